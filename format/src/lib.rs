@@ -1,0 +1,9 @@
+//! On-disk structures of virtual hard disks as Rust values. Pure: no I/O, no unsafe, no allocation sized by input.
+//!
+//! - [`vhd`]: footer, dynamic header, parent locators, timestamps, geometry (VHD Image Format Specification 1.0)
+//! - [`vhdx`]: file identifier, headers, region table, metadata, BAT, log, parent locator (MS-VHDX)
+
+#![forbid(unsafe_code)]
+
+pub mod vhd;
+pub mod vhdx;

@@ -1,0 +1,28 @@
+//! One image file as a mapping: from ranges of a virtual disk to ranges of a store.
+//!
+//! An image never moves guest payload. It says where a block's bytes lie ([`BlockState`]), reserves space for blocks that
+//! have none, and keeps its tables true and durable. The rooms:
+//!
+//! ```text
+//!   image.rs   the traits Image and ImageWriter: what every format offers
+//!   probe.rs   which format a file has, and opening it
+//!   raw.rs     a raw file or device as an image
+//!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
+//!   vhdx/      the same for VHDX, and its log
+//!   space.rs   where the next payload block goes in a growing file
+//!   error.rs   what can go wrong, in sentences
+//! ```
+
+pub mod error;
+pub mod image;
+pub mod probe;
+pub mod raw;
+pub mod space;
+pub mod vhd;
+pub mod vhdx;
+
+pub use error::{ImageError, Result};
+pub use image::{
+    BlockState, CheckReport, Commit, CreateOptions, DiskType, Finding, Format, Image, ImageInfo, ImageWriter, LogState,
+    ParentLink, Reservation, SectorBitmap, Severity,
+};

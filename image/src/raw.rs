@@ -1,0 +1,1 @@
+//! A raw file or device as an image.

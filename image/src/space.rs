@@ -1,0 +1,1 @@
+//! Where the next payload block goes in a growing file.

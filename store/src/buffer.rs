@@ -1,0 +1,142 @@
+//! Memory that the kernel reads from and writes into while a request is in flight.
+//!
+//! A [`Slab`] is one page-aligned, zeroed allocation cut into equal pieces. Each piece is handed out once, as an
+//! [`IoBuf`], which owns it alone: it moves into a request, through the engine, and back out in the completion. So no
+//! reference to the bytes can exist while the kernel may write them. A ring may register the whole slab, and then
+//! use the piece by its index (`READ_FIXED`). The allocation lives until the slab and all its pieces are gone.
+//!
+//! Invariant: no two `IoBuf`s overlap. [`Slab::take_all`] gives the pieces out at most once; `IoBuf` cannot be cloned.
+
+#![allow(unsafe_code)]
+
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
+    fmt,
+    ops::{Deref, DerefMut},
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// Alignment of every buffer: a page, which satisfies every O_DIRECT device.
+pub const BUFFER_ALIGNMENT_BYTES: usize = 4096;
+
+struct Memory {
+    base: NonNull<u8>,
+    layout: Layout,
+    piece_bytes: usize,
+    pieces: usize,
+    taken: AtomicBool,
+}
+
+// SAFETY: `Memory` is only an address and its layout; the bytes are reached through `IoBuf`s, each of which owns a
+// disjoint range, so sharing and sending the owner of the allocation is sound.
+unsafe impl Send for Memory {}
+// SAFETY: as above; `&Memory` gives no access to the bytes.
+unsafe impl Sync for Memory {}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `Slab::new` with this layout, and no `IoBuf` is left (each holds an `Arc` of this).
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+/// One allocation, cut into equal buffers.
+#[derive(Clone)]
+pub struct Slab {
+    memory: Arc<Memory>,
+}
+
+impl Slab {
+    /// Allocates `pieces` buffers of `piece_bytes` each (rounded up to whole pages), all zero.
+    ///
+    /// # Panics
+    /// When either is 0 or the product overflows, both of which are errors of the program, not of its input.
+    pub fn new(pieces: usize, piece_bytes: usize) -> Self {
+        assert!(pieces > 0 && piece_bytes > 0, "a slab needs at least one buffer of at least one byte");
+        let piece_bytes = piece_bytes.next_multiple_of(BUFFER_ALIGNMENT_BYTES);
+        let total_bytes = piece_bytes.checked_mul(pieces).expect("the size of a slab overflows");
+        let layout = Layout::from_size_align(total_bytes, BUFFER_ALIGNMENT_BYTES).expect("the size of a slab overflows");
+        // SAFETY: the layout has a size above zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        Self { memory: Arc::new(Memory { base, layout, piece_bytes, pieces, taken: AtomicBool::new(false) }) }
+    }
+
+    /// Hands out all buffers. The second call gives none.
+    pub fn take_all(&self) -> Vec<IoBuf> {
+        if self.memory.taken.swap(true, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        (0..self.memory.pieces).map(|index| IoBuf { memory: Arc::clone(&self.memory), index: index as u32, len: self.memory.piece_bytes }).collect()
+    }
+
+    /// First byte, for registering with a ring.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.memory.base.as_ptr()
+    }
+
+    /// Bytes of the whole allocation.
+    pub(crate) fn total_bytes(&self) -> usize {
+        self.memory.layout.size()
+    }
+
+    /// Whether `buf` is a piece of this slab.
+    pub(crate) fn owns(&self, buf: &IoBuf) -> bool {
+        Arc::ptr_eq(&self.memory, &buf.memory)
+    }
+}
+
+impl fmt::Debug for Slab {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Slab({} x {} bytes)", self.memory.pieces, self.memory.piece_bytes)
+    }
+}
+
+/// A page-aligned buffer that one request owns at a time.
+pub struct IoBuf {
+    memory: Arc<Memory>,
+    index: u32,
+    len: usize,
+}
+
+impl IoBuf {
+    /// A single buffer with an allocation of its own.
+    ///
+    /// # Panics
+    /// As [`Slab::new`].
+    pub fn new(len_bytes: usize) -> Self {
+        let mut buf = Slab::new(1, len_bytes).take_all().pop().expect("a new slab has a buffer");
+        buf.len = len_bytes;
+        buf
+    }
+
+    /// Its address. Valid as long as the buffer lives; the buffer may be moved meanwhile.
+    pub(crate) fn address(&self) -> *mut u8 {
+        // SAFETY: `index` is below `pieces`, so the result stays inside the allocation.
+        unsafe { self.memory.base.as_ptr().add(self.index as usize * self.memory.piece_bytes) }
+    }
+}
+
+impl Deref for IoBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the piece is inside the allocation, initialised (zeroed at birth), and owned by `self` alone.
+        unsafe { std::slice::from_raw_parts(self.address(), self.len) }
+    }
+}
+
+impl DerefMut for IoBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; `&mut self` makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.address(), self.len) }
+    }
+}
+
+impl fmt::Debug for IoBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IoBuf(#{}, {} bytes)", self.index, self.len)
+    }
+}

@@ -1,0 +1,41 @@
+//! Bytes at offsets, and the block queue that moves them.
+//!
+//! This crate is the lowest room of the house. It knows nothing of disk formats; it knows how to keep bytes
+//! (a [`Store`]) and how to move many of them at once (an [`Engine`], and on it a [`BlockQueue`]).
+//!
+//! ```text
+//!   BlockDevice ──open_queue──▶ BlockQueue      one per thread: push requests, reap completions
+//!                                   │
+//!                                   ▼
+//!                                 Engine         joins the parts of a request; io_uring, or plain pread/pwrite
+//!                                   │
+//!                                   ▼
+//!                                 Store          a file, a block device, memory
+//! ```
+//!
+//! Metadata of an image goes through the blocking methods of [`Store`]; the guest's payload goes through an
+//! [`Engine`], straight between the caller's [`IoBuf`] and the file.
+//!
+//! `unsafe` is allowed in two modules only: `buffer` (memory that the kernel may write into) and `ring`
+//! (the io_uring itself).
+
+pub mod buffer;
+pub mod engine;
+pub mod file;
+pub mod lock;
+pub mod memory;
+pub mod overlay;
+pub mod queue;
+pub mod raw;
+mod ring;
+pub mod store;
+
+pub use buffer::{IoBuf, Slab};
+pub use engine::{Engine, EngineCompletion, EngineKind, ExternalTicket, TargetId};
+pub use file::{CacheMode, FileStore, OpenOptions};
+pub use lock::LockMode;
+pub use memory::MemoryStore;
+pub use overlay::OverlayStore;
+pub use queue::{BlockDevice, BlockQueue, Blocking, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions, Request};
+pub use raw::RawDevice;
+pub use store::{DataFile, FileRange, Store, Zeroing};

@@ -1,0 +1,99 @@
+//! A store seen through pages that replace some of its bytes: how a VHDX log is replayed without writing.
+//!
+//! Opened read-only, a dirty VHDX must show what its log says, and the file must stay as it is. The pages of the log are
+//! laid over the file here. There is no [`DataFile`], so every read, payload included, comes through
+//! [`OverlayStore::read_at`], and a hostile log that covers payload is still shown as replay would leave it.
+
+use crate::store::{DataFile, FileRange, Store, Zeroing};
+use std::{collections::BTreeMap, io, path::Path, sync::Arc};
+
+/// Size of the pieces that are replaced.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// A read-only view of a store with some 4 KiB pages replaced and a length of its own.
+#[derive(Debug)]
+pub struct OverlayStore {
+    inner: Arc<dyn Store>,
+    pages: BTreeMap<u64, Box<[u8]>>,
+    len_bytes: u64,
+}
+
+impl OverlayStore {
+    /// Lays `pages` (keyed by byte offset, a multiple of 4096; each 4096 bytes long) over `inner`, and shows a length of
+    /// at least `len_bytes`; what lies beyond `inner` reads as zeros.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a page of another size or alignment.
+    pub fn new(inner: Arc<dyn Store>, pages: BTreeMap<u64, Box<[u8]>>, len_bytes: u64) -> io::Result<Self> {
+        let fits = pages.iter().all(|(offset, page)| offset % PAGE_BYTES == 0 && page.len() as u64 == PAGE_BYTES);
+        if !fits {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "overlay pages are 4096 bytes at multiples of 4096"));
+        }
+        let len_bytes = len_bytes.max(inner.len_bytes()?);
+        Ok(Self { inner, pages, len_bytes })
+    }
+}
+
+fn refused<T>() -> io::Result<T> {
+    Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the image is shown through its log, read-only"))
+}
+
+impl Store for OverlayStore {
+    fn name(&self) -> &Path {
+        self.inner.name()
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.len_bytes)
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        let end_bytes = offset_bytes.checked_add(buf.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
+        if end_bytes > self.len_bytes {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let inner_bytes = self.inner.len_bytes()?.saturating_sub(offset_bytes).min(buf.len() as u64) as usize;
+        self.inner.read_at(&mut buf[..inner_bytes], offset_bytes)?;
+        buf[inner_bytes..].fill(0);
+        let first_page = offset_bytes - offset_bytes % PAGE_BYTES;
+        for (&page_offset, page) in self.pages.range(first_page..end_bytes) {
+            let from = page_offset.max(offset_bytes);
+            let to = (page_offset + PAGE_BYTES).min(end_bytes);
+            let source = &page[(from - page_offset) as usize..(to - page_offset) as usize];
+            buf[(from - offset_bytes) as usize..(to - offset_bytes) as usize].copy_from_slice(source);
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, _buf: &[u8], _offset_bytes: u64) -> io::Result<()> {
+        refused()
+    }
+
+    fn set_len(&self, _len_bytes: u64) -> io::Result<()> {
+        refused()
+    }
+
+    fn allocate(&self, _range: FileRange) -> io::Result<()> {
+        refused()
+    }
+
+    fn zero_range(&self, _range: FileRange, _how: Zeroing) -> io::Result<()> {
+        refused()
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn data_file(&self) -> Option<DataFile<'_>> {
+        None
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        self.inner.identity()
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        self.inner.allocated_bytes()
+    }
+}

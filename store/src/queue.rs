@@ -1,0 +1,306 @@
+//! The block queue: the one shape in which everything that holds blocks is driven.
+//!
+//! A [`BlockDevice`] is shared by threads. Each thread opens a [`BlockQueue`] of its own, pushes [`Request`]s until
+//! the depth is reached, and reaps [`Completion`]s. A request owns its buffer while it is in flight and gives it back in
+//! its completion, so nobody can touch memory that the kernel is writing to.
+//!
+//! ```text
+//!   push(Request{op, offset, buf, tag}) ─▶ in flight ─▶ reap() ─▶ Completion{tag, buf, result}
+//! ```
+//!
+//! Requests in flight at the same time have no order among them, as on a physical disk. A completed write is visible to
+//! every queue of the device; it is durable after a flush that was pushed after its completion, or when it
+//! carried [`Request::fua`].
+
+use crate::{Engine, EngineKind, IoBuf, Slab};
+use std::{fmt, io};
+
+/// What to do with a range of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// Fill the buffer.
+    Read,
+    /// Store the buffer.
+    Write,
+    /// Make the range read as zeros; space is kept where that is possible. No buffer.
+    WriteZeroes,
+    /// Make the range read as zeros and give its space back. No buffer.
+    Discard,
+    /// Make every write completed so far durable. No buffer, no range.
+    Flush,
+}
+
+/// One request. Offsets and lengths are multiples of the device's logical sector size.
+#[derive(Debug)]
+pub struct Request {
+    /// What to do.
+    pub operation: Operation,
+    /// First byte of the range on the device.
+    pub offset_bytes: u64,
+    /// Length of the range. For reads and writes at most the buffer's length.
+    pub len_bytes: u64,
+    /// The memory for reads and writes.
+    pub buf: Option<IoBuf>,
+    /// Given back in the completion.
+    pub tag: u64,
+    /// Force unit access: complete only when durable. For writes, write-zeroes and discards.
+    pub fua: bool,
+}
+
+impl Request {
+    /// A read of `len_bytes` at `offset_bytes` into the front of `buf`.
+    pub fn read(offset_bytes: u64, len_bytes: usize, buf: IoBuf, tag: u64) -> Self {
+        Self { operation: Operation::Read, offset_bytes, len_bytes: len_bytes as u64, buf: Some(buf), tag, fua: false }
+    }
+
+    /// A write of the first `len_bytes` of `buf` at `offset_bytes`.
+    pub fn write(offset_bytes: u64, len_bytes: usize, buf: IoBuf, tag: u64) -> Self {
+        Self { operation: Operation::Write, offset_bytes, len_bytes: len_bytes as u64, buf: Some(buf), tag, fua: false }
+    }
+
+    /// Zeros over a range.
+    pub fn write_zeroes(offset_bytes: u64, len_bytes: u64, tag: u64) -> Self {
+        Self { operation: Operation::WriteZeroes, offset_bytes, len_bytes, buf: None, tag, fua: false }
+    }
+
+    /// A discard of a range.
+    pub fn discard(offset_bytes: u64, len_bytes: u64, tag: u64) -> Self {
+        Self { operation: Operation::Discard, offset_bytes, len_bytes, buf: None, tag, fua: false }
+    }
+
+    /// A flush.
+    pub fn flush(tag: u64) -> Self {
+        Self { operation: Operation::Flush, offset_bytes: 0, len_bytes: 0, buf: None, tag, fua: false }
+    }
+}
+
+/// The end of a request.
+#[derive(Debug)]
+pub struct Completion {
+    /// The request's tag.
+    pub tag: u64,
+    /// The request's buffer.
+    pub buf: Option<IoBuf>,
+    /// `Ok` when the whole range was done. There are no partial successes.
+    pub result: io::Result<()>,
+}
+
+/// A request that was not taken, with the reason. The request comes back, its buffer in it.
+#[derive(Debug)]
+pub struct PushError {
+    /// The request.
+    pub request: Request,
+    /// Why: `WouldBlock` when the depth is reached, `InvalidInput` when range, alignment or buffer are wrong,
+    /// `ReadOnlyFilesystem` for a write to a read-only device.
+    pub reason: io::Error,
+}
+
+/// Sizes of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Capacity in bytes, a multiple of the logical sector size.
+    pub size_bytes: u64,
+    /// The unit of addressing.
+    pub logical_sector_bytes: u32,
+    /// The unit that is written without a read-modify-write below.
+    pub physical_sector_bytes: u32,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
+/// How to open a queue.
+#[derive(Debug, Clone, Copy)]
+pub struct QueueOptions<'a> {
+    /// Most requests in flight.
+    pub depth: usize,
+    /// What moves the bytes.
+    pub engine: EngineKind,
+    /// Buffers to register with the kernel, if the caller's come from one slab.
+    pub slab: Option<&'a Slab>,
+}
+
+impl Default for QueueOptions<'_> {
+    fn default() -> Self {
+        Self { depth: 32, engine: EngineKind::Auto, slab: None }
+    }
+}
+
+impl QueueOptions<'_> {
+    /// Opens the engine that these options describe.
+    pub fn engine(&self) -> io::Result<Engine> {
+        Engine::new(self.engine, self.depth, self.slab)
+    }
+}
+
+/// What a range holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExtentKind {
+    /// Bytes in a store.
+    Data,
+    /// Zeros by the word of a layer: a zero or trimmed block, a hole.
+    Zero,
+    /// No layer of the device knows the range; it reads as zeros.
+    Unallocated,
+}
+
+/// A run of blocks that are alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte on the device.
+    pub offset_bytes: u64,
+    /// Length in bytes.
+    pub len_bytes: u64,
+    /// What is there.
+    pub kind: ExtentKind,
+    /// The layer that decided: 0 is the top of the chain.
+    pub depth: u32,
+    /// Where the bytes lie in that layer's file, for [`ExtentKind::Data`].
+    pub file_offset_bytes: Option<u64>,
+}
+
+/// Anything that holds blocks: a raw file, a device, a virtual disk, later an export or a LUN.
+pub trait BlockDevice: Send + Sync + fmt::Debug {
+    /// Its sizes.
+    fn geometry(&self) -> Geometry;
+
+    /// A queue for the calling thread.
+    fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>>;
+
+    /// Appends the extents of a range, in order and without gaps, to `out`. A device that cannot tell says data.
+    fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
+        out.push(Extent { offset_bytes, len_bytes, kind: ExtentKind::Data, depth: 0, file_offset_bytes: None });
+        Ok(())
+    }
+}
+
+/// One thread's window onto a device.
+pub trait BlockQueue: fmt::Debug {
+    /// Most requests in flight.
+    fn depth(&self) -> usize;
+
+    /// Requests pushed and not yet reaped.
+    fn in_flight(&self) -> usize;
+
+    /// Takes a request. It may start now or at the next [`BlockQueue::reap`]. The error is boxed, as it is rare and carries the request.
+    fn push(&mut self, request: Request) -> Result<(), Box<PushError>>;
+
+    /// Starts everything pushed, waits until at least `at_least` requests have ended (0 does not wait; never more than
+    /// are in flight), and appends all that have. An error means that the queue itself has failed.
+    fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()>;
+}
+
+/// Checks a request against a geometry. Shared by all devices, so that all refuse alike.
+pub fn validate(request: &Request, geometry: &Geometry) -> io::Result<()> {
+    let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    if request.operation == Operation::Flush {
+        return Ok(());
+    }
+    if geometry.read_only && request.operation != Operation::Read {
+        return Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the disk is open read-only"));
+    }
+    let sector_mask = u64::from(geometry.logical_sector_bytes) - 1;
+    if (request.offset_bytes | request.len_bytes) & sector_mask != 0 {
+        return invalid(format!(
+            "offset {} and length {} must be multiples of the disk's sector of {} bytes",
+            request.offset_bytes, request.len_bytes, geometry.logical_sector_bytes
+        ));
+    }
+    match request.offset_bytes.checked_add(request.len_bytes) {
+        Some(end_bytes) if end_bytes <= geometry.size_bytes => {}
+        _ => {
+            return invalid(format!(
+                "offset {} plus length {} reach beyond the disk's end at {}",
+                request.offset_bytes, request.len_bytes, geometry.size_bytes
+            ));
+        }
+    }
+    if matches!(request.operation, Operation::Read | Operation::Write) {
+        let held_bytes = request.buf.as_ref().map_or(0, |buf| buf.len() as u64);
+        if held_bytes < request.len_bytes {
+            return invalid(format!("the buffer holds {held_bytes} bytes, the request needs {}", request.len_bytes));
+        }
+    }
+    Ok(())
+}
+
+/// A device driven one request at a time, for tools and tests to whom speed is nothing.
+#[derive(Debug)]
+pub struct Blocking {
+    queue: Box<dyn BlockQueue>,
+    buf: Option<IoBuf>,
+    geometry: Geometry,
+    done: Vec<Completion>,
+}
+
+/// Largest single transfer of [`Blocking`].
+const BLOCKING_BYTES: usize = 1 << 20;
+
+impl Blocking {
+    /// Opens a queue of depth 1 on `device`.
+    pub fn open(device: &dyn BlockDevice, engine: EngineKind) -> io::Result<Self> {
+        let slab = Slab::new(1, BLOCKING_BYTES);
+        let queue = device.open_queue(&QueueOptions { depth: 1, engine, slab: None })?;
+        Ok(Self { queue, buf: slab.take_all().pop(), geometry: device.geometry(), done: Vec::new() })
+    }
+
+    fn run(&mut self, request: Request) -> io::Result<()> {
+        self.queue.push(request).map_err(|error| {
+            self.buf = error.request.buf;
+            error.reason
+        })?;
+        self.queue.reap(1, &mut self.done)?;
+        let completion = self.done.pop().ok_or_else(|| io::Error::other("the queue ended no request"))?;
+        if completion.buf.is_some() {
+            self.buf = completion.buf;
+        }
+        completion.result
+    }
+
+    fn take(&mut self) -> io::Result<IoBuf> {
+        self.buf.take().ok_or_else(|| io::Error::other("the buffer was lost by an earlier failure of the queue"))
+    }
+
+    /// Reads; offset and length are multiples of the sector size.
+    pub fn read(&mut self, mut offset_bytes: u64, out: &mut [u8]) -> io::Result<()> {
+        for chunk in out.chunks_mut(BLOCKING_BYTES) {
+            let buf = self.take()?;
+            self.run(Request::read(offset_bytes, chunk.len(), buf, 0))?;
+            if let Some(buf) = &self.buf {
+                chunk.copy_from_slice(&buf[..chunk.len()]);
+            }
+            offset_bytes += chunk.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes; offset and length are multiples of the sector size.
+    pub fn write(&mut self, mut offset_bytes: u64, data: &[u8], fua: bool) -> io::Result<()> {
+        for chunk in data.chunks(BLOCKING_BYTES) {
+            let mut buf = self.take()?;
+            buf[..chunk.len()].copy_from_slice(chunk);
+            self.run(Request { fua, ..Request::write(offset_bytes, chunk.len(), buf, 0) })?;
+            offset_bytes += chunk.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Zeros over a range.
+    pub fn write_zeroes(&mut self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        self.run(Request::write_zeroes(offset_bytes, len_bytes, 0))
+    }
+
+    /// Discards a range.
+    pub fn discard(&mut self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        self.run(Request::discard(offset_bytes, len_bytes, 0))
+    }
+
+    /// Flushes.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.run(Request::flush(0))
+    }
+
+    /// The device's sizes.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+}

@@ -1,0 +1,4 @@
+//! placeholder: helper writes
+/// A raw device.
+#[derive(Debug)]
+pub struct RawDevice;

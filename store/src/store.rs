@@ -1,0 +1,95 @@
+//! What a store is: bytes at offsets, with a length, holes, and a barrier.
+//!
+//! A store is shared by many threads and has no cursor and no cache of its own. Its methods block. They serve the
+//! metadata of images (tables, logs, bitmaps), which is little; payload goes through an
+//! [`Engine`](crate::Engine), which asks a store for its [`DataFile`] and drives that file itself, or falls
+//! back to these methods where there is none (memory, overlays, later object stores).
+//!
+//! The durability contract, on which every power-cut argument of the layers above rests: anything written before
+//! [`Store::sync_data`] was called, and completed, is durable when it returns `Ok`, the length included. Nothing
+//! else is promised, in no order.
+
+use std::{fmt, io, os::fd::BorrowedFd, path::Path};
+
+/// How a range becomes zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Zeroing {
+    /// Its space stays allocated (as in `FALLOC_FL_ZERO_RANGE`).
+    Keep,
+    /// Its space may be given back (as in `FALLOC_FL_PUNCH_HOLE`).
+    Deallocate,
+}
+
+/// A range of a store, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileRange {
+    /// First byte.
+    pub offset_bytes: u64,
+    /// How many bytes.
+    pub len_bytes: u64,
+}
+
+/// The open file by which payload reaches a store directly.
+#[derive(Debug, Clone, Copy)]
+pub struct DataFile<'a> {
+    /// The descriptor.
+    pub fd: BorrowedFd<'a>,
+    /// The alignment that offsets, lengths and memory must have: 1 with the page cache, the device's with O_DIRECT.
+    pub alignment_bytes: u32,
+}
+
+/// Bytes at offsets. All methods block; all may be called from any thread at the same time.
+///
+/// Errors are plain `io::Error`s; the caller knows what it was doing and puts that, and [`Store::name`], around them.
+pub trait Store: Send + Sync + fmt::Debug {
+    /// The name to show in messages: for a file, its path.
+    fn name(&self) -> &Path;
+
+    /// Present length in bytes.
+    fn len_bytes(&self) -> io::Result<u64>;
+
+    /// Fills `buf` from `offset_bytes`. Any alignment. `UnexpectedEof` where the store ends before `buf` is full.
+    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()>;
+
+    /// Writes all of `buf` at `offset_bytes`, growing the store if need be. Any alignment.
+    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()>;
+
+    /// Cuts or extends; what is added reads as zeros.
+    fn set_len(&self, len_bytes: u64) -> io::Result<()>;
+
+    /// Sees to it that `range` has space and that the store is at least as long as its end. Bytes that were beyond the
+    /// old end read as zeros; others keep their value. Where the file system cannot reserve, this extends only.
+    fn allocate(&self, range: FileRange) -> io::Result<()>;
+
+    /// Makes `range` (which must lie within the length) read as zeros, writing them where there is no other way.
+    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()>;
+
+    /// Returns when everything that was completed before the call is durable.
+    fn sync_data(&self) -> io::Result<()>;
+
+    /// The file to drive directly, if there is one.
+    fn data_file(&self) -> Option<DataFile<'_>>;
+
+    /// The first range at or after `offset_bytes` that may hold data (holes read as zeros); `None` when all that
+    /// follows is holes. A store that cannot tell calls everything data.
+    fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
+        let len_bytes = self.len_bytes()?;
+        Ok((offset_bytes < len_bytes).then(|| FileRange { offset_bytes, len_bytes: len_bytes - offset_bytes }))
+    }
+
+    /// Shares `range` of `source` into this store at `offset_bytes` without copying (reflink).
+    /// `Unsupported` where the file systems cannot.
+    fn clone_range(&self, _source: &dyn Store, _range: FileRange, _offset_bytes: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Whether two stores are the same object (device and inode number of a file).
+    fn identity(&self) -> Option<(u64, u64)> {
+        None
+    }
+
+    /// How many bytes the store really occupies, where it can tell.
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        self.len_bytes()
+    }
+}
