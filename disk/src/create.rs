@@ -1,7 +1,22 @@
-//! (being written)
-use crate::{ParentPolicy, Result};
-use diskwright_image::{DiskType, Format};
-use std::path::{Path, PathBuf};
+//! New images.
+//!
+//! A new file is locked from its first byte, filled by its format's `create`, and removed again if anything fails. A
+//! differencing image takes its size, sector size and block size from its parent unless told otherwise, and names it both by
+//! a relative and by an absolute path, written as Windows writes them.
+
+use crate::{
+    DiskError, ParentPolicy, Result, gate,
+    open::{file_error, open_image},
+};
+use diskwright_image::{CreateOptions, DiskType, Format, ImageInfo, ParentLink, probe, vhd, vhdx};
+use diskwright_store::{
+    CacheMode, FileStore, LockMode, OpenOptions, Store,
+    store::FileRange,
+};
+use std::{
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+};
 
 /// What to create. `None` means the usual.
 #[derive(Debug, Clone, Default)]
@@ -22,12 +37,227 @@ pub struct CreateRequest {
     pub physical_sector_bytes: Option<u32>,
     /// Reserve all space now.
     pub preallocate: bool,
-    /// Where the parent may lie.
+    /// Where the parent may lie. (Naming it here allows it; its own parents are not opened.)
     pub parents: ParentPolicy,
 }
 
 /// Makes a new image file. Never overwrites; on failure nothing is left behind.
+///
+/// # Errors
+/// [`DiskError::BadOptions`] and [`diskwright_image::ImageError::BadOptions`] for what cannot be,
+/// [`DiskError::File`] where the file exists or the file system refuses.
 pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<()> {
-    let _ = (path.as_ref(), request);
-    Err(crate::DiskError::Stopped)
+    let path = path.as_ref();
+    let format = format_for(path, request.format)?;
+    let options = resolve(path, format, request)?;
+    let store = FileStore::open(
+        path,
+        &OpenOptions { writable: true, create_new: true, cache: CacheMode::PageCache, lock: LockMode::Exclusive },
+    )?;
+    let store: Arc<dyn Store> = Arc::new(store);
+    let made = fill(&store, format, &options).and_then(|()| sync_folder(path));
+    if made.is_err() {
+        // The first error is the one to tell; the file is ours, made a moment ago.
+        let _ = std::fs::remove_file(path);
+    }
+    made
+}
+
+fn fill(store: &Arc<dyn Store>, format: Format, options: &CreateOptions) -> Result<()> {
+    match format {
+        Format::Vhd => vhd::create(Arc::clone(store), options)?,
+        Format::Vhdx => vhdx::create(Arc::clone(store), options)?,
+        Format::Raw => {
+            let made = if options.preallocate {
+                store.allocate(FileRange { offset_bytes: 0, len_bytes: options.size_bytes })
+            } else {
+                store.set_len(options.size_bytes)
+            };
+            made.and_then(|()| store.sync_data())
+                .map_err(|source| file_error("allocate the space of the new file", store.name(), source))?;
+        }
+    }
+    Ok(())
+}
+
+/// A new name is durable only when its folder is.
+fn sync_folder(path: &Path) -> Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::File::open(dir)
+        .and_then(|folder| folder.sync_all())
+        .map_err(|source| file_error("make the new file's folder durable", dir, source))
+}
+
+/// The format that was asked for, or the one that the extension means.
+pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
+    asked.or_else(|| probe::format_of_extension(path)).ok_or_else(|| DiskError::BadOptions {
+        what: format!(
+            "cannot tell the format of {} from its extension{}",
+            path.display(),
+            path.extension().map(|extension| format!(" .{}", extension.to_string_lossy())).unwrap_or_default()
+        ),
+        hint: "use .vhdx, .vhd, .avhdx, .avhd, .raw or .img, or say it with --format".into(),
+    })
+}
+
+fn bad(path: &Path, what: impl Into<String>, hint: impl Into<String>) -> DiskError {
+    DiskError::BadOptions { what: format!("cannot create {}: {}", path.display(), what.into()), hint: hint.into() }
+}
+
+/// Fills in what was not said.
+fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<CreateOptions> {
+    let disk_type = request.disk_type.unwrap_or(match (&request.parent, format) {
+        (Some(_), _) => DiskType::Differencing,
+        (None, Format::Raw) => DiskType::Fixed,
+        (None, _) => DiskType::Dynamic,
+    });
+    match (&request.parent, disk_type) {
+        (None, DiskType::Differencing) => {
+            return Err(bad(path, "a differencing disk needs a parent", "name it with --parent"));
+        }
+        (Some(_), DiskType::Fixed | DiskType::Dynamic) => {
+            return Err(bad(
+                path,
+                format!("a {disk_type} disk has no parent"),
+                "leave out --parent, or use --type differencing",
+            ));
+        }
+        _ => {}
+    }
+    if format == Format::Raw {
+        if disk_type != DiskType::Fixed {
+            return Err(bad(
+                path,
+                format!("a raw file cannot be {disk_type}"),
+                "use .vhdx or .vhd; a raw file is sparse unless --preallocate is given",
+            ));
+        }
+        if request.block_bytes.is_some() {
+            return Err(bad(path, "a raw file has no payload blocks", "leave out --block-size"));
+        }
+    }
+    let parent = request.parent.as_deref().map(|parent| parent_of(path, format, parent)).transpose()?;
+    let (parent_info, link) = parent.unzip();
+    let size_bytes = request
+        .size_bytes
+        .or(parent_info.as_ref().map(|info| info.size_bytes))
+        .ok_or_else(|| bad(path, "its size is not known", "give it with --size, for example --size 40G"))?;
+    let logical_sector_bytes = request
+        .logical_sector_bytes
+        .or(parent_info.as_ref().map(|info| info.logical_sector_bytes))
+        .unwrap_or(512);
+    if size_bytes == 0 {
+        return Err(bad(path, "its size is 0", "give it one with --size, for example --size 40G"));
+    }
+    if !matches!(logical_sector_bytes, 512 | 4096) {
+        return Err(bad(path, format!("a sector of {logical_sector_bytes} bytes"), "--sector-size is 512 or 4096"));
+    }
+    if size_bytes % u64::from(logical_sector_bytes) != 0 {
+        return Err(bad(
+            path,
+            format!("its size of {size_bytes} bytes is no multiple of its sector of {logical_sector_bytes}"),
+            "round it up",
+        ));
+    }
+    if let Some(info) = &parent_info
+        && info.logical_sector_bytes != logical_sector_bytes
+    {
+        return Err(bad(
+            path,
+            format!("its parent has sectors of {} bytes, not {logical_sector_bytes}", info.logical_sector_bytes),
+            "leave out --sector-size: a chain has one sector size",
+        ));
+    }
+    let physical_default = if format == Format::Vhd { 512 } else { 4096 };
+    Ok(CreateOptions {
+        disk_type,
+        size_bytes,
+        block_bytes: request.block_bytes.or(parent_info
+            .as_ref()
+            .filter(|info| info.has_blocks && info.disk_type != DiskType::Fixed)
+            .and_then(|info| u32::try_from(info.block_bytes).ok())),
+        logical_sector_bytes,
+        physical_sector_bytes: request
+            .physical_sector_bytes
+            .or(parent_info.as_ref().map(|info| info.physical_sector_bytes))
+            .unwrap_or(physical_default)
+            .max(logical_sector_bytes),
+        parent: link,
+        preallocate: request.preallocate,
+        disk_id: None,
+    })
+}
+
+/// Reads the parent, and makes the link by which the child will name it.
+fn parent_of(child: &Path, format: Format, parent: &Path) -> Result<(ImageInfo, ParentLink)> {
+    let (image, _store) = open_image(parent, None, false, CacheMode::PageCache, &mut Vec::new())?;
+    let info = image.info().clone();
+    if info.format != format {
+        return Err(bad(
+            child,
+            format!("its parent {} is {}, and a {format} disk can only have a {format} parent", parent.display(), info.format),
+            "use the parent's format, or convert the parent first",
+        ));
+    }
+    let Some(linkage) = info.linkage_id else {
+        return Err(bad(
+            child,
+            format!("its parent {} has no identity by which it could be named", parent.display()),
+            "convert the parent to VHD or VHDX first",
+        ));
+    };
+    let parent_real = parent.canonicalize().map_err(|source| file_error("find", parent, source))?;
+    let dir = child.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir_real = dir.canonicalize().map_err(|source| file_error("find", dir, source))?;
+    let text = |path: &Path| {
+        path.to_str().filter(|text| !text.contains('\\')).map(|text| text.replace('/', "\\")).ok_or_else(|| {
+            bad(
+                child,
+                format!("the path {} cannot be written into the image", path.display()),
+                "use names in UTF-8 without backslashes",
+            )
+        })
+    };
+    let relative = text(&relative_path(&dir_real, &parent_real))?;
+    let relative = if relative.starts_with("..") { relative } else { format!(".\\{relative}") };
+    Ok((
+        info,
+        ParentLink {
+            relative_path: Some(relative),
+            volume_path: None,
+            absolute_path: Some(text(&parent_real)?),
+            name: parent_real.file_name().map(|name| name.to_string_lossy().into_owned()),
+            linkage,
+            linkage2: None,
+            modified_seconds: gate::modified_seconds(&parent_real),
+        },
+    ))
+}
+
+/// The way from one absolute folder to an absolute path.
+fn relative_path(from_dir: &Path, to: &Path) -> PathBuf {
+    let from: Vec<Component<'_>> = from_dir.components().collect();
+    let target: Vec<Component<'_>> = to.components().collect();
+    let shared = from.iter().zip(&target).take_while(|(a, b)| a == b).count();
+    let up = from[shared..].iter().map(|_| Component::ParentDir);
+    up.chain(target[shared..].iter().copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_paths_lead_from_the_folder_to_the_file() {
+        let way = |from: &str, to: &str| relative_path(Path::new(from), Path::new(to)).to_str().unwrap().to_owned();
+        assert_eq!(way("/a/b", "/a/b/p.vhd"), "p.vhd");
+        assert_eq!(way("/a/b", "/a/c/p.vhd"), "../c/p.vhd");
+        assert_eq!(way("/a", "/a/s/p.vhd"), "s/p.vhd");
+    }
+
+    #[test]
+    fn an_unknown_extension_is_told() {
+        let error = create("/nonexistent/disk.xyz", &CreateRequest::default()).unwrap_err().to_string();
+        assert!(error.contains(".xyz") && error.contains("--format"), "{error}");
+    }
 }

@@ -104,3 +104,24 @@ pub enum DiskError {
 pub(crate) fn braced(id: Uuid) -> String {
     format!("{{{id}}}")
 }
+
+/// A disk's error where only an `io::Error` can be given: its kind and its sentence are kept.
+pub(crate) fn to_io(error: DiskError) -> io::Error {
+    let kind = match &error {
+        DiskError::Image(image) => image.kind(),
+        DiskError::File { source, .. } => source.kind(),
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, error)
+}
+
+impl From<diskwright_store::OpenError> for DiskError {
+    fn from(error: diskwright_store::OpenError) -> Self {
+        use diskwright_store::OpenError;
+        match error {
+            OpenError::Io { doing, path, source } => Self::File { doing, path, source },
+            OpenError::Locked { path, purpose, holder } => Self::InUse { path, purpose, holder },
+            other => Self::BadOptions { what: other.to_string(), hint: "name a regular file or a block device".into() },
+        }
+    }
+}

@@ -18,6 +18,11 @@
 pub mod compare;
 pub mod convert;
 pub mod create;
+mod epoch;
+mod flusher;
+mod gate;
+mod map;
+mod queue;
 pub mod device;
 pub mod error;
 pub mod open;

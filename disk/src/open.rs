@@ -1,15 +1,47 @@
-//! (being written)
-use diskwright_image::Format;
-use diskwright_store::{CacheMode, EngineKind};
-use std::path::PathBuf;
+//! From a path to a chain of images, each parent found, allowed, and proved to be the right one.
+//!
+//! ```text
+//!   path ─▶ store (locked) ─▶ image ─▶ parent link ─▶ candidates ─▶ gate ─▶ store ─▶ image ─▶ identity ─▶ ... ─▶ base
+//! ```
+//!
+//! The top is opened as the caller wants it; parents are always opened read-only, with a lock that readers share. A
+//! child is hostile input: its parent is looked for only where the [`ParentPolicy`] lets it lie (see `gate`), a chain is at
+//! most 1,024 long, and an image that is in the chain already ends it with an error.
+
+use crate::{
+    DiskError, Result,
+    device::Layer,
+    error::braced,
+    gate::{self, Gate},
+    map::LAYERS_MAX,
+};
+use diskwright_image::{DiskType, Format, Image, ImageInfo, ParentLink, probe};
+use diskwright_store::{CacheMode, EngineKind, FileStore, LockMode, Store};
+use std::{
+    collections::HashSet,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// Longest chain, as in the paper and in Windows.
+pub const CHAIN_MAX: usize = 1024;
+const _: () = assert!(CHAIN_MAX < LAYERS_MAX);
+
+/// A parent's time stamp may differ by this much: file systems and copies round.
+const TIMESTAMP_SLACK_SECONDS: u32 = 2;
 
 /// Which parents may be opened.
 #[derive(Debug, Clone, Default)]
 pub struct ParentPolicy {
-    /// Folders, besides the child's own, beneath which parents may lie.
+    /// Folders, besides those of the images already opened, beneath which parents may lie.
     pub allowed_dirs: Vec<PathBuf>,
     /// Any place will do.
     pub allow_any: bool,
+    /// Windows drives and where they are here: `('C', "/mnt/c")`. Paths on other drives are passed over.
+    pub drives: Vec<(char, PathBuf)>,
+    /// Write to a differencing VHD although its parent file's time stamp is not the one that the child recorded.
+    pub ignore_timestamp: bool,
 }
 
 /// How to open a disk.
@@ -27,6 +59,185 @@ pub struct OpenOptions {
     pub parents: ParentPolicy,
     /// Write even though another image in the folder names this one as its parent.
     pub allow_parent_write: bool,
-    /// Open the top image alone, without its parent (for `info` on an orphan; reads of the parent's blocks fail).
+    /// Open the top image alone, without its parent (for `info` on an orphan). Read-only: what is the parent's reads as zeros.
     pub without_parents: bool,
+}
+
+/// A chain, open.
+#[derive(Debug)]
+pub(crate) struct Chain {
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Opens the image at `path` and all its parents.
+pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
+    if options.writable && options.without_parents {
+        return Err(DiskError::BadOptions {
+            what: format!("{}: an image cannot be written without its parents", path.display()),
+            hint: "open it read-only".into(),
+        });
+    }
+    diskwright_store::raise_open_file_limit();
+    let mut warnings = Vec::new();
+    let (top, store) = open_image(path, options.format, options.writable, options.cache, &mut warnings)?;
+    if options.writable && !options.allow_parent_write
+        && let Some(child) = gate::child_of(path, top.info())
+    {
+        return Err(DiskError::HasChildren { path: path.to_owned(), child });
+    }
+    let mut gate = Gate::new(path, &options.parents)?;
+    let mut seen: HashSet<(u64, u64)> = store.identity().into_iter().collect();
+    let mut layers = vec![Layer { path: path.to_owned(), image: top }];
+    while !options.without_parents
+        && let Some(child) = layers.last()
+        && child.image.info().disk_type == DiskType::Differencing
+    {
+        if layers.len() >= CHAIN_MAX {
+            return Err(DiskError::BadChain {
+                path: path.to_owned(),
+                what: format!("its chain of parents is longer than {CHAIN_MAX} disks; merge some of them first"),
+            });
+        }
+        let link = child.image.info().parent.clone().ok_or_else(|| DiskError::BadChain {
+            path: child.path.clone(),
+            what: "it is a differencing disk that names no parent; use `diskwright reconnect` to give it one".into(),
+        })?;
+        let parent_path = gate.find_parent(&child.path, &link)?;
+        let (parent, store) =
+            open_image(&parent_path, Some(child.image.info().format), false, options.cache, &mut warnings)
+                .map_err(|error| explain_format(error, &child.path, &parent_path))?;
+        if let Some(identity) = store.identity()
+            && !seen.insert(identity)
+        {
+            return Err(DiskError::BadChain {
+                path: child.path.clone(),
+                what: format!(
+                    "its parent {} is already in the chain, so the chain is a loop; reconnect one of its disks to the right parent",
+                    parent_path.display()
+                ),
+            });
+        }
+        check_linkage(&child.path, child.image.info(), &link, &parent_path, parent.info())?;
+        check_timestamp(&child.path, &link, &parent_path, options, layers.len() == 1, &mut warnings)?;
+        gate.opened(&parent_path)?;
+        layers.push(Layer { path: parent_path, image: parent });
+    }
+    Ok(Chain { layers, warnings })
+}
+
+/// Opens one image file. With O_DIRECT, an image whose payload lies where the device cannot reach it directly is opened
+/// again through the page cache, and a warning says so.
+pub(crate) fn open_image(
+    path: &Path,
+    format: Option<Format>,
+    writable: bool,
+    cache: CacheMode,
+    warnings: &mut Vec<String>,
+) -> Result<(Arc<dyn Image>, Arc<dyn Store>)> {
+    let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
+    let store = open_store(path, writable, cache, lock)?;
+    let sector_bytes = store.sector_bytes().clamp(512, 4096);
+    let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
+    if cache == CacheMode::Direct && store.cache_mode() != CacheMode::Direct {
+        warnings.push(format!("{}: the file system has no O_DIRECT; the page cache is used", path.display()));
+    }
+    let store: Arc<dyn Store> = Arc::new(store);
+    let image = probe::open(Arc::clone(&store), format, writable, raw_sector_bytes)?;
+    let needed_bytes = store.data_file().map_or(1, |file| file.alignment_bytes);
+    let info = image.info();
+    if needed_bytes > info.payload_alignment_bytes.min(info.logical_sector_bytes) && cache == CacheMode::Direct {
+        let (payload, sector) = (info.payload_alignment_bytes, info.logical_sector_bytes);
+        warnings.push(format!(
+            "{}: its device needs O_DIRECT requests at multiples of {needed_bytes} bytes, but the disk has payload at multiples of {payload} and sectors of {sector}; the page cache is used",
+            path.display()
+        ));
+        drop(image);
+        drop(store);
+        return open_image(path, format, writable, CacheMode::PageCache, warnings);
+    }
+    Ok((image, store))
+}
+
+fn open_store(path: &Path, writable: bool, cache: CacheMode, lock: LockMode) -> Result<FileStore> {
+    Ok(FileStore::open(path, &diskwright_store::OpenOptions { writable, create_new: false, cache, lock })?)
+}
+
+/// A parent of another format than its child's gets an error about the chain, not about a signature.
+fn explain_format(error: DiskError, child: &Path, parent: &Path) -> DiskError {
+    match error {
+        DiskError::Image(diskwright_image::ImageError::NotAnImage { found, expected, .. }) => DiskError::BadChain {
+            path: child.to_owned(),
+            what: format!(
+                "its parent {} has another format ({found}, expected {expected}); VHD and VHDX do not mix in a chain: convert one of them",
+                parent.display()
+            ),
+        },
+        other => other,
+    }
+}
+
+/// The parent must be the disk that the child was made from.
+pub(crate) fn check_linkage(
+    child_path: &Path,
+    child: &ImageInfo,
+    link: &ParentLink,
+    parent_path: &Path,
+    parent: &ImageInfo,
+) -> Result<()> {
+    let found = parent.linkage_id;
+    if found != Some(link.linkage) && (found.is_none() || found != link.linkage2) {
+        return Err(DiskError::ParentChanged {
+            child: child_path.to_owned(),
+            parent: parent_path.to_owned(),
+            found: found.map_or_else(|| "none".to_owned(), braced),
+            expected: braced(link.linkage),
+        });
+    }
+    if child.logical_sector_bytes != parent.logical_sector_bytes {
+        return Err(DiskError::BadChain {
+            path: child_path.to_owned(),
+            what: format!(
+                "it has sectors of {} bytes, but its parent {} has sectors of {}; a chain has one sector size",
+                child.logical_sector_bytes,
+                parent_path.display(),
+                parent.logical_sector_bytes
+            ),
+        });
+    }
+    Ok(())
+}
+
+/// A VHD keeps its unique id when it is written to, so its child also records the time of the parent's last change. A
+/// copy that did not keep times looks the same as a change, which is why a read-only open only warns.
+fn check_timestamp(
+    child_path: &Path,
+    link: &ParentLink,
+    parent_path: &Path,
+    options: &OpenOptions,
+    is_top: bool,
+    warnings: &mut Vec<String>,
+) -> Result<()> {
+    let Some(expected) = link.modified_seconds else { return Ok(()) };
+    let Some(found) = gate::modified_seconds(parent_path) else { return Ok(()) };
+    if expected == 0 || found.abs_diff(expected) <= TIMESTAMP_SLACK_SECONDS || options.parents.ignore_timestamp {
+        return Ok(());
+    }
+    let what = format!(
+        "the parent {} was last changed at {found} s after 2000-01-01, but the child recorded {expected}: the parent was written to, or copied without keeping its times",
+        parent_path.display()
+    );
+    if options.writable && is_top {
+        return Err(DiskError::BadChain {
+            path: child_path.to_owned(),
+            what: format!("{what}; if you know that it was only copied, go on with --ignore-parent-timestamp"),
+        });
+    }
+    warnings.push(format!("{}: {what}", child_path.display()));
+    Ok(())
+}
+
+/// Wraps an error of the file system.
+pub(crate) fn file_error(doing: &'static str, path: &Path, source: io::Error) -> DiskError {
+    DiskError::File { doing, path: path.to_owned(), source }
 }

@@ -1,0 +1,126 @@
+//! When freed space can be used again.
+//!
+//! A block that is discarded gives its space up, but a request that looked the block up a moment before may still be
+//! reading or writing there. So space is used again only when every request that began before the map changed has
+//! ended. Two counters for each queue are enough: a request counts itself in under the parity of the current epoch; a
+//! grace period moves to the next epoch and waits, without blocking anyone, until all counters of the old parity are zero.
+//! One grace period runs at a time; what is freed meanwhile waits for the next.
+//!
+//! ```text
+//!   enter() = parity ─▶ look up map ─▶ request in flight ─▶ leave(parity)
+//!   begin_grace(): epoch += 1                 grace_over(): all queues have 0 in the old parity
+//! ```
+//!
+//! The counter goes up, in sequentially consistent order, before the map is read, and the map changes before the epoch moves on:
+//! so a request that is not seen by `grace_over` is one that sees the changed map.
+
+use std::sync::{
+    Arc, Mutex, Weak,
+    atomic::{AtomicU64, Ordering},
+};
+
+/// Requests in flight of one queue, by parity. Only the queue's own thread changes them.
+#[derive(Debug, Default)]
+struct Counters([AtomicU64; 2]);
+
+/// The epochs of one disk.
+#[derive(Debug, Default)]
+pub(crate) struct Epochs {
+    current: Arc<AtomicU64>,
+    queues: Mutex<Vec<Weak<Counters>>>,
+}
+
+/// One queue's part in it.
+#[derive(Debug)]
+pub(crate) struct QueueEpoch {
+    current: Arc<AtomicU64>,
+    counters: Arc<Counters>,
+}
+
+/// The parity under which a request was counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Parity(pub(crate) bool);
+
+/// A grace period under way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grace {
+    parity: usize,
+}
+
+impl Epochs {
+    /// A queue joins.
+    pub(crate) fn join(&self) -> QueueEpoch {
+        let counters = Arc::new(Counters::default());
+        let mut queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(&counters));
+        QueueEpoch { current: Arc::clone(&self.current), counters }
+    }
+
+    /// Begins a grace period. The one before must be over.
+    pub(crate) fn begin_grace(&self) -> Grace {
+        let old = self.current.fetch_add(1, Ordering::SeqCst);
+        Grace { parity: (old & 1) as usize }
+    }
+
+    /// Whether every request that began before the grace period has ended.
+    pub(crate) fn grace_over(&self, grace: Grace) -> bool {
+        let queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        queues
+            .iter()
+            .filter_map(Weak::upgrade)
+            .all(|counters| counters.0[grace.parity].load(Ordering::SeqCst) == 0)
+    }
+}
+
+impl QueueEpoch {
+    /// Counts a request in, before it looks at the map.
+    #[inline]
+    pub(crate) fn enter(&self) -> Parity {
+        loop {
+            let epoch = self.current.load(Ordering::SeqCst);
+            let counter = &self.counters.0[(epoch & 1) as usize];
+            counter.fetch_add(1, Ordering::SeqCst);
+            if self.current.load(Ordering::SeqCst) == epoch {
+                return Parity(epoch & 1 == 1);
+            }
+            // The epoch moved between the two: counted under a parity that may already have been found empty.
+            counter.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Counts a request out.
+    #[inline]
+    pub(crate) fn leave(&self, parity: Parity) {
+        self.counters.0[usize::from(parity.0)].fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grace_period_waits_for_what_began_before_it() {
+        let epochs = Epochs::default();
+        let queue = epochs.join();
+        let before = queue.enter();
+        let grace = epochs.begin_grace();
+        let after = queue.enter();
+        assert!(!epochs.grace_over(grace));
+        queue.leave(before);
+        assert!(epochs.grace_over(grace));
+        assert_ne!(before, after);
+        queue.leave(after);
+    }
+
+    #[test]
+    fn a_queue_that_is_gone_holds_nothing_up() {
+        let epochs = Epochs::default();
+        let queue = epochs.join();
+        queue.enter();
+        let grace = epochs.begin_grace();
+        drop(queue);
+        assert!(epochs.grace_over(grace));
+    }
+}

@@ -1,0 +1,550 @@
+//! One thread's way through the map to the engine.
+//!
+//! ```text
+//!   push ─▶ validate ─▶ one unit, owner known? ── yes ─▶ engine.read_one / write_one          (no lock, no allocation)
+//!                                   │ no
+//!                                   ▼
+//!                   mutation lock: fold, decide, reserve ─▶ parts ─▶ unlock ─▶ engine.begin, parts, end
+//!   reap ─▶ engine.reap ─▶ plain: hand out
+//!                       └▶ with a cookie: commit what the payload made true, flush for FUA, then hand out
+//! ```
+//!
+//! What makes writes right:
+//! - A block whose other sectors read as zeros is mapped when its space is reserved: fresh space reads as zeros too, so
+//!   nobody can tell. The mapping becomes durable only in a flush, after the payload.
+//! - A block whose other sectors are a parent's is mapped sector by sector, and only when the payload is in place; until
+//!   then, readers see what was there before. Such a block is *busy* meanwhile, and its space is not given up.
+//! - A whole block of zeros becomes metadata, or, where it reads as zeros already through the whole chain, nothing.
+
+use crate::{
+    device::{Mutation, Shared},
+    epoch::{Parity, QueueEpoch},
+    error,
+    map::{Owner, Run},
+};
+use diskwright_image::{BlockState, Commit, ImageWriter};
+use diskwright_store::{
+    BlockQueue, Completion, Engine, EngineCompletion, IoBuf, Operation, PushError, QueueOptions, Request, TargetId,
+    queue::validate,
+    store::{FileRange, Zeroing},
+};
+use std::{collections::HashMap, fmt, io, sync::Arc};
+
+/// Blocks whose states are decided under one hold of the mutation lock when a large range is zeroed.
+const BLOCKS_PER_HOLD: u64 = 1024;
+
+/// What must happen when a request's payload is in place.
+#[derive(Debug, Default)]
+struct Pending {
+    commits: Vec<(u64, Commit)>,
+    initialised: Vec<u64>,
+    flush_after: bool,
+    is_sync: bool,
+}
+
+/// How a request was counted, and where its [`Pending`] is: the engine carries this as its cookie.
+#[derive(Debug, Clone, Copy)]
+struct Cookie(u64);
+
+impl Cookie {
+    fn new(parity: Option<Parity>, pending: u64) -> Self {
+        let counted = match parity {
+            None => 0,
+            Some(Parity(false)) => 1,
+            Some(Parity(true)) => 3,
+        };
+        Self(pending << 2 | counted)
+    }
+
+    fn parity(self) -> Option<Parity> {
+        (self.0 & 1 == 1).then_some(Parity(self.0 & 2 != 0))
+    }
+
+    fn pending(self) -> Option<u64> {
+        (self.0 >> 2 != 0).then_some(self.0 >> 2)
+    }
+}
+
+/// A part of a write that waits for the lock to be released.
+enum Part {
+    Payload { file_offset_bytes: u64, start: usize, len: usize },
+    Shared { file_offset_bytes: u64, bytes: Arc<IoBuf> },
+    Zeroes { range: FileRange, how: Zeroing },
+}
+
+/// See the module.
+pub(crate) struct DiskQueue {
+    shared: Arc<Shared>,
+    engine: Engine,
+    targets: Vec<Option<TargetId>>,
+    /// `None` for a read-only disk, whose map never changes.
+    epoch: Option<QueueEpoch>,
+    depth: usize,
+    in_flight: usize,
+    pending: HashMap<u64, Pending>,
+    last_pending: u64,
+    ended: Vec<EngineCompletion>,
+    runs: Vec<Run>,
+    parts: Vec<Part>,
+}
+
+impl fmt::Debug for DiskQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DiskQueue({} of {} in flight)", self.in_flight, self.depth)
+    }
+}
+
+impl DiskQueue {
+    pub(crate) fn open(shared: Arc<Shared>, options: &QueueOptions<'_>) -> io::Result<Self> {
+        let engine = options.engine()?;
+        let epoch = (!shared.geometry.read_only).then(|| shared.epochs.join());
+        let targets = vec![None; shared.layers.len()];
+        Ok(Self {
+            shared,
+            engine,
+            targets,
+            epoch,
+            depth: options.depth.max(1),
+            in_flight: 0,
+            pending: HashMap::new(),
+            last_pending: 0,
+            ended: Vec::new(),
+            runs: Vec::new(),
+            parts: Vec::new(),
+        })
+    }
+
+    #[inline]
+    fn target(&mut self, layer: u32) -> io::Result<TargetId> {
+        match self.targets[layer as usize] {
+            Some(target) => Ok(target),
+            None => {
+                let target = self.engine.add_target(self.shared.layers[layer as usize].image.store())?;
+                self.targets[layer as usize] = Some(target);
+                Ok(target)
+            }
+        }
+    }
+
+    #[inline]
+    fn enter(&self) -> Option<Parity> {
+        self.epoch.as_ref().map(QueueEpoch::enter)
+    }
+
+    fn next_pending(&mut self) -> u64 {
+        self.last_pending += 1;
+        self.last_pending
+    }
+
+    /// Ends a request at once.
+    fn end_with(&mut self, tag: u64, cookie: Cookie, buf: Option<IoBuf>, result: io::Result<()>) {
+        let slot = self.engine.begin(tag, cookie.0, buf);
+        if let Err(error) = result {
+            self.engine.fail(&slot, error);
+        }
+        self.engine.end(slot);
+    }
+
+    fn read(&mut self, request: Request) {
+        let parity = self.enter();
+        let cookie = Cookie::new(parity, 0);
+        let Request { offset_bytes, len_bytes, tag, buf, .. } = request;
+        let Some(buf) = buf.filter(|_| len_bytes > 0) else {
+            return self.end_with(tag, cookie, None, Ok(()));
+        };
+        if let Some(Owner::Data { layer, offset_bytes: file_offset_bytes }) =
+            self.shared.map.lookup(offset_bytes, len_bytes)
+        {
+            match self.target(layer) {
+                Ok(target) => {
+                    self.engine.read_one(tag, cookie.0, target, file_offset_bytes, buf, len_bytes as usize);
+                }
+                Err(error) => self.end_with(tag, cookie, Some(buf), Err(error)),
+            }
+            return;
+        }
+        let mut runs = std::mem::take(&mut self.runs);
+        runs.clear();
+        let folded = {
+            let mut mutation = self.shared.lock();
+            self.shared.fold(&mut mutation).runs(offset_bytes, offset_bytes + len_bytes, &mut runs)
+        };
+        let slot = self.engine.begin(tag, cookie.0, Some(buf));
+        match folded {
+            Ok(()) => {
+                for run in &runs {
+                    let start = (run.start_bytes - offset_bytes) as usize;
+                    let range = start..start + run.len_bytes as usize;
+                    match run.owner {
+                        Owner::Data { layer, offset_bytes } => match self.target(layer) {
+                            Ok(target) => self.engine.read(&slot, target, offset_bytes, range),
+                            Err(error) => self.engine.fail(&slot, error),
+                        },
+                        Owner::Zero { .. } | Owner::Absent | Owner::Lazy { .. } => self.engine.fill_zeros(&slot, range),
+                    }
+                }
+            }
+            Err(error) => self.engine.fail(&slot, error::to_io(error)),
+        }
+        self.engine.end(slot);
+        self.runs = runs;
+    }
+
+    fn write(&mut self, request: Request) {
+        let parity = self.enter();
+        let Request { offset_bytes, len_bytes, tag, buf, fua, .. } = request;
+        let Some(buf) = buf.filter(|_| len_bytes > 0) else {
+            return self.end_with(tag, Cookie::new(parity, 0), None, Ok(()));
+        };
+        if let Some(Owner::Data { layer: 0, offset_bytes: file_offset_bytes }) =
+            self.shared.map.lookup(offset_bytes, len_bytes)
+            && self.shared.has_begun_writing()
+        {
+            match self.target(0) {
+                Ok(target) => {
+                    let dirty = fua && self.shared.writer().is_ok_and(ImageWriter::is_dirty);
+                    let mut pending = 0;
+                    if dirty {
+                        pending = self.next_pending();
+                        self.pending.insert(pending, Pending { flush_after: true, ..Pending::default() });
+                    }
+                    let cookie = Cookie::new(parity, pending);
+                    let durable = fua && !dirty;
+                    let len = len_bytes as usize;
+                    self.engine.write_one(tag, cookie.0, target, file_offset_bytes, buf, len, durable);
+                }
+                Err(error) => self.end_with(tag, Cookie::new(parity, 0), Some(buf), Err(error)),
+            }
+            return;
+        }
+        let mut pending = Pending { flush_after: fua, ..Pending::default() };
+        let shared = Arc::clone(&self.shared);
+        let planned = plan_write(&shared, offset_bytes, len_bytes, &mut self.parts, &mut pending);
+        self.issue(tag, parity, Some(buf), pending, planned);
+    }
+
+    fn zero(&mut self, request: Request) {
+        let parity = self.enter();
+        let Request { operation, offset_bytes, len_bytes, tag, buf, fua, .. } = request;
+        let mut pending = Pending { flush_after: fua, ..Pending::default() };
+        let shared = Arc::clone(&self.shared);
+        let planned =
+            plan_zero(&shared, offset_bytes, len_bytes, operation == Operation::Discard, &mut self.parts, &mut pending);
+        self.issue(tag, parity, buf, pending, planned);
+    }
+
+    /// Starts the parts of a planned write, whose commits follow when they are done. Where planning failed half-way, what was
+    /// planned is done all the same (it holds blocks busy), and the request fails.
+    fn issue(
+        &mut self,
+        tag: u64,
+        parity: Option<Parity>,
+        buf: Option<IoBuf>,
+        pending: Pending,
+        planned: io::Result<()>,
+    ) {
+        let id = self.next_pending();
+        self.pending.insert(id, pending);
+        let slot = self.engine.begin(tag, Cookie::new(parity, id).0, buf);
+        if let Err(error) = planned {
+            self.engine.fail(&slot, error);
+        }
+        let mut parts = std::mem::take(&mut self.parts);
+        match self.target(0) {
+            Ok(target) => {
+                for part in parts.drain(..) {
+                    match part {
+                        Part::Payload { file_offset_bytes, start, len } => {
+                            self.engine.write(&slot, target, file_offset_bytes, start..start + len, false);
+                        }
+                        Part::Shared { file_offset_bytes, bytes } => {
+                            self.engine.write_shared(&slot, target, file_offset_bytes, &bytes);
+                        }
+                        Part::Zeroes { range, how } => self.engine.write_zeroes(&slot, target, range, how),
+                    }
+                }
+            }
+            Err(error) => {
+                parts.clear();
+                self.engine.fail(&slot, error);
+            }
+        }
+        self.engine.end(slot);
+        self.parts = parts;
+    }
+
+    fn flush(&mut self, tag: u64) {
+        let parity = self.enter();
+        let plain = Cookie::new(parity, 0);
+        if self.shared.geometry.read_only {
+            return self.end_with(tag, plain, None, Ok(()));
+        }
+        if let Err(error) = self.shared.check_poison() {
+            return self.end_with(tag, plain, None, Err(error));
+        }
+        match self.shared.writer().map(ImageWriter::is_dirty) {
+            Err(error) => self.end_with(tag, plain, None, Err(error)),
+            Ok(true) => self.request_flush(tag, plain, None),
+            Ok(false) => match self.target(0) {
+                Ok(target) => {
+                    let id = self.next_pending();
+                    self.pending.insert(id, Pending { is_sync: true, ..Pending::default() });
+                    let slot = self.engine.begin(tag, Cookie::new(parity, id).0, None);
+                    self.engine.sync(&slot, target);
+                    self.engine.end(slot);
+                }
+                Err(error) => self.end_with(tag, plain, None, Err(error)),
+            },
+        }
+    }
+
+    fn request_flush(&mut self, tag: u64, cookie: Cookie, buf: Option<IoBuf>) {
+        let ticket = self.engine.external(tag, cookie.0, buf);
+        self.shared.flusher.request(&self.shared, ticket);
+    }
+
+    /// What a finished request of the engine means. `None` when it goes on (FUA).
+    fn finish(&mut self, ended: EngineCompletion) -> Option<Completion> {
+        let EngineCompletion { tag, cookie, buf, mut result } = ended;
+        let cookie = Cookie(cookie);
+        if let Some(pending) = cookie.pending().and_then(|id| self.pending.remove(&id)) {
+            if pending.is_sync && result.is_err() {
+                self.shared.poison();
+            }
+            if !pending.commits.is_empty() || !pending.initialised.is_empty() {
+                result = settle(&self.shared, &pending, result);
+            }
+            if pending.flush_after && result.is_ok() {
+                self.request_flush(tag, Cookie::new(cookie.parity(), 0), buf);
+                return None;
+            }
+        }
+        if let (Some(epoch), Some(parity)) = (&self.epoch, cookie.parity()) {
+            epoch.leave(parity);
+        }
+        self.in_flight -= 1;
+        Some(Completion { tag, buf, result })
+    }
+}
+
+impl BlockQueue for DiskQueue {
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
+        let refused = if self.in_flight >= self.depth {
+            Err(io::ErrorKind::WouldBlock.into())
+        } else {
+            validate(&request, &self.shared.geometry)
+        };
+        if let Err(reason) = refused {
+            return Err(Box::new(PushError { request, reason }));
+        }
+        self.in_flight += 1;
+        match request.operation {
+            Operation::Read => self.read(request),
+            Operation::Write => self.write(request),
+            Operation::WriteZeroes | Operation::Discard => self.zero(request),
+            Operation::Flush => self.flush(request.tag),
+        }
+        Ok(())
+    }
+
+    fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()> {
+        let wanted = out.len() + at_least.min(self.in_flight);
+        loop {
+            let mut ended = std::mem::take(&mut self.ended);
+            let reaped = self.engine.reap(wanted.saturating_sub(out.len()), &mut ended);
+            for completion in ended.drain(..) {
+                out.extend(self.finish(completion));
+            }
+            self.ended = ended;
+            reaped?;
+            if out.len() >= wanted {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Drop for DiskQueue {
+    /// Waits for what is in flight, so that commits are not lost and blocks do not stay busy.
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        while self.in_flight > 0 {
+            if self.reap(1, &mut done).is_err() {
+                return;
+            }
+            done.clear();
+        }
+    }
+}
+
+/// Applies what a finished payload made true, or takes back that it was on its way.
+fn settle(shared: &Shared, pending: &Pending, result: io::Result<()>) -> io::Result<()> {
+    let mut mutation = shared.lock();
+    let mut outcome = result;
+    for &(block, change) in &pending.commits {
+        if outcome.is_ok() {
+            outcome = commit(shared, &mut mutation, block, change);
+        }
+        mutation.release(block);
+    }
+    for &block in &pending.initialised {
+        if outcome.is_ok()
+            && let Ok(writer) = shared.writer()
+        {
+            writer.initialised(block);
+        }
+        mutation.release(block);
+    }
+    outcome
+}
+
+fn commit(shared: &Shared, mutation: &mut Mutation, block: u64, change: Commit) -> io::Result<()> {
+    let state = shared.writer()?.commit(block, change)?;
+    let block_bytes = shared.top().info().block_bytes;
+    shared.fold(mutation).block_changed(block * block_bytes, block_bytes, state).map_err(error::to_io)
+}
+
+fn state_of(shared: &Shared, block: u64) -> io::Result<BlockState> {
+    let mut state = [BlockState::Absent];
+    shared.top().block_states(block, &mut state)?;
+    Ok(state[0])
+}
+
+/// The stretch of `start..end` that lies in its first block: (block, block's first byte, end of the stretch, whether it is the whole block).
+fn piece_of(shared: &Shared, start: u64, end: u64) -> (u64, u64, u64, bool) {
+    let block_bytes = shared.top().info().block_bytes;
+    let block = start / block_bytes;
+    let block_start = block * block_bytes;
+    let block_end = block_start.saturating_add(block_bytes).min(shared.geometry.size_bytes);
+    let stop = end.min(block_end);
+    (block, block_start, stop, start == block_start && stop == block_end)
+}
+
+/// The commit that says that `start..stop` of a block is right.
+fn commit_for(shared: &Shared, block_start: u64, start: u64, stop: u64, whole: bool) -> Commit {
+    if whole {
+        return Commit::Whole;
+    }
+    let sector_bytes = u64::from(shared.geometry.logical_sector_bytes);
+    let first = ((start - block_start) / sector_bytes) as u32;
+    let count = ((stop - start) / sector_bytes) as u32;
+    Commit::Sectors { first, count }
+}
+
+/// Reserves space for a block, and has its initial bitmap written with the payload where the format wants one.
+fn reserve(
+    writer: &dyn ImageWriter,
+    block: u64,
+    mutation: &mut Mutation,
+    parts: &mut Vec<Part>,
+    pending: &mut Pending,
+) -> io::Result<u64> {
+    let reservation = writer.reserve(block)?;
+    if let Some((file_offset_bytes, bytes)) = reservation.init {
+        parts.push(Part::Shared { file_offset_bytes, bytes });
+        pending.initialised.push(block);
+        mutation.hold(block);
+    }
+    Ok(reservation.offset_bytes)
+}
+
+/// Decides, block by block, where a write goes and what follows when it is there.
+fn plan_write(
+    shared: &Shared,
+    offset_bytes: u64,
+    len_bytes: u64,
+    parts: &mut Vec<Part>,
+    pending: &mut Pending,
+) -> io::Result<()> {
+    let mut mutation = shared.lock();
+    shared.begin_writing(&mut mutation)?;
+    shared.try_recycle(&mut mutation);
+    let writer = shared.writer()?;
+    let end = offset_bytes + len_bytes;
+    let mut at = offset_bytes;
+    while at < end {
+        let (block, block_start, stop, whole) = piece_of(shared, at, end);
+        let state = state_of(shared, block)?;
+        let reads_as_zeros = state == BlockState::Zero || state == BlockState::Absent && shared.layers.len() == 1;
+        let place = match state {
+            BlockState::Data { offset_bytes } => offset_bytes,
+            BlockState::Zero | BlockState::Absent | BlockState::Partial { .. } => {
+                let place = reserve(writer, block, &mut mutation, parts, pending)?;
+                if reads_as_zeros {
+                    commit(shared, &mut mutation, block, Commit::Whole)?;
+                } else {
+                    pending.commits.push((block, commit_for(shared, block_start, at, stop, whole)));
+                    mutation.hold(block);
+                }
+                place
+            }
+        };
+        parts.push(Part::Payload {
+            file_offset_bytes: place + (at - block_start),
+            start: (at - offset_bytes) as usize,
+            len: (stop - at) as usize,
+        });
+        at = stop;
+    }
+    Ok(())
+}
+
+/// Decides how a range becomes zero: as metadata, as zeros in the file, or not at all because it is zero already.
+fn plan_zero(
+    shared: &Shared,
+    offset_bytes: u64,
+    len_bytes: u64,
+    discard: bool,
+    parts: &mut Vec<Part>,
+    pending: &mut Pending,
+) -> io::Result<()> {
+    let (how, whole_commit) =
+        if discard { (Zeroing::Deallocate, Commit::Discard) } else { (Zeroing::Keep, Commit::Zero) };
+    let end = offset_bytes + len_bytes;
+    let hold_bytes = shared.top().info().block_bytes.saturating_mul(BLOCKS_PER_HOLD);
+    let mut at = offset_bytes;
+    let mut runs = Vec::new();
+    while at < end {
+        let mut mutation = shared.lock();
+        shared.begin_writing(&mut mutation)?;
+        let hold_end = at.saturating_add(hold_bytes).min(end);
+        runs.clear();
+        shared.fold(&mut mutation).walk(at, hold_end, &mut runs).map_err(error::to_io)?;
+        let mut data = runs.iter().filter(|run| matches!(run.owner, Owner::Data { .. })).peekable();
+        while at < hold_end {
+            let (block, block_start, stop, whole) = piece_of(shared, at, hold_end);
+            let start = std::mem::replace(&mut at, stop);
+            let busy = mutation.busy.contains_key(&block);
+            while data.next_if(|run| run.start_bytes + run.len_bytes <= start).is_some() {}
+            let reads_as_zeros = data.peek().is_none_or(|run| run.start_bytes >= stop);
+            if !busy && reads_as_zeros {
+                continue;
+            }
+            let writer = shared.writer()?;
+            if whole && !busy && writer.can_store_zero() {
+                commit(shared, &mut mutation, block, whole_commit)?;
+                continue;
+            }
+            let place = match state_of(shared, block)? {
+                BlockState::Data { offset_bytes } => offset_bytes,
+                BlockState::Absent | BlockState::Zero | BlockState::Partial { .. } => {
+                    let place = reserve(writer, block, &mut mutation, parts, pending)?;
+                    pending.commits.push((block, commit_for(shared, block_start, start, stop, whole)));
+                    mutation.hold(block);
+                    place
+                }
+            };
+            let range = FileRange { offset_bytes: place + (start - block_start), len_bytes: stop - start };
+            parts.push(Part::Zeroes { range, how });
+        }
+    }
+    Ok(())
+}
