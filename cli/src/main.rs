@@ -1,1 +1,122 @@
-fn main() {}
+//! The face of Diskwright: commands, screens, exit codes. No logic that a user of the libraries would miss.
+//!
+//! ```text
+//!   args.rs        the command line, the global options
+//!   commands/      one file per command: arguments in, library called, words out
+//!   context.rs     what a command is given: options, signals, standard output
+//!   exit.rs        exit codes and failures        signals.rs    Ctrl-C and SIGTERM
+//!   progress.rs    how far a long operation is    style.rs      terminal, colour
+//!   extents.rs     a disk's extents, by windows   draw.rs       a disk on one screen
+//!   sizes.rs  timestamp.rs  table.rs  json.rs     how things are written
+//! ```
+//!
+//! What a command found goes to standard output; progress, warnings and errors go to standard error. With `--json` standard output
+//! holds one document, or nothing when the command failed.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod context;
+mod draw;
+mod exit;
+mod extents;
+mod json;
+mod progress;
+mod signals;
+mod sizes;
+mod style;
+mod table;
+mod timestamp;
+
+use args::{Cli, Command};
+use clap::{CommandFactory, Parser};
+use context::Context;
+use exit::Failure;
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+fn main() -> ExitCode {
+    let signals = signals::Signals::install();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let failed = failure_code(&cli.command);
+    let mut context = Context::new(cli.global, signals);
+    let outcome = run(&mut context, &cli.command).and_then(|code| {
+        context.out.flush()?;
+        Ok(code)
+    });
+    ExitCode::from(match outcome {
+        Ok(code) => code,
+        Err(failure) => {
+            match &failure {
+                Failure::Sentence(sentence) => eprint_line(&format!("diskwright: {sentence}")),
+                Failure::Stopped => eprint_line("diskwright: stopped before it was done"),
+                Failure::ReaderGone => {}
+            }
+            failure.code(failed)
+        }
+    })
+}
+
+fn run(context: &mut Context, command: &Command) -> exit::Outcome {
+    match command {
+        Command::Create(args) => commands::create::run(context, args),
+        Command::Info(args) => commands::info::run(context, args),
+        Command::Map(args) => commands::map::run(context, args),
+        Command::Check(args) => commands::check::run(context, args),
+        Command::Convert(args) => commands::convert::run(context, args),
+        Command::Compare(args) => commands::compare::run(context, args),
+        Command::Io(args) => commands::io::run(context, args),
+        Command::Completions(args) => commands::completions::run(context, args),
+        Command::Man(args) => commands::man::run(context, args),
+    }
+}
+
+fn failure_code(command: &Command) -> u8 {
+    match command {
+        Command::Check(_) => exit::NOT_CHECKED,
+        Command::Compare(_) => exit::NOT_COMPARED,
+        _ => exit::FAILED,
+    }
+}
+
+// Help and version are printed by clap and are a success.
+fn usage(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    ExitCode::from(if error.use_stderr() { usage_code(std::env::args_os()) } else { exit::OK })
+}
+
+// A usage error of `check` must not end with 2, which says "corrupt". The line cannot be parsed, so it is parsed again leniently for the
+// name of the command alone.
+fn usage_code(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
+    let matches = Cli::command().ignore_errors(true).try_get_matches_from(arguments);
+    match matches.as_ref().ok().and_then(|matches| matches.subcommand_name()) {
+        Some("check") => exit::NOT_CHECKED,
+        _ => exit::USAGE,
+    }
+}
+
+// `eprintln!` panics when standard error is closed.
+fn eprint_line(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_usage_error_of_check_is_not_corruption() {
+        assert_eq!(usage_code(["diskwright", "check"]), exit::NOT_CHECKED);
+        assert_eq!(usage_code(["diskwright", "--format", "vhd", "check", "--nonsense"]), exit::NOT_CHECKED);
+        assert_eq!(usage_code(["diskwright", "compare", "check"]), exit::USAGE);
+        assert_eq!(usage_code(["diskwright", "info"]), exit::USAGE);
+        assert_eq!(usage_code(["diskwright"]), exit::USAGE);
+    }
+}

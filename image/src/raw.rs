@@ -1,1 +1,390 @@
-//! A raw file or device as an image.
+//! A raw file or device as an image: every byte of the disk is at its own offset of the store.
+//!
+//! There is nothing to map. The map is cut into pseudo-blocks of [`PSEUDO_BLOCK_BYTES`] only because the disk above
+//! counts in blocks; each is [`BlockState::Data`] at its own offset, for ever, so reservations and commits are trivial.
+//! A fixed VHD is the same with a footer behind it, and shares [`FlatWriter`].
+//!
+//! A raw file whose length is not a multiple of the sector is padded with zeros in thought: [`PaddedStore`] reads them
+//! where the file has already ended. The file itself is made longer only before the first write.
+//!
+//! Invariant: after a failed sync no later flush succeeds. One mutex guards the reason of that failure; nothing else here
+//! changes while the image is open.
+
+use crate::{
+    BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,
+    SectorBitmap,
+};
+use diskwright_store::{DataFile, FileRange, Store, Zeroing};
+use std::{
+    io,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// The step by which the map of an image without blocks is cut.
+pub const PSEUDO_BLOCK_BYTES: u64 = 64 << 20;
+
+/// Payload that begins at offset 0 is aligned to anything; this is where [`ImageInfo::payload_alignment_bytes`] stops counting.
+pub(crate) const FLAT_ALIGNMENT_BYTES: u32 = 1 << 20;
+
+/// A raw file or device.
+#[derive(Debug)]
+pub struct RawImage {
+    info: ImageInfo,
+    store: Arc<dyn Store>,
+    writer: Option<FlatWriter>,
+}
+
+impl RawImage {
+    /// Opens `store` as it is. The disk's size is the store's length, rounded up to a sector of `logical_sector_bytes`.
+    ///
+    /// # Errors
+    /// `Io` when the length cannot be told; `Unsupported` for a sector size other than a power of two from 512 to 4096.
+    pub fn new(store: Arc<dyn Store>, writable: bool, logical_sector_bytes: u32) -> Result<Self> {
+        if !logical_sector_bytes.is_power_of_two() || !(512..=4096).contains(&logical_sector_bytes) {
+            return Err(ImageError::Unsupported {
+                path: store.name().to_owned(),
+                what: format!("a raw disk with sectors of {logical_sector_bytes} bytes"),
+                hint: "use 512 or 4096".into(),
+            });
+        }
+        let len_bytes = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", &*store, 0, e))?;
+        let size_bytes = len_bytes.checked_next_multiple_of(u64::from(logical_sector_bytes)).unwrap_or(len_bytes);
+        let mut remarks = Vec::new();
+        let store: Arc<dyn Store> = if size_bytes == len_bytes {
+            store
+        } else {
+            remarks.push(format!(
+                "The file's length of {len_bytes} bytes is not a multiple of the {logical_sector_bytes}-byte sector; the disk ends in {} bytes of zeros that the file does not have.",
+                size_bytes - len_bytes
+            ));
+            Arc::new(PaddedStore { inner: store, padded_len_bytes: size_bytes })
+        };
+        let info = ImageInfo {
+            format: Format::Raw,
+            disk_type: DiskType::Fixed,
+            size_bytes,
+            block_bytes: PSEUDO_BLOCK_BYTES,
+            has_blocks: false,
+            logical_sector_bytes,
+            physical_sector_bytes: logical_sector_bytes,
+            creator: String::new(),
+            disk_id: None,
+            linkage_id: None,
+            file_write_id: None,
+            created_seconds: None,
+            parent: None,
+            log: LogState::None,
+            payload_alignment_bytes: FLAT_ALIGNMENT_BYTES,
+            remarks,
+        };
+        let padding_end_bytes = (size_bytes != len_bytes).then_some(size_bytes);
+        let writer = writable.then(|| FlatWriter::new(Arc::clone(&store), size_bytes, padding_end_bytes));
+        Ok(Self { info, store, writer })
+    }
+}
+
+impl Image for RawImage {
+    fn info(&self) -> &ImageInfo {
+        &self.info
+    }
+
+    fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
+        flat_states(self.info.size_bytes, first_block, out);
+        Ok(())
+    }
+
+    fn sector_bitmap(&self, _block: u64) -> Result<SectorBitmap> {
+        Ok(flat_bitmap(self.info.logical_sector_bytes))
+    }
+
+    fn writer(&self) -> Option<&dyn ImageWriter> {
+        self.writer.as_ref().map(|writer| writer as &dyn ImageWriter)
+    }
+}
+
+/// The states of pseudo-blocks of a disk of `size_bytes` that begins at offset 0 of its store.
+pub(crate) fn flat_states(size_bytes: u64, first_block: u64, out: &mut [BlockState]) {
+    let mut offset = first_block.checked_mul(PSEUDO_BLOCK_BYTES);
+    for state in out {
+        *state = match offset {
+            Some(offset_bytes) if offset_bytes < size_bytes => BlockState::Data { offset_bytes },
+            _ => BlockState::Absent,
+        };
+        offset = offset.and_then(|bytes| bytes.checked_add(PSEUDO_BLOCK_BYTES));
+    }
+}
+
+/// The bitmap of a pseudo-block: full, for nobody else has a share in it.
+pub(crate) fn flat_bitmap(sector_bytes: u32) -> SectorBitmap {
+    let sectors = (PSEUDO_BLOCK_BYTES / u64::from(sector_bytes)) as u32;
+    let mut bitmap = SectorBitmap::empty(sectors, sector_bytes);
+    bitmap.words.fill(u64::MAX);
+    bitmap
+}
+
+/// The writing side of a disk that is one stretch of its store.
+#[derive(Debug)]
+pub(crate) struct FlatWriter {
+    store: Arc<dyn Store>,
+    size_bytes: u64,
+    /// The length that the store must be given before the first write.
+    padding_end_bytes: Option<u64>,
+    failure: Mutex<Option<String>>,
+}
+
+impl FlatWriter {
+    pub(crate) fn new(store: Arc<dyn Store>, size_bytes: u64, padding_end_bytes: Option<u64>) -> Self {
+        Self { store, size_bytes, padding_end_bytes, failure: Mutex::new(None) }
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<String>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn place(&self, block: u64) -> Result<u64> {
+        block.checked_mul(PSEUDO_BLOCK_BYTES).filter(|&offset_bytes| offset_bytes < self.size_bytes).ok_or_else(|| {
+            let beyond = io::Error::new(io::ErrorKind::InvalidInput, format!("the disk ends before block {block}"));
+            ImageError::io("find a block", &*self.store, self.size_bytes, beyond)
+        })
+    }
+}
+
+impl ImageWriter for FlatWriter {
+    fn begin_writing(&self) -> Result<()> {
+        let Some(end_bytes) = self.padding_end_bytes else { return Ok(()) };
+        self.store
+            .set_len(end_bytes)
+            .map_err(|e| ImageError::io("extend the file to a whole sector", &*self.store, end_bytes, e))
+    }
+
+    fn reserve(&self, block: u64) -> Result<Reservation> {
+        Ok(Reservation { offset_bytes: self.place(block)?, init: None })
+    }
+
+    fn initialised(&self, _block: u64) {}
+
+    fn commit(&self, block: u64, change: Commit) -> Result<BlockState> {
+        match change {
+            Commit::Whole | Commit::Sectors { .. } => Ok(BlockState::Data { offset_bytes: self.place(block)? }),
+            Commit::Zero | Commit::Discard => Err(ImageError::Unsupported {
+                path: self.store.name().to_owned(),
+                what: "a block without payload in a disk that has no block table".into(),
+                hint: "write zeros over the range instead".into(),
+            }),
+        }
+    }
+
+    fn can_store_zero(&self) -> bool {
+        false
+    }
+
+    fn is_dirty(&self) -> bool {
+        false
+    }
+
+    fn flush(&self) -> Result<()> {
+        let poisoned = |reason: &str| ImageError::Poisoned { path: self.store.name().to_owned(), reason: reason.into() };
+        if let Some(reason) = &*self.failure() {
+            return Err(poisoned(reason));
+        }
+        self.store.sync_data().map_err(|e| {
+            self.failure().get_or_insert_with(|| e.to_string());
+            ImageError::io("make the written data durable", &*self.store, 0, e)
+        })?;
+        // A sync that began after another's failure may succeed and yet have missed what the failed one dropped.
+        match &*self.failure() {
+            Some(reason) => Err(poisoned(reason)),
+            None => Ok(()),
+        }
+    }
+
+    fn freed_generation(&self) -> u64 {
+        0
+    }
+
+    fn recycle(&self, _generation: u64) {}
+
+    fn close(&self) -> Result<()> {
+        self.flush()
+    }
+}
+
+/// A store that ends in zeros which its file does not have. It hides the file's descriptor, so that all reads pass here.
+#[derive(Debug)]
+struct PaddedStore {
+    inner: Arc<dyn Store>,
+    padded_len_bytes: u64,
+}
+
+impl Store for PaddedStore {
+    fn name(&self) -> &Path {
+        self.inner.name()
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.inner.len_bytes()?.max(self.padded_len_bytes))
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        let held_end = self.inner.len_bytes()?;
+        let end = offset_bytes.checked_add(buf.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
+        if end <= held_end {
+            return self.inner.read_at(buf, offset_bytes);
+        }
+        if end > self.padded_len_bytes {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let held_bytes = held_end.saturating_sub(offset_bytes) as usize;
+        let (held, padding) = buf.split_at_mut(held_bytes);
+        padding.fill(0);
+        if held.is_empty() { Ok(()) } else { self.inner.read_at(held, offset_bytes) }
+    }
+
+    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.inner.write_at(buf, offset_bytes)
+    }
+
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.inner.set_len(len_bytes)
+    }
+
+    fn allocate(&self, range: FileRange) -> io::Result<()> {
+        self.inner.allocate(range)
+    }
+
+    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+        self.inner.zero_range(range, how)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.inner.sync_data()
+    }
+
+    fn data_file(&self) -> Option<DataFile<'_>> {
+        None
+    }
+
+    fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
+        self.inner.next_data(offset_bytes)
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        self.inner.identity()
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        self.inner.allocated_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use diskwright_store::MemoryStore;
+
+    fn image(len: usize, writable: bool) -> (Arc<MemoryStore>, RawImage) {
+        let store = Arc::new(MemoryStore::with_bytes("disk.raw", vec![7; len]));
+        let image = RawImage::new(store.clone(), writable, 512).unwrap();
+        (store, image)
+    }
+
+    #[test]
+    fn blocks_lie_at_their_own_offsets_and_end_with_the_disk() {
+        let mut states = [BlockState::Zero; 3];
+        flat_states(PSEUDO_BLOCK_BYTES + 512, 0, &mut states);
+        assert_eq!(
+            states,
+            [
+                BlockState::Data { offset_bytes: 0 },
+                BlockState::Data { offset_bytes: PSEUDO_BLOCK_BYTES },
+                BlockState::Absent
+            ]
+        );
+        flat_states(u64::MAX, u64::MAX, &mut states);
+        assert_eq!(states, [BlockState::Absent; 3]);
+        assert!(flat_bitmap(512).is_full());
+    }
+
+    #[test]
+    fn a_broken_last_sector_reads_as_zeros_and_exists_before_the_first_write() {
+        let (store, image) = image(1000, true);
+        assert_eq!(image.info().size_bytes, 1024);
+        let mut sector = [1; 512];
+        image.store().read_at(&mut sector, 512).unwrap();
+        assert!(sector[..488].iter().all(|&b| b == 7) && sector[488..].iter().all(|&b| b == 0));
+        assert_eq!(image.store().read_at(&mut sector, 1024).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(store.to_vec().len(), 1000, "opening changes nothing");
+        image.writer().unwrap().begin_writing().unwrap();
+        assert_eq!(store.to_vec().len(), 1024);
+        image.store().read_at(&mut sector, 512).unwrap();
+        assert!(sector[488..].iter().all(|&b| b == 0));
+    }
+
+    #[test]
+    fn only_sector_sizes_of_disks_are_taken() {
+        for bad in [0, 256, 1000, 8192] {
+            let store = Arc::new(MemoryStore::new("disk.raw"));
+            assert!(matches!(RawImage::new(store, false, bad), Err(ImageError::Unsupported { .. })));
+        }
+    }
+
+    #[test]
+    fn zero_blocks_are_refused_and_payload_is_taken() {
+        let (_, image) = image(4096, true);
+        let writer = image.writer().unwrap();
+        assert!(!writer.can_store_zero());
+        assert!(writer.commit(0, Commit::Zero).is_err());
+        assert_eq!(writer.commit(0, Commit::Whole).unwrap(), BlockState::Data { offset_bytes: 0 });
+        assert_eq!(writer.reserve(1).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        writer.close().unwrap();
+    }
+
+    /// A store whose first sync fails.
+    #[derive(Debug)]
+    struct FailsOnce(MemoryStore, Mutex<bool>);
+
+    impl Store for FailsOnce {
+        fn name(&self) -> &Path {
+            self.0.name()
+        }
+        fn len_bytes(&self) -> io::Result<u64> {
+            self.0.len_bytes()
+        }
+        fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+            self.0.read_at(buf, offset_bytes)
+        }
+        fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+            self.0.write_at(buf, offset_bytes)
+        }
+        fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+            self.0.set_len(len_bytes)
+        }
+        fn allocate(&self, range: FileRange) -> io::Result<()> {
+            self.0.allocate(range)
+        }
+        fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+            self.0.zero_range(range, how)
+        }
+        fn sync_data(&self) -> io::Result<()> {
+            if std::mem::take(&mut *self.1.lock().unwrap()) { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
+        }
+        fn data_file(&self) -> Option<DataFile<'_>> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_failed_sync_is_never_forgotten() {
+        let store = Arc::new(FailsOnce(MemoryStore::with_bytes("disk.raw", vec![0; 512]), Mutex::new(true)));
+        let image = RawImage::new(store, true, 512).unwrap();
+        let writer = image.writer().unwrap();
+        assert!(matches!(writer.flush(), Err(ImageError::Io { .. })));
+        assert!(matches!(writer.flush(), Err(ImageError::Poisoned { .. })));
+        assert!(matches!(writer.close(), Err(ImageError::Poisoned { .. })));
+    }
+}

@@ -20,6 +20,7 @@
 //! (the io_uring itself).
 
 pub mod buffer;
+mod direct;
 pub mod engine;
 pub mod file;
 pub mod lock;
@@ -29,10 +30,11 @@ pub mod queue;
 pub mod raw;
 mod ring;
 pub mod store;
+mod sys;
 
 pub use buffer::{IoBuf, Slab};
 pub use engine::{Engine, EngineCompletion, EngineKind, ExternalTicket, TargetId};
-pub use file::{CacheMode, FileStore, OpenOptions};
+pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes, raise_open_file_limit, sync_directory_of};
 pub use lock::LockMode;
 pub use memory::MemoryStore;
 pub use overlay::OverlayStore;

@@ -1,0 +1,227 @@
+//! The command line: the commands, and the options that all of them share.
+//!
+//! Each command keeps its own arguments in `commands/`; here are only the list of them and the global options, which may stand
+//! before or behind the command.
+
+use crate::commands;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use diskwright_disk::{OpenOptions, ParentPolicy};
+use diskwright_image::{DiskType, Format};
+use diskwright_store::{CacheMode, EngineKind};
+use std::path::PathBuf;
+
+/// Make, look at, check, convert and measure virtual disks: raw, VHD and VHDX, fixed, dynamic and differencing.
+#[derive(Debug, Parser)]
+#[command(name = "diskwright", version, max_term_width = 120, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// For every command.
+    #[command(flatten)]
+    pub global: GlobalOptions,
+}
+
+const AFTER_HELP: &str = "\
+SIZES are bytes, or numbers with k, M, G or T (powers of 1024): 512, 64k, 40G.
+
+EXIT CODES are 0 done, 1 failed, 2 used wrongly, 130 stopped by a signal; `compare` and `check` have their own, \
+as in qemu-img: see their help. Errors go to standard error as one sentence, with --json too.
+
+EXAMPLES
+  diskwright create disk.vhdx --size 40G
+  diskwright info disk.vhdx --chain
+  diskwright convert disk.vhdx disk.raw --verify
+  diskwright lab study containers --quick";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a new disk.
+    Create(commands::create::CreateArgs),
+    /// Tell what a disk is: format, sizes, ids, parent, log; or its whole chain.
+    Info(commands::info::InfoArgs),
+    /// Tell which layer holds which range, or draw the whole disk on one screen.
+    Map(commands::map::MapArgs),
+    /// Look for damage and lost space, without ever writing.
+    Check(commands::check::CheckArgs),
+    /// Copy a disk into a new image of any format and type.
+    Convert(commands::convert::ConvertArgs),
+    /// Tell whether two disks hold the same bytes.
+    Compare(commands::compare::CompareArgs),
+    /// Read, write, discard and flush ranges of a disk by hand.
+    Io(commands::io::IoArgs),
+    /// Print the script that completes diskwright's words in a shell.
+    Completions(commands::completions::CompletionsArgs),
+    /// Print the manual page, or write those of all commands into a folder.
+    Man(commands::man::ManArgs),
+}
+
+/// Options for every command.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct GlobalOptions {
+    /// Print one JSON document, with a `schema` field, on standard output.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Show no progress and no warnings.
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// Take the file as this format, or make one of it, whatever its contents or extension say.
+    #[arg(long, global = true, value_enum, value_name = "FORMAT")]
+    pub format: Option<FormatArg>,
+    /// What moves the bytes; auto is io_uring where the kernel has it.
+    #[arg(long, global = true, value_enum, value_name = "ENGINE", default_value_t = EngineArg::Auto)]
+    pub io_engine: EngineArg,
+    /// Go through the page cache, or past it with O_DIRECT. [default: page; the lab has its own]
+    #[arg(long, global = true, value_enum, value_name = "MODE")]
+    pub cache: Option<CacheArg>,
+    /// Open parents beneath DIR too, not only beneath the child's own folder (may be repeated).
+    #[arg(long, global = true, value_name = "DIR")]
+    pub allow_parent_dir: Vec<PathBuf>,
+    /// Open parents wherever they are; for chains that you trust.
+    #[arg(long, global = true)]
+    pub allow_any_parent: bool,
+    /// Write to an image even though another one in its folder names it as its parent.
+    #[arg(long, global = true)]
+    pub allow_parent_write: bool,
+}
+
+impl GlobalOptions {
+    /// The engine to use.
+    pub fn engine(&self) -> EngineKind {
+        match self.io_engine {
+            EngineArg::Auto => EngineKind::Auto,
+            EngineArg::IoUring => EngineKind::Uring,
+            EngineArg::Pread => EngineKind::Sync,
+        }
+    }
+
+    /// Which parents may be opened.
+    pub fn parents(&self) -> ParentPolicy {
+        ParentPolicy { allowed_dirs: self.allow_parent_dir.clone(), allow_any: self.allow_any_parent }
+    }
+
+    /// How to open a disk. Tools go through the page cache unless told otherwise.
+    pub fn open_options(&self, writable: bool) -> OpenOptions {
+        OpenOptions {
+            writable,
+            cache: self.cache.map_or(CacheMode::PageCache, CacheArg::mode),
+            engine: self.engine(),
+            format: self.format.map(FormatArg::format),
+            parents: self.parents(),
+            allow_parent_write: self.allow_parent_write,
+            ..OpenOptions::default()
+        }
+    }
+}
+
+/// A format, as an option's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FormatArg {
+    /// The disk's bytes and nothing else.
+    Raw,
+    /// Virtual PC, Hyper-V before 2012, Azure.
+    Vhd,
+    /// Hyper-V, WSL.
+    Vhdx,
+}
+
+impl FormatArg {
+    /// The library's word for it.
+    pub fn format(self) -> Format {
+        match self {
+            Self::Raw => Format::Raw,
+            Self::Vhd => Format::Vhd,
+            Self::Vhdx => Format::Vhdx,
+        }
+    }
+}
+
+/// A disk type, as an option's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TypeArg {
+    /// All space from the start.
+    Fixed,
+    /// Space when a block is first written.
+    Dynamic,
+    /// A child: what was not written in it is its parent's.
+    Differencing,
+}
+
+impl TypeArg {
+    /// The library's word for it.
+    pub fn disk_type(self) -> DiskType {
+        match self {
+            Self::Fixed => DiskType::Fixed,
+            Self::Dynamic => DiskType::Dynamic,
+            Self::Differencing => DiskType::Differencing,
+        }
+    }
+}
+
+/// An engine, as an option's value.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum EngineArg {
+    /// io_uring where the kernel has it, else pread and pwrite.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    #[value(name = "io_uring")]
+    IoUring,
+    /// pread and pwrite, one after the other.
+    Pread,
+}
+
+/// A cache mode, as an option's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CacheArg {
+    /// Past the page cache (O_DIRECT).
+    Direct,
+    /// Through the page cache.
+    Page,
+}
+
+impl CacheArg {
+    /// The library's word for it.
+    pub fn mode(self) -> CacheMode {
+        match self {
+            Self::Direct => CacheMode::Direct,
+            Self::Page => CacheMode::PageCache,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_shows_examples() {
+        let mut all = vec![Cli::command()];
+        while let Some(command) = all.pop() {
+            let name = command.get_name().to_owned();
+            if command.get_subcommands().next().is_none() {
+                let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(after.contains("EXAMPLES"), "{name} has no examples");
+            }
+            assert!(command.get_about().is_some(), "{name} does not say what it does");
+            all.extend(command.get_subcommands().cloned());
+        }
+    }
+
+    #[test]
+    fn global_options_stand_anywhere() {
+        for line in [["diskwright", "--json", "info", "x"], ["diskwright", "info", "x", "--json"]] {
+            assert!(Cli::try_parse_from(line).unwrap().global.json);
+        }
+        let cli = Cli::try_parse_from(["diskwright", "info", "x", "--allow-parent-dir", "a", "--allow-parent-dir", "b"]).unwrap();
+        assert_eq!(cli.global.parents().allowed_dirs, [PathBuf::from("a"), PathBuf::from("b")]);
+    }
+}

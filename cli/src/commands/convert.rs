@@ -1,0 +1,135 @@
+//! `diskwright convert SOURCE DEST`: a disk into a new image.
+
+use crate::{
+    args::{FormatArg, TypeArg},
+    context::Context,
+    exit::{self, Outcome},
+    json, progress, sizes,
+    sizes::Human,
+};
+use clap::Args;
+use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest};
+use serde::Serialize;
+use std::{io::Write, path::PathBuf};
+
+/// Arguments of `convert`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+DEST must not exist. Its format comes from its extension, or from --format. A SOURCE with parents is read through its whole chain, \
+so DEST stands alone. What reads as zeros is skipped, and bytes are shared instead of copied (reflinks) where the file system can. \
+Stopped or failed, nothing is left behind.
+
+EXAMPLES
+  diskwright convert disk.vhdx disk.raw --verify
+  diskwright convert golden.raw golden.vhdx --block-size 4M
+  diskwright convert machine.avhdx azure.vhd --type fixed
+  diskwright convert image.bin disk.vhdx --source-format raw")]
+pub struct ConvertArgs {
+    /// The disk to copy.
+    source: PathBuf,
+    /// The image to make.
+    dest: PathBuf,
+    /// How DEST holds its blocks. [default: dynamic; raw is always fixed]
+    #[arg(long = "type", value_name = "TYPE", value_parser = ["fixed", "dynamic"])]
+    disk_type: Option<String>,
+    /// Payload block of DEST. [default: 2M]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
+    block_size: Option<u32>,
+    /// Logical sector of DEST: 512 or 4096. [default: 512]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
+    sector_size: Option<u32>,
+    /// Physical sector of DEST: 512 or 4096. [default: 4096]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
+    physical_sector_size: Option<u32>,
+    /// Take SOURCE as this format instead of probing it.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    source_format: Option<FormatArg>,
+    /// Reserve the space of all of DEST now.
+    #[arg(long)]
+    preallocate: bool,
+    /// Read DEST back and compare it with SOURCE.
+    #[arg(long)]
+    verify: bool,
+    /// Copy every byte, even where the file system could share it.
+    #[arg(long)]
+    no_reflink: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    source: String,
+    dest: String,
+    virtual_size: u64,
+    copied_bytes: u64,
+    cloned_bytes: u64,
+    zero_bytes: u64,
+    verified: bool,
+    seconds: f64,
+}
+
+/// Converts.
+pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
+    let mut source = context.global.open_options(false);
+    source.format = args.source_format.map(FormatArg::format);
+    let options = ConvertOptions {
+        source,
+        dest: CreateRequest {
+            format: context.global.format.map(FormatArg::format),
+            disk_type: args.disk_type.as_deref().map(|word| if word == "fixed" { TypeArg::Fixed } else { TypeArg::Dynamic }.disk_type()),
+            block_bytes: args.block_size,
+            logical_sector_bytes: args.sector_size,
+            physical_sector_bytes: args.physical_sector_size,
+            preallocate: args.preallocate,
+            ..CreateRequest::default()
+        },
+        verify: args.verify,
+        no_reflink: args.no_reflink,
+    };
+    let mut display = context.progress("converting");
+    let done = diskwright_disk::convert(&args.source, &args.dest, &options, &mut |done, total| display.update(done, total))?;
+    let elapsed = display.elapsed();
+    drop(display);
+    if context.global.json {
+        let report = Report {
+            source: json::path(&args.source),
+            dest: json::path(&args.dest),
+            virtual_size: done.size_bytes,
+            copied_bytes: done.copied_bytes,
+            cloned_bytes: done.cloned_bytes,
+            zero_bytes: done.zero_bytes,
+            verified: args.verify,
+            seconds: elapsed.as_secs_f64(),
+        };
+        context.print_json("diskwright.convert/1", report)?;
+    } else if !context.global.quiet {
+        let line = summary(&done, args.verify);
+        let rate = Human(progress::rate(done.copied_bytes + done.cloned_bytes, elapsed));
+        writeln!(context.out, "{}: {line}, in {} ({rate}/s)", args.dest.display(), progress::duration(elapsed))?;
+    }
+    Ok(exit::OK)
+}
+
+fn summary(done: &ConvertOutcome, verified: bool) -> String {
+    let mut line = format!("{}; {} copied", Human(done.size_bytes), Human(done.copied_bytes));
+    if done.cloned_bytes > 0 {
+        line.push_str(&format!(", {} shared with the source", Human(done.cloned_bytes)));
+    }
+    line.push_str(&format!(", {} of zeros skipped", Human(done.zero_bytes)));
+    if verified {
+        line.push_str(", verified");
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_leaves_out_what_was_not() {
+        let done = ConvertOutcome { size_bytes: 40 << 30, copied_bytes: 4 << 30, cloned_bytes: 0, zero_bytes: 36 << 30 };
+        assert_eq!(summary(&done, false), "40 GiB; 4 GiB copied, 36 GiB of zeros skipped");
+        let shared = ConvertOutcome { copied_bytes: 0, cloned_bytes: 4 << 30, ..done };
+        assert_eq!(summary(&shared, true), "40 GiB; 0 bytes copied, 4 GiB shared with the source, 36 GiB of zeros skipped, verified");
+    }
+}

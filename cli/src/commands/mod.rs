@@ -1,0 +1,11 @@
+//! The commands: one file each. Arguments in, a library called, words out.
+
+pub mod check;
+pub mod compare;
+pub mod completions;
+pub mod convert;
+pub mod create;
+pub mod info;
+pub mod io;
+pub mod man;
+pub mod map;

@@ -1,0 +1,46 @@
+//! What every command is given: the global options, the signals, standard output, and a way to warn.
+//!
+//! Standard output is buffered and flushed by `main` when the command has ended, so that a command that fails half-way has usually
+//! printed nothing, and a long listing does not cost a system call a line.
+
+use crate::{args::GlobalOptions, exit::Outcome, json, progress::ProgressDisplay, signals::Signals, style::Style};
+use serde::Serialize;
+use std::io::{self, BufWriter, Stdout, Write};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Context {
+    /// The global options.
+    pub global: GlobalOptions,
+    /// Ctrl-C and SIGTERM.
+    pub signals: Signals,
+    /// Standard output.
+    pub out: BufWriter<Stdout>,
+    /// What standard output is.
+    pub style: Style,
+}
+
+impl Context {
+    /// For one command.
+    pub fn new(global: GlobalOptions, signals: Signals) -> Self {
+        Self { global, signals, out: BufWriter::with_capacity(64 << 10, io::stdout()), style: Style::of_stdout() }
+    }
+
+    /// Prints the document of this command.
+    pub fn print_json(&mut self, schema: &'static str, body: impl Serialize) -> Outcome<()> {
+        Ok(json::write(&mut self.out, schema, body)?)
+    }
+
+    /// A sentence on standard error, unless `--quiet`.
+    pub fn warn(&mut self, sentence: &str) {
+        if !self.global.quiet {
+            let _ = self.out.flush();
+            let _ = writeln!(io::stderr(), "diskwright: {sentence}");
+        }
+    }
+
+    /// A display for a long operation.
+    pub fn progress(&self, doing: &'static str) -> ProgressDisplay {
+        ProgressDisplay::new(doing, self.global.quiet, self.signals.patient())
+    }
+}

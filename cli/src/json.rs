@@ -1,0 +1,48 @@
+//! The envelope of everything that is printed for programs: one JSON document with a `schema` field.
+//!
+//! A schema is `diskwright.COMMAND/VERSION`. Fields may be added without a new version; a field that changes its meaning
+//! or goes away makes a new one. Sizes and offsets are plain numbers of bytes. Errors are not JSON: they go to standard error as
+//! text, and standard output stays empty, so a reader that gets no document knows that the exit code says why.
+
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// A document: its schema, then the fields of `body`, which must be a struct or a map.
+#[derive(Debug, Serialize)]
+pub struct Document<T> {
+    /// `diskwright.info/1`.
+    pub schema: &'static str,
+    /// The rest.
+    #[serde(flatten)]
+    pub body: T,
+}
+
+/// Writes one document, indented, and a line feed.
+///
+/// # Errors
+/// What the system says of `out`.
+pub fn write(out: &mut dyn Write, schema: &'static str, body: impl Serialize) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, &Document { schema, body })?;
+    writeln!(out)
+}
+
+/// A path as JSON can hold it: bytes that are no Unicode are replaced.
+pub fn path(path: &std::path::Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schema_comes_first() {
+        #[derive(Serialize)]
+        struct Body {
+            offset: u64,
+        }
+        let mut out = Vec::new();
+        write(&mut out, "diskwright.test/1", Body { offset: 7 }).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "{\n  \"schema\": \"diskwright.test/1\",\n  \"offset\": 7\n}\n");
+    }
+}

@@ -1,0 +1,150 @@
+//! How far a long operation has come: a bar on a terminal, a line every few seconds elsewhere, nothing with `--quiet`,
+//! and nothing at all for what is done within two seconds.
+//!
+//! Everything goes to standard error. The library calls back with bytes done and bytes in all; the answer is `false` once a
+//! signal has come, upon which the library takes back what it has half made.
+
+use crate::{signals::Patience, sizes::Human};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::{
+    io::{self, IsTerminal, Write},
+    time::{Duration, Instant},
+};
+
+/// What ends sooner is not worth a word.
+const SILENCE: Duration = Duration::from_secs(2);
+/// Between two lines where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+/// Between two drawings of the bar, so that callbacks by the thousand cost nothing.
+const DRAW_EVERY: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+enum Show {
+    Nothing,
+    Bar(Option<ProgressBar>),
+    Lines,
+}
+
+/// Shows one operation. Dropped, it wipes its bar.
+#[derive(Debug)]
+pub struct ProgressDisplay {
+    doing: &'static str,
+    show: Show,
+    patience: Patience,
+    started: Instant,
+    next: Instant,
+}
+
+impl ProgressDisplay {
+    /// `doing` is one word: "converting".
+    pub fn new(doing: &'static str, quiet: bool, patience: Patience) -> Self {
+        let show = match (quiet, io::stderr().is_terminal()) {
+            (true, _) => Show::Nothing,
+            (false, true) => Show::Bar(None),
+            (false, false) => Show::Lines,
+        };
+        let started = Instant::now();
+        Self { doing, show, patience, started, next: started + SILENCE }
+    }
+
+    /// Shows `done_bytes` of `total_bytes`, when it is time. `false` when the operation is to stop.
+    pub fn update(&mut self, done_bytes: u64, total_bytes: u64) -> bool {
+        let now = Instant::now();
+        if now >= self.next {
+            match &mut self.show {
+                Show::Nothing => {}
+                Show::Bar(bar) => {
+                    self.next = now + DRAW_EVERY;
+                    let bar = bar.get_or_insert_with(|| new_bar(self.doing, total_bytes).with_elapsed(now - self.started));
+                    bar.set_length(total_bytes);
+                    bar.set_position(done_bytes);
+                }
+                Show::Lines => {
+                    self.next = now + LINE_EVERY;
+                    let _ = writeln!(io::stderr(), "diskwright: {}", line(self.doing, done_bytes, total_bytes, now - self.started));
+                }
+            }
+        }
+        !self.patience.should_stop()
+    }
+
+    /// Time since the operation began.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Whether a signal asked for an end.
+    pub fn should_stop(&self) -> bool {
+        self.patience.should_stop()
+    }
+}
+
+impl Drop for ProgressDisplay {
+    fn drop(&mut self) {
+        if let Show::Bar(Some(bar)) = &self.show {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn new_bar(doing: &'static str, total_bytes: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr());
+    let template = "{msg} {wide_bar} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
+    }
+    bar.with_message(doing)
+}
+
+fn line(doing: &str, done_bytes: u64, total_bytes: u64, elapsed: Duration) -> String {
+    let percent = if total_bytes == 0 { 100 } else { (u128::from(done_bytes) * 100 / u128::from(total_bytes)).min(100) };
+    let rate = rate(done_bytes, elapsed);
+    let mut line = format!("{doing}: {percent} %, {} of {}, {}/s", Human(done_bytes), Human(total_bytes), Human(rate));
+    if let Some(seconds) = total_bytes.saturating_sub(done_bytes).checked_div(rate) {
+        line.push_str(&format!(", {} left", duration(Duration::from_secs(seconds))));
+    }
+    line
+}
+
+/// Bytes a second.
+pub fn rate(bytes: u64, elapsed: Duration) -> u64 {
+    (bytes as f64 / elapsed.as_secs_f64().max(1e-9)) as u64
+}
+
+/// A stretch of time for people: `0.42 s`, `12 s`, `3 min 20 s`, `2 h 5 min`.
+pub fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..10 => format!("{:.2} s", time.as_secs_f64()),
+        10..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signals::Signals;
+
+    #[test]
+    fn a_line_tells_rate_and_rest() {
+        let text = line("converting", 1 << 30, 4 << 30, Duration::from_secs(2));
+        assert_eq!(text, "converting: 25 %, 1 GiB of 4 GiB, 512 MiB/s, 6.00 s left");
+        assert_eq!(line("converting", 0, 4 << 30, Duration::from_secs(2)), "converting: 0 %, 0 bytes of 4 GiB, 0 bytes/s");
+        assert_eq!(line("converting", 0, 0, Duration::from_secs(2)), "converting: 100 %, 0 bytes of 0 bytes, 0 bytes/s");
+    }
+
+    #[test]
+    fn durations() {
+        let text = |seconds| duration(Duration::from_secs_f64(seconds));
+        assert_eq!([text(0.42), text(12.7), text(200.0), text(7500.0)], ["0.42 s", "12 s", "3 min 20 s", "2 h 5 min"]);
+    }
+
+    #[test]
+    fn goes_on_until_told() {
+        let mut display = ProgressDisplay::new("testing", true, Signals::default().patient());
+        assert!(display.update(1, 2));
+        assert!(!display.should_stop());
+    }
+}

@@ -1,0 +1,63 @@
+//! The terminal: its width, and whether colour is wanted.
+//!
+//! Colour is used on a terminal only, never when `NO_COLOR` is set to anything (<https://no-color.org>) or the terminal is
+//! `dumb`; and it never carries what the text does not say too.
+
+use std::{env, fmt::Display, io::IsTerminal, os::fd::AsFd};
+
+/// Width where there is no terminal to ask.
+pub const DEFAULT_COLUMNS: usize = 80;
+
+/// How to write to standard output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Style {
+    /// Whether escape sequences are wanted.
+    pub colour: bool,
+    /// Columns, 20 at least.
+    pub columns: usize,
+    /// Rows, when it is a terminal.
+    pub rows: Option<usize>,
+}
+
+impl Style {
+    /// What standard output is.
+    pub fn of_stdout() -> Self {
+        let stdout = std::io::stdout();
+        let terminal = stdout.is_terminal();
+        let plain = env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty()) || env::var_os("TERM").is_some_and(|v| v == "dumb");
+        let size = if terminal { rustix::termios::tcgetwinsize(stdout.as_fd()).ok().filter(|size| size.ws_col > 0) } else { None };
+        Self {
+            colour: terminal && !plain,
+            columns: size.map_or(DEFAULT_COLUMNS, |size| usize::from(size.ws_col).max(20)),
+            rows: size.map(|size| usize::from(size.ws_row)),
+        }
+    }
+
+    /// `text` in an ANSI colour (an SGR parameter such as `31` or `38;5;208`).
+    pub fn paint(&self, sgr: &str, text: impl Display) -> String {
+        if self.colour { format!("\x1b[{sgr}m{text}\x1b[0m") } else { text.to_string() }
+    }
+}
+
+/// Bold.
+pub const BOLD: &str = "1";
+/// Faint.
+pub const FAINT: &str = "2";
+/// What is wrong.
+pub const RED: &str = "31";
+/// What is right.
+pub const GREEN: &str = "32";
+/// What deserves a look.
+pub const YELLOW: &str = "33";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colour_can_be_left_out() {
+        let style = Style { colour: false, columns: 80, rows: None };
+        assert_eq!(style.paint(RED, "x"), "x");
+        assert_eq!(Style { colour: true, ..style }.paint(RED, "x"), "\x1b[31mx\x1b[0m");
+    }
+}

@@ -1,0 +1,129 @@
+//! What can go wrong in the lab, told so that a user can act on it.
+
+use diskwright_disk::DiskError;
+use diskwright_store::Operation;
+use std::{io, path::PathBuf};
+
+/// Result of a lab operation.
+pub type Result<T, E = LabError> = std::result::Result<T, E>;
+
+/// Why a measurement could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// A virtual disk could not be created, opened or closed.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// A file or folder.
+    #[error("cannot {doing} {}: {source}{}", path.display(), hint_for(source))]
+    File {
+        /// As in "create the scratch folder".
+        doing: &'static str,
+        /// Which one.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The target's queue itself failed.
+    #[error("{target}: cannot {doing}: {source}; the run is void")]
+    Queue {
+        /// The target.
+        target: String,
+        /// As in "open a queue of depth 32".
+        doing: String,
+        /// What the queue said.
+        source: io::Error,
+    },
+    /// One request of a run failed. What was measured until then is not reported, for an average over a failing device means nothing.
+    #[error("{target}: the {} of {len_bytes} bytes at offset {offset_bytes} failed after {completed} good requests: {source}; the run is void", verb(*operation))]
+    Request {
+        /// The target.
+        target: String,
+        /// What was asked of it.
+        operation: Operation,
+        /// Where.
+        offset_bytes: u64,
+        /// How much.
+        len_bytes: u64,
+        /// Requests that had succeeded before.
+        completed: u64,
+        /// What the device said.
+        source: io::Error,
+    },
+    /// A target returned other bytes than were written to it.
+    #[error("{target}: the byte at offset {offset_bytes} is not the one that was written there; do not trust this disk, and please report this with the output of `diskwright check`")]
+    WrongData {
+        /// The target.
+        target: String,
+        /// First byte that differs.
+        offset_bytes: u64,
+    },
+    /// A target is not allocated as its preparation should have left it.
+    #[error("{target}: {found_bytes} of its {size_bytes} bytes are data, but it was filled completely; a measurement would tell of metadata, not of storage")]
+    NotPopulated {
+        /// The target.
+        target: String,
+        /// Bytes that its extents call data.
+        found_bytes: u64,
+        /// Its size.
+        size_bytes: u64,
+    },
+    /// The scratch folder's file system is too small.
+    #[error("{}: {what} needs {needed_bytes} bytes, but only {free_bytes} are free; use another folder (--dir) or smaller disks (--size)", dir.display())]
+    NoSpace {
+        /// The folder.
+        dir: PathBuf,
+        /// For what.
+        what: String,
+        /// How much.
+        needed_bytes: u64,
+        /// How much there is.
+        free_bytes: u64,
+    },
+    /// Options that cannot be.
+    #[error("{what}; {hint}")]
+    BadOptions {
+        /// What is wrong.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
+    /// Another program, run as a peer or as a helper, failed.
+    #[error("`{command}` failed ({status}): {output}; run it by hand to see more")]
+    Program {
+        /// The command line.
+        command: String,
+        /// How it ended.
+        status: String,
+        /// The last of what it said.
+        output: String,
+    },
+    /// The user, or a signal, stopped it.
+    #[error("stopped before it was done; the scratch files are removed")]
+    Stopped,
+}
+
+impl LabError {
+    /// For `map_err` around a file operation.
+    pub fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { doing, path, source }
+    }
+}
+
+fn verb(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Read => "read",
+        Operation::Write => "write",
+        Operation::WriteZeroes => "zeroing",
+        Operation::Discard => "discard",
+        Operation::Flush => "flush",
+    }
+}
+
+fn hint_for(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull => "; free some space or use another folder (--dir)",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; use a folder you may write to (--dir)",
+        _ => "",
+    }
+}

@@ -1,0 +1,46 @@
+//! How a long run tells what it is doing, and how it is told to stop.
+//!
+//! The lab never draws. It reports to a [`Progress`], between cells and never while one is being measured, so that a screen
+//! costs no measurement anything.
+
+use crate::{LabError, Result};
+
+/// How far a run has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step<'a> {
+    /// The part of the run: "prepare", "verify", "measure".
+    pub phase: &'a str,
+    /// Units of the phase done.
+    pub done: u64,
+    /// Units in all; 0 where that is not known.
+    pub total: u64,
+    /// What is going on now: a target, a workload.
+    pub message: &'a str,
+}
+
+/// Told how far a run has come.
+pub trait Progress {
+    /// Returns `false` to stop the run; it then cleans up and ends with [`LabError::Stopped`].
+    fn step(&mut self, step: Step<'_>) -> bool;
+}
+
+/// Says nothing and never stops.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Progress for Silent {
+    fn step(&mut self, _step: Step<'_>) -> bool {
+        true
+    }
+}
+
+impl<F: FnMut(Step<'_>) -> bool> Progress for F {
+    fn step(&mut self, step: Step<'_>) -> bool {
+        self(step)
+    }
+}
+
+/// Reports a step, and turns a refusal into an error for `?`.
+pub(crate) fn report(progress: &mut dyn Progress, phase: &str, done: u64, total: u64, message: &str) -> Result<()> {
+    if progress.step(Step { phase, done, total, message }) { Ok(()) } else { Err(LabError::Stopped) }
+}
