@@ -126,9 +126,15 @@ impl BatGeometry {
             return Err(Invalid::new("logical sector size", 0, logical_sector_bytes, "512 or 4096 bytes"));
         }
         if !block_bytes.is_power_of_two() || !(MIN_BLOCK_BYTES..=MAX_BLOCK_BYTES).contains(&block_bytes) {
-            return Err(Invalid::new("file parameters", 0, format!("a block size of {block_bytes} bytes"), "a power of two from 1 MiB to 256 MiB"));
+            return Err(Invalid::new(
+                "file parameters",
+                0,
+                format!("a block size of {block_bytes} bytes"),
+                "a power of two from 1 MiB to 256 MiB",
+            ));
         }
-        if size_bytes == 0 || size_bytes > MAX_SIZE_BYTES || !size_bytes.is_multiple_of(u64::from(logical_sector_bytes)) {
+        if size_bytes == 0 || size_bytes > MAX_SIZE_BYTES || !size_bytes.is_multiple_of(u64::from(logical_sector_bytes))
+        {
             let expected = format!("a multiple of {logical_sector_bytes} bytes, above 0 and up to 64 TiB");
             return Err(Invalid::new("virtual disk size", 0, format!("{size_bytes} bytes"), expected));
         }
@@ -188,7 +194,11 @@ impl BatGeometry {
     /// What an index stands for.
     pub fn what_is(&self, index: u64) -> EntryKind {
         let (chunk, within) = (index / (self.chunk_ratio() + 1), index % (self.chunk_ratio() + 1));
-        if within == self.chunk_ratio() { EntryKind::Bitmap { chunk } } else { EntryKind::Payload { block: chunk * self.chunk_ratio() + within } }
+        if within == self.chunk_ratio() {
+            EntryKind::Bitmap { chunk }
+        } else {
+            EntryKind::Payload { block: chunk * self.chunk_ratio() + within }
+        }
     }
 
     /// Entries of the table: up to the last payload block, or with a parent up to the last chunk's bitmap.
@@ -246,7 +256,10 @@ mod tests {
         // MS-VHDX 2.3: block size 2 MiB and 512-byte sectors give a chunk ratio of 2048.
         let geometry = BatGeometry::new(10 << 40, 2 << 20, 512).unwrap();
         assert_eq!(geometry.chunk_ratio(), 2048);
-        assert_eq!((geometry.payload_index(2047), geometry.bitmap_index(0), geometry.payload_index(2048)), (2047, 2048, 2049));
+        assert_eq!(
+            (geometry.payload_index(2047), geometry.bitmap_index(0), geometry.payload_index(2048)),
+            (2047, 2048, 2049)
+        );
         let small = BatGeometry::new(1 << 30, 2 << 20, 512).unwrap();
         assert_eq!((small.entries(false), small.entries(true)), (512, 2049));
     }

@@ -48,7 +48,12 @@ pub(super) fn signature(structure: &'static str, bytes: &[u8], at: usize, expect
     if found == expected {
         return Ok(());
     }
-    Err(Invalid::new(structure, at as u64, format!("signature \"{}\"", found.escape_ascii()), format!("\"{}\"", expected.escape_ascii())))
+    Err(Invalid::new(
+        structure,
+        at as u64,
+        format!("signature \"{}\"", found.escape_ascii()),
+        format!("\"{}\"", expected.escape_ascii()),
+    ))
 }
 
 /// Checks a CRC-32C over all of `bytes`, kept at `field`.

@@ -29,7 +29,8 @@ impl FileIdentifier {
         if bytes.len() < FILE_ID_BYTES {
             return Err(Invalid::short("file identifier", bytes.len(), FILE_ID_BYTES));
         }
-        let units: Vec<u16> = (0..CREATOR_UNITS).map(|unit| get_u16(bytes, 8 + 2 * unit)).take_while(|&unit| unit != 0).collect();
+        let units: Vec<u16> =
+            (0..CREATOR_UNITS).map(|unit| get_u16(bytes, 8 + 2 * unit)).take_while(|&unit| unit != 0).collect();
         Ok(Self { creator: String::from_utf16_lossy(&units) })
     }
 

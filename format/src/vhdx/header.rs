@@ -124,7 +124,12 @@ impl Header {
             return Err(Invalid::new(STRUCTURE, 68, format!("log length {len_bytes}"), "a multiple of 1 MiB above 0"));
         }
         if offset_bytes < MIB || offset_bytes % MIB != 0 || offset_bytes.checked_add(len_bytes).is_none() {
-            return Err(Invalid::new(STRUCTURE, 72, format!("log offset {offset_bytes}"), "a multiple of 1 MiB from 1 MiB on"));
+            return Err(Invalid::new(
+                STRUCTURE,
+                72,
+                format!("log offset {offset_bytes}"),
+                "a multiple of 1 MiB from 1 MiB on",
+            ));
         }
         Ok(())
     }
@@ -218,7 +223,9 @@ pub(crate) mod tests {
 
     #[test]
     fn places_where_no_log_can_be() {
-        for (log_offset_bytes, log_len_bytes) in [(0, 1 << 20), (1 << 20, 0), (1 << 20, 4096), ((1 << 20) + 4096, 1 << 20), (u64::MAX << 20, 1 << 20)] {
+        for (log_offset_bytes, log_len_bytes) in
+            [(0, 1 << 20), (1 << 20, 0), (1 << 20, 4096), ((1 << 20) + 4096, 1 << 20), (u64::MAX << 20, 1 << 20)]
+        {
             assert!(Header { log_offset_bytes, log_len_bytes, ..header(1) }.validate_log_place().is_err());
         }
         assert!(header(1).validate_log_place().is_ok());

@@ -52,14 +52,17 @@ impl RegionTable {
     /// # Errors
     /// Whatever contradicts that.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
-        let bytes = bytes.get(..REGION_TABLE_BYTES).ok_or_else(|| Invalid::short(STRUCTURE, bytes.len(), REGION_TABLE_BYTES))?;
+        let bytes = bytes
+            .get(..REGION_TABLE_BYTES)
+            .ok_or_else(|| Invalid::short(STRUCTURE, bytes.len(), REGION_TABLE_BYTES))?;
         signature(STRUCTURE, bytes, 0, b"regi")?;
         checksum(STRUCTURE, bytes, 4)?;
         let count = get_u32(bytes, 8);
         if count > MAX_REGIONS {
             return Err(Invalid::new(STRUCTURE, 8, format!("{count} entries"), format!("at most {MAX_REGIONS}")));
         }
-        let regions: Vec<Region> = (0..count as usize).map(|index| parse_entry(bytes, 16 + 32 * index)).collect::<Result<_>>()?;
+        let regions: Vec<Region> =
+            (0..count as usize).map(|index| parse_entry(bytes, 16 + 32 * index)).collect::<Result<_>>()?;
         let mut sorted: Vec<(usize, &Region)> = regions.iter().enumerate().collect();
         sorted.sort_by_key(|(_, region)| region.offset_bytes);
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0].1.end_bytes() > pair[1].1.offset_bytes) {
@@ -111,7 +114,10 @@ fn parse_entry(bytes: &[u8], at: usize) -> Result<Region> {
         len_bytes: get_u32(bytes, at + 24),
         required: get_u32(bytes, at + 28) & 1 == 1,
     };
-    if region.offset_bytes < MIB || region.offset_bytes % MIB != 0 || region.offset_bytes.checked_add(u64::from(region.len_bytes)).is_none() {
+    if region.offset_bytes < MIB
+        || region.offset_bytes % MIB != 0
+        || region.offset_bytes.checked_add(u64::from(region.len_bytes)).is_none()
+    {
         let found = format!("region {} at {}", region.id, region.offset_bytes);
         return Err(Invalid::new(STRUCTURE, at as u64 + 16, found, "a multiple of 1 MiB from 1 MiB on"));
     }
