@@ -82,6 +82,12 @@ pub struct GlobalOptions {
     /// Open parents wherever they are; for chains that you trust.
     #[arg(long, global = true)]
     pub allow_any_parent: bool,
+    /// Find what parents' Windows paths call LETTER: beneath DIR (may be repeated).
+    #[arg(long, global = true, value_name = "LETTER=DIR", value_parser = drive)]
+    pub map_drive: Vec<(char, PathBuf)>,
+    /// Write to a child although its parent's time stamp is not the one that the child recorded (VHD).
+    #[arg(long, global = true)]
+    pub ignore_parent_timestamp: bool,
     /// Write to an image even though another one in its folder names it as its parent.
     #[arg(long, global = true)]
     pub allow_parent_write: bool,
@@ -99,7 +105,12 @@ impl GlobalOptions {
 
     /// Which parents may be opened.
     pub fn parents(&self) -> ParentPolicy {
-        ParentPolicy { allowed_dirs: self.allow_parent_dir.clone(), allow_any: self.allow_any_parent }
+        ParentPolicy {
+            allowed_dirs: self.allow_parent_dir.clone(),
+            allow_any: self.allow_any_parent,
+            drives: self.map_drive.clone(),
+            ignore_timestamp: self.ignore_parent_timestamp,
+        }
     }
 
     /// How to open a disk. Tools go through the page cache unless told otherwise.
@@ -113,6 +124,16 @@ impl GlobalOptions {
             allow_parent_write: self.allow_parent_write,
             ..OpenOptions::default()
         }
+    }
+}
+
+fn drive(text: &str) -> Result<(char, PathBuf), String> {
+    let usage = || format!("{text:?} is not a drive and its folder; write for example C=/mnt/c");
+    let (letter, dir) = text.split_once('=').ok_or_else(usage)?;
+    let mut letters = letter.trim_end_matches(':').chars();
+    match (letters.next(), letters.next()) {
+        (Some(letter), None) if letter.is_ascii_alphabetic() && !dir.is_empty() => Ok((letter, dir.into())),
+        _ => Err(usage()),
     }
 }
 
@@ -223,5 +244,14 @@ mod tests {
         }
         let cli = Cli::try_parse_from(["diskwright", "info", "x", "--allow-parent-dir", "a", "--allow-parent-dir", "b"]).unwrap();
         assert_eq!(cli.global.parents().allowed_dirs, [PathBuf::from("a"), PathBuf::from("b")]);
+    }
+
+    #[test]
+    fn drives_have_one_letter() {
+        assert_eq!(drive("C=/mnt/c"), Ok(('C', "/mnt/c".into())));
+        assert_eq!(drive("d:=/x"), Ok(('d', "/x".into())));
+        for text in ["C", "=x", "CC=/x", "1=/x", "C="] {
+            assert!(drive(text).is_err(), "{text}");
+        }
     }
 }

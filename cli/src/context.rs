@@ -4,8 +4,13 @@
 //! printed nothing, and a long listing does not cost a system call a line.
 
 use crate::{args::GlobalOptions, exit::Outcome, json, progress::ProgressDisplay, signals::Signals, style::Style};
+use diskwright_disk::{Disk, OpenOptions};
 use serde::Serialize;
-use std::io::{self, BufWriter, Stdout, Write};
+use std::{
+    io::{self, BufWriter, Stdout, Write},
+    path::Path,
+    sync::Arc,
+};
 
 /// See the module.
 #[derive(Debug)]
@@ -37,6 +42,13 @@ impl Context {
             let _ = self.out.flush();
             let _ = writeln!(io::stderr(), "diskwright: {sentence}");
         }
+    }
+
+    /// Opens a disk, with a warning on standard error for each thing that the user should know about it.
+    pub fn open(&mut self, path: &Path, options: &OpenOptions) -> Outcome<Arc<Disk>> {
+        let disk = Disk::open(path, options)?;
+        disk.warnings().iter().for_each(|warning| self.warn(warning));
+        Ok(disk)
     }
 
     /// A display for a long operation.

@@ -7,6 +7,7 @@
 //!   exit.rs        exit codes and failures        signals.rs    Ctrl-C and SIGTERM
 //!   progress.rs    how far a long operation is    style.rs      terminal, colour
 //!   extents.rs     a disk's extents, by windows   draw.rs       a disk on one screen
+//!   describe.rs    one image in words and JSON
 //!   sizes.rs  timestamp.rs  table.rs  json.rs     how things are written
 //! ```
 //!
@@ -18,6 +19,7 @@
 mod args;
 mod commands;
 mod context;
+mod describe;
 mod draw;
 mod exit;
 mod extents;

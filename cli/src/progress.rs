@@ -72,11 +72,6 @@ impl ProgressDisplay {
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
-
-    /// Whether a signal asked for an end.
-    pub fn should_stop(&self) -> bool {
-        self.patience.should_stop()
-    }
 }
 
 impl Drop for ProgressDisplay {
@@ -145,6 +140,5 @@ mod tests {
     fn goes_on_until_told() {
         let mut display = ProgressDisplay::new("testing", true, Signals::default().patient());
         assert!(display.update(1, 2));
-        assert!(!display.should_stop());
     }
 }

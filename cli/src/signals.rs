@@ -55,6 +55,11 @@ impl Signals {
         self.state.patient.fetch_add(1, Ordering::SeqCst);
         Patience { state: Arc::clone(&self.state) }
     }
+
+    /// Whether a signal came.
+    pub fn came(&self) -> bool {
+        self.state.stop.load(Ordering::SeqCst)
+    }
 }
 
 impl Patience {

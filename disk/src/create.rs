@@ -10,8 +10,7 @@ use crate::{
 };
 use diskwright_image::{CreateOptions, DiskType, Format, ImageInfo, ParentLink, probe, vhd, vhdx};
 use diskwright_store::{
-    CacheMode, FileStore, LockMode, OpenOptions, Store,
-    store::FileRange,
+    CacheMode, FileStore, LockMode, OpenOptions, Store, store::FileRange, sync_directory_of,
 };
 use std::{
     path::{Component, Path, PathBuf},
@@ -55,7 +54,9 @@ pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<()> {
         &OpenOptions { writable: true, create_new: true, cache: CacheMode::PageCache, lock: LockMode::Exclusive },
     )?;
     let store: Arc<dyn Store> = Arc::new(store);
-    let made = fill(&store, format, &options).and_then(|()| sync_folder(path));
+    let made = fill(&store, format, &options).and_then(|()| {
+        sync_directory_of(path).map_err(|source| file_error("make the new file's folder durable", path, source))
+    });
     if made.is_err() {
         // The first error is the one to tell; the file is ours, made a moment ago.
         let _ = std::fs::remove_file(path);
@@ -78,14 +79,6 @@ fn fill(store: &Arc<dyn Store>, format: Format, options: &CreateOptions) -> Resu
         }
     }
     Ok(())
-}
-
-/// A new name is durable only when its folder is.
-fn sync_folder(path: &Path) -> Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::File::open(dir)
-        .and_then(|folder| folder.sync_all())
-        .map_err(|source| file_error("make the new file's folder durable", dir, source))
 }
 
 /// The format that was asked for, or the one that the extension means.

@@ -78,7 +78,8 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
             hint: "open it read-only".into(),
         });
     }
-    diskwright_store::raise_open_file_limit();
+    // Without it a chain of up to about a thousand disks still opens; a longer one then fails with the system's own reason.
+    let _ = diskwright_store::raise_open_file_limit();
     let mut warnings = Vec::new();
     let (top, store) = open_image(path, options.format, options.writable, options.cache, &mut warnings)?;
     if options.writable && !options.allow_parent_write
@@ -137,7 +138,7 @@ pub(crate) fn open_image(
 ) -> Result<(Arc<dyn Image>, Arc<dyn Store>)> {
     let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
     let store = open_store(path, writable, cache, lock)?;
-    let sector_bytes = store.sector_bytes().clamp(512, 4096);
+    let sector_bytes = store.sector_bytes().logical_bytes.clamp(512, 4096);
     let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
     if cache == CacheMode::Direct && store.cache_mode() != CacheMode::Direct {
         warnings.push(format!("{}: the file system has no O_DIRECT; the page cache is used", path.display()));

@@ -158,7 +158,7 @@ impl ImageWriter for FlatWriter {
     fn begin_writing(&self) -> Result<()> {
         let Some(end_bytes) = self.padding_end_bytes else { return Ok(()) };
         self.store
-            .set_len(end_bytes)
+            .allocate(FileRange { offset_bytes: end_bytes - 512, len_bytes: 512 })
             .map_err(|e| ImageError::io("extend the file to a whole sector", &*self.store, end_bytes, e))
     }
 

@@ -1,7 +1,7 @@
 //! What can go wrong in the lab, told so that a user can act on it.
 
 use diskwright_disk::DiskError;
-use diskwright_store::Operation;
+use diskwright_store::{OpenError, Operation};
 use std::{io, path::PathBuf};
 
 /// Result of a lab operation.
@@ -13,6 +13,9 @@ pub enum LabError {
     /// A virtual disk could not be created, opened or closed.
     #[error(transparent)]
     Disk(#[from] DiskError),
+    /// A raw file or device could not be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// A file or folder.
     #[error("cannot {doing} {}: {source}{}", path.display(), hint_for(source))]
     File {

@@ -30,7 +30,7 @@ const BOUNCE_BYTES: usize = 128 << 10;
 const BOUNCES_KEPT: usize = 4;
 
 /// The `f_type` of tmpfs and of ramfs, which take O_DIRECT and then use the page cache all the same.
-const MEMORY_FILE_SYSTEMS: [i64; 2] = [0x0102_1994, 0x8584_58f6];
+const MEMORY_FILE_SYSTEMS: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// How a write went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl DirectFile {
     /// Opens the file of `meta` a second time with O_DIRECT. `None` where the file system has no direct I/O.
     pub(crate) fn open(meta: BorrowedFd<'_>, path: &Path, writable: bool, is_block_device: bool) -> Option<Self> {
         if let Ok(file_system) = rustix::fs::fstatfs(meta)
-            && MEMORY_FILE_SYSTEMS.contains(&(file_system.f_type as i64))
+            && MEMORY_FILE_SYSTEMS.contains(&file_system.f_type)
             && !is_block_device
         {
             return None;

@@ -11,12 +11,30 @@
 //!                      reap(at_least, &mut done)
 //! ```
 //!
+//! With a ring, a part is an entry of its submission queue, and nothing is submitted before `reap`, so a whole batch costs
+//! one system call. What no ring can do is carried out at once by blocking calls: a store without a file (memory), a
+//! transfer that O_DIRECT would refuse, and everything where there is no ring ([`EngineKind::Sync`]).
+//!
+//! Slots and parts live in two tables with free lists; the number of a part is the `user_data` of its entry. Neither
+//! starting nor ending a part allocates once the tables have grown to the depth in use.
+//!
 //! Invariants: a slot owns its buffer from `begin` until its completion is handed out, so the kernel never writes into
 //! memory that anyone else can reach; dropping the engine first waits for all that is in flight. An engine belongs to
 //! one thread and takes no lock, but for the list on which other threads put finished external work.
 
-use crate::{IoBuf, Slab, store::Store, store::Zeroing};
-use std::{io, ops::Range, sync::Arc};
+#![allow(unsafe_code)]
+
+pub use crate::external::ExternalTicket;
+
+use crate::{
+    IoBuf, Slab,
+    external::{Ended, Externals},
+    part::{Action, Part, Span, Target, Verdict, ZEROS_BYTES},
+    ring::{Answer, Ring, WAKE},
+    store::{FileRange, Store, Zeroing},
+};
+use rustix::io::Errno;
+use std::{io, mem, ops::Range, sync::Arc};
 
 /// What moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,6 +54,7 @@ pub struct TargetId(u32);
 
 /// A request that is being put together.
 #[derive(Debug, PartialEq, Eq)]
+#[must_use = "a request that is not ended is never handed out"]
 pub struct SlotId(u32);
 
 /// The end of a request.
@@ -51,20 +70,15 @@ pub struct EngineCompletion {
     pub result: io::Result<()>,
 }
 
-/// A promise to end a request from another thread. Dropped without `complete`, the request ends with an error.
-#[derive(Debug)]
-pub struct ExternalTicket {
-    slot: u32,
-    queue: Arc<std::sync::Mutex<Vec<(u32, io::Result<()>)>>>,
-    sent: bool,
-}
-
-impl ExternalTicket {
-    /// Ends the request.
-    pub fn complete(mut self, result: io::Result<()>) {
-        self.sent = true;
-        self.queue.lock().unwrap_or_else(|p| p.into_inner()).push((self.slot, result));
-    }
+/// What an engine has done so far, for those who ask what a request costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EngineStats {
+    /// Calls of `io_uring_enter`.
+    pub enters: u64,
+    /// Parts started, the next included.
+    pub parts: u64,
+    /// Parts carried out by blocking calls.
+    pub inline_parts: u64,
 }
 
 #[derive(Debug)]
@@ -72,29 +86,107 @@ struct Slot {
     tag: u64,
     cookie: u64,
     buf: Option<IoBuf>,
+    /// All of `buf`.
+    memory: Span,
+    /// Whether `buf` belongs to the slab that is registered.
+    registered: bool,
+    /// Whether all parts have been added.
+    ended: bool,
+    /// Parts that have not ended.
+    pending: u32,
     result: io::Result<()>,
+    /// Memory of parts that is not `buf`.
+    shared: Vec<Arc<IoBuf>>,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Engine {
-    targets: Vec<Arc<dyn Store>>,
-    slots: Vec<Option<Slot>>,
+    ring: Option<Ring>,
+    targets: Vec<Target>,
+    slots: Vec<Slot>,
+    free_slots: Vec<u32>,
+    parts: Vec<Part>,
+    free_parts: Vec<u32>,
     ready: Vec<EngineCompletion>,
-    externals: Arc<std::sync::Mutex<Vec<(u32, io::Result<()>)>>>,
+    /// Requests begun and not handed out.
     in_flight: usize,
+    /// Of these, requests whose `end` has not come.
+    open: usize,
+    /// Parts in the ring.
+    in_ring: usize,
+    externals: Arc<Externals>,
+    /// Tickets that have not been answered.
+    tickets: usize,
+    /// Whether the ring polls the eventfd of the externals.
+    polling: bool,
+    ended_tickets: Vec<Ended>,
+    stats: EngineStats,
 }
 
 impl Engine {
     /// An engine for about `depth` requests in flight. Buffers of `slab` are registered with the kernel where it takes them.
-    pub fn new(_kind: EngineKind, depth: usize, _slab: Option<&Slab>) -> io::Result<Self> {
-        Ok(Self { targets: Vec::new(), slots: Vec::with_capacity(depth), ready: Vec::new(), externals: Arc::default(), in_flight: 0 })
+    ///
+    /// # Errors
+    /// With [`EngineKind::Uring`], what the kernel says when it gives no ring. The other kinds do not fail for that.
+    pub fn new(kind: EngineKind, depth: usize, slab: Option<&Slab>) -> io::Result<Self> {
+        let ring = match kind {
+            EngineKind::Sync => None,
+            EngineKind::Uring => Some(Ring::new(depth, slab)?),
+            EngineKind::Auto => match Ring::new(depth, slab) {
+                Ok(ring) => Some(ring),
+                Err(error) if lacks_ring(&error) => None,
+                Err(error) => return Err(error),
+            },
+        };
+        Ok(Self {
+            ring,
+            targets: Vec::new(),
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+            parts: Vec::new(),
+            free_parts: Vec::new(),
+            ready: Vec::new(),
+            in_flight: 0,
+            open: 0,
+            in_ring: 0,
+            externals: Arc::default(),
+            tickets: 0,
+            polling: false,
+            ended_tickets: Vec::new(),
+            stats: EngineStats::default(),
+        })
+    }
+
+    /// What is in force: [`EngineKind::Uring`] or [`EngineKind::Sync`].
+    pub fn kind(&self) -> EngineKind {
+        if self.ring.is_some() { EngineKind::Uring } else { EngineKind::Sync }
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> EngineStats {
+        EngineStats { enters: self.ring.as_ref().map_or(0, |ring| ring.enters), ..self.stats }
     }
 
     /// Makes a store known. The same store may be added once only by the caller; the engine keeps it open.
     pub fn add_target(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
-        self.targets.push(Arc::clone(store));
-        Ok(TargetId(self.targets.len() as u32 - 1))
+        self.add(store, false)
+    }
+
+    /// As [`Engine::add_target`], but reads that go beyond the end of the store give zeros there: for raw files whose
+    /// length is no whole number of sectors.
+    pub fn add_target_padded(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
+        self.add(store, true)
+    }
+
+    fn add(&mut self, store: &Arc<dyn Store>, padded: bool) -> io::Result<TargetId> {
+        let index = u32::try_from(self.targets.len()).map_err(|_| io::Error::other("an engine holds at most 2^32 stores"))?;
+        let mut target = Target::new(store, padded);
+        if let (Some(ring), Some(fd)) = (&mut self.ring, target.fd) {
+            target.file_index = ring.register_file(fd);
+        }
+        self.targets.push(target);
+        Ok(TargetId(index))
     }
 
     /// Requests begun and not yet handed out by `reap`.
@@ -104,107 +196,356 @@ impl Engine {
 
     /// Begins a request.
     pub fn begin(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>) -> SlotId {
+        self.open += 1;
+        SlotId(self.occupy(tag, cookie, buf, false))
+    }
+
+    #[inline]
+    fn occupy(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>, ended: bool) -> u32 {
         self.in_flight += 1;
-        self.slots.push(Some(Slot { tag, cookie, buf, result: Ok(()) }));
-        SlotId(self.slots.len() as u32 - 1)
+        let memory = buf.as_ref().map_or(Span::EMPTY, Span::of);
+        let registered = match (&self.ring, &buf) {
+            (Some(ring), Some(buf)) => ring.slab().is_some_and(|slab| slab.owns(buf)),
+            _ => false,
+        };
+        let slot = Slot { tag, cookie, buf, memory, registered, ended, pending: 0, result: Ok(()), shared: Vec::new() };
+        match self.free_slots.pop() {
+            Some(index) => {
+                self.slots[index as usize] = slot;
+                index
+            }
+            None => {
+                self.slots.push(slot);
+                u32::try_from(self.slots.len() - 1).expect("more requests in flight than memory could hold")
+            }
+        }
     }
 
     /// Adds a read of `target` at `file_offset_bytes` into `range` of the request's buffer.
     pub fn read(&mut self, slot: &SlotId, target: TargetId, file_offset_bytes: u64, range: Range<usize>) {
-        let store = Arc::clone(&self.targets[target.0 as usize]);
-        let Some(slot) = &mut self.slots[slot.0 as usize] else { return };
-        let Some(buf) = &mut slot.buf else { return };
-        if let Err(e) = store.read_at(&mut buf[range], file_offset_bytes) {
-            slot.result = Err(e);
-        }
+        self.transfer(slot.0, target, Action::Read, file_offset_bytes, range);
     }
 
     /// Adds a write of `range` of the request's buffer to `target`. `durable` asks for RWF_DSYNC.
     pub fn write(&mut self, slot: &SlotId, target: TargetId, file_offset_bytes: u64, range: Range<usize>, durable: bool) {
-        let store = Arc::clone(&self.targets[target.0 as usize]);
-        let Some(slot) = &mut self.slots[slot.0 as usize] else { return };
-        let Some(buf) = &slot.buf else { return };
-        if let Err(e) = store.write_at(&buf[range], file_offset_bytes) {
-            slot.result = Err(e);
-        }
-        if durable && let Err(e) = store.sync_data() {
-            slot.result = Err(e);
+        self.transfer(slot.0, target, Action::Write { durable }, file_offset_bytes, range);
+    }
+
+    #[inline]
+    fn transfer(&mut self, slot: u32, target: TargetId, action: Action, file_offset_bytes: u64, range: Range<usize>) {
+        let holder = &mut self.slots[slot as usize];
+        let Some(memory) = holder.memory.slice(range.clone()) else {
+            let what = format!("bytes {range:?} of a buffer that holds {}", holder.memory.len_bytes);
+            return holder.fail(io::Error::new(io::ErrorKind::InvalidInput, what));
+        };
+        if memory.len_bytes > 0 {
+            let part = Part::new(slot, target.0, action, file_offset_bytes, memory, holder.registered);
+            self.start(part);
         }
     }
 
     /// Adds a write of bytes that the caller shares (a bitmap that is the same for every block).
     pub fn write_shared(&mut self, slot: &SlotId, target: TargetId, file_offset_bytes: u64, bytes: &Arc<IoBuf>) {
-        if let Err(e) = self.targets[target.0 as usize].write_at(bytes, file_offset_bytes)
-            && let Some(slot) = &mut self.slots[slot.0 as usize]
-        {
-            slot.result = Err(e);
+        let memory = Span::of(bytes);
+        if memory.len_bytes > 0 {
+            self.slots[slot.0 as usize].shared.push(Arc::clone(bytes));
+            self.start(Part::new(slot.0, target.0, Action::Write { durable: false }, file_offset_bytes, memory, false));
         }
     }
 
-    /// Fills `range` of the request's buffer with zeros, at once.
+    /// Fills `range` of the request's buffer with zeros, at once. No part of the request may be reading into that range.
     pub fn fill_zeros(&mut self, slot: &SlotId, range: Range<usize>) {
-        if let Some(Slot { buf: Some(buf), .. }) = &mut self.slots[slot.0 as usize] {
-            buf[range].fill(0);
+        let holder = &mut self.slots[slot.0 as usize];
+        match holder.memory.slice(range.clone()) {
+            // SAFETY: the memory is the slot's buffer, which nobody else reaches; the kernel is not using this range of it,
+            // or, if the caller breaks its promise, both write bytes that nobody has a reference to.
+            Some(memory) => unsafe { memory.fill_zeros() },
+            None => holder.fail(io::Error::new(io::ErrorKind::InvalidInput, format!("zeros at {range:?}, beyond the buffer"))),
         }
     }
 
-    /// Adds zeros over a range of `target`.
-    pub fn write_zeroes(&mut self, slot: &SlotId, target: TargetId, range: crate::store::FileRange, how: Zeroing) {
-        if let Err(e) = self.targets[target.0 as usize].zero_range(range, how)
-            && let Some(slot) = &mut self.slots[slot.0 as usize]
-        {
-            slot.result = Err(e);
+    /// Adds zeros over a range of `target`, which must lie within its length.
+    pub fn write_zeroes(&mut self, slot: &SlotId, target: TargetId, range: FileRange, how: Zeroing) {
+        if range.len_bytes == 0 {
+            return;
         }
+        // A small write is cheaper than a call into the file system's allocator, and for O_DIRECT needs to be aligned.
+        if how == Zeroing::Keep && range.len_bytes <= ZEROS_BYTES as u64 {
+            let zeros = Span::zeros(range.len_bytes as usize);
+            let part = Part::new(slot.0, target.0, Action::Write { durable: false }, range.offset_bytes, zeros, false);
+            if part.fits_ring(&self.targets[target.0 as usize]) {
+                return self.start(part);
+            }
+        }
+        let mut part = Part::new(slot.0, target.0, Action::Zero(how), range.offset_bytes, Span::EMPTY, false);
+        part.len_bytes = range.len_bytes;
+        self.start(part);
     }
 
     /// Adds a data sync of `target`.
     pub fn sync(&mut self, slot: &SlotId, target: TargetId) {
-        if let Err(e) = self.targets[target.0 as usize].sync_data()
-            && let Some(slot) = &mut self.slots[slot.0 as usize]
-        {
-            slot.result = Err(e);
-        }
+        self.start(Part::new(slot.0, target.0, Action::Sync, 0, Span::EMPTY, false));
     }
 
     /// Makes the request fail (with the first error that it gets), once its parts have ended.
     pub fn fail(&mut self, slot: &SlotId, error: io::Error) {
-        if let Some(slot) = &mut self.slots[slot.0 as usize] {
-            slot.result = Err(error);
-        }
+        self.slots[slot.0 as usize].fail(error);
     }
 
     /// Says that the request has all its parts. With none left in flight, it is ready to be reaped.
     pub fn end(&mut self, slot: SlotId) {
-        if let Some(slot) = self.slots[slot.0 as usize].take() {
-            self.ready.push(EngineCompletion { tag: slot.tag, cookie: slot.cookie, buf: slot.buf, result: slot.result });
+        self.open -= 1;
+        let holder = &mut self.slots[slot.0 as usize];
+        holder.ended = true;
+        if holder.pending == 0 {
+            self.vacate(slot.0);
         }
     }
 
     /// A request of one read: the hot path. `len_bytes` at the front of `buf`.
+    #[inline]
     pub fn read_one(&mut self, tag: u64, cookie: u64, target: TargetId, file_offset_bytes: u64, buf: IoBuf, len_bytes: usize) {
-        let slot = self.begin(tag, cookie, Some(buf));
-        self.read(&slot, target, file_offset_bytes, 0..len_bytes);
-        self.end(slot);
+        self.one(tag, cookie, target, Action::Read, file_offset_bytes, buf, len_bytes);
     }
 
     /// A request of one write: the hot path.
+    #[inline]
     #[expect(clippy::too_many_arguments, reason = "the hot path passes scalars in registers")]
     pub fn write_one(&mut self, tag: u64, cookie: u64, target: TargetId, file_offset_bytes: u64, buf: IoBuf, len_bytes: usize, durable: bool) {
-        let slot = self.begin(tag, cookie, Some(buf));
-        self.write(&slot, target, file_offset_bytes, 0..len_bytes, durable);
+        self.one(tag, cookie, target, Action::Write { durable }, file_offset_bytes, buf, len_bytes);
+    }
+
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "the hot path passes scalars in registers")]
+    fn one(&mut self, tag: u64, cookie: u64, target: TargetId, action: Action, file_offset_bytes: u64, buf: IoBuf, len_bytes: usize) {
+        let slot = self.occupy(tag, cookie, Some(buf), true);
+        // The slot is held by one more than its parts until the part is there, so that nothing vacates it meanwhile.
+        self.slots[slot as usize].pending = 1;
+        self.transfer(slot, target, action, file_offset_bytes, 0..len_bytes);
+        self.let_go(slot, Ok(()));
+    }
+
+    /// A request of one data sync.
+    pub fn sync_one(&mut self, tag: u64, cookie: u64, target: TargetId) {
+        let slot = self.begin(tag, cookie, None);
+        self.sync(&slot, target);
         self.end(slot);
     }
 
     /// Begins a request that another thread ends by the ticket.
     pub fn external(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>) -> ExternalTicket {
-        let slot = self.begin(tag, cookie, buf);
-        ExternalTicket { slot: slot.0, queue: Arc::clone(&self.externals), sent: false }
+        let slot = self.occupy(tag, cookie, buf, true);
+        self.slots[slot as usize].pending = 1;
+        self.tickets += 1;
+        ExternalTicket::new(slot, &self.externals)
     }
 
     /// Starts all parts, waits until at least `at_least` requests have ended (never more than are in flight), and appends all that have.
-    pub fn reap(&mut self, _at_least: usize, out: &mut Vec<EngineCompletion>) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The ring itself has failed. Requests that have ended meanwhile are appended all the same.
+    pub fn reap(&mut self, at_least: usize, out: &mut Vec<EngineCompletion>) -> io::Result<()> {
+        let result = self.work_until(at_least.min(self.in_flight - self.open));
         self.in_flight -= self.ready.len();
-        out.append(&mut self.ready);
+        if out.is_empty() {
+            mem::swap(out, &mut self.ready);
+        } else {
+            out.append(&mut self.ready);
+        }
+        result
+    }
+
+    /// Submits everything, and works until `wanted` requests are ready.
+    fn work_until(&mut self, wanted: usize) -> io::Result<()> {
+        self.take_tickets();
+        if self.ring.is_none() {
+            while self.ready.len() < wanted {
+                self.externals.wait();
+                self.take_tickets();
+            }
+            return Ok(());
+        }
+        self.take_answers();
+        let mut looked = false;
+        loop {
+            let missing = wanted.saturating_sub(self.ready.len());
+            let Some(ring) = &mut self.ring else { return Ok(()) };
+            if missing == 0 && ring.unsubmitted() == 0 && (looked || !ring.has_task_work()) {
+                return Ok(());
+            }
+            // Each request that is missing brings an answer of its own, but one bell may ring for many tickets.
+            let wait_for = if self.tickets == 0 { missing } else { missing.min(1) };
+            if self.tickets > 0 && wait_for > 0 && !self.polling {
+                ring.poll(self.externals.eventfd()?)?;
+                self.polling = true;
+                // What ended before there was an eventfd did not ring it.
+                self.take_tickets();
+                continue;
+            }
+            ring.enter(wait_for)?;
+            looked = true;
+            self.take_answers();
+        }
+    }
+
+    fn take_answers(&mut self) {
+        let mut answers: [Answer; 64] = [(0, 0); 64];
+        loop {
+            let Some(ring) = &mut self.ring else { return };
+            let taken = ring.take(&mut answers);
+            for &(user_data, answer) in &answers[..taken] {
+                if user_data == WAKE {
+                    self.polling = false;
+                    self.externals.silence();
+                    self.take_tickets();
+                } else {
+                    self.answered(user_data as u32, answer);
+                }
+            }
+            if taken < answers.len() {
+                return;
+            }
+        }
+    }
+
+    fn take_tickets(&mut self) {
+        if self.tickets == 0 {
+            return;
+        }
+        let mut ended = mem::take(&mut self.ended_tickets);
+        self.externals.take(&mut ended);
+        for (slot, result) in ended.drain(..) {
+            self.tickets -= 1;
+            self.let_go(slot, result);
+        }
+        self.ended_tickets = ended;
+    }
+
+    #[inline]
+    fn start(&mut self, part: Part) {
+        self.stats.parts += 1;
+        self.slots[part.slot as usize].pending += 1;
+        let index = match self.free_parts.pop() {
+            Some(index) => {
+                self.parts[index as usize] = part;
+                index
+            }
+            None => {
+                self.parts.push(part);
+                u32::try_from(self.parts.len() - 1).expect("more parts in flight than memory could hold")
+            }
+        };
+        self.carry_out(index, false);
+    }
+
+    /// Gives a part to the ring, or does it here.
+    #[inline]
+    fn carry_out(&mut self, index: u32, block: bool) {
+        let part = &self.parts[index as usize];
+        let target = &self.targets[part.target as usize];
+        let result = match &mut self.ring {
+            // SAFETY: the part fits. Its memory is its slot's buffer, memory the slot shares, or static zeros; the slot keeps it
+            // and lets nobody reach it until the part has ended, which is when its answer has been taken. `registered`
+            // was set from the slab that the ring has registered. Reads are made of the slot's own buffer only.
+            Some(ring) if !block && part.fits_ring(target) => match unsafe { ring.start(part, target, u64::from(index)) } {
+                Ok(()) => {
+                    self.in_ring += 1;
+                    return;
+                }
+                Err(error) => Err(error),
+            },
+            _ => {
+                self.stats.inline_parts += 1;
+                // SAFETY: as above, and the part is not in the ring: it never was, or its answer has been taken.
+                unsafe { part.run_blocking(target) }
+            }
+        };
+        self.part_ended(index, result);
+    }
+
+    #[inline]
+    fn answered(&mut self, index: u32, answer: i32) {
+        self.in_ring -= 1;
+        let part = &mut self.parts[index as usize];
+        // SAFETY: the slot keeps the memory, and the answer says that the kernel has done with it.
+        match unsafe { part.judge(answer, &self.targets[part.target as usize]) } {
+            Verdict::Done(result) => self.part_ended(index, result),
+            Verdict::Again => self.carry_out(index, false),
+            Verdict::Block => self.carry_out(index, true),
+        }
+    }
+
+    #[inline]
+    fn part_ended(&mut self, index: u32, result: io::Result<()>) {
+        self.free_parts.push(index);
+        self.let_go(self.parts[index as usize].slot, result);
+    }
+
+    /// One thing fewer that a slot waits for.
+    #[inline]
+    fn let_go(&mut self, slot: u32, result: io::Result<()>) {
+        let holder = &mut self.slots[slot as usize];
+        if let Err(error) = result {
+            holder.fail(error);
+        }
+        holder.pending -= 1;
+        if holder.pending == 0 && holder.ended {
+            self.vacate(slot);
+        }
+    }
+
+    #[inline]
+    fn vacate(&mut self, slot: u32) {
+        let holder = &mut self.slots[slot as usize];
+        holder.shared.clear();
+        let result = mem::replace(&mut holder.result, Ok(()));
+        self.ready.push(EngineCompletion { tag: holder.tag, cookie: holder.cookie, buf: holder.buf.take(), result });
+        self.free_slots.push(slot);
+    }
+}
+
+/// Whether the system gives no ring at all: switched off (by sysctl, seccomp or a container), unknown or too old, or
+/// more than may be locked in memory.
+fn lacks_ring(error: &io::Error) -> bool {
+    let refusals = [Errno::NOSYS, Errno::PERM, Errno::ACCESS, Errno::NOMEM, Errno::INVAL, Errno::OPNOTSUPP];
+    error.kind() == io::ErrorKind::Unsupported || Errno::from_io_error(error).is_some_and(|errno| refusals.contains(&errno))
+}
+
+impl Slot {
+    /// Keeps the first error.
+    fn fail(&mut self, error: io::Error) {
+        if self.result.is_ok() {
+            self.result = Err(error);
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        while self.in_ring > 0 || self.tickets > 0 {
+            // A request that was never ended keeps its parts, so what is waited for here is parts and tickets.
+            let waited = if self.in_ring > 0 { self.wait_for_an_answer() } else { self.wait_for_a_ticket() };
+            if waited.is_err() {
+                // The kernel may still write to the buffers, and nothing can tell when it has ended: they are left to it.
+                mem::forget(mem::take(&mut self.slots));
+                return;
+            }
+        }
+    }
+}
+
+impl Engine {
+    fn wait_for_an_answer(&mut self) -> io::Result<()> {
+        if let Some(ring) = &mut self.ring {
+            ring.enter(1)?;
+        }
+        self.take_answers();
+        Ok(())
+    }
+
+    fn wait_for_a_ticket(&mut self) -> io::Result<()> {
+        self.externals.wait();
+        self.take_tickets();
         Ok(())
     }
 }

@@ -479,3 +479,6 @@ pub(crate) fn cannot(errno: Errno) -> bool {
 fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     rustix::io::retry_on_intr(call)
 }
+
+#[cfg(test)]
+mod tests;

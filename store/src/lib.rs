@@ -16,16 +16,18 @@
 //! Metadata of an image goes through the blocking methods of [`Store`]; the guest's payload goes through an
 //! [`Engine`], straight between the caller's [`IoBuf`] and the file.
 //!
-//! `unsafe` is allowed in two modules only: `buffer` (memory that the kernel may write into) and `ring`
-//! (the io_uring itself).
+//! `unsafe` is allowed where memory is shared with the kernel, and only there: `buffer` (that memory), `part` and `engine`
+//! (what is done with it), `ring` (the io_uring itself), and in `sys`, for the one system call that no library wraps.
 
 pub mod buffer;
 mod direct;
 pub mod engine;
+mod external;
 pub mod file;
 pub mod lock;
 pub mod memory;
 pub mod overlay;
+mod part;
 pub mod queue;
 pub mod raw;
 mod ring;
@@ -33,7 +35,7 @@ pub mod store;
 mod sys;
 
 pub use buffer::{IoBuf, Slab};
-pub use engine::{Engine, EngineCompletion, EngineKind, ExternalTicket, TargetId};
+pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTicket, SlotId, TargetId};
 pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes, raise_open_file_limit, sync_directory_of};
 pub use lock::LockMode;
 pub use memory::MemoryStore;

@@ -143,3 +143,6 @@ pub(crate) fn holder(identity: (u64, u64), ours: BorrowedFd<'_>) -> String {
 fn directory(path: &str) -> impl Iterator<Item = String> {
     fs::read_dir(path).into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,205 @@
-//! placeholder: helper writes
-/// A raw device.
+//! A raw disk: a file or a block device whose byte at offset n is the disk's byte at offset n.
+//!
+//! It is the leanest of all devices, one part for each request and no look-up, and so the baseline with which virtual
+//! disks are compared.
+//!
+//! A file whose length is no whole number of sectors is shown rounded up; what lies beyond its end reads as zeros, and a write
+//! there lengthens the file. A flush is one `fdatasync`, which covers completed writes of every queue. Zeroing with
+//! force unit access is a zeroing followed by a sync, as no system call does both: the queue holds the first
+//! completion back and starts the sync.
+
+use crate::{
+    CacheMode, Engine, EngineCompletion, FileStore, LockMode, OpenOptions, TargetId,
+    file::OpenError,
+    queue::{BlockDevice, BlockQueue, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions, Request, validate},
+    store::{FileRange, Store, Zeroing},
+};
+use std::{io, path::Path, sync::Arc};
+
+/// The cookie of a zeroing that must be followed by a sync.
+const THEN_SYNC: u64 = 1;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct RawDevice {
+    store: Arc<dyn Store>,
+    geometry: Geometry,
+}
+
+impl RawDevice {
+    /// Opens a file or a block device, with an exclusive lock for writing and a shared one for reading. Sectors are the block
+    /// device's own, and 512 bytes for a file.
+    pub fn open(path: impl AsRef<Path>, writable: bool, cache: CacheMode) -> Result<Self, OpenError> {
+        let path = path.as_ref();
+        let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
+        let store = FileStore::open(path, &OpenOptions { writable, create_new: false, cache, lock })?;
+        let sectors = store.sector_bytes();
+        let failed = |source| OpenError::Io { doing: "measuring", path: path.to_owned(), source };
+        let mut device = Self::new(Arc::new(store), writable, sectors.logical_bytes).map_err(failed)?;
+        device.geometry.physical_sector_bytes = sectors.physical_bytes;
+        Ok(device)
+    }
+
+    /// A raw disk on any store.
+    ///
+    /// # Errors
+    /// `InvalidInput` when the sector size is no power of two of at least 512; else what the store says when asked for its length.
+    pub fn new(store: Arc<dyn Store>, writable: bool, logical_sector_bytes: u32) -> io::Result<Self> {
+        if !logical_sector_bytes.is_power_of_two() || logical_sector_bytes < 512 {
+            let what = format!("a sector of {logical_sector_bytes} bytes; it must be a power of two of at least 512");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        let size_bytes = store.len_bytes()?.checked_next_multiple_of(u64::from(logical_sector_bytes)).ok_or(io::ErrorKind::FileTooLarge)?;
+        let physical_sector_bytes = logical_sector_bytes.max(4096);
+        Ok(Self { store, geometry: Geometry { size_bytes, logical_sector_bytes, physical_sector_bytes, read_only: !writable } })
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// Whether requests really go past the page cache.
+    pub fn cache_mode(&self) -> CacheMode {
+        match self.store.data_file() {
+            Some(file) if file.alignment_bytes > 1 => CacheMode::Direct,
+            _ => CacheMode::PageCache,
+        }
+    }
+}
+
+impl BlockDevice for RawDevice {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
+        let mut engine = options.engine()?;
+        let target = engine.add_target_padded(&self.store)?;
+        let depth = options.depth.max(1);
+        let done = Vec::with_capacity(depth);
+        Ok(Box::new(RawQueue { engine, target, store: Arc::clone(&self.store), geometry: self.geometry, depth, done }))
+    }
+
+    fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
+        let sector_bytes = u64::from(self.geometry.logical_sector_bytes);
+        let end_bytes = offset_bytes.saturating_add(len_bytes).min(self.geometry.size_bytes);
+        let mut at_bytes = offset_bytes;
+        while at_bytes < end_bytes {
+            // Whole sectors: one of which a part is data is data.
+            let (data_start, data_end) = match self.store.next_data(at_bytes)? {
+                Some(data) => {
+                    let data_end = data.offset_bytes.saturating_add(data.len_bytes);
+                    (data.offset_bytes - data.offset_bytes % sector_bytes, data_end.checked_next_multiple_of(sector_bytes).unwrap_or(u64::MAX))
+                }
+                None => (end_bytes, end_bytes),
+            };
+            let (data_start, data_end) = (data_start.clamp(at_bytes, end_bytes), data_end.clamp(at_bytes, end_bytes));
+            if data_start > at_bytes {
+                let kind = ExtentKind::Zero;
+                out.push(Extent { offset_bytes: at_bytes, len_bytes: data_start - at_bytes, kind, depth: 0, file_offset_bytes: None });
+            }
+            if data_end > data_start {
+                let kind = ExtentKind::Data;
+                out.push(Extent { offset_bytes: data_start, len_bytes: data_end - data_start, kind, depth: 0, file_offset_bytes: Some(data_start) });
+            } else if data_start < end_bytes {
+                return Err(io::Error::other("the store's data changed while its extents were read; try again"));
+            }
+            at_bytes = data_end.max(data_start);
+        }
+        Ok(())
+    }
+}
+
 #[derive(Debug)]
-pub struct RawDevice;
+struct RawQueue {
+    engine: Engine,
+    target: TargetId,
+    store: Arc<dyn Store>,
+    geometry: Geometry,
+    depth: usize,
+    done: Vec<EngineCompletion>,
+}
+
+impl RawQueue {
+    /// The part of a range that lies in the file, as zeroing must: the file may end within the last sector.
+    fn clip(&self, range: FileRange) -> io::Result<FileRange> {
+        let whole_sectors = self.geometry.size_bytes.saturating_sub(u64::from(self.geometry.logical_sector_bytes));
+        if range.offset_bytes + range.len_bytes <= whole_sectors {
+            return Ok(range);
+        }
+        let left_bytes = self.store.len_bytes()?.saturating_sub(range.offset_bytes);
+        Ok(FileRange { len_bytes: range.len_bytes.min(left_bytes), ..range })
+    }
+}
+
+impl BlockQueue for RawQueue {
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.engine.in_flight()
+    }
+
+    #[inline]
+    fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
+        if self.engine.in_flight() >= self.depth {
+            return Err(Box::new(PushError { request, reason: io::ErrorKind::WouldBlock.into() }));
+        }
+        if let Err(reason) = validate(&request, &self.geometry) {
+            return Err(Box::new(PushError { request, reason }));
+        }
+        let (tag, target, offset_bytes, len_bytes) = (request.tag, self.target, request.offset_bytes, request.len_bytes);
+        match (request.operation, request.buf) {
+            (Operation::Read, Some(buf)) => self.engine.read_one(tag, 0, target, offset_bytes, buf, len_bytes as usize),
+            (Operation::Write, Some(buf)) => {
+                self.engine.write_one(tag, 0, target, offset_bytes, buf, len_bytes as usize, request.fua);
+            }
+            // A transfer of nothing, which needs no buffer.
+            (Operation::Read | Operation::Write, None) => {
+                let slot = self.engine.begin(tag, 0, None);
+                self.engine.end(slot);
+            }
+            (Operation::Flush, buf) => {
+                let slot = self.engine.begin(tag, 0, buf);
+                self.engine.sync(&slot, target);
+                self.engine.end(slot);
+            }
+            (operation @ (Operation::WriteZeroes | Operation::Discard), buf) => {
+                let range = match self.clip(FileRange { offset_bytes, len_bytes }) {
+                    Ok(range) => range,
+                    Err(reason) => return Err(Box::new(PushError { request: Request { buf, ..request }, reason })),
+                };
+                let how = if operation == Operation::Discard { Zeroing::Deallocate } else { Zeroing::Keep };
+                let slot = self.engine.begin(tag, if request.fua { THEN_SYNC } else { 0 }, buf);
+                self.engine.write_zeroes(&slot, target, range, how);
+                self.engine.end(slot);
+            }
+        }
+        Ok(())
+    }
+
+    fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()> {
+        let mut missing = at_least.min(self.engine.in_flight());
+        loop {
+            let result = self.engine.reap(missing, &mut self.done);
+            let mut syncs_started = false;
+            for ended in self.done.drain(..) {
+                if ended.cookie == THEN_SYNC && ended.result.is_ok() {
+                    let slot = self.engine.begin(ended.tag, 0, ended.buf);
+                    self.engine.sync(&slot, self.target);
+                    self.engine.end(slot);
+                    syncs_started = true;
+                } else {
+                    out.push(Completion { tag: ended.tag, buf: ended.buf, result: ended.result });
+                    missing = missing.saturating_sub(1);
+                }
+            }
+            result?;
+            if missing == 0 && !syncs_started {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -8,7 +8,7 @@ use crate::{
     sizes::Exact,
 };
 use clap::Args;
-use diskwright_disk::{CompareOutcome, Disk, OpenOptions};
+use diskwright_disk::{CompareOutcome, OpenOptions};
 use diskwright_store::BlockDevice;
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
@@ -50,8 +50,8 @@ struct Report {
 pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     let options = context.global.open_options(false);
     let second_format = args.second_format.map(FormatArg::format).or(options.format);
-    let first = Disk::open(&args.first, &options)?;
-    let second = Disk::open(&args.second, &OpenOptions { format: second_format, ..options })?;
+    let first = context.open(&args.first, &options)?;
+    let second = context.open(&args.second, &OpenOptions { format: second_format, ..options })?;
     let (first_size, second_size) = (first.geometry().size_bytes, second.geometry().size_bytes);
     if first_size != second_size {
         context.warn(&format!("the disks differ in size: {} and {}", Exact(first_size), Exact(second_size)));

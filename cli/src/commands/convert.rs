@@ -1,14 +1,15 @@
 //! `diskwright convert SOURCE DEST`: a disk into a new image.
 
 use crate::{
-    args::{FormatArg, TypeArg},
+    args::FormatArg,
     context::Context,
     exit::{self, Outcome},
     json, progress, sizes,
     sizes::Human,
 };
-use clap::Args;
+use clap::{Args, ValueEnum};
 use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest};
+use diskwright_image::DiskType;
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
 
@@ -17,7 +18,8 @@ use std::{io::Write, path::PathBuf};
 #[command(after_help = "\
 DEST must not exist. Its format comes from its extension, or from --format. A SOURCE with parents is read through its whole chain, \
 so DEST stands alone. What reads as zeros is skipped, and bytes are shared instead of copied (reflinks) where the file system can. \
-Stopped or failed, nothing is left behind.
+Stopped or failed, nothing is left behind, \
+but for a copy that --verify finds to be wrong: that one stays, as evidence.
 
 EXAMPLES
   diskwright convert disk.vhdx disk.raw --verify
@@ -30,8 +32,8 @@ pub struct ConvertArgs {
     /// The image to make.
     dest: PathBuf,
     /// How DEST holds its blocks. [default: dynamic; raw is always fixed]
-    #[arg(long = "type", value_name = "TYPE", value_parser = ["fixed", "dynamic"])]
-    disk_type: Option<String>,
+    #[arg(long = "type", value_enum, value_name = "TYPE")]
+    disk_type: Option<StandaloneType>,
     /// Payload block of DEST. [default: 2M]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
     block_size: Option<u32>,
@@ -55,6 +57,15 @@ pub struct ConvertArgs {
     no_reflink: bool,
 }
 
+/// A type that needs no parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum StandaloneType {
+    /// All space from the start.
+    Fixed,
+    /// Space when a block is first written.
+    Dynamic,
+}
+
 #[derive(Debug, Serialize)]
 struct Report {
     source: String,
@@ -75,7 +86,10 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         source,
         dest: CreateRequest {
             format: context.global.format.map(FormatArg::format),
-            disk_type: args.disk_type.as_deref().map(|word| if word == "fixed" { TypeArg::Fixed } else { TypeArg::Dynamic }.disk_type()),
+            disk_type: args.disk_type.map(|word| match word {
+                StandaloneType::Fixed => DiskType::Fixed,
+                StandaloneType::Dynamic => DiskType::Dynamic,
+            }),
             block_bytes: args.block_size,
             logical_sector_bytes: args.sector_size,
             physical_sector_bytes: args.physical_sector_size,
@@ -127,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_summary_leaves_out_what_was_not() {
-        let done = ConvertOutcome { size_bytes: 40 << 30, copied_bytes: 4 << 30, cloned_bytes: 0, zero_bytes: 36 << 30 };
+        let done = ConvertOutcome { size_bytes: 40 << 30, copied_bytes: 4 << 30, cloned_bytes: 0, zero_bytes: 36 << 30, verified_bytes: 0 };
         assert_eq!(summary(&done, false), "40 GiB; 4 GiB copied, 36 GiB of zeros skipped");
         let shared = ConvertOutcome { copied_bytes: 0, cloned_bytes: 4 << 30, ..done };
         assert_eq!(summary(&shared, true), "40 GiB; 0 bytes copied, 4 GiB shared with the source, 36 GiB of zeros skipped, verified");

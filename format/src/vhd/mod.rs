@@ -1,1 +1,99 @@
-//! VHD.
+//! VHD: the structures of the Virtual Hard Disk Image Format Specification 1.0. All integers are big-endian.
+//!
+//! ```text
+//!   fixed                     dynamic, differencing
+//!   ┌──────────────┐          ┌──────────────┐ 0
+//!   │ payload      │          │ footer copy  │ 512 bytes                     footer.rs
+//!   │  ...         │          ├──────────────┤ footer.data_offset
+//!   ├──────────────┤          │ dynamic      │ 1024 bytes                    header.rs
+//!   │ footer       │          │ header       │ (names up to 8 parent locators, locator.rs)
+//!   └──────────────┘          ├──────────────┤ header.table_offset
+//!                             │ BAT          │ 4 bytes a block: the *sector of its bitmap*
+//!                             ├──────────────┤
+//!                             │ bitmap, data │ one for each allocated block, in any order
+//!                             │  ...         │
+//!                             ├──────────────┤
+//!                             │ footer       │ 512 bytes, 511 in very old files
+//!                             └──────────────┘
+//! ```
+//!
+//! Parsing takes slices and the place in the file they came from, and gives values or a [`VhdError`] that names the
+//! field, where it is, what was found and what was expected. Nothing here panics on any input, and nothing is allocated
+//! by a length that came from a file.
+
+mod error;
+mod footer;
+mod geometry;
+mod header;
+mod locator;
+mod time;
+
+pub use error::{Fault, VhdError};
+pub use footer::{
+    CREATOR_APP, CREATOR_OS, CREATOR_VERSION, DiskKind, FEATURE_RESERVED, FOOTER_BYTES, FOOTER_COOKIE, Footer,
+    NO_DATA_OFFSET, OLD_FOOTER_BYTES,
+};
+pub use geometry::Chs;
+pub use header::{DynamicHeader, HEADER_BYTES, HEADER_COOKIE, LOCATOR_COUNT, LocatorEntry, PARENT_NAME_UNITS};
+pub use locator::{LocatorData, LocatorKind, MAX_LOCATOR_BYTES, encode_path};
+pub use time::{EPOCH_UNIX_SECONDS, seconds_from_unix, seconds_to_unix};
+
+/// The sector by which the format counts.
+pub const SECTOR_BYTES: u64 = 512;
+
+/// The BAT entry of a block that has no space.
+pub const BAT_UNUSED: u32 = 0xffff_ffff;
+
+/// The only version of footer and header: major 1, minor 0.
+pub const VERSION: u32 = 0x0001_0000;
+
+/// Largest dynamic or differencing disk, in bytes: 2040 GiB, where 32-bit sector numbers end (less what Windows keeps for metadata).
+pub const MAX_DYNAMIC_BYTES: u64 = 2040 << 30;
+
+/// Block size of nearly all files, in bytes.
+pub const DEFAULT_BLOCK_BYTES: u32 = 2 << 20;
+
+/// Bytes of the sector bitmap before each block: one bit a sector, in whole sectors.
+///
+/// `block_bytes` may be anything; a block of less than a sector has a bitmap of no bytes.
+pub const fn bitmap_bytes(block_bytes: u32) -> u64 {
+    (block_bytes as u64 / SECTOR_BYTES).div_ceil(8).next_multiple_of(SECTOR_BYTES)
+}
+
+/// The checksum of a structure: the one's complement of the sum of its bytes, those of the checksum itself taken as zero.
+pub(crate) fn checksum(bytes: &[u8], field: std::ops::Range<usize>) -> u32 {
+    let sum = bytes
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| !field.contains(index))
+        .fold(0u32, |sum, (_, &byte)| sum.wrapping_add(u32::from(byte)));
+    !sum
+}
+
+/// The `N` bytes at `at` of a structure. The callers have checked the length; bytes that are not there read as zeros.
+pub(crate) fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut value = [0; N];
+    if let Some(found) = bytes.get(at..at + N) {
+        value.copy_from_slice(found);
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bitmaps_are_whole_sectors() {
+        assert_eq!(bitmap_bytes(2 << 20), 512);
+        assert_eq!(bitmap_bytes(512), 512);
+        assert_eq!(bitmap_bytes(4 << 20), 1024);
+        assert_eq!(bitmap_bytes(1 << 31), 512 << 10);
+    }
+
+    #[test]
+    fn the_checksum_leaves_itself_out() {
+        assert_eq!(checksum(&[1, 2, 3, 4], 1..3), !5);
+        assert_eq!(checksum(&[], 0..0), u32::MAX);
+    }
+}

@@ -244,7 +244,7 @@ impl EntryChecksum {
 /// (file offset, 4 KiB) pairs.
 pub fn data_entry<'a>(
     mut header: LogEntryHeader,
-    pages: impl ExactSizeIterator<Item = (u64, &'a [u8])> + Clone,
+    pages: impl ExactSizeIterator<Item = (u64, &'a [u8])>,
 ) -> Vec<u8> {
     let count = pages.len() as u32;
     header.descriptors = count;

@@ -115,7 +115,7 @@ fn parse_entry(bytes: &[u8], at: usize) -> Result<Region> {
         required: get_u32(bytes, at + 28) & 1 == 1,
     };
     if region.offset_bytes < MIB
-        || region.offset_bytes % MIB != 0
+        || !region.offset_bytes.is_multiple_of(MIB)
         || region.offset_bytes.checked_add(u64::from(region.len_bytes)).is_none()
     {
         let found = format!("region {} at {}", region.id, region.offset_bytes);

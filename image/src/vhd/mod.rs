@@ -1,1 +1,71 @@
-//! VHD.
+//! VHD images: fixed, dynamic, differencing; to open, create, write and check.
+//!
+//! ```text
+//!   footers.rs   the footer at the tail, its copy at 0, and which of them to believe
+//!   layout.rs    footer + header + locators, checked against the file: where everything is
+//!   table.rs     the BAT, read by the entry or cached by the page
+//!   bitmap.rs    sector bitmaps: most significant bit first in the file, least significant first in memory
+//!   image.rs     the trait Image: block states and bitmaps
+//!   write.rs     the trait ImageWriter: reserve, commit, discard
+//!   growth.rs    the file's end: pieces for new blocks, and the footer that moves with it
+//!   flush.rs     the two ordered passes that make it all durable
+//!   create.rs    new files
+//!   check.rs     what is wrong with a file
+//! ```
+//!
+//! VHD has no log, so the order of writes is all there is against a power cut. These hold at every instant:
+//!
+//! - The copy of the footer at offset 0 is right. The one at the tail is moved when the file grows and may be missing
+//!   after a cut; then the copy serves, and the next allocation writes the tail anew.
+//! - A BAT entry reaches the file only after the block's payload and its bitmap are durable. The same holds for a bit in a
+//!   bitmap that is already visible, and the payload of that sector.
+//! - Space that a block gave up is not used again before the removal of its BAT entry is durable
+//!   ([`ImageWriter::recycle`](crate::ImageWriter::recycle)).
+//!
+//! A writable image has one mutex, over its table pages, bitmaps and space ([`write`]), and beside it the gate
+//! that lets concurrent flushes share a pass ([`flush`]). Reads of a read-only image take no lock.
+
+mod bitmap;
+mod check;
+mod create;
+mod flush;
+mod footers;
+mod growth;
+mod image;
+mod layout;
+mod table;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use check::check;
+pub use create::{MAX_FIXED_BYTES, create};
+pub use image::{VhdImage, open};
+
+use crate::ImageError;
+use diskwright_format::vhd::VhdError;
+use diskwright_store::Store;
+
+/// Payload of new blocks lies at multiples of this, as Windows 7 and later place it; and so does the BAT of new files.
+const PAGE_BYTES: u64 = 4096;
+
+fn corrupt(
+    store: &dyn Store,
+    structure: &'static str,
+    offset_bytes: u64,
+    found: impl Into<String>,
+    expected: impl Into<String>,
+) -> ImageError {
+    ImageError::Corrupt {
+        path: store.name().to_owned(),
+        structure,
+        offset_bytes,
+        found: found.into(),
+        expected: expected.into(),
+    }
+}
+
+fn damaged(store: &dyn Store, error: &VhdError) -> ImageError {
+    corrupt(store, error.structure, error.offset_bytes, error.fault.to_string(), error.fault.expected())
+}

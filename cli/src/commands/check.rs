@@ -1,0 +1,254 @@
+//! `diskwright check FILE`: damage and lost space, told and never touched.
+//!
+//! The file is read through a shared lock, so nobody writes to it meanwhile. With `--chain` the parents are followed and checked each
+//! by itself; a parent that cannot be reached is told, and what could be checked decides the exit code only if it is worse.
+
+use crate::{
+    context::Context,
+    describe::printable,
+    exit::{self, Failure, Outcome},
+    json,
+    sizes::Human,
+    style::{GREEN, RED, YELLOW},
+};
+use clap::Args;
+use diskwright_disk::{Disk, DiskError};
+use diskwright_image::{CheckReport, Finding, Format, ImageError, Severity, probe};
+use diskwright_store::{CacheMode, FileStore, LockMode, OpenOptions, Store};
+use serde::Serialize;
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// Arguments of `check`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+EXIT CODES  0 sound, 1 could not check (wrong usage too), 2 corrupt, 3 leaked space only
+
+EXAMPLES
+  diskwright check disk.vhdx
+  diskwright check machine.avhdx --chain
+  diskwright check disk.vhd --json | jq '.files[].findings'")]
+pub struct CheckArgs {
+    /// The disk.
+    file: PathBuf,
+    /// Check its parents too, down to the disk that has none.
+    #[arg(long)]
+    chain: bool,
+    /// Not built yet: refused.
+    #[arg(long)]
+    repair: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    verdict: &'static str,
+    files: Vec<FileReport>,
+    chain_error: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct FileReport {
+    file: String,
+    format: Option<String>,
+    verdict: &'static str,
+    error: Option<String>,
+    allocated_blocks: u64,
+    total_blocks: u64,
+    leaked_bytes: u64,
+    findings: Vec<FindingReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct FindingReport {
+    severity: &'static str,
+    offset: u64,
+    message: String,
+}
+
+/// Checks.
+pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
+    if args.repair {
+        return Err(Failure::new(format!(
+            "{}: --repair is not built yet; nothing was changed. Leave it out to see what is wrong, and `diskwright convert` to rescue what can be read",
+            args.file.display()
+        )));
+    }
+    let format = context.global.format.map(crate::args::FormatArg::format);
+    let mut checked = vec![(args.file.clone(), Ok(check_one(&args.file, format)?))];
+    let mut chain_error = None;
+    if args.chain {
+        match Disk::open(&args.file, &context.global.open_options(false)) {
+            Ok(disk) => {
+                let parents = disk.layers().iter().skip(1);
+                checked.extend(parents.map(|layer| (layer.path.clone(), check_one(&layer.path, Some(layer.image.info().format)))));
+            }
+            Err(error) => chain_error = Some(error.to_string()),
+        }
+    }
+    let reports: Vec<FileReport> = checked.iter().map(|(path, result)| report_of(path, result)).collect();
+    let code = exit_code(checked.iter().map(|(_, result)| result.as_ref().ok().map(|(_, report)| report.worst())), chain_error.is_some());
+    if context.global.json {
+        context.print_json("diskwright.check/1", Report { verdict: verdict(code), files: reports, chain_error })?;
+        return Ok(code);
+    }
+    for report in &reports {
+        print_file(context, report)?;
+    }
+    if let Some(error) = chain_error {
+        writeln!(context.out, "{}: the chain could not be followed: {}", args.file.display(), printable(&error))?;
+    }
+    Ok(code)
+}
+
+fn check_one(path: &Path, format: Option<Format>) -> Result<(Format, CheckReport), DiskError> {
+    let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::Shared };
+    let store = FileStore::open(path, &options)?;
+    let store: Arc<dyn Store> = Arc::new(store);
+    let format = format.map_or_else(|| probe::probe(&*store), Ok)?;
+    match probe::check(store, Some(format)) {
+        // Damage that ends a check is a finding like any other, and not "could not check".
+        Err(ImageError::Corrupt { structure, offset_bytes, found, expected, .. }) => {
+            let message = format!("{structure}: found {found}, expected {expected}; the check could not go on");
+            let findings = vec![Finding { severity: Severity::Corrupt, offset_bytes, message }];
+            Ok((format, CheckReport { findings, ..CheckReport::default() }))
+        }
+        other => Ok(other?),
+    }
+}
+
+// The worst of what was found; "could not check" counts for more than leaks and for less than certain damage.
+fn exit_code(files: impl Iterator<Item = Option<Option<Severity>>>, chain_broken: bool) -> u8 {
+    let (mut unchecked, mut worst) = (chain_broken, None);
+    for file in files {
+        match file {
+            Some(severity) => worst = worst.max(severity),
+            None => unchecked = true,
+        }
+    }
+    match worst {
+        Some(Severity::Corrupt) => exit::CORRUPT,
+        _ if unchecked => exit::NOT_CHECKED,
+        Some(Severity::Leak) => exit::LEAKED,
+        _ => exit::OK,
+    }
+}
+
+fn verdict(code: u8) -> &'static str {
+    match code {
+        exit::OK => "sound",
+        exit::CORRUPT => "corrupt",
+        exit::LEAKED => "leaked",
+        _ => "not checked",
+    }
+}
+
+fn severity_word(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Note => "note",
+        Severity::Leak => "leak",
+        Severity::Corrupt => "corrupt",
+    }
+}
+
+fn report_of(path: &Path, result: &Result<(Format, CheckReport), DiskError>) -> FileReport {
+    let verdict = verdict(exit_code([result.as_ref().ok().map(|(_, report)| report.worst())].into_iter(), false));
+    let file = json::path(path);
+    match result {
+        Err(error) => FileReport {
+            file,
+            format: None,
+            verdict,
+            error: Some(error.to_string()),
+            allocated_blocks: 0,
+            total_blocks: 0,
+            leaked_bytes: 0,
+            findings: Vec::new(),
+        },
+        Ok((format, report)) => FileReport {
+            file,
+            format: Some(format.to_string()),
+            verdict,
+            error: None,
+            allocated_blocks: report.allocated_blocks,
+            total_blocks: report.total_blocks,
+            leaked_bytes: report.leaked_bytes,
+            findings: report
+                .findings
+                .iter()
+                .map(|finding| FindingReport {
+                    severity: severity_word(finding.severity),
+                    offset: finding.offset_bytes,
+                    message: finding.message.clone(),
+                })
+                .collect(),
+        },
+    }
+}
+
+fn print_file(context: &mut Context, report: &FileReport) -> io::Result<()> {
+    let style = context.style;
+    let file = printable(&report.file);
+    let width = report.findings.iter().map(|finding| finding.offset.to_string().len()).max().unwrap_or(0);
+    for finding in &report.findings {
+        let colour = match finding.severity {
+            "corrupt" => RED,
+            "leak" => YELLOW,
+            _ => "0",
+        };
+        let word = style.paint(colour, format_args!("{:<7}", finding.severity));
+        writeln!(context.out, "{file}: {word}  offset {:width$}: {}", finding.offset, printable(&finding.message))?;
+    }
+    if let Some(error) = &report.error {
+        return writeln!(context.out, "{}: {}", style.paint(RED, "could not check"), printable(error));
+    }
+    let count = |word| report.findings.iter().filter(|finding| finding.severity == word).count();
+    let mut line = match report.verdict {
+        "sound" => style.paint(GREEN, "sound"),
+        "leaked" => format!("{} of space leaked; {}", style.paint(YELLOW, Human(report.leaked_bytes)), "the contents are sound"),
+        _ => format!("{}, {} found", style.paint(RED, "corrupt"), plural(count("corrupt"), "error")),
+    };
+    if count("note") > 0 {
+        line.push_str(&format!(", {}", plural(count("note"), "note")));
+    }
+    if report.total_blocks > 0 {
+        let percent = report.allocated_blocks as f64 * 100.0 / report.total_blocks as f64;
+        line.push_str(&format!("; {} of {} blocks allocated ({percent:.1} %)", report.allocated_blocks, report.total_blocks));
+    }
+    if report.format.as_deref() == Some("raw") {
+        line.push_str("; a raw disk has no structures that could be checked");
+    }
+    writeln!(context.out, "{file}: {line}")
+}
+
+fn plural(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(files: &[Option<Option<Severity>>], chain_broken: bool) -> u8 {
+        exit_code(files.iter().copied(), chain_broken)
+    }
+
+    #[test]
+    fn exit_codes_are_those_of_qemu_img() {
+        assert_eq!(code(&[Some(None)], false), 0);
+        assert_eq!(code(&[Some(Some(Severity::Note))], false), 0);
+        assert_eq!(code(&[None], false), 1);
+        assert_eq!(code(&[Some(Some(Severity::Corrupt))], false), 2);
+        assert_eq!(code(&[Some(Some(Severity::Leak))], false), 3);
+    }
+
+    #[test]
+    fn the_worst_of_a_chain_counts() {
+        assert_eq!(code(&[Some(None), Some(Some(Severity::Leak)), Some(Some(Severity::Corrupt))], false), 2);
+        assert_eq!(code(&[Some(Some(Severity::Leak)), None], false), 1);
+        assert_eq!(code(&[Some(Some(Severity::Corrupt)), None], false), 2);
+        assert_eq!(code(&[Some(None)], true), 1);
+    }
+}

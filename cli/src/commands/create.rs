@@ -1,0 +1,80 @@
+//! `diskwright create FILE`: a new disk.
+
+use crate::{
+    args::{FormatArg, TypeArg},
+    context::Context,
+    describe::Description,
+    exit::{self, Outcome},
+    sizes::{self, Human},
+};
+use clap::Args;
+use diskwright_disk::{CreateRequest, Disk, OpenOptions};
+use std::{io::Write, path::PathBuf};
+
+/// Arguments of `create`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The format comes from the extension (.vhdx .avhdx .vhd .avhd .raw .img) unless --format says it. FILE must not exist. A disk with a \
+parent is a differencing disk: it begins as its parent reads and holds only what is written to it from then on; from now on the \
+parent must not change.
+
+EXAMPLES
+  diskwright create disk.vhdx --size 40G
+  diskwright create disk.vhd --size 127G --type fixed
+  diskwright create child.vhdx --parent golden.vhdx
+  diskwright create big.vhdx --size 64T --block-size 32M --sector-size 4096
+  diskwright create disk.bin --size 1G --format raw --preallocate")]
+pub struct CreateArgs {
+    /// The file to make.
+    file: PathBuf,
+    /// Virtual size; not needed with --parent.
+    #[arg(long, short, value_name = "SIZE", value_parser = sizes::parse, required_unless_present = "parent")]
+    size: Option<u64>,
+    /// How the disk holds its blocks. [default: dynamic, raw is fixed; differencing with --parent]
+    #[arg(long = "type", short = 't', value_enum, value_name = "TYPE")]
+    disk_type: Option<TypeArg>,
+    /// The disk from which a differencing disk differs.
+    #[arg(long, short, value_name = "FILE")]
+    parent: Option<PathBuf>,
+    /// Payload block: what is allocated at a time. [default: 2M, or the parent's]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
+    block_size: Option<u32>,
+    /// Logical sector: 512 or 4096. [default: 512, or the parent's]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
+    sector_size: Option<u32>,
+    /// Physical sector: 512 or 4096. [default: 4096 (VHD: 512), or the parent's]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
+    physical_sector_size: Option<u32>,
+    /// Reserve the space of the whole disk now, so that the file system cannot run out of it later.
+    #[arg(long)]
+    preallocate: bool,
+}
+
+/// Creates.
+pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
+    let request = CreateRequest {
+        size_bytes: args.size,
+        format: context.global.format.map(FormatArg::format),
+        disk_type: args.disk_type.map(TypeArg::disk_type),
+        parent: args.parent.clone(),
+        block_bytes: args.block_size,
+        logical_sector_bytes: args.sector_size,
+        physical_sector_bytes: args.physical_sector_size,
+        preallocate: args.preallocate,
+        parents: context.global.parents(),
+    };
+    diskwright_disk::create(&args.file, &request)?;
+    if context.global.quiet && !context.global.json {
+        return Ok(exit::OK);
+    }
+    let options = OpenOptions { without_parents: true, ..context.global.open_options(false) };
+    let disk = Disk::open(&args.file, &options)?;
+    let Some(made) = disk.layers().first().map(Description::from) else { return Ok(exit::OK) };
+    if context.global.json {
+        context.print_json("diskwright.create/1", made)?;
+    } else {
+        let blocks = made.block_size.map(|bytes| format!(", blocks of {}", Human(bytes))).unwrap_or_default();
+        writeln!(context.out, "{}: {}, {}{blocks}", args.file.display(), made.kind(), Human(made.virtual_size))?;
+    }
+    Ok(exit::OK)
+}

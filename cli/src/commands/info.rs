@@ -1,0 +1,177 @@
+//! `diskwright info FILE`: what a disk is, and its chain.
+//!
+//! A disk whose parent is missing, changed or out of bounds is described all the same: the top image is opened alone, and what is
+//! wrong with its parent is told beneath it.
+
+use crate::{
+    context::Context,
+    describe::{Description, printable},
+    exit::{self, Outcome},
+    style::{FAINT, GREEN, RED},
+    table::Fields,
+};
+use clap::Args;
+use diskwright_disk::{Disk, DiskError, OpenOptions};
+use diskwright_image::DiskType;
+use serde::Serialize;
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// Arguments of `info`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A child whose parent is missing or changed is described too; what is wrong is told.
+
+EXAMPLES
+  diskwright info disk.vhdx
+  diskwright info machine.avhdx --chain
+  diskwright info disk.vhdx --json")]
+pub struct InfoArgs {
+    /// The disk.
+    file: PathBuf,
+    /// Draw the whole chain, from FILE down to the disk that has no parent.
+    #[arg(long)]
+    chain: bool,
+}
+
+/// How far the tree of a chain is indented; what is deeper stays in that column.
+const DEEPEST_INDENT: usize = 8;
+
+#[derive(Debug, Serialize)]
+struct Report {
+    #[serde(flatten)]
+    top: Description,
+    parent_state: Option<&'static str>,
+    parent_error: Option<String>,
+    chain_length: Option<usize>,
+    warnings: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chain: Option<Vec<Link>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Link {
+    depth: usize,
+    #[serde(flatten)]
+    image: Description,
+    // Of the link to the layer above; the top has none.
+    identity_ok: Option<bool>,
+}
+
+/// A disk with its chain, or its top alone and the reason.
+struct Found {
+    disk: Arc<Disk>,
+    trouble: Option<DiskError>,
+}
+
+/// Describes.
+pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
+    let Found { disk, trouble } = find(&args.file, &context.global.open_options(false))?;
+    let descriptions: Vec<Description> = disk.layers().iter().map(Description::from).collect();
+    let Some(top) = descriptions.first().cloned() else { return Ok(exit::OK) };
+    if context.global.json {
+        let chain = args.chain.then(|| {
+            let link = |(depth, image)| Link { depth, image, identity_ok: (depth > 0).then_some(true) };
+            descriptions.into_iter().enumerate().map(link).collect()
+        });
+        let report = Report {
+            parent_state: trouble.as_ref().map(state_of).or(top.parent.as_ref().map(|_| "ok")),
+            top,
+            parent_error: trouble.as_ref().map(ToString::to_string),
+            chain_length: trouble.is_none().then(|| disk.layers().len()),
+            warnings: disk.warnings().to_vec(),
+            chain,
+        };
+        context.print_json("diskwright.info/1", report)?;
+        return Ok(exit::OK);
+    }
+    for warning in disk.warnings() {
+        context.warn(warning);
+    }
+    if args.chain {
+        draw_chain(context, &descriptions, trouble.as_ref())?;
+    } else {
+        let state = match (&trouble, disk.layers().get(1)) {
+            (Some(trouble), _) => Some(format!("{}: {trouble}", state_of(trouble))),
+            (None, Some(parent)) => Some(format!("ok: {} (a chain of {} disks)", parent.path.display(), disk.layers().len())),
+            (None, None) => None,
+        };
+        let mut fields = Fields::default();
+        top.add_to(&mut fields, state.as_deref());
+        fields.write(&mut context.out)?;
+    }
+    Ok(exit::OK)
+}
+
+fn find(path: &Path, options: &OpenOptions) -> Outcome<Found> {
+    let first_error = match Disk::open(path, options) {
+        Ok(disk) => return Ok(Found { disk, trouble: None }),
+        Err(error) => error,
+    };
+    let alone = OpenOptions { without_parents: true, ..options.clone() };
+    match Disk::open(path, &alone) {
+        Ok(disk) if disk.layers().iter().any(|layer| layer.image.info().disk_type == DiskType::Differencing) => {
+            Ok(Found { disk, trouble: Some(first_error) })
+        }
+        _ => Err(first_error.into()),
+    }
+}
+
+fn state_of(trouble: &DiskError) -> &'static str {
+    match trouble {
+        DiskError::ParentMissing { .. } => "missing",
+        DiskError::ParentChanged { .. } => "changed",
+        DiskError::ParentOutside { .. } => "not allowed",
+        DiskError::InUse { .. } => "in use",
+        _ => "unusable",
+    }
+}
+
+fn draw_chain(context: &mut Context, layers: &[Description], trouble: Option<&DiskError>) -> Outcome<()> {
+    let style = context.style;
+    let out = &mut context.out;
+    match (trouble, layers.len()) {
+        (Some(_), _) => writeln!(out, "a chain that cannot be followed to its end")?,
+        (None, 1) => writeln!(out, "a disk without parents")?,
+        (None, count) => writeln!(out, "a chain of {count} disks")?,
+    }
+    let number_width = layers.len().saturating_sub(1).to_string().len();
+    for (depth, layer) in layers.iter().enumerate() {
+        let identity = if depth == 0 { String::new() } else { format!(", identity {}", style.paint(GREEN, "ok")) };
+        writeln!(
+            out,
+            "{depth:number_width$}  {}{}  {}",
+            branch(depth),
+            printable(&layer.file),
+            style.paint(FAINT, format_args!("{}, {} on disk", layer.kind(), layer.size_on_disk_text())) + &identity
+        )?;
+    }
+    if let Some(trouble) = trouble {
+        let depth = layers.len();
+        writeln!(out, "{}  {}{}", "?".repeat(number_width), branch(depth), style.paint(RED, format_args!("identity not ok: {}", state_of(trouble))))?;
+        writeln!(out, "{}", printable(&trouble.to_string()))?;
+    }
+    Ok(())
+}
+
+fn branch(depth: usize) -> String {
+    match depth {
+        0 => String::new(),
+        _ => format!("{}└─ ", "   ".repeat((depth - 1).min(DEEPEST_INDENT))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_chains_stay_on_the_screen() {
+        assert_eq!(branch(0), "");
+        assert_eq!(branch(2), "   └─ ");
+        assert_eq!(branch(1023), branch(DEEPEST_INDENT + 1));
+    }
+}

@@ -1,0 +1,183 @@
+//! `diskwright io FILE`: ranges of a disk by hand, in qemu-io's words.
+//!
+//! ```text
+//!   -c 'write -P 0xaa 0 64k' -c ...   or lines of standard input
+//!        └─ words.rs ─▶ Command ─▶ transfer.rs ─▶ Blocking queue ─▶ "wrote 65536/65536 bytes at offset 0"
+//! ```
+//!
+//! Commands given by `-c` are all understood before the first is carried out. The disk is opened for writing only if one of
+//! them writes, so looking takes no writer's lock. As in qemu-io a command that fails does not stop those behind it; the exit code is 1.
+
+mod transfer;
+mod words;
+
+use crate::{
+    context::Context,
+    exit::{self, Failure, Outcome},
+    json,
+};
+use clap::Args;
+use diskwright_store::Blocking;
+use serde::Serialize;
+use std::{
+    io::{self, BufRead, IsTerminal, Write},
+    path::PathBuf,
+    sync::mpsc::{Receiver, RecvTimeoutError, sync_channel},
+    thread,
+    time::Duration,
+};
+use words::Command;
+
+/// Arguments of `io`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+COMMANDS
+  read [-P BYTE] [-v] OFF LEN          read; -P: all bytes must be BYTE; -v: show them
+  write [-P BYTE | -z] [-f] OFF LEN    write BYTE (0xcd unless said) or zeros (-z), durably (-f)
+  discard OFF LEN                      make zero and give the space back
+  flush                                make everything written so far durable
+OFF and LEN are sizes (4k, 1M) or 0x-numbers, and multiples of the disk's sector. Without -c commands are read from standard input, one a \
+line. The disk is closed, and so made durable, at the end.
+
+EXAMPLES
+  diskwright io disk.vhdx -c 'write -P 0xaa 0 64k' -c flush -c 'read -P 0xaa 0 64k'
+  diskwright io disk.vhdx -c 'read -v 0 512'
+  echo 'read -P 0 1G 1M' | diskwright io disk.vhdx --read-only")]
+pub struct IoArgs {
+    /// The disk.
+    file: PathBuf,
+    /// A command (may be repeated).
+    #[arg(long = "command", short, value_name = "COMMAND")]
+    commands: Vec<String>,
+    /// Open the disk read-only; writes are refused.
+    #[arg(long, short)]
+    read_only: bool,
+}
+
+/// How a command ended, for JSON.
+#[derive(Debug, Serialize)]
+struct Done {
+    command: String,
+    ok: bool,
+    offset: u64,
+    length: u64,
+    first_difference: Option<u64>,
+    error: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    file: String,
+    results: Vec<Done>,
+}
+
+/// Between two looks at whether a signal came while waiting for a line.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Carries the commands out.
+pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
+    let given: Vec<(String, Command)> = args
+        .commands
+        .iter()
+        .map(|text| Command::parse(text).map(|command| (text.clone(), command)).map_err(Failure::new))
+        .collect::<Outcome<_>>()?;
+    let writes = given.is_empty() || given.iter().any(|(_, command)| command.writes());
+    let disk = context.open(&args.file, &context.global.open_options(writes && !args.read_only))?;
+    let patience = context.signals.patient();
+    let mut queue = Blocking::open(&*disk, context.global.engine())
+        .map_err(|error| Failure::doing(format!("{}: cannot open a queue", args.file.display()), error))?;
+    let mut results = Vec::new();
+    let mut carry_out = |context: &mut Context, text: String, command: Result<Command, String>| -> Outcome<()> {
+        let result = command.and_then(|command| transfer::carry_out(&mut queue, &command, &mut context.out, !context.global.json, &patience));
+        let (done, error) = match result {
+            Ok(done) => {
+                let error = done.first_difference.map(|(offset, found)| {
+                    format!("the pattern does not match: the first byte that differs is {found:#04x} at offset {offset}")
+                });
+                (done, error)
+            }
+            Err(error) => (transfer::Transfer::default(), Some(error)),
+        };
+        if patience.should_stop() {
+            return Err(Failure::Stopped);
+        }
+        if !context.global.json {
+            match &error {
+                None if !context.global.quiet => writeln!(context.out, "{done}")?,
+                None => {}
+                Some(error) => {
+                    context.out.flush()?;
+                    let _ = writeln!(io::stderr(), "diskwright: {text}: {error}");
+                }
+            }
+        }
+        results.push(Done {
+            command: text,
+            ok: error.is_none(),
+            offset: done.offset_bytes,
+            length: done.len_bytes,
+            first_difference: done.first_difference.map(|(offset, _)| offset),
+            error,
+        });
+        Ok(())
+    };
+    let mut ended = Ok(());
+    if given.is_empty() {
+        let lines = lines_of_stdin();
+        loop {
+            context.out.flush()?;
+            prompt();
+            let line = loop {
+                match lines.recv_timeout(LOOK_EVERY) {
+                    Err(RecvTimeoutError::Timeout) if !context.signals.came() => {}
+                    other => break other,
+                }
+            };
+            let line = match line {
+                Ok(line) => line.map_err(|error| Failure::doing("cannot read commands from standard input", error))?,
+                Err(RecvTimeoutError::Timeout) => return Err(Failure::Stopped),
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            let text = line.trim();
+            match text {
+                "" => continue,
+                "quit" | "q" | "exit" => break,
+                _ if text.starts_with('#') => continue,
+                _ => ended = carry_out(context, text.to_owned(), Command::parse(text)),
+            }
+            if ended.is_err() {
+                break;
+            }
+        }
+    } else {
+        ended = given.into_iter().try_for_each(|(text, command)| carry_out(context, text, Ok(command)));
+    }
+    drop(queue);
+    disk.close()?;
+    ended?;
+    let code = if results.iter().all(|done| done.ok) { exit::OK } else { exit::FAILED };
+    if context.global.json {
+        context.print_json("diskwright.io/1", Report { file: json::path(&args.file), results })?;
+    }
+    Ok(code)
+}
+
+fn prompt() {
+    if io::stdin().is_terminal() {
+        let _ = write!(io::stderr(), "diskwright> ");
+    }
+}
+
+// Reading a line blocks, and a signal must end the program meanwhile, so a thread of its own reads. It is left behind at the end.
+fn lines_of_stdin() -> Receiver<io::Result<String>> {
+    let (sender, receiver) = sync_channel(0);
+    thread::spawn(move || {
+        for line in io::stdin().lock().lines() {
+            let failed = line.is_err();
+            if sender.send(line).is_err() || failed {
+                break;
+            }
+        }
+    });
+    receiver
+}

@@ -1,0 +1,295 @@
+//! `diskwright map FILE`: which layer holds which range; or the whole disk on one screen.
+//!
+//! The list is printed as the extents come, so a disk with millions of them needs no memory for them. In JSON the fields
+//! of an extent are those of `qemu-img map --output=json` (`start length depth present zero data offset`), with the layer's
+//! `file` beside them; `depth` 0 is FILE itself.
+
+use crate::{
+    context::Context,
+    describe::printable,
+    draw::{self, Drawing, LayerTally, SPARSE, UNALLOCATED, ZERO},
+    exit::{self, Failure, Outcome},
+    extents::Extents,
+    json,
+    signals::Patience,
+    sizes::{Exact, Human},
+    style::BOLD,
+    table::{Align, Columns},
+};
+use clap::Args;
+use diskwright_disk::Disk;
+use diskwright_store::{BlockDevice, Extent, ExtentKind};
+use serde::Serialize;
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+/// Arguments of `map`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Depth 0 is FILE, 1 its parent, and so on. `data` are bytes at that offset of that file; `zero` is a range that a layer says is zero; \
+`unallocated` is known to no layer and reads as zeros. With --draw every character is an equal share of the disk.
+
+EXAMPLES
+  diskwright map disk.vhdx
+  diskwright map machine.avhdx --draw
+  diskwright map disk.vhdx --json | jq '[.extents[] | select(.data).length] | add'")]
+pub struct MapArgs {
+    /// The disk.
+    file: PathBuf,
+    /// Paint the whole disk on one screen: which layer owns what, and how scattered the files are.
+    #[arg(long)]
+    draw: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct ExtentReport<'a> {
+    start: u64,
+    length: u64,
+    depth: u32,
+    present: bool,
+    zero: bool,
+    data: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offset: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<&'a str>,
+}
+
+#[derive(Debug, Serialize)]
+struct DrawingReport<'a> {
+    file: String,
+    virtual_size: u64,
+    cell_size: u64,
+    data_bytes: u64,
+    zero_bytes: u64,
+    unallocated_bytes: u64,
+    rows: Vec<String>,
+    layers: Vec<LayerReport<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct LayerReport<'a> {
+    depth: usize,
+    file: &'a str,
+    glyph: char,
+    #[serde(flatten)]
+    tally: &'a LayerTally,
+    file_positions: String,
+}
+
+/// Lists or draws.
+pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
+    let disk = context.open(&args.file, &context.global.open_options(false))?;
+    let names: Vec<String> = disk.layers().iter().map(|layer| json::path(&layer.path)).collect();
+    let patience = context.signals.patient();
+    match (args.draw, context.global.json) {
+        (false, false) => list(context, &disk, &names, &patience)?,
+        (false, true) => list_json(context, &args.file, &disk, &names, &patience)?,
+        (true, as_json) => {
+            let drawing = draw(context, &disk, &patience)?;
+            if as_json { print_drawing_json(context, &args.file, &drawing, &names)? } else { print_drawing(context, &drawing, &names)? }
+        }
+    }
+    Ok(exit::OK)
+}
+
+fn each_extent(disk: &Disk, patience: &Patience, mut with: impl FnMut(Extent) -> Outcome<()>) -> Outcome<()> {
+    for extent in Extents::of(disk) {
+        if patience.should_stop() {
+            return Err(Failure::Stopped);
+        }
+        with(extent.map_err(|error| Failure::doing("cannot read the map of the disk", error))?)?;
+    }
+    Ok(())
+}
+
+fn kind_word(kind: ExtentKind) -> &'static str {
+    match kind {
+        ExtentKind::Data => "data",
+        ExtentKind::Zero => "zero",
+        ExtentKind::Unallocated => "unallocated",
+    }
+}
+
+fn list(context: &mut Context, disk: &Disk, names: &[String], patience: &Patience) -> Outcome<()> {
+    // No number in the list can have more digits than the longest file, or the disk, has.
+    let longest = disk.layers().iter().filter_map(|layer| layer.image.store().len_bytes().ok()).max().unwrap_or(0);
+    let digits = longest.max(disk.geometry().size_bytes).to_string().len().max("offset".len());
+    writeln!(context.out, "{:>digits$}  {:>digits$}  depth  {:<11}  {:>digits$}  file", "start", "length", "kind", "offset")?;
+    each_extent(disk, patience, |extent| {
+        let (start, length, kind) = (extent.offset_bytes, extent.len_bytes, kind_word(extent.kind));
+        match extent.kind {
+            ExtentKind::Unallocated => writeln!(context.out, "{start:>digits$}  {length:>digits$}      -  {kind}")?,
+            _ => {
+                let offset = extent.file_offset_bytes.map_or_else(|| "-".into(), |offset| offset.to_string());
+                let name = names.get(extent.depth as usize).map_or("", String::as_str);
+                let depth = extent.depth;
+                writeln!(
+                    context.out,
+                    "{start:>digits$}  {length:>digits$}  {depth:>5}  {kind:<11}  {offset:>digits$}  {}",
+                    printable(name)
+                )?;
+            }
+        }
+        Ok(())
+    })
+}
+
+fn list_json(context: &mut Context, file: &Path, disk: &Disk, names: &[String], patience: &Patience) -> Outcome<()> {
+    let size_bytes = disk.geometry().size_bytes;
+    let quoted = |text: &str| serde_json::to_string(text).map_err(|error| Failure::new(error.to_string()));
+    let file = quoted(&json::path(file))?;
+    write!(context.out, "{{\n  \"schema\": \"diskwright.map/1\",\n  \"file\": {file},\n  \"virtual_size\": {size_bytes},\n  \"extents\": [")?;
+    let mut separator = "\n    ";
+    each_extent(disk, patience, |extent| {
+        let is_data = extent.kind == ExtentKind::Data;
+        let present = extent.kind != ExtentKind::Unallocated;
+        let report = ExtentReport {
+            start: extent.offset_bytes,
+            length: extent.len_bytes,
+            depth: extent.depth,
+            present,
+            zero: !is_data,
+            data: is_data,
+            offset: extent.file_offset_bytes,
+            file: names.get(extent.depth as usize).filter(|_| present).map(String::as_str),
+        };
+        let line = serde_json::to_string(&report).map_err(|error| Failure::new(error.to_string()))?;
+        write!(context.out, "{separator}{line}")?;
+        separator = ",\n    ";
+        Ok(())
+    })?;
+    writeln!(context.out, "\n  ]\n}}")?;
+    Ok(())
+}
+
+/// Cells in a row: what is left beside the offsets.
+const MARGIN_COLUMNS: usize = 12;
+/// Rows, and what the legend needs of a terminal.
+const ROWS_MIN: usize = 16;
+const ROWS_MAX: usize = 24;
+const LEGEND_ROWS: usize = 12;
+/// Layers whose files are painted; the others are in the table of totals.
+const FILES_MAX: usize = 8;
+/// Layers in the table of totals; the rest of a long chain is summed up.
+const TOTALS_MAX: usize = 12;
+
+fn draw(context: &Context, disk: &Disk, patience: &Patience) -> Outcome<Drawing> {
+    let columns = context.style.columns.saturating_sub(MARGIN_COLUMNS).max(8);
+    let rows = context.style.rows.map_or(ROWS_MIN, |rows| rows.saturating_sub(LEGEND_ROWS).clamp(ROWS_MIN, ROWS_MAX));
+    let file_bytes: Vec<u64> = disk.layers().iter().map(|layer| layer.image.store().len_bytes().unwrap_or(0)).collect();
+    let mut drawing = Drawing::new(disk.geometry().size_bytes, columns, rows, &file_bytes);
+    each_extent(disk, patience, |extent| {
+        drawing.add(&extent);
+        Ok(())
+    })?;
+    Ok(drawing)
+}
+
+fn print_drawing(context: &mut Context, drawing: &Drawing, names: &[String]) -> Outcome<()> {
+    let style = context.style;
+    let size_bytes = drawing.data_bytes() + drawing.zero_bytes + drawing.unallocated_bytes;
+    let top = names.first().map_or("", String::as_str);
+    let head = format!("{}: {}, {} a character", printable(top), Exact(size_bytes), Human(drawing.cell_bytes()));
+    writeln!(context.out, "{}", style.paint(BOLD, head))?;
+    for (offset_bytes, row) in drawing.rows() {
+        let offset = if offset_bytes == 0 { "0".to_owned() } else { Human(offset_bytes).to_string() };
+        writeln!(context.out, "{offset:>width$}  {}", paint_row(context, &row), width = MARGIN_COLUMNS - 2)?;
+    }
+    writeln!(context.out)?;
+    print_totals(context, drawing, names, size_bytes)?;
+    let painted: Vec<(usize, &LayerTally)> =
+        drawing.layers.iter().enumerate().filter(|(_, tally)| tally.data_bytes > 0).take(FILES_MAX).collect();
+    if !painted.is_empty() {
+        writeln!(context.out, "\nthe files from beginning to end; a digit is the tenth of the disk (0 to 9) whose data lie there")?;
+        for (depth, tally) in painted {
+            let label = format!("layer {}", draw::layer_glyph(depth as u32));
+            writeln!(context.out, "{label:>width$}  {}", tally.file_line(), width = MARGIN_COLUMNS - 2)?;
+        }
+    }
+    Ok(())
+}
+
+fn print_totals(context: &mut Context, drawing: &Drawing, names: &[String], size_bytes: u64) -> Outcome<()> {
+    let percent = |bytes: u64| if size_bytes == 0 { String::new() } else { format!("{:.1} %", bytes as f64 * 100.0 / size_bytes as f64) };
+    let mut table = Columns::new(&[
+        ("", Align::Left),
+        ("holds", Align::Right),
+        ("of disk", Align::Right),
+        ("fragments", Align::Right),
+        ("mean", Align::Right),
+        ("out of order", Align::Right),
+        ("file", Align::Left),
+    ]);
+    let layers = drawing.layers.iter().zip(names).enumerate();
+    for (depth, (tally, name)) in layers.take(TOTALS_MAX) {
+        table.row(vec![
+            draw::layer_glyph(depth as u32).to_string(),
+            Human(tally.data_bytes).to_string(),
+            percent(tally.data_bytes),
+            tally.fragments.to_string(),
+            tally.data_bytes.checked_div(tally.fragments).map_or_else(|| "-".into(), |mean| Human(mean).to_string()),
+            tally.out_of_order.to_string(),
+            printable(name),
+        ]);
+    }
+    if let Some(rest) = drawing.layers.get(TOTALS_MAX..).filter(|rest| !rest.is_empty()) {
+        let sum = |of: fn(&LayerTally) -> u64| rest.iter().map(of).sum::<u64>();
+        let bytes = sum(|tally| tally.data_bytes);
+        let fragments = sum(|tally| tally.fragments);
+        table.row(vec![
+            "…".into(),
+            Human(bytes).to_string(),
+            percent(bytes),
+            fragments.to_string(),
+            bytes.checked_div(fragments).map_or_else(|| "-".into(), |mean| Human(mean).to_string()),
+            sum(|tally| tally.out_of_order).to_string(),
+            format!("{} more layers below", rest.len()),
+        ]);
+    }
+    for (glyph, bytes, what) in
+        [(ZERO, drawing.zero_bytes, "zeros, by a layer's word"), (UNALLOCATED, drawing.unallocated_bytes, "unallocated: zeros that no layer knows of")]
+    {
+        table.row(vec![glyph.to_string(), Human(bytes).to_string(), percent(bytes), String::new(), String::new(), String::new(), what.into()]);
+    }
+    table.row(vec![SPARSE.to_string(), String::new(), String::new(), String::new(), String::new(), String::new(), "mostly zeros or unallocated, with some data".into()]);
+    table.write(&mut context.out)?;
+    Ok(())
+}
+
+// Runs of one glyph are painted together: an escape sequence for every cell would be ten times the drawing.
+fn paint_row(context: &Context, row: &str) -> String {
+    let mut painted = String::new();
+    let mut rest = row;
+    while let Some(glyph) = rest.chars().next() {
+        let end = rest.find(|c| c != glyph).unwrap_or(rest.len());
+        painted.push_str(&draw::paint(&context.style, glyph, &rest[..end]));
+        rest = &rest[end..];
+    }
+    painted
+}
+
+fn print_drawing_json(context: &mut Context, file: &Path, drawing: &Drawing, names: &[String]) -> Outcome<()> {
+    let layers = drawing.layers.iter().zip(names).enumerate();
+    let report = DrawingReport {
+        file: json::path(file),
+        virtual_size: drawing.data_bytes() + drawing.zero_bytes + drawing.unallocated_bytes,
+        cell_size: drawing.cell_bytes(),
+        data_bytes: drawing.data_bytes(),
+        zero_bytes: drawing.zero_bytes,
+        unallocated_bytes: drawing.unallocated_bytes,
+        rows: drawing.rows().into_iter().map(|(_, row)| row).collect(),
+        layers: layers
+            .map(|(depth, (tally, name))| LayerReport {
+                depth,
+                file: name,
+                glyph: draw::layer_glyph(depth as u32),
+                tally,
+                file_positions: tally.file_line(),
+            })
+            .collect(),
+    };
+    context.print_json("diskwright.map-drawing/1", report)
+}

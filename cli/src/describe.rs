@@ -1,0 +1,215 @@
+//! One image in words and in JSON: what `info` says of each layer, and `create` of what it made.
+
+use crate::{
+    json,
+    sizes::{Exact, Human},
+    table::Fields,
+    timestamp,
+};
+use diskwright_disk::Layer;
+use diskwright_image::{ImageInfo, LogState, ParentLink};
+use serde::Serialize;
+use uuid::Uuid;
+
+/// One image, for JSON. Sizes are bytes; ids have no braces.
+#[derive(Debug, Clone, Serialize)]
+pub struct Description {
+    /// Path as opened.
+    pub file: String,
+    /// `raw`, `vhd`, `vhdx`.
+    pub format: String,
+    /// `fixed`, `dynamic`, `differencing`.
+    #[serde(rename = "type")]
+    pub disk_type: String,
+    /// What a guest sees.
+    pub virtual_size: u64,
+    /// What the file occupies, where the system tells.
+    pub size_on_disk: Option<u64>,
+    /// Length of the file.
+    pub file_size: Option<u64>,
+    /// Payload block, for formats that have blocks.
+    pub block_size: Option<u64>,
+    /// Virtual logical sector.
+    pub logical_sector_size: u32,
+    /// Virtual physical sector.
+    pub physical_sector_size: u32,
+    /// Who wrote it.
+    pub creator: String,
+    /// When it was made, where that is recorded.
+    pub created: Option<String>,
+    /// VHD unique id, VHDX virtual disk id.
+    pub disk_id: Option<Uuid>,
+    /// By which children name it.
+    pub linkage_id: Option<Uuid>,
+    /// VHDX FileWriteGuid.
+    pub file_write_id: Option<Uuid>,
+    /// How it names its parent.
+    pub parent: Option<ParentDescription>,
+    /// Log.
+    pub log: LogDescription,
+    /// Power of two that divides the file offsets of all payload.
+    pub payload_alignment: u32,
+    /// Peculiarities.
+    pub remarks: Vec<String>,
+}
+
+/// A parent as stored in its child.
+#[derive(Debug, Clone, Serialize)]
+pub struct ParentDescription {
+    relative_path: Option<String>,
+    volume_path: Option<String>,
+    absolute_path: Option<String>,
+    name: Option<String>,
+    linkage: Uuid,
+    linkage2: Option<Uuid>,
+    modified: Option<String>,
+}
+
+/// State of the log.
+#[derive(Debug, Clone, Serialize)]
+pub struct LogDescription {
+    state: &'static str,
+    replayed_entries: u32,
+}
+
+impl From<&ParentLink> for ParentDescription {
+    fn from(link: &ParentLink) -> Self {
+        Self {
+            relative_path: link.relative_path.clone(),
+            volume_path: link.volume_path.clone(),
+            absolute_path: link.absolute_path.clone(),
+            name: link.name.clone(),
+            linkage: link.linkage,
+            linkage2: link.linkage2,
+            modified: link.modified_seconds.map(timestamp::utc_from_2000),
+        }
+    }
+}
+
+impl From<&Layer> for Description {
+    fn from(layer: &Layer) -> Self {
+        let info: &ImageInfo = layer.image.info();
+        let store = layer.image.store();
+        let (state, replayed_entries) = match info.log {
+            LogState::None => ("none", 0),
+            LogState::Clean => ("clean", 0),
+            LogState::Replayed { entries } => ("replayed", entries),
+        };
+        Self {
+            file: json::path(&layer.path),
+            format: info.format.to_string(),
+            disk_type: info.disk_type.to_string(),
+            virtual_size: info.size_bytes,
+            size_on_disk: store.allocated_bytes().ok(),
+            file_size: store.len_bytes().ok(),
+            block_size: info.has_blocks.then_some(info.block_bytes),
+            logical_sector_size: info.logical_sector_bytes,
+            physical_sector_size: info.physical_sector_bytes,
+            creator: info.creator.clone(),
+            created: info.created_seconds.map(timestamp::utc_from_2000),
+            disk_id: info.disk_id,
+            linkage_id: info.linkage_id,
+            file_write_id: info.file_write_id,
+            parent: info.parent.as_ref().map(ParentDescription::from),
+            log: LogDescription { state, replayed_entries },
+            payload_alignment: info.payload_alignment_bytes,
+            remarks: info.remarks.clone(),
+        }
+    }
+}
+
+impl Description {
+    /// `vhdx, dynamic`.
+    pub fn kind(&self) -> String {
+        format!("{}, {}", self.format, self.disk_type)
+    }
+
+    /// What it occupies, for people.
+    pub fn size_on_disk_text(&self) -> String {
+        self.size_on_disk.map_or_else(|| "unknown".into(), |bytes| Human(bytes).to_string())
+    }
+
+    /// Adds everything to `fields`; `parent_state` is put beneath the parent.
+    pub fn add_to(&self, fields: &mut Fields, parent_state: Option<&str>) {
+        fields.add("file", printable(&self.file));
+        fields.add("format", &self.format);
+        fields.add("type", &self.disk_type);
+        fields.add("virtual size", Exact(self.virtual_size));
+        if let Some(bytes) = self.size_on_disk {
+            fields.add("size on disk", Exact(bytes));
+        }
+        if let Some(bytes) = self.file_size {
+            fields.add("file length", Exact(bytes));
+        }
+        if let Some(bytes) = self.block_size {
+            fields.add("block size", Human(bytes));
+        }
+        fields.add("sector size", format!("{} bytes logical, {} physical", self.logical_sector_size, self.physical_sector_size));
+        if !self.creator.is_empty() {
+            fields.add("creator", printable(&self.creator));
+        }
+        if let Some(created) = &self.created {
+            fields.add("created", created);
+        }
+        for (label, id) in [("disk id", self.disk_id), ("identity for children", self.linkage_id), ("file write id", self.file_write_id)] {
+            if let Some(id) = id {
+                fields.add(label, id.braced());
+            }
+        }
+        if let Some(parent) = &self.parent {
+            parent.add_to(fields);
+        }
+        if let Some(state) = parent_state {
+            fields.add("parent state", printable(state));
+        }
+        match (self.log.state, self.log.replayed_entries) {
+            ("none", _) => {}
+            ("replayed", entries) => fields.add("log", format!("{entries} entries, replayed in memory; a writable open replays them in the file")),
+            (state, _) => fields.add("log", state),
+        }
+        fields.add("payload alignment", Human(self.payload_alignment.into()));
+        for (index, remark) in self.remarks.iter().enumerate() {
+            fields.add(if index == 0 { "remarks" } else { "" }, printable(remark));
+        }
+    }
+}
+
+impl ParentDescription {
+    fn add_to(&self, fields: &mut Fields) {
+        let names = [
+            ("relative", &self.relative_path),
+            ("volume", &self.volume_path),
+            ("absolute", &self.absolute_path),
+            ("name", &self.name),
+        ];
+        let mut label = "parent as stored";
+        for (kind, name) in names {
+            if let Some(name) = name {
+                fields.add(label, format!("{kind:8}  {}", printable(name)));
+                label = "";
+            }
+        }
+        fields.add(label, format!("identity  {}", self.linkage.braced()));
+        if let Some(linkage2) = self.linkage2 {
+            fields.add("", format!("or        {}", linkage2.braced()));
+        }
+        if let Some(modified) = &self.modified {
+            fields.add("", format!("modified  {modified}"));
+        }
+    }
+}
+
+/// Text from a file, made safe for a terminal: control characters, which could move the cursor or fake lines, are escaped.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_from_files_cannot_drive_the_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\nc\u{9b}d é"), "a\\u{1b}[2Jb\\nc\\u{9b}d é");
+    }
+}

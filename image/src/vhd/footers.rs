@@ -1,0 +1,141 @@
+//! The footer at the tail, its copy at 0, and which of them to believe.
+//!
+//! The tail is the truth, except where it cannot be. A cut while the file grows leaves guest payload at the tail, and the guest may
+//! keep a VHD of its own there; and the first sector of a fixed disk is the guest's, who may keep the beginning of a
+//! dynamic VHD there. So a footer at the tail is believed over a sound copy only when the two agree whose they are, or when it
+//! describes a fixed disk that ends exactly where the footer begins.
+
+use super::damaged;
+use crate::{ImageError, Result};
+use diskwright_format::vhd::{DiskKind, FOOTER_BYTES, Fault, Footer, OLD_FOOTER_BYTES, VhdError};
+use diskwright_store::Store;
+
+/// A footer that was found, with its bytes, so that reserved ones survive a rewrite.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    pub footer: Footer,
+    pub bytes: [u8; FOOTER_BYTES],
+    pub offset_bytes: u64,
+    /// 511, not 512 bytes long.
+    pub is_old: bool,
+}
+
+/// What is in both places.
+#[derive(Debug)]
+pub(super) struct Footers {
+    pub len_bytes: u64,
+    pub tail: Result<Found, VhdError>,
+    pub copy: Result<Found, VhdError>,
+}
+
+/// The footer to go by.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    pub found: Found,
+    /// Where the footer at the tail is; `None` when there is none that can be believed.
+    pub tail_offset_bytes: Option<u64>,
+    /// Whether the copy at 0 has the same bytes (always, for a fixed disk, which has no copy).
+    pub copy_is_right: bool,
+    pub remarks: Vec<String>,
+}
+
+fn read_one(store: &dyn Store, offset_bytes: u64, len: usize) -> Result<Result<Found, VhdError>> {
+    let mut bytes = [0; FOOTER_BYTES];
+    store
+        .read_at(&mut bytes[..len], offset_bytes)
+        .map_err(|e| ImageError::io("read the footer", store, offset_bytes, e))?;
+    Ok(Footer::parse(&bytes[..len], offset_bytes).map(|footer| Found {
+        footer,
+        bytes,
+        offset_bytes,
+        is_old: len == OLD_FOOTER_BYTES,
+    }))
+}
+
+fn has_cookie(result: &Result<Found, VhdError>) -> bool {
+    !matches!(result, Err(VhdError { fault: Fault::Cookie { .. } | Fault::TooShort { .. }, .. }))
+}
+
+impl Footers {
+    /// Reads both places.
+    ///
+    /// # Errors
+    /// `NotAnImage` when the file is too short for a footer or has none in either place; `Io`.
+    pub fn read(store: &dyn Store) -> Result<Self> {
+        let len_bytes = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", store, 0, e))?;
+        let not_an_image = |found: String| ImageError::NotAnImage {
+            path: store.name().to_owned(),
+            found,
+            expected: "a VHD, with the footer \"conectix\" in its last 512 bytes; was the file copied completely?".into(),
+        };
+        let Some(old_offset_bytes) = len_bytes.checked_sub(OLD_FOOTER_BYTES as u64) else {
+            return Err(not_an_image(format!("the file has only {len_bytes} bytes")));
+        };
+        let mut tail = read_one(store, old_offset_bytes, OLD_FOOTER_BYTES)?;
+        let mut copy = Err(VhdError {
+            structure: "footer",
+            offset_bytes: 0,
+            fault: Fault::TooShort { found_bytes: OLD_FOOTER_BYTES, expected_bytes: FOOTER_BYTES },
+        });
+        if let Some(offset_bytes) = old_offset_bytes.checked_sub(1) {
+            copy = read_one(store, 0, FOOTER_BYTES)?;
+            let usual = read_one(store, offset_bytes, FOOTER_BYTES)?;
+            if has_cookie(&usual) || !has_cookie(&tail) {
+                tail = usual;
+            }
+        }
+        if !has_cookie(&tail) && !has_cookie(&copy) {
+            return Err(not_an_image("neither the end nor the beginning of the file is a footer".into()));
+        }
+        Ok(Self { len_bytes, tail, copy })
+    }
+
+    /// Decides.
+    ///
+    /// # Errors
+    /// `Corrupt` when neither is sound.
+    pub fn choose(&self, store: &dyn Store) -> Result<Chosen> {
+        let mut remarks = Vec::new();
+        // A footer at 0 that describes a fixed disk is a guest's: such disks have no copy.
+        let copy = self.copy.as_ref().ok().filter(|copy| copy.footer.kind != DiskKind::Fixed);
+        let (found, tail_offset_bytes) = match (&self.tail, copy) {
+            (Ok(tail), None) => {
+                if tail.footer.kind != DiskKind::Fixed {
+                    remarks.push("The copy of the footer at offset 0 is damaged; the footer at the end is used.".into());
+                }
+                (tail, Some(tail.offset_bytes))
+            }
+            (Ok(tail), Some(copy)) if is_believable(tail, copy) => {
+                if tail.footer.kind != DiskKind::Fixed && tail.footer != copy.footer {
+                    remarks.push("The copy of the footer at offset 0 differs from the footer at the end, which is used.".into());
+                }
+                (tail, Some(tail.offset_bytes))
+            }
+            (_, Some(copy)) => {
+                remarks.push(
+                    "The footer at the end is missing or damaged; its copy at offset 0 is used. The next write that lets the file grow puts it right."
+                        .into(),
+                );
+                (copy, None)
+            }
+            (Err(error), None) => {
+                // Of two damaged footers, the one with a cookie tells more.
+                let told = if has_cookie(&self.tail) { error } else { self.copy.as_ref().err().unwrap_or(error) };
+                return Err(damaged(store, told));
+            }
+        };
+        if found.is_old {
+            remarks.push("The footer has 511 bytes, as in files by Virtual PC before 2004.".into());
+        }
+        let copy_is_right = found.footer.kind == DiskKind::Fixed || copy.is_some_and(|copy| copy.bytes == found.bytes);
+        Ok(Chosen { found: found.clone(), tail_offset_bytes, copy_is_right, remarks })
+    }
+}
+
+fn is_believable(tail: &Found, copy: &Found) -> bool {
+    if tail.footer.kind == DiskKind::Fixed {
+        tail.footer.current_size_bytes == tail.offset_bytes
+    } else {
+        tail.footer.unique_id == copy.footer.unique_id && tail.footer.kind == copy.footer.kind
+    }
+}

@@ -1,0 +1,318 @@
+//! Footer, header and locators, checked against the file: where everything is.
+//!
+//! A [`Layout`] that exists is sound: the tables lie inside the file and clear of each other, the BAT has an entry for
+//! every block of the disk, and no number in it can overflow. What BAT entries say is checked one by one, when they are
+//! looked at, by [`Layout::piece`].
+
+use super::{
+    PAGE_BYTES, corrupt, damaged,
+    footers::{Chosen, Footers},
+};
+use crate::{BlockState, ImageError, ParentLink, Result};
+use diskwright_format::vhd::{
+    BAT_UNUSED, DiskKind, DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, LocatorData, LocatorEntry, LocatorKind,
+    SECTOR_BYTES, bitmap_bytes,
+};
+use diskwright_store::Store;
+use std::ops::Range;
+
+/// Where everything is in a file. See the module.
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub footer: Footer,
+    pub footer_bytes: [u8; FOOTER_BYTES],
+    pub tail_offset_bytes: Option<u64>,
+    pub copy_is_right: bool,
+    /// The file's length when opened.
+    pub len_bytes: u64,
+    /// Virtual size.
+    pub size_bytes: u64,
+    /// `None` for a fixed disk.
+    pub blocks: Option<Blocks>,
+}
+
+/// The part of a layout that fixed disks do not have.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    pub header: DynamicHeader,
+    pub header_offset_bytes: u64,
+    pub is_differencing: bool,
+    pub block_bytes: u64,
+    /// Sectors of a block.
+    pub sectors: u32,
+    /// Sectors of the last block that the disk has.
+    pub last_sectors: u32,
+    /// Bytes of a bitmap in the file.
+    pub bitmap_bytes: u64,
+    pub table_offset: u64,
+    /// Blocks of the disk; as many entries of the BAT count.
+    pub count: u64,
+    /// What blocks must keep clear of: footer copy, header, BAT.
+    pub metadata: [Range<u64>; 3],
+}
+
+/// Where a block is in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub bitmap_offset: u64,
+    pub payload_offset: u64,
+    pub end: u64,
+}
+
+impl Blocks {
+    /// Bytes kept for a new block's bitmap, so that payload after it is at a multiple of [`PAGE_BYTES`].
+    pub fn bitmap_area_bytes(&self) -> u64 {
+        self.bitmap_bytes.next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Bytes that a new block takes in the file: area and payload.
+    pub fn piece_bytes(&self) -> u64 {
+        self.bitmap_area_bytes() + self.block_bytes
+    }
+
+    /// Bytes of the BAT that count.
+    pub fn table_bytes(&self) -> u64 {
+        self.count * 4
+    }
+
+    /// Where the BAT entry of a block is.
+    pub fn entry_offset(&self, block: u64) -> u64 {
+        self.table_offset + block * 4
+    }
+
+    /// How many of a block's sectors the disk has: all, but for the last block.
+    pub fn sectors_of(&self, block: u64) -> u32 {
+        if block + 1 == self.count { self.last_sectors } else { self.sectors }
+    }
+
+    /// What a BAT entry in use says, unchecked.
+    pub fn place(&self, entry: u32) -> Piece {
+        let bitmap_offset = u64::from(entry) * SECTOR_BYTES;
+        let payload_offset = bitmap_offset + self.bitmap_bytes;
+        Piece { bitmap_offset, payload_offset, end: payload_offset + self.block_bytes }
+    }
+
+    /// Why a piece cannot be where it is, if so: (found, expected).
+    pub fn fault_of(&self, piece: &Piece, len_bytes: u64) -> Option<(String, String)> {
+        if piece.end > len_bytes {
+            return Some((
+                format!("a block that ends at offset {}", piece.end),
+                format!("one inside the file, which ends at {len_bytes}"),
+            ));
+        }
+        let taken = self.metadata.iter().find(|range| piece.bitmap_offset < range.end && range.start < piece.end)?;
+        Some((
+            format!("a block at offset {} to {}", piece.bitmap_offset, piece.end),
+            format!("one clear of the image's own tables at {} to {}", taken.start, taken.end),
+        ))
+    }
+
+    /// What a block's BAT entry says; `None` for a block without space.
+    ///
+    /// # Errors
+    /// `Corrupt` for a place outside the file or on its tables.
+    pub fn piece(&self, store: &dyn Store, block: u64, entry: u32, len_bytes: u64) -> Result<Option<Piece>> {
+        if entry == BAT_UNUSED {
+            return Ok(None);
+        }
+        let piece = self.place(entry);
+        match self.fault_of(&piece, len_bytes) {
+            None => Ok(Some(piece)),
+            Some((found, expected)) => {
+                Err(corrupt(store, "block allocation table", self.entry_offset(block), found, expected))
+            }
+        }
+    }
+
+    /// The state of a block by its place alone.
+    pub fn state_of(&self, piece: Option<Piece>) -> BlockState {
+        match piece {
+            None => BlockState::Absent,
+            Some(Piece { payload_offset: offset_bytes, .. }) if self.is_differencing => BlockState::Partial { offset_bytes },
+            Some(Piece { payload_offset: offset_bytes, .. }) => BlockState::Data { offset_bytes },
+        }
+    }
+}
+
+impl Layout {
+    /// Reads and checks everything but the BAT's entries. The remarks are for the user.
+    ///
+    /// # Errors
+    /// `NotAnImage`, `Corrupt`, `Io`.
+    pub fn read(store: &dyn Store) -> Result<(Self, Vec<String>)> {
+        let footers = Footers::read(store)?;
+        let chosen = footers.choose(store)?;
+        Self::from_footer(store, chosen, footers.len_bytes)
+    }
+
+    /// The same, with the footers read already.
+    pub fn from_footer(store: &dyn Store, chosen: Chosen, len_bytes: u64) -> Result<(Self, Vec<String>)> {
+        let Chosen { found, tail_offset_bytes, copy_is_right, mut remarks } = chosen;
+        let footer = found.footer;
+        let size_bytes = footer.size_bytes();
+        if footer.current_size_bytes % SECTOR_BYTES != 0 {
+            remarks.push(format!(
+                "The size of {} bytes is not a multiple of the sector; the rest beyond {size_bytes} is not shown.",
+                footer.current_size_bytes
+            ));
+        } else if size_bytes != footer.current_size_bytes {
+            remarks.push(format!(
+                "The size of {size_bytes} bytes is that of the geometry, as the creator \"{}\" means it; the footer also says {}.",
+                footer.creator_app.escape_ascii(),
+                footer.current_size_bytes
+            ));
+        }
+        let blocks = if footer.kind == DiskKind::Fixed {
+            if size_bytes > found.offset_bytes {
+                return Err(corrupt(
+                    store,
+                    "footer",
+                    found.offset_bytes + 48,
+                    format!("a size of {size_bytes} bytes"),
+                    format!("at most {}, which is what lies before the footer (was the file cut?)", found.offset_bytes),
+                ));
+            }
+            None
+        } else {
+            Some(read_blocks(store, &footer, size_bytes, len_bytes)?)
+        };
+        let layout =
+            Self { footer, footer_bytes: found.bytes, tail_offset_bytes, copy_is_right, len_bytes, size_bytes, blocks };
+        Ok((layout, remarks))
+    }
+
+    /// The parent's link as stored. What cannot be read is left out, with a remark: the user may know the parent otherwise.
+    pub fn parent_link(&self, store: &dyn Store, remarks: &mut Vec<String>) -> Result<Option<ParentLink>> {
+        let Some(blocks) = self.blocks.as_ref().filter(|blocks| blocks.is_differencing) else { return Ok(None) };
+        let header = &blocks.header;
+        let mut link = ParentLink {
+            name: (!header.parent_name.is_empty()).then(|| header.parent_name.clone()),
+            linkage: header.parent_id,
+            modified_seconds: Some(header.parent_modified_seconds),
+            ..Default::default()
+        };
+        for (index, entry) in by_trust(&header.locators) {
+            match read_locator(store, entry, index, blocks.header_offset_bytes, self.len_bytes)? {
+                Err(fault) => remarks.push(fault.0),
+                Ok(Some(LocatorData::Relative(path))) => {
+                    link.relative_path.get_or_insert(path);
+                }
+                Ok(Some(LocatorData::Absolute(path))) => {
+                    link.absolute_path.get_or_insert(path);
+                }
+                Ok(None) => {}
+            }
+        }
+        Ok(Some(link))
+    }
+}
+
+/// The locators in use, the most trustworthy first: those in Unicode, then those in a code page, then file URLs.
+pub(super) fn by_trust(locators: &[LocatorEntry]) -> Vec<(usize, &LocatorEntry)> {
+    let mut used: Vec<_> = locators.iter().enumerate().filter(|(_, entry)| entry.is_used()).collect();
+    used.sort_by_key(|(_, entry)| match entry.kind() {
+        Some(LocatorKind::WindowsRelative | LocatorKind::WindowsAbsolute) => 0,
+        Some(LocatorKind::OldWindowsRelative | LocatorKind::OldWindowsAbsolute) => 1,
+        Some(LocatorKind::FileUrl) => 2,
+        None => 3,
+    });
+    used
+}
+
+/// Why a locator cannot be read, as a sentence, and the offset of its entry.
+#[derive(Debug)]
+pub(super) struct LocatorFault(pub String, pub u64);
+
+/// Reads what a locator says; `Ok(Ok(None))` for one that means nothing here.
+pub(super) fn read_locator(
+    store: &dyn Store,
+    entry: &LocatorEntry,
+    index: usize,
+    header_offset_bytes: u64,
+    len_bytes: u64,
+) -> Result<Result<Option<LocatorData>, LocatorFault>> {
+    let entry_offset_bytes = header_offset_bytes + 576 + index as u64 * 24;
+    if entry.kind().is_none() {
+        return Ok(Ok(None));
+    }
+    let length = match entry.checked_length(entry_offset_bytes) {
+        Ok(length) => length,
+        Err(error) => return Ok(Err(LocatorFault(format!("Ignored: {error}."), entry_offset_bytes))),
+    };
+    if entry.data_offset.checked_add(length as u64).is_none_or(|end| end > len_bytes) {
+        let sentence = format!(
+            "Ignored: the parent locator at offset {entry_offset_bytes} keeps {length} bytes at {}, beyond the file's end at {len_bytes}.",
+            entry.data_offset
+        );
+        return Ok(Err(LocatorFault(sentence, entry_offset_bytes)));
+    }
+    let mut data = vec![0; length];
+    store
+        .read_at(&mut data, entry.data_offset)
+        .map_err(|e| ImageError::io("read a parent locator", store, entry.data_offset, e))?;
+    Ok(Ok(entry.decode(&data)))
+}
+
+fn read_blocks(store: &dyn Store, footer: &Footer, size_bytes: u64, len_bytes: u64) -> Result<Blocks> {
+    let header_offset_bytes = footer.data_offset;
+    let header_end = header_offset_bytes.checked_add(HEADER_BYTES as u64).filter(|&end| end <= len_bytes);
+    let Some(header_end) = header_end.filter(|_| header_offset_bytes >= FOOTER_BYTES as u64) else {
+        return Err(corrupt(
+            store,
+            "footer",
+            16,
+            format!("a dynamic header at offset {header_offset_bytes}"),
+            format!("one between 512 and the end of the file at {len_bytes}"),
+        ));
+    };
+    let mut bytes = [0; HEADER_BYTES];
+    store
+        .read_at(&mut bytes, header_offset_bytes)
+        .map_err(|e| ImageError::io("read the dynamic disk header", store, header_offset_bytes, e))?;
+    let header = DynamicHeader::parse(&bytes, header_offset_bytes).map_err(|error| damaged(store, &error))?;
+    let wrong = |at: u64, found: String, expected: String| {
+        Err(corrupt(store, "dynamic disk header", header_offset_bytes + at, found, expected))
+    };
+    let block_bytes = u64::from(header.block_bytes);
+    let count = size_bytes.div_ceil(block_bytes);
+    if count > u64::from(header.max_table_entries) {
+        return wrong(
+            28,
+            format!("{} entries in the block allocation table", header.max_table_entries),
+            format!("at least {count}, as {size_bytes} bytes in blocks of {block_bytes} need"),
+        );
+    }
+    let table_offset = header.table_offset;
+    let table = match table_offset.checked_add(count * 4) {
+        Some(end) if end <= len_bytes && table_offset % SECTOR_BYTES == 0 => table_offset..end,
+        _ => {
+            return wrong(
+                16,
+                format!("a block allocation table of {} bytes at offset {table_offset}", count * 4),
+                format!("one at a multiple of 512 that ends before the file does, at {len_bytes}"),
+            );
+        }
+    };
+    let metadata = [0..FOOTER_BYTES as u64, header_offset_bytes..header_end, table];
+    if metadata[..2].iter().any(|other| metadata[2].start < other.end && other.start < metadata[2].end) {
+        return wrong(
+            16,
+            format!("a block allocation table at offset {table_offset}"),
+            format!("one clear of the footer's copy and of the header, which end at 512 and {header_end}"),
+        );
+    }
+    let sectors = (block_bytes / SECTOR_BYTES) as u32;
+    let last_bytes = size_bytes - count.saturating_sub(1) * block_bytes;
+    Ok(Blocks {
+        header_offset_bytes,
+        is_differencing: footer.kind == DiskKind::Differencing,
+        block_bytes,
+        sectors,
+        last_sectors: (last_bytes / SECTOR_BYTES) as u32,
+        bitmap_bytes: bitmap_bytes(header.block_bytes),
+        table_offset,
+        count,
+        metadata,
+        header,
+    })
+}

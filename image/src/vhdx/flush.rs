@@ -1,0 +1,142 @@
+//! The flush cycle, and closing.
+//!
+//! ```text
+//!   1  snapshot of the dirty table pages, and the file's length          (state lock)
+//!   2  sync     ─▶ durable: payload, the length, pages that the cycle before put in their places
+//!   3  log entry with the pages; sync; the first of a session: header names the log, synced
+//!   4  pages written to their places, not synced: the log holds them until step 2 of the next cycle
+//! ```
+//!
+//! Why no cut can hurt. Payload is durable (2) before a table page that shows it can be (3). A page is in the log, durable,
+//! before it is overwritten in its place (4), so a torn page is always replayed. The entry of cycle n may be overwritten by
+//! cycle n+2 at the earliest (an entry takes half of the log at most), and by then its pages are durable in their places.
+//! Space that was given up is used again only after a flush that removed its mapping.
+//!
+//! When the pages do not fit one entry, steps 3 and 4 are repeated with a sync between. A cut in the middle then leaves
+//! some pages old. Sector bitmaps therefore go first (a bit matters only to a block that is partially present), then the
+//! BAT from its end to its beginning: the entry of a chunk's bitmap follows those of its payload blocks, so no durable
+//! state shows a partially present block without its bitmap.
+//!
+//! Callers share cycles: a flush is satisfied by any cycle that began after the call. One caller runs it, the others wait.
+
+use super::{
+    image::{VhdxImage, Writing},
+    lock,
+    pages::Page,
+};
+use crate::error::Result;
+
+/// Who flushes.
+#[derive(Debug, Default)]
+pub(super) struct Cycles {
+    running: bool,
+    /// Cycles begun so far.
+    begun: u64,
+    /// The latest cycle that succeeded.
+    succeeded: u64,
+}
+
+/// Gives the turn back, whatever happens.
+struct Turn<'a> {
+    writing: &'a Writing,
+    cycle: u64,
+    succeeded: bool,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut cycles = lock(&self.writing.cycles);
+        cycles.running = false;
+        if self.succeeded {
+            cycles.succeeded = self.cycle;
+        }
+        self.writing.cycle_ended.notify_all();
+    }
+}
+
+impl VhdxImage {
+    /// Runs a cycle, or waits for one that began after this call.
+    pub(super) fn flush_shared(&self, writing: &Writing) -> Result<()> {
+        let mut cycles = lock(&writing.cycles);
+        let wanted = cycles.begun + 1;
+        loop {
+            if cycles.succeeded >= wanted {
+                return Ok(());
+            }
+            if !cycles.running {
+                break;
+            }
+            cycles = writing.cycle_ended.wait(cycles).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        cycles.running = true;
+        cycles.begun += 1;
+        let mut turn = Turn { writing, cycle: cycles.begun, succeeded: false };
+        drop(cycles);
+        self.cycle(writing)?;
+        turn.succeeded = true;
+        Ok(())
+    }
+
+    fn cycle(&self, writing: &Writing) -> Result<()> {
+        self.barrier.check()?;
+        let (mut pages, file_bytes) = {
+            let mut state = lock(&writing.state);
+            (state.pages.snapshot(), state.space.as_ref().map(|space| space.file_end_bytes()))
+        };
+        if pages.is_empty() {
+            return self.barrier.sync();
+        }
+        let result = match file_bytes {
+            Some(file_bytes) => self.carry(writing, &mut pages, file_bytes),
+            // No page is changed before space was surveyed.
+            None => self.file_bytes().and_then(|file_bytes| self.carry(writing, &mut pages, file_bytes)),
+        };
+        let mut state = lock(&writing.state);
+        match result {
+            Ok(()) => state.pages.landed(),
+            Err(_) => state.pages.failed(),
+        }
+        result
+    }
+
+    /// Steps 2 to 4.
+    fn carry(&self, writing: &Writing, pages: &mut [Page], file_bytes: u64) -> Result<()> {
+        let bat = self.layout.bat_offset_bytes..self.layout.bat_end_bytes();
+        pages.sort_unstable_by_key(|(offset_bytes, _)| (bat.contains(offset_bytes), std::cmp::Reverse(*offset_bytes)));
+        let mut log = lock(&writing.log);
+        for part in pages.chunks(log.max_pages()) {
+            self.barrier.sync()?;
+            log.append(&self.barrier, &writing.headers, part, file_bytes)?;
+            for (offset_bytes, page) in part {
+                self.barrier.write("write a table page to its place", page, *offset_bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all durable, empties the log, cuts the slack. A session that changed nothing writes nothing.
+    pub(super) fn close_file(&self, writing: &Writing) -> Result<()> {
+        self.barrier.check()?;
+        if !lock(&writing.headers).file_write_begun() {
+            return Ok(());
+        }
+        self.flush_shared(writing)?;
+        // The pages of the last cycle must be in their places before the log is emptied, and the log must be empty before
+        // the file is cut: its entries promise the file's length.
+        self.barrier.sync()?;
+        lock(&writing.log).clear(&self.barrier, &writing.headers)?;
+        let mut state = lock(&writing.state);
+        let state = &mut *state;
+        let Some(space) = &mut state.space else { return Ok(()) };
+        for (_, offset_bytes) in state.reserved.drain() {
+            space.add_free(offset_bytes, self.layout.geometry.block_bytes());
+        }
+        space.recycle(space.generation());
+        let end_bytes = space.release_tail().max(state.keep_end_bytes);
+        if end_bytes < space.file_end_bytes() {
+            self.barrier.store.set_len(end_bytes).map_err(|error| self.io("cut the file behind its last block", end_bytes, error))?;
+            space.set_file_end(end_bytes);
+        }
+        self.barrier.sync()
+    }
+}

@@ -1,0 +1,122 @@
+//! Header updates, and the barrier that everything durable of an image passes.
+//!
+//! An update writes the slot that is not current, syncs, then does the same with the other slot, so that both are good and
+//! equal but for their numbers. A cut at any moment leaves one slot whole.
+//!
+//! The [`Barrier`] is the only way to sync. What a failed fsync dropped cannot be known, so its first failure is remembered
+//! and every later use of the image's writing side is refused with it.
+
+use super::corrupt;
+use crate::error::{ImageError, Result};
+use diskwright_format::vhdx::{Header, Invalid, Slot};
+use diskwright_store::Store;
+use std::sync::{Arc, OnceLock};
+use uuid::Uuid;
+
+/// The store, and whether a sync of it has failed.
+#[derive(Debug)]
+pub(super) struct Barrier {
+    pub(super) store: Arc<dyn Store>,
+    failure: OnceLock<String>,
+}
+
+impl Barrier {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, failure: OnceLock::new() }
+    }
+
+    /// Refuses when a sync has failed before.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.failure.get() {
+            None => Ok(()),
+            Some(reason) => Err(ImageError::Poisoned { path: self.store.name().to_owned(), reason: reason.clone() }),
+        }
+    }
+
+    /// Makes durable what was written before the call.
+    pub(super) fn sync(&self) -> Result<()> {
+        self.check()?;
+        self.store.sync_data().map_err(|error| {
+            let _ = self.failure.set(error.to_string());
+            ImageError::io("make written data durable", &*self.store, 0, error)
+        })
+    }
+
+    pub(super) fn write(&self, doing: &'static str, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        self.store.write_at(bytes, offset_bytes).map_err(|error| ImageError::io(doing, &*self.store, offset_bytes, error))
+    }
+}
+
+/// The current header, and what this session has changed in it.
+#[derive(Debug)]
+pub(super) struct Headers {
+    slot: Slot,
+    header: Header,
+    file_write_begun: bool,
+    data_write_begun: bool,
+}
+
+impl Headers {
+    pub(super) fn new(slot: Slot, header: Header) -> Self {
+        Self { slot, header, file_write_begun: false, data_write_begun: false }
+    }
+
+    pub(super) fn current(&self) -> &Header {
+        &self.header
+    }
+
+    /// Whether this session may have changed the file.
+    pub(super) fn file_write_begun(&self) -> bool {
+        self.file_write_begun
+    }
+
+    /// A new FileWriteGuid, durable, once per session: before the first change of the file (MS-VHDX 2.2.2.1).
+    pub(super) fn begin_file_write(&mut self, barrier: &Barrier) -> Result<()> {
+        if !self.file_write_begun {
+            let id = Uuid::new_v4();
+            self.update(barrier, |header| header.file_write_guid = id)?;
+            self.file_write_begun = true;
+        }
+        Ok(())
+    }
+
+    /// New FileWriteGuid and DataWriteGuid, durable, once per session: before the first change that a guest could see.
+    pub(super) fn begin_data_write(&mut self, barrier: &Barrier) -> Result<()> {
+        if !self.data_write_begun {
+            let file_write_guid = if self.file_write_begun { self.header.file_write_guid } else { Uuid::new_v4() };
+            let data_write_guid = Uuid::new_v4();
+            self.update(barrier, |header| {
+                header.file_write_guid = file_write_guid;
+                header.data_write_guid = data_write_guid;
+            })?;
+            self.file_write_begun = true;
+            self.data_write_begun = true;
+        }
+        Ok(())
+    }
+
+    /// Says which entries of the log count; nil for none.
+    pub(super) fn set_log_guid(&mut self, barrier: &Barrier, log_guid: Uuid) -> Result<()> {
+        self.update(barrier, |header| {
+            header.log_guid = log_guid;
+            header.log_version = 0;
+        })
+    }
+
+    fn update(&mut self, barrier: &Barrier, change: impl FnOnce(&mut Header)) -> Result<()> {
+        let mut next = self.header.clone();
+        change(&mut next);
+        for _slot in 0..2 {
+            let place = self.slot.other();
+            next.sequence_number = self.header.sequence_number.checked_add(1).ok_or_else(|| {
+                let invalid = Invalid::new("header", 8, "the last sequence number there is", "one that can grow");
+                corrupt(&*barrier.store, self.slot.offset_bytes(), invalid)
+            })?;
+            barrier.write("write a header", &next.to_bytes(), place.offset_bytes())?;
+            barrier.sync()?;
+            self.slot = place;
+            self.header = next.clone();
+        }
+        Ok(())
+    }
+}

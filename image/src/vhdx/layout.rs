@@ -1,0 +1,158 @@
+//! Where a VHDX keeps its tables, and what a BAT entry means in this file.
+//!
+//! A [`Layout`] never changes while an image is open. It reads the BAT in pieces, never whole, and turns entries into block
+//! states; an entry is believed only when the block it names lies inside the file and clear of all metadata.
+
+use super::{corrupt, pages::PageCache};
+use crate::{
+    error::{ImageError, Result},
+    image::BlockState,
+};
+use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, BatGeometry, BitmapState, Invalid, MIB, PayloadState, bat::BAT_ENTRY_BYTES};
+use diskwright_store::Store;
+
+/// Most bytes of the BAT that are read at once.
+const READ_BYTES: u64 = 64 << 10;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub(super) geometry: BatGeometry,
+    pub(super) has_parent: bool,
+    /// LeaveBlocksAllocated, and no parent.
+    pub(super) fixed: bool,
+    pub(super) bat_offset_bytes: u64,
+    /// First byte and end of the header section, the log, and all regions; sorted, apart from each other.
+    pub(super) metadata: Vec<(u64, u64)>,
+}
+
+impl Layout {
+    /// Entries of the BAT.
+    pub(super) fn entries(&self) -> u64 {
+        self.geometry.entries(self.has_parent)
+    }
+
+    /// Where an entry is in the file.
+    pub(super) fn entry_offset_bytes(&self, index: u64) -> u64 {
+        self.bat_offset_bytes + index * BAT_ENTRY_BYTES
+    }
+
+    /// First byte after the BAT's entries.
+    pub(super) fn bat_end_bytes(&self) -> u64 {
+        self.entry_offset_bytes(self.entries())
+    }
+
+    /// Whether a range touches the header section, the log or a region.
+    pub(super) fn touches_metadata(&self, start_bytes: u64, end_bytes: u64) -> bool {
+        let after = self.metadata.partition_point(|&(_, end)| end <= start_bytes);
+        self.metadata.get(after).is_some_and(|&(start, _)| start < end_bytes)
+    }
+
+    /// Visits `count` entries from `first`, as the cache has them where it does, else as the store does.
+    pub(super) fn read_entries(
+        &self,
+        store: &dyn Store,
+        cache: Option<&PageCache>,
+        first: u64,
+        count: u64,
+        visit: &mut dyn FnMut(u64, BatEntry) -> Result<()>,
+    ) -> Result<()> {
+        let mut offset_bytes = self.entry_offset_bytes(first);
+        let end_bytes = self.entry_offset_bytes(first + count);
+        let mut index = first;
+        let mut buf = vec![0; (end_bytes - offset_bytes).min(READ_BYTES) as usize];
+        while offset_bytes < end_bytes {
+            let len_bytes = (end_bytes - offset_bytes).min(READ_BYTES) as usize;
+            let piece = &mut buf[..len_bytes];
+            store.read_at(piece, offset_bytes).map_err(|error| ImageError::io("read the block allocation table", store, offset_bytes, error))?;
+            if let Some(cache) = cache {
+                cache.overlay(piece, offset_bytes);
+            }
+            for raw in piece.as_chunks::<8>().0 {
+                visit(index, BatEntry::from_le_bytes(*raw))?;
+                index += 1;
+            }
+            offset_bytes += len_bytes as u64;
+        }
+        Ok(())
+    }
+
+    /// Visits all entries that are not zero, as the store has them, and skips the holes of the file.
+    pub(super) fn each_entry(&self, store: &dyn Store, visit: &mut dyn FnMut(u64, BatEntry) -> Result<()>) -> Result<()> {
+        let end_bytes = self.bat_end_bytes();
+        let mut at_bytes = self.bat_offset_bytes;
+        while at_bytes < end_bytes {
+            let found = store.next_data(at_bytes).map_err(|error| ImageError::io("find the used parts of the block allocation table", store, at_bytes, error))?;
+            let Some(range) = found else { break };
+            let start_bytes = range.offset_bytes.max(at_bytes);
+            if start_bytes >= end_bytes {
+                break;
+            }
+            let stop_bytes = range.offset_bytes.saturating_add(range.len_bytes).clamp(start_bytes + 1, end_bytes);
+            let first = (start_bytes - self.bat_offset_bytes) / BAT_ENTRY_BYTES;
+            let last = (stop_bytes - self.bat_offset_bytes).div_ceil(BAT_ENTRY_BYTES);
+            self.read_entries(store, None, first, last - first, &mut |index, entry| if entry.0 == 0 { Ok(()) } else { visit(index, entry) })?;
+            at_bytes = self.entry_offset_bytes(last);
+        }
+        Ok(())
+    }
+
+    /// What a payload entry says of its block. `file_bytes` is the file's length.
+    ///
+    /// # Errors
+    /// A state that is not defined, or not for this type of disk; a place beyond the file's end or in metadata.
+    pub(super) fn block_state(&self, block: u64, entry: BatEntry, file_bytes: u64) -> Result<BlockState, Invalid> {
+        let offset_bytes = entry.offset_bytes();
+        match entry.payload_state()? {
+            PayloadState::NotPresent => Ok(BlockState::Absent),
+            PayloadState::Undefined | PayloadState::Zero | PayloadState::Unmapped => Ok(BlockState::Zero),
+            PayloadState::FullyPresent => {
+                self.check_place(offset_bytes, self.geometry.bytes_in_disk(block), self.geometry.block_bytes(), file_bytes)?;
+                Ok(BlockState::Data { offset_bytes })
+            }
+            PayloadState::PartiallyPresent if !self.has_parent => {
+                Err(Invalid::new("BAT entry", 0, "a partially present block", "none in a disk without parent"))
+            }
+            PayloadState::PartiallyPresent => {
+                self.check_place(offset_bytes, self.geometry.bytes_in_disk(block), self.geometry.block_bytes(), file_bytes)?;
+                Ok(BlockState::Partial { offset_bytes })
+            }
+        }
+    }
+
+    /// Where a chunk's sector bitmap block is, if it has one.
+    ///
+    /// # Errors
+    /// As [`Layout::block_state`].
+    pub(super) fn bitmap_place(&self, entry: BatEntry, file_bytes: u64) -> Result<Option<u64>, Invalid> {
+        match entry.bitmap_state()? {
+            BitmapState::NotPresent => Ok(None),
+            BitmapState::Present if !self.has_parent => {
+                Err(Invalid::new("BAT entry", 0, "a sector bitmap block", "none in a disk without parent"))
+            }
+            BitmapState::Present => {
+                let offset_bytes = entry.offset_bytes();
+                self.check_place(offset_bytes, BITMAP_BLOCK_BYTES, BITMAP_BLOCK_BYTES, file_bytes)?;
+                Ok(Some(offset_bytes))
+            }
+        }
+    }
+
+    /// Some writers cut the last block of the file at the disk's end: `needed_bytes` must be there, `block_bytes` clear.
+    fn check_place(&self, offset_bytes: u64, needed_bytes: u64, block_bytes: u64, file_bytes: u64) -> Result<(), Invalid> {
+        let end_bytes = offset_bytes.checked_add(block_bytes);
+        if offset_bytes.checked_add(needed_bytes).is_none_or(|end| end > file_bytes) || end_bytes.is_none() {
+            let expected = format!("a block that ends within the file's {file_bytes} bytes; was the file copied completely?");
+            return Err(Invalid::new("BAT entry", 0, format!("a block at {offset_bytes}"), expected));
+        }
+        if offset_bytes < MIB || self.touches_metadata(offset_bytes, end_bytes.unwrap_or(u64::MAX)) {
+            return Err(Invalid::new("BAT entry", 0, format!("a block at {offset_bytes}"), "a block clear of the file's metadata"));
+        }
+        Ok(())
+    }
+
+    /// Puts the place of an entry to what is wrong with it.
+    pub(super) fn corrupt_entry(&self, store: &dyn Store, index: u64, invalid: Invalid) -> ImageError {
+        corrupt(store, self.entry_offset_bytes(index), invalid)
+    }
+}

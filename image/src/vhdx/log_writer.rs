@@ -1,0 +1,87 @@
+//! Writing the log: one entry at a time, each of which stands alone.
+//!
+//! The tail of every entry is the entry itself, because the flush before has made everything earlier durable in its place.
+//! An entry takes at most half of the log, so the one before it is whole until the new one is durable: as long as the
+//! header names the log, there is a sequence to replay.
+
+use super::{
+    header::{Barrier, Headers},
+    lock,
+    pages::Page,
+};
+use crate::error::Result;
+use diskwright_format::vhdx::log::{LOG_SECTOR_BYTES, LogEntryHeader, data_entry, data_entry_bytes};
+use diskwright_store::FileRange;
+use std::sync::Mutex;
+use uuid::Uuid;
+
+/// The log of an image that is open for writing. Used by one flush at a time.
+#[derive(Debug)]
+pub(super) struct LogWriter {
+    place: FileRange,
+    /// The GUID of this session's entries, when the header names it.
+    active: Option<Uuid>,
+    /// The GUID under which entries are written.
+    guid: Uuid,
+    next_position: u64,
+    next_number: u64,
+}
+
+impl LogWriter {
+    /// A writer for an empty log at `place`, whose length is a multiple of 1 MiB.
+    pub(super) fn new(place: FileRange) -> Self {
+        Self { place, active: None, guid: Uuid::new_v4(), next_position: 0, next_number: 1 }
+    }
+
+    /// Most pages of one entry.
+    pub(super) fn max_pages(&self) -> usize {
+        let half_bytes = self.place.len_bytes / 2;
+        let sectors = half_bytes / LOG_SECTOR_BYTES as u64;
+        let fits = |pages: u64| u32::try_from(pages).is_ok_and(|pages| data_entry_bytes(pages) <= half_bytes);
+        // A sector of descriptors goes before each 126 or 128 pages.
+        let mut pages = sectors.saturating_sub(sectors / 127);
+        while pages > 1 && !fits(pages) {
+            pages -= 1;
+        }
+        pages as usize
+    }
+
+    /// Writes an entry that sets `pages` and makes it durable, and sees to it that the header names the log.
+    /// `file_bytes` is the file's length, durable already. On failure the place is used again by the next call.
+    pub(super) fn append(&mut self, barrier: &Barrier, headers: &Mutex<Headers>, pages: &[Page], file_bytes: u64) -> Result<()> {
+        let header = LogEntryHeader {
+            checksum: 0,
+            entry_len_bytes: 0,
+            tail_bytes: self.next_position as u32,
+            sequence_number: self.next_number,
+            descriptors: 0,
+            log_guid: self.guid,
+            flushed_file_bytes: file_bytes,
+            last_file_bytes: file_bytes,
+        };
+        let entry = data_entry(header, pages.iter().map(|(offset_bytes, page)| (*offset_bytes, &page[..])));
+        let until_end = (self.place.len_bytes - self.next_position).min(entry.len() as u64) as usize;
+        barrier.write("write the log", &entry[..until_end], self.place.offset_bytes + self.next_position)?;
+        if until_end < entry.len() {
+            barrier.write("write the log", &entry[until_end..], self.place.offset_bytes)?;
+        }
+        barrier.sync()?;
+        if self.active.is_none() {
+            lock(headers).set_log_guid(barrier, self.guid)?;
+            self.active = Some(self.guid);
+        }
+        self.next_position = (self.next_position + entry.len() as u64) % self.place.len_bytes;
+        self.next_number += 1;
+        Ok(())
+    }
+
+    /// Empties the log: the header names none. All pages must be durable in their places. The next entry begins anew
+    /// under another GUID.
+    pub(super) fn clear(&mut self, barrier: &Barrier, headers: &Mutex<Headers>) -> Result<()> {
+        if self.active.is_some() {
+            lock(headers).set_log_guid(barrier, Uuid::nil())?;
+            *self = Self::new(self.place);
+        }
+        Ok(())
+    }
+}

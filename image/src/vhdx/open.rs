@@ -1,0 +1,327 @@
+//! Opening: a handful of small reads, each believed only when it is proven.
+//!
+//! ```text
+//!   file identifier (520 B) ─▶ two headers (4 KiB each) ─▶ log, only if the header names one
+//!                                                              │
+//!        ImageInfo, Layout ◀─ items ◀─ metadata table ◀─ region table (64 KiB; the copy only if the first is bad)
+//! ```
+//!
+//! The BAT is not read here. With an empty log nothing is written, even for a writable open.
+
+use super::{
+    VhdxImage, corrupt,
+    header::{Barrier, Headers},
+    layout::Layout,
+    log::{Ring, Target},
+};
+use crate::{
+    error::{ImageError, Result},
+    image::{DiskType, Format, ImageInfo, LogState, ParentLink},
+};
+use diskwright_format::vhdx::{
+    BatGeometry, FileIdentifier, FileParameters, Header, Invalid, MIB, MetadataEntry, MetadataTable, ParentLocator, Region, RegionTable, Slot, file_id,
+    header::{self, HEADER_BYTES},
+    metadata, parent_locator,
+    region::{BAT_REGION, METADATA_REGION, REGION_TABLE_BYTES, REGION_TABLE_OFFSETS},
+};
+use diskwright_store::{FileRange, OverlayStore, Store};
+use std::{collections::BTreeMap, io, sync::Arc};
+use uuid::Uuid;
+
+/// Longest parent locator that is read.
+const MAX_LOCATOR_BYTES: u32 = 256 << 10;
+
+/// Opens a VHDX.
+///
+/// Read-only, a log that is not empty is replayed in memory, and the image's store is an [`OverlayStore`]. Writable, it is
+/// replayed on disk; otherwise nothing is written before the first [`ImageWriter`](crate::ImageWriter) call that needs it.
+///
+/// # Errors
+/// [`ImageError::NotAnImage`] when the file is no VHDX, `Corrupt` or `Unsupported` for one that cannot be used, `Io`.
+pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdxImage> {
+    let opened = load(store, writable)?;
+    Ok(VhdxImage::new(opened, writable))
+}
+
+/// Everything that opening finds out.
+pub(super) struct Opened {
+    pub(super) barrier: Barrier,
+    pub(super) headers: Headers,
+    pub(super) log_place: FileRange,
+    pub(super) layout: Layout,
+    pub(super) info: ImageInfo,
+}
+
+pub(super) fn load(store: Arc<dyn Store>, writable: bool) -> Result<Opened> {
+    let creator = read_identifier(&*store)?;
+    let mut remarks = Vec::new();
+    let (slot, header) = read_headers(&*store, &mut remarks)?;
+    let log_place = FileRange { offset_bytes: header.log_offset_bytes, len_bytes: u64::from(header.log_len_bytes) };
+    let log_is_sound = check_log_place(&*store, &header);
+    if let Err(invalid) = log_is_sound.clone() {
+        if writable || !header.log_guid.is_nil() {
+            return Err(corrupt(&*store, slot.offset_bytes(), invalid));
+        }
+        remarks.push(format!("The log's place is wrong ({invalid}); the disk can be read, as its log is empty."));
+    }
+    let (barrier, headers, log) = replay(store, slot, header, log_place, writable)?;
+    let store = &*barrier.store;
+    let regions = read_regions(store, &mut remarks)?;
+    let metadata_region = required_region(store, &regions, METADATA_REGION, "metadata region")?;
+    let bat_region = required_region(store, &regions, BAT_REGION, "BAT region")?;
+    let table = read_metadata_table(store, &metadata_region)?;
+    let items = Items { store, region: metadata_region, table: &table };
+    let parameters = items.parse(metadata::FILE_PARAMETERS, "file parameters", FileParameters::parse)?;
+    let size_bytes = items.parse(metadata::VIRTUAL_DISK_SIZE, "virtual disk size", |bytes| metadata::parse_u64("virtual disk size", bytes))?;
+    let logical = items.parse(metadata::LOGICAL_SECTOR_SIZE, "logical sector size", |bytes| metadata::parse_u32("logical sector size", bytes))?;
+    let physical = items.parse(metadata::PHYSICAL_SECTOR_SIZE, "physical sector size", |bytes| metadata::parse_u32("physical sector size", bytes))?;
+    let disk_id = match table.find(metadata::VIRTUAL_DISK_ID) {
+        None => None,
+        Some(_) => Some(items.parse(metadata::VIRTUAL_DISK_ID, "virtual disk id", |bytes| metadata::parse_guid("virtual disk id", bytes))?),
+    };
+    let at_metadata = |invalid| corrupt(store, metadata_region.offset_bytes, invalid);
+    let geometry = BatGeometry::new(size_bytes, parameters.block_bytes, logical).map_err(at_metadata)?;
+    if physical != 512 && physical != 4096 {
+        return Err(at_metadata(Invalid::new("physical sector size", 0, physical, "512 or 4096 bytes")));
+    }
+    let parent = if parameters.has_parent { Some(read_parent(&items)?) } else { None };
+    let layout = Layout {
+        geometry,
+        has_parent: parameters.has_parent,
+        fixed: parameters.leave_blocks_allocated && !parameters.has_parent,
+        bat_offset_bytes: bat_region.offset_bytes,
+        metadata: metadata_ranges(store, &regions, log_is_sound.is_ok().then_some(log_place), slot)?,
+    };
+    check_bat_region(store, &layout, &bat_region)?;
+    let info = ImageInfo {
+        format: Format::Vhdx,
+        disk_type: match (layout.has_parent, layout.fixed) {
+            (true, _) => DiskType::Differencing,
+            (false, true) => DiskType::Fixed,
+            (false, false) => DiskType::Dynamic,
+        },
+        size_bytes,
+        block_bytes: geometry.block_bytes(),
+        has_blocks: true,
+        logical_sector_bytes: logical,
+        physical_sector_bytes: physical,
+        creator,
+        disk_id,
+        linkage_id: Some(headers.current().data_write_guid),
+        file_write_id: Some(headers.current().file_write_guid),
+        created_seconds: None,
+        parent,
+        log,
+        payload_alignment_bytes: MIB as u32,
+        remarks,
+    };
+    Ok(Opened { barrier, headers, log_place, layout, info })
+}
+
+fn read_identifier(store: &dyn Store) -> Result<String> {
+    let not_an_image = |found: String| ImageError::NotAnImage {
+        path: store.name().to_owned(),
+        found,
+        expected: "a VHDX, which begins with \"vhdxfile\"".into(),
+    };
+    let mut bytes = [0; file_id::FILE_ID_BYTES];
+    match store.read_at(&mut bytes, 0) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(not_an_image("a file of less than 520 bytes".into())),
+        Err(error) => return Err(ImageError::io("read the file identifier", store, 0, error)),
+    }
+    FileIdentifier::parse(&bytes).map(|id| id.creator).map_err(|invalid| not_an_image(invalid.found))
+}
+
+/// The bytes of both header slots. What cannot be read is empty, and so not valid.
+pub(super) fn read_slots(store: &dyn Store) -> Result<[Vec<u8>; 2]> {
+    let mut slots = [vec![0; HEADER_BYTES], vec![0; HEADER_BYTES]];
+    for (slot, bytes) in [Slot::First, Slot::Second].into_iter().zip(&mut slots) {
+        read_if_there(store, "read a header", bytes, slot.offset_bytes())?;
+    }
+    Ok(slots)
+}
+
+pub(super) fn read_if_there(store: &dyn Store, doing: &'static str, bytes: &mut Vec<u8>, offset_bytes: u64) -> Result<()> {
+    match store.read_at(bytes, offset_bytes) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => bytes.clear(),
+        Err(error) => return Err(ImageError::io(doing, store, offset_bytes, error)),
+        Ok(()) => {}
+    }
+    Ok(())
+}
+
+fn read_headers(store: &dyn Store, remarks: &mut Vec<String>) -> Result<(Slot, Header)> {
+    let [first, second] = read_slots(store)?;
+    let (slot, header) = header::select(&first, &second).map_err(|invalid| corrupt(store, Slot::First.offset_bytes(), invalid))?;
+    header.validate().map_err(|invalid| ImageError::Unsupported {
+        path: store.name().to_owned(),
+        what: format!("a VHDX with {}", invalid.found),
+        hint: format!("{} is; use the program that wrote it", invalid.expected),
+    })?;
+    for (which, bytes) in [(Slot::First, &first), (Slot::Second, &second)] {
+        if let Err(invalid) = Header::parse(bytes) {
+            remarks.push(format!("One of the two headers, at {}, is not valid ({invalid}); the other is used.", which.offset_bytes()));
+        }
+    }
+    Ok((slot, header))
+}
+
+fn check_log_place(store: &dyn Store, header: &Header) -> std::result::Result<(), Invalid> {
+    header.validate_log_place()?;
+    let end_bytes = header.log_offset_bytes.saturating_add(u64::from(header.log_len_bytes));
+    match store.len_bytes() {
+        Ok(file_bytes) if end_bytes <= file_bytes => Ok(()),
+        Ok(file_bytes) => Err(Invalid::new("header", 72, format!("a log that ends at {end_bytes}"), format!("one within the file's {file_bytes} bytes"))),
+        Err(error) => Err(Invalid::new("header", 72, format!("a file whose length cannot be told ({error})"), "a length")),
+    }
+}
+
+/// Replays the log if the header names one. Returns the store through which the rest is read.
+fn replay(store: Arc<dyn Store>, slot: Slot, header: Header, log_place: FileRange, writable: bool) -> Result<(Barrier, Headers, LogState)> {
+    let log_guid = header.log_guid;
+    let mut headers = Headers::new(slot, header);
+    if log_guid.is_nil() {
+        return Ok((Barrier::new(store), headers, LogState::Clean));
+    }
+    let ring = Ring { store: &*store, place: log_place };
+    let sequence = ring.find(log_guid)?;
+    let log = LogState::Replayed { entries: sequence.len() };
+    if writable {
+        // Headers first: the file is changed from here on. If the replay is cut, the log is still there to be replayed again.
+        let barrier = Barrier::new(Arc::clone(&store));
+        headers.begin_file_write(&barrier)?;
+        ring.replay(&sequence, Target::Disk)?;
+        barrier.sync()?;
+        headers.set_log_guid(&barrier, Uuid::nil())?;
+        return Ok((barrier, headers, log));
+    }
+    let mut pages = BTreeMap::new();
+    ring.replay(&sequence, Target::Memory(&mut pages))?;
+    let io = |error| ImageError::io("replay the log", &*store, log_place.offset_bytes, error);
+    if pages.is_empty() && sequence.last_file_bytes() <= store.len_bytes().map_err(io)? {
+        return Ok((Barrier::new(store), headers, log));
+    }
+    let overlay = OverlayStore::new(Arc::clone(&store), pages, sequence.last_file_bytes()).map_err(io)?;
+    Ok((Barrier::new(Arc::new(overlay)), headers, log))
+}
+
+fn read_regions(store: &dyn Store, remarks: &mut Vec<String>) -> Result<RegionTable> {
+    let mut first_error = None;
+    for offset_bytes in REGION_TABLE_OFFSETS {
+        let mut bytes = vec![0; REGION_TABLE_BYTES];
+        read_if_there(store, "read a region table", &mut bytes, offset_bytes)?;
+        match RegionTable::parse(&bytes) {
+            Ok(table) => {
+                if let Some(region) = table.unknown_required() {
+                    return Err(ImageError::Unsupported {
+                        path: store.name().to_owned(),
+                        what: format!("the region {}, which the file says is required,", region.id),
+                        hint: "use the program that wrote the file".into(),
+                    });
+                }
+                if let Some((offset_bytes, invalid)) = first_error {
+                    remarks.push(format!("The region table at {offset_bytes} is not valid ({invalid}); its copy is used."));
+                }
+                return Ok(table);
+            }
+            Err(invalid) => first_error = first_error.or(Some((offset_bytes, invalid))),
+        }
+    }
+    let (offset_bytes, invalid) = first_error.unwrap_or((REGION_TABLE_OFFSETS[0], Invalid::new("region table", 0, "nothing", "a table")));
+    Err(corrupt(store, offset_bytes, invalid))
+}
+
+fn required_region(store: &dyn Store, regions: &RegionTable, id: Uuid, name: &'static str) -> Result<Region> {
+    regions.find(id).copied().ok_or_else(|| corrupt(store, REGION_TABLE_OFFSETS[0], Invalid::new(name, 0, "no such region", "one")))
+}
+
+fn read_metadata_table(store: &dyn Store, region: &Region) -> Result<MetadataTable> {
+    let io = |error| ImageError::io("read the metadata table", store, region.offset_bytes, error);
+    let at_region = |invalid| corrupt(store, region.offset_bytes, invalid);
+    let mut bytes = vec![0; metadata::METADATA_HEADER_BYTES];
+    store.read_at(&mut bytes, region.offset_bytes).map_err(io)?;
+    bytes.resize(MetadataTable::needed_bytes(&bytes).map_err(at_region)?, 0);
+    store.read_at(&mut bytes, region.offset_bytes).map_err(io)?;
+    let table = MetadataTable::parse(&bytes, region.len_bytes).map_err(at_region)?;
+    if let Some(entry) = table.unknown_required() {
+        return Err(ImageError::Unsupported {
+            path: store.name().to_owned(),
+            what: format!("the metadata item {}, which the file says is required,", entry.id),
+            hint: "use the program that wrote the file".into(),
+        });
+    }
+    Ok(table)
+}
+
+/// The metadata items.
+struct Items<'a> {
+    store: &'a dyn Store,
+    region: Region,
+    table: &'a MetadataTable,
+}
+
+impl Items<'_> {
+    fn find(&self, id: Uuid, name: &'static str) -> Result<&MetadataEntry> {
+        self.table.find(id).ok_or_else(|| corrupt(self.store, self.region.offset_bytes, Invalid::new(name, 0, "no such metadata item", "one")))
+    }
+
+    fn parse<T>(&self, id: Uuid, name: &'static str, parse: impl FnOnce(&[u8]) -> std::result::Result<T, Invalid>) -> Result<T> {
+        let entry = self.find(id, name)?;
+        let offset_bytes = self.region.offset_bytes + u64::from(entry.offset_bytes);
+        let mut bytes = vec![0; entry.len_bytes.min(MAX_LOCATOR_BYTES) as usize];
+        self.store.read_at(&mut bytes, offset_bytes).map_err(|error| ImageError::io("read a metadata item", self.store, offset_bytes, error))?;
+        parse(&bytes).map_err(|invalid| corrupt(self.store, offset_bytes, invalid))
+    }
+}
+
+fn read_parent(items: &Items<'_>) -> Result<ParentLink> {
+    let locator = items.parse(metadata::PARENT_LOCATOR, "parent locator", ParentLocator::parse)?;
+    if locator.locator_type != parent_locator::VHDX_LOCATOR {
+        return Err(ImageError::Unsupported {
+            path: items.store.name().to_owned(),
+            what: format!("a parent locator of type {}", locator.locator_type),
+            hint: "only parents that are VHDX files are; use the program that wrote the file".into(),
+        });
+    }
+    let offset_bytes = items.region.offset_bytes + u64::from(items.find(metadata::PARENT_LOCATOR, "parent locator")?.offset_bytes);
+    let at_locator = |invalid| corrupt(items.store, offset_bytes, invalid);
+    let linkage = locator.guid(parent_locator::PARENT_LINKAGE).map_err(at_locator)?;
+    let missing = || Invalid::new("parent locator", 0, "no parent_linkage", "the identity of the parent");
+    let text = |key| locator.get(key).map(str::to_owned);
+    Ok(ParentLink {
+        relative_path: text(parent_locator::RELATIVE_PATH),
+        volume_path: text(parent_locator::VOLUME_PATH),
+        absolute_path: text(parent_locator::ABSOLUTE_WIN32_PATH),
+        name: None,
+        linkage: linkage.ok_or_else(missing).map_err(at_locator)?,
+        linkage2: locator.guid(parent_locator::PARENT_LINKAGE2).map_err(at_locator)?,
+        modified_seconds: None,
+    })
+}
+
+/// The ranges that payload must keep clear of.
+fn metadata_ranges(store: &dyn Store, regions: &RegionTable, log: Option<FileRange>, slot: Slot) -> Result<Vec<(u64, u64)>> {
+    let mut ranges: Vec<(u64, u64)> = regions.regions.iter().map(|region| (region.offset_bytes, region.end_bytes())).collect();
+    ranges.push((0, MIB));
+    ranges.extend(log.map(|log| (log.offset_bytes, log.offset_bytes + log.len_bytes)));
+    ranges.sort_unstable();
+    if let Some(pair) = ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+        let found = format!("a log or region at {} inside another that ends at {}", pair[1].0, pair[0].1);
+        return Err(corrupt(store, slot.offset_bytes(), Invalid::new("header", 72, found, "a log and regions apart from each other")));
+    }
+    Ok(ranges)
+}
+
+fn check_bat_region(store: &dyn Store, layout: &Layout, region: &Region) -> Result<()> {
+    let needed_bytes = layout.bat_end_bytes() - layout.bat_offset_bytes;
+    let file_bytes = store.len_bytes().map_err(|error| ImageError::io("learn the file's length", store, 0, error))?;
+    let at_region = |found, expected| Err(corrupt(store, region.offset_bytes, Invalid::new("BAT region", 0, found, expected)));
+    if u64::from(region.len_bytes) < needed_bytes {
+        return at_region(format!("{} bytes", region.len_bytes), format!("at least {needed_bytes} for a disk of this size"));
+    }
+    if region.offset_bytes.saturating_add(needed_bytes) > file_bytes {
+        return at_region(format!("a file of {file_bytes} bytes"), format!("a table that ends at {}", region.offset_bytes.saturating_add(needed_bytes)));
+    }
+    Ok(())
+}

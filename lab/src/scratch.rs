@@ -1,0 +1,116 @@
+//! A folder for the files of a run, gone when the run is over, however it ends.
+
+use crate::{LabError, Result, machine};
+use std::path::{Path, PathBuf};
+
+/// A folder of its own. Dropped, it is removed with all that is in it, unless it is to be kept.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+    made_parents: Vec<PathBuf>,
+    keep: bool,
+}
+
+impl Scratch {
+    /// Makes `diskwright-scratch-<process id>` in `parent` (the current folder unless said), which is made if need be. Never uses
+    /// a folder that exists: what it removes at the end is only what it has made.
+    ///
+    /// # Errors
+    /// [`LabError::File`] when the folder cannot be made, or is there already.
+    pub fn new(parent: Option<&Path>, keep: bool) -> Result<Self> {
+        let parent = parent.unwrap_or(Path::new("."));
+        let mut made_parents = Vec::new();
+        for folder in parent.ancestors().filter(|folder| !folder.as_os_str().is_empty()) {
+            if folder.exists() {
+                break;
+            }
+            made_parents.push(folder.to_owned());
+        }
+        std::fs::create_dir_all(parent).map_err(LabError::file("create the scratch folder", parent))?;
+        let mut path = parent.join(format!("diskwright-scratch-{}", std::process::id()));
+        for attempt in 1.. {
+            match std::fs::create_dir(&path) {
+                Ok(()) => break,
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && attempt < 100 => {
+                    path.set_file_name(format!("diskwright-scratch-{}-{attempt}", std::process::id()));
+                }
+                Err(error) => return Err(LabError::file("create the scratch folder", path)(error)),
+            }
+        }
+        Ok(Self { path, made_parents, keep })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes a folder in it.
+    ///
+    /// # Errors
+    /// [`LabError::File`] when it cannot be made.
+    pub fn folder(&self, name: &str) -> Result<PathBuf> {
+        let path = self.path.join(name);
+        std::fs::create_dir_all(&path).map_err(LabError::file("create the scratch folder", &path))?;
+        Ok(path)
+    }
+
+    /// Refuses when the file system has less than `needed_bytes` free.
+    ///
+    /// # Errors
+    /// [`LabError::NoSpace`].
+    pub fn need(&self, what: &str, needed_bytes: u64) -> Result<()> {
+        let free_bytes = machine::free_bytes(&self.path);
+        if free_bytes >= needed_bytes {
+            return Ok(());
+        }
+        Err(LabError::NoSpace { dir: self.path.clone(), what: what.to_owned(), needed_bytes, free_bytes })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if self.keep {
+            return;
+        }
+        // There is nobody to tell, and what was measured is no less true for a leftover.
+        let _ = std::fs::remove_dir_all(&self.path);
+        for folder in &self.made_parents {
+            // Goes only if it is empty.
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_made_is_removed() {
+        let home = tempfile::tempdir().unwrap();
+        let deep = home.path().join("a/b");
+        let (first, second) = (Scratch::new(Some(&deep), false).unwrap(), Scratch::new(Some(&deep), false).unwrap());
+        assert_ne!(first.path(), second.path());
+        std::fs::write(first.folder("x").unwrap().join("f"), "data").unwrap();
+        std::fs::write(deep.join("a user's file"), "precious").unwrap();
+        drop((first, second));
+        assert_eq!(std::fs::read_dir(&deep).unwrap().count(), 1);
+        std::fs::remove_file(deep.join("a user's file")).unwrap();
+        drop(Scratch::new(Some(&deep), false).unwrap());
+        assert!(deep.exists(), "a folder that was there before stays");
+        let kept = Scratch::new(Some(&deep), true).unwrap();
+        let path = kept.path().to_owned();
+        drop(kept);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_full_file_system_is_told() {
+        let home = tempfile::tempdir().unwrap();
+        let scratch = Scratch::new(Some(home.path()), false).unwrap();
+        scratch.need("nothing", 0).unwrap();
+        let error = scratch.need("a test", u64::MAX).unwrap_err().to_string();
+        assert!(error.contains("a test") && error.contains("--dir"), "{error}");
+    }
+}

@@ -1,0 +1,277 @@
+//! The containers under comparison: made, filled, proved, opened.
+//!
+//! Preparation is the same for all: create, fill through the block queue with incompressible data, flush, close, open again, read
+//! everything back and compare, and check that the extents say "data" from end to end. A target that would measure
+//! metadata instead of storage never reaches a measurement.
+
+use crate::{LabError, Result, fill, fill::Tick, paper::PaperContainer};
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
+use diskwright_image::{DiskType, Format};
+use diskwright_store::{BlockDevice, CacheMode, EngineKind, RawDevice};
+use serde::{Deserialize, Serialize};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// What holds the blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Container {
+    /// A preallocated file, its bytes those of the disk: what the others are measured against.
+    Raw,
+    /// VHD, all space from the start.
+    VhdFixed,
+    /// VHD, blocks of 2 MiB, populated.
+    VhdDynamic,
+    /// VHD, populated, over an empty dynamic parent as in the paper.
+    VhdDifferencing,
+    /// VHDX, all space from the start.
+    VhdxFixed,
+    /// VHDX, blocks of the default size, populated.
+    VhdxDynamic,
+    /// VHDX, populated, over an empty dynamic parent.
+    VhdxDifferencing,
+}
+
+impl Container {
+    /// All of them, the raw file first.
+    pub const ALL: [Self; 7] = [
+        Self::Raw,
+        Self::VhdFixed,
+        Self::VhdDynamic,
+        Self::VhdDifferencing,
+        Self::VhdxFixed,
+        Self::VhdxDynamic,
+        Self::VhdxDifferencing,
+    ];
+
+    /// As shown to people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw file",
+            Self::VhdFixed => "VHD fixed",
+            Self::VhdDynamic => "VHD dynamic",
+            Self::VhdDifferencing => "VHD differencing",
+            Self::VhdxFixed => "VHDX fixed",
+            Self::VhdxDynamic => "VHDX dynamic",
+            Self::VhdxDifferencing => "VHDX differencing",
+        }
+    }
+
+    /// Its format.
+    pub fn format(self) -> Format {
+        match self {
+            Self::Raw => Format::Raw,
+            Self::VhdFixed | Self::VhdDynamic | Self::VhdDifferencing => Format::Vhd,
+            Self::VhdxFixed | Self::VhdxDynamic | Self::VhdxDifferencing => Format::Vhdx,
+        }
+    }
+
+    /// Its type.
+    pub fn disk_type(self) -> DiskType {
+        match self {
+            Self::Raw | Self::VhdFixed | Self::VhdxFixed => DiskType::Fixed,
+            Self::VhdDynamic | Self::VhdxDynamic => DiskType::Dynamic,
+            Self::VhdDifferencing | Self::VhdxDifferencing => DiskType::Differencing,
+        }
+    }
+
+    /// The paper's container of this format and type; it knows only VHD.
+    pub fn in_paper(self) -> Option<PaperContainer> {
+        match self {
+            Self::VhdFixed => Some(PaperContainer::Fixed),
+            Self::VhdDynamic => Some(PaperContainer::Dynamic),
+            Self::VhdDifferencing => Some(PaperContainer::Differencing),
+            _ => None,
+        }
+    }
+
+    /// Its file in a scratch folder.
+    pub fn file_name(self) -> String {
+        format!("{}.{}", self.name().replace(' ', "-").to_lowercase(), self.format())
+    }
+}
+
+/// Makes an empty disk in `dir` (and an empty dynamic parent beside a differencing one). A raw file has its space allocated.
+///
+/// # Errors
+/// [`LabError::Disk`].
+pub fn create_empty(container: Container, dir: &Path, size_bytes: u64) -> Result<PathBuf> {
+    let path = dir.join(container.file_name());
+    let mut request = CreateRequest {
+        format: Some(container.format()),
+        disk_type: Some(container.disk_type()),
+        size_bytes: Some(size_bytes),
+        preallocate: container == Container::Raw,
+        ..CreateRequest::default()
+    };
+    if container.disk_type() == DiskType::Differencing {
+        let parent = dir.join(format!("parent-of-{}", container.file_name()));
+        let of_parent = CreateRequest { disk_type: Some(DiskType::Dynamic), ..request.clone() };
+        create(&parent, &of_parent)?;
+        request.parent = Some(parent);
+    }
+    create(&path, &request)?;
+    Ok(path)
+}
+
+/// A container, open for measuring.
+#[derive(Debug)]
+pub struct Target {
+    /// What it is.
+    pub container: Container,
+    /// Its file.
+    pub path: PathBuf,
+    /// The cache mode in force, which is not the one asked for where the file system has no O_DIRECT.
+    pub cache: CacheMode,
+    open: Opened,
+}
+
+#[derive(Debug)]
+enum Opened {
+    Raw(RawDevice),
+    Disk(Arc<Disk>),
+}
+
+impl Target {
+    /// Opens a container for reading and writing. A raw file is opened as such, whatever is in it.
+    ///
+    /// # Errors
+    /// [`LabError::Disk`] or [`LabError::Open`].
+    pub fn open(container: Container, path: PathBuf, cache: CacheMode, engine: EngineKind) -> Result<Self> {
+        Self::open_with(container, path, cache, engine, true)
+    }
+
+    /// The same, for reading only unless `writable`.
+    ///
+    /// # Errors
+    /// As [`Target::open`].
+    pub fn open_with(
+        container: Container,
+        path: PathBuf,
+        cache: CacheMode,
+        engine: EngineKind,
+        writable: bool,
+    ) -> Result<Self> {
+        let (open, cache) = if container == Container::Raw {
+            let device = RawDevice::open(&path, writable, cache)?;
+            let in_force = device.cache_mode();
+            (Opened::Raw(device), in_force)
+        } else {
+            let options =
+                OpenOptions { writable, cache, engine, format: Some(container.format()), ..OpenOptions::default() };
+            let disk = Disk::open(&path, &options)?;
+            let in_force = top_cache_mode(&disk);
+            (Opened::Disk(disk), in_force)
+        };
+        Ok(Self { container, path, cache, open })
+    }
+
+    /// Its name, for messages.
+    pub fn name(&self) -> &'static str {
+        self.container.name()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &dyn BlockDevice {
+        match &self.open {
+            Opened::Raw(device) => device,
+            Opened::Disk(disk) => &**disk,
+        }
+    }
+
+    /// Closes it cleanly.
+    ///
+    /// # Errors
+    /// [`LabError::Disk`] when its metadata cannot be made durable.
+    pub fn close(self) -> Result<()> {
+        match self.open {
+            Opened::Raw(_) => Ok(()),
+            Opened::Disk(disk) => Ok(disk.close()?),
+        }
+    }
+}
+
+/// A file driven by O_DIRECT has an alignment; one in the page cache has none.
+fn top_cache_mode(disk: &Disk) -> CacheMode {
+    let alignment = disk.layers().first().and_then(|layer| layer.image.store().data_file()).map(|file| file.alignment_bytes);
+    if alignment.is_some_and(|bytes| bytes > 1) { CacheMode::Direct } else { CacheMode::PageCache }
+}
+
+/// How targets are prepared.
+#[derive(Debug, Clone, Copy)]
+pub struct Preparation {
+    /// Size of each disk.
+    pub size_bytes: u64,
+    /// Of the contents.
+    pub seed: u64,
+    /// How they are opened.
+    pub cache: CacheMode,
+    /// What moves the bytes.
+    pub engine: EngineKind,
+}
+
+/// Creates, fills, flushes and closes a container. `tick` is told the bytes written.
+///
+/// # Errors
+/// Whatever fails; the file stays in `dir`, which the caller removes.
+pub fn make_filled(container: Container, dir: &Path, how: &Preparation, tick: &mut Tick<'_>) -> Result<PathBuf> {
+    let path = create_empty(container, dir, how.size_bytes)?;
+    let target = Target::open(container, path.clone(), how.cache, how.engine)?;
+    fill::fill(target.name(), target.device(), how.seed, how.engine, tick)?;
+    target.close()?;
+    Ok(path)
+}
+
+/// Opens a filled container again, reads all of it back, and checks its size and that all of it is data of its own. `tick` is
+/// told the bytes read.
+///
+/// # Errors
+/// [`LabError::WrongData`], [`LabError::NotPopulated`], or whatever fails.
+pub fn open_verified(container: Container, path: PathBuf, how: &Preparation, tick: &mut Tick<'_>) -> Result<Target> {
+    let target = Target::open(container, path, how.cache, how.engine)?;
+    let found_bytes = target.device().geometry().size_bytes;
+    if found_bytes != how.size_bytes {
+        return Err(LabError::NotPopulated { target: target.name().into(), found_bytes, size_bytes: how.size_bytes });
+    }
+    fill::verify(target.name(), target.device(), how.seed, how.engine, tick)?;
+    fill::check_populated(target.name(), target.device(), false)?;
+    Ok(target)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn containers_have_their_own_names_and_files() {
+        let names: BTreeSet<_> = Container::ALL.iter().map(|container| container.name()).collect();
+        let files: BTreeSet<_> = Container::ALL.iter().map(|container| container.file_name()).collect();
+        assert_eq!((names.len(), files.len()), (7, 7));
+        assert!(files.contains("vhdx-dynamic.vhdx") && files.contains("raw-file.raw"), "{files:?}");
+        assert_eq!(Container::ALL.iter().filter(|container| container.in_paper().is_some()).count(), 3);
+    }
+
+    #[test]
+    fn every_container_is_made_filled_and_proved() {
+        let dir = tempfile::tempdir().unwrap();
+        let how = Preparation { size_bytes: 9 << 20, seed: 5, cache: CacheMode::PageCache, engine: EngineKind::Auto };
+        for container in Container::ALL {
+            let path = make_filled(container, dir.path(), &how, &mut |_| Ok(())).unwrap();
+            let target = open_verified(container, path, &how, &mut |_| Ok(())).unwrap();
+            assert_eq!(target.cache, CacheMode::PageCache);
+            target.close().unwrap();
+        }
+    }
+
+    #[test]
+    fn an_empty_container_is_not_taken_for_a_filled_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let how = Preparation { size_bytes: 8 << 20, seed: 5, cache: CacheMode::PageCache, engine: EngineKind::Auto };
+        let path = create_empty(Container::VhdxDynamic, dir.path(), how.size_bytes).unwrap();
+        let error = open_verified(Container::VhdxDynamic, path, &how, &mut |_| Ok(())).unwrap_err();
+        assert!(matches!(error, LabError::WrongData { .. }), "{error}");
+    }
+}

@@ -1,0 +1,119 @@
+//! What a request costs: 4 KiB random reads at depth 32 from a file of 256 MiB in the page cache, by each engine.
+//!
+//! ```text
+//! cargo run --release -p diskwright-store --example ringcost [file] [depth] [seconds]
+//! ```
+//! Without a file it makes one in the temporary directory. The figures mean something on a quiet machine only.
+
+use diskwright_store::{
+    BlockDevice, CacheMode, Completion, Engine, EngineCompletion, EngineKind, FileStore, IoBuf, OpenOptions, QueueOptions, RawDevice, Request, Slab,
+    Store,
+};
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+const BLOCK_BYTES: usize = 4096;
+const FILE_BYTES: usize = 256 << 20;
+
+struct Random(u64);
+
+impl Random {
+    /// xorshift64*: good enough to pick blocks, and next to free.
+    fn block_offset_bytes(&mut self, blocks: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let picked = (u128::from(self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)) * u128::from(blocks)) >> 64;
+        picked as u64 * BLOCK_BYTES as u64
+    }
+}
+
+fn report(name: &str, reads: u64, elapsed: Duration, enters: u64) {
+    let per_read_ns = elapsed.as_nanos() as f64 / reads as f64;
+    println!("{name:34} {per_read_ns:7.0} ns per read  {:6.2} M/s  {:.3} enters per read", 1e3 / per_read_ns, enters as f64 / reads as f64);
+}
+
+fn by_engine(store: &Arc<dyn Store>, kind: EngineKind, registered: bool, depth: usize, time: Duration) -> io::Result<()> {
+    let slab = Slab::new(depth, BLOCK_BYTES);
+    let mut engine = Engine::new(kind, depth, registered.then_some(&slab))?;
+    let target = engine.add_target(store)?;
+    let blocks = store.len_bytes()? / BLOCK_BYTES as u64;
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    let mut free: Vec<IoBuf> = slab.take_all();
+    let mut done: Vec<EngineCompletion> = Vec::with_capacity(depth);
+    let (mut reads, started) = (0, Instant::now());
+    while started.elapsed() < time {
+        for _ in 0..64 {
+            while let Some(buf) = free.pop() {
+                engine.read_one(0, 0, target, random.block_offset_bytes(blocks), buf, BLOCK_BYTES);
+            }
+            engine.reap(1, &mut done)?;
+            for ended in done.drain(..) {
+                ended.result?;
+                free.extend(ended.buf);
+                reads += 1;
+            }
+        }
+    }
+    report(&format!("engine {kind:?}, registered {registered}"), reads, started.elapsed(), engine.stats().enters);
+    Ok(())
+}
+
+fn by_raw_queue(path: &Path, depth: usize, time: Duration) -> io::Result<()> {
+    let slab = Slab::new(depth, BLOCK_BYTES);
+    let device = RawDevice::open(path, false, CacheMode::PageCache).map_err(io::Error::other)?;
+    let mut queue = device.open_queue(&QueueOptions { depth, engine: EngineKind::Auto, slab: Some(&slab) })?;
+    let blocks = device.geometry().size_bytes / BLOCK_BYTES as u64;
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    let mut free: Vec<IoBuf> = slab.take_all();
+    let mut done: Vec<Completion> = Vec::with_capacity(depth);
+    let (mut reads, started) = (0, Instant::now());
+    while started.elapsed() < time {
+        for _ in 0..64 {
+            while let Some(buf) = free.pop() {
+                queue.push(Request::read(random.block_offset_bytes(blocks), BLOCK_BYTES, buf, 0)).map_err(|refused| refused.reason)?;
+            }
+            queue.reap(1, &mut done)?;
+            for ended in done.drain(..) {
+                ended.result?;
+                free.extend(ended.buf);
+                reads += 1;
+            }
+        }
+    }
+    report("raw queue", reads, started.elapsed(), 0);
+    Ok(())
+}
+
+fn main() -> io::Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let given = arguments.next().map(PathBuf::from);
+    let depth = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(32);
+    let time = Duration::from_secs(arguments.next().and_then(|text| text.parse().ok()).unwrap_or(3));
+    let mut made = None;
+    let path = match given {
+        Some(path) => path,
+        None => {
+            let mut file = tempfile::NamedTempFile::new()?;
+            let mut random = Random(1);
+            let block: Vec<u8> = (0..1 << 20).map(|_| random.block_offset_bytes(256) as u8).collect();
+            for _ in 0..FILE_BYTES >> 20 {
+                file.write_all(&block)?;
+            }
+            let path = file.path().to_owned();
+            made = Some(file);
+            path
+        }
+    };
+    let store: Arc<dyn Store> = Arc::new(FileStore::open(&path, &OpenOptions::default()).map_err(io::Error::other)?);
+    by_engine(&store, EngineKind::Uring, true, depth, time)?;
+    by_engine(&store, EngineKind::Uring, false, depth, time)?;
+    by_engine(&store, EngineKind::Sync, false, depth, time)?;
+    by_raw_queue(&path, depth, time)?;
+    drop(made);
+    Ok(())
+}

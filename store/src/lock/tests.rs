@@ -1,0 +1,143 @@
+use super::*;
+use crate::{CacheMode, FileStore, OpenError, OpenOptions};
+use std::{
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+const IMAGE_BYTES: u64 = 1 << 20;
+
+fn image(directory: &Path) -> PathBuf {
+    let path = directory.join("image.raw");
+    fs::File::create(&path).and_then(|file| file.set_len(IMAGE_BYTES)).expect("an image");
+    path
+}
+
+fn open(path: &Path, lock: LockMode) -> Result<FileStore, OpenError> {
+    FileStore::open(path, &OpenOptions { writable: lock == LockMode::Exclusive, create_new: false, cache: CacheMode::PageCache, lock })
+}
+
+fn holder_of(path: &Path, lock: LockMode) -> Option<String> {
+    match open(path, lock) {
+        Ok(_) => None,
+        Err(OpenError::Locked { holder, purpose, .. }) => {
+            assert_eq!(purpose, if lock == LockMode::Exclusive { "writing" } else { "reading" });
+            Some(holder)
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn installed(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !found {
+        eprintln!("skipped: {program} is not installed");
+    }
+    found
+}
+
+#[test]
+fn readers_share_and_a_writer_is_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = image(directory.path());
+    let (first, second) = (open(&path, LockMode::Shared).unwrap(), open(&path, LockMode::Shared).unwrap());
+    assert_eq!(holder_of(&path, LockMode::Exclusive).as_deref(), Some(" by this program itself"));
+    drop(first);
+    assert!(holder_of(&path, LockMode::Exclusive).is_some());
+    drop(second);
+    let writer = open(&path, LockMode::Exclusive).unwrap();
+    assert!(holder_of(&path, LockMode::Exclusive).is_some());
+    assert!(holder_of(&path, LockMode::Shared).is_some());
+    assert_eq!(holder_of(&path, LockMode::None), None);
+    drop(writer);
+    assert_eq!(holder_of(&path, LockMode::Exclusive), None);
+    let refusal = {
+        let _reader = open(&path, LockMode::Shared).unwrap();
+        open(&path, LockMode::Exclusive).unwrap_err().to_string()
+    };
+    let expected = format!("cannot open {} for writing: it is in use by this program itself. End that use first, then try again", path.display());
+    assert_eq!(refusal, expected);
+}
+
+#[test]
+fn a_refused_lock_leaves_nothing_locked() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = image(directory.path());
+    let reader = open(&path, LockMode::Shared).unwrap();
+    let candidate = open(&path, LockMode::None).unwrap();
+    let fd = crate::Store::data_file(&candidate).unwrap().fd;
+    assert!(matches!(acquire(fd, LockMode::Exclusive), Err(Refusal::Held)));
+    // Were the candidate's permissions still on the file, another reader would be refused.
+    assert_eq!(holder_of(&path, LockMode::Shared), None);
+    drop(reader);
+}
+
+/// qemu-io that has a file open, until it is dropped.
+struct QemuIo(Child);
+
+impl QemuIo {
+    fn open(path: &Path, read_only: bool) -> Self {
+        let mut command = Command::new("qemu-io");
+        if read_only {
+            command.arg("-r");
+        }
+        let mut child =
+            command.args(["-f", "raw"]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("qemu-io starts");
+        child.stdin.as_mut().unwrap().write_all(b"read 0 512\n").unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(said.any(|line| line.is_ok_and(|line| line.contains("512/512"))), "qemu-io did not read");
+        Self(child)
+    }
+}
+
+impl Drop for QemuIo {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_qemu_holds_is_respected() {
+    if !installed("qemu-io") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = image(directory.path());
+    let writer = QemuIo::open(&path, false);
+    let named = format!(" by qemu-io (process {})", writer.0.id());
+    assert_eq!(holder_of(&path, LockMode::Exclusive), Some(named.clone()));
+    assert_eq!(holder_of(&path, LockMode::Shared), Some(named));
+    drop(writer);
+    let reader = QemuIo::open(&path, true);
+    assert_eq!(holder_of(&path, LockMode::Shared), None);
+    assert_eq!(holder_of(&path, LockMode::Exclusive), Some(format!(" by qemu-io (process {})", reader.0.id())));
+    drop(reader);
+    assert_eq!(holder_of(&path, LockMode::Exclusive), None);
+}
+
+#[test]
+fn qemu_respects_what_we_hold() {
+    if !installed("qemu-io") || !installed("qemu-img") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = image(directory.path());
+    let run = |program: &str, arguments: &[&str]| Command::new(program).args(arguments).arg(&path).output().expect("qemu starts");
+    let refused = |output: std::process::Output| {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        assert!(!output.status.success() && said.contains("lock"), "{said}");
+    };
+    let writer = open(&path, LockMode::Exclusive).unwrap();
+    refused(run("qemu-img", &["info", "-f", "raw"]));
+    refused(run("qemu-io", &["-f", "raw", "-c", "write 0 512"]));
+    assert!(run("qemu-img", &["info", "-U", "-f", "raw"]).status.success(), "forced sharing reads all the same");
+    drop(writer);
+    let reader = open(&path, LockMode::Shared).unwrap();
+    assert!(run("qemu-img", &["info", "-f", "raw"]).status.success());
+    assert!(run("qemu-io", &["-r", "-f", "raw", "-c", "read 0 512"]).status.success());
+    refused(run("qemu-io", &["-f", "raw", "-c", "write 0 512"]));
+    drop(reader);
+    assert!(run("qemu-io", &["-f", "raw", "-c", "write 0 512"]).status.success());
+}

@@ -1,0 +1,272 @@
+//! A part of a request: one transfer, zeroing or sync of one target; what its result means; and how to carry it out
+//! by blocking calls where there is no ring to do it.
+//!
+//! ```text
+//!   Part ──fits_ring──▶ ring::start ──CQE──▶ judge ─▶ Done | Again (the rest of it) | Block
+//!     └───────────────────────────▶ run_blocking ◀─────────────────────────────────────┘
+//! ```
+//!
+//! A part names memory by address, since the kernel may be writing there: no reference to those bytes may exist while it is
+//! in flight. Invariant: the memory belongs to the part's slot (its buffer, or bytes the slot shares) or is static, and
+//! the slot keeps it until the part has ended. Whoever starts or runs a part vouches for that.
+
+#![allow(unsafe_code)]
+
+use crate::{
+    IoBuf,
+    direct::{end_of_file, read_upto, write_all},
+    file::{ZEROING_UNIT_BYTES, cannot},
+    store::{DataFile, FileRange, Store, Zeroing},
+};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::{
+    io,
+    ops::Range,
+    os::fd::{AsRawFd, RawFd},
+    sync::Arc,
+};
+
+/// Zeros up to this size are written; more are left to the file system, whose calls cost more than a small write.
+pub(crate) const ZEROS_BYTES: usize = 64 << 10;
+
+#[repr(align(4096))]
+struct Zeros([u8; ZEROS_BYTES]);
+
+static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
+
+/// How often a part that the kernel puts off is started again before it is carried out by a blocking call.
+const PATIENCE: u8 = 100;
+
+/// A store as the engine sees it.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) store: Arc<dyn Store>,
+    /// Of its data file. The store keeps it open.
+    pub(crate) fd: Option<RawFd>,
+    /// Alignment of its data file, less one.
+    pub(crate) alignment_mask: u64,
+    /// Its place among the ring's registered files.
+    pub(crate) file_index: Option<u32>,
+    /// Whether reads beyond its end give zeros.
+    pub(crate) padded: bool,
+}
+
+impl Target {
+    pub(crate) fn new(store: &Arc<dyn Store>, padded: bool) -> Self {
+        let file = store.data_file();
+        Self {
+            store: Arc::clone(store),
+            fd: file.map(|file| file.fd.as_raw_fd()),
+            alignment_mask: file.map_or(0, |file| u64::from(file.alignment_bytes.max(1)) - 1),
+            file_index: None,
+            padded,
+        }
+    }
+}
+
+/// Memory by address. See the module for who keeps it alive.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    pub(crate) address: *mut u8,
+    pub(crate) len_bytes: usize,
+}
+
+impl Span {
+    /// A whole buffer.
+    pub(crate) fn of(buf: &IoBuf) -> Self {
+        Self { address: buf.address(), len_bytes: buf.len() }
+    }
+
+    /// A stretch of it, if that lies within.
+    pub(crate) fn slice(self, range: Range<usize>) -> Option<Self> {
+        let lies_within = range.start <= range.end && range.end <= self.len_bytes;
+        lies_within.then(|| Self { address: self.address.wrapping_add(range.start), len_bytes: range.len() })
+    }
+
+    /// Static zeros; never written to.
+    pub(crate) fn zeros(len_bytes: usize) -> Self {
+        Self { address: ZEROS.0.as_ptr().cast_mut(), len_bytes: len_bytes.min(ZEROS_BYTES) }
+    }
+
+    pub(crate) const EMPTY: Self = Self { address: std::ptr::null_mut(), len_bytes: 0 };
+
+    /// Fills it with zeros.
+    ///
+    /// # Safety
+    /// The memory is alive and writable, nobody holds a reference to it, and the kernel is not using it.
+    pub(crate) unsafe fn fill_zeros(self) {
+        // SAFETY: as promised by the caller.
+        unsafe { self.address.write_bytes(0, self.len_bytes) }
+    }
+}
+
+/// What a part does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    Read,
+    Write { durable: bool },
+    Zero(Zeroing),
+    Sync,
+}
+
+/// See the module.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) slot: u32,
+    pub(crate) target: u32,
+    pub(crate) action: Action,
+    /// Whether the memory belongs to the slab that is registered with the ring.
+    pub(crate) registered: bool,
+    pub(crate) delays: u8,
+    pub(crate) file_offset_bytes: u64,
+    /// For reads and writes the same as the span's.
+    pub(crate) len_bytes: u64,
+    pub(crate) address: *mut u8,
+}
+
+/// What is to be done after a part's completion.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// It has ended.
+    Done(io::Result<()>),
+    /// Start it again: it now describes what is left.
+    Again,
+    /// Carry it out, or what is left of it, by a blocking call.
+    Block,
+}
+
+impl Part {
+    pub(crate) fn new(slot: u32, target: u32, action: Action, file_offset_bytes: u64, memory: Span, registered: bool) -> Self {
+        Self { slot, target, action, registered, delays: 0, file_offset_bytes, len_bytes: memory.len_bytes as u64, address: memory.address }
+    }
+
+    /// Whether the ring can do it: there is a file, and what O_DIRECT wants is met.
+    pub(crate) fn fits_ring(&self, target: &Target) -> bool {
+        if target.fd.is_none() {
+            return false;
+        }
+        match self.action {
+            Action::Read | Action::Write { .. } => {
+                (self.file_offset_bytes | self.len_bytes | self.address as u64) & target.alignment_mask == 0
+            }
+            // The store knows how to zero the edges past the page cache.
+            Action::Zero(_) => target.alignment_mask == 0 || (self.file_offset_bytes | self.len_bytes).is_multiple_of(ZEROING_UNIT_BYTES),
+            Action::Sync => true,
+        }
+    }
+
+    fn advance(&mut self, moved_bytes: u64) {
+        self.file_offset_bytes += moved_bytes;
+        self.len_bytes -= moved_bytes;
+        self.address = self.address.wrapping_add(moved_bytes as usize);
+    }
+
+    fn rest(&self) -> Span {
+        Span { address: self.address, len_bytes: self.len_bytes as usize }
+    }
+
+    /// Judges the kernel's answer: bytes moved, or an error number below zero.
+    ///
+    /// # Safety
+    /// The part's memory is alive, and the kernel has done with it.
+    pub(crate) unsafe fn judge(&mut self, answer: i32, target: &Target) -> Verdict {
+        if answer < 0 {
+            return self.judge_error(Errno::from_raw_os_error(answer.saturating_neg()), target);
+        }
+        let moved_bytes = (answer as u64).min(self.len_bytes);
+        match self.action {
+            Action::Zero(_) | Action::Sync => Verdict::Done(Ok(())),
+            _ if moved_bytes == self.len_bytes => Verdict::Done(Ok(())),
+            Action::Read => {
+                self.advance(moved_bytes);
+                // A direct read that stops within a block has met the end of the file.
+                if moved_bytes > 0 && self.file_offset_bytes & target.alignment_mask == 0 {
+                    return Verdict::Again;
+                }
+                if !target.padded {
+                    return Verdict::Done(Err(end_of_file()));
+                }
+                // SAFETY: as promised by the caller.
+                unsafe { self.rest().fill_zeros() };
+                Verdict::Done(Ok(()))
+            }
+            Action::Write { .. } if moved_bytes == 0 => Verdict::Done(Err(io::ErrorKind::WriteZero.into())),
+            Action::Write { .. } => {
+                self.advance(moved_bytes);
+                Verdict::Again
+            }
+        }
+    }
+
+    fn judge_error(&mut self, errno: Errno, target: &Target) -> Verdict {
+        match (errno, self.action) {
+            (Errno::INTR | Errno::AGAIN, _) => {
+                self.delays += 1;
+                if self.delays < PATIENCE { Verdict::Again } else { Verdict::Block }
+            }
+            (_, Action::Zero(_)) if cannot(errno) => Verdict::Block,
+            // RWF_DSYNC is not known there.
+            (Errno::OPNOTSUPP, Action::Write { durable: true }) => Verdict::Block,
+            // A file system that is stricter about O_DIRECT than it said.
+            (Errno::INVAL, Action::Read | Action::Write { .. }) if target.alignment_mask != 0 => Verdict::Block,
+            _ => Verdict::Done(Err(errno.into())),
+        }
+    }
+
+    /// Carries it out in the calling thread.
+    ///
+    /// # Safety
+    /// The part's memory is alive, for a read writable; nobody else holds a reference to it, and the kernel is not using it.
+    pub(crate) unsafe fn run_blocking(&self, target: &Target) -> io::Result<()> {
+        let file = if self.fits_ring(target) { target.store.data_file() } else { None };
+        let range = FileRange { offset_bytes: self.file_offset_bytes, len_bytes: self.len_bytes };
+        match self.action {
+            Action::Read => {
+                // SAFETY: as promised by the caller. Buffers are initialised from birth.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(self.address, self.len_bytes as usize) };
+                read_blocking(target, file, bytes, self.file_offset_bytes)
+            }
+            Action::Write { durable } => {
+                // SAFETY: as promised by the caller. Buffers are initialised from birth.
+                let bytes = unsafe { std::slice::from_raw_parts(self.address, self.len_bytes as usize) };
+                write_blocking(target, file, bytes, self.file_offset_bytes, durable)
+            }
+            Action::Zero(how) => target.store.zero_range(range, how),
+            Action::Sync => target.store.sync_data(),
+        }
+    }
+}
+
+fn read_blocking(target: &Target, file: Option<DataFile<'_>>, bytes: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+    let held_bytes = match file {
+        Some(file) => read_upto(file.fd, bytes, offset_bytes)?,
+        None if !target.padded => return target.store.read_at(bytes, offset_bytes),
+        None => {
+            let left_bytes = target.store.len_bytes()?.saturating_sub(offset_bytes);
+            let held_bytes = left_bytes.min(bytes.len() as u64) as usize;
+            target.store.read_at(&mut bytes[..held_bytes], offset_bytes)?;
+            held_bytes
+        }
+    };
+    if held_bytes < bytes.len() && !target.padded {
+        return Err(end_of_file());
+    }
+    bytes[held_bytes..].fill(0);
+    Ok(())
+}
+
+fn write_blocking(target: &Target, file: Option<DataFile<'_>>, bytes: &[u8], offset_bytes: u64, durable: bool) -> io::Result<()> {
+    match file {
+        Some(file) if durable => {
+            let slices = [io::IoSlice::new(bytes)];
+            match rustix::io::pwritev2(file.fd, &slices, offset_bytes, ReadWriteFlags::DSYNC) {
+                Ok(moved_bytes) if moved_bytes == bytes.len() => return Ok(()),
+                // The long way says what is wrong, if anything is.
+                Ok(_) | Err(_) => target.store.write_at(bytes, offset_bytes)?,
+            }
+        }
+        Some(file) => write_all(file.fd, bytes, offset_bytes)?,
+        None => target.store.write_at(bytes, offset_bytes)?,
+    }
+    if durable { target.store.sync_data() } else { Ok(()) }
+}
