@@ -188,7 +188,8 @@ impl ImageWriter for FlatWriter {
     }
 
     fn flush(&self) -> Result<()> {
-        let poisoned = |reason: &str| ImageError::Poisoned { path: self.store.name().to_owned(), reason: reason.into() };
+        let poisoned =
+            |reason: &str| ImageError::Poisoned { path: self.store.name().to_owned(), reason: reason.into() };
         if let Some(reason) = &*self.failure() {
             return Err(poisoned(reason));
         }

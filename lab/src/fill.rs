@@ -27,7 +27,23 @@ pub type Tick<'a> = dyn FnMut(u64) -> Result<()> + 'a;
 /// # Errors
 /// [`LabError::Queue`] and [`LabError::Request`] when the device fails; whatever `tick` returns.
 pub fn fill(name: &str, device: &dyn BlockDevice, seed: u64, engine: EngineKind, tick: &mut Tick<'_>) -> Result<()> {
+    fill_front(name, device, u64::MAX, seed, engine, tick)
+}
+
+/// Writes the contents of `seed` over the first `len_bytes` of `device`, or over all of a smaller one, and flushes.
+///
+/// # Errors
+/// As [`fill`].
+pub fn fill_front(
+    name: &str,
+    device: &dyn BlockDevice,
+    len_bytes: u64,
+    seed: u64,
+    engine: EngineKind,
+    tick: &mut Tick<'_>,
+) -> Result<()> {
     let mut pass = Pass::new(name, device, engine, Operation::Write, seed)?;
+    pass.size_bytes = pass.size_bytes.min(len_bytes);
     pass.run(tick)?;
     pass.flush()
 }

@@ -1,4 +1,5 @@
-//! What a request costs: 4 KiB random reads at depth 32 from a file of 256 MiB in the page cache, by each engine.
+//! What a request costs: 4 KiB random reads and writes at depth 32 of a file of 256 MiB, by each engine, through the page
+//! cache and past it. A file that is named is written over.
 //!
 //! ```text
 //! cargo run --release -p diskwright-store --example ringcost [file] [depth] [seconds]
@@ -6,7 +7,7 @@
 //! Without a file it makes one in the temporary directory. The figures mean something on a quiet machine only.
 
 use diskwright_store::{
-    BlockDevice, CacheMode, Completion, Engine, EngineCompletion, EngineKind, FileStore, IoBuf, OpenOptions, QueueOptions, RawDevice, Request, Slab,
+    BlockDevice, CacheMode, Completion, Engine, EngineCompletion, EngineKind, FileStore, IoBuf, LockMode, OpenOptions, QueueOptions, RawDevice, Request, Slab,
     Store,
 };
 use std::{
@@ -32,12 +33,12 @@ impl Random {
     }
 }
 
-fn report(name: &str, reads: u64, elapsed: Duration, enters: u64) {
-    let per_read_ns = elapsed.as_nanos() as f64 / reads as f64;
-    println!("{name:34} {per_read_ns:7.0} ns per read  {:6.2} M/s  {:.3} enters per read", 1e3 / per_read_ns, enters as f64 / reads as f64);
+fn report(name: &str, transfers: u64, elapsed: Duration, enters: u64) {
+    let each_ns = elapsed.as_nanos() as f64 / transfers as f64;
+    println!("{name:34} {each_ns:7.0} ns each  {:6.2} M/s  {:.3} enters each", 1e3 / each_ns, enters as f64 / transfers as f64);
 }
 
-fn by_engine(store: &Arc<dyn Store>, kind: EngineKind, registered: bool, depth: usize, time: Duration) -> io::Result<()> {
+fn by_engine(store: &Arc<dyn Store>, kind: EngineKind, registered: bool, write: bool, depth: usize, time: Duration) -> io::Result<()> {
     let slab = Slab::new(depth, BLOCK_BYTES);
     let mut engine = Engine::new(kind, depth, registered.then_some(&slab))?;
     let target = engine.add_target(store)?;
@@ -45,27 +46,33 @@ fn by_engine(store: &Arc<dyn Store>, kind: EngineKind, registered: bool, depth: 
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     let mut free: Vec<IoBuf> = slab.take_all();
     let mut done: Vec<EngineCompletion> = Vec::with_capacity(depth);
-    let (mut reads, started) = (0, Instant::now());
+    let (mut transfers, started) = (0, Instant::now());
     while started.elapsed() < time {
         for _ in 0..64 {
             while let Some(buf) = free.pop() {
-                engine.read_one(0, 0, target, random.block_offset_bytes(blocks), buf, BLOCK_BYTES);
+                let offset_bytes = random.block_offset_bytes(blocks);
+                if write {
+                    engine.write_one(0, 0, target, offset_bytes, buf, BLOCK_BYTES, false);
+                } else {
+                    engine.read_one(0, 0, target, offset_bytes, buf, BLOCK_BYTES);
+                }
             }
             engine.reap(1, &mut done)?;
             for ended in done.drain(..) {
                 ended.result?;
                 free.extend(ended.buf);
-                reads += 1;
+                transfers += 1;
             }
         }
     }
-    report(&format!("engine {kind:?}, registered {registered}"), reads, started.elapsed(), engine.stats().enters);
+    let what = if write { "write" } else { "read" };
+    report(&format!("{what}, {kind:?}, registered {registered}"), transfers, started.elapsed(), engine.stats().enters);
     Ok(())
 }
 
-fn by_raw_queue(path: &Path, depth: usize, time: Duration) -> io::Result<()> {
+fn by_raw_queue(path: &Path, cache: CacheMode, depth: usize, time: Duration) -> io::Result<()> {
     let slab = Slab::new(depth, BLOCK_BYTES);
-    let device = RawDevice::open(path, false, CacheMode::PageCache).map_err(io::Error::other)?;
+    let device = RawDevice::open(path, false, cache).map_err(io::Error::other)?;
     let mut queue = device.open_queue(&QueueOptions { depth, engine: EngineKind::Auto, slab: Some(&slab) })?;
     let blocks = device.geometry().size_bytes / BLOCK_BYTES as u64;
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
@@ -85,7 +92,7 @@ fn by_raw_queue(path: &Path, depth: usize, time: Duration) -> io::Result<()> {
             }
         }
     }
-    report("raw queue", reads, started.elapsed(), 0);
+    report("read, raw queue", reads, started.elapsed(), 0);
     Ok(())
 }
 
@@ -109,11 +116,20 @@ fn main() -> io::Result<()> {
             path
         }
     };
-    let store: Arc<dyn Store> = Arc::new(FileStore::open(&path, &OpenOptions::default()).map_err(io::Error::other)?);
-    by_engine(&store, EngineKind::Uring, true, depth, time)?;
-    by_engine(&store, EngineKind::Uring, false, depth, time)?;
-    by_engine(&store, EngineKind::Sync, false, depth, time)?;
-    by_raw_queue(&path, depth, time)?;
+    for cache in [CacheMode::PageCache, CacheMode::Direct] {
+        let options = OpenOptions { writable: true, cache, lock: LockMode::Exclusive, ..OpenOptions::default() };
+        let store = FileStore::open(&path, &options).map_err(io::Error::other)?;
+        println!("{:?}", store.cache_mode());
+        let store: Arc<dyn Store> = Arc::new(store);
+        for write in [false, true] {
+            by_engine(&store, EngineKind::Uring, true, write, depth, time)?;
+            by_engine(&store, EngineKind::Uring, false, write, depth, time)?;
+            by_engine(&store, EngineKind::Sync, false, write, depth, time)?;
+            store.sync_data()?;
+        }
+        drop(store);
+        by_raw_queue(&path, cache, depth, time)?;
+    }
     drop(made);
     Ok(())
 }

@@ -83,6 +83,12 @@ impl DirectFile {
         self.alignment_bytes
     }
 
+    /// Pretends that the device is coarser than it is.
+    #[cfg(test)]
+    pub(crate) fn coarsen(&mut self, alignment_bytes: u32) {
+        self.alignment_bytes = self.alignment_bytes.max(alignment_bytes);
+    }
+
     fn mask(&self) -> u64 {
         u64::from(self.alignment_bytes) - 1
     }

@@ -203,3 +203,6 @@ impl BlockQueue for RawQueue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
 //! What the tests of disks share: a disk beside an array of bytes that says what it must hold.
 
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, Blocking, CacheMode, EngineKind, ExtentKind};

@@ -242,10 +242,7 @@ impl EntryChecksum {
 
 /// The bytes of an entry that sets pages. Length, descriptor count and checksum of `header` are filled in here; `pages` are
 /// (file offset, 4 KiB) pairs.
-pub fn data_entry<'a>(
-    mut header: LogEntryHeader,
-    pages: impl ExactSizeIterator<Item = (u64, &'a [u8])>,
-) -> Vec<u8> {
+pub fn data_entry<'a>(mut header: LogEntryHeader, pages: impl ExactSizeIterator<Item = (u64, &'a [u8])>) -> Vec<u8> {
     let count = pages.len() as u32;
     header.descriptors = count;
     header.entry_len_bytes = data_entry_bytes(count) as u32;

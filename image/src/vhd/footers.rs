@@ -66,7 +66,8 @@ impl Footers {
         let not_an_image = |found: String| ImageError::NotAnImage {
             path: store.name().to_owned(),
             found,
-            expected: "a VHD, with the footer \"conectix\" in its last 512 bytes; was the file copied completely?".into(),
+            expected: "a VHD, with the footer \"conectix\" in its last 512 bytes; was the file copied completely?"
+                .into(),
         };
         let Some(old_offset_bytes) = len_bytes.checked_sub(OLD_FOOTER_BYTES as u64) else {
             return Err(not_an_image(format!("the file has only {len_bytes} bytes")));
@@ -101,13 +102,16 @@ impl Footers {
         let (found, tail_offset_bytes) = match (&self.tail, copy) {
             (Ok(tail), None) => {
                 if tail.footer.kind != DiskKind::Fixed {
-                    remarks.push("The copy of the footer at offset 0 is damaged; the footer at the end is used.".into());
+                    remarks
+                        .push("The copy of the footer at offset 0 is damaged; the footer at the end is used.".into());
                 }
                 (tail, Some(tail.offset_bytes))
             }
             (Ok(tail), Some(copy)) if is_believable(tail, copy) => {
                 if tail.footer.kind != DiskKind::Fixed && tail.footer != copy.footer {
-                    remarks.push("The copy of the footer at offset 0 differs from the footer at the end, which is used.".into());
+                    remarks.push(
+                        "The copy of the footer at offset 0 differs from the footer at the end, which is used.".into(),
+                    );
                 }
                 (tail, Some(tail.offset_bytes))
             }

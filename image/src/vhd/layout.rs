@@ -128,7 +128,9 @@ impl Blocks {
     pub fn state_of(&self, piece: Option<Piece>) -> BlockState {
         match piece {
             None => BlockState::Absent,
-            Some(Piece { payload_offset: offset_bytes, .. }) if self.is_differencing => BlockState::Partial { offset_bytes },
+            Some(Piece { payload_offset: offset_bytes, .. }) if self.is_differencing => {
+                BlockState::Partial { offset_bytes }
+            }
             Some(Piece { payload_offset: offset_bytes, .. }) => BlockState::Data { offset_bytes },
         }
     }

@@ -25,7 +25,9 @@ pub(super) fn read_entries(store: &dyn Store, blocks: &Blocks, first: u64, out: 
     for chunk in out.chunks_mut(SCAN_ENTRIES as usize) {
         let offset = blocks.entry_offset(at);
         let bytes = &mut bytes[..chunk.len() * 4];
-        store.read_at(bytes, offset).map_err(|e| ImageError::io("read the block allocation table", store, offset, e))?;
+        store
+            .read_at(bytes, offset)
+            .map_err(|e| ImageError::io("read the block allocation table", store, offset, e))?;
         for (entry, bytes) in chunk.iter_mut().zip(bytes.chunks_exact(4)) {
             *entry = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         }

@@ -49,7 +49,8 @@ impl State {
     }
 
     fn set_entry(&mut self, entry_offset_bytes: u64, entry: BatEntry) {
-        self.pages.change(entry_offset_bytes, BAT_ENTRY_BYTES, &mut |_, piece| piece.copy_from_slice(&entry.to_le_bytes()));
+        self.pages
+            .change(entry_offset_bytes, BAT_ENTRY_BYTES, &mut |_, piece| piece.copy_from_slice(&entry.to_le_bytes()));
     }
 }
 
@@ -78,12 +79,16 @@ impl VhdxImage {
             Commit::Sectors { first, count } if self.layout.has_parent => {
                 let sectors = self.layout.geometry.sectors_per_block();
                 if count == 0 || first.checked_add(count).is_none_or(|end| end > sectors) {
-                    return Err(self.misuse(format!("sectors {first} and {count} more of a block of {sectors} cannot be committed")));
+                    return Err(self.misuse(format!(
+                        "sectors {first} and {count} more of a block of {sectors} cannot be committed"
+                    )));
                 }
                 match current {
                     BlockState::Data { .. } => Ok(current),
                     BlockState::Zero => self.commit_whole(state, block, current),
-                    BlockState::Absent | BlockState::Partial { .. } => self.commit_sectors(state, block, current, first, count),
+                    BlockState::Absent | BlockState::Partial { .. } => {
+                        self.commit_sectors(state, block, current, first, count)
+                    }
                 }
             }
             Commit::Sectors { .. } | Commit::Whole => self.commit_whole(state, block, current),
@@ -93,7 +98,10 @@ impl VhdxImage {
     /// The block's state, with the page of its entry loaded.
     fn current(&self, state: &mut State, block: u64) -> Result<BlockState> {
         if block >= self.layout.geometry.payload_blocks() {
-            return Err(self.misuse(format!("block {block} lies beyond the disk's {} blocks", self.layout.geometry.payload_blocks())));
+            return Err(self.misuse(format!(
+                "block {block} lies beyond the disk's {} blocks",
+                self.layout.geometry.payload_blocks()
+            )));
         }
         let index = self.layout.geometry.payload_index(block);
         let place = self.layout.entry_offset_bytes(index);
@@ -129,7 +137,14 @@ impl VhdxImage {
         Ok(BlockState::Data { offset_bytes })
     }
 
-    fn commit_sectors(&self, state: &mut State, block: u64, current: BlockState, first: u32, count: u32) -> Result<BlockState> {
+    fn commit_sectors(
+        &self,
+        state: &mut State,
+        block: u64,
+        current: BlockState,
+        first: u32,
+        count: u32,
+    ) -> Result<BlockState> {
         let geometry = &self.layout.geometry;
         let in_disk = (geometry.bytes_in_disk(block) / u64::from(geometry.logical_sector_bytes())) as u32;
         if first == 0 && count >= in_disk {
@@ -170,7 +185,10 @@ impl VhdxImage {
         }
         if current == BlockState::Absent {
             state.reserved.remove(&block);
-            state.set_entry(self.payload_entry_bytes(block), BatEntry::payload(PayloadState::PartiallyPresent, offset_bytes));
+            state.set_entry(
+                self.payload_entry_bytes(block),
+                BatEntry::payload(PayloadState::PartiallyPresent, offset_bytes),
+            );
         }
         Ok(BlockState::Partial { offset_bytes })
     }
@@ -181,7 +199,9 @@ impl VhdxImage {
         let place = self.layout.entry_offset_bytes(index);
         state.pages.load(&*self.barrier.store, READ_BAT, place, BAT_ENTRY_BYTES)?;
         let found = self.layout.bitmap_place(state.entry(place), self.file_bytes()?);
-        if let Some(offset_bytes) = found.map_err(|invalid| self.layout.corrupt_entry(&*self.barrier.store, index, invalid))? {
+        if let Some(offset_bytes) =
+            found.map_err(|invalid| self.layout.corrupt_entry(&*self.barrier.store, index, invalid))?
+        {
             return Ok(offset_bytes);
         }
         let offset_bytes = self.take(state, BITMAP_BLOCK_BYTES)?;
@@ -227,9 +247,13 @@ impl VhdxImage {
 
     fn take(&self, state: &mut State, len_bytes: u64) -> Result<u64> {
         self.begin_change(state)?;
-        let Some(space) = &mut state.space else { return Err(self.misuse("space is taken before it was surveyed".into())) };
+        let Some(space) = &mut state.space else {
+            return Err(self.misuse("space is taken before it was surveyed".into()));
+        };
         let at_bytes = space.used_end_bytes();
-        let taken = space.take(&*self.barrier.store, len_bytes).map_err(|error| self.io("make room for a block", at_bytes, error))?;
+        let taken = space
+            .take(&*self.barrier.store, len_bytes)
+            .map_err(|error| self.io("make room for a block", at_bytes, error))?;
         Ok(taken.offset_bytes)
     }
 
@@ -243,7 +267,8 @@ impl VhdxImage {
         let store = &*self.barrier.store;
         let file_bytes = self.file_bytes()?;
         let found = survey(&self.layout, store, file_bytes)?;
-        let (space, keep_end_bytes) = self.settle_slack(store, found.end_bytes, file_bytes, found.unallocated_blocks)?;
+        let (space, keep_end_bytes) =
+            self.settle_slack(store, found.end_bytes, file_bytes, found.unallocated_blocks)?;
         let space = state.space.insert(space);
         for (offset_bytes, len_bytes) in found.free {
             space.add_free(offset_bytes, len_bytes);
@@ -254,7 +279,13 @@ impl VhdxImage {
 
     /// Makes what lies beyond the last block read as zeros: cut off, or zeroed where the file was made with room for all
     /// its blocks.
-    fn settle_slack(&self, store: &dyn Store, end_bytes: u64, file_bytes: u64, unallocated_blocks: u64) -> Result<(Space, u64)> {
+    fn settle_slack(
+        &self,
+        store: &dyn Store,
+        end_bytes: u64,
+        file_bytes: u64,
+        unallocated_blocks: u64,
+    ) -> Result<(Space, u64)> {
         let io = |error: io::Error| self.io("cut or zero the file behind its last block", end_bytes, error);
         let mut space = Space::new(end_bytes, MIB);
         let slack_bytes = file_bytes.saturating_sub(end_bytes);
@@ -268,7 +299,9 @@ impl VhdxImage {
         }
         let used = store.next_data(end_bytes).map_err(io)?.is_some_and(|range| range.offset_bytes < file_bytes);
         if used {
-            store.zero_range(FileRange { offset_bytes: end_bytes, len_bytes: slack_bytes }, Zeroing::Keep).map_err(io)?;
+            store
+                .zero_range(FileRange { offset_bytes: end_bytes, len_bytes: slack_bytes }, Zeroing::Keep)
+                .map_err(io)?;
         }
         let kept_bytes = file_bytes.next_multiple_of(MIB);
         if kept_bytes != file_bytes {
@@ -279,7 +312,10 @@ impl VhdxImage {
     }
 
     fn misuse(&self, what: String) -> ImageError {
-        self.io("change the mapping of a block", self.layout.bat_offset_bytes, io::Error::new(io::ErrorKind::InvalidInput, what))
+        self.io(
+            "change the mapping of a block",
+            self.layout.bat_offset_bytes,
+            io::Error::new(io::ErrorKind::InvalidInput, what),
+        )
     }
 }
-

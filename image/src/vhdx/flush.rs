@@ -134,7 +134,10 @@ impl VhdxImage {
         space.recycle(space.generation());
         let end_bytes = space.release_tail().max(state.keep_end_bytes);
         if end_bytes < space.file_end_bytes() {
-            self.barrier.store.set_len(end_bytes).map_err(|error| self.io("cut the file behind its last block", end_bytes, error))?;
+            self.barrier
+                .store
+                .set_len(end_bytes)
+                .map_err(|error| self.io("cut the file behind its last block", end_bytes, error))?;
             space.set_file_end(end_bytes);
         }
         self.barrier.sync()

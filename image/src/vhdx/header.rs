@@ -43,7 +43,9 @@ impl Barrier {
     }
 
     pub(super) fn write(&self, doing: &'static str, bytes: &[u8], offset_bytes: u64) -> Result<()> {
-        self.store.write_at(bytes, offset_bytes).map_err(|error| ImageError::io(doing, &*self.store, offset_bytes, error))
+        self.store
+            .write_at(bytes, offset_bytes)
+            .map_err(|error| ImageError::io(doing, &*self.store, offset_bytes, error))
     }
 }
 

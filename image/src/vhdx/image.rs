@@ -69,7 +69,9 @@ impl VhdxImage {
 
     /// The writing side. The trait hands it out only when it is there.
     pub(super) fn writing(&self) -> Result<&Writing> {
-        self.writing.as_ref().ok_or_else(|| self.io("write to a disk that is open read-only", 0, io::ErrorKind::ReadOnlyFilesystem.into()))
+        self.writing.as_ref().ok_or_else(|| {
+            self.io("write to a disk that is open read-only", 0, io::ErrorKind::ReadOnlyFilesystem.into())
+        })
     }
 
     pub(super) fn io(&self, doing: &'static str, offset_bytes: u64, error: io::Error) -> ImageError {
@@ -94,7 +96,10 @@ impl VhdxImage {
         let mut block = first_block;
         self.layout.read_entries(&*self.barrier.store, cache, first, end - first, &mut |index, entry| {
             if geometry.payload_index(block) == index {
-                let state = self.layout.block_state(block, entry, file_bytes).map_err(|invalid| self.layout.corrupt_entry(&*self.barrier.store, index, invalid))?;
+                let state = self
+                    .layout
+                    .block_state(block, entry, file_bytes)
+                    .map_err(|invalid| self.layout.corrupt_entry(&*self.barrier.store, index, invalid))?;
                 if let Some(place) = out.next() {
                     *place = state;
                 }
@@ -115,14 +120,26 @@ impl VhdxImage {
         let file_bytes = self.file_bytes()?;
         let mut place = None;
         self.layout.read_entries(store, cache, index, 1, &mut |index, entry| {
-            place = self.layout.bitmap_place(entry, file_bytes).map_err(|invalid| self.layout.corrupt_entry(store, index, invalid))?;
+            place = self
+                .layout
+                .bitmap_place(entry, file_bytes)
+                .map_err(|invalid| self.layout.corrupt_entry(store, index, invalid))?;
             Ok(())
         })?;
-        let missing = || Invalid::new("BAT entry", 0, "no sector bitmap block", format!("one, as block {block} is partially present"));
+        let missing = || {
+            Invalid::new(
+                "BAT entry",
+                0,
+                "no sector bitmap block",
+                format!("one, as block {block} is partially present"),
+            )
+        };
         let place = place.ok_or_else(|| self.layout.corrupt_entry(store, index, missing()))?;
         let (within, len_bytes) = geometry.bitmap_place(block);
         let mut bytes = vec![0; len_bytes as usize];
-        store.read_at(&mut bytes, place + within).map_err(|error| self.io("read a sector bitmap", place + within, error))?;
+        store
+            .read_at(&mut bytes, place + within)
+            .map_err(|error| self.io("read a sector bitmap", place + within, error))?;
         if let Some(cache) = cache {
             cache.overlay(&mut bytes, place + within);
         }

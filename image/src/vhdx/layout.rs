@@ -8,7 +8,9 @@ use crate::{
     error::{ImageError, Result},
     image::BlockState,
 };
-use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, BatGeometry, BitmapState, Invalid, MIB, PayloadState, bat::BAT_ENTRY_BYTES};
+use diskwright_format::vhdx::{
+    BITMAP_BLOCK_BYTES, BatEntry, BatGeometry, BitmapState, Invalid, MIB, PayloadState, bat::BAT_ENTRY_BYTES,
+};
 use diskwright_store::Store;
 
 /// Most bytes of the BAT that are read at once.
@@ -64,7 +66,9 @@ impl Layout {
         while offset_bytes < end_bytes {
             let len_bytes = (end_bytes - offset_bytes).min(READ_BYTES) as usize;
             let piece = &mut buf[..len_bytes];
-            store.read_at(piece, offset_bytes).map_err(|error| ImageError::io("read the block allocation table", store, offset_bytes, error))?;
+            store
+                .read_at(piece, offset_bytes)
+                .map_err(|error| ImageError::io("read the block allocation table", store, offset_bytes, error))?;
             if let Some(cache) = cache {
                 cache.overlay(piece, offset_bytes);
             }
@@ -78,11 +82,17 @@ impl Layout {
     }
 
     /// Visits all entries that are not zero, as the store has them, and skips the holes of the file.
-    pub(super) fn each_entry(&self, store: &dyn Store, visit: &mut dyn FnMut(u64, BatEntry) -> Result<()>) -> Result<()> {
+    pub(super) fn each_entry(
+        &self,
+        store: &dyn Store,
+        visit: &mut dyn FnMut(u64, BatEntry) -> Result<()>,
+    ) -> Result<()> {
         let end_bytes = self.bat_end_bytes();
         let mut at_bytes = self.bat_offset_bytes;
         while at_bytes < end_bytes {
-            let found = store.next_data(at_bytes).map_err(|error| ImageError::io("find the used parts of the block allocation table", store, at_bytes, error))?;
+            let found = store.next_data(at_bytes).map_err(|error| {
+                ImageError::io("find the used parts of the block allocation table", store, at_bytes, error)
+            })?;
             let Some(range) = found else { break };
             let start_bytes = range.offset_bytes.max(at_bytes);
             if start_bytes >= end_bytes {
@@ -91,7 +101,9 @@ impl Layout {
             let stop_bytes = range.offset_bytes.saturating_add(range.len_bytes).clamp(start_bytes + 1, end_bytes);
             let first = (start_bytes - self.bat_offset_bytes) / BAT_ENTRY_BYTES;
             let last = (stop_bytes - self.bat_offset_bytes).div_ceil(BAT_ENTRY_BYTES);
-            self.read_entries(store, None, first, last - first, &mut |index, entry| if entry.0 == 0 { Ok(()) } else { visit(index, entry) })?;
+            self.read_entries(store, None, first, last - first, &mut |index, entry| {
+                if entry.0 == 0 { Ok(()) } else { visit(index, entry) }
+            })?;
             at_bytes = self.entry_offset_bytes(last);
         }
         Ok(())
@@ -107,14 +119,24 @@ impl Layout {
             PayloadState::NotPresent => Ok(BlockState::Absent),
             PayloadState::Undefined | PayloadState::Zero | PayloadState::Unmapped => Ok(BlockState::Zero),
             PayloadState::FullyPresent => {
-                self.check_place(offset_bytes, self.geometry.bytes_in_disk(block), self.geometry.block_bytes(), file_bytes)?;
+                self.check_place(
+                    offset_bytes,
+                    self.geometry.bytes_in_disk(block),
+                    self.geometry.block_bytes(),
+                    file_bytes,
+                )?;
                 Ok(BlockState::Data { offset_bytes })
             }
             PayloadState::PartiallyPresent if !self.has_parent => {
                 Err(Invalid::new("BAT entry", 0, "a partially present block", "none in a disk without parent"))
             }
             PayloadState::PartiallyPresent => {
-                self.check_place(offset_bytes, self.geometry.bytes_in_disk(block), self.geometry.block_bytes(), file_bytes)?;
+                self.check_place(
+                    offset_bytes,
+                    self.geometry.bytes_in_disk(block),
+                    self.geometry.block_bytes(),
+                    file_bytes,
+                )?;
                 Ok(BlockState::Partial { offset_bytes })
             }
         }
@@ -139,14 +161,26 @@ impl Layout {
     }
 
     /// Some writers cut the last block of the file at the disk's end: `needed_bytes` must be there, `block_bytes` clear.
-    fn check_place(&self, offset_bytes: u64, needed_bytes: u64, block_bytes: u64, file_bytes: u64) -> Result<(), Invalid> {
+    fn check_place(
+        &self,
+        offset_bytes: u64,
+        needed_bytes: u64,
+        block_bytes: u64,
+        file_bytes: u64,
+    ) -> Result<(), Invalid> {
         let end_bytes = offset_bytes.checked_add(block_bytes);
         if offset_bytes.checked_add(needed_bytes).is_none_or(|end| end > file_bytes) || end_bytes.is_none() {
-            let expected = format!("a block that ends within the file's {file_bytes} bytes; was the file copied completely?");
+            let expected =
+                format!("a block that ends within the file's {file_bytes} bytes; was the file copied completely?");
             return Err(Invalid::new("BAT entry", 0, format!("a block at {offset_bytes}"), expected));
         }
         if offset_bytes < MIB || self.touches_metadata(offset_bytes, end_bytes.unwrap_or(u64::MAX)) {
-            return Err(Invalid::new("BAT entry", 0, format!("a block at {offset_bytes}"), "a block clear of the file's metadata"));
+            return Err(Invalid::new(
+                "BAT entry",
+                0,
+                format!("a block at {offset_bytes}"),
+                "a block clear of the file's metadata",
+            ));
         }
         Ok(())
     }

@@ -16,7 +16,9 @@ use super::corrupt;
 use crate::error::{ImageError, Result};
 use diskwright_format::vhdx::{
     Invalid, MIB,
-    log::{DESCRIPTOR_BYTES, Descriptor, EntryChecksum, LOG_HEADER_BYTES, LOG_SECTOR_BYTES, LogEntryHeader, restore_page},
+    log::{
+        DESCRIPTOR_BYTES, Descriptor, EntryChecksum, LOG_HEADER_BYTES, LOG_SECTOR_BYTES, LogEntryHeader, restore_page,
+    },
 };
 use diskwright_store::{FileRange, Store, Zeroing};
 use std::collections::{BTreeMap, HashMap};
@@ -25,6 +27,8 @@ use uuid::Uuid;
 const SECTOR: u64 = LOG_SECTOR_BYTES as u64;
 /// A longer log is refused.
 const MAX_LOG_BYTES: u64 = 256 << 20;
+/// No file is made longer than this: the largest disk, twice.
+const MAX_FILE_BYTES: u64 = 128 << 40;
 /// Replay in memory holds at most this many pages.
 const MAX_OVERLAY_PAGES: usize = 64 << 10;
 /// Region tables begin here; what lies before is never changed through the log.
@@ -83,7 +87,9 @@ impl Ring<'_> {
             });
         }
         let entries = self.valid_entries(log_guid)?;
-        let after = |position: u64, header: &LogEntryHeader| (position + u64::from(header.entry_len_bytes)) % self.place.len_bytes;
+        let after = |position: u64, header: &LogEntryHeader| {
+            (position + u64::from(header.entry_len_bytes)) % self.place.len_bytes
+        };
         // Next of each entry is one entry; chains of different heads have nothing in common, so walking them all is linear.
         let mut previous: HashMap<u64, u64> = HashMap::new();
         let mut heads = Vec::new();
@@ -101,12 +107,22 @@ impl Ring<'_> {
                 return Ok(sequence);
             }
         }
-        let found = format!("no complete sequence of entries with the GUID {log_guid} ({} valid entries)", entries.len());
-        Err(corrupt(self.store, self.place.offset_bytes, Invalid::new("log", 0, found, "the sequence that the header announces")))
+        let found =
+            format!("no complete sequence of entries with the GUID {log_guid} ({} valid entries)", entries.len());
+        Err(corrupt(
+            self.store,
+            self.place.offset_bytes,
+            Invalid::new("log", 0, found, "the sequence that the header announces"),
+        ))
     }
 
     /// The entries from the head's tail to the head, if the tail is in its chain.
-    fn chain(&self, entries: &BTreeMap<u64, LogEntryHeader>, previous: &HashMap<u64, u64>, head: u64) -> Option<Sequence> {
+    fn chain(
+        &self,
+        entries: &BTreeMap<u64, LogEntryHeader>,
+        previous: &HashMap<u64, u64>,
+        head: u64,
+    ) -> Option<Sequence> {
         let tail = u64::from(entries.get(&head)?.tail_bytes);
         let mut found = Vec::new();
         let mut len_bytes = 0;
@@ -133,18 +149,23 @@ impl Ring<'_> {
         let mut buf = vec![0; SCAN_BYTES.min(self.place.len_bytes) as usize];
         for piece_start in (0..self.place.len_bytes).step_by(SCAN_BYTES as usize) {
             self.read(&mut buf, piece_start)?;
-            for (position, sector) in (piece_start..).step_by(LOG_SECTOR_BYTES).zip(buf.chunks_exact(LOG_SECTOR_BYTES)) {
+            for (position, sector) in (piece_start..).step_by(LOG_SECTOR_BYTES).zip(buf.chunks_exact(LOG_SECTOR_BYTES))
+            {
                 let Ok(header) = LogEntryHeader::parse(sector) else { continue };
-                let fits = u64::from(header.entry_len_bytes) <= self.place.len_bytes && u64::from(header.tail_bytes) < self.place.len_bytes;
+                let fits = u64::from(header.entry_len_bytes) <= self.place.len_bytes
+                    && u64::from(header.tail_bytes) < self.place.len_bytes;
                 if header.log_guid != log_guid || !fits {
                     continue;
                 }
                 let left_bytes = budget_bytes.checked_sub(u64::from(header.entry_len_bytes));
                 budget_bytes = left_bytes.ok_or_else(|| {
-                    let invalid = Invalid::new("log", position, "entries that overlap many times", "entries one after the other");
+                    let invalid =
+                        Invalid::new("log", position, "entries that overlap many times", "entries one after the other");
                     corrupt(self.store, self.place.offset_bytes, invalid)
                 })?;
-                if self.checksum(position, &header)? == header.checksum && self.walk(position, &header, &mut |_, _| Ok(()))?.is_ok() {
+                if self.checksum(position, &header)? == header.checksum
+                    && self.walk(position, &header, &mut |_, _| Ok(()))?.is_ok()
+                {
                     entries.insert(position, header);
                 }
             }
@@ -181,14 +202,20 @@ impl Ring<'_> {
             if index == 0 || within == 0 {
                 self.read(&mut sector, position + (at - within) as u64)?;
             }
-            let descriptor = match Descriptor::parse(&sector[within..within + DESCRIPTOR_BYTES], header.sequence_number) {
+            let descriptor = match Descriptor::parse(&sector[within..within + DESCRIPTOR_BYTES], header.sequence_number)
+            {
                 Ok(descriptor) => descriptor,
                 Err(invalid) => return Ok(Err(invalid)),
             };
             let mut page = None;
             if let Descriptor::Data { leading, trailing, .. } = descriptor {
                 if data_at + SECTOR > u64::from(header.entry_len_bytes) {
-                    return Ok(Err(Invalid::new("log entry", 8, "more data descriptors than data sectors", "one sector each")));
+                    return Ok(Err(Invalid::new(
+                        "log entry",
+                        8,
+                        "more data descriptors than data sectors",
+                        "one sector each",
+                    )));
                 }
                 self.read(&mut data, position + data_at)?;
                 data_at += SECTOR;
@@ -209,7 +236,9 @@ impl Ring<'_> {
             let at = (position + done as u64) % self.place.len_bytes;
             let len = (buf.len() - done).min((self.place.len_bytes - at) as usize);
             let offset_bytes = self.place.offset_bytes + at;
-            self.store.read_at(&mut buf[done..done + len], offset_bytes).map_err(|error| ImageError::io("read the log", self.store, offset_bytes, error))?;
+            self.store
+                .read_at(&mut buf[done..done + len], offset_bytes)
+                .map_err(|error| ImageError::io("read the log", self.store, offset_bytes, error))?;
             done += len;
         }
         Ok(())
@@ -226,8 +255,18 @@ impl Ring<'_> {
         let promised_bytes = sequence.head().flushed_file_bytes;
         if held_bytes < promised_bytes {
             let found = format!("a file of {held_bytes} bytes");
-            let expected = format!("at least {promised_bytes}, its length when the log was written: the file has been cut or was not copied completely");
+            let expected = format!(
+                "at least {promised_bytes}, its length when the log was written: the file has been cut or was not copied completely"
+            );
             return Err(corrupt(self.store, self.place.offset_bytes, Invalid::new("log", 0, found, expected)));
+        }
+        if sequence.last_file_bytes() > MAX_FILE_BYTES {
+            let found = format!("a last file offset of {}", sequence.last_file_bytes());
+            return Err(corrupt(
+                self.store,
+                self.place.offset_bytes,
+                Invalid::new("log", 56, found, "one below 128 TiB"),
+            ));
         }
         let file_bytes = held_bytes.max(sequence.last_file_bytes());
         // All is checked before the first change.
@@ -244,7 +283,11 @@ impl Ring<'_> {
             (Target::Disk, &Descriptor::Zero { offset_bytes, len_bytes }, _) => {
                 let len_bytes = len_bytes.min(file_bytes.saturating_sub(offset_bytes));
                 let range = FileRange { offset_bytes, len_bytes };
-                if len_bytes == 0 { Ok(()) } else { self.store.zero_range(range, Zeroing::Keep).map_err(|error| io(error, offset_bytes)) }
+                if len_bytes == 0 {
+                    Ok(())
+                } else {
+                    self.store.zero_range(range, Zeroing::Keep).map_err(|error| io(error, offset_bytes))
+                }
             }
             (Target::Memory(pages), Descriptor::Data { offset_bytes, .. }, Some(page)) => {
                 pages.insert(*offset_bytes, page);
@@ -269,8 +312,12 @@ impl Ring<'_> {
             let refuse = |invalid| corrupt(self.store, log_start + position, invalid);
             let walked = self.walk(*position, header, &mut |descriptor, page| {
                 let (start_bytes, end_bytes, limit_bytes) = match *descriptor {
-                    Descriptor::Data { offset_bytes, .. } => (offset_bytes, offset_bytes.saturating_add(SECTOR), file_bytes),
-                    Descriptor::Zero { offset_bytes, len_bytes } => (offset_bytes, offset_bytes.saturating_add(len_bytes), u64::MAX),
+                    Descriptor::Data { offset_bytes, .. } => {
+                        (offset_bytes, offset_bytes.saturating_add(SECTOR), file_bytes)
+                    }
+                    Descriptor::Zero { offset_bytes, len_bytes } => {
+                        (offset_bytes, offset_bytes.saturating_add(len_bytes), u64::MAX)
+                    }
                 };
                 let in_log = start_bytes < log_end && log_start < end_bytes;
                 if start_bytes < FIRST_LOGGED_BYTE || in_log || end_bytes > limit_bytes {
@@ -286,7 +333,13 @@ impl Ring<'_> {
     }
 
     /// Zeros pages that hold anything: holes of the file need none.
-    fn zero_in_memory(&self, pages: &mut BTreeMap<u64, Box<[u8]>>, start_bytes: u64, end_bytes: u64, held_bytes: u64) -> Result<()> {
+    fn zero_in_memory(
+        &self,
+        pages: &mut BTreeMap<u64, Box<[u8]>>,
+        start_bytes: u64,
+        end_bytes: u64,
+        held_bytes: u64,
+    ) -> Result<()> {
         let overlaid: Vec<u64> = pages.range(start_bytes..end_bytes).map(|(&offset, _)| offset).collect();
         for offset_bytes in overlaid {
             pages.insert(offset_bytes, vec![0; LOG_SECTOR_BYTES].into());
@@ -294,7 +347,10 @@ impl Ring<'_> {
         let end_bytes = end_bytes.min(held_bytes.next_multiple_of(SECTOR));
         let mut at_bytes = start_bytes;
         while at_bytes < end_bytes {
-            let found = self.store.next_data(at_bytes).map_err(|error| ImageError::io("replay the log", self.store, at_bytes, error))?;
+            let found = self
+                .store
+                .next_data(at_bytes)
+                .map_err(|error| ImageError::io("replay the log", self.store, at_bytes, error))?;
             let Some(range) = found else { break };
             let first = range.offset_bytes.max(at_bytes) / SECTOR * SECTOR;
             let stop = range.offset_bytes.saturating_add(range.len_bytes).clamp(at_bytes + 1, end_bytes);

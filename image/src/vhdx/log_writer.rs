@@ -15,13 +15,14 @@ use diskwright_store::FileRange;
 use std::sync::Mutex;
 use uuid::Uuid;
 
+/// Largest entry that is written, whatever the log's length: it is built in memory.
+const MAX_ENTRY_BYTES: u64 = 8 << 20;
+
 /// The log of an image that is open for writing. Used by one flush at a time.
 #[derive(Debug)]
 pub(super) struct LogWriter {
     place: FileRange,
-    /// The GUID of this session's entries, when the header names it.
-    active: Option<Uuid>,
-    /// The GUID under which entries are written.
+    /// The GUID under which entries are written. The header names it from the first durable entry on.
     guid: Uuid,
     next_position: u64,
     next_number: u64,
@@ -30,12 +31,12 @@ pub(super) struct LogWriter {
 impl LogWriter {
     /// A writer for an empty log at `place`, whose length is a multiple of 1 MiB.
     pub(super) fn new(place: FileRange) -> Self {
-        Self { place, active: None, guid: Uuid::new_v4(), next_position: 0, next_number: 1 }
+        Self { place, guid: Uuid::new_v4(), next_position: 0, next_number: 1 }
     }
 
     /// Most pages of one entry.
     pub(super) fn max_pages(&self) -> usize {
-        let half_bytes = self.place.len_bytes / 2;
+        let half_bytes = (self.place.len_bytes / 2).min(MAX_ENTRY_BYTES);
         let sectors = half_bytes / LOG_SECTOR_BYTES as u64;
         let fits = |pages: u64| u32::try_from(pages).is_ok_and(|pages| data_entry_bytes(pages) <= half_bytes);
         // A sector of descriptors goes before each 126 or 128 pages.
@@ -47,8 +48,14 @@ impl LogWriter {
     }
 
     /// Writes an entry that sets `pages` and makes it durable, and sees to it that the header names the log.
-    /// `file_bytes` is the file's length, durable already. On failure the place is used again by the next call.
-    pub(super) fn append(&mut self, barrier: &Barrier, headers: &Mutex<Headers>, pages: &[Page], file_bytes: u64) -> Result<()> {
+    /// `file_bytes` is the file's length, durable already. The place of an entry that did not become durable is used again.
+    pub(super) fn append(
+        &mut self,
+        barrier: &Barrier,
+        headers: &Mutex<Headers>,
+        pages: &[Page],
+        file_bytes: u64,
+    ) -> Result<()> {
         let header = LogEntryHeader {
             checksum: 0,
             entry_len_bytes: 0,
@@ -66,20 +73,23 @@ impl LogWriter {
             barrier.write("write the log", &entry[until_end..], self.place.offset_bytes)?;
         }
         barrier.sync()?;
-        if self.active.is_none() {
-            lock(headers).set_log_guid(barrier, self.guid)?;
-            self.active = Some(self.guid);
-        }
+        // The entry is durable, and a header may come to name it even if its update fails half-way: it must not be
+        // overwritten by the next.
         self.next_position = (self.next_position + entry.len() as u64) % self.place.len_bytes;
         self.next_number += 1;
+        let mut headers = lock(headers);
+        if headers.current().log_guid != self.guid {
+            headers.set_log_guid(barrier, self.guid)?;
+        }
         Ok(())
     }
 
     /// Empties the log: the header names none. All pages must be durable in their places. The next entry begins anew
     /// under another GUID.
     pub(super) fn clear(&mut self, barrier: &Barrier, headers: &Mutex<Headers>) -> Result<()> {
-        if self.active.is_some() {
-            lock(headers).set_log_guid(barrier, Uuid::nil())?;
+        let mut headers = lock(headers);
+        if !headers.current().log_guid.is_nil() {
+            headers.set_log_guid(barrier, Uuid::nil())?;
             *self = Self::new(self.place);
         }
         Ok(())

@@ -19,7 +19,8 @@ use crate::{
     image::{DiskType, Format, ImageInfo, LogState, ParentLink},
 };
 use diskwright_format::vhdx::{
-    BatGeometry, FileIdentifier, FileParameters, Header, Invalid, MIB, MetadataEntry, MetadataTable, ParentLocator, Region, RegionTable, Slot, file_id,
+    BatGeometry, FileIdentifier, FileParameters, Header, Invalid, MIB, MetadataEntry, MetadataTable, ParentLocator,
+    Region, RegionTable, Slot, file_id,
     header::{self, HEADER_BYTES},
     metadata, parent_locator,
     region::{BAT_REGION, METADATA_REGION, REGION_TABLE_BYTES, REGION_TABLE_OFFSETS},
@@ -72,12 +73,20 @@ pub(super) fn load(store: Arc<dyn Store>, writable: bool) -> Result<Opened> {
     let table = read_metadata_table(store, &metadata_region)?;
     let items = Items { store, region: metadata_region, table: &table };
     let parameters = items.parse(metadata::FILE_PARAMETERS, "file parameters", FileParameters::parse)?;
-    let size_bytes = items.parse(metadata::VIRTUAL_DISK_SIZE, "virtual disk size", |bytes| metadata::parse_u64("virtual disk size", bytes))?;
-    let logical = items.parse(metadata::LOGICAL_SECTOR_SIZE, "logical sector size", |bytes| metadata::parse_u32("logical sector size", bytes))?;
-    let physical = items.parse(metadata::PHYSICAL_SECTOR_SIZE, "physical sector size", |bytes| metadata::parse_u32("physical sector size", bytes))?;
+    let size_bytes = items.parse(metadata::VIRTUAL_DISK_SIZE, "virtual disk size", |bytes| {
+        metadata::parse_u64("virtual disk size", bytes)
+    })?;
+    let logical = items.parse(metadata::LOGICAL_SECTOR_SIZE, "logical sector size", |bytes| {
+        metadata::parse_u32("logical sector size", bytes)
+    })?;
+    let physical = items.parse(metadata::PHYSICAL_SECTOR_SIZE, "physical sector size", |bytes| {
+        metadata::parse_u32("physical sector size", bytes)
+    })?;
     let disk_id = match table.find(metadata::VIRTUAL_DISK_ID) {
         None => None,
-        Some(_) => Some(items.parse(metadata::VIRTUAL_DISK_ID, "virtual disk id", |bytes| metadata::parse_guid("virtual disk id", bytes))?),
+        Some(_) => Some(items.parse(metadata::VIRTUAL_DISK_ID, "virtual disk id", |bytes| {
+            metadata::parse_guid("virtual disk id", bytes)
+        })?),
     };
     let at_metadata = |invalid| corrupt(store, metadata_region.offset_bytes, invalid);
     let geometry = BatGeometry::new(size_bytes, parameters.block_bytes, logical).map_err(at_metadata)?;
@@ -127,7 +136,9 @@ fn read_identifier(store: &dyn Store) -> Result<String> {
     let mut bytes = [0; file_id::FILE_ID_BYTES];
     match store.read_at(&mut bytes, 0) {
         Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(not_an_image("a file of less than 520 bytes".into())),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return Err(not_an_image("a file of less than 520 bytes".into()));
+        }
         Err(error) => return Err(ImageError::io("read the file identifier", store, 0, error)),
     }
     FileIdentifier::parse(&bytes).map(|id| id.creator).map_err(|invalid| not_an_image(invalid.found))
@@ -142,7 +153,12 @@ pub(super) fn read_slots(store: &dyn Store) -> Result<[Vec<u8>; 2]> {
     Ok(slots)
 }
 
-pub(super) fn read_if_there(store: &dyn Store, doing: &'static str, bytes: &mut Vec<u8>, offset_bytes: u64) -> Result<()> {
+pub(super) fn read_if_there(
+    store: &dyn Store,
+    doing: &'static str,
+    bytes: &mut Vec<u8>,
+    offset_bytes: u64,
+) -> Result<()> {
     match store.read_at(bytes, offset_bytes) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => bytes.clear(),
         Err(error) => return Err(ImageError::io(doing, store, offset_bytes, error)),
@@ -153,7 +169,8 @@ pub(super) fn read_if_there(store: &dyn Store, doing: &'static str, bytes: &mut 
 
 fn read_headers(store: &dyn Store, remarks: &mut Vec<String>) -> Result<(Slot, Header)> {
     let [first, second] = read_slots(store)?;
-    let (slot, header) = header::select(&first, &second).map_err(|invalid| corrupt(store, Slot::First.offset_bytes(), invalid))?;
+    let (slot, header) =
+        header::select(&first, &second).map_err(|invalid| corrupt(store, Slot::First.offset_bytes(), invalid))?;
     header.validate().map_err(|invalid| ImageError::Unsupported {
         path: store.name().to_owned(),
         what: format!("a VHDX with {}", invalid.found),
@@ -161,7 +178,10 @@ fn read_headers(store: &dyn Store, remarks: &mut Vec<String>) -> Result<(Slot, H
     })?;
     for (which, bytes) in [(Slot::First, &first), (Slot::Second, &second)] {
         if let Err(invalid) = Header::parse(bytes) {
-            remarks.push(format!("One of the two headers, at {}, is not valid ({invalid}); the other is used.", which.offset_bytes()));
+            remarks.push(format!(
+                "One of the two headers, at {}, is not valid ({invalid}); the other is used.",
+                which.offset_bytes()
+            ));
         }
     }
     Ok((slot, header))
@@ -172,13 +192,26 @@ fn check_log_place(store: &dyn Store, header: &Header) -> std::result::Result<()
     let end_bytes = header.log_offset_bytes.saturating_add(u64::from(header.log_len_bytes));
     match store.len_bytes() {
         Ok(file_bytes) if end_bytes <= file_bytes => Ok(()),
-        Ok(file_bytes) => Err(Invalid::new("header", 72, format!("a log that ends at {end_bytes}"), format!("one within the file's {file_bytes} bytes"))),
-        Err(error) => Err(Invalid::new("header", 72, format!("a file whose length cannot be told ({error})"), "a length")),
+        Ok(file_bytes) => Err(Invalid::new(
+            "header",
+            72,
+            format!("a log that ends at {end_bytes}"),
+            format!("one within the file's {file_bytes} bytes"),
+        )),
+        Err(error) => {
+            Err(Invalid::new("header", 72, format!("a file whose length cannot be told ({error})"), "a length"))
+        }
     }
 }
 
 /// Replays the log if the header names one. Returns the store through which the rest is read.
-fn replay(store: Arc<dyn Store>, slot: Slot, header: Header, log_place: FileRange, writable: bool) -> Result<(Barrier, Headers, LogState)> {
+fn replay(
+    store: Arc<dyn Store>,
+    slot: Slot,
+    header: Header,
+    log_place: FileRange,
+    writable: bool,
+) -> Result<(Barrier, Headers, LogState)> {
     let log_guid = header.log_guid;
     let mut headers = Headers::new(slot, header);
     if log_guid.is_nil() {
@@ -221,19 +254,25 @@ fn read_regions(store: &dyn Store, remarks: &mut Vec<String>) -> Result<RegionTa
                     });
                 }
                 if let Some((offset_bytes, invalid)) = first_error {
-                    remarks.push(format!("The region table at {offset_bytes} is not valid ({invalid}); its copy is used."));
+                    remarks.push(format!(
+                        "The region table at {offset_bytes} is not valid ({invalid}); its copy is used."
+                    ));
                 }
                 return Ok(table);
             }
             Err(invalid) => first_error = first_error.or(Some((offset_bytes, invalid))),
         }
     }
-    let (offset_bytes, invalid) = first_error.unwrap_or((REGION_TABLE_OFFSETS[0], Invalid::new("region table", 0, "nothing", "a table")));
+    let (offset_bytes, invalid) =
+        first_error.unwrap_or((REGION_TABLE_OFFSETS[0], Invalid::new("region table", 0, "nothing", "a table")));
     Err(corrupt(store, offset_bytes, invalid))
 }
 
 fn required_region(store: &dyn Store, regions: &RegionTable, id: Uuid, name: &'static str) -> Result<Region> {
-    regions.find(id).copied().ok_or_else(|| corrupt(store, REGION_TABLE_OFFSETS[0], Invalid::new(name, 0, "no such region", "one")))
+    regions
+        .find(id)
+        .copied()
+        .ok_or_else(|| corrupt(store, REGION_TABLE_OFFSETS[0], Invalid::new(name, 0, "no such region", "one")))
 }
 
 fn read_metadata_table(store: &dyn Store, region: &Region) -> Result<MetadataTable> {
@@ -263,14 +302,23 @@ struct Items<'a> {
 
 impl Items<'_> {
     fn find(&self, id: Uuid, name: &'static str) -> Result<&MetadataEntry> {
-        self.table.find(id).ok_or_else(|| corrupt(self.store, self.region.offset_bytes, Invalid::new(name, 0, "no such metadata item", "one")))
+        self.table.find(id).ok_or_else(|| {
+            corrupt(self.store, self.region.offset_bytes, Invalid::new(name, 0, "no such metadata item", "one"))
+        })
     }
 
-    fn parse<T>(&self, id: Uuid, name: &'static str, parse: impl FnOnce(&[u8]) -> std::result::Result<T, Invalid>) -> Result<T> {
+    fn parse<T>(
+        &self,
+        id: Uuid,
+        name: &'static str,
+        parse: impl FnOnce(&[u8]) -> std::result::Result<T, Invalid>,
+    ) -> Result<T> {
         let entry = self.find(id, name)?;
         let offset_bytes = self.region.offset_bytes + u64::from(entry.offset_bytes);
         let mut bytes = vec![0; entry.len_bytes.min(MAX_LOCATOR_BYTES) as usize];
-        self.store.read_at(&mut bytes, offset_bytes).map_err(|error| ImageError::io("read a metadata item", self.store, offset_bytes, error))?;
+        self.store
+            .read_at(&mut bytes, offset_bytes)
+            .map_err(|error| ImageError::io("read a metadata item", self.store, offset_bytes, error))?;
         parse(&bytes).map_err(|invalid| corrupt(self.store, offset_bytes, invalid))
     }
 }
@@ -284,7 +332,8 @@ fn read_parent(items: &Items<'_>) -> Result<ParentLink> {
             hint: "only parents that are VHDX files are; use the program that wrote the file".into(),
         });
     }
-    let offset_bytes = items.region.offset_bytes + u64::from(items.find(metadata::PARENT_LOCATOR, "parent locator")?.offset_bytes);
+    let offset_bytes =
+        items.region.offset_bytes + u64::from(items.find(metadata::PARENT_LOCATOR, "parent locator")?.offset_bytes);
     let at_locator = |invalid| corrupt(items.store, offset_bytes, invalid);
     let linkage = locator.guid(parent_locator::PARENT_LINKAGE).map_err(at_locator)?;
     let missing = || Invalid::new("parent locator", 0, "no parent_linkage", "the identity of the parent");
@@ -301,14 +350,24 @@ fn read_parent(items: &Items<'_>) -> Result<ParentLink> {
 }
 
 /// The ranges that payload must keep clear of.
-fn metadata_ranges(store: &dyn Store, regions: &RegionTable, log: Option<FileRange>, slot: Slot) -> Result<Vec<(u64, u64)>> {
-    let mut ranges: Vec<(u64, u64)> = regions.regions.iter().map(|region| (region.offset_bytes, region.end_bytes())).collect();
+fn metadata_ranges(
+    store: &dyn Store,
+    regions: &RegionTable,
+    log: Option<FileRange>,
+    slot: Slot,
+) -> Result<Vec<(u64, u64)>> {
+    let mut ranges: Vec<(u64, u64)> =
+        regions.regions.iter().map(|region| (region.offset_bytes, region.end_bytes())).collect();
     ranges.push((0, MIB));
     ranges.extend(log.map(|log| (log.offset_bytes, log.offset_bytes + log.len_bytes)));
     ranges.sort_unstable();
     if let Some(pair) = ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
         let found = format!("a log or region at {} inside another that ends at {}", pair[1].0, pair[0].1);
-        return Err(corrupt(store, slot.offset_bytes(), Invalid::new("header", 72, found, "a log and regions apart from each other")));
+        return Err(corrupt(
+            store,
+            slot.offset_bytes(),
+            Invalid::new("header", 72, found, "a log and regions apart from each other"),
+        ));
     }
     Ok(ranges)
 }
@@ -316,12 +375,19 @@ fn metadata_ranges(store: &dyn Store, regions: &RegionTable, log: Option<FileRan
 fn check_bat_region(store: &dyn Store, layout: &Layout, region: &Region) -> Result<()> {
     let needed_bytes = layout.bat_end_bytes() - layout.bat_offset_bytes;
     let file_bytes = store.len_bytes().map_err(|error| ImageError::io("learn the file's length", store, 0, error))?;
-    let at_region = |found, expected| Err(corrupt(store, region.offset_bytes, Invalid::new("BAT region", 0, found, expected)));
+    let at_region =
+        |found, expected| Err(corrupt(store, region.offset_bytes, Invalid::new("BAT region", 0, found, expected)));
     if u64::from(region.len_bytes) < needed_bytes {
-        return at_region(format!("{} bytes", region.len_bytes), format!("at least {needed_bytes} for a disk of this size"));
+        return at_region(
+            format!("{} bytes", region.len_bytes),
+            format!("at least {needed_bytes} for a disk of this size"),
+        );
     }
     if region.offset_bytes.saturating_add(needed_bytes) > file_bytes {
-        return at_region(format!("a file of {file_bytes} bytes"), format!("a table that ends at {}", region.offset_bytes.saturating_add(needed_bytes)));
+        return at_region(
+            format!("a file of {file_bytes} bytes"),
+            format!("a table that ends at {}", region.offset_bytes.saturating_add(needed_bytes)),
+        );
     }
     Ok(())
 }

@@ -31,12 +31,20 @@ pub(super) struct PageCache {
 
 impl PageCache {
     /// Sees to it that the pages of a range are here.
-    pub(super) fn load(&mut self, store: &dyn Store, doing: &'static str, start_bytes: u64, len_bytes: u64) -> Result<()> {
+    pub(super) fn load(
+        &mut self,
+        store: &dyn Store,
+        doing: &'static str,
+        start_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<()> {
         let first = start_bytes - start_bytes % PAGE_BYTES;
         for offset_bytes in (first..start_bytes + len_bytes).step_by(PAGE_BYTES as usize) {
             if !self.pages.contains_key(&offset_bytes) {
                 let mut page = vec![0; PAGE_BYTES as usize].into_boxed_slice();
-                store.read_at(&mut page, offset_bytes).map_err(|error| ImageError::io(doing, store, offset_bytes, error))?;
+                store
+                    .read_at(&mut page, offset_bytes)
+                    .map_err(|error| ImageError::io(doing, store, offset_bytes, error))?;
                 self.pages.insert(offset_bytes, page);
             }
         }
@@ -50,7 +58,10 @@ impl PageCache {
         for offset_bytes in (first..end_bytes).step_by(PAGE_BYTES as usize) {
             if let Some(page) = self.pages.get(&offset_bytes) {
                 let (from, to) = (offset_bytes.max(start_bytes), (offset_bytes + PAGE_BYTES).min(end_bytes));
-                visit((from - start_bytes) as usize, &page[(from - offset_bytes) as usize..(to - offset_bytes) as usize]);
+                visit(
+                    (from - start_bytes) as usize,
+                    &page[(from - offset_bytes) as usize..(to - offset_bytes) as usize],
+                );
             }
         }
     }
@@ -71,7 +82,10 @@ impl PageCache {
         for offset_bytes in (first..end_bytes).step_by(PAGE_BYTES as usize) {
             if let Some(page) = self.pages.get_mut(&offset_bytes) {
                 let (from, to) = (offset_bytes.max(start_bytes), (offset_bytes + PAGE_BYTES).min(end_bytes));
-                change((from - start_bytes) as usize, &mut page[(from - offset_bytes) as usize..(to - offset_bytes) as usize]);
+                change(
+                    (from - start_bytes) as usize,
+                    &mut page[(from - offset_bytes) as usize..(to - offset_bytes) as usize],
+                );
                 self.dirty.insert(offset_bytes);
             }
         }

@@ -5,10 +5,7 @@
 //! can be used again, and blocks that share space: to write into such a file would spread the damage, so it is refused.
 
 use super::layout::Layout;
-use crate::{
-    error::Result,
-    image::BlockState,
-};
+use crate::{error::Result, image::BlockState};
 use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, Invalid, MIB, bat::EntryKind};
 use diskwright_store::Store;
 
@@ -66,7 +63,12 @@ impl Marks {
 pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Result<Survey> {
     let mut marks = Marks::default();
     let too_far = |end_bytes: u64| {
-        Invalid::new("BAT entry", 0, format!("something that ends at {end_bytes}"), "everything within the first 128 TiB of the file")
+        Invalid::new(
+            "BAT entry",
+            0,
+            format!("something that ends at {end_bytes}"),
+            "everything within the first 128 TiB of the file",
+        )
     };
     for &(start_bytes, end_bytes) in &layout.metadata {
         if end_bytes > MAX_FILE_MIB * MIB {
@@ -77,16 +79,18 @@ pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Res
     let mut allocated_blocks = 0;
     layout.each_entry(store, &mut |index, entry| {
         let place = match layout.geometry.what_is(index) {
-            EntryKind::Bitmap { .. } => {
-                layout.bitmap_place(entry, file_bytes).map(|place| place.map(|offset_bytes| (offset_bytes, BITMAP_BLOCK_BYTES, true)))
-            }
+            EntryKind::Bitmap { .. } => layout
+                .bitmap_place(entry, file_bytes)
+                .map(|place| place.map(|offset_bytes| (offset_bytes, BITMAP_BLOCK_BYTES, true))),
             EntryKind::Payload { block } => layout.block_state(block, entry, file_bytes).map(|state| match state {
                 BlockState::Data { offset_bytes } | BlockState::Partial { offset_bytes } => {
                     allocated_blocks += 1;
                     Some((offset_bytes, layout.geometry.block_bytes(), true))
                 }
                 // An unmapped block may keep its space; another writer would use it again.
-                BlockState::Zero if entry.offset_bytes() != 0 => Some((entry.offset_bytes(), layout.geometry.block_bytes(), false)),
+                BlockState::Zero if entry.offset_bytes() != 0 => {
+                    Some((entry.offset_bytes(), layout.geometry.block_bytes(), false))
+                }
                 BlockState::Zero | BlockState::Absent => None,
             }),
         };
@@ -97,7 +101,8 @@ pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Res
             return if must_own { Err(layout.corrupt_entry(store, index, too_far(end_bytes))) } else { Ok(()) };
         }
         if marks.mark(offset_bytes, end_bytes) && must_own {
-            let invalid = Invalid::new("BAT entry", 0, format!("a block at {offset_bytes}"), "space that no other block has");
+            let invalid =
+                Invalid::new("BAT entry", 0, format!("a block at {offset_bytes}"), "space that no other block has");
             return Err(layout.corrupt_entry(store, index, invalid));
         }
         Ok(())

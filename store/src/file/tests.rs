@@ -94,10 +94,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn check_against_model(cache: CacheMode, steps: &[Step]) {
+fn check_against_model(cache: CacheMode, alignment_bytes: u32, steps: &[Step]) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
-    let store = create(&path, cache);
+    let mut store = create(&path, cache);
+    if let Some(Some(direct)) = store.direct.get_mut() {
+        direct.coarsen(alignment_bytes);
+    }
     let mut model: Vec<u8> = Vec::new();
     for step in steps {
         match *step {
@@ -151,8 +154,9 @@ proptest! {
 
     #[test]
     fn it_holds_what_an_array_of_bytes_holds(steps in prop::collection::vec(step(), 1..25)) {
-        for cache in BOTH {
-            check_against_model(cache, &steps);
+        check_against_model(CacheMode::PageCache, 1, &steps);
+        for alignment_bytes in [512, 4096, 16384] {
+            check_against_model(CacheMode::Direct, alignment_bytes, &steps);
         }
     }
 }
@@ -288,8 +292,8 @@ fn a_directory_can_be_synced() {
 struct LoopDevice(String);
 
 impl LoopDevice {
-    fn over(path: &Path) -> Option<Self> {
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(path).output().ok()?;
+    fn over(path: &Path, sector_bytes: u32) -> Option<Self> {
+        let output = Command::new("losetup").args(["--find", "--show", "--sector-size", &sector_bytes.to_string()]).arg(path).output().ok()?;
         output.status.success().then(|| Self(String::from_utf8_lossy(&output.stdout).trim().to_owned()))
     }
 }
@@ -305,11 +309,12 @@ fn a_block_device_is_a_store() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
     fs::write(&file, vec![0xAA; 8 << 20]).unwrap();
-    let Some(device) = LoopDevice::over(&file) else { return eprintln!("skipped: no loop device is to be had") };
-    for cache in BOTH {
+    for (cache, sector_bytes) in [(CacheMode::PageCache, 512), (CacheMode::Direct, 512), (CacheMode::PageCache, 4096), (CacheMode::Direct, 4096)] {
+        let Some(device) = LoopDevice::over(&file, sector_bytes) else { return eprintln!("skipped: no loop device is to be had") };
         let options = OpenOptions { writable: true, create_new: false, cache, lock: LockMode::Exclusive };
         let store = FileStore::open(&device.0, &options).unwrap();
         assert!(store.is_block_device());
+        assert_eq!(store.sector_bytes().logical_bytes, sector_bytes);
         assert_eq!((store.len_bytes().unwrap(), store.cache_mode()), (8 << 20, cache));
         let Err(OpenError::Io { source, .. }) = FileStore::open(&device.0, &options) else { panic!("a claimed device was opened for writing") };
         assert_eq!(source.kind(), io::ErrorKind::ResourceBusy);

@@ -14,6 +14,14 @@ fn image(directory: &Path) -> PathBuf {
     path
 }
 
+/// As `image`, but VHDX: QEMU shares raw files with writers when it only reads them, formats it does not.
+fn vhdx(directory: &Path) -> PathBuf {
+    let path = directory.join("image.vhdx");
+    let output = Command::new("qemu-img").args(["create", "-q", "-f", "vhdx"]).arg(&path).arg("8M").output().expect("qemu-img starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    path
+}
+
 fn open(path: &Path, lock: LockMode) -> Result<FileStore, OpenError> {
     FileStore::open(path, &OpenOptions { writable: lock == LockMode::Exclusive, create_new: false, cache: CacheMode::PageCache, lock })
 }
@@ -83,7 +91,7 @@ impl QemuIo {
             command.arg("-r");
         }
         let mut child =
-            command.args(["-f", "raw"]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("qemu-io starts");
+            command.args(["-f", if path.extension().is_some_and(|extension| extension == "vhdx") { "vhdx" } else { "raw" }]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("qemu-io starts");
         child.stdin.as_mut().unwrap().write_all(b"read 0 512\n").unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(said.any(|line| line.is_ok_and(|line| line.contains("512/512"))), "qemu-io did not read");
@@ -100,11 +108,16 @@ impl Drop for QemuIo {
 
 #[test]
 fn what_qemu_holds_is_respected() {
-    if !installed("qemu-io") {
+    if !installed("qemu-io") || !installed("qemu-img") {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let path = image(directory.path());
+    let raw = image(directory.path());
+    let raw_writer = QemuIo::open(&raw, false);
+    assert!(holder_of(&raw, LockMode::Exclusive).is_some());
+    assert!(holder_of(&raw, LockMode::Shared).is_some());
+    drop(raw_writer);
+    let path = vhdx(directory.path());
     let writer = QemuIo::open(&path, false);
     let named = format!(" by qemu-io (process {})", writer.0.id());
     assert_eq!(holder_of(&path, LockMode::Exclusive), Some(named.clone()));
@@ -123,21 +136,24 @@ fn qemu_respects_what_we_hold() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let path = image(directory.path());
-    let run = |program: &str, arguments: &[&str]| Command::new(program).args(arguments).arg(&path).output().expect("qemu starts");
-    let refused = |output: std::process::Output| {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-        assert!(!output.status.success() && said.contains("lock"), "{said}");
-    };
-    let writer = open(&path, LockMode::Exclusive).unwrap();
-    refused(run("qemu-img", &["info", "-f", "raw"]));
-    refused(run("qemu-io", &["-f", "raw", "-c", "write 0 512"]));
-    assert!(run("qemu-img", &["info", "-U", "-f", "raw"]).status.success(), "forced sharing reads all the same");
-    drop(writer);
-    let reader = open(&path, LockMode::Shared).unwrap();
-    assert!(run("qemu-img", &["info", "-f", "raw"]).status.success());
-    assert!(run("qemu-io", &["-r", "-f", "raw", "-c", "read 0 512"]).status.success());
-    refused(run("qemu-io", &["-f", "raw", "-c", "write 0 512"]));
-    drop(reader);
-    assert!(run("qemu-io", &["-f", "raw", "-c", "write 0 512"]).status.success());
+    for (path, format) in [(vhdx(directory.path()), "vhdx"), (image(directory.path()), "raw")] {
+        let run = |program: &str, arguments: &[&str]| Command::new(program).args(arguments).args(["-f", format]).arg(&path).output().expect("qemu starts");
+        let refused = |output: std::process::Output| {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+            assert!(said.contains("lock"), "{said}");
+        };
+        let writer = open(&path, LockMode::Exclusive).unwrap();
+        if format == "vhdx" {
+            refused(run("qemu-img", &["info"]));
+        }
+        refused(run("qemu-io", &["-c", "write 0 512"]));
+        assert!(run("qemu-img", &["info", "-U"]).status.success(), "forced sharing reads all the same");
+        drop(writer);
+        let reader = open(&path, LockMode::Shared).unwrap();
+        assert!(run("qemu-img", &["info"]).status.success());
+        assert!(run("qemu-io", &["-r", "-c", "read 0 512"]).status.success());
+        refused(run("qemu-io", &["-c", "write 0 512"]));
+        drop(reader);
+        assert!(run("qemu-io", &["-c", "write 0 512"]).status.success());
+    }
 }

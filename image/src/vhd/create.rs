@@ -1,0 +1,227 @@
+//! New VHD files.
+//!
+//! ```text
+//!   fixed:     payload, reserved │ footer
+//!
+//!   others:    0 footer copy │ 512 header │ 1536 parent locators │ BAT, at a multiple of 4096 │ footer, at a multiple of 4096
+//! ```
+//!
+//! The BAT is not right behind the header, as most programs place it, but at a page, so that writing a sector of it never touches
+//! a page with anything else in it. The header says where it is, and every reader goes by that.
+
+use super::PAGE_BYTES;
+use crate::{CreateOptions, DiskType, ImageError, ParentLink, Result};
+use diskwright_format::vhd::{
+    BAT_UNUSED, CREATOR_APP, CREATOR_OS, CREATOR_VERSION, Chs, DEFAULT_BLOCK_BYTES, DiskKind, DynamicHeader,
+    FEATURE_RESERVED, FOOTER_BYTES, Footer, HEADER_BYTES, LOCATOR_COUNT, LocatorEntry, LocatorKind, MAX_DYNAMIC_BYTES,
+    MAX_LOCATOR_BYTES, NO_DATA_OFFSET, SECTOR_BYTES, bitmap_bytes, encode_path, seconds_from_unix,
+};
+use diskwright_store::{FileRange, Store};
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+use uuid::Uuid;
+
+/// Largest fixed disk that is created, in bytes: 16 TiB, the largest file of ext4.
+pub const MAX_FIXED_BYTES: u64 = 16 << 40;
+
+/// Smallest block that is created, in bytes.
+const MIN_BLOCK_BYTES: u32 = 4096;
+/// Largest block that is created, in bytes.
+const MAX_BLOCK_BYTES: u32 = 256 << 20;
+/// Largest BAT that is created, in bytes.
+const MAX_TABLE_BYTES: u64 = 64 << 20;
+/// How much of a BAT is written at a time.
+const TABLE_STEP_BYTES: usize = 1 << 20;
+
+/// Makes a VHD of an empty store; durable on return.
+///
+/// # Errors
+/// `BadOptions` for what the format cannot hold, before anything is written; `Io`, after which the store holds rubbish.
+pub fn create(store: Arc<dyn Store>, options: &CreateOptions) -> Result<()> {
+    let store = &*store;
+    check_options(store, options)?;
+    match options.disk_type {
+        DiskType::Fixed => create_fixed(store, options),
+        DiskType::Dynamic => create_with_blocks(store, options, DiskKind::Dynamic, &ParentLink::default()),
+        DiskType::Differencing => {
+            let parent = options.parent.clone().unwrap_or_default();
+            create_with_blocks(store, options, DiskKind::Differencing, &parent)
+        }
+    }
+}
+
+fn check_options(store: &dyn Store, options: &CreateOptions) -> Result<()> {
+    let bad = |what: String, hint: &str| {
+        Err(ImageError::BadOptions { path: store.name().to_owned(), what, hint: hint.into() })
+    };
+    let size_bytes = options.size_bytes;
+    let is_fixed = options.disk_type == DiskType::Fixed;
+    let max_bytes = if is_fixed { MAX_FIXED_BYTES } else { MAX_DYNAMIC_BYTES };
+    if size_bytes == 0 || size_bytes % SECTOR_BYTES != 0 {
+        return bad(
+            format!("a size of {size_bytes} bytes is not a multiple of the 512-byte sector above 0"),
+            "round it up",
+        );
+    }
+    if size_bytes > max_bytes {
+        let kind = options.disk_type;
+        return bad(
+            format!("{size_bytes} bytes are more than a {kind} VHD can have, which is {max_bytes}"),
+            "use VHDX, which goes up to 64 TiB",
+        );
+    }
+    if options.logical_sector_bytes != SECTOR_BYTES as u32 {
+        let sector = options.logical_sector_bytes;
+        return bad(
+            format!("VHD has sectors of 512 bytes, not {sector}"),
+            "use VHDX for a disk with 4096-byte sectors",
+        );
+    }
+    if !is_fixed {
+        let block_bytes = options.block_bytes.unwrap_or(DEFAULT_BLOCK_BYTES);
+        if !block_bytes.is_power_of_two() || !(MIN_BLOCK_BYTES..=MAX_BLOCK_BYTES).contains(&block_bytes) {
+            return bad(
+                format!(
+                    "a block of {block_bytes} bytes is not a power of two from {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}"
+                ),
+                "use 2 MiB (2097152), which every program takes",
+            );
+        }
+        let table_bytes = size_bytes.div_ceil(u64::from(block_bytes)) * 4;
+        if table_bytes > MAX_TABLE_BYTES {
+            return bad(
+                format!("blocks of {block_bytes} bytes need a block allocation table of {table_bytes} bytes"),
+                "use larger blocks",
+            );
+        }
+    }
+    match (&options.parent, options.disk_type) {
+        (None, DiskType::Differencing) => bad("a differencing disk needs a parent".into(), "name one"),
+        (Some(_), DiskType::Fixed | DiskType::Dynamic) => {
+            bad(format!("a {} disk has no parent", options.disk_type), "make it differencing")
+        }
+        (Some(ParentLink { relative_path: None, absolute_path: None, .. }), _) => {
+            bad("there is no path to the parent".into(), "give a relative or an absolute one")
+        }
+        (Some(parent), _) => {
+            let paths = [&parent.relative_path, &parent.absolute_path];
+            let longest = paths.into_iter().flatten().map(|path| path.encode_utf16().count() * 2).max();
+            if longest.is_some_and(|bytes| bytes > MAX_LOCATOR_BYTES as usize) {
+                return bad(
+                    "the path to the parent is longer than 32768 characters".into(),
+                    "move the files nearer to each other",
+                );
+            }
+            Ok(())
+        }
+        (None, _) => Ok(()),
+    }
+}
+
+fn new_footer(options: &CreateOptions, kind: DiskKind, data_offset: u64) -> Footer {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    Footer {
+        features: FEATURE_RESERVED,
+        data_offset,
+        created_seconds: seconds_from_unix(i64::try_from(now).unwrap_or(i64::MAX)),
+        creator_app: CREATOR_APP,
+        creator_version: CREATOR_VERSION,
+        creator_os: CREATOR_OS,
+        original_size_bytes: options.size_bytes,
+        current_size_bytes: options.size_bytes,
+        geometry: Chs::from_size(options.size_bytes),
+        kind,
+        unique_id: options.disk_id.unwrap_or_else(Uuid::new_v4),
+        saved_state: false,
+    }
+}
+
+fn create_fixed(store: &dyn Store, options: &CreateOptions) -> Result<()> {
+    let size_bytes = options.size_bytes;
+    store
+        .allocate(FileRange { offset_bytes: 0, len_bytes: size_bytes })
+        .map_err(|e| ImageError::io("reserve space for the disk", store, 0, e))?;
+    write(store, &new_footer(options, DiskKind::Fixed, NO_DATA_OFFSET).to_bytes(), size_bytes, "write the footer")?;
+    sync(store)
+}
+
+fn create_with_blocks(store: &dyn Store, options: &CreateOptions, kind: DiskKind, parent: &ParentLink) -> Result<()> {
+    let block_bytes = options.block_bytes.unwrap_or(DEFAULT_BLOCK_BYTES);
+    let count = options.size_bytes.div_ceil(u64::from(block_bytes));
+
+    let header_offset = FOOTER_BYTES as u64;
+    let mut locators = [LocatorEntry::default(); LOCATOR_COUNT];
+    let mut at = header_offset + HEADER_BYTES as u64;
+    let paths =
+        [(LocatorKind::WindowsAbsolute, &parent.absolute_path), (LocatorKind::WindowsRelative, &parent.relative_path)];
+    let mut locator_data = Vec::new();
+    for (entry, (locator, path)) in
+        locators.iter_mut().zip(paths.into_iter().filter_map(|(k, p)| Some((k, p.as_ref()?))))
+    {
+        let data = encode_path(path);
+        let space_bytes = (data.len() as u64).next_multiple_of(SECTOR_BYTES).max(SECTOR_BYTES);
+        // In bytes, as Windows writes it; the specification says sectors.
+        *entry = LocatorEntry {
+            code: locator.code(),
+            data_space: space_bytes as u32,
+            data_length_bytes: data.len() as u32,
+            data_offset: at,
+        };
+        locator_data.push((at, data));
+        at += space_bytes;
+    }
+    let table_offset = at.next_multiple_of(PAGE_BYTES);
+    let table_end = (table_offset + count * 4).next_multiple_of(SECTOR_BYTES);
+    let first_piece = table_end.next_multiple_of(PAGE_BYTES);
+
+    let header = DynamicHeader {
+        table_offset,
+        max_table_entries: count as u32,
+        block_bytes,
+        parent_id: parent.linkage,
+        parent_modified_seconds: parent.modified_seconds.unwrap_or(0),
+        parent_name: parent_name(parent),
+        locators,
+    };
+    let footer = new_footer(options, kind, header_offset).to_bytes();
+    write(store, &footer, 0, "write the copy of the footer")?;
+    write(store, &header.to_bytes(), header_offset, "write the dynamic disk header")?;
+    for (offset_bytes, data) in &locator_data {
+        write(store, data, *offset_bytes, "write a parent locator")?;
+    }
+    let unused = vec![BAT_UNUSED.to_be_bytes()[0]; TABLE_STEP_BYTES.min((table_end - table_offset) as usize)];
+    let mut at = table_offset;
+    while at < table_end {
+        let len = unused.len().min((table_end - at) as usize);
+        write(store, &unused[..len], at, "write the block allocation table")?;
+        at += len as u64;
+    }
+    let mut footer_offset = first_piece;
+    if options.preallocate {
+        let piece_bytes = bitmap_bytes(block_bytes).next_multiple_of(PAGE_BYTES) + u64::from(block_bytes);
+        let len_bytes = count * piece_bytes;
+        store
+            .allocate(FileRange { offset_bytes: first_piece, len_bytes })
+            .map_err(|e| ImageError::io("reserve space for the blocks", store, first_piece, e))?;
+        footer_offset += len_bytes;
+    }
+    write(store, &footer, footer_offset, "write the footer")?;
+    sync(store)
+}
+
+/// The parent's file name: as given, else the last part of a path, whichever way its slashes lean.
+fn parent_name(parent: &ParentLink) -> String {
+    let path = parent.name.as_ref().or(parent.relative_path.as_ref()).or(parent.absolute_path.as_ref());
+    let path = path.map_or("", String::as_str);
+    path.rsplit(['\\', '/']).next().unwrap_or(path).to_owned()
+}
+
+fn write(store: &dyn Store, bytes: &[u8], offset_bytes: u64, doing: &'static str) -> Result<()> {
+    store.write_at(bytes, offset_bytes).map_err(|e| ImageError::io(doing, store, offset_bytes, e))
+}
+
+fn sync(store: &dyn Store) -> Result<()> {
+    store.sync_data().map_err(|e| ImageError::io("make the new image durable", store, 0, e))
+}

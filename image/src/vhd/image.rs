@@ -1,0 +1,243 @@
+//! An open VHD: what it is, and where its blocks are.
+//!
+//! A fixed disk is a flat one with a footer behind it, and shares the code of raw images. For the others a look-up is one BAT
+//! entry; bitmaps of dynamic disks are never read, for their blocks are whole. Of a differencing disk every block is
+//! `Partial`, unless its bitmap is in memory and known to be full.
+
+use super::{
+    PAGE_BYTES, bitmap,
+    growth::FooterPlace,
+    layout::{Blocks, Layout, Piece},
+    table,
+    write::Writing,
+};
+use crate::{
+    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Result, SectorBitmap,
+    raw::{self, FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES},
+};
+use diskwright_format::vhd::{BAT_UNUSED, CREATOR_APP, CREATOR_VERSION, DiskKind, Footer, SECTOR_BYTES};
+use diskwright_store::Store;
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// Windows attaches nothing smaller, in bytes.
+const WINDOWS_MIN_BYTES: u64 = 3 << 20;
+
+/// BAT entries up to which the alignment of the payload is looked up where it is only a matter of interest: 256 KiB, so that a
+/// chain of a thousand images opens at once.
+const CURIOSITY_ENTRIES: u64 = 65536;
+
+/// A VHD file.
+#[derive(Debug)]
+pub struct VhdImage {
+    info: ImageInfo,
+    store: Arc<dyn Store>,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Fixed(Option<FlatWriter>),
+    ReadOnly { blocks: Blocks, len_bytes: KnownLength },
+    Writable(Writing),
+}
+
+/// The length of the file as last seen. It only grows while an image is open.
+#[derive(Debug)]
+pub(super) struct KnownLength(AtomicU64);
+
+impl KnownLength {
+    pub fn new(len_bytes: u64) -> Self {
+        Self(AtomicU64::new(len_bytes))
+    }
+
+    /// A length to check `piece_end` against: what is known when that is enough, else what the store says.
+    pub fn covering(&self, store: &dyn Store, piece_end: u64) -> Result<u64> {
+        // Relaxed: the number is only a hint; a stale one costs a system call.
+        let known = self.0.load(Ordering::Relaxed);
+        if piece_end <= known {
+            return Ok(known);
+        }
+        let found = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", store, 0, e))?;
+        self.0.store(found, Ordering::Relaxed);
+        Ok(found)
+    }
+}
+
+/// Opens the VHD in `store`. Nothing is written before the first reservation.
+///
+/// # Errors
+/// `NotAnImage` without a footer; `Corrupt` when footer and header contradict themselves or the file; `Io`.
+pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
+    let (layout, mut remarks) = Layout::read(&*store)?;
+    let parent = layout.parent_link(&*store, &mut remarks)?;
+    if layout.footer.saved_state {
+        remarks.push("The footer says that the virtual machine is in saved state; it will not notice changes.".into());
+    }
+    if layout.size_bytes < WINDOWS_MIN_BYTES {
+        remarks.push("The disk is smaller than 3 MiB; Windows does not attach it.".into());
+    }
+    let footer = &layout.footer;
+    let payload_alignment_bytes = match &layout.blocks {
+        None => FLAT_ALIGNMENT_BYTES,
+        Some(blocks) => payload_alignment(&*store, blocks, writable)?,
+    };
+    let info = ImageInfo {
+        format: Format::Vhd,
+        disk_type: match footer.kind {
+            DiskKind::Fixed => DiskType::Fixed,
+            DiskKind::Dynamic => DiskType::Dynamic,
+            DiskKind::Differencing => DiskType::Differencing,
+        },
+        size_bytes: layout.size_bytes,
+        block_bytes: layout.blocks.as_ref().map_or(PSEUDO_BLOCK_BYTES, |blocks| blocks.block_bytes),
+        has_blocks: layout.blocks.is_some(),
+        logical_sector_bytes: SECTOR_BYTES as u32,
+        physical_sector_bytes: SECTOR_BYTES as u32,
+        creator: creator_text(footer),
+        disk_id: Some(footer.unique_id),
+        linkage_id: Some(footer.unique_id),
+        file_write_id: None,
+        created_seconds: Some(footer.created_seconds),
+        parent,
+        log: LogState::None,
+        payload_alignment_bytes,
+        remarks,
+    };
+    let (len_bytes, footer) = (layout.len_bytes, FooterPlace::of(&layout));
+    let kind = match layout.blocks {
+        None => Kind::Fixed(writable.then(|| FlatWriter::new(Arc::clone(&store), layout.size_bytes, None))),
+        Some(blocks) if writable => Kind::Writable(Writing::new(Arc::clone(&store), blocks, footer, len_bytes)),
+        Some(blocks) => Kind::ReadOnly { blocks, len_bytes: KnownLength::new(len_bytes) },
+    };
+    Ok(VhdImage { info, store, kind })
+}
+
+/// The creator in words.
+fn creator_text(footer: &Footer) -> String {
+    let text = |bytes: &[u8; 4]| {
+        String::from_utf8_lossy(bytes).trim_matches(|c: char| c.is_whitespace() || c.is_control()).to_owned()
+    };
+    if (footer.creator_app, footer.creator_version) == (CREATOR_APP, CREATOR_VERSION) {
+        return "Diskwright (compatible with Windows)".into();
+    }
+    let (major, minor) = (footer.creator_version >> 16, footer.creator_version & 0xffff);
+    format!("{} {major}.{minor} ({})", text(&footer.creator_app), text(&footer.creator_os))
+}
+
+/// What divides the offsets of all payload that there is or will be.
+///
+/// Every entry must be looked at to know: files that we made may have been continued by others, who place payload as they like.
+/// That is done when payload is moved past the page cache, where it decides whether that works, and for tables
+/// that cost nothing to read. Otherwise the answer is the least that it can be.
+fn payload_alignment(store: &dyn Store, blocks: &Blocks, writable: bool) -> Result<u32> {
+    let matters = store.data_file().is_some_and(|file| u64::from(file.alignment_bytes) > SECTOR_BYTES);
+    if !matters && blocks.count > CURIOSITY_ENTRIES {
+        return Ok(SECTOR_BYTES as u32);
+    }
+    let limit = if writable { PAGE_BYTES } else { u64::from(FLAT_ALIGNMENT_BYTES) };
+    let mut seen = limit;
+    table::scan(store, blocks, blocks.count, |_, entry| {
+        seen |= blocks.place(entry).payload_offset;
+        // All that is left to learn is how low the lowest bit is, and it cannot be lower than a sector.
+        Ok(seen & SECTOR_BYTES == 0)
+    })?;
+    Ok((1 << seen.trailing_zeros().min(limit.trailing_zeros())) as u32)
+}
+
+impl VhdImage {
+    /// The piece of a block of a read-only image.
+    fn piece(&self, blocks: &Blocks, len_bytes: &KnownLength, block: u64, entry: u32) -> Result<Option<Piece>> {
+        if entry == BAT_UNUSED {
+            return Ok(None);
+        }
+        let len_bytes = len_bytes.covering(&*self.store, blocks.place(entry).end)?;
+        blocks.piece(&*self.store, block, entry, len_bytes)
+    }
+}
+
+/// Reads the bitmap of a block from the file.
+pub(super) fn read_bitmap(store: &dyn Store, blocks: &Blocks, piece: &Piece) -> Result<SectorBitmap> {
+    let mut bytes = vec![0; blocks.bitmap_bytes as usize];
+    store
+        .read_at(&mut bytes, piece.bitmap_offset)
+        .map_err(|e| ImageError::io("read a sector bitmap", store, piece.bitmap_offset, e))?;
+    Ok(bitmap::from_file(&bytes, blocks.sectors))
+}
+
+impl Image for VhdImage {
+    fn info(&self) -> &ImageInfo {
+        &self.info
+    }
+
+    fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
+        match &self.kind {
+            Kind::Fixed(_) => raw::flat_states(self.info.size_bytes, first_block, out),
+            Kind::Writable(writing) => writing.block_states(first_block, out)?,
+            Kind::ReadOnly { blocks, len_bytes } => {
+                out.fill(BlockState::Absent);
+                let inside = blocks.count.saturating_sub(first_block).min(out.len() as u64) as usize;
+                let mut entries = [0; 256];
+                for (first, states) in (first_block..).step_by(256).zip(out[..inside].chunks_mut(256)) {
+                    let entries = &mut entries[..states.len()];
+                    table::read_entries(&*self.store, blocks, first, entries)?;
+                    for ((block, &entry), state) in (first..).zip(&*entries).zip(states) {
+                        *state = blocks.state_of(self.piece(blocks, len_bytes, block, entry)?);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
+        match &self.kind {
+            Kind::Fixed(_) => Ok(raw::flat_bitmap(SECTOR_BYTES as u32)),
+            Kind::Writable(writing) => writing.sector_bitmap(block),
+            Kind::ReadOnly { blocks, len_bytes } => {
+                check_block(&*self.store, blocks, block)?;
+                let mut entry = [BAT_UNUSED];
+                table::read_entries(&*self.store, blocks, block, &mut entry)?;
+                match self.piece(blocks, len_bytes, block, entry[0])? {
+                    None => Ok(SectorBitmap::empty(blocks.sectors, SECTOR_BYTES as u32)),
+                    Some(_) if !blocks.is_differencing => Ok(full_bitmap(blocks)),
+                    Some(piece) => read_bitmap(&*self.store, blocks, &piece),
+                }
+            }
+        }
+    }
+
+    fn writer(&self) -> Option<&dyn ImageWriter> {
+        match &self.kind {
+            Kind::Fixed(writer) => writer.as_ref().map(|writer| writer as &dyn ImageWriter),
+            Kind::ReadOnly { .. } => None,
+            Kind::Writable(writing) => Some(writing),
+        }
+    }
+}
+
+/// The bitmap of a block that is all this layer's own.
+pub(super) fn full_bitmap(blocks: &Blocks) -> SectorBitmap {
+    let mut full = SectorBitmap::empty(blocks.sectors, SECTOR_BYTES as u32);
+    bitmap::set(&mut full, 0, blocks.sectors);
+    full
+}
+
+/// Refuses a block that the disk does not have.
+pub(super) fn check_block(store: &dyn Store, blocks: &Blocks, block: u64) -> Result<()> {
+    if block < blocks.count {
+        return Ok(());
+    }
+    let beyond =
+        io::Error::new(io::ErrorKind::InvalidInput, format!("the disk has {} blocks, none at {block}", blocks.count));
+    Err(ImageError::io("find a block", store, blocks.table_offset, beyond))
+}

@@ -1,0 +1,404 @@
+//! The writing side of a dynamic or differencing VHD.
+//!
+//! ```text
+//!   reserve ─▶ reserved ─ commit ─▶ BAT entry in memory (dirty) ─ flush ─▶ in the file
+//!                                   bits in memory (dirty)
+//! ```
+//!
+//! A dynamic block's bitmap is all ones, and the same for every block; whoever is first to write the block writes it along
+//! (`Reservation::init`), and a flush writes it where that was not confirmed. A differencing block's bitmap is
+//! in memory from its reservation on, and only a flush writes it.
+//!
+//! One mutex guards [`State`]: table pages, bitmaps, reservations, space. I/O on metadata is done under it, but for the
+//! writes and syncs of a flush. See [`super::flush`] for their order.
+
+use super::{
+    PAGE_BYTES, bitmap,
+    flush::FlushGate,
+    growth::{FooterPlace, Growth, entry_of},
+    image::{KnownLength, check_block, full_bitmap, read_bitmap},
+    layout::{Blocks, Piece},
+    table::{Table, TableSector},
+};
+use crate::{BlockState, Commit, ImageError, ImageWriter, Reservation, Result, SectorBitmap};
+use diskwright_format::vhd::{BAT_UNUSED, SECTOR_BYTES};
+use diskwright_store::{IoBuf, Store};
+use std::{
+    collections::{BTreeSet, HashMap},
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Memory for bitmaps beyond which clean ones are dropped, in bytes of bitmap.
+const MAX_CLEAN_BITMAP_BYTES: u64 = 16 << 20;
+
+/// A writable image. See the module.
+#[derive(Debug)]
+pub(super) struct Writing {
+    store: Arc<dyn Store>,
+    blocks: Blocks,
+    footer: FooterPlace,
+    len_bytes: KnownLength,
+    state: Mutex<State>,
+    gate: FlushGate,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    table: Table,
+    /// `None` until the first reservation or discard.
+    growth: Option<Growth>,
+    reserved: HashMap<u64, Piece>,
+    /// Dynamic: blocks whose bitmap is not known to be written.
+    uninitialised: BTreeSet<u64>,
+    /// Differencing: bitmaps that were looked at or changed.
+    bitmaps: HashMap<u64, SectorBitmap>,
+    dirty_bitmaps: BTreeSet<u64>,
+    /// Differencing: blocks whose BAT entry has not been on its way to the file yet, so that their bitmap shows nothing.
+    fresh: BTreeSet<u64>,
+    /// Dynamic: the area before the payload of a new block, its bitmap at the end.
+    init: Option<Arc<IoBuf>>,
+}
+
+/// What a flush has taken to write.
+struct Batch {
+    /// Pass 1: (offset, bytes).
+    init: Vec<(u64, Arc<IoBuf>)>,
+    init_blocks: Vec<u64>,
+    fresh: Vec<BitmapWrite>,
+    /// Pass 2.
+    visible: Vec<BitmapWrite>,
+    sectors: Vec<TableSector>,
+}
+
+struct BitmapWrite {
+    block: u64,
+    offset_bytes: u64,
+    bytes: Vec<u8>,
+}
+
+impl Writing {
+    pub fn new(store: Arc<dyn Store>, blocks: Blocks, footer: FooterPlace, len_bytes: u64) -> Self {
+        Self {
+            store,
+            blocks,
+            footer,
+            len_bytes: KnownLength::new(len_bytes),
+            state: Mutex::default(),
+            gate: FlushGate::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn misuse(&self, block: u64, what: &str) -> ImageError {
+        let error = io::Error::new(io::ErrorKind::InvalidInput, format!("block {block} {what}"));
+        ImageError::io("change a block", &*self.store, self.blocks.entry_offset(block), error)
+    }
+
+    pub fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
+        out.fill(BlockState::Absent);
+        let inside = self.blocks.count.saturating_sub(first_block).min(out.len() as u64) as usize;
+        let mut state = self.lock();
+        for (block, out) in (first_block..).zip(&mut out[..inside]) {
+            *out = self.state_of(&mut state, block)?;
+        }
+        Ok(())
+    }
+
+    pub fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
+        check_block(&*self.store, &self.blocks, block)?;
+        let mut state = self.lock();
+        match self.piece(&mut state, block)? {
+            None => Ok(SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32)),
+            Some(_) if !self.blocks.is_differencing => Ok(full_bitmap(&self.blocks)),
+            Some(piece) => self.bitmap(&mut state, block, &piece).cloned(),
+        }
+    }
+
+    fn piece(&self, state: &mut State, block: u64) -> Result<Option<Piece>> {
+        let entry = state.table.entry(&*self.store, &self.blocks, block)?;
+        if entry == BAT_UNUSED {
+            return Ok(None);
+        }
+        let len_bytes = self.len_bytes.covering(&*self.store, self.blocks.place(entry).end)?;
+        self.blocks.piece(&*self.store, block, entry, len_bytes)
+    }
+
+    fn state_of(&self, state: &mut State, block: u64) -> Result<BlockState> {
+        let piece = self.piece(state, block)?;
+        Ok(match piece {
+            Some(Piece { payload_offset, .. }) if self.is_known_full(state, block) => {
+                BlockState::Data { offset_bytes: payload_offset }
+            }
+            piece => self.blocks.state_of(piece),
+        })
+    }
+
+    fn is_known_full(&self, state: &State, block: u64) -> bool {
+        self.blocks.is_differencing
+            && state.bitmaps.get(&block).is_some_and(|bits| bitmap::is_full_to(bits, self.blocks.sectors_of(block)))
+    }
+
+    /// The bitmap of a block that has space, from memory or from the file.
+    fn bitmap<'a>(&self, state: &'a mut State, block: u64, piece: &Piece) -> Result<&'a mut SectorBitmap> {
+        if !state.bitmaps.contains_key(&block) {
+            let most = (MAX_CLEAN_BITMAP_BYTES / self.blocks.bitmap_bytes).max(16) as usize;
+            if state.bitmaps.len() >= most && !state.table.pinned {
+                let dirty = &state.dirty_bitmaps;
+                state.bitmaps.retain(|block, _| dirty.contains(block));
+            }
+            let bits = read_bitmap(&*self.store, &self.blocks, piece)?;
+            state.bitmaps.insert(block, bits);
+        }
+        Ok(state.bitmaps.entry(block).or_insert_with(|| SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32)))
+    }
+
+    fn growth<'a>(&self, state: &'a mut State) -> Result<&'a mut Growth> {
+        match &mut state.growth {
+            Some(growth) => Ok(growth),
+            empty => Ok(empty.insert(Growth::prepare(&*self.store, &self.blocks, &self.footer, &self.gate)?)),
+        }
+    }
+
+    /// The area before a new dynamic block's payload: zeros, then the bitmap, which is all ones.
+    fn init_bytes(&self, state: &mut State) -> Arc<IoBuf> {
+        let init = state.init.get_or_insert_with(|| {
+            let area_bytes = self.blocks.bitmap_area_bytes() as usize;
+            let mut buf = IoBuf::new(area_bytes);
+            buf[area_bytes - self.blocks.bitmap_bytes as usize..].fill(0xff);
+            Arc::new(buf)
+        });
+        Arc::clone(init)
+    }
+
+    /// Where the area of a new block begins.
+    fn area_offset(&self, piece: &Piece) -> u64 {
+        piece.payload_offset - self.blocks.bitmap_area_bytes()
+    }
+
+    /// Gives a reserved block its BAT entry. Returns whether it was reserved.
+    fn place(&self, state: &mut State, block: u64) -> Result<bool> {
+        let Some(piece) = state.reserved.get(&block).copied() else { return Ok(false) };
+        let entry = entry_of(&piece).ok_or_else(|| self.misuse(block, "was reserved beyond 2 TiB"))?;
+        state.table.set(&*self.store, &self.blocks, block, entry)?;
+        state.reserved.remove(&block);
+        if self.blocks.is_differencing {
+            state.fresh.insert(block);
+        }
+        Ok(true)
+    }
+
+    fn commit_payload(&self, state: &mut State, block: u64, first: u32, count: u32) -> Result<()> {
+        let was_reserved = self.place(state, block)?;
+        let Some(piece) = self.piece(state, block)? else {
+            return Err(self.misuse(block, "has no space: reserve it first"));
+        };
+        if !self.blocks.is_differencing {
+            return Ok(());
+        }
+        let valid = self.blocks.sectors_of(block);
+        let all = self.blocks.sectors;
+        let bits = self.bitmap(state, block, &piece)?;
+        let mut changed = bitmap::set(bits, first, count);
+        if bitmap::is_full_to(bits, valid) {
+            // The sectors of the last block that the disk does not have must not keep it from being full.
+            changed |= bitmap::set(bits, valid, all - valid);
+        }
+        if changed || was_reserved {
+            state.dirty_bitmaps.insert(block);
+        }
+        Ok(())
+    }
+
+    fn commit_nothing(&self, state: &mut State, block: u64) -> Result<()> {
+        if self.blocks.is_differencing {
+            return Err(ImageError::Unsupported {
+                path: self.store.name().to_owned(),
+                what: "a block of zeros without space in a differencing VHD (the parent would show through)".into(),
+                hint: "write zeros over the range instead".into(),
+            });
+        }
+        if let Some(piece) = state.reserved.remove(&block) {
+            state.uninitialised.remove(&block);
+            self.growth(state)?.give_up(&piece);
+        }
+        if let Some(piece) = self.piece(state, block)? {
+            self.growth(state)?;
+            state.table.set(&*self.store, &self.blocks, block, BAT_UNUSED)?;
+            state.uninitialised.remove(&block);
+            self.growth(state)?.give_up(&piece);
+        }
+        Ok(())
+    }
+
+    /// Takes everything that is dirty, as it is at this instant.
+    fn take_batch(&self, state: &mut State) -> Result<Batch> {
+        let mut batch = Batch {
+            init: Vec::new(),
+            init_blocks: Vec::new(),
+            fresh: Vec::new(),
+            visible: Vec::new(),
+            sectors: Vec::new(),
+        };
+        let uninitialised: Vec<_> =
+            state.uninitialised.iter().copied().filter(|block| !state.reserved.contains_key(block)).collect();
+        for block in uninitialised {
+            if let Some(piece) = self.piece(state, block)? {
+                batch.init.push((self.area_offset(&piece), self.init_bytes(state)));
+                batch.init_blocks.push(block);
+            }
+        }
+        let dirty: Vec<_> = state.dirty_bitmaps.iter().copied().collect();
+        for block in dirty {
+            let Some(piece) = self.piece(state, block)? else { continue };
+            let bits = self.bitmap(state, block, &piece)?;
+            let bytes = bitmap::to_file(bits, self.blocks.bitmap_bytes as usize);
+            let write = BitmapWrite { block, offset_bytes: piece.bitmap_offset, bytes };
+            if state.fresh.contains(&block) { batch.fresh.push(write) } else { batch.visible.push(write) }
+        }
+        // Nothing fails from here on.
+        state.dirty_bitmaps.clear();
+        state.fresh.clear();
+        for block in &batch.init_blocks {
+            state.uninitialised.remove(block);
+        }
+        batch.sectors = state.table.take_dirty(&self.blocks);
+        state.table.pinned = !(batch.sectors.is_empty() && batch.visible.is_empty() && batch.fresh.is_empty());
+        Ok(batch)
+    }
+
+    fn write_bitmaps(&self, writes: &[BitmapWrite]) -> Result<()> {
+        for BitmapWrite { offset_bytes, bytes, .. } in writes {
+            self.write(bytes, *offset_bytes, "write a sector bitmap")?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, bytes: &[u8], offset_bytes: u64, doing: &'static str) -> Result<()> {
+        self.store.write_at(bytes, offset_bytes).map_err(|e| ImageError::io(doing, &*self.store, offset_bytes, e))
+    }
+
+    fn first_pass(&self, batch: &Batch) -> Result<()> {
+        for (offset_bytes, bytes) in &batch.init {
+            self.write(bytes, *offset_bytes, "write the bitmap of a new block")?;
+        }
+        self.write_bitmaps(&batch.fresh)?;
+        self.gate.sync(&*self.store, "make the written data durable")
+    }
+
+    fn second_pass(&self, batch: &Batch) -> Result<()> {
+        if batch.visible.is_empty() && batch.sectors.is_empty() {
+            return Ok(());
+        }
+        self.write_bitmaps(&batch.visible)?;
+        for sector in &batch.sectors {
+            self.write(&sector.bytes, sector.offset_bytes, "write the block allocation table")?;
+        }
+        self.gate.sync(&*self.store, "make the block allocation table durable")
+    }
+
+    fn run_flush(&self) -> Result<()> {
+        let batch = self.take_batch(&mut self.lock())?;
+        let first = self.first_pass(&batch);
+        let first_failed = first.is_err();
+        let result = first.and_then(|()| self.second_pass(&batch));
+        let mut state = self.lock();
+        state.table.pinned = false;
+        if result.is_err() {
+            state.table.restore_dirty(&batch.sectors);
+            state.dirty_bitmaps.extend(batch.visible.iter().chain(&batch.fresh).map(|write| write.block));
+            if first_failed {
+                // No BAT entry was on its way. After a failure later on it may have been, and the blocks count as visible.
+                state.fresh.extend(batch.fresh.iter().map(|write| write.block));
+                state.uninitialised.extend(&batch.init_blocks);
+            }
+        }
+        result
+    }
+}
+
+impl ImageWriter for Writing {
+    /// VHD has no identity that changes with its contents: nothing to do.
+    fn begin_writing(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reserve(&self, block: u64) -> Result<Reservation> {
+        check_block(&*self.store, &self.blocks, block)?;
+        let mut state = self.lock();
+        let state = &mut *state;
+        let existing = match state.reserved.get(&block) {
+            Some(piece) => Some(*piece),
+            None => self.piece(state, block)?,
+        };
+        if let Some(piece) = existing {
+            return Ok(Reservation { offset_bytes: piece.payload_offset, init: None });
+        }
+        let piece = self.growth(state)?.take(&*self.store)?;
+        state.reserved.insert(block, piece);
+        let mut init = None;
+        if self.blocks.is_differencing {
+            state.bitmaps.insert(block, SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32));
+        } else {
+            state.uninitialised.insert(block);
+            init = Some((self.area_offset(&piece), self.init_bytes(state)));
+        }
+        debug_assert_eq!(piece.payload_offset % PAGE_BYTES, 0);
+        Ok(Reservation { offset_bytes: piece.payload_offset, init })
+    }
+
+    fn initialised(&self, block: u64) {
+        self.lock().uninitialised.remove(&block);
+    }
+
+    fn commit(&self, block: u64, change: Commit) -> Result<BlockState> {
+        check_block(&*self.store, &self.blocks, block)?;
+        let mut state = self.lock();
+        match change {
+            Commit::Whole => self.commit_payload(&mut state, block, 0, self.blocks.sectors)?,
+            Commit::Sectors { first, count } => self.commit_payload(&mut state, block, first, count)?,
+            Commit::Zero | Commit::Discard => self.commit_nothing(&mut state, block)?,
+        }
+        self.state_of(&mut state, block)
+    }
+
+    fn can_store_zero(&self) -> bool {
+        !self.blocks.is_differencing
+    }
+
+    fn is_dirty(&self) -> bool {
+        let state = self.lock();
+        state.table.pinned || state.table.is_dirty() || !state.dirty_bitmaps.is_empty()
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.gate.flush(&*self.store, || self.run_flush())
+    }
+
+    fn freed_generation(&self) -> u64 {
+        self.lock().growth.as_ref().map_or(0, Growth::generation)
+    }
+
+    fn recycle(&self, generation: u64) {
+        if let Some(growth) = &mut self.lock().growth {
+            growth.recycle(generation);
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        self.flush()?;
+        let mut state = self.lock();
+        let state = &mut *state;
+        let Some(growth) = &mut state.growth else { return Ok(()) };
+        for (_, piece) in state.reserved.drain() {
+            growth.give_up(&piece);
+        }
+        growth
+            .trim(&*self.store)
+            .map_err(|e| ImageError::io("cut the file after its last block", &*self.store, 0, e))?;
+        self.gate.sync(&*self.store, "make the footer durable")
+    }
+}

@@ -1,0 +1,312 @@
+//! Everything that is wrong with a VHDX.
+//!
+//! Read-only, and it goes on where `open` would stop: both headers and both region tables are looked at, then the file is opened
+//! as a reader would (the log replayed in memory), and every BAT entry is judged on its own. What is in use is gathered as
+//! intervals, one for each entry that has space, and sorted: overlaps and unused space fall out of one pass.
+
+use super::{
+    layout::Layout,
+    open::{load, read_if_there, read_slots},
+};
+use crate::{
+    error::{ImageError, Result},
+    image::{BlockState, CheckReport, Finding, LogState, Severity},
+};
+use diskwright_format::vhdx::{
+    BITMAP_BLOCK_BYTES, BatEntry, Header, Invalid, MIB, PayloadState, RegionTable, Slot,
+    bat::EntryKind,
+    region::{REGION_TABLE_BYTES, REGION_TABLE_OFFSETS},
+};
+use diskwright_store::Store;
+use std::sync::Arc;
+
+/// More findings than this are counted, not told.
+const MAX_FINDINGS: usize = 1000;
+
+/// Checks a VHDX. Nothing is written.
+///
+/// # Errors
+/// When the file is no VHDX, or cannot be read. Damage is not an error but a finding.
+pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
+    let mut findings = Findings::default();
+    let opened = match load(Arc::clone(&store), false) {
+        Ok(opened) => Some(opened),
+        Err(error @ (ImageError::Corrupt { .. } | ImageError::Unsupported { .. })) => {
+            let offset_bytes = if let ImageError::Corrupt { offset_bytes, .. } = &error { *offset_bytes } else { 0 };
+            findings.add(Severity::Corrupt, offset_bytes, describe(&error));
+            None
+        }
+        Err(error) => return Err(error),
+    };
+    check_headers(&*store, &mut findings)?;
+    check_region_tables(&*store, &mut findings)?;
+    let mut report = CheckReport::default();
+    if let Some(opened) = opened {
+        if let LogState::Replayed { entries } = opened.info.log {
+            let message = format!(
+                "the log holds {entries} entries that are not in their places yet: the disk was not closed; they are replayed when it is opened for writing"
+            );
+            findings.add(Severity::Note, opened.log_place.offset_bytes, message);
+        }
+        let store = &*opened.barrier.store;
+        report.total_blocks = opened.layout.geometry.payload_blocks();
+        let mut blocks = Blocks {
+            layout: &opened.layout,
+            store,
+            findings: &mut findings,
+            used: Vec::new(),
+            unmapped: Vec::new(),
+            allocated: 0,
+        };
+        blocks.check(&mut report)?;
+    }
+    report.findings = findings.finish();
+    Ok(report)
+}
+
+/// The message without the path, which the caller knows, and without the advice to run a check.
+fn describe(error: &ImageError) -> String {
+    match error {
+        ImageError::Corrupt { structure, found, expected, .. } => {
+            format!("{structure}: found {found}, expected {expected}")
+        }
+        other => other.to_string(),
+    }
+}
+
+#[derive(Default)]
+struct Findings {
+    list: Vec<Finding>,
+    left_out: u64,
+    worst_left_out: Option<Severity>,
+}
+
+impl Findings {
+    fn add(&mut self, severity: Severity, offset_bytes: u64, message: String) {
+        if self.list.len() < MAX_FINDINGS {
+            self.list.push(Finding { severity, offset_bytes, message });
+        } else {
+            self.left_out += 1;
+            self.worst_left_out = self.worst_left_out.max(Some(severity));
+        }
+    }
+
+    fn invalid(&mut self, severity: Severity, base_bytes: u64, invalid: &Invalid) {
+        let message = format!("{}: found {}, expected {}", invalid.structure, invalid.found, invalid.expected);
+        self.add(severity, base_bytes.saturating_add(invalid.offset_bytes), message);
+    }
+
+    fn finish(mut self) -> Vec<Finding> {
+        self.list.sort_by_key(|finding| finding.offset_bytes);
+        if let Some(severity) = self.worst_left_out {
+            let message = format!("{} more findings of this kind and others are not listed", self.left_out);
+            let offset_bytes = self.list.last().map_or(0, |finding| finding.offset_bytes);
+            self.list.push(Finding { severity, offset_bytes, message });
+        }
+        self.list
+    }
+}
+
+fn check_headers(store: &dyn Store, findings: &mut Findings) -> Result<()> {
+    let slots = read_slots(store)?;
+    let parsed = [Header::parse(&slots[0]), Header::parse(&slots[1])];
+    if parsed.iter().all(|header| header.is_err()) {
+        return Ok(()); // told by `load`
+    }
+    for (slot, header) in [Slot::First, Slot::Second].into_iter().zip(&parsed) {
+        if let Err(invalid) = header {
+            let mut invalid = invalid.clone();
+            invalid
+                .expected
+                .push_str("; the other header is good, and this one is written anew when the disk is next changed");
+            findings.invalid(Severity::Note, slot.offset_bytes(), &invalid);
+        }
+    }
+    Ok(())
+}
+
+fn check_region_tables(store: &dyn Store, findings: &mut Findings) -> Result<()> {
+    let mut tables = Vec::new();
+    for offset_bytes in REGION_TABLE_OFFSETS {
+        let mut bytes = vec![0; REGION_TABLE_BYTES];
+        read_if_there(store, "read a region table", &mut bytes, offset_bytes)?;
+        tables.push((offset_bytes, RegionTable::parse(&bytes)));
+    }
+    match &tables[..] {
+        [(_, Ok(first)), (offset_bytes, Ok(second))] if first != second => {
+            findings.add(Severity::Corrupt, *offset_bytes, "the two region tables differ; the first is used".into());
+        }
+        [(_, Ok(_)), (offset_bytes, Err(invalid))] | [(offset_bytes, Err(invalid)), (_, Ok(_))] => {
+            let mut invalid = invalid.clone();
+            invalid.expected.push_str("; the other copy is good");
+            findings.invalid(Severity::Note, *offset_bytes, &invalid);
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// A place in the file, and the index of the BAT entry that names it.
+struct Used {
+    start_bytes: u64,
+    end_bytes: u64,
+    index: u64,
+}
+
+struct Blocks<'a> {
+    layout: &'a Layout,
+    store: &'a dyn Store,
+    findings: &'a mut Findings,
+    /// Of blocks that hold data.
+    used: Vec<Used>,
+    /// Of blocks that are unmapped but keep their space.
+    unmapped: Vec<Used>,
+    allocated: u64,
+}
+
+impl Blocks<'_> {
+    fn check(&mut self, report: &mut CheckReport) -> Result<()> {
+        let file_bytes =
+            self.store.len_bytes().map_err(|error| ImageError::io("learn the file's length", self.store, 0, error))?;
+        // Chunk of the last bitmap entry that was seen follows its payload entries, so partial blocks wait for it.
+        let mut partial: Option<(u64, u64)> = None;
+        let layout = self.layout;
+        layout.each_entry(self.store, &mut |index, entry| {
+            match layout.geometry.what_is(index) {
+                EntryKind::Payload { block } => {
+                    let chunk = layout.geometry.chunk_of(block);
+                    if partial.is_some_and(|(waiting, _)| waiting != chunk) {
+                        self.missing_bitmap(&mut partial);
+                    }
+                    if self.payload(index, block, entry, file_bytes) && partial.is_none() {
+                        partial = Some((chunk, index));
+                    }
+                }
+                EntryKind::Bitmap { chunk } => {
+                    let present = self.bitmap(index, entry, file_bytes);
+                    if partial.is_some_and(|(waiting, _)| waiting != chunk || !present) {
+                        self.missing_bitmap(&mut partial);
+                    }
+                    partial = None;
+                }
+            }
+            Ok(())
+        })?;
+        self.missing_bitmap(&mut partial);
+        report.allocated_blocks = self.allocated;
+        report.leaked_bytes = self.space(file_bytes);
+        Ok(())
+    }
+
+    fn missing_bitmap(&mut self, partial: &mut Option<(u64, u64)>) {
+        if let Some((chunk, index)) = partial.take() {
+            let message =
+                format!("BAT entry {index}: a partially present block, but chunk {chunk} has no sector bitmap block");
+            self.findings.add(Severity::Corrupt, self.layout.entry_offset_bytes(index), message);
+        }
+    }
+
+    fn reserved_bits(&mut self, index: u64, entry: BatEntry) {
+        if entry.reserved_bits() != 0 {
+            let message = format!("BAT entry {index}: reserved bits {:#x}, expected none", entry.reserved_bits());
+            self.findings.add(Severity::Corrupt, self.layout.entry_offset_bytes(index), message);
+        }
+    }
+
+    /// Judges a payload entry; says whether its block needs a sector bitmap.
+    fn payload(&mut self, index: u64, block: u64, entry: BatEntry, file_bytes: u64) -> bool {
+        self.reserved_bits(index, entry);
+        let place = self.layout.entry_offset_bytes(index);
+        let start_bytes = entry.offset_bytes();
+        let end_bytes = start_bytes.saturating_add(self.layout.geometry.block_bytes());
+        match self.layout.block_state(block, entry, file_bytes) {
+            Err(mut invalid) => {
+                invalid.structure = "BAT entry of a payload block";
+                self.findings.invalid(Severity::Corrupt, place, &invalid);
+                false
+            }
+            Ok(BlockState::Absent) => false,
+            Ok(BlockState::Zero) => {
+                if start_bytes != 0 && entry.payload_state() == Ok(PayloadState::Zero) {
+                    let message = format!(
+                        "BAT entry {index}: a zero block with the file offset {start_bytes}, expected 0; Hyper-V refuses such a disk"
+                    );
+                    self.findings.add(Severity::Corrupt, place, message);
+                } else if start_bytes != 0 {
+                    self.unmapped.push(Used { start_bytes, end_bytes, index });
+                }
+                false
+            }
+            Ok(state) => {
+                self.allocated += 1;
+                self.used.push(Used { start_bytes, end_bytes, index });
+                matches!(state, BlockState::Partial { .. })
+            }
+        }
+    }
+
+    /// Judges the entry of a sector bitmap block; says whether it is present and sound.
+    fn bitmap(&mut self, index: u64, entry: BatEntry, file_bytes: u64) -> bool {
+        self.reserved_bits(index, entry);
+        match self.layout.bitmap_place(entry, file_bytes) {
+            Ok(None) => false,
+            Ok(Some(start_bytes)) => {
+                self.used.push(Used { start_bytes, end_bytes: start_bytes.saturating_add(BITMAP_BLOCK_BYTES), index });
+                true
+            }
+            Err(mut invalid) => {
+                invalid.structure = "BAT entry of a sector bitmap block";
+                self.findings.invalid(Severity::Corrupt, self.layout.entry_offset_bytes(index), &invalid);
+                false
+            }
+        }
+    }
+
+    /// Overlaps, and bytes that nothing refers to.
+    fn space(&mut self, file_bytes: u64) -> u64 {
+        self.used.sort_unstable_by_key(|used| used.start_bytes);
+        for pair in self.used.windows(2) {
+            if pair[0].end_bytes > pair[1].start_bytes {
+                let message = format!(
+                    "BAT entry {}: a block at {}, inside the block at {} of BAT entry {}",
+                    pair[1].index, pair[1].start_bytes, pair[0].start_bytes, pair[0].index
+                );
+                self.findings.add(Severity::Corrupt, self.layout.entry_offset_bytes(pair[1].index), message);
+            }
+        }
+        let mut ranges: Vec<(u64, u64)> =
+            self.used.iter().chain(&self.unmapped).map(|used| (used.start_bytes, used.end_bytes)).collect();
+        ranges.extend_from_slice(&self.layout.metadata);
+        ranges.sort_unstable();
+        let (mut leaked_bytes, mut end_bytes) = (0, 0);
+        for (start, end) in ranges {
+            if start > end_bytes && end_bytes < file_bytes {
+                let hole_bytes = start.min(file_bytes) - end_bytes;
+                leaked_bytes += hole_bytes;
+                self.findings.add(
+                    Severity::Leak,
+                    end_bytes,
+                    format!("{} MiB that nothing refers to", hole_bytes / MIB),
+                );
+            }
+            end_bytes = end_bytes.max(end);
+        }
+        let slack_bytes = file_bytes.saturating_sub(end_bytes);
+        let room_bytes =
+            self.layout.geometry.payload_blocks().saturating_sub(self.allocated) * self.layout.geometry.block_bytes();
+        if slack_bytes > 0 && (self.layout.fixed || (room_bytes > 0 && slack_bytes >= room_bytes)) {
+            self.findings.add(
+                Severity::Note,
+                end_bytes,
+                format!("{} MiB at the file's end are kept for blocks to come", slack_bytes / MIB),
+            );
+        } else if slack_bytes > 0 {
+            leaked_bytes += slack_bytes;
+            let message = format!(
+                "{slack_bytes} bytes at the file's end that nothing refers to; they are given back when the disk is next changed and closed"
+            );
+            self.findings.add(Severity::Leak, end_bytes, message);
+        }
+        leaked_bytes
+    }
+}

@@ -1,0 +1,131 @@
+//! What a reader of a result must know before believing it: as data, each with a hint that can be acted on.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// One reason for doubt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Warning {
+    /// The program was built without optimisation.
+    DebugBuild,
+    /// The rounds of some ratios lie far apart.
+    Spread {
+        /// How many ratios do.
+        cells: usize,
+        /// Of how many.
+        of: usize,
+        /// Above which spread, as a share of the median.
+        threshold: f64,
+        /// The one with the largest.
+        worst: String,
+        /// Its spread.
+        worst_spread: f64,
+    },
+    /// Other programs, or the kernel's own threads, were busy.
+    OtherLoad {
+        /// Processors they kept busy.
+        cpus: f64,
+    },
+    /// The hypervisor gave processors to other guests.
+    StolenTime {
+        /// Processors' worth.
+        cpus: f64,
+    },
+    /// O_DIRECT was asked for and not given.
+    DirectNotHonoured {
+        /// Which targets went through the page cache.
+        targets: Vec<String>,
+    },
+    /// Cells were so short that chance rules them.
+    ShortCells {
+        /// The shortest measured window, nanoseconds.
+        window_ns: u64,
+    },
+    /// Too few requests completed in a window for its percentiles.
+    FewRequests {
+        /// How many cells.
+        cells: usize,
+        /// Fewest requests in one.
+        fewest: u64,
+    },
+    /// Disks were made smaller than usual, so that the run ends in time.
+    SmallerDisks {
+        /// Size used.
+        size_bytes: u64,
+        /// Usual size.
+        usual_bytes: u64,
+    },
+    /// Something was left out.
+    LeftOut {
+        /// What.
+        what: String,
+        /// Why.
+        why: String,
+    },
+    /// The clock is slow to read, so latencies and CPU time are too high.
+    SlowClock {
+        /// The kernel's clock source.
+        source: String,
+    },
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = |share: f64| format!("{:.0} %", share * 100.0);
+        match self {
+            Self::DebugBuild => f.write_str("this is a debug build; its figures say nothing: build with --release"),
+            Self::Spread { cells, of, threshold, worst, worst_spread } => write!(
+                f,
+                "in {cells} of {of} ratios the rounds lie more than {} apart (most: {worst}, {}); use more rounds or longer cells before telling small differences",
+                percent(*threshold),
+                percent(*worst_spread)
+            ),
+            Self::OtherLoad { cpus } => write!(
+                f,
+                "other programs and the kernel's own threads kept {cpus:.2} processors busy; stop what can be stopped and run again"
+            ),
+            Self::StolenTime { cpus } => {
+                write!(f, "the hypervisor gave {cpus:.2} processors to other guests; run again on a quieter host")
+            }
+            Self::DirectNotHonoured { targets } => write!(
+                f,
+                "the file system has no O_DIRECT: {} went through the page cache, and memory was measured, not the disk; use another folder (--dir)",
+                targets.join(", ")
+            ),
+            Self::ShortCells { window_ns } => write!(
+                f,
+                "the shortest measured window was {} ms; chance rules so short a time: give the run more time or fewer targets",
+                window_ns / 1_000_000
+            ),
+            Self::FewRequests { cells, fewest } => write!(
+                f,
+                "{cells} cells completed fewer than 100 requests in a round (fewest: {fewest}); their 99th percentiles mean little: use longer cells"
+            ),
+            Self::SmallerDisks { size_bytes, usual_bytes } => write!(
+                f,
+                "the disks are {} instead of {}, because this disk is slow to fill; caches below may hold more of them",
+                crate::table::bytes(*size_bytes),
+                crate::table::bytes(*usual_bytes)
+            ),
+            Self::LeftOut { what, why } => write!(f, "left out: {what}, because {why}"),
+            Self::SlowClock { source } => {
+                write!(f, "the kernel's clock source is {source}, which is slow to read; latencies and CPU time are too high by about a microsecond")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_are_sentences_and_survive_json() {
+        let warning = Warning::Spread { cells: 3, of: 96, threshold: 0.1, worst: "VHD fixed, 4K random write".into(), worst_spread: 0.234 };
+        assert!(warning.to_string().starts_with("in 3 of 96 ratios the rounds lie more than 10 % apart (most: VHD fixed, 4K random write, 23 %)"));
+        let json = serde_json::to_string(&warning).unwrap();
+        assert!(json.contains("\"kind\":\"spread\""), "{json}");
+        assert_eq!(serde_json::from_str::<Warning>(&json).unwrap(), warning);
+    }
+}
