@@ -55,7 +55,7 @@ impl Failure {
 
     /// Wraps an error of the system with what was being done.
     pub fn doing(doing: impl fmt::Display, source: io::Error) -> Self {
-        Self::Sentence(format!("{doing}: {}", source_text(&source)))
+        Self::Sentence(without_errno(&format!("{doing}: {source}")))
     }
 
     /// The exit code, for a command whose ordinary failures end with `failed`.
@@ -68,27 +68,30 @@ impl Failure {
     }
 }
 
-// `io::Error` from an image carries a whole sentence; one from the system has "(os error 2)" at its end, which helps nobody.
-fn source_text(source: &io::Error) -> String {
-    let text = source.to_string();
-    match text.rfind(" (os error ") {
-        Some(end) if source.raw_os_error().is_some() => text[..end].to_owned(),
-        _ => text,
+// The system's errors say "(os error 2)" behind their words, which helps nobody who reads a sentence.
+fn without_errno(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find(" (os error ") {
+        let Some(len) = rest[start..].find(')') else { break };
+        out.push_str(&rest[..start]);
+        rest = &rest[start + len + 1..];
     }
+    out + rest
 }
 
 impl From<DiskError> for Failure {
     fn from(error: DiskError) -> Self {
         match error {
             DiskError::Stopped => Self::Stopped,
-            other => Self::Sentence(other.to_string()),
+            other => Self::Sentence(without_errno(&other.to_string())),
         }
     }
 }
 
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Self {
-        Self::Sentence(error.to_string())
+        Self::Sentence(without_errno(&error.to_string()))
     }
 }
 
@@ -118,5 +121,7 @@ mod tests {
     fn no_numbers_of_the_system() {
         let Failure::Sentence(text) = Failure::doing("cannot read x", io::Error::from_raw_os_error(2)) else { panic!("no sentence") };
         assert_eq!(text, "cannot read x: No such file or directory");
+        assert_eq!(without_errno("a (os error 28); b (os error 5)"), "a; b");
+        assert_eq!(without_errno("a (os error"), "a (os error");
     }
 }

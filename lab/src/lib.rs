@@ -1,5 +1,7 @@
 //! (docs below, once written)
 pub mod clock;
+pub mod chain;
+pub mod child;
 pub mod data;
 pub mod error;
 pub mod fill;
@@ -9,9 +11,12 @@ pub mod measure;
 pub mod null;
 pub mod paper;
 pub mod progress;
+pub mod result;
 pub mod scratch;
 pub mod stats;
 pub mod table;
 pub mod targets;
+pub mod study;
+pub mod warning;
 pub mod workload;
 pub use error::{LabError, Result};

@@ -7,8 +7,8 @@
 //! Without a file it makes one in the temporary directory. The figures mean something on a quiet machine only.
 
 use diskwright_store::{
-    BlockDevice, CacheMode, Completion, Engine, EngineCompletion, EngineKind, FileStore, IoBuf, LockMode, OpenOptions, QueueOptions, RawDevice, Request, Slab,
-    Store,
+    BlockDevice, CacheMode, Completion, Engine, EngineCompletion, EngineKind, FileStore, IoBuf, LockMode, OpenOptions,
+    QueueOptions, RawDevice, Request, Slab, Store,
 };
 use std::{
     io::{self, Write},
@@ -35,10 +35,21 @@ impl Random {
 
 fn report(name: &str, transfers: u64, elapsed: Duration, enters: u64) {
     let each_ns = elapsed.as_nanos() as f64 / transfers as f64;
-    println!("{name:34} {each_ns:7.0} ns each  {:6.2} M/s  {:.3} enters each", 1e3 / each_ns, enters as f64 / transfers as f64);
+    println!(
+        "{name:34} {each_ns:7.0} ns each  {:6.2} M/s  {:.3} enters each",
+        1e3 / each_ns,
+        enters as f64 / transfers as f64
+    );
 }
 
-fn by_engine(store: &Arc<dyn Store>, kind: EngineKind, registered: bool, write: bool, depth: usize, time: Duration) -> io::Result<()> {
+fn by_engine(
+    store: &Arc<dyn Store>,
+    kind: EngineKind,
+    registered: bool,
+    write: bool,
+    depth: usize,
+    time: Duration,
+) -> io::Result<()> {
     let slab = Slab::new(depth, BLOCK_BYTES);
     let mut engine = Engine::new(kind, depth, registered.then_some(&slab))?;
     let target = engine.add_target(store)?;
@@ -82,7 +93,9 @@ fn by_raw_queue(path: &Path, cache: CacheMode, depth: usize, time: Duration) -> 
     while started.elapsed() < time {
         for _ in 0..64 {
             while let Some(buf) = free.pop() {
-                queue.push(Request::read(random.block_offset_bytes(blocks), BLOCK_BYTES, buf, 0)).map_err(|refused| refused.reason)?;
+                queue
+                    .push(Request::read(random.block_offset_bytes(blocks), BLOCK_BYTES, buf, 0))
+                    .map_err(|refused| refused.reason)?;
             }
             queue.reap(1, &mut done)?;
             for ended in done.drain(..) {

@@ -59,7 +59,8 @@ impl Slab {
         assert!(pieces > 0 && piece_bytes > 0, "a slab needs at least one buffer of at least one byte");
         let piece_bytes = piece_bytes.next_multiple_of(BUFFER_ALIGNMENT_BYTES);
         let total_bytes = piece_bytes.checked_mul(pieces).expect("the size of a slab overflows");
-        let layout = Layout::from_size_align(total_bytes, BUFFER_ALIGNMENT_BYTES).expect("the size of a slab overflows");
+        let layout =
+            Layout::from_size_align(total_bytes, BUFFER_ALIGNMENT_BYTES).expect("the size of a slab overflows");
         // SAFETY: the layout has a size above zero.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         Self { memory: Arc::new(Memory { base, layout, piece_bytes, pieces, taken: AtomicBool::new(false) }) }
@@ -70,7 +71,9 @@ impl Slab {
         if self.memory.taken.swap(true, Ordering::AcqRel) {
             return Vec::new();
         }
-        (0..self.memory.pieces).map(|index| IoBuf { memory: Arc::clone(&self.memory), index: index as u32, len: self.memory.piece_bytes }).collect()
+        (0..self.memory.pieces)
+            .map(|index| IoBuf { memory: Arc::clone(&self.memory), index: index as u32, len: self.memory.piece_bytes })
+            .collect()
     }
 
     /// First byte, for registering with a ring.

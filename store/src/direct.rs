@@ -229,7 +229,11 @@ pub(crate) fn read_upto(fd: BorrowedFd<'_>, buf: &mut [u8], offset_bytes: u64) -
             Ok(moved_bytes) => done_bytes += moved_bytes,
             Err(rustix::io::Errno::INTR) => {}
             // A direct read that was cut short by the end of the file cannot go on from there: it is no longer aligned.
-            Err(rustix::io::Errno::INVAL) if done_bytes > 0 && offset_bytes + done_bytes as u64 >= file_len_bytes(fd)? => break,
+            Err(rustix::io::Errno::INVAL)
+                if done_bytes > 0 && offset_bytes + done_bytes as u64 >= file_len_bytes(fd)? =>
+            {
+                break;
+            }
             Err(errno) => return Err(errno.into()),
         }
     }

@@ -15,8 +15,8 @@
 //! one system call. What no ring can do is carried out at once by blocking calls: a store without a file (memory), a
 //! transfer that O_DIRECT would refuse, and everything where there is no ring ([`EngineKind::Sync`]).
 //!
-//! Slots and parts live in two tables with free lists; the number of a part is the `user_data` of its entry. Neither
-//! starting nor ending a part allocates once the tables have grown to the depth in use.
+//! Slots (see `slots`) and parts live in two tables with free lists; the number of a part is the `user_data` of its entry.
+//! Neither starting nor ending a part allocates once the tables have grown to the depth in use.
 //!
 //! Invariants: a slot owns its buffer from `begin` until its completion is handed out, so the kernel never writes into
 //! memory that anyone else can reach; dropping the engine first waits for all that is in flight. An engine belongs to
@@ -31,6 +31,7 @@ use crate::{
     external::{Ended, Externals},
     part::{Action, Part, Span, Target, Verdict, ZEROS_BYTES},
     ring::{Answer, Ring, WAKE},
+    slots::Slots,
     store::{FileRange, Store, Zeroing},
 };
 use rustix::io::Errno;
@@ -81,38 +82,14 @@ pub struct EngineStats {
     pub inline_parts: u64,
 }
 
-#[derive(Debug)]
-struct Slot {
-    tag: u64,
-    cookie: u64,
-    buf: Option<IoBuf>,
-    /// All of `buf`.
-    memory: Span,
-    /// Whether `buf` belongs to the slab that is registered.
-    registered: bool,
-    /// Whether all parts have been added.
-    ended: bool,
-    /// Parts that have not ended.
-    pending: u32,
-    result: io::Result<()>,
-    /// Memory of parts that is not `buf`.
-    shared: Vec<Arc<IoBuf>>,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Engine {
     ring: Option<Ring>,
     targets: Vec<Target>,
-    slots: Vec<Slot>,
-    free_slots: Vec<u32>,
+    slots: Slots,
     parts: Vec<Part>,
     free_parts: Vec<u32>,
-    ready: Vec<EngineCompletion>,
-    /// Requests begun and not handed out.
-    in_flight: usize,
-    /// Of these, requests whose `end` has not come.
-    open: usize,
     /// Parts in the ring.
     in_ring: usize,
     externals: Arc<Externals>,
@@ -142,13 +119,9 @@ impl Engine {
         Ok(Self {
             ring,
             targets: Vec::new(),
-            slots: Vec::new(),
-            free_slots: Vec::new(),
+            slots: Slots::default(),
             parts: Vec::new(),
             free_parts: Vec::new(),
-            ready: Vec::new(),
-            in_flight: 0,
-            open: 0,
             in_ring: 0,
             externals: Arc::default(),
             tickets: 0,
@@ -180,7 +153,8 @@ impl Engine {
     }
 
     fn add(&mut self, store: &Arc<dyn Store>, padded: bool) -> io::Result<TargetId> {
-        let index = u32::try_from(self.targets.len()).map_err(|_| io::Error::other("an engine holds at most 2^32 stores"))?;
+        let index =
+            u32::try_from(self.targets.len()).map_err(|_| io::Error::other("an engine holds at most 2^32 stores"))?;
         let mut target = Target::new(store, padded);
         if let (Some(ring), Some(fd)) = (&mut self.ring, target.fd) {
             target.file_index = ring.register_file(fd);
@@ -191,34 +165,21 @@ impl Engine {
 
     /// Requests begun and not yet handed out by `reap`.
     pub fn in_flight(&self) -> usize {
-        self.in_flight
+        self.slots.in_flight()
     }
 
     /// Begins a request.
     pub fn begin(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>) -> SlotId {
-        self.open += 1;
-        SlotId(self.occupy(tag, cookie, buf, false))
+        SlotId(self.occupy(tag, cookie, buf))
     }
 
     #[inline]
-    fn occupy(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>, ended: bool) -> u32 {
-        self.in_flight += 1;
-        let memory = buf.as_ref().map_or(Span::EMPTY, Span::of);
+    fn occupy(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>) -> u32 {
         let registered = match (&self.ring, &buf) {
             (Some(ring), Some(buf)) => ring.slab().is_some_and(|slab| slab.owns(buf)),
             _ => false,
         };
-        let slot = Slot { tag, cookie, buf, memory, registered, ended, pending: 0, result: Ok(()), shared: Vec::new() };
-        match self.free_slots.pop() {
-            Some(index) => {
-                self.slots[index as usize] = slot;
-                index
-            }
-            None => {
-                self.slots.push(slot);
-                u32::try_from(self.slots.len() - 1).expect("more requests in flight than memory could hold")
-            }
-        }
+        self.slots.occupy(tag, cookie, buf, registered)
     }
 
     /// Adds a read of `target` at `file_offset_bytes` into `range` of the request's buffer.
@@ -227,13 +188,20 @@ impl Engine {
     }
 
     /// Adds a write of `range` of the request's buffer to `target`. `durable` asks for RWF_DSYNC.
-    pub fn write(&mut self, slot: &SlotId, target: TargetId, file_offset_bytes: u64, range: Range<usize>, durable: bool) {
+    pub fn write(
+        &mut self,
+        slot: &SlotId,
+        target: TargetId,
+        file_offset_bytes: u64,
+        range: Range<usize>,
+        durable: bool,
+    ) {
         self.transfer(slot.0, target, Action::Write { durable }, file_offset_bytes, range);
     }
 
     #[inline]
     fn transfer(&mut self, slot: u32, target: TargetId, action: Action, file_offset_bytes: u64, range: Range<usize>) {
-        let holder = &mut self.slots[slot as usize];
+        let holder = self.slots.get(slot);
         let Some(memory) = holder.memory.slice(range.clone()) else {
             let what = format!("bytes {range:?} of a buffer that holds {}", holder.memory.len_bytes);
             return holder.fail(io::Error::new(io::ErrorKind::InvalidInput, what));
@@ -248,19 +216,20 @@ impl Engine {
     pub fn write_shared(&mut self, slot: &SlotId, target: TargetId, file_offset_bytes: u64, bytes: &Arc<IoBuf>) {
         let memory = Span::of(bytes);
         if memory.len_bytes > 0 {
-            self.slots[slot.0 as usize].shared.push(Arc::clone(bytes));
+            self.slots.get(slot.0).keep(bytes);
             self.start(Part::new(slot.0, target.0, Action::Write { durable: false }, file_offset_bytes, memory, false));
         }
     }
 
     /// Fills `range` of the request's buffer with zeros, at once. No part of the request may be reading into that range.
     pub fn fill_zeros(&mut self, slot: &SlotId, range: Range<usize>) {
-        let holder = &mut self.slots[slot.0 as usize];
+        let holder = self.slots.get(slot.0);
         match holder.memory.slice(range.clone()) {
             // SAFETY: the memory is the slot's buffer, which nobody else reaches; the kernel is not using this range of it,
             // or, if the caller breaks its promise, both write bytes that nobody has a reference to.
             Some(memory) => unsafe { memory.fill_zeros() },
-            None => holder.fail(io::Error::new(io::ErrorKind::InvalidInput, format!("zeros at {range:?}, beyond the buffer"))),
+            None => holder
+                .fail(io::Error::new(io::ErrorKind::InvalidInput, format!("zeros at {range:?}, beyond the buffer"))),
         }
     }
 
@@ -289,40 +258,59 @@ impl Engine {
 
     /// Makes the request fail (with the first error that it gets), once its parts have ended.
     pub fn fail(&mut self, slot: &SlotId, error: io::Error) {
-        self.slots[slot.0 as usize].fail(error);
+        self.slots.get(slot.0).fail(error);
     }
 
     /// Says that the request has all its parts. With none left in flight, it is ready to be reaped.
     pub fn end(&mut self, slot: SlotId) {
-        self.open -= 1;
-        let holder = &mut self.slots[slot.0 as usize];
-        holder.ended = true;
-        if holder.pending == 0 {
-            self.vacate(slot.0);
-        }
+        self.slots.seal(slot.0);
     }
 
     /// A request of one read: the hot path. `len_bytes` at the front of `buf`.
     #[inline]
-    pub fn read_one(&mut self, tag: u64, cookie: u64, target: TargetId, file_offset_bytes: u64, buf: IoBuf, len_bytes: usize) {
+    pub fn read_one(
+        &mut self,
+        tag: u64,
+        cookie: u64,
+        target: TargetId,
+        file_offset_bytes: u64,
+        buf: IoBuf,
+        len_bytes: usize,
+    ) {
         self.one(tag, cookie, target, Action::Read, file_offset_bytes, buf, len_bytes);
     }
 
     /// A request of one write: the hot path.
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "the hot path passes scalars in registers")]
-    pub fn write_one(&mut self, tag: u64, cookie: u64, target: TargetId, file_offset_bytes: u64, buf: IoBuf, len_bytes: usize, durable: bool) {
+    pub fn write_one(
+        &mut self,
+        tag: u64,
+        cookie: u64,
+        target: TargetId,
+        file_offset_bytes: u64,
+        buf: IoBuf,
+        len_bytes: usize,
+        durable: bool,
+    ) {
         self.one(tag, cookie, target, Action::Write { durable }, file_offset_bytes, buf, len_bytes);
     }
 
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "the hot path passes scalars in registers")]
-    fn one(&mut self, tag: u64, cookie: u64, target: TargetId, action: Action, file_offset_bytes: u64, buf: IoBuf, len_bytes: usize) {
-        let slot = self.occupy(tag, cookie, Some(buf), true);
-        // The slot is held by one more than its parts until the part is there, so that nothing vacates it meanwhile.
-        self.slots[slot as usize].pending = 1;
+    fn one(
+        &mut self,
+        tag: u64,
+        cookie: u64,
+        target: TargetId,
+        action: Action,
+        file_offset_bytes: u64,
+        buf: IoBuf,
+        len_bytes: usize,
+    ) {
+        let slot = self.occupy(tag, cookie, Some(buf));
         self.transfer(slot, target, action, file_offset_bytes, 0..len_bytes);
-        self.let_go(slot, Ok(()));
+        self.slots.seal(slot);
     }
 
     /// A request of one data sync.
@@ -334,8 +322,9 @@ impl Engine {
 
     /// Begins a request that another thread ends by the ticket.
     pub fn external(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>) -> ExternalTicket {
-        let slot = self.occupy(tag, cookie, buf, true);
-        self.slots[slot as usize].pending = 1;
+        let slot = self.occupy(tag, cookie, buf);
+        self.slots.hold(slot);
+        self.slots.seal(slot);
         self.tickets += 1;
         ExternalTicket::new(slot, &self.externals)
     }
@@ -345,13 +334,8 @@ impl Engine {
     /// # Errors
     /// The ring itself has failed. Requests that have ended meanwhile are appended all the same.
     pub fn reap(&mut self, at_least: usize, out: &mut Vec<EngineCompletion>) -> io::Result<()> {
-        let result = self.work_until(at_least.min(self.in_flight - self.open));
-        self.in_flight -= self.ready.len();
-        if out.is_empty() {
-            mem::swap(out, &mut self.ready);
-        } else {
-            out.append(&mut self.ready);
-        }
+        let result = self.work_until(at_least.min(self.slots.sealed()));
+        self.slots.hand_out(out);
         result
     }
 
@@ -359,7 +343,7 @@ impl Engine {
     fn work_until(&mut self, wanted: usize) -> io::Result<()> {
         self.take_tickets();
         if self.ring.is_none() {
-            while self.ready.len() < wanted {
+            while self.slots.ended() < wanted {
                 self.externals.wait();
                 self.take_tickets();
             }
@@ -368,7 +352,7 @@ impl Engine {
         self.take_answers();
         let mut looked = false;
         loop {
-            let missing = wanted.saturating_sub(self.ready.len());
+            let missing = wanted.saturating_sub(self.slots.ended());
             let Some(ring) = &mut self.ring else { return Ok(()) };
             if missing == 0 && ring.unsubmitted() == 0 && (looked || !ring.has_task_work()) {
                 return Ok(());
@@ -416,7 +400,7 @@ impl Engine {
         self.externals.take(&mut ended);
         for (slot, result) in ended.drain(..) {
             self.tickets -= 1;
-            self.let_go(slot, result);
+            self.slots.let_go(slot, result);
         }
         self.ended_tickets = ended;
     }
@@ -424,7 +408,7 @@ impl Engine {
     #[inline]
     fn start(&mut self, part: Part) {
         self.stats.parts += 1;
-        self.slots[part.slot as usize].pending += 1;
+        self.slots.hold(part.slot);
         let index = match self.free_parts.pop() {
             Some(index) => {
                 self.parts[index as usize] = part;
@@ -447,13 +431,15 @@ impl Engine {
             // SAFETY: the part fits. Its memory is its slot's buffer, memory the slot shares, or static zeros; the slot keeps it
             // and lets nobody reach it until the part has ended, which is when its answer has been taken. `registered`
             // was set from the slab that the ring has registered. Reads are made of the slot's own buffer only.
-            Some(ring) if !block && part.fits_ring(target) => match unsafe { ring.start(part, target, u64::from(index)) } {
-                Ok(()) => {
-                    self.in_ring += 1;
-                    return;
+            Some(ring) if !block && part.fits_ring(target) => {
+                match unsafe { ring.start(part, target, u64::from(index)) } {
+                    Ok(()) => {
+                        self.in_ring += 1;
+                        return;
+                    }
+                    Err(error) => Err(error),
                 }
-                Err(error) => Err(error),
-            },
+            }
             _ => {
                 self.stats.inline_parts += 1;
                 // SAFETY: as above, and the part is not in the ring: it never was, or its answer has been taken.
@@ -467,9 +453,13 @@ impl Engine {
     fn answered(&mut self, index: u32, answer: i32) {
         self.in_ring -= 1;
         let part = &mut self.parts[index as usize];
+        let target = &self.targets[part.target as usize];
         // SAFETY: the slot keeps the memory, and the answer says that the kernel has done with it.
-        match unsafe { part.judge(answer, &self.targets[part.target as usize]) } {
-            Verdict::Done(result) => self.part_ended(index, result),
+        match unsafe { part.judge(answer, target) } {
+            Verdict::Done(result) => {
+                let result = part.settle(result, target);
+                self.part_ended(index, result);
+            }
             Verdict::Again => self.carry_out(index, false),
             Verdict::Block => self.carry_out(index, true),
         }
@@ -478,29 +468,7 @@ impl Engine {
     #[inline]
     fn part_ended(&mut self, index: u32, result: io::Result<()>) {
         self.free_parts.push(index);
-        self.let_go(self.parts[index as usize].slot, result);
-    }
-
-    /// One thing fewer that a slot waits for.
-    #[inline]
-    fn let_go(&mut self, slot: u32, result: io::Result<()>) {
-        let holder = &mut self.slots[slot as usize];
-        if let Err(error) = result {
-            holder.fail(error);
-        }
-        holder.pending -= 1;
-        if holder.pending == 0 && holder.ended {
-            self.vacate(slot);
-        }
-    }
-
-    #[inline]
-    fn vacate(&mut self, slot: u32) {
-        let holder = &mut self.slots[slot as usize];
-        holder.shared.clear();
-        let result = mem::replace(&mut holder.result, Ok(()));
-        self.ready.push(EngineCompletion { tag: holder.tag, cookie: holder.cookie, buf: holder.buf.take(), result });
-        self.free_slots.push(slot);
+        self.slots.let_go(self.parts[index as usize].slot, result);
     }
 }
 
@@ -508,16 +476,8 @@ impl Engine {
 /// more than may be locked in memory.
 fn lacks_ring(error: &io::Error) -> bool {
     let refusals = [Errno::NOSYS, Errno::PERM, Errno::ACCESS, Errno::NOMEM, Errno::INVAL, Errno::OPNOTSUPP];
-    error.kind() == io::ErrorKind::Unsupported || Errno::from_io_error(error).is_some_and(|errno| refusals.contains(&errno))
-}
-
-impl Slot {
-    /// Keeps the first error.
-    fn fail(&mut self, error: io::Error) {
-        if self.result.is_ok() {
-            self.result = Err(error);
-        }
-    }
+    error.kind() == io::ErrorKind::Unsupported
+        || Errno::from_io_error(error).is_some_and(|errno| refusals.contains(&errno))
 }
 
 impl Drop for Engine {
@@ -527,7 +487,7 @@ impl Drop for Engine {
             let waited = if self.in_ring > 0 { self.wait_for_an_answer() } else { self.wait_for_a_ticket() };
             if waited.is_err() {
                 // The kernel may still write to the buffers, and nothing can tell when it has ended: they are left to it.
-                mem::forget(mem::take(&mut self.slots));
+                self.slots.leak();
                 return;
             }
         }

@@ -86,7 +86,10 @@ impl ExternalTicket {
 impl Drop for ExternalTicket {
     fn drop(&mut self) {
         if !self.sent {
-            self.externals.put(self.slot, Err(io::Error::other("the thread that was to carry out the request gave it up without a result")));
+            self.externals.put(
+                self.slot,
+                Err(io::Error::other("the thread that was to carry out the request gave it up without a result")),
+            );
         }
     }
 }

@@ -15,94 +15,32 @@
 //!
 //! Where a file system has no O_DIRECT (tmpfs), the page cache is used; [`FileStore::cache_mode`] says what is in force.
 //!
-//! Only regular files and block devices are opened. What is at a path is looked at first and checked again once it is
-//! open, and the open does not wait: a FIFO at the place of a disk must not hang the program. No lock but
-//! those of `direct` guards anything here: the kernel does.
+//! No lock but those of `direct` guards anything here: the kernel does. How a file is opened is in `open`.
+//!
+//! Once a sync has failed with pages in the cache, every later one fails: the kernel drops what it could not write and
+//! says so only once, perhaps to another thread (QEMU does the same).
+
+pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes};
 
 use crate::{
     direct::{self, DirectFile, Route},
-    lock::{self, LockMode, Refusal},
+    open::Opened,
     store::{DataFile, FileRange, Store, Zeroing},
     sys,
 };
 use rustix::{
-    fs::{Advice, FallocateFlags, FileType, Mode, OFlags, SeekFrom},
+    fs::{Advice, FallocateFlags, SeekFrom},
     io::Errno,
 };
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
         OnceLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicI32, Ordering},
     },
 };
-
-/// Page cache or O_DIRECT.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CacheMode {
-    /// Through the page cache.
-    #[default]
-    PageCache,
-    /// Past it, by O_DIRECT.
-    Direct,
-}
-
-/// How to open. The default is for reading, through the page cache, with a shared lock.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct OpenOptions {
-    /// For writing as well.
-    pub writable: bool,
-    /// Create a new file (fails when there is one). Implies nothing else: say `writable` too.
-    pub create_new: bool,
-    /// How payload reaches the file.
-    pub cache: CacheMode,
-    /// The lock to take.
-    pub lock: LockMode,
-}
-
-/// Why a file was not opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The system refused.
-    #[error("{doing} {} failed: {source}", path.display())]
-    Io {
-        /// As in "opening".
-        doing: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Somebody else has it.
-    #[error("cannot open {} for {purpose}: it is in use{holder}. End that use first, then try again", path.display())]
-    Locked {
-        /// The file.
-        path: PathBuf,
-        /// "reading" or "writing".
-        purpose: &'static str,
-        /// As in " by qemu-img (process 123)"; empty when that cannot be seen.
-        holder: String,
-    },
-    /// It is no file that can hold a disk.
-    #[error("cannot open {} as a disk: it is {found}, where a regular file or a block device is needed", path.display())]
-    NotAFile {
-        /// What was named.
-        path: PathBuf,
-        /// What is there, as in "a directory".
-        found: &'static str,
-    },
-}
-
-/// Sector sizes of what is below.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SectorSizes {
-    /// The unit of addressing: a block device's own; 512 for a file.
-    pub logical_bytes: u32,
-    /// The unit of writing: a block device's own; 4096 for a file.
-    pub physical_bytes: u32,
-}
 
 /// Largest piece in which zeros are written where nothing better is to be had.
 const ZERO_PIECE_BYTES: usize = 1 << 20;
@@ -122,6 +60,8 @@ pub struct FileStore {
     identity: (u64, u64),
     sectors: SectorSizes,
     touched_page_cache: AtomicBool,
+    /// The error number of the first sync that failed, or 0.
+    lost_writes: AtomicI32,
 }
 
 impl FileStore {
@@ -131,65 +71,18 @@ impl FileStore {
     /// See [`OpenError`]. A block device that is mounted (or otherwise claimed by the system) is not opened for writing.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        let failed = |doing: &'static str, source: io::Error| OpenError::Io { doing, path: path.to_owned(), source };
-        // To open some devices is to act (a tape rewinds, a watchdog starts), so look first; a loss of the race is seen below.
-        let looked = if options.create_new { None } else { Some(rustix::fs::stat(path).map_err(|e| failed("opening", e.into()))?) };
-        if let Some(stat) = &looked {
-            refuse_unsuitable(path, stat.st_mode)?;
-        }
-        let to_be_device = looked.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode).is_block_device());
-        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        flags |= if options.writable { OFlags::RDWR } else { OFlags::RDONLY };
-        if options.create_new {
-            flags |= OFlags::CREATE | OFlags::EXCL;
-        } else if to_be_device && options.writable {
-            // On a block device this refuses one that is mounted, and keeps others from mounting it.
-            flags |= OFlags::EXCL;
-        }
-        let meta = retry(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))).map_err(|errno| {
-            if errno == Errno::BUSY && to_be_device {
-                let what = "the device is in use by the system, perhaps mounted; unmount it first";
-                return failed("opening", io::Error::new(io::ErrorKind::ResourceBusy, what));
-            }
-            failed("opening", errno.into())
-        })?;
-        let examining = |errno: Errno| failed("examining", errno.into());
-        let stat = rustix::fs::fstat(&meta).map_err(examining)?;
-        refuse_unsuitable(path, stat.st_mode)?;
-        let is_block_device = FileType::from_raw_mode(stat.st_mode).is_block_device();
-        // With O_NONBLOCK left on, io_uring would answer EAGAIN where it should wait.
-        let set_flags = rustix::fs::fcntl_getfl(&meta).map_err(examining)?;
-        rustix::fs::fcntl_setfl(&meta, set_flags - OFlags::NONBLOCK).map_err(examining)?;
-
-        match lock::acquire(meta.as_fd(), options.lock) {
-            Ok(()) => {}
-            Err(Refusal::Io(source)) => return Err(failed("locking", source)),
-            Err(Refusal::Held) => {
-                return Err(OpenError::Locked {
-                    path: path.to_owned(),
-                    purpose: if options.writable { "writing" } else { "reading" },
-                    holder: lock::holder((stat.st_dev, stat.st_ino), meta.as_fd()),
-                });
-            }
-        }
-        let sectors = if is_block_device {
-            let logical_bytes = rustix::fs::ioctl_blksszget(&meta).map_err(examining)?;
-            let physical_bytes = rustix::fs::ioctl_blkpbszget(&meta).unwrap_or(logical_bytes);
-            SectorSizes { logical_bytes, physical_bytes: physical_bytes.max(logical_bytes) }
-        } else {
-            SectorSizes { logical_bytes: 512, physical_bytes: 4096 }
-        };
+        let Opened { fd, is_block_device, identity, sectors } = Opened::new(path, options)?;
         let store = Self {
             path: path.to_owned(),
-            meta,
+            meta: fd,
             direct: OnceLock::new(),
             wanted: options.cache,
             writable: options.writable,
             is_block_device,
-            // Inode 0 is no file's: two nodes of one device are the same object.
-            identity: if is_block_device { (stat.st_rdev, 0) } else { (stat.st_dev, stat.st_ino) },
+            identity,
             sectors,
             touched_page_cache: AtomicBool::new(false),
+            lost_writes: AtomicI32::new(0),
         };
         if store.direct_metadata().is_some() {
             store.forget_pages();
@@ -220,7 +113,7 @@ impl FileStore {
     /// Makes everything durable and drops the file's pages from the page cache, so that what follows is read from the disk.
     pub fn drop_cache(&self) -> io::Result<()> {
         if self.writable {
-            retry(|| rustix::fs::fdatasync(&self.meta))?;
+            self.sync_data()?;
         }
         rustix::fs::fadvise(&self.meta, 0, None, Advice::DontNeed)?;
         Ok(())
@@ -255,7 +148,16 @@ impl FileStore {
 
     /// Zeros by the means of the file system, best first.
     fn zero_by_file_system(&self, range: FileRange, how: Zeroing) -> rustix::io::Result<()> {
-        let fallocate = |flags| retry(|| rustix::fs::fallocate(&self.meta, flags | FallocateFlags::KEEP_SIZE, range.offset_bytes, range.len_bytes));
+        let fallocate = |flags| {
+            retry(|| {
+                rustix::fs::fallocate(
+                    &self.meta,
+                    flags | FallocateFlags::KEEP_SIZE,
+                    range.offset_bytes,
+                    range.len_bytes,
+                )
+            })
+        };
         match how {
             Zeroing::Keep => fallocate(FallocateFlags::ZERO_RANGE).or_else(|errno| {
                 if !cannot(errno) || self.is_block_device {
@@ -265,7 +167,8 @@ impl FileStore {
                 fallocate(FallocateFlags::PUNCH_HOLE)?;
                 fallocate(FallocateFlags::empty())
             }),
-            Zeroing::Deallocate => fallocate(FallocateFlags::PUNCH_HOLE).or_else(|errno| if cannot(errno) { fallocate(FallocateFlags::ZERO_RANGE) } else { Err(errno) }),
+            Zeroing::Deallocate => fallocate(FallocateFlags::PUNCH_HOLE)
+                .or_else(|errno| if cannot(errno) { fallocate(FallocateFlags::ZERO_RANGE) } else { Err(errno) }),
         }
     }
 
@@ -295,7 +198,11 @@ impl Store for FileStore {
         if let Some(file) = self.direct_metadata() {
             return file.read_at(buf, offset_bytes);
         }
-        if direct::read_upto(self.meta.as_fd(), buf, offset_bytes)? < buf.len() { Err(direct::end_of_file()) } else { Ok(()) }
+        if direct::read_upto(self.meta.as_fd(), buf, offset_bytes)? < buf.len() {
+            Err(direct::end_of_file())
+        } else {
+            Ok(())
+        }
     }
 
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
@@ -334,7 +241,9 @@ impl Store for FileStore {
             return Ok(());
         }
         if range.len_bytes > 0 {
-            match retry(|| rustix::fs::fallocate(&self.meta, FallocateFlags::empty(), range.offset_bytes, range.len_bytes)) {
+            match retry(|| {
+                rustix::fs::fallocate(&self.meta, FallocateFlags::empty(), range.offset_bytes, range.len_bytes)
+            }) {
                 Ok(()) => return Ok(()),
                 Err(errno) if cannot(errno) => {}
                 Err(errno) => return Err(errno.into()),
@@ -371,11 +280,33 @@ impl Store for FileStore {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        retry(|| rustix::fs::fdatasync(&self.meta))?;
-        if self.touched_page_cache.swap(false, Ordering::Relaxed) && self.direct_metadata().is_some() {
-            self.forget_pages();
+        self.settle_sync(retry(|| rustix::fs::fdatasync(&self.meta)).map_err(io::Error::from))
+    }
+
+    fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
+        // Past the page cache nothing waits to be written but the disk's own cache, and a later sync flushes that.
+        if self.direct_metadata().is_some() {
+            if result.is_ok() && self.touched_page_cache.swap(false, Ordering::Relaxed) {
+                self.forget_pages();
+            }
+            return result;
         }
-        Ok(())
+        // The kernel reports a failed write-back once, and forgets the pages. Success after that would be a lie.
+        if let Err(error) = &result {
+            let errno = error.raw_os_error().unwrap_or(nix::libc::EIO);
+            let _ = self.lost_writes.compare_exchange(0, errno, Ordering::AcqRel, Ordering::Acquire);
+        }
+        match self.lost_writes.load(Ordering::Acquire) {
+            0 => result,
+            errno => {
+                let first = io::Error::from_raw_os_error(errno);
+                let what = format!(
+                    "a sync of {} has failed ({first}), and what was written before may be lost; check the disk below",
+                    self.path.display()
+                );
+                Err(io::Error::new(first.kind(), what))
+            }
+        }
     }
 
     fn data_file(&self) -> Option<DataFile<'_>> {
@@ -394,7 +325,9 @@ impl Store for FileStore {
             Ok(start_bytes) => start_bytes,
             Err(Errno::NXIO) => return Ok(None),
             // It cannot tell, so everything is data.
-            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(Some(FileRange { offset_bytes, len_bytes: len_bytes - offset_bytes })),
+            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => {
+                return Ok(Some(FileRange { offset_bytes, len_bytes: len_bytes - offset_bytes }));
+            }
             Err(errno) => return Err(errno.into()),
         };
         let end_bytes = match rustix::fs::seek(&self.meta, SeekFrom::Hole(start_bytes)) {
@@ -403,7 +336,8 @@ impl Store for FileStore {
             Err(errno) => return Err(errno.into()),
         };
         // Cut off meanwhile by another thread: there is no data then.
-        Ok((end_bytes > start_bytes).then(|| FileRange { offset_bytes: start_bytes, len_bytes: end_bytes - start_bytes }))
+        Ok((end_bytes > start_bytes)
+            .then(|| FileRange { offset_bytes: start_bytes, len_bytes: end_bytes - start_bytes }))
     }
 
     fn clone_range(&self, source: &dyn Store, range: FileRange, offset_bytes: u64) -> io::Result<()> {
@@ -411,11 +345,19 @@ impl Store for FileStore {
             return Ok(());
         }
         let source = source.data_file().ok_or(io::ErrorKind::Unsupported)?;
-        match retry(|| sys::clone_range(self.meta.as_fd(), offset_bytes, source.fd, range.offset_bytes, range.len_bytes)) {
+        match retry(|| {
+            sys::clone_range(self.meta.as_fd(), offset_bytes, source.fd, range.offset_bytes, range.len_bytes)
+        }) {
             Ok(()) => Ok(()),
-            Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY | Errno::NOSYS | Errno::ISDIR | Errno::TXTBSY) => {
-                Err(io::ErrorKind::Unsupported.into())
-            }
+            Err(
+                Errno::OPNOTSUPP
+                | Errno::XDEV
+                | Errno::INVAL
+                | Errno::NOTTY
+                | Errno::NOSYS
+                | Errno::ISDIR
+                | Errno::TXTBSY,
+            ) => Err(io::ErrorKind::Unsupported.into()),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -432,51 +374,12 @@ impl Store for FileStore {
     }
 }
 
-/// Raises how many files this process may have open to what the system allows it, for long chains of images, and says
-/// how many that is now.
-pub fn raise_open_file_limit() -> io::Result<u64> {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current != limit.maximum {
-        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
-    }
-    Ok(limit.maximum.unwrap_or(u64::MAX))
-}
-
-/// Makes the creation, the renaming or the removal of the file at `path` durable, by syncing the directory it is in.
-pub fn sync_directory_of(path: &Path) -> io::Result<()> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let fd: OwnedFd = retry(|| rustix::fs::open(directory, flags, Mode::empty()))?;
-    sync_fd(fd.as_fd())
-}
-
-fn sync_fd(fd: BorrowedFd<'_>) -> io::Result<()> {
-    match retry(|| rustix::fs::fsync(fd)) {
-        // Some network file systems cannot sync a directory, and need not.
-        Err(Errno::INVAL) => Ok(()),
-        result => Ok(result?),
-    }
-}
-
-fn refuse_unsuitable(path: &Path, mode: u32) -> Result<(), OpenError> {
-    let found = match FileType::from_raw_mode(mode) {
-        FileType::RegularFile | FileType::BlockDevice => return Ok(()),
-        FileType::Directory => "a directory",
-        FileType::Fifo => "a named pipe",
-        FileType::Socket => "a socket",
-        FileType::CharacterDevice => "a character device",
-        _ => "something else",
-    };
-    Err(OpenError::NotAFile { path: path.to_owned(), found })
-}
-
 /// Whether the answer means "not by this means", and another may be tried.
 pub(crate) fn cannot(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV | Errno::NOTTY)
 }
 
-fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+pub(crate) fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     rustix::io::retry_on_intr(call)
 }
 

@@ -26,20 +26,26 @@ mod external;
 pub mod file;
 pub mod lock;
 pub mod memory;
+mod open;
 pub mod overlay;
 mod part;
 pub mod queue;
 pub mod raw;
 mod ring;
+mod slots;
 pub mod store;
 mod sys;
 
 pub use buffer::{IoBuf, Slab};
 pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTicket, SlotId, TargetId};
-pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes, raise_open_file_limit, sync_directory_of};
+pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes};
 pub use lock::LockMode;
 pub use memory::MemoryStore;
+pub use open::{raise_open_file_limit, sync_directory_of};
 pub use overlay::OverlayStore;
-pub use queue::{BlockDevice, BlockQueue, Blocking, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions, Request};
+pub use queue::{
+    BlockDevice, BlockQueue, Blocking, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions,
+    Request,
+};
 pub use raw::RawDevice;
 pub use store::{DataFile, FileRange, Store, Zeroing};

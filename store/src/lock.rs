@@ -101,7 +101,13 @@ pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal>
 }
 
 fn one_byte(kind: libc::c_int, byte: i64) -> libc::flock {
-    libc::flock { l_type: kind as libc::c_short, l_whence: libc::SEEK_SET as libc::c_short, l_start: byte, l_len: 1, l_pid: 0 }
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: byte,
+        l_len: 1,
+        l_pid: 0,
+    }
 }
 
 /// Who has the file `identity` (device and inode) open: " by qemu-img (process 123)", or nothing when that cannot be seen.
@@ -118,7 +124,8 @@ pub(crate) fn holder(identity: (u64, u64), ours: BorrowedFd<'_>) -> String {
             if (metadata.dev(), metadata.ino()) != identity {
                 continue;
             }
-            let locks = fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).is_ok_and(|info| info.contains("\nlock:"));
+            let locks = fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}"))
+                .is_ok_and(|info| info.contains("\nlock:"));
             if best.is_none_or(|(best_locks, _)| locks && !best_locks) {
                 best = Some((locks, pid));
             }

@@ -27,7 +27,10 @@ impl OverlayStore {
     pub fn new(inner: Arc<dyn Store>, pages: BTreeMap<u64, Box<[u8]>>, len_bytes: u64) -> io::Result<Self> {
         let fits = pages.iter().all(|(offset, page)| offset % PAGE_BYTES == 0 && page.len() as u64 == PAGE_BYTES);
         if !fits {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "overlay pages are 4096 bytes at multiples of 4096"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "overlay pages are 4096 bytes at multiples of 4096",
+            ));
         }
         let len_bytes = len_bytes.max(inner.len_bytes()?);
         Ok(Self { inner, pages, len_bytes })

@@ -136,8 +136,24 @@ pub(crate) enum Verdict {
 }
 
 impl Part {
-    pub(crate) fn new(slot: u32, target: u32, action: Action, file_offset_bytes: u64, memory: Span, registered: bool) -> Self {
-        Self { slot, target, action, registered, delays: 0, file_offset_bytes, len_bytes: memory.len_bytes as u64, address: memory.address }
+    pub(crate) fn new(
+        slot: u32,
+        target: u32,
+        action: Action,
+        file_offset_bytes: u64,
+        memory: Span,
+        registered: bool,
+    ) -> Self {
+        Self {
+            slot,
+            target,
+            action,
+            registered,
+            delays: 0,
+            file_offset_bytes,
+            len_bytes: memory.len_bytes as u64,
+            address: memory.address,
+        }
     }
 
     /// Whether the ring can do it: there is a file, and what O_DIRECT wants is met.
@@ -150,7 +166,10 @@ impl Part {
                 (self.file_offset_bytes | self.len_bytes | self.address as u64) & target.alignment_mask == 0
             }
             // The store knows how to zero the edges past the page cache.
-            Action::Zero(_) => target.alignment_mask == 0 || (self.file_offset_bytes | self.len_bytes).is_multiple_of(ZEROING_UNIT_BYTES),
+            Action::Zero(_) => {
+                target.alignment_mask == 0
+                    || (self.file_offset_bytes | self.len_bytes).is_multiple_of(ZEROING_UNIT_BYTES)
+            }
             Action::Sync => true,
         }
     }
@@ -213,6 +232,18 @@ impl Part {
         }
     }
 
+    /// Lets the store know how a sync ended, since that concerns what was written before.
+    #[inline]
+    pub(crate) fn settle(&self, result: io::Result<()>, target: &Target) -> io::Result<()> {
+        match (self.action, &result) {
+            (Action::Sync, _) => target.store.settle_sync(result),
+            (Action::Write { durable: true }, Err(error)) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => {
+                target.store.settle_sync(result)
+            }
+            _ => result,
+        }
+    }
+
     /// Carries it out in the calling thread.
     ///
     /// # Safety
@@ -255,7 +286,13 @@ fn read_blocking(target: &Target, file: Option<DataFile<'_>>, bytes: &mut [u8], 
     Ok(())
 }
 
-fn write_blocking(target: &Target, file: Option<DataFile<'_>>, bytes: &[u8], offset_bytes: u64, durable: bool) -> io::Result<()> {
+fn write_blocking(
+    target: &Target,
+    file: Option<DataFile<'_>>,
+    bytes: &[u8],
+    offset_bytes: u64,
+    durable: bool,
+) -> io::Result<()> {
     match file {
         Some(file) if durable => {
             let slices = [io::IoSlice::new(bytes)];

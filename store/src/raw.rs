@@ -11,7 +11,10 @@
 use crate::{
     CacheMode, Engine, EngineCompletion, FileStore, LockMode, OpenOptions, TargetId,
     file::OpenError,
-    queue::{BlockDevice, BlockQueue, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions, Request, validate},
+    queue::{
+        BlockDevice, BlockQueue, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions, Request,
+        validate,
+    },
     store::{FileRange, Store, Zeroing},
 };
 use std::{io, path::Path, sync::Arc};
@@ -49,9 +52,15 @@ impl RawDevice {
             let what = format!("a sector of {logical_sector_bytes} bytes; it must be a power of two of at least 512");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        let size_bytes = store.len_bytes()?.checked_next_multiple_of(u64::from(logical_sector_bytes)).ok_or(io::ErrorKind::FileTooLarge)?;
+        let size_bytes = store
+            .len_bytes()?
+            .checked_next_multiple_of(u64::from(logical_sector_bytes))
+            .ok_or(io::ErrorKind::FileTooLarge)?;
         let physical_sector_bytes = logical_sector_bytes.max(4096);
-        Ok(Self { store, geometry: Geometry { size_bytes, logical_sector_bytes, physical_sector_bytes, read_only: !writable } })
+        Ok(Self {
+            store,
+            geometry: Geometry { size_bytes, logical_sector_bytes, physical_sector_bytes, read_only: !writable },
+        })
     }
 
     /// The store below.
@@ -90,18 +99,33 @@ impl BlockDevice for RawDevice {
             let (data_start, data_end) = match self.store.next_data(at_bytes)? {
                 Some(data) => {
                     let data_end = data.offset_bytes.saturating_add(data.len_bytes);
-                    (data.offset_bytes - data.offset_bytes % sector_bytes, data_end.checked_next_multiple_of(sector_bytes).unwrap_or(u64::MAX))
+                    (
+                        data.offset_bytes - data.offset_bytes % sector_bytes,
+                        data_end.checked_next_multiple_of(sector_bytes).unwrap_or(u64::MAX),
+                    )
                 }
                 None => (end_bytes, end_bytes),
             };
             let (data_start, data_end) = (data_start.clamp(at_bytes, end_bytes), data_end.clamp(at_bytes, end_bytes));
             if data_start > at_bytes {
                 let kind = ExtentKind::Zero;
-                out.push(Extent { offset_bytes: at_bytes, len_bytes: data_start - at_bytes, kind, depth: 0, file_offset_bytes: None });
+                out.push(Extent {
+                    offset_bytes: at_bytes,
+                    len_bytes: data_start - at_bytes,
+                    kind,
+                    depth: 0,
+                    file_offset_bytes: None,
+                });
             }
             if data_end > data_start {
                 let kind = ExtentKind::Data;
-                out.push(Extent { offset_bytes: data_start, len_bytes: data_end - data_start, kind, depth: 0, file_offset_bytes: Some(data_start) });
+                out.push(Extent {
+                    offset_bytes: data_start,
+                    len_bytes: data_end - data_start,
+                    kind,
+                    depth: 0,
+                    file_offset_bytes: Some(data_start),
+                });
             } else if data_start < end_bytes {
                 return Err(io::Error::other("the store's data changed while its extents were read; try again"));
             }
@@ -150,7 +174,8 @@ impl BlockQueue for RawQueue {
         if let Err(reason) = validate(&request, &self.geometry) {
             return Err(Box::new(PushError { request, reason }));
         }
-        let (tag, target, offset_bytes, len_bytes) = (request.tag, self.target, request.offset_bytes, request.len_bytes);
+        let (tag, target, offset_bytes, len_bytes) =
+            (request.tag, self.target, request.offset_bytes, request.len_bytes);
         match (request.operation, request.buf) {
             (Operation::Read, Some(buf)) => self.engine.read_one(tag, 0, target, offset_bytes, buf, len_bytes as usize),
             (Operation::Write, Some(buf)) => {

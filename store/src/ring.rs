@@ -69,12 +69,22 @@ impl Ring {
         let files = MOST_FILES.min(most_files.min(u64::from(u32::MAX)) as u32);
         let files = if ring.submitter().register_files_sparse(files).is_ok() { files } else { 0 };
         let slab = slab.filter(|slab| register_buffers(&ring, slab)).cloned();
-        Ok(Self { ring, files, files_used: 0, slab, spilled: Vec::new(), refusals: 0, enters: 0, not_send: PhantomData })
+        Ok(Self {
+            ring,
+            files,
+            files_used: 0,
+            slab,
+            spilled: Vec::new(),
+            refusals: 0,
+            enters: 0,
+            not_send: PhantomData,
+        })
     }
 
     /// Registers a file and gives its index, if there is room.
     pub(crate) fn register_file(&mut self, fd: RawFd) -> Option<u32> {
-        if self.files_used == self.files || self.ring.submitter().register_files_update(self.files_used, &[fd]).is_err() {
+        if self.files_used == self.files || self.ring.submitter().register_files_update(self.files_used, &[fd]).is_err()
+        {
             return None;
         }
         self.files_used += 1;
@@ -101,14 +111,18 @@ impl Ring {
         let offset_bytes = part.file_offset_bytes;
         let buffer = if part.registered { self.buffer_index(part.address, len_bytes as usize) } else { None };
         let entry = match (part.action, buffer) {
-            (Action::Read, Some(index)) => opcode::ReadFixed::new(file, part.address, len_bytes, index).offset(offset_bytes).build(),
+            (Action::Read, Some(index)) => {
+                opcode::ReadFixed::new(file, part.address, len_bytes, index).offset(offset_bytes).build()
+            }
             (Action::Read, None) => opcode::Read::new(file, part.address, len_bytes).offset(offset_bytes).build(),
-            (Action::Write { durable }, Some(index)) => {
-                opcode::WriteFixed::new(file, part.address, len_bytes, index).offset(offset_bytes).rw_flags(write_flags(durable)).build()
-            }
-            (Action::Write { durable }, None) => {
-                opcode::Write::new(file, part.address, len_bytes).offset(offset_bytes).rw_flags(write_flags(durable)).build()
-            }
+            (Action::Write { durable }, Some(index)) => opcode::WriteFixed::new(file, part.address, len_bytes, index)
+                .offset(offset_bytes)
+                .rw_flags(write_flags(durable))
+                .build(),
+            (Action::Write { durable }, None) => opcode::Write::new(file, part.address, len_bytes)
+                .offset(offset_bytes)
+                .rw_flags(write_flags(durable))
+                .build(),
             (Action::Zero(how), _) => {
                 let mode = FallocateFlags::KEEP_SIZE
                     | match how {
@@ -233,10 +247,21 @@ fn write_flags(durable: bool) -> i32 {
 fn set_up(entries: u32) -> io::Result<IoUring> {
     let attempts: [fn(&mut io_uring::Builder); 5] = [
         |builder| {
-            builder.setup_single_issuer().setup_defer_taskrun().setup_coop_taskrun().setup_taskrun_flag().setup_submit_all().setup_no_sqarray();
+            builder
+                .setup_single_issuer()
+                .setup_defer_taskrun()
+                .setup_coop_taskrun()
+                .setup_taskrun_flag()
+                .setup_submit_all()
+                .setup_no_sqarray();
         },
         |builder| {
-            builder.setup_single_issuer().setup_defer_taskrun().setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+            builder
+                .setup_single_issuer()
+                .setup_defer_taskrun()
+                .setup_coop_taskrun()
+                .setup_taskrun_flag()
+                .setup_submit_all();
         },
         |builder| {
             builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();

@@ -67,6 +67,12 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Returns when everything that was completed before the call is durable.
     fn sync_data(&self) -> io::Result<()>;
 
+    /// Takes note of how a sync of the data file ended that was not made by [`Store::sync_data`], and says how it counts. A
+    /// store whose file has once failed to sync may have lost what was written before, though the next sync succeeds.
+    fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
+        result
+    }
+
     /// The file to drive directly, if there is one.
     fn data_file(&self) -> Option<DataFile<'_>>;
 

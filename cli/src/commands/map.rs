@@ -254,7 +254,9 @@ fn print_totals(context: &mut Context, drawing: &Drawing, names: &[String], size
     {
         table.row(vec![glyph.to_string(), Human(bytes).to_string(), percent(bytes), String::new(), String::new(), String::new(), what.into()]);
     }
-    table.row(vec![SPARSE.to_string(), String::new(), String::new(), String::new(), String::new(), String::new(), "mostly zeros or unallocated, with some data".into()]);
+    if drawing.rows().iter().any(|(_, row)| row.contains(SPARSE)) {
+        table.row(vec![SPARSE.to_string(), String::new(), String::new(), String::new(), String::new(), String::new(), "mostly zeros or unallocated, with some data".into()]);
+    }
     table.write(&mut context.out)?;
     Ok(())
 }

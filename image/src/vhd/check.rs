@@ -200,7 +200,7 @@ fn check_blocks(
             findings.add(Severity::Corrupt, blocks.entry_offset(block), message);
             return Ok(true);
         }
-        unaligned += u64::from(piece.payload_offset % PAGE_BYTES != 0);
+        unaligned += u64::from(!piece.payload_offset.is_multiple_of(PAGE_BYTES));
         if placed.len() as u64 >= most {
             let message = format!(
                 "The block allocation table names more blocks than the {most} that fit into the file; they overlap."

@@ -59,7 +59,7 @@ fn check_options(store: &dyn Store, options: &CreateOptions) -> Result<()> {
     let size_bytes = options.size_bytes;
     let is_fixed = options.disk_type == DiskType::Fixed;
     let max_bytes = if is_fixed { MAX_FIXED_BYTES } else { MAX_DYNAMIC_BYTES };
-    if size_bytes == 0 || size_bytes % SECTOR_BYTES != 0 {
+    if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
         return bad(
             format!("a size of {size_bytes} bytes is not a multiple of the 512-byte sector above 0"),
             "round it up",

@@ -145,7 +145,7 @@ impl Growth {
         let mut previous_end = blocks.metadata.iter().map(|range| range.end).max().unwrap_or(0);
         for (index, piece) in pieces.iter().enumerate() {
             let pad_start = piece.payload_offset.saturating_sub(area_bytes);
-            if piece.payload_offset % PAGE_BYTES != 0 || pad_start < previous_end {
+            if !piece.payload_offset.is_multiple_of(PAGE_BYTES) || pad_start < previous_end {
                 tight.insert(piece.payload_offset);
             }
             // Space between two blocks that is large enough for one was given up in an earlier session. In files by others

@@ -44,7 +44,7 @@ pub struct VhdImage {
 enum Kind {
     Fixed(Option<FlatWriter>),
     ReadOnly { blocks: Blocks, len_bytes: KnownLength },
-    Writable(Writing),
+    Writable(Box<Writing>),
 }
 
 /// The length of the file as last seen. It only grows while an image is open.
@@ -112,7 +112,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     let (len_bytes, footer) = (layout.len_bytes, FooterPlace::of(&layout));
     let kind = match layout.blocks {
         None => Kind::Fixed(writable.then(|| FlatWriter::new(Arc::clone(&store), layout.size_bytes, None))),
-        Some(blocks) if writable => Kind::Writable(Writing::new(Arc::clone(&store), blocks, footer, len_bytes)),
+        Some(blocks) if writable => Kind::Writable(Box::new(Writing::new(Arc::clone(&store), blocks, footer, len_bytes))),
         Some(blocks) => Kind::ReadOnly { blocks, len_bytes: KnownLength::new(len_bytes) },
     };
     Ok(VhdImage { info, store, kind })
@@ -220,7 +220,7 @@ impl Image for VhdImage {
         match &self.kind {
             Kind::Fixed(writer) => writer.as_ref().map(|writer| writer as &dyn ImageWriter),
             Kind::ReadOnly { .. } => None,
-            Kind::Writable(writing) => Some(writing),
+            Kind::Writable(writing) => Some(&**writing),
         }
     }
 }

@@ -152,7 +152,7 @@ impl Layout {
         let Chosen { found, tail_offset_bytes, copy_is_right, mut remarks } = chosen;
         let footer = found.footer;
         let size_bytes = footer.size_bytes();
-        if footer.current_size_bytes % SECTOR_BYTES != 0 {
+        if !footer.current_size_bytes.is_multiple_of(SECTOR_BYTES) {
             remarks.push(format!(
                 "The size of {} bytes is not a multiple of the sector; the rest beyond {size_bytes} is not shown.",
                 footer.current_size_bytes
@@ -286,7 +286,7 @@ fn read_blocks(store: &dyn Store, footer: &Footer, size_bytes: u64, len_bytes: u
     }
     let table_offset = header.table_offset;
     let table = match table_offset.checked_add(count * 4) {
-        Some(end) if end <= len_bytes && table_offset % SECTOR_BYTES == 0 => table_offset..end,
+        Some(end) if end <= len_bytes && table_offset.is_multiple_of(SECTOR_BYTES) => table_offset..end,
         _ => {
             return wrong(
                 16,

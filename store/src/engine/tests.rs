@@ -7,7 +7,10 @@ const KINDS: [EngineKind; 2] = [EngineKind::Uring, EngineKind::Sync];
 
 fn file(path: &Path, bytes: &[u8], cache: CacheMode) -> Arc<dyn Store> {
     fs::write(path, bytes).expect("a file");
-    Arc::new(FileStore::open(path, &OpenOptions { writable: true, create_new: false, cache, lock: LockMode::Exclusive }).expect("a store"))
+    Arc::new(
+        FileStore::open(path, &OpenOptions { writable: true, create_new: false, cache, lock: LockMode::Exclusive })
+            .expect("a store"),
+    )
 }
 
 /// An engine, or `None` where the machine has no io_uring.
@@ -132,7 +135,11 @@ fn the_end_of_a_file_is_an_error_or_zeros() {
                 if held_bytes == 4096 {
                     ended.result.unwrap();
                 } else {
-                    assert_eq!(ended.result.unwrap_err().kind(), io::ErrorKind::UnexpectedEof, "{cache:?} at {offset_bytes}");
+                    assert_eq!(
+                        ended.result.unwrap_err().kind(),
+                        io::ErrorKind::UnexpectedEof,
+                        "{cache:?} at {offset_bytes}"
+                    );
                 }
                 engine.read_one(0, 0, padded, offset_bytes, filled(4096, 0xFF), 4096);
                 let ended = only(&mut engine);
@@ -180,6 +187,74 @@ fn errors_are_reported_and_leave_the_engine_usable() {
     }
 }
 
+/// A file that says of each sync that it failed, and counts them.
+#[derive(Debug)]
+struct Tells(FileStore, std::sync::atomic::AtomicUsize);
+
+impl Store for Tells {
+    fn name(&self) -> &Path {
+        self.0.name()
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.0.len_bytes()
+    }
+    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        self.0.read_at(buf, offset_bytes)
+    }
+    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.0.write_at(buf, offset_bytes)
+    }
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.0.set_len(len_bytes)
+    }
+    fn allocate(&self, range: FileRange) -> io::Result<()> {
+        self.0.allocate(range)
+    }
+    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+        self.0.zero_range(range, how)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.settle_sync(self.0.sync_data())
+    }
+    fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
+        self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        result.and(Err(io::Error::other("lost")))
+    }
+    fn data_file(&self) -> Option<crate::DataFile<'_>> {
+        self.0.data_file()
+    }
+}
+
+#[test]
+fn the_store_has_the_last_word_on_a_sync() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    for mut engine in engines(4) {
+        fs::write(&path, [0; 8192]).unwrap();
+        let options = OpenOptions { writable: true, ..OpenOptions::default() };
+        let store = Arc::new(Tells(FileStore::open(&path, &options).unwrap(), Default::default()));
+        let target = engine.add_target(&(Arc::clone(&store) as Arc<dyn Store>)).unwrap();
+        engine.write_one(1, 0, target, 0, IoBuf::new(4096), 4096, false);
+        only(&mut engine).result.unwrap();
+        engine.sync_one(2, 0, target);
+        assert_eq!(only(&mut engine).result.unwrap_err().to_string(), "lost");
+        assert_eq!(store.1.load(std::sync::atomic::Ordering::Relaxed), 1);
+    }
+}
+
+#[test]
+#[should_panic(expected = "a part was added to a request that has all its parts")]
+fn a_slot_of_another_engine_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = file(&directory.path().join("store"), &[0; 8192], CacheMode::PageCache);
+    let mut ours = Engine::new(EngineKind::Sync, 1, None).unwrap();
+    let mut theirs = Engine::new(EngineKind::Sync, 1, None).unwrap();
+    let target = ours.add_target(&store).unwrap();
+    ours.sync_one(0, 0, target);
+    let foreign = theirs.begin(0, 0, None);
+    ours.sync(&foreign, target);
+}
+
 #[test]
 fn more_parts_than_the_queue_holds_all_arrive() {
     let directory = tempfile::tempdir().unwrap();
@@ -215,7 +290,10 @@ fn shared_bytes_are_written_and_let_go() {
         only(&mut engine).result.unwrap();
         assert_eq!(Arc::strong_count(&bitmap), 1);
         let now = fs::read(&path).unwrap();
-        assert_eq!((&now[512..1024], &now[12288..12800], &now[4096..8192]), (&[0xA5; 512][..], &[0xA5; 512][..], &[1; 4096][..]));
+        assert_eq!(
+            (&now[512..1024], &now[12288..12800], &now[4096..8192]),
+            (&[0xA5; 512][..], &[0xA5; 512][..], &[1; 4096][..])
+        );
         assert_eq!((&now[..512], &now[1024..4096], &now[8192..12288]), (&[0; 512][..], &[0; 3072][..], &[0; 4096][..]));
     }
 }
@@ -378,7 +456,10 @@ fn check_against_model(kind: EngineKind, registered: bool, cache: CacheMode, bat
         let mut reads = vec![None; batch.len()];
         for (region, step) in batch.iter().enumerate() {
             let start = region * REGION_BYTES + step.start;
-            let (range, held) = (start..start + step.len_bytes, FileRange { offset_bytes: start as u64, len_bytes: step.len_bytes as u64 });
+            let (range, held) = (
+                start..start + step.len_bytes,
+                FileRange { offset_bytes: start as u64, len_bytes: step.len_bytes as u64 },
+            );
             let mut buf = bufs.pop().unwrap();
             let tag = region as u64;
             match step.what {
@@ -399,7 +480,12 @@ fn check_against_model(kind: EngineKind, registered: bool, cache: CacheMode, bat
                 _ => {
                     model[range].fill(0);
                     let slot = engine.begin(tag, 0, Some(buf));
-                    engine.write_zeroes(&slot, target, held, if step.what == 6 { Zeroing::Keep } else { Zeroing::Deallocate });
+                    engine.write_zeroes(
+                        &slot,
+                        target,
+                        held,
+                        if step.what == 6 { Zeroing::Keep } else { Zeroing::Deallocate },
+                    );
                     engine.end(slot);
                 }
             }

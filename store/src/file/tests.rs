@@ -1,11 +1,13 @@
 use super::*;
+use crate::{LockMode, raise_open_file_limit, sync_directory_of};
 use proptest::prelude::*;
 use std::{fs, os::unix::net::UnixListener, process::Command, thread};
 
 const BOTH: [CacheMode; 2] = [CacheMode::PageCache, CacheMode::Direct];
 
 fn create(path: &Path, cache: CacheMode) -> FileStore {
-    FileStore::open(path, &OpenOptions { writable: true, create_new: true, cache, lock: LockMode::Exclusive }).expect("a new file")
+    FileStore::open(path, &OpenOptions { writable: true, create_new: true, cache, lock: LockMode::Exclusive })
+        .expect("a new file")
 }
 
 fn range(offset_bytes: u64, len_bytes: u64) -> FileRange {
@@ -42,7 +44,9 @@ fn errors_say_what_was_done_to_which_file() {
     assert_eq!(error.to_string(), format!("opening {} failed: No such file or directory (os error 2)", path.display()));
     fs::write(&path, b"here").unwrap();
     let options = OpenOptions { writable: true, create_new: true, ..Default::default() };
-    let Err(OpenError::Io { source, .. }) = FileStore::open(&path, &options) else { panic!("the file was created twice") };
+    let Err(OpenError::Io { source, .. }) = FileStore::open(&path, &options) else {
+        panic!("the file was created twice")
+    };
     assert_eq!(source.kind(), io::ErrorKind::AlreadyExists);
     assert_eq!(fs::read(&path).unwrap(), b"here");
 }
@@ -199,7 +203,8 @@ fn a_writable_direct_file_leaves_the_page_cache_alone() {
     // The last, partial block goes through the cache, and leaves it with the sync.
     store.write_at(&[4; 100], 1 << 20).unwrap();
     store.sync_data().unwrap();
-    let Ok(output) = Command::new("fincore").args(["--bytes", "--noheadings", "--output", "RES"]).arg(&path).output() else {
+    let Ok(output) = Command::new("fincore").args(["--bytes", "--noheadings", "--output", "RES"]).arg(&path).output()
+    else {
         return eprintln!("skipped: fincore is not installed");
     };
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "0");
@@ -216,7 +221,8 @@ fn without_direct_io_the_page_cache_serves() {
     store.zero_range(range(2000, 10), Zeroing::Deallocate).unwrap();
     let mut buf = [1; 3005];
     store.read_at(&mut buf, 0).unwrap();
-    let expected: Vec<u8> = (0..3005).map(|n| if n < 5 || (100..1100).contains(&n) || (2000..2010).contains(&n) { 0 } else { 9 }).collect();
+    let expected: Vec<u8> =
+        (0..3005).map(|n| if n < 5 || (100..1100).contains(&n) || (2000..2010).contains(&n) { 0 } else { 9 }).collect();
     assert_eq!(buf[..], expected[..]);
 }
 
@@ -254,7 +260,14 @@ fn ranges_are_shared_or_honestly_not() {
             target.read_at(&mut buf, 65536).unwrap();
             assert!(buf.iter().all(|&byte| byte == 5));
         }
-        Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported),
+        Err(error) => {
+            assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+            let copied = Command::new("cp")
+                .arg("--reflink=always")
+                .args([source.name(), &directory.path().join("copy")])
+                .output();
+            assert!(!copied.is_ok_and(|output| output.status.success()), "cp can share what we cannot");
+        }
     }
     let memory = crate::MemoryStore::with_bytes("memory", vec![0; 4096]);
     assert_eq!(target.clone_range(&memory, range(0, 4096), 0).unwrap_err().kind(), io::ErrorKind::Unsupported);
@@ -281,6 +294,21 @@ fn the_open_file_limit_reaches_what_is_allowed() {
 }
 
 #[test]
+fn after_a_failed_sync_the_page_cache_is_not_trusted() {
+    let directory = tempfile::tempdir().unwrap();
+    for cache in BOTH {
+        let store = create(&directory.path().join(format!("{cache:?}")), cache);
+        store.settle_sync(Ok(())).unwrap();
+        assert!(store.settle_sync(Err(io::Error::from_raw_os_error(nix::libc::EIO))).is_err());
+        let later = store.sync_data();
+        match store.cache_mode() {
+            CacheMode::PageCache => assert!(later.unwrap_err().to_string().contains("may be lost")),
+            CacheMode::Direct => later.unwrap(),
+        }
+    }
+}
+
+#[test]
 fn a_directory_can_be_synced() {
     let directory = tempfile::tempdir().unwrap();
     sync_directory_of(&directory.path().join("any")).unwrap();
@@ -293,7 +321,11 @@ struct LoopDevice(String);
 
 impl LoopDevice {
     fn over(path: &Path, sector_bytes: u32) -> Option<Self> {
-        let output = Command::new("losetup").args(["--find", "--show", "--sector-size", &sector_bytes.to_string()]).arg(path).output().ok()?;
+        let output = Command::new("losetup")
+            .args(["--find", "--show", "--sector-size", &sector_bytes.to_string()])
+            .arg(path)
+            .output()
+            .ok()?;
         output.status.success().then(|| Self(String::from_utf8_lossy(&output.stdout).trim().to_owned()))
     }
 }
@@ -309,14 +341,20 @@ fn a_block_device_is_a_store() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
     fs::write(&file, vec![0xAA; 8 << 20]).unwrap();
-    for (cache, sector_bytes) in [(CacheMode::PageCache, 512), (CacheMode::Direct, 512), (CacheMode::PageCache, 4096), (CacheMode::Direct, 4096)] {
-        let Some(device) = LoopDevice::over(&file, sector_bytes) else { return eprintln!("skipped: no loop device is to be had") };
+    for (cache, sector_bytes) in
+        [(CacheMode::PageCache, 512), (CacheMode::Direct, 512), (CacheMode::PageCache, 4096), (CacheMode::Direct, 4096)]
+    {
+        let Some(device) = LoopDevice::over(&file, sector_bytes) else {
+            return eprintln!("skipped: no loop device is to be had");
+        };
         let options = OpenOptions { writable: true, create_new: false, cache, lock: LockMode::Exclusive };
         let store = FileStore::open(&device.0, &options).unwrap();
         assert!(store.is_block_device());
         assert_eq!(store.sector_bytes().logical_bytes, sector_bytes);
         assert_eq!((store.len_bytes().unwrap(), store.cache_mode()), (8 << 20, cache));
-        let Err(OpenError::Io { source, .. }) = FileStore::open(&device.0, &options) else { panic!("a claimed device was opened for writing") };
+        let Err(OpenError::Io { source, .. }) = FileStore::open(&device.0, &options) else {
+            panic!("a claimed device was opened for writing")
+        };
         assert_eq!(source.kind(), io::ErrorKind::ResourceBusy);
         store.write_at(&[1; 3000], 777).unwrap();
         store.zero_range(range(1000, 100_000), Zeroing::Keep).unwrap();

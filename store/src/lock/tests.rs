@@ -17,13 +17,21 @@ fn image(directory: &Path) -> PathBuf {
 /// As `image`, but VHDX: QEMU shares raw files with writers when it only reads them, formats it does not.
 fn vhdx(directory: &Path) -> PathBuf {
     let path = directory.join("image.vhdx");
-    let output = Command::new("qemu-img").args(["create", "-q", "-f", "vhdx"]).arg(&path).arg("8M").output().expect("qemu-img starts");
+    let output = Command::new("qemu-img")
+        .args(["create", "-q", "-f", "vhdx"])
+        .arg(&path)
+        .arg("8M")
+        .output()
+        .expect("qemu-img starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     path
 }
 
 fn open(path: &Path, lock: LockMode) -> Result<FileStore, OpenError> {
-    FileStore::open(path, &OpenOptions { writable: lock == LockMode::Exclusive, create_new: false, cache: CacheMode::PageCache, lock })
+    FileStore::open(
+        path,
+        &OpenOptions { writable: lock == LockMode::Exclusive, create_new: false, cache: CacheMode::PageCache, lock },
+    )
 }
 
 fn holder_of(path: &Path, lock: LockMode) -> Option<String> {
@@ -64,7 +72,10 @@ fn readers_share_and_a_writer_is_alone() {
         let _reader = open(&path, LockMode::Shared).unwrap();
         open(&path, LockMode::Exclusive).unwrap_err().to_string()
     };
-    let expected = format!("cannot open {} for writing: it is in use by this program itself. End that use first, then try again", path.display());
+    let expected = format!(
+        "cannot open {} for writing: it is in use by this program itself. End that use first, then try again",
+        path.display()
+    );
     assert_eq!(refusal, expected);
 }
 
@@ -90,8 +101,13 @@ impl QemuIo {
         if read_only {
             command.arg("-r");
         }
-        let mut child =
-            command.args(["-f", if path.extension().is_some_and(|extension| extension == "vhdx") { "vhdx" } else { "raw" }]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("qemu-io starts");
+        let mut child = command
+            .args(["-f", if path.extension().is_some_and(|extension| extension == "vhdx") { "vhdx" } else { "raw" }])
+            .arg(path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("qemu-io starts");
         child.stdin.as_mut().unwrap().write_all(b"read 0 512\n").unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(said.any(|line| line.is_ok_and(|line| line.contains("512/512"))), "qemu-io did not read");
@@ -137,7 +153,9 @@ fn qemu_respects_what_we_hold() {
     }
     let directory = tempfile::tempdir().unwrap();
     for (path, format) in [(vhdx(directory.path()), "vhdx"), (image(directory.path()), "raw")] {
-        let run = |program: &str, arguments: &[&str]| Command::new(program).args(arguments).args(["-f", format]).arg(&path).output().expect("qemu starts");
+        let run = |program: &str, arguments: &[&str]| {
+            Command::new(program).args(arguments).args(["-f", format]).arg(&path).output().expect("qemu starts")
+        };
         let refused = |output: std::process::Output| {
             let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
             assert!(said.contains("lock"), "{said}");

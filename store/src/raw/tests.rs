@@ -131,10 +131,18 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Operation::Flush),
     ];
     let unit = prop_oneof![Just(8usize), Just(1usize)];
-    (operation, 0..REGION_SECTORS, 1..=REGION_SECTORS, unit, any::<u8>(), any::<bool>()).prop_map(|(operation, sector, sectors, unit, byte, fua)| {
-        let sector = sector / unit * unit;
-        Step { operation, sector, sectors: (sectors.next_multiple_of(unit)).min(REGION_SECTORS - sector), byte, fua }
-    })
+    (operation, 0..REGION_SECTORS, 1..=REGION_SECTORS, unit, any::<u8>(), any::<bool>()).prop_map(
+        |(operation, sector, sectors, unit, byte, fua)| {
+            let sector = sector / unit * unit;
+            Step {
+                operation,
+                sector,
+                sectors: (sectors.next_multiple_of(unit)).min(REGION_SECTORS - sector),
+                byte,
+                fua,
+            }
+        },
+    )
 }
 
 fn check_against_model(engine: EngineKind, registered: bool, cache: CacheMode, batches: &[Vec<Step>]) {
@@ -144,7 +152,8 @@ fn check_against_model(engine: EngineKind, registered: bool, cache: CacheMode, b
     let device = RawDevice::open(&path, true, cache).unwrap();
     let slab = Slab::new(REGIONS, REGION_SECTORS * SECTOR_BYTES);
     let mut bufs = slab.take_all();
-    let mut queue = device.open_queue(&QueueOptions { depth: REGIONS, engine, slab: registered.then_some(&slab) }).unwrap();
+    let mut queue =
+        device.open_queue(&QueueOptions { depth: REGIONS, engine, slab: registered.then_some(&slab) }).unwrap();
     let mut done = Vec::new();
     for batch in batches {
         let mut reads = vec![None; batch.len()];
@@ -162,7 +171,16 @@ fn check_against_model(engine: EngineKind, registered: bool, cache: CacheMode, b
                 Operation::Flush => {}
             }
             let (offset_bytes, len_bytes) = (offset_bytes as u64, range.len() as u64);
-            queue.push(Request { operation: step.operation, offset_bytes, len_bytes, buf: Some(buf), tag: region as u64, fua: step.fua }).unwrap();
+            queue
+                .push(Request {
+                    operation: step.operation,
+                    offset_bytes,
+                    len_bytes,
+                    buf: Some(buf),
+                    tag: region as u64,
+                    fua: step.fua,
+                })
+                .unwrap();
         }
         while queue.in_flight() > 0 {
             let before = done.len();

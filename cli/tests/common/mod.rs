@@ -1,0 +1,157 @@
+//! A folder to work in, the program, and what it printed.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+use tempfile::TempDir;
+
+/// A folder in which commands run, so that what they print has relative paths.
+pub struct Workshop {
+    dir: TempDir,
+}
+
+/// The end of a command.
+#[derive(Debug)]
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Workshop {
+    pub fn new() -> Self {
+        Self { dir: tempfile::tempdir().expect("a temporary folder") }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The command, ready to be started here.
+    pub fn command(&self, line: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_diskwright"));
+        command.args(line).current_dir(self.dir.path()).env_remove("NO_COLOR").env("TERM", "xterm-256color");
+        command
+    }
+
+    /// Runs a command as a user types it (words are separated by blanks; `'` and `"` group).
+    pub fn run(&self, line: &str) -> Ended {
+        self.run_with_stdin(line, "")
+    }
+
+    pub fn run_with_stdin(&self, line: &str, stdin: &str) -> Ended {
+        let words = words(line);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut child = self
+            .command(&words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("diskwright starts");
+        // A command that does not read its input closes it early.
+        let _ = child.stdin.take().expect("a pipe").write_all(stdin.as_bytes());
+        Ended::from(child.wait_with_output().expect("diskwright ends"), self.dir.path())
+    }
+
+    /// Runs a command that must succeed, and gives what it printed.
+    #[track_caller]
+    pub fn ok(&self, line: &str) -> String {
+        let ended = self.run(line);
+        assert_eq!(ended.code, Some(0), "`diskwright {line}` failed: {ended:#?}");
+        ended.stdout
+    }
+
+    /// Runs a command that must succeed with `--json`, and gives its document.
+    #[track_caller]
+    pub fn json(&self, line: &str) -> serde_json::Value {
+        serde_json::from_str(&self.ok(&format!("{line} --json"))).expect("one JSON document")
+    }
+
+    /// Runs a command that must fail with `code` and one sentence.
+    #[track_caller]
+    pub fn fails(&self, code: i32, line: &str) -> String {
+        let ended = self.run(line);
+        assert_eq!(ended.code, Some(code), "`diskwright {line}`: {ended:#?}");
+        assert!(ended.stderr.starts_with("diskwright: ") || ended.stderr.starts_with("error: "), "{ended:#?}");
+        ended.stderr
+    }
+}
+
+impl Ended {
+    fn from(output: Output, dir: &Path) -> Self {
+        let text = |bytes: &[u8]| {
+            let text = String::from_utf8(bytes.to_vec()).expect("UTF-8");
+            let real = dir.canonicalize().expect("the folder is there");
+            text.replace(&real.display().to_string(), "[DIR]").replace(&dir.display().to_string(), "[DIR]")
+        };
+        Self { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+    }
+}
+
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None::<char>);
+    for c in line.chars() {
+        match quote {
+            Some(open) if c == open => quote = None,
+            None if c == '\'' || c == '"' => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            None if c == ' ' => words.extend(word.take()),
+            _ => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+/// What differs from run to run is replaced by its name: ids, dates, what the file system allocates, times.
+pub fn steady(text: &str) -> String {
+    let lines = text.lines().map(|line| {
+        let line = without_ids(line);
+        for label in ["size on disk", "file length", "creator", "created"] {
+            if line.starts_with(label) {
+                return format!("{label:21}  [{label}]");
+            }
+        }
+        let line = match line.find("modified  ") {
+            Some(at) => format!("{}modified  [date]", &line[..at]),
+            None => line,
+        };
+        let line = match (line.rfind(", in "), line.ends_with("/s)")) {
+            (Some(at), true) => format!("{}, in [time]", &line[..at]),
+            _ => line,
+        };
+        match (line.rfind(", "), line.find(" on disk")) {
+            (_, Some(end)) => match line[..end].rfind(", ") {
+                Some(at) => format!("{}, [size]{}", &line[..at], &line[end..]),
+                None => line,
+            },
+            _ => line,
+        }
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn without_ids(line: &str) -> String {
+    let mut out = String::new();
+    let mut rest = line;
+    while let Some(c) = rest.chars().next() {
+        match rest.get(..36).filter(|id| uuid::Uuid::try_parse(id).is_ok()) {
+            Some(id) => {
+                out.push_str("[id]");
+                rest = &rest[id.len()..];
+            }
+            None => {
+                out.push(c);
+                rest = &rest[c.len_utf8()..];
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,158 @@
+//! `convert`, `compare` and `check`, as the user types them.
+
+mod common;
+
+use common::{Workshop, steady};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use std::{process::Stdio, thread, time::Duration};
+
+const FILL: &str = "-c 'write -P 1 0 3M' -c 'write -P 2 17M 64k' -c 'write -P 3 40M 5M' -c 'write -P 4 65532k 4k'";
+
+#[test]
+fn there_and_back_through_every_kind() {
+    let shop = Workshop::new();
+    shop.ok("create start.raw --size 64M");
+    shop.ok(&format!("io start.raw {FILL}"));
+    let mut last = "start.raw".to_owned();
+    for (step, kind) in [".vhdx", ".vhd --block-size 512k", ".vhd --type fixed", ".vhdx --type fixed", ".vhdx --block-size 1M --no-reflink", ".raw"]
+        .iter()
+        .enumerate()
+    {
+        let (extension, options) = kind.split_once(' ').unwrap_or((kind, ""));
+        let next = format!("step{step}{extension}");
+        shop.ok(&format!("convert {last} {next} {options} --verify"));
+        assert_eq!(shop.ok(&format!("compare start.raw {next}")), "Images are identical.\n");
+        shop.ok(&format!("check {next}"));
+        last = next;
+    }
+    assert_eq!(std::fs::read(shop.path("start.raw")).unwrap(), std::fs::read(shop.path(&last)).unwrap());
+}
+
+#[test]
+fn a_chain_becomes_one_disk() {
+    let shop = Workshop::new();
+    shop.ok("create base.vhdx --size 64M");
+    shop.ok(&format!("io base.vhdx {FILL}"));
+    shop.ok("create top.vhdx --parent base.vhdx");
+    shop.ok("io top.vhdx -c 'write -P 9 1M 4k' -c 'write -z 40M 4M'");
+    let said = shop.ok("convert top.vhdx flat.raw --no-reflink --verify");
+    insta::assert_snapshot!("convert", steady(&said));
+    shop.ok("compare top.vhdx flat.raw");
+    shop.ok("io flat.raw -c 'read -P 1 0 1M' -c 'read -P 9 1M 4k' -c 'read -P 0 40M 4M' -c 'read -P 3 44M 1M' -c 'read -P 4 65532k 4k'");
+    let json = shop.json("convert top.vhdx again.vhd --no-reflink");
+    assert_eq!(json["schema"], "diskwright.convert/1");
+    assert_eq!(json["virtual_size"], 64 << 20);
+    assert_eq!(json["copied_bytes"].as_u64().unwrap() + json["zero_bytes"].as_u64().unwrap(), 64 << 20);
+}
+
+#[test]
+fn convert_does_not_overwrite() {
+    let shop = Workshop::new();
+    shop.ok("create a.vhdx --size 64M");
+    shop.ok("create b.vhdx --size 64M");
+    let before = std::fs::read(shop.path("b.vhdx")).unwrap();
+    shop.fails(1, "convert a.vhdx b.vhdx");
+    assert_eq!(std::fs::read(shop.path("b.vhdx")).unwrap(), before);
+    shop.fails(1, "convert nowhere.vhdx c.raw");
+    shop.fails(1, "convert a.vhdx c.xyz");
+    shop.fails(2, "convert a.vhdx c.vhdx --type differencing");
+    assert!(!shop.path("c.raw").exists() && !shop.path("c.xyz").exists());
+}
+
+#[test]
+fn a_signal_leaves_no_half_copy() {
+    let shop = Workshop::new();
+    shop.ok("create source.raw --size 256M");
+    shop.ok("io source.raw -c 'write 0 256M'");
+    let mut child =
+        shop.command(&["convert", "source.raw", "dest.vhdx", "--no-reflink"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    while !shop.path("dest.vhdx").exists() && child.try_wait().unwrap().is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    match child.wait().unwrap().code() {
+        Some(130) => assert!(!shop.path("dest.vhdx").exists(), "a half-made copy was left behind"),
+        // On a very fast machine the copy was whole before the signal came.
+        Some(0) => assert!(shop.run("compare source.raw dest.vhdx").code == Some(0)),
+        other => panic!("ended with {other:?}"),
+    }
+}
+
+#[test]
+fn compare_ends_with_qemu_imgs_codes() {
+    let shop = Workshop::new();
+    shop.ok("create a.raw --size 64M");
+    shop.ok("io a.raw -c 'write -P 5 10M 1M'");
+    shop.ok("convert a.raw b.vhdx");
+    shop.ok("io b.vhdx -c 'write -P 6 10752k 512' -c 'write -P 6 30M 512'");
+    let ended = shop.run("compare a.raw b.vhdx");
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), "Content mismatch at offset 11010048!\n"));
+    let ended = shop.run("compare a.raw b.vhdx --json");
+    let json: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!((ended.code, &json["first_difference"], &json["same"]), (Some(1), &11010048.into(), &false.into()));
+    let ended = shop.run("compare a.raw nowhere.raw --json");
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""));
+    shop.fails(2, "compare a.raw");
+    shop.ok("create longer.raw --size 65M");
+    shop.ok("io longer.raw -c 'write -P 5 10M 1M'");
+    let ended = shop.run("compare a.raw longer.raw");
+    assert_eq!(ended.code, Some(0));
+    assert!(ended.stderr.contains("differ in size"), "{}", ended.stderr);
+}
+
+#[test]
+fn check_ends_with_qemu_imgs_codes() {
+    let shop = Workshop::new();
+    for extension in ["vhd", "vhdx"] {
+        let file = format!("disk.{extension}");
+        shop.ok(&format!("create {file} --size 64M"));
+        shop.ok(&format!("io {file} -c 'write 0 1M' -c 'write 20M 1M'"));
+        let sound = shop.ok(&format!("check {file}"));
+        assert!(sound.starts_with(&format!("{file}: sound")) && sound.contains("2 of 32 blocks"), "{sound}");
+        let json = shop.json(&format!("check {file}"));
+        assert_eq!((&json["schema"], &json["verdict"]), (&"diskwright.check/1".into(), &"sound".into()));
+    }
+    shop.fails(1, "check nowhere.vhdx");
+    shop.fails(1, "check");
+    shop.fails(1, "check disk.vhdx --no-such-option");
+    let refused = shop.fails(1, "check disk.vhdx --repair");
+    assert!(refused.contains("--repair is not built yet"), "{refused}");
+}
+
+#[test]
+fn damage_is_found_located_and_left_alone() {
+    let shop = Workshop::new();
+    shop.ok("create disk.vhd --size 64M");
+    shop.ok("io disk.vhd -c 'write 0 1M' -c 'write 20M 1M'");
+    let mut bytes = std::fs::read(shop.path("disk.vhd")).unwrap();
+    // The dynamic header names the table; its first entry is made to point far beyond the file.
+    let header = u64::from_be_bytes(bytes[16..24].try_into().unwrap()) as usize;
+    let table = u64::from_be_bytes(bytes[header + 16..header + 24].try_into().unwrap()) as usize;
+    bytes[table..table + 4].copy_from_slice(&0x7000_0000u32.to_be_bytes());
+    std::fs::write(shop.path("disk.vhd"), &bytes).unwrap();
+    let ended = shop.run("check disk.vhd");
+    assert_eq!(ended.code, Some(2), "{ended:#?}");
+    assert!(ended.stdout.contains("corrupt  offset") && ended.stdout.contains("error"), "{ended:#?}");
+    let ended = shop.run("check disk.vhd --json");
+    let json: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!((ended.code, &json["verdict"]), (Some(2), &"corrupt".into()));
+    assert_eq!(json["files"][0]["findings"][0]["severity"], "corrupt");
+    assert_eq!(std::fs::read(shop.path("disk.vhd")).unwrap(), bytes, "check has written");
+}
+
+#[test]
+fn a_chain_is_checked_to_its_end() {
+    let shop = Workshop::new();
+    shop.ok("create base.vhdx --size 64M");
+    shop.ok("create top.vhdx --parent base.vhdx");
+    let said = shop.ok("check top.vhdx --chain");
+    assert!(said.contains("top.vhdx: sound") && said.contains("base.vhdx: sound"), "{said}");
+    std::fs::remove_file(shop.path("base.vhdx")).unwrap();
+    shop.ok("check top.vhdx");
+    let ended = shop.run("check top.vhdx --chain");
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stdout.contains("top.vhdx: sound") && ended.stdout.contains("could not be followed"), "{ended:#?}");
+}

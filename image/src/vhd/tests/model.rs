@@ -1,0 +1,101 @@
+//! Random sessions against an array of bytes.
+
+use super::*;
+use proptest::prelude::*;
+
+const BLOCK: u64 = 8192;
+const BLOCKS: u64 = 21;
+/// The last block is cut short by the disk's end.
+const SIZE: u64 = BLOCKS * BLOCK - 3 * SECTOR;
+const SECTORS: u64 = SIZE / SECTOR;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write { sector: u64, count: u64, init: bool },
+    Discard { block: u64 },
+    Flush { recycle: bool },
+    Reserve { block: u64 },
+    Reopen { close: bool },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0..SECTORS, 1u64..40, any::<bool>()).prop_map(|(sector, count, init)| Step::Write { sector, count: count.min(SECTORS - sector), init }),
+        1 => (0..BLOCKS).prop_map(|block| Step::Write { sector: block * 16, count: 16.min(SECTORS - block * 16), init: true }),
+        2 => (0..BLOCKS).prop_map(|block| Step::Discard { block }),
+        2 => any::<bool>().prop_map(|recycle| Step::Flush { recycle }),
+        1 => (0..BLOCKS).prop_map(|block| Step::Reserve { block }),
+        1 => any::<bool>().prop_map(|close| Step::Reopen { close }),
+    ]
+}
+
+fn run(disk_type: DiskType, steps: Vec<Step>, parent: Vec<u8>) {
+    let store = created(disk_type, SIZE, BLOCK as u32);
+    let mut model = vec![0; SIZE as usize];
+    let held = parent.len().min(SIZE as usize);
+    model[..held].copy_from_slice(&parent[..held]);
+    let mut disk = TestDisk::open(store.clone(), true, parent.clone());
+    for (version, step) in (1..).zip(steps) {
+        match step {
+            Step::Write { sector, count, init } => {
+                let data: Vec<u8> = (sector..sector + count).flat_map(|sector| tagged(sector, version)).collect();
+                disk.writes_init = init;
+                disk.write(sector * SECTOR, &data);
+                model[(sector * SECTOR) as usize..][..data.len()].copy_from_slice(&data);
+            }
+            Step::Discard { block } if disk_type == DiskType::Dynamic => {
+                disk.discard(block);
+                model[(block * BLOCK) as usize..((block + 1) * BLOCK).min(SIZE) as usize].fill(0);
+            }
+            Step::Discard { block } => {
+                assert!(disk.image.writer().unwrap().commit(block, Commit::Discard).is_err());
+            }
+            Step::Flush { recycle } => {
+                let generation = disk.image.writer().unwrap().freed_generation();
+                disk.flush();
+                if recycle {
+                    disk.image.writer().unwrap().recycle(generation);
+                }
+            }
+            Step::Reserve { block } => {
+                let first = disk.image.writer().unwrap().reserve(block).unwrap();
+                let second = disk.image.writer().unwrap().reserve(block).unwrap();
+                assert_eq!(first.offset_bytes, second.offset_bytes);
+                assert!(second.init.is_none());
+            }
+            Step::Reopen { close } => {
+                if close {
+                    disk.close();
+                } else {
+                    disk.flush();
+                }
+                assert_sound(store.clone());
+                let seen = TestDisk::open(store.clone(), false, parent.clone());
+                assert_eq!(seen.read(0, SIZE as usize), model);
+                disk = TestDisk::open(store.clone(), true, parent.clone());
+            }
+        }
+        assert!(disk.read(0, SIZE as usize) == model, "after step {version}");
+    }
+    disk.close();
+    let report = assert_sound(store.clone());
+    let disk = TestDisk::open(store, false, parent);
+    assert_eq!(disk.read(0, SIZE as usize), model);
+    let allocated = (0..BLOCKS).filter(|&block| disk.state(block) != BlockState::Absent).count() as u64;
+    assert_eq!((report.allocated_blocks, report.total_blocks), (allocated, BLOCKS));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn dynamic(steps in prop::collection::vec(step(), 1..40)) {
+        run(DiskType::Dynamic, steps, Vec::new());
+    }
+
+    #[test]
+    fn differencing(steps in prop::collection::vec(step(), 1..40), parent_sectors in 0u64..SECTORS + 9) {
+        let parent = (0..parent_sectors).flat_map(|sector| tagged(sector, 1_000_000)).collect();
+        run(DiskType::Differencing, steps, parent);
+    }
+}

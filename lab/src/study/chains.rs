@@ -1,0 +1,130 @@
+//! The chain-length experiment: how reads and opening fare as a chain of differencing disks grows.
+//!
+//! As in the paper, reads go to the top of the chain; all lengths are measured in every round, so the ratio to a chain of one is
+//! taken within the round. The paper went to 64; this goes on to the longest chain that Windows allows.
+
+use crate::{
+    LabError, Result,
+    chain::{CHILDREN_MAX, Chain, ChainPlan},
+    child::{self, ChildLauncher},
+    fill, measure,
+    measure::{Named, Plan},
+    progress::{Progress, report},
+    result::{ChainLength, ChainRecord},
+    scratch::Scratch,
+    study::budget::Budget,
+    targets::Preparation,
+    warning::Warning,
+    workload::{Direction, Pattern, Workload},
+};
+use diskwright_disk::Disk;
+use diskwright_store::BlockDevice;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// The paper's lengths, and on to the longest.
+const LENGTHS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 256, CHILDREN_MAX];
+
+/// Longest cell where the whole run must end in time: there are many, and what they show is coarse.
+const QUICK_CELL: Duration = Duration::from_millis(120);
+
+/// The two workloads of the paper's chain charts.
+pub(crate) fn workloads(queue_depth: u32) -> [Workload; 2] {
+    [
+        Workload::new(Pattern::Random, Direction::Read, 4 << 10, queue_depth),
+        Workload::new(Pattern::Sequential, Direction::Read, 64 << 10, queue_depth),
+    ]
+}
+
+/// What the experiment needs to know.
+pub(crate) struct ChainExperiment<'a> {
+    pub(crate) scratch: &'a Scratch,
+    pub(crate) how: Preparation,
+    pub(crate) queue_depth: u32,
+    pub(crate) plan: Plan,
+    pub(crate) budget: Budget,
+    pub(crate) launcher: Option<&'a ChildLauncher>,
+}
+
+impl ChainExperiment<'_> {
+    /// Cells that [`ChainExperiment::run`] measures.
+    pub(crate) fn cells(rounds: usize) -> usize {
+        LENGTHS.len() * 2 * rounds
+    }
+
+    /// Makes the chain, proves that its longest form reads right, and measures every length.
+    pub(crate) fn run(&self, warnings: &mut Vec<Warning>, progress: &mut dyn Progress) -> Result<ChainRecord> {
+        let dir = self.scratch.folder("chain")?;
+        let children = u64::from(CHILDREN_MAX);
+        let plan = ChainPlan {
+            how: self.how,
+            filled_bytes: self.how.size_bytes,
+            children: CHILDREN_MAX,
+            with_own_data: 0,
+        };
+        let start = Instant::now();
+        let chain =
+            Chain::make(&dir, &plan, &mut |done| report(progress, "make a chain", done, children, "differencing disks"))?;
+        let made_in_ns = start.elapsed().as_nanos() as u64;
+
+        let mut lengths = Vec::new();
+        let mut disks: Vec<(String, Arc<Disk>)> = Vec::new();
+        for children in LENGTHS {
+            report(progress, "open chains", disks.len() as u64, LENGTHS.len() as u64, &format!("{children} children"))?;
+            match self.open(&chain, children) {
+                Ok((length, disk)) => {
+                    lengths.push(length);
+                    disks.push((format!("chain of {children}"), disk));
+                }
+                Err(error) => {
+                    // Most likely the limit of open files: the shorter lengths still say something.
+                    let what = format!("chains of {children} and longer");
+                    warnings.push(Warning::LeftOut { what, why: error.to_string() });
+                    break;
+                }
+            }
+        }
+        let verified_bytes = match disks.last() {
+            Some((name, longest)) => {
+                fill::verify(name, &**longest, self.how.seed, self.how.engine, &mut |done| {
+                    report(progress, "verify", done, self.how.size_bytes, name)
+                })?;
+                fill::check_populated(name, &**longest, true)?;
+                self.how.size_bytes
+            }
+            None => 0,
+        };
+        let reads = self.reads(&disks, progress)?;
+        drop(disks);
+        std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
+        Ok(ChainRecord { size_bytes: self.how.size_bytes, verified_bytes, made_in_ns, lengths, reads })
+    }
+
+    fn open(&self, chain: &Chain, children: u32) -> Result<(ChainLength, Arc<Disk>)> {
+        let (path, cache) = (chain.top(children), self.how.cache);
+        let open = match self.launcher {
+            Some(launcher) => launcher.open(path, 0, 4096, cache)?,
+            None => child::open_cost(path, 0, 4096, cache)?,
+        };
+        let disk = chain.open(children, cache, self.how.engine)?;
+        Ok((ChainLength { children, open, in_child_process: self.launcher.is_some() }, disk))
+    }
+
+    fn reads(&self, disks: &[(String, Arc<Disk>)], progress: &mut dyn Progress) -> Result<Vec<measure::WorkloadResult>> {
+        let targets: Vec<Named<'_>> =
+            disks.iter().map(|(name, disk)| (name.as_str(), &**disk as &dyn BlockDevice)).collect();
+        let budget = self.budget.at_most(QUICK_CELL);
+        let total = (targets.len() * 2 * self.plan.rounds) as u64;
+        let mut results = Vec::new();
+        for (index, workload) in workloads(self.queue_depth).iter().enumerate() {
+            let before = (index * targets.len() * self.plan.rounds) as u64;
+            let plan = self.plan.with_cell(budget.cell(Instant::now(), Self::cells(self.plan.rounds)));
+            results.push(measure::compare(&targets, workload, &plan, &mut |cell, name| {
+                report(progress, "chain length", before + cell, total, &format!("{}, {name}", workload.name))
+            })?);
+        }
+        Ok(results)
+    }
+}

@@ -1,0 +1,197 @@
+//! Opening a file or a block device, and nothing else.
+//!
+//! What is at a path is looked at first and checked again once it is open, and the open does not wait: a FIFO at the
+//! place of a disk must not hang the program, and to open some devices is to act (a tape rewinds, a watchdog starts).
+//! A block device is claimed when it is opened for writing, so that one that is mounted is refused. The lock is taken
+//! before anything is read, and belongs to the descriptor.
+
+use crate::{
+    file::retry,
+    lock::{self, LockMode, Refusal},
+};
+use rustix::{
+    fs::{FileType, Mode, OFlags},
+    io::Errno,
+};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+/// Page cache or O_DIRECT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheMode {
+    /// Through the page cache.
+    #[default]
+    PageCache,
+    /// Past it, by O_DIRECT.
+    Direct,
+}
+
+/// How to open. The default is for reading, through the page cache, with a shared lock.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OpenOptions {
+    /// For writing as well.
+    pub writable: bool,
+    /// Create a new file (fails when there is one). Implies nothing else: say `writable` too.
+    pub create_new: bool,
+    /// How payload reaches the file.
+    pub cache: CacheMode,
+    /// The lock to take.
+    pub lock: LockMode,
+}
+
+/// Why a file was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The system refused.
+    #[error("{doing} {} failed: {source}", path.display())]
+    Io {
+        /// As in "opening".
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Somebody else has it.
+    #[error("cannot open {} for {purpose}: it is in use{holder}. End that use first, then try again", path.display())]
+    Locked {
+        /// The file.
+        path: PathBuf,
+        /// "reading" or "writing".
+        purpose: &'static str,
+        /// As in " by qemu-img (process 123)"; empty when that cannot be seen.
+        holder: String,
+    },
+    /// It is no file that can hold a disk.
+    #[error("cannot open {} as a disk: it is {found}, where a regular file or a block device is needed", path.display())]
+    NotAFile {
+        /// What was named.
+        path: PathBuf,
+        /// What is there, as in "a directory".
+        found: &'static str,
+    },
+}
+
+/// Sector sizes of what is below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SectorSizes {
+    /// The unit of addressing: a block device's own; 512 for a file.
+    pub logical_bytes: u32,
+    /// The unit of writing: a block device's own; 4096 for a file.
+    pub physical_bytes: u32,
+}
+
+/// What opening gives.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) fd: OwnedFd,
+    pub(crate) is_block_device: bool,
+    /// Device and inode number of a file; device number and 0, which is no file's inode, of a block device, so that two
+    /// nodes of one device are the same.
+    pub(crate) identity: (u64, u64),
+    pub(crate) sectors: SectorSizes,
+}
+
+impl Opened {
+    /// Opens, checks and locks.
+    pub(crate) fn new(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
+        let failed = |doing: &'static str, source: io::Error| OpenError::Io { doing, path: path.to_owned(), source };
+        let looked = if options.create_new {
+            None
+        } else {
+            Some(rustix::fs::stat(path).map_err(|e| failed("opening", e.into()))?)
+        };
+        if let Some(stat) = &looked {
+            refuse_unsuitable(path, stat.st_mode)?;
+        }
+        let to_be_device = looked.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode).is_block_device());
+        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        flags |= if options.writable { OFlags::RDWR } else { OFlags::RDONLY };
+        if options.create_new {
+            flags |= OFlags::CREATE | OFlags::EXCL;
+        } else if to_be_device && options.writable {
+            // On a block device this refuses one that is mounted, and keeps others from mounting it.
+            flags |= OFlags::EXCL;
+        }
+        let fd = retry(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))).map_err(|errno| {
+            if errno == Errno::BUSY && to_be_device {
+                let what = "the device is in use by the system, perhaps mounted; unmount it first";
+                return failed("opening", io::Error::new(io::ErrorKind::ResourceBusy, what));
+            }
+            failed("opening", errno.into())
+        })?;
+        let examining = |errno: Errno| failed("examining", errno.into());
+        let stat = rustix::fs::fstat(&fd).map_err(examining)?;
+        refuse_unsuitable(path, stat.st_mode)?;
+        let is_block_device = FileType::from_raw_mode(stat.st_mode).is_block_device();
+        if is_block_device && !to_be_device {
+            // It was opened without the claim that a block device needs.
+            return Err(failed(
+                "opening",
+                io::Error::other("it was replaced by a block device in that moment; try again"),
+            ));
+        }
+        // With O_NONBLOCK left on, io_uring would answer EAGAIN where it should wait.
+        let set_flags = rustix::fs::fcntl_getfl(&fd).map_err(examining)?;
+        rustix::fs::fcntl_setfl(&fd, set_flags - OFlags::NONBLOCK).map_err(examining)?;
+
+        match lock::acquire(fd.as_fd(), options.lock) {
+            Ok(()) => {}
+            Err(Refusal::Io(source)) => return Err(failed("locking", source)),
+            Err(Refusal::Held) => {
+                return Err(OpenError::Locked {
+                    path: path.to_owned(),
+                    purpose: if options.writable { "writing" } else { "reading" },
+                    holder: lock::holder((stat.st_dev, stat.st_ino), fd.as_fd()),
+                });
+            }
+        }
+        let sectors = if is_block_device {
+            let logical_bytes = rustix::fs::ioctl_blksszget(&fd).map_err(examining)?;
+            let physical_bytes = rustix::fs::ioctl_blkpbszget(&fd).unwrap_or(logical_bytes);
+            SectorSizes { logical_bytes, physical_bytes: physical_bytes.max(logical_bytes) }
+        } else {
+            SectorSizes { logical_bytes: 512, physical_bytes: 4096 }
+        };
+        let identity = if is_block_device { (stat.st_rdev, 0) } else { (stat.st_dev, stat.st_ino) };
+        Ok(Self { fd, is_block_device, identity, sectors })
+    }
+}
+
+fn refuse_unsuitable(path: &Path, mode: u32) -> Result<(), OpenError> {
+    let found = match FileType::from_raw_mode(mode) {
+        FileType::RegularFile | FileType::BlockDevice => return Ok(()),
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a named pipe",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice => "a character device",
+        _ => "something else",
+    };
+    Err(OpenError::NotAFile { path: path.to_owned(), found })
+}
+
+/// Raises how many files this process may have open to what the system allows it, for long chains of images, and says
+/// how many that is now.
+pub fn raise_open_file_limit() -> io::Result<u64> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
+    }
+    Ok(limit.maximum.unwrap_or(u64::MAX))
+}
+
+/// Makes the creation, the renaming or the removal of the file at `path` durable, by syncing the directory it is in.
+pub fn sync_directory_of(path: &Path) -> io::Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = retry(|| rustix::fs::open(directory, flags, Mode::empty()))?;
+    match retry(|| rustix::fs::fsync(&fd)) {
+        // Some network file systems cannot sync a directory, and need not.
+        Err(Errno::INVAL) => Ok(()),
+        result => Ok(result?),
+    }
+}

@@ -1,0 +1,169 @@
+//! The requests of an engine: a table of slots with a free list, and those that have ended and wait to be handed out.
+//!
+//! A slot owns its request's buffer, and counts what it waits for: its parts, and its ticket. It is vacated, and its
+//! completion made, when it has been given all its parts and the last of them has ended. Invariant: the buffer, and what
+//! the slot shares with the caller, stays in the slot until then, so that the kernel always has memory to write to.
+
+use crate::{EngineCompletion, IoBuf, part::Span};
+use std::{io, mem, sync::Arc};
+
+/// A request that has not ended.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    tag: u64,
+    cookie: u64,
+    buf: Option<IoBuf>,
+    /// All of the buffer.
+    pub(crate) memory: Span,
+    /// Whether the buffer belongs to the slab that is registered with the ring.
+    pub(crate) registered: bool,
+    /// Whether it has been given all its parts.
+    sealed: bool,
+    /// What it waits for.
+    pending: u32,
+    result: io::Result<()>,
+    /// Memory of its parts that is not its buffer.
+    shared: Vec<Arc<IoBuf>>,
+}
+
+impl Slot {
+    /// Keeps the first error.
+    pub(crate) fn fail(&mut self, error: io::Error) {
+        if self.result.is_ok() {
+            self.result = Err(error);
+        }
+    }
+
+    /// Keeps memory until the request has ended.
+    pub(crate) fn keep(&mut self, bytes: &Arc<IoBuf>) {
+        self.shared.push(Arc::clone(bytes));
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    ended: Vec<EngineCompletion>,
+    in_flight: usize,
+    unsealed: usize,
+}
+
+impl Slots {
+    /// Requests that have not been handed out.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Of these, those that will end without the caller's doing anything.
+    pub(crate) fn sealed(&self) -> usize {
+        self.in_flight - self.unsealed
+    }
+
+    /// Requests that have ended and wait to be handed out.
+    pub(crate) fn ended(&self) -> usize {
+        self.ended.len()
+    }
+
+    /// Takes a new request in. It cannot end before it is sealed.
+    #[inline]
+    pub(crate) fn occupy(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>, registered: bool) -> u32 {
+        self.in_flight += 1;
+        self.unsealed += 1;
+        let memory = buf.as_ref().map_or(Span::EMPTY, Span::of);
+        let slot = Slot {
+            tag,
+            cookie,
+            buf,
+            memory,
+            registered,
+            sealed: false,
+            pending: 0,
+            result: Ok(()),
+            shared: Vec::new(),
+        };
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = slot;
+                index
+            }
+            None => {
+                self.slots.push(slot);
+                u32::try_from(self.slots.len() - 1).expect("more requests in flight than memory could hold")
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get(&mut self, slot: u32) -> &mut Slot {
+        &mut self.slots[slot as usize]
+    }
+
+    /// One thing more that a request waits for.
+    ///
+    /// # Panics
+    /// When it was sealed. Only a [`SlotId`](crate::SlotId) of another engine can lead here, and with it the memory of
+    /// a request that is gone.
+    #[inline]
+    pub(crate) fn hold(&mut self, slot: u32) {
+        let holder = self.get(slot);
+        assert!(!holder.sealed, "a part was added to a request that has all its parts");
+        holder.pending += 1;
+    }
+
+    /// One thing fewer.
+    #[inline]
+    pub(crate) fn let_go(&mut self, slot: u32, result: io::Result<()>) {
+        let holder = self.get(slot);
+        if let Err(error) = result {
+            holder.fail(error);
+        }
+        holder.pending -= 1;
+        if holder.pending == 0 && holder.sealed {
+            self.vacate(slot);
+        }
+    }
+
+    /// The request has all its parts.
+    ///
+    /// # Panics
+    /// When it was sealed before; see [`Slots::hold`].
+    #[inline]
+    pub(crate) fn seal(&mut self, slot: u32) {
+        let holder = self.get(slot);
+        assert!(!holder.sealed, "a request was ended twice");
+        holder.sealed = true;
+        let ended = holder.pending == 0;
+        self.unsealed -= 1;
+        if ended {
+            self.vacate(slot);
+        }
+    }
+
+    #[inline]
+    fn vacate(&mut self, slot: u32) {
+        let holder = self.get(slot);
+        holder.shared.clear();
+        holder.memory = Span::EMPTY;
+        let result = mem::replace(&mut holder.result, Ok(()));
+        let ended = EngineCompletion { tag: holder.tag, cookie: holder.cookie, buf: holder.buf.take(), result };
+        self.ended.push(ended);
+        self.free.push(slot);
+    }
+
+    /// Hands out what has ended.
+    pub(crate) fn hand_out(&mut self, out: &mut Vec<EngineCompletion>) {
+        self.in_flight -= self.ended.len();
+        if out.is_empty() {
+            mem::swap(out, &mut self.ended);
+        } else {
+            out.append(&mut self.ended);
+        }
+    }
+
+    /// Gives the memory of all requests up for good, because nobody knows whether the kernel still writes to it.
+    pub(crate) fn leak(&mut self) {
+        mem::forget(mem::take(&mut self.slots));
+    }
+}
