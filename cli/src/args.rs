@@ -51,10 +51,15 @@ pub enum Command {
     Compare(commands::compare::CompareArgs),
     /// Read, write, discard and flush ranges of a disk by hand.
     Io(commands::io::IoArgs),
+    /// Measure what disks cost.
+    Lab(commands::lab::LabArgs),
     /// Print the script that completes diskwright's words in a shell.
     Completions(commands::completions::CompletionsArgs),
     /// Print the manual page, or write those of all commands into a folder.
     Man(commands::man::ManArgs),
+    /// Open a disk in a process that does nothing else, for the lab to measure.
+    #[command(hide = true, name = commands::lab::CHILD_COMMAND)]
+    MeasuringChild(commands::lab::ChildArgs),
 }
 
 /// Options for every command.
@@ -228,7 +233,7 @@ mod tests {
         let mut all = vec![Cli::command()];
         while let Some(command) = all.pop() {
             let name = command.get_name().to_owned();
-            if command.get_subcommands().next().is_none() {
+            if command.get_subcommands().next().is_none() && !command.is_hide_set() {
                 let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
                 assert!(after.contains("EXAMPLES"), "{name} has no examples");
             }

@@ -3,7 +3,7 @@
 //! Standard output is buffered and flushed by `main` when the command has ended, so that a command that fails half-way has usually
 //! printed nothing, and a long listing does not cost a system call a line.
 
-use crate::{args::GlobalOptions, exit::Outcome, json, progress::ProgressDisplay, signals::Signals, style::Style};
+use crate::{args::GlobalOptions, exit::Outcome, json, progress::ProgressDisplay, steps::StepDisplay, signals::Signals, style::Style};
 use diskwright_disk::{Disk, OpenOptions};
 use serde::Serialize;
 use std::{
@@ -54,5 +54,10 @@ impl Context {
     /// A display for a long operation.
     pub fn progress(&self, doing: &'static str) -> ProgressDisplay {
         ProgressDisplay::new(doing, self.global.quiet, self.signals.patient())
+    }
+
+    /// A display for a run of the lab.
+    pub fn steps(&self) -> StepDisplay {
+        StepDisplay::new(self.global.quiet, self.signals.patient())
     }
 }

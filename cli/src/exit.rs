@@ -12,6 +12,7 @@
 
 use diskwright_disk::DiskError;
 use diskwright_image::ImageError;
+use diskwright_lab::LabError;
 use std::{fmt, io};
 
 /// Done; same; sound.
@@ -92,6 +93,15 @@ impl From<DiskError> for Failure {
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Self {
         Self::Sentence(without_errno(&error.to_string()))
+    }
+}
+
+impl From<LabError> for Failure {
+    fn from(error: LabError) -> Self {
+        match error {
+            LabError::Stopped | LabError::Disk(DiskError::Stopped) => Self::Stopped,
+            other => Self::Sentence(without_errno(&other.to_string())),
+        }
     }
 }
 

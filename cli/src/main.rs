@@ -7,7 +7,7 @@
 //!   exit.rs        exit codes and failures        signals.rs    Ctrl-C and SIGTERM
 //!   progress.rs    how far a long operation is    style.rs      terminal, colour
 //!   extents.rs     a disk's extents, by windows   draw.rs       a disk on one screen
-//!   describe.rs    one image in words and JSON
+//!   describe.rs    one image in words and JSON    steps.rs      how far a run of the lab is
 //!   sizes.rs  timestamp.rs  table.rs  json.rs     how things are written
 //! ```
 //!
@@ -27,6 +27,7 @@ mod json;
 mod progress;
 mod signals;
 mod sizes;
+mod steps;
 mod style;
 mod table;
 mod timestamp;
@@ -75,6 +76,8 @@ fn run(context: &mut Context, command: &Command) -> exit::Outcome {
         Command::Convert(args) => commands::convert::run(context, args),
         Command::Compare(args) => commands::compare::run(context, args),
         Command::Io(args) => commands::io::run(context, args),
+        Command::Lab(args) => commands::lab::run(context, args),
+        Command::MeasuringChild(args) => commands::lab::measuring_child(context, args),
         Command::Completions(args) => commands::completions::run(context, args),
         Command::Man(args) => commands::man::run(context, args),
     }

@@ -82,7 +82,7 @@ fn a_changed_parent_is_told() {
     shop.ok("io base.vhdx --allow-parent-write -c 'write 0 4k'");
     assert_eq!(shop.json("info child.vhdx")["parent_state"], "changed");
     let drawn = shop.ok("info child.vhdx --chain");
-    assert!(drawn.contains("identity not ok: changed"), "{drawn}");
+    assert!(drawn.contains("identity not ok"), "{drawn}");
 }
 
 #[test]

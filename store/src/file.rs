@@ -24,6 +24,7 @@ pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes};
 
 use crate::{
     direct::{self, DirectFile, Route},
+    lock,
     open::Opened,
     store::{DataFile, FileRange, Store, Zeroing},
     sys,
@@ -182,6 +183,12 @@ impl FileStore {
             at_bytes += piece_bytes;
         }
         Ok(())
+    }
+}
+
+impl Drop for FileStore {
+    fn drop(&mut self) {
+        lock::release(self.meta.as_fd());
     }
 }
 

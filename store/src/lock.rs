@@ -14,8 +14,8 @@
 //! A reader holds `consistent read` and shares neither `write` nor `resize`. A writer holds all four and shares the
 //! same. So readers share, and a writer is alone.
 //!
-//! The lock lives as long as the open file description, that is, the descriptor it was taken on. A file system without
-//! locks is used without them, as QEMU does.
+//! The lock belongs to the open file description of the descriptor it was taken on, and is let go of when the store is
+//! dropped. A file system without locks is used without them, as QEMU does.
 
 use nix::{
     errno::Errno,
@@ -92,12 +92,17 @@ pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal>
         Ok(())
     })();
     if taken.is_err() {
-        for byte in locks() {
-            // Closing the descriptor, which follows, lets go of them too.
-            let _ = fcntl(fd, FcntlArg::F_OFD_SETLK(&one_byte(libc::F_UNLCK, byte)));
-        }
+        release(fd);
     }
     taken
+}
+
+/// Lets go of all locks of the open file description. Closing its last descriptor would do that too, but a worker of an
+/// io_uring may hold on to the file for a moment after the completion of its last transfer was seen.
+pub(crate) fn release(fd: BorrowedFd<'_>) {
+    let everything = libc::flock { l_len: 0, ..one_byte(libc::F_UNLCK, 0) };
+    // It fails where there are no locks, and then none is held.
+    let _ = fcntl(fd, FcntlArg::F_OFD_SETLK(&everything));
 }
 
 fn one_byte(kind: libc::c_int, byte: i64) -> libc::flock {

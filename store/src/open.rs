@@ -17,6 +17,7 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 /// Page cache or O_DIRECT.
@@ -84,6 +85,10 @@ pub struct SectorSizes {
     pub physical_bytes: u32,
 }
 
+/// A block device that was closed a moment ago may still be claimed, until the last worker of an io_uring has let go of it.
+const CLAIM_RETRIES: u32 = 10;
+const CLAIM_PAUSE: Duration = Duration::from_millis(5);
+
 /// What opening gives.
 #[derive(Debug)]
 pub(crate) struct Opened {
@@ -116,7 +121,16 @@ impl Opened {
             // On a block device this refuses one that is mounted, and keeps others from mounting it.
             flags |= OFlags::EXCL;
         }
-        let fd = retry(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))).map_err(|errno| {
+        let open = || retry(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)));
+        let mut opened = open();
+        for _ in 0..CLAIM_RETRIES {
+            if !matches!(opened, Err(Errno::BUSY)) {
+                break;
+            }
+            std::thread::sleep(CLAIM_PAUSE);
+            opened = open();
+        }
+        let fd = opened.map_err(|errno| {
             if errno == Errno::BUSY && to_be_device {
                 let what = "the device is in use by the system, perhaps mounted; unmount it first";
                 return failed("opening", io::Error::new(io::ErrorKind::ResourceBusy, what));

@@ -139,19 +139,19 @@ fn draw_chain(context: &mut Context, layers: &[Description], trouble: Option<&Di
         (None, count) => writeln!(out, "a chain of {count} disks")?,
     }
     let number_width = layers.len().saturating_sub(1).to_string().len();
-    for (depth, layer) in layers.iter().enumerate() {
-        let identity = if depth == 0 { String::new() } else { format!(", identity {}", style.paint(GREEN, "ok")) };
-        writeln!(
-            out,
-            "{depth:number_width$}  {}{}  {}",
-            branch(depth),
-            printable(&layer.file),
-            style.paint(FAINT, format_args!("{}, {} on disk", layer.kind(), layer.size_on_disk_text())) + &identity
-        )?;
+    let names: Vec<String> = (0..).map(branch).zip(layers).map(|(branch, layer)| branch + &printable(&layer.file)).collect();
+    let name_width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    for (depth, (name, layer)) in names.iter().zip(layers).enumerate() {
+        let identity = if depth == 0 { String::new() } else { format!("  identity {}", style.paint(GREEN, "ok")) };
+        let facts = format!("{:<18}  {:>9} on disk", layer.kind(), layer.size_on_disk_text());
+        writeln!(out, "{depth:number_width$}  {name:name_width$}  {}{identity}", style.paint(FAINT, facts))?;
     }
     if let Some(trouble) = trouble {
-        let depth = layers.len();
-        writeln!(out, "{}  {}{}", "?".repeat(number_width), branch(depth), style.paint(RED, format_args!("identity not ok: {}", state_of(trouble))))?;
+        let what = match state_of(trouble) {
+            "changed" => "identity not ok: not the disk that its child was made from".to_owned(),
+            state => format!("parent {state}"),
+        };
+        writeln!(out, "{}  {}{}", "?".repeat(number_width), branch(layers.len()), style.paint(RED, what))?;
         writeln!(out, "{}", printable(&trouble.to_string()))?;
     }
     Ok(())

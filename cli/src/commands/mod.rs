@@ -7,5 +7,6 @@ pub mod convert;
 pub mod create;
 pub mod info;
 pub mod io;
+pub mod lab;
 pub mod man;
 pub mod map;

@@ -87,7 +87,9 @@ impl Ended {
         let text = |bytes: &[u8]| {
             let text = String::from_utf8(bytes.to_vec()).expect("UTF-8");
             let real = dir.canonicalize().expect("the folder is there");
-            text.replace(&real.display().to_string(), "[DIR]").replace(&dir.display().to_string(), "[DIR]")
+            let steady = text.replace(&real.display().to_string(), "[DIR]").replace(&dir.display().to_string(), "[DIR]");
+            // Children name their parents as Windows writes paths.
+            steady.replace(&real.display().to_string().replace('/', "\\"), "[DIR]")
         };
         Self { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
     }
@@ -127,11 +129,8 @@ pub fn steady(text: &str) -> String {
             (Some(at), true) => format!("{}, in [time]", &line[..at]),
             _ => line,
         };
-        match (line.rfind(", "), line.find(" on disk")) {
-            (_, Some(end)) => match line[..end].rfind(", ") {
-                Some(at) => format!("{}, [size]{}", &line[..at], &line[end..]),
-                None => line,
-            },
+        match (line.find(" on disk"), line.find("ing  ").or(line.find("dynamic  ")).or(line.find("fixed  "))) {
+            (Some(end), Some(at)) => format!("{}  [size]{}", line[..at + 8].trim_end(), &line[end..]),
             _ => line,
         }
     });

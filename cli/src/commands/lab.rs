@@ -1,0 +1,59 @@
+//! `diskwright lab`: the laboratory.
+
+mod containers;
+
+use crate::{
+    context::Context,
+    exit::{self, Outcome},
+};
+use clap::{Args, Subcommand};
+use std::{ffi::OsString, io::Write};
+
+/// The name under which the program starts itself again to measure what opening a disk costs.
+pub const CHILD_COMMAND: &str = "measuring-child";
+
+/// Arguments of `lab`.
+#[derive(Debug, Args)]
+pub struct LabArgs {
+    #[command(subcommand)]
+    command: LabCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum LabCommand {
+    /// One of the papers' experiments, from preparation to report.
+    Study(StudyArgs),
+}
+
+#[derive(Debug, Args)]
+struct StudyArgs {
+    #[command(subcommand)]
+    study: Study,
+}
+
+#[derive(Debug, Subcommand)]
+enum Study {
+    /// What fixed, dynamic and differencing disks cost against a raw file, in VHD and in VHDX.
+    Containers(containers::ContainersArgs),
+}
+
+/// Arguments of the hidden command.
+#[derive(Debug, Args)]
+pub struct ChildArgs {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// Runs what was asked for.
+pub fn run(context: &mut Context, args: &LabArgs) -> Outcome {
+    match &args.command {
+        LabCommand::Study(StudyArgs { study: Study::Containers(args) }) => containers::run(context, args),
+    }
+}
+
+/// The other side of the lab's `ChildLauncher`.
+pub fn measuring_child(context: &mut Context, args: &ChildArgs) -> Outcome {
+    let cost = diskwright_lab::child::child_main(&args.arguments)?;
+    writeln!(context.out, "{cost}")?;
+    Ok(exit::OK)
+}
