@@ -247,7 +247,9 @@ mod tests {
         for line in [["diskwright", "--json", "info", "x"], ["diskwright", "info", "x", "--json"]] {
             assert!(Cli::try_parse_from(line).unwrap().global.json);
         }
-        let cli = Cli::try_parse_from(["diskwright", "info", "x", "--allow-parent-dir", "a", "--allow-parent-dir", "b"]).unwrap();
+        let cli =
+            Cli::try_parse_from(["diskwright", "info", "x", "--allow-parent-dir", "a", "--allow-parent-dir", "b"])
+                .unwrap();
         assert_eq!(cli.global.parents().allowed_dirs, [PathBuf::from("a"), PathBuf::from("b")]);
     }
 

@@ -3,7 +3,10 @@
 //! Standard output is buffered and flushed by `main` when the command has ended, so that a command that fails half-way has usually
 //! printed nothing, and a long listing does not cost a system call a line.
 
-use crate::{args::GlobalOptions, exit::Outcome, json, progress::ProgressDisplay, steps::StepDisplay, signals::Signals, style::Style};
+use crate::{
+    args::GlobalOptions, exit::Outcome, json, progress::ProgressDisplay, signals::Signals, steps::StepDisplay,
+    style::Style,
+};
 use diskwright_disk::{Disk, OpenOptions};
 use serde::Serialize;
 use std::{

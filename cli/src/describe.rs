@@ -144,14 +144,21 @@ impl Description {
         if let Some(bytes) = self.block_size {
             fields.add("block size", Human(bytes));
         }
-        fields.add("sector size", format!("{} bytes logical, {} physical", self.logical_sector_size, self.physical_sector_size));
+        fields.add(
+            "sector size",
+            format!("{} bytes logical, {} physical", self.logical_sector_size, self.physical_sector_size),
+        );
         if !self.creator.is_empty() {
             fields.add("creator", printable(&self.creator));
         }
         if let Some(created) = &self.created {
             fields.add("created", created);
         }
-        for (label, id) in [("disk id", self.disk_id), ("identity for children", self.linkage_id), ("file write id", self.file_write_id)] {
+        for (label, id) in [
+            ("disk id", self.disk_id),
+            ("identity for children", self.linkage_id),
+            ("file write id", self.file_write_id),
+        ] {
             if let Some(id) = id {
                 fields.add(label, id.braced());
             }
@@ -164,7 +171,8 @@ impl Description {
         }
         match (self.log.state, self.log.replayed_entries) {
             ("none", _) => {}
-            ("replayed", entries) => fields.add("log", format!("{entries} entries, replayed in memory; a writable open replays them in the file")),
+            ("replayed", entries) => fields
+                .add("log", format!("{entries} entries, replayed in memory; a writable open replays them in the file")),
             (state, _) => fields.add("log", state),
         }
         fields.add("payload alignment", Human(self.payload_alignment.into()));

@@ -112,7 +112,8 @@ impl Drawing {
     pub fn new(size_bytes: u64, columns: usize, rows: usize, file_bytes: &[u64]) -> Self {
         let columns = columns.max(1);
         let cells = ((columns * rows.max(1)) as u64).min((size_bytes / MIN_CELL_BYTES).max(1)) as usize;
-        let tally = |&file_bytes: &u64| LayerTally { file_bytes, tenths: vec![[0; 10]; columns], ..LayerTally::default() };
+        let tally =
+            |&file_bytes: &u64| LayerTally { file_bytes, tenths: vec![[0; 10]; columns], ..LayerTally::default() };
         Self {
             size_bytes,
             columns,
@@ -161,7 +162,10 @@ impl Drawing {
     pub fn rows(&self) -> Vec<(u64, String)> {
         let cells = self.cells.len() as u64;
         let row = |(index, row): (usize, &[Vec<(Owner, u64)>])| {
-            (share_start((index * self.columns) as u64, self.size_bytes, cells), row.iter().map(|owners| glyph(owners)).collect())
+            (
+                share_start((index * self.columns) as u64, self.size_bytes, cells),
+                row.iter().map(|owners| glyph(owners)).collect(),
+            )
         };
         self.cells.chunks(self.columns).enumerate().map(row).collect()
     }
@@ -207,7 +211,13 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn extent(offset_mib: u64, len_mib: u64, kind: ExtentKind, depth: u32, file_mib: Option<u64>) -> Extent {
-        Extent { offset_bytes: offset_mib * MIB, len_bytes: len_mib * MIB, kind, depth, file_offset_bytes: file_mib.map(|mib| mib * MIB) }
+        Extent {
+            offset_bytes: offset_mib * MIB,
+            len_bytes: len_mib * MIB,
+            kind,
+            depth,
+            file_offset_bytes: file_mib.map(|mib| mib * MIB),
+        }
     }
 
     #[test]
@@ -219,7 +229,11 @@ mod tests {
             extent(20, 10, ExtentKind::Zero, 0, None),
             extent(30, 5, ExtentKind::Unallocated, 0, None),
             Extent { len_bytes: MIB / 4, ..extent(35, 1, ExtentKind::Data, 0, Some(1)) },
-            Extent { offset_bytes: 35 * MIB + MIB / 4, len_bytes: 5 * MIB - MIB / 4, ..extent(0, 0, ExtentKind::Unallocated, 0, None) },
+            Extent {
+                offset_bytes: 35 * MIB + MIB / 4,
+                len_bytes: 5 * MIB - MIB / 4,
+                ..extent(0, 0, ExtentKind::Unallocated, 0, None)
+            },
         ] {
             drawing.add(&piece);
         }
@@ -245,7 +259,13 @@ mod tests {
     #[test]
     fn a_tiny_disk_has_few_cells() {
         let mut drawing = Drawing::new(1024, 80, 16, &[1024]);
-        drawing.add(&Extent { offset_bytes: 0, len_bytes: 1024, kind: ExtentKind::Data, depth: 0, file_offset_bytes: Some(0) });
+        drawing.add(&Extent {
+            offset_bytes: 0,
+            len_bytes: 1024,
+            kind: ExtentKind::Data,
+            depth: 0,
+            file_offset_bytes: Some(0),
+        });
         assert_eq!(drawing.rows(), [(0, "00".to_owned())]);
     }
 
@@ -257,7 +277,13 @@ mod tests {
     #[test]
     fn the_largest_disk_does_not_overflow() {
         let mut drawing = Drawing::new(64 << 40, 80, 24, &[u64::MAX]);
-        drawing.add(&Extent { offset_bytes: 0, len_bytes: 64 << 40, kind: ExtentKind::Data, depth: 0, file_offset_bytes: Some(u64::MAX - 5) });
+        drawing.add(&Extent {
+            offset_bytes: 0,
+            len_bytes: 64 << 40,
+            kind: ExtentKind::Data,
+            depth: 0,
+            file_offset_bytes: Some(u64::MAX - 5),
+        });
         assert!(drawing.rows().iter().all(|(_, row)| row.chars().all(|c| c == '0')));
     }
 

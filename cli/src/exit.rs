@@ -129,7 +129,9 @@ mod tests {
 
     #[test]
     fn no_numbers_of_the_system() {
-        let Failure::Sentence(text) = Failure::doing("cannot read x", io::Error::from_raw_os_error(2)) else { panic!("no sentence") };
+        let Failure::Sentence(text) = Failure::doing("cannot read x", io::Error::from_raw_os_error(2)) else {
+            panic!("no sentence")
+        };
         assert_eq!(text, "cannot read x: No such file or directory");
         assert_eq!(without_errno("a (os error 28); b (os error 5)"), "a; b");
         assert_eq!(without_errno("a (os error"), "a (os error");

@@ -1,13 +1,21 @@
 //! The extents of a whole disk, one after the other, in bounded memory.
 //!
-//! A disk can have millions of extents, so they are asked for by windows, and only one window is held at a time. What the edge of a
-//! window has cut is joined again, so callers see the longest runs whatever the window.
+//! A disk can have millions of extents, so they are asked for by windows, and only one window is held at a time. Windows grow while they
+//! are nearly empty, so that 64 TB of nothing is soon told, and shrink while they are crowded. What the edge of a window has cut is
+//! joined again, so callers see the longest runs whatever the windows.
 
 use diskwright_store::{BlockDevice, Extent};
 use std::{io, vec};
 
-/// Even where every second sector of a window belongs to another layer its extents stay under 128 MiB of memory.
+/// The first window.
 const WINDOW_BYTES: u64 = 1 << 30;
+/// The smallest and the largest. Every second sector of the largest may belong to another layer, and its extents must still fit in memory.
+const WINDOW_MIN_BYTES: u64 = 64 << 20;
+const WINDOW_MAX_BYTES: u64 = 16 << 30;
+/// A window with fewer extents lets the next one be twice as large.
+const FEW: usize = 1 << 10;
+/// One with more, half as large.
+const MANY: usize = 1 << 16;
 
 /// Iterates over a device's extents in order, without gaps, like neighbours joined. Ends after the first error.
 #[derive(Debug)]
@@ -43,6 +51,11 @@ impl<'a> Extents<'a> {
             let mut found = Vec::new();
             self.device.extents(self.next_bytes, len_bytes, &mut found)?;
             self.next_bytes += len_bytes;
+            self.window_bytes = match found.len() {
+                0..FEW => (self.window_bytes * 2).min(WINDOW_MAX_BYTES),
+                MANY.. => (self.window_bytes / 2).max(WINDOW_MIN_BYTES),
+                _ => self.window_bytes,
+            };
             self.window = found.into_iter();
         }
     }
@@ -95,7 +108,12 @@ pub mod tests {
 
     impl BlockDevice for Paper {
         fn geometry(&self) -> Geometry {
-            Geometry { size_bytes: self.0.len() as u64 * UNIT, logical_sector_bytes: 512, physical_sector_bytes: 512, read_only: true }
+            Geometry {
+                size_bytes: self.0.len() as u64 * UNIT,
+                logical_sector_bytes: 512,
+                physical_sector_bytes: 512,
+                read_only: true,
+            }
         }
         fn open_queue(&self, _: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
             Err(io::ErrorKind::Unsupported.into())
@@ -103,7 +121,13 @@ pub mod tests {
         fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
             for unit in offset_bytes / UNIT..(offset_bytes + len_bytes) / UNIT {
                 let (kind, depth, place) = self.0[unit as usize];
-                out.push(Extent { offset_bytes: unit * UNIT, len_bytes: UNIT, kind, depth, file_offset_bytes: place.map(|p| p * UNIT) });
+                out.push(Extent {
+                    offset_bytes: unit * UNIT,
+                    len_bytes: UNIT,
+                    kind,
+                    depth,
+                    file_offset_bytes: place.map(|p| p * UNIT),
+                });
             }
             Ok(())
         }
@@ -121,7 +145,8 @@ pub mod tests {
             (Zero, 0, None),
             (Unallocated, 0, None),
         ]);
-        let lengths: Vec<u64> = Extents::with_window(&paper, UNIT).map(|extent| extent.unwrap().len_bytes / UNIT).collect();
+        let lengths: Vec<u64> =
+            Extents::with_window(&paper, UNIT).map(|extent| extent.unwrap().len_bytes / UNIT).collect();
         assert_eq!(lengths, [2, 1, 1, 2, 1]);
     }
 

@@ -55,13 +55,18 @@ impl ProgressDisplay {
                 Show::Nothing => {}
                 Show::Bar(bar) => {
                     self.next = now + DRAW_EVERY;
-                    let bar = bar.get_or_insert_with(|| new_bar(self.doing, total_bytes).with_elapsed(now - self.started));
+                    let bar =
+                        bar.get_or_insert_with(|| new_bar(self.doing, total_bytes).with_elapsed(now - self.started));
                     bar.set_length(total_bytes);
                     bar.set_position(done_bytes);
                 }
                 Show::Lines => {
                     self.next = now + LINE_EVERY;
-                    let _ = writeln!(io::stderr(), "diskwright: {}", line(self.doing, done_bytes, total_bytes, now - self.started));
+                    let _ = writeln!(
+                        io::stderr(),
+                        "diskwright: {}",
+                        line(self.doing, done_bytes, total_bytes, now - self.started)
+                    );
                 }
             }
         }
@@ -84,7 +89,8 @@ impl Drop for ProgressDisplay {
 
 fn new_bar(doing: &'static str, total_bytes: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr());
-    let template = "{msg} {wide_bar} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";
+    let template =
+        "{msg} {wide_bar} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
     }
@@ -92,7 +98,8 @@ fn new_bar(doing: &'static str, total_bytes: u64) -> ProgressBar {
 }
 
 fn line(doing: &str, done_bytes: u64, total_bytes: u64, elapsed: Duration) -> String {
-    let percent = if total_bytes == 0 { 100 } else { (u128::from(done_bytes) * 100 / u128::from(total_bytes)).min(100) };
+    let percent =
+        if total_bytes == 0 { 100 } else { (u128::from(done_bytes) * 100 / u128::from(total_bytes)).min(100) };
     let rate = rate(done_bytes, elapsed);
     let mut line = format!("{doing}: {percent} %, {} of {}, {}/s", Human(done_bytes), Human(total_bytes), Human(rate));
     if let Some(seconds) = total_bytes.saturating_sub(done_bytes).checked_div(rate) {
@@ -126,8 +133,14 @@ mod tests {
     fn a_line_tells_rate_and_rest() {
         let text = line("converting", 1 << 30, 4 << 30, Duration::from_secs(2));
         assert_eq!(text, "converting: 25 %, 1 GiB of 4 GiB, 512 MiB/s, 6.00 s left");
-        assert_eq!(line("converting", 0, 4 << 30, Duration::from_secs(2)), "converting: 0 %, 0 bytes of 4 GiB, 0 bytes/s");
-        assert_eq!(line("converting", 0, 0, Duration::from_secs(2)), "converting: 100 %, 0 bytes of 0 bytes, 0 bytes/s");
+        assert_eq!(
+            line("converting", 0, 4 << 30, Duration::from_secs(2)),
+            "converting: 0 %, 0 bytes of 4 GiB, 0 bytes/s"
+        );
+        assert_eq!(
+            line("converting", 0, 0, Duration::from_secs(2)),
+            "converting: 100 %, 0 bytes of 0 bytes, 0 bytes/s"
+        );
     }
 
     #[test]

@@ -14,7 +14,11 @@ const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
 /// A sentence that says what is wrong with `text`, for clap to put behind the option's name.
 pub fn parse(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
-    let usage = || format!("{text:?} is not a size; write bytes, or a number with k, M, G or T (powers of 1024), such as 512, 64k or 40G");
+    let usage = || {
+        format!(
+            "{text:?} is not a size; write bytes, or a number with k, M, G or T (powers of 1024), such as 512, 64k or 40G"
+        )
+    };
     let digits_end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
     let (number, suffix) = trimmed.split_at(digits_end);
     let shift = match suffix.strip_suffix("iB").unwrap_or(suffix) {
@@ -64,7 +68,7 @@ impl fmt::Display for Human {
         };
         let value = self.0 as f64 / (1u64 << shift) as f64;
         let digits = match value {
-            _ if self.0 % (1 << shift) == 0 => 0,
+            _ if self.0.is_multiple_of(1 << shift) => 0,
             v if v < 9.995 => 2,
             v if v < 99.95 => 1,
             _ => 0,
@@ -109,7 +113,25 @@ mod tests {
 
     #[test]
     fn refuses_what_is_no_size() {
-        for text in ["", "G", "-1", "1.", ".5G", "1..5G", "1.5", "0.3k", "1KB", "1iB", "40 G", "4x", "0x10", "1é", "99999999999G", "20000000T", "1.0000000000000000000000001G"] {
+        for text in [
+            "",
+            "G",
+            "-1",
+            "1.",
+            ".5G",
+            "1..5G",
+            "1.5",
+            "0.3k",
+            "1KB",
+            "1iB",
+            "40 G",
+            "4x",
+            "0x10",
+            "1é",
+            "99999999999G",
+            "20000000T",
+            "1.0000000000000000000000001G",
+        ] {
             assert!(parse(text).is_err(), "{text} was taken as {:?}", parse(text));
         }
         assert!(parse_u32("4G").is_err());

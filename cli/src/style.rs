@@ -24,8 +24,13 @@ impl Style {
     pub fn of_stdout() -> Self {
         let stdout = std::io::stdout();
         let terminal = stdout.is_terminal();
-        let plain = env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty()) || env::var_os("TERM").is_some_and(|v| v == "dumb");
-        let size = if terminal { rustix::termios::tcgetwinsize(stdout.as_fd()).ok().filter(|size| size.ws_col > 0) } else { None };
+        let plain =
+            env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty()) || env::var_os("TERM").is_some_and(|v| v == "dumb");
+        let size = if terminal {
+            rustix::termios::tcgetwinsize(stdout.as_fd()).ok().filter(|size| size.ws_col > 0)
+        } else {
+            None
+        };
         Self {
             colour: terminal && !plain,
             columns: size.map_or(DEFAULT_COLUMNS, |size| usize::from(size.ws_col).max(20)),

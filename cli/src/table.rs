@@ -23,7 +23,9 @@ impl Fields {
     /// What the system says of `out`.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let width = self.rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
-        self.rows.iter().try_for_each(|(label, value)| writeln!(out, "{}", format!("{label:width$}  {value}").trim_end()))
+        self.rows
+            .iter()
+            .try_for_each(|(label, value)| writeln!(out, "{}", format!("{label:width$}  {value}").trim_end()))
     }
 }
 
@@ -62,8 +64,9 @@ impl Columns {
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let heads: Vec<String> = self.heads.iter().map(|(head, _)| (*head).to_owned()).collect();
         let lines = || std::iter::once(&heads).chain(&self.rows);
-        let widths: Vec<usize> =
-            (0..self.heads.len()).map(|column| lines().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
+        let widths: Vec<usize> = (0..self.heads.len())
+            .map(|column| lines().map(|row| row[column].chars().count()).max().unwrap_or(0))
+            .collect();
         for row in lines() {
             let mut line = String::new();
             for (index, ((cell, (_, align)), width)) in row.iter().zip(&self.heads).zip(&widths).enumerate() {

@@ -17,9 +17,16 @@ fn there_and_back_through_every_kind() {
     shop.ok("create start.raw --size 64M");
     shop.ok(&format!("io start.raw {FILL}"));
     let mut last = "start.raw".to_owned();
-    for (step, kind) in [".vhdx", ".vhd --block-size 512k", ".vhd --type fixed", ".vhdx --type fixed", ".vhdx --block-size 1M --no-reflink", ".raw"]
-        .iter()
-        .enumerate()
+    for (step, kind) in [
+        ".vhdx",
+        ".vhd --block-size 512k",
+        ".vhd --type fixed",
+        ".vhdx --type fixed",
+        ".vhdx --block-size 1M --no-reflink",
+        ".raw",
+    ]
+    .iter()
+    .enumerate()
     {
         let (extension, options) = kind.split_once(' ').unwrap_or((kind, ""));
         let next = format!("step{step}{extension}");
@@ -67,8 +74,12 @@ fn a_signal_leaves_no_half_copy() {
     let shop = Workshop::new();
     shop.ok("create source.raw --size 256M");
     shop.ok("io source.raw -c 'write 0 256M'");
-    let mut child =
-        shop.command(&["convert", "source.raw", "dest.vhdx", "--no-reflink"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = shop
+        .command(&["convert", "source.raw", "dest.vhdx", "--no-reflink"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     while !shop.path("dest.vhdx").exists() && child.try_wait().unwrap().is_none() {
         thread::sleep(Duration::from_millis(1));
     }

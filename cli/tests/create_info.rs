@@ -46,7 +46,10 @@ fn a_chain_is_drawn() {
         shop.ok(&format!("create base.{extension} --size 1G"));
         shop.ok(&format!("create middle.{extension} --parent base.{extension}"));
         shop.ok(&format!("create top.{extension} --parent middle.{extension}"));
-        insta::assert_snapshot!(format!("chain_{extension}"), steady(&shop.ok(&format!("info top.{extension} --chain"))));
+        insta::assert_snapshot!(
+            format!("chain_{extension}"),
+            steady(&shop.ok(&format!("info top.{extension} --chain")))
+        );
         insta::assert_snapshot!(format!("child_{extension}"), steady(&shop.ok(&format!("info top.{extension}"))));
         let json = shop.json(&format!("info top.{extension} --chain"));
         let chain = json["chain"].as_array().unwrap();
@@ -126,7 +129,11 @@ fn what_cannot_be_made_is_refused_with_a_sentence() {
 #[test]
 fn quiet_says_nothing() {
     let shop = Workshop::new();
-    for line in ["create --quiet disk.vhdx --size 64M", "-q convert disk.vhdx disk.raw --verify", "compare -q disk.vhdx disk.raw"] {
+    for line in [
+        "create --quiet disk.vhdx --size 64M",
+        "-q convert disk.vhdx disk.raw --verify",
+        "compare -q disk.vhdx disk.raw",
+    ] {
         let ended = shop.run(line);
         assert_eq!((ended.code, ended.stdout.as_str(), ended.stderr.as_str()), (Some(0), "", ""), "{line}");
     }

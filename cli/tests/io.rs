@@ -21,7 +21,9 @@ fn disk() -> Workshop {
 #[test]
 fn says_what_qemu_io_says() {
     let shop = disk();
-    let said = shop.ok("io disk.vhdx -c 'write -P 0xaa 1M 64k' -c 'write -z -f 1M 4k' -c 'discard 32M 2M' -c flush -c 'read 1M 64k'");
+    let said = shop.ok(
+        "io disk.vhdx -c 'write -P 0xaa 1M 64k' -c 'write -z -f 1M 4k' -c 'discard 32M 2M' -c flush -c 'read 1M 64k'",
+    );
     insta::assert_snapshot!(said, @r"
     wrote 65536/65536 bytes at offset 1048576
     wrote 4096/4096 bytes at offset 1048576
@@ -90,7 +92,8 @@ fn read_only_means_it() {
 #[test]
 fn commands_come_from_standard_input() {
     let shop = disk();
-    let ended = shop.run_with_stdin("io disk.vhdx", "# a remark\nwrite -P 7 0 4k\n\nnonsense\nread -P 7 0 4k\nquit\nread 0 4k\n");
+    let ended = shop
+        .run_with_stdin("io disk.vhdx", "# a remark\nwrite -P 7 0 4k\n\nnonsense\nread -P 7 0 4k\nquit\nread 0 4k\n");
     assert_eq!(ended.code, Some(1));
     assert_eq!(ended.stdout, "wrote 4096/4096 bytes at offset 0\nread 4096/4096 bytes at offset 0\n");
     assert!(ended.stderr.contains("nonsense"), "{}", ended.stderr);
@@ -99,7 +102,9 @@ fn commands_come_from_standard_input() {
 #[test]
 fn every_engine_and_cache_gives_the_same_bytes() {
     let shop = disk();
-    for (pattern, options) in [(1, "--io-engine pread"), (2, "--io-engine auto --cache direct"), (3, "--io-engine pread --cache direct")] {
+    for (pattern, options) in
+        [(1, "--io-engine pread"), (2, "--io-engine auto --cache direct"), (3, "--io-engine pread --cache direct")]
+    {
         shop.ok(&format!("io disk.vhdx {options} -c 'write -P {pattern} 4M 1M' -c flush -c 'read -P {pattern} 4M 1M'"));
         shop.ok(&format!("io disk.vhdx -c 'read -P {pattern} 4M 1M'"));
     }

@@ -2,6 +2,7 @@
 pub mod clock;
 pub mod chain;
 pub mod child;
+pub mod bench;
 pub mod data;
 pub mod error;
 pub mod fill;

@@ -55,6 +55,14 @@ impl Scratch {
         Ok(path)
     }
 
+    /// Lets the file system finish what deleting and writing have left to do, so that it does not fall into a measurement.
+    ///
+    /// # Errors
+    /// [`LabError::File`].
+    pub fn settle(&self) -> Result<()> {
+        settle(&self.path)
+    }
+
     /// Refuses when the file system has less than `needed_bytes` free.
     ///
     /// # Errors
@@ -66,6 +74,15 @@ impl Scratch {
         }
         Err(LabError::NoSpace { dir: self.path.clone(), what: what.to_owned(), needed_bytes, free_bytes })
     }
+}
+
+/// Makes everything on the file system of the folder `dir` durable.
+///
+/// # Errors
+/// [`LabError::File`].
+pub fn settle(dir: &Path) -> Result<()> {
+    let folder = std::fs::File::open(dir).map_err(LabError::file("open", dir))?;
+    rustix::fs::syncfs(&folder).map_err(|errno| LabError::file("sync", dir)(errno.into()))
 }
 
 impl Drop for Scratch {

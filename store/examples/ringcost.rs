@@ -129,6 +129,7 @@ fn main() -> io::Result<()> {
             path
         }
     };
+    io::copy(&mut std::fs::File::open(&path)?, &mut io::sink())?; // All of it into the page cache.
     for cache in [CacheMode::PageCache, CacheMode::Direct] {
         let options = OpenOptions { writable: true, cache, lock: LockMode::Exclusive, ..OpenOptions::default() };
         let store = FileStore::open(&path, &options).map_err(io::Error::other)?;

@@ -83,13 +83,18 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         match Disk::open(&args.file, &context.global.open_options(false)) {
             Ok(disk) => {
                 let parents = disk.layers().iter().skip(1);
-                checked.extend(parents.map(|layer| (layer.path.clone(), check_one(&layer.path, Some(layer.image.info().format)))));
+                checked.extend(
+                    parents.map(|layer| (layer.path.clone(), check_one(&layer.path, Some(layer.image.info().format)))),
+                );
             }
             Err(error) => chain_error = Some(error.to_string()),
         }
     }
     let reports: Vec<FileReport> = checked.iter().map(|(path, result)| report_of(path, result)).collect();
-    let code = exit_code(checked.iter().map(|(_, result)| result.as_ref().ok().map(|(_, report)| report.worst())), chain_error.is_some());
+    let code = exit_code(
+        checked.iter().map(|(_, result)| result.as_ref().ok().map(|(_, report)| report.worst())),
+        chain_error.is_some(),
+    );
     if context.global.json {
         context.print_json("diskwright.check/1", Report { verdict: verdict(code), files: reports, chain_error })?;
         return Ok(code);
@@ -104,7 +109,8 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
 }
 
 fn check_one(path: &Path, format: Option<Format>) -> Result<(Format, CheckReport), DiskError> {
-    let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::Shared };
+    let options =
+        OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::Shared };
     let store = FileStore::open(path, &options)?;
     let store: Arc<dyn Store> = Arc::new(store);
     let format = format.map_or_else(|| probe::probe(&*store), Ok)?;
@@ -207,7 +213,9 @@ fn print_file(context: &mut Context, report: &FileReport) -> io::Result<()> {
     let count = |word| report.findings.iter().filter(|finding| finding.severity == word).count();
     let mut line = match report.verdict {
         "sound" => style.paint(GREEN, "sound"),
-        "leaked" => format!("{} of space leaked; {}", style.paint(YELLOW, Human(report.leaked_bytes)), "the contents are sound"),
+        "leaked" => {
+            format!("{} of space leaked; {}", style.paint(YELLOW, Human(report.leaked_bytes)), "the contents are sound")
+        }
         _ => format!("{}, {} found", style.paint(RED, "corrupt"), plural(count("corrupt"), "error")),
     };
     if count("note") > 0 {
@@ -215,7 +223,10 @@ fn print_file(context: &mut Context, report: &FileReport) -> io::Result<()> {
     }
     if report.total_blocks > 0 {
         let percent = report.allocated_blocks as f64 * 100.0 / report.total_blocks as f64;
-        line.push_str(&format!("; {} of {} blocks allocated ({percent:.1} %)", report.allocated_blocks, report.total_blocks));
+        line.push_str(&format!(
+            "; {} of {} blocks allocated ({percent:.1} %)",
+            report.allocated_blocks, report.total_blocks
+        ));
     }
     if report.format.as_deref() == Some("raw") {
         line.push_str("; a raw disk has no structures that could be checked");

@@ -57,8 +57,9 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
         context.warn(&format!("the disks differ in size: {} and {}", Exact(first_size), Exact(second_size)));
     }
     let mut progress = context.progress("comparing");
-    let found =
-        diskwright_disk::compare(&*first, &*second, context.global.engine(), &mut |done, total| progress.update(done, total))?;
+    let found = diskwright_disk::compare(&*first, &*second, context.global.engine(), &mut |done, total| {
+        progress.update(done, total)
+    })?;
     drop(progress);
     let first_difference = match found {
         CompareOutcome::Same => None,
@@ -66,7 +67,8 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     };
     if context.global.json {
         let (first, second) = (json::path(&args.first), json::path(&args.second));
-        let report = Report { first, second, same: first_difference.is_none(), first_difference, first_size, second_size };
+        let report =
+            Report { first, second, same: first_difference.is_none(), first_difference, first_size, second_size };
         context.print_json("diskwright.compare/1", report)?;
     } else if !context.global.quiet {
         // The words of qemu-img, for scripts that read them.

@@ -100,7 +100,8 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         no_reflink: args.no_reflink,
     };
     let mut display = context.progress("converting");
-    let done = diskwright_disk::convert(&args.source, &args.dest, &options, &mut |done, total| display.update(done, total))?;
+    let done =
+        diskwright_disk::convert(&args.source, &args.dest, &options, &mut |done, total| display.update(done, total))?;
     let elapsed = display.elapsed();
     drop(display);
     if context.global.json {
@@ -141,9 +142,18 @@ mod tests {
 
     #[test]
     fn the_summary_leaves_out_what_was_not() {
-        let done = ConvertOutcome { size_bytes: 40 << 30, copied_bytes: 4 << 30, cloned_bytes: 0, zero_bytes: 36 << 30, verified_bytes: 0 };
+        let done = ConvertOutcome {
+            size_bytes: 40 << 30,
+            copied_bytes: 4 << 30,
+            cloned_bytes: 0,
+            zero_bytes: 36 << 30,
+            verified_bytes: 0,
+        };
         assert_eq!(summary(&done, false), "40 GiB; 4 GiB copied, 36 GiB of zeros skipped");
         let shared = ConvertOutcome { copied_bytes: 0, cloned_bytes: 4 << 30, ..done };
-        assert_eq!(summary(&shared, true), "40 GiB; 0 bytes copied, 4 GiB shared with the source, 36 GiB of zeros skipped, verified");
+        assert_eq!(
+            summary(&shared, true),
+            "40 GiB; 0 bytes copied, 4 GiB shared with the source, 36 GiB of zeros skipped, verified"
+        );
     }
 }

@@ -96,7 +96,9 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     } else {
         let state = match (&trouble, disk.layers().get(1)) {
             (Some(trouble), _) => Some(format!("{}: {trouble}", state_of(trouble))),
-            (None, Some(parent)) => Some(format!("ok: {} (a chain of {} disks)", parent.path.display(), disk.layers().len())),
+            (None, Some(parent)) => {
+                Some(format!("ok: {} (a chain of {} disks)", parent.path.display(), disk.layers().len()))
+            }
             (None, None) => None,
         };
         let mut fields = Fields::default();
@@ -139,7 +141,8 @@ fn draw_chain(context: &mut Context, layers: &[Description], trouble: Option<&Di
         (None, count) => writeln!(out, "a chain of {count} disks")?,
     }
     let number_width = layers.len().saturating_sub(1).to_string().len();
-    let names: Vec<String> = (0..).map(branch).zip(layers).map(|(branch, layer)| branch + &printable(&layer.file)).collect();
+    let names: Vec<String> =
+        (0..).map(branch).zip(layers).map(|(branch, layer)| branch + &printable(&layer.file)).collect();
     let name_width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     for (depth, (name, layer)) in names.iter().zip(layers).enumerate() {
         let identity = if depth == 0 { String::new() } else { format!("  identity {}", style.paint(GREEN, "ok")) };

@@ -88,11 +88,15 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
         .map_err(|error| Failure::doing(format!("{}: cannot open a queue", args.file.display()), error))?;
     let mut results = Vec::new();
     let mut carry_out = |context: &mut Context, text: String, command: Result<Command, String>| -> Outcome<()> {
-        let result = command.and_then(|command| transfer::carry_out(&mut queue, &command, &mut context.out, !context.global.json, &patience));
+        let result = command.and_then(|command| {
+            transfer::carry_out(&mut queue, &command, &mut context.out, !context.global.json, &patience)
+        });
         let (done, error) = match result {
             Ok(done) => {
                 let error = done.first_difference.map(|(offset, found)| {
-                    format!("the pattern does not match: the first byte that differs is {found:#04x} at offset {offset}")
+                    format!(
+                        "the pattern does not match: the first byte that differs is {found:#04x} at offset {offset}"
+                    )
                 });
                 (done, error)
             }

@@ -89,7 +89,11 @@ pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
         (false, true) => list_json(context, &args.file, &disk, &names, &patience)?,
         (true, as_json) => {
             let drawing = draw(context, &disk, &patience)?;
-            if as_json { print_drawing_json(context, &args.file, &drawing, &names)? } else { print_drawing(context, &drawing, &names)? }
+            if as_json {
+                print_drawing_json(context, &args.file, &drawing, &names)?
+            } else {
+                print_drawing(context, &drawing, &names)?
+            }
         }
     }
     Ok(exit::OK)
@@ -117,7 +121,11 @@ fn list(context: &mut Context, disk: &Disk, names: &[String], patience: &Patienc
     // No number in the list can have more digits than the longest file, or the disk, has.
     let longest = disk.layers().iter().filter_map(|layer| layer.image.store().len_bytes().ok()).max().unwrap_or(0);
     let digits = longest.max(disk.geometry().size_bytes).to_string().len().max("offset".len());
-    writeln!(context.out, "{:>digits$}  {:>digits$}  depth  {:<11}  {:>digits$}  file", "start", "length", "kind", "offset")?;
+    writeln!(
+        context.out,
+        "{:>digits$}  {:>digits$}  depth  {:<11}  {:>digits$}  file",
+        "start", "length", "kind", "offset"
+    )?;
     each_extent(disk, patience, |extent| {
         let (start, length, kind) = (extent.offset_bytes, extent.len_bytes, kind_word(extent.kind));
         match extent.kind {
@@ -141,7 +149,10 @@ fn list_json(context: &mut Context, file: &Path, disk: &Disk, names: &[String], 
     let size_bytes = disk.geometry().size_bytes;
     let quoted = |text: &str| serde_json::to_string(text).map_err(|error| Failure::new(error.to_string()));
     let file = quoted(&json::path(file))?;
-    write!(context.out, "{{\n  \"schema\": \"diskwright.map/1\",\n  \"file\": {file},\n  \"virtual_size\": {size_bytes},\n  \"extents\": [")?;
+    write!(
+        context.out,
+        "{{\n  \"schema\": \"diskwright.map/1\",\n  \"file\": {file},\n  \"virtual_size\": {size_bytes},\n  \"extents\": ["
+    )?;
     let mut separator = "\n    ";
     each_extent(disk, patience, |extent| {
         let is_data = extent.kind == ExtentKind::Data;
@@ -203,7 +214,10 @@ fn print_drawing(context: &mut Context, drawing: &Drawing, names: &[String]) -> 
     let painted: Vec<(usize, &LayerTally)> =
         drawing.layers.iter().enumerate().filter(|(_, tally)| tally.data_bytes > 0).take(FILES_MAX).collect();
     if !painted.is_empty() {
-        writeln!(context.out, "\nthe files from beginning to end; a digit is the tenth of the disk (0 to 9) whose data lie there")?;
+        writeln!(
+            context.out,
+            "\nthe files from beginning to end; a digit is the tenth of the disk (0 to 9) whose data lie there"
+        )?;
         for (depth, tally) in painted {
             let label = format!("layer {}", draw::layer_glyph(depth as u32));
             writeln!(context.out, "{label:>width$}  {}", tally.file_line(), width = MARGIN_COLUMNS - 2)?;
@@ -213,7 +227,9 @@ fn print_drawing(context: &mut Context, drawing: &Drawing, names: &[String]) -> 
 }
 
 fn print_totals(context: &mut Context, drawing: &Drawing, names: &[String], size_bytes: u64) -> Outcome<()> {
-    let percent = |bytes: u64| if size_bytes == 0 { String::new() } else { format!("{:.1} %", bytes as f64 * 100.0 / size_bytes as f64) };
+    let percent = |bytes: u64| {
+        if size_bytes == 0 { String::new() } else { format!("{:.1} %", bytes as f64 * 100.0 / size_bytes as f64) }
+    };
     let mut table = Columns::new(&[
         ("", Align::Left),
         ("holds", Align::Right),
@@ -249,13 +265,30 @@ fn print_totals(context: &mut Context, drawing: &Drawing, names: &[String], size
             format!("{} more layers below", rest.len()),
         ]);
     }
-    for (glyph, bytes, what) in
-        [(ZERO, drawing.zero_bytes, "zeros, by a layer's word"), (UNALLOCATED, drawing.unallocated_bytes, "unallocated: zeros that no layer knows of")]
-    {
-        table.row(vec![glyph.to_string(), Human(bytes).to_string(), percent(bytes), String::new(), String::new(), String::new(), what.into()]);
+    for (glyph, bytes, what) in [
+        (ZERO, drawing.zero_bytes, "zeros, by a layer's word"),
+        (UNALLOCATED, drawing.unallocated_bytes, "unallocated: zeros that no layer knows of"),
+    ] {
+        table.row(vec![
+            glyph.to_string(),
+            Human(bytes).to_string(),
+            percent(bytes),
+            String::new(),
+            String::new(),
+            String::new(),
+            what.into(),
+        ]);
     }
     if drawing.rows().iter().any(|(_, row)| row.contains(SPARSE)) {
-        table.row(vec![SPARSE.to_string(), String::new(), String::new(), String::new(), String::new(), String::new(), "mostly zeros or unallocated, with some data".into()]);
+        table.row(vec![
+            SPARSE.to_string(),
+            String::new(),
+            String::new(),
+            String::new(),
+            String::new(),
+            String::new(),
+            "mostly zeros or unallocated, with some data".into(),
+        ]);
     }
     table.write(&mut context.out)?;
     Ok(())

@@ -87,7 +87,8 @@ impl Ended {
         let text = |bytes: &[u8]| {
             let text = String::from_utf8(bytes.to_vec()).expect("UTF-8");
             let real = dir.canonicalize().expect("the folder is there");
-            let steady = text.replace(&real.display().to_string(), "[DIR]").replace(&dir.display().to_string(), "[DIR]");
+            let steady =
+                text.replace(&real.display().to_string(), "[DIR]").replace(&dir.display().to_string(), "[DIR]");
             // Children name their parents as Windows writes paths.
             steady.replace(&real.display().to_string().replace('/', "\\"), "[DIR]")
         };
@@ -129,10 +130,14 @@ pub fn steady(text: &str) -> String {
             (Some(at), true) => format!("{}, in [time]", &line[..at]),
             _ => line,
         };
-        match (line.find(" on disk"), line.find("ing  ").or(line.find("dynamic  ")).or(line.find("fixed  "))) {
-            (Some(end), Some(at)) => format!("{}  [size]{}", line[..at + 8].trim_end(), &line[end..]),
-            _ => line,
+        if !line.contains(" on disk") {
+            return line;
         }
+        let columns = line.trim().split("  ").map(str::trim).filter(|column| !column.is_empty());
+        columns
+            .map(|column| if column.ends_with(" on disk") { "[size] on disk" } else { column })
+            .collect::<Vec<_>>()
+            .join("  ")
     });
     lines.collect::<Vec<_>>().join("\n")
 }

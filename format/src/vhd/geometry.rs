@@ -82,7 +82,7 @@ mod tests {
         } else {
             sectors = 17;
             tracks = total / sectors;
-            heads = (tracks + 1023) / 1024;
+            heads = tracks.div_ceil(1024);
             if heads < 4 {
                 heads = 4;
             }

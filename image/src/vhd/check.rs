@@ -209,7 +209,7 @@ fn check_blocks(
             return Ok(false);
         }
         placed.push(Placed { entry, block: block as u32 });
-        if !blocks.is_differencing {
+        if !blocks.tracks_sectors {
             let bits = read_bitmap(store, blocks, &piece)?;
             if !bitmap::is_full_to(&bits, blocks.sectors_of(block)) {
                 holed.0 += 1;
@@ -241,6 +241,7 @@ fn check_gaps(blocks: &Blocks, placed: &[Placed], data_end: u64, findings: &mut 
     // Before a block there may be padding to a page, and the part of its area that the bitmap does not fill.
     let padding = 2 * PAGE_BYTES;
     let mut reached: Option<(u64, u32)> = None;
+    let mut holes = 0;
     for &Placed { entry, block } in placed {
         let piece = blocks.place(entry);
         if let Some((end, other)) = reached {
@@ -253,6 +254,7 @@ fn check_gaps(blocks: &Blocks, placed: &[Placed], data_end: u64, findings: &mut 
             } else if piece.bitmap_offset - end >= padding {
                 let gap = piece.bitmap_offset - end;
                 report.leaked_bytes += gap;
+                holes += gap / blocks.piece_bytes();
                 findings.add(Severity::Leak, end, format!("{gap} bytes between two blocks belong to nothing."));
             }
         }
@@ -263,9 +265,8 @@ fn check_gaps(blocks: &Blocks, placed: &[Placed], data_end: u64, findings: &mut 
     let metadata_end = blocks.metadata.iter().map(|range| range.end).max().unwrap_or(0);
     let used_end = reached.map_or(metadata_end, |(end, _)| end.max(metadata_end));
     let slack = data_end.saturating_sub(used_end);
-    let unplaced = blocks.count.saturating_sub(placed.len() as u64);
-    if unplaced > 0 && slack / blocks.piece_bytes() >= unplaced {
-        let message = format!("{slack} bytes are reserved for the {unplaced} blocks that have no data yet.");
+    if blocks.is_reserved(used_end, data_end, placed.len() as u64 + holes) {
+        let message = format!("{slack} bytes are reserved for blocks that have no data yet.");
         findings.add(Severity::Note, used_end, message);
     } else if slack >= padding {
         report.leaked_bytes += slack;

@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!   snapshot (under the image lock)      what was committed before this instant
-//!   pass 1   bitmaps of blocks that no BAT entry in the file shows yet     invisible, so no order is needed
-//!            sync                        payload and those bitmaps are durable
-//!   pass 2   bits of blocks that are visible; BAT entries                  each shows only what pass 1 made durable
-//!            sync                        (left out when there was nothing to write)
+//!   pass 1   bitmaps of new dynamic blocks   invisible before their BAT entry, so no order is needed
+//!            sync                            payload and those bitmaps are durable
+//!   pass 2   bitmaps of differencing blocks; BAT entries      each shows only what pass 1 made durable
+//!            sync                            (left out when there was nothing to write)
 //! ```
 //!
-//! Within pass 2 there is no order, and none is needed: an entry and a bit show payload that is durable already, each
-//! alone. Sectors may be torn apart at 512 bytes: entries and bits are independent of each other.
+//! Within pass 2 there is no order, and none is needed. A bit shows a sector whose payload is durable. An entry shows a block
+//! whose bitmap is either written, or still the zeros of its fresh space, which pass 1 made durable and which show the
+//! parent, as before the flush. Sectors may be torn apart at 512 bytes: entries and bits are independent of each other.
 //!
 //! [`FlushGate`]: a flush is done by any pass that *began* after the call. One caller runs; those that come meanwhile wait for the
 //! next pass, which one of them runs for all. After a failed sync nothing can be known to be durable, so the gate stays

@@ -72,17 +72,20 @@ impl Footers {
         let Some(old_offset_bytes) = len_bytes.checked_sub(OLD_FOOTER_BYTES as u64) else {
             return Err(not_an_image(format!("the file has only {len_bytes} bytes")));
         };
-        let mut tail = read_one(store, old_offset_bytes, OLD_FOOTER_BYTES)?;
         let mut copy = Err(VhdError {
             structure: "footer",
             offset_bytes: 0,
             fault: Fault::TooShort { found_bytes: OLD_FOOTER_BYTES, expected_bytes: FOOTER_BYTES },
         });
+        let mut tail = copy.clone();
         if let Some(offset_bytes) = old_offset_bytes.checked_sub(1) {
             copy = read_one(store, 0, FOOTER_BYTES)?;
-            let usual = read_one(store, offset_bytes, FOOTER_BYTES)?;
-            if has_cookie(&usual) || !has_cookie(&tail) {
-                tail = usual;
+            tail = read_one(store, offset_bytes, FOOTER_BYTES)?;
+        }
+        if !has_cookie(&tail) {
+            let old = read_one(store, old_offset_bytes, OLD_FOOTER_BYTES)?;
+            if has_cookie(&old) {
+                tail = old;
             }
         }
         if !has_cookie(&tail) && !has_cookie(&copy) {

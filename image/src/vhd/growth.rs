@@ -112,7 +112,10 @@ fn survey(store: &dyn Store, blocks: &Blocks, len_bytes: u64) -> Result<Survey> 
 }
 
 impl Growth {
-    /// Surveys the file and makes it ready to grow. Writes; syncs only when the copy of the footer had to be put right.
+    /// Surveys the file and makes it ready to grow.
+    ///
+    /// What looks free may be so only in the page cache: a program that was killed in a flush can have removed a block from
+    /// the BAT without making that durable. So the file is synced before its free space is touched.
     pub fn prepare(store: &dyn Store, blocks: &Blocks, footer: &FooterPlace, gate: &FlushGate) -> Result<Self> {
         let io_error = |doing, at| move |e| ImageError::io(doing, store, at, e);
         let len_bytes = store.len_bytes().map_err(io_error("learn the length of the file", 0))?;
@@ -127,8 +130,8 @@ impl Growth {
         if !footer.copy_is_right {
             // From here on the tail moves, and a cut may find none: the copy must stand first.
             store.write_at(&footer.bytes, 0).map_err(io_error("write the copy of the footer", 0))?;
-            gate.sync(store, "make the copy of the footer durable")?;
         }
+        gate.sync(store, "make the tables durable as they were found")?;
         let footer_offset = tail.unwrap_or(len_bytes.next_multiple_of(SECTOR_BYTES)).max(used_end_bytes);
         zero_data(store, used_end_bytes..footer_offset.min(len_bytes))
             .map_err(io_error("clear the space after the last block", used_end_bytes))?;
@@ -158,10 +161,7 @@ impl Growth {
             }
             previous_end = piece.end;
         }
-        // Space for every block that has none yet was reserved on purpose; less is what a session left that did not close.
-        let unplaced = blocks.count.saturating_sub((pieces.len() + holes) as u64);
-        let slack_bytes = footer_offset - used_end_bytes;
-        let is_reserved = unplaced > 0 && slack_bytes / piece_bytes >= unplaced;
+        let is_reserved = blocks.is_reserved(used_end_bytes, footer_offset, (pieces.len() + holes) as u64);
         Ok(Self {
             space,
             footer: footer.bytes,

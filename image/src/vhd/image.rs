@@ -1,8 +1,9 @@
 //! An open VHD: what it is, and where its blocks are.
 //!
 //! A fixed disk is a flat one with a footer behind it, and shares the code of raw images. For the others a look-up is one BAT
-//! entry; bitmaps of dynamic disks are never read, for their blocks are whole. Of a differencing disk every block is
-//! `Partial`, unless its bitmap is in memory and known to be full.
+//! entry; bitmaps of dynamic disks are not read, for their blocks are whole. Of a differencing disk every block is
+//! `Partial`, unless its bitmap is in memory and known to be full. XenServer keeps bitmaps of dynamic disks as exactly, and does not
+//! clear the space of blocks, so its disks are treated likewise: what is not marked is nobody's, and reads as zeros.
 
 use super::{
     PAGE_BYTES, bitmap,
@@ -43,7 +44,7 @@ pub struct VhdImage {
 #[derive(Debug)]
 enum Kind {
     Fixed(Option<FlatWriter>),
-    ReadOnly { blocks: Blocks, len_bytes: KnownLength },
+    ReadOnly { blocks: Box<Blocks>, len_bytes: KnownLength },
     Writable(Box<Writing>),
 }
 
@@ -112,8 +113,10 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     let (len_bytes, footer) = (layout.len_bytes, FooterPlace::of(&layout));
     let kind = match layout.blocks {
         None => Kind::Fixed(writable.then(|| FlatWriter::new(Arc::clone(&store), layout.size_bytes, None))),
-        Some(blocks) if writable => Kind::Writable(Box::new(Writing::new(Arc::clone(&store), blocks, footer, len_bytes))),
-        Some(blocks) => Kind::ReadOnly { blocks, len_bytes: KnownLength::new(len_bytes) },
+        Some(blocks) if writable => {
+            Kind::Writable(Box::new(Writing::new(Arc::clone(&store), blocks, footer, len_bytes)))
+        }
+        Some(blocks) => Kind::ReadOnly { blocks: Box::new(blocks), len_bytes: KnownLength::new(len_bytes) },
     };
     Ok(VhdImage { info, store, kind })
 }
@@ -209,7 +212,7 @@ impl Image for VhdImage {
                 table::read_entries(&*self.store, blocks, block, &mut entry)?;
                 match self.piece(blocks, len_bytes, block, entry[0])? {
                     None => Ok(SectorBitmap::empty(blocks.sectors, SECTOR_BYTES as u32)),
-                    Some(_) if !blocks.is_differencing => Ok(full_bitmap(blocks)),
+                    Some(_) if !blocks.tracks_sectors => Ok(full_bitmap(blocks)),
                     Some(piece) => read_bitmap(&*self.store, blocks, &piece),
                 }
             }

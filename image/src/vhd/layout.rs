@@ -37,6 +37,8 @@ pub(super) struct Blocks {
     pub header: DynamicHeader,
     pub header_offset_bytes: u64,
     pub is_differencing: bool,
+    /// Whether bitmaps say which sectors a block has: in differencing disks, and in dynamic ones by XenServer.
+    pub tracks_sectors: bool,
     pub block_bytes: u64,
     /// Sectors of a block.
     pub sectors: u32,
@@ -85,6 +87,14 @@ impl Blocks {
         if block + 1 == self.count { self.last_sectors } else { self.sectors }
     }
 
+    /// Whether the slack before a footer is exactly what the blocks need that have no place yet: it was reserved on
+    /// purpose. Any other slack is what a session left that did not close.
+    pub fn is_reserved(&self, used_end_bytes: u64, footer_offset_bytes: u64, placed: u64) -> bool {
+        let slack_bytes = footer_offset_bytes.saturating_sub(used_end_bytes.next_multiple_of(PAGE_BYTES));
+        let needed_bytes = self.count.saturating_sub(placed) * self.piece_bytes();
+        slack_bytes > 0 && slack_bytes == needed_bytes
+    }
+
     /// What a BAT entry in use says, unchecked.
     pub fn place(&self, entry: u32) -> Piece {
         let bitmap_offset = u64::from(entry) * SECTOR_BYTES;
@@ -128,7 +138,7 @@ impl Blocks {
     pub fn state_of(&self, piece: Option<Piece>) -> BlockState {
         match piece {
             None => BlockState::Absent,
-            Some(Piece { payload_offset: offset_bytes, .. }) if self.is_differencing => {
+            Some(Piece { payload_offset: offset_bytes, .. }) if self.tracks_sectors => {
                 BlockState::Partial { offset_bytes }
             }
             Some(Piece { payload_offset: offset_bytes, .. }) => BlockState::Data { offset_bytes },
@@ -308,6 +318,7 @@ fn read_blocks(store: &dyn Store, footer: &Footer, size_bytes: u64, len_bytes: u
     Ok(Blocks {
         header_offset_bytes,
         is_differencing: footer.kind == DiskKind::Differencing,
+        tracks_sectors: footer.kind == DiskKind::Differencing || matches!(&footer.creator_app, b"tap\0" | b"CTXS"),
         block_bytes,
         sectors,
         last_sectors: (last_bytes / SECTOR_BYTES) as u32,

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A dynamic block's bitmap is all ones, and the same for every block; whoever is first to write the block writes it along
-//! (`Reservation::init`), and a flush writes it where that was not confirmed. A differencing block's bitmap is
+//! (`Reservation::init`), and a flush writes it where that was not confirmed. The bitmap of a differencing block (or one by XenServer) is
 //! in memory from its reservation on, and only a flush writes it.
 //!
 //! One mutex guards [`State`]: table pages, bitmaps, reservations, space. I/O on metadata is done under it, but for the
@@ -54,8 +54,6 @@ struct State {
     /// Differencing: bitmaps that were looked at or changed.
     bitmaps: HashMap<u64, SectorBitmap>,
     dirty_bitmaps: BTreeSet<u64>,
-    /// Differencing: blocks whose BAT entry has not been on its way to the file yet, so that their bitmap shows nothing.
-    fresh: BTreeSet<u64>,
     /// Dynamic: the area before the payload of a new block, its bitmap at the end.
     init: Option<Arc<IoBuf>>,
 }
@@ -65,9 +63,8 @@ struct Batch {
     /// Pass 1: (offset, bytes).
     init: Vec<(u64, Arc<IoBuf>)>,
     init_blocks: Vec<u64>,
-    fresh: Vec<BitmapWrite>,
     /// Pass 2.
-    visible: Vec<BitmapWrite>,
+    bitmaps: Vec<BitmapWrite>,
     sectors: Vec<TableSector>,
 }
 
@@ -113,7 +110,7 @@ impl Writing {
         let mut state = self.lock();
         match self.piece(&mut state, block)? {
             None => Ok(SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32)),
-            Some(_) if !self.blocks.is_differencing => Ok(full_bitmap(&self.blocks)),
+            Some(_) if !self.blocks.tracks_sectors => Ok(full_bitmap(&self.blocks)),
             Some(piece) => self.bitmap(&mut state, block, &piece).cloned(),
         }
     }
@@ -138,7 +135,7 @@ impl Writing {
     }
 
     fn is_known_full(&self, state: &State, block: u64) -> bool {
-        self.blocks.is_differencing
+        self.blocks.tracks_sectors
             && state.bitmaps.get(&block).is_some_and(|bits| bitmap::is_full_to(bits, self.blocks.sectors_of(block)))
     }
 
@@ -185,9 +182,6 @@ impl Writing {
         let entry = entry_of(&piece).ok_or_else(|| self.misuse(block, "was reserved beyond 2 TiB"))?;
         state.table.set(&*self.store, &self.blocks, block, entry)?;
         state.reserved.remove(&block);
-        if self.blocks.is_differencing {
-            state.fresh.insert(block);
-        }
         Ok(true)
     }
 
@@ -196,7 +190,7 @@ impl Writing {
         let Some(piece) = self.piece(state, block)? else {
             return Err(self.misuse(block, "has no space: reserve it first"));
         };
-        if !self.blocks.is_differencing {
+        if !self.blocks.tracks_sectors {
             return Ok(());
         }
         let valid = self.blocks.sectors_of(block);
@@ -236,13 +230,7 @@ impl Writing {
 
     /// Takes everything that is dirty, as it is at this instant.
     fn take_batch(&self, state: &mut State) -> Result<Batch> {
-        let mut batch = Batch {
-            init: Vec::new(),
-            init_blocks: Vec::new(),
-            fresh: Vec::new(),
-            visible: Vec::new(),
-            sectors: Vec::new(),
-        };
+        let mut batch = Batch { init: Vec::new(), init_blocks: Vec::new(), bitmaps: Vec::new(), sectors: Vec::new() };
         let uninitialised: Vec<_> =
             state.uninitialised.iter().copied().filter(|block| !state.reserved.contains_key(block)).collect();
         for block in uninitialised {
@@ -256,25 +244,16 @@ impl Writing {
             let Some(piece) = self.piece(state, block)? else { continue };
             let bits = self.bitmap(state, block, &piece)?;
             let bytes = bitmap::to_file(bits, self.blocks.bitmap_bytes as usize);
-            let write = BitmapWrite { block, offset_bytes: piece.bitmap_offset, bytes };
-            if state.fresh.contains(&block) { batch.fresh.push(write) } else { batch.visible.push(write) }
+            batch.bitmaps.push(BitmapWrite { block, offset_bytes: piece.bitmap_offset, bytes });
         }
         // Nothing fails from here on.
         state.dirty_bitmaps.clear();
-        state.fresh.clear();
         for block in &batch.init_blocks {
             state.uninitialised.remove(block);
         }
         batch.sectors = state.table.take_dirty(&self.blocks);
-        state.table.pinned = !(batch.sectors.is_empty() && batch.visible.is_empty() && batch.fresh.is_empty());
+        state.table.pinned = !(batch.sectors.is_empty() && batch.bitmaps.is_empty());
         Ok(batch)
-    }
-
-    fn write_bitmaps(&self, writes: &[BitmapWrite]) -> Result<()> {
-        for BitmapWrite { offset_bytes, bytes, .. } in writes {
-            self.write(bytes, *offset_bytes, "write a sector bitmap")?;
-        }
-        Ok(())
     }
 
     fn write(&self, bytes: &[u8], offset_bytes: u64, doing: &'static str) -> Result<()> {
@@ -285,15 +264,16 @@ impl Writing {
         for (offset_bytes, bytes) in &batch.init {
             self.write(bytes, *offset_bytes, "write the bitmap of a new block")?;
         }
-        self.write_bitmaps(&batch.fresh)?;
         self.gate.sync(&*self.store, "make the written data durable")
     }
 
     fn second_pass(&self, batch: &Batch) -> Result<()> {
-        if batch.visible.is_empty() && batch.sectors.is_empty() {
+        if batch.bitmaps.is_empty() && batch.sectors.is_empty() {
             return Ok(());
         }
-        self.write_bitmaps(&batch.visible)?;
+        for BitmapWrite { offset_bytes, bytes, .. } in &batch.bitmaps {
+            self.write(bytes, *offset_bytes, "write a sector bitmap")?;
+        }
         for sector in &batch.sectors {
             self.write(&sector.bytes, sector.offset_bytes, "write the block allocation table")?;
         }
@@ -309,10 +289,8 @@ impl Writing {
         state.table.pinned = false;
         if result.is_err() {
             state.table.restore_dirty(&batch.sectors);
-            state.dirty_bitmaps.extend(batch.visible.iter().chain(&batch.fresh).map(|write| write.block));
+            state.dirty_bitmaps.extend(batch.bitmaps.iter().map(|write| write.block));
             if first_failed {
-                // No BAT entry was on its way. After a failure later on it may have been, and the blocks count as visible.
-                state.fresh.extend(batch.fresh.iter().map(|write| write.block));
                 state.uninitialised.extend(&batch.init_blocks);
             }
         }
@@ -340,7 +318,7 @@ impl ImageWriter for Writing {
         let piece = self.growth(state)?.take(&*self.store)?;
         state.reserved.insert(block, piece);
         let mut init = None;
-        if self.blocks.is_differencing {
+        if self.blocks.tracks_sectors {
             state.bitmaps.insert(block, SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32));
         } else {
             state.uninitialised.insert(block);

@@ -2,7 +2,7 @@
 //!
 //! Read-only, and it goes on where `open` would stop: both headers and both region tables are looked at, then the file is opened
 //! as a reader would (the log replayed in memory), and every BAT entry is judged on its own. What is in use is gathered as
-//! intervals, one for each entry that has space, and sorted: overlaps and unused space fall out of one pass.
+//! blocks, eight bytes for each entry that has space, and sorted: overlaps and unused space fall out of one pass.
 
 use super::{
     layout::Layout,
@@ -50,14 +50,8 @@ pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
         }
         let store = &*opened.barrier.store;
         report.total_blocks = opened.layout.geometry.payload_blocks();
-        let mut blocks = Blocks {
-            layout: &opened.layout,
-            store,
-            findings: &mut findings,
-            used: Vec::new(),
-            unmapped: Vec::new(),
-            allocated: 0,
-        };
+        let mut blocks =
+            Blocks { layout: &opened.layout, store, findings: &mut findings, used: Vec::new(), allocated: 0 };
         blocks.check(&mut report)?;
     }
     report.findings = findings.finish();
@@ -146,21 +140,20 @@ fn check_region_tables(store: &dyn Store, findings: &mut Findings) -> Result<()>
     Ok(())
 }
 
-/// A place in the file, and the index of the BAT entry that names it.
+/// A block in the file and the BAT entry that names it: eight bytes, as a full disk has tens of millions.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Used {
-    start_bytes: u64,
-    end_bytes: u64,
-    index: u64,
+    start_mib: u32,
+    index: u32,
 }
 
 struct Blocks<'a> {
     layout: &'a Layout,
     store: &'a dyn Store,
     findings: &'a mut Findings,
-    /// Of blocks that hold data.
+    /// Of all blocks that have space, unmapped ones that keep theirs among them.
     used: Vec<Used>,
-    /// Of blocks that are unmapped but keep their space.
-    unmapped: Vec<Used>,
+    /// Payload blocks that hold data.
     allocated: u64,
 }
 
@@ -218,7 +211,6 @@ impl Blocks<'_> {
         self.reserved_bits(index, entry);
         let place = self.layout.entry_offset_bytes(index);
         let start_bytes = entry.offset_bytes();
-        let end_bytes = start_bytes.saturating_add(self.layout.geometry.block_bytes());
         match self.layout.block_state(block, entry, file_bytes) {
             Err(mut invalid) => {
                 invalid.structure = "BAT entry of a payload block";
@@ -233,13 +225,13 @@ impl Blocks<'_> {
                     );
                     self.findings.add(Severity::Corrupt, place, message);
                 } else if start_bytes != 0 {
-                    self.unmapped.push(Used { start_bytes, end_bytes, index });
+                    self.uses(index, start_bytes, file_bytes);
                 }
                 false
             }
             Ok(state) => {
                 self.allocated += 1;
-                self.used.push(Used { start_bytes, end_bytes, index });
+                self.uses(index, start_bytes, file_bytes);
                 matches!(state, BlockState::Partial { .. })
             }
         }
@@ -251,7 +243,7 @@ impl Blocks<'_> {
         match self.layout.bitmap_place(entry, file_bytes) {
             Ok(None) => false,
             Ok(Some(start_bytes)) => {
-                self.used.push(Used { start_bytes, end_bytes: start_bytes.saturating_add(BITMAP_BLOCK_BYTES), index });
+                self.uses(index, start_bytes, file_bytes);
                 true
             }
             Err(mut invalid) => {
@@ -262,24 +254,62 @@ impl Blocks<'_> {
         }
     }
 
-    /// Overlaps, and bytes that nothing refers to.
-    fn space(&mut self, file_bytes: u64) -> u64 {
-        self.used.sort_unstable_by_key(|used| used.start_bytes);
-        for pair in self.used.windows(2) {
-            if pair[0].end_bytes > pair[1].start_bytes {
-                let message = format!(
-                    "BAT entry {}: a block at {}, inside the block at {} of BAT entry {}",
-                    pair[1].index, pair[1].start_bytes, pair[0].start_bytes, pair[0].index
-                );
-                self.findings.add(Severity::Corrupt, self.layout.entry_offset_bytes(pair[1].index), message);
-            }
+    fn uses(&mut self, index: u64, start_bytes: u64, file_bytes: u64) {
+        // An unmapped block may have kept an offset beyond the file's end; it means nothing. Entries are fewer than 2^27.
+        if start_bytes < file_bytes
+            && let (Ok(start_mib), Ok(index)) = (u32::try_from(start_bytes / MIB), u32::try_from(index))
+        {
+            self.used.push(Used { start_mib, index });
         }
-        let mut ranges: Vec<(u64, u64)> =
-            self.used.iter().chain(&self.unmapped).map(|used| (used.start_bytes, used.end_bytes)).collect();
-        ranges.extend_from_slice(&self.layout.metadata);
-        ranges.sort_unstable();
+    }
+
+    fn len_bytes(&self, used: Used) -> u64 {
+        match self.layout.geometry.what_is(u64::from(used.index)) {
+            EntryKind::Payload { .. } => self.layout.geometry.block_bytes(),
+            EntryKind::Bitmap { .. } => BITMAP_BLOCK_BYTES,
+        }
+    }
+
+    /// Overlaps, and bytes that nothing refers to: one pass over blocks and metadata by their beginnings.
+    fn space(&mut self, file_bytes: u64) -> u64 {
+        let mut used = std::mem::take(&mut self.used);
+        used.sort_unstable();
+        let layout = self.layout;
+        let mut metadata = layout.metadata.iter().copied().peekable();
+        let mut used = used.into_iter().peekable();
         let (mut leaked_bytes, mut end_bytes) = (0, 0);
-        for (start, end) in ranges {
+        // The block that reaches furthest so far.
+        let mut furthest: Option<(u64, Used)> = None;
+        loop {
+            let next_start = used.peek().map(|used| u64::from(used.start_mib) * MIB);
+            let (start, end) = match (metadata.peek().copied(), next_start) {
+                (Some((start, end)), next) if next.is_none_or(|next| start <= next) => {
+                    metadata.next();
+                    (start, end)
+                }
+                (_, Some(start)) => {
+                    let Some(block) = used.next() else { break };
+                    let end = start.saturating_add(self.len_bytes(block));
+                    if let Some((_, other)) = furthest.filter(|(furthest, _)| *furthest > start) {
+                        let message = format!(
+                            "BAT entry {}: a block at {start}, inside the block at {} of BAT entry {}",
+                            block.index,
+                            u64::from(other.start_mib) * MIB,
+                            other.index
+                        );
+                        self.findings.add(
+                            Severity::Corrupt,
+                            layout.entry_offset_bytes(u64::from(block.index)),
+                            message,
+                        );
+                    }
+                    if furthest.is_none_or(|(furthest, _)| furthest < end) {
+                        furthest = Some((end, block));
+                    }
+                    (start, end)
+                }
+                (Some(_), None) | (None, None) => break,
+            };
             if start > end_bytes && end_bytes < file_bytes {
                 let hole_bytes = start.min(file_bytes) - end_bytes;
                 leaked_bytes += hole_bytes;
@@ -291,22 +321,29 @@ impl Blocks<'_> {
             }
             end_bytes = end_bytes.max(end);
         }
+        leaked_bytes + self.slack(end_bytes, file_bytes)
+    }
+
+    /// Judges what follows the last block; returns what of it is lost.
+    fn slack(&mut self, end_bytes: u64, file_bytes: u64) -> u64 {
         let slack_bytes = file_bytes.saturating_sub(end_bytes);
         let room_bytes =
             self.layout.geometry.payload_blocks().saturating_sub(self.allocated) * self.layout.geometry.block_bytes();
-        if slack_bytes > 0 && (self.layout.fixed || (room_bytes > 0 && slack_bytes >= room_bytes)) {
+        if slack_bytes == 0 {
+            0
+        } else if self.layout.fixed || (room_bytes > 0 && slack_bytes >= room_bytes) {
             self.findings.add(
                 Severity::Note,
                 end_bytes,
                 format!("{} MiB at the file's end are kept for blocks to come", slack_bytes / MIB),
             );
-        } else if slack_bytes > 0 {
-            leaked_bytes += slack_bytes;
+            0
+        } else {
             let message = format!(
                 "{slack_bytes} bytes at the file's end that nothing refers to; they are given back when the disk is next changed and closed"
             );
             self.findings.add(Severity::Leak, end_bytes, message);
+            slack_bytes
         }
-        leaked_bytes
     }
 }

@@ -36,6 +36,9 @@ const FIRST_LOGGED_BYTE: u64 = 192 << 10;
 /// How much is read at once while looking for headers.
 const SCAN_BYTES: u64 = MIB;
 
+/// Told each descriptor, data with its page.
+type Visit<'a> = dyn FnMut(&Descriptor, Option<Box<[u8]>>) -> Result<()> + 'a;
+
 /// The log of a file, as a ring.
 pub(super) struct Ring<'a> {
     pub(super) store: &'a dyn Store,
@@ -187,12 +190,7 @@ impl Ring<'_> {
     }
 
     /// Visits the descriptors of an entry in order, data with its page. The inner result says what is invalid in it.
-    fn walk(
-        &self,
-        position: u64,
-        header: &LogEntryHeader,
-        visit: &mut dyn FnMut(&Descriptor, Option<Box<[u8]>>) -> Result<()>,
-    ) -> Result<Result<(), Invalid>> {
+    fn walk(&self, position: u64, header: &LogEntryHeader, visit: &mut Visit<'_>) -> Result<Result<(), Invalid>> {
         let descriptors_end = (LOG_HEADER_BYTES + DESCRIPTOR_BYTES * header.descriptors as usize) as u64;
         let mut data_at = descriptors_end.next_multiple_of(SECTOR);
         let (mut sector, mut data) = (vec![0; LOG_SECTOR_BYTES], vec![0; LOG_SECTOR_BYTES]);
@@ -301,12 +299,7 @@ impl Ring<'_> {
     }
 
     /// Visits all descriptors of a sequence, refusing those that touch headers, the log, or what is beyond the file.
-    fn each_change(
-        &self,
-        sequence: &Sequence,
-        file_bytes: u64,
-        visit: &mut dyn FnMut(&Descriptor, Option<Box<[u8]>>) -> Result<()>,
-    ) -> Result<()> {
+    fn each_change(&self, sequence: &Sequence, file_bytes: u64, visit: &mut Visit<'_>) -> Result<()> {
         let (log_start, log_end) = (self.place.offset_bytes, self.place.offset_bytes + self.place.len_bytes);
         for (position, header) in &sequence.entries {
             let refuse = |invalid| corrupt(self.store, log_start + position, invalid);

@@ -8,7 +8,7 @@
 
 use crate::error::{ImageError, Result};
 use diskwright_store::Store;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, hash_map::Entry};
 
 /// Size of a page in bytes: the sector of the log.
 pub(super) const PAGE_BYTES: u64 = 4096;
@@ -40,12 +40,12 @@ impl PageCache {
     ) -> Result<()> {
         let first = start_bytes - start_bytes % PAGE_BYTES;
         for offset_bytes in (first..start_bytes + len_bytes).step_by(PAGE_BYTES as usize) {
-            if !self.pages.contains_key(&offset_bytes) {
+            if let Entry::Vacant(place) = self.pages.entry(offset_bytes) {
                 let mut page = vec![0; PAGE_BYTES as usize].into_boxed_slice();
                 store
                     .read_at(&mut page, offset_bytes)
                     .map_err(|error| ImageError::io(doing, store, offset_bytes, error))?;
-                self.pages.insert(offset_bytes, page);
+                place.insert(page);
             }
         }
         Ok(())

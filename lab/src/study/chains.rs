@@ -25,7 +25,7 @@ use std::{
 };
 
 /// The paper's lengths, and on to the longest.
-const LENGTHS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 256, CHILDREN_MAX];
+pub(crate) const LENGTHS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 256, CHILDREN_MAX];
 
 /// Longest cell where the whole run must end in time: there are many, and what they show is coarse.
 const QUICK_CELL: Duration = Duration::from_millis(120);
@@ -46,33 +46,26 @@ pub(crate) struct ChainExperiment<'a> {
     pub(crate) plan: Plan,
     pub(crate) budget: Budget,
     pub(crate) launcher: Option<&'a ChildLauncher>,
+    /// Ascending; the ratios are to the first.
+    pub(crate) lengths: &'a [u32],
 }
 
 impl ChainExperiment<'_> {
-    /// Cells that [`ChainExperiment::run`] measures.
-    pub(crate) fn cells(rounds: usize) -> usize {
-        LENGTHS.len() * 2 * rounds
-    }
-
     /// Makes the chain, proves that its longest form reads right, and measures every length.
     pub(crate) fn run(&self, warnings: &mut Vec<Warning>, progress: &mut dyn Progress) -> Result<ChainRecord> {
         let dir = self.scratch.folder("chain")?;
-        let children = u64::from(CHILDREN_MAX);
-        let plan = ChainPlan {
-            how: self.how,
-            filled_bytes: self.how.size_bytes,
-            children: CHILDREN_MAX,
-            with_own_data: 0,
-        };
+        let children = self.lengths.iter().copied().max().unwrap_or(0);
+        let plan = ChainPlan { how: self.how, filled_bytes: self.how.size_bytes, children, with_own_data: 0 };
         let start = Instant::now();
-        let chain =
-            Chain::make(&dir, &plan, &mut |done| report(progress, "make a chain", done, children, "differencing disks"))?;
+        let chain = Chain::make(&dir, &plan, &mut |done| {
+            report(progress, "make a chain", done, u64::from(children), "differencing disks")
+        })?;
         let made_in_ns = start.elapsed().as_nanos() as u64;
 
         let mut lengths = Vec::new();
         let mut disks: Vec<(String, Arc<Disk>)> = Vec::new();
-        for children in LENGTHS {
-            report(progress, "open chains", disks.len() as u64, LENGTHS.len() as u64, &format!("{children} children"))?;
+        for &children in self.lengths {
+            report(progress, "open chains", disks.len() as u64, self.lengths.len() as u64, &format!("{children} children"))?;
             match self.open(&chain, children) {
                 Ok((length, disk)) => {
                     lengths.push(length);
@@ -120,7 +113,7 @@ impl ChainExperiment<'_> {
         let mut results = Vec::new();
         for (index, workload) in workloads(self.queue_depth).iter().enumerate() {
             let before = (index * targets.len() * self.plan.rounds) as u64;
-            let plan = self.plan.with_cell(budget.cell(Instant::now(), Self::cells(self.plan.rounds)));
+            let plan = self.plan.with_cell(budget.cell(Instant::now(), total as usize));
             results.push(measure::compare(&targets, workload, &plan, &mut |cell, name| {
                 report(progress, "chain length", before + cell, total, &format!("{}, {name}", workload.name))
             })?);

@@ -24,7 +24,7 @@ use crate::{
     progress::{Progress, report},
     result::{self, CONTAINERS_SCHEMA, ComparedWorkload, ContainersRecord, ContainersResult, PreparedRecord},
     scratch::Scratch,
-    study::{budget::Budget, chains::ChainExperiment, creation, verdict},
+    study::{budget::Budget, chains::{ChainExperiment, LENGTHS}, creation, verdict},
     targets::{self, Container, Preparation, Target},
     warning::Warning,
     workload::{Direction, Pattern, Workload, paper_monolithic},
@@ -58,7 +58,7 @@ const BUSY_CPUS: f64 = 0.25;
 /// What to do. [`ContainersOptions::default`] is the full study; `quick` the one of two minutes.
 #[derive(Debug, Clone, Default)]
 pub struct ContainersOptions {
-    /// End within two minutes: smaller disks, fewer rounds, short cells, one queue depth.
+    /// End within two minutes: smaller disks, short cells, one queue depth.
     pub quick: bool,
     /// Where to make the scratch folder; the current folder unless said.
     pub dir: Option<PathBuf>,
@@ -66,7 +66,7 @@ pub struct ContainersOptions {
     pub engine: EngineKind,
     /// Page cache or O_DIRECT; O_DIRECT unless said.
     pub cache: Option<CacheMode>,
-    /// Rounds: 3 quick, 5 full.
+    /// Rounds: 5 unless said.
     pub rounds: Option<usize>,
     /// Time of one cell, warm-up included; quick runs reckon it from the time that is left.
     pub cell: Option<Duration>,
@@ -74,6 +74,8 @@ pub struct ContainersOptions {
     pub size_bytes: Option<u64>,
     /// Queue depths: 32 quick; 1, 2, 4 to 256 full.
     pub queue_depths: Option<Vec<u32>>,
+    /// Lengths of the chain-length experiment, ascending: 1, 2, 4 to 64, 256 and 1,023 unless said.
+    pub chain_lengths: Option<Vec<u32>>,
     /// Where to save the JSON; `diskwright-containers-<time>.json` in the current folder unless said.
     pub output: Option<PathBuf>,
     /// Leave the scratch folder.
@@ -107,7 +109,7 @@ impl Settings {
     fn new(options: &ContainersOptions, start: Instant) -> Result<Self> {
         let bad = |what: &str, hint: &str| Err(LabError::BadOptions { what: what.into(), hint: hint.into() });
         let quick = options.quick;
-        let rounds = options.rounds.unwrap_or(if quick { 3 } else { 5 });
+        let rounds = options.rounds.unwrap_or(5);
         if rounds == 0 {
             return bad("0 rounds measure nothing", "use at least 1, better 3");
         }
@@ -175,7 +177,7 @@ pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<C
 
     let (targets, preparation) = prepare(&mut settings, &scratch, &mut warnings, progress)?;
     let creation = creation::measure(&scratch, creation::SIZE_BYTES, &mut warnings, progress)?;
-    settle(&scratch)?;
+    scratch.settle()?;
     let chain = ChainExperiment {
         scratch: &scratch,
         how: Preparation { size_bytes: settings.how.size_bytes.min(CHAIN_BYTES), ..settings.how },
@@ -183,9 +185,10 @@ pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<C
         plan: settings.plan(),
         budget: settings.budget,
         launcher: options.launcher.as_ref(),
+        lengths: options.chain_lengths.as_deref().unwrap_or(&LENGTHS),
     }
     .run(&mut warnings, progress)?;
-    settle(&scratch)?;
+    scratch.settle()?;
     let watch = OtherLoad::watch();
     let workloads = measure_all(&settings, &targets, progress)?;
     let (busy, stolen) = watch.since();
@@ -297,12 +300,6 @@ fn prepare(
     Ok((targets, records))
 }
 
-/// Lets the file system finish what deleting and writing have left to do, so that it does not fall into a measurement.
-fn settle(scratch: &Scratch) -> Result<()> {
-    let folder = std::fs::File::open(scratch.path()).map_err(LabError::file("open", scratch.path()))?;
-    rustix::fs::syncfs(&folder).map_err(|errno| LabError::file("sync", scratch.path())(errno.into()))
-}
-
 /// Every workload at every depth on all targets.
 fn measure_all(settings: &Settings, targets: &[Target], progress: &mut dyn Progress) -> Result<Vec<ComparedWorkload>> {
     let named: Vec<Named<'_>> = targets.iter().map(|target| (target.name(), target.device())).collect();
@@ -349,6 +346,7 @@ mod tests {
             cell: Some(Duration::from_millis(1)),
             size_bytes: Some(1),
             queue_depths: Some(vec![2]),
+            chain_lengths: Some(vec![1, 3]),
             output: Some(dir.join("result.json")),
             ..ContainersOptions::default()
         }

@@ -12,7 +12,7 @@
 mod budget;
 mod chains;
 pub mod containers;
-mod creation;
+pub(crate) mod creation;
 pub mod report;
 mod verdict;
 

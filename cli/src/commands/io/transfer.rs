@@ -111,7 +111,10 @@ fn check_range(queue: &Blocking, offset_bytes: u64, len_bytes: u64) -> Result<()
         }
     }
     if offset_bytes.checked_add(len_bytes).is_none_or(|end_bytes| end_bytes > geometry.size_bytes) {
-        return Err(format!("offset {offset_bytes} and length {len_bytes} reach beyond the disk's end at {}", geometry.size_bytes));
+        return Err(format!(
+            "offset {offset_bytes} and length {len_bytes} reach beyond the disk's end at {}",
+            geometry.size_bytes
+        ));
     }
     Ok(())
 }
@@ -126,7 +129,8 @@ fn pieces(offset_bytes: u64, len_bytes: u64) -> impl Iterator<Item = (u64, usize
 fn hex_dump(out: &mut dyn Write, offset_bytes: u64, bytes: &[u8]) -> io::Result<()> {
     for (index, line) in bytes.chunks(DUMP_COLUMNS).enumerate() {
         let hex: Vec<String> = line.iter().map(|byte| format!("{byte:02x}")).collect();
-        let text: String = line.iter().map(|&byte| if byte.is_ascii_graphic() { char::from(byte) } else { '.' }).collect();
+        let text: String =
+            line.iter().map(|&byte| if byte.is_ascii_graphic() { char::from(byte) } else { '.' }).collect();
         writeln!(out, "{:08x}:  {}  {text}", offset_bytes + (index * DUMP_COLUMNS) as u64, hex.join(" "))?;
     }
     Ok(())
@@ -139,7 +143,10 @@ mod tests {
     #[test]
     fn pieces_cover_the_range() {
         let all: Vec<_> = pieces(512, 2 * PIECE_BYTES + 512).collect();
-        assert_eq!(all, [(512, PIECE_BYTES as usize), (512 + PIECE_BYTES, PIECE_BYTES as usize), (512 + 2 * PIECE_BYTES, 512)]);
+        assert_eq!(
+            all,
+            [(512, PIECE_BYTES as usize), (512 + PIECE_BYTES, PIECE_BYTES as usize), (512 + 2 * PIECE_BYTES, 512)]
+        );
         assert_eq!(pieces(0, 0).count(), 0);
     }
 
@@ -147,6 +154,9 @@ mod tests {
     fn a_dump_looks_like_qemu_ios() {
         let mut out = Vec::new();
         hex_dump(&mut out, 0x200, b"conectix\0\x01\x02ABCDE").unwrap();
-        assert_eq!(String::from_utf8(out).unwrap(), "00000200:  63 6f 6e 65 63 74 69 78 00 01 02 41 42 43 44 45  conectix...ABCDE\n");
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "00000200:  63 6f 6e 65 63 74 69 78 00 01 02 41 42 43 44 45  conectix...ABCDE\n"
+        );
     }
 }

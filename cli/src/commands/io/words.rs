@@ -59,7 +59,8 @@ impl Command {
         while let Some(word) = words.next() {
             match word {
                 "-P" if known.contains(&"-P") => {
-                    pattern = Some(byte(words.next().ok_or_else(|| format!("{text}: -P needs a byte, such as 0xaa"))?)?);
+                    pattern =
+                        Some(byte(words.next().ok_or_else(|| format!("{text}: -P needs a byte, such as 0xaa"))?)?);
                 }
                 _ if known.contains(&word) => switches.push(word),
                 _ if word.starts_with('-') => return Err(format!("{text}: {name} does not know {word}")),

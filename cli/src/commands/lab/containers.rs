@@ -46,6 +46,9 @@ pub struct ContainersArgs {
     /// Requests in flight, separated by commas. [default: 1,2,4,...,256; 32 with --quick]
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     queue_depth: Option<Vec<u32>>,
+    /// Children in the chain-length experiment, ascending. [default: 1,2,4,...,64,256,1023]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    chain_length: Option<Vec<u32>>,
     /// Leave the scratch folder when done.
     #[arg(long)]
     keep: bool,
@@ -62,6 +65,7 @@ pub fn run(context: &mut Context, args: &ContainersArgs) -> Outcome {
         cell: args.cell,
         size_bytes: args.size,
         queue_depths: args.queue_depth.clone(),
+        chain_lengths: args.chain_length.clone(),
         output: args.output.clone(),
         keep: args.keep,
         launcher: Some(ChildLauncher::current_exe([super::CHILD_COMMAND])?),

@@ -4,7 +4,7 @@
 use diskwright_store::{DataFile, FileRange, Store, Zeroing};
 use std::{
     collections::BTreeMap,
-    io,
+    fmt, io,
     path::{Path, PathBuf},
     sync::{
         Mutex,
@@ -92,6 +92,22 @@ struct Contents {
     cuts: Vec<Cut>,
 }
 
+/// Something to do inside the next sync, when it has made everything durable and has not returned yet.
+#[derive(Default)]
+pub struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Hook {
+    pub fn set(&self, action: impl FnOnce() + Send + 'static) {
+        *self.0.lock().unwrap() = Some(Box::new(action));
+    }
+}
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hook")
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct SparseStore {
@@ -99,10 +115,13 @@ pub struct SparseStore {
     contents: Mutex<Contents>,
     pub records_cuts: AtomicBool,
     pub fail_syncs: AtomicBool,
+    /// Syncs that still succeed.
+    pub syncs_left: AtomicU64,
     pub fail_writes: AtomicBool,
     /// Length beyond which the store does not grow.
     pub max_len: AtomicU64,
     pub syncs: AtomicU64,
+    pub in_next_sync: Hook,
 }
 
 impl SparseStore {
@@ -116,9 +135,11 @@ impl SparseStore {
             contents: Mutex::new(Contents { now: sectors.clone(), durable: sectors, ..Default::default() }),
             records_cuts: AtomicBool::new(false),
             fail_syncs: AtomicBool::new(false),
+            syncs_left: AtomicU64::new(u64::MAX),
             fail_writes: AtomicBool::new(false),
             max_len: AtomicU64::new(u64::MAX),
             syncs: AtomicU64::new(0),
+            in_next_sync: Hook::default(),
         }
     }
 
@@ -134,6 +155,19 @@ impl SparseStore {
     pub fn cut(&self) -> Cut {
         let contents = self.contents.lock().unwrap();
         Cut { durable: contents.durable.clone(), changes: contents.changes.clone() }
+    }
+
+    /// Everything written before the last sync began, whether it was durable then or not.
+    pub fn last_sync(&self) -> Sectors {
+        let cut = self.take_cuts().pop().unwrap();
+        let mut written = cut.durable;
+        for change in cut.changes {
+            match change {
+                Change::Write(offset, bytes) => written.write(&bytes, offset),
+                Change::Length(len) => written.set_len(len),
+            }
+        }
+        written
     }
 
     /// The bytes, for files that are small.
@@ -223,7 +257,9 @@ impl Store for SparseStore {
 
     fn sync_data(&self) -> io::Result<()> {
         self.syncs.fetch_add(1, Ordering::Relaxed);
-        if self.fail_syncs.load(Ordering::Relaxed) {
+        let left = self.syncs_left.load(Ordering::Relaxed);
+        self.syncs_left.store(left.saturating_sub(1), Ordering::Relaxed);
+        if left == 0 || self.fail_syncs.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(5));
         }
         if self.records_cuts.load(Ordering::Relaxed) {
@@ -233,6 +269,8 @@ impl Store for SparseStore {
             contents.durable = contents.now.clone();
             contents.changes.clear();
         }
+        let hook = self.in_next_sync.0.lock().unwrap().take();
+        hook.into_iter().for_each(|action| action());
         Ok(())
     }
 

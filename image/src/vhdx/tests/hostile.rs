@@ -35,7 +35,8 @@ fn exercise(contents: Contents) {
         let _ = writer.begin_writing();
         for block in 0..6 {
             if writer.reserve(block).is_ok() {
-                let _ = writer.commit(block, if block % 2 == 0 { Commit::Whole } else { Commit::Sectors { first: 3, count: 9 } });
+                let _ = writer
+                    .commit(block, if block % 2 == 0 { Commit::Whole } else { Commit::Sectors { first: 3, count: 9 } });
             }
             let _ = writer.commit(block + 3, Commit::Discard);
         }
@@ -90,7 +91,11 @@ proptest! {
 
 #[test]
 fn what_is_no_vhdx_is_told() {
-    for contents in [Contents::default(), { let mut c = Contents::default(); c.write(&[0; 5000], 0); c }] {
+    for contents in [Contents::default(), {
+        let mut c = Contents::default();
+        c.write(&[0; 5000], 0);
+        c
+    }] {
         let store = TestStore::new(contents);
         assert!(matches!(open(Arc::clone(&store) as Arc<dyn Store>, false), Err(ImageError::NotAnImage { .. })));
         assert!(matches!(check(store), Err(ImageError::NotAnImage { .. })));
@@ -102,7 +107,12 @@ fn corruptions(change: impl FnOnce(&mut Contents)) -> Vec<u64> {
     let mut contents = sample();
     change(&mut contents);
     let report = check(TestStore::new(contents)).unwrap();
-    report.findings.iter().filter(|finding| finding.severity == Severity::Corrupt).map(|finding| finding.offset_bytes).collect()
+    report
+        .findings
+        .iter()
+        .filter(|finding| finding.severity == Severity::Corrupt)
+        .map(|finding| finding.offset_bytes)
+        .collect()
 }
 
 fn entry(contents: &Contents, index: u64) -> BatEntry {
@@ -113,16 +123,29 @@ fn entry(contents: &Contents, index: u64) -> BatEntry {
 
 #[test]
 fn every_wrong_entry_is_found_where_it_is() {
-    let set = |index: u64, raw: u64| move |contents: &mut Contents| patch(contents, BAT + 8 * index, &raw.to_le_bytes());
+    let set =
+        |index: u64, raw: u64| move |contents: &mut Contents| patch(contents, BAT + 8 * index, &raw.to_le_bytes());
     assert!(corruptions(|_| ()).is_empty());
     let at = |index: u64| vec![BAT + 8 * index];
     assert_eq!(corruptions(set(5, BatEntry::payload(PayloadState::FullyPresent, 1 << 40).0)), at(5), "beyond the file");
-    assert_eq!(corruptions(set(5, BatEntry::payload(PayloadState::FullyPresent, METADATA).0)), at(5), "in the metadata");
+    assert_eq!(
+        corruptions(set(5, BatEntry::payload(PayloadState::FullyPresent, METADATA).0)),
+        at(5),
+        "in the metadata"
+    );
     assert_eq!(corruptions(set(5, BatEntry::payload(PayloadState::FullyPresent, 0).0)), at(5), "in the header section");
     assert_eq!(corruptions(set(5, 4)), at(5), "state 4");
     assert_eq!(corruptions(set(5, 1 << 7)), at(5), "reserved bits");
-    assert_eq!(corruptions(set(5, BatEntry::payload(PayloadState::Zero, 5 * MIB).0)), at(5), "a zero block with an offset");
-    assert_eq!(corruptions(set(4096, BatEntry::bitmap(BitmapState::NotPresent, 0).0)), at(0), "a partial block without bitmap");
+    assert_eq!(
+        corruptions(set(5, BatEntry::payload(PayloadState::Zero, 5 * MIB).0)),
+        at(5),
+        "a zero block with an offset"
+    );
+    assert_eq!(
+        corruptions(set(4096, BatEntry::bitmap(BitmapState::NotPresent, 0).0)),
+        at(0),
+        "a partial block without bitmap"
+    );
     assert_eq!(corruptions(set(4096, 7)), vec![BAT, BAT + 8 * 4096], "a bitmap state that is none");
     let overlap = corruptions(|contents| {
         let whole = entry(contents, 1);
@@ -130,6 +153,11 @@ fn every_wrong_entry_is_found_where_it_is() {
     });
     assert_eq!(overlap.len(), 1);
     assert!(overlap == at(1) || overlap == at(5));
+    let unmapped = corruptions(|contents| {
+        let whole = entry(contents, 1).offset_bytes();
+        patch(contents, BAT + 8 * 5, &BatEntry::payload(PayloadState::Unmapped, whole).to_le_bytes());
+    });
+    assert_eq!(unmapped, at(5), "an unmapped block whose space another has");
 }
 
 #[test]

@@ -124,23 +124,23 @@ pub(super) struct Power {
 
 impl Power {
     /// What is left when the power fails now: of all that was not synced, each 512 bytes and each change of the length is
-    /// kept or lost as `keep` says.
-    pub(super) fn cut(&self, keep: &mut dyn FnMut() -> bool) -> Contents {
+    /// kept or lost as `keep` says, which is told the number of the operation.
+    pub(super) fn cut(&self, keep: &mut dyn FnMut(usize) -> bool) -> Contents {
         let mut left = self.durable.clone();
-        for op in &self.pending {
+        for (number, op) in self.pending.iter().enumerate() {
             match op {
                 Op::Write(offset_bytes, bytes) => {
                     let mut at = 0;
                     while at < bytes.len() {
                         let len = (512 - (offset_bytes + at as u64) as usize % 512).min(bytes.len() - at);
-                        if keep() {
+                        if keep(number) {
                             left.write(&bytes[at..at + len], offset_bytes + at as u64);
                         }
                         at += len;
                     }
                 }
-                Op::SetLen(len_bytes) if keep() => left.set_len(*len_bytes),
-                Op::Zero(start, end) if keep() => left.zero(*start, (*end).min(left.len_bytes)),
+                Op::SetLen(len_bytes) if keep(number) => left.set_len(*len_bytes),
+                Op::Zero(start, end) if keep(number) => left.zero(*start, (*end).min(left.len_bytes)),
                 Op::SetLen(_) | Op::Zero(..) => {}
             }
         }
@@ -247,7 +247,10 @@ impl Store for TestStore {
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
         self.with(|power| {
             let page = power.volatile.pages.range(offset_bytes / 4096..).next();
-            Ok(page.map(|(&page, _)| FileRange { offset_bytes: (page * 4096).max(offset_bytes), len_bytes: (page + 1) * 4096 - (page * 4096).max(offset_bytes) }))
+            Ok(page.map(|(&page, _)| FileRange {
+                offset_bytes: (page * 4096).max(offset_bytes),
+                len_bytes: (page + 1) * 4096 - (page * 4096).max(offset_bytes),
+            }))
         })
     }
 }
@@ -326,7 +329,11 @@ impl Driver {
 }
 
 pub(super) fn options(disk_type: DiskType, size_bytes: u64, block_bytes: u32) -> CreateOptions {
-    let parent = ParentLink { relative_path: Some("..\\parent.vhdx".into()), linkage: Uuid::from_u128(0x1234), ..ParentLink::default() };
+    let parent = ParentLink {
+        relative_path: Some("..\\parent.vhdx".into()),
+        linkage: Uuid::from_u128(0x1234),
+        ..ParentLink::default()
+    };
     CreateOptions {
         disk_type,
         size_bytes,

@@ -46,7 +46,8 @@ fn run(disk_type: DiskType, steps: Vec<Step>) {
     let size_bytes = (BLOCKS - 1) * MIB + MIB / 2;
     let store = Driver::create(&options(disk_type, size_bytes, MIB as u32));
     let sectors = size_bytes / SECTOR;
-    let mut model: Vec<u8> = (0..sectors).map(|sector| if disk_type == DiskType::Differencing { parent_tag(sector) } else { 0 }).collect();
+    let mut model: Vec<u8> =
+        (0..sectors).map(|sector| if disk_type == DiskType::Differencing { parent_tag(sector) } else { 0 }).collect();
     let mut driver = Driver::open(&store, true);
     for step in steps {
         match step {
@@ -262,7 +263,10 @@ fn stale_bits_of_a_block_that_is_not_present_show_nothing() {
     let driver = Driver::open(&store, true);
     assert_eq!(driver.read(2048), parent_tag(2048));
     driver.write(2048 + 9, 2, 6).unwrap();
-    assert_eq!([driver.read(2048 + 8), driver.read(2048 + 9), driver.read(2048 + 11)], [parent_tag(2056), 6, parent_tag(2059)]);
+    assert_eq!(
+        [driver.read(2048 + 8), driver.read(2048 + 9), driver.read(2048 + 11)],
+        [parent_tag(2056), 6, parent_tag(2059)]
+    );
     let mut expected = SectorBitmap::empty(2048, 512);
     expected.set(9, 2);
     assert_eq!(driver.image.sector_bitmap(1).unwrap(), expected);
@@ -277,7 +281,9 @@ fn bits_of_a_block_of_256_mib_span_pages() {
     driver.write(base + 524_287, 1, 6).unwrap();
     driver.writer().close().unwrap();
     let reader = Driver::open(&store, false);
-    for (sector, tag) in [(31_999, None), (32_000, Some(5)), (32_768, Some(5)), (33_999, Some(5)), (34_000, None), (524_287, Some(6))] {
+    for (sector, tag) in
+        [(31_999, None), (32_000, Some(5)), (32_768, Some(5)), (33_999, Some(5)), (34_000, None), (524_287, Some(6))]
+    {
         assert_eq!(reader.read(base + sector), tag.unwrap_or(parent_tag(base + sector)), "sector {sector}");
     }
 }
@@ -335,7 +341,7 @@ fn flushes_of_many_threads_are_all_satisfied() {
         }
     });
     assert!(!driver.writer().is_dirty());
-    let durable = TestStore::new(store.with(|power| power.cut(&mut || false)));
+    let durable = TestStore::new(store.with(|power| power.cut(&mut |_| false)));
     let reader = Driver::open(&durable, false);
     for thread in 0..4u64 {
         for round in 0..20u64 {
@@ -371,13 +377,21 @@ fn what_was_created_is_what_is_opened() {
         linkage: Uuid::from_u128(77),
         ..ParentLink::default()
     };
-    let made = CreateOptions { parent: Some(link.clone()), logical_sector_bytes: 4096, block_bytes: None, ..options(DiskType::Differencing, 1 << 33, 0) };
+    let made = CreateOptions {
+        parent: Some(link.clone()),
+        logical_sector_bytes: 4096,
+        block_bytes: None,
+        ..options(DiskType::Differencing, 1 << 33, 0)
+    };
     let store = Driver::create(&made);
     let reader = Driver::open(&store, false);
     let info = reader.image.info();
     assert_eq!((info.disk_type, info.size_bytes, info.block_bytes), (DiskType::Differencing, 1 << 33, 2 << 20));
     assert_eq!((info.logical_sector_bytes, info.physical_sector_bytes), (4096, 4096));
-    assert_eq!((info.parent.as_ref(), info.disk_id, info.log), (Some(&link), Some(Uuid::from_u128(42)), LogState::Clean));
+    assert_eq!(
+        (info.parent.as_ref(), info.disk_id, info.log),
+        (Some(&link), Some(Uuid::from_u128(42)), LogState::Clean)
+    );
     assert!(info.creator.starts_with("diskwright ") && info.remarks.is_empty());
     assert_eq!(check(store).unwrap().worst(), None);
 }

@@ -205,7 +205,11 @@ fn a_file_shorter_than_promised_is_refused() {
     let bench = Bench::new();
     bench.name_log(GUID);
     let promised = bench.store.len_bytes().unwrap() + MIB;
-    bench.put_page(0, LogEntryHeader { flushed_file_bytes: promised, last_file_bytes: promised, ..bench.header(1, 0) }, &page(4 * MIB));
+    bench.put_page(
+        0,
+        LogEntryHeader { flushed_file_bytes: promised, last_file_bytes: promised, ..bench.header(1, 0) },
+        &page(4 * MIB),
+    );
     let message = bench.refused();
     assert!(message.contains("copied completely"), "{message}");
 }

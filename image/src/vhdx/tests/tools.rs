@@ -52,10 +52,23 @@ fn qemu_reads_what_we_write() {
         store.contents().save(Path::new(&path));
         let Some(info) = tool("qemu-img", &["info", "--output=json", &path]) else { return };
         let info = succeeded(&info);
-        assert!(info.contains("\"format\": \"vhdx\"") && info.contains(&format!("\"virtual-size\": {}", 10 * MIB)), "{info}");
+        assert!(
+            info.contains("\"format\": \"vhdx\"") && info.contains(&format!("\"virtual-size\": {}", 10 * MIB)),
+            "{info}"
+        );
         assert!(succeeded(&tool("qemu-img", &["check", &path]).unwrap()).contains("No errors"));
-        let reads = ["read -P 0 0 4608", "read -P 0x41 4608 1536", "read -P 0 6144 4096", "read -P 0x42 7M 1M", "read -P 0 8M 2M"];
-        let arguments: Vec<&str> = ["-r", "-f", "vhdx"].into_iter().chain(reads.iter().flat_map(|read| ["-c", read])).chain([&path[..]]).collect();
+        let reads = [
+            "read -P 0 0 4608",
+            "read -P 0x41 4608 1536",
+            "read -P 0 6144 4096",
+            "read -P 0x42 7M 1M",
+            "read -P 0 8M 2M",
+        ];
+        let arguments: Vec<&str> = ["-r", "-f", "vhdx"]
+            .into_iter()
+            .chain(reads.iter().flat_map(|read| ["-c", read]))
+            .chain([&path[..]])
+            .collect();
         let Some(output) = tool("qemu-io", &arguments) else { return };
         succeeded(&output);
     }
@@ -72,8 +85,11 @@ fn qemu_replays_our_log() {
         driver.writer().flush().unwrap();
     }
     // The power is cut: the last entry is in the log, its page is not in its place.
-    store.with(|power| power.cut(&mut || false)).save(Path::new(&path));
-    let Some(output) = tool("qemu-io", &["-f", "vhdx", "-c", "read -P 0x40 0 4096", "-c", "read -P 0x41 1M 4096", "-c", "read -P 0x42 2M 4096", &path]) else {
+    store.with(|power| power.cut(&mut |_| false)).save(Path::new(&path));
+    let Some(output) = tool(
+        "qemu-io",
+        &["-f", "vhdx", "-c", "read -P 0x40 0 4096", "-c", "read -P 0x41 1M 4096", "-c", "read -P 0x42 2M 4096", &path],
+    ) else {
         return;
     };
     succeeded(&output);
@@ -89,10 +105,17 @@ fn we_read_and_change_what_qemu_writes() {
         let folder = TempDir::new().unwrap();
         let path = path_of(&folder, "theirs.vhdx");
         // Half a block at the end: qemu's fixed file ends with the disk.
-        let made = tool("qemu-img", &["create", "-f", "vhdx", "-o", &format!("subformat={subformat},block_size=1M"), &path, "9961472"]);
+        let made = tool(
+            "qemu-img",
+            &["create", "-f", "vhdx", "-o", &format!("subformat={subformat},block_size=1M"), &path, "9961472"],
+        );
         let Some(made) = made else { return };
         succeeded(&made);
-        let Some(output) = tool("qemu-io", &["-f", "vhdx", "-c", "write -P 0x11 5M 64k", "-c", "write -P 0x12 9M 4k", &path]) else { return };
+        let Some(output) =
+            tool("qemu-io", &["-f", "vhdx", "-c", "write -P 0x11 5M 64k", "-c", "write -P 0x12 9M 4k", &path])
+        else {
+            return;
+        };
         succeeded(&output);
         let store = load(&path);
         let report = check(Arc::clone(&store) as Arc<dyn Store>).unwrap();
@@ -106,15 +129,27 @@ fn we_read_and_change_what_qemu_writes() {
         driver.writer().close().unwrap();
         store.contents().save(Path::new(&path));
         assert!(succeeded(&tool("qemu-img", &["check", &path]).unwrap()).contains("No errors"));
-        let reads = ["read -P 0x11 5M 512", "read -P 0x21 5243392 512", "read -P 0x22 3146240 512", "read -P 0 3145728 512", "read -P 0x12 9M 4k"];
-        let arguments: Vec<&str> = ["-r", "-f", "vhdx"].into_iter().chain(reads.iter().flat_map(|read| ["-c", read])).chain([&path[..]]).collect();
+        let reads = [
+            "read -P 0x11 5M 512",
+            "read -P 0x21 5243392 512",
+            "read -P 0x22 3146240 512",
+            "read -P 0 3145728 512",
+            "read -P 0x12 9M 4k",
+        ];
+        let arguments: Vec<&str> = ["-r", "-f", "vhdx"]
+            .into_iter()
+            .chain(reads.iter().flat_map(|read| ["-c", read]))
+            .chain([&path[..]])
+            .collect();
         succeeded(&tool("qemu-io", &arguments).unwrap());
     }
 }
 
 #[test]
 fn libvhdi_agrees_on_what_we_made() {
-    for (disk_type, told) in [(DiskType::Fixed, "Fixed"), (DiskType::Dynamic, "Dynamic"), (DiskType::Differencing, "Differential")] {
+    for (disk_type, told) in
+        [(DiskType::Fixed, "Fixed"), (DiskType::Dynamic, "Dynamic"), (DiskType::Differencing, "Differential")]
+    {
         let folder = TempDir::new().unwrap();
         let path = path_of(&folder, "ours.vhdx");
         Driver::create(&options(disk_type, 10 * MIB, MIB as u32)).contents().save(Path::new(&path));

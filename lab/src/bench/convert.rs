@@ -1,0 +1,187 @@
+//! Converting against qemu-img: copying, and on XFS sharing.
+//!
+//! Both are run with their defaults, each converts the same source to a new file, in turns. *Hot* means that the source is in the
+//! page cache, *cold* that it was dropped from it. Before each conversion the file system is made to finish what it has to do;
+//! neither tool's time includes what the other left behind. The first conversion of ours is read back and compared with what was
+//! generated.
+
+use crate::{
+    LabError, Result,
+    bench::{
+        Bar, Bench, Check, Found,
+        peer::{self, Cost},
+        xfs::Xfs,
+    },
+    clock, fill,
+    progress::{Progress, report},
+    scratch::settle,
+    stats::round_order,
+    table::{bytes, duration},
+    targets::{self, Container, Target},
+};
+use diskwright_disk::{ConvertOptions, CreateRequest, OpenOptions, convert};
+use diskwright_store::{CacheMode, FileStore};
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+const COPY_BAR: Bar = Bar::AtLeast(1.2);
+const CPU_BAR: Bar = Bar::AtMost(1.0);
+const SHARE_BAR: Bar = Bar::AtLeast(20.0);
+
+/// From one container to another.
+const WAYS: [(Container, Container); 2] =
+    [(Container::Raw, Container::VhdxDynamic), (Container::VhdxDynamic, Container::Raw)];
+
+/// A comparison in one folder.
+struct Contest<'a> {
+    bench: &'a Bench<'a>,
+    dir: PathBuf,
+    qemu_img: PathBuf,
+    size_bytes: u64,
+    rounds: usize,
+}
+
+pub(crate) fn copied(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let Some(qemu_img) = peer::find("qemu-img") else {
+        return Ok(Found::skipped("converting", peer::missing("qemu-img", "qemu-utils")));
+    };
+    let size_bytes: u64 = bench.pick(1 << 30, 4 << 30);
+    bench.scratch.need("the copies", 3 * size_bytes + (1 << 30))?;
+    let dir = bench.scratch.folder("convert")?;
+    let contest = Contest { bench, dir, qemu_img, size_bytes, rounds: bench.rounds(bench.pick(3, 5)) };
+    let mut found = contest.run(&[true, false], COPY_BAR, progress)?;
+    found.notes.insert(0, format!("{} of incompressible data; {} rounds in turns, both with their defaults", bytes(size_bytes), contest.rounds));
+    Ok(found)
+}
+
+pub(crate) fn shared(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let Some(qemu_img) = peer::find("qemu-img") else {
+        return Ok(Found::skipped("converting on XFS", peer::missing("qemu-img", "qemu-utils")));
+    };
+    let size_bytes: u64 = bench.pick(1 << 30, 4 << 30);
+    let image_bytes = 4 * size_bytes + (2 << 30);
+    bench.scratch.need("an XFS in a file", image_bytes)?;
+    let home = bench.scratch.folder("xfs")?;
+    report(progress, "prepare", 0, 1, "an XFS in a loop device")?;
+    let xfs = match Xfs::mount(&home, image_bytes)? {
+        Ok(xfs) => xfs,
+        Err(why) => return Ok(Found::skipped("converting on XFS", why)),
+    };
+    let contest =
+        Contest { bench, dir: xfs.mount_point().to_owned(), qemu_img, size_bytes, rounds: bench.rounds(bench.pick(3, 5)) };
+    let outcome = contest.run(&[true], SHARE_BAR, progress);
+    drop(contest);
+    xfs.unmount()?;
+    let mut found = outcome?;
+    found.notes.insert(0, format!("{} of incompressible data on an XFS in a loop device", bytes(size_bytes)));
+    Ok(found)
+}
+
+impl Contest<'_> {
+    fn run(&self, heats: &[bool], bar: Bar, progress: &mut dyn Progress) -> Result<Found> {
+        let how = self.bench.preparation(self.size_bytes, CacheMode::PageCache);
+        let mut sources = Vec::new();
+        for container in [Container::Raw, Container::VhdxDynamic] {
+            let mut tick = |done| report(progress, "prepare", done, self.size_bytes, container.name());
+            sources.push((container, targets::make_filled(container, &self.dir, &how, &mut tick)?));
+        }
+        let mut found = Found::default();
+        for (from, to) in WAYS {
+            let Some((_, source)) = sources.iter().find(|(container, _)| *container == from) else { continue };
+            self.prove(from, to, source, progress)?;
+            for hot in heats {
+                self.compare((from, to), source, *hot, bar, &mut found, progress)?;
+            }
+        }
+        Ok(found)
+    }
+
+    fn compare(
+        &self,
+        (from, to): (Container, Container),
+        source: &Path,
+        hot: bool,
+        bar: Bar,
+        found: &mut Found,
+        progress: &mut dyn Progress,
+    ) -> Result<()> {
+        let name = format!("{} to {}, {}", from.name(), to.name(), if hot { "hot" } else { "cold" });
+        let (mut wall, mut cpu, mut after) = ([vec![], vec![]], [vec![], vec![]], [vec![], vec![]]);
+        for round in 0..self.rounds {
+            for who in round_order(2, round, 3) {
+                let message = format!("{name}, {}", if who == 0 { "diskwright" } else { "qemu-img" });
+                report(progress, "convert", round as u64, self.rounds as u64, &message)?;
+                settle(&self.dir)?;
+                warm_or_cool(source, hot)?;
+                let dest = self.dir.join(format!("copy.{}", to.format()));
+                let cost = if who == 0 { self.ours(from, to, source, &dest)? } else { self.theirs(from, to, source, &dest)? };
+                wall[who].push(cost.wall_ns as f64);
+                cpu[who].push(cost.cpu.total_ns() as f64);
+                let (settled, settle_ns, _) = clock::timed(|| settle(&self.dir));
+                settled?;
+                after[who].push(settle_ns as f64);
+                std::fs::remove_file(&dest).map_err(LabError::file("remove", &dest))?;
+            }
+        }
+        // Speeds, so that more is better.
+        let speed = |times: &[f64]| -> Vec<f64> { times.iter().map(|ns| self.size_bytes as f64 * 1e3 / ns.max(1.0)).collect() };
+        found.checks.push(Check::ratio(format!("{name}: MB/s"), &speed(&wall[0]), &speed(&wall[1]), bar));
+        found.checks.push(Check::ratio(format!("{name}: CPU time"), &cpu[0], &cpu[1], CPU_BAR));
+        let left = |who: usize| duration(crate::stats::median(&after[who]).unwrap_or(0.0));
+        found.notes.push(format!(
+            "{name}: left for the file system to write afterwards, not in the times: {} by diskwright, {} by qemu-img",
+            left(0),
+            left(1)
+        ));
+        Ok(())
+    }
+
+    fn options(&self, from: Container, to: Container) -> ConvertOptions {
+        ConvertOptions {
+            source: OpenOptions { format: Some(from.format()), ..OpenOptions::default() },
+            dest: CreateRequest { format: Some(to.format()), disk_type: Some(to.disk_type()), ..CreateRequest::default() },
+            ..ConvertOptions::default()
+        }
+    }
+
+    fn ours(&self, from: Container, to: Container, source: &Path, dest: &Path) -> Result<Cost> {
+        let options = self.options(from, to);
+        let (outcome, wall_ns, cpu) = clock::timed(|| convert(source, dest, &options, &mut |_, _| true));
+        outcome?;
+        Ok(Cost { wall_ns, cpu })
+    }
+
+    fn theirs(&self, from: Container, to: Container, source: &Path, dest: &Path) -> Result<Cost> {
+        let (from, to) = (from.format().to_string(), to.format().to_string());
+        let (source, dest) = (source.to_string_lossy(), dest.to_string_lossy());
+        peer::run(&self.qemu_img, &["convert", "-f", &from, "-O", &to, &*source, &*dest], None)
+    }
+
+    /// Converts once and compares the copy with what was generated: a fast copy of something else would be worth nothing.
+    fn prove(&self, from: Container, to: Container, source: &Path, progress: &mut dyn Progress) -> Result<()> {
+        let dest = self.dir.join(format!("proof.{}", to.format()));
+        self.ours(from, to, source, &dest)?;
+        let how = self.bench.preparation(self.size_bytes, CacheMode::PageCache);
+        let target = Target::open_with(to, dest.clone(), how.cache, how.engine, false)?;
+        fill::verify(to.name(), target.device(), how.seed, how.engine, &mut |done| {
+            report(progress, "verify", done, self.size_bytes, "the converted disk")
+        })?;
+        target.close()?;
+        std::fs::remove_file(&dest).map_err(LabError::file("remove", &dest))
+    }
+}
+
+/// Reads all of a file into the page cache, or drops it from there.
+fn warm_or_cool(path: &Path, hot: bool) -> Result<()> {
+    if !hot {
+        let store = FileStore::open(path, &diskwright_store::OpenOptions::default())?;
+        return store.drop_cache().map_err(LabError::file("drop from the page cache", path));
+    }
+    let failed = || LabError::file("read", path);
+    let mut file = std::fs::File::open(path).map_err(failed())?;
+    let mut buf = vec![0; 1 << 20];
+    while file.read(&mut buf).map_err(failed())? > 0 {}
+    Ok(())
+}

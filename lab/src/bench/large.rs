@@ -1,0 +1,77 @@
+//! Large disks: 64 TiB opened, 40 GiB allocated.
+
+use crate::{
+    LabError, Result,
+    bench::{Bar, Bench, Check, Found},
+    progress::{Progress, report},
+    study::creation,
+    table::bytes,
+    targets::{Container, Target, create_empty},
+};
+use diskwright_store::{Blocking, CacheMode};
+
+const LARGE_BYTES: u64 = 64 << 40;
+const OPEN_NS: f64 = 50e6;
+const OPEN_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
+const BLOCK_BYTES: u64 = 2 << 20;
+const FIXED_BYTES: u64 = 40 << 30;
+const CREATE_NS: f64 = 1e9;
+
+pub(crate) fn open(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let Some(launcher) = &bench.options.launcher else {
+        return Ok(Found::skipped("opening 64 TiB", "the caller gave no way to start a fresh process to measure in"));
+    };
+    bench.scratch.need("a disk of 64 TiB, nearly empty", 2 << 30)?;
+    let path = create_empty(Container::VhdxDynamic, bench.scratch.path(), LARGE_BYTES)?;
+    // A block at the beginning, in the middle, and at the end, so that the one that is read is data.
+    let places = [0, LARGE_BYTES / 2, LARGE_BYTES - BLOCK_BYTES];
+    let target = Target::open(Container::VhdxDynamic, path.clone(), CacheMode::PageCache, bench.options.engine)?;
+    {
+        let mut data = vec![0; BLOCK_BYTES as usize];
+        let failed = || LabError::file("write to", &path);
+        let mut device = Blocking::open(target.device(), bench.options.engine).map_err(failed())?;
+        for offset_bytes in places {
+            crate::data::fill(1, offset_bytes, &mut data);
+            device.write(offset_bytes, &data, false).map_err(failed())?;
+        }
+    }
+    target.close()?;
+    let rounds = bench.rounds(9);
+    let (mut times, mut peaks) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        report(progress, "open", round as u64, rounds as u64, "64 TiB")?;
+        let cost = launcher.open(&path, places[round % places.len()], BLOCK_BYTES, CacheMode::Direct)?;
+        times.push((cost.open_ns + cost.read_ns) as f64);
+        peaks.push(cost.resident_peak_bytes as f64);
+    }
+    Ok(Found {
+        checks: vec![
+            Check::absolute("open and read one block of 2 MiB", "ns", &times, Bar::AtMost(OPEN_NS)),
+            Check::absolute("peak resident memory of the process", "bytes", &peaks, Bar::AtMost(OPEN_BYTES)),
+        ],
+        notes: vec![format!("{rounds} fresh processes; blocks at the beginning, the middle and the end in turn")],
+    })
+}
+
+pub(crate) fn create_fixed(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    if let Err(error) = bench.scratch.need("a fixed disk of 40 GiB", FIXED_BYTES + (1 << 30)) {
+        return Ok(Found::skipped("creating 40 GiB", error.to_string()));
+    }
+    let mut found = Found::default();
+    for (index, container) in [Container::VhdFixed, Container::VhdxFixed].into_iter().enumerate() {
+        report(progress, "create", index as u64, 2, container.name())?;
+        let mut times = Vec::new();
+        let mut least_bytes = u64::MAX;
+        for _ in 0..bench.rounds(3) {
+            let Some(record) = creation::times(&bench.scratch, container, FIXED_BYTES, 1)? else { continue };
+            times.push(record.wall_ns.median);
+            least_bytes = least_bytes.min(record.file_allocated_bytes);
+        }
+        found.checks.push(if least_bytes < FIXED_BYTES {
+            Check::broken(container.name(), format!("only {} of it are allocated", bytes(least_bytes)))
+        } else {
+            Check::absolute(container.name(), "ns", &times, Bar::AtMost(CREATE_NS))
+        });
+    }
+    Ok(found)
+}

@@ -1,0 +1,368 @@
+//! The promises of the engine, measured against their peers, side by side: what `diskwright bench` runs.
+//!
+//! Each [`Row`] is one line of the table of what the engine must reach. A row prepares its disks, measures ours and the peer's
+//! in turns over several rounds, and judges the median against the bar. A peer that is not installed, or a row that needs
+//! what this machine does not have, is *skipped by name*, never counted as passed.
+//!
+//! ```text
+//!   populated.rs   populated disks against the raw file; the same from the page cache
+//!   chains.rs      a chain of 1,024 against one; opening it
+//!   large.rs       64 TiB; creating 40 GiB
+//!   allocate.rs    unallocated blocks against qemu-io; random writes into an empty disk
+//!   convert.rs     against qemu-img, and with reflinks on XFS
+//!   peer.rs        finding and running other programs        judge.rs   bars and verdicts        report.rs   text
+//! ```
+
+mod allocate;
+mod chains;
+mod convert;
+mod judge;
+mod large;
+mod peer;
+mod populated;
+pub mod report;
+mod xfs;
+
+pub use judge::{Bar, Check, Outcome};
+pub use report::render;
+
+use crate::{
+    LabError, Result,
+    child::{ChildLauncher, engine_word},
+    clock,
+    machine::{Machine, OtherLoad, Place, Versions},
+    progress::{Progress, report},
+    scratch::Scratch,
+    targets::Preparation,
+    warning::Warning,
+};
+use diskwright_store::{CacheMode, EngineKind};
+use serde::{Deserialize, Serialize};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+/// Schema of [`BenchReport`].
+pub const SCHEMA: &str = "diskwright.bench/1";
+
+/// One promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Row {
+    /// Populated dynamic and differencing disks against the raw file, sixteen workloads, O_DIRECT, queue depth 32.
+    Workloads,
+    /// The same disks, 4K random reads from the page cache.
+    PageCache,
+    /// Reads through a chain of 1,024 disks against a chain of one.
+    Chain,
+    /// Opening a chain of 1,024 disks of 40 GiB.
+    OpenChain,
+    /// Opening a 64 TiB VHDX and reading one block.
+    OpenLarge,
+    /// 4 KiB into each of many unallocated blocks, against qemu-io.
+    Allocate,
+    /// 4K random writes into an empty dynamic VHDX against a preallocated raw file.
+    RandomWrite,
+    /// Creating a fixed disk of 40 GiB.
+    CreateFixed,
+    /// Converting raw to VHDX and back, against qemu-img.
+    Convert,
+    /// The same on XFS, where extents can be shared.
+    Reflink,
+}
+
+impl Row {
+    /// All rows, in the order of the table.
+    pub const ALL: [Self; 10] = [
+        Self::Workloads,
+        Self::PageCache,
+        Self::Chain,
+        Self::OpenChain,
+        Self::OpenLarge,
+        Self::Allocate,
+        Self::RandomWrite,
+        Self::CreateFixed,
+        Self::Convert,
+        Self::Reflink,
+    ];
+
+    /// The name by which it is selected.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Workloads => "workloads",
+            Self::PageCache => "page-cache",
+            Self::Chain => "chain",
+            Self::OpenChain => "open-chain",
+            Self::OpenLarge => "open-large",
+            Self::Allocate => "allocate",
+            Self::RandomWrite => "random-write",
+            Self::CreateFixed => "create-fixed",
+            Self::Convert => "convert",
+            Self::Reflink => "reflink",
+        }
+    }
+
+    /// The row of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|row| row.name() == name)
+    }
+
+    /// What is promised, in words.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Workloads => {
+                "populated dynamic and differencing disks against the raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU"
+            }
+            Self::PageCache => "the same, 4K random read from the page cache: 0.90 of the IOPS",
+            Self::Chain => "chain of 1,024 disks against a chain of one, 4K random and 64K sequential read: 0.95",
+            Self::OpenChain => "opening a chain of 1,024 disks of 40 GiB: under 1 s and 256 MiB",
+            Self::OpenLarge => "opening a VHDX of 64 TiB and reading one block: under 50 ms and 32 MiB",
+            Self::Allocate => {
+                "4 KiB into each of many unallocated 2 MiB blocks, then a flush, against qemu-io: 20 times as fast on VHDX, 6 on VHD"
+            }
+            Self::RandomWrite => "4K random write at QD 32 into an empty dynamic VHDX against a preallocated raw file: 0.90",
+            Self::CreateFixed => "creating a fixed disk of 40 GiB with its space allocated: under 1 s",
+            Self::Convert => "convert raw to dynamic VHDX and back against qemu-img: 1.2 times as fast, less CPU",
+            Self::Reflink => "the same on XFS with reflinks: 20 times as fast",
+        }
+    }
+}
+
+/// How to run.
+#[derive(Debug, Clone, Default)]
+pub struct BenchOptions {
+    /// Smaller disks, fewer blocks, shorter cells: a look, not a proof.
+    pub quick: bool,
+    /// Where to make the scratch folder; the current folder unless said.
+    pub dir: Option<PathBuf>,
+    /// Rounds of each comparison; each row has its own number unless said.
+    pub rounds: Option<usize>,
+    /// Time of one cell of the workload rows, warm-up included: 0.15 s quick, 0.4 s else.
+    pub cell: Option<Duration>,
+    /// What moves our bytes.
+    pub engine: EngineKind,
+    /// How to measure opening in a fresh process; the rows that need it are skipped without.
+    pub launcher: Option<ChildLauncher>,
+    /// Leave the scratch folder.
+    pub keep: bool,
+}
+
+/// What one row found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RowResult {
+    /// Which.
+    pub row: Row,
+    /// [`Row::title`].
+    pub title: String,
+    /// The worst of its checks.
+    pub outcome: Outcome,
+    /// Every figure that was judged.
+    pub checks: Vec<Check>,
+    /// What a reader must know: sizes, what was left out.
+    pub notes: Vec<String>,
+    /// How long it took, nanoseconds.
+    pub took_ns: u64,
+}
+
+/// All rows that were run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BenchReport {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// When it began.
+    pub started_utc: String,
+    /// How long it took, nanoseconds.
+    pub took_ns: u64,
+    /// On what.
+    pub machine: Machine,
+    /// Where.
+    pub place: Place,
+    /// By which programs.
+    pub versions: Versions,
+    /// Whether it was only a look.
+    pub quick: bool,
+    /// "auto", "io_uring" or "pread".
+    pub engine: String,
+    /// The rows.
+    pub rows: Vec<RowResult>,
+    /// Reasons for doubt.
+    pub warnings: Vec<Warning>,
+}
+
+impl BenchReport {
+    /// Whether no row failed. Skipped rows do not count, either way.
+    pub fn passed(&self) -> bool {
+        self.rows.iter().all(|row| row.outcome != Outcome::Fail)
+    }
+}
+
+/// What every row is given.
+pub(crate) struct Bench<'a> {
+    pub(crate) options: &'a BenchOptions,
+    pub(crate) scratch: Scratch,
+}
+
+/// What a row gives back.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) checks: Vec<Check>,
+    pub(crate) notes: Vec<String>,
+}
+
+impl Found {
+    /// A row that cannot be run here.
+    pub(crate) fn skipped(name: &str, why: impl Into<String>) -> Self {
+        Self { checks: vec![Check::skipped(name, why)], notes: Vec::new() }
+    }
+}
+
+impl Bench<'_> {
+    /// Chosen by `quick`.
+    pub(crate) fn pick<T>(&self, quick: T, full: T) -> T {
+        if self.options.quick { quick } else { full }
+    }
+
+    /// Rounds, unless the user says otherwise.
+    pub(crate) fn rounds(&self, usual: usize) -> usize {
+        self.options.rounds.unwrap_or(usual).max(1)
+    }
+
+    /// Time of one cell.
+    pub(crate) fn cell(&self) -> Duration {
+        self.options.cell.unwrap_or_else(|| Duration::from_millis(self.pick(150, 400)))
+    }
+
+    pub(crate) fn preparation(&self, size_bytes: u64, cache: CacheMode) -> Preparation {
+        Preparation { size_bytes, seed: 0x6265_6e63, cache, engine: self.options.engine }
+    }
+}
+
+/// Runs the rows of `selection` (all for an empty one), one after the other. A row that fails to run counts as failed, with the
+/// reason, and the others go on.
+///
+/// # Errors
+/// When there is no scratch folder to be had, or the run is stopped.
+pub fn run(selection: &[Row], options: &BenchOptions, progress: &mut dyn Progress) -> Result<BenchReport> {
+    let start = Instant::now();
+    let started_utc = clock::compact_utc_now();
+    let machine = Machine::detect();
+    let bench = Bench { options, scratch: Scratch::new(options.dir.as_deref(), options.keep)? };
+    let place = Place::detect(bench.scratch.path());
+    let mut warnings = Vec::new();
+    if cfg!(debug_assertions) {
+        warnings.push(Warning::DebugBuild);
+    }
+    let selection = if selection.is_empty() { &Row::ALL[..] } else { selection };
+    let watch = OtherLoad::watch();
+    let peers_cpu = clock::CpuTime::of_children();
+    let mut rows = Vec::new();
+    for (index, row) in selection.iter().enumerate() {
+        report(progress, "bench", index as u64, selection.len() as u64, row.name())?;
+        rows.push(run_row(*row, &bench, progress)?);
+    }
+    let (busy, stolen) = watch.since();
+    let peers_ns = (clock::CpuTime::of_children() - peers_cpu).total_ns();
+    let busy = busy - peers_ns as f64 / (start.elapsed().as_nanos() as f64).max(1.0);
+    if busy > 0.25 {
+        warnings.push(Warning::OtherLoad { cpus: busy });
+    }
+    if stolen > 0.05 {
+        warnings.push(Warning::StolenTime { cpus: stolen });
+    }
+    Ok(BenchReport {
+        schema: SCHEMA.into(),
+        started_utc,
+        took_ns: start.elapsed().as_nanos() as u64,
+        machine,
+        place,
+        versions: Versions { qemu: peer::qemu_version(), ..Versions::detect() },
+        quick: options.quick,
+        engine: engine_word(options.engine).into(),
+        rows,
+        warnings,
+    })
+}
+
+fn run_row(row: Row, bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<RowResult> {
+    let start = Instant::now();
+    let found = match row {
+        Row::Workloads => populated::workloads(bench, progress),
+        Row::PageCache => populated::page_cache(bench, progress),
+        Row::Chain => chains::reads(bench, progress),
+        Row::OpenChain => chains::open(bench, progress),
+        Row::OpenLarge => large::open(bench, progress),
+        Row::Allocate => allocate::blocks(bench, progress),
+        Row::RandomWrite => allocate::random_writes(bench, progress),
+        Row::CreateFixed => large::create_fixed(bench, progress),
+        Row::Convert => convert::copied(bench, progress),
+        Row::Reflink => convert::shared(bench, progress),
+    };
+    let found = match found {
+        Ok(found) => found,
+        Err(LabError::Stopped) => return Err(LabError::Stopped),
+        Err(error) => Found { checks: vec![Check::broken(row.name(), error.to_string())], notes: Vec::new() },
+    };
+    remove_contents(bench)?;
+    Ok(RowResult {
+        row,
+        title: row.title().into(),
+        outcome: judge::worst(&found.checks),
+        checks: found.checks,
+        notes: found.notes,
+        took_ns: start.elapsed().as_nanos() as u64,
+    })
+}
+
+/// Each row begins with an empty scratch folder, and with nothing left for the file system to do.
+fn remove_contents(bench: &Bench<'_>) -> Result<()> {
+    if bench.options.keep {
+        return Ok(());
+    }
+    let dir = bench.scratch.path();
+    let failed = || LabError::file("empty the scratch folder", dir);
+    for entry in std::fs::read_dir(dir).map_err(failed())? {
+        let path = entry.map_err(failed())?.path();
+        let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+        removed.map_err(LabError::file("remove", &path))?;
+    }
+    bench.scratch.settle()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::Silent;
+
+    #[test]
+    fn rows_are_selected_by_name() {
+        for row in Row::ALL {
+            assert_eq!(Row::from_name(row.name()), Some(row));
+            assert_eq!(serde_json::to_string(&row).unwrap(), format!("\"{}\"", row.name()));
+        }
+        assert_eq!(Row::from_name("nothing"), None);
+    }
+
+    #[test]
+    fn a_row_without_what_it_needs_is_skipped_by_name_and_leaves_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        let options = BenchOptions { quick: true, dir: Some(home.path().to_owned()), ..BenchOptions::default() };
+        let report = run(&[Row::OpenLarge], &options, &mut Silent).unwrap();
+        assert_eq!(report.rows[0].outcome, Outcome::Skipped);
+        assert!(report.passed());
+        let text = render(&report, false);
+        assert!(text.contains("SKIP") && text.contains("fresh process"), "{text}");
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+        let again: BenchReport = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+        assert_eq!(again, report);
+    }
+
+    #[test]
+    fn a_stopped_bench_leaves_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        let options = BenchOptions { quick: true, dir: Some(home.path().to_owned()), ..BenchOptions::default() };
+        let outcome = run(&[], &options, &mut |_: crate::progress::Step<'_>| false);
+        assert!(matches!(outcome, Err(LabError::Stopped)));
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+}

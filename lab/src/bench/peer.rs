@@ -1,0 +1,83 @@
+//! Other programs: finding them, running them, and knowing what they cost.
+
+use crate::{LabError, Result, clock::CpuTime};
+use std::{
+    ffi::OsStr,
+    fs::File,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+/// How much of what a failed program said is shown.
+const SAID_MAX: usize = 400;
+
+/// A program in `PATH`, or in the folders of administrators' programs, which a user's `PATH` may lack.
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    folders.map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+/// What to say where a program is missing.
+pub(crate) fn missing(name: &str, package: &str) -> String {
+    format!("{name} is not installed (apt-get install {package})")
+}
+
+/// What a program cost.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cost {
+    pub(crate) wall_ns: u64,
+    pub(crate) cpu: CpuTime,
+}
+
+/// Runs a program to its end, its standard input from a file if there is one.
+///
+/// # Errors
+/// [`LabError::Program`] when it fails, or says that something failed (qemu-io's exit code does not).
+pub(crate) fn run<A: AsRef<OsStr>>(program: &Path, args: &[A], input: Option<&Path>) -> Result<Cost> {
+    let mut command = Command::new(program);
+    command.args(args);
+    command.stdin(match input {
+        Some(path) => Stdio::from(File::open(path).map_err(LabError::file("open", path))?),
+        None => Stdio::null(),
+    });
+    let (cpu, start) = (CpuTime::of_children(), Instant::now());
+    let output = command.output().map_err(LabError::file("start", program))?;
+    let cost = Cost { wall_ns: start.elapsed().as_nanos() as u64, cpu: CpuTime::of_children() - cpu };
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.success() && !said.contains("failed") {
+        return Ok(cost);
+    }
+    let tail: String = said.chars().rev().take(SAID_MAX).collect::<Vec<_>>().into_iter().rev().collect();
+    Err(LabError::Program {
+        command: format!("{command:?}"),
+        status: output.status.to_string(),
+        output: tail.trim().to_owned(),
+    })
+}
+
+/// The first line of `qemu-img --version`, where it is installed.
+pub(crate) fn qemu_version() -> Option<String> {
+    let output = Command::new(find("qemu-img")?).arg("--version").output().ok()?;
+    String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_run_and_their_failures_told() {
+        let shell = find("sh").unwrap();
+        assert_eq!(find("no-such-program-anywhere"), None);
+        run(&shell, &["-c", "exit 0"], None).unwrap();
+        let error = run(&shell, &["-c", "echo why >&2; exit 7"], None).unwrap_err().to_string();
+        assert!(error.contains("why") && error.contains('7'), "{error}");
+        assert!(run(&shell, &["-c", "echo write failed: No space"], None).is_err(), "an exit code of 0 is not enough");
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("script");
+        std::fs::write(&script, "exit 5\n").unwrap();
+        assert!(run::<&str>(&shell, &[], Some(&script)).is_err(), "the script is its input");
+    }
+}
