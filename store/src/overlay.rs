@@ -56,7 +56,9 @@ impl Store for OverlayStore {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let inner_bytes = self.inner.len_bytes()?.saturating_sub(offset_bytes).min(buf.len() as u64) as usize;
-        self.inner.read_at(&mut buf[..inner_bytes], offset_bytes)?;
+        if inner_bytes > 0 {
+            self.inner.read_at(&mut buf[..inner_bytes], offset_bytes)?;
+        }
         buf[inner_bytes..].fill(0);
         let first_page = offset_bytes - offset_bytes % PAGE_BYTES;
         for (&page_offset, page) in self.pages.range(first_page..end_bytes) {

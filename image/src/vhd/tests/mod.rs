@@ -5,10 +5,12 @@ mod foreign;
 mod hostile;
 mod model;
 mod sparse;
+mod structures;
 mod unit;
 
 use super::{check, create, open};
 use crate::{BlockState, CheckReport, Commit, CreateOptions, DiskType, Image, ParentLink, Severity, vhd::VhdImage};
+use diskwright_format::vhd::{DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, VhdError};
 use diskwright_store::Store;
 use sparse::SparseStore;
 use std::sync::Arc;
@@ -174,4 +176,38 @@ fn tagged(sector: u64, version: u32) -> [u8; SECTOR as usize] {
         }
     }
     bytes
+}
+
+const MIB: u64 = 1 << 20;
+
+fn disk(disk_type: DiskType) -> (Arc<SparseStore>, TestDisk) {
+    let store = created(disk_type, 4 * MIB, 65536);
+    let disk = TestDisk::open(store.clone(), true, Vec::new());
+    (store, disk)
+}
+
+fn footer_at(store: &SparseStore, offset: u64) -> Result<Footer, VhdError> {
+    let mut bytes = [0; FOOTER_BYTES];
+    store.read_at(&mut bytes, offset).unwrap();
+    Footer::parse(&bytes, offset)
+}
+
+fn edit_footers(store: &SparseStore, change: impl Fn(&mut Footer)) {
+    let len = store.len_bytes().unwrap();
+    for at in [0, len - 512] {
+        let mut footer = footer_at(store, at).unwrap();
+        change(&mut footer);
+        store.write_at(&footer.to_bytes(), at).unwrap();
+    }
+}
+
+fn header(store: &SparseStore) -> DynamicHeader {
+    let mut bytes = [0; HEADER_BYTES];
+    store.read_at(&mut bytes, 512).unwrap();
+    DynamicHeader::parse(&bytes, 512).unwrap()
+}
+
+fn messages(store: &Arc<SparseStore>, severity: Severity) -> Vec<String> {
+    let report = check(store.clone()).unwrap();
+    report.findings.into_iter().filter(|finding| finding.severity == severity).map(|f| f.message).collect()
 }

@@ -1,0 +1,229 @@
+//! Footers, header, locators and options, and what check says of them.
+
+use super::{sparse::Sectors, *};
+use crate::ImageError;
+use diskwright_format::vhd::{CREATOR_APP, DiskKind, LocatorEntry, LocatorKind};
+
+#[test]
+fn new_files_say_what_they_are() {
+    let (store, disk) = disk(DiskType::Differencing);
+    let info = disk.image.info();
+    assert_eq!((info.size_bytes, info.block_bytes, info.has_blocks), (4 * MIB, 65536, true));
+    assert_eq!(info.payload_alignment_bytes, 4096);
+    assert_eq!(info.parent, options(DiskType::Differencing, 0, 0).parent);
+    assert_eq!(info.linkage_id, Some(Uuid::from_u128(99)));
+    assert!(info.remarks.is_empty(), "{:?}", info.remarks);
+    assert_eq!(header(&store).table_offset, 4096);
+    assert_eq!(footer_at(&store, 0).unwrap().creator_app, CREATOR_APP);
+    let fixed = created(DiskType::Fixed, 4 * MIB, 65536);
+    let image = open(fixed.clone(), false).unwrap();
+    assert_eq!(fixed.len_bytes().unwrap(), 4 * MIB + 512);
+    assert_eq!((image.info().disk_type, image.info().has_blocks), (DiskType::Fixed, false));
+    assert_eq!(image.info().payload_alignment_bytes, 1 << 20);
+}
+
+#[test]
+fn either_footer_is_enough() {
+    for (disk_type, broken, may_open) in [
+        (DiskType::Dynamic, "tail", true),
+        (DiskType::Dynamic, "copy", true),
+        (DiskType::Dynamic, "both", false),
+        (DiskType::Fixed, "tail", false),
+    ] {
+        let (store, disk) = disk(disk_type);
+        disk.write(512, &[9; 512]);
+        disk.close();
+        let len = store.len_bytes().unwrap();
+        if broken != "copy" {
+            store.write_at(b"X", len - 512 + 100).unwrap();
+        }
+        if broken != "tail" {
+            store.write_at(b"X", 100).unwrap();
+        }
+        let opened = open(store.clone(), true);
+        assert_eq!(opened.is_ok(), may_open, "{disk_type} without {broken}");
+        let Ok(image) = opened else {
+            assert!(matches!(opened, Err(ImageError::Corrupt { .. })), "{opened:?}");
+            assert_eq!(messages(&store, Severity::Corrupt).len(), 1);
+            continue;
+        };
+        assert_eq!(image.info().remarks.len(), 1);
+        let disk = TestDisk { image, parent: Vec::new(), writes_init: true };
+        assert_eq!(disk.read(512, 512), [9; 512]);
+        // The next write that lets the file grow mends both.
+        disk.write(MIB, &[8; 512]);
+        assert!(footer_at(&store, 0).is_ok());
+        disk.close();
+        assert_eq!(messages(&store, Severity::Corrupt).len(), 0);
+        assert!(open(store, false).unwrap().info().remarks.is_empty());
+    }
+}
+
+#[test]
+fn a_guests_footer_at_the_tail_is_not_believed() {
+    let (store, disk) = disk(DiskType::Dynamic);
+    disk.write(0, &[1; 512]);
+    disk.close();
+    // A cut that left a payload block at the end, in which the guest keeps a VHD of its own.
+    let guests = footer_at(&created(DiskType::Fixed, MIB, 4096), MIB).unwrap();
+    let len = store.len_bytes().unwrap();
+    store.write_at(&Footer { unique_id: Uuid::from_u128(5), ..guests }.to_bytes(), len - 512).unwrap();
+    let image = open(store.clone(), false).unwrap();
+    assert_eq!((image.info().disk_type, image.info().size_bytes), (DiskType::Dynamic, 4 * MIB));
+    assert!(check(store).unwrap().worst() <= Some(Severity::Leak));
+
+    // And a fixed disk whose first sectors are the beginning of a dynamic VHD is a fixed disk.
+    let store = created(DiskType::Fixed, 4 * MIB, 4096);
+    let dynamic = created(DiskType::Dynamic, MIB, 4096);
+    store.write_at(&dynamic.to_vec(), 0).unwrap();
+    assert_eq!(open(store, false).unwrap().info().disk_type, DiskType::Fixed);
+}
+
+#[test]
+fn old_footers_and_cut_files() {
+    let store = created(DiskType::Fixed, MIB, 4096);
+    store.set_len(MIB + 511).unwrap();
+    let image = open(store.clone(), false).unwrap();
+    assert_eq!(image.info().size_bytes, MIB);
+    assert!(image.info().remarks.iter().any(|remark| remark.contains("511")));
+    let store = created(DiskType::Fixed, MIB, 4096);
+    let footer = footer_at(&store, MIB).unwrap().to_bytes();
+    store.set_len(MIB / 2).unwrap();
+    store.write_at(&footer, MIB / 2).unwrap();
+    assert!(matches!(open(store, false), Err(ImageError::Corrupt { .. })));
+    for len in [0, 1, 510, 511, 512, 4096] {
+        let store = Arc::new(SparseStore::with("x.vhd", Sectors { len, ..Default::default() }));
+        assert!(matches!(open(store.clone(), false), Err(ImageError::NotAnImage { .. })), "{len}");
+        assert!(matches!(check(store), Err(ImageError::NotAnImage { .. })));
+    }
+}
+
+#[test]
+fn what_check_finds() {
+    let (store, disk) = disk(DiskType::Dynamic);
+    disk.write(0, &[1; 4 * 65536]);
+    disk.close();
+    let table = header(&store).table_offset;
+    let entry = |block: u64| {
+        let mut bytes = [0; 4];
+        store.read_at(&mut bytes, table + block * 4).unwrap();
+        u32::from_be_bytes(bytes)
+    };
+    let set = |block: u64, value: u32| store.write_at(&value.to_be_bytes(), table + block * 4).unwrap();
+    let entries = [entry(0), entry(1), entry(2)];
+    for (value, what) in [
+        (0, "tables"),
+        (8, "tables"),
+        (1 << 30, "inside the file"),
+        (u32::MAX - 1, "inside the file"),
+        (entries[0] + 8, "overlap"),
+        (entries[0], "overlap"),
+    ] {
+        set(1, value);
+        let found = messages(&store, Severity::Corrupt);
+        assert!(found.iter().any(|message| message.contains(what)), "{value}: {found:?}");
+        let image = open(store.clone(), true).unwrap();
+        if what != "overlap" {
+            assert!(image.block_states(1, &mut [BlockState::Zero]).is_err());
+        }
+        assert!(image.writer().unwrap().reserve(9).is_err(), "nothing is added to a file whose blocks are misplaced");
+    }
+    set(1, entries[1]);
+    assert_eq!(check(store.clone()).unwrap().findings.len(), 0);
+    set(1, u32::MAX);
+    let report = check(store.clone()).unwrap();
+    assert_eq!((report.worst(), report.allocated_blocks), (Some(Severity::Leak), 3));
+    assert!(report.leaked_bytes >= 65536 && report.leaked_bytes < 65536 + 8192);
+    set(1, entries[1]);
+    store.write_at(&[0x7f], u64::from(entries[2]) * 512).unwrap();
+    assert!(messages(&store, Severity::Note)[0].contains("all ones"));
+}
+
+#[test]
+fn other_locators_are_understood() {
+    let (store, disk) = disk(DiskType::Differencing);
+    drop(disk);
+    let mut header = header(&store);
+    let url = b"file:///vms/base.vhd";
+    store.write_at(url, 2048).unwrap();
+    let entry = |code: LocatorKind, data_offset, len| LocatorEntry {
+        code: code.code(),
+        data_space: 1,
+        data_length_bytes: len,
+        data_offset,
+    };
+    header.locators = Default::default();
+    header.locators[0] = entry(LocatorKind::FileUrl, 2048, url.len() as u32);
+    header.locators[3] = entry(LocatorKind::WindowsRelative, u64::MAX, 20);
+    header.locators[4] = entry(LocatorKind::WindowsRelative, 2048, u32::MAX);
+    header.locators[5] = LocatorEntry { code: u32::from_be_bytes(*b"Mac "), ..Default::default() };
+    store.write_at(&header.to_bytes(), 512).unwrap();
+    let image = open(store.clone(), false).unwrap();
+    let parent = image.info().parent.clone().unwrap();
+    assert_eq!((parent.absolute_path.as_deref(), parent.relative_path), (Some("/vms/base.vhd"), None));
+    assert_eq!(image.info().remarks.len(), 2, "{:?}", image.info().remarks);
+    assert_eq!(messages(&store, Severity::Corrupt).len(), 2);
+    assert_eq!(messages(&store, Severity::Note).len(), 1);
+}
+
+#[test]
+fn long_paths_move_the_table() {
+    let store = Arc::new(SparseStore::new("disk.vhd"));
+    let mut options = options(DiskType::Differencing, 4 * MIB, 65536);
+    let parent = options.parent.as_mut().unwrap();
+    parent.absolute_path = Some(format!("\\\\?\\C:\\{}\\p.vhd", "ordner\\".repeat(700)));
+    parent.name = None;
+    let expected = parent.clone();
+    create(store.clone(), &options).unwrap();
+    let image = open(store.clone(), true).unwrap();
+    assert_eq!(image.info().parent.as_ref().unwrap().absolute_path, expected.absolute_path);
+    assert_eq!(image.info().parent.as_ref().unwrap().name.as_deref(), Some("parent.vhd"));
+    assert!(header(&store).table_offset > 8192);
+    assert_eq!(check(store).unwrap().findings.len(), 0);
+}
+
+#[test]
+fn options_that_the_format_cannot_hold() {
+    let good = || options(DiskType::Dynamic, 4 * MIB, 65536);
+    let mut bad = vec![
+        CreateOptions { size_bytes: 0, ..good() },
+        CreateOptions { size_bytes: 1000, ..good() },
+        CreateOptions { size_bytes: (2040 << 30) + 512, ..good() },
+        CreateOptions { size_bytes: (16 << 40) + 512, disk_type: DiskType::Fixed, ..good() },
+        CreateOptions { logical_sector_bytes: 4096, ..good() },
+        CreateOptions { block_bytes: Some(3 << 20), ..good() },
+        CreateOptions { block_bytes: Some(2048), ..good() },
+        CreateOptions { block_bytes: Some(1 << 31), ..good() },
+        CreateOptions { block_bytes: Some(4096), size_bytes: 2040 << 30, ..good() },
+        CreateOptions { disk_type: DiskType::Differencing, ..good() },
+        CreateOptions { parent: Some(ParentLink::default()), ..good() },
+        options(DiskType::Differencing, 4 * MIB, 65536),
+        options(DiskType::Differencing, 4 * MIB, 65536),
+    ];
+    let count = bad.len();
+    bad[count - 1].parent = Some(ParentLink::default());
+    bad[count - 2].parent.as_mut().unwrap().relative_path = Some("x".repeat(40_000));
+    for options in bad {
+        let store = Arc::new(SparseStore::new("disk.vhd"));
+        let error = create(store.clone(), &options).unwrap_err();
+        assert!(matches!(error, ImageError::BadOptions { .. }), "{options:?}");
+        assert_eq!(store.len_bytes().unwrap(), 0);
+    }
+    let store = Arc::new(SparseStore::new("disk.vhd"));
+    let largest = CreateOptions { size_bytes: 2040 << 30, block_bytes: None, ..good() };
+    create(store.clone(), &largest).unwrap();
+    let disk = TestDisk::open(store.clone(), true, Vec::new());
+    disk.write((2040 << 30) - 512, &[7; 512]);
+    disk.close();
+    assert_eq!(TestDisk::open(store, false, Vec::new()).read((2040 << 30) - 512, 512), [7; 512]);
+}
+
+#[test]
+fn kinds_of_disks_are_told_apart() {
+    let (store, _) = disk(DiskType::Dynamic);
+    edit_footers(&store, |footer| footer.kind = DiskKind::Differencing);
+    let image = open(store.clone(), false).unwrap();
+    assert_eq!(image.info().disk_type, DiskType::Differencing);
+    assert!(image.info().parent.is_some(), "a disk of type 4 has a parent, even one that nobody can find");
+    assert_eq!(messages(&store, Severity::Note).len(), 2);
+}
