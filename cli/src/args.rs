@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use diskwright_disk::{OpenOptions, ParentPolicy};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{CacheMode, EngineKind};
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 /// Make, look at, check, convert and measure virtual disks: raw, VHD and VHDX, fixed, dynamic and differencing.
 #[derive(Debug, Parser)]
@@ -53,6 +53,8 @@ pub enum Command {
     Io(commands::io::IoArgs),
     /// Measure what disks cost.
     Lab(commands::lab::LabArgs),
+    /// Measure whether the engine keeps its promises, against its peers.
+    Bench(commands::bench::BenchArgs),
     /// Print the script that completes diskwright's words in a shell.
     Completions(commands::completions::CompletionsArgs),
     /// Print the manual page, or write those of all commands into a folder.
@@ -130,6 +132,16 @@ impl GlobalOptions {
             ..OpenOptions::default()
         }
     }
+}
+
+/// Reads a time in seconds, above 0.
+///
+/// # Errors
+/// A sentence for clap to put behind the option's name.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let usage = || format!("{text:?} is not a time in seconds; write for example 2 or 0.5");
+    let seconds: f64 = text.parse().map_err(|_| usage())?;
+    Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()).ok_or_else(usage)
 }
 
 fn drive(text: &str) -> Result<(char, PathBuf), String> {
@@ -251,6 +263,14 @@ mod tests {
             Cli::try_parse_from(["diskwright", "info", "x", "--allow-parent-dir", "a", "--allow-parent-dir", "b"])
                 .unwrap();
         assert_eq!(cli.global.parents().allowed_dirs, [PathBuf::from("a"), PathBuf::from("b")]);
+    }
+
+    #[test]
+    fn times_are_positive() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["0", "-1", "nan", "inf", "2s", ""] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -77,6 +77,7 @@ fn run(context: &mut Context, command: &Command) -> exit::Outcome {
         Command::Compare(args) => commands::compare::run(context, args),
         Command::Io(args) => commands::io::run(context, args),
         Command::Lab(args) => commands::lab::run(context, args),
+        Command::Bench(args) => commands::bench::run(context, args),
         Command::MeasuringChild(args) => commands::lab::measuring_child(context, args),
         Command::Completions(args) => commands::completions::run(context, args),
         Command::Man(args) => commands::man::run(context, args),

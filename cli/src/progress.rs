@@ -29,9 +29,13 @@ enum Show {
 #[derive(Debug)]
 pub struct ProgressDisplay {
     doing: &'static str,
+    then: Option<&'static str>,
     show: Show,
     patience: Patience,
     started: Instant,
+    phase_started: Instant,
+    first_phase: Option<Duration>,
+    last_bytes: u64,
     next: Instant,
 }
 
@@ -44,19 +48,48 @@ impl ProgressDisplay {
             (false, false) => Show::Lines,
         };
         let started = Instant::now();
-        Self { doing, show, patience, started, next: started + SILENCE }
+        Self {
+            doing,
+            then: None,
+            show,
+            patience,
+            started,
+            phase_started: started,
+            first_phase: None,
+            last_bytes: 0,
+            next: started + SILENCE,
+        }
+    }
+
+    /// What is done next, from the moment when the count begins again.
+    pub fn then(mut self, doing: &'static str) -> Self {
+        self.then = Some(doing);
+        self
     }
 
     /// Shows `done_bytes` of `total_bytes`, when it is time. `false` when the operation is to stop.
     pub fn update(&mut self, done_bytes: u64, total_bytes: u64) -> bool {
         let now = Instant::now();
+        if done_bytes < self.last_bytes
+            && let Some(next) = self.then.take()
+        {
+            self.first_phase = Some(now - self.phase_started);
+            self.phase_started = now;
+            self.doing = next;
+            if let Show::Bar(bar) = &mut self.show
+                && let Some(bar) = bar.take()
+            {
+                bar.finish_and_clear();
+            }
+        }
+        self.last_bytes = done_bytes;
         if now >= self.next {
             match &mut self.show {
                 Show::Nothing => {}
                 Show::Bar(bar) => {
                     self.next = now + DRAW_EVERY;
-                    let bar =
-                        bar.get_or_insert_with(|| new_bar(self.doing, total_bytes).with_elapsed(now - self.started));
+                    let bar = bar
+                        .get_or_insert_with(|| new_bar(self.doing, total_bytes).with_elapsed(now - self.phase_started));
                     bar.set_length(total_bytes);
                     bar.set_position(done_bytes);
                 }
@@ -76,6 +109,11 @@ impl ProgressDisplay {
     /// Time since the operation began.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Time that its first phase took, or has taken so far.
+    pub fn first_phase(&self) -> Duration {
+        self.first_phase.unwrap_or_else(|| self.elapsed())
     }
 }
 
@@ -103,7 +141,7 @@ fn line(doing: &str, done_bytes: u64, total_bytes: u64, elapsed: Duration) -> St
     let rate = rate(done_bytes, elapsed);
     let mut line = format!("{doing}: {percent} %, {} of {}, {}/s", Human(done_bytes), Human(total_bytes), Human(rate));
     if let Some(seconds) = total_bytes.saturating_sub(done_bytes).checked_div(rate) {
-        line.push_str(&format!(", {} left", duration(Duration::from_secs(seconds))));
+        line.push_str(&format!(", {} left", whole_seconds(seconds)));
     }
     line
 }
@@ -115,10 +153,15 @@ pub fn rate(bytes: u64, elapsed: Duration) -> u64 {
 
 /// A stretch of time for people: `0.42 s`, `12 s`, `3 min 20 s`, `2 h 5 min`.
 pub fn duration(time: Duration) -> String {
-    let seconds = time.as_secs();
-    match seconds {
+    match time.as_secs() {
         0..10 => format!("{:.2} s", time.as_secs_f64()),
-        10..60 => format!("{seconds} s"),
+        seconds => whole_seconds(seconds),
+    }
+}
+
+fn whole_seconds(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
         _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
     }
@@ -132,7 +175,7 @@ mod tests {
     #[test]
     fn a_line_tells_rate_and_rest() {
         let text = line("converting", 1 << 30, 4 << 30, Duration::from_secs(2));
-        assert_eq!(text, "converting: 25 %, 1 GiB of 4 GiB, 512 MiB/s, 6.00 s left");
+        assert_eq!(text, "converting: 25 %, 1 GiB of 4 GiB, 512 MiB/s, 6 s left");
         assert_eq!(
             line("converting", 0, 4 << 30, Duration::from_secs(2)),
             "converting: 0 %, 0 bytes of 4 GiB, 0 bytes/s"
@@ -147,6 +190,16 @@ mod tests {
     fn durations() {
         let text = |seconds| duration(Duration::from_secs_f64(seconds));
         assert_eq!([text(0.42), text(12.7), text(200.0), text(7500.0)], ["0.42 s", "12 s", "3 min 20 s", "2 h 5 min"]);
+    }
+
+    #[test]
+    fn a_count_that_begins_again_is_the_next_phase() {
+        let mut display = ProgressDisplay::new("converting", true, Signals::default().patient()).then("verifying");
+        display.update(5, 5);
+        assert_eq!((display.doing, display.first_phase), ("converting", None));
+        display.update(0, 5);
+        assert_eq!(display.doing, "verifying");
+        assert!(display.first_phase.is_some());
     }
 
     #[test]

@@ -37,10 +37,10 @@ pub struct ConvertArgs {
     /// Payload block of DEST. [default: 2M]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
     block_size: Option<u32>,
-    /// Logical sector of DEST: 512 or 4096. [default: 512]
+    /// Logical sector of DEST: 512 or 4096. [default: SOURCE's for VHDX, else 512]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
     sector_size: Option<u32>,
-    /// Physical sector of DEST: 512 or 4096. [default: 4096]
+    /// Physical sector of DEST: 512 or 4096. [default: SOURCE's for VHDX]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
     physical_sector_size: Option<u32>,
     /// Take SOURCE as this format instead of probing it.
@@ -75,6 +75,7 @@ struct Report {
     cloned_bytes: u64,
     zero_bytes: u64,
     verified: bool,
+    copy_seconds: f64,
     seconds: f64,
 }
 
@@ -99,10 +100,10 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         verify: args.verify,
         no_reflink: args.no_reflink,
     };
-    let mut display = context.progress("converting");
+    let mut display = context.progress("converting").then("verifying");
     let done =
         diskwright_disk::convert(&args.source, &args.dest, &options, &mut |done, total| display.update(done, total))?;
-    let elapsed = display.elapsed();
+    let (elapsed, copying) = (display.elapsed(), display.first_phase());
     drop(display);
     if context.global.json {
         let report = Report {
@@ -113,13 +114,19 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             cloned_bytes: done.cloned_bytes,
             zero_bytes: done.zero_bytes,
             verified: args.verify,
+            copy_seconds: copying.as_secs_f64(),
             seconds: elapsed.as_secs_f64(),
         };
         context.print_json("diskwright.convert/1", report)?;
     } else if !context.global.quiet {
         let line = summary(&done, args.verify);
-        let rate = Human(progress::rate(done.copied_bytes + done.cloned_bytes, elapsed));
-        writeln!(context.out, "{}: {line}, in {} ({rate}/s)", args.dest.display(), progress::duration(elapsed))?;
+        let rate = Human(progress::rate(done.copied_bytes + done.cloned_bytes, copying));
+        writeln!(
+            context.out,
+            "{}: {line}, in {} (copied at {rate}/s)",
+            args.dest.display(),
+            progress::duration(elapsed)
+        )?;
     }
     Ok(exit::OK)
 }

@@ -1,5 +1,6 @@
 //! The commands: one file each. Arguments in, a library called, words out.
 
+pub mod bench;
 pub mod check;
 pub mod compare;
 pub mod completions;

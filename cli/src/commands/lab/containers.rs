@@ -1,6 +1,7 @@
 //! `diskwright lab study containers`: the README's first command.
 
 use crate::{
+    args as shared,
     args::CacheArg,
     context::Context,
     exit::{self, Failure, Outcome},
@@ -41,7 +42,7 @@ pub struct ContainersArgs {
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
     /// Seconds that a cell takes. [default: 2; with --quick what the time allows]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = shared::seconds)]
     cell: Option<Duration>,
     /// Requests in flight, separated by commas. [default: 1,2,4,...,256; 32 with --quick]
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
@@ -86,23 +87,4 @@ pub fn run(context: &mut Context, args: &ContainersArgs) -> Outcome {
         writeln!(context.out, "\nsaved to {}", report.saved_to.display())?;
     }
     Ok(exit::OK)
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let usage = || format!("{text:?} is not a time in seconds; write for example 2 or 0.5");
-    let seconds: f64 = text.parse().map_err(|_| usage())?;
-    Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()).ok_or_else(usage)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_positive() {
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        for text in ["0", "-1", "nan", "inf", "2s", ""] {
-            assert!(seconds(text).is_err(), "{text}");
-        }
-    }
 }

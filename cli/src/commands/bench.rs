@@ -1,0 +1,92 @@
+//! `diskwright bench`: whether the engine keeps its promises on this machine, against its peers, side by side.
+
+use crate::{
+    args as shared,
+    context::Context,
+    exit::{self, Failure, Outcome},
+};
+use clap::{
+    Args,
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+};
+use diskwright_lab::{
+    bench::{self, BenchOptions, Row},
+    child::ChildLauncher,
+    result,
+};
+use std::{io::Write, path::PathBuf, time::Duration};
+
+/// Arguments of `bench`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Every promise is a row; without a ROW all are measured. A row whose peer (qemu-img, qemu-io, mkfs.xfs) is not there is skipped by name, \
+and never counted as kept. Use a release build on a machine that does nothing else.
+
+EXIT CODES  0 no promise was broken, 1 one was, or it could not be measured
+
+EXAMPLES
+  diskwright bench --quick
+  diskwright bench workloads page-cache --dir /mnt/nvme
+  diskwright bench convert --rounds 7 --output convert.json")]
+pub struct BenchArgs {
+    /// Which promises to measure. [default: all]
+    #[arg(value_name = "ROW", value_parser = rows())]
+    rows: Vec<Row>,
+    /// Smaller disks and shorter cells: a look, not a proof.
+    #[arg(long)]
+    quick: bool,
+    /// Where to make the scratch folder: on the disk to be measured. [default: the current folder]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Save the result here too.
+    #[arg(long, short, value_name = "FILE.json")]
+    output: Option<PathBuf>,
+    /// How often each comparison is made. [default: each row's own]
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// Seconds that a cell of the workload rows takes. [default: 0.4; 0.15 with --quick]
+    #[arg(long, value_name = "SECONDS", value_parser = shared::seconds)]
+    cell: Option<Duration>,
+    /// Leave the scratch folder when done.
+    #[arg(long)]
+    keep: bool,
+}
+
+fn rows() -> impl TypedValueParser<Value = Row> {
+    let names = Row::ALL.map(|row| PossibleValue::new(row.name()).help(row.title()));
+    PossibleValuesParser::new(names).try_map(|name| Row::from_name(&name).ok_or("there is no such row"))
+}
+
+/// Measures, prints the table.
+pub fn run(context: &mut Context, args: &BenchArgs) -> Outcome {
+    let options = BenchOptions {
+        quick: args.quick,
+        dir: args.dir.clone(),
+        rounds: args.rounds,
+        cell: args.cell,
+        engine: context.global.engine(),
+        launcher: Some(ChildLauncher::current_exe([super::lab::CHILD_COMMAND])?),
+        keep: args.keep,
+    };
+    let mut steps = context.steps();
+    let report = bench::run(&args.rows, &options, &mut steps);
+    drop(steps);
+    // A signal from the keyboard reaches the children too; their failure is not the reason then.
+    if context.signals.came() {
+        return Err(Failure::Stopped);
+    }
+    let report = report?;
+    if let Some(path) = &args.output {
+        result::save(path, &report)?;
+    }
+    if context.global.json {
+        serde_json::to_writer_pretty(&mut context.out, &report).map_err(std::io::Error::from)?;
+        writeln!(context.out)?;
+    } else {
+        context.out.write_all(bench::render(&report, context.style.colour).as_bytes())?;
+        if let Some(path) = &args.output {
+            writeln!(context.out, "\nsaved to {}", path.display())?;
+        }
+    }
+    Ok(if report.passed() { exit::OK } else { exit::FAILED })
+}
