@@ -125,6 +125,6 @@ fn a_promise_is_measured() {
     let failed = json["rows"][0]["outcome"].as_str().expect("an outcome").to_lowercase().contains("fail");
     assert_eq!(ended.code, Some(i32::from(failed)), "{ended:#?}");
     let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(shop.path("result.json")).unwrap()).unwrap();
-    assert_eq!(saved, json);
+    assert_eq!(saved["rows"], json["rows"]);
     assert_eq!(std::fs::read_dir(shop.path("")).unwrap().count(), 1, "scratch files were left behind");
 }

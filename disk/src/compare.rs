@@ -6,14 +6,8 @@
 //!
 //! A disk that is longer than the other is the same if what it has more reads as zeros.
 
-use crate::{
-    Progress, Result,
-    error::DiskError,
-    open::file_error,
-};
-use diskwright_store::{
-    BlockDevice, BlockQueue, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab,
-};
+use crate::{Progress, Result, error::DiskError, open::file_error};
+use diskwright_store::{BlockDevice, BlockQueue, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab};
 use std::{io, path::Path};
 
 /// Bytes compared at a time.

@@ -11,8 +11,8 @@
 //! `verify`, it is opened anew and compared with the source.
 
 use crate::{
-    CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Progress, Result, compare, create,
-    create::format_for, open::file_error,
+    CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Progress, Result, compare, create, create::format_for,
+    open::file_error,
 };
 use diskwright_image::Format;
 use diskwright_store::{
@@ -22,7 +22,7 @@ use std::{
     io,
     path::Path,
     sync::{
-        Mutex,
+        Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
@@ -77,6 +77,7 @@ struct Job<'a> {
     size_bytes: u64,
     next_window: AtomicU64,
     reflink: AtomicBool,
+    can_reflink: OnceLock<bool>,
     stop: AtomicBool,
     copied_bytes: AtomicU64,
     cloned_bytes: AtomicU64,
@@ -152,6 +153,7 @@ fn copy(
         size_bytes,
         next_window: AtomicU64::new(0),
         reflink: AtomicBool::new(!options.no_reflink),
+        can_reflink: OnceLock::new(),
         stop: AtomicBool::new(false),
         copied_bytes: AtomicU64::new(0),
         cloned_bytes: AtomicU64::new(0),
@@ -200,7 +202,10 @@ fn copy(
 
 impl Job<'_> {
     fn done_bytes(&self) -> u64 {
-        [&self.copied_bytes, &self.cloned_bytes, &self.zero_bytes].iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+        [&self.copied_bytes, &self.cloned_bytes, &self.zero_bytes]
+            .iter()
+            .map(|bytes| bytes.load(Ordering::Relaxed))
+            .sum()
     }
 
     fn count(counter: &AtomicU64, bytes: u64) {
@@ -238,7 +243,8 @@ fn work(job: &Job<'_>) -> io::Result<()> {
     }
 }
 
-/// Shares what can be shared of an extent, and tells what is left to copy. The first refusal ends all tries.
+/// Shares what can be shared of an extent, and tells what is left to copy. Whether the file systems can is found out
+/// with one block; a later refusal (another layer on another file system) ends all tries too.
 fn share(job: &Job<'_>, extent: &Extent) -> io::Result<Vec<(u64, u64)>> {
     let end = extent.offset_bytes + extent.len_bytes;
     let everything = vec![(extent.offset_bytes, end)];
@@ -246,7 +252,15 @@ fn share(job: &Job<'_>, extent: &Extent) -> io::Result<Vec<(u64, u64)>> {
         return Ok(everything);
     };
     let store = job.source.layers()[extent.depth as usize].image.store();
-    match job.dest.clone_from(store.as_ref(), file_offset_bytes, extent.offset_bytes, extent.len_bytes) {
+    let clone = |len_bytes| job.dest.clone_from(store.as_ref(), file_offset_bytes, extent.offset_bytes, len_bytes);
+    let block_bytes = job.dest.layers()[0].image.info().block_bytes;
+    let first_block_end = (extent.offset_bytes.next_multiple_of(block_bytes) + block_bytes).min(end);
+    let can = *job.can_reflink.get_or_init(|| clone(first_block_end - extent.offset_bytes).is_ok());
+    if !can {
+        job.reflink.store(false, Ordering::Relaxed);
+        return Ok(everything);
+    }
+    match clone(extent.len_bytes) {
         Ok((from, to)) if from < to => {
             Job::count(&job.cloned_bytes, to - from);
             let rest = [(extent.offset_bytes, from), (to, end)];
@@ -317,7 +331,9 @@ impl Pipe {
                     Job::count(&job.zero_bytes, len);
                     self.free.push(buf);
                 } else {
-                    self.dest.push(Request::write(offset_bytes, len as usize, buf, len)).map_err(|error| error.reason)?;
+                    self.dest
+                        .push(Request::write(offset_bytes, len as usize, buf, len))
+                        .map_err(|error| error.reason)?;
                 }
             }
         }

@@ -9,9 +9,7 @@ use crate::{
     open::{file_error, open_image},
 };
 use diskwright_image::{CreateOptions, DiskType, Format, ImageInfo, ParentLink, probe, vhd, vhdx};
-use diskwright_store::{
-    CacheMode, FileStore, LockMode, OpenOptions, Store, store::FileRange, sync_directory_of,
-};
+use diskwright_store::{CacheMode, FileStore, LockMode, OpenOptions, Store, store::FileRange, sync_directory_of};
 use std::{
     path::{Component, Path, PathBuf},
     sync::Arc,
@@ -135,10 +133,8 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
         .size_bytes
         .or(parent_info.as_ref().map(|info| info.size_bytes))
         .ok_or_else(|| bad(path, "its size is not known", "give it with --size, for example --size 40G"))?;
-    let logical_sector_bytes = request
-        .logical_sector_bytes
-        .or(parent_info.as_ref().map(|info| info.logical_sector_bytes))
-        .unwrap_or(512);
+    let logical_sector_bytes =
+        request.logical_sector_bytes.or(parent_info.as_ref().map(|info| info.logical_sector_bytes)).unwrap_or(512);
     if size_bytes == 0 {
         return Err(bad(path, "its size is 0", "give it one with --size, for example --size 40G"));
     }
@@ -188,7 +184,11 @@ fn parent_of(child: &Path, format: Format, parent: &Path) -> Result<(ImageInfo, 
     if info.format != format {
         return Err(bad(
             child,
-            format!("its parent {} is {}, and a {format} disk can only have a {format} parent", parent.display(), info.format),
+            format!(
+                "its parent {} is {}, and a {format} disk can only have a {format} parent",
+                parent.display(),
+                info.format
+            ),
             "use the parent's format, or convert the parent first",
         ));
     }

@@ -105,7 +105,9 @@ impl Shared {
 
     /// Its writing side.
     pub(crate) fn writer(&self) -> io::Result<&dyn ImageWriter> {
-        self.top().writer().ok_or_else(|| io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the disk is open read-only"))
+        self.top()
+            .writer()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the disk is open read-only"))
     }
 
     /// Tells the image, once, that guest-visible writes begin. The caller holds the lock.
@@ -259,7 +261,10 @@ impl Disk {
     pub fn close(&self) -> Result<()> {
         if Arc::strong_count(&self.shared) > 1 {
             return Err(DiskError::BadOptions {
-                what: format!("{}: the disk cannot be closed while queues are open", self.shared.layers[0].path.display()),
+                what: format!(
+                    "{}: the disk cannot be closed while queues are open",
+                    self.shared.layers[0].path.display()
+                ),
                 hint: "drop the queues first".into(),
             });
         }
@@ -317,14 +322,15 @@ impl Disk {
             push_joined(&mut places, Run { start_bytes: at, len_bytes: stop - at, owner });
             at = stop;
         }
-        for run in places {
-            let Owner::Data { offset_bytes: place, .. } = run.owner else { continue };
+        let cloned = places.into_iter().try_for_each(|run| {
+            let Owner::Data { offset_bytes: place, .. } = run.owner else { return Ok(()) };
             let range = FileRange {
                 offset_bytes: file_offset_bytes + (run.start_bytes - offset_bytes),
                 len_bytes: run.len_bytes,
             };
-            shared.top().store().clone_range(source, range, place)?;
-        }
+            shared.top().store().clone_range(source, range, place)
+        });
+        // Also where sharing failed: the blocks have their space, which reads as zeros, and must not be lost.
         for block in blocks {
             let state = writer.commit(block, Commit::Whole)?;
             shared
@@ -332,7 +338,7 @@ impl Disk {
                 .block_changed(block * info.block_bytes, info.block_bytes, state)
                 .map_err(error::to_io)?;
         }
-        Ok((from, to))
+        cloned.map(|()| (from, to))
     }
 
     /// The runs of a range as extents, holes of fixed images told apart.

@@ -66,10 +66,7 @@ impl Epochs {
     /// Whether every request that began before the grace period has ended.
     pub(crate) fn grace_over(&self, grace: Grace) -> bool {
         let queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        queues
-            .iter()
-            .filter_map(Weak::upgrade)
-            .all(|counters| counters.0[grace.parity].load(Ordering::SeqCst) == 0)
+        queues.iter().filter_map(Weak::upgrade).all(|counters| counters.0[grace.parity].load(Ordering::SeqCst) == 0)
     }
 }
 

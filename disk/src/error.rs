@@ -14,7 +14,7 @@ pub enum DiskError {
     #[error(transparent)]
     Image(#[from] ImageError),
     /// A file could not be opened, read, written.
-    #[error("{path}: cannot {doing}: {source}")]
+    #[error("{}: cannot {doing}: {source}", path.display())]
     File {
         /// What was being done.
         doing: &'static str,
@@ -50,7 +50,9 @@ pub enum DiskError {
         parent: PathBuf,
     },
     /// The parent is not the disk that the child was made from.
-    #[error("{child}: its parent {parent} is not the disk it was made from: the parent's identity is {found}, the child expects {expected}; the parent was written to or replaced after the child was made, and the child's contents can no longer be trusted")]
+    #[error(
+        "{child}: its parent {parent} is not the disk it was made from: the parent's identity is {found}, the child expects {expected}; the parent was written to or replaced after the child was made, and the child's contents can no longer be trusted"
+    )]
     ParentChanged {
         /// The child.
         child: PathBuf,
@@ -70,7 +72,9 @@ pub enum DiskError {
         what: String,
     },
     /// Another image depends on the one to be written.
-    #[error("{path}: {child} names this image as its parent, so writing to it would silently damage that child; write to the child instead, or insist with --allow-parent-write")]
+    #[error(
+        "{path}: {child} names this image as its parent, so writing to it would silently damage that child; write to the child instead, or insist with --allow-parent-write"
+    )]
     HasChildren {
         /// The image that was to be written.
         path: PathBuf,
@@ -86,7 +90,9 @@ pub enum DiskError {
         hint: String,
     },
     /// Verification found a difference.
-    #[error("{dest}: verification failed: the first byte that differs from {source_path} is at offset {offset_bytes}; do not use this copy")]
+    #[error(
+        "{dest}: verification failed: the first byte that differs from {source_path} is at offset {offset_bytes}; do not use this copy"
+    )]
     VerifyFailed {
         /// The copy.
         dest: PathBuf,
@@ -119,7 +125,9 @@ impl From<diskwright_store::OpenError> for DiskError {
     fn from(error: diskwright_store::OpenError) -> Self {
         use diskwright_store::OpenError;
         match error {
-            OpenError::Io { doing, path, source } => Self::File { doing, path, source },
+            OpenError::Io { doing: "open", path, source } => Self::File { doing: "open it", path, source },
+            OpenError::Io { doing: "lock", path, source } => Self::File { doing: "lock it", path, source },
+            OpenError::Io { path, source, .. } => Self::File { doing: "examine it", path, source },
             OpenError::Locked { path, purpose, holder } => Self::InUse { path, purpose, holder },
             other => Self::BadOptions { what: other.to_string(), hint: "name a regular file or a block device".into() },
         }

@@ -8,10 +8,7 @@
 //! locators, and at last its parent's bare name. Backslashes are read as slashes. A Windows drive letter means nothing
 //! here unless the user maps it.
 
-use crate::{
-    DiskError, ParentPolicy, Result,
-    open::file_error,
-};
+use crate::{DiskError, ParentPolicy, Result, open::file_error};
 use diskwright_image::{ImageInfo, ParentLink, probe};
 use diskwright_store::{CacheMode, FileStore, LockMode, OpenOptions, Store};
 use std::{
@@ -76,8 +73,10 @@ impl<'a> Gate<'a> {
         if let Some(parent) = outside {
             return Err(DiskError::ParentOutside { child: child.to_owned(), parent });
         }
-        for unusable in [&link.volume_path, &link.absolute_path].into_iter().flatten() {
-            looked_for.push(format!("{unusable} (a path of another system)"));
+        for named in [&link.volume_path, &link.absolute_path].into_iter().flatten() {
+            if absolute_here(named, &self.policy.drives).is_none() {
+                looked_for.push(format!("{named} (a path of another system; map its drive with --map-drive)"));
+            }
         }
         Err(DiskError::ParentMissing { child: child.to_owned(), looked_for })
     }
@@ -87,11 +86,12 @@ impl<'a> Gate<'a> {
 fn candidates(child: &Path, link: &ParentLink, drives: &[(char, PathBuf)]) -> Vec<PathBuf> {
     let real = child.canonicalize().unwrap_or_else(|_| child.to_owned());
     let dir = real.parent().unwrap_or(Path::new("/"));
-    let relative = link.relative_path.as_deref().filter(|path| !path.is_empty()).map(|path| dir.join(slashed(path)));
-    let absolute = [&link.volume_path, &link.absolute_path]
-        .into_iter()
-        .flatten()
-        .filter_map(|path| absolute_here(path, drives));
+    let relative = link.relative_path.as_deref().filter(|path| !path.is_empty()).map(|path| {
+        let slashed = slashed(path);
+        dir.join(slashed.trim_start_matches("./"))
+    });
+    let absolute =
+        [&link.volume_path, &link.absolute_path].into_iter().flatten().filter_map(|path| absolute_here(path, drives));
     // A bare name, and nothing that climbs: the header's name may be a whole Windows path.
     let name = link.name.as_deref().and_then(|name| {
         let bare = slashed(name).rsplit('/').next().unwrap_or_default().to_owned();
@@ -150,8 +150,7 @@ pub(crate) fn child_of(path: &Path, info: &ImageInfo) -> Option<PathBuf> {
 
 /// The parent that an image names, read without a lock: somebody may be writing to it, and its link does not change.
 fn parent_link(path: &Path) -> Option<ParentLink> {
-    let options =
-        OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::None };
+    let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::None };
     let store: Arc<dyn Store> = Arc::new(FileStore::open(path, &options).ok()?);
     probe::open(store, None, false, 512).ok()?.info().parent.clone()
 }
@@ -176,16 +175,13 @@ mod tests {
             &link(Some(r".\sub\p.vhd"), Some("/e/p.vhd"), Some(r"C:\x\p.vhd")),
             &[],
         );
-        assert_eq!(found, [PathBuf::from("/d/./sub/p.vhd"), "/e/p.vhd".into(), "/d/p.vhd".into()]);
+        assert_eq!(found, [PathBuf::from("/d/sub/p.vhd"), "/e/p.vhd".into(), "/d/p.vhd".into()]);
     }
 
     #[test]
     fn drives_mean_nothing_unless_mapped() {
         assert_eq!(absolute_here(r"C:\a\b.vhd", &[]), None);
-        assert_eq!(
-            absolute_here(r"C:\a\b.vhd", &[('c', "/mnt/c".into())]),
-            Some(PathBuf::from("/mnt/c/a/b.vhd"))
-        );
+        assert_eq!(absolute_here(r"C:\a\b.vhd", &[('c', "/mnt/c".into())]), Some(PathBuf::from("/mnt/c/a/b.vhd")));
         assert_eq!(absolute_here(r"\\?\Volume{1}\b.vhd", &[]), None);
     }
 

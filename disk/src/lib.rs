@@ -18,14 +18,14 @@
 pub mod compare;
 pub mod convert;
 pub mod create;
+pub mod device;
 mod epoch;
+pub mod error;
 mod flusher;
 mod gate;
 mod map;
-mod queue;
-pub mod device;
-pub mod error;
 pub mod open;
+mod queue;
 
 pub use compare::{CompareOutcome, compare};
 pub use convert::{ConvertOptions, ConvertOutcome, convert};

@@ -82,7 +82,8 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     let _ = diskwright_store::raise_open_file_limit();
     let mut warnings = Vec::new();
     let (top, store) = open_image(path, options.format, options.writable, options.cache, &mut warnings)?;
-    if options.writable && !options.allow_parent_write
+    if options.writable
+        && !options.allow_parent_write
         && let Some(child) = gate::child_of(path, top.info())
     {
         return Err(DiskError::HasChildren { path: path.to_owned(), child });

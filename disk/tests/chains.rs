@@ -126,7 +126,10 @@ fn extents_name_the_layer_that_decides() {
     let mut extents: Vec<Extent> = Vec::new();
     disk.extents(0, 8 * MIB, &mut extents).unwrap();
     let at = |offset: u64| {
-        extents.iter().find(|extent| (extent.offset_bytes..extent.offset_bytes + extent.len_bytes).contains(&offset)).unwrap()
+        extents
+            .iter()
+            .find(|extent| (extent.offset_bytes..extent.offset_bytes + extent.len_bytes).contains(&offset))
+            .unwrap()
     };
     assert_eq!((at(0).kind, at(0).depth), (ExtentKind::Data, 1));
     assert_eq!((at(4 * MIB).kind, at(4 * MIB).depth), (ExtentKind::Data, 0));
@@ -165,7 +168,10 @@ fn an_image_with_children_is_not_written() {
     for extension in ["vhdx", "vhd"] {
         let (_dir, parent, top) = pair(extension);
         let error = Disk::open(&parent, &writable()).unwrap_err();
-        assert!(matches!(&error, DiskError::HasChildren { child, .. } if child.ends_with(top.file_name().unwrap())), "{error}");
+        assert!(
+            matches!(&error, DiskError::HasChildren { child, .. } if child.ends_with(top.file_name().unwrap())),
+            "{error}"
+        );
         Disk::open(&parent, &OpenOptions::default()).unwrap();
         Disk::open(&parent, &OpenOptions { allow_parent_write: true, ..writable() }).unwrap();
     }

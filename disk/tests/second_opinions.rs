@@ -31,7 +31,12 @@ fn program(name: &str, args: &[&str]) -> Option<Output> {
 
 fn must(name: &str, args: &[&str]) -> Option<()> {
     let output = program(name, args)?;
-    assert!(output.status.success(), "{name} {args:?}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{name} {args:?}: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     Some(())
 }
 
@@ -124,7 +129,8 @@ fn we_read_and_change_what_qemu_writes() {
         let mut commands = Vec::new();
         for _ in 0..40 {
             let sector = random.next_u64() % (19 * MIB / 512);
-            let len = 512 * (1 + random.next_u64() % 2000).min(20 * MIB / 512 - 1024 - sector.min(20 * MIB / 512 - 1025));
+            let len =
+                512 * (1 + random.next_u64() % 2000).min(20 * MIB / 512 - 1024 - sector.min(20 * MIB / 512 - 1025));
             commands.push(format!("write -P {} {} {len}", 1 + random.next_u64() % 255, sector * 512));
         }
         let mut args = vec!["-f", qemu, image_name];

@@ -21,7 +21,9 @@ pub enum ImageError {
         source: io::Error,
     },
     /// The file contradicts its format.
-    #[error("{path}: {structure} at offset {offset_bytes} is damaged: found {found}, expected {expected}; `diskwright check` lists everything that is wrong with the file")]
+    #[error(
+        "{path}: {structure} at offset {offset_bytes} is damaged: found {found}, expected {expected}; `diskwright check` lists everything that is wrong with the file"
+    )]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -65,7 +67,9 @@ pub enum ImageError {
         hint: String,
     },
     /// A flush failed before; what is durable is unknown.
-    #[error("{path}: an earlier flush failed ({reason}); nothing written since can be called durable: close the disk, run `diskwright check`, and open it again")]
+    #[error(
+        "{path}: an earlier flush failed ({reason}); nothing written since can be called durable: close the disk, run `diskwright check`, and open it again"
+    )]
     Poisoned {
         /// The file.
         path: PathBuf,

@@ -183,10 +183,14 @@ impl SectorBitmap {
 
     /// How many bits are set.
     pub fn count(&self) -> u32 {
-        (0..self.sectors).step_by(64).zip(&self.words).map(|(first, word)| {
-            let valid = (self.sectors - first).min(64);
-            (word & (u64::MAX >> (64 - valid))).count_ones()
-        }).sum()
+        (0..self.sectors)
+            .step_by(64)
+            .zip(&self.words)
+            .map(|(first, word)| {
+                let valid = (self.sectors - first).min(64);
+                (word & (u64::MAX >> (64 - valid))).count_ones()
+            })
+            .sum()
     }
 
     /// Whether every bit is set.

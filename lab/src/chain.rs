@@ -64,7 +64,14 @@ impl Chain {
         };
         create(&base, &request)?;
         let disk = open(&base, plan.how.cache, plan.how.engine, true)?;
-        fill::fill_front("the base of the chain", &*disk, plan.filled_bytes, plan.how.seed, plan.how.engine, &mut |_| Ok(()))?;
+        fill::fill_front(
+            "the base of the chain",
+            &*disk,
+            plan.filled_bytes,
+            plan.how.seed,
+            plan.how.engine,
+            &mut |_| Ok(()),
+        )?;
         disk.close()?;
         drop(disk);
         let mut paths = vec![base];

@@ -113,7 +113,8 @@ pub fn child_main(args: &[OsString]) -> Result<String> {
         return Err(bad());
     }
     let number = |text: &OsString| text.to_str().and_then(|text| text.parse().ok()).ok_or_else(bad);
-    let cache = [CacheMode::Direct, CacheMode::PageCache].into_iter().find(|mode| cache == OsStr::new(cache_word(*mode)));
+    let cache =
+        [CacheMode::Direct, CacheMode::PageCache].into_iter().find(|mode| cache == OsStr::new(cache_word(*mode)));
     let cost = open_cost(Path::new(path), number(offset)?, number(len)?, cache.ok_or_else(bad)?)?;
     serde_json::to_string(&cost).map_err(|error| LabError::BadOptions {
         what: format!("the result cannot be written: {error}"),
@@ -149,7 +150,10 @@ mod tests {
         for words in [&[][..], &["open", "x"], &["close", "x", "0", "512", "page"], &["open", "x", "0", "y", "page"]] {
             assert!(matches!(child_main(&args(words)), Err(LabError::BadOptions { .. })), "{words:?}");
         }
-        assert!(matches!(child_main(&args(&["open", "/nonexistent/x.vhdx", "0", "512", "page"])), Err(LabError::Disk(_))));
+        assert!(matches!(
+            child_main(&args(&["open", "/nonexistent/x.vhdx", "0", "512", "page"])),
+            Err(LabError::Disk(_))
+        ));
     }
 
     #[test]
@@ -164,7 +168,10 @@ mod tests {
 
     #[test]
     fn a_child_that_fails_is_told_with_what_it_said() {
-        let launcher = ChildLauncher { program: "/bin/sh".into(), args: ["-c", "echo broken >&2; exit 3"].map(Into::into).to_vec() };
+        let launcher = ChildLauncher {
+            program: "/bin/sh".into(),
+            args: ["-c", "echo broken >&2; exit 3"].map(Into::into).to_vec(),
+        };
         let error = launcher.open(Path::new("x"), 0, 512, CacheMode::Direct).unwrap_err().to_string();
         assert!(error.contains("broken") && error.contains('3'), "{error}");
     }

@@ -53,7 +53,9 @@ pub enum LabError {
         source: io::Error,
     },
     /// A target returned other bytes than were written to it.
-    #[error("{target}: the byte at offset {offset_bytes} is not the one that was written there; do not trust this disk, and please report this with the output of `diskwright check`")]
+    #[error(
+        "{target}: the byte at offset {offset_bytes} is not the one that was written there; do not trust this disk, and please report this with the output of `diskwright check`"
+    )]
     WrongData {
         /// The target.
         target: String,
@@ -61,7 +63,9 @@ pub enum LabError {
         offset_bytes: u64,
     },
     /// A target is not allocated as its preparation should have left it.
-    #[error("{target}: {found_bytes} of its {size_bytes} bytes are data, but it was filled completely; a measurement would tell of metadata, not of storage")]
+    #[error(
+        "{target}: {found_bytes} of its {size_bytes} bytes are data, but it was filled completely; a measurement would tell of metadata, not of storage"
+    )]
     NotPopulated {
         /// The target.
         target: String,
@@ -126,7 +130,9 @@ fn verb(operation: Operation) -> &'static str {
 fn hint_for(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull => "; free some space or use another folder (--dir)",
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; use a folder you may write to (--dir)",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "; use a folder you may write to (--dir)"
+        }
         _ => "",
     }
 }

@@ -88,7 +88,13 @@ struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    fn new(name: &'a str, device: &dyn BlockDevice, engine: EngineKind, operation: Operation, seed: u64) -> Result<Self> {
+    fn new(
+        name: &'a str,
+        device: &dyn BlockDevice,
+        engine: EngineKind,
+        operation: Operation,
+        seed: u64,
+    ) -> Result<Self> {
         let slab = Slab::new(DEPTH, PIECE_BYTES);
         let queue = device
             .open_queue(&QueueOptions { depth: DEPTH, engine, slab: Some(&slab) })
@@ -157,7 +163,8 @@ impl<'a> Pass<'a> {
         self.queue.push(Request::flush(0)).map_err(|error| self.queue_error("flush", error.reason))?;
         let mut done = Vec::new();
         self.queue.reap(1, &mut done).map_err(|source| self.queue_error("flush", source))?;
-        done.into_iter().try_for_each(|completion| completion.result.map_err(|source| self.queue_error("flush", source)))
+        done.into_iter()
+            .try_for_each(|completion| completion.result.map_err(|source| self.queue_error("flush", source)))
     }
 
     fn request_error(&self, offset_bytes: u64, source: io::Error) -> LabError {

@@ -25,7 +25,9 @@ use crate::{
     data,
     workload::{Direction, Pattern, Workload},
 };
-use diskwright_store::{BlockDevice, BlockQueue, Completion, EngineKind, IoBuf, Operation, QueueOptions, Request, Slab};
+use diskwright_store::{
+    BlockDevice, BlockQueue, Completion, EngineKind, IoBuf, Operation, QueueOptions, Request, Slab,
+};
 use hdrhistogram::Histogram;
 use rand_xoshiro::{
     Xoshiro256PlusPlus,

@@ -1,8 +1,8 @@
 //! (docs below, once written)
-pub mod clock;
+pub mod bench;
 pub mod chain;
 pub mod child;
-pub mod bench;
+pub mod clock;
 pub mod data;
 pub mod error;
 pub mod fill;
@@ -15,9 +15,9 @@ pub mod progress;
 pub mod result;
 pub mod scratch;
 pub mod stats;
+pub mod study;
 pub mod table;
 pub mod targets;
-pub mod study;
 pub mod warning;
 pub mod workload;
 pub use error::{LabError, Result};

@@ -167,8 +167,14 @@ fn os_name(os_release: &str) -> String {
 
 /// Busy and stolen ticks of all processors. Guest time is in user time already, and iowait is idleness.
 fn cpu_ticks(stat: &str) -> (u64, u64) {
-    let fields: Vec<u64> =
-        stat.lines().next().unwrap_or_default().split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
+    let fields: Vec<u64> = stat
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(1)
+        .filter_map(|field| field.parse().ok())
+        .collect();
     let at = |index: usize| fields.get(index).copied().unwrap_or(0);
     (at(0) + at(1) + at(2) + at(5) + at(6), at(7))
 }
@@ -188,7 +194,9 @@ fn mount_of(mountinfo: &str, path: &Path) -> Option<Mounted> {
     for line in mountinfo.lines() {
         let Some((left, right)) = line.split_once(" - ") else { continue };
         let (left, right): (Vec<&str>, Vec<&str>) = (left.split(' ').collect(), right.split(' ').collect());
-        let (Some(number), Some(mount_point), Some(options)) = (left.get(2), left.get(4), left.get(5)) else { continue };
+        let (Some(number), Some(mount_point), Some(options)) = (left.get(2), left.get(4), left.get(5)) else {
+            continue;
+        };
         let mount_point = PathBuf::from(unescape(mount_point));
         let longer = |best: &Mounted| mount_point.components().count() >= best.mount_point.components().count();
         if path.starts_with(&mount_point) && best.as_ref().is_none_or(longer) {

@@ -4,8 +4,7 @@
 //! them, through the same traits as every other target.
 
 use diskwright_store::{
-    BlockDevice, BlockQueue, Completion, Geometry, PushError, QueueOptions, Request,
-    queue::validate,
+    BlockDevice, BlockQueue, Completion, Geometry, PushError, QueueOptions, Request, queue::validate,
 };
 use std::io;
 
@@ -24,7 +23,12 @@ impl NullDevice {
 
 impl BlockDevice for NullDevice {
     fn geometry(&self) -> Geometry {
-        Geometry { size_bytes: self.size_bytes, logical_sector_bytes: 512, physical_sector_bytes: 4096, read_only: false }
+        Geometry {
+            size_bytes: self.size_bytes,
+            logical_sector_bytes: 512,
+            physical_sector_bytes: 4096,
+            read_only: false,
+        }
     }
 
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {

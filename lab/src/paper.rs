@@ -118,8 +118,12 @@ mod tests {
 
     #[test]
     fn ratios_are_those_of_the_charts() {
-        let at = |pattern, direction, kib: u32, container| ratio(&Workload::new(pattern, direction, kib << 10, 32), container);
-        let close = |found: Option<f64>, wanted: f64| assert!((found.unwrap() - wanted).abs() < 5e-4, "{found:?} is not {wanted}");
+        let at = |pattern, direction, kib: u32, container| {
+            ratio(&Workload::new(pattern, direction, kib << 10, 32), container)
+        };
+        let close = |found: Option<f64>, wanted: f64| {
+            assert!((found.unwrap() - wanted).abs() < 5e-4, "{found:?} is not {wanted}")
+        };
         // The paper's point: random 4K writes lose four tenths on a dynamic disk, reads lose nothing.
         close(at(Pattern::Random, Direction::Write, 4, PaperContainer::Dynamic), 0.6139);
         close(at(Pattern::Random, Direction::Read, 4, PaperContainer::Dynamic), 0.9980);

@@ -153,7 +153,11 @@ pub fn bytes(value: u64) -> String {
         scaled /= 1024.0;
         unit = next;
     }
-    if unit == "B" || scaled.fract() == 0.0 { format!("{scaled:.0} {unit}") } else { format!("{} {unit}", figure(scaled)) }
+    if unit == "B" || scaled.fract() == 0.0 {
+        format!("{scaled:.0} {unit}")
+    } else {
+        format!("{} {unit}", figure(scaled))
+    }
 }
 
 #[cfg(test)]
@@ -180,8 +184,10 @@ mod tests {
 
     #[test]
     fn numbers_have_the_digits_that_matter() {
-        assert_eq!([1_234_567.4, 999.6, 12.345, 1.2345, 0.9996, 0.01234, 0.0, -1234.0].map(figure).join(" "),
-            "1,234,567 1,000 12.3 1.23 1.00 0.012 0 -1,234");
+        assert_eq!(
+            [1_234_567.4, 999.6, 12.345, 1.2345, 0.9996, 0.01234, 0.0, -1234.0].map(figure).join(" "),
+            "1,234,567 1,000 12.3 1.23 1.00 0.012 0 -1,234"
+        );
         assert_eq!([950.0, 12_340.0, 4_560_000.0, 1.5e9].map(duration).join(" "), "950 ns 12.3 us 4.56 ms 1.50 s");
         assert_eq!([0, 1023, 1536, 1 << 30, 40 << 30].map(bytes).join(" "), "0 B 1023 B 1.50 KiB 1 GiB 40 GiB");
     }

@@ -110,7 +110,10 @@ impl fmt::Display for Warning {
             ),
             Self::LeftOut { what, why } => write!(f, "left out: {what}, because {why}"),
             Self::SlowClock { source } => {
-                write!(f, "the kernel's clock source is {source}, which is slow to read; latencies and CPU time are too high by about a microsecond")
+                write!(
+                    f,
+                    "the kernel's clock source is {source}, which is slow to read; latencies and CPU time are too high by about a microsecond"
+                )
             }
         }
     }
@@ -122,8 +125,16 @@ mod tests {
 
     #[test]
     fn warnings_are_sentences_and_survive_json() {
-        let warning = Warning::Spread { cells: 3, of: 96, threshold: 0.1, worst: "VHD fixed, 4K random write".into(), worst_spread: 0.234 };
-        assert!(warning.to_string().starts_with("in 3 of 96 ratios the rounds lie more than 10 % apart (most: VHD fixed, 4K random write, 23 %)"));
+        let warning = Warning::Spread {
+            cells: 3,
+            of: 96,
+            threshold: 0.1,
+            worst: "VHD fixed, 4K random write".into(),
+            worst_spread: 0.234,
+        };
+        assert!(warning.to_string().starts_with(
+            "in 3 of 96 ratios the rounds lie more than 10 % apart (most: VHD fixed, 4K random write, 23 %)"
+        ));
         let json = serde_json::to_string(&warning).unwrap();
         assert!(json.contains("\"kind\":\"spread\""), "{json}");
         assert_eq!(serde_json::from_str::<Warning>(&json).unwrap(), warning);

@@ -47,9 +47,9 @@ pub struct OpenOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The system refused.
-    #[error("{doing} {} failed: {source}", path.display())]
+    #[error("{}: cannot {doing} it: {source}", path.display())]
     Io {
-        /// As in "opening".
+        /// As in "open".
         doing: &'static str,
         /// The file.
         path: PathBuf,
@@ -104,11 +104,8 @@ impl Opened {
     /// Opens, checks and locks.
     pub(crate) fn new(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
         let failed = |doing: &'static str, source: io::Error| OpenError::Io { doing, path: path.to_owned(), source };
-        let looked = if options.create_new {
-            None
-        } else {
-            Some(rustix::fs::stat(path).map_err(|e| failed("opening", e.into()))?)
-        };
+        let looked =
+            if options.create_new { None } else { Some(rustix::fs::stat(path).map_err(|e| failed("open", e.into()))?) };
         if let Some(stat) = &looked {
             refuse_unsuitable(path, stat.st_mode)?;
         }
@@ -133,18 +130,18 @@ impl Opened {
         let fd = opened.map_err(|errno| {
             if errno == Errno::BUSY && to_be_device {
                 let what = "the device is in use by the system, perhaps mounted; unmount it first";
-                return failed("opening", io::Error::new(io::ErrorKind::ResourceBusy, what));
+                return failed("open", io::Error::new(io::ErrorKind::ResourceBusy, what));
             }
-            failed("opening", errno.into())
+            failed("open", errno.into())
         })?;
-        let examining = |errno: Errno| failed("examining", errno.into());
+        let examining = |errno: Errno| failed("examine", errno.into());
         let stat = rustix::fs::fstat(&fd).map_err(examining)?;
         refuse_unsuitable(path, stat.st_mode)?;
         let is_block_device = FileType::from_raw_mode(stat.st_mode).is_block_device();
         if is_block_device && !to_be_device {
             // It was opened without the claim that a block device needs.
             return Err(failed(
-                "opening",
+                "open",
                 io::Error::other("it was replaced by a block device in that moment; try again"),
             ));
         }
@@ -154,7 +151,7 @@ impl Opened {
 
         match lock::acquire(fd.as_fd(), options.lock) {
             Ok(()) => {}
-            Err(Refusal::Io(source)) => return Err(failed("locking", source)),
+            Err(Refusal::Io(source)) => return Err(failed("lock", source)),
             Err(Refusal::Held) => {
                 return Err(OpenError::Locked {
                     path: path.to_owned(),

@@ -37,7 +37,7 @@ impl RawDevice {
         let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
         let store = FileStore::open(path, &OpenOptions { writable, create_new: false, cache, lock })?;
         let sectors = store.sector_bytes();
-        let failed = |source| OpenError::Io { doing: "measuring", path: path.to_owned(), source };
+        let failed = |source| OpenError::Io { doing: "measure", path: path.to_owned(), source };
         let mut device = Self::new(Arc::new(store), writable, sectors.logical_bytes).map_err(failed)?;
         device.geometry.physical_sector_bytes = sectors.physical_bytes;
         Ok(device)

@@ -22,7 +22,7 @@ use std::{io::Write, path::PathBuf, time::Duration};
 Every promise is a row; without a ROW all are measured. A row whose peer (qemu-img, qemu-io, mkfs.xfs) is not there is skipped by name, \
 and never counted as kept. Use a release build on a machine that does nothing else.
 
-EXIT CODES  0 no promise was broken, 1 one was, or it could not be measured
+EXIT CODES  0 no promise was broken, 1 one was
 
 EXAMPLES
   diskwright bench --quick

@@ -48,7 +48,7 @@ struct Report {
 
 /// Compares.
 pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
-    let options = context.global.open_options(false);
+    let options = context.global.bulk_options();
     let second_format = args.second_format.map(FormatArg::format).or(options.format);
     let first = context.open(&args.first, &options)?;
     let second = context.open(&args.second, &OpenOptions { format: second_format, ..options })?;

@@ -81,7 +81,7 @@ struct Report {
 
 /// Converts.
 pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
-    let mut source = context.global.open_options(false);
+    let mut source = context.global.bulk_options();
     source.format = args.source_format.map(FormatArg::format);
     let options = ConvertOptions {
         source,

@@ -35,10 +35,24 @@ impl Kind {
 /// One thing done to a disk. Offsets and lengths are in sectors.
 #[derive(Debug, Clone, Copy)]
 pub enum Step {
-    Write { sector: u64, sectors: u64, seed: u8, fua: bool },
-    Zero { sector: u64, sectors: u64 },
-    Discard { sector: u64, sectors: u64 },
-    Read { sector: u64, sectors: u64 },
+    Write {
+        sector: u64,
+        sectors: u64,
+        seed: u8,
+        fua: bool,
+    },
+    Zero {
+        sector: u64,
+        sectors: u64,
+    },
+    Discard {
+        sector: u64,
+        sectors: u64,
+    },
+    Read {
+        sector: u64,
+        sectors: u64,
+    },
     Flush,
     Reopen,
     /// Freeze the disk and go on in a child (formats that have children only).
@@ -57,7 +71,8 @@ pub struct Twin {
 
 impl Twin {
     pub fn new(kind: Kind, size_bytes: u64) -> Self {
-        let dir = tempfile::tempdir_in(std::env::var_os("CARGO_TARGET_TMPDIR").unwrap_or_else(|| "/tmp".into())).unwrap();
+        let dir =
+            tempfile::tempdir_in(std::env::var_os("CARGO_TARGET_TMPDIR").unwrap_or_else(|| "/tmp".into())).unwrap();
         let path = dir.path().join(format!("disk-0.{}", kind.format));
         let base_type = if kind.disk_type == DiskType::Differencing { DiskType::Dynamic } else { kind.disk_type };
         create(
@@ -71,8 +86,7 @@ impl Twin {
             },
         )
         .unwrap();
-        let mut twin =
-            Self { dir, kind, chain: vec![path], model: vec![0; size_bytes as usize], disk: None, io: None };
+        let mut twin = Self { dir, kind, chain: vec![path], model: vec![0; size_bytes as usize], disk: None, io: None };
         twin.open();
         if kind.disk_type == DiskType::Differencing {
             // Something for the child to inherit, so that what shows through can be told from what does not.
@@ -86,12 +100,8 @@ impl Twin {
     }
 
     pub fn open(&mut self) {
-        let options = OpenOptions {
-            writable: true,
-            cache: self.kind.cache,
-            engine: self.kind.engine,
-            ..OpenOptions::default()
-        };
+        let options =
+            OpenOptions { writable: true, cache: self.kind.cache, engine: self.kind.engine, ..OpenOptions::default() };
         let disk = Disk::open(self.chain.last().unwrap(), &options).unwrap();
         self.io = Some(Blocking::open(&*disk, self.kind.engine).unwrap());
         self.disk = Some(disk);
@@ -120,7 +130,8 @@ impl Twin {
         match step {
             Step::Write { sector, sectors, seed, fua } => {
                 let (start, end) = self.range(sector, sectors);
-                let data: Vec<u8> = (start..end).map(|at| (at / 512) as u8 ^ (at as u8).wrapping_mul(seed) ^ seed).collect();
+                let data: Vec<u8> =
+                    (start..end).map(|at| (at / 512) as u8 ^ (at as u8).wrapping_mul(seed) ^ seed).collect();
                 self.io.as_mut().unwrap().write(start, &data, fua).unwrap();
                 self.model[start as usize..end as usize].copy_from_slice(&data);
             }
@@ -149,11 +160,8 @@ impl Twin {
                 if self.kind.disk_type == DiskType::Differencing {
                     self.close();
                     let path = self.dir.path().join(format!("disk-{}.{}", self.chain.len(), self.kind.format));
-                    create(
-                        &path,
-                        &CreateRequest { parent: self.chain.last().cloned(), ..CreateRequest::default() },
-                    )
-                    .unwrap();
+                    create(&path, &CreateRequest { parent: self.chain.last().cloned(), ..CreateRequest::default() })
+                        .unwrap();
                     self.chain.push(path);
                     self.open();
                 }

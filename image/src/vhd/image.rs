@@ -86,7 +86,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     let footer = &layout.footer;
     let payload_alignment_bytes = match &layout.blocks {
         None => FLAT_ALIGNMENT_BYTES,
-        Some(blocks) => payload_alignment(&*store, blocks, writable)?,
+        Some(blocks) => payload_alignment(&*store, blocks)?,
     };
     let info = ImageInfo {
         format: Format::Vhd,
@@ -138,19 +138,18 @@ fn creator_text(footer: &Footer) -> String {
 /// Every entry must be looked at to know: files that we made may have been continued by others, who place payload as they like.
 /// That is done when payload is moved past the page cache, where it decides whether that works, and for tables
 /// that cost nothing to read. Otherwise the answer is the least that it can be.
-fn payload_alignment(store: &dyn Store, blocks: &Blocks, writable: bool) -> Result<u32> {
+fn payload_alignment(store: &dyn Store, blocks: &Blocks) -> Result<u32> {
     let matters = store.data_file().is_some_and(|file| u64::from(file.alignment_bytes) > SECTOR_BYTES);
     if !matters && blocks.count > CURIOSITY_ENTRIES {
         return Ok(SECTOR_BYTES as u32);
     }
-    let limit = if writable { PAGE_BYTES } else { u64::from(FLAT_ALIGNMENT_BYTES) };
-    let mut seen = limit;
+    let mut seen = PAGE_BYTES;
     table::scan(store, blocks, blocks.count, |_, entry| {
         seen |= blocks.place(entry).payload_offset;
         // All that is left to learn is how low the lowest bit is, and it cannot be lower than a sector.
         Ok(seen & SECTOR_BYTES == 0)
     })?;
-    Ok((1 << seen.trailing_zeros().min(limit.trailing_zeros())) as u32)
+    Ok((1 << seen.trailing_zeros().min(PAGE_BYTES.trailing_zeros())) as u32)
 }
 
 impl VhdImage {

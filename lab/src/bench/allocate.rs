@@ -38,7 +38,10 @@ pub(crate) fn blocks(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<F
 
     let rounds = bench.rounds(3);
     let mut found = Found::default();
-    found.notes.push(format!("{} blocks of 2 MiB, in order, QD 1, O_DIRECT, then one flush; {rounds} rounds in turns", grouped(blocks as f64)));
+    found.notes.push(format!(
+        "{} blocks of 2 MiB, in order, QD 1, O_DIRECT, then one flush; {rounds} rounds in turns",
+        grouped(blocks as f64)
+    ));
     for (container, format, options, bar) in [
         (Container::VhdxDynamic, "vhdx", "subformat=dynamic,block_size=2097152", 20.0),
         (Container::VhdDynamic, "vpc", "subformat=dynamic,force_size=on", 6.0),
@@ -52,7 +55,10 @@ pub(crate) fn blocks(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<F
                     ours.push(write_blocks(bench, container, &dir, blocks)? as f64);
                 } else {
                     let path = dir.join("peer");
-                    let made = [&["create", "-q", "-f", format, "-o", options][..], &[&path.to_string_lossy(), &size_bytes.to_string()]];
+                    let made = [
+                        &["create", "-q", "-f", format, "-o", options][..],
+                        &[&path.to_string_lossy(), &size_bytes.to_string()],
+                    ];
                     peer::run(&qemu_img, &made.concat(), None)?;
                     theirs.push(qemu_blocks(&qemu_io, format, &path, &script, &quit)? as f64);
                     std::fs::remove_file(&path).map_err(LabError::file("remove", &path))?;

@@ -21,7 +21,8 @@ pub(crate) fn reads(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fo
     let size_bytes = bench.pick(512 << 20, 2 << 30);
     bench.scratch.need("the chain", size_bytes + (3 << 30))?;
     let how = bench.preparation(size_bytes, CacheMode::Direct);
-    let chain = make(bench, &ChainPlan { how, filled_bytes: size_bytes, children: CHILDREN_MAX, with_own_data: 0 }, progress)?;
+    let chain =
+        make(bench, &ChainPlan { how, filled_bytes: size_bytes, children: CHILDREN_MAX, with_own_data: 0 }, progress)?;
     let one = chain.open(0, how.cache, how.engine)?;
     let all = chain.open(CHILDREN_MAX, how.cache, how.engine)?;
     fill::verify("the chain of 1,024", &*all, how.seed, how.engine, &mut |done| {
@@ -38,8 +39,8 @@ pub(crate) fn reads(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fo
     ));
     for (pattern, block_bytes) in [(Pattern::Random, 4 << 10), (Pattern::Sequential, 64 << 10)] {
         let workload = Workload::new(pattern, Direction::Read, block_bytes, 32);
-        let plan =
-            Plan { rounds, warm_up: Duration::ZERO, measured: Duration::ZERO, engine: how.engine, seed: 7 }.with_cell(bench.cell());
+        let plan = Plan { rounds, warm_up: Duration::ZERO, measured: Duration::ZERO, engine: how.engine, seed: 7 }
+            .with_cell(bench.cell());
         let result = measure::compare(&targets, &workload, &plan, &mut |cell, name| {
             report(progress, "measure", cell, 2 * rounds as u64, &format!("{}, {name}", workload.name))
         })?;

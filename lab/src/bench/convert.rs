@@ -52,7 +52,14 @@ pub(crate) fn copied(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<F
     let dir = bench.scratch.folder("convert")?;
     let contest = Contest { bench, dir, qemu_img, size_bytes, rounds: bench.rounds(bench.pick(3, 5)) };
     let mut found = contest.run(&[true, false], COPY_BAR, progress)?;
-    found.notes.insert(0, format!("{} of incompressible data; {} rounds in turns, both with their defaults", bytes(size_bytes), contest.rounds));
+    found.notes.insert(
+        0,
+        format!(
+            "{} of incompressible data; {} rounds in turns, both with their defaults",
+            bytes(size_bytes),
+            contest.rounds
+        ),
+    );
     Ok(found)
 }
 
@@ -69,8 +76,13 @@ pub(crate) fn shared(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<F
         Ok(xfs) => xfs,
         Err(why) => return Ok(Found::skipped("converting on XFS", why)),
     };
-    let contest =
-        Contest { bench, dir: xfs.mount_point().to_owned(), qemu_img, size_bytes, rounds: bench.rounds(bench.pick(3, 5)) };
+    let contest = Contest {
+        bench,
+        dir: xfs.mount_point().to_owned(),
+        qemu_img,
+        size_bytes,
+        rounds: bench.rounds(bench.pick(3, 5)),
+    };
     let outcome = contest.run(&[true], SHARE_BAR, progress);
     drop(contest);
     xfs.unmount()?;
@@ -116,7 +128,8 @@ impl Contest<'_> {
                 settle(&self.dir)?;
                 warm_or_cool(source, hot)?;
                 let dest = self.dir.join(format!("copy.{}", to.format()));
-                let cost = if who == 0 { self.ours(from, to, source, &dest)? } else { self.theirs(from, to, source, &dest)? };
+                let cost =
+                    if who == 0 { self.ours(from, to, source, &dest)? } else { self.theirs(from, to, source, &dest)? };
                 wall[who].push(cost.wall_ns as f64);
                 cpu[who].push(cost.cpu.total_ns() as f64);
                 let (settled, settle_ns, _) = clock::timed(|| settle(&self.dir));
@@ -126,7 +139,8 @@ impl Contest<'_> {
             }
         }
         // Speeds, so that more is better.
-        let speed = |times: &[f64]| -> Vec<f64> { times.iter().map(|ns| self.size_bytes as f64 * 1e3 / ns.max(1.0)).collect() };
+        let speed =
+            |times: &[f64]| -> Vec<f64> { times.iter().map(|ns| self.size_bytes as f64 * 1e3 / ns.max(1.0)).collect() };
         found.checks.push(Check::ratio(format!("{name}: MB/s"), &speed(&wall[0]), &speed(&wall[1]), bar));
         found.checks.push(Check::ratio(format!("{name}: CPU time"), &cpu[0], &cpu[1], CPU_BAR));
         let left = |who: usize| duration(crate::stats::median(&after[who]).unwrap_or(0.0));
@@ -141,7 +155,11 @@ impl Contest<'_> {
     fn options(&self, from: Container, to: Container) -> ConvertOptions {
         ConvertOptions {
             source: OpenOptions { format: Some(from.format()), ..OpenOptions::default() },
-            dest: CreateRequest { format: Some(to.format()), disk_type: Some(to.disk_type()), ..CreateRequest::default() },
+            dest: CreateRequest {
+                format: Some(to.format()),
+                disk_type: Some(to.disk_type()),
+                ..CreateRequest::default()
+            },
             ..ConvertOptions::default()
         }
     }

@@ -129,7 +129,9 @@ impl Check {
 
     /// Whether the rounds are too scattered to be sure of the outcome: the bar lies inside the confidence interval.
     pub fn is_close(&self) -> bool {
-        let Some((Bar::AtLeast(bar) | Bar::AtMost(bar), confidence)) = self.bar.zip(self.confidence) else { return false };
+        let Some((Bar::AtLeast(bar) | Bar::AtMost(bar), confidence)) = self.bar.zip(self.confidence) else {
+            return false;
+        };
         confidence.low < bar && bar < confidence.high
     }
 

@@ -121,7 +121,9 @@ impl Row {
             Self::Allocate => {
                 "4 KiB into each of many unallocated 2 MiB blocks, then a flush, against qemu-io: 20 times as fast on VHDX, 6 on VHD"
             }
-            Self::RandomWrite => "4K random write at QD 32 into an empty dynamic VHDX against a preallocated raw file: 0.90",
+            Self::RandomWrite => {
+                "4K random write at QD 32 into an empty dynamic VHDX against a preallocated raw file: 0.90"
+            }
             Self::CreateFixed => "creating a fixed disk of 40 GiB with its space allocated: under 1 s",
             Self::Convert => "convert raw to dynamic VHDX and back against qemu-img: 1.2 times as fast, less CPU",
             Self::Reflink => "the same on XFS with reflinks: 20 times as fast",

@@ -80,7 +80,8 @@ fn details(row: &RowResult, colour: bool) -> String {
         let label = word(check.outcome, false) + if check.is_close() { "?" } else { "" };
         let say = |value: f64| in_unit(value, &check.unit);
         let rounds = check.figure.map(|figure| format!("{}..{}", say(figure.min), say(figure.max)));
-        let number = |summary: Option<crate::stats::Summary>| summary.map(|summary| figure(summary.median)).unwrap_or_default();
+        let number =
+            |summary: Option<crate::stats::Summary>| summary.map(|summary| figure(summary.median)).unwrap_or_default();
         table.row(vec![
             Cell::toned(label, tone),
             Cell::new(check.name.clone()),
@@ -94,7 +95,10 @@ fn details(row: &RowResult, colour: bool) -> String {
     let mut text = table.render(colour);
     if order.len() < all {
         let passed = row.checks.iter().filter(|check| check.outcome == Outcome::Pass).count();
-        let _ = writeln!(text, "  {passed} of {all} passed; shown are those that failed and the closest ones, all are in the JSON");
+        let _ = writeln!(
+            text,
+            "  {passed} of {all} passed; shown are those that failed and the closest ones, all are in the JSON"
+        );
     }
     for check in &order {
         if let Some(why) = &check.why {

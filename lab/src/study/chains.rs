@@ -65,7 +65,13 @@ impl ChainExperiment<'_> {
         let mut lengths = Vec::new();
         let mut disks: Vec<(String, Arc<Disk>)> = Vec::new();
         for &children in self.lengths {
-            report(progress, "open chains", disks.len() as u64, self.lengths.len() as u64, &format!("{children} children"))?;
+            report(
+                progress,
+                "open chains",
+                disks.len() as u64,
+                self.lengths.len() as u64,
+                &format!("{children} children"),
+            )?;
             match self.open(&chain, children) {
                 Ok((length, disk)) => {
                     lengths.push(length);
@@ -105,7 +111,11 @@ impl ChainExperiment<'_> {
         Ok((ChainLength { children, open, in_child_process: self.launcher.is_some() }, disk))
     }
 
-    fn reads(&self, disks: &[(String, Arc<Disk>)], progress: &mut dyn Progress) -> Result<Vec<measure::WorkloadResult>> {
+    fn reads(
+        &self,
+        disks: &[(String, Arc<Disk>)],
+        progress: &mut dyn Progress,
+    ) -> Result<Vec<measure::WorkloadResult>> {
         let targets: Vec<Named<'_>> =
             disks.iter().map(|(name, disk)| (name.as_str(), &**disk as &dyn BlockDevice)).collect();
         let budget = self.budget.at_most(QUICK_CELL);

@@ -24,7 +24,11 @@ use crate::{
     progress::{Progress, report},
     result::{self, CONTAINERS_SCHEMA, ComparedWorkload, ContainersRecord, ContainersResult, PreparedRecord},
     scratch::Scratch,
-    study::{budget::Budget, chains::{ChainExperiment, LENGTHS}, creation, verdict},
+    study::{
+        budget::Budget,
+        chains::{ChainExperiment, LENGTHS},
+        creation, verdict,
+    },
     targets::{self, Container, Preparation, Target},
     warning::Warning,
     workload::{Direction, Pattern, Workload, paper_monolithic},
@@ -113,7 +117,8 @@ impl Settings {
         if rounds == 0 {
             return bad("0 rounds measure nothing", "use at least 1, better 3");
         }
-        let depths = options.queue_depths.clone().unwrap_or(if quick { QUICK_DEPTHS.into() } else { FULL_DEPTHS.into() });
+        let depths =
+            options.queue_depths.clone().unwrap_or(if quick { QUICK_DEPTHS.into() } else { FULL_DEPTHS.into() });
         if depths.is_empty() || depths.contains(&0) {
             return bad("a queue depth of 0 measures nothing", "use depths of at least 1");
         }

@@ -31,7 +31,9 @@ pub fn render(result: &ContainersResult, colour: bool) -> String {
         text.push_str(&details(compared, colour));
     }
     text.push_str("\n  ratio: to the raw file in the same round, median, then lowest and highest round. CPU: time of this process per I/O.\n");
-    text.push_str("  paper: VHD against the physical disk, Windows Server 2008 R2, queue depth 64; '-' where it has no figure.\n");
+    text.push_str(
+        "  paper: VHD against the physical disk, Windows Server 2008 R2, queue depth 64; '-' where it has no figure.\n",
+    );
     if !result.creation.is_empty() {
         text.push_str(&creation(&result.creation, colour));
     }
@@ -121,7 +123,8 @@ fn details(compared: &ComparedWorkload, colour: bool) -> String {
     ]);
     for (cell, paper_ratio) in compared.result.cells.iter().zip(&compared.paper_ratios) {
         let us = |ns: f64| Cell::new(figure(ns / 1e3));
-        let rounds = cell.iops_ratio.as_ref().map(|ratio| format!("{:.2}..{:.2}", ratio.summary.min, ratio.summary.max));
+        let rounds =
+            cell.iops_ratio.as_ref().map(|ratio| format!("{:.2}..{:.2}", ratio.summary.min, ratio.summary.max));
         let cpu = match cell.cpu_ratio.as_ref().map(|ratio| ratio.median()) {
             Some(ratio) if ratio > DEAR => Cell::toned(format!("{ratio:.2}"), Tone::Bad),
             Some(ratio) => Cell::new(format!("{ratio:.2}")),
@@ -201,7 +204,8 @@ fn chains(chain: &ChainRecord, colour: bool) -> String {
     let mut table = Table::new(&heads);
     for (index, length) in chain.lengths.iter().enumerate() {
         let mut row = vec![Cell::new(length.children.to_string())];
-        for (reads, points) in chain.reads.iter().zip([&paper::CHAIN_4K_RANDOM_READ, &paper::CHAIN_64K_SEQUENTIAL_READ]) {
+        for (reads, points) in chain.reads.iter().zip([&paper::CHAIN_4K_RANDOM_READ, &paper::CHAIN_64K_SEQUENTIAL_READ])
+        {
             let Some(cell) = reads.cells.get(index) else { continue };
             row.push(Cell::new(figure(cell.mb_per_s.median)));
             row.push(match &cell.iops_ratio {
@@ -218,7 +222,9 @@ fn chains(chain: &ChainRecord, colour: bool) -> String {
         table.row(row);
     }
     text.push_str(&table.render(colour));
-    text.push_str("\n  ratio: to a chain of one in the same round; 2008 and R2: the paper's, to its own chain of one.\n");
+    text.push_str(
+        "\n  ratio: to a chain of one in the same round; 2008 and R2: the paper's, to its own chain of one.\n",
+    );
     if chain.lengths.iter().any(|length| !length.in_child_process) {
         text.push_str("  peak memory is that of the whole program, not of the open alone.\n");
     }

@@ -24,7 +24,11 @@ fn iops_ratios(workloads: &[ComparedWorkload]) -> impl Iterator<Item = Found<'_>
         let workload = &compared.result.workload;
         compared.result.cells.iter().filter_map(move |cell| {
             let ratio = cell.iops_ratio.as_ref()?;
-            Some(Found { target: &cell.target, workload: format!("{} at QD {}", workload.name, workload.queue_depth), ratio })
+            Some(Found {
+                target: &cell.target,
+                workload: format!("{} at QD {}", workload.name, workload.queue_depth),
+                ratio,
+            })
         })
     })
 }
@@ -57,7 +61,8 @@ fn standing(found: &[Found<'_>]) -> Option<String> {
     let middle = median(&medians)?;
     let good = medians.iter().filter(|ratio| **ratio >= GOOD_RATIO).count();
     let summary = &worst.ratio.summary;
-    let doubt = if summary.max >= GOOD_RATIO && worst.ratio.median() < GOOD_RATIO { ", so chance may explain it" } else { "" };
+    let doubt =
+        if summary.max >= GOOD_RATIO && worst.ratio.median() < GOOD_RATIO { ", so chance may explain it" } else { "" };
     let place = format!(
         "{} with {}, {:.2} (rounds {:.2} to {:.2}{doubt})",
         worst.target,
@@ -68,9 +73,13 @@ fn standing(found: &[Found<'_>]) -> Option<String> {
     );
     let of = medians.len();
     Some(if good == of {
-        format!("reach at least {GOOD_RATIO} of the raw file's IOPS in all {of} comparisons; median {middle:.2}, lowest {place}")
+        format!(
+            "reach at least {GOOD_RATIO} of the raw file's IOPS in all {of} comparisons; median {middle:.2}, lowest {place}"
+        )
     } else {
-        format!("reach {GOOD_RATIO} of the raw file's IOPS in {good} of {of} comparisons; median {middle:.2}, lowest {place}")
+        format!(
+            "reach {GOOD_RATIO} of the raw file's IOPS in {good} of {of} comparisons; median {middle:.2}, lowest {place}"
+        )
     })
 }
 
@@ -116,7 +125,12 @@ mod tests {
 
     fn compared(ios: &[(Container, [u64; 3])], window_ns: u64) -> ComparedWorkload {
         let rounds = |ios: &[u64; 3]| -> Vec<Measurement> {
-            let round = |ios: &u64| Measurement { ios: *ios, wall_ns: 1_000_000_000, user_cpu_ns: ios * 2000, ..Default::default() };
+            let round = |ios: &u64| Measurement {
+                ios: *ios,
+                wall_ns: 1_000_000_000,
+                user_cpu_ns: ios * 2000,
+                ..Default::default()
+            };
             ios.iter().map(round).collect()
         };
         let base = rounds(&ios[0].1);
@@ -144,8 +158,16 @@ mod tests {
             200_000_000,
         )];
         let text = sentence(&measured);
-        assert!(text.starts_with("Populated dynamic and differencing disks reach 0.95 of the raw file's IOPS in 1 of 2 comparisons"), "{text}");
-        assert!(text.contains("lowest VHD dynamic with 4K random write at QD 32, 0.91 (rounds 0.90 to 0.92)"), "{text}");
+        assert!(
+            text.starts_with(
+                "Populated dynamic and differencing disks reach 0.95 of the raw file's IOPS in 1 of 2 comparisons"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("lowest VHD dynamic with 4K random write at QD 32, 0.91 (rounds 0.90 to 0.92)"),
+            "{text}"
+        );
         assert!(text.contains("1.00 times the raw file's CPU time"), "{text}");
         assert!(text.contains("Fixed disks reach at least 0.95 of the raw file's IOPS in all 1 comparisons"), "{text}");
         assert!(warnings(&measured).is_empty());
