@@ -1,7 +1,7 @@
 //! Who owns each unit of the disk, folded over the whole chain.
 //!
 //! A *unit* is the smallest payload block in the chain. The map holds one word for each unit: which layer has its bytes
-//! and where, or that it reads as zeros. A page of 1,024 words is folded the first time that it is touched, by asking
+//! and where, or that it reads as zeros. A page of (nearly always) 1,024 words is folded the first time that it is touched, by asking
 //! the layers from the top down until every unit has an owner; from then on a look-up is one atomic load, however long
 //! the chain is. So memory and time follow what is touched, never what the disk's size claims.
 //!
@@ -25,8 +25,10 @@ use std::{
     },
 };
 
-/// Words in a page.
-const UNITS_PER_PAGE: u64 = 1024;
+/// Words in a page are two to this, but for disks of more pages than [`PAGES_MAX_SHIFT`] allows.
+const PAGE_SHIFT: u32 = 10;
+/// Pages are at most two to this, so that a disk which only claims to be huge costs 24 MiB: their words are more then.
+const PAGES_MAX_SHIFT: u32 = 20;
 /// Payload offsets are kept in these.
 const SECTOR_BYTES: u64 = 512;
 
@@ -133,6 +135,7 @@ type Page = Box<[AtomicU64]>;
 pub(crate) struct Map {
     size_bytes: u64,
     unit_shift: u32,
+    page_shift: u32,
     pages: Box<[OnceLock<Page>]>,
 }
 
@@ -141,8 +144,20 @@ impl Map {
     pub(crate) fn new(size_bytes: u64, unit_bytes: u64) -> Self {
         let unit_shift = unit_bytes.trailing_zeros();
         let units = size_bytes.div_ceil(unit_bytes);
-        let pages = (0..units.div_ceil(UNITS_PER_PAGE)).map(|_| OnceLock::new()).collect();
-        Self { size_bytes, unit_shift, pages }
+        let page_shift = (u64::BITS - units.leading_zeros()).saturating_sub(PAGES_MAX_SHIFT).max(PAGE_SHIFT);
+        let pages = (0..units.div_ceil(1 << page_shift)).map(|_| OnceLock::new()).collect();
+        Self { size_bytes, unit_shift, page_shift, pages }
+    }
+
+    /// The page of a unit, and its word in it.
+    #[inline]
+    fn place(&self, unit: u64) -> (u64, usize) {
+        (unit >> self.page_shift, (unit & (self.units_per_page() - 1)) as usize)
+    }
+
+    #[inline]
+    fn units_per_page(&self) -> u64 {
+        1 << self.page_shift
     }
 
     /// Bytes in a unit.
@@ -157,8 +172,8 @@ impl Map {
         if (offset_bytes + len_bytes - 1) >> self.unit_shift != unit {
             return None;
         }
-        let page = self.pages.get((unit / UNITS_PER_PAGE) as usize)?.get()?;
-        match Owner::decode(page[(unit % UNITS_PER_PAGE) as usize].load(Ordering::Acquire)) {
+        let (page, word) = self.place(unit);
+        match Owner::decode(self.pages.get(page as usize)?.get()?[word].load(Ordering::Acquire)) {
             Owner::Lazy { .. } => None,
             owner => Some(owner.advanced(offset_bytes & (self.unit_bytes() - 1))),
         }
@@ -171,8 +186,8 @@ impl Map {
 
     /// Folds the units of one page over the chain, without keeping the result.
     fn fold_page(&self, layers: &[Layer], page_index: u64) -> Result<Vec<Owner>> {
-        let first_unit = page_index * UNITS_PER_PAGE;
-        let units = self.size_bytes.div_ceil(self.unit_bytes()).saturating_sub(first_unit).min(UNITS_PER_PAGE);
+        let first_unit = page_index << self.page_shift;
+        let units = self.size_bytes.div_ceil(self.unit_bytes()).saturating_sub(first_unit).min(self.units_per_page());
         let mut owners: Vec<Option<Owner>> = vec![None; units as usize];
         let mut open = owners.len();
         let mut states = Vec::new();
@@ -238,7 +253,8 @@ impl Fold<'_> {
     }
 
     fn set(&self, unit: u64, owner: Owner) -> Result<()> {
-        self.page(unit / UNITS_PER_PAGE)?[(unit % UNITS_PER_PAGE) as usize].store(owner.encode(), Ordering::Release);
+        let (page, word) = self.map.place(unit);
+        self.page(page)?[word].store(owner.encode(), Ordering::Release);
         Ok(())
     }
 
@@ -248,7 +264,8 @@ impl Fold<'_> {
         while at < end {
             let unit = at >> self.map.unit_shift;
             let (unit_start, unit_end) = self.map.unit_range(unit);
-            let word = self.page(unit / UNITS_PER_PAGE)?[(unit % UNITS_PER_PAGE) as usize].load(Ordering::Acquire);
+            let (page, word) = self.map.place(unit);
+            let word = self.page(page)?[word].load(Ordering::Acquire);
             let stop = unit_end.min(end);
             match Owner::decode(word) {
                 Owner::Lazy { layer } => {
@@ -285,7 +302,7 @@ impl Fold<'_> {
     /// The runs of `start..end` for a tool that walks the whole disk: pages that are not folded yet are folded in
     /// passing and not kept, so that walking 64 TB does not leave its map behind.
     pub(crate) fn walk(&mut self, start: u64, end: u64, out: &mut Vec<Run>) -> Result<()> {
-        let page_bytes = UNITS_PER_PAGE << self.map.unit_shift;
+        let page_bytes = self.map.units_per_page() << self.map.unit_shift;
         let mut at = start;
         while at < end {
             let page_index = at / page_bytes;
@@ -294,7 +311,8 @@ impl Fold<'_> {
                 self.runs(at, stop, out)?;
             } else {
                 for (index, owner) in self.map.fold_page(self.layers, page_index)?.into_iter().enumerate() {
-                    let (unit_start, unit_end) = self.map.unit_range(page_index * UNITS_PER_PAGE + index as u64);
+                    let (unit_start, unit_end) =
+                        self.map.unit_range((page_index << self.map.page_shift) + index as u64);
                     let runs = match owner {
                         Owner::Lazy { layer } if unit_end > at && unit_start < stop => {
                             decide_range(self.layers, layer, unit_start, unit_end)?
@@ -432,6 +450,19 @@ mod tests {
         push_joined(&mut runs, data(8192, 65536));
         assert_eq!(runs.len(), 2);
         assert_eq!(runs[0].len_bytes, 8192);
+    }
+
+    #[test]
+    fn what_is_only_claimed_costs_little() {
+        for (size_bytes, unit_bytes) in
+            [(1 << 63, 64 << 20), (2040 << 30, 512), (64 << 40, 1 << 20), (u64::MAX, 1 << 20)]
+        {
+            let map = Map::new(size_bytes, unit_bytes);
+            assert!(map.pages.len() <= 1 << PAGES_MAX_SHIFT, "{size_bytes}");
+            let (page, word) = map.place((size_bytes - 1) / unit_bytes);
+            assert!(page as usize == map.pages.len() - 1 && (word as u64) < map.units_per_page());
+        }
+        assert_eq!(Map::new(2 << 40, 2 << 20).page_shift, PAGE_SHIFT);
     }
 
     #[test]

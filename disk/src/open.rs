@@ -15,11 +15,13 @@ use crate::{
     gate::{self, Gate},
     map::LAYERS_MAX,
 };
+use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
 use diskwright_image::{DiskType, Format, Image, ImageInfo, ParentLink, probe};
 use diskwright_store::{CacheMode, EngineKind, FileStore, LockMode, Store};
 use std::{
     collections::HashSet,
     io,
+    os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -81,7 +83,9 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     // Without it a chain of up to about a thousand disks still opens; a longer one then fails with the system's own reason.
     let _ = diskwright_store::raise_open_file_limit();
     let mut warnings = Vec::new();
-    let (top, store) = open_image(path, options.format, options.writable, options.cache, &mut warnings)?;
+    // Also for writing it is first opened for reading, on a store that is locked for writing: to open a VHDX for writing may be to
+    // replay its log, and a disk that is refused in the end stays as it is.
+    let (top, top_store) = open_image(path, options.format, options.writable, options.cache, &mut warnings)?;
     if options.writable
         && !options.allow_parent_write
         && let Some(child) = gate::child_of(path, top.info())
@@ -89,7 +93,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
         return Err(DiskError::HasChildren { path: path.to_owned(), child });
     }
     let mut gate = Gate::new(path, &options.parents)?;
-    let mut seen: HashSet<(u64, u64)> = store.identity().into_iter().collect();
+    let mut seen: HashSet<(u64, u64)> = top_store.identity().into_iter().collect();
     let mut layers = vec![Layer { path: path.to_owned(), image: top }];
     while !options.without_parents
         && let Some(child) = layers.last()
@@ -106,30 +110,46 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
             what: "it is a differencing disk that names no parent; use `diskwright reconnect` to give it one".into(),
         })?;
         let parent_path = gate.find_parent(&child.path, &link)?;
+        let is_loop = |child: &Path| DiskError::BadChain {
+            path: child.to_owned(),
+            what: format!(
+                "its parent {} is already in the chain, so the chain is a loop; reconnect one of its disks to the right parent",
+                parent_path.display()
+            ),
+        };
+        // Before it is locked: the lock of a writer would be met by itself.
+        if identity_of(&parent_path).is_some_and(|identity| seen.contains(&identity)) {
+            return Err(is_loop(&child.path));
+        }
         let (parent, store) =
             open_image(&parent_path, Some(child.image.info().format), false, options.cache, &mut warnings)
-                .map_err(|error| explain_format(error, &child.path, &parent_path))?;
+                .map_err(|error| explain_parent(error, &child.path, &parent_path))?;
         if let Some(identity) = store.identity()
             && !seen.insert(identity)
         {
-            return Err(DiskError::BadChain {
-                path: child.path.clone(),
-                what: format!(
-                    "its parent {} is already in the chain, so the chain is a loop; reconnect one of its disks to the right parent",
-                    parent_path.display()
-                ),
-            });
+            return Err(is_loop(&child.path));
         }
         check_linkage(&child.path, child.image.info(), &link, &parent_path, parent.info())?;
         check_timestamp(&child.path, &link, &parent_path, options, layers.len() == 1, &mut warnings)?;
         gate.opened(&parent_path)?;
         layers.push(Layer { path: parent_path, image: parent });
     }
+    if options.writable {
+        let info = layers[0].image.info();
+        let (format, sector_bytes) = (info.format, info.logical_sector_bytes);
+        layers[0].image = probe::open(top_store, Some(format), true, sector_bytes)?;
+    }
     Ok(Chain { layers, warnings })
 }
 
+/// What is at a path, as a store says it of itself ([`Store::identity`]).
+fn identity_of(path: &Path) -> Option<(u64, u64)> {
+    let found = std::fs::metadata(path).ok()?;
+    Some(if found.file_type().is_block_device() { (found.rdev(), 0) } else { (found.dev(), found.ino()) })
+}
+
 /// Opens one image file. With O_DIRECT, an image whose payload lies where the device cannot reach it directly is opened
-/// again through the page cache, and a warning says so.
+/// again through the page cache, and a warning says so. The store is for writing where that is asked for; the image is for reading.
 pub(crate) fn open_image(
     path: &Path,
     format: Option<Format>,
@@ -145,7 +165,8 @@ pub(crate) fn open_image(
         warnings.push(format!("{}: the file system has no O_DIRECT; the page cache is used", path.display()));
     }
     let store: Arc<dyn Store> = Arc::new(store);
-    let image = probe::open(Arc::clone(&store), format, writable, raw_sector_bytes)?;
+    let image = probe::open(Arc::clone(&store), format, false, raw_sector_bytes)?;
+    check_size(path, image.info())?;
     let needed_bytes = store.data_file().map_or(1, |file| file.alignment_bytes);
     let info = image.info();
     if needed_bytes > info.payload_alignment_bytes.min(info.logical_sector_bytes) && cache == CacheMode::Direct {
@@ -161,18 +182,44 @@ pub(crate) fn open_image(
     Ok((image, store))
 }
 
+/// A disk has a sector at least, and a VHD with blocks at most what its 32-bit table can reach. (VHDX is held to its limits by its image.)
+fn check_size(path: &Path, info: &ImageInfo) -> Result<()> {
+    let max_bytes = if info.format == Format::Vhd && info.has_blocks { MAX_DYNAMIC_BYTES } else { u64::MAX };
+    if (1..=max_bytes).contains(&info.size_bytes) {
+        return Ok(());
+    }
+    let expected = match max_bytes {
+        u64::MAX => "at least one sector".to_owned(),
+        _ => format!("at least one sector, and at most {max_bytes} bytes"),
+    };
+    Err(DiskError::BadChain {
+        path: path.to_owned(),
+        what: format!(
+            "found a {} {} disk with a size of {} bytes, expected {expected}; if this is the right file, get it anew from where it came from",
+            info.disk_type, info.format, info.size_bytes
+        ),
+    })
+}
+
 fn open_store(path: &Path, writable: bool, cache: CacheMode, lock: LockMode) -> Result<FileStore> {
     Ok(FileStore::open(path, &diskwright_store::OpenOptions { writable, create_new: false, cache, lock })?)
 }
 
-/// A parent of another format than its child's gets an error about the chain, not about a signature.
-fn explain_format(error: DiskError, child: &Path, parent: &Path) -> DiskError {
+/// A parent of another format than its child's gets an error about the chain, not about a signature; one that is no file, one that names the child.
+fn explain_parent(error: DiskError, child: &Path, parent: &Path) -> DiskError {
     match error {
         DiskError::Image(diskwright_image::ImageError::NotAnImage { found, expected, .. }) => DiskError::BadChain {
             path: child.to_owned(),
             what: format!(
                 "its parent {} has another format ({found}, expected {expected}); VHD and VHDX do not mix in a chain: convert one of them",
                 parent.display()
+            ),
+        },
+        // No file that can be a disk: a folder, a pipe.
+        DiskError::BadOptions { what, .. } => DiskError::BadChain {
+            path: child.to_owned(),
+            what: format!(
+                "its parent cannot be used: {what}; put the parent there, or name its place with `diskwright reconnect`"
             ),
         },
         other => other,

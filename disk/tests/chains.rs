@@ -298,3 +298,24 @@ fn opening_for_writing_and_writing_nothing_changes_nothing() {
         assert!(std::fs::read(&path).unwrap() == before, "{extension} {disk_type}");
     }
 }
+
+#[test]
+fn discarded_blocks_give_their_space_back_to_the_file_system() {
+    use std::os::unix::fs::MetadataExt;
+    for extension in ["vhdx", "vhd"] {
+        let dir = tempdir().unwrap();
+        let path = dir.path().join(format!("d.{extension}"));
+        base(&path, 64 * MIB, 1 << 20);
+        write(&path, 0, &vec![7; 48 << 20]);
+        let full = std::fs::metadata(&path).unwrap();
+        let disk = Disk::open(&path, &writable()).unwrap();
+        let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+        io.discard(8 * MIB, 32 * MIB).unwrap();
+        drop(io);
+        disk.close().unwrap();
+        drop(disk);
+        let thin = std::fs::metadata(&path).unwrap();
+        assert_eq!(thin.len(), full.len(), "what follows stays where it is");
+        assert!(thin.blocks() * 512 <= full.blocks() * 512 - 31 * MIB, "{extension}: {} blocks left", thin.blocks());
+    }
+}

@@ -301,7 +301,7 @@ pub trait ImageWriter: Send + Sync {
     fn freed_generation(&self) -> u64;
 
     /// Space given up at generations up to `generation` may be used again: its removal is durable and no request that
-    /// could still reach it is in flight. The caller has made sure of both.
+    /// could still reach it is in flight. The caller has made sure of both. The file system gets its blocks back, where it can.
     fn recycle(&self, generation: u64);
 
     /// Flushes, gives back slack at the file's end, leaves the log clean. Called once, when no request is in flight and

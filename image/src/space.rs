@@ -51,6 +51,8 @@ pub struct Space {
     alignment_bytes: u64,
     /// Length in bytes to the offsets of recycled pieces of that length.
     recycled: BTreeMap<u64, BTreeSet<u64>>,
+    /// Recycled pieces whose blocks the file system may still hold.
+    unpunched: Vec<FileRange>,
     /// In order of generation.
     quarantined: VecDeque<Quarantined>,
     generation: u64,
@@ -74,6 +76,7 @@ impl Space {
             file_end_bytes: used_end_bytes,
             alignment_bytes,
             recycled: BTreeMap::new(),
+            unpunched: Vec::new(),
             quarantined: VecDeque::new(),
             generation: 0,
         }
@@ -141,6 +144,18 @@ impl Space {
         while let Some(piece) = self.quarantined.front().copied().filter(|piece| piece.generation <= generation) {
             self.quarantined.pop_front();
             self.add_free(piece.offset_bytes, piece.len_bytes);
+            self.unpunched.push(FileRange { offset_bytes: piece.offset_bytes, len_bytes: piece.len_bytes });
+        }
+    }
+
+    /// Gives the blocks of what was recycled since the last call, and is still free, back to the file system. A file system that
+    /// cannot do so keeps them: nothing depends on it.
+    pub fn punch_recycled(&mut self, store: &dyn Store) {
+        for piece in std::mem::take(&mut self.unpunched) {
+            let free = self.recycled.get(&piece.len_bytes).is_some_and(|offsets| offsets.contains(&piece.offset_bytes));
+            if free && piece.offset_bytes + piece.len_bytes <= self.file_end_bytes {
+                let _ = store.zero_range(piece, Zeroing::Deallocate);
+            }
         }
     }
 

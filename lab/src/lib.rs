@@ -1,4 +1,66 @@
-//! (docs below, once written)
+//! The laboratory: what a disk costs, measured so that the answer can be believed.
+//!
+//! ```text
+//!   workload ──▶ generator ──▶ Measurement ──▶ measure ──▶ stats ──▶ study, bench ──▶ result (JSON), table (text)
+//!   what is      one thread,   one run         rounds,     medians,  experiments,
+//!   asked        one queue                     in turns    ratios    promises
+//! ```
+//!
+//! | file | room |
+//! |---|---|
+//! | `workload.rs` | workloads as data; the VHD paper's sixteen |
+//! | `data.rs`, `fill.rs` | contents that can be checked without being kept; filling and verifying a target |
+//! | `generator.rs`, `null.rs` | the measuring loop; the target that does nothing, its ceiling |
+//! | `stats.rs`, `measure.rs` | pure statistics; targets in turns, ratios within rounds |
+//! | `targets.rs`, `chain.rs`, `child.rs` | the containers under comparison; chains; opening in a fresh process |
+//! | `machine.rs`, `warning.rs`, `result.rs`, `table.rs` | what it was measured on, reasons for doubt, JSON, text |
+//! | `paper.rs` | the paper's own figures |
+//! | `study/`, `bench/` | the paper's experiments; the engine's promises against its peers |
+//!
+//! Three rules hold throughout. A target is compared with its base *within a round*, never across. A target is filled, read
+//! back and found allocated before it is measured, or it is not measured. What could not be measured is left out by name,
+//! and what makes a figure doubtful is said beside it.
+//!
+//! # Running a study
+//!
+//! ```no_run
+//! use diskwright_lab::{ChildLauncher, ContainersOptions, Step, study};
+//!
+//! # fn main() -> diskwright_lab::Result<()> {
+//! let options = ContainersOptions {
+//!     quick: true,
+//!     // The program must answer `<itself> bench-child ARGS...` by printing `child_main(ARGS)?` on standard output.
+//!     launcher: Some(ChildLauncher::current_exe(["bench-child"])?),
+//!     ..ContainersOptions::default()
+//! };
+//! // Called between cells, never while one is measured. `false` stops the run: it cleans up and ends with `LabError::Stopped`.
+//! let mut progress = |step: Step<'_>| {
+//!     eprintln!("{} {}/{} {}", step.phase, step.done, step.total, step.message);
+//!     true
+//! };
+//! let report = study::run(&options, &mut progress)?;
+//! print!("{}", study::render(&report.result, false)); // `true` for a terminal with colours
+//! println!("saved to {}", report.saved_to.display()); // `report.result` is what `--json` prints
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Running the bench
+//!
+//! ```no_run
+//! use diskwright_lab::{BenchOptions, ChildLauncher, Row, bench, progress::Silent};
+//!
+//! # fn main() -> diskwright_lab::Result<()> {
+//! let options = BenchOptions { launcher: Some(ChildLauncher::current_exe(["bench-child"])?), ..BenchOptions::default() };
+//! // No rows means all of them; `Row::from_name("open-chain")` finds one by its name, `Row::ALL` has their names and titles.
+//! let report = bench::run(&[Row::OpenChain, Row::CreateFixed], &options, &mut Silent)?;
+//! print!("{}", bench::render(&report, false));
+//! std::process::exit(if report.passed() { 0 } else { 1 });
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
 pub mod bench;
 pub mod chain;
 pub mod child;
@@ -20,4 +82,12 @@ pub mod table;
 pub mod targets;
 pub mod warning;
 pub mod workload;
+
+pub use bench::{BenchOptions, BenchReport, Row};
+pub use child::{ChildLauncher, child_main};
 pub use error::{LabError, Result};
+pub use generator::{Generator, Measurement, Until};
+pub use null::NullDevice;
+pub use progress::{Progress, Step};
+pub use study::{ContainersOptions, ContainersReport};
+pub use workload::Workload;

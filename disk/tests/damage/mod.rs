@@ -126,9 +126,10 @@ pub fn reseal(bytes: &mut [u8], format: Format) {
         Format::Vhd if bytes.len() < 2048 => {}
         Format::Vhd => {
             let tail = bytes.len() - 512;
-            for at in [0, tail].into_iter().filter(|&at| at == tail || bytes[..8] == *b"conectix") {
-                sum(bytes, at, 512, 64);
+            if bytes[..8] == *b"conectix" {
+                sum(bytes, 0, 512, 64);
             }
+            sum(bytes, tail, 512, 64);
             if bytes[512..520] == *b"cxsparse" {
                 sum(bytes, 512, 1024, 36);
             }
@@ -140,7 +141,8 @@ pub fn reseal(bytes: &mut [u8], format: Format) {
                 }
             }
             // The one entry of the log.
-            let len = bytes.get(LOG + 8..LOG + 12).map_or(0, |len| u32::from_le_bytes(len.try_into().unwrap()) as usize);
+            let len =
+                bytes.get(LOG + 8..LOG + 12).map_or(0, |len| u32::from_le_bytes(len.try_into().unwrap()) as usize);
             if len >= 4096 && LOG + len <= bytes.len() {
                 seal(bytes, LOG, len);
             }
@@ -226,7 +228,8 @@ pub fn read_all(path: &Path, options: &OpenOptions) -> Result<Vec<String>, Strin
             let len = (range.end - at).min(MIB as u64) as usize;
             io.read(at, &mut piece[..len]).map_err(|error| error.to_string())?;
             for extent in &extents {
-                let (from, to) = (extent.offset_bytes.max(at), (extent.offset_bytes + extent.len_bytes).min(at + len as u64));
+                let (from, to) =
+                    (extent.offset_bytes.max(at), (extent.offset_bytes + extent.len_bytes).min(at + len as u64));
                 if extent.kind != ExtentKind::Data && from < to {
                     let zeros = &piece[(from - at) as usize..(to - at) as usize];
                     assert!(zeros.iter().all(|&byte| byte == 0), "{}: {extent:?} holds data", path.display());

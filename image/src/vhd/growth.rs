@@ -236,8 +236,9 @@ impl Growth {
     }
 
     /// See [`Space::recycle`].
-    pub fn recycle(&mut self, generation: u64) {
+    pub fn recycle(&mut self, store: &dyn Store, generation: u64) {
         self.space.recycle(generation);
+        self.space.punch_recycled(store);
     }
 
     /// Cuts the file after the last piece and ends it with the footer. Everything that was given up is durably gone.
@@ -245,12 +246,12 @@ impl Growth {
         self.space.recycle(self.space.generation());
         let old_end = self.space.file_end_bytes();
         let new_end = self.space.release_tail().max(self.keep_end_bytes);
-        if new_end >= old_end {
-            return Ok(());
+        if new_end < old_end {
+            store.write_at(&self.footer, new_end)?;
+            store.set_len(new_end + FOOTER_BYTES as u64)?;
+            self.space.set_file_end(new_end);
         }
-        store.write_at(&self.footer, new_end)?;
-        store.set_len(new_end + FOOTER_BYTES as u64)?;
-        self.space.set_file_end(new_end);
+        self.space.punch_recycled(store);
         Ok(())
     }
 }

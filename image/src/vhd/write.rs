@@ -362,7 +362,7 @@ impl ImageWriter for Writing {
 
     fn recycle(&self, generation: u64) {
         if let Some(growth) = &mut self.lock().growth {
-            growth.recycle(generation);
+            growth.recycle(&*self.store, generation);
         }
     }
 

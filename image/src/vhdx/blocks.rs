@@ -36,9 +36,10 @@ impl State {
         self.space.as_ref().map_or(0, Space::generation)
     }
 
-    pub(super) fn recycle(&mut self, generation: u64) {
+    pub(super) fn recycle(&mut self, store: &dyn Store, generation: u64) {
         if let Some(space) = &mut self.space {
             space.recycle(generation);
+            space.punch_recycled(store);
         }
     }
 

@@ -140,6 +140,7 @@ impl VhdxImage {
                 .map_err(|error| self.io("cut the file behind its last block", end_bytes, error))?;
             space.set_file_end(end_bytes);
         }
+        space.punch_recycled(&*self.barrier.store);
         self.barrier.sync()
     }
 }

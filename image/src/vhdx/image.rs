@@ -225,7 +225,7 @@ impl ImageWriter for VhdxImage {
 
     fn recycle(&self, generation: u64) {
         if let Some(writing) = &self.writing {
-            lock(&writing.state).recycle(generation);
+            lock(&writing.state).recycle(self.store().as_ref(), generation);
         }
     }
 

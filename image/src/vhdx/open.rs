@@ -12,7 +12,7 @@ use super::{
     VhdxImage, corrupt,
     header::{Barrier, Headers},
     layout::Layout,
-    log::{Ring, Target},
+    log::{Ring, Sequence, Target},
 };
 use crate::{
     error::{ImageError, Result},
@@ -65,9 +65,30 @@ pub(super) fn load(store: Arc<dyn Store>, writable: bool) -> Result<Opened> {
         }
         remarks.push(format!("The log's place is wrong ({invalid}); the disk can be read, as its log is empty."));
     }
-    let (barrier, headers, log) = replay(store, slot, header, log_place, writable)?;
-    let store = &*barrier.store;
-    let regions = read_regions(store, &mut remarks)?;
+    let found = Found { creator, slot, log_place, log_is_sound: log_is_sound.is_ok() };
+    let (barrier, headers, log) = replay(store, &found, header, writable, &mut remarks)?;
+    let (layout, info) = describe(&*barrier.store, &found, headers.current(), log, &mut remarks)?;
+    let info = ImageInfo { remarks, ..info };
+    Ok(Opened { barrier, headers, log_place, layout, info })
+}
+
+/// What is known before the log is replayed.
+struct Found {
+    creator: String,
+    slot: Slot,
+    log_place: FileRange,
+    log_is_sound: bool,
+}
+
+/// Reads everything that the log may have changed, through a store that shows it replayed.
+fn describe(
+    store: &dyn Store,
+    found: &Found,
+    header: &Header,
+    log: LogState,
+    remarks: &mut Vec<String>,
+) -> Result<(Layout, ImageInfo)> {
+    let regions = read_regions(store, remarks)?;
     let metadata_region = required_region(store, &regions, METADATA_REGION, "metadata region")?;
     let bat_region = required_region(store, &regions, BAT_REGION, "BAT region")?;
     let table = read_metadata_table(store, &metadata_region)?;
@@ -99,7 +120,7 @@ pub(super) fn load(store: Arc<dyn Store>, writable: bool) -> Result<Opened> {
         has_parent: parameters.has_parent,
         fixed: parameters.leave_blocks_allocated && !parameters.has_parent,
         bat_offset_bytes: bat_region.offset_bytes,
-        metadata: metadata_ranges(store, &regions, log_is_sound.is_ok().then_some(log_place), slot)?,
+        metadata: metadata_ranges(store, &regions, found.log_is_sound.then_some(found.log_place), found.slot)?,
     };
     check_bat_region(store, &layout, &bat_region)?;
     let info = ImageInfo {
@@ -114,17 +135,17 @@ pub(super) fn load(store: Arc<dyn Store>, writable: bool) -> Result<Opened> {
         has_blocks: true,
         logical_sector_bytes: logical,
         physical_sector_bytes: physical,
-        creator,
+        creator: found.creator.clone(),
         disk_id,
-        linkage_id: Some(headers.current().data_write_guid),
-        file_write_id: Some(headers.current().file_write_guid),
+        linkage_id: Some(header.data_write_guid),
+        file_write_id: Some(header.file_write_guid),
         created_seconds: None,
         parent,
         log,
         payload_alignment_bytes: MIB as u32,
-        remarks,
+        remarks: Vec::new(),
     };
-    Ok(Opened { barrier, headers, log_place, layout, info })
+    Ok((layout, info))
 }
 
 fn read_identifier(store: &dyn Store) -> Result<String> {
@@ -205,38 +226,56 @@ fn check_log_place(store: &dyn Store, header: &Header) -> std::result::Result<()
 }
 
 /// Replays the log if the header names one. Returns the store through which the rest is read.
+///
+/// On disk it is replayed only when everything that follows has been read, and found good, through a replay in memory: a file
+/// that cannot be opened stays as it is.
 fn replay(
     store: Arc<dyn Store>,
-    slot: Slot,
+    found: &Found,
     header: Header,
-    log_place: FileRange,
     writable: bool,
+    remarks: &mut Vec<String>,
 ) -> Result<(Barrier, Headers, LogState)> {
     let log_guid = header.log_guid;
-    let mut headers = Headers::new(slot, header);
+    let mut headers = Headers::new(found.slot, header);
     if log_guid.is_nil() {
         return Ok((Barrier::new(store), headers, LogState::Clean));
     }
-    let ring = Ring { store: &*store, place: log_place };
+    let ring = Ring { store: &*store, place: found.log_place };
     let sequence = ring.find(log_guid)?;
     let log = LogState::Replayed { entries: sequence.len() };
-    if writable {
-        // Headers first: the file is changed from here on. If the replay is cut, the log is still there to be replayed again.
-        let barrier = Barrier::new(Arc::clone(&store));
-        headers.begin_file_write(&barrier)?;
-        ring.replay(&sequence, Target::Disk)?;
-        barrier.sync()?;
-        headers.set_log_guid(&barrier, Uuid::nil())?;
-        return Ok((barrier, headers, log));
+    let replayed = replay_in_memory(&store, &ring, &sequence);
+    if !writable {
+        return Ok((Barrier::new(replayed?), headers, log));
     }
+    match replayed {
+        Ok(replayed) => {
+            let told = remarks.len();
+            describe(&*replayed, found, headers.current(), log, remarks)?;
+            remarks.truncate(told);
+        }
+        // More than memory should hold: the check of the log itself must do.
+        Err(ImageError::Unsupported { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    // Headers first: the file is changed from here on. If the replay is cut, the log is still there to be replayed again.
+    let barrier = Barrier::new(Arc::clone(&store));
+    headers.begin_file_write(&barrier)?;
+    ring.replay(&sequence, Target::Disk)?;
+    barrier.sync()?;
+    headers.set_log_guid(&barrier, Uuid::nil())?;
+    Ok((barrier, headers, log))
+}
+
+/// The store as it will be after a replay.
+fn replay_in_memory(store: &Arc<dyn Store>, ring: &Ring<'_>, sequence: &Sequence) -> Result<Arc<dyn Store>> {
     let mut pages = BTreeMap::new();
-    ring.replay(&sequence, Target::Memory(&mut pages))?;
-    let io = |error| ImageError::io("replay the log", &*store, log_place.offset_bytes, error);
+    ring.replay(sequence, Target::Memory(&mut pages))?;
+    let io = |error| ImageError::io("replay the log", &**store, ring.place.offset_bytes, error);
     if pages.is_empty() && sequence.last_file_bytes() <= store.len_bytes().map_err(io)? {
-        return Ok((Barrier::new(store), headers, log));
+        return Ok(Arc::clone(store));
     }
-    let overlay = OverlayStore::new(Arc::clone(&store), pages, sequence.last_file_bytes()).map_err(io)?;
-    Ok((Barrier::new(Arc::new(overlay)), headers, log))
+    Ok(Arc::new(OverlayStore::new(Arc::clone(store), pages, sequence.last_file_bytes()).map_err(io)?))
 }
 
 fn read_regions(store: &dyn Store, remarks: &mut Vec<String>) -> Result<RegionTable> {

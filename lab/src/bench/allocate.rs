@@ -69,7 +69,7 @@ pub(crate) fn blocks(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<F
         // Speeds, so that more is better: blocks a second.
         let speed = |times: &[f64]| -> Vec<f64> { times.iter().map(|ns| blocks as f64 * 1e9 / ns.max(1.0)).collect() };
         let name = format!("{}: blocks allocated a second", container.name());
-        found.checks.push(Check::ratio(name, &speed(&ours), &speed(&theirs), Bar::AtLeast(bar)));
+        found.checks.push(Check::ratio(name, "blocks/s", &speed(&ours), &speed(&theirs), Bar::AtLeast(bar)));
     }
     Ok(found)
 }
@@ -159,6 +159,7 @@ pub(crate) fn random_writes(bench: &Bench<'_>, progress: &mut dyn Progress) -> R
                 .map_err(LabError::file("flush", &path))?;
             flushes[who].push(start.elapsed().as_nanos() as f64);
             target.close()?;
+            scratch::simplify_before_removal(&path);
             std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
             bench.scratch.settle()?;
         }
@@ -166,7 +167,7 @@ pub(crate) fn random_writes(bench: &Bench<'_>, progress: &mut dyn Progress) -> R
     let name = "empty VHDX dynamic against preallocated raw file, 4K random write: IOPS";
     let flush = |who: usize| duration(crate::stats::median(&flushes[who]).unwrap_or(0.0));
     Ok(Found {
-        checks: vec![Check::ratio(name, &rates[0], &rates[1], Bar::AtLeast(0.90))],
+        checks: vec![Check::ratio(name, "IOPS", &rates[0], &rates[1], Bar::AtLeast(0.90))],
         notes: vec![format!(
             "new disks of {} each round, {} writes, QD 32, O_DIRECT; {rounds} rounds in turns; the flush after them took {} (VHDX) and {} (raw)",
             bytes(size_bytes),

@@ -30,7 +30,7 @@ pub(crate) fn reads(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fo
     })?;
     let targets: [Named<'_>; 2] =
         [("chain of 1", &*one as &dyn BlockDevice), ("chain of 1,024", &*all as &dyn BlockDevice)];
-    let rounds = bench.rounds(bench.pick(5, 15));
+    let rounds = bench.rounds(bench.pick(7, 15));
     let mut found = Found::default();
     found.notes.push(format!(
         "VHDX, {} of data in the base, read and compared through the top; {rounds} rounds, cells of {}, O_DIRECT, QD 32",

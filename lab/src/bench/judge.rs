@@ -50,8 +50,10 @@ impl Bar {
 pub struct Check {
     /// What was measured: "VHDX dynamic, 4K random read: IOPS".
     pub name: String,
-    /// "ratio", "ns" or "bytes".
+    /// Of the figure that is judged: "ratio", "ns" or "bytes".
     pub unit: String,
+    /// Of `ours` and `peer`.
+    pub sides_unit: String,
     /// The figure that is judged, over the rounds.
     pub figure: Option<Summary>,
     /// 95 % confidence interval of its median, where there are rounds enough to speak of one.
@@ -70,10 +72,15 @@ pub struct Check {
 
 impl Check {
     /// A ratio of ours to the peer's, round by round.
-    pub(crate) fn ratio(name: impl Into<String>, ours: &[f64], peer: &[f64], bar: Bar) -> Self {
+    pub(crate) fn ratio(name: impl Into<String>, sides_unit: &str, ours: &[f64], peer: &[f64], bar: Bar) -> Self {
         let name = name.into();
         let Some(ratio) = Ratio::of(ours, peer) else { return Self::broken(&name, "nothing was measured") };
-        Self { ours: Summary::of(ours), peer: Summary::of(peer), ..Self::of_ratio(name, &ratio, bar) }
+        Self {
+            sides_unit: sides_unit.into(),
+            ours: Summary::of(ours),
+            peer: Summary::of(peer),
+            ..Self::of_ratio(name, &ratio, bar)
+        }
     }
 
     /// A ratio that was made already.
@@ -93,6 +100,7 @@ impl Check {
         Self {
             name,
             unit: unit.into(),
+            sides_unit: String::new(),
             figure,
             confidence: None,
             ours: None,
@@ -117,6 +125,7 @@ impl Check {
         Self {
             name: name.to_owned(),
             unit: String::new(),
+            sides_unit: String::new(),
             figure: None,
             confidence: None,
             ours: None,
@@ -152,21 +161,21 @@ mod tests {
 
     #[test]
     fn medians_are_judged_and_the_bar_itself_passes() {
-        let check = |ours: &[f64], bar| Check::ratio("x", ours, &[1.0, 1.0, 1.0], bar).outcome;
+        let check = |ours: &[f64], bar| Check::ratio("x", "IOPS", ours, &[1.0, 1.0, 1.0], bar).outcome;
         assert_eq!(check(&[0.95, 0.95, 0.2], Bar::AtLeast(0.95)), Outcome::Pass);
         assert_eq!(check(&[0.94, 0.94, 2.0], Bar::AtLeast(0.95)), Outcome::Fail);
         assert_eq!(check(&[1.1, 1.1, 9.0], Bar::AtMost(1.1)), Outcome::Pass);
         assert_eq!(check(&[1.2, 1.2, 0.1], Bar::AtMost(1.1)), Outcome::Fail);
-        assert_eq!(Check::ratio("x", &[], &[], Bar::AtLeast(1.0)).outcome, Outcome::Fail);
+        assert_eq!(Check::ratio("x", "IOPS", &[], &[], Bar::AtLeast(1.0)).outcome, Outcome::Fail);
         assert_eq!(Check::absolute("x", "ns", &[5.0], Bar::AtMost(4.0)).outcome, Outcome::Fail);
     }
 
     #[test]
     fn a_bar_inside_the_interval_is_close() {
         let ones = [1.0; 7];
-        let scattered = Check::ratio("x", &[0.8, 0.9, 0.94, 0.96, 0.97, 1.0, 1.1], &ones, Bar::AtLeast(0.95));
+        let scattered = Check::ratio("x", "IOPS", &[0.8, 0.9, 0.94, 0.96, 0.97, 1.0, 1.1], &ones, Bar::AtLeast(0.95));
         assert!(scattered.is_close());
-        let clear = Check::ratio("x", &[0.99, 0.99, 1.0, 1.0, 1.0, 1.01, 1.01], &ones, Bar::AtLeast(0.95));
+        let clear = Check::ratio("x", "IOPS", &[0.99, 0.99, 1.0, 1.0, 1.0, 1.01, 1.01], &ones, Bar::AtLeast(0.95));
         assert!(!clear.is_close());
     }
 

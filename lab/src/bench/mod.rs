@@ -140,7 +140,7 @@ pub struct BenchOptions {
     pub dir: Option<PathBuf>,
     /// Rounds of each comparison; each row has its own number unless said.
     pub rounds: Option<usize>,
-    /// Time of one cell of the workload rows, warm-up included: 0.15 s quick, 0.4 s else.
+    /// Time of one cell of the workload rows, warm-up included: 0.1 s quick, 0.25 s else.
     pub cell: Option<Duration>,
     /// What moves our bytes.
     pub engine: EngineKind,
@@ -232,7 +232,7 @@ impl Bench<'_> {
 
     /// Time of one cell.
     pub(crate) fn cell(&self) -> Duration {
-        self.options.cell.unwrap_or_else(|| Duration::from_millis(self.pick(150, 400)))
+        self.options.cell.unwrap_or_else(|| Duration::from_millis(self.pick(100, 250)))
     }
 
     pub(crate) fn preparation(&self, size_bytes: u64, cache: CacheMode) -> Preparation {

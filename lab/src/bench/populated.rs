@@ -31,7 +31,7 @@ pub(crate) fn workloads(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resul
     let size_bytes = bench.pick(512 << 20, 2 << 30);
     let targets = prepare(bench, size_bytes, CacheMode::Direct, progress)?;
     let mut found = Found::default();
-    note_conditions(&mut found, bench, &targets, size_bytes, bench.rounds(bench.pick(5, 9)));
+    note_conditions(&mut found, bench, &targets, size_bytes, rounds(bench));
     let all = paper_monolithic(QUEUE_DEPTH);
     for (index, workload) in all.iter().enumerate() {
         let result = compare(bench, &targets, workload, (index, all.len()), progress)?;
@@ -52,7 +52,7 @@ pub(crate) fn page_cache(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resu
     let targets = prepare(bench, size_bytes, CacheMode::PageCache, progress)?;
     bench.scratch.settle()?;
     let mut found = Found::default();
-    note_conditions(&mut found, bench, &targets, size_bytes, bench.rounds(bench.pick(5, 9)));
+    note_conditions(&mut found, bench, &targets, size_bytes, rounds(bench));
     let workload = Workload::new(Pattern::Random, Direction::Read, 4096, QUEUE_DEPTH);
     let result = compare(bench, &targets, &workload, (0, 1), progress)?;
     for cell in &result.cells[1..] {
@@ -76,6 +76,11 @@ fn prepare(bench: &Bench<'_>, size_bytes: u64, cache: CacheMode, progress: &mut 
         targets.push(targets::open_verified(container, path, &how, &mut tick)?);
     }
     Ok(targets)
+}
+
+/// Many and short, for what disturbs a round seldom disturbs all.
+fn rounds(bench: &Bench<'_>) -> usize {
+    bench.rounds(bench.pick(7, 15))
 }
 
 fn note_conditions(found: &mut Found, bench: &Bench<'_>, targets: &[Target], size_bytes: u64, rounds: usize) {
@@ -104,7 +109,7 @@ fn compare(
     (index, count): (usize, usize),
     progress: &mut dyn Progress,
 ) -> Result<WorkloadResult> {
-    let rounds = bench.rounds(bench.pick(5, 9));
+    let rounds = rounds(bench);
     let named: Vec<Named<'_>> = targets.iter().map(|target| (target.name(), target.device())).collect();
     let plan = Plan {
         rounds,

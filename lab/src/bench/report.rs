@@ -2,6 +2,7 @@
 
 use crate::{
     bench::{Bar, BenchReport, Check, Outcome, RowResult},
+    stats::Summary,
     table::{Align, Cell, Table, Tone, bytes, duration, figure, paint},
 };
 use std::fmt::Write as _;
@@ -80,16 +81,16 @@ fn details(row: &RowResult, colour: bool) -> String {
         let label = word(check.outcome, false) + if check.is_close() { "?" } else { "" };
         let say = |value: f64| in_unit(value, &check.unit);
         let rounds = check.figure.map(|figure| format!("{}..{}", say(figure.min), say(figure.max)));
-        let number =
-            |summary: Option<crate::stats::Summary>| summary.map(|summary| figure(summary.median)).unwrap_or_default();
+        let side =
+            |summary: Option<Summary>| summary.map(|side| in_unit(side.median, &check.sides_unit)).unwrap_or_default();
         table.row(vec![
             Cell::toned(label, tone),
             Cell::new(check.name.clone()),
             Cell::new(check.figure.map(|figure| say(figure.median)).unwrap_or_default()),
             Cell::toned(rounds.unwrap_or_default(), Tone::Faint),
             Cell::new(check.bar.map(|bar| bar_text(bar, &check.unit)).unwrap_or_default()),
-            Cell::new(number(check.ours)),
-            Cell::new(number(check.peer)),
+            Cell::new(side(check.ours)),
+            Cell::new(side(check.peer)),
         ]);
     }
     let mut text = table.render(colour);
@@ -118,7 +119,8 @@ fn in_unit(value: f64, unit: &str) -> String {
     match unit {
         "ns" => duration(value),
         "bytes" => bytes(value as u64),
-        _ => format!("{value:.2}"),
+        "ratio" => format!("{value:.2}"),
+        unit => format!("{} {unit}", figure(value)),
     }
 }
 

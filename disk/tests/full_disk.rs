@@ -1,0 +1,283 @@
+//! A file system that is full in the middle of an allocation: the writer is told so, what was there before stays right, and
+//! when there is space again the disk goes on. Small file systems in loop devices, for which one must be root.
+
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
+use diskwright_image::{DiskType, Format, Severity, probe};
+use diskwright_store::{
+    BlockDevice, BlockQueue, Blocking, CacheMode, Completion, EngineKind, FileStore, IoBuf, QueueOptions, Request,
+};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+use tempfile::{TempDir, tempdir};
+
+const MIB: u64 = 1 << 20;
+const DEPTH: usize = 8;
+/// Bytes of one write; the disk is made of as many as such pieces.
+const PIECE_BYTES: u64 = 192 << 10;
+
+/// A small file system, unmounted when dropped.
+struct Small {
+    dir: TempDir,
+    mount: PathBuf,
+}
+
+fn run(program: &str, args: &[&str]) -> Result<(), String> {
+    let output = Command::new(program).args(args).output().map_err(|error| format!("{program}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+impl Small {
+    fn new(kind: &str, size_bytes: u64) -> Result<Self, String> {
+        if !nix::unistd::geteuid().is_root() {
+            return Err("mounting takes root".into());
+        }
+        let dir = tempdir().map_err(|error| error.to_string())?;
+        let (image, mount) = (dir.path().join("fs.img"), dir.path().join("mount"));
+        std::fs::create_dir(&mount).map_err(|error| error.to_string())?;
+        let file = std::fs::File::create(&image).map_err(|error| error.to_string())?;
+        file.set_len(size_bytes).map_err(|error| error.to_string())?;
+        let (image, place) = (image.to_str().unwrap_or_default(), mount.to_str().unwrap_or_default());
+        match kind {
+            // Without blocks kept for root, who would find space where others do not.
+            "ext4" => run("mkfs.ext4", &["-q", "-F", "-m", "0", image])?,
+            _ => run(&format!("mkfs.{kind}"), &["-q", "-f", image])?,
+        }
+        run("mount", &["-o", "loop", image, place])?;
+        Ok(Self { dir, mount })
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let place = self.mount.to_str().unwrap_or_default();
+        if let Err(error) = run("umount", &[place]).or_else(|_| run("umount", &["-l", place])) {
+            println!("{} stays mounted: {error}", self.dir.path().display());
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    format: Format,
+    disk_type: DiskType,
+    cache: CacheMode,
+    engine: EngineKind,
+}
+
+/// A disk, and what it must hold: by piece, the seed that it was written with and that was acknowledged. Of a piece whose
+/// write failed nothing is known.
+struct Disked {
+    path: PathBuf,
+    disk: Arc<Disk>,
+    queue: Box<dyn BlockQueue>,
+    done: Vec<Completion>,
+    seeds: BTreeMap<u64, u8>,
+    under_way: BTreeMap<u64, u8>,
+}
+
+fn fill(buf: &mut [u8], piece: u64, seed: u8) {
+    for (sector, bytes) in buf.chunks_mut(512).enumerate() {
+        bytes.fill((sector as u8).wrapping_mul(31) ^ piece as u8 ^ seed | 1);
+    }
+}
+
+impl Disked {
+    fn open(path: &Path, kind: Kind, seeds: BTreeMap<u64, u8>) -> Self {
+        let options =
+            OpenOptions { writable: true, cache: kind.cache, engine: kind.engine, ..OpenOptions::default() };
+        let disk = Disk::open(path, &options).unwrap();
+        let queue =
+            disk.open_queue(&QueueOptions { depth: DEPTH, engine: kind.engine, slab: None }).unwrap();
+        Self { path: path.to_owned(), disk, queue, done: Vec::new(), seeds, under_way: BTreeMap::new() }
+    }
+
+    fn reap(&mut self, at_least: usize) -> io::Result<()> {
+        self.queue.reap(at_least, &mut self.done).unwrap();
+        let mut failure = Ok(());
+        for completion in std::mem::take(&mut self.done) {
+            let seed = self.under_way.remove(&completion.tag).unwrap();
+            match completion.result {
+                Ok(()) => drop(self.seeds.insert(completion.tag, seed)),
+                Err(error) => failure = Err(error),
+            }
+        }
+        failure
+    }
+
+    /// Writes pieces in the given order until one fails; everything that was under way has ended then.
+    fn write(&mut self, pieces: impl Iterator<Item = u64>, seed: u8) -> io::Result<()> {
+        let mut result = Ok(());
+        for piece in pieces {
+            if self.queue.in_flight() == DEPTH {
+                result = self.reap(1);
+            }
+            if result.is_err() {
+                break;
+            }
+            let mut buf = IoBuf::new(PIECE_BYTES as usize);
+            fill(&mut buf, piece, seed);
+            self.under_way.insert(piece, seed);
+            self.seeds.remove(&piece);
+            self.queue.push(Request::write(piece * PIECE_BYTES, PIECE_BYTES as usize, buf, piece)).unwrap();
+        }
+        while self.queue.in_flight() > 0 {
+            result = self.reap(1).and(result);
+        }
+        result
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.queue.push(Request::flush(u64::MAX)).unwrap();
+        self.queue.reap(1, &mut self.done).unwrap();
+        self.done.pop().unwrap().result
+    }
+
+    fn verify(&self) {
+        verify(&*self.disk, &self.seeds);
+    }
+
+    fn close(self) -> (PathBuf, BTreeMap<u64, u8>) {
+        drop(self.queue);
+        self.disk.close().unwrap();
+        (self.path, self.seeds)
+    }
+}
+
+fn verify(disk: &Disk, seeds: &BTreeMap<u64, u8>) {
+    let mut io = Blocking::open(disk, EngineKind::Auto).unwrap();
+    let (mut found, mut expected) = (vec![0; PIECE_BYTES as usize], vec![0; PIECE_BYTES as usize]);
+    for (&piece, &seed) in seeds {
+        io.read(piece * PIECE_BYTES, &mut found).unwrap();
+        fill(&mut expected, piece, seed);
+        assert!(found == expected, "piece {piece} of seed {seed} is wrong");
+    }
+}
+
+fn assert_full(error: &io::Error, path: &Path) {
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
+    let told = error.to_string();
+    // Where the system's own error comes through, it is the payload's: the file had its place already.
+    let is_bare = error.raw_os_error().is_some();
+    assert!(is_bare || told.contains(path.to_str().unwrap()) && told.contains("free some space"), "{told}");
+}
+
+fn sound(path: &Path) {
+    let store = FileStore::open(path, &diskwright_store::OpenOptions::default()).unwrap();
+    let (_, report) = probe::check(Arc::new(store), None).unwrap();
+    assert!(report.worst() <= Some(Severity::Note), "{report:?}");
+}
+
+fn run_full(small: &Small, kind: Kind, space_bytes: u64) {
+    let ballast = small.mount.join("ballast");
+    let path = small.mount.join(format!("disk.{}", kind.format));
+    let parent = small.mount.join(format!("parent.{}", kind.format));
+    let blocks = kind.format != Format::Raw;
+    let request = CreateRequest {
+        size_bytes: Some(4 * space_bytes / PIECE_BYTES * PIECE_BYTES),
+        block_bytes: blocks.then_some(1 << 20),
+        ..CreateRequest::default()
+    };
+    let pieces = 4 * space_bytes / PIECE_BYTES;
+    let mut seeds = BTreeMap::new();
+    if kind.disk_type == DiskType::Differencing {
+        create(&parent, &request).unwrap();
+        let mut disk = Disked::open(&parent, kind, seeds);
+        disk.write((0..20).map(|piece| piece * 3 % pieces), 5).unwrap();
+        seeds = disk.close().1;
+        create(&path, &CreateRequest { parent: Some(parent.clone()), ..CreateRequest::default() }).unwrap();
+    } else {
+        create(&path, &request).unwrap();
+    }
+    std::fs::write(&ballast, vec![1; 8 << 20]).unwrap();
+
+    let mut disk = Disked::open(&path, kind, seeds);
+    // Some of it durable before it is full, in an order that leaves no block whole.
+    let order = move |piece: u64| piece * 7 % pieces;
+    disk.write((0..40).map(order), 1).unwrap();
+    disk.flush().unwrap();
+    let error = disk.write((40..pieces).map(order), 2).unwrap_err();
+    assert_full(&error, &path);
+    disk.verify();
+    // It stays full.
+    for seed in 3..6 {
+        let error = disk.write((0..pieces).map(order).rev(), seed).unwrap_err();
+        assert_full(&error, &path);
+        disk.verify();
+    }
+    // What has its place can be made durable, or the user is told that there is no space for that.
+    if let Err(error) = disk.flush() {
+        println!("{kind:?}: flush: {error}");
+        assert_full(&error, &path);
+    }
+    disk.verify();
+
+    std::fs::remove_file(&ballast).unwrap();
+    disk.flush().unwrap();
+    disk.write((0..12).map(order), 7).unwrap();
+    disk.write((0..12).map(move |piece| order(pieces - 1 - piece)), 8).unwrap();
+    disk.flush().unwrap();
+    disk.verify();
+    let (path, seeds) = disk.close();
+    if blocks {
+        sound(&path);
+    }
+    let again = Disk::open(&path, &OpenOptions::default()).unwrap();
+    verify(&again, &seeds);
+    drop(again);
+    for path in [path, parent] {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn run_all(file_system: &str, size_bytes: u64, kinds: &[Kind]) {
+    let small = match Small::new(file_system, size_bytes) {
+        Ok(small) => small,
+        Err(reason) => return println!("skipped: {file_system}: {reason}"),
+    };
+    for &kind in kinds {
+        println!("{file_system}: {kind:?}");
+        run_full(&small, kind, size_bytes);
+    }
+}
+
+fn kinds(cache: CacheMode, engine: EngineKind) -> Vec<Kind> {
+    [
+        (Format::Vhdx, DiskType::Dynamic),
+        (Format::Vhdx, DiskType::Differencing),
+        (Format::Vhd, DiskType::Dynamic),
+        (Format::Vhd, DiskType::Differencing),
+        (Format::Raw, DiskType::Fixed),
+    ]
+    .map(|(format, disk_type)| Kind { format, disk_type, cache, engine })
+    .to_vec()
+}
+
+#[test]
+fn ext4_through_the_page_cache() {
+    run_all("ext4", 64 * MIB, &kinds(CacheMode::PageCache, EngineKind::Auto));
+}
+
+#[test]
+fn ext4_past_the_page_cache() {
+    run_all("ext4", 64 * MIB, &kinds(CacheMode::Direct, EngineKind::Auto));
+}
+
+#[test]
+fn ext4_without_a_ring() {
+    run_all("ext4", 64 * MIB, &kinds(CacheMode::PageCache, EngineKind::Sync));
+}
+
+#[test]
+fn xfs() {
+    let mut some = kinds(CacheMode::PageCache, EngineKind::Auto);
+    some.truncate(3);
+    run_all("xfs", 300 * MIB, &some);
+}
