@@ -201,9 +201,9 @@ fn run_full(small: &Small, kind: Kind, space_bytes: u64) {
     let mut disk = Disked::open(&path, kind, seeds);
     // Some of it durable before it is full, in an order that leaves no block whole.
     let order = move |piece: u64| piece * 7 % pieces;
-    disk.write((0..40).map(order), 1).unwrap();
+    disk.write((0..20).map(order), 1).unwrap();
     disk.flush().unwrap();
-    let error = disk.write((40..pieces).map(order), 2).unwrap_err();
+    let error = disk.write((20..pieces).map(order), 2).unwrap_err();
     assert_full(&error, &path);
     disk.verify();
     // It stays full.
@@ -222,7 +222,7 @@ fn run_full(small: &Small, kind: Kind, space_bytes: u64) {
     std::fs::remove_file(&ballast).unwrap();
     disk.flush().unwrap();
     disk.write((0..12).map(order), 7).unwrap();
-    disk.write((0..12).map(move |piece| order(pieces - 1 - piece)), 8).unwrap();
+    disk.write((0..5).map(move |piece| order(pieces - 1 - piece)), 8).unwrap();
     disk.flush().unwrap();
     disk.verify();
     let (path, seeds) = disk.close();
