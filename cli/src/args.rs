@@ -80,7 +80,7 @@ pub struct GlobalOptions {
     /// What moves the bytes; auto is io_uring where the kernel has it.
     #[arg(long, global = true, value_enum, value_name = "ENGINE", default_value_t = EngineArg::Auto)]
     pub io_engine: EngineArg,
-    /// Go through the page cache, or past it with O_DIRECT. [default: direct for convert, compare and the lab, else page]
+    /// Go through the page cache, or past it with O_DIRECT. [default: direct for convert (but what the page cache holds is read from there), compare and the lab, else page]
     #[arg(long, global = true, value_enum, value_name = "MODE")]
     pub cache: Option<CacheArg>,
     /// Open parents beneath DIR too, not only beneath the child's own folder (may be repeated).

@@ -110,6 +110,11 @@ pub fn compare(
                 let Some(mut buf) = free.pop() else { continue };
                 let len = at.min(side.size_bytes).saturating_sub(start) as usize;
                 buf[len..].fill(0);
+                if len == 0 {
+                    // Beyond this disk's end there is nothing to read.
+                    pairs[index].halves[which] = Some(buf);
+                    continue;
+                }
                 let tag = (index * 2 + which) as u64;
                 side.queue.push(Request::read(start, len, buf, tag)).map_err(|error| failed(error.reason))?;
             }

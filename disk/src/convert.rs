@@ -16,13 +16,13 @@ use crate::{
 };
 use diskwright_image::Format;
 use diskwright_store::{
-    BlockDevice, BlockQueue, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab,
+    BlockDevice, BlockQueue, CacheMode, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab,
 };
 use std::{
     io,
     path::Path,
     sync::{
-        Mutex, OnceLock,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
@@ -44,8 +44,11 @@ const TELL_EVERY: Duration = Duration::from_millis(100);
 /// How to convert.
 #[derive(Debug, Clone, Default)]
 pub struct ConvertOptions {
-    /// How to open the source; its cache mode and engine serve for the destination too.
+    /// How to open the source; its engine serves for the destination too, its cache mode for nothing.
     pub source: OpenOptions,
+    /// Page cache or O_DIRECT for both, or `None` for what is fastest: O_DIRECT, but a source that the page cache holds is read
+    /// from there.
+    pub cache: Option<CacheMode>,
     /// What to make of it; the size is the source's.
     pub dest: CreateRequest,
     /// Read back and compare.
@@ -97,8 +100,14 @@ pub fn convert(
     progress: &mut Progress<'_>,
 ) -> Result<ConvertOutcome> {
     let (source_path, dest_path) = (source.as_ref(), dest.as_ref());
-    let read_only = OpenOptions { writable: false, ..options.source.clone() };
-    let source = Disk::open(source_path, &read_only)?;
+    if let Some(parent) = &options.dest.parent {
+        // What is zero in the source is not written, and the parent's bytes would show there.
+        return Err(DiskError::BadOptions {
+            what: format!("cannot convert into a child of {}: a conversion makes a disk that stands alone", parent.display()),
+            hint: "leave the parent out".into(),
+        });
+    }
+    let source = open_source(source_path, options)?;
     let geometry = source.geometry();
     let format = format_for(dest_path, options.dest.format)?;
     // Only VHDX can tell its guest of sectors other than 512.
@@ -118,8 +127,9 @@ pub fn convert(
         }
     };
     if options.verify {
-        let written = Disk::open(dest_path, &OpenOptions { format: Some(format), ..dest_options(options) })?;
-        match compare(&*source, &*written, options.source.engine, progress)? {
+        let compared = Disk::open(dest_path, &OpenOptions { format: Some(format), ..dest_options(options) })
+            .and_then(|written| compare(&*source, &*written, options.source.engine, progress));
+        match compared.inspect_err(|_| drop(std::fs::remove_file(dest_path)))? {
             CompareOutcome::Same => outcome.verified_bytes = geometry.size_bytes,
             CompareOutcome::Different { offset_bytes } => {
                 return Err(DiskError::VerifyFailed {
@@ -133,8 +143,23 @@ pub fn convert(
     Ok(outcome)
 }
 
+/// Opens the source, through the page cache if that holds most of it.
+fn open_source(path: &Path, options: &ConvertOptions) -> Result<Arc<Disk>> {
+    let open = |cache| Disk::open(path, &OpenOptions { writable: false, cache, ..options.source.clone() });
+    let source = open(options.cache.unwrap_or(CacheMode::Direct))?;
+    let (mut held_bytes, mut all_bytes) = (0.0, 0.0);
+    for layer in source.layers() {
+        let store = layer.image.store();
+        let allocated_bytes = store.allocated_bytes().unwrap_or(0) as f64;
+        all_bytes += allocated_bytes;
+        held_bytes += allocated_bytes * store.cached_share();
+    }
+    if options.cache.is_none() && held_bytes > all_bytes / 2.0 { open(CacheMode::PageCache) } else { Ok(source) }
+}
+
 fn dest_options(options: &ConvertOptions) -> OpenOptions {
-    OpenOptions { cache: options.source.cache, engine: options.source.engine, ..OpenOptions::default() }
+    let cache = options.cache.unwrap_or(CacheMode::Direct);
+    OpenOptions { cache, engine: options.source.engine, ..OpenOptions::default() }
 }
 
 fn copy(
@@ -224,6 +249,9 @@ fn work(job: &Job<'_>) -> io::Result<()> {
         done: Vec::new(),
     };
     let mut extents: Vec<Extent> = Vec::new();
+    // The destination's sectors may be larger than what the source's extents go by. Windows are multiples of both.
+    let sector_bytes = u64::from(job.dest.geometry().logical_sector_bytes);
+    let mut copied_to = 0;
     loop {
         let start = job.next_window.fetch_add(WINDOW_BYTES, Ordering::Relaxed);
         if start >= job.size_bytes || job.stop.load(Ordering::Relaxed) {
@@ -234,7 +262,12 @@ fn work(job: &Job<'_>) -> io::Result<()> {
         job.source.extents(start, len, &mut extents)?;
         for extent in &extents {
             if extent.kind == ExtentKind::Data {
-                let rest = share(job, extent)?;
+                let mut rest = share(job, extent)?;
+                for (start, stop) in &mut rest {
+                    *start = (*start - *start % sector_bytes).max(copied_to);
+                    *stop = stop.next_multiple_of(sector_bytes).min(job.size_bytes).max(*start);
+                    copied_to = *stop;
+                }
                 pipe.copy(job, &rest)?;
             } else {
                 Job::count(&job.zero_bytes, extent.len_bytes);
@@ -325,14 +358,17 @@ impl Pipe {
             self.source.reap(1, &mut self.done)?;
             for completion in std::mem::take(&mut self.done) {
                 completion.result?;
-                let Some(buf) = completion.buf else { continue };
+                let Some(mut buf) = completion.buf else { continue };
                 let (offset_bytes, len) = range_of(completion.tag);
                 if is_zero(&buf[..len as usize]) {
                     Job::count(&job.zero_bytes, len);
                     self.free.push(buf);
                 } else {
+                    // Where the source ends within a sector of a larger destination, zeros follow.
+                    let padded = len.next_multiple_of(u64::from(job.dest.geometry().logical_sector_bytes)) as usize;
+                    buf[len as usize..padded].fill(0);
                     self.dest
-                        .push(Request::write(offset_bytes, len as usize, buf, len))
+                        .push(Request::write(offset_bytes, padded, buf, len))
                         .map_err(|error| error.reason)?;
                 }
             }
@@ -343,7 +379,7 @@ impl Pipe {
 
 /// A read carries its range in its tag, in sectors; a length is at most 2,048 of them, so 12 bits hold it.
 fn read_tag(offset_bytes: u64, len_bytes: u64) -> u64 {
-    (offset_bytes / 512) << 12 | len_bytes / 512
+    ((offset_bytes / 512) << 12) | (len_bytes / 512)
 }
 
 fn range_of(tag: u64) -> (u64, u64) {

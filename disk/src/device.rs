@@ -83,7 +83,8 @@ pub(crate) struct Shared {
     began_writing: AtomicBool,
     /// Set for good when the top's sync failed: nothing can be called durable any more.
     poisoned: AtomicBool,
-    closed: AtomicBool,
+    /// Held while it is closed and while a queue is opened, so that the one does not miss the other.
+    closed: Mutex<bool>,
     warnings: Vec<String>,
 }
 
@@ -146,7 +147,11 @@ impl Shared {
         let writer = self.writer()?;
         let generation = writer.freed_generation();
         if let Err(error) = writer.flush() {
-            self.poison();
+            // A table that found no space is still in memory, and goes out with the next flush. (Where it was a sync that found none,
+            // the image refuses by itself from now on.)
+            if !matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+                self.poison();
+            }
             return Err(error.into());
         }
         let mut mutation = self.lock();
@@ -170,8 +175,13 @@ impl Shared {
         }
     }
 
-    fn close(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::AcqRel) {
+    fn closed(&self) -> MutexGuard<'_, bool> {
+        self.closed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A close that failed, perhaps for want of space, can be tried again.
+    fn close(&self, closed: &mut bool) -> Result<()> {
+        if *closed {
             return Ok(());
         }
         if let Some(writer) = self.top().writer() {
@@ -182,6 +192,7 @@ impl Shared {
             })?;
             writer.close()?;
         }
+        *closed = true;
         Ok(())
     }
 }
@@ -189,7 +200,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         // Nobody is left to be told of a failure; whoever must know calls `Disk::close`.
-        let _ = self.close();
+        let _ = self.close(&mut self.closed());
     }
 }
 
@@ -220,6 +231,9 @@ impl Disk {
                 hint: "name the image to open".into(),
             });
         };
+        if layers.len() > open::CHAIN_MAX {
+            return Err(open::too_long(&top.path));
+        }
         let info = top.image.info();
         let geometry = Geometry {
             size_bytes: info.size_bytes,
@@ -238,7 +252,7 @@ impl Disk {
             mutation: Mutex::default(),
             began_writing: AtomicBool::new(false),
             poisoned: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
+            closed: Mutex::new(false),
             warnings,
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -259,6 +273,7 @@ impl Disk {
     /// # Errors
     /// When a queue is still open, or the image cannot be written.
     pub fn close(&self) -> Result<()> {
+        let mut closed = self.shared.closed();
         if Arc::strong_count(&self.shared) > 1 {
             return Err(DiskError::BadOptions {
                 what: format!(
@@ -268,7 +283,7 @@ impl Disk {
                 hint: "drop the queues first".into(),
             });
         }
-        self.shared.close()
+        self.shared.close(&mut closed)
     }
 
     /// Shares `len_bytes` at `file_offset_bytes` of `source` into this disk at `offset_bytes` by reflink: the whole blocks among them
@@ -368,11 +383,20 @@ impl Disk {
             return Ok(());
         }
         let end_bytes = offset_bytes + run.len_bytes;
+        // Holes begin and end where the file system likes, a raw file where its last byte is: what shares a sector with data is data.
+        let sector_bytes = u64::from(self.shared.geometry.logical_sector_bytes);
+        let sector_start = |file_bytes: u64| file_bytes - (file_bytes - offset_bytes) % sector_bytes;
         let to_disk = |file_bytes: u64| run.start_bytes + (file_bytes - offset_bytes);
         let mut at = offset_bytes;
         while at < end_bytes {
             let (from, to) = match image.store().next_data(at)? {
-                Some(data) => (data.offset_bytes.min(end_bytes), (data.offset_bytes + data.len_bytes).min(end_bytes)),
+                Some(data) if data.offset_bytes < end_bytes => {
+                    let start_bytes = data.offset_bytes.max(at);
+                    let last_byte =
+                        data.offset_bytes.saturating_add(data.len_bytes).min(end_bytes).max(start_bytes + 1) - 1;
+                    (sector_start(start_bytes), (sector_start(last_byte) + sector_bytes).min(end_bytes))
+                }
+                Some(_) => (end_bytes, end_bytes),
                 None => (end_bytes, end_bytes),
             };
             if at < from {
@@ -393,6 +417,10 @@ impl BlockDevice for Disk {
     }
 
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
+        let closed = self.shared.closed();
+        if *closed {
+            return Err(io::Error::other("the disk was closed; open it again"));
+        }
         Ok(Box::new(DiskQueue::open(Arc::clone(&self.shared), options)?))
     }
 

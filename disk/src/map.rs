@@ -29,6 +29,8 @@ use std::{
 const PAGE_SHIFT: u32 = 10;
 /// Pages are at most two to this, so that a disk which only claims to be huge costs 24 MiB: their words are more then.
 const PAGES_MAX_SHIFT: u32 = 20;
+/// Most runs of undecided units that are remembered: 40 MiB.
+const MIXED_RUNS_MAX: usize = 1 << 20;
 /// Payload offsets are kept in these.
 const SECTOR_BYTES: u64 = 512;
 
@@ -237,8 +239,30 @@ pub(crate) struct Fold<'a> {
     pub(crate) mixed: &'a mut Mixed,
 }
 
-/// Units that have several owners, with their runs. Guarded by the mutation lock.
-pub(crate) type Mixed = HashMap<u64, Arc<[Run]>>;
+/// Units that have several owners, with their runs, as far as they are remembered. Guarded by the mutation lock.
+#[derive(Debug, Default)]
+pub(crate) struct Mixed {
+    units: HashMap<u64, Arc<[Run]>>,
+    /// Of all units together.
+    runs: usize,
+}
+
+impl Mixed {
+    /// Remembers a unit. A disk of which every other sector is a parent's has more runs than memory should hold: then all is
+    /// forgotten, and asked for anew.
+    fn insert(&mut self, unit: u64, runs: &Arc<[Run]>) {
+        if self.runs + runs.len() > MIXED_RUNS_MAX {
+            *self = Self::default();
+        }
+        self.remove(unit);
+        self.runs += runs.len();
+        self.units.insert(unit, Arc::clone(runs));
+    }
+
+    fn remove(&mut self, unit: u64) {
+        self.runs -= self.units.remove(&unit).map_or(0, |runs| runs.len());
+    }
+}
 
 impl Fold<'_> {
     fn page(&self, page_index: u64) -> Result<&Page> {
@@ -285,16 +309,14 @@ impl Fold<'_> {
 
     /// The runs of a unit whose bitmaps must be asked, from `layer` down. A unit that turns out to have one owner gets it in its word.
     fn decide(&mut self, unit: u64, layer: u32) -> Result<Arc<[Run]>> {
-        if let Some(runs) = self.mixed.get(&unit) {
+        if let Some(runs) = self.mixed.units.get(&unit) {
             return Ok(Arc::clone(runs));
         }
         let (start, end) = self.map.unit_range(unit);
         let runs: Arc<[Run]> = decide_range(self.layers, layer, start, end)?.into();
         match &*runs {
             [only] => self.set(unit, only.owner)?,
-            _ => {
-                self.mixed.insert(unit, Arc::clone(&runs));
-            }
+            _ => self.mixed.insert(unit, &runs),
         }
         Ok(runs)
     }
@@ -335,7 +357,7 @@ impl Fold<'_> {
         let mut at = block_start;
         while at < block_end {
             let unit = at >> self.map.unit_shift;
-            self.mixed.remove(&unit);
+            self.mixed.remove(unit);
             let owner = match state {
                 BlockState::Data { offset_bytes } => {
                     Owner::Data { layer: 0, offset_bytes: offset_bytes + (at - block_start) }
@@ -450,6 +472,20 @@ mod tests {
         push_joined(&mut runs, data(8192, 65536));
         assert_eq!(runs.len(), 2);
         assert_eq!(runs[0].len_bytes, 8192);
+    }
+
+    #[test]
+    fn runs_are_remembered_within_bounds() {
+        let run = Run { start_bytes: 0, len_bytes: 512, owner: Owner::Absent };
+        let mut mixed = Mixed::default();
+        for unit in 0..3 * (MIXED_RUNS_MAX as u64 / 4096) {
+            mixed.insert(unit, &vec![run; 4096].into());
+            assert!(mixed.runs <= MIXED_RUNS_MAX && mixed.units.contains_key(&unit));
+        }
+        mixed.remove(0);
+        let units: Vec<u64> = mixed.units.keys().copied().collect();
+        units.into_iter().for_each(|unit| mixed.remove(unit));
+        assert_eq!(mixed.runs, 0);
     }
 
     #[test]

@@ -100,10 +100,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
         && child.image.info().disk_type == DiskType::Differencing
     {
         if layers.len() >= CHAIN_MAX {
-            return Err(DiskError::BadChain {
-                path: path.to_owned(),
-                what: format!("its chain of parents is longer than {CHAIN_MAX} disks; merge some of them first"),
-            });
+            return Err(too_long(path));
         }
         let link = child.image.info().parent.clone().ok_or_else(|| DiskError::BadChain {
             path: child.path.clone(),
@@ -284,6 +281,14 @@ fn check_timestamp(
     }
     warnings.push(format!("{}: {what}", child_path.display()));
     Ok(())
+}
+
+/// The error for a chain that is too long.
+pub(crate) fn too_long(top: &Path) -> DiskError {
+    DiskError::BadChain {
+        path: top.to_owned(),
+        what: format!("its chain of parents is longer than {CHAIN_MAX} disks; merge some of them first"),
+    }
 }
 
 /// Wraps an error of the file system.

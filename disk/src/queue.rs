@@ -22,7 +22,7 @@ use crate::{
     error,
     map::{Owner, Run},
 };
-use diskwright_image::{BlockState, Commit, ImageWriter};
+use diskwright_image::{BlockState, Commit, DiskType, Format, ImageWriter};
 use diskwright_store::{
     BlockQueue, Completion, Engine, EngineCompletion, IoBuf, Operation, PushError, QueueOptions, Request, TargetId,
     queue::validate,
@@ -149,9 +149,11 @@ impl DiskQueue {
         let parity = self.enter();
         let cookie = Cookie::new(parity, 0);
         let Request { offset_bytes, len_bytes, tag, buf, .. } = request;
-        let Some(buf) = buf.filter(|_| len_bytes > 0) else {
-            return self.end_with(tag, cookie, None, Ok(()));
-        };
+        // `validate` has seen to it that a request for something has a buffer.
+        let Some(buf) = buf else { return self.end_with(tag, cookie, None, Ok(())) };
+        if len_bytes == 0 {
+            return self.end_with(tag, cookie, Some(buf), Ok(()));
+        }
         if let Some(Owner::Data { layer, offset_bytes: file_offset_bytes }) =
             self.shared.map.lookup(offset_bytes, len_bytes)
         {
@@ -193,8 +195,9 @@ impl DiskQueue {
     fn write(&mut self, request: Request) {
         let parity = self.enter();
         let Request { offset_bytes, len_bytes, tag, buf, fua, .. } = request;
-        let Some(buf) = buf.filter(|_| len_bytes > 0) else {
-            return self.end_with(tag, Cookie::new(parity, 0), None, Ok(()));
+        let buf = match buf {
+            Some(buf) if len_bytes > 0 => buf,
+            nothing_to_store => return self.end_with(tag, Cookie::new(parity, 0), nothing_to_store, Ok(())),
         };
         if let Some(Owner::Data { layer: 0, offset_bytes: file_offset_bytes }) =
             self.shared.map.lookup(offset_bytes, len_bytes)
@@ -506,10 +509,13 @@ fn plan_zero(
     parts: &mut Vec<Part>,
     pending: &mut Pending,
 ) -> io::Result<()> {
-    let (how, whole_commit) =
-        if discard { (Zeroing::Deallocate, Commit::Discard) } else { (Zeroing::Keep, Commit::Zero) };
+    let info = shared.top().info();
+    // A fixed image promises its space, so a discard in it only zeroes; a raw file promises nothing.
+    let promises_space = info.disk_type == DiskType::Fixed && info.format != Format::Raw;
+    let how = if discard && !promises_space { Zeroing::Deallocate } else { Zeroing::Keep };
+    let whole_commit = if discard { Commit::Discard } else { Commit::Zero };
     let end = offset_bytes + len_bytes;
-    let hold_bytes = shared.top().info().block_bytes.saturating_mul(BLOCKS_PER_HOLD);
+    let hold_bytes = info.block_bytes.saturating_mul(BLOCKS_PER_HOLD);
     let mut at = offset_bytes;
     let mut runs = Vec::new();
     while at < end {

@@ -2,13 +2,13 @@
 //! when there is space again the disk goes on. Small file systems in loop devices, for which one must be root.
 
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
-use diskwright_image::{DiskType, Format, Severity, probe};
+use diskwright_image::{DiskType, Format, LogState, Severity, probe};
 use diskwright_store::{
     BlockDevice, BlockQueue, Blocking, CacheMode, Completion, EngineKind, FileStore, IoBuf, QueueOptions, Request,
 };
 use std::{
     collections::BTreeMap,
-    io,
+    io::{self, Write},
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
@@ -91,11 +91,9 @@ fn fill(buf: &mut [u8], piece: u64, seed: u8) {
 
 impl Disked {
     fn open(path: &Path, kind: Kind, seeds: BTreeMap<u64, u8>) -> Self {
-        let options =
-            OpenOptions { writable: true, cache: kind.cache, engine: kind.engine, ..OpenOptions::default() };
+        let options = OpenOptions { writable: true, cache: kind.cache, engine: kind.engine, ..OpenOptions::default() };
         let disk = Disk::open(path, &options).unwrap();
-        let queue =
-            disk.open_queue(&QueueOptions { depth: DEPTH, engine: kind.engine, slab: None }).unwrap();
+        let queue = disk.open_queue(&QueueOptions { depth: DEPTH, engine: kind.engine, slab: None }).unwrap();
         Self { path: path.to_owned(), disk, queue, done: Vec::new(), seeds, under_way: BTreeMap::new() }
     }
 
@@ -172,10 +170,19 @@ fn assert_full(error: &io::Error, path: &Path) {
 fn sound(path: &Path) {
     let store = FileStore::open(path, &diskwright_store::OpenOptions::default()).unwrap();
     let (_, report) = probe::check(Arc::new(store), None).unwrap();
-    assert!(report.worst() <= Some(Severity::Note), "{report:?}");
+    // A block whose write failed for want of space for its sector bitmap leaves its own space to the next session.
+    assert!(report.worst() <= Some(Severity::Leak) && report.leaked_bytes <= DEPTH as u64 * MIB, "{report:?}");
 }
 
-fn run_full(small: &Small, kind: Kind, space_bytes: u64) {
+/// Takes whatever space is left.
+fn eat_all(path: &Path) {
+    let mut file = std::fs::File::create(path).unwrap();
+    for piece_bytes in [64 << 10, 4096, 512] {
+        while file.write_all(&vec![1; piece_bytes]).is_ok() {}
+    }
+}
+
+fn run_full(small: &Small, kind: Kind, space_bytes: u64, flush_early: bool) {
     let ballast = small.mount.join("ballast");
     let path = small.mount.join(format!("disk.{}", kind.format));
     let parent = small.mount.join(format!("parent.{}", kind.format));
@@ -200,9 +207,11 @@ fn run_full(small: &Small, kind: Kind, space_bytes: u64) {
 
     let mut disk = Disked::open(&path, kind, seeds);
     // Some of it durable before it is full, in an order that leaves no block whole.
-    let order = move |piece: u64| piece * 7 % pieces;
+    let order = move |piece: u64| piece * 11 % pieces;
     disk.write((0..20).map(order), 1).unwrap();
-    disk.flush().unwrap();
+    if flush_early {
+        disk.flush().unwrap();
+    }
     let error = disk.write((20..pieces).map(order), 2).unwrap_err();
     assert_full(&error, &path);
     disk.verify();
@@ -212,14 +221,18 @@ fn run_full(small: &Small, kind: Kind, space_bytes: u64) {
         assert_full(&error, &path);
         disk.verify();
     }
-    // What has its place can be made durable, or the user is told that there is no space for that.
-    if let Err(error) = disk.flush() {
-        println!("{kind:?}: flush: {error}");
-        assert_full(&error, &path);
+    // Not a block is left: what has its place can be made durable, or the user is told that there is no space for that.
+    let filler = small.mount.join("filler");
+    eat_all(&filler);
+    for _ in 0..2 {
+        if let Err(error) = disk.flush() {
+            assert_full(&error, &path);
+        }
+        disk.verify();
     }
-    disk.verify();
 
     std::fs::remove_file(&ballast).unwrap();
+    std::fs::remove_file(&filler).unwrap();
     disk.flush().unwrap();
     disk.write((0..12).map(order), 7).unwrap();
     disk.write((0..5).map(move |piece| order(pieces - 1 - piece)), 8).unwrap();
@@ -237,14 +250,49 @@ fn run_full(small: &Small, kind: Kind, space_bytes: u64) {
     }
 }
 
+/// A close that finds no space says so, and can be tried again.
+fn run_close(small: &Small, kind: Kind) {
+    let path = small.mount.join(format!("close.{}", kind.format));
+    let filler = small.mount.join("filler");
+    let request = CreateRequest { size_bytes: Some(8 * MIB), block_bytes: Some(1 << 20), ..CreateRequest::default() };
+    create(&path, &request).unwrap();
+    let mut disk = Disked::open(&path, kind, BTreeMap::new());
+    disk.write(0..4, 1).unwrap();
+    eat_all(&filler);
+    let Disked { disk, queue, seeds, .. } = disk;
+    drop(queue);
+    let first = disk.close();
+    if let Err(error) = &first {
+        assert!(error.to_string().contains("free some space"), "{error}");
+        verify(&disk, &seeds);
+    }
+    std::fs::remove_file(&filler).unwrap();
+    disk.close().unwrap();
+    assert!(Blocking::open(&*disk, EngineKind::Sync).is_err(), "a closed disk is written no more");
+    drop(disk);
+    sound(&path);
+    let again = Disk::open(&path, &OpenOptions::default()).unwrap();
+    assert_eq!(
+        again.layers()[0].image.info().log,
+        if kind.format == Format::Vhdx { LogState::Clean } else { LogState::None }
+    );
+    verify(&again, &seeds);
+    assert!(first.is_err() || kind.format != Format::Vhdx, "the log of a new VHDX takes space");
+}
+
 fn run_all(file_system: &str, size_bytes: u64, kinds: &[Kind]) {
     let small = match Small::new(file_system, size_bytes) {
         Ok(small) => small,
         Err(reason) => return println!("skipped: {file_system}: {reason}"),
     };
     for &kind in kinds {
-        println!("{file_system}: {kind:?}");
-        run_full(&small, kind, size_bytes);
+        for flush_early in [true, false] {
+            println!("{file_system}: {kind:?}, flushed early: {flush_early}");
+            run_full(&small, kind, size_bytes, flush_early);
+        }
+        if kind.format != Format::Raw && kind.disk_type == DiskType::Dynamic {
+            run_close(&small, kind);
+        }
     }
 }
 

@@ -119,10 +119,12 @@ impl Space {
 
     fn extend(&self, store: &dyn Store, target_bytes: u64) -> io::Result<()> {
         let range = FileRange { offset_bytes: self.file_end_bytes, len_bytes: target_bytes - self.file_end_bytes };
+        // The owner may keep something at the file's end (a VHD its footer): that stays.
+        let held_bytes = store.len_bytes()?.max(self.file_end_bytes);
         store.allocate(range).inspect_err(|_| {
             // A file system may have extended the file before it ran full.
-            if store.len_bytes().is_ok_and(|len_bytes| len_bytes > self.file_end_bytes) {
-                let _ = store.set_len(self.file_end_bytes);
+            if store.len_bytes().is_ok_and(|len_bytes| len_bytes > held_bytes) {
+                let _ = store.set_len(held_bytes);
             }
         })
     }
@@ -290,6 +292,19 @@ mod tests {
         assert_eq!(space.take(&store, MIB).unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!((space.used_end_bytes(), space.file_end_bytes()), (5 * MIB, 5 * MIB));
         assert_eq!(store.len_bytes().unwrap(), 5 * MIB);
+    }
+
+    #[test]
+    fn what_the_owner_keeps_at_the_end_survives_a_full_file_system() {
+        let store = Small { inner: MemoryStore::new("m"), capacity_bytes: MIB + 4096 };
+        store.set_len(MIB).unwrap();
+        store.write_at(&[7; 512], MIB).unwrap();
+        let mut space = Space::new(MIB, 4096);
+        assert_eq!(space.take(&store, MIB).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(store.len_bytes().unwrap(), MIB + 512);
+        let mut kept = [0; 512];
+        store.read_at(&mut kept, MIB).unwrap();
+        assert_eq!(kept, [7; 512]);
     }
 
     #[test]

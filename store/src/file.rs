@@ -31,7 +31,7 @@ use crate::{
 };
 use rustix::{
     fs::{Advice, FallocateFlags, SeekFrom},
-    io::Errno,
+    io::{Errno, ReadWriteFlags},
 };
 use std::{
     io,
@@ -42,6 +42,9 @@ use std::{
         atomic::{AtomicBool, AtomicI32, Ordering},
     },
 };
+
+/// Bytes that are looked at to tell how much of a file the page cache holds.
+const CACHE_SAMPLES: u32 = 64;
 
 /// Largest piece in which zeros are written where nothing better is to be had.
 const ZERO_PIECE_BYTES: usize = 1 << 20;
@@ -371,6 +374,18 @@ impl Store for FileStore {
 
     fn identity(&self) -> Option<(u64, u64)> {
         Some(self.identity)
+    }
+
+    /// Asks for single bytes, spread evenly, that may be read only if that needs no waiting.
+    fn cached_share(&self) -> f64 {
+        let Ok(len_bytes) = self.len_bytes() else { return 0.0 };
+        let held = (0..CACHE_SAMPLES).filter(|&sample| {
+            let offset_bytes = (u128::from(len_bytes) * u128::from(sample) / u128::from(CACHE_SAMPLES)) as u64;
+            let mut byte = [0];
+            let vector = &mut [io::IoSliceMut::new(&mut byte)];
+            rustix::io::preadv2(&self.meta, vector, offset_bytes, ReadWriteFlags::NOWAIT).is_ok_and(|len| len == 1)
+        });
+        held.count() as f64 / f64::from(CACHE_SAMPLES)
     }
 
     fn allocated_bytes(&self) -> io::Result<u64> {

@@ -94,6 +94,11 @@ pub trait Store: Send + Sync + fmt::Debug {
         None
     }
 
+    /// About how much of it the page cache holds, from 0 to 1: whether reading through the cache spares the disk.
+    fn cached_share(&self) -> f64 {
+        0.0
+    }
+
     /// How many bytes the store really occupies, where it can tell.
     fn allocated_bytes(&self) -> io::Result<u64> {
         self.len_bytes()

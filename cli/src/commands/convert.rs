@@ -1,7 +1,7 @@
 //! `diskwright convert SOURCE DEST`: a disk into a new image.
 
 use crate::{
-    args::FormatArg,
+    args::{CacheArg, FormatArg},
     context::Context,
     exit::{self, Outcome},
     json, progress, sizes,
@@ -81,10 +81,11 @@ struct Report {
 
 /// Converts.
 pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
-    let mut source = context.global.bulk_options();
+    let mut source = context.global.open_options(false);
     source.format = args.source_format.map(FormatArg::format);
     let options = ConvertOptions {
         source,
+        cache: context.global.cache.map(CacheArg::mode),
         dest: CreateRequest {
             format: context.global.format.map(FormatArg::format),
             disk_type: args.disk_type.map(|word| match word {
