@@ -103,7 +103,10 @@ pub fn convert(
     if let Some(parent) = &options.dest.parent {
         // What is zero in the source is not written, and the parent's bytes would show there.
         return Err(DiskError::BadOptions {
-            what: format!("cannot convert into a child of {}: a conversion makes a disk that stands alone", parent.display()),
+            what: format!(
+                "cannot convert into a child of {}: a conversion makes a disk that stands alone",
+                parent.display()
+            ),
             hint: "leave the parent out".into(),
         });
     }
@@ -367,9 +370,7 @@ impl Pipe {
                     // Where the source ends within a sector of a larger destination, zeros follow.
                     let padded = len.next_multiple_of(u64::from(job.dest.geometry().logical_sector_bytes)) as usize;
                     buf[len as usize..padded].fill(0);
-                    self.dest
-                        .push(Request::write(offset_bytes, padded, buf, len))
-                        .map_err(|error| error.reason)?;
+                    self.dest.push(Request::write(offset_bytes, padded, buf, len)).map_err(|error| error.reason)?;
                 }
             }
         }

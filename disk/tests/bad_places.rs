@@ -133,7 +133,8 @@ fn a_parent_that_is_no_disk_is_told_with_its_child() {
         let dir = tempdir().unwrap();
         let (parent, child) = pair(dir.path(), extension);
         let as_it_was = std::fs::read(&child).unwrap();
-        let makers: [(&str, fn(&Path)); 6] = [
+        type Maker = fn(&Path);
+        let makers: [(&str, Maker); 6] = [
             ("a named pipe", |path| fifo(path)),
             ("a directory", |path| std::fs::create_dir(path).unwrap()),
             ("lies outside", |path| symlink("/dev/null", path).unwrap()),

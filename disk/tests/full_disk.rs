@@ -139,7 +139,7 @@ impl Disked {
     }
 
     fn verify(&self) {
-        verify(&*self.disk, &self.seeds);
+        verify(&self.disk, &self.seeds);
     }
 
     fn close(self) -> (PathBuf, BTreeMap<u64, u8>) {
