@@ -291,7 +291,8 @@ impl Disk {
     /// where no whole block lies in it. Only for a disk that nobody else is writing to.
     ///
     /// # Errors
-    /// `Unsupported` and the like where the file systems cannot share; the range is then as it was.
+    /// `Unsupported` and the like where the file systems cannot share; nothing of the range may be
+    /// relied on then but what is written to it afterwards.
     pub fn clone_from(
         &self,
         source: &dyn Store,

@@ -34,7 +34,7 @@ pub enum DiskError {
         holder: String,
     },
     /// A parent was not found in any of the places that the child names.
-    #[error("{child}: its parent was not found; looked for {}; put it back, or name its place with `diskwright reconnect`", looked_for.join(", "))]
+    #[error("{child}: its parent was not found; looked for {}; put it back in one of these places", looked_for.join(", "))]
     ParentMissing {
         /// The child.
         child: PathBuf,

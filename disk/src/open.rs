@@ -104,13 +104,13 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
         }
         let link = child.image.info().parent.clone().ok_or_else(|| DiskError::BadChain {
             path: child.path.clone(),
-            what: "it is a differencing disk that names no parent; use `diskwright reconnect` to give it one".into(),
+            what: "it is a differencing disk that names no parent, so what it does not hold itself is lost; look for another copy of the file".into(),
         })?;
         let parent_path = gate.find_parent(&child.path, &link)?;
         let is_loop = |child: &Path| DiskError::BadChain {
             path: child.to_owned(),
             what: format!(
-                "its parent {} is already in the chain, so the chain is a loop; reconnect one of its disks to the right parent",
+                "its parent {} is already in the chain, so the chain is a loop; put the right file in the parent's place",
                 parent_path.display()
             ),
         };
@@ -215,9 +215,7 @@ fn explain_parent(error: DiskError, child: &Path, parent: &Path) -> DiskError {
         // No file that can be a disk: a folder, a pipe.
         DiskError::BadOptions { what, .. } => DiskError::BadChain {
             path: child.to_owned(),
-            what: format!(
-                "its parent cannot be used: {what}; put the parent there, or name its place with `diskwright reconnect`"
-            ),
+            what: format!("its parent cannot be used: {what}; put the parent there"),
         },
         other => other,
     }
@@ -287,7 +285,9 @@ fn check_timestamp(
 pub(crate) fn too_long(top: &Path) -> DiskError {
     DiskError::BadChain {
         path: top.to_owned(),
-        what: format!("its chain of parents is longer than {CHAIN_MAX} disks; merge some of them first"),
+        what: format!(
+            "its chain of parents is longer than {CHAIN_MAX} disks; convert a disk further down the chain to a new image and build on that"
+        ),
     }
 }
 

@@ -74,8 +74,9 @@ enum Part {
 
 /// See the module.
 pub(crate) struct DiskQueue {
-    shared: Arc<Shared>,
+    /// Before `shared`: what is in flight ends before the disk can be closed.
     engine: Engine,
+    shared: Arc<Shared>,
     targets: Vec<Option<TargetId>>,
     /// `None` for a read-only disk, whose map never changes.
     epoch: Option<QueueEpoch>,
@@ -205,6 +206,9 @@ impl DiskQueue {
         {
             match self.target(0) {
                 Ok(target) => {
+                    if fua && let Err(error) = self.shared.check_poison() {
+                        return self.end_with(tag, Cookie::new(parity, 0), Some(buf), Err(error));
+                    }
                     let dirty = fua && self.shared.writer().is_ok_and(ImageWriter::is_dirty);
                     let mut pending = 0;
                     if dirty {

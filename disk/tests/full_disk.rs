@@ -1,7 +1,7 @@
 //! A file system that is full in the middle of an allocation: the writer is told so, what was there before stays right, and
 //! when there is space again the disk goes on. Small file systems in loop devices, for which one must be root.
 
-use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
+use diskwright_disk::{ConvertOptions, CreateRequest, Disk, OpenOptions, convert, create};
 use diskwright_image::{DiskType, Format, LogState, Severity, probe};
 use diskwright_store::{
     BlockDevice, BlockQueue, Blocking, CacheMode, Completion, EngineKind, FileStore, IoBuf, QueueOptions, Request,
@@ -328,4 +328,24 @@ fn xfs() {
     let mut some = kinds(CacheMode::PageCache, EngineKind::Auto);
     some.truncate(3);
     run_all("xfs", 300 * MIB, &some);
+}
+
+#[test]
+fn what_does_not_fit_is_told_and_leaves_nothing() {
+    let small = match Small::new("ext4", 64 * MIB) {
+        Ok(small) => small,
+        Err(reason) => return println!("skipped: ext4: {reason}"),
+    };
+    let source = small.dir.path().join("source.raw");
+    std::fs::write(&source, vec![5; 100 << 20]).unwrap();
+    for name in ["new.vhdx", "new.vhd", "new.raw"] {
+        let path = small.mount.join(name);
+        let request = CreateRequest { size_bytes: Some(200 * MIB), preallocate: true, ..CreateRequest::default() };
+        let told = create(&path, &request).unwrap_err().to_string();
+        assert!(told.contains(name) && told.contains("No space left"), "{told}");
+        assert!(!path.exists());
+        let told = convert(&source, &path, &ConvertOptions::default(), &mut |_, _| true).unwrap_err().to_string();
+        assert!(told.contains(name) && told.contains("No space left"), "{told}");
+        assert!(!path.exists());
+    }
 }

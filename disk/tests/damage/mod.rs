@@ -3,8 +3,11 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod vhd;
+pub mod vhdx;
+
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
-use diskwright_image::{CheckReport, DiskType, Format, probe};
+use diskwright_image::{CheckReport, DiskType, Format, Severity, probe};
 use diskwright_store::{BlockDevice, Blocking, EngineKind, ExtentKind, FileStore};
 use std::{
     path::{Path, PathBuf},
@@ -27,6 +30,21 @@ pub const PHYSICAL_SECTOR: usize = LOGICAL_SECTOR + 8;
 pub const LOCATOR: usize = PHYSICAL_SECTOR + 8;
 /// The BAT entry of the first chunk's sector bitmap block, for blocks of 1 MiB and sectors of 512 bytes.
 pub const BITMAP_ENTRY: usize = BAT + 8 * 4096;
+
+pub type Damage = fn(&mut Vec<u8>);
+
+/// An image, what is done to it, how, and what a user must be told.
+pub type Case = (&'static str, &'static str, Damage, Told);
+
+/// What a user must be told.
+pub enum Told {
+    /// Opening or reading fails; the words are in the error, besides the file, the offset and what was expected.
+    Error(&'static [&'static str]),
+    /// It fails without an offset: the whole file is not what it should be, or asks for what there is not.
+    Refusal(&'static [&'static str]),
+    /// It can be read, and the check has a finding at least as bad, with these words.
+    Finding(Severity, &'static [&'static str]),
+}
 
 /// An image with some payload, and its parent where it has one.
 #[derive(Debug, Clone)]

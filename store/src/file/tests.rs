@@ -41,7 +41,10 @@ fn errors_say_what_was_done_to_which_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("absent.vhdx");
     let error = FileStore::open(&path, &OpenOptions::default()).unwrap_err();
-    assert_eq!(error.to_string(), format!("opening {} failed: No such file or directory (os error 2)", path.display()));
+    assert_eq!(
+        error.to_string(),
+        format!("{}: cannot open it: No such file or directory (os error 2)", path.display())
+    );
     fs::write(&path, b"here").unwrap();
     let options = OpenOptions { writable: true, create_new: true, ..Default::default() };
     let Err(OpenError::Io { source, .. }) = FileStore::open(&path, &options) else {
