@@ -10,7 +10,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
+    alloc::{Layout, alloc, dealloc, handle_alloc_error},
     fmt,
     ops::{Deref, DerefMut},
     ptr::NonNull,
@@ -19,6 +19,10 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
+
+/// A slab of this size or more asks for huge pages: a large request is then one piece of memory to the kernel and not one for each
+/// page, which costs less and lets neighbouring requests join.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Alignment of every buffer: a page, which satisfies every O_DIRECT device.
 pub const BUFFER_ALIGNMENT_BYTES: usize = 4096;
@@ -59,10 +63,19 @@ impl Slab {
         assert!(pieces > 0 && piece_bytes > 0, "a slab needs at least one buffer of at least one byte");
         let piece_bytes = piece_bytes.next_multiple_of(BUFFER_ALIGNMENT_BYTES);
         let total_bytes = piece_bytes.checked_mul(pieces).expect("the size of a slab overflows");
-        let layout =
-            Layout::from_size_align(total_bytes, BUFFER_ALIGNMENT_BYTES).expect("the size of a slab overflows");
+        let huge = total_bytes >= HUGE_PAGE_BYTES;
+        let alignment_bytes = if huge { HUGE_PAGE_BYTES } else { BUFFER_ALIGNMENT_BYTES };
+        let layout = Layout::from_size_align(total_bytes, alignment_bytes).expect("the size of a slab overflows");
         // SAFETY: the layout has a size above zero.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        let base = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        if huge {
+            // SAFETY: the range was just allocated, and the advice changes nothing of what it holds. Where the kernel has no huge
+            // pages the slab works all the same, so its answer does not matter.
+            let _ =
+                unsafe { rustix::mm::madvise(base.as_ptr().cast(), total_bytes, rustix::mm::Advice::LinuxHugepage) };
+        }
+        // SAFETY: the range was just allocated and is nobody else's.
+        unsafe { base.as_ptr().write_bytes(0, total_bytes) };
         Self { memory: Arc::new(Memory { base, layout, piece_bytes, pieces, taken: AtomicBool::new(false) }) }
     }
 
