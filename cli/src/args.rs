@@ -120,8 +120,8 @@ impl GlobalOptions {
         }
     }
 
-    /// How to open a disk that is read or written as a whole: past the page cache unless told otherwise, which takes a third of the
-    /// time of a copy and leaves other programs' pages where they are.
+    /// How to open a disk that is read or written as a whole: past the page cache unless told otherwise, which costs
+    /// less CPU and leaves other programs' pages where they are.
     pub fn bulk_options(&self) -> OpenOptions {
         OpenOptions { cache: self.cache.map_or(CacheMode::Direct, CacheArg::mode), ..self.open_options(false) }
     }

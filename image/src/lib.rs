@@ -13,6 +13,8 @@
 //!   error.rs   what can go wrong, in sentences
 //! ```
 
+#![forbid(unsafe_code)]
+
 pub mod error;
 pub mod image;
 pub mod probe;
