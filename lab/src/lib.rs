@@ -9,6 +9,7 @@
 //! | file | room |
 //! |---|---|
 //! | `workload.rs` | workloads as data; the VHD paper's sixteen |
+//! | `job/`, `record.rs` | everything that a run does, as data; everything that it found |
 //! | `data.rs`, `fill.rs` | contents that can be checked without being kept; filling and verifying a target |
 //! | `generator.rs`, `null.rs` | the measuring loop; the target that does nothing, its ceiling |
 //! | `stats.rs`, `measure.rs` | pure statistics; targets in turns, ratios within rounds |
@@ -69,11 +70,13 @@ pub mod data;
 pub mod error;
 pub mod fill;
 pub mod generator;
+pub mod job;
 pub mod machine;
 pub mod measure;
 pub mod null;
 pub mod paper;
 pub mod progress;
+pub mod record;
 pub mod result;
 pub mod scratch;
 pub mod stats;
@@ -87,6 +90,8 @@ pub use bench::{BenchOptions, BenchReport, Row};
 pub use child::{ChildLauncher, child_main};
 pub use error::{LabError, Result};
 pub use generator::{Generator, Measurement, Until};
+pub use job::Job;
+pub use record::Run;
 pub use null::NullDevice;
 pub use progress::{Progress, Step};
 pub use study::{ContainersOptions, ContainersReport};

@@ -1,0 +1,473 @@
+//! What a run found, whole: the one form that the screen, DiskSpd's report, comparisons, sweeps, plots and exports read.
+//!
+//! ```text
+//!   Run ──┬─ job, machine, versions, targets (what they are, how they were found), warnings, how it ended
+//!         └─ phases ──┬─ threads: for each thread and target, reads and writes, each with its latencies
+//!                     ├─ series: each interval, over all threads
+//!                     └─ cpu: the generator's and the machine's
+//! ```
+//!
+//! Totals are not stored twice: [`PhaseRecord::total`] and its kin add threads up, histograms included, so a total can never
+//! contradict its parts. Latencies are kept as sparse histograms of three significant digits, from which any percentile can be had later.
+//!
+//! Two latencies are told apart. *Service time* runs from the moment a request was made. *Response time* runs from the moment it
+//! should have been made; they differ only where a rate or a burst gives requests a schedule, and then the response time is what
+//! a user of the device feels.
+
+use crate::{
+    job::{Caching, Job},
+    machine::{Machine, Place, Versions},
+    warning::Warning,
+};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Schema of [`Run`]. A reader refuses a later number, and says so.
+pub const RUN_SCHEMA: &str = "diskwright.lab.run/1";
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// [`RUN_SCHEMA`].
+    pub schema: String,
+    /// When it began, as in `20261120T221749Z`.
+    pub started_utc: String,
+    /// How long it took in all, preparation included, nanoseconds.
+    pub took_ns: u64,
+    /// What was run, with everything that was left open filled in.
+    pub job: Job,
+    /// On what machine.
+    pub machine: Machine,
+    /// By which programs.
+    pub versions: Versions,
+    /// The targets, in the order that loads number them.
+    pub targets: Vec<TargetRecord>,
+    /// The phases that were measured, in order.
+    pub phases: Vec<PhaseRecord>,
+    /// Reasons for doubt, the gravest first.
+    pub warnings: Vec<Warning>,
+    /// How it ended.
+    pub end: End,
+    /// Free labels, as given by the user (`--label key=value`).
+    #[serde(default)]
+    pub labels: Vec<(String, String)>,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum End {
+    /// As planned.
+    Complete,
+    /// By the user; what was measured until then is there.
+    Stopped,
+    /// Requests failed. What was measured is there, and is not to be averaged away.
+    Failed {
+        /// The first error, with target, offset and length.
+        first: String,
+        /// How many requests failed.
+        errors: u64,
+    },
+}
+
+/// A target as it was found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TargetRecord {
+    /// As given by the user.
+    pub name: String,
+    /// "vhdx dynamic", "raw file", "block device", "null".
+    pub kind: String,
+    /// Capacity.
+    pub size_bytes: u64,
+    /// Unit of addressing.
+    pub logical_sector_bytes: u32,
+    /// Cache mode in force.
+    pub cache: Caching,
+    /// Its file, where it has one.
+    pub path: Option<PathBuf>,
+    /// Where that lies.
+    pub place: Option<Place>,
+    /// What was seen of its contents before the run; none where nobody looked (`null:`).
+    pub contents: Option<ContentsRecord>,
+}
+
+/// What a look at a target's contents found. Shares are of the working set, from 0 to 1.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct ContentsRecord {
+    /// Share that has space of its own (not sparse, not trimmed, not unallocated).
+    pub allocated: f64,
+    /// Share of the sampled blocks that are zeros.
+    pub zero: f64,
+    /// Share of the sampled blocks that are like another sampled one.
+    pub repeated: f64,
+    /// Blocks sampled.
+    pub sampled: u64,
+    /// Bytes that were written to fill it before the run.
+    pub filled_bytes: u64,
+}
+
+/// A phase.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PhaseRecord {
+    /// Its name in the job.
+    pub name: String,
+    /// Length of the measured window, nanoseconds.
+    pub window_ns: u64,
+    /// When the window began, from the beginning of the phase, nanoseconds.
+    pub window_start_ns: u64,
+    /// Each thread on each of its targets.
+    pub threads: Vec<ThreadRecord>,
+    /// Each interval of the whole phase, warm-up and cool-down included.
+    pub series: Vec<SeriesPoint>,
+    /// Length of an interval, nanoseconds.
+    pub interval_ns: u64,
+    /// CPU in the window.
+    pub cpu: CpuRecord,
+    /// Whether and when the steady state was reached; none where nobody asked.
+    pub steady: Option<SteadyRecord>,
+}
+
+/// One thread on one target.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ThreadRecord {
+    /// Number of the thread in its phase, from 0.
+    pub thread: u32,
+    /// Number of the load in its phase.
+    pub load: u32,
+    /// Number of the target.
+    pub target: u32,
+    /// In flight at most.
+    pub queue_depth: u32,
+    /// Reads.
+    pub reads: DirectionRecord,
+    /// Writes.
+    pub writes: DirectionRecord,
+    /// Flushes.
+    pub flushes: u64,
+}
+
+/// One direction.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct DirectionRecord {
+    /// Requests completed in the window.
+    pub ios: u64,
+    /// Bytes they moved.
+    pub bytes: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// From the making of a request to its completion.
+    pub service: LatencyRecord,
+    /// From the intended start; none where there is no schedule, and then it is the service time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response: Option<LatencyRecord>,
+}
+
+/// Latencies, nanoseconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LatencyRecord {
+    /// How many.
+    pub count: u64,
+    /// Exact sum.
+    pub sum_ns: f64,
+    /// Exact sum of squares, for the deviation.
+    pub sum_of_squares: f64,
+    /// Shortest.
+    pub min_ns: u64,
+    /// Longest.
+    pub max_ns: u64,
+    /// Sparse histogram, ascending: (highest latency of the bucket, how many).
+    pub buckets: Vec<(u64, u64)>,
+}
+
+impl LatencyRecord {
+    /// Arithmetic mean; 0 of none.
+    pub fn mean_ns(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.sum_ns / self.count as f64 }
+    }
+
+    /// Standard deviation; 0 of none.
+    pub fn deviation_ns(&self) -> f64 {
+        if self.count == 0 {
+            return 0.0;
+        }
+        let mean = self.mean_ns();
+        (self.sum_of_squares / self.count as f64 - mean * mean).max(0.0).sqrt()
+    }
+
+    /// The latency that `share` (0 to 1) of the requests do not exceed. `None` of none.
+    pub fn quantile_ns(&self, share: f64) -> Option<u64> {
+        let total: u64 = self.buckets.iter().map(|(_, count)| count).sum();
+        if total == 0 {
+            return None;
+        }
+        let rank = ((total as f64 * share.clamp(0.0, 1.0)).ceil() as u64).max(1);
+        let mut seen = 0;
+        for (value, count) in &self.buckets {
+            seen += count;
+            if seen >= rank {
+                return Some((*value).min(self.max_ns));
+            }
+        }
+        Some(self.max_ns)
+    }
+
+    /// How many nines the sample supports: a percentile is believed only where at least ten samples lie beyond it.
+    pub fn nines(&self) -> u32 {
+        let mut nines = 0;
+        while nines < 9 && self.count as f64 * 10_f64.powi(-(nines as i32 + 1)) >= 10.0 {
+            nines += 1;
+        }
+        nines
+    }
+
+    /// Adds another's requests to these.
+    pub fn add(&mut self, other: &Self) {
+        if other.count == 0 {
+            return;
+        }
+        self.min_ns = if self.count == 0 { other.min_ns } else { self.min_ns.min(other.min_ns) };
+        self.max_ns = self.max_ns.max(other.max_ns);
+        self.count += other.count;
+        self.sum_ns += other.sum_ns;
+        self.sum_of_squares += other.sum_of_squares;
+        let mut merged = Vec::with_capacity(self.buckets.len().max(other.buckets.len()));
+        let (mut ours, mut theirs) = (self.buckets.iter().peekable(), other.buckets.iter().peekable());
+        loop {
+            let next = match (ours.peek(), theirs.peek()) {
+                (Some(a), Some(b)) if a.0 == b.0 => {
+                    let sum = (a.0, a.1 + b.1);
+                    ours.next();
+                    theirs.next();
+                    sum
+                }
+                (Some(a), Some(b)) if a.0 < b.0 => *ours.next().unwrap_or(b),
+                (Some(_), None) => match ours.next() {
+                    Some(bucket) => *bucket,
+                    None => break,
+                },
+                (_, Some(_)) => match theirs.next() {
+                    Some(bucket) => *bucket,
+                    None => break,
+                },
+                (None, None) => break,
+            };
+            merged.push(next);
+        }
+        self.buckets = merged;
+    }
+}
+
+impl DirectionRecord {
+    /// Adds another's requests to these.
+    pub fn add(&mut self, other: &Self) {
+        // A response time without a schedule is the service time; the two are made alike before they are added.
+        if other.response.is_some() || self.response.is_some() {
+            let mut mine = self.response.take().unwrap_or_else(|| self.service.clone());
+            mine.add(other.response.as_ref().unwrap_or(&other.service));
+            self.response = Some(mine);
+        }
+        self.ios += other.ios;
+        self.bytes += other.bytes;
+        self.errors += other.errors;
+        self.service.add(&other.service);
+    }
+
+    /// The response time where there is a schedule, else the service time.
+    pub fn latency(&self) -> &LatencyRecord {
+        self.response.as_ref().unwrap_or(&self.service)
+    }
+}
+
+/// Reads and writes together.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Total {
+    /// Reads.
+    pub reads: DirectionRecord,
+    /// Writes.
+    pub writes: DirectionRecord,
+    /// Both.
+    pub both: DirectionRecord,
+    /// Flushes.
+    pub flushes: u64,
+    /// In flight at most, over all threads.
+    pub queue_depth: u64,
+}
+
+impl PhaseRecord {
+    /// Everything.
+    pub fn total(&self) -> Total {
+        self.total_where(|_| true)
+    }
+
+    /// The threads for which `which` holds: one thread, one target, one load.
+    pub fn total_where(&self, which: impl Fn(&ThreadRecord) -> bool) -> Total {
+        let mut total = Total::default();
+        for thread in self.threads.iter().filter(|thread| which(thread)) {
+            total.reads.add(&thread.reads);
+            total.writes.add(&thread.writes);
+            total.flushes += thread.flushes;
+            total.queue_depth += u64::from(thread.queue_depth);
+        }
+        total.both = total.reads.clone();
+        total.both.add(&total.writes);
+        total
+    }
+
+    /// Length of the window in seconds.
+    pub fn window_s(&self) -> f64 {
+        self.window_ns as f64 / 1e9
+    }
+
+    /// Requests a second.
+    pub fn iops(&self) -> f64 {
+        let ios: u64 = self.threads.iter().map(|thread| thread.reads.ios + thread.writes.ios).sum();
+        ios as f64 * 1e9 / self.window_ns.max(1) as f64
+    }
+
+    /// Millions of bytes (10^6) a second.
+    pub fn mb_per_s(&self) -> f64 {
+        let bytes: u64 = self.threads.iter().map(|thread| thread.reads.bytes + thread.writes.bytes).sum();
+        bytes as f64 * 1e3 / self.window_ns.max(1) as f64
+    }
+
+    /// CPU time of the generator for each request, nanoseconds.
+    pub fn cpu_ns_per_io(&self) -> f64 {
+        let ios: u64 = self.threads.iter().map(|thread| thread.reads.ios + thread.writes.ios).sum();
+        (self.cpu.process_user_ns + self.cpu.process_system_ns) as f64 / ios.max(1) as f64
+    }
+
+    /// CPU time of the whole machine for each request, nanoseconds.
+    pub fn machine_cpu_ns_per_io(&self) -> f64 {
+        let ios: u64 = self.threads.iter().map(|thread| thread.reads.ios + thread.writes.ios).sum();
+        let busy: u64 = self.cpu.cores.iter().map(|core| core.user_ns + core.system_ns + core.irq_ns).sum();
+        busy as f64 / ios.max(1) as f64
+    }
+
+    /// Requests in flight on average, by Little's law: rate times mean service time.
+    pub fn depth_reached(&self) -> f64 {
+        let sum_ns: f64 =
+            self.threads.iter().map(|thread| thread.reads.service.sum_ns + thread.writes.service.sum_ns).sum();
+        sum_ns / self.window_ns.max(1) as f64
+    }
+}
+
+/// One interval of the time series, over all threads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct SeriesPoint {
+    /// When it began, from the beginning of the phase, nanoseconds.
+    pub start_ns: u64,
+    /// Reads completed.
+    pub read_ios: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes completed.
+    pub write_ios: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Mean latency of both, nanoseconds.
+    pub mean_ns: f64,
+    /// Median.
+    pub p50_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// Longest.
+    pub max_ns: u64,
+}
+
+/// CPU in a window.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CpuRecord {
+    /// Of the generator's process, user mode.
+    pub process_user_ns: u64,
+    /// Of the generator's process, kernel.
+    pub process_system_ns: u64,
+    /// Each core of the machine.
+    pub cores: Vec<CoreRecord>,
+    /// Cycles of the time-stamp counter in a second; 0 where there is none. CPU time times this is "TSC-equivalent cycles".
+    pub tsc_hz: f64,
+    /// Cycles by the hardware's counters, over the process, where they exist.
+    pub hardware_cycles: Option<u64>,
+}
+
+/// One core.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct CoreRecord {
+    /// User mode, nice included.
+    pub user_ns: u64,
+    /// Kernel.
+    pub system_ns: u64,
+    /// Interrupts, hard and soft.
+    pub irq_ns: u64,
+    /// Waiting for I/O with nothing else to do.
+    pub iowait_ns: u64,
+    /// Doing nothing.
+    pub idle_ns: u64,
+    /// Given to other guests.
+    pub stolen_ns: u64,
+}
+
+/// Steady state by the rule of the SNIA test specification: five rounds, their range within 20 % of their mean, the slope of their line
+/// of least squares, over the window, within 10 %.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SteadyRecord {
+    /// When it was reached, from the beginning of the phase, nanoseconds; none: it was not.
+    pub reached_ns: Option<u64>,
+    /// When it was left again during the window, nanoseconds.
+    pub left_ns: Option<u64>,
+    /// Length of a round, nanoseconds.
+    pub round_ns: u64,
+    /// Range of the deciding rounds as a share of their mean.
+    pub range: f64,
+    /// Slope over the deciding rounds as a share of their mean.
+    pub slope: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn latencies(values: &[u64]) -> LatencyRecord {
+        let mut record = LatencyRecord::default();
+        for value in values {
+            record.add(&LatencyRecord {
+                count: 1,
+                sum_ns: *value as f64,
+                sum_of_squares: (*value as f64).powi(2),
+                min_ns: *value,
+                max_ns: *value,
+                buckets: vec![(*value, 1)],
+            });
+        }
+        record
+    }
+
+    #[test]
+    fn a_nine_is_believed_where_ten_samples_lie_beyond_it() {
+        let nines = |count| LatencyRecord { count, ..LatencyRecord::default() }.nines();
+        assert_eq!([99, 100, 999, 1_000, 10_000, 1_000_000_000].map(nines), [0, 1, 1, 2, 3, 8]);
+    }
+
+    #[test]
+    fn directions_with_and_without_a_schedule_add_up() {
+        let plain = DirectionRecord { ios: 1, service: latencies(&[10]), ..DirectionRecord::default() };
+        let late =
+            DirectionRecord { ios: 1, service: latencies(&[10]), response: Some(latencies(&[90])), ..plain.clone() };
+        let mut sum = plain.clone();
+        sum.add(&late);
+        assert_eq!((sum.service.max_ns, sum.latency().max_ns, sum.latency().min_ns, sum.ios), (10, 90, 10, 2));
+    }
+
+    proptest! {
+        #[test]
+        fn quantiles_and_moments_are_those_of_the_values(mut values in prop::collection::vec(1_u64..1_000_000, 1..200), share in 0.0_f64..1.0) {
+            let record = latencies(&values);
+            values.sort_unstable();
+            let rank = ((values.len() as f64 * share).ceil() as usize).max(1);
+            prop_assert_eq!(record.quantile_ns(share), Some(values[rank - 1]));
+            let mean = values.iter().sum::<u64>() as f64 / values.len() as f64;
+            prop_assert!((record.mean_ns() - mean).abs() < 1e-6 * mean);
+            prop_assert_eq!((record.min_ns, record.max_ns, record.count), (values[0], values[values.len() - 1], values.len() as u64));
+        }
+    }
+}
