@@ -3,14 +3,14 @@
 use crate::{
     args as shared,
     context::Context,
-    exit::{self, Failure, Outcome},
+    exit::{self, Failure},
 };
 use clap::{
     Args,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use diskwright_lab::{
-    bench::{self, BenchOptions, Row},
+    bench::{self, BenchOptions, Outcome, Row},
     child::ChildLauncher,
     result,
 };
@@ -58,7 +58,7 @@ fn rows() -> impl TypedValueParser<Value = Row> {
 }
 
 /// Measures, prints the table.
-pub fn run(context: &mut Context, args: &BenchArgs) -> Outcome {
+pub fn run(context: &mut Context, args: &BenchArgs) -> exit::Outcome {
     let options = BenchOptions {
         quick: args.quick,
         dir: args.dir.clone(),
@@ -71,11 +71,21 @@ pub fn run(context: &mut Context, args: &BenchArgs) -> Outcome {
     let mut steps = context.steps();
     let report = bench::run(&args.rows, &options, &mut steps);
     drop(steps);
-    // A signal from the keyboard reaches the children too; their failure is not the reason then.
+    let mut report = match report {
+        // A signal from the keyboard reaches the children too; their failure is not the reason then.
+        Err(_) if context.signals.came() => return Err(Failure::Stopped),
+        report => report?,
+    };
     if context.signals.came() {
-        return Err(Failure::Stopped);
+        // The row under way may have failed only because its peer got the signal as well.
+        report.stopped = true;
+        if report.rows.last().is_some_and(|row| row.outcome == Outcome::Fail) {
+            report.rows.pop();
+        }
+        if report.rows.is_empty() {
+            return Err(Failure::Stopped);
+        }
     }
-    let report = report?;
     if let Some(path) = &args.output {
         result::save(path, &report)?;
     }
@@ -87,6 +97,9 @@ pub fn run(context: &mut Context, args: &BenchArgs) -> Outcome {
         if let Some(path) = &args.output {
             writeln!(context.out, "\nsaved to {}", path.display())?;
         }
+    }
+    if report.stopped {
+        return Err(Failure::Stopped);
     }
     Ok(if report.passed() { exit::OK } else { exit::FAILED })
 }

@@ -11,7 +11,7 @@ use super::{
 use crate::{BlockState, ImageError, ParentLink, Result};
 use diskwright_format::vhd::{
     BAT_UNUSED, DiskKind, DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, LocatorData, LocatorEntry, LocatorKind,
-    SECTOR_BYTES, bitmap_bytes,
+    MAX_DYNAMIC_BYTES, SECTOR_BYTES, bitmap_bytes,
 };
 use diskwright_store::Store;
 use std::ops::Range;
@@ -172,6 +172,20 @@ impl Layout {
                 "The size of {size_bytes} bytes is that of the geometry, as the creator \"{}\" means it; the footer also says {}.",
                 footer.creator_app.escape_ascii(),
                 footer.current_size_bytes
+            ));
+        }
+        let limit_bytes = if footer.kind == DiskKind::Fixed { u64::MAX } else { MAX_DYNAMIC_BYTES };
+        if size_bytes == 0 || size_bytes > limit_bytes {
+            return Err(corrupt(
+                store,
+                "footer",
+                found.offset_bytes + 48,
+                format!("a size of {size_bytes} bytes"),
+                if size_bytes == 0 {
+                    "at least one sector of 512 bytes".to_owned()
+                } else {
+                    format!("at most {limit_bytes}, the format's limit for disks with blocks")
+                },
             ));
         }
         let blocks = if footer.kind == DiskKind::Fixed {

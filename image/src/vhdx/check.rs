@@ -18,7 +18,7 @@ use diskwright_format::vhdx::{
     region::{REGION_TABLE_BYTES, REGION_TABLE_OFFSETS},
 };
 use diskwright_store::Store;
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 /// More findings than this are counted, not told.
 const MAX_FINDINGS: usize = 1000;
@@ -34,6 +34,14 @@ pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
         Err(error @ (ImageError::Corrupt { .. } | ImageError::Unsupported { .. })) => {
             let offset_bytes = if let ImageError::Corrupt { offset_bytes, .. } = &error { *offset_bytes } else { 0 };
             findings.add(Severity::Corrupt, offset_bytes, describe(&error));
+            None
+        }
+        Err(ImageError::Io { doing, offset_bytes, source, .. }) if source.kind() == io::ErrorKind::UnexpectedEof => {
+            findings.add(
+                Severity::Corrupt,
+                offset_bytes,
+                format!("the file ends where there was something to {doing}: it was cut, or never copied completely"),
+            );
             None
         }
         Err(error) => return Err(error),

@@ -190,6 +190,9 @@ pub struct BenchReport {
     pub rows: Vec<RowResult>,
     /// Reasons for doubt.
     pub warnings: Vec<Warning>,
+    /// Whether the user ended it before all rows were measured; those that were are there.
+    #[serde(default)]
+    pub stopped: bool,
 }
 
 impl BenchReport {
@@ -241,10 +244,10 @@ impl Bench<'_> {
 }
 
 /// Runs the rows of `selection` (all for an empty one), one after the other. A row that fails to run counts as failed, with the
-/// reason, and the others go on.
+/// reason, and the others go on. When `progress` stops it, the rows that were finished are kept ([`BenchReport::stopped`]).
 ///
 /// # Errors
-/// When there is no scratch folder to be had, or the run is stopped.
+/// When there is no scratch folder to be had, or it cannot be emptied.
 pub fn run(selection: &[Row], options: &BenchOptions, progress: &mut dyn Progress) -> Result<BenchReport> {
     let start = Instant::now();
     let started_utc = clock::compact_utc_now();
@@ -260,9 +263,15 @@ pub fn run(selection: &[Row], options: &BenchOptions, progress: &mut dyn Progres
     let peers_cpu = clock::CpuTime::of_children();
     let mut rows = Vec::new();
     for (index, row) in selection.iter().enumerate() {
-        report(progress, "bench", index as u64, selection.len() as u64, row.name())?;
-        rows.push(run_row(*row, &bench, progress)?);
+        let measured = report(progress, "bench", index as u64, selection.len() as u64, row.name())
+            .and_then(|()| run_row(*row, &bench, progress));
+        match measured {
+            Ok(row) => rows.push(row),
+            Err(LabError::Stopped) => break,
+            Err(error) => return Err(error),
+        }
     }
+    let stopped = rows.len() < selection.len();
     let (busy, stolen) = watch.since();
     let peers_ns = (clock::CpuTime::of_children() - peers_cpu).total_ns();
     let busy = busy - peers_ns as f64 / (start.elapsed().as_nanos() as f64).max(1.0);
@@ -283,6 +292,7 @@ pub fn run(selection: &[Row], options: &BenchOptions, progress: &mut dyn Progres
         engine: engine_word(options.engine).into(),
         rows,
         warnings,
+        stopped,
     })
 }
 
@@ -360,11 +370,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_bench_leaves_nothing() {
+    fn a_stopped_bench_keeps_what_it_measured_and_leaves_nothing() {
         let home = tempfile::tempdir().unwrap();
         let options = BenchOptions { quick: true, dir: Some(home.path().to_owned()), ..BenchOptions::default() };
-        let outcome = run(&[], &options, &mut |_: crate::progress::Step<'_>| false);
-        assert!(matches!(outcome, Err(LabError::Stopped)));
+        let first_row_only = &mut |step: crate::progress::Step<'_>| step.phase != "bench" || step.done == 0;
+        let report = run(&[Row::OpenLarge, Row::CreateFixed], &options, first_row_only).unwrap();
+        assert!(report.stopped && report.rows.len() == 1);
+        assert!(render(&report, false).starts_with("Stopped: "));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     }
 }

@@ -14,7 +14,8 @@ const CHECKS_SHOWN: usize = 12;
 pub fn render(report: &BenchReport, colour: bool) -> String {
     let count = |outcome| report.rows.iter().filter(|row| row.outcome == outcome).count();
     let mut text = format!(
-        "{} of {} promises are kept, {} are broken, {} could not be measured in full.\n",
+        "{}{} of {} promises are kept, {} are broken, {} could not be measured in full.\n",
+        if report.stopped { "Stopped: this is what was measured until then. " } else { "" },
         count(Outcome::Pass),
         report.rows.len(),
         count(Outcome::Fail),

@@ -49,10 +49,11 @@ pub enum Mover {
 }
 
 /// What is written.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, tag = "kind")]
 pub enum Contents {
     /// Bytes that no layer below can compress or deduplicate.
+    #[default]
     Incompressible,
     /// Zeros: what SQLIO wrote, and what a dynamic disk need not store.
     Zero,
@@ -65,12 +66,6 @@ pub enum Contents {
     },
     /// Each block carries its offset, a generation and a checksum, and is checked when it is read.
     Verified,
-}
-
-impl Default for Contents {
-    fn default() -> Self {
-        Self::Incompressible
-    }
 }
 
 /// A stretch of a run. Latencies and rates are of its measured part only.
