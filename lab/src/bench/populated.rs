@@ -1,11 +1,15 @@
 //! Populated disks against the raw file: the sixteen workloads past the page cache, and 4K random reads out of it.
+//!
+//! A second raw file, made last, is measured as if it were a disk: its ratio to the first is what place on the disk and chance do by
+//! themselves. It decides nothing; it is told beside every check that missed its bar, and over all in the notes.
 
 use crate::{
     Result,
-    bench::{Bar, Bench, Check, Found},
+    bench::{Bar, Bench, Check, Found, Outcome},
     child::cache_word,
-    measure::{self, Named, Plan, WorkloadResult},
+    measure::{self, CellResult, Named, Plan, Ratio, WorkloadResult},
     progress::{Progress, report},
+    stats::Summary,
     table::{bytes, duration},
     targets::{self, Container, Target},
     workload::{Direction, Pattern, Workload, paper_monolithic},
@@ -16,6 +20,8 @@ use std::time::Duration;
 const QUEUE_DEPTH: u32 = 32;
 const IOPS_BAR: Bar = Bar::AtLeast(0.95);
 const CPU_BAR: Bar = Bar::AtMost(1.10);
+/// Name of the control.
+const CONTROL: &str = "second raw file";
 const CACHED_BAR: Bar = Bar::AtLeast(0.90);
 
 /// The raw file and what is promised about it.
@@ -29,22 +35,45 @@ const TARGETS: [Container; 5] = [
 
 pub(crate) fn workloads(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let size_bytes = bench.pick(512 << 20, 2 << 30);
-    let targets = prepare(bench, size_bytes, CacheMode::Direct, progress)?;
+    let mut targets = prepare(bench, size_bytes, CacheMode::Direct, progress)?;
+    targets.push(prepare_control(bench, size_bytes, progress)?);
+    let mut controls = [Vec::new(), Vec::new()];
     let mut found = Found::default();
     note_conditions(&mut found, bench, &targets, size_bytes, rounds(bench));
     let all = paper_monolithic(QUEUE_DEPTH);
     for (index, workload) in all.iter().enumerate() {
         let result = compare(bench, &targets, workload, (index, all.len()), progress)?;
-        for cell in &result.cells[1..] {
-            let iops = cell.iops_ratio.as_ref();
-            let cpu = cell.cpu_ratio.as_ref();
-            let name = |what: &str| format!("{}, {}: {what}", cell.target, workload.name);
-            found.checks.extend(iops.map(|ratio| Check::of_ratio(name("IOPS"), ratio, IOPS_BAR)));
-            found.checks.extend(cpu.map(|ratio| Check::of_ratio(name("CPU per I/O"), ratio, CPU_BAR)));
+        let Some((control, cells)) = result.cells[1..].split_last() else { continue };
+        for cell in cells {
+            for (what, bar, ratio) in FIGURES {
+                let (Some(ours), Some(raw)) = (ratio(cell), ratio(control)) else { continue };
+                let mut check = Check::of_ratio(format!("{}, {}: {what}", cell.target, workload.name), ours, bar);
+                if check.outcome == Outcome::Fail {
+                    check.why =
+                        Some(format!("a second raw file, made last, measured {:.2} of the first", raw.median()));
+                }
+                found.checks.push(check);
+            }
+        }
+        for (medians, (_, _, ratio)) in controls.iter_mut().zip(FIGURES) {
+            medians.extend(ratio(control).map(Ratio::median));
+        }
+    }
+    for ((what, ..), medians) in FIGURES.iter().zip(&controls) {
+        if let Some(summary) = Summary::of(medians) {
+            found.notes.push(format!(
+                "a second raw file, made last, against the first, over the workloads: {what} {:.2} ({:.2}..{:.2})",
+                summary.median, summary.min, summary.max
+            ));
         }
     }
     Ok(found)
 }
+
+/// What is judged of a cell, its bar, and where it is.
+type Figure = (&'static str, Bar, fn(&CellResult) -> Option<&Ratio>);
+const FIGURES: [Figure; 2] =
+    [("IOPS", IOPS_BAR, |cell| cell.iops_ratio.as_ref()), ("CPU per I/O", CPU_BAR, |cell| cell.cpu_ratio.as_ref())];
 
 pub(crate) fn page_cache(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let size_bytes = bench.pick(256 << 20, 512 << 20);
@@ -76,6 +105,17 @@ fn prepare(bench: &Bench<'_>, size_bytes: u64, cache: CacheMode, progress: &mut 
         targets.push(targets::open_verified(container, path, &how, &mut tick)?);
     }
     Ok(targets)
+}
+
+/// The raw file once more, in a folder of its own.
+fn prepare_control(bench: &Bench<'_>, size_bytes: u64, progress: &mut dyn Progress) -> Result<Target> {
+    bench.scratch.need("a second raw file", size_bytes)?;
+    let how = bench.preparation(size_bytes, CacheMode::Direct);
+    let dir = bench.scratch.folder("control")?;
+    let mut tick = |done| report(progress, "prepare", done, 2 * size_bytes, CONTROL);
+    let path = targets::make_filled(Container::Raw, &dir, &how, &mut tick)?;
+    let mut tick = |done| report(progress, "prepare", size_bytes + done, 2 * size_bytes, CONTROL);
+    targets::open_verified(Container::Raw, path, &how, &mut tick)
 }
 
 /// Many and short, for what disturbs a round seldom disturbs all.
