@@ -1,0 +1,58 @@
+//! Big-endian fields, taken one after the other from the front of a slice. Taking what is not there gives `None`; the caller knows what that means.
+
+use super::{STRING_BYTES_MAX, WireError};
+
+/// The rest of a message.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+
+impl<'a> Fields<'a> {
+    pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (front, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*front)
+    }
+
+    pub(super) fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    pub(super) fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    pub(super) fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    pub(super) fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (front, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(front)
+    }
+
+    /// A string behind its 32-bit length.
+    pub(super) fn string(&mut self, what: &'static str) -> Result<&'a str, WireError> {
+        let len =
+            self.u32().ok_or(WireError::Length { what, found: 0, expected: "its length in 4 bytes before it" })?;
+        let found = self.0.len() as u64;
+        let bytes = self.take(len as usize).ok_or(WireError::Length {
+            what,
+            found,
+            expected: "as many bytes as its length says",
+        })?;
+        text(bytes, what)
+    }
+}
+
+/// A string of the protocol.
+pub(super) fn text<'a>(bytes: &'a [u8], what: &'static str) -> Result<&'a str, WireError> {
+    let text = std::str::from_utf8(bytes).map_err(|_| WireError::Text { what })?;
+    if text.len() > STRING_BYTES_MAX || text.contains('\0') { Err(WireError::Text { what }) } else { Ok(text) }
+}
+
+/// Appends a string behind its 32-bit length. Strings come from our own side, which keeps them short.
+pub(super) fn put_string(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(&(text.len() as u32).to_be_bytes());
+    out.extend_from_slice(text.as_bytes());
+}

@@ -1,0 +1,211 @@
+//! The frames of the handshake: greeting, client flags, and the headers of options and of their replies.
+
+use super::{ClientFlags, Decoded, HandshakeFlags, OptionCode, ReplyCode, TransmissionFlags, WireError, bytes::Fields};
+
+/// `NBDMAGIC`.
+pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
+/// `IHAVEOPT`: a newstyle greeting, and each option.
+pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+/// An oldstyle greeting.
+pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
+/// Each reply to an option.
+pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+
+/// Zeros behind an export's summary, unless `NO_ZEROES` was agreed on.
+const PADDING_BYTES: usize = 124;
+
+/// The server's first words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Greeting {
+    /// Options follow.
+    Newstyle(HandshakeFlags),
+    /// There are no options: the transmission phase follows at once.
+    Oldstyle(ExportSummary),
+}
+
+impl Greeting {
+    /// Bytes of a newstyle greeting.
+    pub const NEWSTYLE_BYTES: usize = 18;
+
+    /// A newstyle greeting.
+    pub fn encode_newstyle(flags: HandshakeFlags) -> [u8; Self::NEWSTYLE_BYTES] {
+        let mut out = [0; Self::NEWSTYLE_BYTES];
+        out[..8].copy_from_slice(&GREETING_MAGIC.to_be_bytes());
+        out[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
+        out[16..].copy_from_slice(&flags.bits().to_be_bytes());
+        out
+    }
+
+    /// Decodes either greeting.
+    ///
+    /// # Errors
+    /// [`WireError::Magic`] when this is no NBD server.
+    pub fn decode(bytes: &[u8]) -> Result<Decoded<Self>, WireError> {
+        let mut fields = Fields(bytes);
+        let Some(found) = fields.u64() else { return Ok(Decoded::Need(8 - bytes.len())) };
+        if found != GREETING_MAGIC {
+            return Err(WireError::Magic { what: "the greeting", found, expected: "\"NBDMAGIC\"" });
+        }
+        match fields.u64() {
+            None => Ok(Decoded::Need(16 - bytes.len())),
+            Some(OPTION_MAGIC) => Ok(match fields.u16() {
+                None => Decoded::Need(Self::NEWSTYLE_BYTES - bytes.len()),
+                Some(flags) => {
+                    Decoded::Value(Self::Newstyle(HandshakeFlags::from_bits_retain(flags)), Self::NEWSTYLE_BYTES)
+                }
+            }),
+            Some(OLDSTYLE_MAGIC) => {
+                const OLDSTYLE_BYTES: usize = 16 + 8 + 4 + PADDING_BYTES;
+                if bytes.len() < OLDSTYLE_BYTES {
+                    return Ok(Decoded::Need(OLDSTYLE_BYTES - bytes.len()));
+                }
+                let (Some(size_bytes), Some(flags)) = (fields.u64(), fields.u32()) else {
+                    return Ok(Decoded::Need(OLDSTYLE_BYTES - bytes.len()));
+                };
+                // The upper half holds the handshake flags, which mean nothing here.
+                let flags = TransmissionFlags::from_bits_retain(flags as u16);
+                Ok(Decoded::Value(Self::Oldstyle(ExportSummary { size_bytes, flags }), OLDSTYLE_BYTES))
+            }
+            Some(found) => Err(WireError::Magic {
+                what: "the second word of the greeting",
+                found,
+                expected: "\"IHAVEOPT\", or 0x420281861253 of an old server",
+            }),
+        }
+    }
+}
+
+impl ClientFlags {
+    /// Bytes on the wire.
+    pub const WIRE_BYTES: usize = 4;
+
+    /// For the wire.
+    pub fn encode(self) -> [u8; Self::WIRE_BYTES] {
+        self.bits().to_be_bytes()
+    }
+
+    /// Decodes; bits that are not known are kept, and a server must end the session for them.
+    pub fn decode(bytes: &[u8]) -> Decoded<Self> {
+        match Fields(bytes).u32() {
+            None => Decoded::Need(Self::WIRE_BYTES - bytes.len()),
+            Some(bits) => Decoded::Value(Self::from_bits_retain(bits), Self::WIRE_BYTES),
+        }
+    }
+}
+
+/// What comes before the data of an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptionHeader {
+    /// Which option.
+    pub option: OptionCode,
+    /// Bytes of data that follow. The peer's word: compare it with [`OPTION_BYTES_MAX`](super::OPTION_BYTES_MAX) before gathering them.
+    pub data_bytes: u32,
+}
+
+impl OptionHeader {
+    /// Bytes on the wire.
+    pub const WIRE_BYTES: usize = 16;
+
+    /// For the wire.
+    pub fn encode(self) -> [u8; Self::WIRE_BYTES] {
+        let mut out = [0; Self::WIRE_BYTES];
+        out[..8].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
+        out[8..12].copy_from_slice(&self.option.0.to_be_bytes());
+        out[12..].copy_from_slice(&self.data_bytes.to_be_bytes());
+        out
+    }
+
+    /// Decodes.
+    ///
+    /// # Errors
+    /// [`WireError::Magic`].
+    pub fn decode(bytes: &[u8]) -> Result<Decoded<Self>, WireError> {
+        let mut fields = Fields(bytes);
+        if let Some(found) = fields.u64()
+            && found != OPTION_MAGIC
+        {
+            return Err(WireError::Magic { what: "an option", found, expected: "\"IHAVEOPT\"" });
+        }
+        let (Some(option), Some(data_bytes)) = (fields.u32(), fields.u32()) else {
+            return Ok(Decoded::Need(Self::WIRE_BYTES - bytes.len()));
+        };
+        Ok(Decoded::Value(Self { option: OptionCode(option), data_bytes }, Self::WIRE_BYTES))
+    }
+}
+
+/// What comes before the data of a reply to an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptionReplyHeader {
+    /// The option that is answered.
+    pub option: OptionCode,
+    /// What kind of reply.
+    pub code: ReplyCode,
+    /// Bytes of data that follow. The peer's word: compare it with [`OPTION_REPLY_BYTES_MAX`](super::OPTION_REPLY_BYTES_MAX) before gathering them.
+    pub data_bytes: u32,
+}
+
+impl OptionReplyHeader {
+    /// Bytes on the wire.
+    pub const WIRE_BYTES: usize = 20;
+
+    /// For the wire.
+    pub fn encode(self) -> [u8; Self::WIRE_BYTES] {
+        let mut out = [0; Self::WIRE_BYTES];
+        out[..8].copy_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+        out[8..12].copy_from_slice(&self.option.0.to_be_bytes());
+        out[12..16].copy_from_slice(&self.code.0.to_be_bytes());
+        out[16..].copy_from_slice(&self.data_bytes.to_be_bytes());
+        out
+    }
+
+    /// Decodes.
+    ///
+    /// # Errors
+    /// [`WireError::Magic`].
+    pub fn decode(bytes: &[u8]) -> Result<Decoded<Self>, WireError> {
+        let mut fields = Fields(bytes);
+        if let Some(found) = fields.u64()
+            && found != OPTION_REPLY_MAGIC
+        {
+            return Err(WireError::Magic { what: "the reply to an option", found, expected: "0x3e889045565a9" });
+        }
+        let (Some(option), Some(code), Some(data_bytes)) = (fields.u32(), fields.u32(), fields.u32()) else {
+            return Ok(Decoded::Need(Self::WIRE_BYTES - bytes.len()));
+        };
+        let (option, code) = (OptionCode(option), ReplyCode(code));
+        Ok(Decoded::Value(Self { option, code, data_bytes }, Self::WIRE_BYTES))
+    }
+}
+
+/// Size and flags of the export: what a server that knows no better answers to `EXPORT_NAME` with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExportSummary {
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// What it can do.
+    pub flags: TransmissionFlags,
+}
+
+impl ExportSummary {
+    /// Appends the answer to `EXPORT_NAME`, with the zeros behind it unless `no_zeroes` was agreed on.
+    pub fn encode(self, no_zeroes: bool, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.size_bytes.to_be_bytes());
+        out.extend_from_slice(&self.flags.bits().to_be_bytes());
+        if !no_zeroes {
+            out.extend_from_slice(&[0; PADDING_BYTES]);
+        }
+    }
+
+    /// Decodes the answer to `EXPORT_NAME`.
+    pub fn decode(bytes: &[u8], no_zeroes: bool) -> Decoded<Self> {
+        let wire_bytes = if no_zeroes { 10 } else { 10 + PADDING_BYTES };
+        let mut fields = Fields(bytes);
+        match (fields.u64(), fields.u16()) {
+            (Some(size_bytes), Some(flags)) if bytes.len() >= wire_bytes => {
+                let flags = TransmissionFlags::from_bits_retain(flags);
+                Decoded::Value(Self { size_bytes, flags }, wire_bytes)
+            }
+            _ => Decoded::Need(wire_bytes - bytes.len()),
+        }
+    }
+}
