@@ -7,20 +7,25 @@
 //! ```
 //!
 //! Two workers take windows in turn, each with a queue to both disks and several requests in flight, so that reading,
-//! writing and looking for zeros overlap. The new file is removed again if anything fails or the user stops it. With
-//! `verify`, it is opened anew and compared with the source.
+//! writing and looking for zeros overlap. With `verify`, the new file is opened anew and compared with the source.
+//!
+//! The copy grows under a name of its own (`DEST.partial`) and gets its real one, durably, when it is whole and durable: what is
+//! found under the real name after a power cut or a `kill -9` is never half a copy that looks like a disk. If anything
+//! fails, or the user stops it, the file is removed again.
 
 use crate::{
-    CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Progress, Result, compare, create, create::format_for,
+    CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Progress, Result, compare,
+    create::{create_as, format_for},
     open::file_error,
 };
 use diskwright_image::Format;
 use diskwright_store::{
     BlockDevice, BlockQueue, CacheMode, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab,
 };
+use nix::errno::Errno;
 use std::{
     io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -91,8 +96,8 @@ struct Job<'a> {
 /// Copies a disk into a new image. `progress` is told bytes of the virtual disk; verification counts them once more.
 ///
 /// # Errors
-/// Whatever opening, creating, reading or writing meets; [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. The
-/// destination is removed, except after a failed verification, when it is evidence.
+/// Whatever opening, creating, reading or writing meets; [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. Nothing is left
+/// behind, except after a failed verification the copy under its partial name, as evidence.
 pub fn convert(
     source: impl AsRef<Path>,
     dest: impl AsRef<Path>,
@@ -119,31 +124,63 @@ pub fn convert(
     request.size_bytes = Some(request.size_bytes.unwrap_or(geometry.size_bytes).max(geometry.size_bytes));
     request.logical_sector_bytes = request.logical_sector_bytes.or(inherited.map(|from| from.logical_sector_bytes));
     request.physical_sector_bytes = request.physical_sector_bytes.or(inherited.map(|from| from.physical_sector_bytes));
-    create(dest_path, &request)?;
-    let copied = copy(&source, dest_path, format, options, progress);
-    let mut outcome = match copied {
-        Ok(outcome) => outcome,
-        Err(error) => {
-            // The first error is the one to tell; the file is ours, made a moment ago.
-            let _ = std::fs::remove_file(dest_path);
-            return Err(error);
-        }
-    };
+    request.format = Some(format);
+    let files = &request.files;
+    let exists = || file_error("open it", dest_path, Errno::EEXIST.into());
+    if files.facts(dest_path).is_ok() {
+        return Err(exists());
+    }
+    let partial = partial_path(dest_path);
+    create_as(dest_path, &partial, &request).map_err(|error| explain_partial(error, &partial))?;
+    // The first error is the one to tell; the file is ours, made a moment ago.
+    let discard = |_: &DiskError| drop(files.remove(&partial));
+    let mut outcome = copy(&source, &partial, format, options, progress).inspect_err(discard)?;
     if options.verify {
-        let compared = Disk::open(dest_path, &OpenOptions { format: Some(format), ..dest_options(options) })
+        let compared = Disk::open(&partial, &OpenOptions { format: Some(format), ..dest_options(options) })
             .and_then(|written| compare(&*source, &*written, options.source.engine, progress));
-        match compared.inspect_err(|_| drop(std::fs::remove_file(dest_path)))? {
+        match compared.inspect_err(discard)? {
             CompareOutcome::Same => outcome.verified_bytes = geometry.size_bytes,
             CompareOutcome::Different { offset_bytes } => {
                 return Err(DiskError::VerifyFailed {
-                    dest: dest_path.to_owned(),
+                    dest: partial,
                     source_path: source_path.to_owned(),
                     offset_bytes,
                 });
             }
         }
     }
+    files
+        .rename(&partial, dest_path, false)
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => exists(),
+            _ => file_error("give the finished copy its name", dest_path, source),
+        })
+        .inspect_err(discard)?;
+    files
+        .sync_directory_of(dest_path)
+        .map_err(|source| file_error("make the new file's folder durable", dest_path, source))
+        .inspect_err(|_| drop(files.remove(dest_path)))?;
     Ok(outcome)
+}
+
+/// Under which name a copy grows.
+fn partial_path(dest: &Path) -> PathBuf {
+    let mut name = dest.file_name().unwrap_or_default().to_owned();
+    name.push(".partial");
+    dest.with_file_name(name)
+}
+
+fn explain_partial(error: DiskError, partial: &Path) -> DiskError {
+    match error {
+        DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => DiskError::BadOptions {
+            what: format!(
+                "{} is there: another conversion to this name is under way, or one was cut short",
+                partial.display()
+            ),
+            hint: "if none is under way, remove that file and try again".into(),
+        },
+        other => other,
+    }
 }
 
 /// Opens the source, through the page cache if that holds most of it.
@@ -162,7 +199,8 @@ fn open_source(path: &Path, options: &ConvertOptions) -> Result<Arc<Disk>> {
 
 fn dest_options(options: &ConvertOptions) -> OpenOptions {
     let cache = options.cache.unwrap_or(CacheMode::Direct);
-    OpenOptions { cache, engine: options.source.engine, ..OpenOptions::default() }
+    let files = options.dest.files.clone();
+    OpenOptions { cache, engine: options.source.engine, files, ..OpenOptions::default() }
 }
 
 fn copy(

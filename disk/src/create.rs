@@ -8,8 +8,8 @@ use crate::{
     DiskError, ParentPolicy, Result, gate,
     open::{file_error, open_image},
 };
-use diskwright_image::{CreateOptions, DiskType, Format, ImageInfo, ParentLink, probe, vhd, vhdx};
-use diskwright_store::{CacheMode, FileStore, LockMode, OpenOptions, Store, store::FileRange, sync_directory_of};
+use diskwright_image::{CreateOptions, DiskType, Format, ImageError, ImageInfo, ParentLink, probe, vhd, vhdx};
+use diskwright_store::{CacheMode, Files, LockMode, OpenOptions, Store, store::FileRange};
 use std::{
     path::{Component, Path, PathBuf},
     sync::Arc,
@@ -36,6 +36,8 @@ pub struct CreateRequest {
     pub preallocate: bool,
     /// Where the parent may lie. (Naming it here allows it; its own parents are not opened.)
     pub parents: ParentPolicy,
+    /// Where paths lead.
+    pub files: Files,
 }
 
 /// Makes a new image file. Never overwrites; on failure nothing is left behind.
@@ -44,22 +46,31 @@ pub struct CreateRequest {
 /// [`DiskError::BadOptions`] and [`diskwright_image::ImageError::BadOptions`] for what cannot be,
 /// [`DiskError::File`] where the file exists or the file system refuses.
 pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<()> {
-    let path = path.as_ref();
-    let format = format_for(path, request.format)?;
-    let options = resolve(path, format, request)?;
-    let store = FileStore::open(
+    create_as(path.as_ref(), path.as_ref(), request)
+}
+
+/// Makes a new image file at `path` that is to be `shown` in the end: that is the name that errors tell.
+pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> Result<()> {
+    let format = format_for(shown, request.format)?;
+    let options = resolve(shown, format, request)?;
+    let files = &request.files;
+    let store = files.open(
         path,
         &OpenOptions { writable: true, create_new: true, cache: CacheMode::PageCache, lock: LockMode::Exclusive },
     )?;
-    let store: Arc<dyn Store> = Arc::new(store);
     let made = fill(&store, format, &options).and_then(|()| {
-        sync_directory_of(path).map_err(|source| file_error("make the new file's folder durable", path, source))
+        files.sync_directory_of(path).map_err(|source| file_error("make the new file's folder durable", path, source))
     });
     if made.is_err() {
         // The first error is the one to tell; the file is ours, made a moment ago.
-        let _ = std::fs::remove_file(path);
+        let _ = files.remove(path);
     }
-    made
+    made.map_err(|error| match error {
+        DiskError::Image(ImageError::BadOptions { what, hint, .. }) => {
+            DiskError::Image(ImageError::BadOptions { path: shown.to_owned(), what, hint })
+        }
+        other => other,
+    })
 }
 
 fn fill(store: &Arc<dyn Store>, format: Format, options: &CreateOptions) -> Result<()> {
@@ -127,7 +138,7 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
             return Err(bad(path, "a raw file has no payload blocks", "leave out --block-size"));
         }
     }
-    let parent = request.parent.as_deref().map(|parent| parent_of(path, format, parent)).transpose()?;
+    let parent = request.parent.as_deref().map(|parent| parent_of(&request.files, path, format, parent)).transpose()?;
     let (parent_info, link) = parent.unzip();
     let size_bytes = request
         .size_bytes
@@ -178,8 +189,8 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
 }
 
 /// Reads the parent, and makes the link by which the child will name it.
-fn parent_of(child: &Path, format: Format, parent: &Path) -> Result<(ImageInfo, ParentLink)> {
-    let (image, _store) = open_image(parent, None, false, CacheMode::PageCache, &mut Vec::new())?;
+fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Result<(ImageInfo, ParentLink)> {
+    let (image, _store) = open_image(files, parent, None, false, CacheMode::PageCache, &mut Vec::new())?;
     let info = image.info().clone();
     if info.format != format {
         return Err(bad(
@@ -199,9 +210,9 @@ fn parent_of(child: &Path, format: Format, parent: &Path) -> Result<(ImageInfo, 
             "convert the parent to VHD or VHDX first",
         ));
     };
-    let parent_real = parent.canonicalize().map_err(|source| file_error("find", parent, source))?;
+    let parent_real = files.canonical(parent).map_err(|source| file_error("find", parent, source))?;
     let dir = child.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let dir_real = dir.canonicalize().map_err(|source| file_error("find", dir, source))?;
+    let dir_real = files.canonical(dir).map_err(|source| file_error("find", dir, source))?;
     let text = |path: &Path| {
         path.to_str().filter(|text| !text.contains('\\')).map(|text| text.replace('/', "\\")).ok_or_else(|| {
             bad(
@@ -222,7 +233,7 @@ fn parent_of(child: &Path, format: Format, parent: &Path) -> Result<(ImageInfo, 
             name: parent_real.file_name().map(|name| name.to_string_lossy().into_owned()),
             linkage,
             linkage2: None,
-            modified_seconds: gate::modified_seconds(&parent_real),
+            modified_seconds: gate::modified_seconds(files, &parent_real),
         },
     ))
 }

@@ -10,10 +10,9 @@
 
 use crate::{DiskError, ParentPolicy, Result, open::file_error};
 use diskwright_image::{ImageInfo, ParentLink, probe};
-use diskwright_store::{CacheMode, FileStore, LockMode, OpenOptions, Store};
+use diskwright_store::{CacheMode, Files, LockMode, OpenOptions};
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -23,26 +22,27 @@ const VHD_EPOCH_SECONDS: u64 = 946_684_800;
 /// Decides which parents may be opened.
 #[derive(Debug)]
 pub(crate) struct Gate<'a> {
+    files: &'a Files,
     policy: &'a ParentPolicy,
     allowed: Vec<PathBuf>,
 }
 
 impl<'a> Gate<'a> {
     /// A gate for the chain whose top is `top`.
-    pub(crate) fn new(top: &Path, policy: &'a ParentPolicy) -> Result<Self> {
+    pub(crate) fn new(files: &'a Files, top: &Path, policy: &'a ParentPolicy) -> Result<Self> {
         let mut allowed = Vec::new();
         for dir in &policy.allowed_dirs {
-            let dir = dir.canonicalize().map_err(|source| file_error("find the allowed folder", dir, source))?;
+            let dir = files.canonical(dir).map_err(|source| file_error("find the allowed folder", dir, source))?;
             allowed.push(dir);
         }
-        let mut gate = Self { policy, allowed };
+        let mut gate = Self { files, policy, allowed };
         gate.opened(top)?;
         Ok(gate)
     }
 
     /// An image is part of the chain now; parents may lie beneath its folder.
     pub(crate) fn opened(&mut self, image: &Path) -> Result<()> {
-        let real = image.canonicalize().map_err(|source| file_error("find", image, source))?;
+        let real = self.files.canonical(image).map_err(|source| file_error("find", image, source))?;
         if let Some(dir) = real.parent()
             && !self.allowed.iter().any(|allowed| allowed == dir)
         {
@@ -59,8 +59,8 @@ impl<'a> Gate<'a> {
     pub(crate) fn find_parent(&self, child: &Path, link: &ParentLink) -> Result<PathBuf> {
         let mut looked_for = Vec::new();
         let mut outside = None;
-        for candidate in candidates(child, link, &self.policy.drives) {
-            match candidate.canonicalize() {
+        for candidate in candidates(self.files, child, link, &self.policy.drives) {
+            match self.files.canonical(&candidate) {
                 Ok(real) if self.allows(&real) => return Ok(real),
                 Ok(real) => outside = outside.or(Some(real)),
                 Err(_) => {}
@@ -83,8 +83,8 @@ impl<'a> Gate<'a> {
 }
 
 /// The paths at which a parent may be, in the order in which they are tried.
-fn candidates(child: &Path, link: &ParentLink, drives: &[(char, PathBuf)]) -> Vec<PathBuf> {
-    let real = child.canonicalize().unwrap_or_else(|_| child.to_owned());
+fn candidates(files: &Files, child: &Path, link: &ParentLink, drives: &[(char, PathBuf)]) -> Vec<PathBuf> {
+    let real = files.canonical(child).unwrap_or_else(|_| child.to_owned());
     let dir = real.parent().unwrap_or(Path::new("/"));
     let relative = link.relative_path.as_deref().filter(|path| !path.is_empty()).map(|path| {
         let slashed = slashed(path);
@@ -118,29 +118,27 @@ fn absolute_here(path: &str, drives: &[(char, PathBuf)]) -> Option<PathBuf> {
 }
 
 /// When a file was last changed, in VHD's seconds since 2000-01-01 00:00 UTC.
-pub(crate) fn modified_seconds(path: &Path) -> Option<u32> {
-    let modified = std::fs::metadata(path).ok()?.modified().ok()?;
+pub(crate) fn modified_seconds(files: &Files, path: &Path) -> Option<u32> {
+    let modified = files.facts(path).ok()?.modified?;
     let since = modified.duration_since(UNIX_EPOCH + Duration::from_secs(VHD_EPOCH_SECONDS)).ok()?;
     u32::try_from(since.as_secs()).ok()
 }
 
 /// An image in the same folder that names the image at `path` as its parent, if there is one. Files that cannot be read, or are no
 /// images, are nobody's children.
-pub(crate) fn child_of(path: &Path, info: &ImageInfo) -> Option<PathBuf> {
+pub(crate) fn child_of(files: &Files, path: &Path, info: &ImageInfo) -> Option<PathBuf> {
     let linkage = info.linkage_id?;
-    let real = path.canonicalize().ok()?;
-    for entry in std::fs::read_dir(real.parent()?).ok()?.flatten() {
-        let candidate = entry.path();
-        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        if !is_file || candidate == real || probe::format_of_extension(&candidate) != Some(info.format) {
+    let real = files.canonical(path).ok()?;
+    for candidate in files.list(real.parent()?).ok()? {
+        if candidate == real || probe::format_of_extension(&candidate) != Some(info.format) {
             continue;
         }
-        let Some(link) = parent_link(&candidate) else { continue };
+        let Some(link) = parent_link(files, &candidate) else { continue };
         if link.linkage != linkage && link.linkage2 != Some(linkage) {
             continue;
         }
         // A copy of this image elsewhere may be the real parent: the paths decide, where they lead anywhere.
-        let named = candidates(&candidate, &link, &[]).into_iter().find_map(|path| path.canonicalize().ok());
+        let named = candidates(files, &candidate, &link, &[]).into_iter().find_map(|path| files.canonical(&path).ok());
         if named.is_none_or(|named| named == real) {
             return Some(candidate);
         }
@@ -149,10 +147,9 @@ pub(crate) fn child_of(path: &Path, info: &ImageInfo) -> Option<PathBuf> {
 }
 
 /// The parent that an image names, read without a lock: somebody may be writing to it, and its link does not change.
-fn parent_link(path: &Path) -> Option<ParentLink> {
+fn parent_link(files: &Files, path: &Path) -> Option<ParentLink> {
     let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::None };
-    let store: Arc<dyn Store> = Arc::new(FileStore::open(path, &options).ok()?);
-    probe::open(store, None, false, 512).ok()?.info().parent.clone()
+    probe::open(files.open(path, &options).ok()?, None, false, 512).ok()?.info().parent.clone()
 }
 
 #[cfg(test)]
@@ -171,6 +168,7 @@ mod tests {
     #[test]
     fn relative_comes_first_and_the_bare_name_last() {
         let found = candidates(
+            &Files::default(),
             Path::new("/d/child.vhd"),
             &link(Some(r".\sub\p.vhd"), Some("/e/p.vhd"), Some(r"C:\x\p.vhd")),
             &[],
@@ -187,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_name_cannot_climb() {
-        assert_eq!(candidates(Path::new("/d/c.vhd"), &link(None, None, Some("..")), &[]), Vec::<PathBuf>::new());
+        assert_eq!(candidates(&Files::default(), Path::new("/d/c.vhd"), &link(None, None, Some("..")), &[]), Vec::<PathBuf>::new());
     }
 
     #[test]
@@ -198,14 +196,14 @@ mod tests {
         let child = inside.join("c.vhd");
         std::fs::write(&child, b"").unwrap();
         std::fs::write(dir.path().join("p.vhd"), b"").unwrap();
-        let policy = ParentPolicy::default();
-        let gate = Gate::new(&child, &policy).unwrap();
+        let (files, policy) = (Files::default(), ParentPolicy::default());
+        let gate = Gate::new(&files, &child, &policy).unwrap();
         let outside = gate.find_parent(&child, &link(Some(r"..\p.vhd"), None, None));
         assert!(matches!(outside, Err(DiskError::ParentOutside { .. })), "{outside:?}");
         let missing = gate.find_parent(&child, &link(Some(r".\q.vhd"), None, None));
         assert!(matches!(missing, Err(DiskError::ParentMissing { .. })), "{missing:?}");
         let policy = ParentPolicy { allowed_dirs: vec![dir.path().to_owned()], ..ParentPolicy::default() };
-        let gate = Gate::new(&child, &policy).unwrap();
+        let gate = Gate::new(&files, &child, &policy).unwrap();
         assert!(gate.find_parent(&child, &link(Some(r"..\p.vhd"), None, None)).is_ok());
     }
 }

@@ -17,11 +17,10 @@ use crate::{
 };
 use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
 use diskwright_image::{DiskType, Format, Image, ImageInfo, ParentLink, probe};
-use diskwright_store::{CacheMode, EngineKind, FileStore, LockMode, Store};
+use diskwright_store::{CacheMode, EngineKind, Files, LockMode, Store};
 use std::{
     collections::HashSet,
     io,
-    os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -63,6 +62,8 @@ pub struct OpenOptions {
     pub allow_parent_write: bool,
     /// Open the top image alone, without its parent (for `info` on an orphan). Read-only: what is the parent's reads as zeros.
     pub without_parents: bool,
+    /// Where paths lead.
+    pub files: Files,
 }
 
 /// A chain, open.
@@ -85,14 +86,14 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     let mut warnings = Vec::new();
     // Also for writing it is first opened for reading, on a store that is locked for writing: to open a VHDX for writing may be to
     // replay its log, and a disk that is refused in the end stays as it is.
-    let (top, top_store) = open_image(path, options.format, options.writable, options.cache, &mut warnings)?;
+    let (top, top_store) = open_image(&options.files, path, options.format, options.writable, options.cache, &mut warnings)?;
     if options.writable
         && !options.allow_parent_write
-        && let Some(child) = gate::child_of(path, top.info())
+        && let Some(child) = gate::child_of(&options.files, path, top.info())
     {
         return Err(DiskError::HasChildren { path: path.to_owned(), child });
     }
-    let mut gate = Gate::new(path, &options.parents)?;
+    let mut gate = Gate::new(&options.files, path, &options.parents)?;
     let mut seen: HashSet<(u64, u64)> = top_store.identity().into_iter().collect();
     let mut layers = vec![Layer { path: path.to_owned(), image: top }];
     while !options.without_parents
@@ -115,11 +116,11 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
             ),
         };
         // Before it is locked: the lock of a writer would be met by itself.
-        if identity_of(&parent_path).is_some_and(|identity| seen.contains(&identity)) {
+        if options.files.facts(&parent_path).is_ok_and(|facts| seen.contains(&facts.identity)) {
             return Err(is_loop(&child.path));
         }
         let (parent, store) =
-            open_image(&parent_path, Some(child.image.info().format), false, options.cache, &mut warnings)
+            open_image(&options.files, &parent_path, Some(child.image.info().format), false, options.cache, &mut warnings)
                 .map_err(|error| explain_parent(error, &child.path, &parent_path))?;
         if let Some(identity) = store.identity()
             && !seen.insert(identity)
@@ -139,15 +140,10 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     Ok(Chain { layers, warnings })
 }
 
-/// What is at a path, as a store says it of itself ([`Store::identity`]).
-fn identity_of(path: &Path) -> Option<(u64, u64)> {
-    let found = std::fs::metadata(path).ok()?;
-    Some(if found.file_type().is_block_device() { (found.rdev(), 0) } else { (found.dev(), found.ino()) })
-}
-
 /// Opens one image file. With O_DIRECT, an image whose payload lies where the device cannot reach it directly is opened
 /// again through the page cache, and a warning says so. The store is for writing where that is asked for; the image is for reading.
 pub(crate) fn open_image(
+    files: &Files,
     path: &Path,
     format: Option<Format>,
     writable: bool,
@@ -155,13 +151,12 @@ pub(crate) fn open_image(
     warnings: &mut Vec<String>,
 ) -> Result<(Arc<dyn Image>, Arc<dyn Store>)> {
     let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
-    let store = open_store(path, writable, cache, lock)?;
+    let store = files.open(path, &diskwright_store::OpenOptions { writable, create_new: false, cache, lock })?;
     let sector_bytes = store.sector_bytes().logical_bytes.clamp(512, 4096);
     let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
-    if cache == CacheMode::Direct && store.cache_mode() != CacheMode::Direct {
+    if cache == CacheMode::Direct && store.data_file().is_some_and(|file| file.alignment_bytes <= 1) {
         warnings.push(format!("{}: the file system has no O_DIRECT; the page cache is used", path.display()));
     }
-    let store: Arc<dyn Store> = Arc::new(store);
     let image = probe::open(Arc::clone(&store), format, false, raw_sector_bytes)?;
     check_size(path, image.info())?;
     let needed_bytes = store.data_file().map_or(1, |file| file.alignment_bytes);
@@ -174,7 +169,7 @@ pub(crate) fn open_image(
         ));
         drop(image);
         drop(store);
-        return open_image(path, format, writable, CacheMode::PageCache, warnings);
+        return open_image(files, path, format, writable, CacheMode::PageCache, warnings);
     }
     Ok((image, store))
 }
@@ -196,10 +191,6 @@ fn check_size(path: &Path, info: &ImageInfo) -> Result<()> {
             info.disk_type, info.format, info.size_bytes
         ),
     })
-}
-
-fn open_store(path: &Path, writable: bool, cache: CacheMode, lock: LockMode) -> Result<FileStore> {
-    Ok(FileStore::open(path, &diskwright_store::OpenOptions { writable, create_new: false, cache, lock })?)
 }
 
 /// A parent of another format than its child's gets an error about the chain, not about a signature; one that is no file, one that names the child.
@@ -263,7 +254,7 @@ fn check_timestamp(
     warnings: &mut Vec<String>,
 ) -> Result<()> {
     let Some(expected) = link.modified_seconds else { return Ok(()) };
-    let Some(found) = gate::modified_seconds(parent_path) else { return Ok(()) };
+    let Some(found) = gate::modified_seconds(&options.files, parent_path) else { return Ok(()) };
     if expected == 0 || found.abs_diff(expected) <= TIMESTAMP_SLACK_SECONDS || options.parents.ignore_timestamp {
         return Ok(());
     }

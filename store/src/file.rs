@@ -104,16 +104,6 @@ impl FileStore {
         self.writable
     }
 
-    /// Whether it is a block device.
-    pub fn is_block_device(&self) -> bool {
-        self.is_block_device
-    }
-
-    /// Sector sizes of what is below.
-    pub fn sector_bytes(&self) -> SectorSizes {
-        self.sectors
-    }
-
     /// Makes everything durable and drops the file's pages from the page cache, so that what follows is read from the disk.
     pub fn drop_cache(&self) -> io::Result<()> {
         if self.writable {
@@ -374,6 +364,14 @@ impl Store for FileStore {
 
     fn identity(&self) -> Option<(u64, u64)> {
         Some(self.identity)
+    }
+
+    fn sector_bytes(&self) -> SectorSizes {
+        self.sectors
+    }
+
+    fn is_block_device(&self) -> bool {
+        self.is_block_device
     }
 
     /// Asks for single bytes, spread evenly, that may be read only if that needs no waiting.

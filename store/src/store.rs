@@ -9,6 +9,7 @@
 //! [`Store::sync_data`] was called, and completed, is durable when it returns `Ok`, the length included. Nothing
 //! else is promised, in no order.
 
+use crate::open::SectorSizes;
 use std::{fmt, io, os::fd::BorrowedFd, path::Path};
 
 /// How a range becomes zero.
@@ -92,6 +93,16 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Whether two stores are the same object (device and inode number of a file).
     fn identity(&self) -> Option<(u64, u64)> {
         None
+    }
+
+    /// Sector sizes of what is below; those of a file unless a store knows better.
+    fn sector_bytes(&self) -> SectorSizes {
+        SectorSizes { logical_bytes: 512, physical_bytes: 4096 }
+    }
+
+    /// Whether it is a block device, whose length is fixed.
+    fn is_block_device(&self) -> bool {
+        false
     }
 
     /// About how much of it the page cache holds, from 0 to 1: whether reading through the cache spares the disk.
