@@ -8,6 +8,8 @@
 //!
 //! The BAT is not right behind the header, as most programs place it, but at a page, so that writing a sector of it never touches
 //! a page with anything else in it. The header says where it is, and every reader goes by that.
+//!
+//! The footers are written last, after everything else is durable: a file whose making was cut short is no VHD.
 
 use super::PAGE_BYTES;
 use crate::{CreateOptions, DiskType, ImageError, ParentLink, Result};
@@ -186,7 +188,6 @@ fn create_with_blocks(store: &dyn Store, options: &CreateOptions, kind: DiskKind
         locators,
     };
     let footer = new_footer(options, kind, header_offset).to_bytes();
-    write(store, &footer, 0, "write the copy of the footer")?;
     write(store, &header.to_bytes(), header_offset, "write the dynamic disk header")?;
     for (offset_bytes, data) in &locator_data {
         write(store, data, *offset_bytes, "write a parent locator")?;
@@ -207,6 +208,8 @@ fn create_with_blocks(store: &dyn Store, options: &CreateOptions, kind: DiskKind
             .map_err(|e| ImageError::io("reserve space for the blocks", store, first_piece, e))?;
         footer_offset += len_bytes;
     }
+    sync(store)?;
+    write(store, &footer, 0, "write the copy of the footer")?;
     write(store, &footer, footer_offset, "write the footer")?;
     sync(store)
 }
