@@ -185,7 +185,10 @@ mod tests {
 
     #[test]
     fn a_name_cannot_climb() {
-        assert_eq!(candidates(&Files::default(), Path::new("/d/c.vhd"), &link(None, None, Some("..")), &[]), Vec::<PathBuf>::new());
+        assert_eq!(
+            candidates(&Files::default(), Path::new("/d/c.vhd"), &link(None, None, Some("..")), &[]),
+            Vec::<PathBuf>::new()
+        );
     }
 
     #[test]

@@ -86,7 +86,8 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     let mut warnings = Vec::new();
     // Also for writing it is first opened for reading, on a store that is locked for writing: to open a VHDX for writing may be to
     // replay its log, and a disk that is refused in the end stays as it is.
-    let (top, top_store) = open_image(&options.files, path, options.format, options.writable, options.cache, &mut warnings)?;
+    let (top, top_store) =
+        open_image(&options.files, path, options.format, options.writable, options.cache, &mut warnings)?;
     if options.writable
         && !options.allow_parent_write
         && let Some(child) = gate::child_of(&options.files, path, top.info())
@@ -119,9 +120,15 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
         if options.files.facts(&parent_path).is_ok_and(|facts| seen.contains(&facts.identity)) {
             return Err(is_loop(&child.path));
         }
-        let (parent, store) =
-            open_image(&options.files, &parent_path, Some(child.image.info().format), false, options.cache, &mut warnings)
-                .map_err(|error| explain_parent(error, &child.path, &parent_path))?;
+        let (parent, store) = open_image(
+            &options.files,
+            &parent_path,
+            Some(child.image.info().format),
+            false,
+            options.cache,
+            &mut warnings,
+        )
+        .map_err(|error| explain_parent(error, &child.path, &parent_path))?;
         if let Some(identity) = store.identity()
             && !seen.insert(identity)
         {

@@ -167,7 +167,7 @@ mod tests {
         files.rename(&one, &two, true).unwrap();
         files.sync_directory_of(&two).unwrap();
         assert_eq!(fs::read(&two).unwrap(), b"1");
-        assert_eq!(files.list(dir.path()).unwrap(), [two.clone()]);
+        assert_eq!(files.list(dir.path()).unwrap(), std::slice::from_ref(&two));
         files.rename(&two, &one, false).unwrap();
         assert_eq!(files.list(dir.path()).unwrap(), [one]);
     }

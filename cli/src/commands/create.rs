@@ -62,6 +62,7 @@ pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
         physical_sector_bytes: args.physical_sector_size,
         preallocate: args.preallocate,
         parents: context.global.parents(),
+        ..CreateRequest::default()
     };
     diskwright_disk::create(&args.file, &request)?;
     if context.global.quiet && !context.global.json {
