@@ -39,7 +39,7 @@ struct Side<'a> {
 
 impl<'a> Side<'a> {
     fn open(device: &'a dyn BlockDevice, engine: EngineKind) -> io::Result<Self> {
-        let queue = device.open_queue(&QueueOptions { depth: PAIRS, engine, slab: None })?;
+        let queue = device.open_queue(&QueueOptions { depth: PAIRS, engine, slab: None, ring: None })?;
         Ok(Self { device, queue, size_bytes: device.geometry().size_bytes, data: Vec::new() })
     }
 

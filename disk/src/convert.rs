@@ -282,7 +282,7 @@ impl Job<'_> {
 /// One worker: takes windows until there are none.
 fn work(job: &Job<'_>) -> io::Result<()> {
     let slab = Slab::new(BUFFERS, CHUNK_BYTES as usize);
-    let queue_options = QueueOptions { depth: BUFFERS, engine: job.engine, slab: Some(&slab) };
+    let queue_options = QueueOptions { depth: BUFFERS, engine: job.engine, slab: Some(&slab), ring: None };
     let mut pipe = Pipe {
         source: job.source.open_queue(&queue_options)?,
         dest: job.dest.open_queue(&queue_options)?,

@@ -149,7 +149,7 @@ impl DiskQueue {
     fn read(&mut self, request: Request) {
         let parity = self.enter();
         let cookie = Cookie::new(parity, 0);
-        let Request { offset_bytes, len_bytes, tag, buf, .. } = request;
+        let Request { offset_bytes, len_bytes, tag, buf, buf_offset_bytes, .. } = request;
         // `validate` has seen to it that a request for something has a buffer.
         let Some(buf) = buf else { return self.end_with(tag, cookie, None, Ok(())) };
         if len_bytes == 0 {
@@ -160,7 +160,8 @@ impl DiskQueue {
         {
             match self.target(layer) {
                 Ok(target) => {
-                    self.engine.read_one(tag, cookie.0, target, file_offset_bytes, buf, len_bytes as usize);
+                    let range = buf_offset_bytes..buf_offset_bytes + len_bytes as usize;
+                    self.engine.read_one(tag, cookie.0, target, file_offset_bytes, buf, range);
                 }
                 Err(error) => self.end_with(tag, cookie, Some(buf), Err(error)),
             }
@@ -176,7 +177,7 @@ impl DiskQueue {
         match folded {
             Ok(()) => {
                 for run in &runs {
-                    let start = (run.start_bytes - offset_bytes) as usize;
+                    let start = buf_offset_bytes + (run.start_bytes - offset_bytes) as usize;
                     let range = start..start + run.len_bytes as usize;
                     match run.owner {
                         Owner::Data { layer, offset_bytes } => match self.target(layer) {
@@ -195,7 +196,7 @@ impl DiskQueue {
 
     fn write(&mut self, request: Request) {
         let parity = self.enter();
-        let Request { offset_bytes, len_bytes, tag, buf, fua, .. } = request;
+        let Request { offset_bytes, len_bytes, tag, buf, buf_offset_bytes, fua, .. } = request;
         let buf = match buf {
             Some(buf) if len_bytes > 0 => buf,
             nothing_to_store => return self.end_with(tag, Cookie::new(parity, 0), nothing_to_store, Ok(())),
@@ -217,8 +218,8 @@ impl DiskQueue {
                     }
                     let cookie = Cookie::new(parity, pending);
                     let durable = fua && !dirty;
-                    let len = len_bytes as usize;
-                    self.engine.write_one(tag, cookie.0, target, file_offset_bytes, buf, len, durable);
+                    let range = buf_offset_bytes..buf_offset_bytes + len_bytes as usize;
+                    self.engine.write_one(tag, cookie.0, target, file_offset_bytes, buf, range, durable);
                 }
                 Err(error) => self.end_with(tag, Cookie::new(parity, 0), Some(buf), Err(error)),
             }
@@ -227,7 +228,7 @@ impl DiskQueue {
         let mut pending = Pending { flush_after: fua, ..Pending::default() };
         let shared = Arc::clone(&self.shared);
         let planned = plan_write(&shared, offset_bytes, len_bytes, &mut self.parts, &mut pending);
-        self.issue(tag, parity, Some(buf), pending, planned);
+        self.issue(tag, parity, Some((buf, buf_offset_bytes)), pending, planned);
     }
 
     fn zero(&mut self, request: Request) {
@@ -237,21 +238,22 @@ impl DiskQueue {
         let shared = Arc::clone(&self.shared);
         let planned =
             plan_zero(&shared, offset_bytes, len_bytes, operation == Operation::Discard, &mut self.parts, &mut pending);
-        self.issue(tag, parity, buf, pending, planned);
+        self.issue(tag, parity, buf.map(|buf| (buf, 0)), pending, planned);
     }
 
-    /// Starts the parts of a planned write, whose commits follow when they are done. Where planning failed half-way, what was
+    /// Starts the parts of a planned write, with the buffer and where in it the payload begins. Their commits follow when they are done. Where planning failed half-way, what was
     /// planned is done all the same (it holds blocks busy), and the request fails.
     fn issue(
         &mut self,
         tag: u64,
         parity: Option<Parity>,
-        buf: Option<IoBuf>,
+        payload: Option<(IoBuf, usize)>,
         pending: Pending,
         planned: io::Result<()>,
     ) {
         let id = self.next_pending();
         self.pending.insert(id, pending);
+        let (buf, buf_offset_bytes) = payload.map_or((None, 0), |(buf, offset_bytes)| (Some(buf), offset_bytes));
         let slot = self.engine.begin(tag, Cookie::new(parity, id).0, buf);
         if let Err(error) = planned {
             self.engine.fail(&slot, error);
@@ -262,6 +264,7 @@ impl DiskQueue {
                 for part in parts.drain(..) {
                     match part {
                         Part::Payload { file_offset_bytes, start, len } => {
+                            let start = buf_offset_bytes + start;
                             self.engine.write(&slot, target, file_offset_bytes, start..start + len, false);
                         }
                         Part::Shared { file_offset_bytes, bytes } => {

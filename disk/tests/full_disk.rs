@@ -93,7 +93,8 @@ impl Disked {
     fn open(path: &Path, kind: Kind, seeds: BTreeMap<u64, u8>) -> Self {
         let options = OpenOptions { writable: true, cache: kind.cache, engine: kind.engine, ..OpenOptions::default() };
         let disk = Disk::open(path, &options).unwrap();
-        let queue = disk.open_queue(&QueueOptions { depth: DEPTH, engine: kind.engine, slab: None }).unwrap();
+        let queue =
+            disk.open_queue(&QueueOptions { depth: DEPTH, engine: kind.engine, slab: None, ring: None }).unwrap();
         Self { path: path.to_owned(), disk, queue, done: Vec::new(), seeds, under_way: BTreeMap::new() }
     }
 

@@ -83,7 +83,8 @@ fn settle(completion: Completion, flights: &mut HashMap<u64, Flight>, touched: &
 
 fn hammer(disk: &dyn BlockDevice, me: u64, seed: u64, block_bytes: u64, touched: &[AtomicBool], engine: EngineKind) {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(seed * 77 + me);
-    let mut queue: Box<dyn BlockQueue> = disk.open_queue(&QueueOptions { depth: DEPTH, engine, slab: None }).unwrap();
+    let mut queue: Box<dyn BlockQueue> =
+        disk.open_queue(&QueueOptions { depth: DEPTH, engine, slab: None, ring: None }).unwrap();
     let all = disk.geometry().size_bytes / SECTOR;
     let block = (block_bytes / SECTOR).min(all);
     let mut flights = HashMap::new();

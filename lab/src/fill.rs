@@ -97,7 +97,7 @@ impl<'a> Pass<'a> {
     ) -> Result<Self> {
         let slab = Slab::new(DEPTH, PIECE_BYTES);
         let queue = device
-            .open_queue(&QueueOptions { depth: DEPTH, engine, slab: Some(&slab) })
+            .open_queue(&QueueOptions { depth: DEPTH, engine, slab: Some(&slab), ring: None })
             .map_err(|source| LabError::Queue { target: name.to_owned(), doing: "open a queue".into(), source })?;
         Ok(Self {
             name,

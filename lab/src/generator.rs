@@ -227,7 +227,7 @@ impl Generator {
         }
         self.histogram.reset();
         self.done.clear();
-        let options = QueueOptions { depth: self.depth, engine, slab: Some(&self.slab) };
+        let options = QueueOptions { depth: self.depth, engine, slab: Some(&self.slab), ring: None };
         let queue = device.open_queue(&options).map_err(|source| LabError::Queue {
             target: name.to_owned(),
             doing: format!("open a queue of depth {}", self.depth),
@@ -373,7 +373,8 @@ impl Run<'_> {
         let len_bytes = u64::from(self.generator.block_bytes);
         let offset_bytes = self.offsets.next_block() * len_bytes;
         self.generator.flights[tag as usize] = Flight { made_ns: now_ns, offset_bytes };
-        let request = Request { operation: self.operation, offset_bytes, len_bytes, buf: Some(buf), tag, fua: false };
+        let request =
+            Request { operation: self.operation, ..Request::read(offset_bytes, len_bytes as usize, buf, tag) };
         self.queue.push(request).map_err(|error| {
             self.generator.free.extend(error.request.buf);
             self.request_error(offset_bytes, error.reason)

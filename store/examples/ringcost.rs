@@ -63,9 +63,9 @@ fn by_engine(
             while let Some(buf) = free.pop() {
                 let offset_bytes = random.block_offset_bytes(blocks);
                 if write {
-                    engine.write_one(0, 0, target, offset_bytes, buf, BLOCK_BYTES, false);
+                    engine.write_one(0, 0, target, offset_bytes, buf, 0..BLOCK_BYTES, false);
                 } else {
-                    engine.read_one(0, 0, target, offset_bytes, buf, BLOCK_BYTES);
+                    engine.read_one(0, 0, target, offset_bytes, buf, 0..BLOCK_BYTES);
                 }
             }
             engine.reap(1, &mut done)?;
@@ -84,7 +84,8 @@ fn by_engine(
 fn by_raw_queue(path: &Path, cache: CacheMode, depth: usize, time: Duration) -> io::Result<()> {
     let slab = Slab::new(depth, BLOCK_BYTES);
     let device = RawDevice::open(path, false, cache).map_err(io::Error::other)?;
-    let mut queue = device.open_queue(&QueueOptions { depth, engine: EngineKind::Auto, slab: Some(&slab) })?;
+    let mut queue =
+        device.open_queue(&QueueOptions { depth, engine: EngineKind::Auto, slab: Some(&slab), ring: None })?;
     let blocks = device.geometry().size_bytes / BLOCK_BYTES as u64;
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     let mut free: Vec<IoBuf> = slab.take_all();

@@ -1,6 +1,6 @@
 //! Memory that the kernel reads from and writes into while a request is in flight.
 //!
-//! A [`Slab`] is one page-aligned, zeroed allocation cut into equal pieces. Each piece is handed out once, as an
+//! A [`Slab`] is one page-aligned, zeroed allocation cut into pieces of one size or a few. Each piece is handed out once, as an
 //! [`IoBuf`], which owns it alone: it moves into a request, through the engine, and back out in the completion. So no
 //! reference to the bytes can exist while the kernel may write them. A ring may register the whole slab, and then
 //! use the piece by its index (`READ_FIXED`). The allocation lives until the slab and all its pieces are gone.
@@ -12,6 +12,7 @@
 use std::{
     alloc::{Layout, alloc, dealloc, handle_alloc_error},
     fmt,
+    iter::repeat_n,
     ops::{Deref, DerefMut},
     ptr::NonNull,
     sync::{
@@ -30,8 +31,8 @@ pub const BUFFER_ALIGNMENT_BYTES: usize = 4096;
 struct Memory {
     base: NonNull<u8>,
     layout: Layout,
-    piece_bytes: usize,
-    pieces: usize,
+    /// (how many, how large), in the order in which they lie.
+    classes: Vec<(usize, usize)>,
     taken: AtomicBool,
 }
 
@@ -48,7 +49,7 @@ impl Drop for Memory {
     }
 }
 
-/// One allocation, cut into equal buffers.
+/// One allocation, cut into buffers.
 #[derive(Clone)]
 pub struct Slab {
     memory: Arc<Memory>,
@@ -60,9 +61,27 @@ impl Slab {
     /// # Panics
     /// When either is 0 or the product overflows, both of which are errors of the program, not of its input.
     pub fn new(pieces: usize, piece_bytes: usize) -> Self {
-        assert!(pieces > 0 && piece_bytes > 0, "a slab needs at least one buffer of at least one byte");
-        let piece_bytes = piece_bytes.next_multiple_of(BUFFER_ALIGNMENT_BYTES);
-        let total_bytes = piece_bytes.checked_mul(pieces).expect("the size of a slab overflows");
+        Self::of_classes(&[(pieces, piece_bytes)])
+    }
+
+    /// Allocates buffers of several sizes, (how many, how large) for each size, all zero. [`Slab::take_all`] gives them in this order.
+    ///
+    /// # Panics
+    /// As [`Slab::new`], for each of them.
+    pub fn of_classes(classes: &[(usize, usize)]) -> Self {
+        let classes: Vec<(usize, usize)> = classes
+            .iter()
+            .map(|&(pieces, piece_bytes)| (pieces, piece_bytes.next_multiple_of(BUFFER_ALIGNMENT_BYTES)))
+            .collect();
+        let has_bytes = |&(pieces, piece_bytes): &(usize, usize)| pieces > 0 && piece_bytes > 0;
+        assert!(
+            !classes.is_empty() && classes.iter().all(has_bytes),
+            "a slab needs at least one buffer of at least one byte"
+        );
+        let total_bytes = classes
+            .iter()
+            .try_fold(0usize, |sum, &(pieces, piece_bytes)| sum.checked_add(pieces.checked_mul(piece_bytes)?))
+            .expect("the size of a slab overflows");
         let huge = total_bytes >= HUGE_PAGE_BYTES;
         let alignment_bytes = if huge { HUGE_PAGE_BYTES } else { BUFFER_ALIGNMENT_BYTES };
         let layout = Layout::from_size_align(total_bytes, alignment_bytes).expect("the size of a slab overflows");
@@ -76,7 +95,7 @@ impl Slab {
         }
         // SAFETY: the range was just allocated and is nobody else's.
         unsafe { base.as_ptr().write_bytes(0, total_bytes) };
-        Self { memory: Arc::new(Memory { base, layout, piece_bytes, pieces, taken: AtomicBool::new(false) }) }
+        Self { memory: Arc::new(Memory { base, layout, classes, taken: AtomicBool::new(false) }) }
     }
 
     /// Hands out all buffers. The second call gives none.
@@ -84,8 +103,14 @@ impl Slab {
         if self.memory.taken.swap(true, Ordering::AcqRel) {
             return Vec::new();
         }
-        (0..self.memory.pieces)
-            .map(|index| IoBuf { memory: Arc::clone(&self.memory), index: index as u32, len: self.memory.piece_bytes })
+        let sizes = self.memory.classes.iter().flat_map(|&(pieces, piece_bytes)| repeat_n(piece_bytes, pieces));
+        let mut next_bytes = 0;
+        sizes
+            .map(|len| {
+                let start = next_bytes;
+                next_bytes += len;
+                IoBuf { memory: Arc::clone(&self.memory), start, len }
+            })
             .collect()
     }
 
@@ -107,14 +132,15 @@ impl Slab {
 
 impl fmt::Debug for Slab {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Slab({} x {} bytes)", self.memory.pieces, self.memory.piece_bytes)
+        write!(f, "Slab({:?} buffers of so many bytes)", self.memory.classes)
     }
 }
 
 /// A page-aligned buffer that one request owns at a time.
 pub struct IoBuf {
     memory: Arc<Memory>,
-    index: u32,
+    /// Where it begins in the allocation.
+    start: usize,
     len: usize,
 }
 
@@ -131,8 +157,8 @@ impl IoBuf {
 
     /// Its address. Valid as long as the buffer lives; the buffer may be moved meanwhile.
     pub(crate) fn address(&self) -> *mut u8 {
-        // SAFETY: `index` is below `pieces`, so the result stays inside the allocation.
-        unsafe { self.memory.base.as_ptr().add(self.index as usize * self.memory.piece_bytes) }
+        // SAFETY: `start` is where one of the slab's pieces begins, so the result stays inside the allocation.
+        unsafe { self.memory.base.as_ptr().add(self.start) }
     }
 }
 
@@ -153,6 +179,6 @@ impl DerefMut for IoBuf {
 
 impl fmt::Debug for IoBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "IoBuf(#{}, {} bytes)", self.index, self.len)
+        write!(f, "IoBuf({} bytes at {:#x})", self.len, self.start)
     }
 }

@@ -15,8 +15,11 @@
 //! one system call. What no ring can do is carried out at once by blocking calls: a store without a file (memory), a
 //! transfer that O_DIRECT would refuse, and everything where there is no ring ([`EngineKind::Sync`]).
 //!
-//! Slots (see `slots`) and parts live in two tables with free lists; the number of a part is the `user_data` of its entry.
-//! Neither starting nor ending a part allocates once the tables have grown to the depth in use.
+//! On a [`SharedRing`](crate::SharedRing) `reap(0)` submits nothing and only looks into the engine's mailbox: the ring's `wait` submits for all.
+//!
+//! Slots (see `slots`) and parts live in two tables with free lists; the number of a part is in the `user_data` of its entry.
+//! Neither starting nor ending a part allocates once the tables have grown to the depth in use. How parts are started, waited for
+//! and joined is in `engine/work.rs`.
 //!
 //! Invariants: a slot owns its buffer from `begin` until its completion is handed out, so the kernel never writes into
 //! memory that anyone else can reach; dropping the engine first waits for all that is in flight. An engine belongs to
@@ -24,18 +27,22 @@
 
 #![allow(unsafe_code)]
 
+mod work;
+
 pub use crate::external::ExternalTicket;
 
 use crate::{
-    IoBuf, Slab,
+    IoBuf, SharedRing, Slab,
     external::{Ended, Externals},
-    part::{Action, Part, Span, Target, Verdict, ZEROS_BYTES},
-    ring::{Answer, Ring, WAKE},
+    link::Link,
+    part::{Action, Part, Span, Target, ZEROS_BYTES},
+    ring::Ring,
+    shared::{Mail, Member},
     slots::Slots,
     store::{FileRange, Store, Zeroing},
 };
 use rustix::io::Errno;
-use std::{io, mem, ops::Range, sync::Arc};
+use std::{io, ops::Range, sync::Arc};
 
 /// What moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -74,7 +81,7 @@ pub struct EngineCompletion {
 /// What an engine has done so far, for those who ask what a request costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EngineStats {
-    /// Calls of `io_uring_enter`.
+    /// Calls of `io_uring_enter`, on a shared ring those of all its users.
     pub enters: u64,
     /// Parts started, the next included.
     pub parts: u64,
@@ -85,7 +92,11 @@ pub struct EngineStats {
 /// See the module.
 #[derive(Debug)]
 pub struct Engine {
-    ring: Option<Ring>,
+    link: Link,
+    /// Stands in the upper half of the `user_data` of all entries.
+    user_bits: u64,
+    /// Answers from a shared ring, while they are worked off.
+    mail: Vec<Mail>,
     targets: Vec<Target>,
     slots: Slots,
     parts: Vec<Part>,
@@ -107,17 +118,28 @@ impl Engine {
     /// # Errors
     /// With [`EngineKind::Uring`], what the kernel says when it gives no ring. The other kinds do not fail for that.
     pub fn new(kind: EngineKind, depth: usize, slab: Option<&Slab>) -> io::Result<Self> {
-        let ring = match kind {
-            EngineKind::Sync => None,
-            EngineKind::Uring => Some(Ring::new(depth, slab)?),
+        let link = match kind {
+            EngineKind::Sync => Link::None,
+            EngineKind::Uring => Link::Own(Ring::new(depth, slab)?),
             EngineKind::Auto => match Ring::new(depth, slab) {
-                Ok(ring) => Some(ring),
-                Err(error) if lacks_ring(&error) => None,
+                Ok(ring) => Link::Own(ring),
+                Err(error) if lacks_ring(&error) => Link::None,
                 Err(error) => return Err(error),
             },
         };
-        Ok(Self {
-            ring,
+        Ok(Self::with_link(link))
+    }
+
+    /// An engine on a ring that others use too.
+    pub fn on(ring: &SharedRing) -> Self {
+        Self::with_link(Link::Shared(Member::join(ring)))
+    }
+
+    fn with_link(link: Link) -> Self {
+        Self {
+            user_bits: link.user_bits(),
+            link,
+            mail: Vec::new(),
             targets: Vec::new(),
             slots: Slots::default(),
             parts: Vec::new(),
@@ -128,17 +150,22 @@ impl Engine {
             polling: false,
             ended_tickets: Vec::new(),
             stats: EngineStats::default(),
-        })
+        }
     }
 
     /// What is in force: [`EngineKind::Uring`] or [`EngineKind::Sync`].
     pub fn kind(&self) -> EngineKind {
-        if self.ring.is_some() { EngineKind::Uring } else { EngineKind::Sync }
+        if self.link.is_some() { EngineKind::Uring } else { EngineKind::Sync }
     }
 
     /// What it has done so far.
     pub fn stats(&self) -> EngineStats {
-        EngineStats { enters: self.ring.as_ref().map_or(0, |ring| ring.enters), ..self.stats }
+        let enters = match &self.link {
+            Link::None => 0,
+            Link::Own(ring) => ring.enters,
+            Link::Shared(member) => member.ring().enters,
+        };
+        EngineStats { enters, ..self.stats }
     }
 
     /// Makes a store known. The same store may be added once only by the caller; the engine keeps it open.
@@ -156,8 +183,8 @@ impl Engine {
         let index =
             u32::try_from(self.targets.len()).map_err(|_| io::Error::other("an engine holds at most 2^32 stores"))?;
         let mut target = Target::new(store, padded);
-        if let (Some(ring), Some(fd)) = (&mut self.ring, target.fd) {
-            target.file_index = ring.register_file(fd);
+        if let Some(fd) = target.fd {
+            target.file_index = self.link.with(|ring| ring.register_file(fd)).flatten();
         }
         self.targets.push(target);
         Ok(TargetId(index))
@@ -175,10 +202,7 @@ impl Engine {
 
     #[inline]
     fn occupy(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>) -> u32 {
-        let registered = match (&self.ring, &buf) {
-            (Some(ring), Some(buf)) => ring.slab().is_some_and(|slab| slab.owns(buf)),
-            _ => false,
-        };
+        let registered = buf.as_ref().is_some_and(|buf| self.link.has_registered(buf));
         self.slots.occupy(tag, cookie, buf, registered)
     }
 
@@ -266,7 +290,7 @@ impl Engine {
         self.slots.seal(slot.0);
     }
 
-    /// A request of one read: the hot path. `len_bytes` at the front of `buf`.
+    /// A request of one read: the hot path. It goes into `range` of `buf`.
     #[inline]
     pub fn read_one(
         &mut self,
@@ -275,12 +299,12 @@ impl Engine {
         target: TargetId,
         file_offset_bytes: u64,
         buf: IoBuf,
-        len_bytes: usize,
+        range: Range<usize>,
     ) {
-        self.one(tag, cookie, target, Action::Read, file_offset_bytes, buf, len_bytes);
+        self.one(tag, cookie, target, Action::Read, file_offset_bytes, buf, range);
     }
 
-    /// A request of one write: the hot path.
+    /// A request of one write: the hot path. It comes from `range` of `buf`.
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "the hot path passes scalars in registers")]
     pub fn write_one(
@@ -290,10 +314,10 @@ impl Engine {
         target: TargetId,
         file_offset_bytes: u64,
         buf: IoBuf,
-        len_bytes: usize,
+        range: Range<usize>,
         durable: bool,
     ) {
-        self.one(tag, cookie, target, Action::Write { durable }, file_offset_bytes, buf, len_bytes);
+        self.one(tag, cookie, target, Action::Write { durable }, file_offset_bytes, buf, range);
     }
 
     #[inline]
@@ -306,10 +330,10 @@ impl Engine {
         action: Action,
         file_offset_bytes: u64,
         buf: IoBuf,
-        len_bytes: usize,
+        range: Range<usize>,
     ) {
         let slot = self.occupy(tag, cookie, Some(buf));
-        self.transfer(slot, target, action, file_offset_bytes, 0..len_bytes);
+        self.transfer(slot, target, action, file_offset_bytes, range);
         self.slots.seal(slot);
     }
 
@@ -329,7 +353,7 @@ impl Engine {
         ExternalTicket::new(slot, &self.externals)
     }
 
-    /// Starts all parts, waits until at least `at_least` requests have ended (never more than are in flight), and appends all that have.
+    /// Starts all parts (on a shared ring: when it has to wait), waits until at least `at_least` requests have ended (never more than are in flight), and appends all that have.
     ///
     /// # Errors
     /// The ring itself has failed. Requests that have ended meanwhile are appended all the same.
@@ -337,138 +361,6 @@ impl Engine {
         let result = self.work_until(at_least.min(self.slots.sealed()));
         self.slots.hand_out(out);
         result
-    }
-
-    /// Submits everything, and works until `wanted` requests are ready.
-    fn work_until(&mut self, wanted: usize) -> io::Result<()> {
-        self.take_tickets();
-        if self.ring.is_none() {
-            while self.slots.ended() < wanted {
-                self.externals.wait();
-                self.take_tickets();
-            }
-            return Ok(());
-        }
-        self.take_answers();
-        let mut looked = false;
-        loop {
-            let missing = wanted.saturating_sub(self.slots.ended());
-            let Some(ring) = &mut self.ring else { return Ok(()) };
-            if missing == 0 && ring.unsubmitted() == 0 && (looked || !ring.has_task_work()) {
-                return Ok(());
-            }
-            // Each request that is missing brings an answer of its own, but one bell may ring for many tickets.
-            let wait_for = if self.tickets == 0 { missing } else { missing.min(1) };
-            if self.tickets > 0 && wait_for > 0 && !self.polling {
-                ring.poll(self.externals.eventfd()?)?;
-                self.polling = true;
-                // What ended before there was an eventfd did not ring it.
-                self.take_tickets();
-                continue;
-            }
-            ring.enter(wait_for)?;
-            looked = true;
-            self.take_answers();
-        }
-    }
-
-    fn take_answers(&mut self) {
-        let mut answers: [Answer; 64] = [(0, 0); 64];
-        loop {
-            let Some(ring) = &mut self.ring else { return };
-            let taken = ring.take(&mut answers);
-            for &(user_data, answer) in &answers[..taken] {
-                if user_data == WAKE {
-                    self.polling = false;
-                    self.externals.silence();
-                    self.take_tickets();
-                } else {
-                    self.answered(user_data as u32, answer);
-                }
-            }
-            if taken < answers.len() {
-                return;
-            }
-        }
-    }
-
-    fn take_tickets(&mut self) {
-        if self.tickets == 0 {
-            return;
-        }
-        let mut ended = mem::take(&mut self.ended_tickets);
-        self.externals.take(&mut ended);
-        for (slot, result) in ended.drain(..) {
-            self.tickets -= 1;
-            self.slots.let_go(slot, result);
-        }
-        self.ended_tickets = ended;
-    }
-
-    #[inline]
-    fn start(&mut self, part: Part) {
-        self.stats.parts += 1;
-        self.slots.hold(part.slot);
-        let index = match self.free_parts.pop() {
-            Some(index) => {
-                self.parts[index as usize] = part;
-                index
-            }
-            None => {
-                self.parts.push(part);
-                u32::try_from(self.parts.len() - 1).expect("more parts in flight than memory could hold")
-            }
-        };
-        self.carry_out(index, false);
-    }
-
-    /// Gives a part to the ring, or does it here.
-    #[inline]
-    fn carry_out(&mut self, index: u32, block: bool) {
-        let part = &self.parts[index as usize];
-        let target = &self.targets[part.target as usize];
-        let result = match &mut self.ring {
-            // SAFETY: the part fits. Its memory is its slot's buffer, memory the slot shares, or static zeros; the slot keeps it
-            // and lets nobody reach it until the part has ended, which is when its answer has been taken. `registered`
-            // was set from the slab that the ring has registered. Reads are made of the slot's own buffer only.
-            Some(ring) if !block && part.fits_ring(target) => {
-                match unsafe { ring.start(part, target, u64::from(index)) } {
-                    Ok(()) => {
-                        self.in_ring += 1;
-                        return;
-                    }
-                    Err(error) => Err(error),
-                }
-            }
-            _ => {
-                self.stats.inline_parts += 1;
-                // SAFETY: as above, and the part is not in the ring: it never was, or its answer has been taken.
-                unsafe { part.run_blocking(target) }
-            }
-        };
-        self.part_ended(index, result);
-    }
-
-    #[inline]
-    fn answered(&mut self, index: u32, answer: i32) {
-        self.in_ring -= 1;
-        let part = &mut self.parts[index as usize];
-        let target = &self.targets[part.target as usize];
-        // SAFETY: the slot keeps the memory, and the answer says that the kernel has done with it.
-        match unsafe { part.judge(answer, target) } {
-            Verdict::Done(result) => {
-                let result = part.settle(result, target);
-                self.part_ended(index, result);
-            }
-            Verdict::Again => self.carry_out(index, false),
-            Verdict::Block => self.carry_out(index, true),
-        }
-    }
-
-    #[inline]
-    fn part_ended(&mut self, index: u32, result: io::Result<()>) {
-        self.free_parts.push(index);
-        self.slots.let_go(self.parts[index as usize].slot, result);
     }
 }
 
@@ -478,36 +370,6 @@ fn lacks_ring(error: &io::Error) -> bool {
     let refusals = [Errno::NOSYS, Errno::PERM, Errno::ACCESS, Errno::NOMEM, Errno::INVAL, Errno::OPNOTSUPP];
     error.kind() == io::ErrorKind::Unsupported
         || Errno::from_io_error(error).is_some_and(|errno| refusals.contains(&errno))
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        while self.in_ring > 0 || self.tickets > 0 {
-            // A request that was never ended keeps its parts, so what is waited for here is parts and tickets.
-            let waited = if self.in_ring > 0 { self.wait_for_an_answer() } else { self.wait_for_a_ticket() };
-            if waited.is_err() {
-                // The kernel may still write to the buffers, and nothing can tell when it has ended: they are left to it.
-                self.slots.leak();
-                return;
-            }
-        }
-    }
-}
-
-impl Engine {
-    fn wait_for_an_answer(&mut self) -> io::Result<()> {
-        if let Some(ring) = &mut self.ring {
-            ring.enter(1)?;
-        }
-        self.take_answers();
-        Ok(())
-    }
-
-    fn wait_for_a_ticket(&mut self) -> io::Result<()> {
-        self.externals.wait();
-        self.take_tickets();
-        Ok(())
-    }
 }
 
 #[cfg(test)]

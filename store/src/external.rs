@@ -40,6 +40,14 @@ impl Externals {
         }
     }
 
+    /// Makes the eventfd readable, where there is one.
+    pub(crate) fn ring_the_bell(&self) {
+        if let Some(fd) = self.eventfd.get() {
+            // It fails only when the counter is full, and then it is ringing already.
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
     /// Moves what has ended into `into`, which is empty.
     pub(crate) fn take(&self, into: &mut Vec<Ended>) {
         std::mem::swap(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner), into);
@@ -54,10 +62,7 @@ impl Externals {
     fn put(&self, slot: u32, result: io::Result<()>) {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).push((slot, result));
         self.bell.notify_one();
-        if let Some(fd) = self.eventfd.get() {
-            // It fails only when the counter is full, and then it is ringing already.
-            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
-        }
+        self.ring_the_bell();
     }
 }
 

@@ -13,11 +13,13 @@
 //!                                 Store          a file, a block device, memory
 //! ```
 //!
+//! A server drives disks and [`Streams`] (sockets, `/dev/fuse`) on one [`SharedRing`], so that a turn of its loop is one system call.
+//!
 //! Metadata of an image goes through the blocking methods of [`Store`]; the guest's payload goes through an
 //! [`Engine`], straight between the caller's [`IoBuf`] and the file.
 //!
 //! `unsafe` is allowed where memory is shared with the kernel, and only there: `buffer` (that memory), `part` and `engine`
-//! (what is done with it), `ring` (the io_uring itself), and in `sys`, for the one system call that no library wraps.
+//! (what is done with it), `transfer` and `streams` (the same for streams), `ring` (the io_uring itself), and in `sys`, for the one system call that no library wraps.
 
 pub mod buffer;
 mod direct;
@@ -25,6 +27,7 @@ pub mod engine;
 mod external;
 pub mod file;
 pub mod files;
+mod link;
 pub mod lock;
 pub mod memory;
 mod open;
@@ -33,9 +36,12 @@ mod part;
 pub mod queue;
 pub mod raw;
 mod ring;
+mod shared;
 mod slots;
 pub mod store;
+pub mod streams;
 mod sys;
+mod transfer;
 
 pub use buffer::{IoBuf, Slab};
 pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTicket, SlotId, TargetId};
@@ -50,4 +56,7 @@ pub use queue::{
     Request,
 };
 pub use raw::RawDevice;
+pub use shared::SharedRing;
 pub use store::{DataFile, FileRange, Store, Zeroing};
+pub use streams::{StreamEnd, StreamId, Streams};
+pub use transfer::Piece;

@@ -12,8 +12,8 @@
 //! every queue of the device; it is durable after a flush that was pushed after its completion, or when it
 //! carried [`Request::fua`].
 
-use crate::{Engine, EngineKind, IoBuf, Slab};
-use std::{fmt, io};
+use crate::{Engine, EngineKind, IoBuf, SharedRing, Slab};
+use std::{fmt, io, ops::Range};
 
 /// What to do with a range of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,10 +37,13 @@ pub struct Request {
     pub operation: Operation,
     /// First byte of the range on the device.
     pub offset_bytes: u64,
-    /// Length of the range. For reads and writes at most the buffer's length.
+    /// Length of the range. For reads and writes it must fit the buffer behind `buf_offset_bytes`.
     pub len_bytes: u64,
     /// The memory for reads and writes.
     pub buf: Option<IoBuf>,
+    /// Where in the buffer the payload begins, so that something can stand before it (the header of a reply). A multiple of 4096 keeps
+    /// the payload aligned for every device.
+    pub buf_offset_bytes: usize,
     /// Given back in the completion.
     pub tag: u64,
     /// Force unit access: complete only when durable. For writes, write-zeroes and discards.
@@ -50,27 +53,39 @@ pub struct Request {
 impl Request {
     /// A read of `len_bytes` at `offset_bytes` into the front of `buf`.
     pub fn read(offset_bytes: u64, len_bytes: usize, buf: IoBuf, tag: u64) -> Self {
-        Self { operation: Operation::Read, offset_bytes, len_bytes: len_bytes as u64, buf: Some(buf), tag, fua: false }
+        Self { operation: Operation::Read, len_bytes: len_bytes as u64, buf: Some(buf), ..Self::of(offset_bytes, tag) }
     }
 
     /// A write of the first `len_bytes` of `buf` at `offset_bytes`.
     pub fn write(offset_bytes: u64, len_bytes: usize, buf: IoBuf, tag: u64) -> Self {
-        Self { operation: Operation::Write, offset_bytes, len_bytes: len_bytes as u64, buf: Some(buf), tag, fua: false }
+        Self { operation: Operation::Write, len_bytes: len_bytes as u64, buf: Some(buf), ..Self::of(offset_bytes, tag) }
     }
 
     /// Zeros over a range.
     pub fn write_zeroes(offset_bytes: u64, len_bytes: u64, tag: u64) -> Self {
-        Self { operation: Operation::WriteZeroes, offset_bytes, len_bytes, buf: None, tag, fua: false }
+        Self { operation: Operation::WriteZeroes, len_bytes, ..Self::of(offset_bytes, tag) }
     }
 
     /// A discard of a range.
     pub fn discard(offset_bytes: u64, len_bytes: u64, tag: u64) -> Self {
-        Self { operation: Operation::Discard, offset_bytes, len_bytes, buf: None, tag, fua: false }
+        Self { operation: Operation::Discard, len_bytes, ..Self::of(offset_bytes, tag) }
     }
 
     /// A flush.
     pub fn flush(tag: u64) -> Self {
-        Self { operation: Operation::Flush, offset_bytes: 0, len_bytes: 0, buf: None, tag, fua: false }
+        Self::of(0, tag)
+    }
+
+    /// A request of nothing, for the others to fill in.
+    fn of(offset_bytes: u64, tag: u64) -> Self {
+        let operation = Operation::Flush;
+        Self { operation, offset_bytes, len_bytes: 0, buf: None, buf_offset_bytes: 0, tag, fua: false }
+    }
+
+    /// Where in the buffer the payload lies. Only for a request that [`validate`] has let pass.
+    #[inline]
+    pub fn buf_range(&self) -> Range<usize> {
+        self.buf_offset_bytes..self.buf_offset_bytes.saturating_add(self.len_bytes as usize)
     }
 }
 
@@ -115,20 +130,26 @@ pub struct QueueOptions<'a> {
     pub depth: usize,
     /// What moves the bytes.
     pub engine: EngineKind,
-    /// Buffers to register with the kernel, if the caller's come from one slab.
+    /// Buffers to register with the kernel, if the caller's come from one slab. A ring that is given has its own.
     pub slab: Option<&'a Slab>,
+    /// A ring to share with other queues and streams of this thread, instead of one of its own. `engine` and `slab` mean nothing then,
+    /// but for [`EngineKind::Sync`], which uses no ring.
+    pub ring: Option<&'a SharedRing>,
 }
 
 impl Default for QueueOptions<'_> {
     fn default() -> Self {
-        Self { depth: 32, engine: EngineKind::Auto, slab: None }
+        Self { depth: 32, engine: EngineKind::Auto, slab: None, ring: None }
     }
 }
 
 impl QueueOptions<'_> {
     /// Opens the engine that these options describe.
     pub fn engine(&self) -> io::Result<Engine> {
-        Engine::new(self.engine, self.depth, self.slab)
+        match self.ring {
+            Some(ring) if self.engine != EngineKind::Sync => Ok(Engine::on(ring)),
+            _ => Engine::new(self.engine, self.depth, self.slab),
+        }
     }
 }
 
@@ -184,7 +205,7 @@ pub trait BlockQueue: fmt::Debug {
     /// Takes a request. It may start now or at the next [`BlockQueue::reap`]. The error is boxed, as it is rare and carries the request.
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>>;
 
-    /// Starts everything pushed, waits until at least `at_least` requests have ended (0 does not wait; never more than
+    /// Starts everything pushed (on a shared ring, that is left to whoever waits next), waits until at least `at_least` requests have ended (0 does not wait; never more than
     /// are in flight), and appends all that have. An error means that the queue itself has failed.
     fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()>;
 }
@@ -215,7 +236,8 @@ pub fn validate(request: &Request, geometry: &Geometry) -> io::Result<()> {
         }
     }
     if matches!(request.operation, Operation::Read | Operation::Write) {
-        let held_bytes = request.buf.as_ref().map_or(0, |buf| buf.len() as u64);
+        let held_bytes =
+            request.buf.as_ref().map_or(0, |buf| buf.len().saturating_sub(request.buf_offset_bytes) as u64);
         if held_bytes < request.len_bytes {
             return invalid(format!("the buffer holds {held_bytes} bytes, the request needs {}", request.len_bytes));
         }
@@ -239,7 +261,7 @@ impl Blocking {
     /// Opens a queue of depth 1 on `device`.
     pub fn open(device: &dyn BlockDevice, engine: EngineKind) -> io::Result<Self> {
         let slab = Slab::new(1, BLOCKING_BYTES);
-        let queue = device.open_queue(&QueueOptions { depth: 1, engine, slab: None })?;
+        let queue = device.open_queue(&QueueOptions { depth: 1, engine, ..QueueOptions::default() })?;
         Ok(Self { queue, buf: slab.take_all().pop(), geometry: device.geometry(), done: Vec::new() })
     }
 

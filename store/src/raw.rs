@@ -176,10 +176,11 @@ impl BlockQueue for RawQueue {
         }
         let (tag, target, offset_bytes, len_bytes) =
             (request.tag, self.target, request.offset_bytes, request.len_bytes);
+        let range = request.buf_range();
         match (request.operation, request.buf) {
-            (Operation::Read, Some(buf)) => self.engine.read_one(tag, 0, target, offset_bytes, buf, len_bytes as usize),
+            (Operation::Read, Some(buf)) => self.engine.read_one(tag, 0, target, offset_bytes, buf, range),
             (Operation::Write, Some(buf)) => {
-                self.engine.write_one(tag, 0, target, offset_bytes, buf, len_bytes as usize, request.fua);
+                self.engine.write_one(tag, 0, target, offset_bytes, buf, range, request.fua);
             }
             // A transfer of nothing, which needs no buffer.
             (Operation::Read | Operation::Write, None) => {

@@ -1,4 +1,4 @@
-//! The io_uring of one engine: setting it up, feeding it, emptying it.
+//! One io_uring: setting it up, feeding it, emptying it. Whose it is, an engine's alone or several users', `link` and `shared` say.
 //!
 //! What the kernel refuses is left out, piece by piece: setup flags that are too new for it, registered files,
 //! registered buffers. None of these changes what happens, only how fast.
@@ -8,7 +8,9 @@
 //! - Registered buffers spare pinning the pages of a buffer for each direct transfer.
 //!
 //! Invariant: the ring belongs to one thread (`SINGLE_ISSUER`), and is not `Send`. A started part's memory stays valid until
-//! its completion has been taken; [`Ring::start`] is `unsafe` for that reason, and the engine's drop waits for all.
+//! its completion has been taken; [`Ring::start`] and [`Ring::push`] are `unsafe` for that reason, and the users' drops wait for all.
+//!
+//! The lower half of an entry's `user_data` is its user's number for it, the upper half says whose it is (0 for a ring with one user).
 
 #![allow(unsafe_code)]
 
@@ -20,7 +22,7 @@ use crate::{
 use io_uring::{IoUring, opcode, squeue, types};
 use nix::libc;
 use rustix::fs::FallocateFlags;
-use std::{io, marker::PhantomData, os::fd::RawFd};
+use std::{io, marker::PhantomData, os::fd::RawFd, time::Duration};
 
 /// Most files that are registered; more are reached by their descriptors.
 const MOST_FILES: u32 = 4096;
@@ -37,8 +39,8 @@ const MOST_ENTRIES: usize = 32768;
 /// Enters in a row that may be refused for want of memory or of room before the ring counts as broken.
 const PATIENCE: u32 = 10_000;
 
-/// The `user_data` of the poll on the externals' eventfd. Parts have smaller numbers.
-pub(crate) const WAKE: u64 = u64::MAX;
+/// The number of the poll on an engine's eventfd for externals. Parts have smaller ones.
+pub(crate) const WAKE: u32 = u32::MAX;
 
 /// A completion: `user_data` and result.
 pub(crate) type Answer = (u64, i32);
@@ -46,7 +48,9 @@ pub(crate) type Answer = (u64, i32);
 pub(crate) struct Ring {
     ring: IoUring,
     files: u32,
+    /// Places in use, or used before.
     files_used: u32,
+    files_free: Vec<u32>,
     /// Kept while it is registered.
     slab: Option<Slab>,
     /// Completions that had to be taken out to make room.
@@ -73,6 +77,7 @@ impl Ring {
             ring,
             files,
             files_used: 0,
+            files_free: Vec::new(),
             slab,
             spilled: Vec::new(),
             refusals: 0,
@@ -83,12 +88,24 @@ impl Ring {
 
     /// Registers a file and gives its index, if there is room.
     pub(crate) fn register_file(&mut self, fd: RawFd) -> Option<u32> {
-        if self.files_used == self.files || self.ring.submitter().register_files_update(self.files_used, &[fd]).is_err()
-        {
-            return None;
+        let index = match self.files_free.last() {
+            Some(&index) => index,
+            None if self.files_used < self.files => self.files_used,
+            None => return None,
+        };
+        self.ring.submitter().register_files_update(index, &[fd]).ok()?;
+        if self.files_free.pop().is_none() {
+            self.files_used += 1;
         }
-        self.files_used += 1;
-        Some(self.files_used - 1)
+        Some(index)
+    }
+
+    /// Lets go of a registered file: the kernel keeps it open no longer than what is in flight.
+    pub(crate) fn unregister_file(&mut self, index: u32) {
+        // A place that cannot be emptied is not used again.
+        if self.ring.submitter().register_files_update(index, &[-1]).is_ok() {
+            self.files_free.push(index);
+        }
     }
 
     /// Whether buffers of `slab` are registered.
@@ -137,16 +154,18 @@ impl Ring {
         unsafe { self.push(&entry.flags(fixed).user_data(user_data)) }
     }
 
-    /// Puts a poll for readability into the submission queue; it completes as [`WAKE`].
-    pub(crate) fn poll(&mut self, fd: RawFd) -> io::Result<()> {
-        let entry = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).build().user_data(WAKE);
+    /// Puts a poll for readability into the submission queue.
+    pub(crate) fn poll(&mut self, fd: RawFd, user_data: u64) -> io::Result<()> {
+        let entry = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).build().user_data(user_data);
         // SAFETY: a poll names no memory.
         unsafe { self.push(&entry) }
     }
 
+    /// Puts any entry into the submission queue.
+    ///
     /// # Safety
-    /// What the entry names stays valid until its completion has been taken.
-    unsafe fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+    /// What the entry names stays valid, and is reached by nobody else, until its completion has been taken.
+    pub(crate) unsafe fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         // SAFETY: as promised by the caller.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             self.enter(0)?;
@@ -179,14 +198,25 @@ impl Ring {
     /// Submits everything and waits for `wait_for` completions. May return early.
     pub(crate) fn enter(&mut self, wait_for: usize) -> io::Result<()> {
         self.enters += 1;
-        let errno = match self.ring.submit_and_wait(wait_for) {
-            Ok(_) => {
-                self.refusals = 0;
-                return Ok(());
-            }
-            Err(error) => error,
+        let entered = self.ring.submit_and_wait(wait_for);
+        self.judge(entered)
+    }
+
+    /// As [`Ring::enter`], but waits no longer than `timeout`.
+    pub(crate) fn enter_for(&mut self, wait_for: usize, timeout: Duration) -> io::Result<()> {
+        self.enters += 1;
+        let timeout = types::Timespec::from(timeout);
+        let entered = self.ring.submitter().submit_with_args(wait_for, &types::SubmitArgs::new().timespec(&timeout));
+        self.judge(entered)
+    }
+
+    fn judge(&mut self, entered: io::Result<usize>) -> io::Result<()> {
+        let Err(errno) = entered else {
+            self.refusals = 0;
+            return Ok(());
         };
         match errno.raw_os_error() {
+            Some(libc::ETIME) => Ok(()),
             Some(libc::EINTR) => Ok(()),
             Some(libc::EAGAIN | libc::EBUSY) if self.refusals < PATIENCE => {
                 self.refusals += 1;
@@ -195,6 +225,16 @@ impl Ring {
             }
             _ => Err(errno),
         }
+    }
+
+    /// Whether [`Ring::take`] would give something.
+    pub(crate) fn has_answers(&mut self) -> bool {
+        !self.spilled.is_empty() || !self.ring.completion().is_empty()
+    }
+
+    /// Whether waiting can be limited in time (Linux 5.11).
+    pub(crate) fn can_time_out(&self) -> bool {
+        self.ring.params().is_feature_ext_arg()
     }
 
     /// Takes completions, and says how many. Fewer than `into` holds: there are no more.

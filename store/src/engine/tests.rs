@@ -28,8 +28,10 @@ fn engine(kind: EngineKind, depth: usize, slab: Option<&Slab>) -> Option<Engine>
     }
 }
 
+/// One of each kind, and one on a shared ring.
 fn engines(depth: usize) -> impl Iterator<Item = Engine> {
-    KINDS.into_iter().filter_map(move |kind| engine(kind, depth, None))
+    let own = KINDS.into_iter().filter_map(move |kind| engine(kind, depth, None));
+    own.chain(SharedRing::new(depth, None).ok().map(|ring| Engine::on(&ring)))
 }
 
 fn filled(len_bytes: usize, byte: u8) -> IoBuf {
@@ -69,7 +71,7 @@ fn a_batch_costs_one_system_call_and_starts_at_reap() {
     let Some(mut engine) = engine(EngineKind::Uring, 32, None) else { return };
     let target = engine.add_target(&store).unwrap();
     for tag in 0..32 {
-        engine.read_one(tag, tag + 100, target, tag * 4096, IoBuf::new(4096), 4096);
+        engine.read_one(tag, tag + 100, target, tag * 4096, IoBuf::new(4096), 0..4096);
     }
     assert_eq!((engine.in_flight(), engine.stats().enters), (32, 0));
     let mut done = reap_all(&mut engine);
@@ -130,7 +132,7 @@ fn the_end_of_a_file_is_an_error_or_zeros() {
             let plain = engine.add_target(&store).unwrap();
             let padded = engine.add_target_padded(&store).unwrap();
             for (offset_bytes, held_bytes) in [(8192u64, 1808usize), (4096, 4096), (12288, 0), (1 << 30, 0)] {
-                engine.read_one(0, 0, plain, offset_bytes, IoBuf::new(4096), 4096);
+                engine.read_one(0, 0, plain, offset_bytes, IoBuf::new(4096), 0..4096);
                 let ended = only(&mut engine);
                 if held_bytes == 4096 {
                     ended.result.unwrap();
@@ -141,14 +143,14 @@ fn the_end_of_a_file_is_an_error_or_zeros() {
                         "{cache:?} at {offset_bytes}"
                     );
                 }
-                engine.read_one(0, 0, padded, offset_bytes, filled(4096, 0xFF), 4096);
+                engine.read_one(0, 0, padded, offset_bytes, filled(4096, 0xFF), 0..4096);
                 let ended = only(&mut engine);
                 ended.result.unwrap();
                 let expected: Vec<u8> = (0..4096).map(|n| if n < held_bytes { 6 } else { 0 }).collect();
                 assert_eq!(ended.buf.unwrap()[..], expected[..], "{cache:?} at {offset_bytes}");
             }
             // Unaligned, which O_DIRECT would refuse.
-            engine.read_one(0, 0, padded, 9_990, filled(4096, 0xFF), 100);
+            engine.read_one(0, 0, padded, 9_990, filled(4096, 0xFF), 0..100);
             let buf = only(&mut engine).buf.unwrap();
             assert_eq!((&buf[..10], &buf[10..100]), (&[6; 10][..], &[0; 90][..]));
         }
@@ -163,9 +165,9 @@ fn errors_are_reported_and_leave_the_engine_usable() {
     for mut engine in engines(4) {
         let store: Arc<dyn Store> = Arc::new(FileStore::open(&path, &OpenOptions::default()).unwrap());
         let target = engine.add_target(&store).unwrap();
-        engine.write_one(1, 0, target, 0, IoBuf::new(4096), 4096, false);
+        engine.write_one(1, 0, target, 0, IoBuf::new(4096), 0..4096, false);
         assert_eq!(only(&mut engine).result.unwrap_err().raw_os_error(), Some(nix::libc::EBADF));
-        engine.read_one(2, 0, target, 0, IoBuf::new(4096), 5000);
+        engine.read_one(2, 0, target, 0, IoBuf::new(4096), 0..5000);
         let ended = only(&mut engine);
         assert_eq!(ended.result.unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert!(ended.buf.is_some());
@@ -180,7 +182,7 @@ fn errors_are_reported_and_leave_the_engine_usable() {
         engine.write_zeroes(&slot, target, FileRange { offset_bytes: 0, len_bytes: 1 << 20 }, Zeroing::Deallocate);
         engine.end(slot);
         assert!(only(&mut engine).result.is_err());
-        engine.read_one(5, 0, target, 4096, IoBuf::new(4096), 4096);
+        engine.read_one(5, 0, target, 4096, IoBuf::new(4096), 0..4096);
         let ended = only(&mut engine);
         ended.result.unwrap();
         assert_eq!(ended.buf.unwrap()[..], [3; 4096]);
@@ -234,7 +236,7 @@ fn the_store_has_the_last_word_on_a_sync() {
         let options = OpenOptions { writable: true, ..OpenOptions::default() };
         let store = Arc::new(Tells(FileStore::open(&path, &options).unwrap(), Default::default()));
         let target = engine.add_target(&(Arc::clone(&store) as Arc<dyn Store>)).unwrap();
-        engine.write_one(1, 0, target, 0, IoBuf::new(4096), 4096, false);
+        engine.write_one(1, 0, target, 0, IoBuf::new(4096), 0..4096, false);
         only(&mut engine).result.unwrap();
         engine.sync_one(2, 0, target);
         assert_eq!(only(&mut engine).result.unwrap_err().to_string(), "lost");
@@ -330,7 +332,7 @@ fn external_and_own_requests_end_together() {
         let target = engine.add_target(&store).unwrap();
         for _ in 0..50 {
             let ticket = engine.external(1, 0, None);
-            engine.read_one(2, 0, target, 4096, IoBuf::new(4096), 4096);
+            engine.read_one(2, 0, target, 4096, IoBuf::new(4096), 0..4096);
             let helper = thread::spawn(move || ticket.complete(Ok(())));
             let mut tags: Vec<u64> = reap_all(&mut engine).iter().map(|ended| ended.tag).collect();
             tags.sort();
@@ -359,7 +361,7 @@ fn dropping_the_engine_waits_for_everything() {
             let store = file(&path, &vec![0; 1 << 20], cache);
             let target = engine.add_target(&store).unwrap();
             for n in 0..64 {
-                engine.write_one(n, 0, target, n * 16384, filled(16384, n as u8 + 1), 16384, false);
+                engine.write_one(n, 0, target, n * 16384, filled(16384, n as u8 + 1), 0..16384, false);
             }
             let slot = engine.begin(99, 0, Some(IoBuf::new(4096)));
             engine.read(&slot, target, 0, 0..4096);
@@ -387,8 +389,8 @@ fn a_dropped_engine_lets_go_of_files_and_locks_at_once() {
         for mut engine in engines(8) {
             let store = file(&path, &[0; 65536], CacheMode::PageCache);
             let target = engine.add_target(&store).unwrap();
-            engine.read_one(0, 0, target, 0, IoBuf::new(4096), 4096);
-            engine.write_one(0, 0, target, 8192, IoBuf::new(4096), 4096, true);
+            engine.read_one(0, 0, target, 0, IoBuf::new(4096), 0..4096);
+            engine.write_one(0, 0, target, 8192, IoBuf::new(4096), 0..4096, true);
             drop(store);
             drop(engine);
         }
@@ -421,6 +423,87 @@ fn a_chain_of_1100_files_fits() {
     }
 }
 
+#[test]
+fn engines_share_a_ring_and_a_turn_is_one_system_call() {
+    let directory = tempfile::tempdir().unwrap();
+    let Ok(ring) = SharedRing::new(64, None) else {
+        eprintln!("skipped: no io_uring");
+        return;
+    };
+    let mut engines: Vec<Engine> = (0..3).map(|_| Engine::on(&ring)).collect();
+    let mut targets = Vec::new();
+    for (n, engine) in engines.iter_mut().enumerate() {
+        let store = file(&directory.path().join(n.to_string()), &[n as u8 + 1; 65536], CacheMode::PageCache);
+        targets.push(engine.add_target(&store).unwrap());
+        for tag in 0..8 {
+            engine.read_one(tag, 0, targets[n], tag * 4096, IoBuf::new(8192), 4096..8192);
+        }
+        let mut none = Vec::new();
+        engine.reap(0, &mut none).unwrap();
+        assert!(none.is_empty(), "nothing is submitted before the ring's wait");
+    }
+    assert_eq!(ring.enters(), 0);
+    let mut done: Vec<Vec<EngineCompletion>> = vec![Vec::new(), Vec::new(), Vec::new()];
+    while done.iter().any(|done| done.len() < 8) {
+        ring.wait().unwrap();
+        for (engine, done) in engines.iter_mut().zip(&mut done) {
+            engine.reap(0, done).unwrap();
+        }
+    }
+    assert!(ring.enters() <= 3, "{} enters for 24 reads from the page cache", ring.enters());
+    for (n, done) in done.iter().enumerate() {
+        for ended in done {
+            ended.result.as_ref().unwrap();
+            let buf = ended.buf.as_ref().unwrap();
+            assert!(buf[4096..].iter().all(|&byte| byte == n as u8 + 1) && buf[..4096].iter().all(|&byte| byte == 0));
+        }
+    }
+    // One that waits for its own does not lose the answers of the others.
+    for (engine, &target) in engines.iter_mut().zip(&targets) {
+        engine.read_one(9, 0, target, 0, IoBuf::new(4096), 0..4096);
+    }
+    for engine in engines.iter_mut().rev() {
+        assert_eq!(only(engine).tag, 9);
+    }
+    // A number is given out again.
+    for _ in 0..10 {
+        let mut engine = Engine::on(&ring);
+        let store = file(&directory.path().join("passing"), &[7; 8192], CacheMode::PageCache);
+        let target = engine.add_target(&store).unwrap();
+        engine.read_one(1, 0, target, 0, IoBuf::new(4096), 0..4096);
+        let ticket = engine.external(2, 0, None);
+        let mut done = Vec::new();
+        engine.reap(0, &mut done).unwrap();
+        thread::spawn(move || ticket.complete(Ok(()))).join().unwrap();
+        drop(engine);
+    }
+}
+
+#[test]
+fn a_ticket_wakes_whoever_waits_for_the_ring() {
+    let Ok(ring) = SharedRing::new(8, None) else {
+        eprintln!("skipped: no io_uring");
+        return;
+    };
+    let mut engine = Engine::on(&ring);
+    for round in 0..20 {
+        let ticket = engine.external(1, 0, None);
+        let mut done = Vec::new();
+        engine.reap(0, &mut done).unwrap();
+        let helper = thread::spawn(move || {
+            if round % 2 == 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            ticket.complete(Ok(()));
+        });
+        while done.is_empty() {
+            ring.wait().unwrap();
+            engine.reap(0, &mut done).unwrap();
+        }
+        helper.join().unwrap();
+    }
+}
+
 const REGIONS: usize = 12;
 const REGION_BYTES: usize = 160 << 10;
 
@@ -443,13 +526,13 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Runs batches with one request for each region in flight, and compares file and reads with an array of bytes.
-fn check_against_model(kind: EngineKind, registered: bool, cache: CacheMode, batches: &[Vec<Step>]) {
+fn check_against_model(make: impl FnOnce(&Slab) -> Option<Engine>, cache: CacheMode, batches: &[Vec<Step>]) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     let mut model = pattern(REGIONS * REGION_BYTES);
     let store = file(&path, &model, cache);
     let slab = Slab::new(REGIONS, REGION_BYTES);
-    let Some(mut engine) = engine(kind, REGIONS, registered.then_some(&slab)) else { return };
+    let Some(mut engine) = make(&slab) else { return };
     let target = engine.add_target(&store).unwrap();
     let mut bufs = slab.take_all();
     for batch in batches {
@@ -465,7 +548,7 @@ fn check_against_model(kind: EngineKind, registered: bool, cache: CacheMode, bat
             match step.what {
                 0..3 => {
                     reads[region] = Some(range);
-                    engine.read_one(tag, 0, target, start as u64, buf, step.len_bytes);
+                    engine.read_one(tag, 0, target, start as u64, buf, 0..step.len_bytes);
                 }
                 3..6 => {
                     buf.fill(step.byte);
@@ -511,9 +594,10 @@ proptest! {
     #[test]
     fn it_does_what_an_array_of_bytes_does(batches in prop::collection::vec(prop::collection::vec(step(), 1..=REGIONS), 1..5)) {
         for cache in [CacheMode::PageCache, CacheMode::Direct] {
-            check_against_model(EngineKind::Uring, true, cache, &batches);
-            check_against_model(EngineKind::Uring, false, cache, &batches);
-            check_against_model(EngineKind::Sync, false, cache, &batches);
+            check_against_model(|slab| engine(EngineKind::Uring, REGIONS, Some(slab)), cache, &batches);
+            check_against_model(|_| engine(EngineKind::Uring, REGIONS, None), cache, &batches);
+            check_against_model(|_| engine(EngineKind::Sync, REGIONS, None), cache, &batches);
+            check_against_model(|slab| Some(Engine::on(&SharedRing::new(REGIONS, Some(slab)).ok()?)), cache, &batches);
         }
     }
 }

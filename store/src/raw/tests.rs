@@ -152,8 +152,9 @@ fn check_against_model(engine: EngineKind, registered: bool, cache: CacheMode, b
     let device = RawDevice::open(&path, true, cache).unwrap();
     let slab = Slab::new(REGIONS, REGION_SECTORS * SECTOR_BYTES);
     let mut bufs = slab.take_all();
-    let mut queue =
-        device.open_queue(&QueueOptions { depth: REGIONS, engine, slab: registered.then_some(&slab) }).unwrap();
+    let mut queue = device
+        .open_queue(&QueueOptions { depth: REGIONS, engine, slab: registered.then_some(&slab), ring: None })
+        .unwrap();
     let mut done = Vec::new();
     for batch in batches {
         let mut reads = vec![None; batch.len()];
@@ -177,6 +178,7 @@ fn check_against_model(engine: EngineKind, registered: bool, cache: CacheMode, b
                     offset_bytes,
                     len_bytes,
                     buf: Some(buf),
+                    buf_offset_bytes: 0,
                     tag: region as u64,
                     fua: step.fua,
                 })

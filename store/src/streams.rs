@@ -1,0 +1,355 @@
+//! Streams on a shared ring: sockets, listeners, pipes, device files such as `/dev/fuse`, and timers.
+//!
+//! ```text
+//!   add(fd) ─▶ StreamId ─ accept / receive / send / send_all ─┐
+//!                                        timer ───────────────┼─▶ SharedRing::wait ─▶ reap ─▶ StreamEnd { tag, result, buffers }
+//!   close(stream): cancels what is in flight ─────────────────┘
+//! ```
+//!
+//! Every operation that was begun ends exactly once with its tag and gives its buffers back, also when it could not be begun, when its
+//! stream was closed, or when it was cancelled. A stream's descriptor is closed when [`Streams::close`] was called and the last of its
+//! operations has ended.
+//!
+//! Operations on one stream are carried out as the kernel gets to them. Who wants an order has one send and one receive in
+//! flight at a time. There is no fallback where there is no io_uring.
+//!
+//! Invariant: an operation in flight owns its buffers (see `transfer`); dropping the streams waits for all that is in flight.
+
+#![allow(unsafe_code)]
+
+use crate::{
+    IoBuf, SharedRing,
+    shared::{Mail, Member},
+    transfer::{Outcome, Piece, Place, Transfer, Verb},
+};
+use io_uring::opcode;
+use rustix::{fs::OFlags, io::Errno};
+use std::{
+    io, mem,
+    ops::Range,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+/// A stream that was added. It means nothing any more once the stream is closed, even if another takes its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StreamId {
+    index: u32,
+    generation: u32,
+}
+
+/// The end of an operation.
+#[derive(Debug)]
+pub struct StreamEnd {
+    /// As given.
+    pub tag: u64,
+    /// Bytes moved. A receive that gives 0 has met the end of the stream. `ECANCELED` says that the stream was closed.
+    pub result: io::Result<usize>,
+    /// The buffer of an operation on one.
+    pub buf: Option<IoBuf>,
+    /// The pieces of an operation on several. The list can be used again.
+    pub pieces: Vec<Piece>,
+    /// The new stream, of an accept.
+    pub accepted: Option<OwnedFd>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    fd: OwnedFd,
+    place: Place,
+    /// Operations in flight.
+    operations: u32,
+    closing: bool,
+}
+
+#[derive(Debug, Default)]
+struct Berth {
+    generation: u32,
+    stream: Option<Stream>,
+}
+
+#[derive(Debug)]
+struct Operation {
+    tag: u64,
+    /// `None` for a timer.
+    stream: Option<u32>,
+    transfer: Transfer,
+    in_flight: bool,
+}
+
+/// The number of entries that cancel others; nobody waits for their answers but the drop.
+const CANCEL: u32 = u32::MAX;
+
+/// What a timer is started on.
+const NO_PLACE: Place = Place { fd: -1, file_index: None, is_socket: false };
+
+/// See the module.
+#[derive(Debug)]
+pub struct Streams {
+    member: Member,
+    berths: Vec<Berth>,
+    free_berths: Vec<u32>,
+    operations: Vec<Operation>,
+    free_operations: Vec<u32>,
+    in_ring: usize,
+    cancels: usize,
+    mail: Vec<Mail>,
+    ended: Vec<StreamEnd>,
+}
+
+impl Streams {
+    /// No streams yet, on `ring`.
+    pub fn new(ring: &SharedRing) -> Self {
+        Self {
+            member: Member::join(ring),
+            berths: Vec::new(),
+            free_berths: Vec::new(),
+            operations: Vec::new(),
+            free_operations: Vec::new(),
+            in_ring: 0,
+            cancels: 0,
+            mail: Vec::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    /// Takes a descriptor in, and registers it with the ring where there is room. A device or a pipe is made non-blocking, so that the
+    /// kernel waits for it instead of lending it a thread; a socket is made blocking, which to a ring means the same.
+    ///
+    /// # Errors
+    /// The descriptor is not what it should be.
+    pub fn add(&mut self, fd: OwnedFd) -> io::Result<StreamId> {
+        let mode = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
+        let is_socket = mode == rustix::fs::FileType::Socket;
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        let wanted = if is_socket { flags - OFlags::NONBLOCK } else { flags | OFlags::NONBLOCK };
+        if wanted != flags {
+            rustix::fs::fcntl_setfl(&fd, wanted)?;
+        }
+        let file_index = self.member.ring().register_file(fd.as_raw_fd());
+        let place = Place { fd: fd.as_raw_fd(), file_index, is_socket };
+        let index = match self.free_berths.pop() {
+            Some(index) => index,
+            None => {
+                self.berths.push(Berth::default());
+                u32::try_from(self.berths.len() - 1).expect("more streams than memory could hold")
+            }
+        };
+        let berth = &mut self.berths[index as usize];
+        berth.stream = Some(Stream { fd, place, operations: 0, closing: false });
+        Ok(StreamId { index, generation: berth.generation })
+    }
+
+    /// The descriptor of a stream that was not closed: for socket options and credentials.
+    pub fn fd(&self, stream: StreamId) -> Option<BorrowedFd<'_>> {
+        let berth = self.berths.get(stream.index as usize)?;
+        let open = berth.stream.as_ref().filter(|open| berth.generation == stream.generation && !open.closing)?;
+        Some(open.fd.as_fd())
+    }
+
+    /// Accepts one connection.
+    pub fn accept(&mut self, stream: StreamId, tag: u64) {
+        self.begin(Some(stream), tag, |transfer| {
+            transfer.plan_plain(Verb::Accept, Duration::ZERO);
+            Ok(())
+        });
+    }
+
+    /// Receives into `range` of `buf`: what there is, at least a byte, or, if `whole`, until the range is full or the stream ends.
+    pub fn receive(&mut self, stream: StreamId, buf: IoBuf, range: Range<usize>, whole: bool, tag: u64) {
+        self.begin(Some(stream), tag, |transfer| transfer.plan_one(Verb::Receive { whole }, buf, range));
+    }
+
+    /// Receives into several pieces, one after the other, by one system call: what there is, at least a byte.
+    pub fn receive_into(&mut self, stream: StreamId, pieces: Vec<Piece>, tag: u64) {
+        self.begin(Some(stream), tag, |transfer| transfer.plan_many(Verb::Receive { whole: false }, pieces));
+    }
+
+    /// Sends all of `range`. On a device such as `/dev/fuse` it is one write.
+    pub fn send(&mut self, stream: StreamId, buf: IoBuf, range: Range<usize>, tag: u64) {
+        self.begin(Some(stream), tag, |transfer| transfer.plan_one(Verb::Send, buf, range));
+    }
+
+    /// Sends all pieces in order, with one system call where they are at most 1,024 and the stream takes them.
+    pub fn send_all(&mut self, stream: StreamId, pieces: Vec<Piece>, tag: u64) {
+        self.begin(Some(stream), tag, |transfer| transfer.plan_many(Verb::Send, pieces));
+    }
+
+    /// Ends after a time.
+    pub fn timer(&mut self, after: Duration, tag: u64) {
+        self.begin(None, tag, |transfer| {
+            transfer.plan_plain(Verb::Timer, after);
+            Ok(())
+        });
+    }
+
+    /// Begins an operation, or ends it at once with the reason why it cannot be.
+    fn begin(&mut self, stream: Option<StreamId>, tag: u64, plan: impl FnOnce(&mut Transfer) -> io::Result<()>) {
+        let index = match self.free_operations.pop() {
+            Some(index) => index,
+            None => {
+                let operation = Operation { tag, stream: None, transfer: Transfer::new(), in_flight: false };
+                self.operations.push(operation);
+                u32::try_from(self.operations.len() - 1).expect("more operations than memory could hold")
+            }
+        };
+        let operation = &mut self.operations[index as usize];
+        (operation.tag, operation.stream) = (tag, None);
+        let mut planned = plan(&mut operation.transfer);
+        if let Some(id) = stream {
+            match self.open_stream(id) {
+                Some(open) => {
+                    open.operations += 1;
+                    self.operations[index as usize].stream = Some(id.index);
+                }
+                None => planned = planned.and(Err(Errno::CANCELED.into())),
+            }
+        }
+        match planned {
+            Ok(()) => self.start(index),
+            Err(error) => self.end(index, Err(error)),
+        }
+    }
+
+    fn open_stream(&mut self, id: StreamId) -> Option<&mut Stream> {
+        let berth = self.berths.get_mut(id.index as usize)?;
+        berth.stream.as_mut().filter(|open| berth.generation == id.generation && !open.closing)
+    }
+
+    fn stream_of(&mut self, operation: u32) -> Option<&mut Stream> {
+        let index = self.operations[operation as usize].stream?;
+        self.berths[index as usize].stream.as_mut()
+    }
+
+    fn start(&mut self, index: u32) {
+        let place = self.stream_of(index).map_or(NO_PLACE, |stream| stream.place);
+        let user_data = self.member.user_bits() | u64::from(index);
+        let operation = &mut self.operations[index as usize];
+        // SAFETY: it was planned, and is not in flight. It stays in the table, where nobody plans it anew or takes its
+        // buffers before `answered`; should that never come, `drop` leaks the table. The stream keeps its descriptor until it
+        // has no operations.
+        match unsafe { operation.transfer.start(&mut self.member.ring(), place, user_data) } {
+            Ok(()) => {
+                operation.in_flight = true;
+                self.in_ring += 1;
+            }
+            Err(error) => self.end(index, Err(error)),
+        }
+    }
+
+    /// Closes a stream: what is in flight is cancelled, and ends.
+    pub fn close(&mut self, stream: StreamId) {
+        let Some(open) = self.open_stream(stream) else { return };
+        open.closing = true;
+        if open.operations == 0 {
+            return self.let_go(stream.index);
+        }
+        for index in 0..self.operations.len() {
+            let operation = &self.operations[index];
+            if operation.in_flight && operation.stream == Some(stream.index) {
+                self.cancel(index as u32);
+            }
+        }
+    }
+
+    fn cancel(&mut self, index: u32) {
+        let bits = self.member.user_bits();
+        let entry = opcode::AsyncCancel::new(bits | u64::from(index)).build().user_data(bits | u64::from(CANCEL));
+        // SAFETY: the entry names no memory. Should it not be taken, the operation ends in its own time.
+        if unsafe { self.member.ring().push(&entry) }.is_ok() {
+            self.cancels += 1;
+        }
+    }
+
+    /// Closes the descriptor of a stream that has no operations.
+    fn let_go(&mut self, index: u32) {
+        let berth = &mut self.berths[index as usize];
+        if let Some(stream) = berth.stream.take() {
+            if let Some(file_index) = stream.place.file_index {
+                self.member.ring().unregister_file(file_index);
+            }
+            berth.generation = berth.generation.wrapping_add(1);
+            self.free_berths.push(index);
+        }
+    }
+
+    /// Appends the operations that have ended. It does not wait; [`SharedRing::wait`] does.
+    pub fn reap(&mut self, out: &mut Vec<StreamEnd>) {
+        self.take_mail();
+        out.append(&mut self.ended);
+    }
+
+    fn take_mail(&mut self) {
+        let mut mail = mem::take(&mut self.mail);
+        self.member.take(&mut mail);
+        for &(number, answer) in &mail {
+            if number == CANCEL {
+                self.cancels -= 1;
+            } else {
+                self.answered(number, answer);
+            }
+        }
+        mail.clear();
+        self.mail = mail;
+    }
+
+    fn answered(&mut self, index: u32, answer: i32) {
+        self.in_ring -= 1;
+        let closing = self.stream_of(index).is_some_and(|stream| stream.closing);
+        let operation = &mut self.operations[index as usize];
+        operation.in_flight = false;
+        match operation.transfer.judge(answer) {
+            Outcome::Ended(result) => self.end(index, result),
+            Outcome::Again if closing => self.end(index, Err(Errno::CANCELED.into())),
+            Outcome::Again => self.start(index),
+        }
+    }
+
+    fn end(&mut self, index: u32, result: io::Result<usize>) {
+        let operation = &mut self.operations[index as usize];
+        let accepted = operation.transfer.accepted(&result);
+        let (buf, pieces) = operation.transfer.take();
+        self.ended.push(StreamEnd { tag: operation.tag, result, buf, pieces, accepted });
+        let stream = operation.stream.take();
+        self.free_operations.push(index);
+        if let Some(index) = stream
+            && let Some(stream) = &mut self.berths[index as usize].stream
+        {
+            stream.operations -= 1;
+            if stream.closing && stream.operations == 0 {
+                self.let_go(index);
+            }
+        }
+    }
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        for index in 0..self.operations.len() {
+            if self.operations[index].in_flight {
+                self.cancel(index as u32);
+            }
+        }
+        for berth in &mut self.berths {
+            if let Some(stream) = &mut berth.stream {
+                stream.closing = true;
+            }
+        }
+        let mut failed = false;
+        while (self.in_ring > 0 || self.cancels > 0) && !failed {
+            failed = self.member.wait().is_err();
+            self.take_mail();
+        }
+        if failed {
+            // The kernel may still use the buffers, and nothing can tell when it has ended: they are left to it.
+            mem::forget(mem::take(&mut self.operations));
+            self.member.abandon();
+        }
+        for index in 0..self.berths.len() {
+            self.let_go(index as u32);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,261 @@
+//! One operation on a stream: what the kernel is told, and what its answer means.
+//!
+//! A transfer owns everything that the kernel reads or writes while it is in flight: the buffers, and, in a box that does not move, the
+//! list of their addresses, the message header and the time. A receive or send that was cut short describes
+//! what is left after [`Transfer::judge`], and is started again.
+//!
+//! Invariant: from [`Transfer::start`] until its answer has been taken, nobody reaches the buffers, for they are not given
+//! back before [`Transfer::take`]; the streams keep the transfer where it is, or give its memory up for good.
+
+#![allow(unsafe_code)]
+
+use crate::{IoBuf, ring::Ring};
+use io_uring::{opcode, squeue, types};
+use nix::libc;
+use rustix::io::Errno;
+use std::{
+    io, mem,
+    ops::Range,
+    os::fd::{FromRawFd, OwnedFd, RawFd},
+    ptr,
+    time::Duration,
+};
+
+/// A stretch of a buffer.
+pub type Piece = (IoBuf, Range<usize>);
+
+/// Most pieces that the kernel takes at once (UIO_MAXIOV).
+const PIECES_AT_ONCE: usize = 1024;
+
+/// How often an operation that the kernel puts off is started again.
+const PATIENCE: u8 = 100;
+
+/// The offset that means "the stream's own position".
+const NO_OFFSET: u64 = u64::MAX;
+
+/// A descriptor as the kernel is told of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) fd: RawFd,
+    /// Its place among the ring's registered files.
+    pub(crate) file_index: Option<u32>,
+    pub(crate) is_socket: bool,
+}
+
+/// What is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Accept,
+    /// `whole`: until the pieces are full or the stream ends.
+    Receive {
+        whole: bool,
+    },
+    Send,
+    Timer,
+}
+
+/// What the kernel reads besides the buffers, at an address that stays.
+#[derive(Debug)]
+struct Plan {
+    message: libc::msghdr,
+    spans: Vec<libc::iovec>,
+    time: types::Timespec,
+}
+
+/// See the module. It is used again and again, so that its lists are allocated once.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    verb: Verb,
+    /// For an operation with one piece, which needs no list.
+    single: Option<Piece>,
+    pieces: Vec<Piece>,
+    plan: Box<Plan>,
+    /// Spans that are done.
+    spans_done: usize,
+    done_bytes: usize,
+    delays: u8,
+}
+
+/// What is to be done after an answer.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// It has ended: bytes moved, or the new descriptor of an accept.
+    Ended(io::Result<usize>),
+    /// Start it again: it now describes what is left.
+    Again,
+}
+
+impl Transfer {
+    pub(crate) fn new() -> Self {
+        // SAFETY: a message header is numbers and addresses, for which all zeros are valid and mean that there is nothing.
+        let message = unsafe { mem::zeroed() };
+        let plan = Box::new(Plan { message, spans: Vec::new(), time: types::Timespec::new() });
+        Self { verb: Verb::Accept, single: None, pieces: Vec::new(), plan, spans_done: 0, done_bytes: 0, delays: 0 }
+    }
+
+    fn reset(&mut self, verb: Verb) {
+        (self.verb, self.spans_done, self.done_bytes, self.delays) = (verb, 0, 0, 0);
+        self.plan.spans.clear();
+    }
+
+    /// An operation without bytes: an accept, or a timer for `after`.
+    pub(crate) fn plan_plain(&mut self, verb: Verb, after: Duration) {
+        self.reset(verb);
+        self.plan.time = after.into();
+    }
+
+    /// An operation on one piece.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a stretch beyond its buffer. The operation must then not be started.
+    pub(crate) fn plan_one(&mut self, verb: Verb, buf: IoBuf, range: Range<usize>) -> io::Result<()> {
+        self.reset(verb);
+        let span = span_of(&buf, &range);
+        self.single = Some((buf, range));
+        self.plan.spans.push(span?);
+        Ok(())
+    }
+
+    /// An operation on several pieces, in order.
+    ///
+    /// # Errors
+    /// As [`Transfer::plan_one`], and for no pieces at all.
+    pub(crate) fn plan_many(&mut self, verb: Verb, pieces: Vec<Piece>) -> io::Result<()> {
+        self.reset(verb);
+        self.pieces = pieces;
+        for (buf, range) in &self.pieces {
+            self.plan.spans.push(span_of(buf, range)?);
+        }
+        if self.pieces.is_empty() { Err(io::Error::new(io::ErrorKind::InvalidInput, "no pieces")) } else { Ok(()) }
+    }
+
+    /// Gives the buffers back. Only when nothing is in flight.
+    pub(crate) fn take(&mut self) -> (Option<IoBuf>, Vec<Piece>) {
+        (self.single.take().map(|(buf, _)| buf), mem::take(&mut self.pieces))
+    }
+
+    /// Puts it, or what is left of it, into the submission queue.
+    ///
+    /// # Safety
+    /// It was planned without an error, and is not in flight. It stays alive, though it may be moved, and is not planned
+    /// anew and its buffers not taken, until its answer has been taken. The descriptor stays open until then.
+    pub(crate) unsafe fn start(&mut self, ring: &mut Ring, place: Place, user_data: u64) -> io::Result<()> {
+        let (file, flags) = match place.file_index {
+            Some(index) => (types::Fd(index as i32), squeue::Flags::FIXED_FILE),
+            None => (types::Fd(place.fd), squeue::Flags::empty()),
+        };
+        let spans = &self.plan.spans[self.spans_done..];
+        let count = spans.len().min(PIECES_AT_ONCE);
+        let entry = match (self.verb, spans) {
+            (Verb::Timer, _) => opcode::Timeout::new(&raw const self.plan.time).build(),
+            (Verb::Accept, _) => {
+                opcode::Accept::new(file, ptr::null_mut(), ptr::null_mut()).flags(libc::SOCK_CLOEXEC).build()
+            }
+            (Verb::Receive { whole }, &[span]) => {
+                let (address, len_bytes) = (span.iov_base.cast(), one_len_bytes(span));
+                if place.is_socket {
+                    opcode::Recv::new(file, address, len_bytes).flags(receive_flags(whole)).build()
+                } else {
+                    opcode::Read::new(file, address, len_bytes).offset(NO_OFFSET).build()
+                }
+            }
+            (Verb::Send, &[span]) => {
+                let (address, len_bytes) = (span.iov_base.cast_const().cast(), one_len_bytes(span));
+                if place.is_socket {
+                    opcode::Send::new(file, address, len_bytes).flags(SEND_FLAGS).build()
+                } else {
+                    opcode::Write::new(file, address, len_bytes).offset(NO_OFFSET).build()
+                }
+            }
+            (Verb::Receive { .. } | Verb::Send, _) if !place.is_socket => {
+                let (list, count) = (spans.as_ptr(), count as u32);
+                if self.verb == Verb::Send {
+                    opcode::Writev::new(file, list, count).offset(NO_OFFSET).build()
+                } else {
+                    opcode::Readv::new(file, list, count).offset(NO_OFFSET).build()
+                }
+            }
+            (verb, spans) => {
+                self.plan.message.msg_iov = spans.as_ptr().cast_mut();
+                self.plan.message.msg_iovlen = count as _;
+                let message = &raw mut self.plan.message;
+                match verb {
+                    Verb::Receive { whole } => {
+                        opcode::RecvMsg::new(file, message).flags(receive_flags(whole) as u32).build()
+                    }
+                    _ => opcode::SendMsg::new(file, message).flags(SEND_FLAGS as u32).build(),
+                }
+            }
+        };
+        // SAFETY: the entry names the spans' memory, which belongs to the buffers that this owns, and the plan, which is in a box; both stay as
+        // they are until the answer has been taken, as the caller promises.
+        unsafe { ring.push(&entry.flags(flags).user_data(user_data)) }
+    }
+
+    /// Judges the kernel's answer: bytes moved, a descriptor, or an error number below zero.
+    pub(crate) fn judge(&mut self, answer: i32) -> Outcome {
+        if answer < 0 {
+            return match (Errno::from_raw_os_error(answer.saturating_neg()), self.verb) {
+                (Errno::TIME, Verb::Timer) => Outcome::Ended(Ok(0)),
+                (Errno::INTR | Errno::AGAIN, _) if self.delays < PATIENCE => {
+                    self.delays += 1;
+                    Outcome::Again
+                }
+                (errno, _) => Outcome::Ended(Err(errno.into())),
+            };
+        }
+        let moved_bytes = answer as usize;
+        let goes_on = match self.verb {
+            Verb::Accept | Verb::Timer => return Outcome::Ended(Ok(moved_bytes)),
+            Verb::Receive { whole } => whole && moved_bytes > 0,
+            Verb::Send => true,
+        };
+        self.advance(moved_bytes);
+        if !goes_on || self.spans_done == self.plan.spans.len() {
+            return Outcome::Ended(Ok(self.done_bytes));
+        }
+        if moved_bytes == 0 { Outcome::Ended(Err(io::ErrorKind::WriteZero.into())) } else { Outcome::Again }
+    }
+
+    fn advance(&mut self, moved_bytes: usize) {
+        self.done_bytes += moved_bytes;
+        let mut left_bytes = moved_bytes;
+        while let Some(span) = self.plan.spans.get_mut(self.spans_done) {
+            if left_bytes < span.iov_len {
+                span.iov_base = span.iov_base.wrapping_byte_add(left_bytes);
+                span.iov_len -= left_bytes;
+                return;
+            }
+            left_bytes -= span.iov_len;
+            self.spans_done += 1;
+        }
+    }
+
+    /// The new stream of an accept that has ended well.
+    pub(crate) fn accepted(&self, result: &io::Result<usize>) -> Option<OwnedFd> {
+        match (self.verb, result) {
+            // SAFETY: the kernel made this descriptor for our accept, and nobody else knows it. `judge` gives each answer once.
+            (Verb::Accept, Ok(fd)) => Some(unsafe { OwnedFd::from_raw_fd(*fd as RawFd) }),
+            _ => None,
+        }
+    }
+}
+
+/// Bytes of one transfer; the kernel takes less than 2 GiB at once, and what is left follows.
+fn one_len_bytes(span: libc::iovec) -> u32 {
+    span.iov_len.min(1 << 30) as u32
+}
+
+const SEND_FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+
+fn receive_flags(whole: bool) -> i32 {
+    if whole { libc::MSG_WAITALL } else { 0 }
+}
+
+fn span_of(buf: &IoBuf, range: &Range<usize>) -> io::Result<libc::iovec> {
+    if range.start > range.end || range.end > buf.len() {
+        let what = format!("bytes {range:?} of a buffer that holds {}", buf.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    Ok(libc::iovec { iov_base: buf.address().wrapping_add(range.start).cast(), iov_len: range.len() })
+}
