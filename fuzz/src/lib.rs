@@ -1,0 +1,22 @@
+//! What fuzzers drive: hostile images, as bodies that also run without a fuzzer.
+//!
+//! ```text
+//!   targets/fuzz_targets/NAME.rs   libFuzzer, by `cargo +nightly fuzz run --fuzz-dir fuzz/targets NAME`
+//!   tests/corpus.rs                the corpus, and random inputs, under a limit of memory: in `./test`
+//!           │
+//!           ▼
+//!   targets.rs   the bodies: bytes in, a panic where a promise is broken
+//!     ├─ samples.rs    small sound images of every type, in memory; made once
+//!     └─ mutation.rs   damage that knows the formats: which structure, which field, checksums put right again
+//! ```
+//!
+//! The promises: nothing panics or takes memory by a field's word; what `check` calls sound is read to its end without an error, and
+//! is written, flushed, closed and opened again without becoming unsound; and reading changes nothing.
+
+#![forbid(unsafe_code)]
+
+pub mod mutation;
+pub mod samples;
+pub mod targets;
+
+pub use targets::{Body, TARGETS};

@@ -1,0 +1,144 @@
+//! Damage that knows the formats.
+//!
+//! A fuzzer that flips bits of a file with checksums learns only that checksums work. So an input is a list of edits, each aimed at a
+//! structure of the sample by number, with values such as hostile files have; and a switch says whether the checksums
+//! are put right afterwards, so that the damage reaches the code behind them.
+
+use crate::samples::Sample;
+use arbitrary::Arbitrary;
+use diskwright_image::Format;
+
+/// What a fuzzer makes of its bytes.
+#[derive(Debug, Clone, Arbitrary)]
+pub struct Mutation {
+    /// Which sample.
+    pub sample: u8,
+    /// What is changed in it.
+    pub edits: Vec<Edit>,
+    /// Whether checksums are made right again.
+    pub seal: bool,
+    /// Where the file is cut, in 65,536ths of its length; 65,535 leaves it whole.
+    pub cut: u16,
+}
+
+/// One change.
+#[derive(Debug, Clone, Arbitrary)]
+pub struct Edit {
+    /// Which structure.
+    pub place: u8,
+    /// Where in it.
+    pub offset: u16,
+    /// Bytes changed: 1, 2, 4 or 8.
+    pub width: u8,
+    /// To what.
+    pub value: Value,
+}
+
+/// Values such as hostile files have.
+#[derive(Debug, Clone, Copy, Arbitrary)]
+pub enum Value {
+    /// Any.
+    Any(u64),
+    /// A small number.
+    Small(u8),
+    /// A power of two, and this much more or less.
+    NearPower(u8, i8),
+    /// So many MiB, with low bits: what a BAT entry looks like.
+    Mebibytes(u16, u8),
+    /// The value that is there, and this much more or less.
+    Nudge(i8),
+}
+
+/// Most edits of one input.
+const MOST_EDITS: usize = 8;
+
+impl Mutation {
+    /// The sample that it damages.
+    pub fn sample<'a>(&self, samples: &'a [Sample]) -> &'a Sample {
+        &samples[usize::from(self.sample) % samples.len()]
+    }
+
+    /// The damaged file.
+    pub fn apply(&self, sample: &Sample) -> Vec<u8> {
+        let mut bytes = sample.bytes.clone();
+        for edit in self.edits.iter().take(MOST_EDITS) {
+            edit.apply(sample, &mut bytes);
+        }
+        if self.seal {
+            seal(sample.format, &mut bytes);
+        }
+        if self.cut < u16::MAX {
+            let kept = (bytes.len() as u64 * u64::from(self.cut)) >> 16;
+            bytes.truncate(kept as usize);
+        }
+        bytes
+    }
+}
+
+impl Edit {
+    fn apply(&self, sample: &Sample, bytes: &mut [u8]) {
+        let (start, len) = sample.places[usize::from(self.place) % sample.places.len()];
+        let width = 1_usize << (self.width % 4);
+        // Fields lie at multiples of their width, nearly always.
+        let at = start + usize::from(self.offset) % len / width * width;
+        let Some(field) = bytes.get_mut(at..at + width) else { return };
+        let big_endian = sample.format == Format::Vhd;
+        let mut whole = [0; 8];
+        if big_endian {
+            whole[8 - width..].copy_from_slice(field);
+        } else {
+            whole[..width].copy_from_slice(field);
+        }
+        let found = if big_endian { u64::from_be_bytes(whole) } else { u64::from_le_bytes(whole) };
+        let value = match self.value {
+            Value::Any(value) => value,
+            Value::Small(value) => u64::from(value),
+            Value::NearPower(power, by) => (1_u64 << (power % 64)).wrapping_add_signed(i64::from(by)),
+            Value::Mebibytes(mebibytes, low) => u64::from(mebibytes) << 20 | u64::from(low & 7),
+            Value::Nudge(by) => found.wrapping_add_signed(i64::from(by)),
+        };
+        if big_endian {
+            field.copy_from_slice(&value.to_be_bytes()[8 - width..]);
+        } else {
+            field.copy_from_slice(&value.to_le_bytes()[..width]);
+        }
+    }
+}
+
+/// Puts the checksums of all structures right.
+fn seal(format: Format, bytes: &mut [u8]) {
+    if format == Format::Vhd {
+        let len = bytes.len();
+        for start in [Some(0), len.checked_sub(512)].into_iter().flatten() {
+            if bytes.get(start..start + 8).is_some_and(|cookie| cookie == b"conectix") {
+                seal_vhd(bytes, start, 512, 64);
+            }
+        }
+        if bytes.get(512..520).is_some_and(|cookie| cookie == b"cxsparse") {
+            seal_vhd(bytes, 512, 1024, 36);
+        }
+        return;
+    }
+    for (start, len) in [(64 << 10, 4096), (128 << 10, 4096), (192 << 10, 64 << 10), (256 << 10, 64 << 10)] {
+        seal_vhdx(bytes, start, len);
+    }
+    let log = 1 << 20;
+    let entry_len = bytes.get(log + 8..log + 12).map_or(0, |field| u32::from_le_bytes(field.try_into().unwrap_or_default()));
+    if (4096..=1 << 20).contains(&entry_len) {
+        seal_vhdx(bytes, log, entry_len as usize);
+    }
+}
+
+fn seal_vhd(bytes: &mut [u8], start: usize, len: usize, field: usize) {
+    let Some(structure) = bytes.get_mut(start..start + len) else { return };
+    structure[field..field + 4].fill(0);
+    let sum = structure.iter().fold(0_u32, |sum, byte| sum.wrapping_add(u32::from(*byte)));
+    structure[field..field + 4].copy_from_slice(&(!sum).to_be_bytes());
+}
+
+fn seal_vhdx(bytes: &mut [u8], start: usize, len: usize) {
+    let Some(structure) = bytes.get_mut(start..start + len) else { return };
+    structure[4..8].fill(0);
+    let sum = crc32c::crc32c(structure);
+    structure[4..8].copy_from_slice(&sum.to_le_bytes());
+}

@@ -1,0 +1,176 @@
+//! Small sound images of every type, in memory.
+//!
+//! They are made once by the engine itself, with data in the first, a middle and the last sectors, so that tables have entries in
+//! use and entries that are not. The last is a VHDX whose log is still to be replayed: a later table page exists only there.
+
+use diskwright_disk::{Disk, Layer};
+use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
+use diskwright_store::{BlockDevice, Blocking, EngineKind, MemoryStore, Store};
+use std::sync::{Arc, OnceLock};
+use uuid::Uuid;
+
+/// Where a structure begins, and its length.
+pub type Place = (usize, usize);
+
+/// One image.
+#[derive(Debug)]
+pub struct Sample {
+    /// "dynamic.vhdx".
+    pub name: &'static str,
+    /// Its format.
+    pub format: Format,
+    /// Its file.
+    pub bytes: Vec<u8>,
+    /// The file of its parent, for a child.
+    pub parent: Option<Vec<u8>>,
+    /// Its structures, for damage to aim at.
+    pub places: Vec<Place>,
+}
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// Where our VHDX files have their BAT: behind the log and the metadata region.
+const VHDX_BAT: usize = 3 * MIB;
+const VHDX_PLACES: [Place; 9] = [
+    (0, 1024),
+    (64 * KIB, 128),
+    (128 * KIB, 128),
+    (192 * KIB, 256),
+    (256 * KIB, 256),
+    (MIB, 12 * KIB),
+    (2 * MIB, 512),
+    (2 * MIB + 64 * KIB, 1024),
+    (VHDX_BAT, 256),
+];
+
+/// All of them.
+///
+/// # Panics
+/// When the engine cannot make one, which is a failure to be seen.
+pub fn samples() -> &'static [Sample] {
+    static SAMPLES: OnceLock<Vec<Sample>> = OnceLock::new();
+    SAMPLES.get_or_init(make_all)
+}
+
+fn make_all() -> Vec<Sample> {
+    let mut all = Vec::new();
+    for (name, format, disk_type, size_bytes, block_bytes) in [
+        ("fixed.vhd", Format::Vhd, DiskType::Fixed, 64 * KIB, None),
+        ("dynamic.vhd", Format::Vhd, DiskType::Dynamic, 512 * KIB, Some(32 << 10)),
+        ("differencing.vhd", Format::Vhd, DiskType::Differencing, 512 * KIB, Some(32 << 10)),
+        ("fixed.vhdx", Format::Vhdx, DiskType::Fixed, 2 * MIB, Some(1 << 20)),
+        ("dynamic.vhdx", Format::Vhdx, DiskType::Dynamic, 4 * MIB, Some(1 << 20)),
+        ("differencing.vhdx", Format::Vhdx, DiskType::Differencing, 4 * MIB, Some(1 << 20)),
+    ] {
+        let options = CreateOptions {
+            disk_type,
+            size_bytes: size_bytes as u64,
+            block_bytes,
+            logical_sector_bytes: 512,
+            physical_sector_bytes: 4096,
+            parent: None,
+            preallocate: false,
+            disk_id: Some(Uuid::from_u128(0x00d1_5c00 + all.len() as u128)),
+        };
+        let parent = (disk_type == DiskType::Differencing).then(|| make_parent(name, format, &options));
+        let link = parent.as_ref().map(|bytes| link_to(format, bytes));
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new(name));
+        create(format, &store, &CreateOptions { parent: link, ..options });
+        let (_, bytes) = fill(format, store, parent.as_deref());
+        all.push(sample(name, format, bytes, parent));
+    }
+    let options = CreateOptions {
+        disk_type: DiskType::Dynamic,
+        size_bytes: 4 << 20,
+        block_bytes: Some(1 << 20),
+        logical_sector_bytes: 4096,
+        physical_sector_bytes: 4096,
+        parent: None,
+        preallocate: false,
+        disk_id: None,
+    };
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new("logged.vhdx"));
+    create(Format::Vhdx, &store, &options);
+    let (mut flushed, _) = fill(Format::Vhdx, store, None);
+    // Without what the flush put in its place, so that only the log knows of it.
+    flushed[VHDX_BAT..VHDX_BAT + 4096].fill(0);
+    all.push(sample("logged.vhdx", Format::Vhdx, flushed, None));
+    all
+}
+
+fn sample(name: &'static str, format: Format, bytes: Vec<u8>, parent: Option<Vec<u8>>) -> Sample {
+    let len = bytes.len();
+    let places = match format {
+        Format::Vhdx => VHDX_PLACES.to_vec(),
+        _ => vec![(0, 128), (len - 512, 128), (512, 128), (512 + 576, 192), (1536, 256), (0, len.min(8192))],
+    };
+    Sample { name, format, bytes, parent, places }
+}
+
+fn make_parent(name: &str, format: Format, options: &CreateOptions) -> Vec<u8> {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new(format!("parent-of-{name}")));
+    create(format, &store, &CreateOptions { disk_type: DiskType::Dynamic, ..options.clone() });
+    fill(format, store, None).1
+}
+
+fn link_to(format: Format, parent: &[u8]) -> ParentLink {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("parent", parent.to_vec()));
+    let image = probe::open(store, Some(format), false, 512).expect("a parent that was just made");
+    ParentLink {
+        relative_path: Some(".\\parent".into()),
+        absolute_path: Some("C:\\parent".into()),
+        name: Some("parent".into()),
+        linkage: image.info().linkage_id.expect("an identity"),
+        modified_seconds: Some(0),
+        ..ParentLink::default()
+    }
+}
+
+fn create(format: Format, store: &Arc<dyn Store>, options: &CreateOptions) {
+    match format {
+        Format::Vhd => vhd::create(Arc::clone(store), options),
+        _ => vhdx::create(Arc::clone(store), options),
+    }
+    .expect("a small image can be made in memory");
+}
+
+/// Writes here and there. Gives what the file holds after a flush, and after it is closed.
+fn fill(format: Format, store: Arc<dyn Store>, parent: Option<&[u8]>) -> (Vec<u8>, Vec<u8>) {
+    let bytes_of = |store: &Arc<dyn Store>| {
+        let mut bytes = vec![0; store.len_bytes().expect("a length") as usize];
+        store.read_at(&mut bytes, 0).expect("memory can be read");
+        bytes
+    };
+    let disk = open_chain(format, Arc::clone(&store), parent, true).expect("a disk that was just made");
+    let size_bytes = disk.geometry().size_bytes;
+    let mut io = Blocking::open(&*disk, EngineKind::Sync).expect("a queue");
+    for (offset_bytes, len, seed) in [(0, 4096, 1_u8), (size_bytes / 2, 20 * KIB, 2), (size_bytes - 4096, 4096, 3)] {
+        let data: Vec<u8> = (0..len).map(|at| (at / 512) as u8 ^ seed | 1).collect();
+        io.write(offset_bytes, &data, false).expect("a write to memory");
+    }
+    io.flush().expect("a flush to memory");
+    let flushed = bytes_of(&store);
+    drop(io);
+    disk.close().expect("a close to memory");
+    (flushed, bytes_of(&store))
+}
+
+/// Opens an image with its parent, in memory, without the checks of paths and identities that the gate makes of files.
+///
+/// # Errors
+/// What opening says.
+pub fn open_chain(
+    format: Format,
+    top: Arc<dyn Store>,
+    parent: Option<&[u8]>,
+    writable: bool,
+) -> Result<Arc<Disk>, diskwright_disk::DiskError> {
+    let mut layers =
+        vec![Layer { path: top.name().to_owned(), image: probe::open(top, Some(format), writable, 512)? }];
+    if let Some(bytes) = parent {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("parent", bytes.to_vec()));
+        layers.push(Layer { path: "parent".into(), image: probe::open(store, Some(format), false, 512)? });
+    }
+    Ok(Arc::new(Disk::from_layers(layers, Vec::new())?))
+}

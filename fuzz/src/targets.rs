@@ -1,0 +1,205 @@
+//! The bodies: bytes in, a panic where a promise is broken.
+
+use crate::{
+    mutation::Mutation,
+    samples::{Sample, open_chain, samples},
+};
+use arbitrary::{Arbitrary, Unstructured};
+use diskwright_format::{vhd, vhdx};
+use diskwright_image::{BlockState, CheckReport, Format, Severity, probe};
+use diskwright_store::{BlockDevice, Blocking, EngineKind, MemoryStore, Store};
+use std::sync::Arc;
+
+/// A fuzz target.
+pub type Body = fn(&[u8]);
+
+/// All of them, by name: the names of the binaries and of the folders of the corpus.
+pub const TARGETS: [(&str, Body); 5] = [
+    ("parsers", parsers),
+    ("open_any", open_any),
+    ("open_damaged", open_damaged),
+    ("replay_log", replay_log),
+    ("write_damaged", write_damaged),
+];
+
+/// Most bytes of a disk that are read at each of its ends: damage may make it huge.
+const READ_MOST_BYTES: u64 = 8 << 20;
+
+/// Every parser of a structure, by the first byte. What is accepted is encoded and parsed again, and must be the same.
+pub fn parsers(data: &[u8]) {
+    let Some((which, bytes)) = data.split_first() else { return };
+    match which % 12 {
+        0 => {
+            if let Ok(footer) = vhd::Footer::parse(bytes, 0) {
+                assert_eq!(vhd::Footer::parse(&footer.to_bytes(), 0).as_ref(), Ok(&footer));
+            }
+        }
+        1 => drop(vhd::DynamicHeader::parse(bytes, 512)),
+        2 => drop(vhdx::FileIdentifier::parse(bytes)),
+        3 => {
+            if let Ok(header) = vhdx::Header::parse(bytes) {
+                assert_eq!(vhdx::Header::parse(&header.to_bytes()).as_ref(), Ok(&header));
+            }
+        }
+        4 => drop(vhdx::RegionTable::parse(bytes)),
+        5 => drop(vhdx::MetadataTable::parse(bytes, 1 << 20)),
+        6 => drop(vhdx::FileParameters::parse(bytes)),
+        7 => drop(vhdx::ParentLocator::parse(bytes)),
+        8 => drop(vhdx::LogEntryHeader::parse(bytes)),
+        9 => drop(vhdx::Descriptor::parse(bytes, 1)),
+        10 => {
+            for entry in vhd_locators(bytes) {
+                drop(entry);
+            }
+        }
+        _ => {
+            for word in bytes.chunks_exact(8) {
+                let entry = vhdx::BatEntry::from_le_bytes(word.try_into().unwrap_or_default());
+                drop((entry.payload_state(), entry.bitmap_state()));
+            }
+        }
+    }
+}
+
+/// What the locators of a header say about the bytes behind it.
+fn vhd_locators(bytes: &[u8]) -> Vec<Option<vhd::LocatorData>> {
+    let Some((header, data)) = bytes.split_at_checked(vhd::HEADER_BYTES) else { return Vec::new() };
+    let Ok(header) = vhd::DynamicHeader::parse(header, 512) else { return Vec::new() };
+    header.locators.iter().map(|entry| entry.decode(&data[..data.len().min(vhd::MAX_LOCATOR_BYTES as usize)])).collect()
+}
+
+/// Bytes as they are, taken for an image.
+pub fn open_any(data: &[u8]) {
+    let store = || -> Arc<dyn Store> { Arc::new(MemoryStore::with_bytes("any", data.to_vec())) };
+    for format in [None, Some(Format::Vhd), Some(Format::Vhdx)] {
+        let checked = probe::check(store(), format).map(|(_, report)| report);
+        if let Ok(image) = probe::open(store(), format, false, 512) {
+            let format = image.info().format;
+            drop(image);
+            let read = read_all(format, store(), None);
+            agree(checked.as_ref().ok(), &read, "any");
+        }
+    }
+}
+
+/// A sample with damage: checked and read.
+pub fn open_damaged(data: &[u8]) {
+    with_damage(data, |sample, bytes| {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes(sample.name, bytes.to_vec()));
+        let checked = probe::check(Arc::clone(&store), Some(sample.format)).map(|(_, report)| report);
+        let read = read_all(sample.format, Arc::clone(&store), sample.parent.as_deref());
+        agree(checked.as_ref().ok(), &read, sample.name);
+        let mut after = vec![0; bytes.len()];
+        store.read_at(&mut after, 0).expect("memory can be read");
+        assert!(after == bytes && store.len_bytes().ok() == Some(bytes.len() as u64), "{}: reading changed it", sample.name);
+    });
+}
+
+/// A VHDX with a log to replay, damaged, opened for writing and checked afterwards. Replay in memory and on the file must agree.
+pub fn replay_log(data: &[u8]) {
+    let Ok(mut mutation) = Mutation::arbitrary(&mut Unstructured::new(data)) else { return };
+    mutation.sample = (samples().len() - 1) as u8;
+    let sample = mutation.sample(samples());
+    let bytes = mutation.apply(sample);
+    let store = |bytes: &[u8]| -> Arc<dyn Store> { Arc::new(MemoryStore::with_bytes(sample.name, bytes.to_vec())) };
+    let in_memory = states(&store(&bytes), false);
+    let on_file = store(&bytes);
+    let replayed = states(&on_file, true);
+    if let (Ok(in_memory), Ok(replayed)) = (&in_memory, &replayed) {
+        assert_eq!(in_memory, replayed, "replay in memory and on the file differ");
+        // Replayed and dropped without a close: the log is empty now, and says the same.
+        assert_eq!(states(&on_file, false).as_ref().ok(), Some(replayed), "replaying twice differs");
+    }
+}
+
+/// The states of the first blocks.
+fn states(store: &Arc<dyn Store>, writable: bool) -> Result<Vec<BlockState>, String> {
+    let image = probe::open(Arc::clone(store), Some(Format::Vhdx), writable, 512).map_err(|error| error.to_string())?;
+    let mut states = vec![BlockState::Absent; 64];
+    image.block_states(0, &mut states).map_err(|error| error.to_string())?;
+    Ok(states)
+}
+
+/// A sample with damage: written, flushed, closed, opened again. What was sound stays sound, and holds what was written.
+pub fn write_damaged(data: &[u8]) {
+    with_damage(data, |sample, bytes| {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes(sample.name, bytes.to_vec()));
+        let was_sound = probe::check(Arc::clone(&store), Some(sample.format)).is_ok_and(|(_, report)| is_sound(&report));
+        let written = write_some(sample, &store);
+        if let (true, Err(error)) = (was_sound, &written) {
+            panic!("{}: check calls it sound, but writing fails: {error}", sample.name);
+        }
+        if was_sound {
+            let (_, report) = probe::check(Arc::clone(&store), Some(sample.format)).expect("a sound file after a write");
+            assert!(is_sound(&report), "{}: writing made it unsound: {:?}", sample.name, report.findings);
+        }
+    });
+}
+
+fn write_some(sample: &Sample, store: &Arc<dyn Store>) -> Result<(), String> {
+    let text = |error: std::io::Error| error.to_string();
+    let disk = open_chain(sample.format, Arc::clone(store), sample.parent.as_deref(), true)
+        .map_err(|error| error.to_string())?;
+    let geometry = disk.geometry();
+    let sector = u64::from(geometry.logical_sector_bytes);
+    let sectors = geometry.size_bytes / sector;
+    let mut io = Blocking::open(&*disk, EngineKind::Sync).map_err(text)?;
+    let pattern = vec![0xA5_u8; sector as usize];
+    let places = [0, 1, sectors / 3, sectors / 2, sectors.saturating_sub(1)].map(|at| at.min(sectors - 1) * sector);
+    for place in places {
+        io.write(place, &pattern, false).map_err(text)?;
+    }
+    io.write_zeroes(places[2], sector).map_err(text)?;
+    io.discard(places[3], sector).map_err(text)?;
+    io.flush().map_err(text)?;
+    drop(io);
+    disk.close().map_err(|error| error.to_string())?;
+    let disk = open_chain(sample.format, Arc::clone(store), sample.parent.as_deref(), false)
+        .map_err(|error| error.to_string())?;
+    let mut io = Blocking::open(&*disk, EngineKind::Sync).map_err(text)?;
+    let mut back = vec![0; sector as usize];
+    for place in [places[0], places[4]] {
+        io.read(place, &mut back).map_err(text)?;
+        let zeroed = place == places[2] || place == places[3];
+        assert!(zeroed || back == pattern, "{}: what was written at {place} is not there", sample.name);
+    }
+    Ok(())
+}
+
+fn with_damage(data: &[u8], body: impl FnOnce(&Sample, &[u8])) {
+    let Ok(mutation) = Mutation::arbitrary(&mut Unstructured::new(data)) else { return };
+    let sample = mutation.sample(samples());
+    body(sample, &mutation.apply(sample));
+}
+
+fn is_sound(report: &CheckReport) -> bool {
+    report.worst() < Some(Severity::Corrupt)
+}
+
+/// What check calls sound must read without an error.
+fn agree(checked: Option<&CheckReport>, read: &Result<(), String>, name: &str) {
+    if let (Some(report), Err(error)) = (checked, read)
+        && is_sound(report)
+    {
+        panic!("{name}: check calls it sound, but reading fails: {error}");
+    }
+}
+
+/// Opens read-only and reads the beginning and the end.
+fn read_all(format: Format, store: Arc<dyn Store>, parent: Option<&[u8]>) -> Result<(), String> {
+    let disk = open_chain(format, store, parent, false).map_err(|error| error.to_string())?;
+    let size_bytes = disk.geometry().size_bytes;
+    let mut io = Blocking::open(&*disk, EngineKind::Sync).map_err(|error| error.to_string())?;
+    let mut piece = vec![0; 1 << 20];
+    let head = size_bytes.min(READ_MOST_BYTES);
+    for range in [0..head, size_bytes.saturating_sub(READ_MOST_BYTES).max(head)..size_bytes] {
+        let mut at = range.start;
+        while at < range.end {
+            let len = (range.end - at).min(piece.len() as u64) as usize;
+            io.read(at, &mut piece[..len]).map_err(|error| error.to_string())?;
+            at += len as u64;
+        }
+    }
+    let mut extents = Vec::new();
+    disk.extents(0, head, &mut extents).map_err(|error| error.to_string())
+}
