@@ -86,6 +86,14 @@ pub enum LabError {
         /// How much there is.
         free_bytes: u64,
     },
+    /// A profile that is not there, or is none.
+    #[error("profile {profile}: {what}")]
+    Profile {
+        /// As the user wrote it.
+        profile: String,
+        /// What is wrong, and what would be right.
+        what: String,
+    },
     /// Options that cannot be.
     #[error("{what}; {hint}")]
     BadOptions {

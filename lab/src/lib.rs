@@ -12,6 +12,8 @@
 //! | `job/`, `record.rs` | everything that a run does, as data; everything that it found |
 //! | `data.rs`, `fill.rs` | contents that can be checked without being kept; filling and verifying a target |
 //! | `generator.rs`, `null.rs` | the measuring loop; the target that does nothing, its ceiling |
+//! | `profiles/` | jobs as TOML: the papers', VMFleet's, the user's |
+//! | `steady.rs` | SNIA's rule of five rounds |
 //! | `stats.rs`, `measure.rs` | pure statistics; targets in turns, ratios within rounds |
 //! | `targets.rs`, `chain.rs`, `child.rs` | the containers under comparison; chains; opening in a fresh process |
 //! | `machine.rs`, `warning.rs`, `result.rs`, `table.rs` | what it was measured on, reasons for doubt, JSON, text |
@@ -75,11 +77,13 @@ pub mod machine;
 pub mod measure;
 pub mod null;
 pub mod paper;
+pub mod profiles;
 pub mod progress;
 pub mod record;
 pub mod result;
 pub mod scratch;
 pub mod stats;
+pub mod steady;
 pub mod study;
 pub mod table;
 pub mod targets;
