@@ -86,6 +86,38 @@ pub enum LabError {
         /// How much there is.
         free_bytes: u64,
     },
+    /// A target that is to be written is used by somebody else.
+    #[error(
+        "{target} would be written, but it is in use: {users}; end that use first (--destroy-data does not change this)"
+    )]
+    InUse {
+        /// The target.
+        target: String,
+        /// By whom, as in "/dev/vdb1 is mounted at /home".
+        users: String,
+    },
+    /// A target that is to be written holds data.
+    #[error(
+        "{target} would be overwritten, but it holds {what}; use --destroy-data if that may be lost, or another target"
+    )]
+    HoldsData {
+        /// The target.
+        target: String,
+        /// What was found, and where.
+        what: String,
+    },
+    /// There is no room to fill a target.
+    #[error("{target}: {needed_bytes} bytes of it have no space yet, but on {} only {free_bytes} are free; make room there, or use less of it (--working-set)", dir.display())]
+    NoSpaceToFill {
+        /// The target.
+        target: String,
+        /// How much it lacks.
+        needed_bytes: u64,
+        /// Where it lies.
+        dir: PathBuf,
+        /// How much there is.
+        free_bytes: u64,
+    },
     /// A profile that is not there, or is none.
     #[error("profile {profile}: {what}")]
     Profile {

@@ -1,26 +1,32 @@
-//! Filling a target through its block queue, and proving that it reads back the same bytes.
+//! Filling a target through its block queue, proving that it reads back the same bytes, and finding what is in it.
 //!
 //! ```text
-//!   free buffer ─ contents of (seed, offset) ─▶ push write ─▶ reap ─▶ free buffer ...            fill, then flush
+//!   free buffer ─ contents of the offset ───▶ push write ─▶ reap ─▶ free buffer ...              fill, then flush
 //!   free buffer ────────────────────────────▶ push read  ─▶ reap ─▶ compare with (seed, offset)  verify
+//!   free buffer ────────────────────────────▶ push read  ─▶ reap ─▶ look for a byte above 0      find data
 //! ```
 //!
-//! Both keep sixteen requests of 1 MiB in flight, so verifying is itself a test of the queue: parts that went to the wrong
-//! buffer or the wrong place show.
+//! All keep sixteen requests of 1 MiB in flight, so verifying is itself a test of the queue: parts that went to the wrong
+//! buffer or the wrong place show. Ranges are taken in the order given, and pieces never cross their ends.
 
 use crate::{LabError, Result, data};
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, EngineKind, Extent, ExtentKind, IoBuf, Operation, QueueOptions, Request, Slab,
 };
-use std::io;
+use std::{io, ops::Range, slice};
 
 /// Requests in flight.
 pub const DEPTH: usize = 16;
 /// Bytes of each.
 pub const PIECE_BYTES: usize = 1 << 20;
+/// Extents are asked for by windows of this, so that a shredded disk of any size takes little memory.
+const EXTENT_WINDOW_BYTES: u64 = 1 << 30;
 
 /// Told after each piece how many bytes are done; an error stops the work.
 pub type Tick<'a> = dyn FnMut(u64) -> Result<()> + 'a;
+
+/// Makes what belongs at an offset (a multiple of 4096 unless the range's start is none).
+pub type Make<'a> = dyn FnMut(u64, &mut [u8]) + 'a;
 
 /// Writes the contents of `seed` all over `device`, and flushes.
 ///
@@ -42,9 +48,24 @@ pub fn fill_front(
     engine: EngineKind,
     tick: &mut Tick<'_>,
 ) -> Result<()> {
-    let mut pass = Pass::new(name, device, engine, Operation::Write, seed)?;
-    pass.size_bytes = pass.size_bytes.min(len_bytes);
-    pass.run(tick)?;
+    let front = 0..device.geometry().size_bytes.min(len_bytes);
+    fill_ranges(name, device, slice::from_ref(&front), engine, &mut |offset, buf| data::fill(seed, offset, buf), tick)
+}
+
+/// Writes what `make` makes over `ranges`, and flushes.
+///
+/// # Errors
+/// As [`fill`].
+pub fn fill_ranges(
+    name: &str,
+    device: &dyn BlockDevice,
+    ranges: &[Range<u64>],
+    engine: EngineKind,
+    make: &mut Make<'_>,
+    tick: &mut Tick<'_>,
+) -> Result<()> {
+    let mut pass = Pass::new(name, device, engine)?;
+    pass.run(ranges, &mut Action::Write(make), tick)?;
     pass.flush()
 }
 
@@ -53,7 +74,25 @@ pub fn fill_front(
 /// # Errors
 /// [`LabError::WrongData`] with the first byte found to differ; else as [`fill`].
 pub fn verify(name: &str, device: &dyn BlockDevice, seed: u64, engine: EngineKind, tick: &mut Tick<'_>) -> Result<()> {
-    Pass::new(name, device, engine, Operation::Read, seed)?.run(tick)
+    let all = 0..device.geometry().size_bytes;
+    Pass::new(name, device, engine)?.run(slice::from_ref(&all), &mut Action::Compare(seed), tick)
+}
+
+/// Reads `ranges` until a byte that is not 0 is found. Returns about the first such offset: none of the pieces before the one that it
+/// lies in has any.
+///
+/// # Errors
+/// As [`fill`].
+pub fn find_data(
+    name: &str,
+    device: &dyn BlockDevice,
+    ranges: &[Range<u64>],
+    engine: EngineKind,
+    tick: &mut Tick<'_>,
+) -> Result<Option<u64>> {
+    let mut found = None;
+    Pass::new(name, device, engine)?.run(ranges, &mut Action::FindData(&mut found), tick)?;
+    Ok(found)
 }
 
 /// Checks that every byte of `device` is data of its top layer, or of any layer with `any_layer`.
@@ -61,101 +100,162 @@ pub fn verify(name: &str, device: &dyn BlockDevice, seed: u64, engine: EngineKin
 /// # Errors
 /// [`LabError::NotPopulated`]; [`LabError::Queue`] when the device cannot tell.
 pub fn check_populated(name: &str, device: &dyn BlockDevice, any_layer: bool) -> Result<()> {
-    let size_bytes = device.geometry().size_bytes;
-    let mut extents: Vec<Extent> = Vec::new();
-    device.extents(0, size_bytes, &mut extents).map_err(|source| LabError::Queue {
-        target: name.to_owned(),
-        doing: "list its extents".into(),
-        source,
+    let all = 0..device.geometry().size_bytes;
+    check_populated_ranges(name, device, slice::from_ref(&all), any_layer)
+}
+
+/// Checks the same of `ranges`.
+///
+/// # Errors
+/// As [`check_populated`].
+pub fn check_populated_ranges(
+    name: &str,
+    device: &dyn BlockDevice,
+    ranges: &[Range<u64>],
+    any_layer: bool,
+) -> Result<()> {
+    let is_data = |extent: &Extent| extent.kind == ExtentKind::Data && (any_layer || extent.depth == 0);
+    let mut found_bytes = 0;
+    for_extents(name, device, ranges, &mut |extent| {
+        if is_data(extent) {
+            found_bytes += extent.len_bytes;
+        }
     })?;
-    let is_data = |extent: &&Extent| extent.kind == ExtentKind::Data && (any_layer || extent.depth == 0);
-    let found_bytes = extents.iter().filter(is_data).map(|extent| extent.len_bytes).sum();
+    let size_bytes = ranges.iter().map(|range| range.end - range.start).sum();
     if found_bytes == size_bytes {
         return Ok(());
     }
     Err(LabError::NotPopulated { target: name.to_owned(), found_bytes, size_bytes })
 }
 
+/// Tells `each` the extents of `ranges`.
+///
+/// # Errors
+/// [`LabError::Queue`] when the device cannot tell.
+pub fn for_extents(
+    name: &str,
+    device: &dyn BlockDevice,
+    ranges: &[Range<u64>],
+    each: &mut dyn FnMut(&Extent),
+) -> Result<()> {
+    let mut extents: Vec<Extent> = Vec::new();
+    for range in ranges {
+        let mut at_bytes = range.start;
+        while at_bytes < range.end {
+            let len_bytes = (range.end - at_bytes).min(EXTENT_WINDOW_BYTES);
+            extents.clear();
+            device.extents(at_bytes, len_bytes, &mut extents).map_err(|source| LabError::Queue {
+                target: name.to_owned(),
+                doing: "list its extents".into(),
+                source,
+            })?;
+            extents.iter().for_each(&mut *each);
+            at_bytes += len_bytes;
+        }
+    }
+    Ok(())
+}
+
+/// What is done with a piece.
+enum Action<'a, 'b> {
+    Write(&'a mut Make<'b>),
+    Compare(u64),
+    FindData(&'a mut Option<u64>),
+}
+
 /// One pass over a device.
 struct Pass<'a> {
     name: &'a str,
     queue: Box<dyn BlockQueue>,
-    operation: Operation,
-    seed: u64,
-    size_bytes: u64,
-    free: Vec<IoBuf>,
+    free: Vec<(usize, IoBuf)>,
+    /// Of each slot, which is the tag of its request: where its piece begins, and how long it is.
+    pieces: [(u64, usize); DEPTH],
     done: Vec<Completion>,
+    completed: u64,
 }
 
 impl<'a> Pass<'a> {
-    fn new(
-        name: &'a str,
-        device: &dyn BlockDevice,
-        engine: EngineKind,
-        operation: Operation,
-        seed: u64,
-    ) -> Result<Self> {
+    fn new(name: &'a str, device: &dyn BlockDevice, engine: EngineKind) -> Result<Self> {
         let slab = Slab::new(DEPTH, PIECE_BYTES);
         let queue = device
             .open_queue(&QueueOptions { depth: DEPTH, engine, slab: Some(&slab), ring: None })
             .map_err(|source| LabError::Queue { target: name.to_owned(), doing: "open a queue".into(), source })?;
-        Ok(Self {
-            name,
-            queue,
-            operation,
-            seed,
-            size_bytes: device.geometry().size_bytes,
-            free: slab.take_all(),
-            done: Vec::with_capacity(DEPTH),
-        })
+        let free = slab.take_all().into_iter().enumerate().collect();
+        Ok(Self { name, queue, free, pieces: [(0, 0); DEPTH], done: Vec::with_capacity(DEPTH), completed: 0 })
     }
 
-    /// Bytes of the piece at `offset_bytes`: the tag of a request is its offset.
-    fn piece_at(&self, offset_bytes: u64) -> usize {
-        (self.size_bytes - offset_bytes).min(PIECE_BYTES as u64) as usize
-    }
-
-    fn run(&mut self, tick: &mut Tick<'_>) -> Result<()> {
-        let (mut next_bytes, mut done_bytes) = (0, 0);
-        while done_bytes < self.size_bytes {
-            while next_bytes < self.size_bytes
-                && let Some(mut buf) = self.free.pop()
-            {
-                let len = self.piece_at(next_bytes);
-                let request = if self.operation == Operation::Write {
-                    data::fill(self.seed, next_bytes, &mut buf[..len]);
-                    Request::write(next_bytes, len, buf, next_bytes)
-                } else {
-                    Request::read(next_bytes, len, buf, next_bytes)
+    fn run(&mut self, ranges: &[Range<u64>], action: &mut Action<'_, '_>, tick: &mut Tick<'_>) -> Result<()> {
+        let mut left = ranges.iter().cloned();
+        let mut range = 0..0;
+        let mut done_bytes = 0;
+        loop {
+            while let Some((slot, mut buf)) = self.free.pop() {
+                while range.is_empty() {
+                    let Some(next) = left.next() else { break };
+                    range = next;
+                }
+                if range.is_empty() {
+                    self.free.push((slot, buf));
+                    break;
+                }
+                let offset_bytes = range.start;
+                let len = (range.end - offset_bytes).min(PIECE_BYTES as u64) as usize;
+                range.start += len as u64;
+                self.pieces[slot] = (offset_bytes, len);
+                let request = match action {
+                    Action::Write(make) => {
+                        make(offset_bytes, &mut buf[..len]);
+                        Request::write(offset_bytes, len, buf, slot as u64)
+                    }
+                    Action::Compare(_) | Action::FindData(_) => Request::read(offset_bytes, len, buf, slot as u64),
                 };
-                self.queue.push(request).map_err(|error| self.request_error(next_bytes, error.reason))?;
-                next_bytes += len as u64;
+                let operation = request.operation;
+                self.queue.push(request).map_err(|error| self.request_error(operation, slot, error.reason))?;
+            }
+            if self.queue.in_flight() == 0 {
+                return Ok(());
             }
             let mut done = std::mem::take(&mut self.done);
             self.queue.reap(1, &mut done).map_err(|source| self.queue_error("reap completions", source))?;
             for completion in done.drain(..) {
-                done_bytes += self.finish(completion)?;
+                done_bytes += self.finish(completion, action)?;
             }
             self.done = done;
+            if matches!(action, Action::FindData(Some(_))) {
+                // What is in flight may lie before it; nothing more is asked for.
+                left = [].iter().cloned();
+                range = 0..0;
+            }
             tick(done_bytes)?;
         }
-        Ok(())
     }
 
     /// Takes a completed piece. Returns its length.
-    fn finish(&mut self, completion: Completion) -> Result<u64> {
-        let offset_bytes = completion.tag;
-        completion.result.map_err(|source| self.request_error(offset_bytes, source))?;
+    fn finish(&mut self, completion: Completion, action: &mut Action<'_, '_>) -> Result<u64> {
+        let slot = completion.tag as usize;
+        let (offset_bytes, len) = self.pieces[slot];
+        let operation = if matches!(action, Action::Write(_)) { Operation::Write } else { Operation::Read };
+        completion.result.map_err(|source| self.request_error(operation, slot, source))?;
         let Some(buf) = completion.buf else {
             return Err(self.queue_error("get a buffer back", io::Error::other("a completion came without its buffer")));
         };
-        let len = self.piece_at(offset_bytes);
-        if self.operation == Operation::Read
-            && let Some(at) = data::first_difference(self.seed, offset_bytes, &buf[..len])
-        {
-            return Err(LabError::WrongData { target: self.name.to_owned(), offset_bytes: offset_bytes + at as u64 });
+        match action {
+            Action::Write(_) => {}
+            Action::Compare(seed) => {
+                if let Some(at) = data::first_difference(*seed, offset_bytes, &buf[..len]) {
+                    let offset_bytes = offset_bytes + at as u64;
+                    return Err(LabError::WrongData { target: self.name.to_owned(), offset_bytes });
+                }
+            }
+            Action::FindData(found) => {
+                if let Some(at) = first_byte(&buf[..len]) {
+                    let at_bytes = offset_bytes + at as u64;
+                    **found = Some(found.map_or(at_bytes, |other| other.min(at_bytes)));
+                }
+            }
         }
-        self.free.push(buf);
+        self.completed += 1;
+        self.free.push((slot, buf));
         Ok(len as u64)
     }
 
@@ -167,13 +267,14 @@ impl<'a> Pass<'a> {
             .try_for_each(|completion| completion.result.map_err(|source| self.queue_error("flush", source)))
     }
 
-    fn request_error(&self, offset_bytes: u64, source: io::Error) -> LabError {
+    fn request_error(&self, operation: Operation, slot: usize, source: io::Error) -> LabError {
+        let (offset_bytes, len) = self.pieces[slot];
         LabError::Request {
             target: self.name.to_owned(),
-            operation: self.operation,
+            operation,
             offset_bytes,
-            len_bytes: self.piece_at(offset_bytes) as u64,
-            completed: offset_bytes / PIECE_BYTES as u64,
+            len_bytes: len as u64,
+            completed: self.completed,
             source,
         }
     }
@@ -181,6 +282,13 @@ impl<'a> Pass<'a> {
     fn queue_error(&self, doing: &str, source: io::Error) -> LabError {
         LabError::Queue { target: self.name.to_owned(), doing: doing.into(), source }
     }
+}
+
+/// Where the first byte above 0 is. Whole words first: most of what is searched is zeros, or has one at its very front.
+fn first_byte(buf: &[u8]) -> Option<usize> {
+    let (words, _) = buf.as_chunks::<64>();
+    let start = words.iter().position(|word| *word != [0; 64]).map_or(words.len() * 64, |index| index * 64);
+    buf[start..].iter().position(|byte| *byte != 0).map(|at| start + at)
 }
 
 #[cfg(test)]
@@ -229,6 +337,56 @@ mod tests {
         let (_dir, device) = raw(4 << 20);
         let error = check_populated("sparse", &device, false).unwrap_err();
         assert!(matches!(error, LabError::NotPopulated { found_bytes: 0, .. }), "{error}");
+    }
+
+    #[test]
+    fn only_the_ranges_are_filled_and_found() {
+        let (_dir, device) = raw(8 << 20);
+        let ranges = [(1 << 20)..(1 << 20) + 4096, (4 << 20)..(6 << 20)];
+        let mut asked = 0;
+        fill_ranges(
+            "disk",
+            &device,
+            &ranges,
+            EngineKind::Auto,
+            &mut |offset, buf| {
+                asked += buf.len();
+                data::fill(9, offset, buf);
+            },
+            &mut |_| Ok(()),
+        )
+        .unwrap();
+        assert_eq!(asked, (2 << 20) + 4096);
+        check_populated_ranges("disk", &device, &ranges, false).unwrap();
+        let error = check_populated("disk", &device, false).unwrap_err();
+        assert!(matches!(error, LabError::NotPopulated { found_bytes, .. } if found_bytes == asked as u64), "{error}");
+        let find =
+            |ranges: &[Range<u64>]| find_data("disk", &device, ranges, EngineKind::Auto, &mut |_| Ok(())).unwrap();
+        // Whatever the contents are, one of the first bytes is not 0.
+        let (all, end) = (0..8 << 20, 6 << 20..8 << 20);
+        assert!(
+            find(slice::from_ref(&all)).is_some_and(|at| at.abs_diff(1 << 20) < 8),
+            "the lowest of all pieces counts"
+        );
+        assert_eq!(find(&[0..1 << 20, 2 << 20..4 << 20, 6 << 20..8 << 20]), None);
+        assert_eq!(find(&[]), None);
+        let mut hand = Blocking::open(&device, EngineKind::Auto).unwrap();
+        let mut sector = vec![0; 512];
+        sector[511] = 1;
+        hand.write((8 << 20) - 512, &sector, false).unwrap();
+        assert_eq!(find(slice::from_ref(&end)), Some((8 << 20) - 1), "the very last byte");
+    }
+
+    #[test]
+    fn the_first_byte_is_found_wherever_it_is() {
+        for len in [0, 1, 63, 64, 65, 200] {
+            let mut buf = vec![0; len];
+            assert_eq!(first_byte(&buf), None);
+            for at in (0..len).rev() {
+                buf[at] = 7;
+                assert_eq!(first_byte(&buf), Some(at));
+            }
+        }
     }
 
     #[test]

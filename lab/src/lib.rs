@@ -14,6 +14,7 @@
 //! | `generator.rs`, `null.rs` | the measuring loop; the target that does nothing, its ceiling |
 //! | `profiles/` | jobs as TOML: the papers', VMFleet's, the user's |
 //! | `steady.rs` | SNIA's rule of five rounds |
+//! | `inspect/` | before a run: what a target holds, who uses it, whether it may be written |
 //! | `stats.rs`, `measure.rs` | pure statistics; targets in turns, ratios within rounds |
 //! | `targets.rs`, `chain.rs`, `child.rs` | the containers under comparison; chains; opening in a fresh process |
 //! | `machine.rs`, `warning.rs`, `result.rs`, `table.rs` | what it was measured on, reasons for doubt, JSON, text |
@@ -72,6 +73,7 @@ pub mod data;
 pub mod error;
 pub mod fill;
 pub mod generator;
+pub mod inspect;
 pub mod job;
 pub mod machine;
 pub mod measure;

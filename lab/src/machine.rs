@@ -213,7 +213,7 @@ fn mount_of(mountinfo: &str, path: &Path) -> Option<Mounted> {
 }
 
 /// Spaces in mount points are written as `\040`.
-fn unescape(text: &str) -> String {
+pub(crate) fn unescape(text: &str) -> String {
     text.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 }
 

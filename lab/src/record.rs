@@ -98,7 +98,7 @@ pub struct ContentsRecord {
     pub allocated: f64,
     /// Share of the sampled blocks that are zeros.
     pub zero: f64,
-    /// Share of the sampled blocks that are like another sampled one.
+    /// Share of the sampled blocks that are like another sampled one, and no zeros.
     pub repeated: f64,
     /// Blocks sampled.
     pub sampled: u64,

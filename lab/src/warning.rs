@@ -63,11 +63,67 @@ pub enum Warning {
         /// Why.
         why: String,
     },
+    /// Much of what is under test has no space: reads of it are answered from tables.
+    Unallocated {
+        /// The target.
+        target: String,
+        /// Share that has space.
+        allocated: f64,
+    },
+    /// Much of what is read is zeros, though it has space.
+    Zeros {
+        /// The target.
+        target: String,
+        /// Share of the sampled blocks.
+        zero: f64,
+    },
+    /// Much of what is read is the same.
+    Repeated {
+        /// The target.
+        target: String,
+        /// Share of the sampled blocks.
+        repeated: f64,
+    },
+    /// What is written is zeros.
+    ZeroPayload,
+    /// Requests go through the page cache, and memory can hold all that is under test.
+    Memory {
+        /// Bytes under test.
+        working_set_bytes: u64,
+        /// Memory of the machine.
+        memory_bytes: u64,
+    },
+    /// Somebody else uses a target that is only read.
+    Shared {
+        /// The target.
+        target: String,
+        /// By whom.
+        users: String,
+    },
     /// The clock is slow to read, so latencies and CPU time are too high.
     SlowClock {
         /// The kernel's clock source.
         source: String,
     },
+}
+
+impl Warning {
+    /// Whether it says that something else was measured than storage: then it belongs into the first line of whatever is shown.
+    pub fn voids(&self) -> bool {
+        matches!(
+            self,
+            Self::Unallocated { .. }
+                | Self::Zeros { .. }
+                | Self::ZeroPayload
+                | Self::Memory { .. }
+                | Self::DirectNotHonoured { .. }
+        )
+    }
+
+    /// Sorts the gravest first: what voids a result, then the rest in the order in which it was found.
+    pub fn sort(warnings: &mut [Self]) {
+        warnings.sort_by_key(|warning| !warning.voids());
+    }
 }
 
 impl fmt::Display for Warning {
@@ -109,6 +165,34 @@ impl fmt::Display for Warning {
                 crate::table::bytes(*usual_bytes)
             ),
             Self::LeftOut { what, why } => write!(f, "left out: {what}, because {why}"),
+            Self::Unallocated { target, allocated } => write!(
+                f,
+                "{target}: only {} of what is under test has space; the rest is answered from metadata, not from storage: fill it first (--fill)",
+                percent(*allocated)
+            ),
+            Self::Zeros { target, zero } => write!(
+                f,
+                "{target}: {} of what is under test reads as zeros (trimmed, or never written), which a device may answer without its media: fill it first (--fill)",
+                percent(*zero)
+            ),
+            Self::Repeated { target, repeated } => write!(
+                f,
+                "{target}: {} of the sampled blocks are copies of each other, which a layer that deduplicates reads only once: fill it first (--fill)",
+                percent(*repeated)
+            ),
+            Self::ZeroPayload => f.write_str(
+                "zeros are written, which a layer below need not store; use other contents to measure storage (--contents incompressible)"
+            ),
+            Self::Memory { working_set_bytes, memory_bytes } => write!(
+                f,
+                "the {} under test fit into this machine's {} of memory, and requests go through the page cache: that measures memory; go past it (--cache direct) or use more",
+                crate::table::bytes(*working_set_bytes),
+                crate::table::bytes(*memory_bytes)
+            ),
+            Self::Shared { target, users } => write!(
+                f,
+                "{target} is in use while it is measured: {users}; what others do with it is in the figures"
+            ),
             Self::SlowClock { source } => {
                 write!(
                     f,
@@ -122,6 +206,16 @@ impl fmt::Display for Warning {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_voids_a_result_comes_first() {
+        let unallocated = Warning::Unallocated { target: "disk.raw".into(), allocated: 0.031 };
+        let mut all =
+            [Warning::DebugBuild, unallocated.clone(), Warning::OtherLoad { cpus: 1.0 }, Warning::ZeroPayload];
+        Warning::sort(&mut all);
+        assert_eq!(all, [unallocated, Warning::ZeroPayload, Warning::DebugBuild, Warning::OtherLoad { cpus: 1.0 }]);
+        assert!(all[0].to_string().starts_with("disk.raw: only 3 % of what is under test has space"), "{}", all[0]);
+    }
 
     #[test]
     fn warnings_are_sentences_and_survive_json() {
