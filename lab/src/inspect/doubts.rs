@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(working_sets(&job, 0, 100 << 20, |_| true), [0..2 << 20, 4 << 20..7 << 20]);
         assert_eq!(working_sets(&job, 1, 100 << 20, |_| true), [0..2 << 20, 4 << 20..7 << 20, 8 << 20..100 << 20]);
         assert_eq!(working_sets(&job, 0, 6 << 20, |_| true), [0..2 << 20, 4 << 20..6 << 20]);
-        assert_eq!(working_sets(&job, 0, 100 << 20, writes), vec![Range { start: 1 << 20, end: 2 << 20 }]);
+        assert_eq!(working_sets(&job, 0, 100 << 20, writes), [Range { start: 1 << 20, end: 2 << 20 }].to_vec());
         assert_eq!(working_sets(&job, 0, 0, |_| true), Vec::<Range<u64>>::new());
     }
 

@@ -128,7 +128,7 @@ mod tests {
     }
 
     fn one(range: Range<u64>) -> Vec<Range<u64>> {
-        vec![range.start..range.end]
+        std::iter::once(range).collect()
     }
 
     fn write(device: &dyn BlockDevice, at: u64, data: &[u8]) {
