@@ -123,7 +123,8 @@ fn seal(format: Format, bytes: &mut [u8]) {
         seal_vhdx(bytes, start, len);
     }
     let log = 1 << 20;
-    let entry_len = bytes.get(log + 8..log + 12).map_or(0, |field| u32::from_le_bytes(field.try_into().unwrap_or_default()));
+    let entry_len =
+        bytes.get(log + 8..log + 12).map_or(0, |field| u32::from_le_bytes(field.try_into().unwrap_or_default()));
     if (4096..=1 << 20).contains(&entry_len) {
         seal_vhdx(bytes, log, entry_len as usize);
     }

@@ -166,8 +166,7 @@ pub fn open_chain(
     parent: Option<&[u8]>,
     writable: bool,
 ) -> Result<Arc<Disk>, diskwright_disk::DiskError> {
-    let mut layers =
-        vec![Layer { path: top.name().to_owned(), image: probe::open(top, Some(format), writable, 512)? }];
+    let mut layers = vec![Layer { path: top.name().to_owned(), image: probe::open(top, Some(format), writable, 512)? }];
     if let Some(bytes) = parent {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("parent", bytes.to_vec()));
         layers.push(Layer { path: "parent".into(), image: probe::open(store, Some(format), false, 512)? });

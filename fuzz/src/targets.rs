@@ -91,7 +91,11 @@ pub fn open_damaged(data: &[u8]) {
         agree(checked.as_ref().ok(), &read, sample.name);
         let mut after = vec![0; bytes.len()];
         store.read_at(&mut after, 0).expect("memory can be read");
-        assert!(after == bytes && store.len_bytes().ok() == Some(bytes.len() as u64), "{}: reading changed it", sample.name);
+        assert!(
+            after == bytes && store.len_bytes().ok() == Some(bytes.len() as u64),
+            "{}: reading changed it",
+            sample.name
+        );
     });
 }
 
@@ -124,13 +128,15 @@ fn states(store: &Arc<dyn Store>, writable: bool) -> Result<Vec<BlockState>, Str
 pub fn write_damaged(data: &[u8]) {
     with_damage(data, |sample, bytes| {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes(sample.name, bytes.to_vec()));
-        let was_sound = probe::check(Arc::clone(&store), Some(sample.format)).is_ok_and(|(_, report)| is_sound(&report));
+        let was_sound =
+            probe::check(Arc::clone(&store), Some(sample.format)).is_ok_and(|(_, report)| is_sound(&report));
         let written = write_some(sample, &store);
         if let (true, Err(error)) = (was_sound, &written) {
             panic!("{}: check calls it sound, but writing fails: {error}", sample.name);
         }
         if was_sound {
-            let (_, report) = probe::check(Arc::clone(&store), Some(sample.format)).expect("a sound file after a write");
+            let (_, report) =
+                probe::check(Arc::clone(&store), Some(sample.format)).expect("a sound file after a write");
             assert!(is_sound(&report), "{}: writing made it unsound: {:?}", sample.name, report.findings);
         }
     });

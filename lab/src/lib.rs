@@ -16,6 +16,8 @@
 //! | `steady.rs` | SNIA's rule of five rounds |
 //! | `inspect/` | before a run: what a target holds, who uses it, whether it may be written |
 //! | `stats.rs`, `measure.rs` | pure statistics; targets in turns, ratios within rounds |
+//! | `figures.rs`, `inference/` | the few figures that are compared; what may be concluded from few rounds |
+//! | `knee/`, `sweep/` | how much load is enough, with intervals; a workload over a range of loads |
 //! | `targets.rs`, `chain.rs`, `child.rs` | the containers under comparison; chains; opening in a fresh process |
 //! | `machine.rs`, `warning.rs`, `result.rs`, `table.rs` | what it was measured on, reasons for doubt, JSON, text |
 //! | `paper.rs` | the paper's own figures |
@@ -71,10 +73,13 @@ pub mod child;
 pub mod clock;
 pub mod data;
 pub mod error;
+pub mod figures;
 pub mod fill;
 pub mod generator;
+pub mod inference;
 pub mod inspect;
 pub mod job;
+pub mod knee;
 pub mod machine;
 pub mod measure;
 pub mod null;
@@ -87,6 +92,7 @@ pub mod scratch;
 pub mod stats;
 pub mod steady;
 pub mod study;
+pub mod sweep;
 pub mod table;
 pub mod targets;
 pub mod warning;

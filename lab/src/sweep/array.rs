@@ -1,0 +1,76 @@
+//! The reckoning of the Storage Spaces paper: what a mirrored space asks of each device below it.
+//!
+//! ```text
+//!   amplification      = reads x 1 + writes x copies           (shares from 0 to 1)
+//!   queue depth/device = files x threads x depth x amplification / devices
+//!   IOPS/device        = IOPS / devices                        (the guest's, as in the paper's graphs)
+//!   MB/s/device        = MB/s x amplification / devices        (the device's, as in the paper's Table 5)
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+/// What lies below the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrayOptions {
+    /// Copies of the data that the space keeps: 2 for a two-way mirror. At least 1.
+    pub copies: u32,
+    /// Devices below it. At least 1.
+    pub devices: u32,
+}
+
+/// What that makes of a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ArrayFigures {
+    /// Transfers for each request, on average.
+    pub amplification: f64,
+    /// Requests in flight on each device.
+    pub depth_per_device: f64,
+    /// The guest's requests a second for each device.
+    pub iops_per_device: f64,
+    /// What each device moves, millions of bytes a second.
+    pub mb_per_s_per_device: f64,
+}
+
+impl ArrayOptions {
+    /// Transfers for each request when `read_share` (0 to 1) of them are reads.
+    pub fn amplification(&self, read_share: f64) -> f64 {
+        let reads = read_share.clamp(0.0, 1.0);
+        reads + (1.0 - reads) * f64::from(self.copies)
+    }
+
+    /// The figures of a cell with `depth` requests in flight in all.
+    pub fn figures(&self, read_share: f64, depth: u64, iops: f64, mb_per_s: f64) -> ArrayFigures {
+        let amplification = self.amplification(read_share);
+        let devices = f64::from(self.devices.max(1));
+        ArrayFigures {
+            amplification,
+            depth_per_device: depth as f64 * amplification / devices,
+            iops_per_device: iops / devices,
+            mb_per_s_per_device: mb_per_s * amplification / devices,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The figures that the paper gives, from the settings that it gives.
+    #[test]
+    fn the_papers_own_examples() {
+        let space = ArrayOptions { copies: 2, devices: 8 };
+        let close = |ours: f64, papers: f64| assert!((ours - papers).abs() < 1e-9, "{ours} instead of {papers}");
+        // "queue depth/SSD = 96 * 1.3 / 8 = 15.6", one file, 8 threads, 12 outstanding, 30 % writes.
+        let random = space.figures(0.7, 8 * 12, 55_232.28, 431.50);
+        close(random.amplification, 1.3);
+        close(random.depth_per_device, 15.6);
+        close(random.iops_per_device, 6_904.035);
+        // Table 5: reads at 31 outstanding, writes at 15.
+        let reads = space.figures(1.0, 31, 2_899.93, 1_449.96);
+        close(reads.depth_per_device, 3.875);
+        close(reads.mb_per_s_per_device, 181.245);
+        let writes = space.figures(0.0, 15, 724.66, 362.33);
+        close(writes.depth_per_device, 3.75);
+        close(writes.mb_per_s_per_device, 90.5825);
+    }
+}

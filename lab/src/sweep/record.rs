@@ -1,0 +1,116 @@
+//! What a sweep found, and what it was asked: the one form that is saved, continued, shown and plotted.
+//!
+//! The file is written whole after each measured window. A sweep that was broken off is a record in which some cells have fewer
+//! rounds than [`SweepOptions::rounds`]; going on means measuring those. Everything under `knees` is reckoned from the cells and may be
+//! reckoned anew.
+
+use super::{
+    array::ArrayOptions,
+    axis::{Axis, Coordinate},
+};
+use crate::{
+    figures::Figures,
+    job::{Job, Span},
+    knee::Knee,
+    machine::{Machine, Versions},
+    record::{End, LatencyRecord, TargetRecord},
+    warning::Warning,
+};
+use serde::{Deserialize, Serialize};
+
+/// Schema of [`SweepRecord`]. A reader refuses a later number, and says so.
+pub const SWEEP_SCHEMA: &str = "diskwright.lab.sweep/1";
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SweepRecord {
+    /// [`SWEEP_SCHEMA`].
+    pub schema: String,
+    /// The conclusion, in a sentence or two; of an unfinished sweep, how far it is.
+    pub verdict: String,
+    /// When it first began, as in `20261120T221749Z`.
+    pub started_utc: String,
+    /// Time spent in all, over all its sittings, nanoseconds.
+    pub took_ns: u64,
+    /// On what machine.
+    pub machine: Machine,
+    /// By which programs.
+    pub versions: Versions,
+    /// The targets.
+    pub targets: Vec<TargetRecord>,
+    /// What was asked. A sweep goes on only with the same.
+    pub options: SweepOptions,
+    /// Every combination of the axes, the last axis running fastest.
+    pub cells: Vec<SweepCell>,
+    /// The marked points: one row for each value of the axis that is not a load; none where no axis is one.
+    pub knees: Vec<KneeRow>,
+    /// Reasons for doubt.
+    pub warnings: Vec<Warning>,
+    /// How it ended.
+    pub end: End,
+    /// Free labels.
+    #[serde(default)]
+    pub labels: Vec<(String, String)>,
+}
+
+/// What a sweep is to do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SweepOptions {
+    /// The workload from which every cell departs.
+    pub job: Job,
+    /// The targets, as given by the user.
+    pub targets: Vec<String>,
+    /// What varies: one or two.
+    pub axes: Vec<Axis>,
+    /// How often each cell is measured.
+    pub rounds: u32,
+    /// Requests in flight over all threads and targets that every cell must have; combinations that cannot are left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_depth: Option<u32>,
+    /// The limit for the 99th percentile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_p99: Option<Span>,
+    /// What lies below a mirrored space.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array: Option<ArrayOptions>,
+}
+
+/// One combination.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SweepCell {
+    /// Its place, a value for each axis, in the order of the axes.
+    pub point: Vec<Coordinate>,
+    /// Threads for each target.
+    pub threads: u32,
+    /// Requests in flight for each thread on its target.
+    pub queue_depth: u32,
+    /// Targets that take part.
+    pub files: u32,
+    /// Requests in flight at most, over all threads and targets.
+    pub total_depth: u64,
+    /// One for each round that was measured.
+    pub rounds: Vec<Figures>,
+    /// Latencies of all rounds together, reads and writes.
+    pub latency: LatencyRecord,
+    /// The paper's figures for an array, where [`SweepOptions::array`] asks for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array: Option<super::array::ArrayFigures>,
+}
+
+impl SweepCell {
+    /// The median over the rounds of a figure; `None` before the first round.
+    pub fn median(&self, figure: impl Fn(&Figures) -> f64) -> Option<f64> {
+        crate::stats::median(&self.rounds.iter().map(figure).collect::<Vec<_>>())
+    }
+}
+
+/// The marked points of one line through the sweep.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KneeRow {
+    /// What is the same along the line; empty in a sweep over one axis.
+    pub fixed: Vec<Coordinate>,
+    /// Its cells, by their number in [`SweepRecord::cells`], in ascending load. [`Knee`]'s indices count along this list.
+    pub cells: Vec<usize>,
+    /// The points.
+    pub knee: Knee,
+}
