@@ -1,5 +1,6 @@
 //! What can go wrong in the lab, told so that a user can act on it.
 
+use crate::job::JobError;
 use diskwright_disk::DiskError;
 use diskwright_store::{OpenError, Operation};
 use std::{io, path::PathBuf};
@@ -126,6 +127,63 @@ pub enum LabError {
         /// What is wrong, and what would be right.
         what: String,
     },
+    /// A job that cannot be run anywhere.
+    #[error("the job cannot be run: {0}")]
+    Job(#[from] JobError),
+    /// The working set of a load is larger than the target.
+    #[error(
+        "{target}: the working set of {load} ends at byte {end_bytes}, but the target has only {size_bytes}; use a larger target or a smaller working set"
+    )]
+    WorkingSet {
+        /// The target.
+        target: String,
+        /// The load, with its phase.
+        load: String,
+        /// Where the working set would end.
+        end_bytes: u64,
+        /// Size of the target.
+        size_bytes: u64,
+    },
+    /// A request of a load does not fit into its working set.
+    #[error(
+        "{target}: the working set of {load} is {set_bytes} bytes, too small for one request of {block_bytes}; use a larger working set or smaller blocks"
+    )]
+    BlockTooLarge {
+        /// The target.
+        target: String,
+        /// The load, with its phase.
+        load: String,
+        /// Length of the working set.
+        set_bytes: u64,
+        /// The largest request.
+        block_bytes: u64,
+    },
+    /// A load would make requests between sectors.
+    #[error(
+        "{target}: the {field} of {load} is {bytes} bytes, no multiple of the target's sector of {sector_bytes}; use whole sectors"
+    )]
+    NotSectors {
+        /// The target.
+        target: String,
+        /// The load, with its phase.
+        load: String,
+        /// Block, align, stride, start.
+        field: &'static str,
+        /// Its value.
+        bytes: u64,
+        /// The target's logical sector.
+        sector_bytes: u32,
+    },
+    /// A load writes, and the target cannot be written.
+    #[error(
+        "{target}: it is open for reading only, but {load} writes to it; use a job that only reads, or a target that can be written"
+    )]
+    ReadOnlyTarget {
+        /// The target.
+        target: String,
+        /// The load, with its phase.
+        load: String,
+    },
     /// Options that cannot be.
     #[error("{what}; {hint}")]
     BadOptions {
@@ -157,7 +215,7 @@ impl LabError {
     }
 }
 
-fn verb(operation: Operation) -> &'static str {
+pub(crate) fn verb(operation: Operation) -> &'static str {
     match operation {
         Operation::Read => "read",
         Operation::Write => "write",

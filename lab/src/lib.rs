@@ -15,6 +15,7 @@
 //! | `profiles/` | jobs as TOML: the papers', VMFleet's, the user's |
 //! | `steady.rs` | SNIA's rule of five rounds |
 //! | `inspect/` | before a run: what a target holds, who uses it, whether it may be written |
+//! | `run/` | carries a job out: threads, requests, schedules, latencies, series |
 //! | `stats.rs`, `measure.rs` | pure statistics; targets in turns, ratios within rounds |
 //! | `figures.rs`, `inference/` | the few figures that are compared; what may be concluded from few rounds |
 //! | `knee/`, `sweep/` | how much load is enough, with intervals; a workload over a range of loads |
@@ -88,6 +89,7 @@ pub mod profiles;
 pub mod progress;
 pub mod record;
 pub mod result;
+pub mod run;
 pub mod scratch;
 pub mod stats;
 pub mod steady;

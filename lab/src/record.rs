@@ -11,8 +11,8 @@
 //! contradict its parts. Latencies are kept as sparse histograms of three significant digits, from which any percentile can be had later.
 //!
 //! Two latencies are told apart. *Service time* runs from the moment a request was made. *Response time* runs from the moment it
-//! should have been made; they differ only where a rate or a burst gives requests a schedule, and then the response time is what
-//! a user of the device feels.
+//! should have been made; they differ only where a rate gives requests a schedule, and then the response time is what a user
+//! of the device feels.
 
 use crate::{
     job::{Caching, Job},
@@ -356,6 +356,9 @@ impl PhaseRecord {
 pub struct SeriesPoint {
     /// When it began, from the beginning of the phase, nanoseconds.
     pub start_ns: u64,
+    /// Its length, nanoseconds: the interval, but for a last one that was cut short.
+    #[serde(default)]
+    pub len_ns: u64,
     /// Reads completed.
     pub read_ios: u64,
     /// Bytes read.

@@ -194,7 +194,7 @@ impl Target {
 }
 
 /// A file driven by O_DIRECT has an alignment; one in the page cache has none.
-fn top_cache_mode(disk: &Disk) -> CacheMode {
+pub(crate) fn top_cache_mode(disk: &Disk) -> CacheMode {
     let alignment =
         disk.layers().first().and_then(|layer| layer.image.store().data_file()).map(|file| file.alignment_bytes);
     if alignment.is_some_and(|bytes| bytes > 1) { CacheMode::Direct } else { CacheMode::PageCache }

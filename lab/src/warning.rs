@@ -100,6 +100,24 @@ pub enum Warning {
         /// By whom.
         users: String,
     },
+    /// Fewer requests were in flight than asked for.
+    DepthNotReached {
+        /// The load, with its phase.
+        load: String,
+        /// In flight on average, by Little's law.
+        reached: f64,
+        /// Asked for.
+        asked: f64,
+    },
+    /// Fewer requests were completed than the schedule has.
+    RateNotKept {
+        /// The load, with its phase.
+        load: String,
+        /// Share of the rate that was reached.
+        share: f64,
+        /// Requests that were due at the end and had not been made.
+        overdue: u64,
+    },
     /// The clock is slow to read, so latencies and CPU time are too high.
     SlowClock {
         /// The kernel's clock source.
@@ -192,6 +210,15 @@ impl fmt::Display for Warning {
             Self::Shared { target, users } => write!(
                 f,
                 "{target} is in use while it is measured: {users}; what others do with it is in the figures"
+            ),
+            Self::DepthNotReached { load, reached, asked } => write!(
+                f,
+                "{load}: only {reached:.1} of {asked:.0} requests were in flight on average; the threads could not keep up: use more threads with less depth each"
+            ),
+            Self::RateNotKept { load, share, overdue } => write!(
+                f,
+                "{load}: only {:.1} % of the rate was reached, and {overdue} requests were due and not made at the end; the target, or the machine, cannot hold this rate: use a lower one, or more depth",
+                share * 100.0
             ),
             Self::SlowClock { source } => {
                 write!(

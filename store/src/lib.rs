@@ -59,4 +59,5 @@ pub use raw::RawDevice;
 pub use shared::SharedRing;
 pub use store::{DataFile, FileRange, Store, Zeroing};
 pub use streams::{StreamEnd, StreamId, Streams};
+pub use sys::cycle_counter;
 pub use transfer::Piece;

@@ -1,6 +1,7 @@
 //! A load: where the requests of some threads go, how large they are, how many are in flight, and how fast they come.
 //!
-//! Threads and depth multiply as in DiskSpd: `threads` for each target, each with `queue_depth` in flight on it.
+//! Threads and depth multiply as in DiskSpd: `threads` for each target, each with `queue_depth` in flight on it. With `across_targets`
+//! there are `threads` in all (DiskSpd's `-F`), and each has `queue_depth` in flight on every target.
 
 use super::{Bytes, JobError, Span};
 use serde::{Deserialize, Serialize};
@@ -135,10 +136,17 @@ pub struct Load {
     pub stride: Option<Bytes>,
     /// Whether the threads of one target share one sequential stream (DiskSpd's `-si`); else each has its own.
     pub interlocked: bool,
-    /// Threads for each target.
+    /// Threads for each target, or in all with `across_targets`.
     pub threads: u32,
-    /// Requests in flight for each thread on its target.
+    /// Whether every thread drives all targets; else each drives one.
+    #[serde(skip_serializing_if = "is_false")]
+    pub across_targets: bool,
+    /// Requests in flight for each thread on its target, or on each of them.
     pub queue_depth: u32,
+    /// Completions that a thread waits for before it makes new requests (fio's `iodepth_batch_complete_min`). More than 1 saves system calls
+    /// and lets the depth sag.
+    #[serde(skip_serializing_if = "is_one")]
+    pub batch: u32,
     /// Where the working set begins on the target.
     pub start: Bytes,
     /// How far each next thread starts behind the one before (DiskSpd's `-T`); sequential streams only.
@@ -175,7 +183,9 @@ impl Default for Load {
             stride: None,
             interlocked: false,
             threads: 1,
+            across_targets: false,
             queue_depth: 32,
+            batch: 1,
             start: Bytes(0),
             thread_start: Bytes(0),
             working_set: Bytes(0),
@@ -187,6 +197,14 @@ impl Default for Load {
             targets: Vec::new(),
         }
     }
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+fn is_one(value: &u32) -> bool {
+    *value == 1
 }
 
 /// Most requests in flight for one thread.
@@ -237,6 +255,9 @@ impl Load {
         }
         if !(1..=THREADS_MAX).contains(&self.threads) {
             return wrong("threads", "not between 1 and 1024", "as many as cores, or fewer");
+        }
+        if !(1..=self.queue_depth).contains(&self.batch) {
+            return wrong("batch", "not between 1 and the queue depth", "leave it out for 1");
         }
         let shares = self.block.shares();
         if shares.is_empty() || shares.iter().any(|share| !positive(share.weight)) {

@@ -1,0 +1,249 @@
+//! Latencies counted into buckets of three significant digits.
+//!
+//! A value below 2,048 has a bucket of its own. Above, each doubling is cut into 1,024 equal buckets, so a bucket is never wider than a
+//! thousandth of what it holds. To find a bucket is a count of leading zeros, a shift and an addition; HDR histograms have
+//! the same layout, but a call that checks more.
+//!
+//! ```text
+//!   value   0 .. 2047   2048 .. 4095 by 2   4096 .. 8191 by 4   ...   2^42 .. 2^43 by 2^32
+//!   bucket  0 .. 2047   2048 .. 3071        3072 .. 4095              33792 .. 34815
+//! ```
+//!
+//! [`Latencies`] is what a measuring thread counts into between two cuts (136 KiB, however long the run), [`Sum`] is what the conductor
+//! adds them up in (272 KiB). Both know their extremes, moments and counts exactly; only the order of values within a bucket is lost.
+//! Values of 2^43 ns (2.4 hours) and more count as the largest.
+
+use crate::record::LatencyRecord;
+
+/// Values told apart exactly, and twice the buckets of a doubling.
+const EXACT: u64 = 2048;
+const EXACT_BITS: u32 = EXACT.ilog2();
+/// The largest value that has a bucket.
+const LARGEST: u64 = (1 << 43) - 1;
+/// How many buckets there are.
+const BUCKETS: usize = bucket_of(LARGEST) + 1;
+
+/// The bucket of a value, which must not exceed [`LARGEST`].
+#[inline]
+const fn bucket_of(value: u64) -> usize {
+    let shift = (63 - (value | (EXACT - 1)).leading_zeros()) - (EXACT_BITS - 1);
+    ((shift as u64) * (EXACT / 2) + (value >> shift)) as usize
+}
+
+/// The largest value of a bucket.
+const fn highest_of(bucket: usize) -> u64 {
+    let bucket = bucket as u64;
+    let shift = (bucket / (EXACT / 2)).saturating_sub(1);
+    ((bucket - shift * (EXACT / 2) + 1) << shift) - 1
+}
+
+/// What a measuring thread counts into. Counts are of 32 bits: a cut comes at least every few hundred milliseconds, or, where
+/// a target stalls, after few requests.
+#[derive(Debug, Clone)]
+pub(crate) struct Latencies {
+    counts: Box<[u32]>,
+    pub(crate) count: u64,
+    sum_ns: u64,
+    squares: f64,
+    min_ns: u64,
+    max_ns: u64,
+}
+
+impl Default for Latencies {
+    fn default() -> Self {
+        let counts = vec![0; BUCKETS].into_boxed_slice();
+        Self { counts, count: 0, sum_ns: 0, squares: 0.0, min_ns: u64::MAX, max_ns: 0 }
+    }
+}
+
+impl Latencies {
+    /// Counts one.
+    #[inline]
+    pub(crate) fn record(&mut self, latency_ns: u64) {
+        let latency_ns = latency_ns.min(LARGEST);
+        self.counts[bucket_of(latency_ns)] += 1;
+        self.count += 1;
+        self.sum_ns += latency_ns;
+        self.squares += latency_ns as f64 * latency_ns as f64;
+        self.min_ns = self.min_ns.min(latency_ns);
+        self.max_ns = self.max_ns.max(latency_ns);
+    }
+
+    /// Forgets all. Only the buckets between the extremes are touched.
+    pub(crate) fn clear(&mut self) {
+        if self.count > 0 {
+            self.counts[bucket_of(self.min_ns)..=bucket_of(self.max_ns)].fill(0);
+        }
+        (self.count, self.sum_ns, self.squares, self.min_ns, self.max_ns) = (0, 0, 0.0, u64::MAX, 0);
+    }
+}
+
+/// Latencies of many cuts.
+#[derive(Debug, Clone)]
+pub(crate) struct Sum {
+    counts: Box<[u64]>,
+    count: u64,
+    sum_ns: u128,
+    squares: f64,
+    min_ns: u64,
+    max_ns: u64,
+}
+
+impl Default for Sum {
+    fn default() -> Self {
+        let counts = vec![0; BUCKETS].into_boxed_slice();
+        Self { counts, count: 0, sum_ns: 0, squares: 0.0, min_ns: u64::MAX, max_ns: 0 }
+    }
+}
+
+impl Sum {
+    /// Adds what a thread counted.
+    pub(crate) fn add(&mut self, latencies: &Latencies) {
+        if latencies.count == 0 {
+            return;
+        }
+        let used = bucket_of(latencies.min_ns)..=bucket_of(latencies.max_ns);
+        for (sum, count) in self.counts[used.clone()].iter_mut().zip(&latencies.counts[used]) {
+            *sum += u64::from(*count);
+        }
+        self.count += latencies.count;
+        self.sum_ns += u128::from(latencies.sum_ns);
+        self.squares += latencies.squares;
+        self.min_ns = self.min_ns.min(latencies.min_ns);
+        self.max_ns = self.max_ns.max(latencies.max_ns);
+    }
+
+    /// Adds another sum.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        if other.count == 0 {
+            return;
+        }
+        let used = bucket_of(other.min_ns)..=bucket_of(other.max_ns);
+        for (sum, count) in self.counts[used.clone()].iter_mut().zip(&other.counts[used]) {
+            *sum += count;
+        }
+        self.count += other.count;
+        self.sum_ns += other.sum_ns;
+        self.squares += other.squares;
+        self.min_ns = self.min_ns.min(other.min_ns);
+        self.max_ns = self.max_ns.max(other.max_ns);
+    }
+
+    /// Arithmetic mean; 0 of none.
+    pub(crate) fn mean_ns(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.sum_ns as f64 / self.count as f64 }
+    }
+
+    /// Longest; 0 of none.
+    pub(crate) fn max_ns(&self) -> u64 {
+        self.max_ns
+    }
+
+    /// The latency that `share` (0 to 1) of the requests do not exceed; 0 of none.
+    pub(crate) fn quantile_ns(&self, share: f64) -> u64 {
+        if self.count == 0 {
+            return 0;
+        }
+        let rank = ((self.count as f64 * share.clamp(0.0, 1.0)).ceil() as u64).max(1);
+        let mut seen = 0;
+        for bucket in bucket_of(self.min_ns)..=bucket_of(self.max_ns) {
+            seen += self.counts[bucket];
+            if seen >= rank {
+                return highest_of(bucket).min(self.max_ns);
+            }
+        }
+        self.max_ns
+    }
+
+    /// As it is kept.
+    pub(crate) fn record(&self) -> LatencyRecord {
+        if self.count == 0 {
+            return LatencyRecord::default();
+        }
+        let used = bucket_of(self.min_ns)..=bucket_of(self.max_ns);
+        let filled = used.filter(|bucket| self.counts[*bucket] > 0);
+        LatencyRecord {
+            count: self.count,
+            sum_ns: self.sum_ns as f64,
+            sum_of_squares: self.squares,
+            min_ns: self.min_ns,
+            max_ns: self.max_ns,
+            buckets: filled.map(|bucket| (highest_of(bucket), self.counts[bucket])).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sum_of(values: &[u64]) -> Sum {
+        let (mut latencies, mut sum) = (Latencies::default(), Sum::default());
+        for value in values {
+            latencies.record(*value);
+        }
+        sum.add(&latencies);
+        sum
+    }
+
+    #[test]
+    fn buckets_follow_each_other_without_gaps() {
+        let mut next = 0;
+        for bucket in 0..BUCKETS {
+            assert_eq!(bucket_of(next), bucket, "the first value of bucket {bucket} is {next}");
+            assert_eq!(bucket_of(highest_of(bucket)), bucket);
+            next = highest_of(bucket) + 1;
+        }
+        assert_eq!(next, LARGEST + 1);
+    }
+
+    #[test]
+    fn memory_is_bounded_however_long_the_run() {
+        // Two directions, service and response, one in use and one on its way to the conductor: a fortieth of the 64 MiB for a thread.
+        assert!(BUCKETS * size_of::<u32>() * 2 * 2 * 2 < (64 << 20) / 40);
+    }
+
+    #[test]
+    fn none_and_the_very_long_are_counted_too() {
+        assert_eq!(Sum::default().record(), LatencyRecord::default());
+        assert_eq!(Sum::default().quantile_ns(0.5), 0);
+        let record = sum_of(&[u64::MAX, 0]).record();
+        assert_eq!((record.min_ns, record.max_ns, record.buckets.len()), (0, LARGEST, 2));
+    }
+
+    #[test]
+    fn what_was_cleared_is_gone() {
+        let mut latencies = Latencies::default();
+        latencies.record(5);
+        latencies.record(1 << 30);
+        latencies.clear();
+        assert!(latencies.counts.iter().all(|count| *count == 0));
+        latencies.record(7);
+        let mut sum = Sum::default();
+        sum.add(&latencies);
+        assert_eq!(sum.record().buckets, [(7, 1)]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_value_lies_in_its_bucket_to_three_digits(value in 0..=LARGEST) {
+            let highest = highest_of(bucket_of(value));
+            prop_assert!(value <= highest && (highest - value) as f64 <= value as f64 / 1000.0);
+        }
+
+        #[test]
+        fn moments_are_exact_and_quantiles_within_a_thousandth(mut values in prop::collection::vec(0_u64..1 << 40, 1..200), share in 0.0_f64..=1.0) {
+            let sum = sum_of(&values);
+            values.sort_unstable();
+            let rank = ((values.len() as f64 * share).ceil() as usize).max(1);
+            let exact = values[rank - 1];
+            let found = sum.quantile_ns(share);
+            prop_assert!(found >= exact && (found - exact) as f64 <= exact as f64 / 1000.0);
+            let record = sum.record();
+            prop_assert_eq!(record.quantile_ns(share), Some(found));
+            prop_assert_eq!(record.sum_ns, values.iter().sum::<u64>() as f64);
+            prop_assert_eq!((record.count, record.min_ns, record.max_ns), (values.len() as u64, values[0], values[values.len() - 1]));
+        }
+    }
+}

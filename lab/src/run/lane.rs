@@ -1,0 +1,305 @@
+//! One thread's window onto one target: slots, buffers, the queue, and what is counted.
+//!
+//! ```text
+//!   free slot ─ pacer: may it? ─ requests: which? ─ contents ─▶ push ─▶ in flight ─▶ reap ─▶ settle: count ─▶ the slot is free
+//!                                                                                               └─ nothing paces it: next request at once
+//! ```
+//!
+//! A latency runs from the clock reading after which its request was made to the one after which its completion was seen; the clock is
+//! read once for all that a reap brings. So the generator's own time is in it; `null:` shows how much that is.
+//!
+//! Invariant: every slot is in flight, resting with the pacer, or in `free`; never more than `queue_depth` of them. Every buffer
+//! is in flight or in the pool of its direction.
+
+use crate::run::{
+    contents::Contents,
+    pace::Pacer,
+    requests::{Ask, Requests},
+    shared::{Failure, NEVER, Shared},
+    tally::{DirectionTally, Tally},
+};
+use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, Slab};
+use std::io;
+
+/// The queue of the target of this name is of no use any more.
+pub(crate) type QueueFailure = (String, io::Error);
+
+/// What a slot's request is about.
+#[derive(Debug, Clone, Copy)]
+struct Flight {
+    made_ns: u64,
+    intended_ns: u64,
+    ask: Ask,
+    is_flush: bool,
+}
+
+/// How a lane is to behave.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LaneRules {
+    pub(crate) queue_depth: u32,
+    /// Completions to wait for.
+    pub(crate) batch: u32,
+    /// 0: never.
+    pub(crate) flush_every: u64,
+    /// Writes are durable when they complete.
+    pub(crate) durable: bool,
+    pub(crate) reads: bool,
+    pub(crate) writes: bool,
+}
+
+impl LaneRules {
+    /// Buffers that it needs.
+    pub(crate) fn buffers(&self) -> usize {
+        self.queue_depth as usize * (usize::from(self.reads) + usize::from(self.writes))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Lane<'a> {
+    target: &'a str,
+    queue: Box<dyn BlockQueue>,
+    rules: LaneRules,
+    requests: Requests,
+    contents: Contents,
+    pacer: Option<Pacer>,
+    flights: Vec<Flight>,
+    free: Vec<u32>,
+    for_reads: Vec<IoBuf>,
+    for_writes: Vec<IoBuf>,
+    writes_since_flush: u64,
+    tally: Tally,
+    done: Vec<Completion>,
+}
+
+impl<'a> Lane<'a> {
+    /// A lane whose queue was opened with `slab`.
+    pub(crate) fn new(
+        target: &'a str,
+        queue: Box<dyn BlockQueue>,
+        slab: &Slab,
+        rules: LaneRules,
+        mut requests: Requests,
+        contents: Contents,
+        pacer: Option<Pacer>,
+    ) -> Self {
+        let mut for_reads = slab.take_all();
+        let reads = if rules.reads { rules.queue_depth as usize } else { 0 };
+        let mut for_writes = for_reads.split_off(reads.min(for_reads.len()));
+        for buf in &mut for_writes {
+            contents.fill(buf, requests.rng());
+        }
+        let nothing = Flight {
+            made_ns: 0,
+            intended_ns: 0,
+            ask: Ask { offset_bytes: 0, len_bytes: 0, is_read: true },
+            is_flush: false,
+        };
+        let tally = Tally::new(pacer.as_ref().is_some_and(Pacer::has_schedule));
+        Self {
+            target,
+            queue,
+            rules,
+            requests,
+            contents,
+            pacer,
+            flights: vec![nothing; rules.queue_depth as usize],
+            free: (0..rules.queue_depth).rev().collect(),
+            for_reads,
+            for_writes,
+            writes_since_flush: 0,
+            tally,
+            done: Vec::with_capacity(rules.queue_depth as usize),
+        }
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.queue.in_flight()
+    }
+
+    /// An empty tally of the kind that this lane counts into.
+    pub(crate) fn empty_tally(&self) -> Tally {
+        Tally::new(self.pacer.as_ref().is_some_and(Pacer::has_schedule))
+    }
+
+    /// Goes on with an empty tally, and gives the full one away.
+    pub(crate) fn exchange(&mut self, empty: Tally) -> Tally {
+        std::mem::replace(&mut self.tally, empty)
+    }
+
+    /// When there will be something to do that is not a completion; [`NEVER`] for a lane that has all in flight that it may.
+    pub(crate) fn wake_ns(&self) -> u64 {
+        match &self.pacer {
+            Some(pacer) => pacer.wake_ns(!self.free.is_empty()),
+            None if self.free.is_empty() => NEVER,
+            None => 0,
+        }
+    }
+
+    /// Requests that should have been made and were not.
+    pub(crate) fn overdue(&self, now_ns: u64) -> u64 {
+        self.pacer.as_ref().map_or(0, |pacer| pacer.overdue(now_ns))
+    }
+
+    /// Starts what was pushed, and takes completions, of which there is at least one if `wait` (and anything is in flight).
+    #[inline]
+    pub(crate) fn reap(&mut self, wait: bool) -> Result<(), QueueFailure> {
+        let at_least = if wait { self.rules.batch as usize } else { 0 };
+        self.queue.reap(at_least, &mut self.done).map_err(|error| (self.target.to_owned(), error))
+    }
+
+    /// Whether there is anything to settle.
+    pub(crate) fn has_completions(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// Counts what was reaped, and makes new requests, as long as `to_make` allows.
+    #[inline]
+    pub(crate) fn settle(&mut self, now_ns: u64, to_make: &mut u64, shared: &Shared) {
+        let mut done = std::mem::take(&mut self.done);
+        for completion in done.drain(..) {
+            let slot = completion.tag as u32;
+            self.count(completion, now_ns, shared);
+            match &mut self.pacer {
+                None if *to_make > 0 => self.make(slot, now_ns, now_ns, to_make, shared),
+                None => self.free.push(slot),
+                Some(pacer) => {
+                    if !pacer.rests(slot, now_ns) {
+                        self.free.push(slot);
+                    }
+                }
+            }
+        }
+        self.done = done;
+        if !self.free.is_empty() || self.pacer.is_some() {
+            self.make_more(now_ns, to_make, shared);
+        }
+    }
+
+    /// Makes requests in free slots: at the beginning, and where something paces them.
+    fn make_more(&mut self, now_ns: u64, to_make: &mut u64, shared: &Shared) {
+        while *to_make > 0 {
+            let mut intended_ns = now_ns;
+            if let Some(pacer) = &mut self.pacer {
+                self.free.extend(pacer.rested(now_ns));
+                match pacer.intended_ns(now_ns) {
+                    Some(start_ns) => intended_ns = start_ns,
+                    None => return,
+                }
+            }
+            let Some(slot) = self.free.pop() else { return };
+            self.make(slot, now_ns, intended_ns, to_make, shared);
+            if self.free.last() == Some(&slot) {
+                // It was refused. The next turn tries again.
+                return;
+            }
+        }
+    }
+
+    /// Makes the next request in `slot`.
+    #[inline]
+    fn make(&mut self, slot: u32, now_ns: u64, intended_ns: u64, to_make: &mut u64, shared: &Shared) {
+        if self.rules.flush_every > 0 && self.writes_since_flush >= self.rules.flush_every {
+            self.writes_since_flush = 0;
+            let flight = &mut self.flights[slot as usize];
+            (flight.made_ns, flight.is_flush) = (now_ns, true);
+            return self.push(Request::flush(u64::from(slot)), now_ns, shared);
+        }
+        let ask = self.requests.draw();
+        let pool = if ask.is_read { &mut self.for_reads } else { &mut self.for_writes };
+        let Some(mut buf) = pool.pop() else { return self.free.push(slot) };
+        let (operation, fua) = if ask.is_read {
+            (Operation::Read, false)
+        } else {
+            self.writes_since_flush += 1;
+            self.contents.prepare(&mut buf[..ask.len_bytes as usize], self.requests.rng());
+            (Operation::Write, self.rules.durable)
+        };
+        *to_make -= 1;
+        if let Some(pacer) = &mut self.pacer {
+            pacer.made(ask.len_bytes, now_ns);
+        }
+        self.flights[slot as usize] = Flight { made_ns: now_ns, intended_ns, ask, is_flush: false };
+        let request = Request {
+            operation,
+            offset_bytes: ask.offset_bytes,
+            len_bytes: u64::from(ask.len_bytes),
+            buf: Some(buf),
+            buf_offset_bytes: 0,
+            tag: u64::from(slot),
+            fua,
+        };
+        self.push(request, now_ns, shared);
+    }
+
+    #[inline]
+    fn push(&mut self, request: Request, now_ns: u64, shared: &Shared) {
+        if let Err(refused) = self.queue.push(request) {
+            let completion =
+                Completion { tag: refused.request.tag, buf: refused.request.buf, result: Err(refused.reason) };
+            let slot = completion.tag as u32;
+            self.count(completion, now_ns, shared);
+            self.free.push(slot);
+        }
+    }
+
+    #[inline]
+    fn count(&mut self, completion: Completion, now_ns: u64, shared: &Shared) {
+        let flight = self.flights[completion.tag as usize];
+        let is_read = flight.ask.is_read;
+        if let Some(buf) = completion.buf {
+            if is_read { self.for_reads.push(buf) } else { self.for_writes.push(buf) }
+        }
+        let direction = if is_read { &mut self.tally.reads } else { &mut self.tally.writes };
+        match completion.result {
+            Ok(()) if flight.is_flush => self.tally.flushes += 1,
+            Ok(()) => record(direction, &flight, now_ns, shared.record_latency),
+            Err(why) => {
+                direction.errors += 1;
+                self.failed(&flight, &why, now_ns, shared);
+            }
+        }
+    }
+
+    #[cold]
+    fn failed(&self, flight: &Flight, why: &io::Error, now_ns: u64, shared: &Shared) {
+        let operation = match flight {
+            Flight { is_flush: true, .. } => Operation::Flush,
+            Flight { ask: Ask { is_read: true, .. }, .. } => Operation::Read,
+            _ => Operation::Write,
+        };
+        let (offset_bytes, len_bytes) = match operation {
+            Operation::Flush => (0, 0),
+            _ => (flight.ask.offset_bytes, u64::from(flight.ask.len_bytes)),
+        };
+        shared.fail(&Failure { target: self.target, operation, offset_bytes, len_bytes, why }, now_ns);
+    }
+
+    /// Waits for all that is in flight. Nothing of it is counted, but for failures.
+    pub(crate) fn drain(&mut self, now_ns: u64, shared: &Shared) -> Result<(), QueueFailure> {
+        while self.queue.in_flight() > 0 {
+            self.queue.reap(1, &mut self.done).map_err(|error| (self.target.to_owned(), error))?;
+            for completion in std::mem::take(&mut self.done) {
+                let flight = self.flights[completion.tag as usize];
+                if let Err(why) = completion.result {
+                    let direction = if flight.ask.is_read { &mut self.tally.reads } else { &mut self.tally.writes };
+                    direction.errors += 1;
+                    self.failed(&flight, &why, now_ns, shared);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[inline]
+fn record(direction: &mut DirectionTally, flight: &Flight, now_ns: u64, latency: bool) {
+    direction.ios += 1;
+    direction.bytes += u64::from(flight.ask.len_bytes);
+    if latency {
+        direction.service.record(now_ns - flight.made_ns);
+        if let Some(response) = &mut direction.response {
+            response.record(now_ns - flight.intended_ns);
+        }
+    }
+}

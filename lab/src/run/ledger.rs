@@ -1,0 +1,225 @@
+//! The conductor's book: what all threads counted, added up by thread for the window, by interval for the series, and by tick for
+//! those who watch.
+//!
+//! ```text
+//!   Cut ─┬─ lies in the window? ─▶ Totals of its thread and target
+//!        ├─▶ interval of the series, closed when every thread has passed it
+//!        └─▶ tick, forgotten after a second or two                                 ─▶ Snapshot
+//! ```
+//!
+//! A bin never crosses a boundary (see `thread`), so it belongs to one interval, and to the window or not, by when it began.
+//!
+//! Invariant: memory does not grow with the length of the run, but for the points of the series.
+
+use crate::{
+    record::SeriesPoint,
+    run::{
+        histogram::Sum,
+        tally::{Tally, Totals},
+        thread::Cut,
+    },
+};
+use std::collections::BTreeMap;
+
+/// How far back a snapshot looks.
+const LOOK_BACK_NS: u64 = 1_000_000_000;
+
+/// Everything in a stretch of time.
+#[derive(Debug, Default)]
+struct Stretch {
+    read_ios: u64,
+    read_bytes: u64,
+    write_ios: u64,
+    write_bytes: u64,
+    latency: Sum,
+}
+
+impl Stretch {
+    fn add(&mut self, tally: &Tally) {
+        let Tally { reads, writes, .. } = tally;
+        self.read_ios += reads.ios;
+        self.read_bytes += reads.bytes;
+        self.write_ios += writes.ios;
+        self.write_bytes += writes.bytes;
+        self.latency.add(reads.latency());
+        self.latency.add(writes.latency());
+    }
+
+    fn point(&self, start_ns: u64, len_ns: u64) -> SeriesPoint {
+        SeriesPoint {
+            start_ns,
+            len_ns,
+            read_ios: self.read_ios,
+            read_bytes: self.read_bytes,
+            write_ios: self.write_ios,
+            write_bytes: self.write_bytes,
+            mean_ns: self.latency.mean_ns(),
+            p50_ns: self.latency.quantile_ns(0.5),
+            p99_ns: self.latency.quantile_ns(0.99),
+            max_ns: self.latency.max_ns(),
+        }
+    }
+}
+
+/// What was going on lately.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Lately {
+    pub(crate) iops: f64,
+    pub(crate) mb_per_s: f64,
+    pub(crate) p50_ns: u64,
+    pub(crate) p99_ns: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    interval_ns: u64,
+    tick_ns: u64,
+    totals: Vec<Vec<Totals>>,
+    /// How far each thread has come.
+    until_ns: Vec<u64>,
+    /// By number, those that are not closed.
+    open: BTreeMap<u64, Stretch>,
+    series: Vec<SeriesPoint>,
+    /// By start.
+    ticks: BTreeMap<u64, Stretch>,
+}
+
+impl Ledger {
+    /// For threads with so many targets each.
+    pub(crate) fn new(targets_of_threads: &[usize], interval_ns: u64, tick_ns: u64) -> Self {
+        Self {
+            interval_ns,
+            tick_ns,
+            totals: targets_of_threads.iter().map(|targets| vec![Totals::default(); *targets]).collect(),
+            until_ns: vec![0; targets_of_threads.len()],
+            open: BTreeMap::new(),
+            series: Vec::new(),
+            ticks: BTreeMap::new(),
+        }
+    }
+
+    /// Enters a bin.
+    pub(crate) fn enter(&mut self, cut: &Cut, in_window: bool) {
+        let interval = self.open.entry(cut.from_ns / self.interval_ns).or_default();
+        let tick = self.ticks.entry(cut.from_ns - cut.from_ns % self.tick_ns).or_default();
+        for (tally, totals) in cut.tallies.iter().zip(&mut self.totals[cut.thread]) {
+            interval.add(tally);
+            tick.add(tally);
+            if in_window {
+                totals.add(tally);
+            }
+        }
+        self.until_ns[cut.thread] = cut.until_ns;
+        let all_until_ns = self.until_ns.iter().copied().min().unwrap_or(0);
+        while let Some(entry) = self.open.first_entry()
+            && (entry.key() + 1) * self.interval_ns <= all_until_ns
+        {
+            let (number, stretch) = entry.remove_entry();
+            self.close(number, &stretch, self.interval_ns);
+        }
+        while let Some(entry) = self.ticks.first_entry()
+            && entry.key() + 2 * LOOK_BACK_NS + self.tick_ns < cut.from_ns
+        {
+            entry.remove();
+        }
+    }
+
+    fn close(&mut self, number: u64, stretch: &Stretch, len_ns: u64) {
+        // Intervals in which nothing at all was heard of stand in the series too: that is what a stall looks like.
+        while (self.series.len() as u64) < number {
+            let start_ns = self.series.len() as u64 * self.interval_ns;
+            self.series.push(Stretch::default().point(start_ns, self.interval_ns));
+        }
+        self.series.push(stretch.point(number * self.interval_ns, len_ns));
+    }
+
+    /// What was going on in the second before `now_ns`, leaving out the tick that is not over.
+    pub(crate) fn lately(&self, now_ns: u64) -> Lately {
+        let until_ns = now_ns - now_ns % self.tick_ns;
+        let from_ns = until_ns.saturating_sub(LOOK_BACK_NS.max(self.tick_ns));
+        let from_ns = from_ns.next_multiple_of(self.tick_ns);
+        let (mut ios, mut bytes, mut latency) = (0, 0, Sum::default());
+        for stretch in self.ticks.range(from_ns..until_ns.max(from_ns)).map(|(_, stretch)| stretch) {
+            ios += stretch.read_ios + stretch.write_ios;
+            bytes += stretch.read_bytes + stretch.write_bytes;
+            latency.merge(&stretch.latency);
+        }
+        let span_ns = until_ns.saturating_sub(from_ns).max(1) as f64;
+        Lately {
+            iops: ios as f64 * 1e9 / span_ns,
+            mb_per_s: bytes as f64 * 1e3 / span_ns,
+            p50_ns: latency.quantile_ns(0.5),
+            p99_ns: latency.quantile_ns(0.99),
+        }
+    }
+
+    /// The window's totals by thread and target, and the series until `end_ns`.
+    pub(crate) fn finish(mut self, end_ns: u64) -> (Vec<Vec<Totals>>, Vec<SeriesPoint>) {
+        for (number, stretch) in std::mem::take(&mut self.open) {
+            let start_ns = number * self.interval_ns;
+            let len_ns = end_ns.saturating_sub(start_ns).clamp(1, self.interval_ns);
+            self.close(number, &stretch, len_ns);
+        }
+        (self.totals, self.series)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn cut(thread: usize, from_ns: u64, until_ns: u64, latencies: &[u64]) -> Cut {
+        let mut tally = Tally::new(false);
+        for latency_ns in latencies {
+            tally.reads.ios += 1;
+            tally.reads.bytes += 4096;
+            tally.reads.service.record(*latency_ns);
+        }
+        Cut { thread, from_ns, until_ns, tallies: vec![tally] }
+    }
+
+    fn ledger(threads: usize) -> Ledger {
+        Ledger::new(&vec![1; threads], S, S / 4)
+    }
+
+    #[test]
+    fn an_interval_is_closed_when_all_threads_have_passed_it() {
+        let mut ledger = ledger(2);
+        ledger.enter(&cut(0, 0, S, &[10]), true);
+        ledger.enter(&cut(0, S, 2 * S, &[20]), true);
+        assert_eq!(ledger.series.len(), 0);
+        ledger.enter(&cut(1, 0, S, &[30, 40]), true);
+        assert_eq!(ledger.series.len(), 1);
+        let (totals, series) = ledger.finish(S + S / 2);
+        assert_eq!(series.iter().map(|point| (point.start_ns, point.read_ios)).collect::<Vec<_>>(), [(0, 3), (S, 1)]);
+        assert_eq!((series[0].p50_ns, series[0].max_ns, series[1].len_ns), (30, 40, S / 2));
+        assert_eq!(totals.iter().map(|thread| thread[0].record().0.ios).collect::<Vec<_>>(), [2, 2]);
+    }
+
+    #[test]
+    fn a_stall_stands_in_the_series() {
+        let mut ledger = ledger(1);
+        ledger.enter(&cut(0, 0, S, &[10]), false);
+        ledger.enter(&cut(0, 4 * S, 5 * S, &[4 * S]), false);
+        let (totals, series) = ledger.finish(5 * S);
+        assert_eq!(series.iter().map(|point| point.read_ios).collect::<Vec<_>>(), [1, 0, 0, 0, 1]);
+        assert_eq!(totals[0][0].record().0.ios, 0, "it was not in the window");
+    }
+
+    #[test]
+    fn lately_is_the_last_second_of_whole_ticks() {
+        let mut ledger = ledger(1);
+        for tick in 0..12 {
+            ledger.enter(&cut(0, tick * S / 4, (tick + 1) * S / 4, &[100; 5]), true);
+        }
+        let lately = ledger.lately(2 * S + S / 10);
+        assert_eq!((lately.iops, lately.p50_ns), (20.0, 100));
+        assert_eq!(lately.mb_per_s, 20.0 * 4096.0 / 1e6);
+        assert_eq!(ledger.lately(20 * S), Lately::default());
+        assert_eq!(ledger.lately(0), Lately::default());
+        assert!(ledger.ticks.len() < 12);
+    }
+}

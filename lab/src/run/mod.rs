@@ -1,0 +1,168 @@
+//! A run: carries out a job on targets, and says what was found.
+//!
+//! ```text
+//!   Job + OpenTargets ─▶ plan: threads, lanes, requests        everything that does not fit is found here
+//!     for each phase:    phase: threads open queues, begin together
+//!                          thread ─ lane ─ queue ─▶ target     the measuring loop
+//!                             └─ cuts ─▶ conductor ─▶ ledger   several times a second, by channel
+//!     ─▶ Run (record.rs)
+//! ```
+//!
+//! | file | idea |
+//! |---|---|
+//! | `open.rs` | what a user named, as a block device |
+//! | `plan.rs` | which threads there are; whether the job fits the targets |
+//! | `requests.rs`, `distribution.rs`, `random.rs` | which request comes next |
+//! | `pace.rs` | when it may be made |
+//! | `contents.rs` | what it writes |
+//! | `lane.rs`, `thread.rs` | the loop |
+//! | `shared.rs` | clock, window, end, first failure |
+//! | `histogram.rs`, `tally.rs`, `ledger.rs` | counting, and adding up elsewhere |
+//! | `phase.rs`, `conductor.rs`, `watch.rs`, `cpu.rs`, `doubts.rs` | beginning and ending, telling, processors, reasons for doubt |
+//!
+//! A request that fails is counted, told once with its target, offset and length, and ends the run soon, unless it is to go on. Such a run
+//! has ended as [`End::Failed`], and keeps what it measured. A run that its watcher ends keeps it too.
+
+mod conductor;
+mod contents;
+mod cpu;
+mod distribution;
+mod doubts;
+mod histogram;
+mod lane;
+mod ledger;
+mod open;
+mod pace;
+mod phase;
+mod plan;
+mod random;
+mod requests;
+mod shared;
+mod tally;
+mod thread;
+mod watch;
+
+pub use open::{OpenHow, OpenTarget, open};
+pub use watch::{Nearness, Snapshot, Stage, Unwatched, Watch};
+
+use crate::{
+    LabError, Result, clock,
+    job::{self, Job, Phase},
+    machine::{Machine, OtherLoad, Place, Versions},
+    record::{End, RUN_SCHEMA, Run, TargetRecord},
+};
+use conductor::Progress;
+use std::time::Instant;
+
+/// How to run, apart from what.
+#[derive(Debug, Clone)]
+pub struct RunOptions {
+    /// Go on when requests fail. The run has failed all the same.
+    pub keep_going: bool,
+    /// Take latencies. Without them a run shows what that costs, and nothing else.
+    pub record_latency: bool,
+    /// Free labels for the record.
+    pub labels: Vec<(String, String)>,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self { keep_going: false, record_latency: true, labels: Vec::new() }
+    }
+}
+
+/// Carries out `job` on `targets`, telling `watch` how it goes.
+///
+/// # Errors
+/// What is wrong with the job, or between it and the targets; queues that cannot be opened. Requests that fail are no
+/// error of this function: they are in [`Run::end`].
+pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn Watch) -> Result<Run> {
+    let start = Instant::now();
+    job.validate()?;
+    if targets.is_empty() {
+        return Err(LabError::BadOptions { what: "there is no target".into(), hint: "name at least one".into() });
+    }
+    if job.contents == job::Contents::Verified {
+        return Err(LabError::BadOptions {
+            what: "verified contents cannot be run yet".into(),
+            hint: "use incompressible ones".into(),
+        });
+    }
+    // All that can be known beforehand is said before the first phase has taken its time.
+    for phase in 0..job.phases.len() {
+        plan::threads_of(job, phase, targets)?;
+    }
+    let started_utc = clock::compact_utc_now();
+    let machine = Machine::detect();
+    let other_load = OtherLoad::watch();
+    let mut phases = Vec::new();
+    let mut doubts = doubts::Doubts::before(&machine, targets, job);
+    let mut end = End::Complete;
+    for index in 0..job.phases.len() {
+        let progress = Progress {
+            index,
+            before_ns: planned_ns(&job.phases[..index]),
+            behind_ns: planned_ns(&job.phases[index + 1..]),
+        };
+        let ended = phase::run(job, progress, targets, options, watch)?;
+        doubts.after_phase(&job.phases[index], &ended);
+        phases.push(ended.record);
+        if let Some((first, errors)) = ended.failures {
+            end = failed(end, first, errors);
+        }
+        if ended.stopped && end == End::Complete {
+            end = End::Stopped;
+        }
+        if ended.stopped || end != End::Complete && !options.keep_going {
+            break;
+        }
+    }
+    Ok(Run {
+        schema: RUN_SCHEMA.into(),
+        started_utc,
+        took_ns: start.elapsed().as_nanos() as u64,
+        job: job.clone(),
+        machine,
+        versions: Versions::detect(),
+        targets: targets.iter().map(target_record).collect(),
+        phases,
+        warnings: doubts.after_all(&other_load),
+        end,
+        labels: options.labels.clone(),
+    })
+}
+
+/// How long these phases are to last; none where a count decides.
+fn planned_ns(phases: &[Phase]) -> Option<u64> {
+    phases.iter().try_fold(0_u64, |sum, phase| {
+        let parts = [phase.warm_up, phase.duration, phase.cool_down];
+        phase.count.is_none().then(|| parts.iter().fold(sum, |sum, part| sum.saturating_add(part.as_nanos())))
+    })
+}
+
+/// The failures of one phase more.
+fn failed(so_far: End, first: String, errors: u64) -> End {
+    match so_far {
+        End::Failed { first, errors: before } => End::Failed { first, errors: before + errors },
+        End::Complete | End::Stopped => End::Failed { first, errors },
+    }
+}
+
+fn target_record(target: &OpenTarget) -> TargetRecord {
+    let geometry = target.device.geometry();
+    TargetRecord {
+        name: target.name.clone(),
+        kind: target.kind.clone(),
+        size_bytes: geometry.size_bytes,
+        logical_sector_bytes: geometry.logical_sector_bytes,
+        cache: target.cache,
+        path: target.path.clone(),
+        place: target.path.as_deref().map(Place::detect),
+        contents: target.contents,
+    }
+}
+
+#[cfg(test)]
+mod simulated;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! Opening what a user named: an image by the engine, a raw file, a block device, or `null:`.
+//!
+//! Whatever is a VHD or VHDX by its own bytes is opened as a virtual disk, with its parents; everything else is bytes as they are. A block
+//! device is always bytes as they are: what lies on it may look like an image and not be meant as one.
+
+use crate::{LabError, NullDevice, Result, job::Caching, record::ContentsRecord, workload::short_size};
+use diskwright_disk::{Disk, OpenOptions, ParentPolicy};
+use diskwright_image::{Format, probe::probe};
+use diskwright_store::{BlockDevice, CacheMode, EngineKind, FileStore, LockMode, RawDevice, Store};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// Size of a `null:` target that names none.
+const NULL_BYTES: u64 = 1 << 40;
+
+/// A target, open.
+#[derive(Debug, Clone)]
+pub struct OpenTarget {
+    /// As given by the user.
+    pub name: String,
+    /// "vhdx dynamic", "raw file", "block device", "null".
+    pub kind: String,
+    /// Its file, where it has one.
+    pub path: Option<PathBuf>,
+    /// What requests go to.
+    pub device: Arc<dyn BlockDevice>,
+    /// Cache mode in force, which is not the one asked for where the file system has no O_DIRECT.
+    pub cache: Caching,
+    /// What was seen of its contents before the run, by those who looked.
+    pub contents: Option<ContentsRecord>,
+}
+
+/// How to open.
+#[derive(Debug, Clone, Default)]
+pub struct OpenHow {
+    /// For writing as well.
+    pub writable: bool,
+    /// Cache mode that is asked for.
+    pub cache: Caching,
+    /// What moves the bytes of metadata.
+    pub engine: EngineKind,
+    /// The format, where it is not to be found out.
+    pub format: Option<Format>,
+    /// Which parents may be opened.
+    pub parents: ParentPolicy,
+}
+
+impl Caching {
+    /// How the store is to be opened.
+    pub fn mode(self) -> CacheMode {
+        match self {
+            Self::Cached | Self::WriteThrough => CacheMode::PageCache,
+            Self::Direct | Self::DirectWriteThrough => CacheMode::Direct,
+        }
+    }
+
+    /// Whether a write is durable when it completes.
+    pub fn is_durable(self) -> bool {
+        matches!(self, Self::WriteThrough | Self::DirectWriteThrough)
+    }
+
+    /// The same durability with the mode that is in force.
+    fn in_force(self, mode: CacheMode) -> Self {
+        match (mode, self.is_durable()) {
+            (CacheMode::PageCache, false) => Self::Cached,
+            (CacheMode::PageCache, true) => Self::WriteThrough,
+            (CacheMode::Direct, false) => Self::Direct,
+            (CacheMode::Direct, true) => Self::DirectWriteThrough,
+        }
+    }
+}
+
+/// Opens the target that `spec` names: a path, or `null:` with a size if it is to have another one than 1T (`null:64G`).
+///
+/// # Errors
+/// [`LabError::Open`] and [`LabError::Disk`]; [`LabError::BadOptions`] for a `null:` of no size.
+pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
+    if let Some(size) = spec.strip_prefix("null:") {
+        return open_null(spec, size, how.cache);
+    }
+    let path = Path::new(spec);
+    let (kind, mode, device): (String, CacheMode, Arc<dyn BlockDevice>) = match format_of(path, how)? {
+        Found::BlockDevice => {
+            let device = RawDevice::open(path, how.writable, how.cache.mode())?;
+            ("block device".into(), device.cache_mode(), Arc::new(device))
+        }
+        Found::File(Format::Raw) => {
+            let device = RawDevice::open(path, how.writable, how.cache.mode())?;
+            ("raw file".into(), device.cache_mode(), Arc::new(device))
+        }
+        Found::File(format) => {
+            let disk = Disk::open(
+                path,
+                &OpenOptions {
+                    writable: how.writable,
+                    cache: how.cache.mode(),
+                    engine: how.engine,
+                    format: Some(format),
+                    parents: how.parents.clone(),
+                    ..OpenOptions::default()
+                },
+            )?;
+            let top = disk.layers()[0].image.info().disk_type;
+            let mode = crate::targets::top_cache_mode(&disk);
+            (format!("{format} {top}").to_lowercase(), mode, disk)
+        }
+    };
+    Ok(OpenTarget {
+        name: spec.to_owned(),
+        kind,
+        path: Some(path.to_owned()),
+        device,
+        cache: how.cache.in_force(mode),
+        contents: None,
+    })
+}
+
+fn open_null(spec: &str, size: &str, cache: Caching) -> Result<OpenTarget> {
+    let bad = |what: String| LabError::BadOptions {
+        what,
+        hint: format!("say null: or, for example, null:{}", short_size(NULL_BYTES)),
+    };
+    let size_bytes = match size {
+        "" => NULL_BYTES,
+        size => size.parse::<crate::job::Bytes>().map_err(|error| bad(format!("{spec}: {error}")))?.0,
+    };
+    if size_bytes < 4096 {
+        return Err(bad(format!("{spec}: a target of {size_bytes} bytes holds nothing")));
+    }
+    Ok(OpenTarget {
+        name: spec.to_owned(),
+        kind: "null".into(),
+        path: None,
+        device: Arc::new(NullDevice::new(size_bytes)),
+        cache,
+        contents: None,
+    })
+}
+
+enum Found {
+    BlockDevice,
+    File(Format),
+}
+
+/// Looks at the bytes, unless the format is given.
+fn format_of(path: &Path, how: &OpenHow) -> Result<Found> {
+    let options = diskwright_store::OpenOptions { lock: LockMode::None, ..diskwright_store::OpenOptions::default() };
+    let store = FileStore::open(path, &options)?;
+    if store.is_block_device() {
+        return Ok(Found::BlockDevice);
+    }
+    Ok(Found::File(match how.format {
+        Some(format) => format,
+        None => probe(&store).map_err(diskwright_disk::DiskError::from)?,
+    }))
+}

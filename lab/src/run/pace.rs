@@ -1,0 +1,215 @@
+//! When the next request may be made.
+//!
+//! Three things can hold a request back, and all of them are counted in the phase's own time:
+//!
+//! - **a rate**: request n of a thread has its *intended start* fixed beforehand, whatever happened to those before it. A target that
+//!   stalls finds the requests piled up afterwards, made late, each with the response time that its user would have felt. (A
+//!   generator that waits for its target and then goes on as if nothing had been leaves out just the requests that suffered: coordinated omission.)
+//! - **a burst**: after so many requests, nothing for a while.
+//! - **think time**: a slot rests between a completion and its next request.
+//!
+//! A thread without any of these has no pacer, and pays nothing.
+
+use crate::job::{Burst, Load, Rate};
+use std::collections::VecDeque;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub(crate) struct Pacer {
+    schedule: Option<Schedule>,
+    burst: Option<Burst>,
+    left_in_burst: u32,
+    /// Nothing is made before this.
+    pause_until_ns: u64,
+    think_ns: u64,
+    /// Slots that rest, and until when; the first is over first, for all rest equally long.
+    resting: VecDeque<(u64, u32)>,
+}
+
+/// Intended starts at a rate.
+#[derive(Debug, Clone, Copy)]
+struct Schedule {
+    rate: Rate,
+    /// Of the first request.
+    start_ns: f64,
+    /// Requests, or bytes, that are spoken for.
+    units: f64,
+    ns_per_unit: f64,
+}
+
+impl Schedule {
+    /// Each time is reckoned from the start, so errors do not add up.
+    fn next_ns(&self) -> u64 {
+        (self.start_ns + self.units * self.ns_per_unit) as u64
+    }
+}
+
+impl Pacer {
+    /// The pacer of a load's thread, if it needs one. Threads, of which this is number `thread` of `threads`, take turns within a step of the rate.
+    pub(crate) fn new(load: &Load, thread: u64, threads: u64) -> Option<Self> {
+        if load.rate.is_none() && load.burst.is_none() && load.think_time.is_zero() {
+            return None;
+        }
+        let schedule = load.rate.map(|rate| {
+            let (ns_per_unit, units) = match rate {
+                Rate::Iops { per_thread } => (1e9 / per_thread, 1.0),
+                Rate::Throughput { per_thread } => (1e9 / per_thread.0 as f64, load.block.largest_bytes() as f64),
+            };
+            let start_ns = ns_per_unit * units * thread as f64 / threads.max(1) as f64;
+            Schedule { rate, start_ns, units: 0.0, ns_per_unit }
+        });
+        Some(Self {
+            schedule,
+            burst: load.burst,
+            left_in_burst: load.burst.map_or(0, |burst| burst.requests),
+            pause_until_ns: 0,
+            think_ns: load.think_time.as_nanos(),
+            resting: VecDeque::new(),
+        })
+    }
+
+    /// Whether requests have intended starts.
+    pub(crate) fn has_schedule(&self) -> bool {
+        self.schedule.is_some()
+    }
+
+    /// The intended start of the next request, if it may be made now.
+    pub(crate) fn intended_ns(&self, now_ns: u64) -> Option<u64> {
+        let due_ns = self.due_ns();
+        (due_ns <= now_ns).then(|| self.schedule.map_or(now_ns, |schedule| schedule.next_ns()))
+    }
+
+    /// When the next request may be made, if a slot is free.
+    fn due_ns(&self) -> u64 {
+        self.schedule.map_or(0, |schedule| schedule.next_ns()).max(self.pause_until_ns)
+    }
+
+    /// A request of so many bytes was made.
+    pub(crate) fn made(&mut self, len_bytes: u32, now_ns: u64) {
+        if let Some(schedule) = &mut self.schedule {
+            schedule.units += match schedule.rate {
+                Rate::Iops { .. } => 1.0,
+                Rate::Throughput { .. } => f64::from(len_bytes),
+            };
+        }
+        if let Some(burst) = self.burst {
+            self.left_in_burst -= 1;
+            if self.left_in_burst == 0 {
+                self.left_in_burst = burst.requests;
+                self.pause_until_ns = now_ns.saturating_add(burst.pause.as_nanos());
+            }
+        }
+    }
+
+    /// A slot's request has ended. `false`: the slot is free at once, and the pacer does not keep it.
+    pub(crate) fn rests(&mut self, slot: u32, now_ns: u64) -> bool {
+        if self.think_ns == 0 {
+            return false;
+        }
+        self.resting.push_back((now_ns.saturating_add(self.think_ns), slot));
+        true
+    }
+
+    /// A slot that has rested.
+    pub(crate) fn rested(&mut self, now_ns: u64) -> Option<u32> {
+        let (until_ns, slot) = *self.resting.front()?;
+        if until_ns > now_ns {
+            return None;
+        }
+        self.resting.pop_front();
+        Some(slot)
+    }
+
+    /// When there will be something to do that is not a completion; `u64::MAX`: never.
+    pub(crate) fn wake_ns(&self, has_free_slot: bool) -> u64 {
+        let free_ns = if has_free_slot { 0 } else { self.resting.front().map_or(u64::MAX, |(until_ns, _)| *until_ns) };
+        free_ns.max(self.due_ns())
+    }
+
+    /// How many requests should have been made by `now_ns` and were not.
+    pub(crate) fn overdue(&self, now_ns: u64) -> u64 {
+        let Some(schedule) = self.schedule else { return 0 };
+        let units = ((now_ns as f64 - schedule.start_ns) / schedule.ns_per_unit - schedule.units).max(0.0);
+        match schedule.rate {
+            Rate::Iops { .. } => units as u64,
+            // In requests of no known size: told as one if there is any.
+            Rate::Throughput { .. } => u64::from(units > 0.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{Bytes, Span};
+
+    fn rate(per_thread: f64) -> Load {
+        Load { rate: Some(Rate::Iops { per_thread }), ..Load::default() }
+    }
+
+    #[test]
+    fn nothing_to_pace_is_no_pacer() {
+        assert!(Pacer::new(&Load::default(), 0, 1).is_none());
+    }
+
+    #[test]
+    fn intended_starts_do_not_depend_on_when_requests_were_made() {
+        let mut pacer = Pacer::new(&rate(1000.0), 0, 1).unwrap();
+        let mut intended = Vec::new();
+        // The thread comes back only after 3.5 ms.
+        for now_ns in [0, 3_500_000] {
+            while let Some(start_ns) = pacer.intended_ns(now_ns) {
+                intended.push(start_ns);
+                pacer.made(4096, now_ns);
+            }
+        }
+        assert_eq!(intended, [0, 1_000_000, 2_000_000, 3_000_000]);
+        assert_eq!(pacer.wake_ns(true), 4_000_000);
+        assert_eq!(pacer.overdue(6_500_000), 2);
+    }
+
+    #[test]
+    fn a_schedule_keeps_its_rate_over_days() {
+        let mut pacer = Pacer::new(&rate(3.0), 0, 1).unwrap();
+        for _ in 0..1_000_000 {
+            pacer.made(4096, 0);
+        }
+        assert_eq!(pacer.wake_ns(true), 333_333_333_333_333);
+    }
+
+    #[test]
+    fn threads_take_turns() {
+        let starts: Vec<u64> =
+            (0..4).map(|thread| Pacer::new(&rate(1000.0), thread, 4).unwrap().wake_ns(true)).collect();
+        assert_eq!(starts, [0, 250_000, 500_000, 750_000]);
+    }
+
+    #[test]
+    fn a_throughput_counts_bytes() {
+        let load = Load { rate: Some(Rate::Throughput { per_thread: Bytes(4_096_000) }), ..Load::default() };
+        let mut pacer = Pacer::new(&load, 0, 1).unwrap();
+        pacer.made(4096, 0);
+        pacer.made(8192, 0);
+        assert_eq!(pacer.wake_ns(true), 3_000_000);
+    }
+
+    #[test]
+    fn bursts_pause_and_slots_rest() {
+        let burst = Some(Burst { requests: 2, pause: Span::from_millis(5) });
+        let load = Load { burst, think_time: Span::from_millis(1), ..Load::default() };
+        let mut pacer = Pacer::new(&load, 0, 1).unwrap();
+        assert_eq!(pacer.intended_ns(10), Some(10));
+        pacer.made(4096, 10);
+        assert_eq!(pacer.intended_ns(20), Some(20));
+        pacer.made(4096, 20);
+        assert_eq!(pacer.intended_ns(30), None);
+        assert_eq!(pacer.intended_ns(5_000_020), Some(5_000_020));
+        assert!(!pacer.has_schedule());
+
+        assert!(pacer.rests(7, 100));
+        assert_eq!(pacer.rested(1_000_099), None);
+        assert_eq!(pacer.wake_ns(false), 5_000_020);
+        assert_eq!(pacer.rested(1_000_100), Some(7));
+        assert_eq!(pacer.wake_ns(false), u64::MAX);
+    }
+}

@@ -1,0 +1,171 @@
+//! The conductor of a phase: starts its threads, enters what they count, tells those who watch, and ends it all.
+//!
+//! ```text
+//!   plans ─▶ threads open their queues ─▶ all are ready, or none begins ─▶ load ─▶ window ─▶ cool-down ─▶ all have ended ─▶ record
+//!                                                                            ▲
+//!                       conductor: cuts into the ledger, cores at both ends of the window, a snapshot four times a second
+//! ```
+//!
+//! The conductor runs in the thread that called, sleeps between events, and never touches what a measuring thread uses. Times are those of the
+//! monotonic clock, from the beginning of the phase: a wall clock that steps changes nothing.
+
+use crate::{
+    LabError, Result,
+    job::{Job, Mover, Phase},
+    record::PhaseRecord,
+    run::{
+        OpenTarget, RunOptions,
+        conductor::{Conductor, Progress},
+        contents::Contents,
+        lane::Lane,
+        plan::{self, LanePlan, ThreadPlan},
+        shared::{NEVER, Shared},
+        tally::Tally,
+        thread::{Event, Thread},
+        watch::Watch,
+    },
+};
+use diskwright_store::{EngineKind, QueueOptions, Slab};
+use std::{
+    sync::{
+        PoisonError,
+        mpsc::{self, Sender},
+    },
+    thread::{self, Scope},
+};
+
+/// Bins are at most this long, and snapshots come this far apart.
+const TICK_NS: u64 = 250_000_000;
+
+/// A phase that has ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) record: PhaseRecord,
+    /// The watcher wanted it to end.
+    pub(crate) stopped: bool,
+    /// The first failure, and how many.
+    pub(crate) failures: Option<(String, u64)>,
+    /// Requests that were due at the end and had not been made.
+    pub(crate) overdue: u64,
+}
+
+/// Carries out phase number `progress.index`.
+///
+/// # Errors
+/// What does not fit, and queues that cannot be opened. Whatever fails later is in [`Ended::failures`].
+pub(crate) fn run(
+    job: &Job,
+    progress: Progress,
+    targets: &[OpenTarget],
+    options: &RunOptions,
+    watch: &dyn Watch,
+) -> Result<Ended> {
+    let phase = &job.phases[progress.index];
+    let plans = plan::threads_of(job, progress.index, targets)?;
+    let interval_ns = job.interval.as_nanos();
+    let tick_ns = interval_ns / interval_ns.div_ceil(TICK_NS);
+    let shared = Shared::new(tick_ns, options.keep_going, options.record_latency);
+    plan_window(phase, &shared);
+    let contents = Contents::new(job.contents, job.seed);
+    let (events, inbox) = mpsc::channel();
+    let mut conductor = Conductor::new(job, progress, &shared, &plans, inbox, watch);
+    thread::scope(|scope| {
+        let crew = Crew { scope, shared: &shared, targets, contents: &contents, engine: engine_of(job.engine), events };
+        conductor.returns = crew.start(plans, phase.count)?;
+        conductor.conduct();
+        Ok::<(), LabError>(())
+    })?;
+    Ok(conductor.finish())
+}
+
+/// Warm-up, window and cool-down, where they are known beforehand.
+fn plan_window(phase: &Phase, shared: &Shared) {
+    if phase.count.is_some() {
+        return shared.plan(0, NEVER, NEVER);
+    }
+    let start_ns = phase.warm_up.as_nanos();
+    let end_ns = start_ns.saturating_add(phase.duration.as_nanos());
+    shared.plan(start_ns, end_ns, end_ns.saturating_add(phase.cool_down.as_nanos()));
+}
+
+fn engine_of(mover: Mover) -> EngineKind {
+    match mover {
+        Mover::Auto => EngineKind::Auto,
+        Mover::IoUring => EngineKind::Uring,
+        Mover::Pread => EngineKind::Sync,
+    }
+}
+
+/// What it takes to start threads.
+struct Crew<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    shared: &'env Shared,
+    targets: &'env [OpenTarget],
+    contents: &'env Contents,
+    engine: EngineKind,
+    events: Sender<Event>,
+}
+
+impl<'scope, 'env: 'scope> Crew<'scope, 'env> {
+    /// Starts all threads, or none. Gives the ways by which emptied tallies go back to them.
+    fn start(self, plans: Vec<ThreadPlan>, count: Option<u64>) -> Result<Vec<Sender<Vec<Tally>>>> {
+        let Self { scope, shared, targets, contents, engine, events } = self;
+        let gate = shared.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let (opened, answers) = mpsc::channel();
+        let mut returns = Vec::with_capacity(plans.len());
+        let mut outcome = Ok(());
+        for (number, plan) in plans.into_iter().enumerate() {
+            let (back, emptied) = mpsc::channel();
+            let (opened, events) = (opened.clone(), events.clone());
+            let work = move || {
+                // In this thread, to which its rings belong.
+                let lanes: Result<Vec<Lane<'env>>> =
+                    plan.lanes.into_iter().map(|lane| open_lane(lane, targets, contents, engine)).collect();
+                let (answer, lanes) = match lanes {
+                    Ok(lanes) => (Ok(()), lanes),
+                    Err(error) => (Err(error), Vec::new()),
+                };
+                // Who waits for the answer is behind the gate.
+                let _ = opened.send(answer);
+                drop(opened);
+                drop(shared.gate.read());
+                if !shared.is_aborted() {
+                    Thread { number, lanes, shared, to_make: count.unwrap_or(NEVER), events, emptied }.run();
+                }
+            };
+            if let Err(source) = thread::Builder::new().name(format!("load-{number}")).spawn_scoped(scope, work) {
+                outcome = Err(LabError::Queue {
+                    target: "the generator".into(),
+                    doing: format!("start measuring thread {}", number + 1),
+                    source,
+                });
+                break;
+            }
+            returns.push(back);
+        }
+        drop(opened);
+        let outcome = answers.into_iter().fold(outcome, Result::and);
+        if outcome.is_err() {
+            shared.abort();
+        }
+        shared.begin();
+        drop(gate);
+        outcome.map(|()| returns)
+    }
+}
+
+fn open_lane<'a>(
+    plan: LanePlan,
+    targets: &'a [OpenTarget],
+    contents: &Contents,
+    engine: EngineKind,
+) -> Result<Lane<'a>> {
+    let target = &targets[plan.target];
+    let slab = Slab::new(plan.rules.buffers(), plan.block_bytes);
+    let depth = plan.rules.queue_depth as usize;
+    let queue =
+        target.device.open_queue(&QueueOptions { depth, engine, slab: Some(&slab), ring: None }).map_err(|source| {
+            LabError::Queue { target: target.name.clone(), doing: format!("open a queue of depth {depth}"), source }
+        })?;
+    Ok(Lane::new(&target.name, queue, &slab, plan.rules, plan.requests, contents.clone(), plan.pacer))
+}

@@ -1,0 +1,143 @@
+//! A device for tests: does what a script says, in real time or at once, and keeps a note of everything.
+//!
+//! Each request takes `service` on one of `servers`, and waits for one to be free: a queueing system with a known knee. On top of that a
+//! request may be slow, or fail, by its number.
+
+use diskwright_store::{BlockDevice, BlockQueue, Completion, Geometry, Operation, PushError, QueueOptions, Request};
+use std::{
+    io,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+/// A request as the device saw it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Noted {
+    pub(crate) operation: Operation,
+    pub(crate) offset_bytes: u64,
+    pub(crate) len_bytes: u64,
+    pub(crate) fua: bool,
+    /// In flight on this queue, this one included.
+    pub(crate) depth: usize,
+}
+
+/// Whether a request fails.
+pub(crate) type Fails = fn(&Noted) -> bool;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub(crate) struct Simulated {
+    pub(crate) geometry: Geometry,
+    /// Of each request; zero: all end at the next reap.
+    pub(crate) service: Duration,
+    pub(crate) servers: usize,
+    /// This request, counted over all queues from 0, takes so long.
+    pub(crate) slow: Option<(usize, Duration)>,
+    /// From this request on, every one of these fails.
+    pub(crate) fails: Option<(usize, Fails)>,
+    /// From this request on the queue itself is broken.
+    pub(crate) breaks: Option<usize>,
+    pub(crate) noted: Arc<Mutex<Vec<Noted>>>,
+}
+
+impl Simulated {
+    pub(crate) fn new(size_bytes: u64) -> Self {
+        Self {
+            geometry: Geometry { size_bytes, logical_sector_bytes: 512, physical_sector_bytes: 4096, read_only: false },
+            service: Duration::ZERO,
+            servers: 1,
+            slow: None,
+            fails: None,
+            breaks: None,
+            noted: Arc::default(),
+        }
+    }
+
+    pub(crate) fn noted(&self) -> Vec<Noted> {
+        self.noted.lock().unwrap().clone()
+    }
+}
+
+impl BlockDevice for Simulated {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
+        assert!(options.slab.is_some(), "the buffers are to be registered");
+        if self.servers == 0 {
+            return Err(io::Error::other("it has no servers"));
+        }
+        Ok(Box::new(SimulatedQueue {
+            device: self.clone(),
+            most: options.depth,
+            free_at: vec![Instant::now(); self.servers],
+            pending: Vec::new(),
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct SimulatedQueue {
+    device: Simulated,
+    most: usize,
+    /// When each server will be free.
+    free_at: Vec<Instant>,
+    pending: Vec<(Instant, Completion)>,
+}
+
+impl BlockQueue for SimulatedQueue {
+    fn depth(&self) -> usize {
+        self.most
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
+        assert!(self.pending.len() < self.most, "more in flight than asked for");
+        diskwright_store::queue::validate(&request, &self.device.geometry).unwrap();
+        let noted = Noted {
+            operation: request.operation,
+            offset_bytes: request.offset_bytes,
+            len_bytes: request.len_bytes,
+            fua: request.fua,
+            depth: self.pending.len() + 1,
+        };
+        let number = {
+            let mut all = self.device.noted.lock().unwrap();
+            all.push(noted);
+            all.len() - 1
+        };
+        let fails = self.device.fails.is_some_and(|(from, which)| number >= from && which(&noted));
+        let result = if fails { Err(io::Error::other("broken sector")) } else { Ok(()) };
+        let service = match self.device.slow {
+            Some((slow, service)) if slow == number => service,
+            _ => self.device.service,
+        };
+        let now = Instant::now();
+        let server = self.free_at.iter_mut().min().unwrap();
+        let ends = now.max(*server) + service;
+        *server = ends;
+        self.pending.push((ends, Completion { tag: request.tag, buf: request.buf, result }));
+        Ok(())
+    }
+
+    fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()> {
+        let seen = self.device.noted.lock().unwrap().len();
+        if self.device.breaks.is_some_and(|from| seen > from) {
+            self.pending.clear();
+            return Err(io::Error::other("the cable is out"));
+        }
+        self.pending.sort_by_key(|(ends, _)| *ends);
+        let wanted = at_least.min(self.pending.len());
+        if let Some((ends, _)) = wanted.checked_sub(1).map(|last| &self.pending[last]) {
+            std::thread::sleep(ends.saturating_duration_since(Instant::now()));
+        }
+        let now = Instant::now();
+        let ended = self.pending.iter().take_while(|(ends, _)| *ends <= now).count().max(wanted);
+        out.extend(self.pending.drain(..ended).map(|(_, completion)| completion));
+        Ok(())
+    }
+}

@@ -1,0 +1,218 @@
+//! A measuring thread: the loop that everything else stands around.
+//!
+//! ```text
+//!   wait ─▶ clock ─▶ behind the next cut? give the tally away ─▶ settle: count, make new requests ─▶ wait ...
+//! ```
+//!
+//! *Wait* submits what was pushed and blocks until something has ended: one system call a turn. A thread with several targets asks each
+//! of them in turn. Where a pacer holds requests back, the thread sleeps if nothing is in flight, and otherwise looks again and
+//! again, for a completion that is seen late would count as a slow one.
+//!
+//! **Cuts.** Time is cut into bins: at every tick (a quarter of a second, or less for short intervals), where the window opens and where
+//! it closes. What completes in a bin is counted there, by the clock reading that saw it. Requests in flight when the window closes are
+//! not counted, as many were in flight when it opened; so neither rate nor latency is biased.
+//!
+//! The thread takes no lock, and allocates nothing but the list that it sends at a cut.
+
+use crate::run::{
+    lane::{Lane, QueueFailure},
+    shared::{NEVER, Shared},
+    tally::Tally,
+};
+use std::{
+    sync::mpsc::{Receiver, Sender},
+    time::{Duration, Instant},
+};
+
+/// The last stretch before a due time, which is not slept through: a sleeper may be woken this late.
+const SLEEP_SLACK_NS: u64 = 60_000;
+/// Longest sleep, so that an early end of the run is seen.
+const SLEEP_MAX_NS: u64 = 50_000_000;
+
+/// What was counted in a bin.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    pub(crate) thread: usize,
+    /// When the bin began.
+    pub(crate) from_ns: u64,
+    /// The bins before this time will not be heard of again from this thread.
+    pub(crate) until_ns: u64,
+    /// One for each lane.
+    pub(crate) tallies: Vec<Tally>,
+}
+
+/// What a thread tells the conductor.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Cut(Cut),
+    /// It has ended, and this many requests were due and not made.
+    Ended {
+        overdue: u64,
+    },
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Thread<'a> {
+    pub(crate) number: usize,
+    pub(crate) lanes: Vec<Lane<'a>>,
+    pub(crate) shared: &'a Shared,
+    /// Requests that it may still make.
+    pub(crate) to_make: u64,
+    pub(crate) events: Sender<Event>,
+    /// Tallies to use again.
+    pub(crate) emptied: Receiver<Vec<Tally>>,
+}
+
+/// The running loop's own.
+struct Loop<'t, 'a> {
+    thread: &'t mut Thread<'a>,
+    origin: Instant,
+    bin_start_ns: u64,
+    next_cut_ns: u64,
+    /// Whose turn it is to be waited for, where there are several targets and none has anything.
+    turn: usize,
+}
+
+impl Thread<'_> {
+    /// Runs until the end of the phase, or of its count, and tells the conductor.
+    pub(crate) fn run(mut self) {
+        let origin = self.shared.origin();
+        let next_cut_ns = next_boundary_ns(self.shared, 0);
+        let mut running = Loop { thread: &mut self, origin, bin_start_ns: 0, next_cut_ns, turn: 0 };
+        running.run();
+    }
+}
+
+impl Loop<'_, '_> {
+    fn now_ns(&self) -> u64 {
+        self.origin.elapsed().as_nanos() as u64
+    }
+
+    fn run(&mut self) {
+        let mut now_ns = self.now_ns();
+        if self.thread.shared.window_start_ns() == 0 {
+            self.thread.shared.cpu_start.take();
+        }
+        let outcome = loop {
+            if now_ns >= self.next_cut_ns.min(self.thread.shared.stop_ns()) && self.cut(now_ns) {
+                break Ok(());
+            }
+            for lane in &mut self.thread.lanes {
+                lane.settle(now_ns, &mut self.thread.to_make, self.thread.shared);
+            }
+            if self.thread.to_make == 0 && self.in_flight() == 0 {
+                break Ok(());
+            }
+            if let Err(error) = self.wait(now_ns) {
+                break Err(error);
+            }
+            now_ns = self.now_ns();
+        };
+        let overdue = self.thread.lanes.iter().map(|lane| lane.overdue(self.thread.shared.stop_ns().min(now_ns))).sum();
+        let shared = self.thread.shared;
+        let drained =
+            outcome.and_then(|()| self.thread.lanes.iter_mut().try_for_each(|lane| lane.drain(now_ns, shared)));
+        if let Err((target, error)) = drained {
+            shared.fail_as(now_ns, || format!("{target}: its queue failed: {error}"));
+            // Nothing can be had from a broken queue, also when the run is to go on.
+            shared.stop(now_ns);
+        }
+        if self.thread.to_make == 0 {
+            shared.cpu_end.take_again();
+        }
+        self.send(now_ns.max(self.bin_start_ns));
+        let _ = self.thread.events.send(Event::Ended { overdue });
+    }
+
+    fn in_flight(&self) -> usize {
+        self.thread.lanes.iter().map(Lane::in_flight).sum()
+    }
+
+    /// Waits for a completion, or for the time of the next request.
+    #[inline]
+    fn wait(&mut self, now_ns: u64) -> Result<(), QueueFailure> {
+        if let [lane] = &mut self.thread.lanes[..]
+            && lane.wake_ns() == NEVER
+        {
+            return lane.reap(true);
+        }
+        self.wait_for_any(now_ns)
+    }
+
+    fn wait_for_any(&mut self, now_ns: u64) -> Result<(), QueueFailure> {
+        let wake_ns = self.thread.lanes.iter().map(Lane::wake_ns).min().unwrap_or(NEVER);
+        let wake_ns = if self.thread.to_make == 0 { NEVER } else { wake_ns };
+        if self.in_flight() == 0 {
+            sleep_towards(wake_ns.min(self.next_cut_ns).saturating_sub(now_ns));
+            return Ok(());
+        }
+        for lane in &mut self.thread.lanes {
+            lane.reap(false)?;
+        }
+        if wake_ns < NEVER || self.thread.lanes.iter().any(Lane::has_completions) {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        let lanes = self.thread.lanes.len();
+        for step in 0..lanes {
+            let lane = &mut self.thread.lanes[(self.turn + step) % lanes];
+            if lane.in_flight() > 0 {
+                self.turn = (self.turn + step + 1) % lanes;
+                return lane.reap(true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives away what was counted in the bin that is over. `true`: so is the phase.
+    #[cold]
+    fn cut(&mut self, now_ns: u64) -> bool {
+        let shared = self.thread.shared;
+        let (opens_ns, closes_ns) = (shared.window_start_ns(), shared.window_end_ns());
+        if now_ns >= opens_ns {
+            shared.cpu_start.take();
+        }
+        if now_ns >= closes_ns {
+            shared.cpu_end.take();
+        }
+        if now_ns >= shared.stop_ns() {
+            return true;
+        }
+        let last_tick_ns = now_ns - now_ns % shared.tick_ns;
+        let passed = |boundary_ns: u64| if boundary_ns <= now_ns { boundary_ns } else { 0 };
+        let from_ns = last_tick_ns.max(passed(opens_ns)).max(passed(closes_ns));
+        if from_ns > self.bin_start_ns {
+            self.send(from_ns);
+            self.bin_start_ns = from_ns;
+        }
+        self.next_cut_ns = next_boundary_ns(shared, now_ns);
+        false
+    }
+
+    fn send(&mut self, until_ns: u64) {
+        let lanes = &mut self.thread.lanes;
+        let empty = self.thread.emptied.try_recv().unwrap_or_else(|_| lanes.iter().map(Lane::empty_tally).collect());
+        let tallies = lanes.iter_mut().zip(empty).map(|(lane, empty)| lane.exchange(empty)).collect();
+        let cut = Cut { thread: self.thread.number, from_ns: self.bin_start_ns, until_ns, tallies };
+        // The conductor outlives its threads.
+        let _ = self.thread.events.send(Event::Cut(cut));
+    }
+}
+
+/// The next time at which a bin ends.
+fn next_boundary_ns(shared: &Shared, now_ns: u64) -> u64 {
+    let next_tick_ns = (now_ns / shared.tick_ns + 1) * shared.tick_ns;
+    [shared.window_start_ns(), shared.window_end_ns()]
+        .into_iter()
+        .filter(|boundary_ns| *boundary_ns > now_ns)
+        .fold(next_tick_ns, u64::min)
+}
+
+fn sleep_towards(ns: u64) {
+    if ns > SLEEP_SLACK_NS {
+        std::thread::sleep(Duration::from_nanos((ns - SLEEP_SLACK_NS).min(SLEEP_MAX_NS)));
+    } else {
+        std::hint::spin_loop();
+    }
+}
