@@ -125,7 +125,7 @@ impl Slab {
     }
 
     /// Whether `buf` is a piece of this slab.
-    pub(crate) fn owns(&self, buf: &IoBuf) -> bool {
+    pub fn owns(&self, buf: &IoBuf) -> bool {
         Arc::ptr_eq(&self.memory, &buf.memory)
     }
 }

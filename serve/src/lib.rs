@@ -1,0 +1,17 @@
+//! A disk to the outside: programs and the kernel reach it as if it were theirs.
+//!
+//! ```text
+//!   nbd/           the NBD server: exports, connections, workers
+//!   ephemeral.rs   a disk whose writes are dropped at the end
+//!   metrics.rs     what a server counts        scrape.rs   telling it to Prometheus
+//! ```
+//!
+//! Every server is a translation of requests on a wire to requests on the block queue. A worker is one thread with one ring, on which both
+//! the wire and the disk are.
+
+#![forbid(unsafe_code)]
+
+pub mod ephemeral;
+pub mod metrics;
+pub mod nbd;
+pub mod scrape;

@@ -1,0 +1,199 @@
+use super::*;
+use diskwright_nbd::wire::{INFO_BLOCK_SIZE, INFO_EXPORT, OptionReply, OptionReplyHeader, TransmissionFlags, option};
+use diskwright_store::{MemoryStore, RawDevice};
+use proptest::prelude::*;
+
+fn exports() -> Arc<Exports> {
+    let export = |name: &str, writable| {
+        let store = Arc::new(MemoryStore::with_bytes("m", vec![0; 1 << 20]));
+        let device = Arc::new(RawDevice::new(store, writable, 512).unwrap());
+        Export { name: name.into(), description: format!("the disk {name}"), device }
+    };
+    Arc::new(Exports::new(vec![export("one", true), export("two", false)]).unwrap())
+}
+
+fn handshake(tls: TlsNeed) -> Handshake {
+    Handshake::new(exports(), tls)
+}
+
+const FLAGS: [u8; 4] = [0, 0, 0, 3];
+
+/// The client's flags, and what `build` appends.
+fn bytes(build: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut out = FLAGS.to_vec();
+    build(&mut out);
+    out
+}
+
+/// Runs all of `bytes`; the replies as text, and what follows.
+fn run(handshake: &mut Handshake, bytes: &[u8]) -> (Vec<String>, Next) {
+    let mut out = Vec::new();
+    let (taken, next) = handshake.step(bytes, &mut out).unwrap();
+    assert_eq!(taken, bytes.len());
+    (told(&out), next)
+}
+
+fn told(mut rest: &[u8]) -> Vec<String> {
+    let mut told = Vec::new();
+    while !rest.is_empty() {
+        let Decoded::Value(header, used) = OptionReplyHeader::decode(rest).unwrap() else { panic!("cut") };
+        let end = used + header.data_bytes as usize;
+        let reply = OptionReply::parse(header.code, &rest[used..end]).unwrap();
+        told.push(format!("{} {reply:?}", header.option));
+        rest = &rest[end..];
+    }
+    told
+}
+
+#[test]
+fn a_usual_client_gets_its_session() {
+    let mut handshake = handshake(TlsNeed::No);
+    let asked = bytes(|out| {
+        option::encode_plain(OptionCode::STRUCTURED_REPLY, &[], out);
+        option::encode_contexts(OptionCode::SET_META_CONTEXT, "two", &[CONTEXT_ALLOCATION, "x:y", CONTEXT_DEPTH], out);
+        option::encode_export(OptionCode::GO, "two", &[INFO_NAME, INFO_DESCRIPTION, INFO_BLOCK_SIZE], out);
+    });
+    let (told, next) = run(&mut handshake, &asked);
+    let contexts = Contexts { allocation: true, depth: true };
+    assert_eq!(next, Next::Transmit(Session { export: 1, framing: Framing::Structured, contexts }));
+    assert_eq!(told.len(), 9, "{told:#?}");
+    assert!(told[1].contains("base:allocation") && told[2].contains("qemu:allocation-depth"), "{told:#?}");
+    assert!(told[4].contains("READ_ONLY") && told[4].contains("SEND_DF"), "{told:#?}");
+    assert!(told.iter().any(|one| one.contains("the disk two")) && told[8] == "GO Ack", "{told:#?}");
+}
+
+#[test]
+fn it_does_not_matter_how_the_bytes_are_cut() {
+    let asked = bytes(|out| {
+        option::encode_plain(OptionCode::LIST, &[], out);
+        option::encode_plain(OptionCode(77), b"whatever", out);
+        option::encode_export(OptionCode::INFO, "nobody", &[], out);
+        option::encode_plain(OptionCode::EXTENDED_HEADERS, &[], out);
+        option::encode_plain(OptionCode::STRUCTURED_REPLY, &[], out);
+        option::encode_export(OptionCode::GO, "one", &[INFO_EXPORT], out);
+    });
+    let mut whole = Vec::new();
+    let (taken, next) = handshake(TlsNeed::No).step(&asked, &mut whole).unwrap();
+    assert_eq!(taken, asked.len());
+    let told = told(&whole);
+    assert!(told[3].contains("does not know") && told[4].contains("no export \\\"nobody\\\""), "{told:#?}");
+    assert!(told[6].contains("Refused"), "structured replies after extended headers: {told:#?}");
+    let contexts = Contexts::default();
+    assert_eq!(next, Next::Transmit(Session { export: 0, framing: Framing::Extended, contexts }));
+    for cut in 0..asked.len() {
+        let (mut handshake, mut out) = (handshake(TlsNeed::No), Vec::new());
+        let (taken, first) = handshake.step(&asked[..cut], &mut out).unwrap();
+        assert_eq!(first, Next::More, "cut at {cut}");
+        let (_, second) = handshake.step(&asked[taken..], &mut out).unwrap();
+        assert!(second == next && out == whole, "cut at {cut}");
+    }
+}
+
+#[test]
+fn the_old_way_in_knows_no_politeness() {
+    let asked = bytes(|out| option::encode_plain(OptionCode::EXPORT_NAME, b"one", out));
+    let mut out = Vec::new();
+    let (_, next) = handshake(TlsNeed::No).step(&asked, &mut out).unwrap();
+    assert!(matches!(next, Next::Transmit(Session { export: 0, framing: Framing::Simple, .. })));
+    let Decoded::Value(summary, 10) = ExportSummary::decode(&out, true) else { panic!("{out:?}") };
+    assert_eq!(summary.size_bytes, 1 << 20);
+    assert!(!summary.flags.intersects(TransmissionFlags::SEND_DF | TransmissionFlags::READ_ONLY));
+    let mut padded = Vec::new();
+    let old = [&[0, 0, 0, 1][..], &asked[4..]].concat();
+    handshake(TlsNeed::No).step(&old, &mut padded).unwrap();
+    assert_eq!(padded.len(), 134, "without NO_ZEROES there are 124 of them");
+    let asked = bytes(|out| option::encode_plain(OptionCode::EXPORT_NAME, b"three", out));
+    let error = handshake(TlsNeed::No).step(&asked, &mut out).unwrap_err();
+    assert!(matches!(error, HandshakeError::UnknownExport { .. }), "{error}");
+}
+
+#[test]
+fn contexts_are_for_the_export_they_were_set_for() {
+    let mut handshake = handshake(TlsNeed::No);
+    let asked = bytes(|out| {
+        option::encode_contexts(OptionCode::SET_META_CONTEXT, "one", &[CONTEXT_ALLOCATION], out);
+        option::encode_plain(OptionCode::STRUCTURED_REPLY, &[], out);
+        option::encode_contexts(OptionCode::LIST_META_CONTEXT, "one", &[], out);
+        option::encode_contexts(OptionCode::LIST_META_CONTEXT, "one", &["qemu:"], out);
+        option::encode_contexts(OptionCode::SET_META_CONTEXT, "one", &[CONTEXT_ALLOCATION], out);
+        option::encode_export(OptionCode::GO, "two", &[], out);
+    });
+    let (told, next) = run(&mut handshake, &asked);
+    assert!(told[0].contains("need structured replies"), "{told:#?}");
+    assert_eq!(told.iter().filter(|one| one.contains("LIST_META_CONTEXT Context")).count(), 3, "{told:#?}");
+    let Next::Transmit(session) = next else { panic!("{next:?}") };
+    assert_eq!((session.export, session.contexts), (1, Contexts::default()));
+}
+
+#[test]
+fn without_tls_nothing_is_told_where_it_must_be() {
+    let mut within = handshake(TlsNeed::Must);
+    let asked = bytes(|out| {
+        option::encode_plain(OptionCode::LIST, &[], out);
+        option::encode_export(OptionCode::GO, "one", &[], out);
+        option::encode_plain(OptionCode::STRUCTURED_REPLY, &[], out);
+        option::encode_plain(OptionCode::STARTTLS, &[], out);
+    });
+    let (told, next) = run(&mut within, &asked);
+    assert!(told[..3].iter().all(|one| one.contains("wants TLS first")), "{told:#?}");
+    assert_eq!((told[3].as_str(), next), ("STARTTLS Ack", Next::StartTls));
+    // Within TLS the client flags are not sent again.
+    let mut again = Vec::new();
+    option::encode_plain(OptionCode::STARTTLS, &[], &mut again);
+    option::encode_export(OptionCode::GO, "one", &[], &mut again);
+    let (told, next) = run(&mut within, &again);
+    assert!(told[0].contains("Refused"), "{told:#?}");
+    assert!(matches!(next, Next::Transmit(Session { framing: Framing::Simple, .. })), "{next:?}");
+
+    let export_name = bytes(|out| option::encode_plain(OptionCode::EXPORT_NAME, b"one", out));
+    let error = handshake(TlsNeed::Must).step(&export_name, &mut Vec::new()).unwrap_err();
+    assert!(matches!(error, HandshakeError::TlsRequired));
+    let injected = bytes(|out| {
+        option::encode_plain(OptionCode::STARTTLS, &[], out);
+        option::encode_plain(OptionCode::LIST, &[], out);
+    });
+    let error = handshake(TlsNeed::May).step(&injected, &mut Vec::new()).unwrap_err();
+    assert!(matches!(error, HandshakeError::Injected(16)), "{error}");
+    let (told, _) = run(&mut handshake(TlsNeed::No), &injected);
+    assert!(told[0].contains("no certificates"), "{told:#?}");
+}
+
+#[test]
+fn what_makes_no_sense_ends_it() {
+    let mut out = Vec::new();
+    for flags in [[0, 0, 0, 0], [0, 0, 0, 7], [0xff; 4]] {
+        assert!(matches!(handshake(TlsNeed::No).step(&flags, &mut out), Err(HandshakeError::ClientFlags(_))));
+    }
+    let wrong_magic = bytes(|out| out.extend_from_slice(&[0x55; 16]));
+    assert!(matches!(handshake(TlsNeed::No).step(&wrong_magic, &mut out), Err(HandshakeError::Wire(_))));
+    let huge = bytes(|out| {
+        out.extend_from_slice(&OptionHeader { option: OptionCode::GO, data_bytes: u32::MAX }.encode());
+    });
+    let error = handshake(TlsNeed::No).step(&huge, &mut out).unwrap_err();
+    assert!(matches!(error, HandshakeError::Wire(WireError::TooLong { .. })), "{error}");
+    let mangled = bytes(|out| option::encode_plain(OptionCode::GO, &[0, 0, 0, 200, b'x', 0, 0], out));
+    let (told, next) = run(&mut handshake(TlsNeed::No), &mangled);
+    assert!(told[0].contains("Refused") && next == Next::More, "{told:#?}");
+    let abort = bytes(|out| option::encode_plain(OptionCode::ABORT, &[], out));
+    assert_eq!(run(&mut handshake(TlsNeed::No), &abort).1, Next::Bye);
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic_or_answer_without_end(
+        tail in prop::collection::vec(any::<u8>(), 0..300),
+        options in prop::collection::vec((0u32..14, prop::collection::vec(any::<u8>(), 0..40)), 0..6),
+    ) {
+        let asked = bytes(|out| {
+            options.iter().for_each(|(code, data)| option::encode_plain(OptionCode(*code), data, out));
+            out.extend_from_slice(&tail);
+        });
+        for tls in [TlsNeed::No, TlsNeed::May, TlsNeed::Must] {
+            let mut out = Vec::new();
+            if let Ok((taken, _)) = handshake(tls).step(&asked, &mut out) {
+                prop_assert!(taken <= asked.len());
+            }
+            prop_assert!(out.len() <= 1000 * (1 + asked.len() / 16));
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Block status: the extents of a device, as the contexts of the protocol tell them.
+//!
+//! A range is asked for in windows, and the answer ends early when it has enough descriptors, as the protocol allows: a hostile or a very
+//! scattered disk costs a request no more than that.
+
+use super::handshake::{ALLOCATION_ID, Contexts, DEPTH_ID};
+use diskwright_nbd::wire::{AllocationFlags, Answering, ChunkFlags, Descriptor};
+use diskwright_store::{BlockDevice, Extent, ExtentKind};
+use std::io;
+
+/// Bytes of the device whose extents are asked for at once.
+const WINDOW_BYTES: u64 = 1 << 30;
+
+/// Descriptors, for each context, after which the answer ends.
+const DESCRIPTORS_ENOUGH: usize = 4096;
+
+/// A request for block status.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StatusRequest {
+    pub(crate) answering: Answering,
+    pub(crate) offset_bytes: u64,
+    /// Above 0; the range lies on the device.
+    pub(crate) len_bytes: u64,
+    /// One descriptor for each context.
+    pub(crate) only_one: bool,
+}
+
+/// Appends the answer to `out`.
+///
+/// # Errors
+/// What the device says; nothing was appended then.
+pub(crate) fn answer(
+    device: &dyn BlockDevice,
+    contexts: Contexts,
+    request: &StatusRequest,
+    out: &mut Vec<u8>,
+) -> io::Result<()> {
+    let (mut allocation, mut depth) = (Runs::default(), Runs::default());
+    let end_bytes = request.offset_bytes + request.len_bytes;
+    let mut at_bytes = request.offset_bytes;
+    let mut extents = Vec::new();
+    while at_bytes < end_bytes {
+        let window_bytes = WINDOW_BYTES.min(end_bytes - at_bytes);
+        extents.clear();
+        device.extents(at_bytes, window_bytes, &mut extents)?;
+        for extent in &extents {
+            allocation.add(extent.len_bytes, allocation_of(extent));
+            depth.add(extent.len_bytes, depth_of(extent));
+        }
+        at_bytes += window_bytes;
+        let enough = |runs: &Runs| runs.0.len() >= if request.only_one { 2 } else { DESCRIPTORS_ENOUGH };
+        if (!contexts.allocation || enough(&allocation)) && (!contexts.depth || enough(&depth)) {
+            break;
+        }
+    }
+    let sent = [(contexts.allocation, ALLOCATION_ID, &allocation), (contexts.depth, DEPTH_ID, &depth)];
+    let last = sent.iter().rposition(|&(wanted, ..)| wanted);
+    for (index, (wanted, id, runs)) in sent.into_iter().enumerate() {
+        if wanted {
+            let flags = if Some(index) == last { ChunkFlags::DONE } else { ChunkFlags::empty() };
+            let count = runs.0.len().min(if request.only_one { 1 } else { DESCRIPTORS_ENOUGH });
+            if count == 0 {
+                return Err(io::Error::other("the disk tells nothing of the range"));
+            }
+            request.answering.block_status(flags, id, &runs.0[..count], out);
+        }
+    }
+    Ok(())
+}
+
+/// Runs, neighbours that are alike joined.
+#[derive(Debug, Default)]
+struct Runs(Vec<Descriptor>);
+
+impl Runs {
+    fn add(&mut self, len_bytes: u64, status: u64) {
+        match self.0.last_mut() {
+            Some(last) if last.status == status => last.len_bytes += len_bytes,
+            _ if len_bytes == 0 => {}
+            _ => self.0.push(Descriptor { len_bytes, status }),
+        }
+    }
+}
+
+fn allocation_of(extent: &Extent) -> u64 {
+    match extent.kind {
+        ExtentKind::Data => 0,
+        ExtentKind::Zero | ExtentKind::Unallocated => u64::from((AllocationFlags::HOLE | AllocationFlags::ZERO).bits()),
+    }
+}
+
+/// 0: no layer knows the range; 1: the top does; 2: its parent; and so on.
+fn depth_of(extent: &Extent) -> u64 {
+    match extent.kind {
+        ExtentKind::Unallocated => 0,
+        ExtentKind::Data | ExtentKind::Zero => u64::from(extent.depth) + 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use diskwright_nbd::wire::{Chunk, Decoded, Framing, ReplyHeader};
+    use diskwright_store::{BlockQueue, Geometry, QueueOptions};
+
+    /// A disk of `size` that alternates between data and holes every MiB, the holes unallocated beyond 8 MiB.
+    #[derive(Debug)]
+    struct Striped(u64);
+
+    impl BlockDevice for Striped {
+        fn geometry(&self) -> Geometry {
+            Geometry { size_bytes: self.0, logical_sector_bytes: 512, physical_sector_bytes: 4096, read_only: true }
+        }
+        fn open_queue(&self, _: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
+            let mut at = offset_bytes;
+            while at < offset_bytes + len_bytes {
+                let stripe = at >> 20;
+                let stop = ((stripe + 1) << 20).min(offset_bytes + len_bytes);
+                let kind = match stripe {
+                    _ if stripe.is_multiple_of(2) => ExtentKind::Data,
+                    ..8 => ExtentKind::Zero,
+                    _ => ExtentKind::Unallocated,
+                };
+                out.push(Extent { offset_bytes: at, len_bytes: stop - at, kind, depth: 1, file_offset_bytes: None });
+                at = stop;
+            }
+            Ok(())
+        }
+    }
+
+    type Told = Vec<(u32, Vec<(u64, u64)>)>;
+
+    fn ask(size: u64, framing: Framing, contexts: Contexts, offset_bytes: u64, len_bytes: u64, only_one: bool) -> Told {
+        let mut out = Vec::new();
+        let answering = Answering { framing, cookie: 7, offset_bytes };
+        let request = StatusRequest { answering, offset_bytes, len_bytes, only_one };
+        answer(&Striped(size), contexts, &request, &mut out).unwrap();
+        let mut told = Vec::new();
+        let mut rest = &out[..];
+        let mut done = false;
+        while !rest.is_empty() {
+            let Decoded::Value(header, used) = ReplyHeader::decode(rest, framing).unwrap() else { panic!("cut") };
+            let ReplyHeader::Chunk { flags, kind, cookie: 7, payload_bytes, .. } = header else { panic!("{header:?}") };
+            assert!(!done, "the last is the last");
+            done = flags.contains(ChunkFlags::DONE);
+            let end = used + payload_bytes as usize;
+            let Chunk::BlockStatus(status) = Chunk::parse(kind, &rest[used..end]).unwrap() else { panic!("{kind:?}") };
+            told.push((status.context_id, status.descriptors.map(|run| (run.len_bytes, run.status)).collect()));
+            rest = &rest[end..];
+        }
+        assert!(done);
+        told
+    }
+
+    const BOTH: Contexts = Contexts { allocation: true, depth: true };
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn both_contexts_tell_the_range_in_both_framings() {
+        for framing in [Framing::Structured, Framing::Extended] {
+            let told = ask(16 * MIB, framing, BOTH, MIB / 2, 2 * MIB, false);
+            assert_eq!(told[0], (ALLOCATION_ID, vec![(MIB / 2, 0), (MIB, 3), (MIB / 2, 0)]));
+            // A zero block of the layer is its own; so all of it is at one depth.
+            assert_eq!(told[1], (DEPTH_ID, vec![(2 * MIB, 2)]));
+            let told = ask(16 * MIB, framing, BOTH, 8 * MIB, 2 * MIB, false);
+            assert_eq!(told[1], (DEPTH_ID, vec![(MIB, 2), (MIB, 0)]));
+            let one = ask(16 * MIB, framing, BOTH, 8 * MIB, 8 * MIB, true);
+            assert_eq!(one, [(ALLOCATION_ID, vec![(MIB, 0)]), (DEPTH_ID, vec![(MIB, 2)])]);
+        }
+    }
+
+    #[test]
+    fn a_scattered_disk_gets_an_answer_of_bounded_size() {
+        let contexts = Contexts { allocation: true, depth: false };
+        let told = ask(64 << 30, Framing::Extended, contexts, 0, 64 << 30, false);
+        assert_eq!((told.len(), told[0].1.len()), (1, DESCRIPTORS_ENOUGH));
+        let told = ask(64 << 30, Framing::Extended, Contexts { allocation: false, depth: true }, 0, 7 * MIB, false);
+        assert_eq!(told, [(DEPTH_ID, vec![(7 * MIB, 2)])]);
+    }
+}
