@@ -98,6 +98,9 @@ pub struct GlobalOptions {
     /// Write to an image even though another one in its folder names it as its parent.
     #[arg(long, global = true)]
     pub allow_parent_write: bool,
+    /// Store nothing for writes of nothing but zeros, on disks that grow.
+    #[arg(long, global = true)]
+    pub detect_zeroes: bool,
 }
 
 impl GlobalOptions {
@@ -135,6 +138,7 @@ impl GlobalOptions {
             format: self.format.map(FormatArg::format),
             parents: self.parents(),
             allow_parent_write: self.allow_parent_write,
+            detect_zeroes: self.detect_zeroes,
             ..OpenOptions::default()
         }
     }

@@ -78,6 +78,8 @@ pub(crate) struct Shared {
     pub(crate) geometry: Geometry,
     pub(crate) epochs: Epochs,
     pub(crate) flusher: Flusher,
+    /// [`OpenOptions::detect_zeroes`], on a disk that grows.
+    pub(crate) detect_zeroes: bool,
     mutation: Mutex<Mutation>,
     /// Whether the image has been told that guest-visible writes begin.
     began_writing: AtomicBool,
@@ -217,7 +219,12 @@ impl Disk {
     /// Whatever is wrong with an image, its parents or their linkage; [`DiskError::InUse`] when another process has it.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
         let chain = open::open_chain(path.as_ref(), options)?;
-        Ok(Arc::new(Self::from_layers(chain.layers, chain.warnings)?))
+        let mut disk = Self::from_layers(chain.layers, chain.warnings)?;
+        if let Some(shared) = Arc::get_mut(&mut disk.shared) {
+            let grows = shared.layers[0].image.info().disk_type != DiskType::Fixed;
+            shared.detect_zeroes = options.detect_zeroes && grows;
+        }
+        Ok(Arc::new(disk))
     }
 
     /// A disk of images that are open already, the top first (for tests, and for images that are in no file).
@@ -249,6 +256,7 @@ impl Disk {
             geometry,
             epochs: Epochs::default(),
             flusher: Flusher::default(),
+            detect_zeroes: false,
             mutation: Mutex::default(),
             began_writing: AtomicBool::new(false),
             poisoned: AtomicBool::new(false),

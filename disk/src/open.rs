@@ -62,6 +62,9 @@ pub struct OpenOptions {
     pub allow_parent_write: bool,
     /// Open the top image alone, without its parent (for `info` on an orphan). Read-only: what is the parent's reads as zeros.
     pub without_parents: bool,
+    /// Look at what is written, and make a write of nothing but zeros a change of metadata wherever that spares space, as Hyper-V's
+    /// dynamic disks do. It costs a look at every buffer. Fixed disks, whose space is there, store zeros like anything else.
+    pub detect_zeroes: bool,
     /// Where paths lead.
     pub files: Files,
 }

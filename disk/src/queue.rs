@@ -238,6 +238,7 @@ impl DiskQueue {
         let shared = Arc::clone(&self.shared);
         let planned =
             plan_zero(&shared, offset_bytes, len_bytes, operation == Operation::Discard, &mut self.parts, &mut pending);
+        // No part of it reads the buffer; a write of zeros has one all the same, and gets it back.
         self.issue(tag, parity, buf.map(|buf| (buf, 0)), pending, planned);
     }
 
@@ -358,6 +359,7 @@ impl BlockQueue for DiskQueue {
         self.in_flight += 1;
         match request.operation {
             Operation::Read => self.read(request),
+            Operation::Write if self.shared.detect_zeroes && writes_zeros(&request) => self.zero(request),
             Operation::Write => self.write(request),
             Operation::WriteZeroes | Operation::Discard => self.zero(request),
             Operation::Flush => self.flush(request.tag),
@@ -393,6 +395,13 @@ impl Drop for DiskQueue {
             done.clear();
         }
     }
+}
+
+/// Whether a write's payload is nothing but zeros. The first word decides for nearly all that is not.
+fn writes_zeros(request: &Request) -> bool {
+    let end = request.buf_offset_bytes + request.len_bytes as usize;
+    let payload = request.buf.as_ref().and_then(|buf| buf.get(request.buf_offset_bytes..end)).unwrap_or_default();
+    !payload.is_empty() && payload.iter().all(|byte| *byte == 0)
 }
 
 /// Applies what a finished payload made true, or takes back that it was on its way.

@@ -119,3 +119,38 @@ fn a_conversion_that_is_stopped_leaves_nothing() {
     });
     assert!(stopped.is_err() && !dest.exists(), "{stopped:?}");
 }
+
+/// What a write of zeros costs in the file, with and without looking for them, over what was there before.
+#[test]
+fn zeros_are_detected_on_disks_that_grow() {
+    let dir = tempdir().unwrap();
+    let request = CreateRequest { size_bytes: Some(16 * MIB as u64), ..CreateRequest::default() };
+    for name in ["a.vhdx", "a.vhd"] {
+        let file_bytes = |detect_zeroes: bool| {
+            let path = dir.path().join(format!("{detect_zeroes}-{name}"));
+            create(&path, &request).unwrap();
+            let disk =
+                Disk::open(&path, &OpenOptions { writable: true, detect_zeroes, ..OpenOptions::default() }).unwrap();
+            let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+            // Whole blocks, parts of blocks, and zeros over data.
+            io.write(0, &vec![0; 4 * MIB], false).unwrap();
+            io.write(8 * MIB as u64 + 4096, &[0; 8192], false).unwrap();
+            io.write(6 * MIB as u64, &[7; 4096], false).unwrap();
+            io.write(6 * MIB as u64, &[0; 512], false).unwrap();
+            // Nothing but the last byte is not zero.
+            let mut nearly = [0; 4096];
+            nearly[4095] = 1;
+            io.write(12 * MIB as u64, &nearly, true).unwrap();
+            drop(io);
+            disk.close().unwrap();
+            drop(disk);
+            let mut expected = vec![0; 16 * MIB];
+            expected[6 * MIB + 512..6 * MIB + 4096].fill(7);
+            expected[12 * MIB + 4095] = 1;
+            assert!(read(&path) == expected, "{name}, detect_zeroes {detect_zeroes}");
+            std::fs::metadata(&path).unwrap().len()
+        };
+        let (stored, spared) = (file_bytes(false), file_bytes(true));
+        assert!(spared + 3 * 2 * MIB as u64 <= stored, "{name}: {spared} against {stored}");
+    }
+}

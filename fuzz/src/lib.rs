@@ -7,6 +7,7 @@
 //!           ▼
 //!   targets.rs   the bodies: bytes in, a panic where a promise is broken
 //!     ├─ samples.rs    small sound images of every type, in memory; made once
+//!     ├─ bounded.rs    a store in memory that does not grow for ever: a length in a log entry is not taken as memory
 //!     └─ mutation.rs   damage that knows the formats: which structure, which field, checksums put right again
 //! ```
 //!
@@ -15,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bounded;
 pub mod mutation;
 pub mod samples;
 pub mod targets;

@@ -6,7 +6,7 @@
 
 use super::{
     layout::Layout,
-    open::{load, read_if_there, read_slots},
+    open::{check_log_place, load, read_if_there, read_slots},
 };
 use crate::{
     error::{ImageError, Result},
@@ -50,6 +50,10 @@ pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
     check_region_tables(&*store, &mut findings)?;
     let mut report = CheckReport::default();
     if let Some(opened) = opened {
+        // It can be read all the same, as its log is empty; but there is nowhere to log a change.
+        if let Err(invalid) = check_log_place(&*store, opened.headers.current()) {
+            findings.invalid(Severity::Corrupt, opened.headers.slot().offset_bytes(), &invalid);
+        }
         if let LogState::Replayed { entries } = opened.info.log {
             let message = format!(
                 "the log holds {entries} entries that are not in their places yet: the disk was not closed; they are replayed when it is opened for writing"

@@ -67,6 +67,10 @@ impl Headers {
         &self.header
     }
 
+    pub(super) fn slot(&self) -> Slot {
+        self.slot
+    }
+
     /// Whether this session may have changed the file.
     pub(super) fn file_write_begun(&self) -> bool {
         self.file_write_begun

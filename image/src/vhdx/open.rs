@@ -208,7 +208,7 @@ fn read_headers(store: &dyn Store, remarks: &mut Vec<String>) -> Result<(Slot, H
     Ok((slot, header))
 }
 
-fn check_log_place(store: &dyn Store, header: &Header) -> std::result::Result<(), Invalid> {
+pub(super) fn check_log_place(store: &dyn Store, header: &Header) -> std::result::Result<(), Invalid> {
     header.validate_log_place()?;
     let end_bytes = header.log_offset_bytes.saturating_add(u64::from(header.log_len_bytes));
     match store.len_bytes() {
