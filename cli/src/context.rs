@@ -7,12 +7,11 @@ use crate::{
     args::GlobalOptions, exit::Outcome, json, progress::ProgressDisplay, signals::Signals, steps::StepDisplay,
     style::Style,
 };
-use diskwright_disk::{Disk, OpenOptions};
+use diskwright_disk::{OpenOptions, Opened};
 use serde::Serialize;
 use std::{
     io::{self, BufWriter, Stdout, Write},
     path::Path,
-    sync::Arc,
 };
 
 /// See the module.
@@ -47,9 +46,9 @@ impl Context {
         }
     }
 
-    /// Opens a disk, with a warning on standard error for each thing that the user should know about it.
-    pub fn open(&mut self, path: &Path, options: &OpenOptions) -> Outcome<Arc<Disk>> {
-        let disk = Disk::open(path, options)?;
+    /// Opens a disk or an export, with a warning on standard error for each thing that the user should know about it.
+    pub fn open(&mut self, name: &Path, options: &OpenOptions) -> Outcome<Opened> {
+        let disk = Opened::open(name, options)?;
         disk.warnings().iter().for_each(|warning| self.warn(warning));
         Ok(disk)
     }

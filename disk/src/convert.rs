@@ -1,50 +1,35 @@
 //! From one disk to another: copying what is there, sharing what can be shared, skipping what is zero.
 //!
 //! ```text
-//!   window of the source ─▶ extents ─┬─ zero, unallocated ─▶ nothing (the new image reads as zeros)
+//!   window of the source ─▶ extents ─┬─ zero, unallocated ─▶ nothing (the new image reads as zeros; an export is made to)
 //!                                    ├─ data ─▶ reflink whole blocks, where both files can
 //!                                    └─ data ─▶ read ─▶ all zero? skip : write
 //! ```
 //!
-//! Two workers take windows in turn, each with a queue to both disks and several requests in flight, so that reading,
+//! Two workers (`convert/copy.rs`) take windows in turn, each with a queue to both disks and several requests in flight, so that reading,
 //! writing and looking for zeros overlap. With `verify`, the new file is opened anew and compared with the source.
 //!
 //! The copy grows under a name of its own (`DEST.partial`) and gets its real one, durably, when it is whole and durable: what is
 //! found under the real name after a power cut or a `kill -9` is never half a copy that looks like a disk. If anything
 //! fails, or the user stops it, the file is removed again.
+//!
+//! An export is written where it is: it has its size, and holds something, so what is zero in the source is made zero there.
+
+mod copy;
 
 use crate::{
-    CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Progress, Result, compare,
+    CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result, compare,
     create::{create_as, format_for},
     open::file_error,
 };
+use copy::{Job, Outcome};
 use diskwright_image::Format;
-use diskwright_store::{
-    BlockDevice, BlockQueue, CacheMode, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab,
-};
+use diskwright_store::CacheMode;
 use nix::errno::Errno;
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc,
-    },
-    thread,
-    time::Duration,
 };
-
-/// Bytes that a worker takes at a time; the extents are asked for as many.
-const WINDOW_BYTES: u64 = 64 << 20;
-/// Bytes of one read and one write.
-const CHUNK_BYTES: u64 = 1 << 20;
-/// Buffers of each worker.
-const BUFFERS: usize = 8;
-/// Workers: one reads while the other writes.
-const WORKERS: usize = 2;
-/// How often the caller is told how far it is.
-const TELL_EVERY: Duration = Duration::from_millis(100);
 
 /// How to convert.
 #[derive(Debug, Clone, Default)]
@@ -77,27 +62,12 @@ pub struct ConvertOutcome {
     pub verified_bytes: u64,
 }
 
-/// What the workers share.
-struct Job<'a> {
-    source: &'a Disk,
-    dest: &'a Disk,
-    engine: EngineKind,
-    size_bytes: u64,
-    next_window: AtomicU64,
-    reflink: AtomicBool,
-    can_reflink: OnceLock<bool>,
-    stop: AtomicBool,
-    copied_bytes: AtomicU64,
-    cloned_bytes: AtomicU64,
-    zero_bytes: AtomicU64,
-    failure: Mutex<Option<io::Error>>,
-}
-
-/// Copies a disk into a new image. `progress` is told bytes of the virtual disk; verification counts them once more.
+/// Copies a disk into a new image, or into an export that is there already. Either side may be a URI (see [`Place`]). `progress` is told
+/// bytes of the virtual disk; verification counts them once more.
 ///
 /// # Errors
-/// Whatever opening, creating, reading or writing meets; [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. Nothing is left
-/// behind, except after a failed verification the copy under its partial name, as evidence.
+/// Whatever opening, creating, reading or writing meets; [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. Of a new image nothing is left
+/// behind, except after a failed verification the copy under its partial name, as evidence; an export is left as far as the copy came.
 pub fn convert(
     source: impl AsRef<Path>,
     dest: impl AsRef<Path>,
@@ -115,11 +85,15 @@ pub fn convert(
             hint: "leave the parent out".into(),
         });
     }
+    let into_export = matches!(Place::parse(dest_path)?, Place::Nbd(_));
     let source = open_source(source_path, options)?;
-    let geometry = source.geometry();
+    if into_export {
+        return convert_into_export(&source, source_path, dest_path, options, progress);
+    }
+    let geometry = source.device().geometry();
     let format = format_for(dest_path, options.dest.format)?;
-    // Only VHDX can tell its guest of sectors other than 512.
-    let inherited = (format == Format::Vhdx).then_some(geometry);
+    // Only VHDX can tell its guest of sectors other than 512, and only of 4096. (A server may have others.)
+    let inherited = (format == Format::Vhdx && matches!(geometry.logical_sector_bytes, 512 | 4096)).then_some(geometry);
     let mut request = options.dest.clone();
     request.size_bytes = Some(request.size_bytes.unwrap_or(geometry.size_bytes).max(geometry.size_bytes));
     request.logical_sector_bytes = request.logical_sector_bytes.or(inherited.map(|from| from.logical_sector_bytes));
@@ -134,18 +108,14 @@ pub fn convert(
     create_as(dest_path, &partial, &request).map_err(|error| explain_partial(error, &partial))?;
     // The first error is the one to tell; the file is ours, made a moment ago.
     let discard = |_: &DiskError| drop(files.remove(&partial));
-    let mut outcome = copy(&source, &partial, format, options, progress).inspect_err(discard)?;
+    let mut outcome = copy_into_image(&source, &partial, format, options, progress).inspect_err(discard)?;
     if options.verify {
         let compared = Disk::open(&partial, &OpenOptions { format: Some(format), ..dest_options(options) })
-            .and_then(|written| compare(&*source, &*written, options.source.engine, progress));
+            .and_then(|written| compare(source.device(), &*written, options.source.engine, progress));
         match compared.inspect_err(discard)? {
             CompareOutcome::Same => outcome.verified_bytes = geometry.size_bytes,
             CompareOutcome::Different { offset_bytes } => {
-                return Err(DiskError::VerifyFailed {
-                    dest: partial,
-                    source_path: source_path.to_owned(),
-                    offset_bytes,
-                });
+                return Err(verify_failed(&partial, source_path, offset_bytes));
             }
         }
     }
@@ -183,12 +153,16 @@ fn explain_partial(error: DiskError, partial: &Path) -> DiskError {
     }
 }
 
-/// Opens the source, through the page cache if that holds most of it.
-fn open_source(path: &Path, options: &ConvertOptions) -> Result<Arc<Disk>> {
-    let open = |cache| Disk::open(path, &OpenOptions { writable: false, cache, ..options.source.clone() });
+fn verify_failed(dest: &Path, source: &Path, offset_bytes: u64) -> DiskError {
+    DiskError::VerifyFailed { dest: dest.to_owned(), source_path: source.to_owned(), offset_bytes }
+}
+
+/// Opens the source; a file through the page cache if that holds most of it.
+fn open_source(path: &Path, options: &ConvertOptions) -> Result<Opened> {
+    let open = |cache| Opened::open(path, &OpenOptions { writable: false, cache, ..options.source.clone() });
     let source = open(options.cache.unwrap_or(CacheMode::Direct))?;
     let (mut held_bytes, mut all_bytes) = (0.0, 0.0);
-    for layer in source.layers() {
+    for layer in source.disk().map_or(&[][..], |disk| disk.layers()) {
         let store = layer.image.store();
         let allocated_bytes = store.allocated_bytes().unwrap_or(0) as f64;
         all_bytes += allocated_bytes;
@@ -203,57 +177,70 @@ fn dest_options(options: &ConvertOptions) -> OpenOptions {
     OpenOptions { cache, engine: options.source.engine, files, ..OpenOptions::default() }
 }
 
-fn copy(
-    source: &Disk,
+fn copy_into_image(
+    source: &Opened,
     dest_path: &Path,
     format: Format,
     options: &ConvertOptions,
     progress: &mut Progress<'_>,
 ) -> Result<ConvertOutcome> {
-    let dest = Disk::open(dest_path, &OpenOptions { writable: true, format: Some(format), ..dest_options(options) })?;
-    let size_bytes = source.geometry().size_bytes;
-    let job = Job {
-        source,
-        dest: &dest,
-        engine: options.source.engine,
-        size_bytes,
-        next_window: AtomicU64::new(0),
-        reflink: AtomicBool::new(!options.no_reflink),
-        can_reflink: OnceLock::new(),
-        stop: AtomicBool::new(false),
-        copied_bytes: AtomicU64::new(0),
-        cloned_bytes: AtomicU64::new(0),
-        zero_bytes: AtomicU64::new(0),
-        failure: Mutex::new(None),
-    };
-    let mut stopped = false;
-    thread::scope(|scope| {
-        let (done, all_done) = mpsc::channel::<()>();
-        for _ in 0..WORKERS {
-            let (job, done) = (&job, done.clone());
-            scope.spawn(move || {
-                let _done = done;
-                if let Err(error) = work(job) {
-                    job.stop.store(true, Ordering::Relaxed);
-                    job.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
-                }
-            });
-        }
-        drop(done);
-        // The channel never carries anything; it closes when the last worker is done.
-        while all_done.recv_timeout(TELL_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
-            if !progress(job.done_bytes(), size_bytes) {
-                stopped = true;
-                job.stop.store(true, Ordering::Relaxed);
+    let open = OpenOptions { writable: true, format: Some(format), ..dest_options(options) };
+    let dest = Opened::Disk(Disk::open(dest_path, &open)?);
+    copy(source, &dest, dest_path, options, progress)
+}
+
+/// An export has its size, and holds something: zeros are written where it does not say that it has them, and what it is longer is zeroed.
+fn convert_into_export(
+    source: &Opened,
+    source_path: &Path,
+    dest_path: &Path,
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Result<ConvertOutcome> {
+    let asked = &options.dest;
+    if asked.format.is_some_and(|format| format != Format::Raw)
+        || asked.disk_type.is_some()
+        || asked.block_bytes.or(asked.logical_sector_bytes).or(asked.physical_sector_bytes).is_some()
+        || asked.preallocate
+    {
+        return Err(DiskError::BadOptions {
+            what: format!("{}: an export is written as it is, it cannot be made of another kind", dest_path.display()),
+            hint: "leave out the format, the type, block and sector sizes and --preallocate".into(),
+        });
+    }
+    let dest = Opened::open(dest_path, &OpenOptions { writable: true, ..dest_options(options) })?;
+    let (needed, there) = (source.device().geometry().size_bytes, dest.device().geometry().size_bytes);
+    if there < needed {
+        return Err(DiskError::BadOptions {
+            what: format!("{}: the export has {there} bytes, the source needs {needed}", dest_path.display()),
+            hint: "make the export larger".into(),
+        });
+    }
+    let mut outcome = copy(source, &dest, dest_path, options, progress)?;
+    if options.verify {
+        match compare(source.device(), dest.device(), options.source.engine, progress)? {
+            CompareOutcome::Same => outcome.verified_bytes = outcome.size_bytes,
+            CompareOutcome::Different { offset_bytes } => {
+                return Err(verify_failed(dest_path, source_path, offset_bytes));
             }
         }
-    });
-    if stopped {
-        return Err(DiskError::Stopped);
     }
-    let failure = job.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-    if let Some(source) = failure {
-        return Err(file_error("copy into the new image", dest_path, source));
+    Ok(outcome)
+}
+
+fn copy(
+    source: &Opened,
+    dest: &Opened,
+    dest_path: &Path,
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Result<ConvertOutcome> {
+    let size_bytes = source.device().geometry().size_bytes;
+    let job = Job::new(source, dest, options.source.engine, !options.no_reflink);
+    match job.run(progress) {
+        Outcome::Done => {}
+        Outcome::Stopped => return Err(DiskError::Stopped),
+        Outcome::Failed(error) => return Err(file_error("copy into it", dest_path, error)),
     }
     dest.close()?;
     progress(size_bytes, size_bytes);
@@ -264,183 +251,4 @@ fn copy(
         zero_bytes: job.zero_bytes.into_inner(),
         verified_bytes: 0,
     })
-}
-
-impl Job<'_> {
-    fn done_bytes(&self) -> u64 {
-        [&self.copied_bytes, &self.cloned_bytes, &self.zero_bytes]
-            .iter()
-            .map(|bytes| bytes.load(Ordering::Relaxed))
-            .sum()
-    }
-
-    fn count(counter: &AtomicU64, bytes: u64) {
-        counter.fetch_add(bytes, Ordering::Relaxed);
-    }
-}
-
-/// One worker: takes windows until there are none.
-fn work(job: &Job<'_>) -> io::Result<()> {
-    let slab = Slab::new(BUFFERS, CHUNK_BYTES as usize);
-    let queue_options = QueueOptions { depth: BUFFERS, engine: job.engine, slab: Some(&slab), ring: None };
-    let mut pipe = Pipe {
-        source: job.source.open_queue(&queue_options)?,
-        dest: job.dest.open_queue(&queue_options)?,
-        free: slab.take_all(),
-        done: Vec::new(),
-    };
-    let mut extents: Vec<Extent> = Vec::new();
-    // The destination's sectors may be larger than what the source's extents go by. Windows are multiples of both.
-    let sector_bytes = u64::from(job.dest.geometry().logical_sector_bytes);
-    let mut copied_to = 0;
-    loop {
-        let start = job.next_window.fetch_add(WINDOW_BYTES, Ordering::Relaxed);
-        if start >= job.size_bytes || job.stop.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let len = WINDOW_BYTES.min(job.size_bytes - start);
-        extents.clear();
-        job.source.extents(start, len, &mut extents)?;
-        for extent in &extents {
-            if extent.kind == ExtentKind::Data {
-                let mut rest = share(job, extent)?;
-                for (start, stop) in &mut rest {
-                    *start = (*start - *start % sector_bytes).max(copied_to);
-                    *stop = stop.next_multiple_of(sector_bytes).min(job.size_bytes).max(*start);
-                    copied_to = *stop;
-                }
-                pipe.copy(job, &rest)?;
-            } else {
-                Job::count(&job.zero_bytes, extent.len_bytes);
-            }
-        }
-    }
-}
-
-/// Shares what can be shared of an extent, and tells what is left to copy. Whether the file systems can is found out
-/// with one block; a later refusal (another layer on another file system) ends all tries too.
-fn share(job: &Job<'_>, extent: &Extent) -> io::Result<Vec<(u64, u64)>> {
-    let end = extent.offset_bytes + extent.len_bytes;
-    let everything = vec![(extent.offset_bytes, end)];
-    let Some(file_offset_bytes) = extent.file_offset_bytes.filter(|_| job.reflink.load(Ordering::Relaxed)) else {
-        return Ok(everything);
-    };
-    let store = job.source.layers()[extent.depth as usize].image.store();
-    let clone = |len_bytes| job.dest.clone_from(store.as_ref(), file_offset_bytes, extent.offset_bytes, len_bytes);
-    let block_bytes = job.dest.layers()[0].image.info().block_bytes;
-    let first_block_end = (extent.offset_bytes.next_multiple_of(block_bytes) + block_bytes).min(end);
-    let can = *job.can_reflink.get_or_init(|| clone(first_block_end - extent.offset_bytes).is_ok());
-    if !can {
-        job.reflink.store(false, Ordering::Relaxed);
-        return Ok(everything);
-    }
-    match clone(extent.len_bytes) {
-        Ok((from, to)) if from < to => {
-            Job::count(&job.cloned_bytes, to - from);
-            let rest = [(extent.offset_bytes, from), (to, end)];
-            Ok(rest.into_iter().filter(|(start, end)| start < end).collect())
-        }
-        Ok(_) => Ok(everything),
-        Err(error) if error.kind() == io::ErrorKind::StorageFull => Err(error),
-        Err(_) => {
-            job.reflink.store(false, Ordering::Relaxed);
-            Ok(everything)
-        }
-    }
-}
-
-/// A reader and a writer with buffers going round.
-struct Pipe {
-    source: Box<dyn BlockQueue>,
-    dest: Box<dyn BlockQueue>,
-    free: Vec<IoBuf>,
-    done: Vec<Completion>,
-}
-
-impl Pipe {
-    fn copy(&mut self, job: &Job<'_>, ranges: &[(u64, u64)]) -> io::Result<()> {
-        for &(start, end) in ranges {
-            let mut at = start;
-            loop {
-                while at < end
-                    && !job.stop.load(Ordering::Relaxed)
-                    && let Some(buf) = self.free.pop()
-                {
-                    // Chunks end at multiples of their size, so that a payload block is not cut more than needed.
-                    let stop = ((at / CHUNK_BYTES + 1) * CHUNK_BYTES).min(end);
-                    let len = stop - at;
-                    let request = Request::read(at, len as usize, buf, read_tag(at, len));
-                    self.source.push(request).map_err(|error| error.reason)?;
-                    at = stop;
-                }
-                if self.free.len() == BUFFERS {
-                    break;
-                }
-                self.turn(job)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes what has been read and written, waiting for something if there is nothing.
-    fn turn(&mut self, job: &Job<'_>) -> io::Result<()> {
-        let (reading, writing) = (self.source.in_flight(), self.dest.in_flight());
-        if writing > 0 {
-            // Waiting for a write while reads are under way would leave the writer idle afterwards; so only when nothing is read.
-            let wait = usize::from(reading == 0);
-            self.dest.reap(wait, &mut self.done)?;
-            for completion in self.done.drain(..) {
-                completion.result?;
-                Job::count(&job.copied_bytes, completion.tag);
-                self.free.extend(completion.buf);
-            }
-        }
-        if reading > 0 {
-            self.source.reap(1, &mut self.done)?;
-            for completion in std::mem::take(&mut self.done) {
-                completion.result?;
-                let Some(mut buf) = completion.buf else { continue };
-                let (offset_bytes, len) = range_of(completion.tag);
-                if is_zero(&buf[..len as usize]) {
-                    Job::count(&job.zero_bytes, len);
-                    self.free.push(buf);
-                } else {
-                    // Where the source ends within a sector of a larger destination, zeros follow.
-                    let padded = len.next_multiple_of(u64::from(job.dest.geometry().logical_sector_bytes)) as usize;
-                    buf[len as usize..padded].fill(0);
-                    self.dest.push(Request::write(offset_bytes, padded, buf, len)).map_err(|error| error.reason)?;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A read carries its range in its tag, in sectors; a length is at most 2,048 of them, so 12 bits hold it.
-fn read_tag(offset_bytes: u64, len_bytes: u64) -> u64 {
-    ((offset_bytes / 512) << 12) | (len_bytes / 512)
-}
-
-fn range_of(tag: u64) -> (u64, u64) {
-    ((tag >> 12) * 512, (tag & 0xfff) * 512)
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    // Zero at the front, and every byte like the one before it: a memcmp, which is as fast as memory.
-    bytes.is_empty() || bytes[0] == 0 && bytes[..bytes.len() - 1] == bytes[1..]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn zeros_are_told_from_almost_zeros() {
-        assert!(is_zero(&[]));
-        assert!(is_zero(&[0; 4096]));
-        let mut bytes = [0; 4096];
-        bytes[4095] = 1;
-        assert!(!is_zero(&bytes));
-        assert!(!is_zero(&[1; 512]));
-    }
 }

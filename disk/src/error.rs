@@ -13,6 +13,9 @@ pub enum DiskError {
     /// One image failed.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// An export failed.
+    #[error(transparent)]
+    Nbd(#[from] diskwright_nbd::ClientError),
     /// A file could not be opened, read, written.
     #[error("{}: cannot {doing}: {source}", path.display())]
     File {
@@ -116,6 +119,7 @@ pub(crate) fn to_io(error: DiskError) -> io::Error {
     let kind = match &error {
         DiskError::Image(image) => image.kind(),
         DiskError::File { source, .. } => source.kind(),
+        DiskError::Nbd(client) => client.kind(),
         _ => io::ErrorKind::Other,
     };
     io::Error::new(kind, error)

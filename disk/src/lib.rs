@@ -9,6 +9,7 @@
 //!   epoch.rs     when freed space can be used again
 //!   flusher.rs   the thread that makes metadata durable, one cycle for all that wait
 //!   create.rs    new images
+//!   place.rs     a FILE or a URI -> a disk or an export
 //!   convert.rs   from one disk to another
 //!   compare.rs   whether two disks hold the same bytes
 //! ```
@@ -25,6 +26,7 @@ mod flusher;
 mod gate;
 mod map;
 pub mod open;
+pub mod place;
 mod queue;
 
 pub use compare::{CompareOutcome, compare};
@@ -33,6 +35,7 @@ pub use create::{CreateRequest, create};
 pub use device::{Disk, Layer};
 pub use error::{DiskError, Result};
 pub use open::{OpenOptions, ParentPolicy};
+pub use place::{Opened, Place};
 
 /// Told how far a long operation has come; return `false` to stop it.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;

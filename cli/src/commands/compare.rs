@@ -9,7 +9,6 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{CompareOutcome, OpenOptions};
-use diskwright_store::BlockDevice;
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
 
@@ -23,9 +22,10 @@ EXIT CODES  0 same, 1 different, 2 could not compare
 EXAMPLES
   diskwright compare disk.vhdx disk.raw
   diskwright compare --quiet a.vhd b.vhdx && echo same
-  diskwright compare disk.vhdx copy.bin --second-format raw")]
+  diskwright compare disk.vhdx copy.bin --second-format raw
+  diskwright compare disk.vhdx nbd://backup.example.com/disk")]
 pub struct CompareArgs {
-    /// One disk.
+    /// One disk: a file, or an NBD URI.
     #[arg(value_name = "A")]
     first: PathBuf,
     /// The other.
@@ -52,14 +52,15 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     let second_format = args.second_format.map(FormatArg::format).or(options.format);
     let first = context.open(&args.first, &options)?;
     let second = context.open(&args.second, &OpenOptions { format: second_format, ..options })?;
-    let (first_size, second_size) = (first.geometry().size_bytes, second.geometry().size_bytes);
+    let (first_size, second_size) = (first.device().geometry().size_bytes, second.device().geometry().size_bytes);
     if first_size != second_size {
         context.warn(&format!("the disks differ in size: {} and {}", Exact(first_size), Exact(second_size)));
     }
     let mut progress = context.progress("comparing");
-    let found = diskwright_disk::compare(&*first, &*second, context.global.engine(), &mut |done, total| {
-        progress.update(done, total)
-    })?;
+    let found =
+        diskwright_disk::compare(first.device(), second.device(), context.global.engine(), &mut |done, total| {
+            progress.update(done, total)
+        })?;
     drop(progress);
     let first_difference = match found {
         CompareOutcome::Same => None,

@@ -16,20 +16,24 @@ use std::{io::Write, path::PathBuf};
 /// Arguments of `convert`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-DEST must not exist. Its format comes from its extension, or from --format. A SOURCE with parents is read through its whole chain, \
+DEST must not exist, unless it is an export. Its format comes from its extension, or from --format. A SOURCE with parents is read through its whole chain, \
 so DEST stands alone. What reads as zeros is skipped, and bytes are shared instead of copied (reflinks) where the file system can. \
 Stopped or failed, nothing is left behind, \
 but for a copy that --verify finds to be wrong: that one stays, as evidence.
+
+An export (nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, nbds:// for TLS) is read and written as the disk itself; of one that is read, what its server calls zero is skipped. One that is written keeps its size, which must be SOURCE's or more; what is zero in SOURCE is zeroed there, and so is all behind it. Stopped or failed, it is left half written.
 
 EXAMPLES
   diskwright convert disk.vhdx disk.raw --verify
   diskwright convert golden.raw golden.vhdx --block-size 4M
   diskwright convert machine.avhdx azure.vhd --type fixed
-  diskwright convert image.bin disk.vhdx --source-format raw")]
+  diskwright convert image.bin disk.vhdx --source-format raw
+  diskwright convert nbd://host/disk backup.vhdx --verify
+  diskwright convert disk.vhdx 'nbd+unix:///?socket=/run/disk.sock'")]
 pub struct ConvertArgs {
-    /// The disk to copy.
+    /// The disk to copy: a file, or an NBD URI.
     source: PathBuf,
-    /// The image to make.
+    /// The image to make; or the NBD URI of an export to write into.
     dest: PathBuf,
     /// How DEST holds its blocks. [default: dynamic; raw is always fixed]
     #[arg(long = "type", value_enum, value_name = "TYPE")]

@@ -7,11 +7,12 @@ use crate::{
     context::Context,
     describe::{Description, printable},
     exit::{self, Outcome},
+    export::ExportReport,
     style::{FAINT, GREEN, RED},
     table::Fields,
 };
 use clap::Args;
-use diskwright_disk::{Disk, DiskError, OpenOptions};
+use diskwright_disk::{Disk, DiskError, OpenOptions, Opened, Place};
 use diskwright_image::DiskType;
 use serde::Serialize;
 use std::{
@@ -28,9 +29,10 @@ A child whose parent is missing or changed is described too; what is wrong is to
 EXAMPLES
   diskwright info disk.vhdx
   diskwright info machine.avhdx --chain
-  diskwright info disk.vhdx --json")]
+  diskwright info disk.vhdx --json
+  diskwright info 'nbd+unix:///disk?socket=/run/disk.sock'")]
 pub struct InfoArgs {
-    /// The disk.
+    /// The disk: a file, or an NBD URI.
     file: PathBuf,
     /// Draw the whole chain, from FILE down to the disk that has no parent.
     #[arg(long)]
@@ -69,7 +71,13 @@ struct Found {
 
 /// Describes.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
-    let Found { disk, trouble } = find(&args.file, &context.global.open_options(false))?;
+    let options = context.global.open_options(false);
+    if let Place::Nbd(_) = Place::parse(&args.file)?
+        && let Opened::Export(export) = context.open(&args.file, &options)?
+    {
+        return describe_export(context, &ExportReport::from(&*export));
+    }
+    let Found { disk, trouble } = find(&args.file, &options)?;
     let descriptions: Vec<Description> = disk.layers().iter().map(Description::from).collect();
     let Some(top) = descriptions.first().cloned() else { return Ok(exit::OK) };
     if context.global.json {
@@ -103,6 +111,17 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
         };
         let mut fields = Fields::default();
         top.add_to(&mut fields, state.as_deref());
+        fields.write(&mut context.out)?;
+    }
+    Ok(exit::OK)
+}
+
+fn describe_export(context: &mut Context, report: &ExportReport) -> Outcome {
+    if context.global.json {
+        context.print_json("diskwright.info-export/1", report)?;
+    } else {
+        let mut fields = Fields::default();
+        report.add_to(&mut fields);
         fields.write(&mut context.out)?;
     }
     Ok(exit::OK)

@@ -42,9 +42,10 @@ line. The disk is closed, and so made durable, at the end.
 EXAMPLES
   diskwright io disk.vhdx -c 'write -P 0xaa 0 64k' -c flush -c 'read -P 0xaa 0 64k'
   diskwright io disk.vhdx -c 'read -v 0 512'
-  echo 'read -P 0 1G 1M' | diskwright io disk.vhdx --read-only")]
+  echo 'read -P 0 1G 1M' | diskwright io disk.vhdx --read-only
+  diskwright io 'nbd+unix:///?socket=/run/disk.sock' -c 'write -z -f 0 1G'")]
 pub struct IoArgs {
-    /// The disk.
+    /// The disk: a file, or an NBD URI.
     file: PathBuf,
     /// A command (may be repeated).
     #[arg(long = "command", short, value_name = "COMMAND")]
@@ -84,7 +85,7 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
     let writes = given.is_empty() || given.iter().any(|(_, command)| command.writes());
     let disk = context.open(&args.file, &context.global.open_options(writes && !args.read_only))?;
     let patience = context.signals.patient();
-    let mut queue = Blocking::open(&*disk, context.global.engine())
+    let mut queue = Blocking::open(disk.device(), context.global.engine())
         .map_err(|error| Failure::doing(format!("{}: cannot open a queue", args.file.display()), error))?;
     let mut results = Vec::new();
     let mut carry_out = |context: &mut Context, text: String, command: Result<Command, String>| -> Outcome<()> {

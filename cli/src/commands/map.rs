@@ -17,7 +17,7 @@ use crate::{
     table::{Align, Columns},
 };
 use clap::Args;
-use diskwright_disk::Disk;
+use diskwright_disk::Opened;
 use diskwright_store::{BlockDevice, Extent, ExtentKind};
 use serde::Serialize;
 use std::{
@@ -29,14 +29,15 @@ use std::{
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Depth 0 is FILE, 1 its parent, and so on. `data` are bytes at that offset of that file; `zero` is a range that a layer says is zero; \
-`unallocated` is known to no layer and reads as zeros. With --draw every character is an equal share of the disk.
+`unallocated` is known to no layer and reads as zeros. Of an export (nbd://...) this is what its server tells, without files and offsets. With --draw every character is an equal share of the disk.
 
 EXAMPLES
   diskwright map disk.vhdx
   diskwright map machine.avhdx --draw
+  diskwright map nbd://host/disk
   diskwright map disk.vhdx --json | jq '[.extents[] | select(.data).length] | add'")]
 pub struct MapArgs {
-    /// The disk.
+    /// The disk: a file, or an NBD URI.
     file: PathBuf,
     /// Paint the whole disk on one screen: which layer owns what, and how scattered the files are.
     #[arg(long)]
@@ -82,7 +83,10 @@ struct LayerReport<'a> {
 /// Lists or draws.
 pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
     let disk = context.open(&args.file, &context.global.open_options(false))?;
-    let names: Vec<String> = disk.layers().iter().map(|layer| json::path(&layer.path)).collect();
+    let names: Vec<String> = match &disk {
+        Opened::Disk(disk) => disk.layers().iter().map(|layer| json::path(&layer.path)).collect(),
+        Opened::Export(export) => vec![export.uri().to_string()],
+    };
     let patience = context.signals.patient();
     match (args.draw, context.global.json) {
         (false, false) => list(context, &disk, &names, &patience)?,
@@ -99,7 +103,19 @@ pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
     Ok(exit::OK)
 }
 
-fn each_extent(disk: &Disk, patience: &Patience, mut with: impl FnMut(Extent) -> Outcome<()>) -> Outcome<()> {
+/// Lengths of the layers' files, as far as they are known here.
+fn file_lengths(disk: &Opened) -> Vec<u64> {
+    match disk {
+        Opened::Disk(disk) => disk.layers().iter().map(|layer| layer.image.store().len_bytes().unwrap_or(0)).collect(),
+        Opened::Export(_) => vec![0],
+    }
+}
+
+fn each_extent(
+    disk: &dyn BlockDevice,
+    patience: &Patience,
+    mut with: impl FnMut(Extent) -> Outcome<()>,
+) -> Outcome<()> {
     for extent in Extents::of(disk) {
         if patience.should_stop() {
             return Err(Failure::Stopped);
@@ -107,6 +123,11 @@ fn each_extent(disk: &Disk, patience: &Patience, mut with: impl FnMut(Extent) ->
         with(extent.map_err(|error| Failure::doing("cannot read the map of the disk", error))?)?;
     }
     Ok(())
+}
+
+/// The file of a layer. Of an export there is one name for all.
+fn name_of(names: &[String], depth: u32) -> Option<&String> {
+    names.get(depth as usize).or(names.last())
 }
 
 fn kind_word(kind: ExtentKind) -> &'static str {
@@ -117,22 +138,22 @@ fn kind_word(kind: ExtentKind) -> &'static str {
     }
 }
 
-fn list(context: &mut Context, disk: &Disk, names: &[String], patience: &Patience) -> Outcome<()> {
+fn list(context: &mut Context, disk: &Opened, names: &[String], patience: &Patience) -> Outcome<()> {
     // No number in the list can have more digits than the longest file, or the disk, has.
-    let longest = disk.layers().iter().filter_map(|layer| layer.image.store().len_bytes().ok()).max().unwrap_or(0);
-    let digits = longest.max(disk.geometry().size_bytes).to_string().len().max("offset".len());
+    let longest = file_lengths(disk).into_iter().max().unwrap_or(0);
+    let digits = longest.max(disk.device().geometry().size_bytes).to_string().len().max("offset".len());
     writeln!(
         context.out,
         "{:>digits$}  {:>digits$}  depth  {:<11}  {:>digits$}  file",
         "start", "length", "kind", "offset"
     )?;
-    each_extent(disk, patience, |extent| {
+    each_extent(disk.device(), patience, |extent| {
         let (start, length, kind) = (extent.offset_bytes, extent.len_bytes, kind_word(extent.kind));
         match extent.kind {
             ExtentKind::Unallocated => writeln!(context.out, "{start:>digits$}  {length:>digits$}      -  {kind}")?,
             _ => {
                 let offset = extent.file_offset_bytes.map_or_else(|| "-".into(), |offset| offset.to_string());
-                let name = names.get(extent.depth as usize).map_or("", String::as_str);
+                let name = name_of(names, extent.depth).map_or("", String::as_str);
                 let depth = extent.depth;
                 writeln!(
                     context.out,
@@ -145,8 +166,8 @@ fn list(context: &mut Context, disk: &Disk, names: &[String], patience: &Patienc
     })
 }
 
-fn list_json(context: &mut Context, file: &Path, disk: &Disk, names: &[String], patience: &Patience) -> Outcome<()> {
-    let size_bytes = disk.geometry().size_bytes;
+fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &[String], patience: &Patience) -> Outcome<()> {
+    let size_bytes = disk.device().geometry().size_bytes;
     let quoted = |text: &str| serde_json::to_string(text).map_err(|error| Failure::new(error.to_string()));
     let file = quoted(&json::path(file))?;
     write!(
@@ -154,7 +175,7 @@ fn list_json(context: &mut Context, file: &Path, disk: &Disk, names: &[String], 
         "{{\n  \"schema\": \"diskwright.map/1\",\n  \"file\": {file},\n  \"virtual_size\": {size_bytes},\n  \"extents\": ["
     )?;
     let mut separator = "\n    ";
-    each_extent(disk, patience, |extent| {
+    each_extent(disk.device(), patience, |extent| {
         let is_data = extent.kind == ExtentKind::Data;
         let present = extent.kind != ExtentKind::Unallocated;
         let report = ExtentReport {
@@ -165,7 +186,7 @@ fn list_json(context: &mut Context, file: &Path, disk: &Disk, names: &[String], 
             zero: !is_data,
             data: is_data,
             offset: extent.file_offset_bytes,
-            file: names.get(extent.depth as usize).filter(|_| present).map(String::as_str),
+            file: name_of(names, extent.depth).filter(|_| present).map(String::as_str),
         };
         let line = serde_json::to_string(&report).map_err(|error| Failure::new(error.to_string()))?;
         write!(context.out, "{separator}{line}")?;
@@ -187,12 +208,16 @@ const FILES_MAX: usize = 8;
 /// Layers in the table of totals; the rest of a long chain is summed up.
 const TOTALS_MAX: usize = 12;
 
-fn draw(context: &Context, disk: &Disk, patience: &Patience) -> Outcome<Drawing> {
+fn draw(context: &Context, disk: &Opened, patience: &Patience) -> Outcome<Drawing> {
     let columns = context.style.columns.saturating_sub(MARGIN_COLUMNS).max(8);
     let rows = context.style.rows.map_or(ROWS_MIN, |rows| rows.saturating_sub(LEGEND_ROWS).clamp(ROWS_MIN, ROWS_MAX));
-    let file_bytes: Vec<u64> = disk.layers().iter().map(|layer| layer.image.store().len_bytes().unwrap_or(0)).collect();
-    let mut drawing = Drawing::new(disk.geometry().size_bytes, columns, rows, &file_bytes);
-    each_extent(disk, patience, |extent| {
+    let file_bytes = file_lengths(disk);
+    let mut drawing = Drawing::new(disk.device().geometry().size_bytes, columns, rows, &file_bytes);
+    each_extent(disk.device(), patience, |mut extent| {
+        // An export is drawn as one layer: of those behind it only the server knows.
+        if disk.disk().is_none() {
+            extent.depth = 0;
+        }
         drawing.add(&extent);
         Ok(())
     })?;

@@ -1,0 +1,131 @@
+//! An export of an NBD server in words and in JSON: what `info` says of it.
+
+use crate::{
+    describe::printable,
+    sizes::{Exact, Human},
+    table::Fields,
+};
+use diskwright_nbd::{
+    NbdDevice,
+    wire::{Framing, TransmissionFlags},
+};
+use diskwright_store::BlockDevice;
+use serde::Serialize;
+
+/// One export, for JSON. Sizes are bytes.
+#[derive(Debug, Serialize)]
+pub struct ExportReport {
+    uri: String,
+    server: String,
+    export: String,
+    canonical_name: Option<String>,
+    description: Option<String>,
+    virtual_size: u64,
+    export_size: u64,
+    logical_sector_size: u32,
+    physical_sector_size: u32,
+    read_only: bool,
+    minimum_block_size: u32,
+    preferred_block_size: u32,
+    maximum_payload: Option<u32>,
+    can_flush: bool,
+    can_fua: bool,
+    can_trim: bool,
+    can_zero: bool,
+    can_fast_zero: bool,
+    can_multi_conn: bool,
+    replies: &'static str,
+    tells_zeros: bool,
+    tells_layers: bool,
+    tls: Option<String>,
+}
+
+impl From<&NbdDevice> for ExportReport {
+    fn from(device: &NbdDevice) -> Self {
+        let (export, geometry) = (device.export(), device.geometry());
+        let can = |flag| export.flags.contains(flag);
+        Self {
+            uri: device.uri().to_string(),
+            server: device.uri().endpoint.to_string(),
+            export: export.name.clone(),
+            canonical_name: export.canonical_name.clone(),
+            description: export.description.clone(),
+            virtual_size: geometry.size_bytes,
+            export_size: export.size_bytes,
+            logical_sector_size: geometry.logical_sector_bytes,
+            physical_sector_size: geometry.physical_sector_bytes,
+            read_only: can(TransmissionFlags::READ_ONLY),
+            minimum_block_size: export.block_sizes.minimum,
+            preferred_block_size: export.block_sizes.preferred,
+            maximum_payload: (export.block_sizes.maximum != u32::MAX).then_some(export.block_sizes.maximum),
+            can_flush: can(TransmissionFlags::SEND_FLUSH),
+            can_fua: can(TransmissionFlags::SEND_FUA),
+            can_trim: can(TransmissionFlags::SEND_TRIM),
+            can_zero: can(TransmissionFlags::SEND_WRITE_ZEROES),
+            can_fast_zero: can(TransmissionFlags::SEND_FAST_ZERO),
+            can_multi_conn: can(TransmissionFlags::CAN_MULTI_CONN),
+            replies: match export.framing {
+                Framing::Simple => "simple",
+                Framing::Structured => "structured",
+                Framing::Extended => "extended",
+            },
+            tells_zeros: export.allocation_context.is_some(),
+            tells_layers: export.depth_context.is_some(),
+            tls: export.tls.clone(),
+        }
+    }
+}
+
+impl ExportReport {
+    /// Adds everything to `fields`.
+    pub fn add_to(&self, fields: &mut Fields) {
+        fields.add("server", printable(&self.server));
+        fields.add(
+            "export",
+            format!("{:?}{}", self.export, if self.export.is_empty() { " (the default one)" } else { "" }),
+        );
+        if let Some(name) = &self.canonical_name {
+            fields.add("the server calls it", printable(name));
+        }
+        if let Some(description) = &self.description {
+            fields.add("description", printable(description));
+        }
+        fields.add("virtual size", Exact(self.virtual_size));
+        if self.export_size != self.virtual_size {
+            fields.add(
+                "size of the export",
+                format!("{} bytes; zeros follow, to the end of the sector", self.export_size),
+            );
+        }
+        let (logical, physical) = (self.logical_sector_size, self.physical_sector_size);
+        fields.add("sector size", format!("{logical} bytes logical, {physical} physical"));
+        let most =
+            self.maximum_payload.map_or_else(|| "no limit".into(), |bytes| format!("at most {}", Human(bytes.into())));
+        fields.add(
+            "requests",
+            format!(
+                "multiples of {}, best {}, {most}",
+                self.minimum_block_size,
+                Human(self.preferred_block_size.into())
+            ),
+        );
+        let can: Vec<&str> = [
+            (!self.read_only, "write"),
+            (self.can_flush, "flush"),
+            (self.can_fua, "FUA"),
+            (self.can_trim, "trim"),
+            (self.can_zero, "zero"),
+            (self.can_fast_zero, "zero fast"),
+            (self.can_multi_conn, "several connections"),
+            (self.tells_zeros, "tell zeros"),
+            (self.tells_layers, "tell layers"),
+        ]
+        .into_iter()
+        .filter_map(|(can, what)| can.then_some(what))
+        .collect();
+        let read_only = if self.read_only { "read-only; " } else { "" };
+        fields.add("can", format!("{read_only}{}", can.join(", ")));
+        fields.add("protocol", format!("{} replies", self.replies));
+        fields.add("encryption", self.tls.as_deref().map_or_else(|| "none".to_owned(), printable));
+    }
+}

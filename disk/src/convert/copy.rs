@@ -1,0 +1,340 @@
+//! The workers of a conversion: windows of the source, read, and written where they are not zero.
+
+use crate::{Disk, Opened, Progress};
+use diskwright_store::{BlockQueue, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab};
+use std::{
+    io,
+    sync::{
+        Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+/// Bytes that a worker takes at a time; the extents are asked for as many.
+const WINDOW_BYTES: u64 = 64 << 20;
+/// Bytes of one read and one write.
+const CHUNK_BYTES: u64 = 1 << 20;
+/// Buffers of each worker.
+const BUFFERS: usize = 8;
+/// Workers: one reads while the other writes.
+const WORKERS: usize = 2;
+/// How often the caller is told how far it is.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+
+/// What the workers share.
+pub(super) struct Job<'a> {
+    source: &'a Opened,
+    dest: &'a Opened,
+    engine: EngineKind,
+    size_bytes: u64,
+    /// What reads as zeros in the source must be made so: the destination holds something already.
+    wipe: bool,
+    next_window: AtomicU64,
+    reflink: AtomicBool,
+    can_reflink: OnceLock<bool>,
+    stop: AtomicBool,
+    pub(super) copied_bytes: AtomicU64,
+    pub(super) cloned_bytes: AtomicU64,
+    pub(super) zero_bytes: AtomicU64,
+    failure: Mutex<Option<io::Error>>,
+}
+
+/// How the workers ended.
+pub(super) enum Outcome {
+    /// All is copied.
+    Done,
+    /// `progress` said so.
+    Stopped,
+    /// Reading or writing failed.
+    Failed(io::Error),
+}
+
+impl<'a> Job<'a> {
+    /// A copy of `source` into `dest`, which is at least as large. An image that was made a moment ago reads as zeros; an
+    /// export does not.
+    pub(super) fn new(source: &'a Opened, dest: &'a Opened, engine: EngineKind, reflink: bool) -> Self {
+        Self {
+            source,
+            dest,
+            engine,
+            size_bytes: source.device().geometry().size_bytes,
+            wipe: dest.disk().is_none(),
+            next_window: AtomicU64::new(0),
+            reflink: AtomicBool::new(reflink && source.disk().is_some() && dest.disk().is_some()),
+            can_reflink: OnceLock::new(),
+            stop: AtomicBool::new(false),
+            copied_bytes: AtomicU64::new(0),
+            cloned_bytes: AtomicU64::new(0),
+            zero_bytes: AtomicU64::new(0),
+            failure: Mutex::new(None),
+        }
+    }
+
+    /// Runs the workers, telling `progress` how far they are.
+    pub(super) fn run(&self, progress: &mut Progress<'_>) -> Outcome {
+        let mut stopped = false;
+        thread::scope(|scope| {
+            let (done, all_done) = mpsc::channel::<()>();
+            for _ in 0..WORKERS {
+                let done = done.clone();
+                scope.spawn(move || {
+                    let _done = done;
+                    if let Err(error) = work(self) {
+                        self.stop.store(true, Ordering::Relaxed);
+                        self.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
+                    }
+                });
+            }
+            drop(done);
+            // The channel never carries anything; it closes when the last worker is done.
+            while all_done.recv_timeout(TELL_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+                if !progress(self.done_bytes(), self.size_bytes) {
+                    stopped = true;
+                    self.stop.store(true, Ordering::Relaxed);
+                }
+            }
+        });
+        if stopped {
+            return Outcome::Stopped;
+        }
+        match self.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take() {
+            Some(error) => Outcome::Failed(error),
+            None => Outcome::Done,
+        }
+    }
+
+    fn done_bytes(&self) -> u64 {
+        [&self.copied_bytes, &self.cloned_bytes, &self.zero_bytes]
+            .iter()
+            .map(|bytes| bytes.load(Ordering::Relaxed))
+            .sum()
+    }
+
+    fn count(counter: &AtomicU64, bytes: u64) {
+        counter.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// One worker: takes windows until there are none.
+fn work(job: &Job<'_>) -> io::Result<()> {
+    let slab = Slab::new(BUFFERS, CHUNK_BYTES as usize);
+    let queue_options = QueueOptions { depth: BUFFERS, engine: job.engine, slab: Some(&slab), ring: None };
+    let mut pipe = Pipe {
+        source: job.source.device().open_queue(&queue_options)?,
+        dest: job.dest.device().open_queue(&queue_options)?,
+        free: slab.take_all(),
+        done: Vec::new(),
+    };
+    let mut extents: Vec<Extent> = Vec::new();
+    // The destination's sectors may be larger than what the source's extents go by. Windows are multiples of both.
+    let sector_bytes = u64::from(job.dest.device().geometry().logical_sector_bytes);
+    let mut copied_to = 0;
+    loop {
+        let start = job.next_window.fetch_add(WINDOW_BYTES, Ordering::Relaxed);
+        let end_bytes = if job.wipe { job.dest.device().geometry().size_bytes } else { job.size_bytes };
+        if start >= end_bytes || job.stop.load(Ordering::Relaxed) {
+            return pipe.drain(job);
+        }
+        let len = WINDOW_BYTES.min(job.size_bytes.saturating_sub(start));
+        extents.clear();
+        if len > 0 {
+            job.source.device().extents(start, len, &mut extents)?;
+        }
+        for extent in &extents {
+            if extent.kind == ExtentKind::Data {
+                let mut rest = share(job, extent)?;
+                for (start, stop) in &mut rest {
+                    *start = (*start - *start % sector_bytes).max(copied_to);
+                    *stop = stop.next_multiple_of(sector_bytes).min(job.size_bytes).max(*start);
+                    copied_to = *stop;
+                }
+                pipe.copy(job, &rest)?;
+            } else {
+                let stop = extent.offset_bytes + extent.len_bytes;
+                if job.wipe {
+                    pipe.wipe(job, extent.offset_bytes.next_multiple_of(sector_bytes).max(copied_to), stop)?;
+                }
+                Job::count(&job.zero_bytes, extent.len_bytes);
+            }
+        }
+        // A longer destination ends in zeros.
+        let behind = job.size_bytes.next_multiple_of(sector_bytes).max(start);
+        let window_end = (start + WINDOW_BYTES).min(end_bytes);
+        if job.wipe && behind < window_end {
+            pipe.wipe(job, behind, window_end)?;
+        }
+    }
+}
+
+/// Shares what can be shared of an extent, and tells what is left to copy. Whether the file systems can is found out
+/// with one block; a later refusal (another layer on another file system) ends all tries too.
+fn share(job: &Job<'_>, extent: &Extent) -> io::Result<Vec<(u64, u64)>> {
+    let end = extent.offset_bytes + extent.len_bytes;
+    let everything = vec![(extent.offset_bytes, end)];
+    let Some(file_offset_bytes) = extent.file_offset_bytes.filter(|_| job.reflink.load(Ordering::Relaxed)) else {
+        return Ok(everything);
+    };
+    let (Some(source), Some(dest)) = (job.source.disk(), job.dest.disk()) else { return Ok(everything) };
+    let store = source.layers()[extent.depth as usize].image.store();
+    let clone = |len_bytes| Disk::clone_from(dest, store.as_ref(), file_offset_bytes, extent.offset_bytes, len_bytes);
+    let block_bytes = dest.layers()[0].image.info().block_bytes;
+    let first_block_end = (extent.offset_bytes.next_multiple_of(block_bytes) + block_bytes).min(end);
+    let can = *job.can_reflink.get_or_init(|| clone(first_block_end - extent.offset_bytes).is_ok());
+    if !can {
+        job.reflink.store(false, Ordering::Relaxed);
+        return Ok(everything);
+    }
+    match clone(extent.len_bytes) {
+        Ok((from, to)) if from < to => {
+            Job::count(&job.cloned_bytes, to - from);
+            let rest = [(extent.offset_bytes, from), (to, end)];
+            Ok(rest.into_iter().filter(|(start, end)| start < end).collect())
+        }
+        Ok(_) => Ok(everything),
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => Err(error),
+        Err(_) => {
+            job.reflink.store(false, Ordering::Relaxed);
+            Ok(everything)
+        }
+    }
+}
+
+/// A reader and a writer with buffers going round.
+struct Pipe {
+    source: Box<dyn BlockQueue>,
+    dest: Box<dyn BlockQueue>,
+    free: Vec<IoBuf>,
+    done: Vec<Completion>,
+}
+
+impl Pipe {
+    fn copy(&mut self, job: &Job<'_>, ranges: &[(u64, u64)]) -> io::Result<()> {
+        for &(start, end) in ranges {
+            let mut at = start;
+            loop {
+                while at < end
+                    && !job.stop.load(Ordering::Relaxed)
+                    && let Some(buf) = self.free.pop()
+                {
+                    // Chunks end at multiples of their size, so that a payload block is not cut more than needed.
+                    let stop = ((at / CHUNK_BYTES + 1) * CHUNK_BYTES).min(end);
+                    let len = stop - at;
+                    let request = Request::read(at, len as usize, buf, read_tag(at, len));
+                    self.source.push(request).map_err(|error| error.reason)?;
+                    at = stop;
+                }
+                if self.free.len() == BUFFERS {
+                    break;
+                }
+                self.turn(job)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for all that is under way.
+    fn drain(&mut self, job: &Job<'_>) -> io::Result<()> {
+        while self.free.len() < BUFFERS {
+            self.turn(job)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a range of the destination zero where it does not say that it is. A range that ends within a sector is left to the data
+    /// behind it, or, at the end of the disk, goes on to the sector's end.
+    fn wipe(&mut self, job: &Job<'_>, start: u64, stop: u64) -> io::Result<()> {
+        let geometry = job.dest.device().geometry();
+        let sector_bytes = u64::from(geometry.logical_sector_bytes);
+        let stop =
+            if stop == job.size_bytes { stop.next_multiple_of(sector_bytes) } else { stop - stop % sector_bytes };
+        if start >= stop {
+            return Ok(());
+        }
+        let mut there = Vec::new();
+        job.dest.device().extents(start, stop - start, &mut there)?;
+        for extent in there.iter().filter(|extent| extent.kind == ExtentKind::Data) {
+            while self.free.is_empty() {
+                self.turn(job)?;
+            }
+            let Some(buf) = self.free.pop() else { continue };
+            self.push_wipe(extent.offset_bytes, extent.len_bytes, buf)?;
+        }
+        Ok(())
+    }
+
+    /// The buffer is not needed for it, but every request has one, so that the queue never has more of them than it holds.
+    fn push_wipe(&mut self, offset_bytes: u64, len_bytes: u64, buf: IoBuf) -> io::Result<()> {
+        let request = Request { buf: Some(buf), ..Request::discard(offset_bytes, len_bytes, 0) };
+        self.dest.push(request).map_err(|error| error.reason)
+    }
+
+    /// Takes what has been read and written, waiting for something if there is nothing.
+    fn turn(&mut self, job: &Job<'_>) -> io::Result<()> {
+        let (reading, writing) = (self.source.in_flight(), self.dest.in_flight());
+        if writing > 0 {
+            // Waiting for a write while reads are under way would leave the writer idle afterwards; so only when nothing is read.
+            let wait = usize::from(reading == 0);
+            self.dest.reap(wait, &mut self.done)?;
+            for completion in self.done.drain(..) {
+                completion.result?;
+                Job::count(&job.copied_bytes, completion.tag);
+                self.free.extend(completion.buf);
+            }
+        }
+        if reading > 0 {
+            self.source.reap(1, &mut self.done)?;
+            for completion in std::mem::take(&mut self.done) {
+                completion.result?;
+                let Some(mut buf) = completion.buf else { continue };
+                let (offset_bytes, len) = range_of(completion.tag);
+                // Where the source ends within a sector of a larger destination, zeros follow.
+                let sector_bytes = u64::from(job.dest.device().geometry().logical_sector_bytes);
+                let padded = len.next_multiple_of(sector_bytes) as usize;
+                if is_zero(&buf[..len as usize]) {
+                    Job::count(&job.zero_bytes, len);
+                    if job.wipe {
+                        self.push_wipe(offset_bytes, padded as u64, buf)?;
+                    } else {
+                        self.free.push(buf);
+                    }
+                } else {
+                    buf[len as usize..padded].fill(0);
+                    self.dest.push(Request::write(offset_bytes, padded, buf, len)).map_err(|error| error.reason)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A read carries its range in its tag, in sectors; a length is at most 2,048 of them, so 12 bits hold it.
+fn read_tag(offset_bytes: u64, len_bytes: u64) -> u64 {
+    ((offset_bytes / 512) << 12) | (len_bytes / 512)
+}
+
+fn range_of(tag: u64) -> (u64, u64) {
+    ((tag >> 12) * 512, (tag & 0xfff) * 512)
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    // Zero at the front, and every byte like the one before it: a memcmp, which is as fast as memory.
+    bytes.is_empty() || bytes[0] == 0 && bytes[..bytes.len() - 1] == bytes[1..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_are_told_from_almost_zeros() {
+        assert!(is_zero(&[]));
+        assert!(is_zero(&[0; 4096]));
+        let mut bytes = [0; 4096];
+        bytes[4095] = 1;
+        assert!(!is_zero(&bytes));
+        assert!(!is_zero(&[1; 512]));
+    }
+}

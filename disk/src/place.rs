@@ -1,0 +1,140 @@
+//! A FILE or a URI, opened: the one place where a name that a user typed becomes something that holds blocks.
+//!
+//! ```text
+//!   disk.vhdx, /dev/sdb, disk.raw          ─▶ Disk       the chain of images
+//!   nbd://HOST/EXPORT, nbd+unix:///...     ─▶ NbdDevice  an export of a server; its contents are the disk itself
+//! ```
+//!
+//! An export is never looked into for an image: a server has opened the image already, and a guest's raw disk that happens to
+//! begin like a VHDX must not become one.
+
+use crate::{Disk, DiskError, OpenOptions, Result};
+use diskwright_image::Format;
+use diskwright_nbd::{NbdDevice, NbdUri};
+use diskwright_store::{BlockDevice, Blocking, EngineKind};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// What a name means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A path.
+    File(PathBuf),
+    /// An export of an NBD server.
+    Nbd(NbdUri),
+}
+
+impl Place {
+    /// Understands a name. A file whose name looks like a URI is reached as `./nbd://...`.
+    ///
+    /// # Errors
+    /// [`DiskError::Nbd`] for what is meant as a URI and is none.
+    pub fn parse(name: &Path) -> Result<Self> {
+        if !NbdUri::looks_like(name.as_os_str()) {
+            return Ok(Self::File(name.to_owned()));
+        }
+        Ok(Self::Nbd(NbdUri::parse(&name.to_string_lossy()).map_err(diskwright_nbd::ClientError::from)?))
+    }
+}
+
+/// Something that holds blocks, open.
+#[derive(Debug, Clone)]
+pub enum Opened {
+    /// A disk of images.
+    Disk(Arc<Disk>),
+    /// An export.
+    Export(Arc<NbdDevice>),
+}
+
+impl Opened {
+    /// Opens what `name` means. Of the options an export knows only [`OpenOptions::writable`].
+    ///
+    /// # Errors
+    /// As [`Disk::open`]; [`DiskError::Nbd`]; [`DiskError::BadOptions`] for an export that should be taken as an image.
+    pub fn open(name: &Path, options: &OpenOptions) -> Result<Self> {
+        let uri = match Place::parse(name)? {
+            Place::File(path) => return Disk::open(path, options).map(Self::Disk),
+            Place::Nbd(uri) => uri,
+        };
+        if let Some(format) = options.format.filter(|&format| format != Format::Raw) {
+            return Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: an export cannot be taken as {format}: its contents are the disk itself",
+                    name.display()
+                ),
+                hint: "leave the format out".into(),
+            });
+        }
+        Ok(Self::Export(Arc::new(NbdDevice::open(&uri, options.writable)?)))
+    }
+
+    /// As a block device.
+    pub fn device(&self) -> &dyn BlockDevice {
+        match self {
+            Self::Disk(disk) => &**disk,
+            Self::Export(export) => &**export,
+        }
+    }
+
+    /// As a block device to be shared.
+    pub fn shared(&self) -> Arc<dyn BlockDevice> {
+        match self {
+            Self::Disk(disk) => Arc::clone(disk) as Arc<dyn BlockDevice>,
+            Self::Export(export) => Arc::clone(export) as Arc<dyn BlockDevice>,
+        }
+    }
+
+    /// The disk of images, if it is one.
+    pub fn disk(&self) -> Option<&Arc<Disk>> {
+        match self {
+            Self::Disk(disk) => Some(disk),
+            Self::Export(_) => None,
+        }
+    }
+
+    /// What the user should know about how it was opened, a sentence each.
+    pub fn warnings(&self) -> &[String] {
+        match self {
+            Self::Disk(disk) => disk.warnings(),
+            Self::Export(_) => &[],
+        }
+    }
+
+    /// Makes everything durable, and closes a disk cleanly.
+    ///
+    /// # Errors
+    /// As [`Disk::close`]; what the server says of a flush.
+    pub fn close(&self) -> Result<()> {
+        match self {
+            Self::Disk(disk) => disk.close(),
+            Self::Export(export) if export.geometry().read_only => Ok(()),
+            Self::Export(export) => {
+                Blocking::open(&**export, EngineKind::Auto).and_then(|mut queue| queue.flush()).map_err(|source| {
+                    DiskError::File { doing: "make the export durable", path: export.uri().to_string().into(), source }
+                })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        assert_eq!(Place::parse(Path::new("a/b.vhdx")).unwrap(), Place::File("a/b.vhdx".into()));
+        assert_eq!(Place::parse(Path::new("./nbd://x")).unwrap(), Place::File("./nbd://x".into()));
+        assert_eq!(Place::parse(Path::new("nbd://h/x")).unwrap(), Place::Nbd(NbdUri::tcp("h", 10809, "x")));
+        assert!(matches!(Place::parse(Path::new("nbd+unix:///x")).unwrap_err(), DiskError::Nbd(_)));
+    }
+
+    #[test]
+    fn an_export_is_no_image() {
+        let options = OpenOptions { format: Some(Format::Vhdx), ..OpenOptions::default() };
+        let error = Opened::open(Path::new("nbd+unix:///?socket=/nowhere"), &options).unwrap_err();
+        assert!(error.to_string().contains("leave the format out"), "{error}");
+    }
+}

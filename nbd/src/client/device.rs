@@ -1,0 +1,210 @@
+//! An export as a block device.
+//!
+//! *Connections.* The first is made when the device is opened. Where the server says that several connections see one cache
+//! (`CAN_MULTI_CONN`), each queue gets one of its own, up to the number in the URI; from then on, and where the server does not say so, queues share. A
+//! connection that the server does not want to give is no error as long as there is one.
+//!
+//! *Sizes.* A sector is the server's smallest block, at least 512 bytes. An export that ends within a sector is shown with that
+//! sector whole: what lies behind the end reads as zeros, and only zeros can be written there.
+
+use super::{
+    ClientError, Result,
+    lane::Lane,
+    negotiate::{self, ExportInfo},
+    queue::NbdQueue,
+    status,
+    tables::{Slot, StatusFound, Work},
+};
+use crate::{
+    uri::NbdUri,
+    wire::{BlockSizes, TransmissionFlags},
+};
+use diskwright_store::{BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions};
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+/// Most of a physical sector: what formats of disks can tell their guests.
+const PHYSICAL_MAX: u32 = 4096;
+
+/// An export of an NBD server.
+#[derive(Debug)]
+pub struct NbdDevice {
+    uri: NbdUri,
+    export: ExportInfo,
+    geometry: Geometry,
+    lanes: Mutex<Lanes>,
+}
+
+#[derive(Debug)]
+struct Lanes {
+    open: Vec<Arc<Lane>>,
+    most: usize,
+}
+
+impl NbdDevice {
+    /// Connects to the export. Unless `writable`, the device refuses writes whatever the server allows.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Unusable`] where it should be writable and is not.
+    pub fn open(uri: &NbdUri, writable: bool) -> Result<Self> {
+        let (transport, mut export) = negotiate::connect(uri)?;
+        let unusable =
+            |what: String| ClientError::Unusable { peer: uri.endpoint.to_string(), name: uri.export.clone(), what };
+        export.block_sizes = export.block_sizes.check().map_err(|error| unusable(error.to_string()))?;
+        let read_only = export.flags.contains(TransmissionFlags::READ_ONLY);
+        if writable && read_only {
+            return Err(unusable("it is read-only, and should be written to".into()));
+        }
+        let BlockSizes { minimum, preferred, .. } = export.block_sizes;
+        let sector_bytes = minimum.max(512);
+        if !export.size_bytes.is_multiple_of(u64::from(minimum)) {
+            return Err(unusable(format!(
+                "its size of {} bytes is no multiple of its smallest block of {minimum}",
+                export.size_bytes
+            )));
+        }
+        let size_bytes = export
+            .size_bytes
+            .checked_next_multiple_of(u64::from(sector_bytes))
+            .filter(|&size_bytes| size_bytes <= i64::MAX as u64)
+            .ok_or_else(|| unusable(format!("its size of {} bytes is beyond all measure", export.size_bytes)))?;
+        let geometry = Geometry {
+            size_bytes,
+            logical_sector_bytes: sector_bytes,
+            physical_sector_bytes: preferred.min(PHYSICAL_MAX).max(sector_bytes),
+            read_only: read_only || !writable,
+        };
+        let most = if export.flags.contains(TransmissionFlags::CAN_MULTI_CONN) {
+            uri.connections.unwrap_or(NbdUri::CONNECTIONS_DEFAULT)
+        } else {
+            1
+        };
+        let lane = Self::lane(uri, transport, export.clone())?;
+        Ok(Self { uri: uri.clone(), export, geometry, lanes: Mutex::new(Lanes { open: vec![lane], most }) })
+    }
+
+    fn lane(uri: &NbdUri, transport: super::transport::Transport, export: ExportInfo) -> Result<Arc<Lane>> {
+        let lane = Lane::new(uri.clone(), transport, export);
+        lane.map(Arc::new).map_err(|source| negotiate::lost(&uri.endpoint.to_string(), "connecting", source))
+    }
+
+    /// Where it is.
+    pub fn uri(&self) -> &NbdUri {
+        &self.uri
+    }
+
+    /// What the server told of it.
+    pub fn export(&self) -> &ExportInfo {
+        &self.export
+    }
+
+    /// Connections that are open.
+    pub fn connections(&self) -> usize {
+        self.lanes().open.len()
+    }
+
+    /// How often connections were made anew.
+    pub fn reconnects(&self) -> u64 {
+        self.lanes().open.iter().map(|lane| lane.reconnects()).sum()
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Lanes> {
+        self.lanes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A lane for one more queue: an idle one, a new one, or the one with the fewest queues.
+    fn take_lane(&self, may_connect: bool) -> Result<Arc<Lane>> {
+        let mut lanes = self.lanes();
+        lanes.open.retain(|lane| !lane.is_dead());
+        let best = lanes.open.iter().min_by_key(|lane| lane.queues()).cloned();
+        match best {
+            Some(lane) if lane.queues() == 0 || lanes.open.len() >= lanes.most || !may_connect => Ok(lane),
+            Some(lane) => match self.connect_again() {
+                Ok(new) => {
+                    lanes.open.push(Arc::clone(&new));
+                    Ok(new)
+                }
+                // Another export is a reason to stop; a server that has had enough of us is none.
+                Err(error) if !error.is_transient() => Err(error),
+                Err(_) => {
+                    lanes.most = lanes.open.len();
+                    Ok(lane)
+                }
+            },
+            None => {
+                let new = self.connect_again()?;
+                lanes.open.push(Arc::clone(&new));
+                Ok(new)
+            }
+        }
+    }
+
+    fn connect_again(&self) -> Result<Arc<Lane>> {
+        let (transport, found) = negotiate::connect(&self.uri)?;
+        let lane = Self::lane(&self.uri, transport, self.export.clone())?;
+        lane.same(&found)?;
+        Ok(lane)
+    }
+
+    /// Status of the front of a range, as much as the server tells at once.
+    fn status(&self, lane: &Lane, inbox: u32, start_bytes: u64, end_bytes: u64) -> io::Result<StatusFound> {
+        let slot = Slot {
+            inbox,
+            tag: 0,
+            buf: None,
+            work: Work::Status,
+            start_bytes,
+            end_bytes,
+            base_bytes: 0,
+            next_bytes: start_bytes,
+            pending: 0,
+            then_flush: false,
+            error: None,
+            status: StatusFound::default(),
+        };
+        let mut ended = Vec::new();
+        lane.drive(inbox, std::iter::once(slot), 1, &mut ended);
+        let ended = ended.pop().ok_or_else(|| io::Error::other("the connection ended no request"))?;
+        ended.completion.result.map(|()| ended.status)
+    }
+}
+
+impl BlockDevice for NbdDevice {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
+        let lane = self.take_lane(true)?;
+        let (export_bytes, flags) = (self.export.size_bytes, self.export.flags);
+        Ok(Box::new(NbdQueue::new(lane, self.geometry, export_bytes, flags, options.depth.max(1))))
+    }
+
+    /// By block status in `base:allocation`, with the layer by `qemu:allocation-depth`, where the server has them; else all is data.
+    fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
+        let shown_end = offset_bytes.saturating_add(len_bytes).min(self.geometry.size_bytes);
+        if offset_bytes >= shown_end {
+            return Ok(());
+        }
+        if self.export.allocation_context.is_none() {
+            let (kind, len_bytes) = (ExtentKind::Data, shown_end - offset_bytes);
+            out.push(Extent { offset_bytes, len_bytes, kind, depth: 0, file_offset_bytes: None });
+            return Ok(());
+        }
+        let lane = self.take_lane(false)?;
+        let inbox = lane.open_inbox();
+        let mut found = status::Extents::new(offset_bytes, shown_end, self.geometry.logical_sector_bytes, out);
+        let end_bytes = shown_end.min(self.export.size_bytes);
+        let mut at_bytes = offset_bytes;
+        let mut result = Ok(());
+        while at_bytes < end_bytes && result.is_ok() {
+            let stop_bytes = at_bytes.saturating_add(lane.status_max()).min(end_bytes);
+            result =
+                self.status(&lane, inbox, at_bytes, stop_bytes).map(|status| at_bytes = found.add(at_bytes, &status));
+        }
+        lane.close_inbox(inbox);
+        result.map(|()| found.finish())
+    }
+}

@@ -1,0 +1,136 @@
+//! One thread's way to an export: requests of the block queue -> slots of a lane.
+
+use super::{
+    lane::Lane,
+    tables::{Ended, Slot, StatusFound, Work},
+};
+use crate::wire::{Command, CommandFlags, TransmissionFlags};
+use diskwright_store::{BlockQueue, Completion, Geometry, Operation, PushError, Request, queue::validate};
+use std::{io, sync::Arc};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct NbdQueue {
+    lane: Arc<Lane>,
+    inbox: u32,
+    geometry: Geometry,
+    /// Where the export ends; the geometry may round up.
+    export_bytes: u64,
+    flags: TransmissionFlags,
+    depth: usize,
+    in_flight: usize,
+    /// Pushed, and not yet taken to the lane.
+    pushed: Vec<Slot>,
+    ended: Vec<Ended>,
+}
+
+impl NbdQueue {
+    pub(super) fn new(
+        lane: Arc<Lane>,
+        geometry: Geometry,
+        export_bytes: u64,
+        flags: TransmissionFlags,
+        depth: usize,
+    ) -> Self {
+        let inbox = lane.open_inbox();
+        let (pushed, ended) = (Vec::with_capacity(depth), Vec::with_capacity(depth));
+        Self { lane, inbox, geometry, export_bytes, flags, depth, in_flight: 0, pushed, ended }
+    }
+
+    /// How the protocol says it.
+    fn slot(&self, mut request: Request) -> Result<Slot, Box<PushError>> {
+        let can = |flag| self.flags.contains(flag);
+        let (start_bytes, end_bytes) = match request.operation {
+            Operation::Flush => (0, 0),
+            _ => (request.offset_bytes, (request.offset_bytes + request.len_bytes).min(self.export_bytes)),
+        };
+        let inside = (end_bytes.max(start_bytes) - start_bytes) as usize;
+        let durable = request.fua && request.operation != Operation::Read;
+        let fua = if durable && can(TransmissionFlags::SEND_FUA) { CommandFlags::FUA } else { CommandFlags::empty() };
+        // A server that knows neither FUA nor flush has nothing to lose.
+        let flushes = durable && fua.is_empty() || request.operation == Operation::Flush;
+        let work = match request.operation {
+            Operation::Read => {
+                if let Some(beyond) = beyond(&mut request, inside) {
+                    beyond.fill(0);
+                }
+                Work::Calls(Command::READ, CommandFlags::empty())
+            }
+            Operation::Write => {
+                if beyond(&mut request, inside).is_some_and(|beyond| beyond.iter().any(|&byte| byte != 0)) {
+                    let what = format!(
+                        "the export ends at {}, within its last sector, and what lies behind can only be zero",
+                        self.export_bytes
+                    );
+                    let reason = io::Error::new(io::ErrorKind::InvalidInput, what);
+                    return Err(Box::new(PushError { request, reason }));
+                }
+                Work::Calls(Command::WRITE, fua)
+            }
+            Operation::WriteZeroes if can(TransmissionFlags::SEND_WRITE_ZEROES) => {
+                Work::Calls(Command::WRITE_ZEROES, fua | CommandFlags::NO_HOLE)
+            }
+            // Not TRIM, after which anything may be read: a discarded range of ours reads as zeros.
+            Operation::Discard if can(TransmissionFlags::SEND_WRITE_ZEROES) => Work::Calls(Command::WRITE_ZEROES, fua),
+            Operation::WriteZeroes | Operation::Discard => Work::Zeros(fua),
+            Operation::Flush => Work::Calls(Command::FLUSH, CommandFlags::empty()),
+        };
+        Ok(Slot {
+            inbox: self.inbox,
+            tag: request.tag,
+            buf: request.buf,
+            work,
+            start_bytes,
+            end_bytes: end_bytes.max(start_bytes),
+            base_bytes: request.buf_offset_bytes,
+            next_bytes: start_bytes,
+            pending: 0,
+            then_flush: flushes && can(TransmissionFlags::SEND_FLUSH),
+            error: None,
+            status: StatusFound::default(),
+        })
+    }
+}
+
+/// The part of the buffer whose place lies behind the export's end.
+fn beyond(request: &mut Request, inside: usize) -> Option<&mut [u8]> {
+    let payload = request.buf_range();
+    let beyond = request.buf.as_mut()?.get_mut(payload)?.get_mut(inside..)?;
+    (!beyond.is_empty()).then_some(beyond)
+}
+
+impl BlockQueue for NbdQueue {
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
+        if self.in_flight >= self.depth {
+            return Err(Box::new(PushError { request, reason: io::ErrorKind::WouldBlock.into() }));
+        }
+        if let Err(reason) = validate(&request, &self.geometry) {
+            return Err(Box::new(PushError { request, reason }));
+        }
+        let slot = self.slot(request)?;
+        self.pushed.push(slot);
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()> {
+        self.lane.drive(self.inbox, self.pushed.drain(..), at_least.min(self.in_flight), &mut self.ended);
+        self.in_flight -= self.ended.len();
+        out.extend(self.ended.drain(..).map(|ended| ended.completion));
+        Ok(())
+    }
+}
+
+impl Drop for NbdQueue {
+    fn drop(&mut self) {
+        self.lane.close_inbox(self.inbox);
+    }
+}

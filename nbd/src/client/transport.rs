@@ -1,0 +1,267 @@
+//! A connection that never blocks: a socket, with TLS around it or without.
+//!
+//! ```text
+//!   send(slices) ─▶ [rustls ─▶] socket        recv(slices) ◀─ [rustls ◀─ 64 KiB of what came ◀─] socket
+//! ```
+//!
+//! Both answer `WouldBlock` where nothing can be moved; [`Transport::wait`] then waits for the socket. Without TLS the bytes go straight between
+//! the socket and the slices, which are the callers' own buffers.
+
+use crate::uri::Endpoint;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::sockopt,
+};
+use rustls::{ClientConfig, ClientConnection, pki_types::ServerName};
+use std::{
+    io::{self, IoSlice, IoSliceMut, Read, Write},
+    net::{TcpStream, ToSocketAddrs},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        linux::net::SocketAddrExt,
+        unix::{
+            ffi::OsStrExt,
+            net::{SocketAddr, UnixStream},
+        },
+    },
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// What is read from the socket at once for TLS: four of its records.
+const TLS_STAGE_BYTES: usize = 64 << 10;
+
+/// A server that is gone without a word is noticed after about a minute.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 3;
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+#[derive(Debug)]
+struct Tls {
+    connection: ClientConnection,
+    stage: Vec<u8>,
+    taken: usize,
+    filled: usize,
+    ended: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Transport {
+    socket: Socket,
+    tls: Option<Box<Tls>>,
+}
+
+impl Transport {
+    /// Connects, within `limit`.
+    pub(super) fn connect(endpoint: &Endpoint, limit: Duration) -> io::Result<Self> {
+        let socket = match endpoint {
+            Endpoint::Unix(path) => Socket::Unix(match path.as_os_str().as_bytes() {
+                [0, name @ ..] => UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?,
+                _ => UnixStream::connect(path)?,
+            }),
+            Endpoint::Tcp { host, port } => Socket::Tcp(connect_tcp(host, *port, limit)?),
+        };
+        match &socket {
+            Socket::Tcp(stream) => stream.set_nonblocking(true)?,
+            Socket::Unix(stream) => stream.set_nonblocking(true)?,
+        }
+        Ok(Self { socket, tls: None })
+    }
+
+    /// From now on everything goes through TLS. The handshake takes place with the first sends and receives.
+    pub(super) fn start_tls(
+        &mut self,
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+    ) -> Result<(), rustls::Error> {
+        let connection = ClientConnection::new(config, name)?;
+        let stage = vec![0; TLS_STAGE_BYTES];
+        self.tls = Some(Box::new(Tls { connection, stage, taken: 0, filled: 0, ended: false }));
+        Ok(())
+    }
+
+    /// Whether there is TLS around it.
+    pub(super) fn is_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// The version of TLS and its cipher, once it is agreed on.
+    pub(super) fn tls_name(&self) -> Option<String> {
+        let connection = &self.tls.as_ref()?.connection;
+        let version = match connection.protocol_version()? {
+            rustls::ProtocolVersion::TLSv1_2 => "TLS 1.2".to_owned(),
+            rustls::ProtocolVersion::TLSv1_3 => "TLS 1.3".to_owned(),
+            other => format!("{other:?}"),
+        };
+        Some(match connection.negotiated_cipher_suite() {
+            Some(suite) => format!("{version}, {:?}", suite.suite()),
+            None => version,
+        })
+    }
+
+    /// Sends what the socket takes now. `WouldBlock` where that is nothing.
+    pub(super) fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let Some(tls) = &mut self.tls else { return self.socket.write_vectored(slices) };
+        let taken = tls.connection.writer().write_vectored(slices)?;
+        match self.flush() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && taken > 0 => Ok(taken),
+            Err(error) => Err(error),
+            Ok(()) if taken == 0 => Err(io::ErrorKind::WouldBlock.into()),
+            Ok(()) => Ok(taken),
+        }
+    }
+
+    /// Whether bytes that were accepted wait for the socket.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.connection.wants_write())
+    }
+
+    /// Sends what was accepted and waits for the socket. `WouldBlock` where some of it goes on waiting.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        let Some(tls) = &mut self.tls else { return Ok(()) };
+        while tls.connection.wants_write() {
+            tls.connection.write_tls(&mut self.socket)?;
+        }
+        Ok(())
+    }
+
+    /// Receives what is there. `WouldBlock` where that is nothing, 0 at the end.
+    pub(super) fn recv(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match &mut self.tls {
+            None => self.socket.read_vectored(slices),
+            Some(tls) => {
+                let received = tls.recv(&mut self.socket, slices);
+                // A handshake, or a key update, has something to answer.
+                match self.flush() {
+                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+                    _ => received,
+                }
+            }
+        }
+    }
+
+    /// Waits until something can be received (or sent, where `for_sending`), or `wake` is rung, or `limit` is over: `false`.
+    pub(super) fn wait(
+        socket: BorrowedFd<'_>,
+        wake: Option<BorrowedFd<'_>>,
+        for_sending: bool,
+        limit: Option<Duration>,
+    ) -> io::Result<bool> {
+        let events = if for_sending { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let socket = PollFd::from_borrowed_fd(socket, events);
+        let until = limit.map(|limit| Instant::now() + limit);
+        let mut fds = match wake {
+            Some(wake) => vec![socket, PollFd::from_borrowed_fd(wake, PollFlags::IN)],
+            None => vec![socket],
+        };
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let spec = left.and_then(|left| Timespec::try_from(left).ok());
+            match poll(&mut fds, spec.as_ref()) {
+                Ok(ready) => return Ok(ready > 0),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Says goodbye on the level of TLS.
+    pub(super) fn say_goodbye(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.connection.send_close_notify();
+            let _ = tls.connection.write_tls(&mut self.socket);
+        }
+    }
+}
+
+impl AsFd for Transport {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Tls {
+    fn recv(&mut self, socket: &mut Socket, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        loop {
+            match self.connection.reader().read_vectored(slices) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                ended_or_failed_or_received => return ended_or_failed_or_received,
+            }
+            if self.taken == self.filled && !self.ended {
+                let received = socket.read(&mut self.stage)?;
+                (self.taken, self.filled) = (0, received);
+                self.ended = self.filled == 0;
+            }
+            let mut came = &self.stage[self.taken..self.filled];
+            let before = came.len();
+            self.connection.read_tls(&mut came)?;
+            self.taken += before - came.len();
+            self.connection.process_new_packets().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        }
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read(buf),
+            Self::Unix(stream) => stream.read(buf),
+        }
+    }
+
+    fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read_vectored(slices),
+            Self::Unix(stream) => stream.read_vectored(slices),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.write(buf),
+            Self::Unix(stream) => stream.write(buf),
+        }
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.write_vectored(slices),
+            Self::Unix(stream) => stream.write_vectored(slices),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Tries all addresses of the host.
+fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<TcpStream> {
+    let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, limit) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                sockopt::set_socket_keepalive(&stream, true)?;
+                sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
+                sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
+                sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
+                return Ok(stream);
+            }
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}
