@@ -1,6 +1,9 @@
 //! `diskwright lab`: the laboratory.
 
 mod containers;
+mod profiles;
+mod words;
+pub mod workload;
 
 use crate::{
     context::Context,
@@ -23,6 +26,8 @@ pub struct LabArgs {
 enum LabCommand {
     /// One of the papers' experiments, from preparation to report.
     Study(StudyArgs),
+    /// List the built-in profiles, or print one.
+    Profiles(profiles::ProfilesArgs),
 }
 
 #[derive(Debug, Args)]
@@ -48,6 +53,7 @@ pub struct ChildArgs {
 pub fn run(context: &mut Context, args: &LabArgs) -> Outcome {
     match &args.command {
         LabCommand::Study(StudyArgs { study: Study::Containers(args) }) => containers::run(context, args),
+        LabCommand::Profiles(args) => profiles::run(context, args),
     }
 }
 

@@ -1,0 +1,73 @@
+//! `diskwright lab profiles`: which profiles come with the program, and what they say.
+
+use crate::{
+    context::Context,
+    exit::{self, Outcome},
+    table::{Align, Columns},
+};
+use clap::Args;
+use diskwright_lab::profiles::{self, BUILT_IN, Profile};
+use serde::Serialize;
+use std::io::Write;
+
+/// Arguments of `lab profiles`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A profile is a job in TOML. Print one, change it, and run it: every line of it can be changed, and a key that is not known is an error that \
+names it. One phase of a profile is NAME/PHASE.
+
+EXAMPLES
+  diskwright lab profiles
+  diskwright lab profiles vhd-applications
+  diskwright lab profiles vhd-applications/oltp-db > mine.toml
+  diskwright lab run disk.vhdx --profile mine.toml")]
+pub struct ProfilesArgs {
+    /// Print the TOML of this one: NAME, or NAME/PHASE. [default: list them all]
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Listed {
+    name: &'static str,
+    description: String,
+    phases: Vec<String>,
+}
+
+/// Lists them, or prints one.
+pub fn run(context: &mut Context, args: &ProfilesArgs) -> Outcome {
+    match &args.name {
+        Some(name) => print_one(context, name)?,
+        None => list(context)?,
+    }
+    Ok(exit::OK)
+}
+
+fn print_one(context: &mut Context, name: &str) -> Outcome<()> {
+    let job = profiles::load(name)?;
+    if context.global.json {
+        return context.print_json("diskwright.lab.profile/1", serde_json::json!({ "profile": job }));
+    }
+    // The text as it was written has remarks, which tell where its figures come from.
+    let text = Profile::find(name).map_or_else(|| job.to_toml(), |profile| profile.toml.to_owned());
+    Ok(context.out.write_all(text.as_bytes())?)
+}
+
+fn list(context: &mut Context) -> Outcome<()> {
+    let all: Vec<Listed> = BUILT_IN
+        .iter()
+        .map(|profile| {
+            let job = profile.job();
+            let phases = job.phases.into_iter().map(|phase| phase.name).collect();
+            Listed { name: profile.name, description: job.description, phases }
+        })
+        .collect();
+    if context.global.json {
+        return context.print_json("diskwright.lab.profiles/1", serde_json::json!({ "profiles": all }));
+    }
+    let mut table = Columns::new(&[("profile", Align::Left), ("phases", Align::Right), ("what it is", Align::Left)]);
+    for one in all {
+        table.row(vec![one.name.to_owned(), one.phases.len().to_string(), one.description]);
+    }
+    Ok(table.write(&mut context.out)?)
+}
