@@ -14,6 +14,8 @@
 //! | `generator.rs`, `null.rs` | the measuring loop; the target that does nothing, its ceiling |
 //! | `profiles/` | jobs as TOML: the papers', VMFleet's, the user's |
 //! | `steady.rs` | SNIA's rule of five rounds |
+//! | `prepare.rs` | from what a user named to targets that may be measured |
+//! | `screen/` | a run as text |
 //! | `inspect/` | before a run: what a target holds, who uses it, whether it may be written |
 //! | `run/` | carries a job out: threads, requests, schedules, latencies, series |
 //! | `stats.rs`, `measure.rs` | pure statistics; targets in turns, ratios within rounds |
@@ -85,12 +87,14 @@ pub mod machine;
 pub mod measure;
 pub mod null;
 pub mod paper;
+pub mod prepare;
 pub mod profiles;
 pub mod progress;
 pub mod record;
 pub mod result;
 pub mod run;
 pub mod scratch;
+pub mod screen;
 pub mod stats;
 pub mod steady;
 pub mod study;

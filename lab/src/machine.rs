@@ -66,9 +66,12 @@ pub struct Place {
 }
 
 impl Place {
-    /// The file system on which `path` (which exists) lies.
+    /// The file system on which `path` (which exists) lies; a block device is told as itself.
     pub fn detect(path: &Path) -> Self {
         let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        if let Some(place) = Self::of_device(&real) {
+            return place;
+        }
         let mounted = mount_of(&read("/proc/self/mountinfo"), &real).unwrap_or_default();
         Self {
             scheduler: scheduler_of(&mounted.device_number),
@@ -79,6 +82,24 @@ impl Place {
             mount_options: mounted.options,
             device: mounted.device,
         }
+    }
+}
+
+impl Place {
+    /// A block device is its own place: no file system is between.
+    fn of_device(real: &Path) -> Option<Self> {
+        let found = rustix::fs::stat(real).ok()?;
+        if !rustix::fs::FileType::from_raw_mode(found.st_mode).is_block_device() {
+            return None;
+        }
+        let number = format!("{}:{}", rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
+        Some(Self {
+            scheduler: scheduler_of(&number),
+            path: real.to_owned(),
+            file_system: "no file system".into(),
+            device: real.display().to_string(),
+            ..Self::default()
+        })
     }
 }
 

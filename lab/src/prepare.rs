@@ -23,7 +23,7 @@ use crate::{
     warning::Warning,
 };
 use diskwright_disk::{CreateRequest, create};
-use diskwright_store::{BlockDevice, Extent, ExtentKind};
+use diskwright_store::{Extent, ExtentKind};
 use std::{
     fs::{self, File, OpenOptions},
     ops::Range,
@@ -60,12 +60,7 @@ pub struct Prepared {
 /// # Errors
 /// What is wrong with the job or with a target; [`LabError::InUse`] and [`LabError::HoldsData`] where writing is not allowed;
 /// [`LabError::NoSpaceToFill`]; [`LabError::Stopped`] when `progress` says so.
-pub fn prepare(
-    job: &Job,
-    specs: &[String],
-    options: &PrepareOptions,
-    progress: &mut dyn Progress,
-) -> Result<Prepared> {
+pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: &mut dyn Progress) -> Result<Prepared> {
     job.validate()?;
     if job.phases.iter().any(|phase| phase.loads.is_empty()) || specs.is_empty() {
         return Err(LabError::BadOptions { what: "there is no target".into(), hint: "name at least one".into() });
@@ -102,7 +97,7 @@ pub fn prepare(
         let mut seen = None;
         if !options.fill && is_own {
             let contents = look(target)?;
-            seen = doubts::doubts(job, number, &target.name, &contents).is_empty().then_some(contents);
+            seen = doubts::of_target(job, number, &target.name, &contents).is_empty().then_some(contents);
         }
         if (options.fill || is_own) && seen.is_none() {
             let filled_bytes = fill_sets(job, target, &sets, options, progress)?;
@@ -111,7 +106,7 @@ pub fn prepare(
             seen = Some(contents);
         }
         let contents = seen.map_or_else(|| look(target), Ok)?;
-        warnings.extend(doubts::doubts(job, number, &target.name, &contents));
+        warnings.extend(doubts::of_target(job, number, &target.name, &contents));
         if let Some(path) = &target.path
             && !is_written(job, number)
         {
@@ -123,7 +118,7 @@ pub fn prepare(
         target.contents = Some(contents);
     }
     if in_all_bytes > 0 {
-        warnings.extend(doubts::doubts_of_job(job, in_all_bytes, Machine::detect().memory_bytes));
+        warnings.extend(doubts::of_job(job, in_all_bytes, Machine::detect().memory_bytes));
     }
     made.keep();
     Ok(Prepared { targets, warnings })
@@ -280,9 +275,7 @@ impl Made {
         if is_disk {
             create(path, &CreateRequest { size_bytes: Some(size_bytes), ..CreateRequest::default() })?;
         } else {
-            File::create_new(path)
-                .and_then(|file| file.set_len(size_bytes))
-                .map_err(LabError::file("create", path))?;
+            File::create_new(path).and_then(|file| file.set_len(size_bytes)).map_err(LabError::file("create", path))?;
         }
         guard::mark_own(path);
         self.files.push(path.to_owned());

@@ -35,7 +35,10 @@ impl Folder {
 }
 
 fn options() -> PrepareOptions {
-    PrepareOptions { open: OpenHow { cache: crate::job::Caching::Cached, ..OpenHow::default() }, ..PrepareOptions::default() }
+    PrepareOptions {
+        open: OpenHow { cache: crate::job::Caching::Cached, ..OpenHow::default() },
+        ..PrepareOptions::default()
+    }
 }
 
 fn go(job: &Job, spec: &str, options: &PrepareOptions) -> Result<Prepared> {
@@ -116,9 +119,9 @@ fn what_was_made_for_a_run_that_cannot_be_is_removed() {
     assert!(matches!(stopped, Err(LabError::Stopped)));
     assert!(!Path::new(&folder.spec("new.dat")).exists());
     // A file of somebody else's is not resized.
-    std::fs::write(folder.spec("precious"), b"precious").unwrap();
+    fs::write(folder.spec("precious"), b"precious").unwrap();
     assert!(go(&writing(), &folder.spec("precious"), &making).is_err());
-    assert_eq!(std::fs::read(folder.spec("precious")).unwrap(), b"precious");
+    assert_eq!(fs::read(folder.spec("precious")).unwrap(), b"precious");
     for (spec, size) in [("null:", MIB), ("x", 1000), ("x", 0)] {
         let making = PrepareOptions { create_bytes: Some(size), ..options() };
         assert!(matches!(go(&writing(), spec, &making), Err(LabError::BadOptions { .. })), "{spec} {size}");

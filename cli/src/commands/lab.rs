@@ -2,6 +2,8 @@
 
 mod containers;
 mod profiles;
+mod run;
+pub mod targets;
 mod words;
 pub mod workload;
 
@@ -24,6 +26,8 @@ pub struct LabArgs {
 
 #[derive(Debug, Subcommand)]
 enum LabCommand {
+    /// Measure targets by a workload: IOPS, MB/s, latency, CPU for each request.
+    Run(run::RunArgs),
     /// One of the papers' experiments, from preparation to report.
     Study(StudyArgs),
     /// List the built-in profiles, or print one.
@@ -52,6 +56,7 @@ pub struct ChildArgs {
 /// Runs what was asked for.
 pub fn run(context: &mut Context, args: &LabArgs) -> Outcome {
     match &args.command {
+        LabCommand::Run(args) => run::run(context, args),
         LabCommand::Study(StudyArgs { study: Study::Containers(args) }) => containers::run(context, args),
         LabCommand::Profiles(args) => profiles::run(context, args),
     }

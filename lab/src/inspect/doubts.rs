@@ -50,7 +50,7 @@ pub fn reads(load: &Load) -> bool {
 }
 
 /// What must be said of one target.
-pub fn doubts(job: &Job, target: usize, name: &str, contents: &ContentsRecord) -> Vec<Warning> {
+pub fn of_target(job: &Job, target: usize, name: &str, contents: &ContentsRecord) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let name = || name.to_owned();
     if contents.allocated < ALLOCATED_MIN {
@@ -70,7 +70,7 @@ pub fn doubts(job: &Job, target: usize, name: &str, contents: &ContentsRecord) -
 }
 
 /// What must be said of the job itself, on targets whose working sets have `working_set_bytes` in all.
-pub fn doubts_of_job(job: &Job, working_set_bytes: u64, memory_bytes: u64) -> Vec<Warning> {
+pub fn of_job(job: &Job, working_set_bytes: u64, memory_bytes: u64) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if job.contents == Contents::Zero && job.writes() {
         warnings.push(Warning::ZeroPayload);
@@ -121,7 +121,7 @@ mod tests {
         let writing = job(vec![Load { read_percent: 0.0, ..Load::default() }]);
         let seen =
             |allocated, zero, repeated| ContentsRecord { allocated, zero, repeated, sampled: 256, filled_bytes: 0 };
-        let kinds = |job: &Job, contents| doubts(job, 0, "disk", &contents);
+        let kinds = |job: &Job, contents| of_target(job, 0, "disk", &contents);
         assert_eq!(kinds(&reading, seen(1.0, 0.0, 0.0)), []);
         assert_eq!(kinds(&reading, seen(0.995, 0.03, 0.02)), []);
         assert_eq!(
@@ -138,14 +138,14 @@ mod tests {
     #[test]
     fn zeros_as_payload_and_memory_under_test_are_told() {
         let mut job = job(vec![Load { read_percent: 0.0, ..Load::default() }]);
-        assert_eq!(doubts_of_job(&job, 1 << 30, 8 << 30), []);
+        assert_eq!(of_job(&job, 1 << 30, 8 << 30), []);
         job.contents = Contents::Zero;
-        assert_eq!(doubts_of_job(&job, 1 << 30, 8 << 30), [Warning::ZeroPayload]);
+        assert_eq!(of_job(&job, 1 << 30, 8 << 30), [Warning::ZeroPayload]);
         job.contents = Contents::Incompressible;
         job.cache = Caching::Cached;
-        assert_eq!(doubts_of_job(&job, 1 << 30, 8 << 30).len(), 1);
-        assert_eq!(doubts_of_job(&job, 16 << 30, 8 << 30), []);
+        assert_eq!(of_job(&job, 1 << 30, 8 << 30).len(), 1);
+        assert_eq!(of_job(&job, 16 << 30, 8 << 30), []);
         job.cache = Caching::WriteThrough;
-        assert_eq!(doubts_of_job(&job, 1 << 30, 8 << 30), [], "durable writes are not hidden by the cache");
+        assert_eq!(of_job(&job, 1 << 30, 8 << 30), [], "durable writes are not hidden by the cache");
     }
 }

@@ -17,5 +17,5 @@ pub mod magic;
 pub mod usage;
 
 pub use contents::look;
-pub use doubts::{doubts, working_sets};
+pub use doubts::working_sets;
 pub use guard::{Writing, allow};

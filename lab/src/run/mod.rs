@@ -71,13 +71,11 @@ impl Default for RunOptions {
     }
 }
 
-/// Carries out `job` on `targets`, telling `watch` how it goes.
+/// Finds what is wrong with a job, or between it and its targets, before anything runs or is filled.
 ///
 /// # Errors
-/// What is wrong with the job, or between it and the targets; queues that cannot be opened. Requests that fail are no
-/// error of this function: they are in [`Run::end`].
-pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn Watch) -> Result<Run> {
-    let start = Instant::now();
+/// The first such thing.
+pub fn check(job: &Job, targets: &[OpenTarget]) -> Result<()> {
     job.validate()?;
     if targets.is_empty() {
         return Err(LabError::BadOptions { what: "there is no target".into(), hint: "name at least one".into() });
@@ -88,10 +86,21 @@ pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn 
             hint: "use incompressible ones".into(),
         });
     }
-    // All that can be known beforehand is said before the first phase has taken its time.
+    // All of them, so that nothing is said only when the first phases have taken their time.
     for phase in 0..job.phases.len() {
         plan::threads_of(job, phase, targets)?;
     }
+    Ok(())
+}
+
+/// Carries out `job` on `targets`, telling `watch` how it goes.
+///
+/// # Errors
+/// What is wrong with the job, or between it and the targets; queues that cannot be opened. Requests that fail are no
+/// error of this function: they are in [`Run::end`].
+pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn Watch) -> Result<Run> {
+    let start = Instant::now();
+    check(job, targets)?;
     let started_utc = clock::compact_utc_now();
     let machine = Machine::detect();
     let other_load = OtherLoad::watch();

@@ -41,8 +41,7 @@ pub fn render(run: &Run, options: &ScreenOptions) -> String {
     for phase in &run.phases {
         render_phase(&mut text, run, phase, options);
     }
-    let doubts: Vec<String> =
-        run.warnings.iter().filter(|warning| !warning.voids()).map(ToString::to_string).collect();
+    let doubts: Vec<String> = run.warnings.iter().filter(|warning| !warning.voids()).map(ToString::to_string).collect();
     if !doubts.is_empty() {
         let _ = writeln!(text, "\nWarnings");
         for doubt in doubts {
@@ -83,8 +82,13 @@ fn render_phase(text: &mut String, run: &Run, phase: &PhaseRecord, options: &Scr
         let at = |ns: u64| duration(ns as f64);
         let line = match (steady.reached_ns, steady.left_ns) {
             (Some(reached), None) => format!("steady after {} ({rule})", at(reached)),
-            (Some(reached), Some(left)) => format!("steady after {} ({rule}), and NOT ANY MORE after {}", at(reached), at(left)),
-            (None, _) => format!("NOT STEADY ({rule}; SNIA's rule wants 20 % and 10 % over five rounds of {})", at(steady.round_ns)),
+            (Some(reached), Some(left)) => {
+                format!("steady after {} ({rule}), and NOT ANY MORE after {}", at(reached), at(left))
+            }
+            (None, _) => format!(
+                "NOT STEADY ({rule}; SNIA's rule wants 20 % and 10 % over five rounds of {})",
+                at(steady.round_ns)
+            ),
         };
         let _ = writeln!(text, "  {line}");
     }
@@ -129,7 +133,11 @@ fn rows_of(run: &Run, phase: &PhaseRecord, options: &ScreenOptions) -> Vec<Row> 
             let mut sums = thread.reads.clone();
             sums.add(&thread.writes);
             let target = run.targets.get(thread.target as usize).map_or("", |target| target.name.as_str());
-            let name = if run.targets.len() > 1 { format!("thread {} on {target}", thread.thread) } else { format!("thread {}", thread.thread) };
+            let name = if run.targets.len() > 1 {
+                format!("thread {} on {target}", thread.thread)
+            } else {
+                format!("thread {}", thread.thread)
+            };
             rows.push(Row { name, sums });
         }
     }
@@ -173,7 +181,8 @@ fn throughput(phase: &PhaseRecord, rows: &[Row]) -> Table {
 fn percentiles(rows: &[Row]) -> Table {
     let most = rows.iter().map(|row| row.sums.latency().nines()).max().unwrap_or(0);
     // Each with how many nines it has: a sample of too few leaves it empty.
-    let mut shares: Vec<(String, f64, u32)> = vec![("50 %".into(), 0.5, 0), ("90 %".into(), 0.9, 1), ("99 %".into(), 0.99, 2)];
+    let mut shares: Vec<(String, f64, u32)> =
+        vec![("50 %".into(), 0.5, 0), ("90 %".into(), 0.9, 1), ("99 %".into(), 0.99, 2)];
     for nines in 3..=most.max(2) {
         shares.push((format!("99.{} %", "9".repeat(nines as usize - 2)), 1.0 - 10_f64.powi(-(nines as i32)), nines));
     }

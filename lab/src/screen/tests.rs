@@ -71,7 +71,13 @@ fn a_run() -> Run {
                 scheduler: Some("none".into()),
                 ..Place::default()
             }),
-            contents: Some(ContentsRecord { allocated: 1.0, zero: 0.0, repeated: 0.0, sampled: 256, filled_bytes: 1 << 30 }),
+            contents: Some(ContentsRecord {
+                allocated: 1.0,
+                zero: 0.0,
+                repeated: 0.0,
+                sampled: 256,
+                filled_bytes: 1 << 30,
+            }),
         }],
         phases: vec![PhaseRecord {
             name: "main".into(),
@@ -102,10 +108,8 @@ fn the_verdict_comes_first_and_the_rest_is_in_order() {
 #[test]
 fn what_voids_a_run_is_its_first_line() {
     let mut run = a_run();
-    run.warnings = vec![
-        Warning::Unallocated { target: "disk.vhdx".into(), allocated: 0.03 },
-        Warning::OtherLoad { cpus: 1.2 },
-    ];
+    run.warnings =
+        vec![Warning::Unallocated { target: "disk.vhdx".into(), allocated: 0.03 }, Warning::OtherLoad { cpus: 1.2 }];
     let text = render(&run, &ScreenOptions::default());
     assert!(text.starts_with("NOT STORAGE: disk.vhdx: only 3 % of what is under test has space"), "{text}");
     assert!(text.contains("\nWarnings\n  ! other programs"), "{text}");
@@ -153,8 +157,13 @@ fn response_time_and_service_time_are_both_shown() {
 #[test]
 fn the_steady_state_is_told() {
     let mut run = a_run();
-    let mut steady =
-        SteadyRecord { reached_ns: Some(12_000_000_000), left_ns: None, round_ns: 1_000_000_000, range: 0.08, slope: -0.03 };
+    let mut steady = SteadyRecord {
+        reached_ns: Some(12_000_000_000),
+        left_ns: None,
+        round_ns: 1_000_000_000,
+        range: 0.08,
+        slope: -0.03,
+    };
     let mut line = |steady: &SteadyRecord| {
         run.phases[0].steady = Some(steady.clone());
         render(&run, &ScreenOptions::default())

@@ -1,0 +1,143 @@
+//! `diskwright lab run`: one job on some targets, from looking to conclusion.
+
+use super::{targets::TargetArgs, words, workload::WorkloadArgs};
+use crate::{
+    context::Context,
+    exit::{self, Outcome},
+    live::LiveDisplay,
+};
+use clap::Args;
+use diskwright_lab::{
+    LabError, Run, clock,
+    record::End,
+    result,
+    run::{self, RunOptions},
+    screen::{self, ScreenOptions},
+    warning::Warning,
+};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+/// A profile of more lines than this is named, not printed.
+const PROFILE_LINES_MAX: usize = 60;
+
+/// Arguments of `lab run`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A TARGET is a virtual disk (opened by the engine), a raw file, a block device, or null: (null:64G) for the generator against nothing. \
+Before a run it is looked at: what has no space, or is zeros, would measure metadata, and the result says so in its first line; \
+--fill mends it. A target with data in it is written only with --destroy-data, and one that is mounted or otherwise in use never.
+
+The result is saved as JSON with everything that made it, and beside it the profile that repeats the run.
+
+EXIT CODES  0 done, 1 a request failed or the run could not be made, 130 stopped (what was measured is saved, and says that it is partial)
+
+EXAMPLES
+  diskwright lab run disk.vhdx
+  diskwright lab run test.dat --create-size 4G -b 8K --read-percent 70 --threads 4 --queue-depth 8 --duration 60s
+  diskwright lab run /dev/nvme1n1 --destroy-data --fill --read-percent 0 --wait-steady 30m
+  diskwright lab run disk.vhdx --profile vhd-applications/oltp-db --destroy-data
+  diskwright lab run null: --duration 2s --json")]
+pub struct RunArgs {
+    /// What to measure.
+    #[arg(required = true, value_name = "TARGET")]
+    targets: Vec<String>,
+    #[command(flatten)]
+    prepare: TargetArgs,
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    /// Where to save the result; the profile gets the same name and .toml. [default: diskwright-run-TIME.json in the current folder]
+    #[arg(long, short, value_name = "FILE.json", conflicts_with = "no_save")]
+    output: Option<PathBuf>,
+    /// Save nothing.
+    #[arg(long)]
+    no_save: bool,
+    /// Show each thread.
+    #[arg(long)]
+    per_thread: bool,
+    /// Go on when requests fail; the run has failed all the same.
+    #[arg(long)]
+    keep_going: bool,
+    /// A label for the result: key=value (may be repeated).
+    #[arg(long, value_name = "KEY=VALUE", value_parser = words::label)]
+    label: Vec<(String, String)>,
+}
+
+/// Runs the job, saves and prints what it found.
+pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
+    let job = args.workload.job(&context.global)?;
+    let prepared = args.prepare.prepare(context, &job, &args.targets)?;
+    let options = RunOptions { keep_going: args.keep_going, labels: args.label.clone(), ..RunOptions::default() };
+    let live = LiveDisplay::new(context.global.quiet, context.signals.patient());
+    let outcome = run::run(&job, &prepared.targets, &options, &live);
+    drop(live);
+    let mut run = outcome?;
+    run.warnings.splice(0..0, prepared.warnings);
+    Warning::sort(&mut run.warnings);
+    let saved = if args.no_save { None } else { Some(save(args, &run)?) };
+    if context.global.json {
+        serde_json::to_writer_pretty(&mut context.out, &run).map_err(std::io::Error::from)?;
+        writeln!(context.out)?;
+    } else {
+        let screen = ScreenOptions { colour: context.style.colour, per_thread: args.per_thread };
+        context.out.write_all(screen::render(&run, &screen).as_bytes())?;
+        print_profile(context, args, &run, saved.as_ref())?;
+    }
+    Ok(match run.end {
+        End::Complete => exit::OK,
+        End::Failed { .. } => exit::FAILED,
+        End::Stopped => exit::STOPPED,
+    })
+}
+
+/// Saves the result and the profile. Returns their paths.
+fn save(args: &RunArgs, run: &Run) -> Outcome<(PathBuf, PathBuf)> {
+    let json =
+        args.output.clone().unwrap_or_else(|| format!("diskwright-run-{}.json", clock::compact_utc_now()).into());
+    result::save(&json, run)?;
+    let toml = json.with_extension("toml");
+    std::fs::write(&toml, run.job.to_toml()).map_err(LabError::file("write the profile to", &toml))?;
+    Ok((json, toml))
+}
+
+fn print_profile(context: &mut Context, args: &RunArgs, run: &Run, saved: Option<&(PathBuf, PathBuf)>) -> Outcome<()> {
+    let text = run.job.to_toml();
+    writeln!(context.out, "\nThe profile that repeats it")?;
+    if text.lines().count() <= PROFILE_LINES_MAX || saved.is_none() {
+        for line in text.lines() {
+            writeln!(context.out, "{}", format!("  {line}").trim_end())?;
+        }
+    }
+    if let Some((json, toml)) = saved {
+        let quoted = |path: &Path| shell_word(&path.to_string_lossy());
+        let targets: Vec<String> = args.targets.iter().map(|target| shell_word(target)).collect();
+        writeln!(context.out, "\nsaved to {}", json.display())?;
+        writeln!(context.out, "repeat with: diskwright lab run {} --profile {}", targets.join(" "), quoted(toml))?;
+    }
+    Ok(())
+}
+
+/// As a shell takes it for one word.
+fn shell_word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=+@,".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        assert_eq!(
+            ["disk.vhdx", "null:64G", "my disk", "it's", ""].map(shell_word).join(" "),
+            r"disk.vhdx null:64G 'my disk' 'it'\''s' ''"
+        );
+    }
+}

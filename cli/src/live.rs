@@ -1,0 +1,200 @@
+//! A run while it is under way: one line that is drawn again on a terminal, a line every few seconds elsewhere, nothing with
+//! `--quiet`.
+//!
+//! The lab calls from the thread that conducts a run, at most four times a second; no measuring thread ever waits for a screen. The
+//! answer is `false` once a signal has come: the run then ends, and keeps what it has measured.
+
+use crate::signals::Patience;
+use diskwright_lab::{
+    run::{Snapshot, Stage, Watch},
+    steady::{RANGE_MAX, ROUNDS, SLOPE_MAX},
+    table::{duration, figure},
+};
+use std::{
+    io::{self, IsTerminal, Write},
+    os::fd::AsFd,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Show {
+    Nothing,
+    /// Drawn over itself.
+    Line,
+    Lines,
+}
+
+/// Shows one run. Dropped, it wipes its line.
+#[derive(Debug)]
+pub struct LiveDisplay {
+    show: Show,
+    patience: Patience,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    next: Instant,
+    /// Phase and stage that were shown last.
+    shown: Option<(usize, Stage)>,
+    drawn: bool,
+}
+
+impl LiveDisplay {
+    /// For standard error as it is.
+    pub fn new(quiet: bool, patience: Patience) -> Self {
+        let show = match (quiet, io::stderr().is_terminal()) {
+            (true, _) => Show::Nothing,
+            (false, true) => Show::Line,
+            (false, false) => Show::Lines,
+        };
+        Self { show, patience, state: Mutex::new(State { next: Instant::now(), shown: None, drawn: false }) }
+    }
+}
+
+impl Watch for LiveDisplay {
+    fn look(&self, snapshot: &Snapshot<'_>) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.show {
+            Show::Nothing => {}
+            Show::Line => {
+                state.drawn = true;
+                let columns = rustix::termios::tcgetwinsize(io::stderr().as_fd()).map_or(80, |size| size.ws_col);
+                let text: String = line(snapshot).chars().take(usize::from(columns.max(20)) - 1).collect();
+                let _ = write!(io::stderr(), "\r\x1b[K{text}");
+            }
+            Show::Lines => {
+                let stage = (snapshot.phase_index, snapshot.stage);
+                if state.shown != Some(stage) || Instant::now() >= state.next {
+                    state.shown = Some(stage);
+                    state.next = Instant::now() + LINE_EVERY;
+                    let _ = writeln!(io::stderr(), "diskwright: {}", line(snapshot));
+                }
+            }
+        }
+        !self.patience.should_stop()
+    }
+}
+
+impl Drop for LiveDisplay {
+    fn drop(&mut self) {
+        if self.state.get_mut().unwrap_or_else(PoisonError::into_inner).drawn {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// Phase, stage, what is left, rates, latencies, CPU, and how near the steady state is.
+fn line(now: &Snapshot<'_>) -> String {
+    let phase = if now.phases > 1 {
+        format!("{} ({} of {})", now.phase, now.phase_index + 1, now.phases)
+    } else {
+        now.phase.to_owned()
+    };
+    let stage = match now.stage {
+        Stage::WarmUp => "warming up",
+        Stage::Settling => "settling",
+        Stage::Measuring => "measuring",
+        Stage::CoolDown => "cooling down",
+    };
+    let left = now
+        .remaining_ns
+        .map_or_else(|| format!("{} so far", clock(now.elapsed_ns)), |left_ns| format!("{} left", clock(left_ns)));
+    let mut text = format!(
+        "{phase}: {stage}, {left}  {} IOPS  {} MB/s  p50 {}  p99 {}  CPU {:.2}",
+        figure(now.iops),
+        figure(now.mb_per_s),
+        duration(now.p50_ns as f64),
+        duration(now.p99_ns as f64),
+        now.cpus
+    );
+    if let Some(steady) = &now.steady {
+        text.push_str(&if steady.rounds < ROUNDS {
+            format!("  steady: {} of {ROUNDS} rounds", steady.rounds)
+        } else {
+            format!(
+                "  steady: range {:.0} of {:.0} %, slope {:.0} of {:.0} %",
+                steady.range * 100.0,
+                RANGE_MAX * 100.0,
+                steady.slope.abs() * 100.0,
+                SLOPE_MAX * 100.0
+            )
+        });
+    }
+    if now.errors > 0 {
+        text.push_str(&format!("  {} FAILED", now.errors));
+    }
+    text
+}
+
+/// `7 s`, `1:05`, `2:01:00`: short, and not jumping about in a line that is drawn over itself.
+fn clock(ns: u64) -> String {
+    let seconds = ns.div_ceil(1_000_000_000);
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) => format!("{s} s"),
+        (0, m, s) => format!("{m}:{s:02}"),
+        (h, m, s) => format!("{h}:{m:02}:{s:02}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signals::Signals;
+    use diskwright_lab::run::Nearness;
+
+    fn snapshot() -> Snapshot<'static> {
+        Snapshot {
+            phase: "main",
+            phase_index: 0,
+            phases: 1,
+            stage: Stage::Measuring,
+            elapsed_ns: 3_000_000_000,
+            remaining_ns: Some(65_000_000_000),
+            done: Some(0.1),
+            iops: 38_612.0,
+            mb_per_s: 316.3,
+            p50_ns: 1_230_000,
+            p99_ns: 2_180_000,
+            cpus: 1.296,
+            errors: 0,
+            steady: None,
+        }
+    }
+
+    #[test]
+    fn a_line_tells_everything_in_short() {
+        assert_eq!(
+            line(&snapshot()),
+            "main: measuring, 1:05 left  38,612 IOPS  316 MB/s  p50 1.23 ms  p99 2.18 ms  CPU 1.30"
+        );
+        let waiting = Snapshot {
+            stage: Stage::Settling,
+            phases: 3,
+            remaining_ns: None,
+            steady: Some(Nearness { rounds: 5, range: 0.34, slope: -0.12 }),
+            errors: 2,
+            ..snapshot()
+        };
+        assert_eq!(
+            line(&waiting),
+            "main (1 of 3): settling, 3 s so far  38,612 IOPS  316 MB/s  p50 1.23 ms  p99 2.18 ms  CPU 1.30  steady: range 34 of 20 %, slope 12 of 10 %  2 FAILED"
+        );
+        let early = Snapshot { steady: Some(Nearness { rounds: 2, range: 0.0, slope: 0.0 }), ..snapshot() };
+        assert!(line(&early).ends_with("steady: 2 of 5 rounds"));
+    }
+
+    #[test]
+    fn times_are_short() {
+        assert_eq!([0, 6_200_000_000, 65_000_000_000, 7_260_000_000_000].map(clock).join(" "), "0 s 7 s 1:05 2:01:00");
+    }
+
+    #[test]
+    fn it_goes_on_until_a_signal_comes() {
+        let display = LiveDisplay::new(true, Signals::default().patient());
+        assert!(display.look(&snapshot()));
+    }
+}
