@@ -27,7 +27,7 @@ pub struct LabArgs {
 #[derive(Debug, Subcommand)]
 enum LabCommand {
     /// Measure targets by a workload: IOPS, MB/s, latency, CPU for each request.
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// One of the papers' experiments, from preparation to report.
     Study(StudyArgs),
     /// List the built-in profiles, or print one.
