@@ -146,6 +146,13 @@ impl FlatWriter {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn sync(&self, doing: &'static str) -> Result<()> {
+        self.store.sync_data().map_err(|e| {
+            self.failure().get_or_insert_with(|| e.to_string());
+            ImageError::io(doing, &*self.store, 0, e)
+        })
+    }
+
     fn place(&self, block: u64) -> Result<u64> {
         block.checked_mul(PSEUDO_BLOCK_BYTES).filter(|&offset_bytes| offset_bytes < self.size_bytes).ok_or_else(|| {
             let beyond = io::Error::new(io::ErrorKind::InvalidInput, format!("the disk ends before block {block}"));
@@ -159,7 +166,9 @@ impl ImageWriter for FlatWriter {
         let Some(end_bytes) = self.padding_end_bytes else { return Ok(()) };
         self.store
             .allocate(FileRange { offset_bytes: end_bytes - 512, len_bytes: 512 })
-            .map_err(|e| ImageError::io("extend the file to a whole sector", &*self.store, end_bytes, e))
+            .map_err(|e| ImageError::io("extend the file to a whole sector", &*self.store, end_bytes, e))?;
+        // Were the length lost and a write to the last sector kept, that sector would be half old and half new.
+        self.sync("make the file's new length durable")
     }
 
     fn reserve(&self, block: u64) -> Result<Reservation> {
@@ -193,10 +202,7 @@ impl ImageWriter for FlatWriter {
         if let Some(reason) = &*self.failure() {
             return Err(poisoned(reason));
         }
-        self.store.sync_data().map_err(|e| {
-            self.failure().get_or_insert_with(|| e.to_string());
-            ImageError::io("make the written data durable", &*self.store, 0, e)
-        })?;
+        self.sync("make the written data durable")?;
         // A sync that began after another's failure may succeed and yet have missed what the failed one dropped.
         match &*self.failure() {
             Some(reason) => Err(poisoned(reason)),

@@ -1,0 +1,145 @@
+//! Faults at every single operation: the workload is run once to count its operations, and then once for each of them, and each way in
+//! which it can fail.
+//!
+//! What must hold: the error reaches the caller (at once, or with the next flush or close); what is acknowledged is there and what a
+//! flush claimed is durable, also when the power fails afterwards; the file is sound; and later operations work, or say why not.
+//!
+//! Nobody need be told when giving space back to the file system fails, or sharing another file's bytes: those are advice. When growing a file by a large step fails for
+//! want of space, a small one may succeed. A file beside the disk that cannot be read when it is opened is not taken for its child.
+
+use crate::{
+    cut::{Cutter, Way},
+    dice::Dice,
+    fault::{Fault, FaultKind, Moment},
+    mutation::Phase,
+    stage::{Case, Depth, Outcome, Stage},
+    world::World,
+};
+
+/// All that can go wrong with an operation: how, and whether all that follow fail too.
+pub const FAULTS: [(FaultKind, bool); 6] = [
+    (FaultKind::Io, false),
+    (FaultKind::Io, true),
+    (FaultKind::Full, false),
+    (FaultKind::Full, true),
+    (FaultKind::Short, false),
+    (FaultKind::Slow, false),
+];
+
+/// What a faulty run tells.
+#[derive(Debug, Clone, Default)]
+pub struct Told {
+    /// The errors that reached the caller.
+    pub errors: Vec<String>,
+}
+
+/// A case that goes on when an operation fails, and tells what it was told.
+pub trait FaultyCase: Case {
+    /// As [`Case::run`], but an error does not end it. `Err` is for promises that were broken.
+    fn run_on(&self, stage: &Stage<Self::Truth>, told: &mut Told) -> Outcome;
+
+    /// Whether the case has another way when such an operation fails, so that nobody need be told.
+    fn has_another_way(&self, _moment: Moment) -> bool {
+        false
+    }
+}
+
+/// What was tried.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Operations of the workload.
+    pub operations: u64,
+    /// Runs with a fault.
+    pub runs: u64,
+    /// Runs in which the caller was told.
+    pub told: u64,
+}
+
+/// Whether somebody must be told of it.
+fn must_be_told(kind: FaultKind, moment: Moment, phase: Option<Phase>) -> bool {
+    match (kind, moment) {
+        (FaultKind::Slow, _) | (_, Moment::Punch | Moment::Share) => false,
+        (FaultKind::Full | FaultKind::Short, Moment::Length) => false,
+        (_, Moment::Read) => phase != Some(Phase::Open),
+        _ => true,
+    }
+}
+
+fn play<C: FaultyCase>(case: &C, fault: Option<Fault>) -> Outcome<(Stage<C::Truth>, Told, u64)> {
+    let world = World::default();
+    case.prepare(&world, 1).map_err(|error| format!("preparing: {error}"))?;
+    world.settle();
+    world.plan(fault);
+    let stage = Stage::new(world);
+    let mut told = Told::default();
+    case.run_on(&stage, &mut told)?;
+    stage.world.phase(None);
+    let operations = stage.world.operations();
+    Ok((stage, told, operations))
+}
+
+fn try_one<C: FaultyCase>(case: &C, fault: Fault, tally: &mut Tally) -> Outcome {
+    let (stage, told, _) = play(case, Some(fault))?;
+    let world = &stage.world;
+    let (strikes, last) = world.strikes();
+    tally.runs += 1;
+    tally.told += u64::from(!told.errors.is_empty());
+    if let Some(error) = told.errors.first()
+        && strikes == 0
+    {
+        return Err(format!("no operation failed, and yet: {error}"));
+    }
+    if told.errors.is_empty()
+        && let Some((kind, moment, phase)) = last
+        && must_be_told(kind, moment, phase)
+        && !case.has_another_way(moment)
+    {
+        return Err(format!("the caller was not told ({moment:?} in {phase:?})"));
+    }
+    if told.errors.iter().any(|error| error.trim().is_empty()) {
+        return Err("an error without a reason".into());
+    }
+    world.plan(None);
+    // What is there now, and what would be there had the power failed as well.
+    let (start, history) = world.history();
+    let truths = stage.truths();
+    let mut cutter = Cutter::new(start, &history, fault.at);
+    while cutter.next().is_some() {
+        cutter.step();
+    }
+    let Some(truth) = cutter.truth.and_then(|number| truths.get(number)) else { return Ok(()) };
+    let mut dice = Dice::new(fault.at, 0xfa);
+    let depth = Depth { go_on: true, cut_again: 0 };
+    case.judge(&World::of(world.snapshot()), truth, fault.at, depth).map_err(|error| format!("afterwards, {error}"))?;
+    for way in [Way::Nothing, Way::Whole(50), Way::Sectors(50)] {
+        let left = cutter.ruin(way, &mut dice);
+        let depth = Depth { go_on: way == Way::Whole(50), cut_again: 0 };
+        case.judge(&World::of(left), truth, fault.at, depth)
+            .map_err(|error| format!("after a power cut that followed ({way:?}), {error}"))?;
+    }
+    Ok(())
+}
+
+/// Lets every operation of a case fail, in every way.
+///
+/// # Panics
+/// When a promise is broken, with the fault that broke it.
+pub fn at_every_operation<C: FaultyCase>(case: &C) -> Tally {
+    let name = case.name();
+    let (_, told, operations) = play(case, None).unwrap_or_else(|error| panic!("{name}, without a fault: {error}"));
+    assert!(told.errors.is_empty(), "{name}, without a fault: {:?}", told.errors);
+    let mut tally = Tally { operations, ..Tally::default() };
+    for at in 1..=operations {
+        for (kind, from_then_on) in FAULTS {
+            let fault = Fault { kind, at, from_then_on };
+            if let Err(error) = try_one(case, fault, &mut tally) {
+                panic!("{name}, {fault:?} of {operations}: {error}");
+            }
+        }
+    }
+    println!(
+        "faults: {name}: {} runs, each of {operations} operations failing, {} told the caller",
+        tally.runs, tally.told
+    );
+    tally
+}

@@ -1,0 +1,118 @@
+//! What was done to the files, in order: the record from which every state that a power cut allows can be made.
+
+use crate::contents::{Change, Contents};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+};
+
+/// A file, whatever its name is.
+pub type FileId = usize;
+
+/// All files and their names at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    /// Who has which name.
+    pub names: BTreeMap<PathBuf, FileId>,
+    /// What they hold.
+    pub files: BTreeMap<FileId, Contents>,
+}
+
+impl Snapshot {
+    /// The contents of the file at `path`.
+    pub fn file(&self, path: &Path) -> Option<&Contents> {
+        self.files.get(self.names.get(path)?)
+    }
+
+    /// Writes everything beneath a real folder; the files' own folders are left out.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn save(&self, folder: &Path) -> io::Result<Vec<PathBuf>> {
+        let mut saved = Vec::new();
+        for (path, file) in &self.names {
+            let place = folder.join(path.file_name().unwrap_or_default());
+            if let Some(contents) = self.files.get(file) {
+                contents.save(&place)?;
+                saved.push(place);
+            }
+        }
+        Ok(saved)
+    }
+}
+
+/// A change of names. Each is whole or not at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NameChange {
+    /// A new file.
+    Make(PathBuf, FileId),
+    /// Another name.
+    Move(PathBuf, PathBuf, FileId),
+    /// No name.
+    Remove(PathBuf),
+}
+
+impl NameChange {
+    /// Makes it.
+    pub fn apply(&self, names: &mut BTreeMap<PathBuf, FileId>) {
+        match self {
+            Self::Make(path, file) => drop(names.insert(path.clone(), *file)),
+            Self::Move(from, to, file) => {
+                if names.get(from) == Some(file) {
+                    names.remove(from);
+                }
+                names.insert(to.clone(), *file);
+            }
+            Self::Remove(path) => drop(names.remove(path)),
+        }
+    }
+
+    /// Whether it is in this directory.
+    pub fn is_in(&self, directory: &Path) -> bool {
+        let within = |path: &Path| path.parent() == Some(directory);
+        match self {
+            Self::Make(path, _) | Self::Remove(path) => within(path),
+            Self::Move(from, to, _) => within(from) || within(to),
+        }
+    }
+}
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A file was changed, in the cache.
+    Changed(FileId, Change),
+    /// A file's changes became durable.
+    Synced(FileId),
+    /// A sync failed: what of the file's changes became durable nobody knows, and the rest never will.
+    SyncFailed(FileId),
+    /// A name was changed, in the cache.
+    Named(NameChange),
+    /// A directory's changes became durable.
+    DirectorySynced(PathBuf),
+    /// What the user knows changed: the number of a truth.
+    Truth(usize),
+}
+
+/// The last events before a point, for messages.
+pub fn tail(history: &[Event], point: usize) -> String {
+    history[point.saturating_sub(24)..point].iter().map(|event| format!("\n    {event}")).collect()
+}
+
+impl std::fmt::Display for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Changed(file, Change::Write(at, bytes)) => write!(f, "file {file}: write {} at {at}", bytes.len()),
+            Self::Changed(file, Change::Length(len)) => write!(f, "file {file}: length {len}"),
+            Self::Changed(file, Change::Zero(range)) => {
+                write!(f, "file {file}: zero {} at {}", range.len_bytes, range.offset_bytes)
+            }
+            Self::Synced(file) => write!(f, "file {file}: sync"),
+            Self::SyncFailed(file) => write!(f, "file {file}: failed sync"),
+            Self::Named(change) => write!(f, "{change:?}"),
+            Self::DirectorySynced(path) => write!(f, "sync of {}", path.display()),
+            Self::Truth(number) => write!(f, "truth {number}"),
+        }
+    }
+}

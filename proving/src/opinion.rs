@@ -1,0 +1,156 @@
+//! What programs that others wrote make of a state that a power cut has left.
+//!
+//! qemu-img replays a dirty VHDX log by itself (`check -r all`) and then reads the disk. libvhdi knows no log, so it reads what we
+//! have opened and closed once. Where a program is not installed the opinion is absent, and whoever asked says so by name.
+
+use crate::{contents::SECTOR_BYTES, history::Snapshot, ledger::Window};
+use diskwright_image::Format;
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// What others say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Opinion {
+    /// The same as we do.
+    Agrees,
+    /// Something else.
+    Disagrees(String),
+    /// The program, by name, is not installed.
+    Absent(&'static str),
+}
+
+/// Reads a whole chain with libvhdi: where to put the bytes, then the files from the base to the top.
+const LIBVHDI: &str = r#"
+import sys
+try:
+    import pyvhdi
+except ImportError:
+    sys.exit(77)
+files = []
+for path in sys.argv[2:]:
+    f = pyvhdi.file()
+    f.open(path)
+    if files:
+        f.set_parent(files[-1])
+    files.append(f)
+top = files[-1]
+with open(sys.argv[1], "wb") as out:
+    left = top.get_media_size()
+    while left:
+        # A block at a time: in one read that spans blocks libvhdi 20210425 passes over a child's sectors.
+        data = top.read_buffer(min(left, 256 << 10))
+        if not data:
+            sys.exit("short read")
+        out.write(data)
+        left -= len(data)
+"#;
+
+enum Ran {
+    Well,
+    Badly(String),
+    NotThere,
+}
+
+fn run(program: &str, args: &[&str]) -> Ran {
+    match Command::new(program).args(args).output() {
+        Ok(output) if output.status.success() => Ran::Well,
+        Ok(output) if output.status.code() == Some(77) => Ran::NotThere,
+        Ok(output) => Ran::Badly(format!(
+            "{program} {}: {}{}",
+            args.first().unwrap_or(&""),
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ran::NotThere,
+        Err(error) => Ran::Badly(format!("{program}: {error}")),
+    }
+}
+
+fn read_windows(raw: &Path, windows: &[Window]) -> io::Result<Vec<Vec<u8>>> {
+    let file = File::open(raw)?;
+    let len = file.metadata()?.len();
+    windows
+        .iter()
+        .map(|window| {
+            let start = window.first * SECTOR_BYTES;
+            let mut bytes = vec![0; (window.count * SECTOR_BYTES) as usize];
+            let held = len.saturating_sub(start).min(bytes.len() as u64) as usize;
+            file.read_exact_at(&mut bytes[..held], start)?;
+            Ok(bytes)
+        })
+        .collect()
+}
+
+/// Saves the files, runs programs on them until one has made a raw file, and has its windows judged.
+fn of(
+    left: &Snapshot,
+    who: &'static str,
+    windows: &[Window],
+    judge: impl Fn(&[Vec<u8>], &str) -> Opinion,
+    programs: impl FnOnce(&Path, &str) -> Ran,
+) -> Opinion {
+    let made = (|| {
+        let folder = tempfile::tempdir()?;
+        left.save(folder.path())?;
+        Ok::<_, io::Error>(folder)
+    })();
+    let folder = match made {
+        Ok(folder) => folder,
+        Err(error) => return Opinion::Disagrees(format!("the state could not be saved: {error}")),
+    };
+    let raw = folder.path().join("opinion.raw");
+    match programs(folder.path(), &raw.to_string_lossy()) {
+        Ran::NotThere => return Opinion::Absent(who),
+        Ran::Badly(error) => return Opinion::Disagrees(error),
+        Ran::Well => {}
+    }
+    match read_windows(&raw, windows) {
+        Ok(shown) => judge(&shown, who),
+        Err(error) => Opinion::Disagrees(format!("what {who} wrote cannot be read: {error}")),
+    }
+}
+
+/// qemu-img's, after its own repair.
+pub fn of_qemu(
+    left: &Snapshot,
+    path: &Path,
+    format: Format,
+    windows: &[Window],
+    judge: impl Fn(&[Vec<u8>], &str) -> Opinion,
+) -> Opinion {
+    let name = if format == Format::Vhd { "vpc" } else { "vhdx" };
+    of(left, "qemu-img", windows, judge, |folder, raw| {
+        let file = folder.join(path.file_name().unwrap_or_default());
+        let file = file.to_string_lossy();
+        if format == Format::Vhdx {
+            match run("qemu-img", &["check", "-q", "-r", "all", "-f", name, &file]) {
+                Ran::Well => {}
+                other => return other,
+            }
+        }
+        run("qemu-img", &["convert", "-f", name, "-O", "raw", &file, raw])
+    })
+}
+
+/// libvhdi's, of a chain from the base to the top.
+pub fn of_libvhdi(
+    left: &Snapshot,
+    chain: &[PathBuf],
+    windows: &[Window],
+    judge: impl Fn(&[Vec<u8>], &str) -> Opinion,
+) -> Opinion {
+    of(left, "python3-libvhdi", windows, judge, |folder, raw| {
+        let files = chain.iter().filter(|path| left.names.contains_key(*path));
+        let files: Vec<String> = files
+            .map(|path| folder.join(path.file_name().unwrap_or_default()).to_string_lossy().into_owned())
+            .collect();
+        let mut args = vec!["-c", LIBVHDI, raw];
+        args.extend(files.iter().map(String::as_str));
+        run("/usr/bin/python3", &args)
+    })
+}

@@ -1,0 +1,561 @@
+//! A file system in memory that remembers everything that was done to it, and can be told to fail.
+//!
+//! ```text
+//!   the code under test ─▶ Files, Store ─▶ World ─┬─ what the code sees            (all that it did)
+//!                                                 ├─ history                       (every change and sync, in order ─▶ cut)
+//!                                                 ├─ faults, at the n-th operation (an error, a short write, a sync that loses)
+//!                                                 └─ broken rules                  (a sync that does nothing, ...; see `mutation`)
+//! ```
+//!
+//! There is no data file, so the engine moves payload through the store's own methods, and it is recorded like the rest.
+//! One mutex guards it all. Paths are names in a flat space: directories are there when something is in them.
+
+use crate::{
+    contents::{Change, Contents},
+    fault::{Fault, FaultKind, Moment},
+    history::{Event, FileId, NameChange, Snapshot},
+    mutation::{Mutation, Phase},
+};
+use diskwright_store::{
+    DataFile, FileFacts, FileRange, FileSystem, Files, LockMode, OpenError, OpenOptions, Store, Zeroing,
+};
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    path::{Component, Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// The one device that all files are on.
+const DEVICE: u64 = 77;
+
+/// Called before a sync takes effect, in the thread that syncs, with nothing locked.
+pub type SyncHook = Box<dyn FnMut() + Send>;
+
+/// See the module.
+#[derive(Clone, Default)]
+pub struct World(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    state: Mutex<State>,
+    hook: Mutex<Option<SyncHook>>,
+}
+
+#[derive(Default)]
+struct State {
+    now: Snapshot,
+    locks: BTreeMap<FileId, Holders>,
+    /// Handles of an earlier life do nothing any more.
+    life: u64,
+    /// As it was, durably, when recording began.
+    start: Snapshot,
+    history: Vec<Event>,
+    phase: Option<Phase>,
+    /// Syncs in this phase so far.
+    syncs_in_phase: u32,
+    /// The most syncs that any phase of a kind had.
+    syncs_seen: BTreeMap<Phase, u32>,
+    /// A sync was left out: it is made up for when the phase ends.
+    owes: Vec<FileId>,
+    mutation: Option<Mutation>,
+    /// How often the mutation changed something.
+    mutated: u64,
+    fault: Option<Fault>,
+    /// Operations since a fault was planned.
+    operations: u64,
+    /// How often it struck.
+    struck: u64,
+    last_strike: Option<(FaultKind, Moment, Option<Phase>)>,
+}
+
+/// A fault that waits. See [`World::suspend`].
+#[derive(Debug, Clone, Copy)]
+pub struct Suspended(Option<Fault>, u64);
+
+#[derive(Default)]
+struct Holders {
+    readers: u32,
+    writer: bool,
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "World of {} files", self.state().now.names.len())
+    }
+}
+
+impl World {
+    /// A world that holds these files, durably.
+    pub fn of(snapshot: Snapshot) -> Self {
+        let world = Self::default();
+        world.state().now = snapshot;
+        world.settle();
+        world
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its files, for options that take [`Files`].
+    pub fn files(&self) -> Files {
+        Files::new(Arc::new(self.clone()))
+    }
+
+    /// Everything is durable, and the history begins anew.
+    pub fn settle(&self) {
+        let mut state = self.state();
+        state.start = state.now.clone();
+        state.history.clear();
+    }
+
+    /// All files as the code under test sees them now.
+    pub fn snapshot(&self) -> Snapshot {
+        self.state().now.clone()
+    }
+
+    /// What was durable when the history began, and the history.
+    pub fn history(&self) -> (Snapshot, Vec<Event>) {
+        let state = self.state();
+        (state.start.clone(), state.history.clone())
+    }
+
+    /// Records that the user knows something new from here on.
+    pub fn note(&self, truth: usize) {
+        self.state().history.push(Event::Truth(truth));
+    }
+
+    /// The process that had files open is killed: nothing that it still does reaches them, and its locks are gone. What it did is in the
+    /// page cache, and lives on.
+    pub fn kill(&self) {
+        let mut state = self.state();
+        state.life += 1;
+        state.locks.clear();
+    }
+
+    /// Sets what is called before each sync takes effect.
+    pub fn set_hook(&self, hook: Option<SyncHook>) {
+        *self.0.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
+    }
+
+    /// Breaks a rule from now on.
+    pub fn mutate(&self, mutation: Option<Mutation>) {
+        self.state().mutation = mutation;
+    }
+
+    /// How often the broken rule made a difference to what was done.
+    pub fn mutated(&self) -> u64 {
+        self.state().mutated
+    }
+
+    /// A phase begins, and the one before ends.
+    pub fn phase(&self, phase: Option<Phase>) {
+        let mut state = self.state();
+        for file in std::mem::take(&mut state.owes) {
+            state.history.push(Event::Synced(file));
+        }
+        state.phase = phase;
+        state.syncs_in_phase = 0;
+    }
+
+    /// How many syncs the longest phase of each kind had.
+    pub fn syncs_seen(&self) -> BTreeMap<Phase, u32> {
+        self.state().syncs_seen.clone()
+    }
+
+    /// Plans a fault; operations are counted from now on.
+    pub fn plan(&self, fault: Option<Fault>) {
+        let mut state = self.state();
+        (state.fault, state.operations, state.struck, state.last_strike) = (fault, 0, 0, None);
+    }
+
+    /// Nothing fails until [`World::resume`], and nothing is counted.
+    pub fn suspend(&self) -> Suspended {
+        let mut state = self.state();
+        Suspended(state.fault.take(), state.operations)
+    }
+
+    /// See [`World::suspend`].
+    pub fn resume(&self, suspended: Suspended) {
+        let mut state = self.state();
+        (state.fault, state.operations) = (suspended.0, suspended.1);
+    }
+
+    /// Operations since the last [`World::plan`].
+    pub fn operations(&self) -> u64 {
+        self.state().operations
+    }
+
+    /// How often the planned fault struck, and where it did last.
+    pub fn strikes(&self) -> (u64, Option<(FaultKind, Moment, Option<Phase>)>) {
+        let state = self.state();
+        (state.struck, state.last_strike)
+    }
+
+    /// Whether anybody has a file open.
+    pub fn is_open(&self) -> bool {
+        self.state().locks.values().any(|holders| holders.writer || holders.readers > 0)
+    }
+
+    /// Counts an operation, and says how it is to fail.
+    fn meet_fault(&self, moment: Moment) -> Option<FaultKind> {
+        let kind = {
+            let mut state = self.state();
+            state.operations += 1;
+            let number = state.operations;
+            let kind = state.fault.as_ref().and_then(|fault| fault.strikes(number, moment))?;
+            state.struck += 1;
+            state.last_strike = Some((kind, moment, state.phase));
+            kind
+        };
+        if kind == FaultKind::Slow {
+            std::thread::sleep(Duration::from_millis(1));
+            return None;
+        }
+        Some(kind)
+    }
+
+    fn sync(&self, file: FileId, life: u64) -> io::Result<()> {
+        let hook = self.0.hook.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut hook) = hook {
+            hook();
+            self.0.hook.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(hook);
+        }
+        self.check_alive(life)?;
+        if let Some(kind) = self.meet_fault(Moment::Sync) {
+            self.state().history.push(Event::SyncFailed(file));
+            return Err(kind.error());
+        }
+        let mut state = self.state();
+        state.syncs_in_phase += 1;
+        let number = state.syncs_in_phase;
+        if let Some(phase) = state.phase {
+            let most = state.syncs_seen.entry(phase).or_default();
+            *most = (*most).max(number);
+            if let Some(mutation) = state.mutation
+                && let Some(made_up_for) = mutation.leaves_out(phase, number)
+            {
+                state.mutated += 1;
+                if made_up_for {
+                    state.owes.push(file);
+                }
+                return Ok(());
+            }
+        }
+        state.history.push(Event::Synced(file));
+        Ok(())
+    }
+
+    fn check_alive(&self, life: u64) -> io::Result<()> {
+        if self.state().life == life { Ok(()) } else { Err(io::Error::other("the process was killed")) }
+    }
+
+    fn change(&self, file: FileId, change: Change) {
+        let mut state = self.state();
+        if state.mutation.is_some_and(|mutation| mutation.drops(&change, state.now.files.get(&file))) {
+            state.mutated += 1;
+            return;
+        }
+        if let Some(contents) = state.now.files.get_mut(&file) {
+            contents.apply(&change);
+        }
+        state.history.push(Event::Changed(file, change));
+    }
+
+    fn name(&self, change: NameChange) {
+        let mut state = self.state();
+        change.apply(&mut state.now.names);
+        state.history.push(Event::Named(change));
+    }
+}
+
+/// The path without `.` and `..`.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            Component::CurDir => {}
+            other => plain.push(other),
+        }
+    }
+    plain
+}
+
+fn not_found() -> io::Error {
+    io::Error::from_raw_os_error(2)
+}
+
+impl FileSystem for World {
+    fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
+        let failed = |source| OpenError::Io { doing: "open", path: path.to_owned(), source };
+        let path = plain(path);
+        let known = self.state().now.names.get(&path).copied();
+        let file = match (known, options.create_new) {
+            (Some(file), false) => file,
+            (None, true) => {
+                if let Some(kind) = self.meet_fault(Moment::Name) {
+                    return Err(failed(kind.error()));
+                }
+                let file = {
+                    let mut state = self.state();
+                    let file = state.now.files.keys().chain(state.start.files.keys()).max().map_or(0, |last| last + 1);
+                    state.now.files.insert(file, Contents::default());
+                    file
+                };
+                self.name(NameChange::Make(path.clone(), file));
+                file
+            }
+            (Some(_), true) => return Err(failed(io::Error::from_raw_os_error(17))),
+            (None, false) => return Err(failed(not_found())),
+        };
+        let mut state = self.state();
+        let holders = state.locks.entry(file).or_default();
+        let refused = match options.lock {
+            LockMode::None => false,
+            LockMode::Shared => holders.writer,
+            LockMode::Exclusive => holders.writer || holders.readers > 0,
+        };
+        if refused {
+            let purpose = if options.writable { "writing" } else { "reading" };
+            return Err(OpenError::Locked { path, purpose, holder: " by this test".into() });
+        }
+        match options.lock {
+            LockMode::None => {}
+            LockMode::Shared => holders.readers += 1,
+            LockMode::Exclusive => holders.writer = true,
+        }
+        let life = state.life;
+        drop(state);
+        let (world, writable, lock) = (self.clone(), options.writable, options.lock);
+        Ok(Arc::new(WorldStore { world, name: path, file, writable, lock, life }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+        let (from, to) = (plain(from), plain(to));
+        if let Some(kind) = self.meet_fault(Moment::Name) {
+            return Err(kind.error());
+        }
+        let file = {
+            let state = self.state();
+            if !replace && state.now.names.contains_key(&to) {
+                return Err(io::Error::from_raw_os_error(17));
+            }
+            state.now.names.get(&from).copied().ok_or_else(not_found)?
+        };
+        self.name(NameChange::Move(from, to, file));
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let path = plain(path);
+        if let Some(kind) = self.meet_fault(Moment::Name) {
+            return Err(kind.error());
+        }
+        if !self.state().now.names.contains_key(&path) {
+            return Err(not_found());
+        }
+        self.name(NameChange::Remove(path));
+        Ok(())
+    }
+
+    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
+        let path = plain(path);
+        if let Some(kind) = self.meet_fault(Moment::Name) {
+            return Err(kind.error());
+        }
+        let mut state = self.state();
+        if state.mutation == Some(Mutation::NoDirectorySync) {
+            state.mutated += 1;
+            return Ok(());
+        }
+        state.history.push(Event::DirectorySynced(path.parent().unwrap_or(Path::new("/")).to_owned()));
+        Ok(())
+    }
+
+    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
+        let path = plain(path);
+        let state = self.state();
+        let is_there = state.now.names.keys().chain(state.start.names.keys()).any(|name| name.starts_with(&path));
+        if is_there || path == Path::new("/") { Ok(path) } else { Err(not_found()) }
+    }
+
+    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
+        let file = self.state().now.names.get(&plain(path)).copied().ok_or_else(not_found)?;
+        // Always the same: a child remembers when its parent was last changed.
+        let modified = SystemTime::from(UNIX_EPOCH) + Duration::from_secs(1_700_000_000);
+        Ok(FileFacts { identity: (DEVICE, file as u64 + 1), modified: Some(modified) })
+    }
+
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        let directory = plain(directory);
+        Ok(self.state().now.names.keys().filter(|name| name.parent() == Some(&directory)).cloned().collect())
+    }
+}
+
+/// An open file of a [`World`].
+struct WorldStore {
+    world: World,
+    name: PathBuf,
+    file: FileId,
+    writable: bool,
+    lock: LockMode,
+    life: u64,
+}
+
+impl fmt::Debug for WorldStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WorldStore({})", self.name.display())
+    }
+}
+
+impl Drop for WorldStore {
+    fn drop(&mut self) {
+        let mut state = self.world.state();
+        if state.life != self.life {
+            return;
+        }
+        let Some(holders) = state.locks.get_mut(&self.file) else { return };
+        match self.lock {
+            LockMode::None => {}
+            LockMode::Shared => holders.readers -= 1,
+            LockMode::Exclusive => holders.writer = false,
+        }
+    }
+}
+
+fn end_of(range: FileRange) -> io::Result<u64> {
+    range.offset_bytes.checked_add(range.len_bytes).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+impl WorldStore {
+    fn check_writable(&self) -> io::Result<()> {
+        self.world.check_alive(self.life)?;
+        if self.writable { Ok(()) } else { Err(io::Error::from_raw_os_error(9)) }
+    }
+
+    fn with<T>(&self, look: impl FnOnce(&Contents) -> T) -> T {
+        let state = self.world.state();
+        match state.now.files.get(&self.file) {
+            Some(contents) => look(contents),
+            None => look(&Contents::default()),
+        }
+    }
+}
+
+impl Store for WorldStore {
+    fn name(&self) -> &Path {
+        &self.name
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.with(Contents::len_bytes))
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        self.world.check_alive(self.life)?;
+        if let Some(kind) = self.world.meet_fault(Moment::Read) {
+            return Err(kind.error());
+        }
+        let end = end_of(FileRange { offset_bytes, len_bytes: buf.len() as u64 })?;
+        self.with(|contents| {
+            if !buf.is_empty() && end > contents.len_bytes() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            contents.read(buf, offset_bytes);
+            Ok(())
+        })
+    }
+
+    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.check_writable()?;
+        end_of(FileRange { offset_bytes, len_bytes: buf.len() as u64 })?;
+        match self.world.meet_fault(Moment::Write) {
+            None => self.world.change(self.file, Change::Write(offset_bytes, buf.into())),
+            Some(kind) => {
+                // A part of it may have gone through before the error: never the last sector.
+                let done = if kind == FaultKind::Short { buf.len().saturating_sub(1) / 1024 * 512 } else { 0 };
+                if done > 0 {
+                    self.world.change(self.file, Change::Write(offset_bytes, buf[..done].into()));
+                }
+                return Err(kind.error());
+            }
+        }
+        Ok(())
+    }
+
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.check_writable()?;
+        if let Some(kind) = self.world.meet_fault(Moment::Length) {
+            return Err(kind.error());
+        }
+        self.world.change(self.file, Change::Length(len_bytes));
+        Ok(())
+    }
+
+    fn allocate(&self, range: FileRange) -> io::Result<()> {
+        self.check_writable()?;
+        let end = end_of(range)?;
+        let held = self.len_bytes()?;
+        match self.world.meet_fault(Moment::Length) {
+            None if end > held => self.world.change(self.file, Change::Length(end)),
+            None => {}
+            Some(kind) => {
+                // Some file systems grow the file before they find that it is full.
+                let part = range.offset_bytes.max(held).midpoint(end) & !511;
+                if kind == FaultKind::Short && part > held {
+                    self.world.change(self.file, Change::Length(part));
+                }
+                return Err(kind.error());
+            }
+        }
+        Ok(())
+    }
+
+    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+        self.check_writable()?;
+        if end_of(range)? > self.len_bytes()? {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let moment = if how == Zeroing::Deallocate { Moment::Punch } else { Moment::Write };
+        if let Some(kind) = self.world.meet_fault(moment) {
+            return Err(kind.error());
+        }
+        self.world.change(self.file, Change::Zero(range));
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.world.sync(self.file, self.life)
+    }
+
+    fn data_file(&self) -> Option<DataFile<'_>> {
+        None
+    }
+
+    fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
+        Ok(self.with(|contents| contents.next_data(offset_bytes)))
+    }
+
+    /// By copying, which nobody can tell from sharing.
+    fn clone_range(&self, source: &dyn Store, range: FileRange, offset_bytes: u64) -> io::Result<()> {
+        let mut bytes = vec![0; usize::try_from(range.len_bytes).map_err(io::Error::other)?];
+        source.read_at(&mut bytes, range.offset_bytes)?;
+        self.check_writable()?;
+        if let Some(kind) = self.world.meet_fault(Moment::Share) {
+            return Err(kind.error());
+        }
+        self.world.change(self.file, Change::Write(offset_bytes, bytes.into()));
+        Ok(())
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        Some((DEVICE, self.file as u64 + 1))
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        Ok(self.with(Contents::allocated_bytes))
+    }
+}

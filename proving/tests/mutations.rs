@@ -1,0 +1,144 @@
+//! Does the machinery bite? Each rule by which nothing is lost is broken on purpose, and must be caught within a few seeds. The rules are
+//! those of ARCHITECTURE.md, "What must hold at every instant", and of the formats' own modules.
+
+use diskwright_proving::{
+    campaign::hunt,
+    command, disk,
+    meddler::Meddling,
+    mutation::{Mutation, Phase},
+    stage::Case,
+};
+
+/// Seeds within which a broken rule must be caught.
+const SEEDS: u64 = 16;
+/// Steps of a run: long sessions with several flushes.
+const STEPS: u64 = 50;
+
+fn must_be_caught<C: Case>(rule: &str, case: &C, mutation: Option<Mutation>) {
+    let name = case.name();
+    match hunt(case, mutation, SEEDS) {
+        Some((seed, how)) => {
+            println!("mutations: caught: {rule} ({name}, seed {seed}): {}", how.lines().next().unwrap_or_default());
+        }
+        None => panic!("{rule}: broken in {name}, and {SEEDS} seeds did not notice"),
+    }
+}
+
+fn broken_below(rule: &str, case: &str, mutation: Mutation) {
+    must_be_caught(rule, &disk::DiskCase { steps: STEPS, ..disk::named(case) }, Some(mutation));
+}
+
+fn broken_above(rule: &str, case: &str, meddling: Meddling) {
+    must_be_caught(rule, &disk::DiskCase { steps: STEPS, meddling: Some(meddling), ..disk::named(case) }, None);
+}
+
+#[test]
+fn without_a_broken_rule_nothing_is_caught() {
+    for case in disk::all() {
+        if let Some((seed, how)) = hunt(&case, None, 1) {
+            panic!("{}, seed {seed}: {how}", case.name);
+        }
+    }
+}
+
+#[test]
+fn what_was_flushed_is_durable() {
+    for case in
+        ["raw", "vhd fixed", "vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M"]
+    {
+        broken_below("a flush makes durable", case, Mutation::NotDurable(Phase::Flush));
+        broken_below("a close makes durable", case, Mutation::NotDurable(Phase::Close));
+        broken_below("a write with FUA is durable when it ends", case, Mutation::NotDurable(Phase::DurableWrite));
+    }
+    for case in ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M"] {
+        broken_above("a flush makes tables durable", case, Meddling::FlushesPayloadOnly);
+    }
+}
+
+#[test]
+fn payload_before_the_mapping_that_shows_it() {
+    for case in [
+        "vhd dynamic 16K",
+        "vhd differencing 16K",
+        "vhdx dynamic 1M",
+        "vhdx differencing 1M",
+        "vhdx dynamic 2M, 4K sectors",
+    ] {
+        broken_below("payload before mapping", case, Mutation::Unordered(Phase::Flush, 1));
+    }
+}
+
+#[test]
+fn the_bitmap_before_the_table_of_a_dynamic_vhd() {
+    broken_above("a new block has its bitmap", "vhd dynamic 16K", Meddling::NoFirstBitmap);
+}
+
+#[test]
+fn a_log_entry_before_the_pages_that_it_protects() {
+    for case in ["vhdx dynamic 1M, 2 GiB", "vhdx differencing 1M"] {
+        broken_below(
+            "log entry before page, and before the header names it",
+            case,
+            Mutation::Unordered(Phase::Flush, 2),
+        );
+    }
+}
+
+#[test]
+fn replayed_pages_before_the_log_is_emptied() {
+    for case in ["vhdx dynamic 1M", "vhdx differencing 1M"] {
+        broken_below("replay is durable before the log is emptied", case, Mutation::Disordered(Phase::Open));
+        broken_below("pages are durable before the log is emptied", case, Mutation::Disordered(Phase::Close));
+    }
+}
+
+#[test]
+fn freed_space_rests_until_its_removal_is_durable() {
+    for case in ["vhd dynamic 16K", "vhdx dynamic 1M", "vhdx differencing 1M"] {
+        broken_above("freed space rests", case, Meddling::RecycleAtOnce);
+    }
+}
+
+#[test]
+fn space_is_handed_out_reading_as_zeros() {
+    for case in ["vhd dynamic 16K", "vhdx dynamic 1M"] {
+        broken_below("space is zeroed before it is used again", case, Mutation::NoZeroing);
+    }
+    broken_below("slack of an earlier crash is cut off first", "vhdx dynamic 1M", Mutation::NoCutting);
+}
+
+#[test]
+fn identities_change_before_bytes_do() {
+    for case in ["vhdx dynamic 1M", "vhdx fixed 1M", "vhdx differencing 1M"] {
+        broken_below("FileWriteGuid before the first write", case, Mutation::Disordered(Phase::FirstWrite));
+        broken_above("DataWriteGuid before the first visible write", case, Meddling::NoBeginWriting);
+    }
+}
+
+#[test]
+fn the_copy_of_the_footer_stands_before_the_tail_moves() {
+    let case = "vhd dynamic 16K, copy of footer lost";
+    broken_below("the copy is put right", case, Mutation::NoFirstSector);
+    broken_below("the copy is durable before the tail moves", case, Mutation::Unordered(Phase::FirstWrite, 1));
+}
+
+#[test]
+fn what_a_child_records_is_recorded() {
+    broken_above("zeros hide the parent", "vhdx differencing 1M", Meddling::ZeroesForgotten);
+    for case in ["vhd differencing 16K", "vhdx differencing 1M"] {
+        broken_above("written sectors hide the parent", case, Meddling::SectorsForgotten);
+        broken_above("other sectors show the parent", case, Meddling::SectorsMadeWhole);
+    }
+}
+
+#[test]
+fn commands_make_files_and_names_durable_in_order() {
+    for case in command::creations() {
+        must_be_caught("a new name is durable", &case, Some(Mutation::NoDirectorySync));
+        must_be_caught("a new image is durable", &case, Some(Mutation::NotDurable(Phase::Command)));
+    }
+    for case in command::conversions() {
+        must_be_caught("a copy's name is durable", &case, Some(Mutation::NoDirectorySync));
+        must_be_caught("a copy is durable before it has its name", &case, Some(Mutation::Disordered(Phase::Command)));
+    }
+}

@@ -1,0 +1,66 @@
+//! The power fails, in every flush interval, in many ways: what was flushed is there, nothing else is but old or new, and
+//! the disk goes on. How many states are tried is said in `campaign`; each test prints what it did.
+
+use diskwright_proving::{campaign::power_cuts, command, disk};
+
+/// Shares into which the states are divided: each kind of disk one, all creations one, all conversions one.
+fn shares() -> u64 {
+    disk::all().len() as u64 + 2
+}
+
+fn of_kind(name: &str) {
+    power_cuts(&disk::named(name), shares());
+}
+
+macro_rules! kinds {
+    ($($test:ident: $name:literal,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                of_kind($name);
+            }
+        )*
+
+        #[test]
+        fn every_kind_has_a_test() {
+            assert_eq!(disk::all().iter().map(|case| case.name).collect::<Vec<_>>(), [$($name),*]);
+        }
+    };
+}
+
+kinds! {
+    raw: "raw",
+    raw_ragged: "raw, ending in a sector",
+    vhd_fixed: "vhd fixed",
+    vhd_dynamic_16k: "vhd dynamic 16K",
+    vhd_dynamic_512k: "vhd dynamic 512K",
+    vhd_dynamic_2m: "vhd dynamic 2M",
+    vhd_dynamic_copy_lost: "vhd dynamic 16K, copy of footer lost",
+    vhd_differencing_16k: "vhd differencing 16K",
+    vhd_differencing_2m: "vhd differencing 2M",
+    vhd_differencing_for_libvhdi: "vhd differencing 512K, for libvhdi",
+    vhdx_fixed: "vhdx fixed 1M",
+    vhdx_dynamic: "vhdx dynamic 1M",
+    vhdx_dynamic_of_many_pages: "vhdx dynamic 1M, 2 GiB",
+    vhdx_dynamic_4k: "vhdx dynamic 2M, 4K sectors",
+    vhdx_dynamic_32m: "vhdx dynamic 32M",
+    vhdx_differencing: "vhdx differencing 1M",
+    vhdx_differencing_4k: "vhdx differencing 2M, 4K sectors",
+    vhdx_differencing_for_libvhdi: "vhdx differencing 1M, for libvhdi",
+}
+
+#[test]
+fn creating() {
+    let cases = command::creations();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn converting() {
+    let cases = command::conversions();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64);
+    }
+}
