@@ -83,11 +83,13 @@ pub struct Tally {
     pub second_cuts: u64,
     /// States that other programs read.
     pub opinions: u64,
+    /// A program that is not installed.
+    pub absent: Option<&'static str>,
 }
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seeds, states, second_cuts, opinions } = self;
+        let Self { seeds, states, second_cuts, opinions, .. } = self;
         write!(
             f,
             "{states} states from {seeds} seeds, {second_cuts} of them cut twice, {opinions} read by other programs"
@@ -131,8 +133,8 @@ pub fn cut_one<C: Case>(
             let left = cutter.ruin(way, &mut dice);
             let number = tally.states;
             let depth = Depth {
-                go_on: closeness.go_on && number % GO_ON_EVERY == 0,
-                cut_again: if number % CUT_AGAIN_EVERY == 0 { 6 } else { 0 },
+                go_on: closeness.go_on && number.is_multiple_of(GO_ON_EVERY),
+                cut_again: if number.is_multiple_of(CUT_AGAIN_EVERY) { 6 } else { 0 },
             };
             let told = |error: String| {
                 format!(
@@ -149,11 +151,15 @@ pub fn cut_one<C: Case>(
             tally.states += 1 + again;
             tally.second_cuts += again;
             // Spread over the seed.
-            if tally.opinions < closeness.opinions && number % 29 == 7 {
+            if tally.opinions < closeness.opinions && tally.absent.is_none() && number % 29 == 7 {
                 match case.ask_others(&left, truth) {
                     Some(Opinion::Agrees) => tally.opinions += 1,
                     Some(Opinion::Disagrees(error)) => return Err(told(error)),
-                    Some(Opinion::Absent(_)) | None => {}
+                    Some(Opinion::Absent(who)) => {
+                        tally.absent = Some(who);
+                        println!("skipped: {who} is not installed; it reads no state that a power cut has left");
+                    }
+                    None => {}
                 }
             }
         }

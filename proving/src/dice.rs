@@ -17,7 +17,7 @@ impl Dice {
 
     /// From 0 to one below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
-        (u128::from(self.0.next_u64()) * u128::from(limit) >> 64) as u64
+        ((u128::from(self.0.next_u64()) * u128::from(limit)) >> 64) as u64
     }
 
     /// True in so many of a hundred cases.

@@ -57,13 +57,8 @@ fn what_was_flushed_is_durable() {
 
 #[test]
 fn payload_before_the_mapping_that_shows_it() {
-    for case in [
-        "vhd dynamic 16K",
-        "vhd differencing 16K",
-        "vhdx dynamic 1M",
-        "vhdx differencing 1M",
-        "vhdx dynamic 2M, 4K sectors",
-    ] {
+    // In a VHDX without a parent only space that was used before can show it: fresh space reads as the block did.
+    for case in ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M, churning", "vhdx differencing 1M"] {
         broken_below("payload before mapping", case, Mutation::Unordered(Phase::Flush, 1));
     }
 }
@@ -94,7 +89,7 @@ fn replayed_pages_before_the_log_is_emptied() {
 
 #[test]
 fn freed_space_rests_until_its_removal_is_durable() {
-    for case in ["vhd dynamic 16K", "vhdx dynamic 1M", "vhdx differencing 1M"] {
+    for case in ["vhd dynamic 16K, churning", "vhdx dynamic 1M, churning", "vhdx differencing 1M, churning"] {
         broken_above("freed space rests", case, Meddling::RecycleAtOnce);
     }
 }

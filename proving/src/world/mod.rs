@@ -10,22 +10,23 @@
 //! There is no data file, so the engine moves payload through the store's own methods, and it is recorded like the rest.
 //! One mutex guards it all. Paths are names in a flat space: directories are there when something is in them.
 
+mod store;
+
 use crate::{
     contents::{Change, Contents},
     fault::{Fault, FaultKind, Moment},
     history::{Event, FileId, NameChange, Snapshot},
     mutation::{Mutation, Phase},
 };
-use diskwright_store::{
-    DataFile, FileFacts, FileRange, FileSystem, Files, LockMode, OpenError, OpenOptions, Store, Zeroing,
-};
+use diskwright_store::{FileFacts, FileSystem, Files, LockMode, OpenError, OpenOptions, Store};
 use std::{
     collections::BTreeMap,
     fmt, io,
     path::{Component, Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, UNIX_EPOCH},
 };
+use store::WorldStore;
 
 /// The one device that all files are on.
 const DEVICE: u64 = 77;
@@ -385,177 +386,12 @@ impl FileSystem for World {
     fn facts(&self, path: &Path) -> io::Result<FileFacts> {
         let file = self.state().now.names.get(&plain(path)).copied().ok_or_else(not_found)?;
         // Always the same: a child remembers when its parent was last changed.
-        let modified = SystemTime::from(UNIX_EPOCH) + Duration::from_secs(1_700_000_000);
+        let modified = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
         Ok(FileFacts { identity: (DEVICE, file as u64 + 1), modified: Some(modified) })
     }
 
     fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
         let directory = plain(directory);
         Ok(self.state().now.names.keys().filter(|name| name.parent() == Some(&directory)).cloned().collect())
-    }
-}
-
-/// An open file of a [`World`].
-struct WorldStore {
-    world: World,
-    name: PathBuf,
-    file: FileId,
-    writable: bool,
-    lock: LockMode,
-    life: u64,
-}
-
-impl fmt::Debug for WorldStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WorldStore({})", self.name.display())
-    }
-}
-
-impl Drop for WorldStore {
-    fn drop(&mut self) {
-        let mut state = self.world.state();
-        if state.life != self.life {
-            return;
-        }
-        let Some(holders) = state.locks.get_mut(&self.file) else { return };
-        match self.lock {
-            LockMode::None => {}
-            LockMode::Shared => holders.readers -= 1,
-            LockMode::Exclusive => holders.writer = false,
-        }
-    }
-}
-
-fn end_of(range: FileRange) -> io::Result<u64> {
-    range.offset_bytes.checked_add(range.len_bytes).ok_or_else(|| io::ErrorKind::InvalidInput.into())
-}
-
-impl WorldStore {
-    fn check_writable(&self) -> io::Result<()> {
-        self.world.check_alive(self.life)?;
-        if self.writable { Ok(()) } else { Err(io::Error::from_raw_os_error(9)) }
-    }
-
-    fn with<T>(&self, look: impl FnOnce(&Contents) -> T) -> T {
-        let state = self.world.state();
-        match state.now.files.get(&self.file) {
-            Some(contents) => look(contents),
-            None => look(&Contents::default()),
-        }
-    }
-}
-
-impl Store for WorldStore {
-    fn name(&self) -> &Path {
-        &self.name
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.with(Contents::len_bytes))
-    }
-
-    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
-        self.world.check_alive(self.life)?;
-        if let Some(kind) = self.world.meet_fault(Moment::Read) {
-            return Err(kind.error());
-        }
-        let end = end_of(FileRange { offset_bytes, len_bytes: buf.len() as u64 })?;
-        self.with(|contents| {
-            if !buf.is_empty() && end > contents.len_bytes() {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            contents.read(buf, offset_bytes);
-            Ok(())
-        })
-    }
-
-    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        self.check_writable()?;
-        end_of(FileRange { offset_bytes, len_bytes: buf.len() as u64 })?;
-        match self.world.meet_fault(Moment::Write) {
-            None => self.world.change(self.file, Change::Write(offset_bytes, buf.into())),
-            Some(kind) => {
-                // A part of it may have gone through before the error: never the last sector.
-                let done = if kind == FaultKind::Short { buf.len().saturating_sub(1) / 1024 * 512 } else { 0 };
-                if done > 0 {
-                    self.world.change(self.file, Change::Write(offset_bytes, buf[..done].into()));
-                }
-                return Err(kind.error());
-            }
-        }
-        Ok(())
-    }
-
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.check_writable()?;
-        if let Some(kind) = self.world.meet_fault(Moment::Length) {
-            return Err(kind.error());
-        }
-        self.world.change(self.file, Change::Length(len_bytes));
-        Ok(())
-    }
-
-    fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.check_writable()?;
-        let end = end_of(range)?;
-        let held = self.len_bytes()?;
-        match self.world.meet_fault(Moment::Length) {
-            None if end > held => self.world.change(self.file, Change::Length(end)),
-            None => {}
-            Some(kind) => {
-                // Some file systems grow the file before they find that it is full.
-                let part = range.offset_bytes.max(held).midpoint(end) & !511;
-                if kind == FaultKind::Short && part > held {
-                    self.world.change(self.file, Change::Length(part));
-                }
-                return Err(kind.error());
-            }
-        }
-        Ok(())
-    }
-
-    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        self.check_writable()?;
-        if end_of(range)? > self.len_bytes()? {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let moment = if how == Zeroing::Deallocate { Moment::Punch } else { Moment::Write };
-        if let Some(kind) = self.world.meet_fault(moment) {
-            return Err(kind.error());
-        }
-        self.world.change(self.file, Change::Zero(range));
-        Ok(())
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.world.sync(self.file, self.life)
-    }
-
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        None
-    }
-
-    fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
-        Ok(self.with(|contents| contents.next_data(offset_bytes)))
-    }
-
-    /// By copying, which nobody can tell from sharing.
-    fn clone_range(&self, source: &dyn Store, range: FileRange, offset_bytes: u64) -> io::Result<()> {
-        let mut bytes = vec![0; usize::try_from(range.len_bytes).map_err(io::Error::other)?];
-        source.read_at(&mut bytes, range.offset_bytes)?;
-        self.check_writable()?;
-        if let Some(kind) = self.world.meet_fault(Moment::Share) {
-            return Err(kind.error());
-        }
-        self.world.change(self.file, Change::Write(offset_bytes, bytes.into()));
-        Ok(())
-    }
-
-    fn identity(&self) -> Option<(u64, u64)> {
-        Some((DEVICE, self.file as u64 + 1))
-    }
-
-    fn allocated_bytes(&self) -> io::Result<u64> {
-        Ok(self.with(Contents::allocated_bytes))
     }
 }

@@ -1,0 +1,100 @@
+//! A short session that does something of everything, in which each operation below fails once.
+
+use super::{DiskCase, DiskTruth};
+use crate::{
+    contents::SECTOR_BYTES,
+    faulty::{FaultyCase, Told},
+    ledger::Window,
+    mutation::Phase,
+    stage::{Outcome, Stage},
+};
+
+impl FaultyCase for DiskCase {
+    fn run_on(&self, stage: &Stage<DiskTruth>, told: &mut Told) -> Outcome {
+        let world = &stage.world;
+        // Nothing that the user does fails yet: this looks at the disk as it is found.
+        let fault = world.suspend();
+        let mut truth = self.new_truth(world)?;
+        stage.tell(truth.clone());
+        world.resume(fault);
+        world.phase(Some(Phase::Open));
+        let opened = self.open(world, true);
+        world.phase(None);
+        let mut session = match opened {
+            Ok(session) => session,
+            Err(error) => {
+                told.errors.push(error);
+                return Ok(());
+            }
+        };
+        let (first, last) = (self.windows[0], self.windows[self.windows.len() - 1]);
+        let unit = (u64::from(self.sector_bytes) / SECTOR_BYTES).max(if self.gentle { 8 } else { 1 });
+        let small = |window: Window, at: u64| (window.first + at * unit, unit);
+        let whole = |window: Window| (window.first, window.count);
+        let steps: Vec<FaultyStep> = vec![
+            FaultyStep::Write(small(first, 1), false),
+            FaultyStep::Write(small(last, 0), false),
+            FaultyStep::Flush,
+            FaultyStep::Write(small(first, 3), true),
+            FaultyStep::Write(whole(last), false),
+            FaultyStep::Read,
+            FaultyStep::Flush,
+            FaultyStep::Zero(whole(first), true),
+            FaultyStep::Zero(small(last, 1), false),
+            FaultyStep::Flush,
+            FaultyStep::Write(small(first, 2), false),
+            FaultyStep::Read,
+            FaultyStep::Flush,
+            FaultyStep::Write(small(first, 2), false),
+            FaultyStep::Flush,
+        ];
+        for (version, step) in (1..).zip(steps) {
+            if self.gentle && matches!(step, FaultyStep::Zero(..)) {
+                continue;
+            }
+            let mark = truth.ledger.mark();
+            let announced = match step {
+                FaultyStep::Write((first, count), _) => Some(truth.ledger.announce(first, count, version)),
+                FaultyStep::Zero((first, count), _) => Some(truth.ledger.announce(first, count, 0)),
+                FaultyStep::Flush | FaultyStep::Read => None,
+            };
+            stage.tell(truth.clone());
+            let (durable, outcome) = match step {
+                FaultyStep::Write((first, count), durable) => (durable, session.write(first, count, version, durable)),
+                FaultyStep::Zero((first, count), discard) => (false, session.zero(first, count, discard, false)),
+                FaultyStep::Flush => (false, session.flush()),
+                FaultyStep::Read => {
+                    let shown = session.read_windows();
+                    if let Ok(shown) = &shown {
+                        truth.ledger.judge(shown, false).map_err(|error| format!("without any cut, {error}"))?;
+                    }
+                    (false, shown.map(drop))
+                }
+            };
+            match (outcome, announced) {
+                (Err(error), _) => told.errors.push(error),
+                (Ok(()), Some(write)) => truth.ledger.acknowledge(write, durable),
+                (Ok(()), None) if matches!(step, FaultyStep::Flush) => truth.ledger.flushed(mark),
+                (Ok(()), None) => {}
+            }
+            stage.tell(truth.clone());
+        }
+        let mark = truth.ledger.mark();
+        world.phase(Some(Phase::Close));
+        match session.close() {
+            Ok(()) => truth.ledger.flushed(mark),
+            Err(error) => told.errors.push(error),
+        }
+        world.phase(None);
+        stage.tell(truth);
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum FaultyStep {
+    Write((u64, u64), bool),
+    Zero((u64, u64), bool),
+    Flush,
+    Read,
+}

@@ -1,0 +1,140 @@
+//! The kinds of disks that are tried.
+
+use super::{Damage, DiskCase};
+use crate::{contents::SECTOR_BYTES, ledger::Window};
+use diskwright_image::{DiskType, Format};
+
+/// All kinds of disks that are put through power cuts.
+pub fn all() -> Vec<DiskCase> {
+    let kind = |name, format, disk_type, block_bytes: u32, size_bytes: u64, blocks: &[u64]| {
+        let has_blocks = block_bytes > 0;
+        let unit = if has_blocks { u64::from(block_bytes) } else { 64 << 10 };
+        let window = |&block: &u64| {
+            let first = block * unit / SECTOR_BYTES;
+            Window { first, count: (unit / SECTOR_BYTES).min(size_bytes / SECTOR_BYTES - first) }
+        };
+        DiskCase {
+            name,
+            format,
+            disk_type,
+            block_bytes: has_blocks.then_some(block_bytes),
+            sector_bytes: 512,
+            size_bytes,
+            windows: blocks.iter().map(window).collect(),
+            gentle: false,
+            churns: false,
+            damage: None,
+            steps: 24,
+            meddling: None,
+        }
+    };
+    let (kib, mib, gib) = (1_u32 << 10, 1_u32 << 20, 1_u64 << 30);
+    let m = u64::from(mib);
+    vec![
+        kind("raw", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31]),
+        DiskCase {
+            damage: Some(Damage::Ragged),
+            ..kind("raw, ending in a sector", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 31])
+        },
+        kind("vhd fixed", Format::Vhd, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31]),
+        // Entries in several sectors of the table.
+        kind("vhd dynamic 16K", Format::Vhd, DiskType::Dynamic, 16 * kib, 8 * m, &[0, 1, 2, 127, 128, 300, 301, 511]),
+        DiskCase {
+            churns: true,
+            ..kind("vhd dynamic 16K, churning", Format::Vhd, DiskType::Dynamic, 16 * kib, 4 * m, &[0, 1, 2, 3, 200])
+        },
+        kind("vhd dynamic 512K", Format::Vhd, DiskType::Dynamic, 512 * kib, 64 * m + 512, &[0, 1, 3, 128]),
+        kind("vhd dynamic 2M", Format::Vhd, DiskType::Dynamic, 2 * mib, 32 * m, &[0, 2, 15]),
+        DiskCase {
+            damage: Some(Damage::FooterCopy),
+            ..kind(
+                "vhd dynamic 16K, copy of footer lost",
+                Format::Vhd,
+                DiskType::Dynamic,
+                16 * kib,
+                4 * m,
+                &[0, 1, 130, 255],
+            )
+        },
+        kind(
+            "vhd differencing 16K",
+            Format::Vhd,
+            DiskType::Differencing,
+            16 * kib,
+            8 * m,
+            &[0, 1, 2, 127, 128, 300, 511],
+        ),
+        kind("vhd differencing 2M", Format::Vhd, DiskType::Differencing, 2 * mib, 16 * m, &[0, 1, 7]),
+        DiskCase {
+            gentle: true,
+            ..kind(
+                "vhd differencing 512K, for libvhdi",
+                Format::Vhd,
+                DiskType::Differencing,
+                512 * kib,
+                8 * m,
+                &[0, 1, 2, 15],
+            )
+        },
+        kind("vhdx fixed 1M", Format::Vhdx, DiskType::Fixed, mib, 4 * m, &[0, 1, 3]),
+        kind("vhdx dynamic 1M", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 30, 63]),
+        DiskCase {
+            churns: true,
+            ..kind("vhdx dynamic 1M, churning", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 3, 40])
+        },
+        // More than a page of the table, so that pages can be torn apart.
+        kind("vhdx dynamic 1M, 2 GiB", Format::Vhdx, DiskType::Dynamic, mib, 2 * gib, &[0, 1, 600, 1500, 2047]),
+        DiskCase {
+            sector_bytes: 4096,
+            ..kind("vhdx dynamic 2M, 4K sectors", Format::Vhdx, DiskType::Dynamic, 2 * mib, 32 * m, &[0, 1, 15])
+        },
+        kind("vhdx dynamic 32M", Format::Vhdx, DiskType::Dynamic, 32 * mib, gib, &[]),
+        // Three chunks, so that an entry and that of its bitmap are in pages far apart.
+        kind("vhdx differencing 1M", Format::Vhdx, DiskType::Differencing, mib, 10 * gib, &[0, 1, 4095, 4096, 9000]),
+        DiskCase {
+            churns: true,
+            ..kind(
+                "vhdx differencing 1M, churning",
+                Format::Vhdx,
+                DiskType::Differencing,
+                mib,
+                64 * m,
+                &[0, 1, 2, 3, 40],
+            )
+        },
+        DiskCase {
+            sector_bytes: 4096,
+            ..kind(
+                "vhdx differencing 2M, 4K sectors",
+                Format::Vhdx,
+                DiskType::Differencing,
+                2 * mib,
+                32 * m,
+                &[0, 1, 15],
+            )
+        },
+        DiskCase {
+            gentle: true,
+            ..kind("vhdx differencing 1M, for libvhdi", Format::Vhdx, DiskType::Differencing, mib, 8 * m, &[0, 1, 7])
+        },
+    ]
+    .into_iter()
+    .map(|case| {
+        // Blocks so large that only their edges are watched.
+        if case.windows.is_empty() {
+            let windows = [0, 65_536 - 64, 65_536, 65_536 * 5].map(|first| Window { first, count: 128 });
+            return DiskCase { windows: windows.into(), ..case };
+        }
+        case
+    })
+    .collect()
+}
+
+/// The kind of this name.
+///
+/// # Panics
+/// When there is none.
+pub fn named(name: &str) -> DiskCase {
+    let found = all().into_iter().find(|case| case.name == name);
+    found.unwrap_or_else(|| panic!("there is no kind of disk named {name}"))
+}

@@ -1,0 +1,268 @@
+//! Random sessions of a disk, and what its user may count on at each step.
+
+use super::{
+    DiskCase, DiskTruth,
+    session::{Session, write_by_another},
+};
+use crate::{
+    contents::SECTOR_BYTES,
+    dice::Dice,
+    ledger::{Version, Window},
+    mutation::Phase,
+    stage::{Outcome, Stage},
+};
+use std::sync::{Arc, Mutex, PoisonError};
+
+impl DiskCase {
+    /// Random steps. The truth is told before each that changes something.
+    pub(super) fn play(
+        &self,
+        stage: &Stage<DiskTruth>,
+        dice: &mut Dice,
+        truth: &mut DiskTruth,
+        steps: u64,
+        version: &mut Version,
+    ) -> Outcome {
+        let world = &stage.world;
+        stage.tell(truth.clone());
+        world.phase(Some(Phase::Open));
+        let mut session = self.open(world, true)?;
+        world.phase(None);
+        for _ in 0..steps {
+            *version += 1;
+            match if self.churns { churning(dice) } else { dice.below(100) } {
+                0..46 => {
+                    let (first, count) = self.some_range(dice, 40);
+                    self.play_write(stage, &mut session, truth, (first, count), *version, dice.percent(12))?;
+                }
+                46..54 if !self.gentle => {
+                    let (first, count) = self.some_range(dice, 3000);
+                    self.play_zero(stage, &mut session, truth, (first, count), dice.percent(50), dice.percent(12))?;
+                }
+                54..60 if !self.gentle => {
+                    // A whole window: whole blocks, mostly.
+                    let Window { first, count } = *dice.pick(&self.windows);
+                    self.play_zero(stage, &mut session, truth, (first, count), dice.percent(50), false)?;
+                }
+                60..64 => {
+                    let Window { first, count } = *dice.pick(&self.windows);
+                    self.play_write(stage, &mut session, truth, (first, count), *version, false)?;
+                }
+                64..78 => self.play_flush(stage, &mut session, truth, dice, version)?,
+                78..86 => {
+                    let shown = session.read_windows()?;
+                    truth.ledger.judge(&shown, false).map_err(|error| format!("without any cut, {error}"))?;
+                }
+                86..92 => {
+                    self.play_close(stage, session, truth)?;
+                    self.begin_session(stage, truth)?;
+                    world.phase(Some(Phase::Open));
+                    session = self.open(world, true)?;
+                    world.phase(None);
+                }
+                92..95 => {
+                    world.kill();
+                    drop(session);
+                    session = self.after_kill(stage, truth)?;
+                }
+                _ => {}
+            }
+        }
+        let shown = session.read_windows()?;
+        truth.ledger.judge(&shown, false).map_err(|error| format!("without any cut, {error}"))?;
+        self.play_close(stage, session, truth)
+    }
+
+    fn begin_session(&self, stage: &Stage<DiskTruth>, truth: &mut DiskTruth) -> Outcome {
+        let visible = {
+            let mut reader = self.open(&stage.world, false)?;
+            let shown = reader.read_windows()?;
+            truth.ledger.judge(&shown, false).map_err(|error| format!("opened again, {error}"))?
+        };
+        let start = self.session_start(&stage.world, visible)?;
+        truth.session = Arc::new(if truth.ledger.is_durable() { start } else { start.without_identities() });
+        stage.tell(truth.clone());
+        Ok(())
+    }
+
+    /// Opens again after a kill, and finds out what is there.
+    fn after_kill<'a>(&'a self, stage: &Stage<DiskTruth>, truth: &mut DiskTruth) -> Outcome<Session<'a>> {
+        let world = &stage.world;
+        world.phase(None);
+        let visible = {
+            let mut reader = self.open(world, false)?;
+            let shown = reader.read_windows()?;
+            truth.ledger.judge(&shown, true).map_err(|error| format!("after a kill, {error}"))?
+        };
+        truth.ledger.reread(&visible);
+        // What the killed session did to the file may yet be lost, its new identities included: they are judged from here on.
+        truth.session = Arc::new(self.session_start(world, visible)?.without_identities());
+        stage.tell(truth.clone());
+        world.phase(Some(Phase::Open));
+        let session = self.open(world, true)?;
+        world.phase(None);
+        Ok(session)
+    }
+
+    /// A range of the disk's sectors within one window.
+    fn some_range(&self, dice: &mut Dice, most: u64) -> (u64, u64) {
+        let unit = if self.gentle { 8 } else { u64::from(self.sector_bytes) / SECTOR_BYTES };
+        let window = dice.pick(&self.windows);
+        let units = window.count / unit;
+        let first = dice.below(units);
+        // Small, mostly.
+        let most = if dice.percent(70) { (most / 8).max(1) } else { most };
+        let count = (1 + dice.below(most.div_ceil(unit))).min(units - first);
+        (window.first + first * unit, count * unit)
+    }
+
+    fn play_write(
+        &self,
+        stage: &Stage<DiskTruth>,
+        session: &mut Session<'_>,
+        truth: &mut DiskTruth,
+        (first, count): (u64, u64),
+        version: Version,
+        durable: bool,
+    ) -> Outcome {
+        let write = truth.ledger.announce(first, count, version);
+        stage.tell(truth.clone());
+        session.enter_phase(stage, durable);
+        session.write(first, count, version, durable).map_err(|error| format!("a write failed: {error}"))?;
+        stage.world.phase(None);
+        truth.ledger.acknowledge(write, durable);
+        if durable {
+            stage.tell(truth.clone());
+        }
+        Ok(())
+    }
+
+    fn play_zero(
+        &self,
+        stage: &Stage<DiskTruth>,
+        session: &mut Session<'_>,
+        truth: &mut DiskTruth,
+        (first, count): (u64, u64),
+        discard: bool,
+        durable: bool,
+    ) -> Outcome {
+        let write = truth.ledger.announce(first, count, 0);
+        stage.tell(truth.clone());
+        session.enter_phase(stage, durable);
+        session.zero(first, count, discard, durable).map_err(|error| format!("zeroing failed: {error}"))?;
+        stage.world.phase(None);
+        truth.ledger.acknowledge(write, durable);
+        if durable {
+            stage.tell(truth.clone());
+        }
+        Ok(())
+    }
+
+    /// A flush; sometimes others write in the middle of it, and sometimes the program is killed there.
+    fn play_flush<'a>(
+        &'a self,
+        stage: &Stage<DiskTruth>,
+        session: &mut Session<'a>,
+        truth: &mut DiskTruth,
+        dice: &mut Dice,
+        version: &mut Version,
+    ) -> Outcome {
+        let world = &stage.world;
+        let mark = truth.ledger.mark();
+        let what = dice.below(10);
+        let at_sync = dice.below(3);
+        let killed = Arc::new(Mutex::new(false));
+        let mut shared = None;
+        match what {
+            0 => {
+                let (world_again, killed, mut syncs) = (world.clone(), Arc::clone(&killed), 0);
+                world.set_hook(Some(Box::new(move || {
+                    if syncs == at_sync {
+                        world_again.kill();
+                        *killed.lock().unwrap_or_else(PoisonError::into_inner) = true;
+                    }
+                    syncs += 1;
+                })));
+            }
+            1..4 if session.has_written => {
+                let ranges: Vec<(u64, u64)> = (0..3).map(|_| self.some_range(dice, 40)).collect();
+                let first_version = *version + 1;
+                *version += ranges.len() as Version;
+                // Whether it is done or not: it may be there from now on.
+                let writes: Vec<_> = (first_version..)
+                    .zip(&ranges)
+                    .map(|(version, &(first, count))| truth.ledger.announce(first, count, version))
+                    .collect();
+                stage.tell(truth.clone());
+                let (disk, mut syncs) = (Arc::downgrade(&session.disk), 0);
+                let results = Arc::new(Mutex::new(Vec::new()));
+                shared = Some((writes, Arc::clone(&results)));
+                world.set_hook(Some(Box::new(move || {
+                    if syncs == at_sync
+                        && let Some(disk) = disk.upgrade()
+                    {
+                        let result = write_by_another(&disk, first_version, &ranges);
+                        results.lock().unwrap_or_else(PoisonError::into_inner).push(result);
+                    }
+                    syncs += 1;
+                })));
+            }
+            _ => {}
+        }
+        world.phase(Some(Phase::Flush));
+        let flushed = session.flush();
+        world.set_hook(None);
+        world.phase(None);
+        if *killed.lock().unwrap_or_else(PoisonError::into_inner) {
+            if flushed.is_ok() {
+                return Err("a flush succeeded whose program had been killed".into());
+            }
+            let fresh = self.after_kill(stage, truth)?;
+            *session = fresh;
+            return Ok(());
+        }
+        flushed.map_err(|error| format!("a flush failed: {error}"))?;
+        let mut done_by_another = false;
+        if let Some((writes, results)) = shared {
+            for result in results.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+                result.map_err(|error| format!("a write in the middle of a flush failed: {error}"))?;
+                writes.iter().for_each(|&write| truth.ledger.acknowledge(write, false));
+                done_by_another = true;
+            }
+        }
+        // A write that was never made is a hole in the list that must not be taken for one that failed.
+        truth.ledger.flushed(mark);
+        if !done_by_another {
+            truth.ledger.forget_unacknowledged();
+        }
+        stage.tell(truth.clone());
+        Ok(())
+    }
+
+    fn play_close(&self, stage: &Stage<DiskTruth>, session: Session<'_>, truth: &mut DiskTruth) -> Outcome {
+        stage.world.phase(Some(Phase::Close));
+        // A session that changed nothing does nothing: what a killed one left in the page cache stays there.
+        let has_written = session.has_written;
+        session.close().map_err(|error| format!("it does not close: {error}"))?;
+        stage.world.phase(None);
+        if has_written {
+            truth.ledger.flushed(truth.ledger.mark());
+        }
+        stage.tell(truth.clone());
+        Ok(())
+    }
+}
+
+/// A step's number when blocks are to come and go: fewer small steps, and hardly any that ends the session.
+fn churning(dice: &mut Dice) -> u64 {
+    match dice.below(100) {
+        0..35 => 0,
+        35..60 => 54,
+        60..65 => 60,
+        65..90 => 64,
+        90..97 => 78,
+        97 => 86,
+        98 => 92,
+        _ => 46,
+    }
+}
