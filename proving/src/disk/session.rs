@@ -37,7 +37,7 @@ fn carry_out(queue: &mut dyn BlockQueue, done: &mut Vec<Completion>, request: Re
 
 impl<'a> Session<'a> {
     pub(super) fn of(case: &'a DiskCase, disk: Arc<Disk>) -> Outcome<Self> {
-        let options = QueueOptions { depth: 1, engine: EngineKind::Sync, slab: None };
+        let options = QueueOptions { depth: 1, engine: EngineKind::Sync, slab: None, ring: None };
         let queue = disk.open_queue(&options).map_err(|error| error.to_string())?;
         let largest = case.windows.iter().map(|window| window.count).max().unwrap_or(1) * SECTOR_BYTES;
         let buf = Some(IoBuf::new(largest as usize));
@@ -101,7 +101,7 @@ impl<'a> Session<'a> {
 
 /// Writes from a queue of its own.
 pub(super) fn write_by_another(disk: &Disk, first_version: Version, ranges: &[(u64, u64)]) -> Outcome {
-    let options = QueueOptions { depth: 1, engine: EngineKind::Sync, slab: None };
+    let options = QueueOptions { depth: 1, engine: EngineKind::Sync, slab: None, ring: None };
     let mut queue = disk.open_queue(&options).map_err(|error| error.to_string())?;
     for (version, &(first, count)) in (first_version..).zip(ranges) {
         let len = (count * SECTOR_BYTES) as usize;
