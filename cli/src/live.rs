@@ -4,7 +4,7 @@
 //! The lab calls from the thread that conducts a run, at most four times a second; no measuring thread ever waits for a screen. The
 //! answer is `false` once a signal has come: the run then ends, and keeps what it has measured.
 
-use crate::signals::Patience;
+use crate::{signals::Patience, style::DEFAULT_COLUMNS};
 use diskwright_lab::{
     run::{Snapshot, Stage, Watch},
     steady::{RANGE_MAX, ROUNDS, SLOPE_MAX},
@@ -62,8 +62,10 @@ impl Watch for LiveDisplay {
             Show::Nothing => {}
             Show::Line => {
                 state.drawn = true;
-                let columns = rustix::termios::tcgetwinsize(io::stderr().as_fd()).map_or(80, |size| size.ws_col);
-                let text: String = line(snapshot).chars().take(usize::from(columns.max(20)) - 1).collect();
+                let size = rustix::termios::tcgetwinsize(io::stderr().as_fd());
+                // A terminal that does not say how wide it is has no columns.
+                let columns = size.ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);
+                let text: String = line(snapshot).chars().take(columns.unwrap_or(DEFAULT_COLUMNS) - 1).collect();
                 let _ = write!(io::stderr(), "\r\x1b[K{text}");
             }
             Show::Lines => {

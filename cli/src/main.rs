@@ -8,7 +8,7 @@
 //!   progress.rs    how far a long operation is    style.rs      terminal, colour
 //!   extents.rs     a disk's extents, by windows   draw.rs       a disk on one screen
 //!   describe.rs    one image in words and JSON    steps.rs      how far a run of the lab is
-//!   export.rs      an NBD export in words, JSON  live.rs       a run while it is measured
+//!   export.rs      an NBD export in words, JSON   live.rs      a run while it is measured
 //!   sizes.rs  timestamp.rs  table.rs  json.rs     how things are written
 //! ```
 //!

@@ -17,6 +17,8 @@ fn help_names_every_command() {
         "compare",
         "io",
         "lab study containers",
+        "lab run",
+        "lab profiles",
         "bench",
         "completions",
         "man",

@@ -72,6 +72,8 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
     for (number, spec) in specs.iter().enumerate() {
         let writes = job.phases.iter().flat_map(|phase| &phase.loads).any(doubts::writes);
         if writes || options.fill {
+            // Before it is opened, for what is in use may not even be opened.
+            guard::refuse_used(spec, Path::new(spec))?;
             let target = run::open(spec, &OpenHow { writable: false, ..options.open.clone() })?;
             allow(job, number, &target, options, progress)?;
         }

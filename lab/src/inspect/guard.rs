@@ -47,9 +47,8 @@ pub struct Writing<'a> {
 /// # Errors
 /// [`LabError::InUse`], [`LabError::HoldsData`]; what reading it gives.
 pub fn allow(target: &Writing<'_>, destroy_data: bool, tick: &mut Tick<'_>) -> Result<()> {
-    let users = target.path.map(usage::uses).unwrap_or_default();
-    if !users.is_empty() {
-        return Err(LabError::InUse { target: target.name.to_owned(), users: sentence(&users) });
+    if let Some(path) = target.path {
+        refuse_used(target.name, path)?;
     }
     if destroy_data {
         return Ok(());
@@ -74,6 +73,18 @@ pub fn allow(target: &Writing<'_>, destroy_data: bool, tick: &mut Tick<'_>) -> R
             what: format!("data of an unknown kind: the byte at offset {offset_bytes} is not zero"),
         }),
     }
+}
+
+/// Refuses what somebody uses. It need not be open for that, nor be openable.
+///
+/// # Errors
+/// [`LabError::InUse`].
+pub fn refuse_used(name: &str, path: &Path) -> Result<()> {
+    let users = usage::uses(path);
+    if users.is_empty() {
+        return Ok(());
+    }
+    Err(LabError::InUse { target: name.to_owned(), users: sentence(&users) })
 }
 
 /// The front of the target, if its top layer stores any of it.

@@ -67,12 +67,16 @@ pub fn render(run: &Run, options: &ScreenOptions) -> String {
 
 fn render_phase(text: &mut String, run: &Run, phase: &PhaseRecord, options: &ScreenOptions) {
     let total = phase.total();
+    let threads = phase.threads.len();
     let heading = format!(
-        "\n{}: {} measured after {}, {} threads, {} in flight ({:.1} on average)",
+        "\n{}: {} measured{}, {threads} thread{}, {} in flight ({:.1} on average)",
         phase.name,
         duration(phase.window_ns as f64),
-        duration(phase.window_start_ns as f64),
-        phase.threads.len(),
+        match phase.window_start_ns {
+            0 => String::new(),
+            start_ns => format!(" after {}", duration(start_ns as f64)),
+        },
+        if threads == 1 { "" } else { "s" },
         total.queue_depth,
         phase.depth_reached()
     );
@@ -256,7 +260,8 @@ fn of_target(target: &TargetRecord) -> String {
     }
     if let Some(place) = &target.place {
         let scheduler = place.scheduler.as_ref().map_or_else(String::new, |name| format!(", scheduler {name}"));
-        parts.push(format!("{} on {}{scheduler}", place.file_system, place.device));
+        let free = if place.free_bytes == 0 { String::new() } else { format!(", {} free", bytes(place.free_bytes)) };
+        parts.push(format!("{} on {}{scheduler}{free}", place.file_system, place.device));
     }
     if let Some(contents) = &target.contents {
         let share = |share: f64| format!("{:.0} %", share * 100.0);

@@ -50,7 +50,7 @@ fn of_phase(run: &Run, phase: &PhaseRecord) -> String {
 fn what_ran(run: &Run, phase: &PhaseRecord) -> String {
     let loads = run.job.phases.iter().find(|one| one.name == phase.name).map(|phase| phase.loads.as_slice());
     let loads: Vec<String> = loads.unwrap_or_default().iter().map(|load| load.title()).collect();
-    let names: Vec<&str> = run.targets.iter().map(|target| target.name.as_str()).collect();
+    let names: Vec<&str> = run.targets.iter().map(|target| target.name.trim_end_matches(':')).collect();
     let on = match names.as_slice() {
         [one] => (*one).to_owned(),
         [one, other] => format!("{one} and {other}"),

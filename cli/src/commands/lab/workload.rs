@@ -39,9 +39,15 @@ pub struct WorkloadArgs {
     /// Threads for each target. [default: 1]
     #[arg(long, short, value_name = "N")]
     pub threads: Option<u32>,
-    /// Requests in flight for each thread. [default: 32]
+    /// Let every thread drive all targets; --threads is then the number of all.
+    #[arg(long)]
+    pub across_targets: bool,
+    /// Requests in flight for each thread on its target. [default: 32]
     #[arg(long, value_name = "N")]
     pub queue_depth: Option<u32>,
+    /// Completions that a thread waits for before it makes new requests: fewer system calls, less depth. [default: 1]
+    #[arg(long, value_name = "N")]
+    pub batch: Option<u32>,
     /// Measure for so long: 30s, 2m, 500ms. [default: 30s]
     #[arg(long, short, value_name = "TIME", value_parser = words::span)]
     pub duration: Option<Span>,
@@ -153,7 +159,9 @@ impl WorkloadArgs {
             load.random_percent = 0.0;
         }
         set(&mut load.threads, &self.threads);
+        load.across_targets |= self.across_targets;
         set(&mut load.queue_depth, &self.queue_depth);
+        set(&mut load.batch, &self.batch);
         set(&mut load.working_set, &self.working_set);
         set(&mut load.start, &self.start);
         set(&mut load.thread_start, &self.thread_start);
