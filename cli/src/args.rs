@@ -51,6 +51,8 @@ pub enum Command {
     Compare(commands::compare::CompareArgs),
     /// Read, write, discard and flush ranges of a disk by hand.
     Io(commands::io::IoArgs),
+    /// Serve disks to other programs and machines by NBD.
+    Serve(commands::serve::ServeArgs),
     /// Measure what disks cost.
     Lab(commands::lab::LabArgs),
     /// Measure whether the engine keeps its promises, against its peers.

@@ -79,6 +79,7 @@ fn run(context: &mut Context, command: &Command) -> exit::Outcome {
         Command::Convert(args) => commands::convert::run(context, args),
         Command::Compare(args) => commands::compare::run(context, args),
         Command::Io(args) => commands::io::run(context, args),
+        Command::Serve(args) => commands::serve::run(context, args),
         Command::Lab(args) => commands::lab::run(context, args),
         Command::Bench(args) => commands::bench::run(context, args),
         Command::MeasuringChild(args) => commands::lab::measuring_child(context, args),

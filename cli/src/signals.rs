@@ -1,25 +1,43 @@
-//! Ctrl-C and SIGTERM.
+//! Ctrl-C and SIGTERM; and SIGHUP, for a command that has something to read anew.
 //!
-//! Both signals are blocked in every thread and taken by one thread that waits for them, so no system call is ever
+//! The signals are blocked in every thread and taken by one thread that waits for them, so no system call is ever
 //! interrupted and no handler runs in the middle of anything. While a command has said that it will stop by itself
 //! ([`Signals::patient`]), the first signal sets a flag that the command looks at between steps, so that it can take back what it has half
 //! made; a second signal, or one when nobody is listening, ends the program at once with 130. Images stand a sudden end at any moment.
+//! A hang-up ends the program too, unless a command asked to be told of it ([`Patience::listen_for_hangups`]).
 
 use crate::exit;
 use nix::sys::signal::{SigSet, Signal};
 use std::{
     process,
     sync::{
-        Arc,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
+    time::Duration,
 };
+
+/// What the shell calls the end by a hang-up: 128 and the signal's number.
+const HUNG_UP: i32 = 129;
 
 #[derive(Debug, Default)]
 struct State {
     stop: AtomicBool,
     patient: AtomicUsize,
+    wants_hangups: AtomicBool,
+    /// Hang-ups that nobody has taken yet.
+    hangups: AtomicUsize,
+    /// Rung, under the lock, when a signal has come.
+    bell: Condvar,
+    lock: Mutex<()>,
+}
+
+impl State {
+    fn ring(&self) {
+        let _locked = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.bell.notify_all();
+    }
 }
 
 /// Whether the user wants us to stop.
@@ -38,7 +56,10 @@ impl Signals {
     /// Blocks the signals and starts the thread that waits for them. Call in `main`, before any other thread starts.
     pub fn install() -> Self {
         let signals = Self::default();
-        let set = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+        let mut set = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+        if !hangups_are_ignored() {
+            set.add(Signal::SIGHUP);
+        }
         if set.thread_block().is_err() {
             return signals;
         }
@@ -67,6 +88,23 @@ impl Patience {
     pub fn should_stop(&self) -> bool {
         self.state.stop.load(Ordering::SeqCst)
     }
+
+    /// From now on a hang-up is told by [`Patience::was_hung_up`] and does not end the program.
+    pub fn listen_for_hangups(&self) {
+        self.state.wants_hangups.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a hang-up came since this was last asked.
+    pub fn was_hung_up(&self) -> bool {
+        self.state.hangups.swap(0, Ordering::SeqCst) > 0
+    }
+
+    /// Sleeps until a signal comes, for `time` at most.
+    pub fn sleep(&self, time: Duration) {
+        let quiet = |(): &mut ()| !self.should_stop() && self.state.hangups.load(Ordering::SeqCst) == 0;
+        let locked = self.state.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.state.bell.wait_timeout_while(locked, time, quiet));
+    }
 }
 
 impl Drop for Patience {
@@ -75,10 +113,26 @@ impl Drop for Patience {
     }
 }
 
+/// Whether the program was started under `nohup`. A blocked signal would be seen although it is ignored.
+fn hangups_are_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
+}
+
 fn wait(set: &SigSet, state: &State) {
-    while set.wait().is_ok() {
+    while let Ok(signal) = set.wait() {
+        if signal == Signal::SIGHUP {
+            if !state.wants_hangups.load(Ordering::SeqCst) {
+                process::exit(HUNG_UP);
+            }
+            state.hangups.fetch_add(1, Ordering::SeqCst);
+            state.ring();
+            continue;
+        }
         if state.patient.load(Ordering::SeqCst) == 0 || state.stop.swap(true, Ordering::SeqCst) {
             process::exit(exit::STOPPED.into());
         }
+        state.ring();
     }
 }

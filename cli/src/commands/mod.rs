@@ -11,3 +11,4 @@ pub mod io;
 pub mod lab;
 pub mod man;
 pub mod map;
+pub mod serve;

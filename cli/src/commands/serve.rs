@@ -1,0 +1,424 @@
+//! `diskwright serve [NAME=]FILE...`: disks for other programs and machines, by NBD, until a signal comes.
+//!
+//! ```text
+//!   FILEs ─▶ disks (read-only, or with a temporary child) ─▶ exports ─┐
+//!   --nbd, LISTEN_FDS ─▶ listeners ─────────────────────────────────┼─▶ NbdServer ─▶ READY=1 ─▶ wait
+//!   --tls-certificates ─▶ rustls ────────────────────────────────────┘       SIGHUP: certificates anew
+//!                                                                            SIGTERM, Ctrl-C: finish, flush, close
+//! ```
+//!
+//! What is served, and where, goes to standard output before the first client can come; what happens then is logged on standard error.
+
+mod live;
+mod log;
+
+use crate::{
+    context::Context,
+    exit::{self, Failure, Outcome},
+    json,
+    sizes::Human,
+};
+use clap::Args;
+use diskwright_disk::Disk;
+use diskwright_serve::{
+    ephemeral,
+    nbd::{Address, Export, Listener, NbdServer, Options},
+    scrape::{Page, Scrape},
+};
+use diskwright_store::BlockDevice;
+use ipnet::IpNet;
+use live::LiveLine;
+use sd_notify::NotifyState;
+use serde::Serialize;
+use std::{fmt::Write as _, io::Write as _, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+
+/// How often the live line is drawn, and the server looked at.
+const TICK: Duration = Duration::from_millis(500);
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+ADDRESSES are a path of a unix socket (with a slash, or unix:PATH), PORT (on 127.0.0.1), or HOST:PORT; [::1]:PORT for IPv6. Without --nbd the \
+sockets that systemd hands over (LISTEN_FDS) are used, or else a unix socket in the run-time folder, whose path is printed. Only its owner can \
+reach a unix socket.
+
+A disk is exported under NAME, or the name of its file; a client that asks for no name gets the only one. A FILE with = in its name is written \
+with a folder before it: ./a=b.vhdx.
+
+TLS: the folder holds ca-cert.pem, server-cert.pem and server-key.pem, as for qemu and libnbd. With it, clients on TCP must use TLS and show a \
+certificate that the CA vouches for. SIGHUP reads the folder anew.
+
+SIGTERM or Ctrl-C: what is in flight is finished, everything is flushed, and the exit code is 0. A second signal ends it at once (130).
+
+EXAMPLES
+  diskwright serve disk.vhdx --nbd /tmp/disk.sock
+  nbdinfo 'nbd+unix:///?socket=/tmp/disk.sock'
+  diskwright serve golden.vhdx --ephemeral --nbd 10809
+  diskwright serve db=db.vhdx log=log.vhd --nbd 0.0.0.0:10809 --tls-certificates /etc/pki/diskwright --allow 10.0.0.0/8
+  diskwright serve disk.raw --read-only --nbd /tmp/d.sock --metrics 9100 --progress")]
+pub struct ServeArgs {
+    /// The disks, each with a name before it if wanted.
+    #[arg(value_name = "[NAME=]FILE", required = true)]
+    disks: Vec<String>,
+    /// Listen here (may be repeated).
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    nbd: Vec<Address>,
+    /// Refuse writes.
+    #[arg(long, short)]
+    read_only: bool,
+    /// Take writes, but drop them at the end: the disks themselves are opened read-only.
+    #[arg(long, conflicts_with = "read_only")]
+    ephemeral: bool,
+    /// Keep the writes of --ephemeral in DIR. [default: $TMPDIR, or /var/tmp]
+    #[arg(long, value_name = "DIR", requires = "ephemeral")]
+    ephemeral_dir: Option<PathBuf>,
+    /// Tell clients this about the disks.
+    #[arg(long, value_name = "TEXT")]
+    description: Option<String>,
+    /// Use the certificates in DIR.
+    #[arg(long, value_name = "DIR")]
+    tls_certificates: Option<PathBuf>,
+    /// Ask clients for no certificate.
+    #[arg(long, requires = "tls_certificates")]
+    tls_any_client: bool,
+    /// Clients on unix sockets must use TLS, too.
+    #[arg(long, requires = "tls_certificates")]
+    tls_on_unix: bool,
+    /// Let only clients from NETWORK connect by TCP (may be repeated): 192.168.1.0/24, or one address.
+    #[arg(long, value_name = "NETWORK", value_parser = network)]
+    allow: Vec<IpNet>,
+    /// Serve disks that can be written on TCP without TLS.
+    #[arg(long)]
+    insecure_writes: bool,
+    /// Most connections at a time.
+    #[arg(long, value_name = "N", default_value_t = Options::default().connections_max, value_parser = at_least_one)]
+    connections: usize,
+    /// Most requests in flight for each connection.
+    #[arg(long, value_name = "N", default_value_t = Options::default().requests_max, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    requests: u32,
+    /// Threads that serve. [default: one for each processor, at most 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    /// Tell metrics to Prometheus here, at /metrics.
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    metrics: Option<Address>,
+    /// How the log is written.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = log::Format::Text)]
+    log_format: log::Format,
+    /// What is logged. [default: info; warn with --quiet]
+    #[arg(long, value_enum, value_name = "LEVEL")]
+    log_level: Option<log::Level>,
+    /// Show what is going on in one line that changes.
+    #[arg(long)]
+    progress: bool,
+}
+
+fn address(text: &str) -> Result<Address, String> {
+    Address::parse(text).map_err(|error| error.to_string())
+}
+
+fn network(text: &str) -> Result<IpNet, String> {
+    let one = || text.parse::<IpAddr>().map(IpNet::from);
+    text.parse::<IpNet>().or_else(|_| one()).map_err(|_| "write for example 192.168.1.0/24 or ::1".into())
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "it must be a number above 0".into())
+}
+
+/// One disk that is served.
+#[derive(Debug)]
+struct Served {
+    name: String,
+    path: PathBuf,
+    disk: Arc<Disk>,
+}
+
+#[derive(Debug, Serialize)]
+struct ExportReport {
+    name: String,
+    file: String,
+    virtual_size: u64,
+    read_only: bool,
+    ephemeral: bool,
+    uris: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    addresses: Vec<String>,
+    metrics: Option<String>,
+    exports: Vec<ExportReport>,
+}
+
+/// Serves.
+pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
+    let patience = context.signals.patient();
+    patience.listen_for_hangups();
+    log::start(args.log_format, args.log_level, context.global.quiet);
+    let served = open_disks(context, args)?;
+    let tls = certificates(args)?;
+    let listeners = listen(args)?;
+    let exports = served
+        .iter()
+        .map(|served| Export {
+            name: served.name.clone(),
+            description: args.description.clone().unwrap_or_default(),
+            device: Arc::clone(&served.disk) as Arc<dyn BlockDevice>,
+        })
+        .collect();
+    let options = Options {
+        workers: args.threads.unwrap_or(0).into(),
+        connections_max: args.connections,
+        requests_max: args.requests,
+        tls,
+        tls_on_unix: args.tls_on_unix,
+        allowed: args.allow.clone(),
+        insecure_writes: args.insecure_writes,
+        ..Options::default()
+    };
+    let server = NbdServer::start(exports, listeners, options).map_err(sentence)?;
+    let scrape = match &args.metrics {
+        Some(address) => Some(Scrape::start(address, page(&server, &served)).map_err(sentence)?),
+        None => None,
+    };
+    announce(context, args, &server, &served, scrape.as_ref())?;
+    notify(&[NotifyState::Ready]);
+    let mut live = args.progress.then(LiveLine::new);
+    while !patience.should_stop() && server.is_well() {
+        patience.sleep(if live.is_some() { TICK } else { 4 * TICK });
+        if patience.was_hung_up() {
+            match certificates(args) {
+                Ok(Some(tls)) => {
+                    server.set_tls(tls);
+                    tracing::info!("the certificates were read anew");
+                }
+                Ok(None) => tracing::info!("there are no certificates to read anew"),
+                Err(_) => tracing::error!("the certificates could not be read anew; the old ones stay in use"),
+            }
+        }
+        if let Some(live) = &mut live {
+            live.show(&server.metrics().totals());
+        }
+    }
+    drop(live);
+    notify(&[NotifyState::Stopping]);
+    tracing::info!("stopping");
+    let stopped = server.stop().map_err(sentence);
+    drop(scrape);
+    let mut closed = Ok(());
+    for Served { disk, .. } in served {
+        closed = closed.and(disk.close().map_err(Failure::from));
+    }
+    stopped?;
+    closed?;
+    tracing::info!("stopped");
+    Ok(exit::OK)
+}
+
+fn sentence(error: impl std::error::Error) -> Failure {
+    Failure::new(error.to_string())
+}
+
+/// A service manager that cannot be told does not keep the server from serving.
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "the service manager could not be told");
+    }
+}
+
+fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
+    let mut served = Vec::new();
+    for word in &args.disks {
+        let (name, path) = split_name(word);
+        let options = context.global.open_options(!args.read_only && !args.ephemeral);
+        let mut disk = context.open(&path, &options)?;
+        if args.ephemeral {
+            let dir = args.ephemeral_dir.clone().unwrap_or_else(ephemeral::usual_dir);
+            disk = ephemeral::on_top_of(&disk, &dir, options.cache).map_err(sentence)?;
+        }
+        served.push(Served { name, path, disk });
+    }
+    Ok(served)
+}
+
+/// `NAME=FILE`, where no slash comes before the `=`; else the file's own name is the name.
+fn split_name(word: &str) -> (String, PathBuf) {
+    match word.split_once('=') {
+        Some((name, path)) if !name.contains('/') && !path.is_empty() => (name.into(), path.into()),
+        _ => {
+            let path = PathBuf::from(word);
+            let name = path.file_name().map_or_else(|| word.into(), |name| name.to_string_lossy().into_owned());
+            (name, path)
+        }
+    }
+}
+
+fn certificates(args: &ServeArgs) -> Outcome<Option<Arc<rustls::ServerConfig>>> {
+    let Some(dir) = &args.tls_certificates else { return Ok(None) };
+    let config = diskwright_nbd::tls::server(dir, !args.tls_any_client).map_err(|error| {
+        tracing::error!(%error, "TLS");
+        sentence(error)
+    })?;
+    Ok(Some(config))
+}
+
+fn listen(args: &ServeArgs) -> Outcome<Vec<Listener>> {
+    let mut listeners = Vec::new();
+    for address in &args.nbd {
+        listeners.push(Listener::bind(address).map_err(sentence)?);
+    }
+    if listeners.is_empty() {
+        listeners = Listener::handed_over().map_err(sentence)?;
+    }
+    if listeners.is_empty() {
+        listeners.push(Listener::bind(&Address::Unix(usual_socket())).map_err(sentence)?);
+    }
+    Ok(listeners)
+}
+
+/// In the run-time folder of the user, or that of the system for root.
+fn usual_socket() -> PathBuf {
+    let dir = match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(dir) if !dir.is_empty() => PathBuf::from(dir),
+        _ if rustix::process::geteuid().is_root() => PathBuf::from("/run"),
+        _ => std::env::temp_dir(),
+    };
+    dir.join(format!("diskwright-nbd-{}.sock", std::process::id()))
+}
+
+/// How clients name an export at an address.
+fn uri(address: &Address, name: &str, tls: bool) -> String {
+    let name = percent(name);
+    match address {
+        Address::Unix(path) => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            let scheme = if tls { "nbds+unix" } else { "nbd+unix" };
+            format!("{scheme}:///{name}?socket={}", percent(&path.to_string_lossy()))
+        }
+        Address::Tcp(..) => format!("{}://{address}/{name}", if tls { "nbds" } else { "nbd" }),
+    }
+}
+
+/// Keeps what may stand in a path or a query.
+fn percent(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/:@".contains(&byte) {
+            out.push(byte.into());
+        } else {
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+fn announce(
+    context: &mut Context,
+    args: &ServeArgs,
+    server: &NbdServer,
+    served: &[Served],
+    scrape: Option<&Scrape>,
+) -> Outcome<()> {
+    let exports: Vec<ExportReport> = served
+        .iter()
+        .map(|Served { name, path, disk }| {
+            let tls = |address: &Address| {
+                args.tls_certificates.is_some() && (args.tls_on_unix || matches!(address, Address::Tcp(..)))
+            };
+            let geometry = disk.geometry();
+            ExportReport {
+                name: name.clone(),
+                file: json::path(path),
+                virtual_size: geometry.size_bytes,
+                read_only: geometry.read_only,
+                ephemeral: args.ephemeral,
+                uris: server.addresses().iter().map(|address| uri(address, name, tls(address))).collect(),
+            }
+        })
+        .collect();
+    let metrics = scrape.map(|scrape| scrape.address().to_string());
+    if context.global.json {
+        let addresses = server.addresses().iter().map(ToString::to_string).collect();
+        context.print_json("diskwright.serve/1", Report { addresses, metrics, exports })?;
+    } else if !context.global.quiet {
+        for export in &exports {
+            let how = match export {
+                ExportReport { ephemeral: true, .. } => ", writes are dropped at the end",
+                ExportReport { read_only: true, .. } => ", read-only",
+                _ => "",
+            };
+            writeln!(context.out, "{}: {}{how}", export.file, Human(export.virtual_size))?;
+            for uri in &export.uris {
+                writeln!(context.out, "  {uri}")?;
+            }
+        }
+        if let Some(metrics) = metrics {
+            writeln!(context.out, "metrics: http://{metrics}/metrics")?;
+        }
+    }
+    context.out.flush()?;
+    Ok(())
+}
+
+/// The server's metrics, and of each export its size and the space that its file takes.
+fn page(server: &NbdServer, served: &[Served]) -> Page {
+    let metrics = Arc::clone(server.metrics());
+    let disks: Vec<(String, Arc<Disk>)> =
+        served.iter().map(|served| (label(&served.name), Arc::clone(&served.disk))).collect();
+    Arc::new(move || {
+        let mut out = metrics.prometheus();
+        let mut gauge = |name: &str, help: &str, of: &dyn Fn(&Disk) -> Option<u64>| {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
+            for (export, disk) in &disks {
+                if let Some(value) = of(disk) {
+                    let _ = writeln!(out, "{name}{{export=\"{export}\"}} {value}");
+                }
+            }
+        };
+        gauge("diskwright_export_size_bytes", "Size that clients see.", &|disk| Some(disk.geometry().size_bytes));
+        gauge("diskwright_export_allocated_bytes", "Space that the file of the top image takes.", &|disk| {
+            disk.layers().first()?.image.store().allocated_bytes().ok()
+        });
+        out
+    })
+}
+
+/// As the value of a label.
+fn label(name: &str) -> String {
+    name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stand_before_their_files() {
+        for (word, name, path) in [
+            ("disk.vhdx", "disk.vhdx", "disk.vhdx"),
+            ("/a/b/disk.vhdx", "disk.vhdx", "/a/b/disk.vhdx"),
+            ("db=/a/disk.vhdx", "db", "/a/disk.vhdx"),
+            ("=disk.vhdx", "", "disk.vhdx"),
+            ("./a=b.vhdx", "a=b.vhdx", "./a=b.vhdx"),
+            ("db=a=b.vhdx", "db", "a=b.vhdx"),
+        ] {
+            assert_eq!(split_name(word), (name.to_owned(), PathBuf::from(path)), "{word}");
+        }
+    }
+
+    #[test]
+    fn uris_can_be_given_to_clients() {
+        let unix = Address::Unix("/run/a b.sock".into());
+        assert_eq!(uri(&unix, "d&x", false), "nbd+unix:///d%26x?socket=/run/a%20b.sock");
+        assert_eq!(uri(&Address::Tcp("::1".into(), 7), "disk", true), "nbds://[::1]:7/disk");
+        assert_eq!(label("a\"b\\"), "a\\\"b\\\\");
+    }
+
+    #[test]
+    fn networks_and_single_addresses_are_read() {
+        assert_eq!(network("10.0.0.0/8").unwrap().to_string(), "10.0.0.0/8");
+        assert_eq!(network("::1").unwrap().to_string(), "::1/128");
+        assert!(network("10.0.0.0/33").is_err() && network("host").is_err());
+    }
+}

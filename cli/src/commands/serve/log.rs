@@ -1,0 +1,44 @@
+//! The log of a server: `tracing` on standard error, as text for people or as JSON, a document a line, for collectors.
+
+use clap::ValueEnum;
+use std::io::{self, IsTerminal};
+use tracing::level_filters::LevelFilter;
+
+/// How it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A line for people.
+    Text,
+    /// A JSON document on each line.
+    Json,
+}
+
+/// From which level on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Level {
+    /// What failed and needs somebody.
+    Error,
+    /// And what clients did wrong or what failed for them.
+    Warn,
+    /// And who came and went.
+    Info,
+    /// And each refused request.
+    Debug,
+}
+
+/// Starts the log. A second start in one process changes nothing.
+pub fn start(format: Format, level: Option<Level>, quiet: bool) {
+    let level = match level {
+        Some(Level::Error) => LevelFilter::ERROR,
+        Some(Level::Warn) => LevelFilter::WARN,
+        Some(Level::Debug) => LevelFilter::DEBUG,
+        Some(Level::Info) => LevelFilter::INFO,
+        None if quiet => LevelFilter::WARN,
+        None => LevelFilter::INFO,
+    };
+    let builder = tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).with_target(false);
+    let _ = match format {
+        Format::Json => builder.json().flatten_event(true).try_init(),
+        Format::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
+    };
+}
