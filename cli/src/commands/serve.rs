@@ -232,7 +232,8 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
     for word in &args.disks {
         let (name, path) = split_name(word);
         let options = context.global.open_options(!args.read_only && !args.ephemeral);
-        let mut disk = context.open(&path, &options)?;
+        let mut disk = Disk::open(&path, &options)?;
+        disk.warnings().iter().for_each(|warning| context.warn(warning));
         if args.ephemeral {
             let dir = args.ephemeral_dir.clone().unwrap_or_else(ephemeral::usual_dir);
             disk = ephemeral::on_top_of(&disk, &dir, options.cache).map_err(sentence)?;

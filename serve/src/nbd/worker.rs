@@ -245,6 +245,8 @@ impl Worker {
         match end.result {
             // One that is to end is not listened to any more.
             _ if conn.state != State::Open => self.settle(number),
+            // Many do, when they have nothing more to ask.
+            Ok(0) if conn.share.requests == 0 && matches!(conn.phase, Phase::Transmission(_)) => self.drain(number),
             Ok(0) => self.lose(number, "the client left without saying goodbye"),
             Err(error) => self.lose(number, &error.to_string()),
             Ok(bytes) => match conn.received(bytes) {
