@@ -101,7 +101,7 @@ fn check_structures(store: &dyn Store, footers: &Footers, findings: &mut Finding
         findings.add(
             Severity::Note,
             tail_offset,
-            "The footer at the end is missing or damaged; its copy at offset 0 is sound. The next write that lets the file grow puts it right.",
+            "The footer at the end is missing or damaged; its copy at offset 0 is sound. The next write puts it right.",
         );
     }
     if !is_fixed {
@@ -109,7 +109,7 @@ fn check_structures(store: &dyn Store, footers: &Footers, findings: &mut Finding
             Err(error) => findings.add(
                 Severity::Corrupt,
                 error.offset_bytes,
-                format!("The copy of the footer at offset 0 is damaged: found {}, expected {}. The next write that lets the file grow puts it right.", error.fault, error.fault.expected()),
+                format!("The copy of the footer at offset 0 is damaged: found {}, expected {}. The next write puts it right.", error.fault, error.fault.expected()),
             ),
             Ok(copy) if copy.bytes != chosen.found.bytes => {
                 findings.add(Severity::Note, 0, "The copy of the footer at offset 0 differs from the footer at the end.");

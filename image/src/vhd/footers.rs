@@ -120,7 +120,7 @@ impl Footers {
             }
             (_, Some(copy)) => {
                 remarks.push(
-                    "The footer at the end is missing or damaged; its copy at offset 0 is used. The next write that lets the file grow puts it right."
+                    "The footer at the end is missing or damaged; its copy at offset 0 is used. The next write puts it right."
                         .into(),
                 );
                 (copy, None)

@@ -7,7 +7,7 @@
 //!   a piece:   [ pad | bitmap ][ payload ]        the brackets begin at multiples of 4096
 //! ```
 //!
-//! Everything waits for the first reservation (or discard): until then a writable image is not touched. Then [`Growth::prepare`]
+//! Everything waits for the first reservation (or discard, or, where a footer is not right, write): until then a writable image is not touched. Then [`Growth::prepare`]
 //! reads the whole BAT once, refuses a file whose blocks overlap, puts the copy of the footer right, and makes the slack zero.
 //!
 //! Invariants: between the end of the last piece and the footer all bytes are zero, and nobody else writes there; the

@@ -16,7 +16,7 @@
 //! VHD has no log, so the order of writes is all there is against a power cut. These hold at every instant:
 //!
 //! - The copy of the footer at offset 0 is right. The one at the tail is moved when the file grows and may be missing
-//!   after a cut; then the copy serves, and the next allocation writes the tail anew.
+//!   after a cut; then the copy serves, and the next write puts the tail right first.
 //! - A BAT entry reaches the file only after the block's payload and its bitmap are durable. The same holds for a bit in a
 //!   bitmap that is already visible, and the payload of that sector.
 //! - Space that a block gave up is not used again before the removal of its BAT entry is durable

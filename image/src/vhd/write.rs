@@ -299,8 +299,12 @@ impl Writing {
 }
 
 impl ImageWriter for Writing {
-    /// VHD has no identity that changes with its contents: nothing to do.
+    /// VHD has no identity that changes with its contents. But a footer that a power cut has left missing is put right, even
+    /// when no block is allocated, for there are programs that look at one place only.
     fn begin_writing(&self) -> Result<()> {
+        if self.footer.tail_offset_bytes.is_none() || !self.footer.copy_is_right {
+            self.growth(&mut self.lock())?;
+        }
         Ok(())
     }
 

@@ -1,6 +1,5 @@
-//! Tests of VHD images as a whole: against a model, under power cuts, with hostile files, and before other programs.
+//! Tests of VHD images as a whole: against a model, with hostile files, and before other programs. (Power cuts are in `proving/`.)
 
-mod crash;
 mod foreign;
 mod hostile;
 mod model;

@@ -4,7 +4,7 @@
 //!   mod.rs      a store that keeps volatile and durable apart, and a tiny disk that drives an image
 //!   model.rs    random sessions against an array of sectors; what a session may and may not change
 //!   replay.rs   hand-made logs
-//!   crash.rs    the power is cut at every sync
+//!   crash.rs    the power is cut in a flush of many pages
 //!   hostile.rs  damaged and malicious files
 //!   tools.rs    qemu-img, qemu-io and vhdiinfo as a second opinion
 //! ```
