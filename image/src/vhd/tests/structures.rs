@@ -227,3 +227,18 @@ fn kinds_of_disks_are_told_apart() {
     assert!(image.info().parent.is_some(), "a disk of type 4 has a parent, even one that nobody can find");
     assert_eq!(messages(&store, Severity::Note).len(), 2);
 }
+
+#[test]
+fn a_missing_tail_is_put_right_by_a_write_that_allocates_nothing() {
+    let (store, disk) = disk(DiskType::Dynamic);
+    disk.write(0, &[7; 512]);
+    disk.close();
+    let len = store.len_bytes().unwrap();
+    store.set_len(len - 512).unwrap();
+    let disk = TestDisk::open(store.clone(), true, Vec::new());
+    disk.write(0, &[8; 512]);
+    disk.close();
+    assert_eq!(store.len_bytes().unwrap(), len);
+    assert!(footer_at(&store, len - 512).is_ok());
+    assert_eq!(TestDisk::open(store, false, Vec::new()).read(0, 512), [8; 512]);
+}
