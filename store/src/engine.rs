@@ -15,7 +15,7 @@
 //! one system call. What no ring can do is carried out at once by blocking calls: a store without a file (memory), a
 //! transfer that O_DIRECT would refuse, and everything where there is no ring ([`EngineKind::Sync`]).
 //!
-//! On a [`SharedRing`](crate::SharedRing) `reap(0)` submits nothing and only looks into the engine's mailbox: the ring's `wait` submits for all.
+//! On a [`SharedRing`] `reap(0)` submits nothing and only looks into the engine's mailbox: the ring's `wait` submits for all.
 //!
 //! Slots (see `slots`) and parts live in two tables with free lists; the number of a part is in the `user_data` of its entry.
 //! Neither starting nor ending a part allocates once the tables have grown to the depth in use. How parts are started, waited for
