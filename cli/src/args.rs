@@ -25,6 +25,11 @@ pub struct Cli {
 const AFTER_HELP: &str = "\
 SIZES are bytes, or numbers with k, M, G or T (powers of 1024): 512, 64k, 40G.
 
+A FILE that is read, or written and not made, may be an NBD URI: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; nbds:// and \
+nbds+unix:// use TLS and nothing else. Behind \"?\", joined by \"&\", may stand timeout=SECONDS (for a server that answers nothing; 0 is never), \
+reconnect or reconnect=SECONDS, connections=N, and for TLS tls-certificates=DIR (ca-cert.pem, client-cert.pem, client-key.pem), \
+tls-hostname=NAME, tls-verify-peer=0.
+
 EXIT CODES are 0 done, 1 failed, 2 used wrongly, 130 stopped by a signal; `compare` and `check` have their own, \
 as in qemu-img: see their help. Errors go to standard error as one sentence, with --json too.
 

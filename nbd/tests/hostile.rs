@@ -11,6 +11,7 @@ use diskwright_nbd::{
     },
 };
 use diskwright_store::{BlockDevice, Blocking, EngineKind, IoBuf, QueueOptions, Request};
+use proptest::prelude::*;
 use std::{
     io::{self, Read, Write},
     os::unix::net::{UnixListener, UnixStream},
@@ -484,6 +485,46 @@ fn lies_in_the_handshake() {
     // And a greeting that is cut off.
     let error = said(raw(|stream| drop(stream.write_all(&handshake::GREETING_MAGIC.to_be_bytes()[..7]))));
     assert!(error.contains("hung up"), "{error}");
+}
+
+/// Messages of a server, right ones and wrong ones, about requests that there are and that there are not.
+fn babble() -> impl Strategy<Value = Vec<u8>> {
+    let chunk = (any::<bool>(), 0u16..8, any::<bool>(), 0u64..3, 0u64..20_000, prop::collection::vec(0u8..3, 0..40))
+        .prop_map(|(done, kind, error, cookie, offset, payload)| {
+            let answering = Answering { framing: Framing::Structured, cookie: cookie << 32, offset_bytes: 0 };
+            let flags = if done { ChunkFlags::DONE } else { ChunkFlags::empty() };
+            let kind = ChunkKind(kind | if error { 0x8000 } else { 0 });
+            let mut bytes = answering.chunk(flags, kind, payload.len() as u32 + 8).to_vec();
+            bytes.extend_from_slice(&offset.to_be_bytes());
+            bytes.extend_from_slice(&payload);
+            bytes
+        });
+    let simple = (0u64..3, 0u32..30).prop_map(|(cookie, error)| reply::simple(cookie << 32, ErrorCode(error)).to_vec());
+    let noise = prop::collection::vec(any::<u8>(), 0..64);
+    let message = prop_oneof![6 => chunk, 2 => simple, 1 => noise];
+    prop::collection::vec(message, 0..8).prop_map(|messages| messages.concat())
+}
+
+#[test]
+fn whatever_a_server_babbles_every_request_ends() {
+    proptest!(ProptestConfig::with_cases(64), |(bytes in babble(), cut in 1usize..50)| {
+        // All of it at the first request, then the end of the connection.
+        let server = fake(Framing::Structured, move |_, _, stream| {
+            bytes.chunks(cut).for_each(|piece| drop(stream.write_all(piece)));
+            false
+        });
+        let device = server.open();
+        let mut queue = device.open_queue(&QueueOptions::default()).unwrap();
+        queue.push(Request::read(4096, 8192, IoBuf::new(8192), 0)).unwrap();
+        queue.push(Request::write(0, 4096, IoBuf::new(4096), 1)).unwrap();
+        let mut done = Vec::new();
+        while queue.in_flight() > 0 {
+            queue.reap(1, &mut done).unwrap();
+        }
+        prop_assert_eq!(done.len(), 2);
+        prop_assert!(done.iter().all(|completion| completion.buf.is_some()));
+        let _ = status(&device);
+    });
 }
 
 #[test]

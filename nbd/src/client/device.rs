@@ -114,9 +114,16 @@ impl NbdDevice {
         self.lanes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A lane for one more queue: an idle one, a new one, or the one with the fewest queues.
-    fn take_lane(&self, may_connect: bool) -> Result<Arc<Lane>> {
+    /// A lane and an inbox on it for one more queue: an idle lane, a new one, or the one with the fewest queues.
+    fn take_lane(&self, may_connect: bool) -> Result<(Arc<Lane>, u32)> {
         let mut lanes = self.lanes();
+        let lane = self.choose_lane(&mut lanes, may_connect)?;
+        // Under the lock, so that nobody else finds this lane idle.
+        let inbox = lane.open_inbox();
+        Ok((lane, inbox))
+    }
+
+    fn choose_lane(&self, lanes: &mut Lanes, may_connect: bool) -> Result<Arc<Lane>> {
         lanes.open.retain(|lane| !lane.is_dead());
         let best = lanes.open.iter().min_by_key(|lane| lane.queues()).cloned();
         match best {
@@ -176,10 +183,15 @@ impl BlockDevice for NbdDevice {
         self.geometry
     }
 
+    /// A queue waits for its socket by itself, so it cannot be one of several on a shared ring.
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
-        let lane = self.take_lane(true)?;
+        if options.ring.is_some() {
+            let what = "an NBD export cannot share a ring with other disks; open its queue without one";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+        }
+        let (lane, inbox) = self.take_lane(true)?;
         let (export_bytes, flags) = (self.export.size_bytes, self.export.flags);
-        Ok(Box::new(NbdQueue::new(lane, self.geometry, export_bytes, flags, options.depth.max(1))))
+        Ok(Box::new(NbdQueue::new(lane, inbox, self.geometry, export_bytes, flags, options.depth.max(1))))
     }
 
     /// By block status in `base:allocation`, with the layer by `qemu:allocation-depth`, where the server has them; else all is data.
@@ -193,8 +205,7 @@ impl BlockDevice for NbdDevice {
             out.push(Extent { offset_bytes, len_bytes, kind, depth: 0, file_offset_bytes: None });
             return Ok(());
         }
-        let lane = self.take_lane(false)?;
-        let inbox = lane.open_inbox();
+        let (lane, inbox) = self.take_lane(false)?;
         let mut found = status::Extents::new(offset_bytes, shown_end, self.geometry.logical_sector_bytes, out);
         let end_bytes = shown_end.min(self.export.size_bytes);
         let mut at_bytes = offset_bytes;

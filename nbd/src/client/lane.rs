@@ -393,16 +393,12 @@ impl Lane {
             Link::Dead(_) => return state,
         };
         let for_sending = !state.outbound.is_empty() || transport.has_unsent();
-        // A descriptor of its own: the transport may be replaced meanwhile.
-        let socket = transport.as_fd().try_clone_to_owned();
+        let socket = transport.socket();
         let timeout = self.uri.timeout.unwrap_or(NbdUri::TIMEOUT_DEFAULT);
         let limit = (!timeout.is_zero()).then(|| timeout.saturating_sub(state.last_moved.elapsed()));
         state.polls_for_sending = for_sending;
         drop(state);
-        let came =
-            socket.and_then(|socket| Transport::wait(socket.as_fd(), Some(self.wake.as_fd()), for_sending, limit));
-        let mut bell = [0; 8];
-        let _ = rustix::io::read(&self.wake, &mut bell);
+        let came = socket.wait(Some(self.wake.as_fd()), for_sending, limit);
         let mut state = self.lock();
         match came {
             Ok(true) => {}

@@ -20,7 +20,6 @@ use crate::{
 };
 use std::{
     io::{self, IoSlice, IoSliceMut},
-    os::fd::AsFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -365,8 +364,8 @@ impl Talk {
 
     fn wait(&self, for_sending: bool) -> Result<()> {
         let left = self.limit.saturating_sub(self.started.elapsed());
-        let came =
-            Transport::wait(self.transport.as_fd(), None, for_sending, Some(left)).map_err(|error| self.lost(error))?;
+        let waited = self.transport.socket().wait(None, for_sending, Some(left));
+        let came = waited.map_err(|error| self.lost(error))?;
         if came {
             return Ok(());
         }

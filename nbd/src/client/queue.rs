@@ -25,14 +25,15 @@ pub(super) struct NbdQueue {
 }
 
 impl NbdQueue {
+    /// On a lane on which it has an inbox.
     pub(super) fn new(
         lane: Arc<Lane>,
+        inbox: u32,
         geometry: Geometry,
         export_bytes: u64,
         flags: TransmissionFlags,
         depth: usize,
     ) -> Self {
-        let inbox = lane.open_inbox();
         let (pushed, ended) = (Vec::with_capacity(depth), Vec::with_capacity(depth));
         Self { lane, inbox, geometry, export_bytes, flags, depth, in_flight: 0, pushed, ended }
     }

@@ -36,8 +36,9 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
 
+/// A socket that never blocks. Whoever waits for it shares it, as the transport may be replaced meanwhile.
 #[derive(Debug)]
-enum Socket {
+pub(super) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
@@ -54,7 +55,7 @@ struct Tls {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Transport {
-    socket: Socket,
+    socket: Arc<Socket>,
     tls: Option<Box<Tls>>,
 }
 
@@ -72,7 +73,7 @@ impl Transport {
             Socket::Tcp(stream) => stream.set_nonblocking(true)?,
             Socket::Unix(stream) => stream.set_nonblocking(true)?,
         }
-        Ok(Self { socket, tls: None })
+        Ok(Self { socket: Arc::new(socket), tls: None })
     }
 
     /// From now on everything goes through TLS. The handshake takes place with the first sends and receives.
@@ -108,7 +109,7 @@ impl Transport {
 
     /// Sends what the socket takes now. `WouldBlock` where that is nothing.
     pub(super) fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        let Some(tls) = &mut self.tls else { return self.socket.write_vectored(slices) };
+        let Some(tls) = &mut self.tls else { return (&*self.socket).write_vectored(slices) };
         let taken = tls.connection.writer().write_vectored(slices)?;
         match self.flush() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && taken > 0 => Ok(taken),
@@ -127,7 +128,7 @@ impl Transport {
     pub(super) fn flush(&mut self) -> io::Result<()> {
         let Some(tls) = &mut self.tls else { return Ok(()) };
         while tls.connection.wants_write() {
-            tls.connection.write_tls(&mut self.socket)?;
+            tls.connection.write_tls(&mut &*self.socket)?;
         }
         Ok(())
     }
@@ -135,9 +136,9 @@ impl Transport {
     /// Receives what is there. `WouldBlock` where that is nothing, 0 at the end.
     pub(super) fn recv(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match &mut self.tls {
-            None => self.socket.read_vectored(slices),
+            None => (&*self.socket).read_vectored(slices),
             Some(tls) => {
-                let received = tls.recv(&mut self.socket, slices);
+                let received = tls.recv(&self.socket, slices);
                 // A handshake, or a key update, has something to answer.
                 match self.flush() {
                     Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
@@ -147,51 +148,62 @@ impl Transport {
         }
     }
 
-    /// Waits until something can be received (or sent, where `for_sending`), or `wake` is rung, or `limit` is over: `false`.
-    pub(super) fn wait(
-        socket: BorrowedFd<'_>,
-        wake: Option<BorrowedFd<'_>>,
-        for_sending: bool,
-        limit: Option<Duration>,
-    ) -> io::Result<bool> {
-        let events = if for_sending { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        let socket = PollFd::from_borrowed_fd(socket, events);
-        let until = limit.map(|limit| Instant::now() + limit);
-        let mut fds = match wake {
-            Some(wake) => vec![socket, PollFd::from_borrowed_fd(wake, PollFlags::IN)],
-            None => vec![socket],
-        };
-        loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let spec = left.and_then(|left| Timespec::try_from(left).ok());
-            match poll(&mut fds, spec.as_ref()) {
-                Ok(ready) => return Ok(ready > 0),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+    /// The socket, to wait for it.
+    pub(super) fn socket(&self) -> Arc<Socket> {
+        Arc::clone(&self.socket)
     }
 
     /// Says goodbye on the level of TLS.
     pub(super) fn say_goodbye(&mut self) {
         if let Some(tls) = &mut self.tls {
             tls.connection.send_close_notify();
-            let _ = tls.connection.write_tls(&mut self.socket);
+            let _ = tls.connection.write_tls(&mut &*self.socket);
         }
     }
 }
 
-impl AsFd for Transport {
+impl Socket {
+    /// Waits until something can be received (or sent, where `for_sending`), or the eventfd `wake` was rung, which silences it. `false`: `limit` is
+    /// over.
+    pub(super) fn wait(
+        &self,
+        wake: Option<BorrowedFd<'_>>,
+        for_sending: bool,
+        limit: Option<Duration>,
+    ) -> io::Result<bool> {
+        let events = if for_sending { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let socket = PollFd::from_borrowed_fd(self.as_fd(), events);
+        let bell = PollFd::from_borrowed_fd(wake.unwrap_or(self.as_fd()), PollFlags::IN);
+        let mut fds = [socket, bell];
+        let until = limit.map(|limit| Instant::now() + limit);
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let spec = left.and_then(|left| Timespec::try_from(left).ok());
+            match poll(&mut fds[..if wake.is_some() { 2 } else { 1 }], spec.as_ref()) {
+                Ok(ready) => {
+                    if let Some(wake) = wake.filter(|_| !fds[1].revents().is_empty()) {
+                        rustix::io::read(wake, &mut [0; 8])?;
+                    }
+                    return Ok(ready > 0);
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.socket {
-            Socket::Tcp(stream) => stream.as_fd(),
-            Socket::Unix(stream) => stream.as_fd(),
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
         }
     }
 }
 
 impl Tls {
-    fn recv(&mut self, socket: &mut Socket, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    fn recv(&mut self, mut socket: &Socket, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         loop {
             match self.connection.reader().read_vectored(slices) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -211,34 +223,34 @@ impl Tls {
     }
 }
 
-impl Read for Socket {
+impl Read for &Socket {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => stream.read(buf),
-            Self::Unix(stream) => stream.read(buf),
+            Socket::Tcp(stream) => (&*stream).read(buf),
+            Socket::Unix(stream) => (&*stream).read(buf),
         }
     }
 
     fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => stream.read_vectored(slices),
-            Self::Unix(stream) => stream.read_vectored(slices),
+            Socket::Tcp(stream) => (&*stream).read_vectored(slices),
+            Socket::Unix(stream) => (&*stream).read_vectored(slices),
         }
     }
 }
 
-impl Write for Socket {
+impl Write for &Socket {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => stream.write(buf),
-            Self::Unix(stream) => stream.write(buf),
+            Socket::Tcp(stream) => (&*stream).write(buf),
+            Socket::Unix(stream) => (&*stream).write(buf),
         }
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => stream.write_vectored(slices),
-            Self::Unix(stream) => stream.write_vectored(slices),
+            Socket::Tcp(stream) => (&*stream).write_vectored(slices),
+            Socket::Unix(stream) => (&*stream).write_vectored(slices),
         }
     }
 
