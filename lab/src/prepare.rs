@@ -217,11 +217,12 @@ fn folder_of(path: &Path) -> PathBuf {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()
 }
 
-/// What belongs at an offset, for contents of each kind. Those that are checked when read are incompressible until they are written.
+/// What belongs at an offset, for contents of each kind.
 fn contents_of(contents: Contents, seed: u64) -> Box<fill::Make<'static>> {
     match contents {
         Contents::Zero => Box::new(|_, buf| buf.fill(0)),
-        Contents::Incompressible | Contents::Verified => Box::new(move |offset, buf| data::fill(seed, offset, buf)),
+        Contents::Incompressible => Box::new(move |offset, buf| data::fill(seed, offset, buf)),
+        Contents::Verified => Box::new(move |offset, buf| run::fill_verified(seed, offset, buf)),
         Contents::Mixed { compressible_percent, duplicate_percent } => Box::new(move |offset, buf| {
             let kept = (data::SECTOR_BYTES as f64 * (1.0 - compressible_percent / 100.0)).round() as usize;
             for (index, block) in buf.chunks_mut(data::SECTOR_BYTES).enumerate() {

@@ -109,6 +109,17 @@ pub enum Warning {
         /// Asked for.
         asked: f64,
     },
+    /// The steady state was waited for and did not come in its time, or was left again.
+    NotSteady {
+        /// The phase.
+        phase: String,
+        /// Whether it had been reached.
+        was_reached: bool,
+        /// Range of the deciding rounds as a share of their mean.
+        range: f64,
+        /// Slope over the deciding rounds as a share of their mean.
+        slope: f64,
+    },
     /// Fewer requests were completed than the schedule has.
     RateNotKept {
         /// The load, with its phase.
@@ -214,6 +225,16 @@ impl fmt::Display for Warning {
             Self::DepthNotReached { load, reached, asked } => write!(
                 f,
                 "{load}: only {reached:.1} of {asked:.0} requests were in flight on average; the threads could not keep up: use more threads with less depth each"
+            ),
+            Self::NotSteady { phase, was_reached: false, range, slope } => write!(
+                f,
+                "phase \"{phase}\": the steady state was not reached (range {}, slope {} of the mean; allowed are 20 % and 10 %), and what was measured still changes: give it more time to settle",
+                percent(*range),
+                percent(*slope)
+            ),
+            Self::NotSteady { phase, .. } => write!(
+                f,
+                "phase \"{phase}\": the steady state was reached, and left again while it was measured; look at the time series, and measure longer"
             ),
             Self::RateNotKept { load, share, overdue } => write!(
                 f,

@@ -90,6 +90,12 @@ impl SharedRing {
         self.hub.work(None, Some(timeout))
     }
 
+    /// Queues, engines and streams that are on it.
+    pub fn users(&self) -> usize {
+        let mailboxes = self.hub.mailboxes.borrow();
+        mailboxes.mail.len() - mailboxes.free.len()
+    }
+
     /// Calls of `io_uring_enter` so far.
     pub fn enters(&self) -> u64 {
         self.hub.ring.borrow().enters

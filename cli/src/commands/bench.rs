@@ -10,11 +10,15 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use diskwright_lab::{
-    bench::{self, BenchOptions, Outcome, Row},
+    bench::{self, BenchOptions, BenchReport, Outcome, Row},
     child::ChildLauncher,
     result,
 };
-use std::{io::Write, path::PathBuf, time::Duration};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
@@ -71,6 +75,15 @@ pub fn run(context: &mut Context, args: &BenchArgs) -> exit::Outcome {
     let mut steps = context.steps();
     let report = bench::run(&args.rows, &options, &mut steps);
     drop(steps);
+    present(context, report, args.output.as_deref())
+}
+
+/// Prints and saves what was found, also when it was stopped.
+pub fn present(
+    context: &mut Context,
+    report: diskwright_lab::Result<BenchReport>,
+    output: Option<&Path>,
+) -> exit::Outcome {
     let mut report = match report {
         // A signal from the keyboard reaches the children too; their failure is not the reason then.
         Err(_) if context.signals.came() => return Err(Failure::Stopped),
@@ -86,7 +99,7 @@ pub fn run(context: &mut Context, args: &BenchArgs) -> exit::Outcome {
             return Err(Failure::Stopped);
         }
     }
-    if let Some(path) = &args.output {
+    if let Some(path) = output {
         result::save(path, &report)?;
     }
     if context.global.json {
@@ -94,7 +107,7 @@ pub fn run(context: &mut Context, args: &BenchArgs) -> exit::Outcome {
         writeln!(context.out)?;
     } else {
         context.out.write_all(bench::render(&report, context.style.colour).as_bytes())?;
-        if let Some(path) = &args.output {
+        if let Some(path) = output {
             writeln!(context.out, "\nsaved to {}", path.display())?;
         }
     }

@@ -3,6 +3,7 @@
 mod containers;
 mod profiles;
 mod run;
+mod selftest;
 pub mod targets;
 mod words;
 pub mod workload;
@@ -32,6 +33,8 @@ enum LabCommand {
     Study(StudyArgs),
     /// List the built-in profiles, or print one.
     Profiles(profiles::ProfilesArgs),
+    /// What the generator itself costs, beside fio.
+    Selftest(selftest::SelftestArgs),
 }
 
 #[derive(Debug, Args)]
@@ -59,6 +62,7 @@ pub fn run(context: &mut Context, args: &LabArgs) -> Outcome {
         LabCommand::Run(args) => run::run(context, args),
         LabCommand::Study(StudyArgs { study: Study::Containers(args) }) => containers::run(context, args),
         LabCommand::Profiles(args) => profiles::run(context, args),
+        LabCommand::Selftest(args) => selftest::run(context, args),
     }
 }
 

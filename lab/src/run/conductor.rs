@@ -7,7 +7,7 @@
 use crate::{
     clock::CpuTime,
     job::{Job, Phase},
-    record::{PhaseRecord, ThreadRecord},
+    record::{PhaseRecord, SeriesPoint, ThreadRecord},
     run::{
         cpu::{self, Cores, CounterRate},
         ledger::Ledger,
@@ -16,8 +16,9 @@ use crate::{
         shared::{NEVER, Shared},
         tally::Tally,
         thread::Event,
-        watch::{Snapshot, Stage, Watch},
+        watch::{Nearness, Snapshot, Stage, Watch},
     },
+    steady::{self, Tracker},
 };
 use std::{
     sync::mpsc::{Receiver, RecvTimeoutError, Sender},
@@ -34,6 +35,41 @@ pub(crate) struct Progress {
     /// Time planned for the phases before it, and for those behind it; none where a count decides.
     pub(crate) before_ns: Option<u64>,
     pub(crate) behind_ns: Option<u64>,
+}
+
+/// The wait for the steady state, and the watch over it during the window.
+#[derive(Debug)]
+struct Settling {
+    tracker: Tracker,
+    within_ns: u64,
+    interval_ns: u64,
+    round_ns: u64,
+    /// Rounds that the tracker has seen.
+    rounds: usize,
+}
+
+impl Settling {
+    fn new(within_ns: u64, interval_ns: u64) -> Self {
+        let round_ns = steady::round_for(within_ns, interval_ns);
+        Self { tracker: Tracker::new(), within_ns, interval_ns, round_ns, rounds: 0 }
+    }
+
+    /// Shows the tracker the rounds that are complete.
+    fn follow(&mut self, series: &[SeriesPoint]) {
+        for figure in steady::rounds_of(series, self.interval_ns, self.round_ns).into_iter().skip(self.rounds) {
+            self.tracker.push(figure);
+            self.rounds += 1;
+        }
+    }
+
+    fn nearness(&self) -> Nearness {
+        let window = self.tracker.window();
+        Nearness {
+            rounds: self.rounds,
+            range: window.map_or(0.0, |window| window.range),
+            slope: window.map_or(0.0, |window| window.slope),
+        }
+    }
 }
 
 /// One thread on one target, as it will stand in the record.
@@ -66,6 +102,7 @@ pub(crate) struct Conductor<'a> {
     /// When the last thread had its last completion.
     last_ns: u64,
     overdue: u64,
+    settling: Option<Settling>,
 }
 
 impl<'a> Conductor<'a> {
@@ -105,6 +142,9 @@ impl<'a> Conductor<'a> {
             stopped: false,
             last_ns: 0,
             overdue: 0,
+            settling: job.phases[progress.index]
+                .steady_within
+                .map(|within| Settling::new(within.as_nanos(), interval_ns)),
         }
     }
 
@@ -125,6 +165,7 @@ impl<'a> Conductor<'a> {
                     let (opens_ns, closes_ns) = (self.shared.window_start_ns(), self.shared.window_end_ns());
                     self.ledger.enter(&cut, (opens_ns..closes_ns).contains(&cut.from_ns));
                     self.last_ns = self.last_ns.max(cut.until_ns);
+                    self.settle();
                     cut.tallies.iter_mut().for_each(Tally::clear);
                     // A thread that has ended needs no more.
                     let _ = self.returns[cut.thread].send(cut.tallies);
@@ -139,6 +180,20 @@ impl<'a> Conductor<'a> {
         }
         let now_ns = self.now_ns();
         self.keep_time(now_ns);
+    }
+
+    /// Opens the window where the steady state is waited for, when it has come, or the time for it is over.
+    fn settle(&mut self) {
+        let Some(settling) = &mut self.settling else { return };
+        settling.follow(self.ledger.series());
+        let now_ns = self.shared.origin().elapsed().as_nanos() as u64;
+        let is_over = settling.tracker.reached().is_some() || now_ns >= settling.within_ns;
+        if self.shared.window_start_ns() == NEVER && is_over && now_ns >= self.phase.warm_up.as_nanos() {
+            // A tick that no thread has begun: one that begins after the next.
+            let start_ns = (now_ns / self.shared.tick_ns + 2) * self.shared.tick_ns;
+            let end_ns = start_ns.saturating_add(self.phase.duration.as_nanos());
+            self.shared.plan(start_ns, end_ns, end_ns.saturating_add(self.phase.cool_down.as_nanos()));
+        }
     }
 
     /// When there is something to do next.
@@ -175,13 +230,21 @@ impl<'a> Conductor<'a> {
     fn snapshot(&self, now_ns: u64, cpus: f64) -> Snapshot<'a> {
         let lately = self.ledger.lately(now_ns);
         let stage = if now_ns < self.shared.window_start_ns() {
-            Stage::WarmUp
+            if self.settling.is_some() && now_ns >= self.phase.warm_up.as_nanos() {
+                Stage::Settling
+            } else {
+                Stage::WarmUp
+            }
         } else if now_ns < self.shared.window_end_ns() {
             Stage::Measuring
         } else {
             Stage::CoolDown
         };
-        let stop_ns = Some(self.shared.stop_ns()).filter(|stop_ns| *stop_ns != NEVER);
+        let latest_ns = self.settling.as_ref().map_or(NEVER, |settling| {
+            let parts = [self.phase.duration, self.phase.cool_down];
+            parts.iter().fold(settling.within_ns, |sum, part| sum.saturating_add(part.as_nanos()))
+        });
+        let stop_ns = Some(self.shared.stop_ns().min(latest_ns)).filter(|stop_ns| *stop_ns != NEVER);
         let remaining_ns =
             stop_ns.zip(self.progress.behind_ns).map(|(stop_ns, behind_ns)| stop_ns.saturating_sub(now_ns) + behind_ns);
         let done = self.progress.before_ns.zip(remaining_ns).map(|(before_ns, remaining_ns)| {
@@ -202,7 +265,7 @@ impl<'a> Conductor<'a> {
             p99_ns: lately.p99_ns,
             cpus,
             errors: self.shared.errors(),
-            steady: None,
+            steady: self.settling.as_ref().map(Settling::nearness),
         }
     }
 
@@ -240,7 +303,7 @@ impl<'a> Conductor<'a> {
                 series,
                 interval_ns: self.interval_ns,
                 cpu,
-                steady: None,
+                steady: self.settling.map(|settling| settling.tracker.record(settling.round_ns)),
             },
             stopped: self.stopped,
             failures: self.shared.failures(),

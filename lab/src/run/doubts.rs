@@ -47,6 +47,16 @@ impl Doubts {
         if ended.record.window_ns == 0 {
             return;
         }
+        if let Some(steady) = &ended.record.steady
+            && (steady.reached_ns.is_none() || steady.left_ns.is_some())
+        {
+            self.0.push(Warning::NotSteady {
+                phase: phase.name.clone(),
+                was_reached: steady.reached_ns.is_some(),
+                range: steady.range,
+                slope: steady.slope,
+            });
+        }
         for (number, load) in phase.loads.iter().enumerate() {
             let name = || format!("phase \"{}\", {}", phase.name, load.title());
             let of_load = |thread: &&ThreadRecord| thread.load as usize == number;

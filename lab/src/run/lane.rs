@@ -14,12 +14,17 @@
 use crate::run::{
     contents::Contents,
     pace::Pacer,
+    plan::LanePlan,
     requests::{Ask, Requests},
     shared::{Failure, NEVER, Shared},
     tally::{DirectionTally, Tally},
+    verify::Generations,
 };
-use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, Slab};
-use std::io;
+use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request};
+use std::{io, sync::Arc};
+
+/// How often a write is drawn again whose place is being written.
+const DRAWS_MAX: u32 = 16;
 
 /// The queue of the target of this name is of no use any more.
 pub(crate) type QueueFailure = (String, io::Error);
@@ -68,22 +73,25 @@ pub(crate) struct Lane<'a> {
     for_reads: Vec<IoBuf>,
     for_writes: Vec<IoBuf>,
     writes_since_flush: u64,
+    /// Where contents are verified.
+    generations: Option<Arc<Generations>>,
+    /// For each slot, what its read may find at least.
+    before: Vec<Vec<u64>>,
     tally: Tally,
     done: Vec<Completion>,
 }
 
 impl<'a> Lane<'a> {
-    /// A lane whose queue was opened with `slab`.
+    /// A lane with as many buffers as its rules ask for.
     pub(crate) fn new(
         target: &'a str,
         queue: Box<dyn BlockQueue>,
-        slab: &Slab,
-        rules: LaneRules,
-        mut requests: Requests,
+        buffers: Vec<IoBuf>,
+        plan: LanePlan,
         contents: Contents,
-        pacer: Option<Pacer>,
     ) -> Self {
-        let mut for_reads = slab.take_all();
+        let LanePlan { rules, mut requests, pacer, generations, .. } = plan;
+        let mut for_reads = buffers;
         let reads = if rules.reads { rules.queue_depth as usize } else { 0 };
         let mut for_writes = for_reads.split_off(reads.min(for_reads.len()));
         for buf in &mut for_writes {
@@ -108,6 +116,8 @@ impl<'a> Lane<'a> {
             for_reads,
             for_writes,
             writes_since_flush: 0,
+            before: vec![Vec::new(); if generations.is_some() { rules.queue_depth as usize } else { 0 }],
+            generations,
             tally,
             done: Vec::with_capacity(rules.queue_depth as usize),
         }
@@ -205,14 +215,18 @@ impl<'a> Lane<'a> {
             (flight.made_ns, flight.is_flush) = (now_ns, true);
             return self.push(Request::flush(u64::from(slot)), now_ns, shared);
         }
-        let ask = self.requests.draw();
+        let Some(ask) = self.next_ask(slot) else { return self.free.push(slot) };
         let pool = if ask.is_read { &mut self.for_reads } else { &mut self.for_writes };
         let Some(mut buf) = pool.pop() else { return self.free.push(slot) };
         let (operation, fua) = if ask.is_read {
             (Operation::Read, false)
         } else {
             self.writes_since_flush += 1;
-            self.contents.prepare(&mut buf[..ask.len_bytes as usize], self.requests.rng());
+            let payload = &mut buf[..ask.len_bytes as usize];
+            self.contents.prepare(payload, self.requests.rng());
+            if let Some(generations) = &self.generations {
+                generations.seal(ask.offset_bytes, payload);
+            }
             (Operation::Write, self.rules.durable)
         };
         *to_make -= 1;
@@ -232,6 +246,44 @@ impl<'a> Lane<'a> {
         self.push(request, now_ns, shared);
     }
 
+    /// Which request comes next; none, where contents are verified and all places that were drawn are being written.
+    #[inline]
+    fn next_ask(&mut self, slot: u32) -> Option<Ask> {
+        let ask = self.requests.draw();
+        if self.generations.is_none() { Some(ask) } else { self.next_verified(slot, ask) }
+    }
+
+    fn next_verified(&mut self, slot: u32, mut ask: Ask) -> Option<Ask> {
+        let generations = self.generations.as_ref()?;
+        for _ in 0..DRAWS_MAX {
+            let len = ask.len_bytes as usize;
+            if ask.is_read {
+                generations.begin_read(ask.offset_bytes, len, &mut self.before[slot as usize]);
+                return Some(ask);
+            }
+            if generations.begin_write(ask.offset_bytes, len) {
+                return Some(ask);
+            }
+            ask = self.requests.draw();
+        }
+        None
+    }
+
+    /// The result of a request, with what a read has brought.
+    fn verified(&self, completion: &mut Completion, flight: &Flight) {
+        let Some(generations) = &self.generations else { return };
+        let Ask { offset_bytes, len_bytes, is_read } = flight.ask;
+        let len = len_bytes as usize;
+        match (&completion.buf, &completion.result) {
+            _ if flight.is_flush => {}
+            (_, result) if !is_read => generations.end_write(offset_bytes, len, result.is_ok()),
+            (Some(buf), Ok(())) => {
+                completion.result = generations.check(offset_bytes, &buf[..len], &self.before[completion.tag as usize]);
+            }
+            _ => {}
+        }
+    }
+
     #[inline]
     fn push(&mut self, request: Request, now_ns: u64, shared: &Shared) {
         if let Err(refused) = self.queue.push(request) {
@@ -244,8 +296,11 @@ impl<'a> Lane<'a> {
     }
 
     #[inline]
-    fn count(&mut self, completion: Completion, now_ns: u64, shared: &Shared) {
+    fn count(&mut self, mut completion: Completion, now_ns: u64, shared: &Shared) {
         let flight = self.flights[completion.tag as usize];
+        if self.generations.is_some() {
+            self.verified(&mut completion, &flight);
+        }
         let is_read = flight.ask.is_read;
         if let Some(buf) = completion.buf {
             if is_read { self.for_reads.push(buf) } else { self.for_writes.push(buf) }
@@ -279,8 +334,9 @@ impl<'a> Lane<'a> {
     pub(crate) fn drain(&mut self, now_ns: u64, shared: &Shared) -> Result<(), QueueFailure> {
         while self.queue.in_flight() > 0 {
             self.queue.reap(1, &mut self.done).map_err(|error| (self.target.to_owned(), error))?;
-            for completion in std::mem::take(&mut self.done) {
+            for mut completion in std::mem::take(&mut self.done) {
                 let flight = self.flights[completion.tag as usize];
+                self.verified(&mut completion, &flight);
                 if let Err(why) = completion.result {
                     let direction = if flight.ask.is_read { &mut self.tally.reads } else { &mut self.tally.writes };
                     direction.errors += 1;

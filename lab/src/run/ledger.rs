@@ -134,6 +134,11 @@ impl Ledger {
         self.series.push(stretch.point(number * self.interval_ns, len_ns));
     }
 
+    /// The series as far as all threads have come.
+    pub(crate) fn series(&self) -> &[SeriesPoint] {
+        &self.series
+    }
+
     /// What was going on in the second before `now_ns`, leaving out the tick that is not over.
     pub(crate) fn lately(&self, now_ns: u64) -> Lately {
         let until_ns = now_ns - now_ns % self.tick_ns;
@@ -190,9 +195,9 @@ mod tests {
         let mut ledger = ledger(2);
         ledger.enter(&cut(0, 0, S, &[10]), true);
         ledger.enter(&cut(0, S, 2 * S, &[20]), true);
-        assert_eq!(ledger.series.len(), 0);
+        assert_eq!(ledger.series().len(), 0);
         ledger.enter(&cut(1, 0, S, &[30, 40]), true);
-        assert_eq!(ledger.series.len(), 1);
+        assert_eq!(ledger.series().len(), 1);
         let (totals, series) = ledger.finish(S + S / 2);
         assert_eq!(series.iter().map(|point| (point.start_ns, point.read_ios)).collect::<Vec<_>>(), [(0, 3), (S, 1)]);
         assert_eq!((series[0].p50_ns, series[0].max_ns, series[1].len_ns), (30, 40, S / 2));

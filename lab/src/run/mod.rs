@@ -14,7 +14,7 @@
 //! | `plan.rs` | which threads there are; whether the job fits the targets |
 //! | `requests.rs`, `distribution.rs`, `random.rs` | which request comes next |
 //! | `pace.rs` | when it may be made |
-//! | `contents.rs` | what it writes |
+//! | `contents.rs`, `verify.rs` | what it writes; checking what it reads |
 //! | `lane.rs`, `thread.rs` | the loop |
 //! | `shared.rs` | clock, window, end, first failure |
 //! | `histogram.rs`, `tally.rs`, `ledger.rs` | counting, and adding up elsewhere |
@@ -40,19 +40,21 @@ mod requests;
 mod shared;
 mod tally;
 mod thread;
+mod verify;
 mod watch;
 
 pub use open::{OpenHow, OpenTarget, open};
 pub use watch::{Nearness, Snapshot, Stage, Unwatched, Watch};
 
 use crate::{
-    LabError, Result, clock,
-    job::{self, Job, Phase},
+    LabError, Result, clock, data,
+    job::{Contents, Job, Phase},
     machine::{Machine, OtherLoad, Place, Versions},
     record::{End, RUN_SCHEMA, Run, TargetRecord},
 };
 use conductor::Progress;
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
+use verify::Generations;
 
 /// How to run, apart from what.
 #[derive(Debug, Clone)]
@@ -80,15 +82,9 @@ pub fn check(job: &Job, targets: &[OpenTarget]) -> Result<()> {
     if targets.is_empty() {
         return Err(LabError::BadOptions { what: "there is no target".into(), hint: "name at least one".into() });
     }
-    if job.contents == job::Contents::Verified {
-        return Err(LabError::BadOptions {
-            what: "verified contents cannot be run yet".into(),
-            hint: "use incompressible ones".into(),
-        });
-    }
     // All of them, so that nothing is said only when the first phases have taken their time.
     for phase in 0..job.phases.len() {
-        plan::threads_of(job, phase, targets)?;
+        plan::threads_of(job, phase, targets, &[])?;
     }
     Ok(())
 }
@@ -101,6 +97,12 @@ pub fn check(job: &Job, targets: &[OpenTarget]) -> Result<()> {
 pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn Watch) -> Result<Run> {
     let start = Instant::now();
     check(job, targets)?;
+    let generations: Vec<Arc<Generations>> = match job.contents {
+        Contents::Verified => {
+            targets.iter().map(|target| Arc::new(Generations::new(job, target.device.geometry().size_bytes))).collect()
+        }
+        _ => Vec::new(),
+    };
     let started_utc = clock::compact_utc_now();
     let machine = Machine::detect();
     let other_load = OtherLoad::watch();
@@ -113,7 +115,7 @@ pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn 
             before_ns: planned_ns(&job.phases[..index]),
             behind_ns: planned_ns(&job.phases[index + 1..]),
         };
-        let ended = phase::run(job, progress, targets, options, watch)?;
+        let ended = phase::run(job, progress, targets, &generations, options, watch)?;
         doubts.after_phase(&job.phases[index], &ended);
         phases.push(ended.record);
         if let Some((first, errors)) = ended.failures {
@@ -141,12 +143,19 @@ pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn 
     })
 }
 
-/// How long these phases are to last; none where a count decides.
+/// How long these phases are to last, at most; none where a count decides.
 fn planned_ns(phases: &[Phase]) -> Option<u64> {
     phases.iter().try_fold(0_u64, |sum, phase| {
-        let parts = [phase.warm_up, phase.duration, phase.cool_down];
+        let parts = [phase.steady_within.unwrap_or(phase.warm_up), phase.duration, phase.cool_down];
         phase.count.is_none().then(|| parts.iter().fold(sum, |sum, part| sum.saturating_add(part.as_nanos())))
     })
+}
+
+/// Fills `buf` with what a run with verified contents and this seed knows for its own: as if written once, before the run. `offset_bytes` is
+/// where on the target it goes, a multiple of 4096.
+pub fn fill_verified(seed: u64, offset_bytes: u64, buf: &mut [u8]) {
+    data::fill(seed, offset_bytes, buf);
+    verify::seal_first(seed, offset_bytes, buf);
 }
 
 /// The failures of one phase more.
@@ -175,3 +184,5 @@ fn target_record(target: &OpenTarget) -> TargetRecord {
 mod simulated;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_settled;

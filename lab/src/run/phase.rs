@@ -22,13 +22,14 @@ use crate::{
         shared::{NEVER, Shared},
         tally::Tally,
         thread::{Event, Thread},
+        verify::Generations,
         watch::Watch,
     },
 };
-use diskwright_store::{EngineKind, QueueOptions, Slab};
+use diskwright_store::{EngineKind, QueueOptions, SharedRing, Slab};
 use std::{
     sync::{
-        PoisonError,
+        Arc, PoisonError,
         mpsc::{self, Sender},
     },
     thread::{self, Scope},
@@ -57,11 +58,12 @@ pub(crate) fn run(
     job: &Job,
     progress: Progress,
     targets: &[OpenTarget],
+    generations: &[Arc<Generations>],
     options: &RunOptions,
     watch: &dyn Watch,
 ) -> Result<Ended> {
     let phase = &job.phases[progress.index];
-    let plans = plan::threads_of(job, progress.index, targets)?;
+    let plans = plan::threads_of(job, progress.index, targets, generations)?;
     let interval_ns = job.interval.as_nanos();
     let tick_ns = interval_ns / interval_ns.div_ceil(TICK_NS);
     let shared = Shared::new(tick_ns, options.keep_going, options.record_latency);
@@ -78,10 +80,14 @@ pub(crate) fn run(
     Ok(conductor.finish())
 }
 
-/// Warm-up, window and cool-down, where they are known beforehand.
+/// Sets window and end where they are known beforehand.
 fn plan_window(phase: &Phase, shared: &Shared) {
     if phase.count.is_some() {
         return shared.plan(0, NEVER, NEVER);
+    }
+    if phase.steady_within.is_some() {
+        // The conductor sets it when the target has settled.
+        return;
     }
     let start_ns = phase.warm_up.as_nanos();
     let end_ns = start_ns.saturating_add(phase.duration.as_nanos());
@@ -119,18 +125,17 @@ impl<'scope, 'env: 'scope> Crew<'scope, 'env> {
             let (opened, events) = (opened.clone(), events.clone());
             let work = move || {
                 // In this thread, to which its rings belong.
-                let lanes: Result<Vec<Lane<'env>>> =
-                    plan.lanes.into_iter().map(|lane| open_lane(lane, targets, contents, engine)).collect();
-                let (answer, lanes) = match lanes {
-                    Ok(lanes) => (Ok(()), lanes),
-                    Err(error) => (Err(error), Vec::new()),
+                let (answer, ready) = match open_lanes(plan.lanes, targets, contents, engine) {
+                    Ok(ready) => (Ok(()), Some(ready)),
+                    Err(error) => (Err(error), None),
                 };
                 // Who waits for the answer is behind the gate.
                 let _ = opened.send(answer);
                 drop(opened);
                 drop(shared.gate.read());
-                if !shared.is_aborted() {
-                    Thread { number, lanes, shared, to_make: count.unwrap_or(NEVER), events, emptied }.run();
+                if let (Some(Opened { lanes, ring }), false) = (ready, shared.is_aborted()) {
+                    let to_make = count.unwrap_or(NEVER);
+                    Thread { number, lanes, ring, shared, to_make, events, emptied }.run();
                 }
             };
             if let Err(source) = thread::Builder::new().name(format!("load-{number}")).spawn_scoped(scope, work) {
@@ -154,18 +159,42 @@ impl<'scope, 'env: 'scope> Crew<'scope, 'env> {
     }
 }
 
-fn open_lane<'a>(
-    plan: LanePlan,
+/// What a thread measures with.
+struct Opened<'a> {
+    lanes: Vec<Lane<'a>>,
+    /// On which all its queues are, where it must wait for several things at once.
+    ring: Option<SharedRing>,
+}
+
+/// Opens a thread's queues, in that thread. With several targets, or with times to keep, they share one ring, so that one call waits for
+/// all of them; a thread with one target and nothing to wait for but completions has its queue alone.
+fn open_lanes<'a>(
+    plans: Vec<LanePlan>,
     targets: &'a [OpenTarget],
     contents: &Contents,
     engine: EngineKind,
-) -> Result<Lane<'a>> {
-    let target = &targets[plan.target];
-    let slab = Slab::new(plan.rules.buffers(), plan.block_bytes);
-    let depth = plan.rules.queue_depth as usize;
-    let queue =
-        target.device.open_queue(&QueueOptions { depth, engine, slab: Some(&slab), ring: None }).map_err(|source| {
-            LabError::Queue { target: target.name.clone(), doing: format!("open a queue of depth {depth}"), source }
+) -> Result<Opened<'a>> {
+    let shares_ring = engine != EngineKind::Sync && (plans.len() > 1 || plans.iter().any(|plan| plan.pacer.is_some()));
+    let buffers_of = |plan: &LanePlan| plan.rules.buffers();
+    let block_bytes = plans.iter().map(|plan| plan.block_bytes).max().unwrap_or(1);
+    let depth: usize = plans.iter().map(|plan| plan.rules.queue_depth as usize).sum();
+    let slab = Slab::new(plans.iter().map(buffers_of).sum::<usize>().max(1), block_bytes);
+    let ring = if shares_ring { SharedRing::new(depth, Some(&slab)).ok() } else { None };
+    let mut buffers = slab.take_all();
+    let mut lanes = Vec::with_capacity(plans.len());
+    for plan in plans {
+        let target = &targets[plan.target];
+        let depth = plan.rules.queue_depth as usize;
+        let options = QueueOptions { depth, engine, slab: Some(&slab), ring: ring.as_ref() };
+        let queue = target.device.open_queue(&options).map_err(|source| LabError::Queue {
+            target: target.name.clone(),
+            doing: format!("open a queue of depth {depth}"),
+            source,
         })?;
-    Ok(Lane::new(&target.name, queue, &slab, plan.rules, plan.requests, contents.clone(), plan.pacer))
+        let own = buffers.split_off(buffers.len() - buffers_of(&plan));
+        lanes.push(Lane::new(&target.name, queue, own, plan, contents.clone()));
+    }
+    // A target that has no use for a ring (`null:`) would be waited for in vain.
+    let ring = ring.filter(|ring| ring.users() == lanes.len());
+    Ok(Opened { lanes, ring })
 }

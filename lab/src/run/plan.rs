@@ -15,6 +15,7 @@ use crate::{
         lane::LaneRules,
         pace::Pacer,
         requests::{Place, Requests, WorkingSet},
+        verify::Generations,
     },
 };
 use std::sync::{Arc, atomic::AtomicU64};
@@ -37,13 +38,20 @@ pub(crate) struct LanePlan {
     pub(crate) block_bytes: usize,
     pub(crate) requests: Requests,
     pub(crate) pacer: Option<Pacer>,
+    /// Of the target, where contents are verified.
+    pub(crate) generations: Option<Arc<Generations>>,
 }
 
-/// The threads of phase number `phase`.
+/// The threads of phase number `phase`. `generations` has one for each target where contents are verified, and is empty elsewhere.
 ///
 /// # Errors
 /// Whatever does not fit; see the errors' own words.
-pub(crate) fn threads_of(job: &Job, phase: usize, targets: &[OpenTarget]) -> Result<Vec<ThreadPlan>> {
+pub(crate) fn threads_of(
+    job: &Job,
+    phase: usize,
+    targets: &[OpenTarget],
+    generations: &[Arc<Generations>],
+) -> Result<Vec<ThreadPlan>> {
     let mut threads = Vec::new();
     for (number, load) in job.phases[phase].loads.iter().enumerate() {
         let name = format!("phase \"{}\", load {} ({})", job.phases[phase].name, number + 1, load.title());
@@ -64,7 +72,8 @@ pub(crate) fn threads_of(job: &Job, phase: usize, targets: &[OpenTarget]) -> Res
                 })?;
             let pacer = Pacer::new(load, paced_thread, paced_threads);
             let block_bytes = load.block.largest_bytes() as usize;
-            Ok(LanePlan { target, rules: rules(job, load), block_bytes, requests, pacer })
+            let generations = generations.get(target).cloned();
+            Ok(LanePlan { target, rules: rules(job, load), block_bytes, requests, pacer, generations })
         };
         if load.across_targets {
             for thread in 0..u64::from(load.threads) {

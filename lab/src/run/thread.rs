@@ -4,9 +4,10 @@
 //!   wait ─▶ clock ─▶ behind the next cut? give the tally away ─▶ settle: count, make new requests ─▶ wait ...
 //! ```
 //!
-//! *Wait* submits what was pushed and blocks until something has ended: one system call a turn. A thread with several targets asks each
-//! of them in turn. Where a pacer holds requests back, the thread sleeps if nothing is in flight, and otherwise looks again and
-//! again, for a completion that is seen late would count as a slow one.
+//! *Wait* submits what was pushed and blocks until something has ended: one system call a turn. The queues of a thread with several
+//! targets, or with times to keep, are on one ring, which wakes the thread for whatever ends first, or shortly before the next request is due;
+//! the rest of that time is spun through. Targets without a ring are looked at in turn, again and again while a time is to be
+//! kept, for a completion that is seen late would count as a slow one.
 //!
 //! **Cuts.** Time is cut into bins: at every tick (a quarter of a second, or less for short intervals), where the window opens and where
 //! it closes. What completes in a bin is counted there, by the clock reading that saw it. Requests in flight when the window closes are
@@ -19,6 +20,7 @@ use crate::run::{
     shared::{NEVER, Shared},
     tally::Tally,
 };
+use diskwright_store::SharedRing;
 use std::{
     sync::mpsc::{Receiver, Sender},
     time::{Duration, Instant},
@@ -56,6 +58,8 @@ pub(crate) enum Event {
 pub(crate) struct Thread<'a> {
     pub(crate) number: usize,
     pub(crate) lanes: Vec<Lane<'a>>,
+    /// Which all lanes are on, where there are several, or times to keep.
+    pub(crate) ring: Option<SharedRing>,
     pub(crate) shared: &'a Shared,
     /// Requests that it may still make.
     pub(crate) to_make: u64,
@@ -147,10 +151,20 @@ impl Loop<'_, '_> {
             sleep_towards(wake_ns.min(self.next_cut_ns).saturating_sub(now_ns));
             return Ok(());
         }
-        for lane in &mut self.thread.lanes {
-            lane.reap(false)?;
+        self.look()?;
+        if self.thread.lanes.iter().any(Lane::has_completions) {
+            return Ok(());
         }
-        if wake_ns < NEVER || self.thread.lanes.iter().any(Lane::has_completions) {
+        if let Some(ring) = &self.thread.ring {
+            let left_ns = wake_ns.saturating_sub(now_ns);
+            let waited = match wake_ns {
+                NEVER => ring.wait(),
+                _ => ring.wait_for(Duration::from_nanos(left_ns.saturating_sub(SLEEP_SLACK_NS).min(SLEEP_MAX_NS))),
+            };
+            waited.map_err(|error| ("the ring of its thread".to_owned(), error))?;
+            return self.look();
+        }
+        if wake_ns < NEVER {
             std::hint::spin_loop();
             return Ok(());
         }
@@ -163,6 +177,11 @@ impl Loop<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Takes what has ended, without waiting.
+    fn look(&mut self) -> Result<(), QueueFailure> {
+        self.thread.lanes.iter_mut().try_for_each(|lane| lane.reap(false))
     }
 
     /// Gives away what was counted in the bin that is over. `true`: so is the phase.

@@ -1,0 +1,142 @@
+//! fio as a peer: the same load by its io_uring engine, and what it says of itself.
+
+use crate::{LabError, Result, bench::peer};
+use serde::Deserialize;
+use std::{path::Path, process::Command, time::Duration};
+
+/// A load for fio and for us.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct FioLoad {
+    /// In fio's words: `randread`, `write`, `randrw`.
+    pub(crate) rw: &'static str,
+    /// Of reads, for `rw` and `randrw`.
+    pub(crate) read_percent: u32,
+    pub(crate) block_bytes: u32,
+    pub(crate) queue_depth: u32,
+    pub(crate) direct: bool,
+    /// Registered files and buffers, and this many submitted and completed at once; none: fio's defaults.
+    pub(crate) batch: Option<u32>,
+}
+
+/// What fio measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct FioFound {
+    pub(crate) iops: f64,
+    /// Submission to completion.
+    pub(crate) mean_ns: f64,
+    /// Of its job, user and kernel.
+    pub(crate) cpu_ns_per_io: f64,
+}
+
+#[derive(Deserialize)]
+struct Output {
+    jobs: Vec<JobOutput>,
+}
+
+#[derive(Deserialize)]
+struct JobOutput {
+    read: Direction,
+    write: Direction,
+    usr_cpu: f64,
+    sys_cpu: f64,
+    job_runtime: f64,
+    error: i64,
+}
+
+#[derive(Deserialize)]
+struct Direction {
+    iops: f64,
+    total_ios: f64,
+    lat_ns: Latency,
+}
+
+#[derive(Deserialize)]
+struct Latency {
+    mean: f64,
+}
+
+/// Runs fio on `file` for about `length`.
+///
+/// # Errors
+/// [`LabError::Program`] when it fails, or says what nobody understands.
+pub(crate) fn run(program: &Path, file: &Path, load: &FioLoad, length: Duration) -> Result<FioFound> {
+    let mut command = Command::new(program);
+    command.arg("--name=diskwright").arg(format!("--filename={}", file.display()));
+    command.args(["--ioengine=io_uring", "--invalidate=0", "--time_based=1", "--output-format=json"]);
+    command.arg(format!("--rw={}", load.rw)).arg(format!("--rwmixread={}", load.read_percent));
+    command.arg(format!("--bs={}", load.block_bytes)).arg(format!("--iodepth={}", load.queue_depth));
+    command.arg(format!("--direct={}", u8::from(load.direct))).arg(format!("--runtime={}ms", length.as_millis()));
+    if let Some(batch) = load.batch {
+        command.args(["--registerfiles=1", "--fixedbufs=1"]);
+        command.arg(format!("--iodepth_batch_submit={batch}")).arg(format!("--iodepth_batch_complete_min={batch}"));
+    }
+    let output = command.output().map_err(LabError::file("start", program))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let failed = |why: &str| LabError::Program {
+        command: format!("{command:?}"),
+        status: output.status.to_string(),
+        output: format!("{why} {}", String::from_utf8_lossy(&output.stderr).trim()),
+    };
+    if !output.status.success() {
+        return Err(failed("it said:"));
+    }
+    parse(&said).ok_or_else(|| failed("its answer is not understood"))
+}
+
+/// Its JSON, before which it may print warnings.
+fn parse(said: &str) -> Option<FioFound> {
+    let output: Output = serde_json::from_str(&said[said.find('{')?..]).ok()?;
+    let job = output.jobs.first().filter(|job| job.error == 0)?;
+    let ios = job.read.total_ios + job.write.total_ios;
+    let sum_ns = job.read.lat_ns.mean * job.read.total_ios + job.write.lat_ns.mean * job.write.total_ios;
+    let cpu_ns = (job.usr_cpu + job.sys_cpu) / 100.0 * job.job_runtime * 1e6;
+    (ios > 0.0).then(|| FioFound {
+        iops: job.read.iops + job.write.iops,
+        mean_ns: sum_ns / ios,
+        cpu_ns_per_io: cpu_ns / ios,
+    })
+}
+
+/// Where it is, if it is installed.
+pub(crate) fn find() -> Option<std::path::PathBuf> {
+    peer::find("fio")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_json_is_understood_also_behind_a_warning() {
+        let said = r#"fio: this is a warning
+{"fio version": "fio-3.33", "jobs": [{"error": 0, "usr_cpu": 10.0, "sys_cpu": 30.0, "job_runtime": 2000,
+ "read": {"iops": 300.0, "total_ios": 600, "lat_ns": {"mean": 1000.0}}, "write": {"iops": 100.0, "total_ios": 200, "lat_ns": {"mean": 5000.0}}}]}"#;
+        let found = parse(said).unwrap();
+        assert_eq!(found, FioFound { iops: 400.0, mean_ns: 2000.0, cpu_ns_per_io: 1_000_000.0 });
+        assert_eq!(parse("no json at all"), None);
+        assert_eq!(parse(&said.replace("\"error\": 0", "\"error\": 5")), None);
+    }
+
+    #[test]
+    fn a_real_fio_is_driven_where_there_is_one() {
+        let Some(program) = find() else {
+            eprintln!("skipped: {}", peer::missing("fio", "fio"));
+            return;
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, vec![1; 1 << 20]).unwrap();
+        let load = FioLoad {
+            rw: "randrw",
+            read_percent: 70,
+            block_bytes: 4096,
+            queue_depth: 4,
+            direct: false,
+            batch: Some(2),
+        };
+        let found = run(&program, &file, &load, Duration::from_millis(50)).unwrap();
+        assert!(found.iops > 0.0 && found.mean_ns > 0.0, "{found:?}");
+        let gone = run(&program, Path::new("/nonexistent/file"), &load, Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(gone, LabError::Program { .. }), "{gone}");
+    }
+}

@@ -1,0 +1,314 @@
+//! The generator itself: what it costs beside fio, what its records cost, how fast it is against nothing, and whether it agrees with fio.
+//!
+//! Everything runs on one processor, the same for both (fio inherits it from us), in turns: each round has every variant once, and ratios are taken
+//! within rounds. Rates are judged where the processor is the bottleneck (the page cache), CPU time for each request where the device is.
+
+use crate::{
+    LabError, Result,
+    bench::{
+        Bar, Bench, Check, Found,
+        fio::{self, FioFound, FioLoad},
+        peer,
+    },
+    job::{Blocks, Bytes, Caching, Job, Load, Span},
+    progress::{Progress, report},
+    record::PhaseRecord,
+    run::{self, OpenHow, OpenTarget, RunOptions, Unwatched},
+    stats::{self, Summary},
+    table::duration,
+    targets::{self, Container},
+};
+use diskwright_store::CacheMode;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::{path::PathBuf, time::Duration};
+
+const QUEUE_DEPTH: u32 = 32;
+/// Submitted and completed at once, where batching is switched on in both.
+const BATCH: u32 = 16;
+const RANDOM_READ: FioLoad = FioLoad {
+    rw: "randread",
+    read_percent: 100,
+    block_bytes: 4096,
+    queue_depth: QUEUE_DEPTH,
+    direct: false,
+    batch: None,
+};
+
+/// Ten workloads in which both must find the same.
+const AGREEMENT: [FioLoad; 10] = [
+    of("randread", 100, 4 << 10, 1),
+    of("randread", 100, 4 << 10, 8),
+    of("randread", 100, 4 << 10, 32),
+    of("randread", 100, 64 << 10, 4),
+    of("read", 100, 64 << 10, 4),
+    of("read", 100, 1 << 20, 2),
+    of("randwrite", 0, 4 << 10, 8),
+    of("randwrite", 0, 64 << 10, 4),
+    of("write", 0, 256 << 10, 2),
+    of("randrw", 70, 8 << 10, 8),
+];
+
+const fn of(rw: &'static str, read_percent: u32, block_bytes: u32, queue_depth: u32) -> FioLoad {
+    FioLoad { rw, read_percent, block_bytes, queue_depth, direct: true, batch: None }
+}
+
+/// Keeps this thread, and what it starts, on one processor until it is dropped.
+struct Pinned(Option<CpuSet>);
+
+impl Pinned {
+    /// To the last processor that it may use: interrupts tend to be on the first.
+    fn to_one() -> Self {
+        let Ok(allowed) = sched_getaffinity(None) else { return Self(None) };
+        let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu));
+        let mut one = CpuSet::new();
+        one.set(last.unwrap_or(0));
+        Self(sched_setaffinity(None, &one).is_ok().then_some(allowed))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Some(allowed) = &self.0 {
+            // What failed to be taken back was given a moment ago.
+            let _ = sched_setaffinity(None, allowed);
+        }
+    }
+}
+
+/// Our side of a comparison.
+struct Ours {
+    target: OpenTarget,
+    length: Duration,
+}
+
+impl Ours {
+    fn run(&self, load: &FioLoad, record_latency: bool, round: u64) -> Result<PhaseRecord> {
+        let of_ours = Load {
+            block: Blocks::One(Bytes(u64::from(load.block_bytes))),
+            read_percent: f64::from(load.read_percent),
+            random_percent: if load.rw.starts_with("rand") { 100.0 } else { 0.0 },
+            queue_depth: load.queue_depth,
+            batch: load.batch.unwrap_or(1),
+            ..Load::default()
+        };
+        let mut job = Job::simple("selftest", of_ours, Span::default(), Span::from(self.length));
+        (job.cache, job.seed) = (self.target.cache, round + 1);
+        let options = RunOptions { record_latency, ..RunOptions::default() };
+        let mut found = run::run(&job, std::slice::from_ref(&self.target), &options, &Unwatched)?;
+        match (found.end, found.phases.pop()) {
+            (crate::record::End::Complete, Some(phase)) => Ok(phase),
+            (end, _) => Err(LabError::BadOptions {
+                what: format!("a run on {} has not ended as planned: {end:?}", self.target.name),
+                hint: "look at the file system and its device".into(),
+            }),
+        }
+    }
+}
+
+/// A filled raw file, and a cell on it.
+struct Prepared {
+    path: PathBuf,
+    cell: Duration,
+    rounds: usize,
+}
+
+impl Prepared {
+    fn new(bench: &Bench<'_>, size_bytes: u64, cache: CacheMode, progress: &mut dyn Progress) -> Result<Self> {
+        bench.scratch.need("a raw file", size_bytes)?;
+        let how = bench.preparation(size_bytes, cache);
+        let mut tick = |done| report(progress, "prepare", done, 2 * size_bytes, "raw file");
+        let path = targets::make_filled(Container::Raw, bench.scratch.path(), &how, &mut tick)?;
+        // Read once, so that it is in the page cache where that is what is wanted.
+        let mut tick = |done| report(progress, "prepare", size_bytes + done, 2 * size_bytes, "raw file");
+        targets::open_verified(Container::Raw, path.clone(), &how, &mut tick)?;
+        bench.scratch.settle()?;
+        let cell = bench.options.cell.unwrap_or_else(|| Duration::from_millis(bench.pick(300, 1000)));
+        Ok(Self { path, cell, rounds: bench.rounds(bench.pick(5, 9)) })
+    }
+
+    fn ours(&self, cache: Caching, writable: bool) -> Result<Ours> {
+        let how = OpenHow { writable, cache, ..OpenHow::default() };
+        let name = self.path.to_str().ok_or_else(|| LabError::BadOptions {
+            what: format!("{} is no name in UTF-8", self.path.display()),
+            hint: "use another scratch folder".into(),
+        })?;
+        Ok(Ours { target: run::open(name, &how)?, length: self.cell })
+    }
+
+    fn note(&self, found: &mut Found) {
+        found.notes.push(format!(
+            "one processor for both, {} rounds in turns, cells of {}",
+            self.rounds,
+            duration(self.cell.as_nanos() as f64)
+        ));
+    }
+}
+
+/// IOPS and CPU time from the page cache, against fio.
+pub(crate) fn page_cache(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let bars = [("fio's defaults", Bar::AtLeast(1.6)), ("registered and batched in both", Bar::AtLeast(1.3))];
+    against_fio(bench, progress, false, bars, "IOPS", |found| found.iops, PhaseRecord::iops)
+}
+
+/// CPU time past the page cache, against fio.
+pub(crate) fn direct(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let bars = [("fio's defaults", Bar::AtMost(0.8)), ("registered and batched in both", Bar::AtMost(0.9))];
+    against_fio(bench, progress, true, bars, "ns", |found| found.cpu_ns_per_io, PhaseRecord::cpu_ns_per_io)
+}
+
+fn against_fio(
+    bench: &Bench<'_>,
+    progress: &mut dyn Progress,
+    direct: bool,
+    bars: [(&str, Bar); 2],
+    unit: &str,
+    theirs_of: impl Fn(&FioFound) -> f64,
+    ours_of: impl Fn(&PhaseRecord) -> f64,
+) -> Result<Found> {
+    let Some(program) = fio::find() else { return Ok(Found::skipped("fio", peer::missing("fio", "fio"))) };
+    let (mode, caching) =
+        if direct { (CacheMode::Direct, Caching::Direct) } else { (CacheMode::PageCache, Caching::Cached) };
+    let prepared = Prepared::new(bench, bench.pick(256 << 20, 512 << 20), mode, progress)?;
+    let ours = prepared.ours(caching, false)?;
+    let _pinned = Pinned::to_one();
+    let mut sides = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
+    for round in 0..prepared.rounds {
+        for (index, (our_side, their_side)) in sides.iter_mut().enumerate() {
+            report(progress, "measure", (2 * round + index) as u64, 2 * prepared.rounds as u64, bars[index].0)?;
+            let load = FioLoad { direct, batch: (index == 1).then_some(BATCH), ..RANDOM_READ };
+            // Who is first changes from round to round.
+            for turn in 0..2 {
+                if (turn + round) % 2 == 0 {
+                    our_side.push(ours_of(&ours.run(&load, true, round as u64)?));
+                } else {
+                    their_side.push(theirs_of(&fio::run(&program, &prepared.path, &load, prepared.cell)?));
+                }
+            }
+        }
+    }
+    let what = if direct { "CPU time per I/O" } else { "IOPS" };
+    let mut found = Found::default();
+    for ((name, bar), (our_side, their_side)) in bars.into_iter().zip(&sides) {
+        found.checks.push(Check::ratio(
+            format!("4K random read, QD 32, {name}: {what}"),
+            unit,
+            our_side,
+            their_side,
+            bar,
+        ));
+    }
+    prepared.note(&mut found);
+    Ok(found)
+}
+
+/// What taking all latencies costs.
+pub(crate) fn recording(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let prepared = Prepared::new(bench, bench.pick(256 << 20, 512 << 20), CacheMode::PageCache, progress)?;
+    let ours = prepared.ours(Caching::Cached, false)?;
+    let _pinned = Pinned::to_one();
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for round in 0..prepared.rounds {
+        report(progress, "measure", round as u64, prepared.rounds as u64, "with and without latencies")?;
+        for turn in 0..2 {
+            let records = (turn + round) % 2 == 0;
+            let phase = ours.run(&RANDOM_READ, records, round as u64)?;
+            if records { &mut with } else { &mut without }.push(phase.cpu_ns_per_io());
+        }
+    }
+    let mut found = Found::default();
+    found.checks.push(Check::ratio(
+        "CPU time per I/O with all latencies, against none; 4K random read from the page cache",
+        "ns",
+        &with,
+        &without,
+        Bar::AtMost(1.05),
+    ));
+    prepared.note(&mut found);
+    Ok(found)
+}
+
+/// How fast it is against nothing.
+pub(crate) fn null(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let length = bench.options.cell.unwrap_or_else(|| Duration::from_millis(bench.pick(200, 1000)));
+    let ours = Ours { target: run::open("null:", &OpenHow::default())?, length };
+    let _pinned = Pinned::to_one();
+    let rounds = bench.rounds(5);
+    let mut iops = Vec::new();
+    for round in 0..rounds {
+        report(progress, "measure", round as u64, rounds as u64, "null:")?;
+        iops.push(ours.run(&RANDOM_READ, true, round as u64)?.iops());
+    }
+    let name = "null:, 4K random read, QD 32, all latencies taken: IOPS on one core";
+    Ok(Found { checks: vec![Check::absolute(name, "IOPS", &iops, Bar::AtLeast(10e6))], notes: Vec::new() })
+}
+
+/// Whether it finds what fio finds.
+pub(crate) fn agreement(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let Some(program) = fio::find() else { return Ok(Found::skipped("fio", peer::missing("fio", "fio"))) };
+    let prepared = Prepared::new(bench, bench.pick(256 << 20, 1 << 30), CacheMode::Direct, progress)?;
+    let ours = prepared.ours(Caching::Direct, true)?;
+    let mut found = Found::default();
+    for (index, load) in AGREEMENT.iter().enumerate() {
+        let name = format!(
+            "{} {}{}, QD {}",
+            crate::workload::short_size(u64::from(load.block_bytes)),
+            load.rw,
+            if load.rw == "randrw" { format!(" {} % read", load.read_percent) } else { String::new() },
+            load.queue_depth
+        );
+        let (mut our_side, mut their_side) = (Vec::new(), Vec::new());
+        for round in 0..prepared.rounds {
+            let step = (index * prepared.rounds + round) as u64;
+            report(progress, "measure", step, (AGREEMENT.len() * prepared.rounds) as u64, &name)?;
+            for turn in 0..2 {
+                if (turn + round) % 2 == 0 {
+                    let phase = ours.run(load, true, round as u64)?;
+                    our_side.push((phase.iops(), phase.total().both.service.mean_ns()));
+                } else {
+                    let theirs = fio::run(&program, &prepared.path, load, prepared.cell)?;
+                    their_side.push((theirs.iops, theirs.mean_ns));
+                }
+            }
+        }
+        let figures = |side: &[(f64, f64)], which: fn(&(f64, f64)) -> f64| side.iter().map(which).collect::<Vec<f64>>();
+        for (what, which) in [("IOPS", (|pair| pair.0) as fn(&(f64, f64)) -> f64), ("mean latency", |pair| pair.1)] {
+            found.checks.push(agrees(
+                format!("{name}: {what}"),
+                &figures(&our_side, which),
+                &figures(&their_side, which),
+            ));
+        }
+    }
+    prepared.note(&mut found);
+    found.notes.push(
+        "the figure is the distance between the medians, as a share of the distance between fio's own extremes".into(),
+    );
+    Ok(found)
+}
+
+/// The distance between our median and fio's, in spreads of fio's own runs.
+fn agrees(name: String, ours: &[f64], theirs: &[f64]) -> Check {
+    let (Some(our_median), Some(their)) = (stats::median(ours), Summary::of(theirs)) else {
+        return Check::broken(&name, "nothing was measured");
+    };
+    let distance = (our_median - their.median).abs();
+    let spreads = if distance == 0.0 { 0.0 } else { distance / (their.max - their.min).max(f64::MIN_POSITIVE) };
+    let check = Check::absolute(name, "ratio", &[spreads], Bar::AtMost(1.0));
+    Check { sides_unit: "".into(), ours: Summary::of(ours), peer: Some(their), ..check }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::Outcome;
+
+    #[test]
+    fn agreement_is_measured_by_fio_s_own_spread() {
+        let theirs = [100.0, 104.0, 96.0];
+        assert_eq!(agrees("x".into(), &[107.0, 107.0, 90.0], &theirs).outcome, Outcome::Pass);
+        assert_eq!(agrees("x".into(), &[109.0, 109.0, 100.0], &theirs).outcome, Outcome::Fail);
+        assert_eq!(agrees("x".into(), &[100.0], &[100.0]).outcome, Outcome::Pass);
+        assert_eq!(agrees("x".into(), &[101.0], &[100.0]).outcome, Outcome::Fail);
+        assert_eq!(agrees("x".into(), &[], &theirs).outcome, Outcome::Fail);
+    }
+}
