@@ -1,0 +1,99 @@
+//! TLS with certificates of both sides: libnbd's and qemu's clients, and those who may not come in.
+
+mod common;
+
+use common::memory;
+use diskwright_nbd::tls;
+use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, Options, ServeError};
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+
+/// Writes a CA, a server that is `localhost`, and a client, as qemu and libnbd lay them out.
+fn certificates(dir: &Path) {
+    let ca_key = KeyPair::generate().unwrap();
+    let mut ca = CertificateParams::new(Vec::new()).unwrap();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    fs::write(dir.join("ca-cert.pem"), ca.self_signed(&ca_key).unwrap().pem()).unwrap();
+    let issuer = Issuer::new(ca, ca_key);
+    for (whose, purpose) in
+        [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)]
+    {
+        let key = KeyPair::generate().unwrap();
+        let mut parameters = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        parameters.extended_key_usages = vec![purpose];
+        parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        let certificate = parameters.signed_by(&key, &issuer).unwrap();
+        fs::write(dir.join(format!("{whose}-cert.pem")), certificate.pem()).unwrap();
+        fs::write(dir.join(format!("{whose}-key.pem")), key.serialize_pem()).unwrap();
+    }
+}
+
+fn start(dir: &Path) -> Option<(NbdServer, u16)> {
+    let export = Export { name: "m".into(), description: String::new(), device: memory(8 << 20, true) };
+    let listener = Listener::bind(&Address::Tcp("127.0.0.1".into(), 0)).unwrap();
+    let options = Options { tls: Some(tls::server(dir, true).unwrap()), ..Options::default() };
+    match NbdServer::start(vec![export], vec![listener], options) {
+        Ok(server) => {
+            let Address::Tcp(_, port) = server.addresses()[0] else { panic!("not TCP") };
+            Some((server, port))
+        }
+        Err(ServeError::Ring { source }) => {
+            println!("skipped: no io_uring: {source}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Runs a program; `None`, and a skip by name, where it is not installed.
+fn program(name: &str, args: &[&str]) -> Option<Output> {
+    match Command::new(name).args(args).output() {
+        Ok(output) => Some(output),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            println!("skipped: {name} is not installed");
+            None
+        }
+        Err(error) => panic!("{name}: {error}"),
+    }
+}
+
+#[test]
+fn libnbd_comes_in_with_its_certificate_and_not_without() {
+    let (dir, strangers) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    certificates(dir.path());
+    certificates(strangers.path());
+    let Some((server, port)) = start(dir.path()) else { return };
+    let uri = |scheme: &str, dir: &Path| format!("{scheme}://localhost:{port}/m?tls-certificates={}", dir.display());
+    let copy = dir.path().join("copy");
+    let Some(copied) = program("nbdcopy", &[&uri("nbds", dir.path()), copy.to_str().unwrap()]) else { return };
+    assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+    let expected: Vec<u8> = (0..8usize << 20).map(|n| (n % 251) as u8 ^ (n >> 12) as u8).collect();
+    assert!(fs::read(&copy).unwrap() == expected);
+    let zeros = dir.path().join("other");
+    fs::write(&zeros, vec![0x5a; 8 << 20]).unwrap();
+    let copied = program("nbdcopy", &["--flush", zeros.to_str().unwrap(), &uri("nbds", dir.path())]).unwrap();
+    assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+    // Plain, and with a certificate that nobody here vouches for.
+    let plain = program("nbdinfo", &[&uri("nbd", dir.path())]).unwrap();
+    assert!(!plain.status.success());
+    let mixed = tempfile::tempdir().unwrap();
+    for file in ["client-cert.pem", "client-key.pem"] {
+        fs::copy(strangers.path().join(file), mixed.path().join(file)).unwrap();
+    }
+    fs::copy(dir.path().join("ca-cert.pem"), mixed.path().join("ca-cert.pem")).unwrap();
+    let stranger = program("nbdinfo", &["--size", &uri("nbds", mixed.path())]).unwrap();
+    assert!(!stranger.status.success(), "{}", String::from_utf8_lossy(&stranger.stdout));
+    // New certificates, for those who come from now on.
+    server.set_tls(tls::server(strangers.path(), true).unwrap());
+    let old = program("nbdinfo", &["--size", &uri("nbds", dir.path())]).unwrap();
+    assert!(!old.status.success());
+    let new = program("nbdinfo", &["--size", &uri("nbds", strangers.path())]).unwrap();
+    assert!(new.status.success(), "{}", String::from_utf8_lossy(&new.stderr));
+    assert!(server.is_well());
+    server.stop().unwrap();
+}
