@@ -58,6 +58,12 @@ pub enum Command {
     Io(commands::io::IoArgs),
     /// Serve disks to other programs and machines by NBD.
     Serve(commands::serve::ServeArgs),
+    /// Make a disk a block device of this machine, or a file.
+    Attach(commands::attach::AttachArgs),
+    /// Flush an attached disk and let go of it.
+    Detach(commands::detach::DetachArgs),
+    /// List what is attached.
+    Attached(commands::attached::AttachedArgs),
     /// Measure what disks cost.
     Lab(commands::lab::LabArgs),
     /// Measure whether the engine keeps its promises, against its peers.

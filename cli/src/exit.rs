@@ -13,6 +13,7 @@
 use diskwright_disk::DiskError;
 use diskwright_image::ImageError;
 use diskwright_lab::LabError;
+use diskwright_serve::attach::AttachError;
 use std::{fmt, io};
 
 /// Done; same; sound.
@@ -101,6 +102,22 @@ impl From<LabError> for Failure {
         match error {
             LabError::Stopped | LabError::Disk(DiskError::Stopped) => Self::Stopped,
             other => Self::Sentence(without_errno(&other.to_string())),
+        }
+    }
+}
+
+impl From<AttachError> for Failure {
+    fn from(error: AttachError) -> Self {
+        Self::Sentence(without_errno(&error.to_string()))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sentence(sentence) => f.write_str(sentence),
+            Self::Stopped => f.write_str("stopped before it was done"),
+            Self::ReaderGone => f.write_str("nobody reads standard output any more"),
         }
     }
 }

@@ -4,6 +4,8 @@
 //!   nbd/           the NBD server: exports, connections, workers
 //!   ephemeral.rs   a disk whose writes are dropped at the end
 //!   metrics.rs     what a server counts        scrape.rs   telling it to Prometheus
+//!   fuse/      the disk as a file, by the FUSE protocol on the block queue
+//!   attach/    the disk as a block device of this machine, mounted if wanted
 //! ```
 //!
 //! Every server is a translation of requests on a wire to requests on the block queue. A worker is one thread with one ring, on which both
@@ -11,7 +13,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod attach;
 pub mod ephemeral;
+pub mod fuse;
 pub mod metrics;
 pub mod nbd;
 pub mod scrape;

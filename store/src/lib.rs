@@ -19,7 +19,7 @@
 //! [`Engine`], straight between the caller's [`IoBuf`] and the file.
 //!
 //! `unsafe` is allowed where memory is shared with the kernel, and only there: `buffer` (that memory), `part` and `engine`
-//! (what is done with it), `transfer` and `streams` (the same for streams), `ring` (the io_uring itself), and in `sys`, for the one system call that no library wraps.
+//! (what is done with it), `transfer` and `streams` (the same for streams), `ring` (the io_uring itself), and in `sys`, for the system calls that no library wraps.
 
 pub mod buffer;
 mod direct;
@@ -40,7 +40,7 @@ mod shared;
 mod slots;
 pub mod store;
 pub mod streams;
-mod sys;
+pub mod sys;
 mod transfer;
 
 pub use buffer::{IoBuf, Slab};

@@ -81,7 +81,7 @@ struct Operation {
 const CANCEL: u32 = u32::MAX;
 
 /// What a timer is started on.
-const NO_PLACE: Place = Place { fd: -1, file_index: None, is_socket: false };
+const NO_PLACE: Place = Place { fd: -1, file_index: None, is_socket: false, waits: true };
 
 /// See the module.
 #[derive(Debug)]
@@ -116,18 +116,23 @@ impl Streams {
     /// Takes a descriptor in, and registers it with the ring where there is room. A device or a pipe is made non-blocking, so that the
     /// kernel waits for it instead of lending it a thread; a socket is made blocking, which to a ring means the same.
     ///
+    /// A character device, `/dev/fuse` for one, is not waited for: a ring can only poll it and then read, and if somebody else is faster
+    /// in between, the thread would sleep in the kernel with everything else that is on the ring. So a receive on it ends with
+    /// `WouldBlock` when there is nothing, and [`Streams::poll`] tells when to try again.
+    ///
     /// # Errors
     /// The descriptor is not what it should be.
     pub fn add(&mut self, fd: OwnedFd) -> io::Result<StreamId> {
         let mode = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
         let is_socket = mode == rustix::fs::FileType::Socket;
+        let waits = mode != rustix::fs::FileType::CharacterDevice;
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         let wanted = if is_socket { flags - OFlags::NONBLOCK } else { flags | OFlags::NONBLOCK };
         if wanted != flags {
             rustix::fs::fcntl_setfl(&fd, wanted)?;
         }
         let file_index = self.member.ring().register_file(fd.as_raw_fd());
-        let place = Place { fd: fd.as_raw_fd(), file_index, is_socket };
+        let place = Place { fd: fd.as_raw_fd(), file_index, is_socket, waits };
         let index = match self.free_berths.pop() {
             Some(index) => index,
             None => {
@@ -151,6 +156,15 @@ impl Streams {
     pub fn accept(&mut self, stream: StreamId, tag: u64) {
         self.begin(Some(stream), tag, |transfer| {
             transfer.plan_plain(Verb::Accept, Duration::ZERO);
+            Ok(())
+        });
+    }
+
+    /// Ends when there is something to receive, or when the stream has come to its end. The result is the events of poll(2), so that one can
+    /// tell an error from something to receive.
+    pub fn poll(&mut self, stream: StreamId, tag: u64) {
+        self.begin(Some(stream), tag, |transfer| {
+            transfer.plan_plain(Verb::Poll, Duration::ZERO);
             Ok(())
         });
     }
@@ -295,10 +309,11 @@ impl Streams {
 
     fn answered(&mut self, index: u32, answer: i32) {
         self.in_ring -= 1;
-        let closing = self.stream_of(index).is_some_and(|stream| stream.closing);
+        let (closing, waits) =
+            self.stream_of(index).map_or((false, true), |stream| (stream.closing, stream.place.waits));
         let operation = &mut self.operations[index as usize];
         operation.in_flight = false;
-        match operation.transfer.judge(answer) {
+        match operation.transfer.judge(answer, waits) {
             Outcome::Ended(result) => self.end(index, result),
             Outcome::Again if closing => self.end(index, Err(Errno::CANCELED.into())),
             Outcome::Again => self.start(index),

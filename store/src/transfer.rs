@@ -40,12 +40,15 @@ pub(crate) struct Place {
     /// Its place among the ring's registered files.
     pub(crate) file_index: Option<u32>,
     pub(crate) is_socket: bool,
+    /// Whether a receive waits until there is something.
+    pub(crate) waits: bool,
 }
 
 /// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
     Accept,
+    Poll,
     /// `whole`: until the pieces are full or the stream ends.
     Receive {
         whole: bool,
@@ -98,7 +101,7 @@ impl Transfer {
         self.plan.spans.clear();
     }
 
-    /// An operation without bytes: an accept, or a timer for `after`.
+    /// An operation without bytes: an accept, a poll, or a timer for `after`.
     pub(crate) fn plan_plain(&mut self, verb: Verb, after: Duration) {
         self.reset(verb);
         self.plan.time = after.into();
@@ -151,6 +154,7 @@ impl Transfer {
             (Verb::Accept, _) => {
                 opcode::Accept::new(file, ptr::null_mut(), ptr::null_mut()).flags(libc::SOCK_CLOEXEC).build()
             }
+            (Verb::Poll, _) => opcode::PollAdd::new(file, libc::POLLIN as u32).build(),
             (Verb::Receive { whole }, &[span]) => {
                 let (address, len_bytes) = (span.iov_base.cast(), one_len_bytes(span));
                 if place.is_socket {
@@ -192,12 +196,12 @@ impl Transfer {
         unsafe { ring.push(&entry.flags(flags).user_data(user_data)) }
     }
 
-    /// Judges the kernel's answer: bytes moved, a descriptor, or an error number below zero.
-    pub(crate) fn judge(&mut self, answer: i32) -> Outcome {
+    /// Judges the kernel's answer: bytes moved, a descriptor, or an error number below zero. `waits`: see [`Place`].
+    pub(crate) fn judge(&mut self, answer: i32, waits: bool) -> Outcome {
         if answer < 0 {
             return match (Errno::from_raw_os_error(answer.saturating_neg()), self.verb) {
                 (Errno::TIME, Verb::Timer) => Outcome::Ended(Ok(0)),
-                (Errno::INTR | Errno::AGAIN, _) if self.delays < PATIENCE => {
+                (Errno::INTR | Errno::AGAIN, _) if waits && self.delays < PATIENCE => {
                     self.delays += 1;
                     Outcome::Again
                 }
@@ -206,7 +210,7 @@ impl Transfer {
         }
         let moved_bytes = answer as usize;
         let goes_on = match self.verb {
-            Verb::Accept | Verb::Timer => return Outcome::Ended(Ok(moved_bytes)),
+            Verb::Accept | Verb::Poll | Verb::Timer => return Outcome::Ended(Ok(moved_bytes)),
             Verb::Receive { whole } => whole && moved_bytes > 0,
             Verb::Send => true,
         };

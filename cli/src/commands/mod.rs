@@ -1,11 +1,14 @@
 //! The commands: one file each. Arguments in, a library called, words out.
 
+pub mod attach;
+pub mod attached;
 pub mod bench;
 pub mod check;
 pub mod compare;
 pub mod completions;
 pub mod convert;
 pub mod create;
+pub mod detach;
 pub mod info;
 pub mod io;
 pub mod lab;

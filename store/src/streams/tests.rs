@@ -365,3 +365,23 @@ fn streams_and_engines_share_a_turn() {
     drop(streams);
     drop(engine);
 }
+
+#[test]
+fn a_poll_ends_when_there_is_something() {
+    let Some(ring) = ring() else { return };
+    let mut streams = Streams::new(&ring);
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let stream = streams.add(ours.into()).unwrap();
+    streams.poll(stream, 1);
+    ring.wait_for(Duration::from_millis(20)).unwrap();
+    let mut nothing = Vec::new();
+    streams.reap(&mut nothing);
+    assert!(nothing.is_empty());
+    theirs.write_all(b"hello").unwrap();
+    assert_eq!(end(&ring, &mut streams).result.unwrap() & 1, 1, "POLLIN");
+    streams.receive(stream, IoBuf::new(4096), 0..100, false, 2);
+    assert_eq!(end(&ring, &mut streams).result.unwrap(), 5);
+    drop(theirs);
+    streams.poll(stream, 3);
+    assert_ne!(end(&ring, &mut streams).result.unwrap() & 16, 0, "POLLHUP");
+}

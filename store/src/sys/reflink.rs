@@ -1,4 +1,4 @@
-//! What no library wraps safely: the system call that shares a range between files (reflink), and the processor's cycle counter.
+//! Sharing a range between files (reflink).
 
 #![allow(unsafe_code)]
 
@@ -36,14 +36,4 @@ pub(crate) fn clone_range(
     // SAFETY: the call reads the struct, which lives in `request`, and touches no other memory of ours; both descriptors
     // are open, as they are borrowed.
     unsafe { ioctl::ioctl(destination, request) }
-}
-
-/// The processor's time-stamp counter, which runs at a constant rate on every processor of today; `None` where there is none that
-/// a program may read.
-pub fn cycle_counter() -> Option<u64> {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: RDTSC is part of every x86-64 processor, and reads nothing but the counter.
-    return Some(unsafe { core::arch::x86_64::_rdtsc() });
-    #[cfg(not(target_arch = "x86_64"))]
-    None
 }

@@ -1,0 +1,245 @@
+//! `diskwright attach FILE`: a disk becomes a block device of this machine.
+//!
+//! ```text
+//!   attach (what the user types) ─▶ attach --as supervisor ─▶ attach --as server --at MOUNTPOINT
+//!           waits for one line,      in the background,         opens the disk, moves the bytes
+//!           prints the device        watches
+//! ```
+//!
+//! Both processes are this program with the same words and a hidden option, so every option means the same in all of them. With
+//! `--foreground` the command itself is the supervisor.
+
+use crate::{
+    context::Context,
+    exit::{self, Failure, Outcome},
+};
+use clap::{Args, ValueEnum};
+use diskwright_disk::{Disk, OpenOptions};
+use diskwright_serve::{
+    attach::{self, AttachOptions, Attached, MountRecord, PartitionRecord, Record, Registry, ServerSays},
+    ephemeral,
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    env,
+    ffi::OsString,
+    io::{self, BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+/// Arguments of `attach`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The disk becomes a loop device over a FUSE file, which a process in the background serves; its name is printed. Partitions get devices \
+too. Programs that write to it write to FILE; `detach` flushes and lets go. What file systems discard (fstrim) gives its space back.
+
+Block devices need root. --fuse shows the disk as a file instead, which anybody may (it takes fusermount3, of the package fuse3).
+
+What is mounted is foreign, so it is mounted nosuid and nodev; mount the device by hand for anything else. --read-only leaves FILE as it \
+is in every byte; so does --ephemeral, which file systems that were not unmounted cleanly need.
+
+EXAMPLES
+  diskwright attach disk.vhdx
+  diskwright attach disk.vhdx --read-only --mount /mnt
+  diskwright attach crashed.vhdx --ephemeral --mount /mnt
+  diskwright attach windows.vhd --mount /mnt --partition 2
+  diskwright attach disk.vhdx --fuse ~/view && cp ~/view/disk copy.raw
+  dev=$(diskwright attach disk.vhdx) && mkfs.ext4 $dev && diskwright detach $dev")]
+pub struct AttachArgs {
+    /// The disk.
+    file: PathBuf,
+    /// Refuse all writes.
+    #[arg(long, short)]
+    read_only: bool,
+    /// Let writes succeed, and drop them when it is detached. They are kept in TMPDIR (or /var/tmp) meanwhile.
+    #[arg(long, conflicts_with = "read_only")]
+    ephemeral: bool,
+    /// Mount what is inside at DIR.
+    #[arg(long, short, value_name = "DIR", conflicts_with = "fuse")]
+    mount: Option<PathBuf>,
+    /// Mount this partition. [default: the only one with a file system]
+    #[arg(long, short, value_name = "N", requires = "mount")]
+    partition: Option<u32>,
+    /// Make no block device: show the disk as DIR/disk (or in the place of a file).
+    #[arg(long, value_name = "DIR")]
+    fuse: Option<PathBuf>,
+    /// Stay, and detach when interrupted.
+    #[arg(long)]
+    foreground: bool,
+    /// Which of the processes this is.
+    #[arg(long = "as", value_name = "ROLE", hide = true)]
+    role: Option<Role>,
+    /// Where the server mounts.
+    #[arg(long, value_name = "PATH", hide = true, requires = "role")]
+    at: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Role {
+    Supervisor,
+    Server,
+}
+
+/// What is printed with `--json`.
+#[derive(Debug, Serialize, Deserialize)]
+struct Report {
+    file: PathBuf,
+    device: Option<PathBuf>,
+    fuse_file: PathBuf,
+    read_only: bool,
+    size: u64,
+    partitions: Vec<PartitionRecord>,
+    mounts: Vec<MountRecord>,
+}
+
+impl From<&Record> for Report {
+    fn from(record: &Record) -> Self {
+        let Record { file, device, fuse_file, read_only, size, partitions, mounts, .. } = record.clone();
+        Self { file, device, fuse_file, read_only, size, partitions, mounts }
+    }
+}
+
+/// The one line from the supervisor in the background to the command.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum SupervisorSays {
+    Ready { report: Report, warnings: Vec<String> },
+    Failed { error: String },
+}
+
+/// Attaches.
+pub fn run(context: &mut Context, args: &AttachArgs) -> Outcome {
+    match args.role {
+        Some(Role::Server) => serve(context, args),
+        Some(Role::Supervisor) => supervise(context, args),
+        None if args.foreground => stay(context, args),
+        None => start_supervisor(context),
+    }
+}
+
+/// This command line once more, in another role.
+fn again(role: &str) -> io::Result<Command> {
+    let mut words: Vec<OsString> = env::args_os().skip(1).collect();
+    // Another role given twice would be refused.
+    if let Some(at) = words.iter().position(|word| word == "--as") {
+        words.drain(at..(at + 2).min(words.len()));
+    }
+    let mut command = Command::new(env::current_exe()?);
+    command.args(words).args(["--as", role]);
+    Ok(command)
+}
+
+fn start_supervisor(context: &mut Context) -> Outcome {
+    let failed = |error| Failure::doing("cannot start the process in the background", error);
+    // Nothing of this terminal or pipe stays open in the background, or a script would wait for ever for its end.
+    let mut child = again("supervisor")
+        .map_err(failed)?
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(failed)?;
+    let mut line = String::new();
+    if let Some(output) = child.stdout.take() {
+        BufReader::new(output).read_line(&mut line).map_err(failed)?;
+    }
+    match serde_json::from_str(&line) {
+        Ok(SupervisorSays::Ready { report, warnings }) => {
+            warnings.iter().for_each(|warning| context.warn(warning));
+            print(context, report)
+        }
+        Ok(SupervisorSays::Failed { error }) => Err(Failure::new(error)),
+        Err(_) => Err(Failure::new("the process in the background ended without a word; try --foreground to see why")),
+    }
+}
+
+fn print(context: &mut Context, report: Report) -> Outcome {
+    if context.global.json {
+        context.print_json("diskwright.attach/1", report)?;
+    } else {
+        writeln!(context.out, "{}", report.device.as_ref().unwrap_or(&report.fuse_file).display())?;
+    }
+    Ok(exit::OK)
+}
+
+fn attach_here(args: &AttachArgs) -> Outcome<Attached> {
+    let options = AttachOptions {
+        file: args.file.clone(),
+        fuse_dir: args.fuse.clone(),
+        mount: args.mount.clone(),
+        partition: args.partition,
+        ephemeral: args.ephemeral,
+    };
+    let server = |point: &Path| {
+        // Without the name of the program there is nothing to start, and the spawn says so.
+        let mut command = again("server").unwrap_or_else(|_| Command::new(""));
+        command.arg("--at").arg(point);
+        command
+    };
+    Ok(attach::attach(&Registry::open()?, &options, &server)?)
+}
+
+fn stay(context: &mut Context, args: &AttachArgs) -> Outcome {
+    let patience = context.signals.patient();
+    let attached = attach_here(args)?;
+    attached.warnings().iter().for_each(|warning| context.warn(warning));
+    print(context, attached.record().into())?;
+    context.out.flush()?;
+    attached.watch(&|| patience.should_stop(), &|sentence| {
+        let _ = writeln!(io::stderr(), "diskwright: {sentence}");
+    })?;
+    Ok(exit::OK)
+}
+
+fn supervise(context: &mut Context, args: &AttachArgs) -> Outcome {
+    let patience = context.signals.patient();
+    // A session of its own: the end of the terminal is not the end of the disk.
+    let _ = rustix::process::setsid();
+    let (said, attached) = match attach_here(args) {
+        Ok(attached) => {
+            let (report, warnings) = (attached.record().into(), attached.warnings().to_vec());
+            (SupervisorSays::Ready { report, warnings }, Ok(attached))
+        }
+        Err(failure) => (SupervisorSays::Failed { error: failure.to_string() }, Err(failure)),
+    };
+    let line = serde_json::to_string(&said).map_err(|error| Failure::doing("cannot say how it went", error.into()))?;
+    writeln!(context.out, "{line}")?;
+    context.out.flush()?;
+    // The folder from which it was started can be removed or unmounted.
+    let _ = env::set_current_dir("/");
+    // And the command that waits for the line is not kept waiting for more.
+    if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(&null);
+    }
+    attached?.watch(&|| patience.should_stop(), &|_| {})?;
+    Ok(exit::OK)
+}
+
+fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
+    // It ends when it is unmounted, and not by a signal that was meant for the whole group.
+    let _patience = context.signals.patient();
+    let Some(point) = &args.at else { return Err(Failure::new("the server was not told where to mount")) };
+    let opened = open(context, args);
+    let disk = match opened {
+        Ok(disk) => disk,
+        Err(failure) => {
+            ServerSays::Failed { error: failure.to_string() }.say(&mut context.out);
+            return Err(failure);
+        }
+    };
+    let _ = env::set_current_dir("/");
+    attach::serve_disk(disk, point, context.global.engine(), &mut context.out)?;
+    Ok(exit::OK)
+}
+
+fn open(context: &Context, args: &AttachArgs) -> Outcome<Arc<Disk>> {
+    let writable = !args.read_only && !args.ephemeral;
+    let options = OpenOptions { writable, ..context.global.bulk_options() };
+    let disk = Disk::open(&args.file, &options)?;
+    if !args.ephemeral {
+        return Ok(disk);
+    }
+    ephemeral::on_top_of(&disk, &ephemeral::usual_dir(), options.cache).map_err(|error| Failure::new(error.to_string()))
+}

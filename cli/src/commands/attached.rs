@@ -1,0 +1,89 @@
+//! `diskwright attached`: what is attached on this machine.
+
+use crate::{
+    context::Context,
+    exit::{self, Outcome},
+    sizes::Human,
+    table::{Align, Columns},
+};
+use clap::Args;
+use diskwright_serve::attach::{self, Record, Registry};
+use serde::Serialize;
+use std::{io::Write, path::PathBuf};
+
+/// Arguments of `attached`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Disks whose processes were killed are cleared away, and named once on standard error.
+
+EXAMPLES
+  diskwright attached
+  diskwright attached --json | jq -r '.disks[].device'")]
+pub struct AttachedArgs {}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    disks: Vec<Entry>,
+    cleared: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    #[serde(flatten)]
+    record: Record,
+    /// Whether its supervisor is there. Without, it works all the same, and `detach` does the work.
+    supervised: bool,
+    /// Everything mounted from it, whoever did it.
+    mounted: Vec<PathBuf>,
+}
+
+/// Lists.
+pub fn run(context: &mut Context, _args: &AttachedArgs) -> Outcome {
+    let registry = Registry::open()?;
+    let cleared = attach::clear_stale(&registry)?;
+    let mut disks = Vec::new();
+    for (_, record) in registry.all()? {
+        let mounted = attach::mounted_from(&record);
+        disks.push(Entry { supervised: record.is_supervised(), mounted, record });
+    }
+    if context.global.json {
+        context.print_json("diskwright.attached/1", Report { disks, cleared })?;
+        return Ok(exit::OK);
+    }
+    cleared.iter().for_each(|sentence| context.warn(sentence));
+    if disks.is_empty() {
+        return Ok(exit::OK);
+    }
+    let mut table = Columns::new(&[
+        ("device", Align::Left),
+        ("size", Align::Right),
+        ("access", Align::Left),
+        ("holds", Align::Left),
+        ("mounted at", Align::Left),
+        ("file", Align::Left),
+    ]);
+    for Entry { record, mounted, .. } in &disks {
+        let access = if record.read_only { "read-only" } else { "read-write" };
+        let mounted: Vec<_> = mounted.iter().map(|dir| dir.display().to_string()).collect();
+        table.row(vec![
+            record.place().display().to_string(),
+            Human(record.size).to_string(),
+            access.into(),
+            holds(record),
+            if mounted.is_empty() { "-".into() } else { mounted.join(", ") },
+            record.file.display().to_string(),
+        ]);
+    }
+    table.write(&mut context.out)?;
+    context.out.flush()?;
+    Ok(exit::OK)
+}
+
+fn holds(record: &Record) -> String {
+    match (record.partitions.len(), &record.content) {
+        (0, Some(content)) => content.clone(),
+        (0, None) => "-".into(),
+        (1, _) => "1 partition".into(),
+        (count, _) => format!("{count} partitions"),
+    }
+}

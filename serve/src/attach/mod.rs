@@ -1,0 +1,140 @@
+//! Attaching: a disk becomes a block device of this machine, its partitions included, or, for those who are not root, a file.
+//!
+//! ```text
+//!   image file ─▶ Disk ─▶ FUSE file ─▶ loop device ─▶ partitions ─▶ mounted file system
+//!                 \_ server process _/ \__________ supervisor process _______________/
+//!
+//!   record.rs       what is attached, on disk for every command to see
+//!   supervisor.rs   the process that puts it together, answers `detach`, and outlives the server
+//!   server.rs       the process that moves the bytes
+//!   release.rs      taking it apart, in order
+//!   control.rs      a question to the supervisor
+//!   loop_device.rs  loop devices and partition nodes        partitions.rs   partition tables, pure
+//!   mounting.rs     which file system, and where            contents.rs     what a partition holds, pure
+//!   usage.rs        who uses a device                       process.rs      who is alive
+//! ```
+//!
+//! Every layer has an owner whose end takes down what lies above: without its server the FUSE file answers with errors, so nothing
+//! hangs; the supervisor then unmounts and frees the loop device; without a supervisor, the next command does.
+//!
+//! A disk inside an attached disk is an image file on a mounted file system, and attaches as any other. Discards pass through all layers:
+//! file system, loop device, FUSE (`FALLOC_FL_PUNCH_HOLE`), and the disk gives the space back.
+
+pub mod contents;
+mod control;
+pub mod error;
+mod loop_device;
+mod mounting;
+pub mod partitions;
+mod process;
+pub mod record;
+mod release;
+mod server;
+mod supervisor;
+mod usage;
+
+pub use error::AttachError;
+pub use process::Process;
+pub use record::{Home, MountRecord, PartitionRecord, Record, Registry};
+pub use release::Detach;
+pub use server::{ServerSays, serve_disk};
+pub use supervisor::{Attached, attach};
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// What to attach, and how.
+#[derive(Debug, Clone, Default)]
+pub struct AttachOptions {
+    /// The image.
+    pub file: PathBuf,
+    /// Mount it there as a file, and make no block device. A directory gets the file `disk`; a file is covered.
+    pub fuse_dir: Option<PathBuf>,
+    /// Mount what is inside there.
+    pub mount: Option<PathBuf>,
+    /// Which partition to mount.
+    pub partition: Option<u32>,
+    /// Whether the server drops all writes at the end; for the record only.
+    pub ephemeral: bool,
+}
+
+/// How long a server without a supervisor may take to close its disk.
+const END_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Detaches what `target` names: an image, a device, a mount.
+///
+/// # Errors
+/// [`AttachError`]; for most of them it is still attached.
+pub fn detach(registry: &Registry, target: &Path, how: Detach) -> Result<Record, AttachError> {
+    let (home, mut record) = registry.find(target)?;
+    if record.is_supervised() {
+        control::ask(&home, how)?;
+        return Ok(record);
+    }
+    let _lock = registry.lock()?;
+    if let Some(lost) = record.lost.clone() {
+        home.remove()?;
+        return Err(AttachError::Flush { place: target.to_owned(), what: lost });
+    }
+    let server = record.server;
+    let ours: Vec<u32> = std::iter::once(std::process::id()).chain(server.map(|server| server.pid)).collect();
+    let was_alive = server.is_some_and(Process::is_alive);
+    let how = Detach { force: how.force || !was_alive, ..how };
+    release::release(&home, &mut record, how, &ours)?;
+    if let Some(server) = server
+        && !loop_device::wait_until(END_PATIENCE, || !server.is_alive())
+    {
+        return Err(AttachError::Server(format!(
+            "process {} has not closed the disk yet; see {}",
+            server.pid,
+            home.log().display()
+        )));
+    }
+    home.remove()?;
+    Ok(record)
+}
+
+/// Everything that is mounted from an attached disk, whoever did it.
+pub fn mounted_from(record: &Record) -> Vec<PathBuf> {
+    let numbers: Vec<u64> = record
+        .device
+        .iter()
+        .chain(&record.more_devices)
+        .flat_map(|device| usage::with_partitions(device).unwrap_or_default())
+        .collect();
+    let mounts = usage::mounts().unwrap_or_default();
+    mounts.into_iter().filter(|mount| numbers.contains(&mount.device)).map(|mount| mount.dir).collect()
+}
+
+/// Clears away what is recorded but no longer there, and says of each a sentence.
+///
+/// # Errors
+/// The records cannot be read.
+pub fn clear_stale(registry: &Registry) -> Result<Vec<String>, AttachError> {
+    let _lock = registry.lock()?;
+    let mut said = Vec::new();
+    for (home, record) in registry.all()? {
+        let (file, lost) = (record.file.display().to_string(), record.lost.clone());
+        if clear_if_stale(&home, record).is_ok_and(|was_there| was_there) {
+            let why = lost
+                .unwrap_or_else(|| "the processes that served it are gone; what was left of it is cleared away".into());
+            said.push(format!("{file}: {why}"));
+        }
+    }
+    Ok(said)
+}
+
+/// Clears away a record without processes. `Err` gives back one that is alive. The caller holds the lock.
+fn clear_if_stale(home: &Home, mut record: Record) -> Result<bool, Box<Record>> {
+    if record.is_supervised() || record.server.is_some_and(Process::is_alive) {
+        return Err(Box::new(record));
+    }
+    let force = Detach { unmount: true, force: true };
+    let released = release::release(home, &mut record, force, &[]);
+    if released.is_err() || home.remove().is_err() {
+        return Err(Box::new(record));
+    }
+    Ok(true)
+}

@@ -1,0 +1,381 @@
+//! The process that watches over one attached disk: it starts the server, puts the loop device on what that shows, mounts, answers
+//! `detach`, and, when the server dies, takes apart what would otherwise be left without it.
+//!
+//! ```text
+//!   attach: claim a folder ─▶ server (own process) ─▶ Mounted ─▶ loop device ─▶ partitions ─▶ mount ─▶ record ─▶ watch
+//!                                     │                                                                       │
+//!   events:   its output, its end ────┘        a connection to `control`        a signal of the user ─────────┘
+//! ```
+//!
+//! Server and supervisor are two processes, so that the one which moves the bytes can be killed (out of memory, a bug, an impatient
+//! administrator) and the other one is there to unwind. When both are killed the kernel answers every request with an error, and
+//! whoever uses the command next clears what is left ([`clear_stale`](super::clear_stale)).
+
+use crate::attach::{
+    AttachOptions,
+    control::{self, Answer},
+    error::AttachError,
+    loop_device::{self, Found, LoopOptions},
+    mounting,
+    process::Process,
+    record::{Home, PartitionRecord, Record, Registry, state_error},
+    release::{self, Detach},
+    server::{ServerSays, now_seconds},
+};
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    os::unix::{
+        net::{UnixListener, UnixStream},
+        process::{CommandExt, ExitStatusExt},
+    },
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    thread,
+    time::Duration,
+};
+
+/// Between two looks at whether the user wants it to end.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+enum Event {
+    Server(ServerSays),
+    /// Its output has ended.
+    ServerGone,
+    Asked(UnixStream),
+}
+
+/// A disk that is attached, watched over by this process.
+#[derive(Debug)]
+pub struct Attached {
+    home: Home,
+    record: Record,
+    child: Child,
+    events: Receiver<Event>,
+    /// What the server has said of its end.
+    closed: Option<Option<String>>,
+    /// Sentences for the user.
+    warnings: Vec<String>,
+}
+
+/// Attaches. `server` makes the command that will [`serve_disk`](super::serve_disk) at the mount point that it is given, with what it has
+/// to say on its standard output.
+///
+/// # Errors
+/// [`AttachError`]; nothing is left attached then.
+pub fn attach(
+    registry: &Registry,
+    options: &AttachOptions,
+    server: &dyn Fn(&Path) -> Command,
+) -> Result<Attached, AttachError> {
+    let file = options.file.canonicalize().map_err(|source| state_error("open", &options.file, source))?;
+    if options.fuse_dir.is_none() && !rustix::process::geteuid().is_root() {
+        return Err(AttachError::BadOptions {
+            what: format!("{}: only root can make it a block device", options.file.display()),
+            hint: "be root, or take --fuse DIR, which shows the disk as a file",
+        });
+    }
+    let home = registry.home_of(&file)?;
+    let mut record = Record::new(file, now_seconds());
+    {
+        let _lock = registry.lock()?;
+        if let Some(other) = home.read()? {
+            super::clear_if_stale(&home, other).map_err(|other| AttachError::AlreadyAttached {
+                file: options.file.clone(),
+                place: other.place().to_owned(),
+            })?;
+        }
+        home.make()?;
+        record.fuse_mount = match &options.fuse_dir {
+            Some(dir) => dir.canonicalize().map_err(|source| state_error("mount on", dir, source))?,
+            None => home.make_mount_point()?,
+        };
+        record.fuse_file = record.fuse_mount.clone();
+        record.ephemeral = options.ephemeral;
+        home.write(&record)?;
+    }
+    let started = start(&home, &record, server);
+    let (child, events) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            let _ = home.remove();
+            return Err(error);
+        }
+    };
+    let mut attached = Attached { home, record, child, events, closed: None, warnings: Vec::new() };
+    match attached.complete(options) {
+        Ok(()) => Ok(attached),
+        Err(error) => {
+            attached.take_apart();
+            Err(error)
+        }
+    }
+}
+
+/// Starts the server, and the threads that listen to it and to `control`.
+fn start(
+    home: &Home,
+    record: &Record,
+    server: &dyn Fn(&Path) -> Command,
+) -> Result<(Child, Receiver<Event>), AttachError> {
+    let control = home.control();
+    let _ = std::fs::remove_file(&control);
+    let listener = UnixListener::bind(&control).map_err(|source| state_error("listen on", &control, source))?;
+    let log = home.log();
+    let log =
+        File::options().create(true).append(true).open(&log).map_err(|source| state_error("write", &log, source))?;
+    let mut child = server(&record.fuse_mount)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        // Signals of the terminal are for the supervisor.
+        .process_group(0)
+        .spawn()
+        .map_err(|error| AttachError::Server(format!("cannot start the process that serves the disk: {error}")))?;
+    let (sender, events) = channel();
+    let asked = Sender::clone(&sender);
+    if let Some(output) = child.stdout.take() {
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines() {
+                let Ok(line) = line else { break };
+                if let Ok(says) = serde_json::from_str(&line)
+                    && sender.send(Event::Server(says)).is_err()
+                {
+                    return;
+                }
+            }
+            let _ = sender.send(Event::ServerGone);
+        });
+    }
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            if asked.send(Event::Asked(stream)).is_err() {
+                return;
+            }
+        }
+    });
+    Ok((child, events))
+}
+
+impl Attached {
+    /// What there is.
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// What the user should know, a sentence each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    fn complete(&mut self, options: &AttachOptions) -> Result<(), AttachError> {
+        self.record.server = Process::of(self.child.id());
+        self.wait_for_mount()?;
+        if options.fuse_dir.is_none() {
+            self.put_loop_device()?;
+            if let Some(dir) = &options.mount {
+                let (partitions, whole) = self.look_inside()?;
+                let file_systems: Vec<_> =
+                    partitions.iter().map(|found| found.content.and_then(|it| it.file_system)).collect();
+                mounting::mount(&mut self.record, &file_systems, whole, dir, options.partition, &mut self.warnings)?;
+            } else {
+                self.look_inside()?;
+            }
+        }
+        self.home.write(&self.record)
+    }
+
+    fn wait_for_mount(&mut self) -> Result<(), AttachError> {
+        loop {
+            match self.events.recv() {
+                Ok(Event::Server(ServerSays::Mounted { fuse_file, size, sector_size, read_only, warnings })) => {
+                    self.record.fuse_file = fuse_file;
+                    self.record.size = size;
+                    self.record.sector_size = sector_size;
+                    self.record.read_only = read_only;
+                    self.warnings.extend(warnings);
+                    return Ok(());
+                }
+                Ok(Event::Server(ServerSays::Failed { error })) => return Err(AttachError::Server(error)),
+                Ok(Event::Server(ServerSays::Closed { .. })) => {}
+                Ok(Event::Asked(mut stream)) => {
+                    let refused = Answer::Refused("it is just being attached; try again in a moment".into());
+                    let _ = control::answer(&mut stream, &refused);
+                }
+                Ok(Event::ServerGone) | Err(_) => {
+                    return Err(AttachError::Server(format!(
+                        "the process that was to serve the disk {} before the disk was there",
+                        self.how_it_ended()
+                    )));
+                }
+            }
+        }
+    }
+
+    fn put_loop_device(&mut self) -> Result<(), AttachError> {
+        let record = &mut self.record;
+        record.device = Some(loop_device::set_up(&LoopOptions {
+            file: &record.fuse_file,
+            name: &record.file,
+            offset_bytes: 0,
+            len_bytes: 0,
+            sector_bytes: record.sector_size,
+            read_only: record.read_only,
+            partitions: true,
+        })?);
+        Ok(())
+    }
+
+    /// Finds out what the disk holds, and records it.
+    fn look_inside(&mut self) -> Result<(Vec<Found>, Option<&'static str>), AttachError> {
+        let record = &mut self.record;
+        let Some(device) = &record.device else { return Ok((Vec::new(), None)) };
+        let failed = |source| state_error("read", device, source);
+        let partitions = loop_device::find_partitions(device, record.size, record.sector_size).map_err(failed)?;
+        record.partitions = partitions
+            .iter()
+            .map(|found| PartitionRecord {
+                number: found.partition.number,
+                start: found.partition.start_bytes,
+                length: found.partition.len_bytes,
+                device: found.device.clone(),
+                content: found.content.map(|content| content.name.into()),
+            })
+            .collect();
+        if !partitions.is_empty() {
+            return Ok((partitions, None));
+        }
+        let whole = File::open(device).and_then(|file| loop_device::probe(&file, 0, record.size)).map_err(failed)?;
+        record.content = whole.map(|content| content.name.into());
+        Ok((partitions, whole.and_then(|content| content.file_system)))
+    }
+
+    /// Watches until the disk is detached. `should_stop` is asked now and then, and once it says yes the disk is detached, if it is
+    /// not in use; `say` is told what the user should know meanwhile.
+    ///
+    /// # Errors
+    /// The disk is attached no longer, but not because somebody wanted that, or something was lost.
+    pub fn watch(mut self, should_stop: &dyn Fn() -> bool, say: &dyn Fn(&str)) -> Result<(), AttachError> {
+        let mut stopped = false;
+        loop {
+            match self.events.recv_timeout(LOOK_EVERY) {
+                Ok(Event::Server(ServerSays::Closed { error })) => self.closed = Some(error),
+                Ok(Event::Server(_)) => {}
+                Ok(Event::ServerGone) | Err(RecvTimeoutError::Disconnected) => return self.server_is_gone(),
+                Ok(Event::Asked(mut stream)) => {
+                    let Ok(detach) = control::question(&stream) else { continue };
+                    match self.detach(detach) {
+                        Ok(result) => {
+                            let lost = result.as_ref().err().map(ToString::to_string);
+                            let said = lost.map_or(Answer::Detached, Answer::Lost);
+                            let _ = control::answer(&mut stream, &said);
+                            return result;
+                        }
+                        Err(error) => {
+                            let _ = control::answer(&mut stream, &Answer::Refused(error.to_string()));
+                        }
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if !stopped && should_stop() {
+                stopped = true;
+                match self.detach(Detach { unmount: true, force: false }) {
+                    Ok(result) => return result,
+                    Err(error) => say(&error.to_string()),
+                }
+            }
+        }
+    }
+
+    /// Detaches. `Err` says that the disk is still attached, `Ok(Err)` that it is not, but that something was lost.
+    fn detach(&mut self, how: Detach) -> Result<Result<(), AttachError>, AttachError> {
+        let ours = [std::process::id(), self.child.id()];
+        release::release(&self.home, &mut self.record, how, &ours)?;
+        self.wait_for_end();
+        let ended = match self.closed.take() {
+            Some(None) => Ok(()),
+            Some(Some(error)) => Err(AttachError::Flush {
+                place: self.record.file.clone(),
+                what: format!("it is detached, but what was written last may be lost: {error}"),
+            }),
+            None => Err(AttachError::Flush {
+                place: self.record.file.clone(),
+                what: format!(
+                    "it is detached, but the process that served it {} before it had closed the disk; what was written last may be lost",
+                    self.how_it_ended()
+                ),
+            }),
+        };
+        self.home.remove()?;
+        Ok(ended)
+    }
+
+    /// Hears the server out.
+    fn wait_for_end(&mut self) {
+        loop {
+            match self.events.recv() {
+                Ok(Event::Server(ServerSays::Closed { error })) => self.closed = Some(error),
+                Ok(Event::Server(_)) => {}
+                Ok(Event::Asked(mut stream)) => {
+                    let refused = Answer::Refused("it is just being detached".into());
+                    let _ = control::answer(&mut stream, &refused);
+                }
+                Ok(Event::ServerGone) | Err(_) => break,
+            }
+        }
+        let _ = self.child.wait();
+    }
+
+    fn how_it_ended(&mut self) -> String {
+        match self.child.wait() {
+            Ok(status) => words_of(status),
+            Err(error) => format!("was lost ({error})"),
+        }
+    }
+
+    /// The server has ended though nobody had asked for it.
+    fn server_is_gone(mut self) -> Result<(), AttachError> {
+        let how = self.how_it_ended();
+        // Somebody has unmounted it by hand.
+        if self.closed == Some(None) && self.record.device.is_none() {
+            return self.home.remove();
+        }
+        let why = match self.closed.take().flatten() {
+            Some(error) => error,
+            None => format!("the process that served it {how}"),
+        };
+        let place = self.record.place().to_owned();
+        let force = Detach { unmount: true, force: true };
+        let released = release::release(&self.home, &mut self.record, force, &[std::process::id()]);
+        let mut what = format!("{why}; it was detached, and what was written and not flushed may be lost");
+        if let Err(error) = released {
+            what.push_str(&format!(" ({error})"));
+        }
+        self.record.lost = Some(what.clone());
+        self.home.write(&self.record)?;
+        Err(AttachError::Flush { place, what })
+    }
+
+    /// Attaching has failed half-way.
+    fn take_apart(&mut self) {
+        let force = Detach { unmount: true, force: true };
+        let _ = release::release(&self.home, &mut self.record, force, &[std::process::id()]);
+        // It has unmounted nothing where nothing was mounted, so the server may not know yet that it is over.
+        if !release::is_mounted(&self.record).unwrap_or(false) && self.closed.is_none() {
+            let _ = self.child.try_wait();
+        }
+        self.wait_for_end();
+        let _ = self.home.remove();
+    }
+}
+
+fn words_of(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => "ended".into(),
+        (Some(code), _) => format!("ended with code {code}"),
+        (None, Some(signal)) => format!("was killed by signal {signal}"),
+        (None, None) => "ended".into(),
+    }
+}

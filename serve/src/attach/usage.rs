@@ -1,0 +1,221 @@
+//! Who uses a block device: mounts, swap, devices stacked on it, programs that have it open.
+//!
+//! ```text
+//!   /proc/self/mountinfo        mounted at DIR
+//!   /proc/swaps                 swap
+//!   /sys/dev/block/M:m/holders  device-mapper, md, and the like
+//!   /proc/*/fd                  programs (all of them for root, one's own for users)
+//! ```
+//!
+//! It is looked at before a disk is detached, so that the refusal can say what to end. Somebody may come in between; the device then goes away
+//! when the last of them closes it.
+
+use crate::attach::process;
+use rustix::fs::{major, makedev, minor};
+use std::{
+    fmt, fs, io,
+    os::unix::{ffi::OsStringExt, fs::FileTypeExt, fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+/// A mount of this machine (of the mount namespace that this process is in).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// Device number.
+    pub device: u64,
+    /// Where.
+    pub dir: PathBuf,
+    /// What, as in "ext4".
+    pub file_system: String,
+}
+
+/// All mounts, the oldest first.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub fn mounts() -> io::Result<Vec<Mount>> {
+    Ok(parse_mounts(&fs::read("/proc/self/mountinfo")?))
+}
+
+/// `36 35 98:0 /mnt1 /mnt/parent rw,noatime master:1 - ext3 /dev/root rw,errors=continue` (proc_pid_mountinfo(5)).
+fn parse_mounts(text: &[u8]) -> Vec<Mount> {
+    text.split(|&byte| byte == b'\n').filter_map(parse_mount).collect()
+}
+
+fn parse_mount(line: &[u8]) -> Option<Mount> {
+    let mut words = line.split(|&byte| byte == b' ');
+    let device = std::str::from_utf8(words.nth(2)?).ok()?;
+    let (major, minor) = device.split_once(':')?;
+    let dir = unescape(words.nth(1)?);
+    let file_system = words.skip_while(|word| *word != b"-").nth(1)?;
+    Some(Mount {
+        device: makedev(major.parse().ok()?, minor.parse().ok()?),
+        dir: PathBuf::from(std::ffi::OsString::from_vec(dir)),
+        file_system: String::from_utf8_lossy(file_system).into_owned(),
+    })
+}
+
+/// Blanks, tabs, line feeds and backslashes are written as `\040`.
+fn unescape(word: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&first, behind)) = rest.split_first() {
+        let octal = |digits: &[u8]| digits.iter().all(|digit| (b'0'..=b'7').contains(digit));
+        match behind.split_at_checked(3) {
+            Some((digits, after)) if first == b'\\' && octal(digits) => {
+                out.push(digits.iter().fold(0u8, |value, digit| value.wrapping_mul(8).wrapping_add(digit - b'0')));
+                rest = after;
+            }
+            _ => {
+                out.push(first);
+                rest = behind;
+            }
+        }
+    }
+    out
+}
+
+/// A use that keeps a device from being detached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Use {
+    /// It is mounted.
+    Mounted(PathBuf),
+    /// The system swaps to it.
+    Swap(PathBuf),
+    /// Another block device lies on it.
+    Stacked(String),
+    /// A program has it open.
+    Open {
+        /// Which.
+        pid: u32,
+        /// Its name.
+        name: String,
+        /// The device.
+        path: PathBuf,
+    },
+}
+
+impl fmt::Display for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mounted(dir) => write!(f, "mounted at {}", dir.display()),
+            Self::Swap(path) => write!(f, "in use as swap ({})", path.display()),
+            Self::Stacked(name) => write!(f, "beneath /dev/{name}"),
+            Self::Open { pid, name, path } => write!(f, "open in {name} (process {pid}, {})", path.display()),
+        }
+    }
+}
+
+/// The device numbers of a block device and of its partitions.
+///
+/// # Errors
+/// It cannot be looked at, or is no block device.
+pub fn with_partitions(device: &Path) -> io::Result<Vec<u64>> {
+    let whole = number_of(device)?;
+    let mut numbers = vec![whole];
+    let Ok(entries) = fs::read_dir(format!("/sys/dev/block/{}:{}", major(whole), minor(whole))) else {
+        return Ok(numbers);
+    };
+    for entry in entries.flatten() {
+        if entry.path().join("partition").exists()
+            && let Ok(text) = fs::read_to_string(entry.path().join("dev"))
+            && let Some((major, minor)) = text.trim_end().split_once(':')
+            && let (Ok(major), Ok(minor)) = (major.parse(), minor.parse())
+        {
+            numbers.push(makedev(major, minor));
+        }
+    }
+    Ok(numbers)
+}
+
+/// The number of a block device.
+///
+/// # Errors
+/// It cannot be looked at, or is no block device.
+pub fn number_of(device: &Path) -> io::Result<u64> {
+    let found = fs::metadata(device)?;
+    if !found.file_type().is_block_device() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no block device"));
+    }
+    Ok(found.rdev())
+}
+
+/// Everything that uses one of these devices, but for the processes in `ours`.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub fn uses(devices: &[u64], ours: &[u32]) -> io::Result<Vec<Use>> {
+    let mut found: Vec<Use> = mounts()?
+        .into_iter()
+        .filter(|mount| devices.contains(&mount.device))
+        .map(|mount| Use::Mounted(mount.dir))
+        .collect();
+    for line in fs::read_to_string("/proc/swaps").unwrap_or_default().lines().skip(1) {
+        if let Some(path) = line.split_ascii_whitespace().next()
+            && number_of(Path::new(path)).is_ok_and(|number| devices.contains(&number))
+        {
+            found.push(Use::Swap(path.into()));
+        }
+    }
+    for &device in devices {
+        let holders = format!("/sys/dev/block/{}:{}/holders", major(device), minor(device));
+        found.extend(names_in(&holders).map(Use::Stacked));
+    }
+    // Nothing but what lies in /dev is asked for what it is: an answer from a file system that hangs would never come.
+    found.extend(openers(ours, |path, link| {
+        path.starts_with("/dev") && number_of(link).is_ok_and(|number| devices.contains(&number))
+    }));
+    Ok(found)
+}
+
+/// The programs that have something open of which `wanted` is true, each once. It is given the path that was opened, as that program sees
+/// it, and the link in `/proc` that leads there.
+pub fn openers(ours: &[u32], wanted: impl Fn(&Path, &Path) -> bool) -> Vec<Use> {
+    let mut found = Vec::new();
+    for pid in names_in("/proc").filter_map(|name| name.parse::<u32>().ok()).filter(|pid| !ours.contains(pid)) {
+        for descriptor in names_in(&format!("/proc/{pid}/fd")) {
+            let link = PathBuf::from(format!("/proc/{pid}/fd/{descriptor}"));
+            let Ok(path) = fs::read_link(&link) else { continue };
+            if path.is_absolute() && wanted(&path, &link) {
+                found.push(Use::Open { pid, name: process::name_of(pid), path });
+                break;
+            }
+        }
+    }
+    found
+}
+
+fn names_in(dir: &str) -> impl Iterator<Item = String> {
+    fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountinfo_is_read() {
+        let text = b"36 35 98:0 /mnt1 /mnt/a\\040b\\134c rw,noatime master:1 shared:2 - ext3 /dev/root rw\n\
+            22 27 0:5 / /proc rw - proc proc rw\nnonsense\n";
+        let found = parse_mounts(text);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].device, makedev(98, 0));
+        assert_eq!(found[0].dir, Path::new("/mnt/a b\\c"));
+        assert_eq!((found[0].file_system.as_str(), found[1].file_system.as_str()), ("ext3", "proc"));
+        assert!(!mounts().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_open_is_found() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let wanted = |path: &Path, _: &Path| path == file.path();
+        let found = openers(&[], wanted);
+        assert!(matches!(&found[..], [Use::Open { pid, .. }] if *pid == std::process::id()), "{found:?}");
+        assert_eq!(openers(&[std::process::id()], wanted), []);
+    }
+
+    #[test]
+    fn a_file_is_no_device() {
+        assert!(number_of(Path::new("/proc/self/stat")).is_err());
+    }
+}

@@ -1,0 +1,236 @@
+//! The loop of a mount: messages in, replies out, until the kernel says that it is unmounted.
+//!
+//! ```text
+//!   one ring:   receives on /dev/fuse ─▶ session.take ─▶ the disk's queue ─▶ session.reap ─▶ sends on /dev/fuse
+//!               \______________________ one io_uring_enter a turn submits and waits for all of it _______________/
+//! ```
+//!
+//! A poll waits for the first message. Then several receives are tried at once, as many as lately brought something, so that under load a
+//! turn takes many messages and no poll, and an idle mount takes one of each. What finds no buffer waits in the kernel. Where there is no io_uring the same session is driven by read(2) and write(2), one message after the other.
+//!
+//! The loop ends with `Ok` when the mount is gone (ENODEV, or DESTROY and then nothing more) and everything in flight has ended. What was
+//! answered and not flushed is the caller's to make durable, by closing the disk.
+
+use crate::fuse::{
+    buffers::Buffers,
+    error::FuseError,
+    session::{DEPTH, Session},
+    view::View,
+};
+use diskwright_store::{BlockDevice, EngineKind, IoBuf, QueueOptions, SharedRing, StreamEnd, StreamId, Streams};
+use rustix::io::Errno;
+use std::{io, os::fd::OwnedFd, sync::Arc};
+
+/// Most receives that are tried at once. The others of the large buffers are for what was received.
+const RECEIVES_MAX: usize = 8;
+
+/// Receives at once from which on another try follows without a poll between.
+const BUSY: usize = 4;
+
+/// Room in the ring for receives and sends besides the disk's requests.
+const RING_DEPTH: usize = DEPTH + Buffers::count();
+
+const RECEIVE: u64 = 0;
+const SEND: u64 = 1;
+const POLL: u64 = 2;
+
+/// Of poll(2).
+const POLLERR: usize = 8;
+
+/// Serves `device` by `connection` until it is unmounted.
+///
+/// # Errors
+/// See [`FuseError`]. The connection is closed then, and the kernel answers every request with an error.
+pub fn serve(
+    connection: OwnedFd,
+    device: Arc<dyn BlockDevice>,
+    view: View,
+    engine: EngineKind,
+) -> Result<(), FuseError> {
+    let buffers = Buffers::new();
+    let ring = match engine {
+        EngineKind::Sync => None,
+        EngineKind::Uring => Some(SharedRing::new(RING_DEPTH, Some(buffers.slab())).map_err(FuseError::Queue)?),
+        EngineKind::Auto => SharedRing::new(RING_DEPTH, Some(buffers.slab())).ok(),
+    };
+    let options = QueueOptions { depth: DEPTH, engine, slab: Some(buffers.slab()), ring: ring.as_ref() };
+    let queue = device.open_queue(&options).map_err(FuseError::Queue)?;
+    let session = Session::new(view, device, queue, buffers);
+    match ring {
+        Some(ring) => serve_on_ring(&ring, connection, session),
+        None => serve_in_turn(&connection, session),
+    }
+}
+
+fn serve_on_ring(ring: &SharedRing, connection: OwnedFd, session: Session) -> Result<(), FuseError> {
+    let mut streams = Streams::new(ring);
+    let kernel = streams.add(connection).map_err(|source| FuseError::Kernel { doing: "listen to", source })?;
+    let mut pump = Pump {
+        streams,
+        kernel,
+        session,
+        receives: 0,
+        sends: 0,
+        polling: false,
+        brought: 0,
+        batch: 1,
+        unmounted: false,
+    };
+    let mut ends = Vec::new();
+    loop {
+        pump.listen();
+        if pump.is_over() {
+            return Ok(());
+        }
+        ring.wait().map_err(FuseError::Queue)?;
+        pump.streams.reap(&mut ends);
+        for end in ends.drain(..) {
+            pump.ended(end)?;
+        }
+        pump.session.reap(0)?;
+        while let Some(reply) = pump.session.next_reply() {
+            pump.streams.send(kernel, reply.buf, reply.range, SEND);
+            pump.sends += 1;
+        }
+    }
+}
+
+struct Pump {
+    streams: Streams,
+    kernel: StreamId,
+    session: Session,
+    /// In flight.
+    receives: usize,
+    /// In flight.
+    sends: usize,
+    polling: bool,
+    /// How many receives of the present try have brought a message.
+    brought: usize,
+    /// How many are tried at once.
+    batch: usize,
+    unmounted: bool,
+}
+
+impl Pump {
+    fn is_over(&self) -> bool {
+        self.unmounted && self.receives == 0 && self.sends == 0 && !self.polling && self.session.in_flight() == 0
+    }
+
+    /// Polls, when nothing is under way by which a message could come, and there is room for one. (There will be: without a free buffer
+    /// something is in flight.)
+    fn listen(&mut self) {
+        if !self.polling && self.receives == 0 && !self.unmounted && self.session.buffers().has_message() {
+            self.streams.poll(self.kernel, POLL);
+            self.polling = true;
+        }
+    }
+
+    fn receive(&mut self) {
+        self.brought = 0;
+        while self.receives < self.batch
+            && let Some(buf) = self.session.buffers().message()
+        {
+            self.streams.receive(self.kernel, buf, Buffers::message_range(), false, RECEIVE);
+            self.receives += 1;
+        }
+    }
+
+    fn ended(&mut self, end: StreamEnd) -> Result<(), FuseError> {
+        match (end.tag, end.buf) {
+            (POLL, _) => self.polled(end.result),
+            (SEND, Some(buf)) => {
+                self.sends -= 1;
+                self.session.buffers().give_back(buf);
+                end.result.map_or_else(judge_answer, |_| Ok(()))
+            }
+            (_, Some(buf)) => self.received(buf, end.result),
+            (_, None) => Ok(()),
+        }
+    }
+
+    fn polled(&mut self, events: io::Result<usize>) -> Result<(), FuseError> {
+        self.polling = false;
+        let events = events.map_err(|source| FuseError::Kernel { doing: "listen to", source })?;
+        if events & POLLERR == 0 {
+            self.receive();
+        } else if let (Some(kernel), Some(mut buf)) = (self.streams.fd(self.kernel), self.session.buffers().message()) {
+            // A ring reads only what is readable, which a mount that is gone never is. So it is asked directly.
+            let result = rustix::io::read(kernel, &mut buf[Buffers::message_range()]).map_err(io::Error::from);
+            self.receives += 1;
+            self.received(buf, result)?;
+        }
+        Ok(())
+    }
+
+    fn received(&mut self, buf: IoBuf, result: io::Result<usize>) -> Result<(), FuseError> {
+        self.receives -= 1;
+        match result {
+            Ok(len_bytes) => {
+                self.brought += 1;
+                self.session.take(buf, len_bytes)?;
+            }
+            Err(error) => {
+                self.session.buffers().give_back(buf);
+                self.unmounted |= judge_receive(error)?;
+            }
+        }
+        if self.receives == 0 && !self.unmounted {
+            let all = self.brought >= self.batch;
+            let was_busy = self.batch >= BUSY;
+            self.batch = if all { (self.batch * 2).min(RECEIVES_MAX) } else { self.brought.max(1) };
+            if all && was_busy {
+                self.receive();
+            }
+        }
+        Ok(())
+    }
+}
+
+fn serve_in_turn(connection: &OwnedFd, mut session: Session) -> Result<(), FuseError> {
+    loop {
+        let Some(mut buf) = session.buffers().message() else {
+            return Err(FuseError::Queue(io::Error::other("all buffers are in use though nothing is in flight")));
+        };
+        match rustix::io::read(connection, &mut buf[Buffers::message_range()]) {
+            Ok(len_bytes) => session.take(buf, len_bytes)?,
+            Err(errno) => {
+                session.buffers().give_back(buf);
+                if judge_receive(errno.into())? {
+                    return Ok(());
+                }
+            }
+        }
+        while {
+            session.reap(session.in_flight().min(1))?;
+            while let Some(reply) = session.next_reply() {
+                let written =
+                    rustix::io::retry_on_intr(|| rustix::io::write(connection, &reply.buf[reply.range.clone()]));
+                session.buffers().give_back(reply.buf);
+                match written {
+                    Ok(_) => {}
+                    Err(errno) => judge_answer(errno.into())?,
+                }
+            }
+            session.in_flight() > 0
+        } {}
+    }
+}
+
+/// Whether a receive that failed says that the mount is gone.
+fn judge_receive(error: io::Error) -> Result<bool, FuseError> {
+    match Errno::from_io_error(&error) {
+        Some(Errno::NODEV) => Ok(true),
+        // ENOENT: the request was taken back while it was read.
+        Some(Errno::INTR | Errno::AGAIN | Errno::NOENT) => Ok(false),
+        _ => Err(FuseError::Kernel { doing: "read from", source: error }),
+    }
+}
+
+/// Nobody waits for the answer any more (ENOENT), or nobody is there (ENODEV; to a ring such a mount is one that it cannot write to
+/// now, EAGAIN): no failure of ours.
+fn judge_answer(error: io::Error) -> Result<(), FuseError> {
+    match Errno::from_io_error(&error) {
+        Some(Errno::NOENT | Errno::NODEV | Errno::AGAIN) => Ok(()),
+        _ => Err(FuseError::Kernel { doing: "answer", source: error }),
+    }
+}
