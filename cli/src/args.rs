@@ -66,6 +66,8 @@ pub enum Command {
     Attached(commands::attached::AttachedArgs),
     /// Measure what disks cost.
     Lab(commands::lab::LabArgs),
+    /// Measure with DiskSpd's switches, and print DiskSpd's report.
+    Diskspd(commands::diskspd::DiskspdArgs),
     /// Measure whether the engine keeps its promises, against its peers.
     Bench(commands::bench::BenchArgs),
     /// Print the script that completes diskwright's words in a shell.

@@ -46,6 +46,12 @@ impl Context {
         }
     }
 
+    /// A sentence on standard error, with `--quiet` too: for what is no warning but the reason of an exit code.
+    pub fn warn_always(&mut self, sentence: &str) {
+        let _ = self.out.flush();
+        let _ = writeln!(io::stderr(), "diskwright: {sentence}");
+    }
+
     /// Opens a disk or an export, with a warning on standard error for each thing that the user should know about it.
     pub fn open(&mut self, name: &Path, options: &OpenOptions) -> Outcome<Opened> {
         let disk = Opened::open(name, options)?;

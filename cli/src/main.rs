@@ -84,6 +84,7 @@ fn run(context: &mut Context, command: &Command) -> exit::Outcome {
         Command::Detach(args) => commands::detach::run(context, args),
         Command::Attached(args) => commands::attached::run(context, args),
         Command::Lab(args) => commands::lab::run(context, args),
+        Command::Diskspd(args) => commands::diskspd::run(context, args),
         Command::Bench(args) => commands::bench::run(context, args),
         Command::MeasuringChild(args) => commands::lab::measuring_child(context, args),
         Command::Completions(args) => commands::completions::run(context, args),

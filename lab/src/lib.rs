@@ -23,6 +23,8 @@
 //! | `knee/`, `sweep/` | how much load is enough, with intervals; a workload over a range of loads |
 //! | `targets.rs`, `chain.rs`, `child.rs` | the containers under comparison; chains; opening in a fresh process |
 //! | `machine.rs`, `warning.rs`, `result.rs`, `table.rs` | what it was measured on, reasons for doubt, JSON, text |
+//! | `document.rs`, `report/`, `export/` | results as files; pages with plots; CSV, Markdown |
+//! | `diskspd/` | DiskSpd's switches, profiles and reports |
 //! | `paper.rs` | the paper's own figures |
 //! | `study/`, `bench/` | the paper's experiments; the engine's promises against its peers |
 //!
@@ -75,7 +77,10 @@ pub mod chain;
 pub mod child;
 pub mod clock;
 pub mod data;
+pub mod diskspd;
+pub mod document;
 pub mod error;
+pub mod export;
 pub mod figures;
 pub mod fill;
 pub mod generator;
@@ -91,6 +96,7 @@ pub mod prepare;
 pub mod profiles;
 pub mod progress;
 pub mod record;
+pub mod report;
 pub mod result;
 pub mod run;
 pub mod scratch;

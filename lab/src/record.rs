@@ -293,16 +293,11 @@ pub struct Total {
     pub queue_depth: u64,
 }
 
-impl PhaseRecord {
-    /// Everything.
-    pub fn total(&self) -> Total {
-        self.total_where(|_| true)
-    }
-
-    /// The threads for which `which` holds: one thread, one target, one load.
-    pub fn total_where(&self, which: impl Fn(&ThreadRecord) -> bool) -> Total {
-        let mut total = Total::default();
-        for thread in self.threads.iter().filter(|thread| which(thread)) {
+impl Total {
+    /// These threads added up.
+    pub fn of<'a>(threads: impl IntoIterator<Item = &'a ThreadRecord>) -> Self {
+        let mut total = Self::default();
+        for thread in threads {
             total.reads.add(&thread.reads);
             total.writes.add(&thread.writes);
             total.flushes += thread.flushes;
@@ -311,6 +306,18 @@ impl PhaseRecord {
         total.both = total.reads.clone();
         total.both.add(&total.writes);
         total
+    }
+}
+
+impl PhaseRecord {
+    /// Everything.
+    pub fn total(&self) -> Total {
+        self.total_where(|_| true)
+    }
+
+    /// The threads for which `which` holds: one thread, one target, one load.
+    pub fn total_where(&self, which: impl Fn(&ThreadRecord) -> bool) -> Total {
+        Total::of(self.threads.iter().filter(|thread| which(thread)))
     }
 
     /// Length of the window in seconds.

@@ -2,6 +2,7 @@
 
 mod containers;
 mod profiles;
+mod report;
 mod run;
 mod selftest;
 pub mod targets;
@@ -29,6 +30,8 @@ pub struct LabArgs {
 enum LabCommand {
     /// Measure targets by a workload: IOPS, MB/s, latency, CPU for each request.
     Run(Box<run::RunArgs>),
+    /// Saved results as a page with plots, or as CSV, Markdown, JSON.
+    Report(report::ReportArgs),
     /// One of the papers' experiments, from preparation to report.
     Study(StudyArgs),
     /// List the built-in profiles, or print one.
@@ -60,6 +63,7 @@ pub struct ChildArgs {
 pub fn run(context: &mut Context, args: &LabArgs) -> Outcome {
     match &args.command {
         LabCommand::Run(args) => run::run(context, args),
+        LabCommand::Report(args) => report::run(context, args),
         LabCommand::Study(StudyArgs { study: Study::Containers(args) }) => containers::run(context, args),
         LabCommand::Profiles(args) => profiles::run(context, args),
         LabCommand::Selftest(args) => selftest::run(context, args),

@@ -9,6 +9,7 @@ pub mod completions;
 pub mod convert;
 pub mod create;
 pub mod detach;
+pub mod diskspd;
 pub mod info;
 pub mod io;
 pub mod lab;

@@ -15,7 +15,7 @@
 mod load;
 mod units;
 
-pub use load::{Blocks, Burst, Distribution, Load, Rate, SizeShare, Spot};
+pub use load::{Blocks, Burst, Distribution, Load, QUEUE_DEPTH_MAX, Rate, SizeShare, Spot, THREADS_MAX};
 pub use units::{Bytes, Span};
 
 use serde::{Deserialize, Serialize};

@@ -1,0 +1,232 @@
+//! `diskwright diskspd`: DiskSpd's switches in, DiskSpd's report out, so that scripts written for it go on working.
+//!
+//! Standard output holds the report and nothing else; notes, warnings and progress go to standard error. DiskSpd overwrites whatever
+//! its targets hold without a word. This does not: files that `-c` makes are the lab's own and may be written again, anything else
+//! only with `--destroy-data`.
+
+use super::lab::targets::TargetArgs;
+use crate::{
+    args::Cli,
+    context::Context,
+    exit::{self, Failure, Outcome},
+    live::LiveDisplay,
+};
+use clap::{ArgAction, Args, CommandFactory};
+use diskwright_lab::{
+    diskspd::{self, Profile, ResultForm, SwitchError},
+    job::Bytes,
+    record::End,
+    result,
+    run::{self, RunOptions},
+    warning::Warning,
+};
+use std::{
+    fs::File,
+    io::{Read, Write},
+    path::{Path, PathBuf},
+};
+
+/// Longest XML profile.
+const PROFILE_MAX_BYTES: u64 = 1 << 20;
+
+/// Arguments of `diskspd`.
+#[derive(Debug, Args)]
+#[command(
+    disable_help_flag = true,
+    after_help = "\
+SWITCHES are DiskSpd's: one word with its value, and upper and lower case differ.
+  -b<size>  block [64K]            -o<n>  requests for each thread and target [2]    -t<n>  threads for each target [1]
+  -r[align] random                 -rs<percent>  partly random                       -rd<pct|abs><distribution>
+  -s[i][stride]  sequential        -w<percent>  writes [0]                           -d<s> -W<s> -C<s>  duration, warm-up, cool-down
+  -c<size>  make the files         -f<size> -B<offset>[:length]  the part in use     -T<offset>  between the threads' beginnings
+  -S[b|u|w|h] -h  caching          -Z | -Zr | -Z<size>  zeros or random data         -g<bytes/ms> | -g<n>i  limit for each thread
+  -L  latencies                    -D[ms]  scatter of the IOPS                       -i<n> -j<ms>  bursts, pauses
+  -F<n> -O<n>  threads in all, requests for each of them                             -z[seed]    -X<file>  XML profile
+  -R[p]<text|xml>  form of the results; -Rp tells the profile and runs nothing
+-a -f<rst> -I -l -n -P -v -x are accepted and have no effect here; -e -N -p -y -Sr -Sm are refused.
+
+Files that -c makes are filled with incompressible data first. Percentiles are told only where ten requests or more lie beyond them.
+
+EXIT CODES  0 done, 1 a request failed or the run could not be made, 2 used wrongly, 130 stopped
+
+EXAMPLES
+  diskwright diskspd -r -w30 -d600 -W300 -b8K -t8 -o12 -h -L -Z1M -c64G /mnt/nvme/test.dat
+  diskwright diskspd -b4K -r -o32 -t2 -d10 -Sh -L disk.vhdx
+  diskwright diskspd -Xprofile.xml -Rxml
+  diskwright diskspd --destroy-data -w100 -b512K -d60 -Sh -L /dev/sdb"
+)]
+pub struct DiskspdArgs {
+    /// Overwrite whatever data the targets hold.
+    #[arg(long)]
+    destroy_data: bool,
+    /// Save the result as JSON too, for `lab report` and `lab compare`.
+    #[arg(long, value_name = "FILE.json")]
+    save: Option<PathBuf>,
+    /// Print help.
+    #[arg(long, action = ArgAction::Help)]
+    help: Option<bool>,
+    /// Switches, then targets: virtual disks, raw files, block devices, null:.
+    #[arg(value_name = "SWITCHES AND TARGETS", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+}
+
+/// Runs what the switches say, prints the report.
+pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
+    let mut own = Own { destroy_data: args.destroy_data, save: args.save.clone(), ..Own::default() };
+    let words = own.take(&args.words)?;
+    if own.help {
+        let mut command = Cli::command();
+        command.build();
+        let help = command.find_subcommand_mut("diskspd").map(|command| command.render_help().to_string());
+        context.out.write_all(help.unwrap_or_default().as_bytes())?;
+        return Ok(exit::OK);
+    }
+    context.global.json |= own.json;
+    context.global.quiet |= own.quiet;
+    let profile = match profile(&words)? {
+        Ok(profile) => profile,
+        Err(error) => {
+            context.warn_always(&format!("{error} (see diskwright diskspd --help)"));
+            return Ok(exit::USAGE);
+        }
+    };
+    if profile.profile_only {
+        context.out.write_all(diskspd::profile_xml(&profile).as_bytes())?;
+        return Ok(exit::OK);
+    }
+    let (job, paths) = diskspd::job(&profile).map_err(|error| Failure::new(error.to_string()))?;
+    for note in &profile.notes {
+        context.warn(note);
+    }
+    let targets =
+        TargetArgs { create_size: created(&profile)?.map(Bytes), fill: false, destroy_data: own.destroy_data };
+    let prepared = targets.prepare(context, &job, &paths)?;
+    let live = LiveDisplay::new(context.global.quiet, context.signals.patient());
+    let outcome = run::run(&job, &prepared.targets, &RunOptions::default(), &live);
+    drop(live);
+    let mut run = outcome?;
+    run.warnings.splice(0..0, prepared.warnings);
+    Warning::sort(&mut run.warnings);
+    if let Some(path) = &own.save {
+        result::save(path, &run)?;
+    }
+    for warning in &run.warnings {
+        context.warn(&warning.to_string());
+    }
+    if context.global.json {
+        serde_json::to_writer_pretty(&mut context.out, &run).map_err(std::io::Error::from)?;
+        writeln!(context.out)?;
+    } else {
+        let text = match profile.form {
+            ResultForm::Text => diskspd::report(&profile, &run),
+            ResultForm::Xml => diskspd::results_xml(&profile, &run),
+        };
+        context.out.write_all(text.as_bytes())?;
+    }
+    Ok(match &run.end {
+        End::Complete => exit::OK,
+        End::Stopped => exit::STOPPED,
+        End::Failed { first, errors } => {
+            context.warn_always(&format!(
+                "{errors} requests failed, and the figures are those of the others; the first: {first}"
+            ));
+            exit::FAILED
+        }
+    })
+}
+
+/// What is not DiskSpd's, wherever it stands: behind the first switch clap takes every word as it is.
+#[derive(Debug, Default)]
+struct Own {
+    destroy_data: bool,
+    save: Option<PathBuf>,
+    help: bool,
+    json: bool,
+    quiet: bool,
+}
+
+impl Own {
+    /// Takes them out of `words`; returns the others.
+    fn take(&mut self, words: &[String]) -> Outcome<Vec<String>> {
+        let mut rest = Vec::new();
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--destroy-data" => self.destroy_data = true,
+                "--help" | "-?" => self.help = true,
+                "--json" => self.json = true,
+                "--quiet" => self.quiet = true,
+                "--save" => {
+                    let file = words.next().ok_or_else(|| Failure::new("--save needs the name of a file behind it"))?;
+                    self.save = Some(file.into());
+                }
+                _ => rest.push(word.clone()),
+            }
+        }
+        Ok(rest)
+    }
+}
+
+/// The profile of the switches, or of the file behind `-X`.
+fn profile(words: &[String]) -> Outcome<Result<Profile, SwitchError>> {
+    let Some(file) = words.iter().find_map(|word| word.strip_prefix("-X").filter(|file| !file.is_empty())) else {
+        return Ok(diskspd::parse(words));
+    };
+    let mut form = None;
+    for word in words.iter().filter(|word| !word.starts_with("-X")) {
+        form = match word.as_str() {
+            "-Rtext" => Some(ResultForm::Text),
+            "-Rxml" => Some(ResultForm::Xml),
+            other => {
+                return Ok(Err(SwitchError::Together(format!(
+                    "{other} cannot be used with -X; a profile says all but -R itself"
+                ))));
+            }
+        };
+    }
+    let path = Path::new(file);
+    let failed = |error| Failure::doing(format!("cannot read the profile {}", path.display()), error);
+    let mut text = String::new();
+    File::open(path).map_err(failed)?.take(PROFILE_MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
+    let line = format!("diskwright diskspd {}", words.join(" "));
+    let profile = diskspd::read_xml_profile(&text, &line)
+        .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+    Ok(Ok(Profile { form: form.unwrap_or(profile.form), ..profile }))
+}
+
+/// The size of the files to make, which all targets of a profile must share.
+fn created(profile: &Profile) -> Outcome<Option<u64>> {
+    let mut sizes = profile.time_spans.iter().flat_map(|span| &span.targets).map(|target| target.create_bytes);
+    let first = sizes.next().flatten();
+    if sizes.any(|size| size != first) {
+        return Err(Failure::new(
+            "the profile makes files of several sizes; make them beforehand, or give all the same <FileSize>",
+        ));
+    }
+    Ok(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn words(line: &[&str]) -> DiskspdArgs {
+        let line = ["diskwright", "diskspd"].iter().chain(line);
+        match Cli::try_parse_from(line).unwrap().command {
+            crate::args::Command::Diskspd(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn switches_that_look_like_our_own_are_diskspds() {
+        assert_eq!(words(&["-h", "-r", "x"]).words, ["-h", "-r", "x"]);
+        assert_eq!(words(&["-W300", "-q", "x"]).words, ["-W300", "-q", "x"]);
+        let args = words(&["--destroy-data", "-r", "x", "--save", "y.json"]);
+        assert!(args.destroy_data);
+        let mut own = Own::default();
+        assert_eq!(own.take(&args.words).unwrap(), ["-r", "x"]);
+        assert_eq!(own.save, Some("y.json".into()));
+    }
+}

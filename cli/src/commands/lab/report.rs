@@ -1,0 +1,244 @@
+//! `diskwright lab report`: results as a page for people, or as files for other programs.
+
+use crate::{
+    context::Context,
+    exit::{self, Failure, Outcome},
+};
+use clap::{Args, ValueEnum};
+use diskwright_lab::{
+    document::{self, Document},
+    export::{self, CsvTable},
+    report,
+};
+use serde::Serialize;
+use std::{
+    fs::File,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+/// Arguments of `lab report`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Takes what `lab run`, `lab study`, `diskspd` and `bench` saved as JSON, one or several, and writes one page that needs nothing else: no \
+network, no script. It reads well on light and dark screens and on paper. Several runs are set side by side first. An existing file of \
+that name is replaced when the new one is complete.
+
+CSV is tidy: one row for each thread, target and direction, and rows whose `scope` is `phase` for the sums; `--table` takes the time series \
+or the histograms instead. JSON is the result as it is, complete; several go into one file that `lab report` reads again.
+
+EXAMPLES
+  diskwright lab report oltp.json -o oltp.html
+  diskwright lab report before.json after.json -o both.html
+  diskwright lab report oltp.json --as csv > oltp.csv
+  diskwright lab report oltp.json --table series -o oltp-series.csv
+  diskwright lab report *.json -o summary.md")]
+pub struct ReportArgs {
+    /// Saved results.
+    #[arg(value_name = "RESULT", required = true)]
+    results: Vec<PathBuf>,
+    /// Where to write; \"-\" is standard output. [default: standard output, but HTML needs a file or \"-\"]
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// What to write. [default: by the file's extension, else html]
+    #[arg(long = "as", value_enum, value_name = "FORM")]
+    form: Option<Form>,
+    /// Which table a CSV file holds.
+    #[arg(long, value_enum, value_name = "TABLE")]
+    table: Option<Table>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Form {
+    /// One self-contained page with plots.
+    Html,
+    /// A table for spreadsheets and statistics.
+    Csv,
+    /// Text with tables.
+    Md,
+    /// The results themselves.
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Table {
+    /// Rates, latencies and errors of each thread.
+    Figures,
+    /// Each interval of the time series.
+    Series,
+    /// Each bucket of the histograms.
+    Latencies,
+}
+
+impl Table {
+    fn of_lab(self) -> CsvTable {
+        match self {
+            Self::Figures => CsvTable::Figures,
+            Self::Series => CsvTable::Series,
+            Self::Latencies => CsvTable::Latencies,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Written<'a> {
+    written: &'a Path,
+    form: Form,
+    bytes: usize,
+    results: Vec<Told<'a>>,
+}
+
+#[derive(Serialize)]
+struct Told<'a> {
+    file: &'a Path,
+    verdict: String,
+}
+
+/// Reads the results, writes the report.
+pub fn run(context: &mut Context, args: &ReportArgs) -> Outcome {
+    let form = form(args)?;
+    if args.table.is_some() && form != Form::Csv {
+        return Err(Failure::new("--table chooses a table of a CSV file; add --as csv"));
+    }
+    let to_file = args.output.as_deref().filter(|path| *path != Path::new("-"));
+    if args.output.is_none() && form == Form::Html {
+        return Err(Failure::new("a page goes into a file: add -o FILE.html, or -o - for standard output"));
+    }
+    if to_file.is_none() && context.global.json {
+        return Err(Failure::new("--json tells about the file that was written: add -o FILE"));
+    }
+    let mut documents: Vec<(&Path, Document)> = Vec::new();
+    for path in &args.results {
+        let read = document::read(path).map_err(|error| Failure::new(error.to_string()))?;
+        documents.extend(read.into_iter().map(|document| (path.as_path(), document)));
+    }
+    if documents.is_empty() {
+        return Err(Failure::new("there is no result in what was given: the bundles are empty"));
+    }
+    if let Some(path) = to_file {
+        refuse_own_source(path, &args.results)?;
+    }
+    let names = names(&documents);
+    let named: Vec<report::Named<'_>> =
+        names.iter().zip(&documents).map(|(name, (_, document))| (name.as_str(), document)).collect();
+    let text = match form {
+        Form::Html => report::html(&named),
+        Form::Csv => export::csv(&named, args.table.unwrap_or(Table::Figures).of_lab())?,
+        Form::Md => export::markdown(&named),
+        Form::Json => export::json(&named).map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?,
+    };
+    let Some(path) = to_file else {
+        context.out.write_all(text.as_bytes())?;
+        return Ok(exit::OK);
+    };
+    save(path, &text)?;
+    let told = report::chapters(&named).into_iter().map(|chapter| chapter.verdict);
+    if context.global.json {
+        let skipped =
+            if named.iter().filter(|(_, document)| matches!(document, Document::Run(_))).count() > 1 { 1 } else { 0 };
+        let results =
+            documents.iter().zip(told.skip(skipped)).map(|((file, _), verdict)| Told { file, verdict }).collect();
+        context.print_json("diskwright.report/1", Written { written: path, form, bytes: text.len(), results })?;
+    } else {
+        for verdict in told.take(1) {
+            writeln!(context.out, "{verdict}")?;
+        }
+        writeln!(context.out, "written to {}", path.display())?;
+    }
+    Ok(exit::OK)
+}
+
+fn form(args: &ReportArgs) -> Outcome<Form> {
+    if let Some(form) = args.form {
+        return Ok(form);
+    }
+    let Some(path) = args.output.as_deref().filter(|path| *path != Path::new("-")) else {
+        return Ok(if args.table.is_some() { Form::Csv } else { Form::Html });
+    };
+    match path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase).as_deref() {
+        Some("html" | "htm") => Ok(Form::Html),
+        Some("csv") => Ok(Form::Csv),
+        Some("md" | "markdown") => Ok(Form::Md),
+        Some("json") => Ok(Form::Json),
+        _ => Err(Failure::new(format!(
+            "the name {} does not tell what to write: end it in .html, .csv, .md or .json, or add --as",
+            path.display()
+        ))),
+    }
+}
+
+/// A report must not replace what it was made from.
+fn refuse_own_source(path: &Path, sources: &[PathBuf]) -> Outcome<()> {
+    let Ok(real) = path.canonicalize() else { return Ok(()) };
+    match sources.iter().find(|source| source.canonicalize().is_ok_and(|source| source == real)) {
+        Some(source) => Err(Failure::new(format!("{} is one of the results; write to another file", source.display()))),
+        None => Ok(()),
+    }
+}
+
+/// File names where they tell the results apart, else whole paths; results of one bundle are numbered.
+fn names(documents: &[(&Path, Document)]) -> Vec<String> {
+    let file_name = |path: &Path| {
+        path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+    };
+    let mut names: Vec<String> = Vec::with_capacity(documents.len());
+    for (index, (path, _)) in documents.iter().enumerate() {
+        let short = file_name(path);
+        let ambiguous = documents.iter().any(|(other, _)| other != path && file_name(other) == short);
+        let name = if ambiguous { path.display().to_string() } else { short };
+        let alike = documents.iter().filter(|(other, _)| other == path).count();
+        let number = documents[..=index].iter().filter(|(other, _)| other == path).count();
+        names.push(if alike > 1 { format!("{name} ({number})") } else { name });
+    }
+    names
+}
+
+/// Writes the whole file or leaves what was there.
+fn save(path: &Path, text: &str) -> Outcome<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let written = File::create(&partial)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .and_then(|()| std::fs::rename(&partial, path));
+    written.map_err(|error| {
+        // The error to tell is the first.
+        let _ = std::fs::remove_file(&partial);
+        Failure::doing(format!("cannot write the report to {}", path.display()), error)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use diskwright_lab::bench::BenchReport;
+
+    fn args(output: Option<&str>, form: Option<Form>) -> ReportArgs {
+        ReportArgs { results: vec![], output: output.map(Into::into), form, table: None }
+    }
+
+    #[test]
+    fn the_extension_says_what_to_write() {
+        for (name, wanted) in [("a.html", Form::Html), ("a.CSV", Form::Csv), ("a.md", Form::Md), ("a.json", Form::Json)]
+        {
+            assert_eq!(form(&args(Some(name), None)).unwrap(), wanted);
+        }
+        assert_eq!(form(&args(Some("a.txt"), Some(Form::Csv))).unwrap(), Form::Csv);
+        assert!(form(&args(Some("a.txt"), None)).is_err());
+        assert_eq!(form(&args(Some("-"), None)).unwrap(), Form::Html);
+    }
+
+    #[test]
+    fn names_tell_results_apart() {
+        let json = include_str!("../../../../lab/tests/results/bench.json");
+        let report: BenchReport = serde_json::from_str(json).unwrap();
+        let document = Document::Bench(Box::new(report));
+        let named = |paths: &[&'static str]| {
+            let documents: Vec<_> = paths.iter().map(|path| (Path::new(*path), document.clone())).collect();
+            names(&documents)
+        };
+        assert_eq!(named(&["a/x.json", "y.json"]), ["x.json", "y.json"]);
+        assert_eq!(named(&["a/x.json", "b/x.json"]), ["a/x.json", "b/x.json"]);
+        assert_eq!(named(&["x.json", "x.json"]), ["x.json (1)", "x.json (2)"]);
+    }
+}

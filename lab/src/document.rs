@@ -1,0 +1,345 @@
+//! Results as files: which kind a file holds, and why it cannot be read, each reason in its own words.
+//!
+//! ```text
+//!   file ──▶ JSON? ──▶ "schema"? ──▶ a kind known here? ──▶ its version? ──▶ its fields? ──▶ sound? ──▶ Document
+//! ```
+//!
+//! A file comes from anywhere. It is read up to a limit, and what later code adds up or indexes with is checked here once: sums that
+//! do not overflow, histograms that rise, numbers of targets that exist.
+
+use crate::{
+    bench::{self, BenchReport},
+    record::{LatencyRecord, RUN_SCHEMA, Run},
+    result::{CONTAINERS_SCHEMA, ContainersResult},
+    sweep::{SWEEP_SCHEMA, SweepRecord},
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+/// Schema of several results in one file.
+pub const BUNDLE_SCHEMA: &str = "diskwright.lab.results/1";
+/// Files longer than this are no results: a run of a week has a tenth of it.
+const LONGEST_BYTES: u64 = 1 << 30;
+
+/// Any result.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Document {
+    /// Of `lab run` and `diskspd`.
+    Run(Box<Run>),
+    /// Of `lab sweep`.
+    Sweep(Box<SweepRecord>),
+    /// Of `lab study containers`.
+    Containers(Box<ContainersResult>),
+    /// Of `bench`.
+    Bench(Box<BenchReport>),
+}
+
+/// Several results, as `lab report --as json` writes them.
+#[derive(Debug, Serialize)]
+pub struct Bundle<'a> {
+    /// [`BUNDLE_SCHEMA`].
+    pub schema: &'static str,
+    /// Each with its own schema.
+    pub results: Vec<&'a Document>,
+}
+
+/// Why a file is not a result that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The system would not give it.
+    #[error("cannot read the result {}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Too long to be one.
+    #[error("{} is longer than 1 GiB and so no result of the lab; give a JSON file that the lab wrote", path.display())]
+    TooLong {
+        /// Which.
+        path: PathBuf,
+    },
+    /// It ends in the middle.
+    #[error("{} ends in the middle of line {line}: it was cut off, or its run has not ended; copy it again or run again", path.display())]
+    CutOff {
+        /// Which.
+        path: PathBuf,
+        /// Where.
+        line: usize,
+    },
+    /// Not JSON.
+    #[error("{} is not JSON (line {line}, column {column}); give a result that the lab saved as JSON, not a report made from it", path.display())]
+    NotJson {
+        /// Which.
+        path: PathBuf,
+        /// Where.
+        line: usize,
+        /// Where in the line.
+        column: usize,
+    },
+    /// JSON, but of something else.
+    #[error("{} is JSON but no result of the lab: {found}; give what `lab run`, `lab study`, `lab sweep` or `bench` saved", path.display())]
+    NoResult {
+        /// Which.
+        path: PathBuf,
+        /// What it has for a schema.
+        found: String,
+    },
+    /// Of a later version.
+    #[error("{} was written by a newer diskwright: its schema is {found}, this one ({}) reads up to {known}; read it with the newer one", path.display(), env!("CARGO_PKG_VERSION"))]
+    Newer {
+        /// Which.
+        path: PathBuf,
+        /// Its schema.
+        found: String,
+        /// Ours.
+        known: &'static str,
+    },
+    /// Its fields are not those of its schema, or contradict each other.
+    #[error("{} says that it is {schema}, but it is damaged: {what}; it was edited or harmed after it was written: copy it again or run again", path.display())]
+    Damaged {
+        /// Which.
+        path: PathBuf,
+        /// What it says it is.
+        schema: String,
+        /// What is wrong, and where.
+        what: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct Head {
+    schema: Option<serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+struct BundleBody {
+    results: Vec<Box<serde_json::value::RawValue>>,
+}
+
+/// Reads a file: one result, or a bundle of them.
+///
+/// # Errors
+/// [`ReadError`], each reason its own.
+pub fn read(path: &Path) -> Result<Vec<Document>, ReadError> {
+    let failed = |source| ReadError::File { path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    File::open(path).map_err(failed)?.take(LONGEST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > LONGEST_BYTES {
+        return Err(ReadError::TooLong { path: path.to_owned() });
+    }
+    parse(path, &bytes)
+}
+
+/// The same for bytes; `path` is for messages.
+///
+/// # Errors
+/// As [`read`].
+pub fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Document>, ReadError> {
+    let schema = schema_of(path, bytes)?;
+    if schema != BUNDLE_SCHEMA {
+        return Ok(vec![one(path, &schema, bytes)?]);
+    }
+    let body: BundleBody = fields(path, &schema, bytes)?;
+    let inner = |raw: &serde_json::value::RawValue| {
+        let bytes = raw.get().as_bytes();
+        let schema = schema_of(path, bytes)?;
+        one(path, &schema, bytes)
+    };
+    body.results.iter().map(|raw| inner(raw)).collect()
+}
+
+fn schema_of(path: &Path, bytes: &[u8]) -> Result<String, ReadError> {
+    let path = || path.to_owned();
+    let no_result = |found: String| ReadError::NoResult { path: path(), found };
+    match serde_json::from_slice::<Head>(bytes) {
+        Ok(Head { schema: Some(serde_json::Value::String(schema)) }) => Ok(schema),
+        Ok(Head { schema: Some(_) }) => Err(no_result("its \"schema\" is no text".into())),
+        Ok(Head { schema: None }) => Err(no_result("it has no \"schema\"".into())),
+        Err(error) if error.is_eof() && !bytes.trim_ascii().is_empty() => {
+            Err(ReadError::CutOff { path: path(), line: error.line() })
+        }
+        // An array is taken for a structure's fields, and is one too many or too few.
+        Err(_) if serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok() => {
+            Err(no_result("it is not an object with a \"schema\"".into()))
+        }
+        Err(error) => Err(ReadError::NotJson { path: path(), line: error.line(), column: error.column() }),
+    }
+}
+
+fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
+    let document = match known(path, schema)? {
+        RUN_SCHEMA => {
+            let run: Run = fields(path, schema, bytes)?;
+            check_run(&run).map_err(|what| ReadError::Damaged {
+                path: path.to_owned(),
+                schema: schema.into(),
+                what,
+            })?;
+            Document::Run(Box::new(run))
+        }
+        SWEEP_SCHEMA => Document::Sweep(Box::new(fields(path, schema, bytes)?)),
+        CONTAINERS_SCHEMA => Document::Containers(Box::new(fields(path, schema, bytes)?)),
+        _ => Document::Bench(Box::new(fields(path, schema, bytes)?)),
+    };
+    Ok(document)
+}
+
+/// The schema of ours that `found` is.
+fn known(path: &Path, found: &str) -> Result<&'static str, ReadError> {
+    let parts = |schema: &str| {
+        let (kind, version) = schema.rsplit_once('/')?;
+        Some((kind.to_owned(), version.parse::<u64>().ok()?))
+    };
+    let unknown = || ReadError::NoResult { path: path.to_owned(), found: format!("its schema is \"{found}\"") };
+    let (kind, version) = parts(found).ok_or_else(unknown)?;
+    for known in [RUN_SCHEMA, SWEEP_SCHEMA, CONTAINERS_SCHEMA, bench::SCHEMA, BUNDLE_SCHEMA] {
+        match parts(known) {
+            Some((ours, _)) if ours != kind => {}
+            Some((_, latest)) if version > latest => {
+                return Err(ReadError::Newer { path: path.to_owned(), found: found.into(), known });
+            }
+            Some((_, latest)) if version == latest => return Ok(known),
+            _ => return Err(unknown()),
+        }
+    }
+    Err(unknown())
+}
+
+fn fields<T: DeserializeOwned>(path: &Path, schema: &str, bytes: &[u8]) -> Result<T, ReadError> {
+    serde_json::from_slice(bytes).map_err(|error| ReadError::Damaged {
+        path: path.to_owned(),
+        schema: schema.to_owned(),
+        what: error.to_string(),
+    })
+}
+
+/// What later code relies on.
+pub(crate) fn check_run(run: &Run) -> Result<(), String> {
+    // What is added up stays far below 2^63 in any run that ever was; a sum that does not is no measurement.
+    let mut sum = 0_u64;
+    let mut add = |value: u64| {
+        sum = sum.checked_add(value).filter(|sum| *sum < 1 << 62)?;
+        Some(())
+    };
+    for phase in &run.phases {
+        let place = |what: &str| format!("phase \"{}\": {what}", phase.name);
+        if phase.threads.iter().any(|thread| thread.target as usize >= run.targets.len()) {
+            return Err(place("a thread ran on a target that is not in the list"));
+        }
+        for thread in &phase.threads {
+            for direction in [&thread.reads, &thread.writes] {
+                let counts = [direction.ios, direction.bytes, direction.errors, thread.flushes];
+                counts.into_iter().try_for_each(&mut add).ok_or_else(|| place("its counts do not add up"))?;
+                for latencies in std::iter::once(&direction.service).chain(&direction.response) {
+                    check_latencies(latencies).map_err(&place)?;
+                    add(latencies.count).ok_or_else(|| place("its counts do not add up"))?;
+                }
+            }
+        }
+        let cores =
+            phase.cpu.cores.iter().flat_map(|core| {
+                [core.user_ns, core.system_ns, core.irq_ns, core.iowait_ns, core.idle_ns, core.stolen_ns]
+            });
+        let process = [phase.cpu.process_user_ns, phase.cpu.process_system_ns, phase.window_ns, phase.window_start_ns];
+        cores.chain(process).try_for_each(&mut add).ok_or_else(|| place("its times do not add up"))?;
+        for point in &phase.series {
+            let counts = [point.start_ns, point.read_ios, point.write_ios, point.read_bytes, point.write_bytes];
+            let mut total = 0_u64;
+            let fits = counts.into_iter().all(|count| {
+                total = total.saturating_add(count);
+                total < 1 << 62
+            });
+            if !fits {
+                return Err(place("a step of its time series does not add up"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_latencies(latencies: &LatencyRecord) -> Result<(), &'static str> {
+    let mut sum = 0_u64;
+    for (_, count) in &latencies.buckets {
+        sum = sum.checked_add(*count).ok_or("a histogram's counts do not add up")?;
+    }
+    if !latencies.buckets.is_empty() && sum != latencies.count {
+        return Err("a histogram holds another number of requests than it says");
+    }
+    if latencies.buckets.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
+        return Err("a histogram's buckets do not rise");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::example;
+
+    fn message(text: &str) -> String {
+        parse(Path::new("r.json"), text.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn each_kind_comes_back_from_its_json() {
+        for document in [
+            Document::Run(Box::new(example::run())),
+            Document::Sweep(Box::new(example::sweep())),
+            Document::Containers(Box::new(example::containers())),
+        ] {
+            let json = serde_json::to_vec(&document).unwrap();
+            assert_eq!(parse(Path::new("r.json"), &json).unwrap(), std::slice::from_ref(&document));
+            let bundle = Bundle { schema: BUNDLE_SCHEMA, results: vec![&document, &document] };
+            let json = serde_json::to_vec(&bundle).unwrap();
+            assert_eq!(parse(Path::new("r.json"), &json).unwrap(), [document.clone(), document]);
+        }
+    }
+
+    #[test]
+    fn every_wrong_file_has_its_own_words() {
+        assert!(message("# Report").contains("is not JSON (line 1, column 1)"));
+        assert!(message("").contains("is not JSON"));
+        assert!(message("{\"schema\": \"diskwright.lab.run/1\", ").contains("ends in the middle of line 1"));
+        assert!(message("{\"a\": 1}").contains("it has no \"schema\""));
+        assert!(message("[1, 2]").contains("no result of the lab"));
+        assert!(message("{\"schema\": 7}").contains("its \"schema\" is no text"));
+        assert!(message("{\"schema\": \"fio/3\"}").contains("its schema is \"fio/3\""));
+        let newer = message("{\"schema\": \"diskwright.lab.run/2\", \"future\": true}");
+        assert!(
+            newer.contains("newer diskwright: its schema is diskwright.lab.run/2") && newer.contains("run/1"),
+            "{newer}"
+        );
+        let damaged = message("{\"schema\": \"diskwright.lab.run/1\", \"took_ns\": \"soon\"}");
+        assert!(damaged.contains("it is damaged") && damaged.contains("column"), "{damaged}");
+        let missing = read(Path::new("/nonexistent/r.json")).unwrap_err().to_string();
+        assert!(missing.starts_with("cannot read the result /nonexistent/r.json"), "{missing}");
+    }
+
+    #[test]
+    fn figures_that_contradict_each_other_are_damage() {
+        let mut cases: Vec<(&str, Run)> = Vec::new();
+        let mut run = example::run();
+        run.phases[0].threads[0].target = 9;
+        cases.push(("target that is not in the list", run));
+        let mut run = example::run();
+        run.phases[0].threads[0].reads.ios = u64::MAX;
+        cases.push(("do not add up", run));
+        let mut run = example::run();
+        run.phases[0].threads[0].reads.service.buckets[0].1 += 1;
+        cases.push(("another number of requests", run));
+        let mut run = example::run();
+        run.phases[0].threads[0].reads.service.buckets.swap(0, 1);
+        cases.push(("do not rise", run));
+        for (words, run) in cases {
+            let text = message(&serde_json::to_string(&run).unwrap());
+            assert!(text.contains(words), "{words}: {text}");
+        }
+    }
+}

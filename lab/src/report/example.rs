@@ -1,0 +1,130 @@
+//! Results for tests. They are files as they were written in November 2026, so that every test that uses them also proves that those
+//! still read.
+
+use crate::{
+    bench::BenchReport,
+    figures::Figures,
+    job::Span,
+    knee::{self, LoadRounds},
+    record::{End, LatencyRecord, Run},
+    result::ContainersResult,
+    sweep::{Axis, Coordinate, KneeRow, Knob, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord},
+};
+
+/// Two phases on two targets: one as fast as it goes, one by a schedule.
+pub fn run() -> Run {
+    serde_json::from_str(include_str!("../../tests/results/run.json")).expect("an example of a run")
+}
+
+/// A study of containers, small.
+pub fn containers() -> ContainersResult {
+    serde_json::from_str(include_str!("../../tests/results/containers.json")).expect("an example of a study")
+}
+
+/// Some rows of the bench.
+pub fn bench() -> BenchReport {
+    serde_json::from_str(include_str!("../../tests/results/bench.json")).expect("an example of a bench")
+}
+
+/// A device that serves eight requests at once, in 100 us each: IOPS rise until eight are in flight, then the latency does.
+pub fn sweep() -> SweepRecord {
+    sweep_over(vec![Axis { knob: Knob::QueueDepth, values: vec![1, 2, 4, 8, 16, 32, 64] }])
+}
+
+/// The same with one to four threads; the last cell is missing.
+pub fn sweep_of_two() -> SweepRecord {
+    let mut sweep = sweep_over(vec![
+        Axis { knob: Knob::Threads, values: vec![1, 2, 4] },
+        Axis { knob: Knob::QueueDepth, values: vec![1, 2, 4, 8, 16] },
+    ]);
+    sweep.cells.last_mut().expect("a cell").rounds.clear();
+    sweep.end = End::Stopped;
+    sweep
+}
+
+fn sweep_over(axes: Vec<Axis>) -> SweepRecord {
+    let run = run();
+    let mut points: Vec<Vec<Coordinate>> = vec![vec![]];
+    for axis in &axes {
+        let longer = |point: &Vec<Coordinate>| {
+            let point = point.clone();
+            axis.values
+                .iter()
+                .map(move |value| [point.clone(), vec![Coordinate { knob: axis.knob, value: *value }]].concat())
+        };
+        points = points.iter().flat_map(longer).collect();
+    }
+    let cells: Vec<SweepCell> = points.into_iter().map(cell).collect();
+    let line = axes.last().map_or(1, |axis| axis.values.len());
+    let knees = (0..cells.len() / line)
+        .map(|row| {
+            let numbers: Vec<usize> = (row * line..(row + 1) * line).collect();
+            let rounds: Vec<LoadRounds<'_>> = numbers
+                .iter()
+                .map(|index| LoadRounds { load: cells[*index].total_depth as f64, rounds: &cells[*index].rounds })
+                .collect();
+            let first = &cells[numbers[0]].point;
+            KneeRow { fixed: first[..first.len() - 1].to_vec(), knee: knee::knee(&rounds, Some(1e6)), cells: numbers }
+        })
+        .collect();
+    SweepRecord {
+        schema: SWEEP_SCHEMA.into(),
+        verdict: "8 in flight are enough: 80,000 IOPS at 100 us.".into(),
+        started_utc: run.started_utc,
+        took_ns: 90_000_000_000,
+        machine: run.machine,
+        versions: run.versions,
+        targets: run.targets,
+        options: SweepOptions {
+            job: run.job,
+            targets: vec!["golden.vhdx".into()],
+            axes,
+            rounds: 3,
+            total_depth: None,
+            max_p99: Some(Span::from_millis(1)),
+            array: None,
+        },
+        cells,
+        knees,
+        warnings: vec![],
+        end: End::Complete,
+        labels: vec![],
+    }
+}
+
+fn cell(point: Vec<Coordinate>) -> SweepCell {
+    let value = |knob| point.iter().find(|at| at.knob == knob).map_or(1, |at| at.value);
+    let (threads, depth) = (value(Knob::Threads), value(Knob::QueueDepth));
+    let total = threads * depth;
+    let round = |number: u64| {
+        let noise = 1.0 + (number as f64 - 1.0) * 0.004;
+        let iops = total.min(8) as f64 * 10_000.0 * noise;
+        let mean_ns = total as f64 / iops * 1e9;
+        Figures {
+            window_ns: 1_000_000_000,
+            reads: iops as u64,
+            iops,
+            mb_per_s: iops * 4096.0 / 1e6,
+            mean_ns,
+            p50_ns: mean_ns * 0.95,
+            p99_ns: mean_ns * 1.8,
+            p999_ns: mean_ns * 2.5,
+            max_ns: mean_ns * 4.0,
+            cpu_ns_per_io: 3000.0 / noise,
+            machine_cpu_ns_per_io: 3500.0,
+            queue_depth: total,
+            depth_reached: total as f64,
+            ..Figures::default()
+        }
+    };
+    SweepCell {
+        threads: threads as u32,
+        queue_depth: depth as u32,
+        files: 1,
+        total_depth: total,
+        rounds: (0..3).map(round).collect(),
+        latency: LatencyRecord::default(),
+        array: None,
+        point,
+    }
+}

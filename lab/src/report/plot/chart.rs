@@ -1,0 +1,366 @@
+//! Lines and points over two axes.
+
+use super::{Frame, LegendEntry, STYLES, Scale, legend, marker, px, width_of};
+use maud::{Markup, html};
+
+const WIDTH: f64 = 640.0;
+const PLOT_HEIGHT: f64 = 270.0;
+const RIGHT: f64 = 18.0;
+const BOTTOM: f64 = 50.0;
+/// Lines of more points have no marker at each.
+const MARKED_POINTS: usize = 40;
+/// Points of a line that answer when pointed at.
+const HOVER_POINTS: usize = 120;
+
+/// An axis: what it measures and in which unit, and how its ticks are written.
+pub struct Axis<'a> {
+    /// As in "IOPS", "latency (log scale)".
+    pub title: &'a str,
+    /// From values to places.
+    pub scale: Scale,
+    /// Writes a tick.
+    pub write: &'a dyn Fn(f64) -> String,
+    /// Ticks at these values only; none: those of the scale.
+    pub at: Option<Vec<f64>>,
+}
+
+/// A point and what it says when it is pointed at.
+#[derive(Debug, Clone)]
+pub struct Point {
+    /// Along the horizontal axis.
+    pub x: f64,
+    /// Along the vertical axis.
+    pub y: f64,
+    /// In full, as in "queue depth 8: 41,200 IOPS, 194 us".
+    pub says: String,
+}
+
+/// A line, or points without one.
+#[derive(Debug, Clone)]
+pub struct Series {
+    /// In the legend.
+    pub name: String,
+    /// In the order in which they are joined.
+    pub points: Vec<Point>,
+    /// Colour, dash and marker.
+    pub style: usize,
+    /// Whether they are joined.
+    pub line: bool,
+}
+
+/// A stretch of the horizontal axis that is shaded and named.
+#[derive(Debug, Clone)]
+pub struct Band {
+    /// From.
+    pub from: f64,
+    /// To.
+    pub to: f64,
+    /// In the legend's row, inside the stretch.
+    pub name: String,
+    /// CSS class: `warm`, `window`.
+    pub class: &'static str,
+}
+
+/// A point with a word beside it.
+#[derive(Debug, Clone)]
+pub struct Mark {
+    /// Along the horizontal axis.
+    pub x: f64,
+    /// Along the vertical axis.
+    pub y: f64,
+    /// Beside it: a word.
+    pub name: String,
+    /// When pointed at: a sentence.
+    pub says: String,
+}
+
+/// A line across the whole plot at one value of the horizontal axis.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    /// Where.
+    pub x: f64,
+    /// What is there.
+    pub name: String,
+}
+
+/// See the module.
+pub struct LineChart<'a> {
+    /// Unique in the page.
+    pub id: String,
+    /// Of the plot.
+    pub title: String,
+    /// What is seen, in a sentence or two, for those who do not see it.
+    pub description: String,
+    /// Horizontal.
+    pub x: Axis<'a>,
+    /// Vertical.
+    pub y: Axis<'a>,
+    /// The lines.
+    pub series: Vec<Series>,
+    /// Shaded stretches.
+    pub bands: Vec<Band>,
+    /// Named points.
+    pub marks: Vec<Mark>,
+    /// Vertical lines.
+    pub rules: Vec<Rule>,
+}
+
+/// Where the axes lie.
+struct Area {
+    left: f64,
+    top: f64,
+    width: f64,
+    height: f64,
+}
+
+impl Area {
+    fn right(&self) -> f64 {
+        self.left + self.width
+    }
+
+    fn bottom(&self) -> f64 {
+        self.top + self.height
+    }
+}
+
+impl LineChart<'_> {
+    /// The plot.
+    pub fn render(&self) -> Markup {
+        let entries: Vec<LegendEntry<'_>> = self
+            .series
+            .iter()
+            .map(|series| LegendEntry {
+                name: &series.name,
+                style: series.style,
+                line: series.line,
+                dots: !series.line || series.points.len() <= MARKED_POINTS,
+            })
+            .collect();
+        let y_ticks = self.y.ticks();
+        let widest = y_ticks.iter().map(|(_, label)| label.as_deref().map_or(0.0, width_of)).fold(0.0, f64::max);
+        let left = (widest + 34.0).max(52.0);
+        let (names, names_height) = legend(&entries, left, 2.0, WIDTH - left - RIGHT);
+        let bands_height = if self.bands.is_empty() && self.rules.is_empty() { 0.0 } else { 18.0 };
+        let area =
+            Area { left, top: names_height + bands_height + 10.0, width: WIDTH - left - RIGHT, height: PLOT_HEIGHT };
+        let inside = html! {
+            (names)
+            (self.draw_bands(&area))
+            (self.draw_axes(&area, &y_ticks))
+            (self.draw_rules(&area))
+            @for series in &self.series { (self.draw_series(&area, series)) }
+            (self.draw_marks(&area))
+        };
+        let height = area.bottom() + BOTTOM;
+        Frame { id: &self.id, title: &self.title, description: &self.description, width: WIDTH, height }.wrap(&inside)
+    }
+
+    fn x(&self, area: &Area, value: f64) -> f64 {
+        area.left + self.x.scale.share(value) * area.width
+    }
+
+    fn y(&self, area: &Area, value: f64) -> f64 {
+        area.bottom() - self.y.scale.share(value) * area.height
+    }
+
+    fn draw_bands(&self, area: &Area) -> Markup {
+        html! {
+            @for band in &self.bands {
+                @let (from, to) = (self.x(area, band.from), self.x(area, band.to));
+                @if to - from >= 0.5 {
+                    rect class={ "band " (band.class) } x=(px(from)) y=(px(area.top)) width=(px(to - from)) height=(px(area.height)) {
+                        title { (band.name) }
+                    }
+                    // A name that does not fit is left to the pointer.
+                    @if width_of(&band.name) < to - from {
+                        text class="note" text-anchor="middle" x=(px((from + to) / 2.0)) y=(px(area.top - 5.0)) { (band.name) }
+                    }
+                }
+            }
+        }
+    }
+
+    fn draw_axes(&self, area: &Area, y_ticks: &[(f64, Option<String>)]) -> Markup {
+        let x_ticks = self.spaced(area);
+        html! {
+            g class="axes" {
+                @for (at, label) in y_ticks {
+                    @let y = self.y(area, *at);
+                    line class=(if label.is_some() { "grid" } else { "grid minor" }) x1=(px(area.left)) x2=(px(area.right())) y1=(px(y)) y2=(px(y)) {}
+                    @if let Some(label) = label {
+                        text text-anchor="end" x=(px(area.left - 7.0)) y=(px(y + 4.0)) { (label) }
+                    }
+                }
+                @for (at, label) in &x_ticks {
+                    @let x = self.x(area, *at);
+                    line class=(if label.is_some() { "grid" } else { "grid minor" }) x1=(px(x)) x2=(px(x)) y1=(px(area.top)) y2=(px(area.bottom())) {}
+                    @if let Some(label) = label {
+                        text text-anchor="middle" x=(px(x)) y=(px(area.bottom() + 17.0)) { (label) }
+                    }
+                }
+                line class="axis" x1=(px(area.left)) x2=(px(area.right())) y1=(px(area.bottom())) y2=(px(area.bottom())) {}
+                line class="axis" x1=(px(area.left)) x2=(px(area.left)) y1=(px(area.top)) y2=(px(area.bottom())) {}
+                text class="axis-title" text-anchor="middle" x=(px(area.left + area.width / 2.0)) y=(px(area.bottom() + 38.0)) { (self.x.title) }
+                @let middle = area.top + area.height / 2.0;
+                text class="axis-title" text-anchor="middle" x="13" y=(px(middle)) transform={ "rotate(-90 13 " (px(middle)) ")" } { (self.y.title) }
+            }
+        }
+    }
+
+    /// The horizontal ticks; a word that would run into the one before it is left out.
+    fn spaced(&self, area: &Area) -> Vec<(f64, Option<String>)> {
+        let mut free_from = f64::NEG_INFINITY;
+        let mut ticks = self.x.ticks();
+        for (at, label) in &mut ticks {
+            let x = self.x(area, *at);
+            if let Some(text) = label {
+                let half = width_of(text) / 2.0;
+                if x - half < free_from {
+                    *label = None;
+                } else {
+                    free_from = x + half + 6.0;
+                }
+            }
+        }
+        ticks
+    }
+
+    fn draw_rules(&self, area: &Area) -> Markup {
+        html! {
+            @for rule in &self.rules {
+                @let x = self.x(area, rule.x);
+                line class="rule" x1=(px(x)) x2=(px(x)) y1=(px(area.top)) y2=(px(area.bottom())) { title { (rule.name) } }
+                @let end = x + width_of(&rule.name) > area.right();
+                text class="note rule-name" text-anchor=(if end { "end" } else { "start" })
+                    x=(px(if end { x - 4.0 } else { x + 4.0 })) y=(px(area.bottom() - 7.0)) { (rule.name) }
+            }
+        }
+    }
+
+    fn draw_series(&self, area: &Area, series: &Series) -> Markup {
+        let places: Vec<(f64, f64)> =
+            series.points.iter().map(|point| (self.x(area, point.x), self.y(area, point.y))).collect();
+        let path: String = super::thin(&places, 2000)
+            .iter()
+            .enumerate()
+            .map(|(index, (x, y))| format!("{}{} {}", if index == 0 { "M" } else { "L" }, px(*x), px(*y)))
+            .collect();
+        let marked = !series.line || series.points.len() <= MARKED_POINTS;
+        let every = series.points.len().div_ceil(HOVER_POINTS).max(1);
+        html! {
+            g class={ "series s" (series.style % STYLES) } {
+                @if series.line && places.len() > 1 {
+                    path class={ "line d" (series.style % STYLES) } d=(path) {}
+                }
+                @for (point, (x, y)) in series.points.iter().zip(&places).step_by(if marked { 1 } else { every }) {
+                    g class="point" {
+                        title { (point.says) }
+                        // Larger than what is seen, so that it can be hit.
+                        circle class="hit" cx=(px(*x)) cy=(px(*y)) r="9" {}
+                        @if marked { (marker(series.style, *x, *y, 4.0)) }
+                    }
+                }
+            }
+        }
+    }
+
+    fn draw_marks(&self, area: &Area) -> Markup {
+        let mut taken: Vec<(f64, f64, f64)> = Vec::new();
+        let placed: Vec<(&Mark, f64, f64, f64)> = self
+            .marks
+            .iter()
+            .map(|mark| {
+                let (x, y) = (self.x(area, mark.x), self.y(area, mark.y));
+                let half = width_of(&mark.name) / 2.0 + 4.0;
+                let at = x.clamp(area.left + half, (area.right() - half).max(area.left + half));
+                // Above the point, then below, then further away: the first place where no other word stands.
+                let free = |row: f64, taken: &[(f64, f64, f64)]| {
+                    row > area.top + 8.0
+                        && row < area.bottom() - 4.0
+                        && taken.iter().all(|(other, other_row, other_half)| {
+                            (at - other).abs() > half + other_half || (row - other_row).abs() > 15.0
+                        })
+                };
+                let rows = [y - 14.0, y + 24.0, y - 30.0, y + 40.0, y - 46.0, y + 56.0];
+                let row = rows.into_iter().find(|row| free(*row, &taken)).unwrap_or(y - 14.0);
+                taken.push((at, row, half));
+                (mark, x, row, at)
+            })
+            .collect();
+        html! {
+            g class="marks" {
+                @for (mark, x, row, at) in &placed {
+                    @let y = self.y(area, mark.y);
+                    g class="point" {
+                        title { (mark.says) }
+                        line class="lead" x1=(px(*x)) y1=(px(y)) x2=(px(*at)) y2=(px(if *row < y { row + 4.0 } else { row - 11.0 })) {}
+                        circle class="ring" cx=(px(*x)) cy=(px(y)) r="7.5" {}
+                        text class="mark-name" text-anchor="middle" x=(px(*at)) y=(px(*row)) { (mark.name) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Axis<'_> {
+    fn ticks(&self) -> Vec<(f64, Option<String>)> {
+        match &self.at {
+            Some(values) => values.iter().map(|at| (*at, Some((self.write)(*at)))).collect(),
+            None => {
+                let ticks = self.scale.ticks().into_iter();
+                ticks.map(|tick| (tick.at, tick.labelled.then(|| (self.write)(tick.at)))).collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(value: f64) -> String {
+        format!("{value}")
+    }
+
+    fn chart(points: usize) -> LineChart<'static> {
+        let points =
+            (0..points).map(|n| Point { x: n as f64, y: (n * n) as f64, says: format!("point {n}") }).collect();
+        LineChart {
+            id: "c".into(),
+            title: "A title".into(),
+            description: "rises".into(),
+            x: Axis { title: "x (s)", scale: Scale::between(0.0, 9.0), write: &plain, at: None },
+            y: Axis { title: "y (IOPS)", scale: Scale::from_zero(81.0), write: &plain, at: None },
+            series: vec![Series { name: "one".into(), points, style: 0, line: true }],
+            bands: vec![Band { from: 0.0, to: 5.0, name: "warm-up".into(), class: "warm" }],
+            marks: vec![Mark { x: 3.0, y: 9.0, name: "knee".into(), says: "the knee".into() }],
+            rules: vec![],
+        }
+    }
+
+    #[test]
+    fn it_has_a_title_axes_with_units_a_legend_words_and_values() {
+        let text = chart(10).render().into_string();
+        for part in [
+            "<title id=\"c-t\">A title",
+            "<desc id=\"c-d\">rises",
+            "x (s)",
+            "y (IOPS)",
+            ">one<",
+            "warm-up",
+            "point 9",
+            ">knee<",
+        ] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    }
+
+    #[test]
+    fn no_points_and_many_points_are_drawn_too() {
+        assert!(!chart(0).render().into_string().contains("NaN"));
+        let many = chart(100_000).render().into_string();
+        assert!(many.len() < 100_000, "{} bytes", many.len());
+    }
+}

@@ -1,0 +1,215 @@
+//! Scales: from a value to a place on an axis, and the ticks that people can read.
+
+/// From values to shares of an axis' length.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scale {
+    /// Even steps from `low` to `high`.
+    Linear {
+        /// At the beginning of the axis.
+        low: f64,
+        /// At its end.
+        high: f64,
+    },
+    /// Even ratios; both ends are above 0.
+    Log {
+        /// At the beginning of the axis.
+        low: f64,
+        /// At its end.
+        high: f64,
+    },
+    /// Shares of a sample from 0 to 1, drawn so that every nine takes the same length: 0, 90 %, 99 %, 99.9 % ...
+    Nines {
+        /// How many nines the axis has.
+        nines: u32,
+    },
+}
+
+/// A tick: where, and whether a line is drawn and a word stands there.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tick {
+    /// The value.
+    pub at: f64,
+    /// Whether it has a word; the others are thin lines.
+    pub labelled: bool,
+}
+
+impl Scale {
+    /// Even steps from 0 to at least `highest`, ending at a round number.
+    pub fn from_zero(highest: f64) -> Self {
+        let highest = if highest.is_finite() && highest > 0.0 { highest } else { 1.0 };
+        let step = nice_step(highest / 5.0);
+        Self::Linear { low: 0.0, high: (highest / step - 1e-9).ceil() * step }
+    }
+
+    /// Even steps from `low` to `high` exactly; a range of no length is widened.
+    pub fn between(low: f64, high: f64) -> Self {
+        Self::Linear { low, high: if high > low { high } else { low + 1.0 } }
+    }
+
+    /// Even ratios around all of `values` that are above 0, ending at 1, 2 or 5 times a power of ten.
+    pub fn log_around(values: impl IntoIterator<Item = f64>) -> Self {
+        let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
+        for value in values.into_iter().filter(|value| value.is_finite() && *value > 0.0) {
+            low = low.min(value);
+            high = high.max(value);
+        }
+        if high == 0.0 {
+            (low, high) = (1.0, 10.0);
+        }
+        let steps = |decade: f64| [decade, 2.0 * decade, 5.0 * decade, 10.0 * decade];
+        let floor = |value: f64| 10_f64.powf(value.log10().floor());
+        let below = steps(floor(low)).into_iter().rfind(|step| *step <= low * 1.000_001).unwrap_or(low);
+        let above = steps(floor(high)).into_iter().find(|step| *step >= high * 0.999_999).unwrap_or(high);
+        Self::Log { low: below, high: if above > below { above } else { below * 10.0 } }
+    }
+
+    /// Where `value` lies: 0 at the beginning, 1 at the end; what lies outside is put on the nearer end.
+    pub fn share(&self, value: f64) -> f64 {
+        let share = match *self {
+            Self::Linear { low, high } => (value - low) / (high - low),
+            Self::Log { low, high } => (value.max(f64::MIN_POSITIVE) / low).ln() / (high / low).ln(),
+            Self::Nines { nines } => -(1.0 - value).max(1e-12).log10() / f64::from(nines.max(1)),
+        };
+        if share.is_nan() { 0.0 } else { share.clamp(0.0, 1.0) }
+    }
+
+    /// The ticks, ascending.
+    pub fn ticks(&self) -> Vec<Tick> {
+        match *self {
+            Self::Linear { low, high } => linear_ticks(low, high),
+            Self::Log { low, high } => log_ticks(low, high),
+            Self::Nines { nines } => {
+                let labelled = |at| Tick { at, labelled: true };
+                let mut ticks = vec![labelled(0.0)];
+                // Half-way words only where there is room for them.
+                if nines <= 4 {
+                    ticks.push(labelled(0.5));
+                }
+                ticks.extend((1..=nines).map(|nine| labelled(1.0 - 10_f64.powi(-(nine as i32)))));
+                ticks
+            }
+        }
+    }
+}
+
+/// A step of 1, 2 or 5 times a power of ten, at least `rough`.
+fn nice_step(rough: f64) -> f64 {
+    let decade = 10_f64.powf(rough.log10().floor());
+    [1.0, 2.0, 5.0, 10.0]
+        .into_iter()
+        .map(|factor| factor * decade)
+        .find(|step| *step >= rough * 0.999_999)
+        .unwrap_or(rough)
+}
+
+fn linear_ticks(low: f64, high: f64) -> Vec<Tick> {
+    let step = nice_step((high - low) / 6.0);
+    let first = (low / step - 1e-9).ceil() as i64;
+    let last = (high / step + 1e-9).floor() as i64;
+    // At most some dozens: the step is a sixth of the range or more.
+    (first..=last.min(first.saturating_add(32)))
+        .map(|number| Tick { at: number as f64 * step, labelled: true })
+        .collect()
+}
+
+fn log_ticks(low: f64, high: f64) -> Vec<Tick> {
+    let decades = (high / low).log10();
+    let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
+    let mut ticks = Vec::new();
+    for exponent in first..=last.min(first.saturating_add(40)) {
+        for factor in 1..10 {
+            let at = f64::from(factor) * 10_f64.powi(exponent);
+            if at < low * 0.999_999 || at > high * 1.000_001 {
+                continue;
+            }
+            let labelled = match factor {
+                1 => true,
+                2 | 5 => decades <= 3.5,
+                _ => false,
+            };
+            ticks.push(Tick { at, labelled });
+        }
+    }
+    ticks
+}
+
+/// Fewer of `points`, for lines of more than `most`: of each stretch the first, the lowest, the highest and the last stay, so that no
+/// spike is lost.
+pub fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
+    if points.len() <= most || most < 8 {
+        return points.to_vec();
+    }
+    let stretch = points.len().div_ceil(most / 4);
+    let mut thinned = Vec::with_capacity(most + 4);
+    for piece in points.chunks(stretch) {
+        let by = |which: fn(f64, f64) -> bool| {
+            (1..piece.len()).fold(0, |best, index| if which(piece[index].1, piece[best].1) { index } else { best })
+        };
+        let mut kept = [0, by(|a, b| a < b), by(|a, b| a > b), piece.len() - 1];
+        kept.sort_unstable();
+        let mut before = None;
+        for index in kept {
+            if before != Some(index) {
+                thinned.push(piece[index]);
+            }
+            before = Some(index);
+        }
+    }
+    thinned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn labels(scale: &Scale) -> Vec<f64> {
+        scale.ticks().into_iter().filter(|tick| tick.labelled).map(|tick| tick.at).collect()
+    }
+
+    #[test]
+    fn axes_end_at_round_numbers() {
+        assert_eq!(Scale::from_zero(58_071.0), Scale::Linear { low: 0.0, high: 60_000.0 });
+        assert_eq!(
+            labels(&Scale::from_zero(58_071.0)),
+            [0.0, 10_000.0, 20_000.0, 30_000.0, 40_000.0, 50_000.0, 60_000.0]
+        );
+        assert_eq!(Scale::from_zero(0.0), Scale::Linear { low: 0.0, high: 1.0 });
+        assert_eq!(Scale::log_around([70.0, 900.0]), Scale::Log { low: 50.0, high: 1000.0 });
+        assert_eq!(labels(&Scale::Log { low: 50.0, high: 1000.0 }), [50.0, 100.0, 200.0, 500.0, 1000.0]);
+        assert_eq!(Scale::log_around([]), Scale::Log { low: 1.0, high: 10.0 });
+    }
+
+    #[test]
+    fn every_nine_takes_the_same_length() {
+        let scale = Scale::Nines { nines: 4 };
+        for (value, share) in [(0.0, 0.0), (0.9, 0.25), (0.99, 0.5), (0.999, 0.75), (0.9999, 1.0), (1.0, 1.0)] {
+            assert!((scale.share(value) - share).abs() < 1e-6, "{value}");
+        }
+        assert_eq!(scale.ticks().len(), 6);
+    }
+
+    #[test]
+    fn thinning_keeps_the_spike() {
+        let points: Vec<(f64, f64)> = (0..10_000).map(|x| (f64::from(x), if x == 7777 { 99.0 } else { 1.0 })).collect();
+        let thinned = thin(&points, 400);
+        assert!(thinned.len() <= 404 && thinned.contains(&(7777.0, 99.0)), "{}", thinned.len());
+        assert_eq!((thinned[0], thinned[thinned.len() - 1]), (points[0], points[9999]));
+        assert!(thinned.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    }
+
+    proptest! {
+        #[test]
+        fn scales_rise_and_stay_on_the_axis(values in prop::collection::vec(1e-3_f64..1e12, 1..20), probe in 1e-3_f64..1e12) {
+            for scale in [Scale::log_around(values.clone()), Scale::from_zero(values[0])] {
+                prop_assert!((0.0..=1.0).contains(&scale.share(probe)));
+                prop_assert!(scale.share(probe) <= scale.share(probe * 2.0));
+                let ticks = scale.ticks();
+                prop_assert!(ticks.len() >= 2 && ticks.len() < 300, "{ticks:?}");
+                prop_assert!(ticks.windows(2).all(|pair| pair[0].at < pair[1].at));
+            }
+            let Scale::Log { low, high } = Scale::log_around(values.clone()) else { unreachable!() };
+            prop_assert!(values.iter().all(|value| low <= value * 1.001 && *value <= high * 1.001));
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! The chapter of a sweep: throughput against latency with the marked points, or heat maps where two things were varied.
+
+use super::{
+    machine,
+    outline::{Block, Cell, Chapter, Doubt, Table, Tone},
+    plot::{self, Axis, HeatMap, LineChart, Point, Scale, Series},
+    write::{count, list, moment, rate, ratio, short, short_time, time},
+};
+use crate::{
+    figures::Figures,
+    knee::{Mark, MarkedPoint},
+    record::End,
+    sweep::{Coordinate, KneeRow, SweepCell, SweepRecord},
+};
+use maud::Markup;
+
+/// The chapter. `id` is unique in the report; `name` is that of the file.
+pub fn chapter(sweep: &SweepRecord, id: &str, name: &str) -> Chapter {
+    let mut blocks = Vec::new();
+    let mut plots = vec![throughput(&[(String::new(), sweep)], &format!("{id}-tl"))];
+    if let [rows, columns] = sweep.options.axes.as_slice() {
+        let map = |title, what, figure, write, log| Map { title, what, figure, write, log };
+        let maps = [
+            map("IOPS", "IOPS", |figures| figures.iops, &short as &dyn Fn(f64) -> String, false),
+            map("Mean latency", "mean latency", |figures| figures.mean_ns, &time, true),
+            map(
+                "CPU time for each request",
+                "CPU time for each request",
+                |figures| figures.cpu_ns_per_io,
+                &time,
+                false,
+            ),
+        ];
+        for (number, map) in maps.iter().enumerate() {
+            plots.push(heat_map(sweep, (rows.knob.name(), columns.knob.name()), map, &format!("{id}-map{number}")));
+        }
+    } else {
+        plots.extend(against_load(sweep, id));
+    }
+    blocks.push(Block::Plots(plots));
+    if !sweep.knees.is_empty() {
+        blocks.push(Block::Heading("Marked points".into()));
+        blocks.push(Block::Table(marked_points(sweep)));
+    }
+    blocks.push(Block::Heading("Every cell".into()));
+    blocks.push(Block::Table(cells(sweep)));
+    blocks.push(Block::Heading("Machine and options".into()));
+    let mut facts = machine::facts(&sweep.machine, &sweep.versions);
+    facts.push((
+        "Targets".into(),
+        list(&sweep.targets.iter().map(|target| format!("{} ({})", target.name, target.kind)).collect::<Vec<_>>()),
+    ));
+    facts.push(("Rounds".into(), sweep.options.rounds.to_string()));
+    facts.extend(sweep.options.max_p99.map(|limit| ("Limit for the 99th percentile".into(), limit.to_string())));
+    facts.extend(
+        sweep
+            .options
+            .array
+            .map(|array| ("Array".into(), format!("{} copies on {} devices", array.copies, array.devices))),
+    );
+    facts.extend(sweep.labels.iter().map(|(name, value)| (format!("Label {name}"), value.clone())));
+    blocks.push(Block::Facts(facts));
+    blocks.push(Block::Heading("The workload from which every cell departs".into()));
+    blocks.push(Block::Code {
+        name: "As a profile; the axes above were varied.".into(),
+        text: sweep.options.job.to_toml(),
+        language: "toml",
+    });
+    Chapter {
+        id: id.to_owned(),
+        title: name.to_owned(),
+        subtitle: format!(
+            "Sweep of {} over {}, {}, {} in all",
+            sweep.options.job.name,
+            list(&sweep.options.axes.iter().map(|axis| axis.knob.name().to_owned()).collect::<Vec<_>>()),
+            moment(&sweep.started_utc),
+            time(sweep.took_ns as f64)
+        ),
+        verdict: sweep.verdict.clone(),
+        badges: vec![match &sweep.end {
+            End::Complete => (Tone::Good, "complete".to_owned()),
+            End::Stopped => (Tone::Doubt, "partial".to_owned()),
+            End::Failed { .. } => (Tone::Bad, "failed".to_owned()),
+        }],
+        doubts: doubts(sweep),
+        blocks,
+    }
+}
+
+fn doubts(sweep: &SweepRecord) -> Vec<Doubt> {
+    let failed = match &sweep.end {
+        End::Failed { first, errors } => Some(Doubt {
+            tone: Tone::Bad,
+            sentence: format!("requests failed ({}); the first: {first}", count(*errors as f64)),
+        }),
+        _ => None,
+    };
+    let warned = sweep.warnings.iter().map(|warning| Doubt { tone: Tone::Doubt, sentence: warning.to_string() });
+    failed.into_iter().chain(warned).collect()
+}
+
+fn place(point: &[Coordinate]) -> String {
+    list(&point.iter().map(|at| format!("{} {}", at.knob.name(), at.knob.show(at.value))).collect::<Vec<_>>())
+}
+
+/// The lines of a sweep: cells in ascending load; where no axis is a load, all cells in one.
+fn lines(sweep: &SweepRecord) -> Vec<(String, Vec<&SweepCell>, Option<&KneeRow>)> {
+    if sweep.knees.is_empty() {
+        return vec![("cells".into(), sweep.cells.iter().collect(), None)];
+    }
+    sweep
+        .knees
+        .iter()
+        .map(|row| {
+            let name = if row.fixed.is_empty() { "mean latency".to_owned() } else { place(&row.fixed) };
+            (name, row.cells.iter().filter_map(|index| sweep.cells.get(*index)).collect(), Some(row))
+        })
+        .collect()
+}
+
+/// Throughput against latency, a line for each row of each sweep, with the marked points where there is one line only.
+pub fn throughput(sweeps: &[(String, &SweepRecord)], id: &str) -> Markup {
+    let mut series: Vec<Series> = Vec::new();
+    let mut marks: Vec<plot::Mark> = Vec::new();
+    for (name, sweep) in sweeps {
+        for (line, cells, row) in lines(sweep) {
+            let label = if name.is_empty() {
+                line
+            } else if sweep.knees.len() > 1 {
+                format!("{name}: {line}")
+            } else {
+                name.clone()
+            };
+            let points: Vec<Point> = cells
+                .iter()
+                .filter_map(|cell| {
+                    let (x, y) = (cell.median(|figures| figures.iops)?, cell.median(|figures| figures.mean_ns)?);
+                    let says = format!("{}: {} IOPS, mean latency {}", place(&cell.point), rate(x), time(y));
+                    (y > 0.0).then_some(Point { x, y, says })
+                })
+                .collect();
+            series.push(Series { name: label, points, style: series.len(), line: row.is_some() });
+            marks.extend(
+                row.into_iter().flat_map(named_marks).filter_map(|(name, mark)| Some((name, mark.found()?))).map(
+                    |(name, point)| plot::Mark {
+                        x: point.iops,
+                        y: point.mean_ns,
+                        name: name.into(),
+                        says: told(name, point),
+                    },
+                ),
+            );
+        }
+    }
+    // With several lines the words would hide them; the table has them.
+    if series.len() > 3 {
+        marks.clear();
+    }
+    let all = || series.iter().flat_map(|line| &line.points);
+    let said: Vec<String> = marks.iter().map(|mark| mark.says.clone()).collect();
+    LineChart {
+        id: id.into(),
+        title: "Throughput against latency".into(),
+        description: format!("Each point is a cell of the sweep, at the medians of its rounds. {}", said.join("; ")),
+        x: Axis {
+            title: "IOPS",
+            scale: Scale::from_zero(all().map(|point| point.x).fold(0.0, f64::max)),
+            write: &short,
+            at: None,
+        },
+        y: Axis {
+            title: "mean latency (log scale)",
+            scale: Scale::log_around(all().map(|point| point.y)),
+            write: &short_time,
+            at: None,
+        },
+        series,
+        bands: vec![],
+        marks,
+        rules: vec![],
+    }
+    .render()
+}
+
+fn named_marks(row: &KneeRow) -> Vec<(&'static str, &Mark)> {
+    let knee = &row.knee;
+    let mut marks = vec![("efficient", &knee.efficient), ("saturation", &knee.saturation)];
+    marks.extend(knee.limit.as_ref().map(|mark| ("limit", mark)));
+    marks.push(("the paper’s rule", &knee.paper));
+    marks
+}
+
+fn told(name: &str, point: &MarkedPoint) -> String {
+    format!("{name}: {} in flight, {} IOPS, mean latency {}", short(point.load), rate(point.iops), time(point.mean_ns))
+}
+
+/// IOPS and latency against what was varied.
+fn against_load(sweep: &SweepRecord, id: &str) -> Vec<Markup> {
+    let Some(axis) = sweep.options.axes.first() else { return vec![] };
+    let places: Vec<f64> = sweep.cells.iter().filter_map(|cell| Some(cell.point.first()?.value as f64)).collect();
+    let line = |name: &str, style, figure: fn(&Figures) -> f64, write: fn(f64) -> String| {
+        let points = sweep.cells.iter().filter_map(|cell| {
+            let (at, y) = (cell.point.first()?, cell.median(figure)?);
+            Some(Point { x: at.value as f64, y, says: format!("{}: {name} {}", place(&cell.point), write(y)) })
+        });
+        Series { name: name.into(), points: points.collect(), style, line: true }
+    };
+    let spread = places.iter().copied().fold(f64::INFINITY, f64::min) > 0.0;
+    let (low, high) =
+        (places.iter().copied().fold(f64::INFINITY, f64::min), places.iter().copied().fold(0.0, f64::max));
+    // Powers of two stand evenly on a logarithmic axis; percentages from 0 have no place on one.
+    let scale = || {
+        if spread && high / low > 12.0 {
+            Scale::log_around(places.clone())
+        } else {
+            Scale::between(low.min(high), high)
+        }
+    };
+    let write = |value: f64| axis.knob.show(value as u64);
+    let x = || Axis { title: axis.knob.name(), scale: scale(), write: &write, at: Some(places.clone()) };
+    let iops = vec![line("IOPS", 0, |figures| figures.iops, rate)];
+    let times = vec![
+        line("mean", 0, |figures| figures.mean_ns, time),
+        line("p50", 1, |figures| figures.p50_ns, time),
+        line("p99", 2, |figures| figures.p99_ns, time),
+    ];
+    let cpu = vec![line("generator", 0, |figures| figures.cpu_ns_per_io, time)];
+    let highest =
+        |lines: &[Series]| lines.iter().flat_map(|line| &line.points).map(|point| point.y).fold(0.0, f64::max);
+    let chart = |part: &str, title: &str, y: Axis<'_>, series: Vec<Series>| {
+        LineChart {
+            id: format!("{id}-{part}"),
+            title: title.into(),
+            description: format!("{title} at each value of {}, medians of the rounds.", axis.knob.name()),
+            x: x(),
+            y,
+            series,
+            bands: vec![],
+            marks: vec![],
+            rules: vec![],
+        }
+        .render()
+    };
+    let times_scale = Scale::log_around(times.iter().flat_map(|line| &line.points).map(|point| point.y));
+    vec![
+        chart(
+            "iops",
+            "IOPS",
+            Axis { title: "IOPS", scale: Scale::from_zero(highest(&iops)), write: &short, at: None },
+            iops,
+        ),
+        chart(
+            "times",
+            "Latency",
+            Axis { title: "latency (log scale)", scale: times_scale, write: &short_time, at: None },
+            times,
+        ),
+        chart(
+            "cpu",
+            "CPU time for each request",
+            Axis {
+                title: "CPU time for each request",
+                scale: Scale::from_zero(highest(&cpu)),
+                write: &short_time,
+                at: None,
+            },
+            cpu,
+        ),
+    ]
+}
+
+struct Map<'a> {
+    title: &'a str,
+    what: &'a str,
+    figure: fn(&Figures) -> f64,
+    write: &'a dyn Fn(f64) -> String,
+    log: bool,
+}
+
+fn heat_map(sweep: &SweepRecord, (y_title, x_title): (&str, &str), map: &Map<'_>, id: &str) -> Markup {
+    let values = |axis: usize| {
+        let mut values: Vec<Coordinate> = Vec::new();
+        for at in sweep.cells.iter().filter_map(|cell| cell.point.get(axis)) {
+            if !values.contains(at) {
+                values.push(*at);
+            }
+        }
+        values.sort_by_key(|at| at.value);
+        values
+    };
+    let (rows, columns) = (values(0), values(1));
+    let find = |row: &Coordinate, column: &Coordinate| {
+        sweep.cells.iter().position(|cell| cell.point.as_slice() == [*row, *column])
+    };
+    let cells: Vec<Vec<Option<f64>>> = rows
+        .iter()
+        .map(|row| columns.iter().map(|column| sweep.cells[find(row, column)?].median(map.figure)).collect())
+        .collect();
+    let mut marks = Vec::new();
+    for (name, index) in sweep.knees.iter().flat_map(|row| {
+        let short = |(name, mark): (&'static str, &Mark)| Some((name, *row.cells.get(mark.found()?.cell)?));
+        named_marks(row).into_iter().take(2).filter_map(short).collect::<Vec<_>>()
+    }) {
+        let place = |axis: usize, values: &[Coordinate]| {
+            let at = sweep.cells.get(index)?.point.get(axis)?;
+            values.iter().position(|value| value == at)
+        };
+        if let (Some(row), Some(column)) = (place(0, &rows), place(1, &columns)) {
+            match marks.iter_mut().find(|(r, c, _): &&mut (usize, usize, String)| (*r, *c) == (row, column)) {
+                Some((_, _, word)) => *word = format!("{word}, {name}"),
+                None => marks.push((row, column, name.to_owned())),
+            }
+        }
+    }
+    let found: Vec<f64> = cells.iter().flatten().flatten().copied().collect();
+    let (low, high) = (found.iter().copied().fold(f64::INFINITY, f64::min), found.iter().copied().fold(0.0, f64::max));
+    HeatMap {
+        id: id.into(),
+        title: format!("{} by {y_title} and {x_title}", map.title),
+        description: format!(
+            "{} cells were measured; {} lies between {} and {}.",
+            found.len(),
+            map.what,
+            (map.write)(low),
+            (map.write)(high)
+        ),
+        x_title,
+        y_title,
+        z_title: map.what,
+        columns: columns.iter().map(|at| at.knob.show(at.value)).collect(),
+        rows: rows.iter().map(|at| at.knob.show(at.value)).collect(),
+        cells,
+        write: map.write,
+        log: map.log,
+        marks,
+    }
+    .render()
+}
+
+fn marked_points(sweep: &SweepRecord) -> Table {
+    let heads = ["point", "line", "in flight", "between", "IOPS", "mean", "p99", "remark"];
+    let mut table = Table::new(
+        "Efficient: most IOPS for their latency. Saturation: first at 95 % of the peak. Limit: most IOPS with p99 under the limit. Between: 95 % interval by bootstrap.",
+        &heads,
+    );
+    for row in &sweep.knees {
+        for (name, mark) in named_marks(row) {
+            let line = if row.fixed.is_empty() { String::new() } else { place(&row.fixed) };
+            match mark {
+                Mark::Found(point) => table.row(vec![
+                    Cell::text(name),
+                    Cell::text(line),
+                    Cell::figure(point.load, short),
+                    Cell::text(point.interval.map_or_else(String::new, |interval| {
+                        format!("{} to {}", short(interval.low), short(interval.high))
+                    })),
+                    Cell::figure(point.iops, rate),
+                    Cell::figure(point.mean_ns, time),
+                    Cell::figure(point.p99_ns, time),
+                    Cell::text(if point.open_above { "may lie beyond the last load" } else { "" }),
+                ]),
+                Mark::Untold { why } => {
+                    let mut cells = vec![Cell::text(name), Cell::text(line)];
+                    cells.extend((0..5).map(|_| Cell::maybe(None, short)));
+                    cells.push(Cell::text(why.to_string()).toned(Tone::Faint));
+                    table.row(cells);
+                }
+            }
+        }
+    }
+    table
+}
+
+fn cells(sweep: &SweepRecord) -> Table {
+    let mut table = Table::new("Medians of the rounds", &[]);
+    table.heads.extend(sweep.options.axes.iter().map(|axis| axis.knob.name().to_owned()));
+    let heads = ["in flight", "rounds", "IOPS", "MB/s", "mean", "p50", "p99", "CPU for each", "depth reached"];
+    table.heads.extend(heads.map(str::to_owned));
+    let array = sweep.cells.iter().any(|cell| cell.array.is_some());
+    if array {
+        table.heads.extend(["amplification", "depth per device", "IOPS per device"].map(str::to_owned));
+    }
+    let times: [fn(&Figures) -> f64; 4] = [
+        |figures| figures.mean_ns,
+        |figures| figures.p50_ns,
+        |figures| figures.p99_ns,
+        |figures| figures.cpu_ns_per_io,
+    ];
+    for cell in &sweep.cells {
+        let mut row: Vec<Cell> =
+            cell.point.iter().map(|at| Cell::figure(at.value as f64, |_| at.knob.show(at.value))).collect();
+        row.push(Cell::figure(cell.total_depth as f64, count));
+        row.push(Cell::figure(cell.rounds.len() as f64, count));
+        row.push(Cell::maybe(cell.median(|figures| figures.iops), rate));
+        row.push(Cell::maybe(cell.median(|figures| figures.mb_per_s), rate));
+        for figure in times {
+            row.push(Cell::maybe(cell.median(figure), time));
+        }
+        row.push(Cell::maybe(cell.median(|figures| figures.depth_reached), rate));
+        if array {
+            row.push(Cell::maybe(cell.array.map(|array| array.amplification), ratio));
+            row.push(Cell::maybe(cell.array.map(|array| array.depth_per_device), rate));
+            row.push(Cell::maybe(cell.array.map(|array| array.iops_per_device), rate));
+        }
+        table.row(row);
+    }
+    table
+}
+
+/// The chapter of several sweeps in one plot.
+pub fn overlay(sweeps: &[(String, &SweepRecord)], id: &str) -> Chapter {
+    let told: Vec<String> = sweeps.iter().map(|(name, sweep)| format!("{name}: {}", sweep.verdict)).collect();
+    Chapter {
+        id: id.to_owned(),
+        title: format!("{} sweeps side by side", sweeps.len()),
+        subtitle: list(&sweeps.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()),
+        verdict: told.join(" "),
+        badges: vec![],
+        doubts: vec![],
+        blocks: vec![Block::Plots(vec![throughput(sweeps, &format!("{id}-tl"))])],
+    }
+}
