@@ -1,0 +1,465 @@
+//! The study `zero-payload`: SQLIO's surprise, reproduced, explained and refused.
+//!
+//! The paper ("Dynamic versus fixed") ran SQLIO inside a guest on a dynamic and on a fixed VHDX and found the dynamic one twenty times
+//! as fast. SQLIO's file was of zeros, and a dynamic disk need not store zeros. Here both are run with zeros and with real data:
+//!
+//! ```text
+//!   prepare   dynamic and fixed VHDX, written from end to end: two with zeros, two with data that cannot be compressed
+//!             (the dynamic disk looks for zeros, as Hyper-V's does)
+//!   look      what `lab run` would have said of each before measuring
+//!   measure   8K and 64K random reads and writes, rounds in which every disk is measured once, in changing order;
+//!             beside each cell, the bytes that the kernel saw this process read and write   (io.rs)
+//!   conclude  dynamic against fixed, with zeros and with data; the share of requests that never reached the store
+//! ```
+//!
+//! The last figure is no word of our own engine: it is the kernel's account of the process (`/proc/self/io`).
+
+mod io;
+pub mod report;
+
+pub use report::render;
+
+use crate::{
+    LabError, Result, clock,
+    fill::{self, Tick},
+    inspect,
+    job::{Blocks, Bytes, Caching, Contents, Job, Load, Mover, Span},
+    machine::{Machine, OtherLoad, Place, Versions},
+    measure::Ratio,
+    progress::{Progress, report as tell},
+    record::{ContentsRecord, End},
+    result,
+    run::{self, OpenTarget, RunOptions, Unwatched},
+    scratch::Scratch,
+    stats::{self, Summary},
+    warning::Warning,
+};
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
+use diskwright_image::{DiskType, Format};
+use diskwright_store::{CacheMode, EngineKind};
+use io::Traffic;
+use serde::{Deserialize, Serialize};
+use std::{
+    path::PathBuf,
+    slice,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Schema of [`ZeroPayloadResult`].
+pub const SCHEMA: &str = "diskwright.study.zero-payload/1";
+
+/// The paper's only figures in its text: 64K random reads, dynamic and fixed, requests a second ("almost 37,000" and 1,865).
+pub const PAPER_64K_READ_IOPS: (f64, f64) = (37_000.0, 1_865.0);
+
+/// SQLIO is run with eight outstanding by custom; the paper does not say.
+const QUEUE_DEPTH: u32 = 8;
+const QUICK_BYTES: u64 = 1 << 30;
+/// The paper's file.
+const FULL_BYTES: u64 = 20 << 30;
+const SEED: u64 = 0x7a65_726f;
+/// Processors busy with something else above which a warning is given.
+const BUSY_CPUS: f64 = 0.25;
+
+/// What to do. The default is the full study; `quick` takes less than two minutes.
+#[derive(Debug, Clone, Default)]
+pub struct ZeroPayloadOptions {
+    /// Smaller disks, short cells.
+    pub quick: bool,
+    /// Where to make the scratch folder; the current folder unless said.
+    pub dir: Option<PathBuf>,
+    /// What moves the bytes.
+    pub engine: EngineKind,
+    /// Rounds: 5 unless said, 3 quick.
+    pub rounds: Option<usize>,
+    /// Time of one cell: 10 s unless said, 0.7 s quick.
+    pub cell: Option<Duration>,
+    /// Size of each disk: 20 GiB as in the paper, 1 GiB quick.
+    pub size_bytes: Option<u64>,
+    /// Where to save the JSON; `diskwright-zero-payload-<time>.json` in the current folder unless said.
+    pub output: Option<PathBuf>,
+    /// Leave the scratch folder.
+    pub keep: bool,
+}
+
+/// The study, whole.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ZeroPayloadResult {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The conclusion.
+    pub verdict: String,
+    /// When it began.
+    pub started_utc: String,
+    /// How long it took, nanoseconds.
+    pub took_ns: u64,
+    /// On what.
+    pub machine: Machine,
+    /// Where the disks lay.
+    pub place: Place,
+    /// By which programs.
+    pub versions: Versions,
+    /// Whether it was the short form.
+    pub quick: bool,
+    /// Size of each disk.
+    pub size_bytes: u64,
+    /// Length of a cell, nanoseconds.
+    pub cell_ns: u64,
+    /// Rounds.
+    pub rounds: usize,
+    /// The disks, as they were found before measuring.
+    pub disks: Vec<DiskRecord>,
+    /// The eight tests, with zeros and with data.
+    pub tests: Vec<TestRecord>,
+    /// Reasons for doubt.
+    pub warnings: Vec<Warning>,
+}
+
+/// What is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Payload {
+    /// As SQLIO did.
+    Zeros,
+    /// That cannot be compressed.
+    Data,
+}
+
+/// A disk before it is measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DiskRecord {
+    /// "dynamic, zeros".
+    pub name: String,
+    /// What it was filled with, from end to end.
+    pub payload: Payload,
+    /// Space that its file takes after that.
+    pub file_allocated_bytes: u64,
+    /// What a look at it found.
+    pub contents: ContentsRecord,
+    /// What `lab run` would say of it in its first lines.
+    pub said: Vec<Warning>,
+}
+
+/// One test with one payload, on both disks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TestRecord {
+    /// "64K random read".
+    pub name: String,
+    /// What the disks hold, and what is written.
+    pub payload: Payload,
+    /// On the dynamic disk.
+    pub dynamic: SideRecord,
+    /// On the fixed one.
+    pub fixed: SideRecord,
+    /// IOPS of the dynamic disk as a ratio to the fixed one's in the same round.
+    pub ratio: Ratio,
+}
+
+/// A test on one disk.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SideRecord {
+    /// Requests a second.
+    pub iops: Summary,
+    /// Millions of bytes a second.
+    pub mb_per_s: Summary,
+    /// Mean latency, nanoseconds.
+    pub latency_mean_ns: Summary,
+    /// 99th percentile, nanoseconds.
+    pub latency_p99_ns: Summary,
+    /// Share of the bytes asked for that never reached the store, by the kernel's account, from 0 to 1.
+    pub never_reached: Summary,
+}
+
+/// What the study found, and where it is saved.
+#[derive(Debug, Clone)]
+pub struct ZeroPayloadReport {
+    /// The result.
+    pub result: ZeroPayloadResult,
+    /// Its file.
+    pub saved_to: PathBuf,
+}
+
+/// One of the four disks.
+struct Subject {
+    payload: Payload,
+    disk: Arc<Disk>,
+    target: OpenTarget,
+    path: PathBuf,
+}
+
+/// A cell as it was measured.
+#[derive(Debug, Clone, Copy)]
+struct Measured {
+    iops: f64,
+    mb_per_s: f64,
+    mean_ns: f64,
+    p99_ns: f64,
+    never_reached: f64,
+}
+
+/// Runs the study and saves its result. The scratch folder is removed whatever happens, unless it is to be kept.
+///
+/// # Errors
+/// No space; a disk that fails; [`LabError::Stopped`].
+pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<ZeroPayloadReport> {
+    let start = Instant::now();
+    let started_utc = clock::compact_utc_now();
+    let pick = |quick, full| if options.quick { quick } else { full };
+    let size_bytes = options.size_bytes.unwrap_or(pick(QUICK_BYTES, FULL_BYTES)).max(1).next_multiple_of(32 << 20);
+    let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 5 });
+    if rounds == 0 {
+        return Err(LabError::BadOptions { what: "0 rounds measure nothing".into(), hint: "use at least 1".into() });
+    }
+    let cell = options.cell.unwrap_or(Duration::from_millis(pick(700, 10_000)));
+    let machine = Machine::detect();
+    let scratch = Scratch::new(options.dir.as_deref(), options.keep)?;
+    let place = Place::detect(scratch.path());
+    // Three disks that are full, one that stays empty.
+    scratch.need("the study", 3 * size_bytes + (1 << 30))?;
+    let subjects = prepare(&scratch, size_bytes, options.engine, progress)?;
+    scratch.settle()?;
+    let mut disks = Vec::new();
+    for subject in &subjects {
+        disks.push(look(subject, options.engine)?);
+    }
+    let watch = OtherLoad::watch();
+    let tests = measure(&subjects, rounds, cell, options.engine, progress)?;
+    let warnings = doubts(&watch, &subjects);
+    for Subject { disk, target, .. } in subjects {
+        drop(target);
+        disk.close()?;
+    }
+    let result = ZeroPayloadResult {
+        schema: SCHEMA.into(),
+        verdict: report::verdict(&tests),
+        took_ns: start.elapsed().as_nanos() as u64,
+        machine,
+        place,
+        versions: Versions::detect(),
+        quick: options.quick,
+        size_bytes,
+        cell_ns: cell.as_nanos() as u64,
+        rounds,
+        disks,
+        tests,
+        warnings,
+        started_utc: started_utc.clone(),
+    };
+    let saved_to =
+        options.output.clone().unwrap_or_else(|| PathBuf::from(format!("diskwright-zero-payload-{started_utc}.json")));
+    result::save(&saved_to, &result)?;
+    Ok(ZeroPayloadReport { result, saved_to })
+}
+
+fn name_of(payload: Payload, disk_type: DiskType) -> String {
+    format!("{disk_type}, {}", if payload == Payload::Zeros { "zeros" } else { "data" })
+}
+
+/// Makes the four disks and writes each from end to end.
+fn prepare(
+    scratch: &Scratch,
+    size_bytes: u64,
+    engine: EngineKind,
+    progress: &mut dyn Progress,
+) -> Result<Vec<Subject>> {
+    let kinds = [
+        (Payload::Zeros, DiskType::Dynamic),
+        (Payload::Zeros, DiskType::Fixed),
+        (Payload::Data, DiskType::Dynamic),
+        (Payload::Data, DiskType::Fixed),
+    ];
+    let dir = scratch.folder("disks")?;
+    let mut subjects = Vec::new();
+    for (index, (payload, disk_type)) in kinds.into_iter().enumerate() {
+        let name = name_of(payload, disk_type);
+        let path = dir.join(format!("{}.vhdx", name.replace(", ", "-")));
+        let request = CreateRequest {
+            format: Some(Format::Vhdx),
+            disk_type: Some(disk_type),
+            size_bytes: Some(size_bytes),
+            ..CreateRequest::default()
+        };
+        create(&path, &request)?;
+        let open = OpenOptions {
+            writable: true,
+            cache: CacheMode::Direct,
+            engine,
+            detect_zeroes: true,
+            ..OpenOptions::default()
+        };
+        let disk = Disk::open(&path, &open)?;
+        let all = 0..size_bytes;
+        let total = size_bytes * kinds.len() as u64;
+        let mut tick = |done| tell(progress, "prepare", index as u64 * size_bytes + done, total, &name);
+        let tick: &mut Tick<'_> = &mut tick;
+        match payload {
+            Payload::Zeros => {
+                fill::fill_ranges(&name, &*disk, slice::from_ref(&all), engine, &mut |_, buf| buf.fill(0), tick)?;
+            }
+            Payload::Data => fill::fill(&name, &*disk, SEED, engine, tick)?,
+        }
+        let cache = match crate::targets::top_cache_mode(&disk) {
+            CacheMode::Direct => Caching::Direct,
+            CacheMode::PageCache => Caching::Cached,
+        };
+        let target = OpenTarget {
+            kind: format!("vhdx {disk_type}"),
+            path: Some(path.clone()),
+            device: disk.clone(),
+            cache,
+            contents: None,
+            name,
+        };
+        subjects.push(Subject { payload, disk, target, path });
+    }
+    Ok(subjects)
+}
+
+/// What the guard of `lab run` sees of a disk.
+fn look(subject: &Subject, engine: EngineKind) -> Result<DiskRecord> {
+    use std::os::unix::fs::MetadataExt;
+    let target = &subject.target;
+    let size_bytes = target.device.geometry().size_bytes;
+    let all = 0..size_bytes;
+    let contents = inspect::look(&target.name, &*target.device, slice::from_ref(&all), SEED, engine)?;
+    let metadata = std::fs::metadata(&subject.path).map_err(LabError::file("examine", &subject.path))?;
+    let read = job(&tests()[1], subject.payload, Duration::from_secs(1), engine);
+    Ok(DiskRecord {
+        name: target.name.clone(),
+        payload: subject.payload,
+        file_allocated_bytes: metadata.blocks() * 512,
+        said: inspect::doubts::of_target(&read, 0, &target.name, &contents),
+        contents,
+    })
+}
+
+/// Name, bytes of a request, share of reads.
+type Test = (&'static str, u64, f64);
+
+/// Half of SQLIO's eight; the other half is the other disk.
+fn tests() -> [Test; 4] {
+    [
+        ("8K random write", 8 << 10, 0.0),
+        ("8K random read", 8 << 10, 100.0),
+        ("64K random write", 64 << 10, 0.0),
+        ("64K random read", 64 << 10, 100.0),
+    ]
+}
+
+fn job((name, block_bytes, read_percent): &Test, payload: Payload, cell: Duration, engine: EngineKind) -> Job {
+    let load = Load {
+        block: Blocks::One(Bytes(*block_bytes)),
+        read_percent: *read_percent,
+        queue_depth: QUEUE_DEPTH,
+        ..Load::default()
+    };
+    // No warm-up: the kernel's account is of the whole cell, and so must the requests be.
+    let mut job = Job::simple(name, load, Span::default(), cell.into());
+    job.contents = if payload == Payload::Zeros { Contents::Zero } else { Contents::Incompressible };
+    job.engine = match engine {
+        EngineKind::Auto => Mover::Auto,
+        EngineKind::Uring => Mover::IoUring,
+        EngineKind::Sync => Mover::Pread,
+    };
+    job
+}
+
+fn measure(
+    subjects: &[Subject],
+    rounds: usize,
+    cell: Duration,
+    engine: EngineKind,
+    progress: &mut dyn Progress,
+) -> Result<Vec<TestRecord>> {
+    let total = (tests().len() * rounds * subjects.len()) as u64;
+    let mut done = 0;
+    let mut records = Vec::new();
+    for test in tests() {
+        let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); subjects.len()];
+        for round in 0..rounds {
+            for index in stats::round_order(subjects.len(), round, SEED) {
+                let subject = &subjects[index];
+                let message = format!("{}, {}", test.0, subject.target.name);
+                tell(progress, "measure", done, total, &message)?;
+                let mut job = job(&test, subject.payload, cell, engine);
+                job.seed = SEED ^ round as u64;
+                measured[index].push(measure_cell(&job, subject)?);
+                done += 1;
+            }
+        }
+        for (payload, pair) in [Payload::Zeros, Payload::Data].into_iter().zip(measured.chunks(2)) {
+            let [dynamic, fixed] = pair else { continue };
+            records.extend(record(test.0, payload, dynamic, fixed));
+        }
+    }
+    Ok(records)
+}
+
+fn measure_cell(job: &Job, subject: &Subject) -> Result<Measured> {
+    let before = Traffic::of_process()?;
+    let ended = run::run(job, slice::from_ref(&subject.target), &RunOptions::default(), &Unwatched)?;
+    let traffic = Traffic::of_process()? - before;
+    match ended.end {
+        End::Complete => {}
+        End::Stopped => return Err(LabError::Stopped),
+        End::Failed { first, .. } => {
+            return Err(LabError::BadOptions { what: first, hint: "check the disk beneath the scratch folder".into() });
+        }
+    }
+    let phase = &ended.phases[0];
+    let both = phase.total().both;
+    let latency = both.latency();
+    let moved_bytes = if job.writes() { traffic.written_bytes } else { traffic.read_bytes };
+    Ok(Measured {
+        iops: phase.iops(),
+        mb_per_s: phase.mb_per_s(),
+        mean_ns: latency.mean_ns(),
+        p99_ns: latency.quantile_ns(0.99).unwrap_or(0) as f64,
+        // What was in flight at the end is in the account and not in the record: a hair more than all may have arrived.
+        never_reached: (1.0 - moved_bytes as f64 / both.bytes.max(1) as f64).clamp(0.0, 1.0),
+    })
+}
+
+fn record(name: &str, payload: Payload, dynamic: &[Measured], fixed: &[Measured]) -> Option<TestRecord> {
+    let side = |rounds: &[Measured]| -> Option<SideRecord> {
+        let of = |figure: fn(&Measured) -> f64| Summary::of(&rounds.iter().map(figure).collect::<Vec<_>>());
+        Some(SideRecord {
+            iops: of(|round| round.iops)?,
+            mb_per_s: of(|round| round.mb_per_s)?,
+            latency_mean_ns: of(|round| round.mean_ns)?,
+            latency_p99_ns: of(|round| round.p99_ns)?,
+            never_reached: of(|round| round.never_reached)?,
+        })
+    };
+    let iops = |rounds: &[Measured]| rounds.iter().map(|round| round.iops).collect::<Vec<_>>();
+    Some(TestRecord {
+        name: name.to_owned(),
+        payload,
+        dynamic: side(dynamic)?,
+        fixed: side(fixed)?,
+        ratio: Ratio::of(&iops(dynamic), &iops(fixed))?,
+    })
+}
+
+fn doubts(watch: &OtherLoad, subjects: &[Subject]) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    if cfg!(debug_assertions) {
+        warnings.push(Warning::DebugBuild);
+    }
+    let cached: Vec<String> = subjects
+        .iter()
+        .filter(|subject| subject.target.cache != Caching::Direct)
+        .map(|subject| subject.target.name.clone())
+        .collect();
+    if !cached.is_empty() {
+        warnings.push(Warning::DirectNotHonoured { targets: cached });
+    }
+    let (busy, stolen) = watch.since();
+    if busy > BUSY_CPUS {
+        warnings.push(Warning::OtherLoad { cpus: busy });
+    }
+    if stolen > BUSY_CPUS / 5.0 {
+        warnings.push(Warning::StolenTime { cpus: stolen });
+    }
+    warnings
+}

@@ -1,0 +1,49 @@
+//! The study `zero-payload`, small. In a process of its own, as the kernel's account that it reads is of the process.
+
+use diskwright_lab::{
+    LabError,
+    progress::Step,
+    study::zero_payload::{Payload, ZeroPayloadOptions, ZeroPayloadResult, render, run},
+    warning::Warning,
+};
+use std::time::Duration;
+
+// One test, as another beside it would be in the account.
+#[test]
+fn a_small_study_finds_that_zeros_never_reach_the_store_and_leaves_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let options = ZeroPayloadOptions {
+        quick: true,
+        dir: Some(home.path().to_owned()),
+        rounds: Some(1),
+        cell: Some(Duration::from_millis(60)),
+        size_bytes: Some(32 << 20),
+        output: Some(home.path().join("result.json")),
+        ..ZeroPayloadOptions::default()
+    };
+    let stopped = run(&options, &mut |_: Step<'_>| false);
+    assert!(matches!(stopped, Err(LabError::Stopped)));
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "a stopped study leaves nothing");
+
+    let report = run(&options, &mut |_: Step<'_>| true).unwrap();
+    let result = &report.result;
+    assert_eq!(result.tests.len(), 8);
+    if result.warnings.iter().any(|warning| matches!(warning, Warning::DirectNotHonoured { .. })) {
+        println!("skipped: what reaches the store (no O_DIRECT in {})", home.path().display());
+    } else {
+        for test in &result.tests {
+            let expected = if test.payload == Payload::Zeros { 1.0 } else { 0.0 };
+            let found = test.dynamic.never_reached.median;
+            assert!((found - expected).abs() < 0.1, "{}: {found} of {expected} never reached the store", test.name);
+            assert!(test.fixed.never_reached.median < 0.1, "{}: {test:?}", test.name);
+        }
+    }
+    let said: Vec<bool> = result.disks.iter().map(|disk| !disk.said.is_empty()).collect();
+    assert_eq!(said, [true, true, false, false], "{:?}", result.disks);
+    assert!(result.disks[0].file_allocated_bytes < 8 << 20);
+    let text = render(result, false);
+    assert!(text.starts_with(&result.verdict[..9]) && text.contains("64K random read"), "{text}");
+    let saved: ZeroPayloadResult = serde_json::from_slice(&std::fs::read(&report.saved_to).unwrap()).unwrap();
+    assert_eq!(saved.tests.len(), 8);
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "only the result is left");
+}
