@@ -125,7 +125,22 @@ fn a_shared_ring_is_refused() {
 #[test]
 fn both_together_are_a_disk() {
     let dir = tempfile::tempdir().unwrap();
-    let disk = raw_file(&dir.path().join("disk"), 4 * MIB, CacheMode::PageCache);
+    behaves_as_a_disk(raw_file(&dir.path().join("disk"), 4 * MIB, CacheMode::PageCache));
+}
+
+/// A flush of such a disk is answered by the flusher's thread, not by the ring: it must wake the worker that sleeps on it.
+#[test]
+fn both_together_are_a_disk_that_grows() {
+    for name in ["disk.vhdx", "disk.vhd"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        create(&path, &CreateRequest { size_bytes: Some(4 * MIB), ..CreateRequest::default() }).unwrap();
+        let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+        behaves_as_a_disk(disk);
+    }
+}
+
+fn behaves_as_a_disk(disk: Arc<dyn BlockDevice>) {
     let Some(served) = serve(vec![("disk", disk)], Options::default()) else { return };
     let device = open(&served.uri("disk"));
     let operation = prop_oneof![

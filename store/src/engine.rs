@@ -350,6 +350,11 @@ impl Engine {
         self.slots.hold(slot);
         self.slots.seal(slot);
         self.tickets += 1;
+        if matches!(self.link, Link::Shared(_)) {
+            // Now, and not when this is next reaped: whoever shares the ring may be the next to sleep on it. Should it fail, the next
+            // reap tries again and tells.
+            let _ = self.listen_for_tickets();
+        }
         ExternalTicket::new(slot, &self.externals)
     }
 

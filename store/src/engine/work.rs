@@ -73,7 +73,7 @@ impl Engine {
     }
 
     /// Sees to it that the ring hears of tickets, if there are any. Says whether it had to.
-    fn listen_for_tickets(&mut self) -> io::Result<bool> {
+    pub(super) fn listen_for_tickets(&mut self) -> io::Result<bool> {
         if self.tickets == 0 || self.polling {
             return Ok(false);
         }
