@@ -140,20 +140,26 @@ pub fn throughput(sweeps: &[(String, &SweepRecord)], id: &str) -> Markup {
                 })
                 .collect();
             series.push(Series { name: label, points, style: series.len(), line: row.is_some() });
-            marks.extend(
-                row.into_iter().flat_map(named_marks).filter_map(|(name, mark)| Some((name, mark.found()?))).map(
-                    |(name, point)| plot::Mark {
+            for (name, mark) in row.into_iter().flat_map(named_marks) {
+                let Some(point) = mark.found() else { continue };
+                // Several points may be the same cell; one ring then carries all their names.
+                match marks.iter_mut().find(|other| (other.x, other.y) == (point.iops, point.mean_ns)) {
+                    Some(other) => {
+                        other.name = format!("{}, {name}", other.name);
+                        other.says = format!("{}; {}", other.says, told(name, point));
+                    }
+                    None => marks.push(plot::Mark {
                         x: point.iops,
                         y: point.mean_ns,
                         name: name.into(),
                         says: told(name, point),
-                    },
-                ),
-            );
+                    }),
+                }
+            }
         }
     }
-    // With several lines the words would hide them; the table has them.
-    if series.len() > 3 {
+    // With several lines the words would hide them; the table and the heat maps have them.
+    if series.len() > 1 {
         marks.clear();
     }
     let all = || series.iter().flat_map(|line| &line.points);
@@ -164,13 +170,13 @@ pub fn throughput(sweeps: &[(String, &SweepRecord)], id: &str) -> Markup {
         description: format!("Each point is a cell of the sweep, at the medians of its rounds. {}", said.join("; ")),
         x: Axis {
             title: "IOPS",
-            scale: Scale::from_zero(all().map(|point| point.x).fold(0.0, f64::max)),
+            scale: Scale::from_zero(all().map(|point| point.x).fold(0.0, f64::max) * 1.06),
             write: &short,
             at: None,
         },
         y: Axis {
             title: "mean latency (log scale)",
-            scale: Scale::log_around(all().map(|point| point.y)),
+            scale: Scale::log_around(all().flat_map(|point| [point.y * 0.85, point.y * 1.15])),
             write: &short_time,
             at: None,
         },
