@@ -134,6 +134,34 @@ pub enum Warning {
         /// The kernel's clock source.
         source: String,
     },
+    /// Things that are set side by side were not made alike.
+    NotAlike {
+        /// What differs: "machine", "workload", "cache mode".
+        what: String,
+        /// That of the one.
+        first: String,
+        /// That of the other.
+        second: String,
+    },
+    /// What is compared are stretches of one run each.
+    WithinRun,
+    /// A result was broken off before its end.
+    Partial {
+        /// Which.
+        what: String,
+    },
+    /// Something that one of the compared results says of itself.
+    OfSide {
+        /// Which.
+        side: String,
+        /// What it says.
+        warning: String,
+    },
+    /// Too few rounds for intervals that mean something.
+    FewRounds {
+        /// How many.
+        rounds: u32,
+    },
 }
 
 impl Warning {
@@ -241,6 +269,18 @@ impl fmt::Display for Warning {
                 "{load}: only {:.1} % of the rate was reached, and {overdue} requests were due and not made at the end; the target, or the machine, cannot hold this rate: use a lower one, or more depth",
                 share * 100.0
             ),
+            Self::NotAlike { what, first, second } => write!(
+                f,
+                "the {what} is not the same ({first}; {second}); what differs may come from there and not from what you compare"
+            ),
+            Self::WithinRun => f.write_str(
+                "there is one run of each: how it scatters within itself is known, how the next one would have been is not; give several of each joined by commas, or use --live",
+            ),
+            Self::Partial { what } => write!(f, "{what} was broken off; only what it has is compared"),
+            Self::OfSide { side, warning } => write!(f, "{side}: {warning}"),
+            Self::FewRounds { rounds } => {
+                write!(f, "{rounds} rounds cannot tell chance from truth; use five or more (--rounds)")
+            }
             Self::SlowClock { source } => {
                 write!(
                     f,

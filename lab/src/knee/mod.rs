@@ -123,8 +123,34 @@ pub struct LoadRounds<'a> {
     pub rounds: &'a [Figures],
 }
 
+/// The cell with the highest median of `figure`, and the others that chance cannot tell from it (none known when all were measured only
+/// once). `None` for no cells, or when a figure is not above 0. The loads do not matter.
+pub fn best(cells: &[LoadRounds<'_>], figure: impl Fn(&Figures) -> f64) -> Option<(usize, Option<Vec<usize>>)> {
+    // The noise is reckoned on the first of a line's values; the others do not matter here.
+    let swapped: Vec<Vec<Figures>> = cells
+        .iter()
+        .map(|cell| {
+            let one = |round: &Figures| Figures { iops: figure(round), mean_ns: 1.0, p99_ns: 1.0, ..*round };
+            cell.rounds.iter().map(one).collect()
+        })
+        .collect();
+    let line: Vec<LoadRounds<'_>> =
+        cells.iter().zip(&swapped).map(|(cell, rounds)| LoadRounds { load: cell.load, rounds }).collect();
+    let lines = noise::lines(&line).ok()?;
+    let best = picks::peak(&lines.seen);
+    let mut wins = vec![0_usize; line.len()];
+    lines.drawn.iter().for_each(|line| wins[picks::peak(line)] += 1);
+    let fewest = (1.0 - CONFIDENCE) / 2.0 * lines.drawn.len() as f64;
+    let rival = |cell: usize| wins[cell] as f64 >= fewest.max(1.0) || lines.seen.iops(cell) == lines.seen.iops(best);
+    let rivals = (0..wins.len()).filter(|cell| *cell != best && rival(*cell)).collect();
+    Some((best, (!lines.drawn.is_empty()).then_some(rivals)))
+}
+
 /// Finds the points. `line` is in ascending load; `max_p99_ns` is the user's limit.
 pub fn knee(line: &[LoadRounds<'_>], max_p99_ns: Option<f64>) -> Knee {
+    if line.len() < FEWEST_LOADS {
+        return Knee::untold(Doubt::FewLoads { loads: line.len(), fewest: FEWEST_LOADS }, max_p99_ns.is_some());
+    }
     let measured = match noise::lines(line) {
         Ok(measured) => measured,
         Err(why) => return Knee::untold(why, max_p99_ns.is_some()),

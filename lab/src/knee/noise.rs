@@ -5,7 +5,7 @@
 //! have been measured is the medians of as many draws of chance at each load, from the chance of that load and of its two
 //! neighbours on either side: three to five rounds of one load alone are too few to know how it scatters.
 
-use super::{Doubt, FEWEST_LOADS, LoadRounds};
+use super::{Doubt, LoadRounds};
 use crate::{inference::middle, stats::median};
 use rand_xoshiro::{
     Xoshiro256PlusPlus,
@@ -66,8 +66,8 @@ pub struct Lines {
 
 /// Reads the rounds.
 pub fn lines(cells: &[LoadRounds<'_>]) -> Result<Lines, Doubt> {
-    if cells.len() < FEWEST_LOADS {
-        return Err(Doubt::FewLoads { loads: cells.len(), fewest: FEWEST_LOADS });
+    if cells.is_empty() {
+        return Err(Doubt::FewLoads { loads: 0, fewest: 1 });
     }
     let mut rounds: Vec<Vec<Values>> = Vec::with_capacity(cells.len());
     for cell in cells {

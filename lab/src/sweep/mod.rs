@@ -1,9 +1,28 @@
-//! A workload over a range of loads.
+//! A workload over a range of loads, block sizes, mixes or files, and what that says.
+//!
+//! ```text
+//!   axis.rs      what varies, as written on a command line
+//!   plan.rs      axes ──▶ cells ──▶ the job of a cell
+//!   carry.rs     rounds interleaved over the cells; kept after each window; taken up again
+//!   conclude.rs  cells ──▶ marked points (knee/), best combination, a sentence
+//!   array.rs     the Storage Spaces paper's reckoning for mirrored arrays
+//!   record.rs    what is saved       report.rs   what is printed
+//! ```
+//!
+//! The sweep does not measure: it is handed a function that does, so that the same code runs on devices that are simulated.
 
 pub mod array;
 pub mod axis;
+mod carry;
+mod conclude;
+pub mod plan;
 pub mod record;
+mod report;
+#[cfg(test)]
+mod tests;
 
 pub use array::{ArrayFigures, ArrayOptions};
 pub use axis::{Axis, Coordinate, Knob};
-pub use record::{KneeRow, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord};
+pub use carry::{Keep, Measure, begin, carry_out, resume};
+pub use record::{BestCells, KneeRow, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord};
+pub use report::render;

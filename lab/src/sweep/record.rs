@@ -9,7 +9,7 @@ use super::{
     axis::{Axis, Coordinate},
 };
 use crate::{
-    figures::Figures,
+    figures::{Figures, Metric},
     job::{Job, Span},
     knee::Knee,
     machine::{Machine, Versions},
@@ -44,6 +44,9 @@ pub struct SweepRecord {
     pub cells: Vec<SweepCell>,
     /// The marked points: one row for each value of the axis that is not a load; none where no axis is one.
     pub knees: Vec<KneeRow>,
+    /// The best combination, where no axis is a load.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<BestCells>,
     /// Reasons for doubt.
     pub warnings: Vec<Warning>,
     /// How it ended.
@@ -113,4 +116,15 @@ pub struct KneeRow {
     pub cells: Vec<usize>,
     /// The points.
     pub knee: Knee,
+}
+
+/// The best of combinations that are no line of loads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BestCells {
+    /// By which figure.
+    pub metric: Metric,
+    /// The one with the highest median.
+    pub cell: usize,
+    /// Those that chance cannot tell from it; none when everything was measured only once.
+    pub rivals: Option<Vec<usize>>,
 }

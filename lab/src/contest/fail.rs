@@ -1,0 +1,109 @@
+//! A condition under which a comparison ends with exit code 1, as written on a command line: `slower-than 5%`, `p99 worse-than 10%`.
+//!
+//! How sure it must be is the user's choice ([`Certainty`]): a gate that holds back every change that *may* be slower fails good ones when
+//! rounds are few, and one that waits for proof lets small losses through; the default waits for proof.
+
+use super::{Comparison, ContestRecord, Said};
+use crate::figures::Metric;
+use serde::{Deserialize, Serialize};
+use std::str::FromStr;
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FailIf {
+    /// Which figure; IOPS where the user named none.
+    pub metric: Metric,
+    /// By what share it must be worse: 0.05 is 5 %.
+    pub worse_by: f64,
+    /// How sure that must be.
+    pub certainty: Certainty,
+}
+
+/// How sure a loss must be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Certainty {
+    /// The whole interval lies beyond, and the corrected test sees a difference.
+    #[default]
+    Shown,
+    /// The estimate lies beyond.
+    Estimate,
+    /// The interval does not rule it out.
+    Possible,
+}
+
+impl FromStr for FailIf {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let usage = || {
+            format!("\"{text}\" is no condition; write for example 'slower-than 5%', or 'p99 worse-than 10%' with one of {}", Metric::ALL.map(Metric::name).join(", "))
+        };
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let (metric, verb, share) = match words[..] {
+            [verb, share] => (Metric::Iops, verb, share),
+            [metric, verb, share] => (Metric::from_name(metric).ok_or_else(usage)?, verb, share),
+            _ => return Err(usage()),
+        };
+        let percent: f64 = share.strip_suffix('%').unwrap_or(share).trim().parse().map_err(|_| usage())?;
+        if !["slower-than", "worse-than"].contains(&verb) || !(0.0..=10_000.0).contains(&percent) {
+            return Err(usage());
+        }
+        // Nothing has fewer than no IOPS.
+        if metric.more_is_better() && percent >= 100.0 {
+            return Err(format!("\"{text}\" can never be: nothing loses 100 % of its {}", metric.title()));
+        }
+        Ok(Self { metric, worse_by: percent / 100.0, certainty: Certainty::default() })
+    }
+}
+
+impl FailIf {
+    /// Where it holds, in words; one sentence for each side and group.
+    pub fn holding(&self, record: &ContestRecord) -> Vec<String> {
+        let all = record.overall.iter().chain(&record.comparisons);
+        all.filter(|comparison| comparison.metric == self.metric && self.holds(comparison))
+            .map(|comparison| {
+                let side = record.sides.get(comparison.side).map_or("", |side| side.name.as_str());
+                let of = if comparison.group.is_empty() { "overall".to_owned() } else { comparison.group.clone() };
+                format!(
+                    "{side}, {of}: {} is worse than --fail-if allows ({} of at most {:.1} %)",
+                    self.metric.title(),
+                    super::report::change(comparison),
+                    self.worse_by * 100.0
+                )
+            })
+            .collect()
+    }
+
+    fn holds(&self, comparison: &Comparison) -> bool {
+        // How much worse each end is; the first is the better end.
+        let change = &comparison.change;
+        let worse = |share: f64| if self.metric.more_is_better() { -share } else { share };
+        let (one, other) = (worse(change.interval.low), worse(change.interval.high));
+        let (least, most) = (one.min(other), one.max(other));
+        match self.certainty {
+            Certainty::Shown => comparison.said == Said::Worse && least > self.worse_by,
+            Certainty::Estimate => worse(change.estimate) > self.worse_by,
+            Certainty::Possible => most > self.worse_by,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_are_read_and_nonsense_is_not() {
+        let read = |text: &str| text.parse::<FailIf>();
+        let slower = read("slower-than 5%").unwrap();
+        assert_eq!((slower.metric, slower.worse_by, slower.certainty), (Metric::Iops, 0.05, Certainty::Shown));
+        let tail = read("p99 worse-than 12.5").unwrap();
+        assert_eq!((tail.metric, tail.worse_by), (Metric::P99, 0.125));
+        for text in ["", "slower-than", "5%", "p98 worse-than 5%", "slower 5%", "slower-than -5%", "slower-than x%", "slower-than nan%"] {
+            assert!(read(text).is_err(), "{text}");
+        }
+        assert!(read("iops worse-than 100%").unwrap_err().contains("can never be"));
+        assert!(read("p99 worse-than 100%").is_ok());
+    }
+}

@@ -1,0 +1,261 @@
+//! From sides to comparisons. Pure.
+//!
+//! What is compared is the logarithm of a figure, so a shift is a ratio. A group is compared with the test that its rounds allow:
+//! signed ranks where rounds were interleaved, Mann-Whitney otherwise; a single run on each side is cut into stretches, which say how a run
+//! scatters within itself and not how the next one would have been, so that comes with a warning.
+//!
+//! MB/s is left out where all requests are alike in size: it says what IOPS say, and each question asked makes every answer dearer.
+
+use super::{
+    Comparison, ContestRecord, FailIf, Group, Said, Side,
+    record::CONTEST_SCHEMA,
+    report,
+};
+use crate::{
+    figures::{Figures, Metric},
+    inference::{self, RankTest, Shift},
+    stats::{Interval, median},
+    warning::Warning,
+};
+
+/// Fewer groups together say nothing that each of them does not.
+const FEWEST_GROUPS: usize = 6;
+/// Corrected p-values below this are differences.
+const SIGNIFICANT: f64 = 0.05;
+
+/// How to compare.
+#[derive(Debug, Clone)]
+pub struct JudgeOptions {
+    /// What to compare; all when empty.
+    pub metrics: Vec<Metric>,
+    /// Confidence of the intervals.
+    pub confidence: f64,
+    /// Whether round n of each side was measured in turn with round n of the others.
+    pub paired: bool,
+    /// What makes the comparison fail.
+    pub fail_if: Vec<FailIf>,
+}
+
+impl Default for JudgeOptions {
+    fn default() -> Self {
+        Self { metrics: Vec::new(), confidence: 0.95, paired: false, fail_if: Vec::new() }
+    }
+}
+
+/// Compares each side with the first.
+pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ContestRecord {
+    let mut record = ContestRecord {
+        schema: CONTEST_SCHEMA.into(),
+        verdict: String::new(),
+        paired: options.paired,
+        overall: Vec::new(),
+        comparisons: Vec::new(),
+        failed: Vec::new(),
+        warnings: Vec::new(),
+        sides,
+    };
+    let mut within = false;
+    if let Some((base, others)) = record.sides.split_first() {
+        for (index, side) in others.iter().enumerate() {
+            let matched = matched(base, side, &mut record.warnings);
+            for metric in metrics(options, &matched) {
+                let mut found = Vec::new();
+                for (base_group, group) in &matched {
+                    let (base_rounds, rounds, stretched) = rounds_of(base_group, group, options.paired);
+                    within |= stretched;
+                    let values = (values(base_rounds, metric), values(rounds, metric));
+                    let (Some(base), Some(ours)) = values else { continue };
+                    if let Some((test, change)) = test(&base, &ours, options) {
+                        found.push(comparison(index + 1, &group.name, metric, (&base, &ours), test, change, options));
+                    }
+                }
+                record.overall.extend(overall(index + 1, metric, &found, options));
+                record.comparisons.extend(found);
+            }
+            circumstances(base, side, &mut record.warnings);
+        }
+    }
+    if within {
+        record.warnings.push(Warning::WithinRun);
+    }
+    correct(&mut record.overall);
+    correct(&mut record.comparisons);
+    record.failed = options.fail_if.iter().flat_map(|condition| condition.holding(&record)).collect();
+    record.verdict = report::verdict(&record);
+    record
+}
+
+/// Groups that both have. Two that have one group each are compared whatever it is called.
+fn matched<'a>(base: &'a Side, side: &'a Side, warnings: &mut Vec<Warning>) -> Vec<(&'a Group, &'a Group)> {
+    let pairs: Vec<(&Group, &Group)> = match (&base.groups[..], &side.groups[..]) {
+        ([one], [other]) => vec![(one, other)],
+        (groups, others) => groups
+            .iter()
+            .filter_map(|group| Some((group, others.iter().find(|other| other.name == group.name)?)))
+            .collect(),
+    };
+    for (of, there, absent) in [(base, side, false), (side, base, true)] {
+        let taken = |group: &Group| {
+            pairs.iter().any(|(base, ours)| std::ptr::eq(if absent { *ours } else { *base }, group))
+        };
+        let alone: Vec<&str> = of.groups.iter().filter(|group| !taken(group)).map(|group| group.name.as_str()).collect();
+        if let Some(first) = alone.first() {
+            let more = if alone.len() > 1 { format!(" and {} more", alone.len() - 1) } else { String::new() };
+            warnings.push(Warning::LeftOut {
+                what: format!("{first}{more} of {}", of.name),
+                why: format!("{} has nothing of this name", there.name),
+            });
+        }
+    }
+    if let Some((one, other)) = pairs.iter().find(|(one, other)| one.workload != other.workload) {
+        warnings.push(Warning::NotAlike {
+            what: "workload".into(),
+            first: format!("{}: {}", base.name, one.workload),
+            second: format!("{}: {}", side.name, other.workload),
+        });
+    }
+    pairs
+}
+
+fn circumstances(base: &Side, side: &Side, warnings: &mut Vec<Warning>) {
+    let (ours, theirs) = (&base.circumstances, &side.circumstances);
+    for (what, first, second) in [
+        ("machine", &ours.machine, &theirs.machine),
+        ("cache mode", &ours.cache, &theirs.cache),
+        ("version of Diskwright", &ours.version, &theirs.version),
+    ] {
+        if first != second {
+            warnings.push(Warning::NotAlike {
+                what: what.into(),
+                first: format!("{}: {first}", base.name),
+                second: format!("{}: {second}", side.name),
+            });
+        }
+    }
+    for side in [base, side] {
+        if side.circumstances.partial {
+            warnings.push(Warning::Partial { what: side.name.clone() });
+        }
+        let grave = side.circumstances.warnings.iter().filter(|warning| warning.voids() || **warning == Warning::DebugBuild);
+        for warning in grave {
+            let told = Warning::OfSide { side: side.name.clone(), warning: warning.to_string() };
+            if !warnings.contains(&told) {
+                warnings.push(told);
+            }
+        }
+    }
+}
+
+/// The figures to compare, without MB/s where it is IOPS in other words.
+fn metrics(options: &JudgeOptions, groups: &[(&Group, &Group)]) -> Vec<Metric> {
+    if !options.metrics.is_empty() {
+        return options.metrics.clone();
+    }
+    let sizes = |groups: &(&Group, &Group)| {
+        let of = |group: &Group| -> Vec<f64> {
+            group.rounds.iter().filter(|round| round.iops > 0.0).map(|round| round.mb_per_s / round.iops).collect()
+        };
+        [of(groups.0), of(groups.1)].concat()
+    };
+    let alike = groups.iter().all(|group| {
+        let sizes = sizes(group);
+        sizes.iter().all(|size| (size - sizes[0]).abs() <= sizes[0] * 1e-3)
+    });
+    Metric::ALL.into_iter().filter(|metric| !(alike && *metric == Metric::MbPerS)).collect()
+}
+
+/// The rounds to compare, and whether they are stretches of single runs.
+fn rounds_of<'a>(base: &'a Group, ours: &'a Group, paired: bool) -> (&'a [Figures], &'a [Figures], bool) {
+    let single = base.rounds.len() == 1 && ours.rounds.len() == 1;
+    if single && !paired && base.stretches.len() > 1 && ours.stretches.len() > 1 {
+        return (&base.stretches, &ours.stretches, true);
+    }
+    (&base.rounds, &ours.rounds, false)
+}
+
+/// Logarithms; `None` where there is none, as of a figure that was not taken.
+fn values(rounds: &[Figures], metric: Metric) -> Option<Vec<f64>> {
+    let values: Vec<f64> = rounds.iter().map(|round| metric.of(round)).collect();
+    let sound = !values.is_empty() && values.iter().all(|value| *value > 0.0 && value.is_finite());
+    sound.then(|| values.into_iter().map(f64::ln).collect())
+}
+
+fn test(base: &[f64], ours: &[f64], options: &JudgeOptions) -> Option<(RankTest, Shift)> {
+    let logarithm = if options.paired {
+        let differences: Vec<f64> = ours.iter().zip(base).map(|(ours, base)| ours - base).collect();
+        (inference::wilcoxon_signed_rank(&differences)?, inference::paired_shift(&differences, options.confidence)?)
+    } else {
+        (
+            inference::mann_whitney(ours, base)?,
+            inference::unpaired_shift(ours, base, options.confidence)?,
+        )
+    };
+    let (test, shift) = logarithm;
+    let share = |logarithm: f64| logarithm.exp() - 1.0;
+    let interval = Interval { low: share(shift.interval.low), high: share(shift.interval.high) };
+    Some((test, Shift { estimate: share(shift.estimate), interval, confidence: shift.confidence }))
+}
+
+fn comparison(
+    side: usize,
+    group: &str,
+    metric: Metric,
+    (base, ours): (&[f64], &[f64]),
+    test: RankTest,
+    change: Shift,
+    options: &JudgeOptions,
+) -> Comparison {
+    let middle = |values: &[f64]| median(values).map_or(0.0, f64::exp);
+    let pairs = base.len().min(ours.len());
+    Comparison {
+        side,
+        group: group.to_owned(),
+        metric,
+        base: middle(base),
+        ours: middle(ours),
+        change,
+        p: test.p,
+        p_corrected: test.p,
+        said: Said::NoDifference,
+        rounds: if options.paired { (pairs, pairs) } else { (base.len(), ours.len()) },
+    }
+}
+
+/// All groups together: whether their ratios lie on one side of 1. Each group is one value, so a group that scatters
+/// counts no more than another.
+fn overall(side: usize, metric: Metric, found: &[Comparison], options: &JudgeOptions) -> Option<Comparison> {
+    if found.len() < FEWEST_GROUPS {
+        return None;
+    }
+    let ours: Vec<f64> = found.iter().map(|comparison| (1.0 + comparison.change.estimate).ln()).collect();
+    let base = vec![0.0; ours.len()];
+    let (test, change) = test(&base, &ours, &JudgeOptions { paired: true, ..options.clone() })?;
+    let mut comparison =
+        comparison(side, "", metric, (&base, &ours), test, change, &JudgeOptions { paired: true, ..options.clone() });
+    // There is no such thing as the IOPS of all cells; the ratio is what there is.
+    (comparison.base, comparison.ours) = (1.0, 1.0 + change.estimate);
+    Some(comparison)
+}
+
+fn correct(comparisons: &mut [Comparison]) {
+    let corrected = inference::holm(&comparisons.iter().map(|comparison| comparison.p).collect::<Vec<_>>());
+    for (comparison, p) in comparisons.iter_mut().zip(corrected) {
+        comparison.p_corrected = p;
+        let (base, ours) = comparison.rounds;
+        let more = comparison.change.estimate > 0.0;
+        comparison.said = if p < SIGNIFICANT {
+            if more == comparison.metric.more_is_better() { Said::Better } else { Said::Worse }
+        } else if comparison.p >= SIGNIFICANT && base.min(ours) >= 6 {
+            Said::NoDifference
+        } else if smallest(base, ours) >= SIGNIFICANT {
+            Said::TooFewRounds
+        } else {
+            Said::NoDifference
+        };
+    }
+}
+
+/// The smallest p-value that the rounds allow, before correction. Pairs are the stricter case of equal groups.
+fn smallest(base: usize, ours: usize) -> f64 {
+    inference::smallest_unpaired_p(base, ours)
+}

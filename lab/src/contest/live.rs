@@ -1,0 +1,104 @@
+//! An A/B of targets that are there: each round measures every one once, in an order that changes, so that rounds can be compared in
+//! pairs and a drift of the machine falls on all alike.
+
+use super::{Circumstances, Group, Side, read::workload_of};
+use crate::{
+    LabError, Result,
+    figures::Figures,
+    job::Job,
+    machine::{Machine, Versions},
+    progress::{Progress, report},
+    record::{End, Run},
+    stats,
+};
+
+/// How to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct LiveOptions {
+    /// How often each target is measured. Fewer than six cannot show a difference.
+    pub rounds: usize,
+}
+
+/// Measures `job` on each of `names`; `measure` is told which. A stop by the user keeps the whole rounds that there are.
+///
+/// # Errors
+/// Whatever `measure` returns; [`LabError::BadOptions`] when requests failed; [`LabError::Stopped`] when there is no
+/// whole round.
+pub fn live(
+    names: &[String],
+    job: &Job,
+    options: &LiveOptions,
+    measure: &mut dyn FnMut(usize, &Job) -> Result<Run>,
+    progress: &mut dyn Progress,
+) -> Result<Vec<Side>> {
+    let machine = Machine::detect();
+    let mut sides: Vec<Side> = names
+        .iter()
+        .map(|name| Side {
+            name: name.clone(),
+            sources: vec![name.clone()],
+            circumstances: Circumstances::default(),
+            groups: Vec::new(),
+        })
+        .collect();
+    let all = (options.rounds * names.len()) as u64;
+    let mut done = 0;
+    let mut whole = 0;
+    'rounds: for round in 0..options.rounds {
+        for index in stats::round_order(names.len(), round, job.seed) {
+            let message = format!("round {} of {}, {}", round + 1, options.rounds, names[index]);
+            match report(progress, "compare", done, all, &message) {
+                Err(LabError::Stopped) => break 'rounds,
+                other => other?,
+            }
+            // Each round draws its requests anew, and alike for all.
+            let job = Job { seed: job.seed.wrapping_add(round as u64), ..job.clone() };
+            let run = measure(index, &job)?;
+            done += 1;
+            match run.end {
+                End::Complete => add(&mut sides[index], run, &machine),
+                End::Stopped => break 'rounds,
+                End::Failed { first, errors } => {
+                    return Err(LabError::BadOptions {
+                        what: format!("{}: {errors} requests failed; the first: {first}", names[index]),
+                        hint: "an average over a failing device means nothing: mend it and compare again".into(),
+                    });
+                }
+            }
+        }
+        whole = round + 1;
+    }
+    if whole == 0 {
+        return Err(LabError::Stopped);
+    }
+    for side in &mut sides {
+        side.groups.iter_mut().for_each(|group| group.rounds.truncate(whole));
+        side.circumstances.partial = whole < options.rounds;
+    }
+    Ok(sides)
+}
+
+fn add(side: &mut Side, run: Run, machine: &Machine) {
+    let cache = run.targets.iter().map(|target| format!("{:?}", target.cache).to_lowercase()).collect::<Vec<_>>();
+    side.circumstances.machine = format!("{} x {}, {}", machine.logical_cpus, machine.cpu_model, machine.kernel);
+    side.circumstances.cache = cache.join(", ");
+    let versions = Versions::detect();
+    side.circumstances.version = format!("{}{}", versions.diskwright, if versions.optimised { "" } else { " (debug)" });
+    for warning in run.warnings {
+        if !side.circumstances.warnings.contains(&warning) {
+            side.circumstances.warnings.push(warning);
+        }
+    }
+    for phase in &run.phases {
+        let figures = Figures::of(phase);
+        match side.groups.iter_mut().find(|group| group.name == phase.name) {
+            Some(group) => group.rounds.push(figures),
+            None => side.groups.push(Group {
+                name: phase.name.clone(),
+                workload: workload_of(&run.job, &phase.name),
+                rounds: vec![figures],
+                stretches: Vec::new(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Which is faster, by how much, and how sure that is.
+//!
+//! ```text
+//!   saved results ──read.rs──▶ sides of rounds ─┐
+//!   two targets ───live.rs───▶ rounds in pairs ─┴─judge.rs──▶ comparisons ──▶ record.rs ──▶ report.rs
+//!                                                                         └──▶ fail.rs: an exit code for CI
+//! ```
+//!
+//! The first side is the base; each other one is compared with it, figure by figure, group by group (a group is what both have: a
+//! phase, a cell of a sweep, a workload on a container). Everything is a ratio, so that a percent means the same for IOPS and latencies. Rounds
+//! that were interleaved are compared in pairs, others as two groups; p-values are corrected for the number of comparisons; "no difference
+//! seen" comes with how large a difference may have been missed.
+
+mod fail;
+mod judge;
+mod live;
+mod read;
+mod record;
+mod report;
+#[cfg(test)]
+mod tests;
+
+pub use fail::{Certainty, FailIf};
+pub use judge::{JudgeOptions, judge};
+pub use live::{LiveOptions, live};
+pub use read::read_side;
+pub use record::{Circumstances, Comparison, ContestRecord, CONTEST_SCHEMA, Group, Said, Side};
+pub use report::render;

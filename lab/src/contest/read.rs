@@ -1,0 +1,280 @@
+//! Reading what was saved: runs, sweeps, the study `containers`.
+//!
+//! A side may be several files of the same thing: each is then a round (of a run), or adds its rounds (of a sweep). A schema from a
+//! newer version is refused, for what it means is not known here.
+
+use super::{Circumstances, Group, Side};
+use crate::{
+    LabError, Result,
+    figures::Figures,
+    job::{Caching, Job},
+    machine::{Machine, Versions},
+    record::{End, PhaseRecord, RUN_SCHEMA, Run, SeriesPoint, TargetRecord},
+    result::{CONTAINERS_SCHEMA, ContainersResult},
+    stats::median,
+    sweep::{SWEEP_SCHEMA, SweepRecord},
+};
+use std::path::{Path, PathBuf};
+
+/// Stretches of one run that are compared: about so many, and never fewer than a few seconds' worth of intervals allow.
+const STRETCHES: usize = 20;
+/// Fewer intervals cannot be cut.
+const FEWEST_STRETCHES: usize = 5;
+
+/// Reads the files of one side. `name` is shown; empty: the file's name.
+///
+/// # Errors
+/// [`LabError::File`] when one cannot be read; [`LabError::BadOptions`] when it is no result, is from a newer version, failed, or is
+/// not of the same kind as the first.
+pub fn read_side(name: &str, files: &[PathBuf]) -> Result<Side> {
+    let mut sides = files.iter().map(|file| read(file)).collect::<Result<Vec<_>>>()?.into_iter();
+    let Some(mut side) = sides.next() else {
+        return Err(LabError::BadOptions { what: "a side without a file".into(), hint: "name a result".into() });
+    };
+    for other in sides {
+        if other.groups.iter().map(|group| &group.name).ne(side.groups.iter().map(|group| &group.name)) {
+            return Err(LabError::BadOptions {
+                what: format!("{} is not the same experiment as {}", other.sources.join(","), side.sources.join(",")),
+                hint: "join only repetitions of one thing by commas".into(),
+            });
+        }
+        for (group, more) in side.groups.iter_mut().zip(other.groups) {
+            if group.workload != more.workload {
+                return Err(LabError::BadOptions {
+                    what: format!("{} has another workload than {}", other.sources.join(","), side.sources.join(",")),
+                    hint: format!("join only repetitions of one thing by commas ({}; {})", group.workload, more.workload),
+                });
+            }
+            group.rounds.extend(more.rounds);
+            group.stretches.clear();
+        }
+        side.sources.extend(other.sources);
+        side.circumstances.partial |= other.circumstances.partial;
+        let known = side.circumstances.warnings.clone();
+        side.circumstances.warnings.extend(other.circumstances.warnings.into_iter().filter(|w| !known.contains(w)));
+    }
+    if !name.is_empty() {
+        side.name = name.to_owned();
+    }
+    Ok(side)
+}
+
+fn read(path: &Path) -> Result<Side> {
+    let text = std::fs::read_to_string(path).map_err(LabError::file("read the result", path))?;
+    let refuse = |what: String, hint: &str| Err(LabError::BadOptions { what, hint: hint.to_owned() });
+    let shown = path.display();
+    let value: serde_json::Value = match serde_json::from_str(&text) {
+        Ok(value) => value,
+        Err(error) => return refuse(format!("{shown} is no result: {error}"), "give a file that the lab has saved"),
+    };
+    let schema = value.get("schema").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
+    let known = [RUN_SCHEMA, SWEEP_SCHEMA, CONTAINERS_SCHEMA].into_iter().find(|known| family(known) == family(&schema));
+    let Some(known) = known else {
+        return refuse(
+            format!("{shown} has the schema \"{schema}\", which cannot be compared"),
+            "give results of `lab run`, `lab sweep` or `lab study containers`",
+        );
+    };
+    if version(&schema) > version(known) {
+        return refuse(
+            format!("{shown} was written by a newer Diskwright: its schema is {schema}, and this one knows up to {known}"),
+            "update this program, or compare with the one that wrote it",
+        );
+    }
+    let bad = |error: serde_json::Error| LabError::BadOptions {
+        what: format!("{shown} is damaged: {error}"),
+        hint: "measure again, or find the file as it was saved".into(),
+    };
+    let mut side = match known {
+        RUN_SCHEMA => of_run(serde_json::from_value(value).map_err(bad)?, &path.display().to_string())?,
+        SWEEP_SCHEMA => of_sweep(serde_json::from_value(value).map_err(bad)?),
+        _ => of_containers(serde_json::from_value(value).map_err(bad)?),
+    };
+    if side.groups.is_empty() {
+        return refuse(format!("{shown} has no measured window"), "let it run to its end");
+    }
+    side.name = path.file_stem().map_or_else(|| path.display().to_string(), |stem| stem.to_string_lossy().into_owned());
+    side.sources = vec![path.display().to_string()];
+    Ok(side)
+}
+
+fn family(schema: &str) -> &str {
+    schema.rsplit_once('/').map_or(schema, |(family, _)| family)
+}
+
+/// A version that is no number is newer than any.
+fn version(schema: &str) -> u64 {
+    schema.rsplit_once('/').and_then(|(_, version)| version.parse().ok()).unwrap_or(u64::MAX)
+}
+
+fn machine_of(machine: &Machine) -> String {
+    format!("{} x {}, {}", machine.logical_cpus, machine.cpu_model, machine.kernel)
+}
+
+fn version_of(versions: &Versions) -> String {
+    format!("{}{}", versions.diskwright, if versions.optimised { "" } else { " (debug)" })
+}
+
+fn cache_of(targets: &[TargetRecord]) -> String {
+    let mut modes: Vec<&str> = targets.iter().map(|target| mode(target.cache)).collect();
+    modes.dedup();
+    modes.join(", ")
+}
+
+fn mode(cache: Caching) -> &'static str {
+    match cache {
+        Caching::Cached => "cached",
+        Caching::Direct => "direct",
+        Caching::WriteThrough => "write-through",
+        Caching::DirectWriteThrough => "direct, write-through",
+    }
+}
+
+fn side(circumstances: Circumstances, groups: Vec<Group>) -> Side {
+    Side { name: String::new(), sources: Vec::new(), circumstances, groups }
+}
+
+/// The workload of a phase, in words: what two sides should have alike.
+pub fn workload_of(job: &Job, phase: &str) -> String {
+    let phase = job.phases.iter().find(|other| other.name == phase);
+    let loads = phase.iter().flat_map(|phase| &phase.loads).map(|load| load.title());
+    loads.collect::<Vec<_>>().join(" with ")
+}
+
+fn of_run(run: Run, path: &str) -> Result<Side> {
+    if let End::Failed { first, errors } = &run.end {
+        return Err(LabError::BadOptions {
+            what: format!("{path} is a failed run ({errors} requests; the first: {first})"),
+            hint: "an average over a failing device means nothing: mend it and measure again".into(),
+        });
+    }
+    let groups = run.phases.iter().map(|phase| Group {
+        name: phase.name.clone(),
+        workload: workload_of(&run.job, &phase.name),
+        rounds: vec![Figures::of(phase)],
+        stretches: stretches(phase),
+    });
+    let groups = groups.collect();
+    Ok(side(
+        Circumstances {
+            machine: machine_of(&run.machine),
+            cache: cache_of(&run.targets),
+            version: version_of(&run.versions),
+            partial: run.end == End::Stopped,
+            warnings: run.warnings,
+        },
+        groups,
+    ))
+}
+
+fn of_sweep(sweep: SweepRecord) -> Side {
+    let groups = sweep.cells.iter().filter(|cell| !cell.rounds.is_empty()).map(|cell| Group {
+        name: crate::sweep::plan::title(&cell.point),
+        workload: crate::sweep::plan::job(&sweep.options, cell, 0).phases.first().map_or_else(String::new, |phase| {
+            phase.loads.iter().map(|load| load.title()).collect::<Vec<_>>().join(" with ")
+        }),
+        rounds: cell.rounds.clone(),
+        stretches: Vec::new(),
+    });
+    let groups = groups.collect();
+    side(
+        Circumstances {
+            machine: machine_of(&sweep.machine),
+            cache: cache_of(&sweep.targets),
+            version: version_of(&sweep.versions),
+            partial: sweep.end != End::Complete,
+            warnings: sweep.warnings,
+        },
+        groups,
+    )
+}
+
+fn of_containers(result: ContainersResult) -> Side {
+    let groups = result.workloads.iter().flat_map(|compared| {
+        let workload = &compared.result.workload;
+        compared.result.cells.iter().map(move |cell| Group {
+            name: format!("{} at {}, {}", workload.name, workload.queue_depth, cell.target),
+            workload: format!("{} at {}", workload.name, workload.queue_depth),
+            rounds: cell
+                .rounds
+                .iter()
+                .map(|round| Figures {
+                    iops: round.iops(),
+                    mb_per_s: round.mb_per_s(),
+                    mean_ns: round.latency.mean_ns,
+                    p50_ns: round.latency.p50_ns as f64,
+                    p99_ns: round.latency.p99_ns as f64,
+                    cpu_ns_per_io: round.cpu_ns_per_io(),
+                    ..Figures::default()
+                })
+                .collect(),
+            stretches: Vec::new(),
+        })
+    });
+    let groups = groups.collect();
+    side(
+        Circumstances {
+            machine: machine_of(&result.machine),
+            cache: result.options.cache.clone(),
+            version: version_of(&result.versions),
+            partial: false,
+            warnings: result.warnings,
+        },
+        groups,
+    )
+}
+
+/// The measured window in stretches, each long enough that one hardly tells of the next. Percentiles of a stretch are the medians of its
+/// intervals' percentiles; CPU time is not known by interval.
+fn stretches(phase: &PhaseRecord) -> Vec<Figures> {
+    let window = phase.window_start_ns..=phase.window_start_ns.saturating_add(phase.window_ns);
+    let inside: Vec<&SeriesPoint> = phase
+        .series
+        .iter()
+        .filter(|point| {
+            window.contains(&point.start_ns) && window.contains(&point.start_ns.saturating_add(phase.interval_ns))
+        })
+        .collect();
+    let mut length = inside.len().div_ceil(STRETCHES).max(1);
+    loop {
+        let cut: Vec<Figures> = inside.chunks_exact(length).map(|points| stretch(points, phase.interval_ns)).collect();
+        if cut.len() < FEWEST_STRETCHES {
+            return Vec::new();
+        }
+        let iops: Vec<f64> = cut.iter().map(|figures| figures.iops).collect();
+        if echo(&iops) < 2.0 / (iops.len() as f64).sqrt() || cut.len() / 2 < FEWEST_STRETCHES {
+            return cut;
+        }
+        length *= 2;
+    }
+}
+
+fn stretch(points: &[&SeriesPoint], interval_ns: u64) -> Figures {
+    let sum = |of: &dyn Fn(&SeriesPoint) -> u64| points.iter().map(|point| of(point)).sum::<u64>();
+    let (reads, writes) = (sum(&|point| point.read_ios), sum(&|point| point.write_ios));
+    let window_ns = interval_ns.saturating_mul(points.len() as u64).max(1);
+    let ios = (reads + writes) as f64;
+    let weighted: f64 = points.iter().map(|point| point.mean_ns * (point.read_ios + point.write_ios) as f64).sum();
+    let middle = |of: &dyn Fn(&SeriesPoint) -> u64| {
+        median(&points.iter().map(|point| of(point) as f64).collect::<Vec<_>>()).unwrap_or(0.0)
+    };
+    Figures {
+        window_ns,
+        reads,
+        writes,
+        iops: ios * 1e9 / window_ns as f64,
+        mb_per_s: sum(&|point| point.read_bytes + point.write_bytes) as f64 * 1e3 / window_ns as f64,
+        mean_ns: if ios > 0.0 { weighted / ios } else { 0.0 },
+        p50_ns: middle(&|point| point.p50_ns),
+        p99_ns: middle(&|point| point.p99_ns),
+        ..Figures::default()
+    }
+}
+
+/// How much each value tells of the next: the correlation of neighbours.
+fn echo(values: &[f64]) -> f64 {
+    let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
+    let all: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    let neighbours: f64 = values.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum();
+    if all > 0.0 { neighbours / all } else { 0.0 }
+}

@@ -1,0 +1,120 @@
+//! What a comparison found.
+
+use crate::{
+    figures::{Figures, Metric},
+    inference::Shift,
+    warning::Warning,
+};
+use serde::{Deserialize, Serialize};
+
+/// Schema of [`ContestRecord`].
+pub const CONTEST_SCHEMA: &str = "diskwright.lab.compare/1";
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ContestRecord {
+    /// [`CONTEST_SCHEMA`].
+    pub schema: String,
+    /// The conclusion.
+    pub verdict: String,
+    /// What was compared; the first is the base.
+    pub sides: Vec<Side>,
+    /// Whether round for round was compared.
+    pub paired: bool,
+    /// Over all groups together, where there are enough of them; corrected among themselves.
+    pub overall: Vec<Comparison>,
+    /// Group by group; corrected among themselves.
+    pub comparisons: Vec<Comparison>,
+    /// Conditions of `--fail-if` that hold, in words.
+    pub failed: Vec<String>,
+    /// Reasons for doubt.
+    pub warnings: Vec<Warning>,
+}
+
+/// One of those that are compared.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Side {
+    /// As shown to people.
+    pub name: String,
+    /// The files, or the target.
+    pub sources: Vec<String>,
+    /// Under which circumstances it was measured.
+    pub circumstances: Circumstances,
+    /// What was measured.
+    pub groups: Vec<Group>,
+}
+
+/// What two sides should have alike.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Circumstances {
+    /// Processors, memory, kernel.
+    pub machine: String,
+    /// "direct", "cached"; of several targets, all of them.
+    pub cache: String,
+    /// The program's version, and whether it was optimised.
+    pub version: String,
+    /// Reasons for doubt that its own result has.
+    pub warnings: Vec<Warning>,
+    /// Whether it was broken off.
+    pub partial: bool,
+}
+
+/// The rounds of one thing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// By what it is matched with the other side's.
+    pub name: String,
+    /// The workload, as far as it should be alike.
+    pub workload: String,
+    /// Its rounds.
+    pub rounds: Vec<Figures>,
+    /// Stretches of a single run, where there is only one round: IOPS, MB/s and latencies, no CPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stretches: Vec<Figures>,
+}
+
+/// One figure of one group of one side, against the base.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// Number of the side, from 1: 0 is the base.
+    pub side: usize,
+    /// Name of the group; empty for all together.
+    pub group: String,
+    /// The figure.
+    pub metric: Metric,
+    /// The base's median.
+    pub base: f64,
+    /// The side's median.
+    pub ours: f64,
+    /// By how much the side lies above the base, as a share: 0.05 is 5 % more.
+    pub change: Shift,
+    /// Of the rank test.
+    pub p: f64,
+    /// The same, corrected for the number of comparisons.
+    pub p_corrected: f64,
+    /// What follows.
+    pub said: Said,
+    /// Rounds of the base and of the side, or pairs.
+    pub rounds: (usize, usize),
+}
+
+/// What a comparison says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Said {
+    /// Better than the base.
+    Better,
+    /// Worse than the base.
+    Worse,
+    /// No difference seen.
+    NoDifference,
+    /// So few rounds could not show any difference.
+    TooFewRounds,
+}
+
+impl ContestRecord {
+    /// How many comparisons the correction of `comparison` reckoned with.
+    pub fn family(&self, comparison: &Comparison) -> usize {
+        if comparison.group.is_empty() && !self.overall.is_empty() { self.overall.len() } else { self.comparisons.len() }
+    }
+}

@@ -1,0 +1,190 @@
+//! From cells to conclusions: the marked points, the best combination, the array's figures, and a sentence.
+//!
+//! Whatever is concluded is reckoned anew from the cells each time, so that a sweep that goes on never carries an old conclusion.
+
+use super::{BestCells, Coordinate, KneeRow, Knob, SweepRecord, plan};
+use crate::{
+    figures::Metric,
+    knee::{self, LoadRounds, Mark, MarkedPoint},
+    record::End,
+    table::{duration, figure, grouped},
+    warning::Warning,
+};
+
+/// Fewer rounds than this give intervals that are hardly better than none.
+const FEW_ROUNDS: u32 = 3;
+
+/// Reckons everything that follows from the cells.
+pub fn conclude(record: &mut SweepRecord) {
+    let array = record.options.array;
+    for cell in &mut record.cells {
+        let medians = cell.median(|round| round.iops).zip(cell.median(|round| round.mb_per_s));
+        let reads = cell.median(|round| round.read_share());
+        cell.array = array
+            .zip(medians)
+            .map(|(array, (iops, mb_per_s))| array.figures(reads.unwrap_or(1.0), cell.total_depth, iops, mb_per_s));
+    }
+    record.knees = knees(record);
+    record.best = if record.knees.is_empty() { best(record) } else { None };
+    record.warnings.retain(|warning| !matches!(warning, Warning::FewRounds { .. }));
+    if record.options.rounds < FEW_ROUNDS {
+        record.warnings.push(Warning::FewRounds { rounds: record.options.rounds });
+    }
+    record.verdict = verdict(record);
+}
+
+/// The axis along which the load grows: queue depth before threads; none where the total is held.
+pub fn load_axis(record: &SweepRecord) -> Option<Knob> {
+    let varied = |knob: &Knob| record.options.axes.iter().any(|axis| axis.knob == *knob);
+    let held = record.options.total_depth.is_some();
+    [Knob::QueueDepth, Knob::Threads].into_iter().find(|knob| !held && varied(knob))
+}
+
+fn knees(record: &SweepRecord) -> Vec<KneeRow> {
+    let Some(along) = load_axis(record) else { return Vec::new() };
+    let mut rows: Vec<(Vec<Coordinate>, Vec<usize>)> = Vec::new();
+    for (index, cell) in record.cells.iter().enumerate() {
+        let fixed: Vec<Coordinate> = cell.point.iter().filter(|at| at.knob != along).copied().collect();
+        match rows.iter_mut().find(|(other, _)| *other == fixed) {
+            Some((_, cells)) => cells.push(index),
+            None => rows.push((fixed, vec![index])),
+        }
+    }
+    let limit_ns = record.options.max_p99.map(|span| span.as_nanos() as f64);
+    rows.into_iter()
+        .map(|(fixed, mut cells)| {
+            cells.sort_by_key(|index| record.cells[*index].total_depth);
+            let line: Vec<LoadRounds<'_>> = cells.iter().map(|index| rounds_of(record, *index)).collect();
+            let knee = knee::knee(&line, limit_ns);
+            KneeRow { fixed, cells, knee }
+        })
+        .collect()
+}
+
+fn rounds_of(record: &SweepRecord, index: usize) -> LoadRounds<'_> {
+    let cell = &record.cells[index];
+    LoadRounds { load: cell.total_depth as f64, rounds: &cell.rounds }
+}
+
+fn best(record: &SweepRecord) -> Option<BestCells> {
+    // More bytes at once are fewer requests: over block sizes, bytes tell.
+    let by_bytes = record.options.axes.iter().any(|axis| axis.knob == Knob::BlockSize);
+    let metric = if by_bytes { Metric::MbPerS } else { Metric::Iops };
+    let measured: Vec<usize> =
+        (0..record.cells.len()).filter(|index| !record.cells[*index].rounds.is_empty()).collect();
+    let line: Vec<LoadRounds<'_>> = measured.iter().map(|index| rounds_of(record, *index)).collect();
+    let (best, rivals) = knee::best(&line, |round| metric.of(round))?;
+    Some(BestCells {
+        metric,
+        cell: measured[best],
+        rivals: rivals.map(|rivals| rivals.into_iter().map(|index| measured[index]).collect()),
+    })
+}
+
+fn verdict(record: &SweepRecord) -> String {
+    let mut text = match &record.end {
+        End::Failed { first, errors } => format!("Requests failed ({errors}): {first}."),
+        _ => unfinished(record),
+    };
+    if record.cells.iter().all(|cell| cell.rounds.is_empty()) {
+        return text;
+    }
+    if !text.is_empty() {
+        text.push(' ');
+    }
+    let sentences: Vec<String> = match &record.best {
+        Some(best) => vec![sentence_of_best(record, best)],
+        None => record.knees.iter().map(sentence_of_row).collect(),
+    };
+    text.push_str(&sentences.join(" "));
+    text
+}
+
+/// How far it is; nothing when all is measured.
+pub fn unfinished(record: &SweepRecord) -> String {
+    let done: usize = record.cells.iter().map(|cell| cell.rounds.len()).sum();
+    let all = record.cells.len() * record.options.rounds as usize;
+    if done < all { format!("Unfinished: {done} of {all} windows are measured.") } else { String::new() }
+}
+
+fn sentence_of_best(record: &SweepRecord, best: &BestCells) -> String {
+    let cell = &record.cells[best.cell];
+    let value = cell.median(|round| best.metric.of(round)).unwrap_or(0.0);
+    let mut text = format!(
+        "The best of {} combinations is {}: {} {}",
+        record.cells.len(),
+        plan::title(&cell.point),
+        figure(value),
+        best.metric.title(),
+    );
+    if let Some(mean_ns) = cell.median(|round| round.mean_ns) {
+        text.push_str(&format!(" at {}", duration(mean_ns)));
+    }
+    match &best.rivals {
+        None => text.push_str("; measured once, so chance may have chosen it"),
+        Some(rivals) if rivals.is_empty() => text.push_str("; no other comes near it beyond chance"),
+        Some(rivals) => {
+            let shown: Vec<String> =
+                rivals.iter().take(4).map(|index| plan::title(&record.cells[*index].point)).collect();
+            let more = rivals.len().saturating_sub(shown.len());
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            text.push_str(&format!("; chance cannot tell it from {}{more}", shown.join("; ")));
+        }
+    }
+    text.push('.');
+    text
+}
+
+fn sentence_of_row(row: &KneeRow) -> String {
+    let knee = &row.knee;
+    let lead = if row.fixed.is_empty() { String::new() } else { format!("{}: ", plan::title(&row.fixed)) };
+    let at = |point: &MarkedPoint| {
+        format!(
+            "{} in flight ({} IOPS at {}{})",
+            point.load,
+            grouped(point.iops),
+            duration(point.mean_ns),
+            interval(point)
+        )
+    };
+    // What is true of every point is said once.
+    if let (Mark::Untold { why }, Mark::Untold { why: other }) = (&knee.efficient, &knee.saturation)
+        && why == other
+    {
+        return format!("{lead}the knee cannot be told: {why}.");
+    }
+    let mut parts = vec![match &knee.efficient {
+        Mark::Found(point) => format!("most efficient at {}", at(point)),
+        Mark::Untold { why } => format!("the efficient point cannot be told: {why}"),
+    }];
+    parts.push(match &knee.saturation {
+        Mark::Found(point) => format!("saturated from {}", at(point)),
+        Mark::Untold { why } => format!("saturation cannot be told: {why}"),
+    });
+    match &knee.limit {
+        Some(Mark::Found(point)) => {
+            parts.push(format!("most within the limit at {}, p99 {}", at(point), duration(point.p99_ns)));
+        }
+        Some(Mark::Untold { why }) => parts.push(format!("no load keeps the limit: {why}")),
+        None => {}
+    }
+    if let Mark::Found(point) = &knee.paper {
+        parts.push(format!("the paper's rule says {}", point.load));
+    }
+    if let Some(share) = knee.falls {
+        parts.push(format!("beyond the peak IOPS fall by {} %", figure(share * 100.0)));
+    }
+    let text = format!("{lead}{}.", parts.join("; "));
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// `, 95 % interval 7 to 9`, or that there is none.
+pub fn interval(point: &MarkedPoint) -> String {
+    match point.interval {
+        Some(ends) => {
+            format!(", 95 % interval {} to {}{}", ends.low, ends.high, if point.open_above { " or more" } else { "" })
+        }
+        None => ", measured once".into(),
+    }
+}

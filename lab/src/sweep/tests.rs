@@ -1,0 +1,243 @@
+//! A sweep over simulated devices: carried out, broken off, taken up, concluded.
+
+use super::{plan::tests::options, *};
+use crate::{
+    LabError,
+    job::{Caching, Job, Span},
+    knee::Mark,
+    machine::{Machine, Versions},
+    progress::{Silent, Step},
+    record::{
+        CpuRecord, DirectionRecord, End, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, TargetRecord, ThreadRecord,
+    },
+};
+
+fn target(name: &str) -> TargetRecord {
+    TargetRecord {
+        name: name.into(),
+        kind: "raw file".into(),
+        size_bytes: 1 << 30,
+        logical_sector_bytes: 512,
+        cache: Caching::Direct,
+        path: None,
+        place: None,
+        contents: None,
+    }
+}
+
+/// A run of a device that serves eight at once in 100 us each.
+fn simulated(job: &Job, files: usize) -> Run {
+    let load = &job.phases[0].loads[0];
+    let in_flight = u64::from(load.threads) * u64::from(load.queue_depth) * files as u64;
+    // A hundredth of noise that is the same whenever the same round is measured.
+    let noise = ((job.seed * 31 + in_flight * 17 + u64::from(load.threads) * 5) % 7) as f64 / 300.0 - 0.01;
+    let iops = (in_flight.min(8) as f64 * 10_000.0 * (1.0 + noise)) as u64;
+    let mean_ns = in_flight * 1_000_000_000 / iops;
+    let reads = DirectionRecord {
+        ios: iops,
+        bytes: iops * load.block.largest_bytes(),
+        errors: 0,
+        service: LatencyRecord {
+            count: iops,
+            sum_ns: (iops * mean_ns) as f64,
+            sum_of_squares: 0.0,
+            min_ns: mean_ns,
+            max_ns: mean_ns,
+            buckets: vec![(mean_ns, iops)],
+        },
+        response: None,
+    };
+    let thread = ThreadRecord {
+        thread: 0,
+        load: 0,
+        target: 0,
+        queue_depth: load.queue_depth,
+        reads,
+        writes: DirectionRecord::default(),
+        flushes: 0,
+    };
+    let phase = PhaseRecord {
+        name: "main".into(),
+        window_ns: 1_000_000_000,
+        window_start_ns: 0,
+        threads: vec![thread],
+        series: Vec::new(),
+        interval_ns: 1_000_000_000,
+        cpu: CpuRecord { process_user_ns: iops * 1500, ..CpuRecord::default() },
+        steady: None,
+    };
+    Run {
+        schema: RUN_SCHEMA.into(),
+        started_utc: "20260101T000000Z".into(),
+        took_ns: 1_000_000_000,
+        job: job.clone(),
+        machine: Machine::default(),
+        versions: Versions::default(),
+        targets: vec![target("disk.raw")],
+        phases: vec![phase],
+        warnings: Vec::new(),
+        end: End::Complete,
+        labels: Vec::new(),
+    }
+}
+
+fn swept(options: SweepOptions) -> SweepRecord {
+    let mut record = begin(options, vec![target("disk.raw")], Vec::new()).unwrap();
+    carry_out(&mut record, &mut |job, files| Ok(simulated(job, files)), &mut |_| Ok(()), &mut Silent).unwrap();
+    record
+}
+
+fn depths() -> SweepOptions {
+    let mut options = options(&["queue-depth=1..16"]);
+    options.job.phases[0].loads[0].threads = 1;
+    options.targets = vec!["disk.raw".into()];
+    options.max_p99 = Some(Span::from_nanos(150_000));
+    options.array = Some(ArrayOptions { copies: 2, devices: 8 });
+    options
+}
+
+/// The same on every machine.
+fn steady(mut record: SweepRecord) -> SweepRecord {
+    record.machine =
+        Machine { cpu_model: "Simulated CPU".into(), logical_cpus: 2, kernel: "Linux 6".into(), ..Machine::default() };
+    record.took_ns = 0;
+    record
+}
+
+#[test]
+fn a_sweep_finds_the_knee_and_says_so_first() {
+    let record = steady(swept(depths()));
+    assert_eq!((record.cells.len(), &record.end), (16, &End::Complete));
+    assert!(record.cells.iter().all(|cell| cell.rounds.len() == 3 && cell.latency.count > 20_000));
+    let knee = &record.knees[0].knee;
+    for mark in [&knee.efficient, &knee.saturation, &knee.paper] {
+        let Mark::Found(point) = mark else { panic!("{mark:?}") };
+        assert!((7.0..=9.0).contains(&point.load), "{point:?}");
+    }
+    insta::assert_snapshot!(render(&record, false));
+}
+
+#[test]
+fn a_sweep_that_was_broken_off_goes_on_and_ends_like_one_that_was_not() {
+    let whole = swept(depths());
+    let mut record = begin(depths(), vec![target("disk.raw")], Vec::new()).unwrap();
+    let mut saved = String::new();
+    let mut sittings = 0;
+    while record.end != End::Complete {
+        // Each sitting is stopped by the user after eleven windows.
+        let mut steps = 0;
+        let mut patience = |_: Step<'_>| {
+            steps += 1;
+            steps <= 11
+        };
+        let mut keep = |record: &SweepRecord| {
+            saved = serde_json::to_string(record).unwrap();
+            Ok(())
+        };
+        carry_out(&mut record, &mut |job, files| Ok(simulated(job, files)), &mut keep, &mut patience).unwrap();
+        let read: SweepRecord = serde_json::from_str(&saved).unwrap();
+        assert!(read == record, "what is saved is what there is");
+        record = resume(read, depths(), &[target("disk.raw")]).unwrap();
+        sittings += 1;
+        if record.end == End::Stopped {
+            assert!(record.verdict.starts_with(&format!("Unfinished: {} of 48", sittings * 11)), "{}", record.verdict);
+        }
+    }
+    assert_eq!(sittings, 5);
+    assert_eq!((&record.cells, &record.knees, &record.verdict), (&whole.cells, &whole.knees, &whole.verdict));
+}
+
+#[test]
+fn another_sweep_is_refused_and_more_rounds_are_welcome() {
+    let saved = swept(depths());
+    let mut more = depths();
+    (more.rounds, more.max_p99) = (5, None);
+    let mut record = resume(saved.clone(), more, &[target("disk.raw")]).unwrap();
+    let mut measured = 0;
+    let mut measure = |job: &Job, files: usize| {
+        measured += 1;
+        Ok(simulated(job, files))
+    };
+    carry_out(&mut record, &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
+    assert_eq!((measured, record.cells[3].rounds.len()), (32, 5));
+    type Change = fn(&mut SweepOptions);
+    let changes: [(Change, &str); 5] = [
+        (|options| options.job.phases[0].loads[0].read_percent = 50.0, "read_percent"),
+        (|options| options.axes[0].values.push(17), "the axes queue-depth=1,2"),
+        (|options| options.targets.push("other".into()), "disk.raw other"),
+        (|options| options.total_depth = Some(8), "the total depth open"),
+        (|options| options.rounds = 2, "more rounds"),
+    ];
+    for (change, word) in changes {
+        let mut other = depths();
+        change(&mut other);
+        let error = resume(saved.clone(), other, &[target("disk.raw")]).unwrap_err().to_string();
+        assert!(error.contains(word) && error.contains("--output"), "{error}");
+    }
+    let larger = TargetRecord { size_bytes: 2 << 30, ..target("disk.raw") };
+    assert!(resume(saved, depths(), &[larger]).unwrap_err().to_string().contains("2147483648 bytes"));
+}
+
+#[test]
+fn requests_that_fail_end_the_sweep_and_keep_what_was_there() {
+    let mut record = begin(depths(), vec![target("disk.raw")], Vec::new()).unwrap();
+    let mut windows = 0;
+    let mut measure = |job: &Job, files: usize| {
+        windows += 1;
+        let end = if windows == 20 {
+            End::Failed { first: "disk.raw: the read of 4096 bytes at offset 8192 failed".into(), errors: 3 }
+        } else {
+            End::Complete
+        };
+        Ok(Run { end, ..simulated(job, files) })
+    };
+    carry_out(&mut record, &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
+    assert_eq!(record.cells.iter().map(|cell| cell.rounds.len()).sum::<usize>(), 19);
+    assert!(
+        matches!(&record.end, End::Failed { errors: 3, first } if first.contains("queue-depth") && first.contains("8192"))
+    );
+    assert!(record.verdict.starts_with("Requests failed (3)"), "{}", record.verdict);
+    // A target that vanishes altogether is an error, and the record is as it was kept last.
+    let mut gone = |_: &Job, _: usize| Err(LabError::BadOptions { what: "gone".into(), hint: String::new() });
+    assert!(carry_out(&mut record, &mut gone, &mut |_| Ok(()), &mut Silent).is_err());
+    assert_eq!(record.cells.iter().map(|cell| cell.rounds.len()).sum::<usize>(), 19);
+}
+
+#[test]
+fn two_axes_give_a_knee_for_each_value_of_the_other() {
+    let mut options = depths();
+    options.axes.insert(0, "threads=1,2".parse().unwrap());
+    let record = swept(options);
+    assert_eq!(record.knees.len(), 2);
+    for row in &record.knees {
+        // Sixteen requests of two threads are as much load as sixteen of one.
+        let point = row.knee.efficient.found().unwrap();
+        assert!((7.0..=10.0).contains(&point.load), "{point:?}");
+    }
+    assert!(record.verdict.starts_with("Threads 1: most efficient"), "{}", record.verdict);
+}
+
+#[test]
+fn combinations_of_one_total_have_a_best_and_no_knee() {
+    let mut options = options(&["threads=1..24"]);
+    options.total_depth = Some(120);
+    let record = steady(swept(options));
+    assert!(record.knees.is_empty());
+    let best = record.best.as_ref().unwrap();
+    assert_eq!((best.metric, record.cells.len()), (crate::figures::Metric::Iops, 12));
+    // All are equally good on this device, and it says so.
+    assert!(best.rivals.as_ref().is_some_and(|rivals| !rivals.is_empty()), "{best:?}");
+    assert!(record.verdict.contains("chance cannot tell it from"), "{}", record.verdict);
+    let blocks = swept(super::plan::tests::options(&["block-size=4K..64K*2"]));
+    assert_eq!(blocks.best.unwrap().cell, 4);
+    assert!(blocks.verdict.starts_with("The best of 5 combinations is block-size 64K"), "{}", blocks.verdict);
+}
+
+#[test]
+fn one_round_has_no_intervals_and_says_so() {
+    let mut options = depths();
+    options.rounds = 1;
+    let record = swept(options);
+    assert!(record.verdict.contains("measured once"), "{}", record.verdict);
+    assert!(render(&record, false).contains("! 1 rounds cannot tell chance from truth"));
+}
