@@ -76,6 +76,7 @@ pub mod bench;
 pub mod chain;
 pub mod child;
 pub mod clock;
+pub mod contest;
 pub mod data;
 pub mod diskspd;
 pub mod document;

@@ -37,7 +37,10 @@ impl FromStr for FailIf {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let usage = || {
-            format!("\"{text}\" is no condition; write for example 'slower-than 5%', or 'p99 worse-than 10%' with one of {}", Metric::ALL.map(Metric::name).join(", "))
+            format!(
+                "\"{text}\" is no condition; write for example 'slower-than 5%', or 'p99 worse-than 10%' with one of {}",
+                Metric::ALL.map(Metric::name).join(", ")
+            )
         };
         let words: Vec<&str> = text.split_whitespace().collect();
         let (metric, verb, share) = match words[..] {
@@ -100,7 +103,16 @@ mod tests {
         assert_eq!((slower.metric, slower.worse_by, slower.certainty), (Metric::Iops, 0.05, Certainty::Shown));
         let tail = read("p99 worse-than 12.5").unwrap();
         assert_eq!((tail.metric, tail.worse_by), (Metric::P99, 0.125));
-        for text in ["", "slower-than", "5%", "p98 worse-than 5%", "slower 5%", "slower-than -5%", "slower-than x%", "slower-than nan%"] {
+        for text in [
+            "",
+            "slower-than",
+            "5%",
+            "p98 worse-than 5%",
+            "slower 5%",
+            "slower-than -5%",
+            "slower-than x%",
+            "slower-than nan%",
+        ] {
             assert!(read(text).is_err(), "{text}");
         }
         assert!(read("iops worse-than 100%").unwrap_err().contains("can never be"));

@@ -6,11 +6,7 @@
 //!
 //! MB/s is left out where all requests are alike in size: it says what IOPS say, and each question asked makes every answer dearer.
 
-use super::{
-    Comparison, ContestRecord, FailIf, Group, Said, Side,
-    record::CONTEST_SCHEMA,
-    report,
-};
+use super::{Comparison, ContestRecord, FailIf, Group, Said, Side, record::CONTEST_SCHEMA, report};
 use crate::{
     figures::{Figures, Metric},
     inference::{self, RankTest, Shift},
@@ -78,8 +74,9 @@ pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ContestRecord {
     if within {
         record.warnings.push(Warning::WithinRun);
     }
-    correct(&mut record.overall);
-    correct(&mut record.comparisons);
+    // Groups together are pairs of medians, whatever their rounds are.
+    correct(&mut record.overall, true);
+    correct(&mut record.comparisons, options.paired);
     record.failed = options.fail_if.iter().flat_map(|condition| condition.holding(&record)).collect();
     record.verdict = report::verdict(&record);
     record
@@ -95,10 +92,10 @@ fn matched<'a>(base: &'a Side, side: &'a Side, warnings: &mut Vec<Warning>) -> V
             .collect(),
     };
     for (of, there, absent) in [(base, side, false), (side, base, true)] {
-        let taken = |group: &Group| {
-            pairs.iter().any(|(base, ours)| std::ptr::eq(if absent { *ours } else { *base }, group))
-        };
-        let alone: Vec<&str> = of.groups.iter().filter(|group| !taken(group)).map(|group| group.name.as_str()).collect();
+        let taken =
+            |group: &Group| pairs.iter().any(|(base, ours)| std::ptr::eq(if absent { *ours } else { *base }, group));
+        let alone: Vec<&str> =
+            of.groups.iter().filter(|group| !taken(group)).map(|group| group.name.as_str()).collect();
         if let Some(first) = alone.first() {
             let more = if alone.len() > 1 { format!(" and {} more", alone.len() - 1) } else { String::new() };
             warnings.push(Warning::LeftOut {
@@ -136,7 +133,8 @@ fn circumstances(base: &Side, side: &Side, warnings: &mut Vec<Warning>) {
         if side.circumstances.partial {
             warnings.push(Warning::Partial { what: side.name.clone() });
         }
-        let grave = side.circumstances.warnings.iter().filter(|warning| warning.voids() || **warning == Warning::DebugBuild);
+        let grave =
+            side.circumstances.warnings.iter().filter(|warning| warning.voids() || **warning == Warning::DebugBuild);
         for warning in grave {
             let told = Warning::OfSide { side: side.name.clone(), warning: warning.to_string() };
             if !warnings.contains(&told) {
@@ -185,10 +183,7 @@ fn test(base: &[f64], ours: &[f64], options: &JudgeOptions) -> Option<(RankTest,
         let differences: Vec<f64> = ours.iter().zip(base).map(|(ours, base)| ours - base).collect();
         (inference::wilcoxon_signed_rank(&differences)?, inference::paired_shift(&differences, options.confidence)?)
     } else {
-        (
-            inference::mann_whitney(ours, base)?,
-            inference::unpaired_shift(ours, base, options.confidence)?,
-        )
+        (inference::mann_whitney(ours, base)?, inference::unpaired_shift(ours, base, options.confidence)?)
     };
     let (test, shift) = logarithm;
     let share = |logarithm: f64| logarithm.exp() - 1.0;
@@ -237,17 +232,16 @@ fn overall(side: usize, metric: Metric, found: &[Comparison], options: &JudgeOpt
     Some(comparison)
 }
 
-fn correct(comparisons: &mut [Comparison]) {
+fn correct(comparisons: &mut [Comparison], paired: bool) {
+    let family = comparisons.len();
     let corrected = inference::holm(&comparisons.iter().map(|comparison| comparison.p).collect::<Vec<_>>());
     for (comparison, p) in comparisons.iter_mut().zip(corrected) {
         comparison.p_corrected = p;
-        let (base, ours) = comparison.rounds;
         let more = comparison.change.estimate > 0.0;
         comparison.said = if p < SIGNIFICANT {
             if more == comparison.metric.more_is_better() { Said::Better } else { Said::Worse }
-        } else if comparison.p >= SIGNIFICANT && base.min(ours) >= 6 {
-            Said::NoDifference
-        } else if smallest(base, ours) >= SIGNIFICANT {
+        } else if smallest_p(comparison.rounds, paired) * family as f64 >= SIGNIFICANT {
+            // Not even rounds that do not overlap at all would have shown it.
             Said::TooFewRounds
         } else {
             Said::NoDifference
@@ -255,7 +249,11 @@ fn correct(comparisons: &mut [Comparison]) {
     }
 }
 
-/// The smallest p-value that the rounds allow, before correction. Pairs are the stricter case of equal groups.
-fn smallest(base: usize, ours: usize) -> f64 {
-    inference::smallest_unpaired_p(base, ours)
+fn smallest_p((base, ours): (usize, usize), paired: bool) -> f64 {
+    if paired { inference::smallest_paired_p(base.min(ours)) } else { inference::smallest_unpaired_p(base, ours) }
+}
+
+/// Rounds of each side with which `family` comparisons can show a difference.
+pub fn rounds_needed(family: usize, paired: bool) -> usize {
+    (2..).find(|rounds| smallest_p((*rounds, *rounds), paired) * (family as f64) < SIGNIFICANT).unwrap_or(usize::MAX)
 }

@@ -24,5 +24,5 @@ pub use fail::{Certainty, FailIf};
 pub use judge::{JudgeOptions, judge};
 pub use live::{LiveOptions, live};
 pub use read::read_side;
-pub use record::{Circumstances, Comparison, ContestRecord, CONTEST_SCHEMA, Group, Said, Side};
+pub use record::{CONTEST_SCHEMA, Circumstances, Comparison, ContestRecord, Group, Said, Side};
 pub use report::render;

@@ -42,7 +42,10 @@ pub fn read_side(name: &str, files: &[PathBuf]) -> Result<Side> {
             if group.workload != more.workload {
                 return Err(LabError::BadOptions {
                     what: format!("{} has another workload than {}", other.sources.join(","), side.sources.join(",")),
-                    hint: format!("join only repetitions of one thing by commas ({}; {})", group.workload, more.workload),
+                    hint: format!(
+                        "join only repetitions of one thing by commas ({}; {})",
+                        group.workload, more.workload
+                    ),
                 });
             }
             group.rounds.extend(more.rounds);
@@ -68,7 +71,8 @@ fn read(path: &Path) -> Result<Side> {
         Err(error) => return refuse(format!("{shown} is no result: {error}"), "give a file that the lab has saved"),
     };
     let schema = value.get("schema").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
-    let known = [RUN_SCHEMA, SWEEP_SCHEMA, CONTAINERS_SCHEMA].into_iter().find(|known| family(known) == family(&schema));
+    let known =
+        [RUN_SCHEMA, SWEEP_SCHEMA, CONTAINERS_SCHEMA].into_iter().find(|known| family(known) == family(&schema));
     let Some(known) = known else {
         return refuse(
             format!("{shown} has the schema \"{schema}\", which cannot be compared"),
@@ -77,7 +81,9 @@ fn read(path: &Path) -> Result<Side> {
     };
     if version(&schema) > version(known) {
         return refuse(
-            format!("{shown} was written by a newer Diskwright: its schema is {schema}, and this one knows up to {known}"),
+            format!(
+                "{shown} was written by a newer Diskwright: its schema is {schema}, and this one knows up to {known}"
+            ),
             "update this program, or compare with the one that wrote it",
         );
     }

@@ -115,6 +115,10 @@ pub enum Said {
 impl ContestRecord {
     /// How many comparisons the correction of `comparison` reckoned with.
     pub fn family(&self, comparison: &Comparison) -> usize {
-        if comparison.group.is_empty() && !self.overall.is_empty() { self.overall.len() } else { self.comparisons.len() }
+        if comparison.group.is_empty() && !self.overall.is_empty() {
+            self.overall.len()
+        } else {
+            self.comparisons.len()
+        }
     }
 }

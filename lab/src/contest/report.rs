@@ -1,9 +1,8 @@
 //! What a comparison prints: the verdict, a table, reasons for doubt.
 
-use super::{Comparison, ContestRecord, Said};
+use super::{Comparison, ContestRecord, Said, judge::rounds_needed};
 use crate::{
     figures::Metric,
-    inference,
     table::{Align, Cell, Table, Tone, figure, paint},
 };
 use std::fmt::Write as _;
@@ -13,7 +12,8 @@ const TOLD_IN_VERDICT: usize = 4;
 
 /// The conclusion, in sentences.
 pub fn verdict(record: &ContestRecord) -> String {
-    let told: Vec<&Comparison> = if record.overall.is_empty() { record.comparisons.iter().collect() } else { record.overall.iter().collect() };
+    let told: Vec<&Comparison> =
+        if record.overall.is_empty() { record.comparisons.iter().collect() } else { record.overall.iter().collect() };
     let mut sentences: Vec<String> = record.failed.iter().map(|failed| format!("FAILED: {failed}.")).collect();
     for side in 1..record.sides.len() {
         let mut groups: Vec<&str> = Vec::new();
@@ -23,11 +23,17 @@ pub fn verdict(record: &ContestRecord) -> String {
             }
         }
         if groups.is_empty() {
-            sentences.push(format!("{} and {} have nothing in common to compare.", record.sides[side].name, record.sides[0].name));
+            sentences.push(format!(
+                "{} and {} have nothing in common to compare.",
+                record.sides[side].name, record.sides[0].name
+            ));
         }
         for group in groups.iter().take(TOLD_IN_VERDICT) {
-            let of: Vec<&Comparison> =
-                told.iter().filter(|comparison| comparison.side == side && comparison.group == *group).copied().collect();
+            let of: Vec<&Comparison> = told
+                .iter()
+                .filter(|comparison| comparison.side == side && comparison.group == *group)
+                .copied()
+                .collect();
             let lead = if groups.len() > 1 { format!("{group}: ") } else { String::new() };
             sentences.push(format!("{lead}{}", sentence(record, side, &of)));
         }
@@ -50,21 +56,24 @@ fn sentence(record: &ContestRecord, side: usize, of: &[&Comparison]) -> String {
                 _ => "slower",
             };
             let than = if first.group.is_empty() { " over all" } else { "" };
-            format!("{ours} is {word} than {base}{than}: {} {} (p = {})", first.metric.title(), change(first), p(first.p_corrected))
-        }
-        Said::NoDifference => format!(
-            "No difference seen between {ours} and {base}: {} {}",
-            first.metric.title(),
-            change(first)
-        ),
-        Said::TooFewRounds => {
-            let (n, m) = first.rounds;
             format!(
-                "{n} and {m} rounds cannot show a difference between {ours} and {base} (the smallest p there can be is {}): {} {}; measure at least {} rounds of each",
-                p(inference::smallest_unpaired_p(n, m)),
+                "{ours} is {word} than {base}{than}: {} {} (p = {})",
                 first.metric.title(),
                 change(first),
-                if record.paired { 6 } else { 4 },
+                p(first.p_corrected)
+            )
+        }
+        Said::NoDifference => {
+            format!("No difference seen between {ours} and {base}: {} {}", first.metric.title(), change(first))
+        }
+        Said::TooFewRounds => {
+            let (n, m) = first.rounds;
+            let family = record.family(first);
+            format!(
+                "{n} and {m} rounds cannot show a difference between {ours} and {base} with {family} comparisons, whatever they are: {} {}; measure at least {} rounds of each",
+                first.metric.title(),
+                change(first),
+                rounds_needed(family, record.paired || first.group.is_empty()),
             )
         }
     };

@@ -4,7 +4,11 @@
 //! falls on all loads alike. After each window the record is handed to `keep`, which saves it; whoever begins with such a record goes on
 //! where it ended, in the same order.
 
-use super::{SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord, conclude::{conclude, unfinished}, plan};
+use super::{
+    SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord,
+    conclude::{conclude, unfinished},
+    plan,
+};
 use crate::{
     LabError, Result, clock,
     figures::Figures,

@@ -228,7 +228,7 @@ fn combinations_of_one_total_have_a_best_and_no_knee() {
     // All are equally good on this device, and it says so.
     assert!(best.rivals.as_ref().is_some_and(|rivals| !rivals.is_empty()), "{best:?}");
     assert!(record.verdict.contains("chance cannot tell it from"), "{}", record.verdict);
-    let blocks = swept(super::plan::tests::options(&["block-size=4K..64K*2"]));
+    let blocks = swept(plan::tests::options(&["block-size=4K..64K*2"]));
     assert_eq!(blocks.best.unwrap().cell, 4);
     assert!(blocks.verdict.starts_with("The best of 5 combinations is block-size 64K"), "{}", blocks.verdict);
 }

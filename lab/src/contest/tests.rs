@@ -1,0 +1,340 @@
+//! Comparisons whose answer is known.
+
+use super::*;
+use crate::{
+    figures::{Figures, Metric},
+    job::{Job, Load, Span},
+    machine::{Machine, Versions},
+    progress::{Silent, Step},
+    record::{CpuRecord, DirectionRecord, End, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, SeriesPoint, ThreadRecord},
+    warning::Warning,
+};
+use rand_xoshiro::{
+    Xoshiro256PlusPlus,
+    rand_core::{Rng, SeedableRng},
+};
+
+struct Chance(Xoshiro256PlusPlus);
+
+impl Chance {
+    fn with_seed(seed: u64) -> Self {
+        Self(Xoshiro256PlusPlus::seed_from_u64(seed))
+    }
+
+    /// About normal, of deviation 1.
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64).sum::<f64>() - 6.0
+    }
+}
+
+fn round(iops: f64) -> Figures {
+    Figures {
+        iops,
+        mb_per_s: iops * 4096.0 / 1e6,
+        mean_ns: 32e9 / iops,
+        p50_ns: 30e9 / iops,
+        p99_ns: 90e9 / iops,
+        cpu_ns_per_io: 2000.0,
+        ..Figures::default()
+    }
+}
+
+fn side(name: &str, rounds: Vec<Figures>) -> Side {
+    Side {
+        name: name.into(),
+        sources: vec![format!("{name}.json")],
+        circumstances: Circumstances { machine: "2 x CPU".into(), cache: "direct".into(), ..Circumstances::default() },
+        groups: vec![Group {
+            name: "main".into(),
+            workload: "4K random read, 1 x 32".into(),
+            rounds,
+            stretches: Vec::new(),
+        }],
+    }
+}
+
+/// `n` rounds around `iops`; `drift` falls on both sides of a pair alike when they have the same seed for it.
+fn rounds(n: usize, iops: f64, noise: f64, seed: u64, drift: f64) -> Vec<Figures> {
+    let (mut chance, mut drifting) = (Chance::with_seed(seed), Chance::with_seed(99));
+    (0..n).map(|_| round(iops * (noise * chance.normal() + drift * drifting.normal()).exp())).collect()
+}
+
+fn paired() -> JudgeOptions {
+    JudgeOptions { paired: true, ..JudgeOptions::default() }
+}
+
+#[test]
+fn a_slower_side_is_slower_by_what_it_is_slower() {
+    let base = side("old", rounds(10, 100_000.0, 0.01, 1, 0.2));
+    let ours = side("new", rounds(10, 90_000.0, 0.01, 2, 0.2));
+    let record = judge(vec![base.clone(), ours.clone()], &paired());
+    let iops = &record.comparisons[0];
+    assert_eq!((iops.metric, iops.said), (Metric::Iops, Said::Worse));
+    assert!((iops.change.estimate + 0.1).abs() < 0.02 && iops.change.interval.high < -0.08, "{iops:?}");
+    assert!(
+        record.verdict.starts_with("new is slower than old: IOPS -9.9 % (95 % interval -10.7 % to -8.9 %)"),
+        "{}",
+        record.verdict
+    );
+    // MB/s would say the same again; CPU is the same to the last digit.
+    assert!(record.comparisons.iter().all(|comparison| comparison.metric != Metric::MbPerS));
+    assert_eq!(record.comparisons[4].said, Said::NoDifference);
+    assert!((iops.p_corrected - iops.p * 5.0).abs() < 1e-12);
+    // The same rounds not taken in pairs: the drift, which fell on both alike, hides the difference.
+    let apart = judge(vec![base, ours], &JudgeOptions::default());
+    assert_eq!(apart.comparisons[0].said, Said::NoDifference);
+    insta::assert_snapshot!(render(&record, false));
+}
+
+#[test]
+fn what_does_not_differ_is_seldom_called_different() {
+    let mut called = 0;
+    for seed in 0..200 {
+        let sides = vec![
+            side("a", rounds(10, 100_000.0, 0.03, 2 * seed + 1, 0.1)),
+            side("b", rounds(10, 100_000.0, 0.03, 2 * seed + 2, 0.1)),
+        ];
+        let record = judge(sides, &paired());
+        called += u32::from(record.comparisons.iter().any(|comparison| comparison.said != Said::NoDifference));
+        if called == 0 && seed == 0 {
+            assert!(record.verdict.starts_with("No difference seen between b and a: IOPS "), "{}", record.verdict);
+        }
+    }
+    // 5 in 100 would be 10.
+    assert!(called <= 18, "{called} of 200");
+}
+
+#[test]
+fn a_true_difference_is_nearly_always_seen() {
+    let seen = (0..100).filter(|seed| {
+        let base = side("a", rounds(10, 100_000.0, 0.02, 2 * seed + 1, 0.1));
+        let ours = side("b", rounds(10, 106_000.0, 0.02, 2 * seed + 2, 0.1));
+        judge(vec![base, ours], &paired()).comparisons[0].said == Said::Better
+    });
+    assert!(seen.count() >= 85);
+}
+
+#[test]
+fn few_rounds_say_that_they_are_few() {
+    let three = |iops| rounds(3, iops, 0.001, 1, 0.0);
+    let record = judge(vec![side("a", three(100_000.0)), side("b", three(50_000.0))], &JudgeOptions::default());
+    assert_eq!(record.comparisons[0].said, Said::TooFewRounds);
+    assert!(record.verdict.contains("3 and 3 rounds cannot show a difference"), "{}", record.verdict);
+    let five = |iops| rounds(5, iops, 0.001, 1, 0.0);
+    let record = judge(vec![side("a", five(100_000.0)), side("b", five(50_000.0))], &paired());
+    assert_eq!(record.comparisons[0].said, Said::TooFewRounds);
+    // Two to the minus seven, times two, times five comparisons.
+    assert!(record.verdict.contains("at least 8 rounds of each"), "{}", record.verdict);
+}
+
+#[test]
+fn conditions_hold_as_surely_as_asked_for() {
+    let judge_with = |text: &str, certainty, ours: f64| {
+        let condition = FailIf { certainty, ..text.parse().unwrap() };
+        let options = JudgeOptions { fail_if: vec![condition], ..paired() };
+        let sides = vec![side("a", rounds(10, 100_000.0, 0.02, 1, 0.0)), side("b", rounds(10, ours, 0.02, 2, 0.0))];
+        judge(sides, &options)
+    };
+    let fails = |text: &str, certainty, ours| !judge_with(text, certainty, ours).failed.is_empty();
+    assert!(fails("slower-than 5%", Certainty::Shown, 85_000.0));
+    assert!(fails("p99 worse-than 5%", Certainty::Shown, 85_000.0));
+    assert!(!fails("slower-than 5%", Certainty::Shown, 110_000.0));
+    // Six percent slower, known to two percent: an estimate beyond five, and no proof.
+    assert!(!fails("slower-than 5%", Certainty::Shown, 94_000.0));
+    assert!(fails("slower-than 5%", Certainty::Estimate, 94_000.0));
+    // Four percent slower: five cannot be ruled out.
+    assert!(!fails("slower-than 5%", Certainty::Estimate, 96_000.0));
+    assert!(fails("slower-than 5%", Certainty::Possible, 96_000.0));
+    assert!(!fails("slower-than 5%", Certainty::Possible, 110_000.0));
+    let record = judge_with("slower-than 5%", Certainty::Shown, 80_000.0);
+    assert!(record.verdict.starts_with("FAILED: b, main: IOPS is worse than --fail-if allows"), "{}", record.verdict);
+}
+
+#[test]
+fn what_was_not_made_alike_is_told() {
+    let base = side("a", rounds(6, 1e5, 0.01, 1, 0.0));
+    let mut other = side("b", rounds(6, 1e5, 0.01, 2, 0.0));
+    other.circumstances.machine = "8 x CPU".into();
+    other.circumstances.cache = "cached".into();
+    other.circumstances.partial = true;
+    other.groups[0].workload = "8K random read, 1 x 32".into();
+    let record = judge(vec![base, other], &JudgeOptions::default());
+    let kinds: Vec<&str> = record
+        .warnings
+        .iter()
+        .filter_map(|warning| match warning {
+            Warning::NotAlike { what, .. } => Some(what.as_str()),
+            Warning::Partial { .. } => Some("partial"),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(kinds, ["workload", "machine", "cache mode", "partial"]);
+}
+
+#[test]
+fn many_cells_are_judged_together_too() {
+    let cells = |iops: f64, seed| {
+        let mut made = side("x", Vec::new());
+        made.groups = (1..=12_u32)
+            .map(|depth| Group {
+                name: format!("queue-depth {depth}"),
+                workload: format!("1 x {depth}"),
+                rounds: rounds(3, iops * f64::from(depth), 0.02, seed + u64::from(depth), 0.0),
+                stretches: Vec::new(),
+            })
+            .collect();
+        made
+    };
+    let mut ours = cells(9_300.0, 100);
+    ours.groups.pop();
+    let record = judge(vec![cells(10_000.0, 1), ours], &JudgeOptions::default());
+    // Three rounds show nothing of one cell, eleven cells that all say the same do.
+    assert_eq!(record.comparisons[0].said, Said::TooFewRounds);
+    assert_eq!((record.overall[0].metric, record.overall[0].said), (Metric::Iops, Said::Worse));
+    assert!(record.verdict.contains("is slower than x over all"), "{}", record.verdict);
+    assert!(
+        record
+            .warnings
+            .iter()
+            .any(|warning| matches!(warning, Warning::LeftOut { what, .. } if what.contains("queue-depth 12")))
+    );
+}
+
+fn run(iops: u64, seconds: u64, seed: u64) -> Run {
+    let mut chance = Chance::with_seed(seed);
+    let series: Vec<SeriesPoint> = (0..seconds + 2)
+        .map(|second| {
+            let ios = (iops as f64 * (0.01 * chance.normal()).exp()) as u64;
+            SeriesPoint {
+                start_ns: second * 1_000_000_000,
+                read_ios: ios,
+                read_bytes: ios * 4096,
+                mean_ns: 32e9 / ios as f64,
+                p50_ns: 30_000_000_000 / ios,
+                p99_ns: 90_000_000_000 / ios,
+                ..SeriesPoint::default()
+            }
+        })
+        .collect();
+    let ios: u64 = series[1..=seconds as usize].iter().map(|point| point.read_ios).sum();
+    let mean = 32_000_000_000 / iops;
+    let reads = DirectionRecord {
+        ios,
+        bytes: ios * 4096,
+        service: LatencyRecord {
+            count: ios,
+            sum_ns: (ios * mean) as f64,
+            sum_of_squares: 0.0,
+            min_ns: mean,
+            max_ns: mean,
+            buckets: vec![(mean, ios)],
+        },
+        ..DirectionRecord::default()
+    };
+    let phase = PhaseRecord {
+        name: "main".into(),
+        window_ns: seconds * 1_000_000_000,
+        window_start_ns: 1_000_000_000,
+        threads: vec![ThreadRecord {
+            thread: 0,
+            load: 0,
+            target: 0,
+            queue_depth: 32,
+            reads,
+            writes: DirectionRecord::default(),
+            flushes: 0,
+        }],
+        series,
+        interval_ns: 1_000_000_000,
+        cpu: CpuRecord { process_user_ns: ios * 1000, ..CpuRecord::default() },
+        steady: None,
+    };
+    Run {
+        schema: RUN_SCHEMA.into(),
+        started_utc: "20260101T000000Z".into(),
+        took_ns: 0,
+        job: Job::simple("j", Load::default(), Span::from_secs(1), Span::from_secs(seconds)),
+        machine: Machine::default(),
+        versions: Versions::default(),
+        targets: Vec::new(),
+        phases: vec![phase],
+        warnings: Vec::new(),
+        end: End::Complete,
+        labels: Vec::new(),
+    }
+}
+
+#[test]
+fn saved_runs_are_read_joined_and_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let save = |name: &str, run: &Run| {
+        let path = dir.path().join(name);
+        crate::result::save(&path, run).unwrap();
+        path
+    };
+    let a = save("a.json", &run(100_000, 30, 1));
+    let b = save("b.json", &run(95_000, 30, 2));
+    let single = judge(
+        vec![read_side("", std::slice::from_ref(&a)).unwrap(), read_side("", std::slice::from_ref(&b)).unwrap()],
+        &JudgeOptions::default(),
+    );
+    // One run of each is cut into stretches, with a warning; CPU time is not known by stretch.
+    assert!(single.warnings.contains(&Warning::WithinRun));
+    assert_eq!(single.comparisons[0].said, Said::Worse);
+    assert!(single.comparisons[0].rounds.0 >= 5, "{:?}", single.comparisons[0].rounds);
+    assert!(single.comparisons.iter().all(|comparison| comparison.metric != Metric::CpuPerIo));
+    // Several runs of each are rounds.
+    let joined = read_side("old", &[a.clone(), b.clone(), a.clone()]).unwrap();
+    assert_eq!((joined.name.as_str(), joined.groups[0].rounds.len(), joined.groups[0].stretches.len()), ("old", 3, 0));
+    let refused = |path: std::path::PathBuf| read_side("", &[path]).unwrap_err().to_string();
+    let newer = save("newer.json", &Run { schema: "diskwright.lab.run/2".into(), ..run(1000, 5, 1) });
+    assert!(refused(newer).contains("written by a newer Diskwright: its schema is diskwright.lab.run/2"));
+    let failed = End::Failed { first: "the read at offset 0 failed".into(), errors: 7 };
+    let failed = save("failed.json", &Run { end: failed, ..run(1000, 5, 1) });
+    assert!(refused(failed).contains("is a failed run (7 requests"));
+    let other = save("other.json", &Run { schema: "something.else/1".into(), ..run(1000, 5, 1) });
+    assert!(refused(other).contains("cannot be compared"));
+    let text = dir.path().join("text.json");
+    std::fs::write(&text, "hello").unwrap();
+    assert!(refused(text.clone()).contains("is no result"));
+    std::fs::write(&text, "{\"schema\": \"diskwright.lab.run/1\"}").unwrap();
+    assert!(refused(text).contains("is damaged"));
+    assert!(refused(dir.path().join("missing.json")).contains("missing.json"));
+    let deeper = Run {
+        job: Job::simple("j", Load { queue_depth: 64, ..Load::default() }, Span::from_secs(1), Span::from_secs(5)),
+        ..run(1000, 5, 1)
+    };
+    let deeper = save("deeper.json", &deeper);
+    assert!(read_side("", &[a, deeper]).unwrap_err().to_string().contains("another workload"));
+}
+
+#[test]
+fn a_live_comparison_takes_turns_and_keeps_whole_rounds() {
+    let names = ["a".to_owned(), "b".to_owned()];
+    let job = Job::simple("j", Load::default(), Span::default(), Span::from_secs(1));
+    let mut order = Vec::new();
+    let mut measure = |index: usize, job: &Job| {
+        order.push((job.seed, index));
+        Ok(run(if index == 0 { 100_000 } else { 80_000 }, 5, job.seed * 2 + index as u64))
+    };
+    let sides = live(&names, &job, &LiveOptions { rounds: 8 }, &mut measure, &mut Silent).unwrap();
+    assert!(sides.iter().all(|side| side.groups[0].rounds.len() == 8));
+    // Every round has both, and neither is always first.
+    let firsts: Vec<usize> = order.chunks(2).map(|pair| pair[0].1).collect();
+    assert!(order.chunks(2).all(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1));
+    assert_eq!(firsts.iter().sum::<usize>(), 4);
+    assert_eq!(judge(sides, &paired()).comparisons[0].said, Said::Worse);
+    // Stopped in the fourth round: three are whole.
+    let mut steps = 0;
+    let mut patience = |_: Step<'_>| {
+        steps += 1;
+        steps <= 7
+    };
+    let mut measure = |_: usize, _: &Job| Ok(run(1000, 5, 1));
+    let sides = live(&names, &job, &LiveOptions { rounds: 8 }, &mut measure, &mut patience).unwrap();
+    assert!(sides.iter().all(|side| side.groups[0].rounds.len() == 3 && side.circumstances.partial));
+    let mut failing =
+        |_: usize, _: &Job| Ok(Run { end: End::Failed { first: "offset 4096".into(), errors: 2 }, ..run(1000, 5, 1) });
+    let error = live(&names, &job, &LiveOptions { rounds: 2 }, &mut failing, &mut Silent).unwrap_err();
+    assert!(error.to_string().contains("2 requests failed; the first: offset 4096"), "{error}");
+}
