@@ -10,7 +10,10 @@ use crate::{
     warning::Warning,
 };
 use serde::{Deserialize, Serialize};
-use std::{io::Write, path::Path};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 /// Schema of [`ContainersResult`].
 pub const CONTAINERS_SCHEMA: &str = "diskwright.study.containers/1";
@@ -164,6 +167,76 @@ pub fn save<T: Serialize>(path: &Path, result: &T) -> Result<()> {
         let _ = std::fs::remove_file(&partial);
     }
     written.map_err(failed)
+}
+
+/// A result as it lies in a file: what it says to be, and its JSON.
+#[derive(Debug)]
+pub struct Saved {
+    path: PathBuf,
+    schema: String,
+    value: serde_json::Value,
+}
+
+impl Saved {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// [`LabError::File`]; [`LabError::BadOptions`] when it is no JSON.
+    pub fn open(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(LabError::file("read the result", path))?;
+        let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| LabError::BadOptions {
+            what: format!("{} is no result: {error}", path.display()),
+            hint: "give a file that the lab has saved".into(),
+        })?;
+        let schema = value.get("schema").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
+        Ok(Self { path: path.to_owned(), schema, value })
+    }
+
+    /// Its schema; empty where it has none.
+    pub fn schema(&self) -> &str {
+        &self.schema
+    }
+
+    /// Whether it is of the family of `known`, whatever its version.
+    pub fn is(&self, known: &str) -> bool {
+        family(&self.schema) == family(known)
+    }
+
+    /// The result, which is to be of the schema `known`.
+    ///
+    /// # Errors
+    /// [`LabError::BadOptions`] when it is another kind of result, from a newer version, or damaged.
+    pub fn into_result<T: serde::de::DeserializeOwned>(self, known: &str) -> Result<T> {
+        let shown = self.path.display();
+        let refuse = |what: String, hint: &str| Err(LabError::BadOptions { what, hint: hint.to_owned() });
+        if !self.is(known) {
+            return refuse(
+                format!("{shown} has the schema \"{}\" and not {known}", self.schema),
+                "give a result of the right kind, or another file",
+            );
+        }
+        if version(&self.schema) > version(known) {
+            return refuse(
+                format!(
+                    "{shown} was written by a newer Diskwright: its schema is {}, and this one knows up to {known}",
+                    self.schema
+                ),
+                "update this program, or use the one that wrote it",
+            );
+        }
+        serde_json::from_value(self.value).or_else(|error| {
+            refuse(format!("{shown} is damaged: {error}"), "measure again, or find the file as it was saved")
+        })
+    }
+}
+
+fn family(schema: &str) -> &str {
+    schema.rsplit_once('/').map_or(schema, |(family, _)| family)
+}
+
+/// A version that is no number is newer than any.
+fn version(schema: &str) -> u64 {
+    schema.rsplit_once('/').and_then(|(_, version)| version.parse().ok()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

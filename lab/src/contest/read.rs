@@ -10,7 +10,7 @@ use crate::{
     job::{Caching, Job},
     machine::{Machine, Versions},
     record::{End, PhaseRecord, RUN_SCHEMA, Run, SeriesPoint, TargetRecord},
-    result::{CONTAINERS_SCHEMA, ContainersResult},
+    result::{CONTAINERS_SCHEMA, ContainersResult, Saved},
     stats::median,
     sweep::{SWEEP_SCHEMA, SweepRecord},
 };
@@ -63,54 +63,29 @@ pub fn read_side(name: &str, files: &[PathBuf]) -> Result<Side> {
 }
 
 fn read(path: &Path) -> Result<Side> {
-    let text = std::fs::read_to_string(path).map_err(LabError::file("read the result", path))?;
-    let refuse = |what: String, hint: &str| Err(LabError::BadOptions { what, hint: hint.to_owned() });
-    let shown = path.display();
-    let value: serde_json::Value = match serde_json::from_str(&text) {
-        Ok(value) => value,
-        Err(error) => return refuse(format!("{shown} is no result: {error}"), "give a file that the lab has saved"),
-    };
-    let schema = value.get("schema").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
-    let known =
-        [RUN_SCHEMA, SWEEP_SCHEMA, CONTAINERS_SCHEMA].into_iter().find(|known| family(known) == family(&schema));
-    let Some(known) = known else {
-        return refuse(
-            format!("{shown} has the schema \"{schema}\", which cannot be compared"),
-            "give results of `lab run`, `lab sweep` or `lab study containers`",
-        );
-    };
-    if version(&schema) > version(known) {
-        return refuse(
-            format!(
-                "{shown} was written by a newer Diskwright: its schema is {schema}, and this one knows up to {known}"
-            ),
-            "update this program, or compare with the one that wrote it",
-        );
-    }
-    let bad = |error: serde_json::Error| LabError::BadOptions {
-        what: format!("{shown} is damaged: {error}"),
-        hint: "measure again, or find the file as it was saved".into(),
-    };
-    let mut side = match known {
-        RUN_SCHEMA => of_run(serde_json::from_value(value).map_err(bad)?, &path.display().to_string())?,
-        SWEEP_SCHEMA => of_sweep(serde_json::from_value(value).map_err(bad)?),
-        _ => of_containers(serde_json::from_value(value).map_err(bad)?),
+    let saved = Saved::open(path)?;
+    let shown = path.display().to_string();
+    let mut side = if saved.is(RUN_SCHEMA) {
+        of_run(saved.into_result(RUN_SCHEMA)?, &shown)?
+    } else if saved.is(SWEEP_SCHEMA) {
+        of_sweep(saved.into_result(SWEEP_SCHEMA)?)
+    } else if saved.is(CONTAINERS_SCHEMA) {
+        of_containers(saved.into_result(CONTAINERS_SCHEMA)?)
+    } else {
+        return Err(LabError::BadOptions {
+            what: format!("{shown} has the schema \"{}\", which cannot be compared", saved.schema()),
+            hint: "give results of `lab run`, `lab sweep` or `lab study containers`".into(),
+        });
     };
     if side.groups.is_empty() {
-        return refuse(format!("{shown} has no measured window"), "let it run to its end");
+        return Err(LabError::BadOptions {
+            what: format!("{shown} has no measured window"),
+            hint: "let it run to its end".into(),
+        });
     }
-    side.name = path.file_stem().map_or_else(|| path.display().to_string(), |stem| stem.to_string_lossy().into_owned());
-    side.sources = vec![path.display().to_string()];
+    side.name = path.file_stem().map_or_else(|| shown.clone(), |stem| stem.to_string_lossy().into_owned());
+    side.sources = vec![shown];
     Ok(side)
-}
-
-fn family(schema: &str) -> &str {
-    schema.rsplit_once('/').map_or(schema, |(family, _)| family)
-}
-
-/// A version that is no number is newer than any.
-fn version(schema: &str) -> u64 {
-    schema.rsplit_once('/').and_then(|(_, version)| version.parse().ok()).unwrap_or(u64::MAX)
 }
 
 fn machine_of(machine: &Machine) -> String {

@@ -166,7 +166,8 @@ fn failed(so_far: End, first: String, errors: u64) -> End {
     }
 }
 
-fn target_record(target: &OpenTarget) -> TargetRecord {
+/// What a result says of a target.
+pub fn target_record(target: &OpenTarget) -> TargetRecord {
     let geometry = target.device.geometry();
     TargetRecord {
         name: target.name.clone(),

@@ -16,10 +16,11 @@ use crate::{
     machine::{Machine, Versions},
     progress::{Progress, report},
     record::{End, Run, TargetRecord},
+    result::Saved,
     stats,
     warning::Warning,
 };
-use std::time::Instant;
+use std::{path::Path, time::Instant};
 
 /// Measures a job on the first so many targets.
 pub type Measure<'a> = dyn FnMut(&Job, usize) -> Result<Run> + 'a;
@@ -50,6 +51,14 @@ pub fn begin(options: SweepOptions, targets: Vec<TargetRecord>, labels: Vec<(Str
     };
     conclude(&mut record);
     Ok(record)
+}
+
+/// Reads a sweep that was saved.
+///
+/// # Errors
+/// As [`Saved::open`] and [`Saved::into_result`].
+pub fn read(path: &Path) -> Result<SweepRecord> {
+    Saved::open(path)?.into_result(SWEEP_SCHEMA)
 }
 
 /// Takes `saved` up again for `options`: the same sweep, or the same with more rounds, another limit, another array.

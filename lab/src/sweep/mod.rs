@@ -23,6 +23,6 @@ mod tests;
 
 pub use array::{ArrayFigures, ArrayOptions};
 pub use axis::{Axis, Coordinate, Knob};
-pub use carry::{Keep, Measure, begin, carry_out, resume};
+pub use carry::{Keep, Measure, begin, carry_out, read, resume};
 pub use record::{BestCells, KneeRow, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord};
 pub use report::render;

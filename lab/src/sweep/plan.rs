@@ -153,6 +153,26 @@ fn cell(options: &SweepOptions, point: Vec<Coordinate>) -> Result<Option<SweepCe
     Ok(Some(cell))
 }
 
+/// A job that touches and writes whatever any cell will: for preparing targets.
+///
+/// # Errors
+/// As [`cells`].
+pub fn widest_job(options: &SweepOptions) -> Result<Job> {
+    cells(options)?;
+    let mut job = options.job.clone();
+    for Axis { knob, values } in &options.axes {
+        let extreme = match knob {
+            Knob::ReadPercent => values.iter().min(),
+            Knob::WorkingSet => values.iter().max(),
+            _ => None,
+        };
+        for load in job.phases.iter_mut().flat_map(|phase| &mut phase.loads) {
+            extreme.into_iter().for_each(|value| knob.set(load, *value));
+        }
+    }
+    Ok(job)
+}
+
 /// A place in words: `queue-depth 4, block-size 8K`.
 pub fn title(point: &[Coordinate]) -> String {
     point.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
@@ -237,6 +257,14 @@ pub(super) mod tests {
         let sets = cells(&options).unwrap();
         let sets = sets.iter().map(|cell| job(&options, cell, 0).phases[0].loads[0].working_set.0 >> 30);
         assert_eq!(sets.collect::<Vec<_>>(), [64, 32, 16]);
+    }
+
+    #[test]
+    fn targets_are_prepared_for_the_widest_cell() {
+        let widest = widest_job(&options(&["read-percent=0..100+50", "working-set=1M..64M*8"])).unwrap();
+        let load = &widest.phases[0].loads[0];
+        assert_eq!((load.read_percent, load.working_set), (0.0, Bytes(64 << 20)));
+        assert!(widest.writes() && !widest_job(&options(&["queue-depth=1,2"])).unwrap().writes());
     }
 
     #[test]
