@@ -96,6 +96,7 @@ fn failure_code(command: &Command) -> u8 {
     match command {
         Command::Check(_) => exit::NOT_CHECKED,
         Command::Compare(_) => exit::NOT_COMPARED,
+        Command::Lab(args) => args.failure_code(),
         _ => exit::FAILED,
     }
 }

@@ -18,6 +18,8 @@ fn help_names_every_command() {
         "io",
         "lab study containers",
         "lab run",
+        "lab sweep",
+        "lab compare",
         "lab profiles",
         "bench",
         "completions",

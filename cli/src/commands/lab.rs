@@ -1,10 +1,12 @@
 //! `diskwright lab`: the laboratory.
 
+mod compare;
 mod containers;
 mod profiles;
 mod report;
 mod run;
 mod selftest;
+mod sweep;
 pub mod targets;
 mod words;
 pub mod workload;
@@ -33,6 +35,10 @@ enum LabCommand {
     Run(Box<run::RunArgs>),
     /// Saved results as a page with plots, or as CSV, Markdown, JSON.
     Report(report::ReportArgs),
+    /// Measure a workload over a range of loads, and mark the points that matter.
+    Sweep(Box<sweep::SweepArgs>),
+    /// Tell which of several results, or of several targets, is faster, by how much, and how sure that is.
+    Compare(Box<compare::CompareArgs>),
     /// One of the papers' experiments, from preparation to report.
     Study(StudyArgs),
     /// List the built-in profiles, or print one.
@@ -62,11 +68,23 @@ pub struct ChildArgs {
     arguments: Vec<OsString>,
 }
 
+impl LabArgs {
+    /// With what an ordinary failure of the command ends.
+    pub fn failure_code(&self) -> u8 {
+        match self.command {
+            LabCommand::Compare(_) => exit::NOT_COMPARED,
+            _ => exit::FAILED,
+        }
+    }
+}
+
 /// Runs what was asked for.
 pub fn run(context: &mut Context, args: &LabArgs) -> Outcome {
     match &args.command {
         LabCommand::Run(args) => run::run(context, args),
         LabCommand::Report(args) => report::run(context, args),
+        LabCommand::Sweep(args) => sweep::run(context, args),
+        LabCommand::Compare(args) => compare::run(context, args),
         LabCommand::Study(StudyArgs { study: Study::Containers(args) }) => containers::run(context, args),
         LabCommand::Profiles(args) => profiles::run(context, args),
         LabCommand::Selftest(args) => selftest::run(context, args),

@@ -1,0 +1,147 @@
+//! `diskwright lab compare`: which is faster, by how much, and how sure that is.
+
+use super::{targets::TargetArgs, workload::WorkloadArgs};
+use crate::{
+    context::Context,
+    exit::{self, Failure, Outcome},
+};
+use clap::{Args, ValueEnum};
+use diskwright_lab::{
+    contest::{self, Certainty, ContestRecord, FailIf, JudgeOptions, LiveOptions, Side},
+    figures::Metric,
+    result,
+    run::{self, RunOptions, Snapshot},
+    warning::Warning,
+};
+use std::{io::Write, path::PathBuf};
+
+/// Arguments of `lab compare`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The first RESULT is the base. Results of `lab run`, `lab sweep` and `lab study containers` can be compared. Several runs of one thing are \
+its rounds: join their files by commas (old1.json,old2.json,old3.json new1.json,new2.json,new3.json); NAME:FILE,... gives them a name. \
+Of a single run on each side, stretches of it are compared, with a warning.
+
+With --live the arguments are targets, which are measured in rounds that take turns and compared round for round: that sees smaller \
+differences, because what slows the machine slows both.
+
+\"No difference seen\" comes with the interval in which a difference may still lie. p-values are corrected for the number of comparisons.
+
+EXIT CODES  0 compared, 1 a --fail-if holds, 2 could not compare, 130 stopped
+
+EXAMPLES
+  diskwright lab compare old.json new.json
+  diskwright lab compare old:o1.json,o2.json,o3.json,o4.json new:n1.json,n2.json,n3.json,n4.json --fail-if 'slower-than 5%'
+  diskwright lab compare before.json after.json --fail-if 'p99 worse-than 10%' --fail-when possible
+  diskwright lab compare --live disk.raw disk.vhdx --rounds 12 --duration 5s --queue-depth 8")]
+pub struct CompareArgs {
+    /// Results, the base first; with --live, targets.
+    #[arg(required = true, num_args = 2.., value_name = "RESULT|TARGET")]
+    sides: Vec<String>,
+    /// Measure targets now, in rounds that take turns.
+    #[arg(long)]
+    live: bool,
+    /// How often each target is measured. Fewer than 8 cannot show a difference in five figures.
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "live")]
+    rounds: usize,
+    /// Compare these figures only: iops, mb, mean, p50, p99, cpu.
+    #[arg(long, value_name = "FIGURE,...", value_delimiter = ',', value_parser = metric)]
+    figures: Vec<Metric>,
+    /// End with exit code 1 when this holds: 'slower-than 5%', 'p99 worse-than 10%' (may be repeated).
+    #[arg(long, value_name = "CONDITION")]
+    fail_if: Vec<FailIf>,
+    /// How sure the loss must be for that.
+    #[arg(long, value_enum, value_name = "SURE", default_value_t = FailWhen::Shown)]
+    fail_when: FailWhen,
+    #[command(flatten)]
+    prepare: TargetArgs,
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    /// Save the comparison as JSON.
+    #[arg(long, short, value_name = "FILE.json")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FailWhen {
+    /// The whole interval lies beyond, and the corrected test sees a difference.
+    Shown,
+    /// The estimate lies beyond.
+    Estimate,
+    /// The interval does not rule it out.
+    Possible,
+}
+
+fn metric(text: &str) -> Result<Metric, String> {
+    Metric::from_name(text)
+        .ok_or_else(|| format!("\"{text}\" is no figure; these are: {}", Metric::ALL.map(Metric::name).join(", ")))
+}
+
+/// Compares, prints.
+pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
+    let certainty = match args.fail_when {
+        FailWhen::Shown => Certainty::Shown,
+        FailWhen::Estimate => Certainty::Estimate,
+        FailWhen::Possible => Certainty::Possible,
+    };
+    let options = JudgeOptions {
+        metrics: args.figures.clone(),
+        paired: args.live,
+        fail_if: args.fail_if.iter().map(|condition| FailIf { certainty, ..condition.clone() }).collect(),
+        ..JudgeOptions::default()
+    };
+    let sides = if args.live { live(context, args)? } else { saved(&args.sides)? };
+    let record = contest::judge(sides, &options);
+    if let Some(output) = &args.output {
+        result::save(output, &record)?;
+    }
+    print(context, &record)?;
+    Ok(if record.failed.is_empty() { exit::OK } else { exit::FAILED })
+}
+
+fn saved(sides: &[String]) -> Outcome<Vec<Side>> {
+    let mut read = Vec::with_capacity(sides.len());
+    for side in sides {
+        // A colon makes a name, unless the whole is a file.
+        let (name, files) = match side.split_once(':') {
+            Some((name, files)) if !std::path::Path::new(side).exists() => (name, files),
+            _ => ("", side.as_str()),
+        };
+        let files: Vec<PathBuf> = if std::path::Path::new(files).exists() {
+            vec![files.into()]
+        } else {
+            files.split(',').map(PathBuf::from).collect()
+        };
+        read.push(contest::read_side(name, &files)?);
+    }
+    Ok(read)
+}
+
+fn live(context: &mut Context, args: &CompareArgs) -> Outcome<Vec<Side>> {
+    let job = args.workload.job(&context.global)?;
+    let mut targets = Vec::with_capacity(args.sides.len());
+    for name in &args.sides {
+        targets.push(args.prepare.prepare(context, &job, std::slice::from_ref(name))?);
+    }
+    let mut steps = context.steps();
+    let patience = context.signals.patient();
+    let watch = |_: &Snapshot<'_>| !patience.should_stop();
+    let mut measure = |index: usize, job: &_| run::run(job, &targets[index].targets, &RunOptions::default(), &watch);
+    let mut sides = contest::live(&args.sides, &job, &LiveOptions { rounds: args.rounds }, &mut measure, &mut steps)?;
+    drop(steps);
+    for (side, prepared) in sides.iter_mut().zip(&targets) {
+        side.circumstances.warnings.extend(prepared.warnings.iter().cloned());
+        Warning::sort(&mut side.circumstances.warnings);
+    }
+    Ok(sides)
+}
+
+fn print(context: &mut Context, record: &ContestRecord) -> Result<(), Failure> {
+    if context.global.json {
+        serde_json::to_writer_pretty(&mut context.out, record).map_err(std::io::Error::from)?;
+        writeln!(context.out)?;
+    } else {
+        context.out.write_all(contest::render(record, context.style.colour).as_bytes())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! `diskwright lab sweep`: a workload over a range of loads, and the points that matter on it.
+
+use super::{targets::TargetArgs, words, workload::WorkloadArgs};
+use crate::{
+    context::Context,
+    exit::{self, Failure, Outcome},
+};
+use clap::Args;
+use diskwright_lab::{
+    job::Span,
+    record::{End, TargetRecord},
+    result,
+    run::{self, OpenTarget, RunOptions, Snapshot},
+    sweep::{self, ArrayOptions, Axis, SweepOptions, SweepRecord},
+    warning::Warning,
+};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+/// Arguments of `lab sweep`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Measures the workload at each value, in rounds that take turns, and marks the points that matter: efficient (largest power: IOPS divided by \
+mean latency), saturation (first at 95 % of the peak), limit (most IOPS with p99 within --max-p99), and what the Storage Spaces paper's \
+rule says. Each comes with a 95 % interval, or with the reason why it cannot be told.
+
+Every finished window is saved at once. The same command goes on where it was stopped; more --rounds, another --max-p99, --copies \
+or --devices may be given then, and nothing else.
+
+What can vary: queue-depth, threads, block-size, read-percent, random-percent, files, working-set. One or two of them; values as in \
+1..24 (each), 2..24+2 (steps), 1..256*2 (doubling), 1,2,4 (listed).
+
+EXIT CODES  0 done, 1 a request failed or the sweep could not be made, 130 stopped (what was measured is saved)
+
+EXAMPLES
+  diskwright lab sweep disk.vhdx --vary queue-depth=1..24
+  diskwright lab sweep disk.vhdx --vary queue-depth=1..256*2 --max-p99 2ms --duration 10s --output sweep.json
+  diskwright lab sweep test.dat --destroy-data -b 8K --read-percent 70 --threads 8 --vary queue-depth=1..24 --copies 2 --devices 8
+  diskwright lab sweep test.dat -b 8K --vary threads=1..24 --total-depth 120
+  diskwright lab sweep disk.vhdx --vary block-size=4K..1M*2 --vary queue-depth=1..32*2")]
+pub struct SweepArgs {
+    /// What to measure.
+    #[arg(required = true, value_name = "TARGET")]
+    targets: Vec<String>,
+    /// What varies, and its values (may be given twice).
+    #[arg(long, required = true, value_name = "WHAT=VALUES")]
+    vary: Vec<Axis>,
+    /// How often each combination is measured.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: u32,
+    /// Keep so many requests in flight over all threads and targets; what is not varied is fitted, and what does not divide is left out.
+    #[arg(long, value_name = "N")]
+    total_depth: Option<u32>,
+    /// The 99th percentile that is still bearable: 2ms.
+    #[arg(long, value_name = "TIME", value_parser = words::span)]
+    max_p99: Option<Span>,
+    /// Copies of the data that the array below keeps: reckon per device as the paper does.
+    #[arg(long, value_name = "N", requires = "devices")]
+    copies: Option<u32>,
+    /// Devices of the array below.
+    #[arg(long, value_name = "N")]
+    devices: Option<u32>,
+    #[command(flatten)]
+    prepare: TargetArgs,
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    /// Where to save the result, and to go on with it. [default: diskwright-sweep.json in the current folder]
+    #[arg(long, short, value_name = "FILE.json", default_value = "diskwright-sweep.json")]
+    output: PathBuf,
+    /// A label for the result: key=value (may be repeated).
+    #[arg(long, value_name = "KEY=VALUE", value_parser = words::label)]
+    label: Vec<(String, String)>,
+}
+
+/// Sweeps, saves, prints.
+pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
+    let options = SweepOptions {
+        job: args.workload.job(&context.global)?,
+        targets: args.targets.clone(),
+        axes: args.vary.clone(),
+        rounds: args.rounds,
+        total_depth: args.total_depth,
+        max_p99: args.max_p99,
+        array: args.devices.map(|devices| ArrayOptions { copies: args.copies.unwrap_or(1), devices }),
+    };
+    // What cannot be swept, or gone on with, is said before anything is filled.
+    let saved = if args.output.exists() { Some(sweep::read(&args.output)?) } else { None };
+    let widest = sweep::plan::widest_job(&options)?;
+    if let Some(saved) = &saved {
+        sweep::resume(saved.clone(), options.clone(), &[])?;
+    }
+    let prepared = args.prepare.prepare(context, &widest, &args.targets)?;
+    let records: Vec<TargetRecord> = prepared.targets.iter().map(run::target_record).collect();
+    let mut record = match saved {
+        Some(saved) => {
+            let record = sweep::resume(saved, options, &records)?;
+            context.warn(&format!("going on with {}", args.output.display()));
+            record
+        }
+        None => sweep::begin(options, records, args.label.clone())?,
+    };
+    for warning in prepared.warnings {
+        if !record.warnings.contains(&warning) {
+            record.warnings.push(warning);
+        }
+    }
+    Warning::sort(&mut record.warnings);
+    carry_out(context, &mut record, &prepared.targets, &args.output)?;
+    if context.global.json {
+        serde_json::to_writer_pretty(&mut context.out, &record).map_err(std::io::Error::from)?;
+        writeln!(context.out)?;
+    } else {
+        context.out.write_all(sweep::render(&record, context.style.colour).as_bytes())?;
+        writeln!(context.out, "\nsaved to {}", args.output.display())?;
+    }
+    match record.end {
+        End::Complete => Ok(exit::OK),
+        End::Failed { .. } => Ok(exit::FAILED),
+        End::Stopped => Ok(exit::STOPPED),
+    }
+}
+
+fn carry_out(
+    context: &mut Context,
+    record: &mut SweepRecord,
+    targets: &[OpenTarget],
+    output: &Path,
+) -> Result<(), Failure> {
+    let mut steps = context.steps();
+    let patience = context.signals.patient();
+    // A signal ends the window as well, not only the sweep after it.
+    let watch = |_: &Snapshot<'_>| !patience.should_stop();
+    let mut measure = |job: &_, files: usize| run::run(job, &targets[..files], &RunOptions::default(), &watch);
+    let mut keep = |record: &SweepRecord| result::save(output, record);
+    sweep::carry_out(record, &mut measure, &mut keep, &mut steps).map_err(Failure::from)
+}
