@@ -155,7 +155,17 @@ pub fn knee(line: &[LoadRounds<'_>], max_p99_ns: Option<f64>) -> Knee {
         Ok(measured) => measured,
         Err(why) => return Knee::untold(why, max_p99_ns.is_some()),
     };
-    let finder = Finder { loads: line.iter().map(|cell| cell.load).collect(), measured };
+    let median = |cell: &LoadRounds<'_>, figure: fn(&Figures) -> f64| {
+        crate::stats::median(&cell.rounds.iter().map(figure).collect::<Vec<_>>()).unwrap_or(0.0)
+    };
+    let finder = Finder {
+        loads: line.iter().map(|cell| cell.load).collect(),
+        medians: line
+            .iter()
+            .map(|cell| [median(cell, |f| f.iops), median(cell, |f| f.mean_ns), median(cell, |f| f.p99_ns)])
+            .collect(),
+        measured,
+    };
     Knee {
         efficient: finder.efficient(),
         saturation: finder.saturation(),
@@ -174,6 +184,8 @@ impl Knee {
 
 struct Finder {
     loads: Vec<f64>,
+    /// IOPS, mean latency and 99th percentile as they were measured; the lines have the rounds' own ups and downs taken off.
+    medians: Vec<[f64; 3]>,
     measured: Lines,
 }
 
@@ -196,7 +208,13 @@ impl Finder {
         if let Some(why) = self.dips() {
             return Mark::Untold { why };
         }
-        self.mark(|line| Some(picks::saturation(line)), true)
+        match self.mark(|line| Some(picks::saturation(line)), true) {
+            // What is reached at the last load only may not be the peak.
+            Mark::Found(point) if point.cell + 1 == self.loads.len() => {
+                Mark::Untold { why: Doubt::Beyond { last: point.load } }
+            }
+            mark => mark,
+        }
     }
 
     fn limit(&self, limit_ns: f64) -> Mark {
@@ -296,9 +314,9 @@ impl Finder {
         Mark::Found(MarkedPoint {
             cell,
             load: self.loads[cell],
-            iops: seen.iops(cell).exp(),
-            mean_ns: seen.mean(cell).exp(),
-            p99_ns: seen.p99(cell).exp(),
+            iops: self.medians[cell][0],
+            mean_ns: self.medians[cell][1],
+            p99_ns: self.medians[cell][2],
             interval: ends.map(|(low, high)| LoadInterval { low: self.loads[low], high: self.loads[high] }),
             open_above: ends.map_or(cell, |(_, high)| high) + 1 == self.loads.len(),
         })

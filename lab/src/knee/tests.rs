@@ -102,6 +102,10 @@ fn what_cannot_be_told_is_not_told() {
     let short = find(&device, &each(6), 5, USUAL, 1);
     assert!(matches!(why(&short.efficient), Doubt::Beyond { last: 6.0 }), "{short:?}");
     assert!(matches!(why(&short.saturation), Doubt::StillRising { last: 6.0, .. }));
+    // So noisy that the rise at the end is not sure, and the estimate is the last load all the same.
+    let steps = Humps(|load| load.powf(0.1) * 1000.0 * if load > 30.0 { 1.2 } else { 1.0 });
+    let last = find(&steps, &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0], 1, QUIET, 1);
+    assert!(last.saturation.found().is_none(), "{:?}", last.saturation);
     // Too late a sweep: power only falls.
     let late: Vec<f64> = (20..40).map(f64::from).collect();
     assert!(matches!(why(&find(&device, &late, 5, QUIET, 1).efficient), Doubt::Before { first: 20.0 }));
