@@ -86,6 +86,7 @@ fn sweep_over(axes: Vec<Axis>) -> SweepRecord {
         },
         cells,
         knees,
+        best: None,
         warnings: vec![],
         end: End::Complete,
         labels: vec![],
