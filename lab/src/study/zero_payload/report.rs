@@ -19,7 +19,7 @@ pub(super) fn verdict(tests: &[TestRecord]) -> String {
     let share =
         if least.round() == most.round() { format!("{most:.0} %") } else { format!("{least:.0} to {most:.0} %") };
     let spread = |low: f64, high: f64| format!("{} to {}", times(low), times(high));
-    if low < TOO_GOOD {
+    if high < TOO_GOOD {
         return format!(
             "With zeros the dynamic disk reaches {} of the fixed one's IOPS, with real data {}; {share} of its requests for zeros never reached the store.",
             spread(low, high),
