@@ -27,6 +27,7 @@ mod gate;
 mod map;
 pub mod open;
 pub mod place;
+mod plan;
 mod queue;
 
 pub use compare::{CompareOutcome, compare};

@@ -42,6 +42,7 @@ pub mod store;
 pub mod streams;
 pub mod sys;
 mod transfer;
+mod zeros;
 
 pub use buffer::{IoBuf, Slab};
 pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTicket, SlotId, TargetId};
@@ -61,3 +62,4 @@ pub use store::{DataFile, FileRange, Store, Zeroing};
 pub use streams::{StreamEnd, StreamId, Streams};
 pub use sys::cycle_counter;
 pub use transfer::Piece;
+pub use zeros::all_zero;

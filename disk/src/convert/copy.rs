@@ -1,7 +1,9 @@
 //! The workers of a conversion: windows of the source, read, and written where they are not zero.
 
 use crate::{Disk, Opened, Progress};
-use diskwright_store::{BlockQueue, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab};
+use diskwright_store::{
+    BlockQueue, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab, all_zero,
+};
 use std::{
     io,
     sync::{
@@ -293,7 +295,7 @@ impl Pipe {
                 // Where the source ends within a sector of a larger destination, zeros follow.
                 let sector_bytes = u64::from(job.dest.device().geometry().logical_sector_bytes);
                 let padded = len.next_multiple_of(sector_bytes) as usize;
-                if is_zero(&buf[..len as usize]) {
+                if all_zero(&buf[..len as usize]) {
                     Job::count(&job.zero_bytes, len);
                     if job.wipe {
                         self.push_wipe(offset_bytes, padded as u64, buf)?;
@@ -317,24 +319,4 @@ fn read_tag(offset_bytes: u64, len_bytes: u64) -> u64 {
 
 fn range_of(tag: u64) -> (u64, u64) {
     ((tag >> 12) * 512, (tag & 0xfff) * 512)
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    // Zero at the front, and every byte like the one before it: a memcmp, which is as fast as memory.
-    bytes.is_empty() || bytes[0] == 0 && bytes[..bytes.len() - 1] == bytes[1..]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn zeros_are_told_from_almost_zeros() {
-        assert!(is_zero(&[]));
-        assert!(is_zero(&[0; 4096]));
-        let mut bytes = [0; 4096];
-        bytes[4095] = 1;
-        assert!(!is_zero(&bytes));
-        assert!(!is_zero(&[1; 512]));
-    }
 }

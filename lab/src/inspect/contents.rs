@@ -87,7 +87,7 @@ fn sample(
             source,
         })?;
         sampled.blocks += 1;
-        if block.iter().all(|byte| *byte == 0) {
+        if diskwright_store::all_zero(&block) {
             sampled.zero += 1;
         } else {
             *seen.entry(block).or_insert(0) += 1;
