@@ -9,17 +9,12 @@
 //! ```
 //! Without a file it makes one in the temporary directory. The figures mean something on a quiet machine only.
 
-#![allow(unsafe_code)]
-
 use diskwright_store::{
-    BlockDevice, CacheMode, Completion, Engine, EngineCompletion, EngineKind, FileStore, IoBuf, LockMode, OpenOptions,
-    QueueOptions, RawDevice, Request, Slab, Store,
+    BareLoad, BlockDevice, CacheMode, Completion, Engine, EngineCompletion, EngineKind, FileStore, IoBuf, LockMode,
+    OpenOptions, QueueOptions, RawDevice, Request, Slab, Store, bare_ring,
 };
-use io_uring::{IoUring, opcode, types};
-use rustix::fs::{Mode, OFlags};
 use std::{
     io::{self, Write},
-    os::fd::AsRawFd,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -54,14 +49,19 @@ impl Started {
     }
 
     fn report(&self, name: &str, transfers: u64, enters: u64) {
-        let each_ns = |time: Duration| time.as_nanos() as f64 / transfers as f64;
-        let (wall_ns, cpu_ns) = (each_ns(self.elapsed()), each_ns(cpu_time() - self.1));
-        println!(
-            "{name:34} {wall_ns:7.0} ns each  {cpu_ns:7.0} ns CPU each  {:6.2} M/s  {:.3} enters each",
-            1e3 / wall_ns,
-            enters as f64 / transfers as f64
-        );
+        report(name, transfers, self.elapsed(), cpu_time() - self.1, enters);
     }
+}
+
+fn report(name: &str, transfers: u64, elapsed: Duration, cpu: Duration, enters: u64) {
+    let each_ns = |time: Duration| time.as_nanos() as f64 / transfers as f64;
+    println!(
+        "{name:34} {:7.0} ns each  {:7.0} ns CPU each  {:6.2} M/s  {:.3} enters each",
+        each_ns(elapsed),
+        each_ns(cpu),
+        1e3 / each_ns(elapsed),
+        enters as f64 / transfers as f64
+    );
 }
 
 /// CPU time of this thread, which is all that runs.
@@ -72,57 +72,9 @@ fn cpu_time() -> Duration {
 
 /// The floor: see above.
 fn by_bare_ring(path: &Path, cache: CacheMode, depth: usize, time: Duration) -> io::Result<()> {
-    let direct = if cache == CacheMode::Direct { OFlags::DIRECT } else { OFlags::empty() };
-    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | direct, Mode::empty())?;
-    let blocks = rustix::fs::fstat(&file)?.st_size as u64 / BLOCK_BYTES as u64;
-    let slab = Slab::new(depth, BLOCK_BYTES);
-    let bufs = slab.take_all();
-    let mut ring: IoUring = IoUring::builder()
-        .setup_single_issuer()
-        .setup_defer_taskrun()
-        .setup_coop_taskrun()
-        .setup_submit_all()
-        .setup_no_sqarray()
-        .build(2 * depth as u32)?;
-    ring.submitter().register_files(&[file.as_raw_fd()])?;
-    let iovecs: Vec<nix::libc::iovec> = bufs
-        .iter()
-        .map(|buf| nix::libc::iovec { iov_base: buf.as_ptr().cast_mut().cast(), iov_len: BLOCK_BYTES })
-        .collect();
-    // SAFETY: the buffers outlive the ring's use of them: they are dropped at the end, when nothing is in flight.
-    unsafe { ring.submitter().register_buffers(&iovecs)? };
-    let mut random = Random(0x9E37_79B9_7F4A_7C15);
-    let mut free: Vec<u64> = (0..depth as u64).collect();
-    let (mut reads, mut enters, started) = (0, 0, Started::now());
-    let mut in_flight = 0;
-    loop {
-        let going_on = started.elapsed() < time;
-        for _ in 0..64 {
-            while going_on && let Some(slot) = free.pop() {
-                let iovec = &iovecs[slot as usize];
-                let read =
-                    opcode::ReadFixed::new(types::Fixed(0), iovec.iov_base.cast(), BLOCK_BYTES as u32, slot as u16)
-                        .offset(random.block_offset_bytes(blocks))
-                        .build()
-                        .user_data(slot);
-                // SAFETY: the buffer is registered, and this slot's alone.
-                unsafe { ring.submission().push(&read) }.expect("twice as many entries as slots");
-                in_flight += 1;
-            }
-            if in_flight == 0 {
-                started.report("read, bare ring", reads, enters);
-                return Ok(());
-            }
-            ring.submit_and_wait(1)?;
-            enters += 1;
-            for answer in ring.completion() {
-                assert_eq!(answer.result(), BLOCK_BYTES as i32);
-                free.push(answer.user_data());
-                reads += 1;
-                in_flight -= 1;
-            }
-        }
-    }
+    let found = bare_ring(path, &BareLoad { cache, block_bytes: BLOCK_BYTES, depth, batch: 1, time })?;
+    report("read, bare ring", found.reads, found.elapsed, found.cpu, found.enters);
+    Ok(())
 }
 
 fn by_engine(

@@ -19,8 +19,9 @@
 //! [`Engine`], straight between the caller's [`IoBuf`] and the file.
 //!
 //! `unsafe` is allowed where memory is shared with the kernel, and only there: `buffer` (that memory), `part` and `engine`
-//! (what is done with it), `transfer` and `streams` (the same for streams), `ring` (the io_uring itself), and in `sys`, for the system calls that no library wraps.
+//! (what is done with it), `transfer` and `streams` (the same for streams), `ring` (the io_uring itself), `bare` (one to compare with), and in `sys`, for the system calls that no library wraps.
 
+mod bare;
 pub mod buffer;
 mod direct;
 pub mod engine;
@@ -44,6 +45,7 @@ pub mod sys;
 mod transfer;
 mod zeros;
 
+pub use bare::{BareFound, BareLoad, bare_ring};
 pub use buffer::{IoBuf, Slab};
 pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTicket, SlotId, TargetId};
 pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes};
