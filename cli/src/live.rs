@@ -105,14 +105,7 @@ fn line(now: &Snapshot<'_>) -> String {
     let left = now
         .remaining_ns
         .map_or_else(|| format!("{} so far", clock(now.elapsed_ns)), |left_ns| format!("{} left", clock(left_ns)));
-    let mut text = format!(
-        "{phase}: {stage}, {left}  {} IOPS  {} MB/s  p50 {}  p99 {}  CPU {:.2}",
-        figure(now.iops),
-        figure(now.mb_per_s),
-        duration(now.p50_ns as f64),
-        duration(now.p99_ns as f64),
-        now.cpus
-    );
+    let mut text = format!("{phase}: {stage}, {left}  {}", figures(now));
     if let Some(steady) = &now.steady {
         text.push_str(&if steady.rounds < ROUNDS {
             format!("  steady: {} of {ROUNDS} rounds", steady.rounds)
@@ -130,6 +123,18 @@ fn line(now: &Snapshot<'_>) -> String {
         text.push_str(&format!("  {} FAILED", now.errors));
     }
     text
+}
+
+/// Rates, latencies, CPU.
+pub fn figures(now: &Snapshot<'_>) -> String {
+    format!(
+        "{} IOPS  {} MB/s  p50 {}  p99 {}  CPU {:.2}",
+        figure(now.iops),
+        figure(now.mb_per_s),
+        duration(now.p50_ns as f64),
+        duration(now.p99_ns as f64),
+        now.cpus
+    )
 }
 
 /// `7 s`, `1:05`, `2:01:00`: short, and not jumping about in a line that is drawn over itself.

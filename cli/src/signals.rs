@@ -1,10 +1,13 @@
-//! Ctrl-C and SIGTERM; and SIGHUP, for a command that has something to read anew.
+//! Ctrl-C, SIGTERM and SIGHUP.
 //!
 //! The signals are blocked in every thread and taken by one thread that waits for them, so no system call is ever
 //! interrupted and no handler runs in the middle of anything. While a command has said that it will stop by itself
 //! ([`Signals::patient`]), the first signal sets a flag that the command looks at between steps, so that it can take back what it has half
-//! made; a second signal, or one when nobody is listening, ends the program at once with 130. Images stand a sudden end at any moment.
-//! A hang-up ends the program too, unless a command asked to be told of it ([`Patience::listen_for_hangups`]).
+//! made; a later signal, or one when nobody is listening, ends the program at once with 130. Images stand a sudden end at any moment.
+//!
+//! *Later* means by a second: `timeout` sends its signal twice, to the program and to the group that the program is in, and a terminal that is
+//! closed sends a hang-up to whoever it likes. A hang-up is a signal like the others, unless a command asked to be told of it
+//! ([`Patience::listen_for_hangups`]).
 
 use crate::exit;
 use nix::sys::signal::{SigSet, Signal};
@@ -15,11 +18,13 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// What the shell calls the end by a hang-up: 128 and the signal's number.
 const HUNG_UP: i32 = 129;
+/// Signals that come within this time of the first are the same wish.
+const SAME_WISH: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct State {
@@ -121,18 +126,19 @@ fn hangups_are_ignored() -> bool {
 }
 
 fn wait(set: &SigSet, state: &State) {
+    let mut first: Option<Instant> = None;
     while let Ok(signal) = set.wait() {
-        if signal == Signal::SIGHUP {
-            if !state.wants_hangups.load(Ordering::SeqCst) {
-                process::exit(HUNG_UP);
-            }
+        if signal == Signal::SIGHUP && state.wants_hangups.load(Ordering::SeqCst) {
             state.hangups.fetch_add(1, Ordering::SeqCst);
             state.ring();
             continue;
         }
-        if state.patient.load(Ordering::SeqCst) == 0 || state.stop.swap(true, Ordering::SeqCst) {
-            process::exit(exit::STOPPED.into());
+        let is_later = first.is_some_and(|first| first.elapsed() > SAME_WISH);
+        if state.patient.load(Ordering::SeqCst) == 0 && first.is_none() || is_later {
+            process::exit(if signal == Signal::SIGHUP { HUNG_UP } else { exit::STOPPED.into() });
         }
+        first.get_or_insert_with(Instant::now);
+        state.stop.store(true, Ordering::SeqCst);
         state.ring();
     }
 }

@@ -1,14 +1,18 @@
 //! How far a run of the lab is: a bar on a terminal, a line when a phase begins and every few seconds elsewhere, nothing with
 //! `--quiet`.
 //!
-//! The lab calls between measurements and never during one, and nothing here has a thread of its own, so the display costs no
-//! measurement anything. The answer is `false` once a signal has come.
+//! The lab calls between measurements, and, where one lasts, at most four times a second from the thread that conducts it; nothing here has a
+//! thread of its own, so the display costs no measurement anything. The answer is `false` once a signal has come.
 
-use crate::signals::Patience;
-use diskwright_lab::progress::{Progress, Step};
+use crate::{live, signals::Patience};
+use diskwright_lab::{
+    progress::{Progress, Step},
+    run::{Snapshot, Watch},
+};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::{
     io::{self, IsTerminal, Write},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -17,10 +21,22 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 /// Shows one run. Dropped, it wipes its bar.
 #[derive(Debug)]
 pub struct StepDisplay {
+    cells: Arc<CellDisplay>,
+}
+
+/// Shows what is being measured now; the part of a [`StepDisplay`] that may be held while the lab has the rest.
+#[derive(Debug)]
+pub struct CellDisplay {
     bar: Option<ProgressBar>,
     lines: bool,
     patience: Patience,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
     phase: String,
+    message: String,
     next: Instant,
 }
 
@@ -29,24 +45,51 @@ impl StepDisplay {
     pub fn new(quiet: bool, patience: Patience) -> Self {
         let terminal = io::stderr().is_terminal();
         let bar = (!quiet && terminal).then(new_bar);
-        Self { bar, lines: !quiet && !terminal, patience, phase: String::new(), next: Instant::now() }
+        let state = State { phase: String::new(), message: String::new(), next: Instant::now() };
+        let cells = CellDisplay { bar, lines: !quiet && !terminal, patience, state: Mutex::new(state) };
+        Self { cells: Arc::new(cells) }
+    }
+
+    /// For whoever measures apart from the lab's own steps.
+    pub fn cells(&self) -> Arc<CellDisplay> {
+        Arc::clone(&self.cells)
     }
 }
 
 impl Progress for StepDisplay {
     fn step(&mut self, step: Step<'_>) -> bool {
-        let new_phase = self.phase != step.phase;
+        let cells = &self.cells;
+        let mut state = cells.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let new_phase = state.phase != step.phase;
         if new_phase {
-            step.phase.clone_into(&mut self.phase);
+            step.phase.clone_into(&mut state.phase);
         }
-        if let Some(bar) = &self.bar {
+        step.message.clone_into(&mut state.message);
+        if let Some(bar) = &cells.bar {
             bar.set_length(step.total.max(1));
             bar.set_position(step.done);
-            bar.set_prefix(self.phase.clone());
+            bar.set_prefix(state.phase.clone());
             bar.set_message(step.message.to_owned());
-        } else if self.lines && (new_phase || Instant::now() >= self.next) {
-            self.next = Instant::now() + LINE_EVERY;
+        } else if cells.lines && (new_phase || Instant::now() >= state.next) {
+            state.next = Instant::now() + LINE_EVERY;
             let _ = writeln!(io::stderr(), "diskwright: {}", line(&step));
+        }
+        !cells.patience.should_stop()
+    }
+
+    fn watch(&self) -> &dyn Watch {
+        &*self.cells
+    }
+}
+
+impl Watch for CellDisplay {
+    fn look(&self, snapshot: &Snapshot<'_>) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("{}  {}", state.message, live::figures(snapshot)));
+        } else if self.lines && Instant::now() >= state.next {
+            state.next = Instant::now() + LINE_EVERY;
+            let _ = writeln!(io::stderr(), "diskwright: {}: {}", state.message, live::figures(snapshot));
         }
         !self.patience.should_stop()
     }
@@ -54,7 +97,7 @@ impl Progress for StepDisplay {
 
 impl Drop for StepDisplay {
     fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
+        if let Some(bar) = &self.cells.bar {
             bar.finish_and_clear();
         }
     }
@@ -78,11 +121,35 @@ fn line(step: &Step<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::signals::Signals;
+    use diskwright_lab::run::Stage;
 
     #[test]
     fn a_line_tells_phase_share_and_what() {
         let step = Step { phase: "measure", done: 3, total: 12, message: "4K random read, raw file" };
         assert_eq!(line(&step), "measure 25 %: 4K random read, raw file");
         assert_eq!(line(&Step { total: 0, message: "", ..step }), "measure");
+    }
+
+    #[test]
+    fn it_goes_on_until_a_signal_comes() {
+        let mut display = StepDisplay::new(true, Signals::default().patient());
+        assert!(display.step(Step { phase: "measure", done: 1, total: 2, message: "x" }));
+        assert!(display.watch().look(&Snapshot {
+            phase: "main",
+            phase_index: 0,
+            phases: 1,
+            stage: Stage::Measuring,
+            elapsed_ns: 1,
+            remaining_ns: None,
+            done: None,
+            iops: 1.0,
+            mb_per_s: 1.0,
+            p50_ns: 1,
+            p99_ns: 1,
+            cpus: 1.0,
+            errors: 0,
+            steady: None,
+        }));
     }
 }

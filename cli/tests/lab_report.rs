@@ -102,7 +102,7 @@ fn what_is_no_result_is_told_and_nothing_is_written() {
     fs::write(shop.path("other.json"), "{\"schema\": \"fio/3\"}").unwrap();
     fs::write(shop.path("page.json"), "<html>").unwrap();
     for (file, words) in [
-        ("newer.json", "written by a newer diskwright"),
+        ("newer.json", "written by a newer Diskwright"),
         ("cut.json", "ends in the middle"),
         ("other.json", "no result of the lab"),
         ("page.json", "is not JSON"),

@@ -39,6 +39,18 @@ pub enum Document {
     Bench(Box<BenchReport>),
 }
 
+impl Document {
+    /// What it is, in words.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Run(_) => "a run",
+            Self::Sweep(_) => "a sweep",
+            Self::Containers(_) => "a study of containers",
+            Self::Bench(_) => "a bench",
+        }
+    }
+}
+
 /// Several results, as `lab report --as json` writes them.
 #[derive(Debug, Serialize)]
 pub struct Bundle<'a> {
@@ -92,7 +104,7 @@ pub enum ReadError {
         found: String,
     },
     /// Of a later version.
-    #[error("{} was written by a newer diskwright: its schema is {found}, this one ({}) reads up to {known}; read it with the newer one", path.display(), env!("CARGO_PKG_VERSION"))]
+    #[error("{} was written by a newer Diskwright: its schema is {found}, this one ({}) reads up to {known}; read it with the newer one", path.display(), env!("CARGO_PKG_VERSION"))]
     Newer {
         /// Which.
         path: PathBuf,
@@ -100,6 +112,14 @@ pub enum ReadError {
         found: String,
         /// Ours.
         known: &'static str,
+    },
+    /// A bundle, where one result is wanted.
+    #[error("{} holds {results} results, and one is wanted; give the file of that one, as it was saved", path.display())]
+    Several {
+        /// Which.
+        path: PathBuf,
+        /// How many.
+        results: usize,
     },
     /// Its fields are not those of its schema, or contradict each other.
     #[error("{} says that it is {schema}, but it is damaged: {what}; it was edited or harmed after it was written: copy it again or run again", path.display())]
@@ -173,6 +193,18 @@ fn schema_of(path: &Path, bytes: &[u8]) -> Result<String, ReadError> {
     }
 }
 
+/// Reads a file that is to hold one result.
+///
+/// # Errors
+/// As [`read`]; [`ReadError::Several`] for a bundle of several.
+pub fn read_one(path: &Path) -> Result<Document, ReadError> {
+    let mut documents = read(path)?;
+    match (documents.pop(), documents.len()) {
+        (Some(document), 0) => Ok(document),
+        (_, others) => Err(ReadError::Several { path: path.to_owned(), results: others }),
+    }
+}
+
 fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
     let document = match known(path, schema)? {
         RUN_SCHEMA => {
@@ -185,13 +217,20 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
             Document::Run(Box::new(run))
         }
         SWEEP_SCHEMA => Document::Sweep(Box::new(fields(path, schema, bytes)?)),
-        CONTAINERS_SCHEMA => Document::Containers(Box::new(fields(path, schema, bytes)?)),
+        CONTAINERS_SCHEMA => {
+            let result: ContainersResult = fields(path, schema, bytes)?;
+            Document::Containers(Box::new(result.upgraded()))
+        }
         _ => Document::Bench(Box::new(fields(path, schema, bytes)?)),
     };
     Ok(document)
 }
 
-/// The schema of ours that `found` is.
+/// The kinds of results, by the schema that is written today, each with the first version that is still read.
+const KINDS: [(&str, u64); 5] =
+    [(RUN_SCHEMA, 1), (SWEEP_SCHEMA, 1), (CONTAINERS_SCHEMA, 1), (bench::SCHEMA, 1), (BUNDLE_SCHEMA, 1)];
+
+/// The schema of ours that `found` is, or is an earlier version of.
 fn known(path: &Path, found: &str) -> Result<&'static str, ReadError> {
     let parts = |schema: &str| {
         let (kind, version) = schema.rsplit_once('/')?;
@@ -199,14 +238,18 @@ fn known(path: &Path, found: &str) -> Result<&'static str, ReadError> {
     };
     let unknown = || ReadError::NoResult { path: path.to_owned(), found: format!("its schema is \"{found}\"") };
     let (kind, version) = parts(found).ok_or_else(unknown)?;
-    for known in [RUN_SCHEMA, SWEEP_SCHEMA, CONTAINERS_SCHEMA, bench::SCHEMA, BUNDLE_SCHEMA] {
+    for (known, first) in KINDS {
         match parts(known) {
-            Some((ours, _)) if ours != kind => {}
-            Some((_, latest)) if version > latest => {
-                return Err(ReadError::Newer { path: path.to_owned(), found: found.into(), known });
+            Some((ours, latest)) if ours == kind => {
+                return match version {
+                    version if version > latest => {
+                        Err(ReadError::Newer { path: path.to_owned(), found: found.into(), known })
+                    }
+                    version if version >= first => Ok(known),
+                    _ => Err(unknown()),
+                };
             }
-            Some((_, latest)) if version == latest => return Ok(known),
-            _ => return Err(unknown()),
+            _ => {}
         }
     }
     Err(unknown())
@@ -313,7 +356,7 @@ mod tests {
         assert!(message("{\"schema\": \"fio/3\"}").contains("its schema is \"fio/3\""));
         let newer = message("{\"schema\": \"diskwright.lab.run/2\", \"future\": true}");
         assert!(
-            newer.contains("newer diskwright: its schema is diskwright.lab.run/2") && newer.contains("run/1"),
+            newer.contains("newer Diskwright: its schema is diskwright.lab.run/2") && newer.contains("run/1"),
             "{newer}"
         );
         let damaged = message("{\"schema\": \"diskwright.lab.run/1\", \"took_ns\": \"soon\"}");

@@ -1,6 +1,6 @@
 //! What can go wrong in the lab, told so that a user can act on it.
 
-use crate::job::JobError;
+use crate::{document::ReadError, job::JobError};
 use diskwright_disk::DiskError;
 use diskwright_store::{OpenError, Operation};
 use std::{io, path::PathBuf};
@@ -37,7 +37,15 @@ pub enum LabError {
         /// What the queue said.
         source: io::Error,
     },
-    /// One request of a run failed. What was measured until then is not reported, for an average over a failing device means nothing.
+    /// Requests failed while they were measured. What was measured until then is not reported, for an average over a failing device means nothing.
+    #[error("{first} ({errors} failed in all); the measurement is void: look at the device below")]
+    Void {
+        /// The first failure, with target, offset and length.
+        first: String,
+        /// How many.
+        errors: u64,
+    },
+    /// One request failed while a target was prepared.
     #[error("{target}: the {} of {len_bytes} bytes at offset {offset_bytes} failed after {completed} good requests: {source}; the run is void", verb(*operation))]
     Request {
         /// The target.
@@ -119,6 +127,9 @@ pub enum LabError {
         /// How much there is.
         free_bytes: u64,
     },
+    /// A result that was saved cannot be used.
+    #[error(transparent)]
+    Read(#[from] ReadError),
     /// A profile that is not there, or is none.
     #[error("profile {profile}: {what}")]
     Profile {

@@ -1,9 +1,9 @@
 //! The laboratory: what a disk costs, measured so that the answer can be believed.
 //!
 //! ```text
-//!   workload ──▶ generator ──▶ Measurement ──▶ measure ──▶ stats ──▶ study, bench ──▶ result (JSON), table (text)
-//!   what is      one thread,   one run         rounds,     medians,  experiments,
-//!   asked        one queue                     in turns    ratios    promises
+//!   workload, job ──▶ run ──────▶ record ──▶ measure, sweep, contest ──▶ stats ──▶ study, bench ──▶ result (JSON), table (text)
+//!   what is asked     the loop    what was   rounds in turns             medians   experiments,
+//!                                 found                                  ratios    promises
 //! ```
 //!
 //! | file | room |
@@ -11,13 +11,13 @@
 //! | `workload.rs` | workloads as data; the VHD paper's sixteen |
 //! | `job/`, `record.rs` | everything that a run does, as data; everything that it found |
 //! | `data.rs`, `fill.rs` | contents that can be checked without being kept; filling and verifying a target |
-//! | `generator.rs`, `null.rs` | the measuring loop; the target that does nothing, its ceiling |
+//! | `null.rs` | the target that does nothing: the generator's ceiling |
 //! | `profiles/` | jobs as TOML: the papers', VMFleet's, the user's |
 //! | `steady.rs` | SNIA's rule of five rounds |
 //! | `prepare.rs` | from what a user named to targets that may be measured |
 //! | `screen/` | a run as text |
 //! | `inspect/` | before a run: what a target holds, who uses it, whether it may be written |
-//! | `run/` | carries a job out: threads, requests, schedules, latencies, series |
+//! | `run/` | the generator: carries a job out, by threads, requests, schedules, latencies, series |
 //! | `stats.rs`, `measure.rs` | pure statistics; targets in turns, ratios within rounds |
 //! | `figures.rs`, `inference/` | the few figures that are compared; what may be concluded from few rounds |
 //! | `knee/`, `sweep/` | how much load is enough, with intervals; a workload over a range of loads |
@@ -35,11 +35,11 @@
 //! # Running a study
 //!
 //! ```no_run
-//! use diskwright_lab::{ChildLauncher, ContainersOptions, Step, study};
+//! use diskwright_lab::{ChildLauncher, ContainersOptions, Step, StudyOptions, study};
 //!
 //! # fn main() -> diskwright_lab::Result<()> {
 //! let options = ContainersOptions {
-//!     quick: true,
+//!     study: StudyOptions { quick: true, ..StudyOptions::default() },
 //!     // The program must answer `<itself> bench-child ARGS...` by printing `child_main(ARGS)?` on standard output.
 //!     launcher: Some(ChildLauncher::current_exe(["bench-child"])?),
 //!     ..ContainersOptions::default()
@@ -84,7 +84,6 @@ pub mod error;
 pub mod export;
 pub mod figures;
 pub mod fill;
-pub mod generator;
 pub mod inference;
 pub mod inspect;
 pub mod job;
@@ -114,10 +113,9 @@ pub mod workload;
 pub use bench::{BenchOptions, BenchReport, Row};
 pub use child::{ChildLauncher, child_main};
 pub use error::{LabError, Result};
-pub use generator::{Generator, Measurement, Until};
 pub use job::Job;
 pub use null::NullDevice;
 pub use progress::{Progress, Step};
 pub use record::Run;
-pub use study::{ContainersOptions, ContainersReport};
+pub use study::{ContainersOptions, StudyOptions, StudyReport};
 pub use workload::Workload;

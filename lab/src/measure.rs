@@ -6,13 +6,21 @@
 
 use crate::{
     LabError, Result,
-    generator::{Generator, Measurement, Until},
+    figures::Figures,
+    job::{Bytes, Job, Mover},
+    progress::{Progress, report},
+    record::{End, PhaseRecord},
+    run::{self, OpenTarget, RunOptions, Watch},
     stats::{self, Interval, Summary},
     workload::Workload,
 };
-use diskwright_store::{BlockDevice, EngineKind};
-use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use diskwright_store::EngineKind;
+use rand_xoshiro::{
+    Xoshiro256PlusPlus,
+    rand_core::{Rng, SeedableRng},
+};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::{slice, time::Duration};
 
 /// Resamples of a bootstrap: the ends of a 95 % interval are then known to about half a percent of its ranks.
 const RESAMPLES: usize = 2000;
@@ -40,31 +48,70 @@ impl Plan {
     }
 }
 
-/// A target and its name.
-pub type Named<'a> = (&'a str, &'a dyn BlockDevice);
+impl Plan {
+    /// The job of one round. The same round does the same on every target; rounds differ in where random requests go and where
+    /// sequential ones begin.
+    fn job(&self, workload: &Workload, target: &OpenTarget, round: usize) -> Job {
+        let mut load = workload.load();
+        let seed = self.seed ^ round as u64;
+        if workload.is_partly_sequential() {
+            // Else short cells would measure the first blocks of the target again and again.
+            let blocks = target.device.geometry().size_bytes / u64::from(workload.block_bytes.max(1));
+            let block = Xoshiro256PlusPlus::seed_from_u64(seed).next_u64() % blocks.max(1);
+            load.stream_start = Bytes(block * u64::from(workload.block_bytes));
+        }
+        let mut job = Job::simple(&workload.name, load, self.warm_up.into(), self.measured.into());
+        (job.seed, job.cache, job.engine) = (seed, target.cache, Mover::from(self.engine));
+        job
+    }
+}
 
-/// Measures `workload` on each of `targets`, interleaved. The result has one list for each target, one measurement for each
-/// round. `tick` is called before each cell with its number and its target.
+/// Carries out a job of one phase on one target, and nothing less than all of it.
 ///
 /// # Errors
-/// Whatever a run or `tick` returns.
+/// [`LabError::Void`] when a request failed, for an average over a failing target means nothing; [`LabError::Stopped`] when
+/// `watch` has ended it; what [`run::run`] says.
+pub fn window(job: &Job, target: &OpenTarget, options: &RunOptions, watch: &dyn Watch) -> Result<PhaseRecord> {
+    let (phase, end) = run::phase(job, 0, slice::from_ref(target), options, watch)?;
+    match end {
+        End::Complete => Ok(phase),
+        End::Stopped => Err(LabError::Stopped),
+        End::Failed { first, errors } => Err(LabError::Void { first, errors }),
+    }
+}
+
+/// Where a comparison stands in a longer run, for those who watch.
+pub struct Steps<'a> {
+    /// Who watches.
+    pub progress: &'a mut dyn Progress,
+    /// The part of the run.
+    pub phase: &'a str,
+    /// Cells of that part that are done.
+    pub done: u64,
+    /// Cells that it has in all.
+    pub total: u64,
+}
+
+/// Measures `workload` on each of `targets`, interleaved. The result has one list for each target, one round after the other.
+///
+/// # Errors
+/// As [`window`].
 pub fn interleaved(
-    targets: &[Named<'_>],
+    targets: &[OpenTarget],
     workload: &Workload,
     plan: &Plan,
-    tick: &mut dyn FnMut(u64, &str) -> Result<()>,
-) -> Result<Vec<Vec<Measurement>>> {
-    let mut generator = Generator::for_workload(workload, plan.seed)?;
-    let mut all: Vec<Vec<Measurement>> = targets.iter().map(|_| Vec::with_capacity(plan.rounds)).collect();
-    let until = Until::Elapsed { warm_up: plan.warm_up, measured: plan.measured };
-    let mut cell = 0;
+    steps: &mut Steps<'_>,
+) -> Result<Vec<Vec<Figures>>> {
+    let mut all: Vec<Vec<Figures>> = targets.iter().map(|_| Vec::with_capacity(plan.rounds)).collect();
+    let options = RunOptions::default();
     for round in 0..plan.rounds {
         for index in stats::round_order(targets.len(), round, plan.seed) {
-            let (name, device) = targets[index];
-            tick(cell, name)?;
-            let measurement = generator.run(name, device, workload, until, plan.engine, plan.seed ^ round as u64)?;
-            all[index].push(measurement);
-            cell += 1;
+            let target = &targets[index];
+            let message = format!("{} at QD {}, {}", workload.name, workload.queue_depth, target.name);
+            report(steps.progress, steps.phase, steps.done, steps.total, &message)?;
+            let job = plan.job(workload, target, round);
+            all[index].push(Figures::of(&window(&job, target, &options, steps.progress.watch())?));
+            steps.done += 1;
         }
     }
     Ok(all)
@@ -118,7 +165,67 @@ pub struct CellResult {
     /// CPU time for each request as a ratio to the base's in the same round.
     pub cpu_ratio: Option<Ratio>,
     /// Every round as it was measured.
-    pub rounds: Vec<Measurement>,
+    #[serde(deserialize_with = "rounds_of_any_version")]
+    pub rounds: Vec<Figures>,
+}
+
+/// A round as it stands in a result, of any version.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Round {
+    Figures(Figures),
+    First(FirstRound),
+}
+
+/// A round of the first version.
+#[derive(Deserialize)]
+struct FirstRound {
+    ios: u64,
+    bytes: u64,
+    wall_ns: u64,
+    user_cpu_ns: u64,
+    system_cpu_ns: u64,
+    latency: FirstLatency,
+    depth_reached: f64,
+}
+
+#[derive(Deserialize)]
+struct FirstLatency {
+    mean_ns: f64,
+    p50_ns: u64,
+    p99_ns: u64,
+    p999_ns: u64,
+    max_ns: u64,
+}
+
+impl From<FirstRound> for Figures {
+    fn from(round: FirstRound) -> Self {
+        let (ios, wall_ns) = (round.ios as f64, round.wall_ns.max(1) as f64);
+        Self {
+            window_ns: round.wall_ns,
+            // Which way they went is known to the workload; see `ContainersResult::upgraded`.
+            reads: round.ios,
+            iops: ios * 1e9 / wall_ns,
+            mb_per_s: round.bytes as f64 * 1e3 / wall_ns,
+            mean_ns: round.latency.mean_ns,
+            p50_ns: round.latency.p50_ns as f64,
+            p99_ns: round.latency.p99_ns as f64,
+            p999_ns: round.latency.p999_ns as f64,
+            max_ns: round.latency.max_ns as f64,
+            cpu_ns_per_io: round.user_cpu_ns.saturating_add(round.system_cpu_ns) as f64 / ios.max(1.0),
+            depth_reached: round.depth_reached,
+            ..Self::default()
+        }
+    }
+}
+
+fn rounds_of_any_version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Figures>, D::Error> {
+    let rounds = Vec::<Round>::deserialize(deserializer)?;
+    let of_any = |round| match round {
+        Round::Figures(figures) => figures,
+        Round::First(first) => first.into(),
+    };
+    Ok(rounds.into_iter().map(of_any).collect())
 }
 
 impl CellResult {
@@ -126,28 +233,28 @@ impl CellResult {
     ///
     /// # Errors
     /// [`LabError::BadOptions`] when there was no round.
-    pub fn new(target: &str, rounds: Vec<Measurement>, base: Option<&[Measurement]>) -> Result<Self> {
-        let of = |figure: &dyn Fn(&Measurement) -> f64| -> Vec<f64> { rounds.iter().map(figure).collect() };
-        let summary = |figure: &dyn Fn(&Measurement) -> f64| {
+    pub fn new(target: &str, rounds: Vec<Figures>, base: Option<&[Figures]>) -> Result<Self> {
+        let of = |figure: &dyn Fn(&Figures) -> f64| -> Vec<f64> { rounds.iter().map(figure).collect() };
+        let summary = |figure: &dyn Fn(&Figures) -> f64| {
             Summary::of(&of(figure)).ok_or_else(|| LabError::BadOptions {
                 what: format!("{target}: it was measured in no round"),
                 hint: "use at least one round".into(),
             })
         };
-        let ratio = |figure: &dyn Fn(&Measurement) -> f64| {
+        let ratio = |figure: &dyn Fn(&Figures) -> f64| {
             let base: Vec<f64> = base?.iter().map(figure).collect();
             Ratio::of(&of(figure), &base)
         };
         Ok(Self {
             target: target.to_owned(),
-            iops: summary(&Measurement::iops)?,
-            mb_per_s: summary(&Measurement::mb_per_s)?,
-            latency_mean_ns: summary(&|round| round.latency.mean_ns)?,
-            latency_p50_ns: summary(&|round| round.latency.p50_ns as f64)?,
-            latency_p99_ns: summary(&|round| round.latency.p99_ns as f64)?,
-            cpu_ns_per_io: summary(&Measurement::cpu_ns_per_io)?,
-            iops_ratio: ratio(&Measurement::iops),
-            cpu_ratio: ratio(&Measurement::cpu_ns_per_io),
+            iops: summary(&|round| round.iops)?,
+            mb_per_s: summary(&|round| round.mb_per_s)?,
+            latency_mean_ns: summary(&|round| round.mean_ns)?,
+            latency_p50_ns: summary(&|round| round.p50_ns)?,
+            latency_p99_ns: summary(&|round| round.p99_ns)?,
+            cpu_ns_per_io: summary(&|round| round.cpu_ns_per_io)?,
+            iops_ratio: ratio(&|round| round.iops),
+            cpu_ratio: ratio(&|round| round.cpu_ns_per_io),
             rounds,
         })
     }
@@ -169,18 +276,18 @@ pub struct WorkloadResult {
 /// # Errors
 /// As [`interleaved`].
 pub fn compare(
-    targets: &[Named<'_>],
+    targets: &[OpenTarget],
     workload: &Workload,
     plan: &Plan,
-    tick: &mut dyn FnMut(u64, &str) -> Result<()>,
+    steps: &mut Steps<'_>,
 ) -> Result<WorkloadResult> {
-    let all = interleaved(targets, workload, plan, tick)?;
+    let all = interleaved(targets, workload, plan, steps)?;
     let base = all.first().cloned().unwrap_or_default();
     let cells = targets
         .iter()
         .zip(all)
         .enumerate()
-        .map(|(index, ((name, _), rounds))| CellResult::new(name, rounds, (index > 0).then_some(&base)))
+        .map(|(index, (target, rounds))| CellResult::new(&target.name, rounds, (index > 0).then_some(&base)))
         .collect::<Result<_>>()?;
     Ok(WorkloadResult { workload: workload.clone(), window_ns: plan.measured.as_nanos() as u64, cells })
 }
@@ -190,32 +297,73 @@ mod tests {
     use super::*;
     use crate::{
         null::NullDevice,
+        progress::{Silent, Step},
+        run::Snapshot,
+        targets::open_target,
         workload::{Direction, Pattern},
     };
+    use diskwright_store::CacheMode;
+    use std::sync::Arc;
 
     fn plan(rounds: usize) -> Plan {
         let cell = Duration::from_millis(2);
         Plan { rounds, warm_up: cell, measured: cell, engine: EngineKind::Auto, seed: 1 }
     }
 
+    fn null(name: &str) -> OpenTarget {
+        open_target(name, "null", Arc::new(NullDevice::new(1 << 20)), CacheMode::Direct)
+    }
+
+    fn random_read() -> Workload {
+        Workload::new(Pattern::Random, Direction::Read, 4096, 4)
+    }
+
     #[test]
     fn every_target_is_measured_in_every_round_and_orders_change() {
-        let device = NullDevice::new(1 << 20);
-        let targets: Vec<Named<'_>> = ["a", "b", "c"].map(|name| (name, &device as &dyn BlockDevice)).to_vec();
-        let workload = Workload::new(Pattern::Random, Direction::Read, 4096, 4);
+        let targets = ["a", "b", "c"].map(null);
         let mut seen: Vec<String> = Vec::new();
-        let result = compare(&targets, &workload, &plan(4), &mut |cell, name| {
-            assert_eq!(cell as usize, seen.len());
-            seen.push(name.to_owned());
-            Ok(())
-        })
-        .unwrap();
+        let mut progress = |step: Step<'_>| {
+            assert_eq!((step.done as usize, step.total, step.phase), (5 + seen.len(), 17, "measure"));
+            seen.push(step.message.rsplit(' ').next().unwrap().to_owned());
+            true
+        };
+        let mut steps = Steps { progress: &mut progress, phase: "measure", done: 5, total: 17 };
+        let result = compare(&targets, &random_read(), &plan(4), &mut steps).unwrap();
         assert_eq!(result.cells.iter().map(|cell| cell.rounds.len()).collect::<Vec<_>>(), [4, 4, 4]);
         let rounds: Vec<&[String]> = seen.chunks(3).collect();
         assert!(rounds.iter().all(|round| ["a", "b", "c"].iter().all(|name| round.iter().any(|seen| seen == name))));
         assert_eq!(rounds[0].iter().rev().collect::<Vec<_>>(), rounds[1].iter().collect::<Vec<_>>());
         assert!(result.cells[0].iops_ratio.is_none());
         assert!(result.cells[1].iops_ratio.as_ref().is_some_and(|ratio| ratio.median() > 0.0 && ratio.each.len() == 4));
+    }
+
+    #[test]
+    fn a_round_is_the_same_on_every_target_and_another_the_next_time() {
+        let workload = Workload::new(Pattern::Sequential, Direction::Write, 4096, 4);
+        let job = |round| plan(1).job(&workload, &null("a"), round);
+        assert_eq!(job(3), job(3));
+        assert_ne!(job(3).phases[0].loads[0].stream_start, job(4).phases[0].loads[0].stream_start);
+        assert_ne!(job(3).seed, job(4).seed);
+        assert!(job(4).phases[0].loads[0].stream_start.0 < 1 << 20);
+    }
+
+    #[test]
+    fn a_comparison_is_stopped_between_cells_and_within_one() {
+        let mut never = |_: Step<'_>| false;
+        let mut steps = Steps { progress: &mut never, phase: "measure", done: 0, total: 1 };
+        let stopped = compare(&[null("a")], &random_read(), &plan(1), &mut steps);
+        assert!(matches!(stopped, Err(LabError::Stopped)));
+        let long = Plan { measured: Duration::from_secs(3600), ..plan(1) }.job(&random_read(), &null("a"), 0);
+        let stopped = window(&long, &null("a"), &RunOptions::default(), &|_: &Snapshot<'_>| false);
+        assert!(matches!(stopped, Err(LabError::Stopped)));
+    }
+
+    #[test]
+    fn a_failing_target_voids_the_comparison() {
+        let tiny = open_target("tiny", "null", Arc::new(NullDevice::new(512)), CacheMode::Direct);
+        let mut steps = Steps { progress: &mut Silent, phase: "measure", done: 0, total: 1 };
+        let error = compare(&[tiny], &random_read(), &plan(1), &mut steps).unwrap_err();
+        assert!(matches!(error, LabError::BlockTooLarge { .. }), "{error}");
     }
 
     #[test]
@@ -227,9 +375,9 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_rounds() {
-        let round = |ios, cpu| Measurement { ios, wall_ns: 1_000_000_000, user_cpu_ns: cpu, ..Default::default() };
-        let base = [round(100, 1000), round(50, 500)];
-        let cell = CellResult::new("x", vec![round(90, 990), round(45, 495)], Some(&base)).unwrap();
+        let round = |iops, cpu_ns_per_io| Figures { iops, cpu_ns_per_io, ..Figures::default() };
+        let base = [round(100.0, 10.0), round(50.0, 10.0)];
+        let cell = CellResult::new("x", vec![round(90.0, 11.0), round(45.0, 11.0)], Some(&base)).unwrap();
         assert!((cell.iops_ratio.unwrap().median() - 0.9).abs() < 1e-12);
         assert!((cell.cpu_ratio.unwrap().median() - 1.1).abs() < 1e-12);
         assert!(CellResult::new("x", Vec::new(), None).is_err());

@@ -1,9 +1,12 @@
 //! How a long run tells what it is doing, and how it is told to stop.
 //!
-//! The lab never draws. It reports to a [`Progress`], between cells and never while one is being measured, so that a screen
-//! costs no measurement anything.
+//! The lab never draws. It reports to a [`Progress`] between cells; a cell that lasts long enough to be looked at is shown to that one's
+//! [`Watch`], by the thread that conducts it and never by one that measures. So a screen costs no measurement anything.
 
-use crate::{LabError, Result};
+use crate::{
+    LabError, Result,
+    run::{Unwatched, Watch},
+};
 
 /// How far a run has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +25,11 @@ pub struct Step<'a> {
 pub trait Progress {
     /// Returns `false` to stop the run; it then cleans up and ends with [`LabError::Stopped`].
     fn step(&mut self, step: Step<'_>) -> bool;
+
+    /// Who looks at the cells while they are measured, and may end one.
+    fn watch(&self) -> &dyn Watch {
+        &Unwatched
+    }
 }
 
 /// Says nothing and never stops.

@@ -4,19 +4,16 @@ use crate::{
     LabError, Result,
     child::OpenCost,
     machine::{Machine, Place, Versions},
-    measure::WorkloadResult,
+    measure::{Ratio, WorkloadResult},
     stats::Summary,
     targets::Container,
     warning::Warning,
 };
 use serde::{Deserialize, Serialize};
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-};
+use std::{io::Write, path::Path};
 
-/// Schema of [`ContainersResult`].
-pub const CONTAINERS_SCHEMA: &str = "diskwright.study.containers/1";
+/// Schema of [`ContainersResult`]. Version 1 had workloads of one direction and one pattern only, and other rounds; it is still read.
+pub const CONTAINERS_SCHEMA: &str = "diskwright.study.containers/2";
 
 /// The study `containers`, whole.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,8 +44,39 @@ pub struct ContainersResult {
     pub chain: Option<ChainRecord>,
     /// Each workload at each depth, on every target.
     pub workloads: Vec<ComparedWorkload>,
+    /// Writes into empty disks, that must find space first, against writes into full ones.
+    #[serde(default)]
+    pub expanding: Vec<ExpandingRecord>,
+    /// Full disks with blocks of one size against those with blocks of another.
+    #[serde(default)]
+    pub block_sizes: Vec<BlockSizeRecord>,
+    /// What the long form measures and this one did not, a phrase each.
+    #[serde(default)]
+    pub left_out: Vec<String>,
     /// Reasons for doubt.
     pub warnings: Vec<Warning>,
+    /// Whether it was stopped before everything was measured; what was measured is there.
+    #[serde(default)]
+    pub partial: bool,
+}
+
+impl ContainersResult {
+    /// The same in today's version.
+    pub fn upgraded(mut self) -> Self {
+        if self.schema != CONTAINERS_SCHEMA {
+            self.schema = CONTAINERS_SCHEMA.into();
+            let chain = self.chain.iter_mut().flat_map(|chain| &mut chain.reads);
+            for result in self.workloads.iter_mut().map(|compared| &mut compared.result).chain(chain) {
+                // Rounds of the first version did not say which way their requests went.
+                if result.workload.read_percent == 0.0 {
+                    for round in result.cells.iter_mut().flat_map(|cell| &mut cell.rounds) {
+                        (round.reads, round.writes) = (0, round.reads);
+                    }
+                }
+            }
+        }
+        self
+    }
 }
 
 /// The options in force.
@@ -137,6 +165,42 @@ pub struct ChainLength {
     pub in_child_process: bool,
 }
 
+/// Writes into an empty disk against the same writes into a full one of its kind, in turns.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExpandingRecord {
+    /// Which kind.
+    pub container: Container,
+    /// Its name, with the size of its blocks where that is not the usual one.
+    pub target: String,
+    /// Size of its blocks.
+    pub block_bytes: u64,
+    /// Writes in each round.
+    pub writes: u64,
+    /// The full disk, which is the base of the ratios, and the empty one.
+    pub result: WorkloadResult,
+    /// The flush after the writes, which makes the new blocks durable: on the full disk, nanoseconds.
+    pub flush_full_ns: Summary,
+    /// The same on the empty one.
+    pub flush_empty_ns: Summary,
+    /// Speed of the empty disk with that flush in it, as a ratio to the full one's.
+    pub ratio_with_flush: Ratio,
+}
+
+/// Full disks that differ only in the size of their blocks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BlockSizeRecord {
+    /// Which kind.
+    pub container: Container,
+    /// Sizes of blocks, in the order of the cells; the first is the usual one, and the base of the ratios.
+    pub block_bytes: Vec<u64>,
+    /// Space that each file takes.
+    pub file_allocated_bytes: Vec<u64>,
+    /// The workloads.
+    pub workloads: Vec<WorkloadResult>,
+    /// For each workload, the paper's ratio of its 512 KiB (on Windows Server 2008) to its 2 MiB (on R2), where it has one.
+    pub paper_ratios: Vec<Option<f64>>,
+}
+
 /// A workload on all targets, with the paper's figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ComparedWorkload {
@@ -167,76 +231,6 @@ pub fn save<T: Serialize>(path: &Path, result: &T) -> Result<()> {
         let _ = std::fs::remove_file(&partial);
     }
     written.map_err(failed)
-}
-
-/// A result as it lies in a file: what it says to be, and its JSON.
-#[derive(Debug)]
-pub struct Saved {
-    path: PathBuf,
-    schema: String,
-    value: serde_json::Value,
-}
-
-impl Saved {
-    /// Reads the file.
-    ///
-    /// # Errors
-    /// [`LabError::File`]; [`LabError::BadOptions`] when it is no JSON.
-    pub fn open(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(LabError::file("read the result", path))?;
-        let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| LabError::BadOptions {
-            what: format!("{} is no result: {error}", path.display()),
-            hint: "give a file that the lab has saved".into(),
-        })?;
-        let schema = value.get("schema").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
-        Ok(Self { path: path.to_owned(), schema, value })
-    }
-
-    /// Its schema; empty where it has none.
-    pub fn schema(&self) -> &str {
-        &self.schema
-    }
-
-    /// Whether it is of the family of `known`, whatever its version.
-    pub fn is(&self, known: &str) -> bool {
-        family(&self.schema) == family(known)
-    }
-
-    /// The result, which is to be of the schema `known`.
-    ///
-    /// # Errors
-    /// [`LabError::BadOptions`] when it is another kind of result, from a newer version, or damaged.
-    pub fn into_result<T: serde::de::DeserializeOwned>(self, known: &str) -> Result<T> {
-        let shown = self.path.display();
-        let refuse = |what: String, hint: &str| Err(LabError::BadOptions { what, hint: hint.to_owned() });
-        if !self.is(known) {
-            return refuse(
-                format!("{shown} has the schema \"{}\" and not {known}", self.schema),
-                "give a result of the right kind, or another file",
-            );
-        }
-        if version(&self.schema) > version(known) {
-            return refuse(
-                format!(
-                    "{shown} was written by a newer Diskwright: its schema is {}, and this one knows up to {known}",
-                    self.schema
-                ),
-                "update this program, or use the one that wrote it",
-            );
-        }
-        serde_json::from_value(self.value).or_else(|error| {
-            refuse(format!("{shown} is damaged: {error}"), "measure again, or find the file as it was saved")
-        })
-    }
-}
-
-fn family(schema: &str) -> &str {
-    schema.rsplit_once('/').map_or(schema, |(family, _)| family)
-}
-
-/// A version that is no number is newer than any.
-fn version(schema: &str) -> u64 {
-    schema.rsplit_once('/').and_then(|(_, version)| version.parse().ok()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! everything back and compare, and check that the extents say "data" from end to end. A target that would measure
 //! metadata instead of storage never reaches a measurement.
 
-use crate::{LabError, Result, fill, fill::Tick, paper::PaperContainer};
+use crate::{LabError, Result, fill, fill::Tick, job::Caching, paper::PaperContainer, run::OpenTarget};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, CacheMode, EngineKind, RawDevice};
@@ -98,12 +98,26 @@ impl Container {
 /// # Errors
 /// [`LabError::Disk`].
 pub fn create_empty(container: Container, dir: &Path, size_bytes: u64) -> Result<PathBuf> {
+    create_with_blocks(container, dir, size_bytes, None)
+}
+
+/// The same, with blocks of another size than the format's usual one.
+///
+/// # Errors
+/// [`LabError::Disk`], also for a size that the format cannot have.
+pub fn create_with_blocks(
+    container: Container,
+    dir: &Path,
+    size_bytes: u64,
+    block_bytes: Option<u32>,
+) -> Result<PathBuf> {
     let path = dir.join(container.file_name());
     let mut request = CreateRequest {
         format: Some(container.format()),
         disk_type: Some(container.disk_type()),
         size_bytes: Some(size_bytes),
         preallocate: container == Container::Raw,
+        block_bytes,
         ..CreateRequest::default()
     };
     if container.disk_type() == DiskType::Differencing {
@@ -125,13 +139,9 @@ pub struct Target {
     pub path: PathBuf,
     /// The cache mode in force, which is not the one asked for where the file system has no O_DIRECT.
     pub cache: CacheMode,
-    open: Opened,
-}
-
-#[derive(Debug)]
-enum Opened {
-    Raw(RawDevice),
-    Disk(Arc<Disk>),
+    open: OpenTarget,
+    /// To close it by.
+    disk: Option<Arc<Disk>>,
 }
 
 impl Target {
@@ -154,31 +164,45 @@ impl Target {
         engine: EngineKind,
         writable: bool,
     ) -> Result<Self> {
-        let (open, cache) = if container == Container::Raw {
+        let (device, disk, cache): (Arc<dyn BlockDevice>, _, _) = if container == Container::Raw {
             let device = RawDevice::open(&path, writable, cache)?;
             let in_force = device.cache_mode();
-            (Opened::Raw(device), in_force)
+            (Arc::new(device), None, in_force)
         } else {
             let options =
                 OpenOptions { writable, cache, engine, format: Some(container.format()), ..OpenOptions::default() };
             let disk = Disk::open(&path, &options)?;
             let in_force = top_cache_mode(&disk);
-            (Opened::Disk(disk), in_force)
+            (disk.clone(), Some(disk), in_force)
         };
-        Ok(Self { container, path, cache, open })
+        let kind = if container == Container::Raw {
+            "raw file".into()
+        } else {
+            format!("{} {}", container.format(), container.disk_type()).to_lowercase()
+        };
+        let open = OpenTarget { path: Some(path.clone()), ..open_target(container.name(), &kind, device, cache) };
+        Ok(Self { container, path, cache, open, disk })
     }
 
-    /// Its name, for messages.
-    pub fn name(&self) -> &'static str {
-        self.container.name()
+    /// The same target under another name, as it stands in tables.
+    pub fn named(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.open.name);
+        self
+    }
+
+    /// Its name, for tables and messages.
+    pub fn name(&self) -> &str {
+        &self.open.name
     }
 
     /// The device.
     pub fn device(&self) -> &dyn BlockDevice {
-        match &self.open {
-            Opened::Raw(device) => device,
-            Opened::Disk(disk) => &**disk,
-        }
+        &*self.open.device
+    }
+
+    /// As a run takes it. It must be dropped before the target is closed.
+    pub fn to_measure(&self) -> OpenTarget {
+        self.open.clone()
     }
 
     /// Closes it cleanly.
@@ -186,11 +210,21 @@ impl Target {
     /// # Errors
     /// [`LabError::Disk`] when its metadata cannot be made durable.
     pub fn close(self) -> Result<()> {
-        match self.open {
-            Opened::Raw(_) => Ok(()),
-            Opened::Disk(disk) => Ok(disk.close()?),
+        drop(self.open);
+        match self.disk {
+            None => Ok(()),
+            Some(disk) => Ok(disk.close()?),
         }
     }
+}
+
+/// A device that was opened in some other way, as a run takes it.
+pub fn open_target(name: &str, kind: &str, device: Arc<dyn BlockDevice>, cache: CacheMode) -> OpenTarget {
+    let cache = match cache {
+        CacheMode::Direct => Caching::Direct,
+        CacheMode::PageCache => Caching::Cached,
+    };
+    OpenTarget { name: name.to_owned(), kind: kind.to_owned(), path: None, device, cache, contents: None }
 }
 
 /// A file driven by O_DIRECT has an alignment; one in the page cache has none.
@@ -218,7 +252,21 @@ pub struct Preparation {
 /// # Errors
 /// Whatever fails; the file stays in `dir`, which the caller removes.
 pub fn make_filled(container: Container, dir: &Path, how: &Preparation, tick: &mut Tick<'_>) -> Result<PathBuf> {
-    let path = create_empty(container, dir, how.size_bytes)?;
+    make_filled_with_blocks(container, dir, how, None, tick)
+}
+
+/// The same, with blocks of another size than the format's usual one.
+///
+/// # Errors
+/// As [`make_filled`] and [`create_with_blocks`].
+pub fn make_filled_with_blocks(
+    container: Container,
+    dir: &Path,
+    how: &Preparation,
+    block_bytes: Option<u32>,
+    tick: &mut Tick<'_>,
+) -> Result<PathBuf> {
+    let path = create_with_blocks(container, dir, how.size_bytes, block_bytes)?;
     let target = Target::open(container, path.clone(), how.cache, how.engine)?;
     fill::fill(target.name(), target.device(), how.seed, how.engine, tick)?;
     target.close()?;

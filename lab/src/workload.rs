@@ -1,5 +1,9 @@
 //! Workloads as data: what is asked of a target, not how it is carried out.
 
+use crate::{
+    job::{Blocks, Bytes, Load},
+    profiles::Profile,
+};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -41,35 +45,97 @@ impl fmt::Display for Direction {
     }
 }
 
-/// One kind of I/O.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// One kind of I/O: a load of one thread that the papers and the studies have a name for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Written")]
 pub struct Workload {
-    /// As shown to people: "4K random read".
+    /// As shown to people: "4K random read", "OLTP database".
     pub name: String,
-    /// Where the requests go.
-    pub pattern: Pattern,
-    /// Reads or writes.
-    pub direction: Direction,
     /// Bytes of one request.
     pub block_bytes: u32,
+    /// Share of reads, 0 to 100.
+    pub read_percent: f64,
+    /// Share of random requests, 0 to 100; the others follow the one before.
+    pub random_percent: f64,
     /// Requests kept in flight.
     pub queue_depth: u32,
-    /// The part of the target that is used, from its beginning, in bytes; what is over a multiple of the block is left
-    /// alone. 0 means the whole target.
-    pub working_set_bytes: u64,
+}
+
+/// A workload as it stands in a result, of any version: the first had a pattern and a direction instead of shares.
+#[derive(Deserialize)]
+struct Written {
+    name: String,
+    block_bytes: u32,
+    read_percent: Option<f64>,
+    random_percent: Option<f64>,
+    pattern: Option<Pattern>,
+    direction: Option<Direction>,
+    queue_depth: u32,
+}
+
+impl From<Written> for Workload {
+    fn from(written: Written) -> Self {
+        let all = |whole: bool| if whole { 100.0 } else { 0.0 };
+        Self {
+            read_percent: written.read_percent.unwrap_or(all(written.direction != Some(Direction::Write))),
+            random_percent: written.random_percent.unwrap_or(all(written.pattern == Some(Pattern::Random))),
+            name: written.name,
+            block_bytes: written.block_bytes,
+            queue_depth: written.queue_depth,
+        }
+    }
 }
 
 impl Workload {
-    /// A workload on the whole target, named after what it is.
+    /// Requests of one kind on the whole target, named after what they are.
     pub fn new(pattern: Pattern, direction: Direction, block_bytes: u32, queue_depth: u32) -> Self {
-        let name = format!("{} {pattern} {direction}", short_size(u64::from(block_bytes)));
-        Self { name, pattern, direction, block_bytes, queue_depth, working_set_bytes: 0 }
+        Self {
+            name: format!("{} {pattern} {direction}", short_size(u64::from(block_bytes))),
+            block_bytes,
+            read_percent: if direction == Direction::Read { 100.0 } else { 0.0 },
+            random_percent: if pattern == Pattern::Random { 100.0 } else { 0.0 },
+            queue_depth,
+        }
     }
 
-    /// How many blocks the working set has on a target of `size_bytes`.
-    pub fn blocks_on(&self, size_bytes: u64) -> u64 {
-        let used_bytes = if self.working_set_bytes == 0 { size_bytes } else { self.working_set_bytes.min(size_bytes) };
-        used_bytes / u64::from(self.block_bytes.max(1))
+    /// As a load of a job.
+    pub fn load(&self) -> Load {
+        Load {
+            name: self.name.clone(),
+            block: Blocks::One(Bytes(u64::from(self.block_bytes))),
+            read_percent: self.read_percent,
+            random_percent: self.random_percent,
+            queue_depth: self.queue_depth,
+            ..Load::default()
+        }
+    }
+
+    /// Whether it writes at all.
+    pub fn writes(&self) -> bool {
+        self.read_percent < 100.0
+    }
+
+    /// Whether any of it follows the request before.
+    pub fn is_partly_sequential(&self) -> bool {
+        self.random_percent < 100.0
+    }
+
+    /// "read", "write", or "70 % read".
+    pub fn direction(&self) -> String {
+        share(self.read_percent, "read", "write")
+    }
+
+    /// "random", "sequential", or "75 % random".
+    pub fn pattern(&self) -> String {
+        share(self.random_percent, "random", "sequential")
+    }
+}
+
+fn share(percent: f64, whole: &str, none: &str) -> String {
+    match percent {
+        100.0 => whole.to_owned(),
+        0.0 => none.to_owned(),
+        some => format!("{some} % {whole}"),
     }
 }
 
@@ -89,6 +155,23 @@ pub fn paper_monolithic(queue_depth: u32) -> Vec<Workload> {
         }
     }
     all
+}
+
+/// The twelve application workloads of the VHD paper ("Application-Based Workloads"), in its order, as the profile `vhd-applications` has them.
+pub fn paper_applications(queue_depth: u32) -> Vec<Workload> {
+    let loads = Profile::find("vhd-applications")
+        .into_iter()
+        .flat_map(|profile| profile.job().phases)
+        .flat_map(|phase| phase.loads);
+    loads
+        .map(|load| Workload {
+            block_bytes: u32::try_from(load.block.largest_bytes()).unwrap_or(u32::MAX),
+            name: load.name,
+            read_percent: load.read_percent,
+            random_percent: load.random_percent,
+            queue_depth,
+        })
+        .collect()
 }
 
 /// A size in the words of the trade: 4K, 1M, 40G; bytes where it is no whole number of those.
@@ -115,13 +198,24 @@ mod tests {
     }
 
     #[test]
-    fn the_working_set_is_cut_to_the_target_and_to_whole_blocks() {
-        let mut workload = Workload::new(Pattern::Random, Direction::Read, 65536, 1);
-        assert_eq!(workload.blocks_on(65536 * 3 + 100), 3);
-        workload.working_set_bytes = 65536 * 2 + 1;
-        assert_eq!(workload.blocks_on(65536 * 3), 2);
-        assert_eq!(workload.blocks_on(65536), 1);
-        assert_eq!(workload.blocks_on(4096), 0);
+    fn the_applications_are_twelve_and_keep_their_shares() {
+        let all = paper_applications(32);
+        assert_eq!(all.len(), 12);
+        let oltp = all.iter().find(|workload| workload.name == "OLTP database").unwrap();
+        assert_eq!((oltp.block_bytes, oltp.queue_depth), (8192, 32));
+        assert_eq!((oltp.direction().as_str(), oltp.pattern().as_str()), ("70 % read", "random"));
+        assert!(oltp.writes() && !oltp.is_partly_sequential());
+    }
+
+    #[test]
+    fn a_workload_comes_back_from_its_json_and_from_that_of_the_first_version() {
+        let workload = Workload { read_percent: 95.0, ..Workload::new(Pattern::Random, Direction::Read, 8192, 4) };
+        let json = serde_json::to_string(&workload).unwrap();
+        assert_eq!(serde_json::from_str::<Workload>(&json).unwrap(), workload);
+        let first = r#"{"name": "64K sequential write", "pattern": "sequential", "direction": "write",
+            "block_bytes": 65536, "queue_depth": 32, "working_set_bytes": 0}"#;
+        let wanted = Workload::new(Pattern::Sequential, Direction::Write, 65536, 32);
+        assert_eq!(serde_json::from_str::<Workload>(first).unwrap(), wanted);
     }
 
     #[test]

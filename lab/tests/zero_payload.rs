@@ -3,7 +3,10 @@
 use diskwright_lab::{
     LabError,
     progress::Step,
-    study::zero_payload::{Payload, ZeroPayloadOptions, ZeroPayloadResult, render, run},
+    study::{
+        StudyOptions,
+        zero_payload::{Payload, ZeroPayloadOptions, ZeroPayloadResult, render, run},
+    },
     warning::Warning,
 };
 use std::time::Duration;
@@ -13,13 +16,15 @@ use std::time::Duration;
 fn a_small_study_finds_that_zeros_never_reach_the_store_and_leaves_nothing() {
     let home = tempfile::tempdir().unwrap();
     let options = ZeroPayloadOptions {
-        quick: true,
-        dir: Some(home.path().to_owned()),
-        rounds: Some(1),
-        cell: Some(Duration::from_millis(60)),
+        study: StudyOptions {
+            quick: true,
+            dir: Some(home.path().to_owned()),
+            rounds: Some(1),
+            cell: Some(Duration::from_millis(60)),
+            output: Some(home.path().join("result.json")),
+            ..StudyOptions::default()
+        },
         size_bytes: Some(32 << 20),
-        output: Some(home.path().join("result.json")),
-        ..ZeroPayloadOptions::default()
     };
     let stopped = run(&options, &mut |_: Step<'_>| false);
     assert!(matches!(stopped, Err(LabError::Stopped)));

@@ -1,7 +1,7 @@
 //! `diskwright bench`: whether the engine keeps its promises on this machine, against its peers, side by side.
 
 use crate::{
-    args as shared,
+    commands::experiment::ExperimentArgs,
     context::Context,
     exit::{self, Failure},
 };
@@ -14,15 +14,17 @@ use diskwright_lab::{
     child::ChildLauncher,
     result,
 };
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{io::Write, path::Path};
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    mut_arg("quick", |arg| arg.help("Smaller disks and shorter cells: a look, not a proof")),
+    mut_arg("rounds", |arg| arg.help("How often each comparison is made. [default: each row's own]")),
+    mut_arg("cell", |arg| arg.help(
+        "Seconds that a cell of the workload rows takes. [default: each row's own: 0.25 to 1; 0.1 to 0.3 with --quick]"
+    )),
+    after_help = "\
 Every promise is a row; without a ROW all are measured. A row whose peer (qemu-img, qemu-io, mkfs.xfs) is not there is skipped by name, \
 and never counted as kept. Use a release build on a machine that does nothing else.
 
@@ -31,29 +33,14 @@ EXIT CODES  0 no promise was broken, 1 one was
 EXAMPLES
   diskwright bench --quick
   diskwright bench workloads page-cache --dir /mnt/nvme
-  diskwright bench convert --rounds 7 --output convert.json")]
+  diskwright bench convert --rounds 7 --output convert.json"
+)]
 pub struct BenchArgs {
     /// Which promises to measure. [default: all]
     #[arg(value_name = "ROW", value_parser = rows())]
     rows: Vec<Row>,
-    /// Smaller disks and shorter cells: a look, not a proof.
-    #[arg(long)]
-    quick: bool,
-    /// Where to make the scratch folder: on the disk to be measured. [default: the current folder]
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
-    /// Save the result here too.
-    #[arg(long, short, value_name = "FILE.json")]
-    output: Option<PathBuf>,
-    /// How often each comparison is made. [default: each row's own]
-    #[arg(long, value_name = "N")]
-    rounds: Option<usize>,
-    /// Seconds that a cell of the workload rows takes. [default: 0.4; 0.15 with --quick]
-    #[arg(long, value_name = "SECONDS", value_parser = shared::seconds)]
-    cell: Option<Duration>,
-    /// Leave the scratch folder when done.
-    #[arg(long)]
-    keep: bool,
+    #[command(flatten)]
+    experiment: ExperimentArgs,
 }
 
 fn rows() -> impl TypedValueParser<Value = Row> {
@@ -64,18 +51,18 @@ fn rows() -> impl TypedValueParser<Value = Row> {
 /// Measures, prints the table.
 pub fn run(context: &mut Context, args: &BenchArgs) -> exit::Outcome {
     let options = BenchOptions {
-        quick: args.quick,
-        dir: args.dir.clone(),
-        rounds: args.rounds,
-        cell: args.cell,
+        quick: args.experiment.quick,
+        dir: args.experiment.dir.clone(),
+        rounds: args.experiment.rounds,
+        cell: args.experiment.cell,
         engine: context.global.engine(),
         launcher: Some(ChildLauncher::current_exe([super::lab::CHILD_COMMAND])?),
-        keep: args.keep,
+        keep: args.experiment.keep,
     };
     let mut steps = context.steps();
     let report = bench::run(&args.rows, &options, &mut steps);
     drop(steps);
-    present(context, report, args.output.as_deref())
+    present(context, report, args.experiment.output.as_deref())
 }
 
 /// Prints and saves what was found, also when it was stopped.

@@ -1,16 +1,15 @@
 //! `diskwright lab`: the laboratory.
 
 mod compare;
-mod containers;
 mod profiles;
 mod report;
 mod run;
 mod selftest;
+mod study;
 mod sweep;
 pub mod targets;
 mod words;
 pub mod workload;
-mod zero_payload;
 
 use crate::{
     context::Context,
@@ -40,25 +39,11 @@ enum LabCommand {
     /// Tell which of several results, or of several targets, is faster, by how much, and how sure that is.
     Compare(Box<compare::CompareArgs>),
     /// One of the papers' experiments, from preparation to report.
-    Study(StudyArgs),
+    Study(study::StudyArgs),
     /// List the built-in profiles, or print one.
     Profiles(profiles::ProfilesArgs),
     /// What the generator itself costs, beside fio.
     Selftest(selftest::SelftestArgs),
-}
-
-#[derive(Debug, Args)]
-struct StudyArgs {
-    #[command(subcommand)]
-    study: Study,
-}
-
-#[derive(Debug, Subcommand)]
-enum Study {
-    /// What fixed, dynamic and differencing disks cost against a raw file, in VHD and in VHDX.
-    Containers(containers::ContainersArgs),
-    /// Why a dynamic disk full of zeros seems many times as fast as a fixed one.
-    ZeroPayload(zero_payload::ZeroPayloadArgs),
 }
 
 /// Arguments of the hidden command.
@@ -85,10 +70,9 @@ pub fn run(context: &mut Context, args: &LabArgs) -> Outcome {
         LabCommand::Report(args) => report::run(context, args),
         LabCommand::Sweep(args) => sweep::run(context, args),
         LabCommand::Compare(args) => compare::run(context, args),
-        LabCommand::Study(StudyArgs { study: Study::Containers(args) }) => containers::run(context, args),
+        LabCommand::Study(args) => study::run(context, args),
         LabCommand::Profiles(args) => profiles::run(context, args),
         LabCommand::Selftest(args) => selftest::run(context, args),
-        LabCommand::Study(StudyArgs { study: Study::ZeroPayload(args) }) => zero_payload::run(context, args),
     }
 }
 

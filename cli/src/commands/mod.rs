@@ -10,6 +10,7 @@ pub mod convert;
 pub mod create;
 pub mod detach;
 pub mod diskspd;
+pub mod experiment;
 pub mod info;
 pub mod io;
 pub mod lab;

@@ -10,8 +10,10 @@ use crate::{
         Bar, Bench, Check, Found,
         peer::{self, Cost},
     },
-    generator::{Generator, Until},
+    job::{Job, Span},
+    measure,
     progress::{Progress, report},
+    run::RunOptions,
     scratch,
     stats::round_order,
     table::{bytes, duration, grouped},
@@ -133,7 +135,6 @@ pub(crate) fn random_writes(bench: &Bench<'_>, progress: &mut dyn Progress) -> R
     let count = bench.pick(60_000, 400_000);
     bench.scratch.need("these disks", size_bytes + (2 << 30))?;
     let workload = Workload::new(Pattern::Random, Direction::Write, 4096, 32);
-    let mut generator = Generator::for_workload(&workload, 3)?;
     let rounds = bench.rounds(5);
     let pair = [Container::VhdxDynamic, Container::Raw];
     let (mut rates, mut flushes) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
@@ -144,15 +145,10 @@ pub(crate) fn random_writes(bench: &Bench<'_>, progress: &mut dyn Progress) -> R
             let path = create_empty(pair[who], &dir, size_bytes)?;
             bench.scratch.settle()?;
             let target = Target::open(pair[who], path.clone(), CacheMode::Direct, bench.options.engine)?;
-            let run = generator.run(
-                target.name(),
-                target.device(),
-                &workload,
-                Until::Count(count),
-                bench.options.engine,
-                round as u64,
-            )?;
-            rates[who].push(run.iops());
+            let mut job = Job::simple(&workload.name, workload.load(), Span::default(), Span::from_secs(1));
+            (job.phases[0].count, job.seed, job.engine) = (Some(count), round as u64, bench.options.engine.into());
+            let phase = measure::window(&job, &target.to_measure(), &RunOptions::default(), progress.watch())?;
+            rates[who].push(phase.iops());
             let start = Instant::now();
             Blocking::open(target.device(), bench.options.engine)
                 .and_then(|mut device| device.flush())

@@ -5,12 +5,13 @@ use crate::{
     bench::{Bar, Bench, Check, Found},
     chain::{CHILDREN_MAX, Chain, ChainPlan},
     fill, measure,
-    measure::{Named, Plan},
+    measure::{Plan, Steps},
     progress::{Progress, report},
     table::{bytes, duration},
+    targets::open_target,
     workload::{Direction, Pattern, Workload},
 };
-use diskwright_store::{BlockDevice, CacheMode};
+use diskwright_store::CacheMode;
 use std::time::Duration;
 
 const READ_BAR: Bar = Bar::AtLeast(0.95);
@@ -28,8 +29,8 @@ pub(crate) fn reads(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fo
     fill::verify("the chain of 1,024", &*all, how.seed, how.engine, &mut |done| {
         report(progress, "verify", done, size_bytes, "chain of 1,024")
     })?;
-    let targets: [Named<'_>; 2] =
-        [("chain of 1", &*one as &dyn BlockDevice), ("chain of 1,024", &*all as &dyn BlockDevice)];
+    let targets = [("chain of 1", one), ("chain of 1,024", all)]
+        .map(|(name, disk)| open_target(name, "vhdx chain", disk, how.cache));
     let rounds = bench.rounds(bench.pick(7, 15));
     let mut found = Found::default();
     found.notes.push(format!(
@@ -41,9 +42,8 @@ pub(crate) fn reads(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fo
         let workload = Workload::new(pattern, Direction::Read, block_bytes, 32);
         let plan = Plan { rounds, warm_up: Duration::ZERO, measured: Duration::ZERO, engine: how.engine, seed: 7 }
             .with_cell(bench.cell());
-        let result = measure::compare(&targets, &workload, &plan, &mut |cell, name| {
-            report(progress, "measure", cell, 2 * rounds as u64, &format!("{}, {name}", workload.name))
-        })?;
+        let mut steps = Steps { progress, phase: "measure", done: 0, total: 2 * rounds as u64 };
+        let result = measure::compare(&targets, &workload, &plan, &mut steps)?;
         let ratio = result.cells[1].iops_ratio.as_ref();
         found.checks.extend(ratio.map(|ratio| Check::of_ratio(format!("{}: IOPS", workload.name), ratio, READ_BAR)));
     }

@@ -11,6 +11,7 @@ use crate::{
         peer,
     },
     job::{Blocks, Bytes, Caching, Job, Load, Span},
+    measure,
     progress::{Progress, report},
     record::PhaseRecord,
     run::{self, OpenHow, OpenTarget, RunOptions, Unwatched},
@@ -94,14 +95,7 @@ impl Ours {
         let mut job = Job::simple("selftest", of_ours, Span::default(), Span::from(self.length));
         (job.cache, job.seed) = (self.target.cache, round + 1);
         let options = RunOptions { record_latency, ..RunOptions::default() };
-        let mut found = run::run(&job, std::slice::from_ref(&self.target), &options, &Unwatched)?;
-        match (found.end, found.phases.pop()) {
-            (crate::record::End::Complete, Some(phase)) => Ok(phase),
-            (end, _) => Err(LabError::BadOptions {
-                what: format!("a run on {} has not ended as planned: {end:?}", self.target.name),
-                hint: "look at the file system and its device".into(),
-            }),
-        }
+        measure::window(&job, &self.target, &options, &Unwatched)
     }
 }
 

@@ -4,7 +4,7 @@ use crate::{
     LabError, Result,
     bench::{Bar, Bench, Check, Found},
     progress::{Progress, report},
-    study::creation,
+    study::containers::creation,
     table::bytes,
     targets::{Container, Target, create_empty},
 };

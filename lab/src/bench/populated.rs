@@ -7,8 +7,9 @@ use crate::{
     Result,
     bench::{Bar, Bench, Check, Found, Outcome},
     child::cache_word,
-    measure::{self, CellResult, Named, Plan, Ratio, WorkloadResult},
+    measure::{self, CellResult, Plan, Ratio, Steps, WorkloadResult},
     progress::{Progress, report},
+    run::OpenTarget,
     stats::Summary,
     table::{bytes, duration},
     targets::{self, Container, Target},
@@ -115,7 +116,7 @@ fn prepare_control(bench: &Bench<'_>, size_bytes: u64, progress: &mut dyn Progre
     let mut tick = |done| report(progress, "prepare", done, 2 * size_bytes, CONTROL);
     let path = targets::make_filled(Container::Raw, &dir, &how, &mut tick)?;
     let mut tick = |done| report(progress, "prepare", size_bytes + done, 2 * size_bytes, CONTROL);
-    targets::open_verified(Container::Raw, path, &how, &mut tick)
+    Ok(targets::open_verified(Container::Raw, path, &how, &mut tick)?.named(CONTROL))
 }
 
 /// Many and short, for what disturbs a round seldom disturbs all.
@@ -150,7 +151,7 @@ fn compare(
     progress: &mut dyn Progress,
 ) -> Result<WorkloadResult> {
     let rounds = rounds(bench);
-    let named: Vec<Named<'_>> = targets.iter().map(|target| (target.name(), target.device())).collect();
+    let targets: Vec<OpenTarget> = targets.iter().map(Target::to_measure).collect();
     let plan = Plan {
         rounds,
         warm_up: Duration::ZERO,
@@ -159,9 +160,7 @@ fn compare(
         seed: 1 + index as u64,
     }
     .with_cell(bench.cell());
-    let cells = (named.len() * rounds) as u64;
-    measure::compare(&named, workload, &plan, &mut |cell, name| {
-        let message = format!("{}, {name}", workload.name);
-        report(progress, "measure", index as u64 * cells + cell, count as u64 * cells, &message)
-    })
+    let cells = (targets.len() * rounds) as u64;
+    let mut steps = Steps { progress, phase: "measure", done: index as u64 * cells, total: count as u64 * cells };
+    measure::compare(&targets, workload, &plan, &mut steps)
 }

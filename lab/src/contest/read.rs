@@ -6,13 +6,14 @@
 use super::{Circumstances, Group, Side};
 use crate::{
     LabError, Result,
+    document::{self, Document},
     figures::Figures,
     job::{Caching, Job},
     machine::{Machine, Versions},
-    record::{End, PhaseRecord, RUN_SCHEMA, Run, SeriesPoint, TargetRecord},
-    result::{CONTAINERS_SCHEMA, ContainersResult, Saved},
+    record::{End, PhaseRecord, Run, SeriesPoint, TargetRecord},
+    result::ContainersResult,
     stats::median,
-    sweep::{SWEEP_SCHEMA, SweepRecord},
+    sweep::SweepRecord,
 };
 use std::path::{Path, PathBuf};
 
@@ -24,7 +25,7 @@ const FEWEST_STRETCHES: usize = 5;
 /// Reads the files of one side. `name` is shown; empty: the file's name.
 ///
 /// # Errors
-/// [`LabError::File`] when one cannot be read; [`LabError::BadOptions`] when it is no result, is from a newer version, failed, or is
+/// [`LabError::Read`] when one cannot be used; [`LabError::BadOptions`] when it is of a kind that cannot be compared, failed, or is
 /// not of the same kind as the first.
 pub fn read_side(name: &str, files: &[PathBuf]) -> Result<Side> {
     let mut sides = files.iter().map(|file| read(file)).collect::<Result<Vec<_>>>()?.into_iter();
@@ -63,19 +64,17 @@ pub fn read_side(name: &str, files: &[PathBuf]) -> Result<Side> {
 }
 
 fn read(path: &Path) -> Result<Side> {
-    let saved = Saved::open(path)?;
     let shown = path.display().to_string();
-    let mut side = if saved.is(RUN_SCHEMA) {
-        of_run(saved.into_result(RUN_SCHEMA)?, &shown)?
-    } else if saved.is(SWEEP_SCHEMA) {
-        of_sweep(saved.into_result(SWEEP_SCHEMA)?)
-    } else if saved.is(CONTAINERS_SCHEMA) {
-        of_containers(saved.into_result(CONTAINERS_SCHEMA)?)
-    } else {
-        return Err(LabError::BadOptions {
-            what: format!("{shown} has the schema \"{}\", which cannot be compared", saved.schema()),
-            hint: "give results of `lab run`, `lab sweep` or `lab study containers`".into(),
-        });
+    let mut side = match document::read_one(path)? {
+        Document::Run(run) => of_run(*run, &shown)?,
+        Document::Sweep(sweep) => of_sweep(*sweep),
+        Document::Containers(result) => of_containers(*result),
+        other => {
+            return Err(LabError::BadOptions {
+                what: format!("{shown} is {}, which cannot be compared", other.kind()),
+                hint: "give results of `lab run`, `lab sweep` or `lab study containers`".into(),
+            });
+        }
     };
     if side.groups.is_empty() {
         return Err(LabError::BadOptions {
@@ -176,19 +175,7 @@ fn of_containers(result: ContainersResult) -> Side {
         compared.result.cells.iter().map(move |cell| Group {
             name: format!("{} at {}, {}", workload.name, workload.queue_depth, cell.target),
             workload: format!("{} at {}", workload.name, workload.queue_depth),
-            rounds: cell
-                .rounds
-                .iter()
-                .map(|round| Figures {
-                    iops: round.iops(),
-                    mb_per_s: round.mb_per_s(),
-                    mean_ns: round.latency.mean_ns,
-                    p50_ns: round.latency.p50_ns as f64,
-                    p99_ns: round.latency.p99_ns as f64,
-                    cpu_ns_per_io: round.cpu_ns_per_io(),
-                    ..Figures::default()
-                })
-                .collect(),
+            rounds: cell.rounds.clone(),
             stretches: Vec::new(),
         })
     });
@@ -198,7 +185,7 @@ fn of_containers(result: ContainersResult) -> Side {
             machine: machine_of(&result.machine),
             cache: result.options.cache.clone(),
             version: version_of(&result.versions),
-            partial: false,
+            partial: result.partial,
             warnings: result.warnings,
         },
         groups,

@@ -5,14 +5,18 @@ use crate::{
     figures::{Figures, Metric},
     job::{Job, Load, Span},
     machine::{Machine, Versions},
+    null::NullDevice,
     progress::{Silent, Step},
     record::{CpuRecord, DirectionRecord, End, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, SeriesPoint, ThreadRecord},
+    targets::open_target,
     warning::Warning,
 };
+use diskwright_store::CacheMode;
 use rand_xoshiro::{
     Xoshiro256PlusPlus,
     rand_core::{Rng, SeedableRng},
 };
+use std::sync::Arc;
 
 struct Chance(Xoshiro256PlusPlus);
 
@@ -256,7 +260,12 @@ fn run(iops: u64, seconds: u64, seed: u64) -> Run {
         job: Job::simple("j", Load::default(), Span::from_secs(1), Span::from_secs(seconds)),
         machine: Machine::default(),
         versions: Versions::default(),
-        targets: Vec::new(),
+        targets: vec![crate::run::target_record(&open_target(
+            "null:",
+            "null",
+            Arc::new(NullDevice::new(1 << 30)),
+            CacheMode::Direct,
+        ))],
         phases: vec![phase],
         warnings: Vec::new(),
         end: End::Complete,
@@ -293,12 +302,12 @@ fn saved_runs_are_read_joined_and_refused() {
     let failed = save("failed.json", &Run { end: failed, ..run(1000, 5, 1) });
     assert!(refused(failed).contains("is a failed run (7 requests"));
     let other = save("other.json", &Run { schema: "something.else/1".into(), ..run(1000, 5, 1) });
-    assert!(refused(other).contains("cannot be compared"));
+    assert!(refused(other).contains("no result of the lab"));
     let text = dir.path().join("text.json");
     std::fs::write(&text, "hello").unwrap();
-    assert!(refused(text.clone()).contains("is no result"));
+    assert!(refused(text.clone()).contains("is not JSON"));
     std::fs::write(&text, "{\"schema\": \"diskwright.lab.run/1\"}").unwrap();
-    assert!(refused(text).contains("is damaged"));
+    assert!(refused(text).contains("it is damaged"));
     assert!(refused(dir.path().join("missing.json")).contains("missing.json"));
     let deeper = Run {
         job: Job::simple("j", Load { queue_depth: 64, ..Load::default() }, Span::from_secs(1), Span::from_secs(5)),

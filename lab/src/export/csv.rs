@@ -10,13 +10,14 @@
 //! A column that has no figure is left empty. Sweeps and studies have `figures` only (a row is one round of a cell, or of a workload on a target); so has the
 //! bench (a row is a check).
 
+mod containers;
+
 use crate::{
     LabError, Result,
     bench::{Bar, BenchReport},
     document::Document,
     record::{DirectionRecord, LatencyRecord, PhaseRecord, Run, Total},
     report::Named,
-    result::ContainersResult,
     sweep::SweepRecord,
 };
 
@@ -52,7 +53,7 @@ pub fn csv(results: &[Named<'_>], table: CsvTable) -> Result<String> {
         (Document::Run(run), CsvTable::Series) => run_series(&mut rows, name, run, index == 0),
         (Document::Run(run), CsvTable::Latencies) => run_latencies(&mut rows, name, run, index == 0),
         (Document::Sweep(record), CsvTable::Figures) => sweep(&mut rows, name, record, index == 0),
-        (Document::Containers(result), CsvTable::Figures) => containers(&mut rows, name, result, index == 0),
+        (Document::Containers(result), CsvTable::Figures) => containers::rows(&mut rows, name, result, index == 0),
         (Document::Bench(report), CsvTable::Figures) => bench(&mut rows, name, report, index == 0),
         _ => Err(LabError::BadOptions {
             what: format!("{name} has no time series and no histograms of its own"),
@@ -315,65 +316,6 @@ fn sweep(rows: &mut Rows, name: &str, sweep: &SweepRecord, head: bool) -> Result
                 figures.depth_reached.to_string(),
             ];
             put_all(rows, &row)?;
-        }
-    }
-    Ok(())
-}
-
-fn containers(rows: &mut Rows, name: &str, result: &ContainersResult, head: bool) -> Result<()> {
-    if head {
-        let heads = [
-            "result",
-            "started_utc",
-            "workload",
-            "block_bytes",
-            "direction",
-            "pattern",
-            "queue_depth",
-            "target",
-            "round",
-            "ios",
-            "bytes",
-            "wall_ns",
-            "iops",
-            "mb_per_s",
-            "mean_ns",
-            "p50_ns",
-            "p99_ns",
-            "max_ns",
-            "cpu_ns_per_io",
-            "depth_reached",
-        ];
-        put(rows, heads)?;
-    }
-    for compared in &result.workloads {
-        let workload = &compared.result.workload;
-        for cell in &compared.result.cells {
-            for (round, measured) in cell.rounds.iter().enumerate() {
-                let row = [
-                    name.to_owned(),
-                    result.started_utc.clone(),
-                    workload.name.clone(),
-                    workload.block_bytes.to_string(),
-                    workload.direction.to_string(),
-                    workload.pattern.to_string(),
-                    workload.queue_depth.to_string(),
-                    cell.target.clone(),
-                    (round + 1).to_string(),
-                    measured.ios.to_string(),
-                    measured.bytes.to_string(),
-                    measured.wall_ns.to_string(),
-                    measured.iops().to_string(),
-                    measured.mb_per_s().to_string(),
-                    measured.latency.mean_ns.to_string(),
-                    measured.latency.p50_ns.to_string(),
-                    measured.latency.p99_ns.to_string(),
-                    measured.latency.max_ns.to_string(),
-                    measured.cpu_ns_per_io().to_string(),
-                    measured.depth_reached.to_string(),
-                ];
-                put_all(rows, &row)?;
-            }
         }
     }
     Ok(())

@@ -151,6 +151,9 @@ pub struct Load {
     pub start: Bytes,
     /// How far each next thread starts behind the one before (DiskSpd's `-T`); sequential streams only.
     pub thread_start: Bytes,
+    /// Where in the working set sequential streams begin; from the end of the set they go on at its beginning.
+    #[serde(skip_serializing_if = "is_nothing")]
+    pub stream_start: Bytes,
     /// Length of the working set; 0: to the end of the target.
     pub working_set: Bytes,
     /// Where random requests go.
@@ -188,6 +191,7 @@ impl Default for Load {
             batch: 1,
             start: Bytes(0),
             thread_start: Bytes(0),
+            stream_start: Bytes(0),
             working_set: Bytes(0),
             distribution: Distribution::Uniform,
             think_time: Span::default(),
@@ -201,6 +205,10 @@ impl Default for Load {
 
 fn is_false(value: &bool) -> bool {
     !value
+}
+
+fn is_nothing(value: &Bytes) -> bool {
+    value.0 == 0
 }
 
 fn is_one(value: &u32) -> bool {
@@ -275,9 +283,8 @@ impl Load {
                 return wrong(field, "not a multiple of 512 bytes", "leave it out for the block");
             }
         }
-        for (field, value) in
-            [("start", self.start), ("thread_start", self.thread_start), ("working_set", self.working_set)]
-        {
+        let places = [("start", self.start), ("thread_start", self.thread_start), ("stream_start", self.stream_start)];
+        for (field, value) in places.into_iter().chain([("working_set", self.working_set)]) {
             if value.0 % 512 != 0 {
                 return wrong(field, "not a multiple of 512 bytes", "give sectors");
             }

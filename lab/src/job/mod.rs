@@ -18,6 +18,7 @@ mod units;
 pub use load::{Blocks, Burst, Distribution, Load, QUEUE_DEPTH_MAX, Rate, SizeShare, Spot, THREADS_MAX};
 pub use units::{Bytes, Span};
 
+use diskwright_store::EngineKind;
 use serde::{Deserialize, Serialize};
 
 /// How requests reach the store; DiskSpd's `-S`.
@@ -46,6 +47,26 @@ pub enum Mover {
     IoUring,
     /// `pread` and `pwrite`.
     Pread,
+}
+
+impl From<EngineKind> for Mover {
+    fn from(engine: EngineKind) -> Self {
+        match engine {
+            EngineKind::Auto => Self::Auto,
+            EngineKind::Uring => Self::IoUring,
+            EngineKind::Sync => Self::Pread,
+        }
+    }
+}
+
+impl From<Mover> for EngineKind {
+    fn from(mover: Mover) -> Self {
+        match mover {
+            Mover::Auto => Self::Auto,
+            Mover::IoUring => Self::Uring,
+            Mover::Pread => Self::Sync,
+        }
+    }
 }
 
 /// What is written.

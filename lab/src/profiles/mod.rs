@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use crate::{
         job::{Blocks, Caching, Contents, Load, Rate},
-        workload::{Direction, Pattern, paper_monolithic},
+        workload::paper_monolithic,
     };
 
     fn loads(name: &str) -> Vec<Load> {
@@ -158,8 +158,7 @@ mod tests {
         let study: Vec<_> = paper_monolithic(64)
             .iter()
             .map(|workload| {
-                let read = if workload.direction == Direction::Read { 100 } else { 0 };
-                let random = if workload.pattern == Pattern::Random { 100 } else { 0 };
+                let (read, random) = (workload.read_percent as u32, workload.random_percent as u32);
                 (u64::from(workload.block_bytes) / 1024, read, random, 1, workload.queue_depth)
             })
             .collect();

@@ -123,6 +123,14 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// Lets go of the queue, and gives back the buffers that came home.
+    pub(crate) fn into_buffers(self) -> Vec<IoBuf> {
+        let Self { queue, mut for_reads, mut for_writes, .. } = self;
+        drop(queue);
+        for_reads.append(&mut for_writes);
+        for_reads
+    }
+
     pub(crate) fn in_flight(&self) -> usize {
         self.queue.in_flight()
     }

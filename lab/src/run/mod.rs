@@ -15,7 +15,7 @@
 //! | `requests.rs`, `distribution.rs`, `random.rs` | which request comes next |
 //! | `pace.rs` | when it may be made |
 //! | `contents.rs`, `verify.rs` | what it writes; checking what it reads |
-//! | `lane.rs`, `thread.rs` | the loop |
+//! | `lane.rs`, `thread.rs`, `buffers.rs` | the loop, and its memory |
 //! | `shared.rs` | clock, window, end, first failure |
 //! | `histogram.rs`, `tally.rs`, `ledger.rs` | counting, and adding up elsewhere |
 //! | `phase.rs`, `conductor.rs`, `watch.rs`, `cpu.rs`, `doubts.rs` | beginning and ending, telling, processors, reasons for doubt |
@@ -23,6 +23,7 @@
 //! A request that fails is counted, told once with its target, offset and length, and ends the run soon, unless it is to go on. Such a run
 //! has ended as [`End::Failed`], and keeps what it measured. A run that its watcher ends keeps it too.
 
+mod buffers;
 mod conductor;
 mod contents;
 mod cpu;
@@ -43,6 +44,7 @@ mod thread;
 mod verify;
 mod watch;
 
+pub use buffers::Buffers;
 pub use open::{OpenHow, OpenTarget, open};
 pub use watch::{Nearness, Snapshot, Stage, Unwatched, Watch};
 
@@ -50,7 +52,7 @@ use crate::{
     LabError, Result, clock, data,
     job::{Contents, Job, Phase},
     machine::{Machine, OtherLoad, Place, Versions},
-    record::{End, RUN_SCHEMA, Run, TargetRecord},
+    record::{End, PhaseRecord, RUN_SCHEMA, Run, TargetRecord},
 };
 use conductor::Progress;
 use std::{sync::Arc, time::Instant};
@@ -65,11 +67,13 @@ pub struct RunOptions {
     pub record_latency: bool,
     /// Free labels for the record.
     pub labels: Vec<(String, String)>,
+    /// Buffers of earlier runs to use again, for those who run often.
+    pub buffers: Buffers,
 }
 
 impl Default for RunOptions {
     fn default() -> Self {
-        Self { keep_going: false, record_latency: true, labels: Vec::new() }
+        Self { keep_going: false, record_latency: true, labels: Vec::new(), buffers: Buffers::default() }
     }
 }
 
@@ -97,12 +101,7 @@ pub fn check(job: &Job, targets: &[OpenTarget]) -> Result<()> {
 pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn Watch) -> Result<Run> {
     let start = Instant::now();
     check(job, targets)?;
-    let generations: Vec<Arc<Generations>> = match job.contents {
-        Contents::Verified => {
-            targets.iter().map(|target| Arc::new(Generations::new(job, target.device.geometry().size_bytes))).collect()
-        }
-        _ => Vec::new(),
-    };
+    let generations = generations(job, targets);
     let started_utc = clock::compact_utc_now();
     let machine = Machine::detect();
     let other_load = OtherLoad::watch();
@@ -110,21 +109,12 @@ pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn 
     let mut doubts = doubts::Doubts::before(&machine, targets, job);
     let mut end = End::Complete;
     for index in 0..job.phases.len() {
-        let progress = Progress {
-            index,
-            before_ns: planned_ns(&job.phases[..index]),
-            behind_ns: planned_ns(&job.phases[index + 1..]),
-        };
-        let ended = phase::run(job, progress, targets, &generations, options, watch)?;
+        let ended = phase::run(job, progress(job, index), targets, &generations, options, watch)?;
         doubts.after_phase(&job.phases[index], &ended);
+        let stopped = ended.stopped;
+        end = end_with(end, stopped, ended.failures);
         phases.push(ended.record);
-        if let Some((first, errors)) = ended.failures {
-            end = failed(end, first, errors);
-        }
-        if ended.stopped && end == End::Complete {
-            end = End::Stopped;
-        }
-        if ended.stopped || end != End::Complete && !options.keep_going {
+        if stopped || end != End::Complete && !options.keep_going {
             break;
         }
     }
@@ -143,6 +133,40 @@ pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn 
     })
 }
 
+/// Carries out phase number `index` of `job` alone, without looking at the machine: what studies and benchmarks do hundreds of times, in windows of
+/// a tenth of a second.
+///
+/// # Errors
+/// As [`run`].
+///
+/// # Panics
+/// When there is no such phase.
+pub fn phase(
+    job: &Job,
+    index: usize,
+    targets: &[OpenTarget],
+    options: &RunOptions,
+    watch: &dyn Watch,
+) -> Result<(PhaseRecord, End)> {
+    job.validate()?;
+    let ended = phase::run(job, progress(job, index), targets, &generations(job, targets), options, watch)?;
+    Ok((ended.record, end_with(End::Complete, ended.stopped, ended.failures)))
+}
+
+/// What the targets hold, where contents are verified.
+fn generations(job: &Job, targets: &[OpenTarget]) -> Vec<Arc<Generations>> {
+    match job.contents {
+        Contents::Verified => {
+            targets.iter().map(|target| Arc::new(Generations::new(job, target.device.geometry().size_bytes))).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn progress(job: &Job, index: usize) -> Progress {
+    Progress { index, before_ns: planned_ns(&job.phases[..index]), behind_ns: planned_ns(&job.phases[index + 1..]) }
+}
+
 /// How long these phases are to last, at most; none where a count decides.
 fn planned_ns(phases: &[Phase]) -> Option<u64> {
     phases.iter().try_fold(0_u64, |sum, phase| {
@@ -158,11 +182,13 @@ pub fn fill_verified(seed: u64, offset_bytes: u64, buf: &mut [u8]) {
     verify::seal_first(seed, offset_bytes, buf);
 }
 
-/// The failures of one phase more.
-fn failed(so_far: End, first: String, errors: u64) -> End {
-    match so_far {
-        End::Failed { first, errors: before } => End::Failed { first, errors: before + errors },
-        End::Complete | End::Stopped => End::Failed { first, errors },
+/// How a run ends that has come to `so_far`, with one phase more.
+fn end_with(so_far: End, stopped: bool, failures: Option<(String, u64)>) -> End {
+    match (so_far, failures) {
+        (End::Failed { first, errors: before }, Some((_, errors))) => End::Failed { first, errors: before + errors },
+        (_, Some((first, errors))) => End::Failed { first, errors },
+        (End::Complete, None) if stopped => End::Stopped,
+        (so_far, None) => so_far,
     }
 }
 

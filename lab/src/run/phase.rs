@@ -11,10 +11,11 @@
 
 use crate::{
     LabError, Result,
-    job::{Job, Mover, Phase},
+    job::{Job, Phase},
     record::PhaseRecord,
     run::{
-        OpenTarget, RunOptions,
+        Buffers, OpenTarget, RunOptions,
+        buffers::Set,
         conductor::{Conductor, Progress},
         contents::Contents,
         lane::Lane,
@@ -26,7 +27,7 @@ use crate::{
         watch::Watch,
     },
 };
-use diskwright_store::{EngineKind, QueueOptions, SharedRing, Slab};
+use diskwright_store::{EngineKind, QueueOptions, SharedRing};
 use std::{
     sync::{
         Arc, PoisonError,
@@ -72,7 +73,9 @@ pub(crate) fn run(
     let (events, inbox) = mpsc::channel();
     let mut conductor = Conductor::new(job, progress, &shared, &plans, inbox, watch);
     thread::scope(|scope| {
-        let crew = Crew { scope, shared: &shared, targets, contents: &contents, engine: engine_of(job.engine), events };
+        let buffers = &options.buffers;
+        let crew =
+            Crew { scope, shared: &shared, targets, contents: &contents, engine: job.engine.into(), buffers, events };
         conductor.returns = crew.start(plans, phase.count)?;
         conductor.conduct();
         Ok::<(), LabError>(())
@@ -94,14 +97,6 @@ fn plan_window(phase: &Phase, shared: &Shared) {
     shared.plan(start_ns, end_ns, end_ns.saturating_add(phase.cool_down.as_nanos()));
 }
 
-fn engine_of(mover: Mover) -> EngineKind {
-    match mover {
-        Mover::Auto => EngineKind::Auto,
-        Mover::IoUring => EngineKind::Uring,
-        Mover::Pread => EngineKind::Sync,
-    }
-}
-
 /// What it takes to start threads.
 struct Crew<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
@@ -109,13 +104,14 @@ struct Crew<'scope, 'env> {
     targets: &'env [OpenTarget],
     contents: &'env Contents,
     engine: EngineKind,
+    buffers: &'env Buffers,
     events: Sender<Event>,
 }
 
 impl<'scope, 'env: 'scope> Crew<'scope, 'env> {
     /// Starts all threads, or none. Gives the ways by which emptied tallies go back to them.
     fn start(self, plans: Vec<ThreadPlan>, count: Option<u64>) -> Result<Vec<Sender<Vec<Tally>>>> {
-        let Self { scope, shared, targets, contents, engine, events } = self;
+        let Self { scope, shared, targets, contents, engine, buffers, events } = self;
         let gate = shared.gate.write().unwrap_or_else(PoisonError::into_inner);
         let (opened, answers) = mpsc::channel();
         let mut returns = Vec::with_capacity(plans.len());
@@ -125,7 +121,7 @@ impl<'scope, 'env: 'scope> Crew<'scope, 'env> {
             let (opened, events) = (opened.clone(), events.clone());
             let work = move || {
                 // In this thread, to which its rings belong.
-                let (answer, ready) = match open_lanes(plan.lanes, targets, contents, engine) {
+                let (answer, ready) = match open_lanes(plan.lanes, targets, contents, engine, buffers) {
                     Ok(ready) => (Ok(()), Some(ready)),
                     Err(error) => (Err(error), None),
                 };
@@ -133,9 +129,10 @@ impl<'scope, 'env: 'scope> Crew<'scope, 'env> {
                 let _ = opened.send(answer);
                 drop(opened);
                 drop(shared.gate.read());
-                if let (Some(Opened { lanes, ring }), false) = (ready, shared.is_aborted()) {
+                if let (Some(Opened { lanes, ring, mut memory }), false) = (ready, shared.is_aborted()) {
                     let to_make = count.unwrap_or(NEVER);
-                    Thread { number, lanes, ring, shared, to_make, events, emptied }.run();
+                    memory.pieces = Thread { number, lanes, ring, shared, to_make, events, emptied }.run();
+                    buffers.keep(memory);
                 }
             };
             if let Err(source) = thread::Builder::new().name(format!("load-{number}")).spawn_scoped(scope, work) {
@@ -164,6 +161,8 @@ struct Opened<'a> {
     lanes: Vec<Lane<'a>>,
     /// On which all its queues are, where it must wait for several things at once.
     ring: Option<SharedRing>,
+    /// The lanes' buffers, while the lanes have them without these.
+    memory: Set,
 }
 
 /// Opens a thread's queues, in that thread. With several targets, or with times to keep, they share one ring, so that one call waits for
@@ -173,14 +172,16 @@ fn open_lanes<'a>(
     targets: &'a [OpenTarget],
     contents: &Contents,
     engine: EngineKind,
+    buffers: &Buffers,
 ) -> Result<Opened<'a>> {
     let shares_ring = engine != EngineKind::Sync && (plans.len() > 1 || plans.iter().any(|plan| plan.pacer.is_some()));
     let buffers_of = |plan: &LanePlan| plan.rules.buffers();
     let block_bytes = plans.iter().map(|plan| plan.block_bytes).max().unwrap_or(1);
     let depth: usize = plans.iter().map(|plan| plan.rules.queue_depth as usize).sum();
-    let slab = Slab::new(plans.iter().map(buffers_of).sum::<usize>().max(1), block_bytes);
+    let mut memory = buffers.take(plans.iter().map(buffers_of).sum::<usize>().max(1), block_bytes);
+    let slab = memory.slab.clone();
     let ring = if shares_ring { SharedRing::new(depth, Some(&slab)).ok() } else { None };
-    let mut buffers = slab.take_all();
+    let mut pieces = std::mem::take(&mut memory.pieces);
     let mut lanes = Vec::with_capacity(plans.len());
     for plan in plans {
         let target = &targets[plan.target];
@@ -191,10 +192,10 @@ fn open_lanes<'a>(
             doing: format!("open a queue of depth {depth}"),
             source,
         })?;
-        let own = buffers.split_off(buffers.len() - buffers_of(&plan));
+        let own = pieces.split_off(pieces.len() - buffers_of(&plan));
         lanes.push(Lane::new(&target.name, queue, own, plan, contents.clone()));
     }
     // A target that has no use for a ring (`null:`) would be waited for in vain.
     let ring = ring.filter(|ring| ring.users() == lanes.len());
-    Ok(Opened { lanes, ring })
+    Ok(Opened { lanes, ring, memory })
 }

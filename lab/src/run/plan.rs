@@ -58,7 +58,8 @@ pub(crate) fn threads_of(
         let chosen = targets_of(load, &name, targets)?;
         let sets: Vec<WorkingSet> =
             chosen.iter().map(|target| working_set(load, &name, &targets[*target])).collect::<Result<_>>()?;
-        let streams: Vec<Option<Arc<AtomicU64>>> = chosen.iter().map(|_| load.interlocked.then(Arc::default)).collect();
+        let streams: Vec<Option<Arc<AtomicU64>>> =
+            chosen.iter().map(|_| load.interlocked.then(|| Arc::new(AtomicU64::new(load.stream_start.0)))).collect();
         let paced_threads = u64::from(load.threads) * if load.across_targets { 1 } else { chosen.len() as u64 };
         let lane = |which: usize, thread: u64, paced_thread: u64| -> Result<LanePlan> {
             let target = chosen[which];
@@ -137,7 +138,9 @@ fn working_set(load: &Load, name: &str, target: &OpenTarget) -> Result<WorkingSe
     let sector_bytes = geometry.logical_sector_bytes;
     let blocks = load.block.shares().into_iter().map(|share| ("block", share.size.0));
     let others = [("align", load.align), ("stride", load.stride), ("start", Some(load.start))];
-    let others = others.into_iter().chain([("thread start", Some(load.thread_start))]);
+    let others = others
+        .into_iter()
+        .chain([("thread start", Some(load.thread_start)), ("stream start", Some(load.stream_start))]);
     for (field, bytes) in blocks.chain(others.filter_map(|(field, bytes)| Some((field, bytes?.0)))) {
         if bytes % u64::from(sector_bytes) != 0 {
             return Err(LabError::NotSectors { target: target_name(), load: load_name(), field, bytes, sector_bytes });

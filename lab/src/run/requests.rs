@@ -5,7 +5,7 @@
 //!                                                     └─ else behind the request before, or, interlocked, behind that of any thread
 //! ```
 //!
-//! A sequential stream begins at its thread's start, goes on by the stride (or by the length of what was asked), and from the
+//! A sequential stream begins at its own start, behind it by its thread's, goes on by the stride (or by the length of what was asked), and from the
 //! beginning of the working set again when what would come next does not fit. After a random request it goes on behind that one.
 //!
 //! Invariant: every request lies within the working set, and begins at a multiple of what the load asks for; both are
@@ -105,7 +105,7 @@ impl Requests {
                 law: Law::new(&load.distribution, grid, scatter_seed)?,
             });
         }
-        let start_bytes = load.thread_start.0.saturating_mul(place.thread);
+        let start_bytes = load.thread_start.0.saturating_mul(place.thread).saturating_add(load.stream_start.0);
         Ok(Self {
             set,
             sizes,

@@ -20,7 +20,7 @@ use crate::run::{
     shared::{NEVER, Shared},
     tally::Tally,
 };
-use diskwright_store::SharedRing;
+use diskwright_store::{IoBuf, SharedRing};
 use std::{
     sync::mpsc::{Receiver, Sender},
     time::{Duration, Instant},
@@ -79,12 +79,13 @@ struct Loop<'t, 'a> {
 }
 
 impl Thread<'_> {
-    /// Runs until the end of the phase, or of its count, and tells the conductor.
-    pub(crate) fn run(mut self) {
+    /// Runs until the end of the phase, or of its count, and tells the conductor. Gives the buffers back that its queues have not kept.
+    pub(crate) fn run(mut self) -> Vec<IoBuf> {
         let origin = self.shared.origin();
         let next_cut_ns = next_boundary_ns(self.shared, 0);
         let mut running = Loop { thread: &mut self, origin, bin_start_ns: 0, next_cut_ns, turn: 0 };
         running.run();
+        self.lanes.into_iter().flat_map(Lane::into_buffers).collect()
     }
 }
 

@@ -11,12 +11,12 @@ use super::{
 };
 use crate::{
     LabError, Result, clock,
+    document::{self, Document},
     figures::Figures,
     job::Job,
     machine::{Machine, Versions},
     progress::{Progress, report},
     record::{End, Run, TargetRecord},
-    result::Saved,
     stats,
     warning::Warning,
 };
@@ -56,9 +56,15 @@ pub fn begin(options: SweepOptions, targets: Vec<TargetRecord>, labels: Vec<(Str
 /// Reads a sweep that was saved.
 ///
 /// # Errors
-/// As [`Saved::open`] and [`Saved::into_result`].
+/// [`LabError::Read`] when the file cannot be used; [`LabError::BadOptions`] when it holds another kind of result.
 pub fn read(path: &Path) -> Result<SweepRecord> {
-    Saved::open(path)?.into_result(SWEEP_SCHEMA)
+    match document::read_one(path)? {
+        Document::Sweep(sweep) => Ok(*sweep),
+        other => Err(LabError::BadOptions {
+            what: format!("{} is {} and no sweep", path.display(), other.kind()),
+            hint: "give the file of a sweep, or another file to begin one".into(),
+        }),
+    }
 }
 
 /// Takes `saved` up again for `options`: the same sweep, or the same with more rounds, another limit, another array.

@@ -10,7 +10,7 @@ use diskwright_lab::{
     contest::{self, Certainty, ContestRecord, FailIf, JudgeOptions, LiveOptions, Side},
     figures::Metric,
     result,
-    run::{self, RunOptions, Snapshot},
+    run::{self, RunOptions},
     warning::Warning,
 };
 use std::{io::Write, path::PathBuf};
@@ -124,9 +124,8 @@ fn live(context: &mut Context, args: &CompareArgs) -> Outcome<Vec<Side>> {
         targets.push(args.prepare.prepare(context, &job, std::slice::from_ref(name))?);
     }
     let mut steps = context.steps();
-    let patience = context.signals.patient();
-    let watch = |_: &Snapshot<'_>| !patience.should_stop();
-    let mut measure = |index: usize, job: &_| run::run(job, &targets[index].targets, &RunOptions::default(), &watch);
+    let cells = steps.cells();
+    let mut measure = |index: usize, job: &_| run::run(job, &targets[index].targets, &RunOptions::default(), &*cells);
     let mut sides = contest::live(&args.sides, &job, &LiveOptions { rounds: args.rounds }, &mut measure, &mut steps)?;
     drop(steps);
     for (side, prepared) in sides.iter_mut().zip(&targets) {

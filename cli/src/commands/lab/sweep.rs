@@ -10,7 +10,7 @@ use diskwright_lab::{
     job::Span,
     record::{End, TargetRecord},
     result,
-    run::{self, OpenTarget, RunOptions, Snapshot},
+    run::{self, OpenTarget, RunOptions},
     sweep::{self, ArrayOptions, Axis, SweepOptions, SweepRecord},
     warning::Warning,
 };
@@ -129,10 +129,9 @@ fn carry_out(
     output: &Path,
 ) -> Result<(), Failure> {
     let mut steps = context.steps();
-    let patience = context.signals.patient();
-    // A signal ends the window as well, not only the sweep after it.
-    let watch = |_: &Snapshot<'_>| !patience.should_stop();
-    let mut measure = |job: &_, files: usize| run::run(job, &targets[..files], &RunOptions::default(), &watch);
+    // Shows the window that is measured; a signal ends that as well, not only the sweep after it.
+    let cells = steps.cells();
+    let mut measure = |job: &_, files: usize| run::run(job, &targets[..files], &RunOptions::default(), &*cells);
     let mut keep = |record: &SweepRecord| result::save(output, record);
     sweep::carry_out(record, &mut measure, &mut keep, &mut steps).map_err(Failure::from)
 }

@@ -23,15 +23,16 @@ use crate::{
     LabError, Result, clock,
     fill::{self, Tick},
     inspect,
-    job::{Blocks, Bytes, Caching, Contents, Job, Load, Mover, Span},
+    job::{Blocks, Bytes, Caching, Contents, Job, Load, Span},
     machine::{Machine, OtherLoad, Place, Versions},
-    measure::Ratio,
+    measure::{self, Ratio},
     progress::{Progress, report as tell},
-    record::{ContentsRecord, End},
-    result,
-    run::{self, OpenTarget, RunOptions, Unwatched},
+    record::ContentsRecord,
+    run::{OpenTarget, RunOptions, Watch},
     scratch::Scratch,
     stats::{self, Summary},
+    study::{StudyOptions, StudyReport},
+    targets::{self, open_target},
     warning::Warning,
 };
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
@@ -64,22 +65,10 @@ const BUSY_CPUS: f64 = 0.25;
 /// What to do. The default is the full study; `quick` takes less than two minutes.
 #[derive(Debug, Clone, Default)]
 pub struct ZeroPayloadOptions {
-    /// Smaller disks, short cells.
-    pub quick: bool,
-    /// Where to make the scratch folder; the current folder unless said.
-    pub dir: Option<PathBuf>,
-    /// What moves the bytes.
-    pub engine: EngineKind,
-    /// Rounds: 5 unless said, 3 quick.
-    pub rounds: Option<usize>,
-    /// Time of one cell: 10 s unless said, 0.7 s quick.
-    pub cell: Option<Duration>,
+    /// Rounds: 5 unless said, 3 quick. Time of one cell: 10 s unless said, 0.7 s quick.
+    pub study: StudyOptions,
     /// Size of each disk: 20 GiB as in the paper, 1 GiB quick.
     pub size_bytes: Option<u64>,
-    /// Where to save the JSON; `diskwright-zero-payload-<time>.json` in the current folder unless said.
-    pub output: Option<PathBuf>,
-    /// Leave the scratch folder.
-    pub keep: bool,
 }
 
 /// The study, whole.
@@ -170,15 +159,6 @@ pub struct SideRecord {
     pub never_reached: Summary,
 }
 
-/// What the study found, and where it is saved.
-#[derive(Debug, Clone)]
-pub struct ZeroPayloadReport {
-    /// The result.
-    pub result: ZeroPayloadResult,
-    /// Its file.
-    pub saved_to: PathBuf,
-}
-
 /// One of the four disks.
 struct Subject {
     payload: Payload,
@@ -201,29 +181,27 @@ struct Measured {
 ///
 /// # Errors
 /// No space; a disk that fails; [`LabError::Stopped`].
-pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<ZeroPayloadReport> {
+pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<StudyReport<ZeroPayloadResult>> {
+    let study = &options.study;
     let start = Instant::now();
     let started_utc = clock::compact_utc_now();
-    let pick = |quick, full| if options.quick { quick } else { full };
-    let size_bytes = options.size_bytes.unwrap_or(pick(QUICK_BYTES, FULL_BYTES)).max(1).next_multiple_of(32 << 20);
-    let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 5 });
-    if rounds == 0 {
-        return Err(LabError::BadOptions { what: "0 rounds measure nothing".into(), hint: "use at least 1".into() });
-    }
-    let cell = options.cell.unwrap_or(Duration::from_millis(pick(700, 10_000)));
+    let wanted_bytes = options.size_bytes.unwrap_or(study.pick(QUICK_BYTES, FULL_BYTES));
+    let size_bytes = wanted_bytes.max(1).next_multiple_of(32 << 20);
+    let rounds = study.rounds_or(study.pick(3, 5))?;
+    let cell = study.cell.unwrap_or(Duration::from_millis(study.pick(700, 10_000)));
     let machine = Machine::detect();
-    let scratch = Scratch::new(options.dir.as_deref(), options.keep)?;
+    let scratch = Scratch::new(study.dir.as_deref(), study.keep)?;
     let place = Place::detect(scratch.path());
     // Three disks that are full, one that stays empty.
     scratch.need("the study", 3 * size_bytes + (1 << 30))?;
-    let subjects = prepare(&scratch, size_bytes, options.engine, progress)?;
+    let subjects = prepare(&scratch, size_bytes, study.engine, progress)?;
     scratch.settle()?;
     let mut disks = Vec::new();
     for subject in &subjects {
-        disks.push(look(subject, options.engine)?);
+        disks.push(look(subject, study.engine)?);
     }
     let watch = OtherLoad::watch();
-    let tests = measure(&subjects, rounds, cell, options.engine, progress)?;
+    let tests = measure_all(&subjects, rounds, cell, study.engine, progress)?;
     let warnings = doubts(&watch, &subjects);
     for Subject { disk, target, .. } in subjects {
         drop(target);
@@ -236,7 +214,7 @@ pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<
         machine,
         place,
         versions: Versions::detect(),
-        quick: options.quick,
+        quick: study.quick,
         size_bytes,
         cell_ns: cell.as_nanos() as u64,
         rounds,
@@ -245,10 +223,7 @@ pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<
         warnings,
         started_utc: started_utc.clone(),
     };
-    let saved_to =
-        options.output.clone().unwrap_or_else(|| PathBuf::from(format!("diskwright-zero-payload-{started_utc}.json")));
-    result::save(&saved_to, &result)?;
-    Ok(ZeroPayloadReport { result, saved_to })
+    study.save("zero-payload", &started_utc, result, false)
 }
 
 fn name_of(payload: Payload, disk_type: DiskType) -> String {
@@ -298,18 +273,9 @@ fn prepare(
             }
             Payload::Data => fill::fill(&name, &*disk, SEED, engine, tick)?,
         }
-        let cache = match crate::targets::top_cache_mode(&disk) {
-            CacheMode::Direct => Caching::Direct,
-            CacheMode::PageCache => Caching::Cached,
-        };
-        let target = OpenTarget {
-            kind: format!("vhdx {disk_type}"),
-            path: Some(path.clone()),
-            device: disk.clone(),
-            cache,
-            contents: None,
-            name,
-        };
+        let cache = targets::top_cache_mode(&disk);
+        let kind = format!("vhdx {disk_type}");
+        let target = OpenTarget { path: Some(path.clone()), ..open_target(&name, &kind, disk.clone(), cache) };
         subjects.push(Subject { payload, disk, target, path });
     }
     Ok(subjects)
@@ -356,15 +322,11 @@ fn job((name, block_bytes, read_percent): &Test, payload: Payload, cell: Duratio
     // No warm-up: the kernel's account is of the whole cell, and so must the requests be.
     let mut job = Job::simple(name, load, Span::default(), cell.into());
     job.contents = if payload == Payload::Zeros { Contents::Zero } else { Contents::Incompressible };
-    job.engine = match engine {
-        EngineKind::Auto => Mover::Auto,
-        EngineKind::Uring => Mover::IoUring,
-        EngineKind::Sync => Mover::Pread,
-    };
+    job.engine = engine.into();
     job
 }
 
-fn measure(
+fn measure_all(
     subjects: &[Subject],
     rounds: usize,
     cell: Duration,
@@ -383,7 +345,7 @@ fn measure(
                 tell(progress, "measure", done, total, &message)?;
                 let mut job = job(&test, subject.payload, cell, engine);
                 job.seed = SEED ^ round as u64;
-                measured[index].push(measure_cell(&job, subject)?);
+                measured[index].push(measure_cell(&job, subject, progress.watch())?);
                 done += 1;
             }
         }
@@ -395,18 +357,10 @@ fn measure(
     Ok(records)
 }
 
-fn measure_cell(job: &Job, subject: &Subject) -> Result<Measured> {
+fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Measured> {
     let before = Traffic::of_process()?;
-    let ended = run::run(job, slice::from_ref(&subject.target), &RunOptions::default(), &Unwatched)?;
+    let phase = measure::window(job, &subject.target, &RunOptions::default(), watch)?;
     let traffic = Traffic::of_process()? - before;
-    match ended.end {
-        End::Complete => {}
-        End::Stopped => return Err(LabError::Stopped),
-        End::Failed { first, .. } => {
-            return Err(LabError::BadOptions { what: first, hint: "check the disk beneath the scratch folder".into() });
-        }
-    }
-    let phase = &ended.phases[0];
     let both = phase.total().both;
     let latency = both.latency();
     let moved_bytes = if job.writes() { traffic.written_bytes } else { traffic.read_bytes };

@@ -1,5 +1,6 @@
 //! What the study prints: the verdict first, one table that fits on a screen, then every workload in full.
 
+use super::growth;
 use crate::{
     paper,
     result::{ChainRecord, ComparedWorkload, ContainersResult, CreationRecord},
@@ -40,6 +41,10 @@ pub fn render(result: &ContainersResult, colour: bool) -> String {
     if let Some(chain) = &result.chain {
         text.push_str(&chains(chain, colour));
     }
+    text.push_str(&growth::expanding(&result.expanding, colour));
+    for record in &result.block_sizes {
+        text.push_str(&growth::block_sizes(record, colour));
+    }
     text.push_str(&doubts(&result.warnings, colour));
     text
 }
@@ -75,10 +80,13 @@ fn conditions(result: &ContainersResult) -> String {
         "  proved: all {} that were written read back right after reopening, and every byte of every disk is allocated",
         bytes(proved)
     );
+    if !result.left_out.is_empty() {
+        let _ = writeln!(text, "  left out by --quick: {}", result.left_out.join("; "));
+    }
     text
 }
 
-fn ratio_cell(ratio: Option<f64>) -> Cell {
+pub(super) fn ratio_cell(ratio: Option<f64>) -> Cell {
     match ratio {
         Some(ratio) if ratio < LOW => Cell::toned(format!("{ratio:.2}"), Tone::Bad),
         Some(ratio) => Cell::toned(format!("{ratio:.2}"), Tone::Good),

@@ -1,6 +1,13 @@
 //! From figures to a sentence, and to warnings.
 
-use crate::{measure::Ratio, result::ComparedWorkload, stats::median, targets::Container, warning::Warning};
+use crate::{
+    figures::Figures,
+    measure::Ratio,
+    result::{ComparedWorkload, ExpandingRecord},
+    stats::median,
+    targets::Container,
+    warning::Warning,
+};
 use diskwright_image::DiskType;
 
 /// A target that reaches this share of the raw file's IOPS costs nothing that matters.
@@ -31,6 +38,33 @@ fn iops_ratios(workloads: &[ComparedWorkload]) -> impl Iterator<Item = Found<'_>
             })
         })
     })
+}
+
+/// All there is to say, first of all that it is not all.
+pub(crate) fn whole(stopped: bool, workloads: &[ComparedWorkload], expanding: &[ExpandingRecord]) -> String {
+    let mut text = String::new();
+    if stopped {
+        text.push_str("Stopped: this is what was measured until then. ");
+    }
+    text.push_str(&sentence(workloads));
+    text.push_str(&growth(expanding));
+    text
+}
+
+/// How writes into empty disks fare; nothing where there were none.
+fn growth(expanding: &[ExpandingRecord]) -> String {
+    let by_speed = |a: &&ExpandingRecord, b: &&ExpandingRecord| {
+        a.ratio_with_flush.median().total_cmp(&b.ratio_with_flush.median())
+    };
+    let (slowest, fastest) = (expanding.iter().min_by(by_speed), expanding.iter().max_by(by_speed));
+    let (Some(slowest), Some(fastest)) = (slowest, fastest) else { return String::new() };
+    format!(
+        " Empty disks, which must find space first, take writes at {:.2} ({}, {}) to {:.2} times the speed of full ones, the flush included.",
+        slowest.ratio_with_flush.median(),
+        slowest.target,
+        slowest.result.workload.name,
+        fastest.ratio_with_flush.median()
+    )
 }
 
 /// The conclusion: how the populated dynamic and differencing disks, and the fixed ones, stand against the raw file.
@@ -105,7 +139,7 @@ pub(crate) fn warnings(workloads: &[ComparedWorkload]) -> Vec<Warning> {
     let fewest: Vec<u64> = workloads
         .iter()
         .flat_map(|compared| &compared.result.cells)
-        .filter_map(|cell| cell.rounds.iter().map(|round| round.ios).min())
+        .filter_map(|cell| cell.rounds.iter().map(Figures::ios).min())
         .filter(|ios| *ios < FEW_REQUESTS)
         .collect();
     if let Some(least) = fewest.iter().min() {
@@ -118,19 +152,14 @@ pub(crate) fn warnings(workloads: &[ComparedWorkload]) -> Vec<Warning> {
 mod tests {
     use super::*;
     use crate::{
-        generator::Measurement,
         measure::{CellResult, WorkloadResult},
         workload::{Direction, Pattern, Workload},
     };
 
     fn compared(ios: &[(Container, [u64; 3])], window_ns: u64) -> ComparedWorkload {
-        let rounds = |ios: &[u64; 3]| -> Vec<Measurement> {
-            let round = |ios: &u64| Measurement {
-                ios: *ios,
-                wall_ns: 1_000_000_000,
-                user_cpu_ns: ios * 2000,
-                ..Default::default()
-            };
+        let rounds = |ios: &[u64; 3]| -> Vec<Figures> {
+            let round =
+                |ios: &u64| Figures { reads: *ios, iops: *ios as f64, cpu_ns_per_io: 2000.0, ..Figures::default() };
             ios.iter().map(round).collect()
         };
         let base = rounds(&ios[0].1);
@@ -182,6 +211,38 @@ mod tests {
         assert!(sentence(&measured).contains("so chance may explain it"), "{}", sentence(&measured));
         let [Warning::Spread { cells: 1, of: 2, worst, .. }] = &warnings(&measured)[..] else { panic!() };
         assert_eq!(worst, "VHD dynamic, 4K random write at QD 32");
+    }
+
+    #[test]
+    fn what_stopped_a_study_comes_first_and_growth_last() {
+        let round = |ns| Figures { writes: 100, iops: 1e11 / ns, window_ns: ns as u64, ..Figures::default() };
+        let record = |target: &str, ratio: f64| {
+            let cells = vec![
+                CellResult::new("full", vec![round(1e6)], None).unwrap(),
+                CellResult::new("empty", vec![round(1e6 / ratio)], Some(&[round(1e6)])).unwrap(),
+            ];
+            let flush = crate::stats::Summary::of(&[0.0]).unwrap();
+            ExpandingRecord {
+                container: Container::VhdDynamic,
+                target: target.into(),
+                block_bytes: 2 << 20,
+                writes: 100,
+                result: WorkloadResult {
+                    workload: Workload::new(Pattern::Random, Direction::Write, 4096, 32),
+                    window_ns: 1_000_000,
+                    cells,
+                },
+                flush_full_ns: flush,
+                flush_empty_ns: flush,
+                ratio_with_flush: Ratio::of(&[ratio], &[1.0]).unwrap(),
+            }
+        };
+        let text = whole(true, &[], &[record("VHD dynamic", 0.75), record("VHDX dynamic", 0.5)]);
+        assert_eq!(
+            text,
+            "Stopped: this is what was measured until then. Nothing was compared. Empty disks, which must find space first, take writes at 0.50 (VHDX dynamic, 4K random write) to 0.75 times the speed of full ones, the flush included."
+        );
+        assert_eq!(whole(false, &[], &[]), "Nothing was compared.");
     }
 
     #[test]

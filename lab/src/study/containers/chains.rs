@@ -8,17 +8,17 @@ use crate::{
     chain::{CHILDREN_MAX, Chain, ChainPlan},
     child::{self, ChildLauncher},
     fill, measure,
-    measure::{Named, Plan},
+    measure::{Plan, Steps},
     progress::{Progress, report},
     result::{ChainLength, ChainRecord},
+    run::OpenTarget,
     scratch::Scratch,
     study::budget::Budget,
-    targets::Preparation,
+    targets::{Preparation, open_target},
     warning::Warning,
     workload::{Direction, Pattern, Workload},
 };
 use diskwright_disk::Disk;
-use diskwright_store::BlockDevice;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -78,6 +78,8 @@ impl ChainExperiment<'_> {
                     disks.push((format!("chain of {children}"), disk));
                 }
                 Err(error) => {
+                    // A signal from the keyboard ends the child as well, and is not its failure.
+                    report(progress, "open chains", disks.len() as u64, self.lengths.len() as u64, "")?;
                     // Most likely the limit of open files: the shorter lengths still say something.
                     let what = format!("chains of {children} and longer");
                     warnings.push(Warning::LeftOut { what, why: error.to_string() });
@@ -116,17 +118,16 @@ impl ChainExperiment<'_> {
         disks: &[(String, Arc<Disk>)],
         progress: &mut dyn Progress,
     ) -> Result<Vec<measure::WorkloadResult>> {
-        let targets: Vec<Named<'_>> =
-            disks.iter().map(|(name, disk)| (name.as_str(), &**disk as &dyn BlockDevice)).collect();
+        let targets: Vec<OpenTarget> =
+            disks.iter().map(|(name, disk)| open_target(name, "vhdx chain", disk.clone(), self.how.cache)).collect();
         let budget = self.budget.at_most(QUICK_CELL);
         let total = (targets.len() * 2 * self.plan.rounds) as u64;
         let mut results = Vec::new();
         for (index, workload) in workloads(self.queue_depth).iter().enumerate() {
             let before = (index * targets.len() * self.plan.rounds) as u64;
             let plan = self.plan.with_cell(budget.cell(Instant::now(), total as usize));
-            results.push(measure::compare(&targets, workload, &plan, &mut |cell, name| {
-                report(progress, "chain length", before + cell, total, &format!("{}, {name}", workload.name))
-            })?);
+            let mut steps = Steps { progress: &mut *progress, phase: "chain length", done: before, total };
+            results.push(measure::compare(&targets, workload, &plan, &mut steps)?);
         }
         Ok(results)
     }

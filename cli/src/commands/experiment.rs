@@ -1,0 +1,73 @@
+//! What every command takes that prepares disks, measures, and cleans up: the studies, `bench`, `lab selftest`.
+//!
+//! The arguments are the same everywhere; what they default to is not, so a command says that in its own words:
+//! `#[command(mut_arg("rounds", |arg| arg.help("...")))]`. A study's end is the same everywhere too: [`conclude`].
+
+use crate::{
+    args::{self, GlobalOptions},
+    context::Context,
+    exit::{self, Failure, Outcome},
+};
+use clap::Args;
+use diskwright_lab::study::{StudyOptions, StudyReport};
+use serde::Serialize;
+use std::{io::Write, path::PathBuf, time::Duration};
+
+/// See the module.
+#[derive(Debug, Clone, Args)]
+pub struct ExperimentArgs {
+    /// End within two minutes: smaller disks, short cells.
+    #[arg(long)]
+    pub quick: bool,
+    /// Where to make the scratch folder: on the disk to be measured. [default: the current folder]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Save the result here too.
+    #[arg(long, short, value_name = "FILE.json")]
+    pub output: Option<PathBuf>,
+    /// How often each cell is measured.
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<usize>,
+    /// Seconds that a cell takes.
+    #[arg(long, value_name = "SECONDS", value_parser = args::seconds)]
+    pub cell: Option<Duration>,
+    /// Leave the scratch folder when done.
+    #[arg(long)]
+    pub keep: bool,
+}
+
+impl ExperimentArgs {
+    /// As a study takes them.
+    pub fn study(&self, global: &GlobalOptions) -> StudyOptions {
+        StudyOptions {
+            quick: self.quick,
+            dir: self.dir.clone(),
+            engine: global.engine(),
+            rounds: self.rounds,
+            cell: self.cell,
+            output: self.output.clone(),
+            keep: self.keep,
+        }
+    }
+}
+
+/// Prints what a study found, also when it was stopped in the middle.
+pub fn conclude<T: Serialize>(
+    context: &mut Context,
+    report: diskwright_lab::Result<StudyReport<T>>,
+    render: fn(&T, bool) -> String,
+) -> Outcome {
+    let report = match report {
+        // A signal from the keyboard reaches the children that a study starts as well; their failure is not the reason then.
+        Err(_) if context.signals.came() => return Err(Failure::Stopped),
+        report => report?,
+    };
+    if context.global.json {
+        serde_json::to_writer_pretty(&mut context.out, &report.result).map_err(std::io::Error::from)?;
+        writeln!(context.out)?;
+    } else {
+        context.out.write_all(render(&report.result, context.style.colour).as_bytes())?;
+        writeln!(context.out, "\nsaved to {}", report.saved_to.display())?;
+    }
+    if report.stopped { Err(Failure::Stopped) } else { Ok(exit::OK) }
+}

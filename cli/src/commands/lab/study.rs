@@ -1,0 +1,30 @@
+//! `diskwright lab study`: the papers' experiments. A new study is a module, a variant, and a line in [`run`].
+
+mod containers;
+mod zero_payload;
+
+use crate::{context::Context, exit::Outcome};
+use clap::{Args, Subcommand};
+
+/// Arguments of `lab study`.
+#[derive(Debug, Args)]
+pub struct StudyArgs {
+    #[command(subcommand)]
+    study: Study,
+}
+
+#[derive(Debug, Subcommand)]
+enum Study {
+    /// What fixed, dynamic and differencing disks cost against a raw file, in VHD and in VHDX.
+    Containers(containers::ContainersArgs),
+    /// Why a dynamic disk full of zeros seems many times as fast as a fixed one.
+    ZeroPayload(zero_payload::ZeroPayloadArgs),
+}
+
+/// Runs the study that was asked for.
+pub fn run(context: &mut Context, args: &StudyArgs) -> Outcome {
+    match &args.study {
+        Study::Containers(args) => containers::run(context, args),
+        Study::ZeroPayload(args) => zero_payload::run(context, args),
+    }
+}

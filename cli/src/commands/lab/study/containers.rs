@@ -1,0 +1,68 @@
+//! `diskwright lab study containers`: the README's first command.
+
+use crate::{
+    args::CacheArg,
+    commands::{
+        experiment::{self, ExperimentArgs},
+        lab::CHILD_COMMAND,
+    },
+    context::Context,
+    exit::Outcome,
+    sizes,
+};
+use clap::Args;
+use diskwright_lab::{
+    child::ChildLauncher,
+    study::{self, ContainersOptions},
+};
+
+/// Arguments of `lab study containers`.
+#[derive(Debug, Args)]
+#[command(
+    mut_arg("quick", |arg| arg.help("End within two minutes: smaller disks, short cells, one queue depth")),
+    mut_arg("output", |arg| arg.help(
+        "Where to save the result. [default: diskwright-containers-TIME.json in the current folder]"
+    )),
+    mut_arg("rounds", |arg| arg.help("How often each cell is measured. [default: 5]")),
+    mut_arg("cell", |arg| arg.help("Seconds that a cell takes. [default: 2; with --quick what the time allows]")),
+    after_help = "\
+Makes a raw file and fixed, dynamic and differencing disks in a scratch folder, fills them with incompressible data, proves that all read \
+back the same bytes, measures them side by side, and removes them again. The table stands beside the figures of the paper \
+of 2010; the result is saved as JSON with machine, kernel, options and versions. Use a release build.
+
+EXIT CODES  0 done, 1 failed, 130 stopped (what was measured is printed and saved, and says that it is partial)
+
+EXAMPLES
+  diskwright lab study containers --quick
+  diskwright lab study containers --dir /mnt/nvme --size 8G
+  diskwright lab study containers --queue-depth 1,32 --rounds 7 --output nvme.json"
+)]
+pub struct ContainersArgs {
+    #[command(flatten)]
+    experiment: ExperimentArgs,
+    /// Size of each disk. [default: 4G; 512M with --quick]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
+    size: Option<u64>,
+    /// Requests in flight, separated by commas. [default: 1,2,4,...,256; 32 with --quick]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    queue_depth: Option<Vec<u32>>,
+    /// Children in the chain-length experiment, ascending. [default: 1,2,4,...,64,256,1023]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    chain_length: Option<Vec<u32>>,
+}
+
+/// Runs the study, prints its tables.
+pub fn run(context: &mut Context, args: &ContainersArgs) -> Outcome {
+    let options = ContainersOptions {
+        study: args.experiment.study(&context.global),
+        cache: context.global.cache.map(CacheArg::mode),
+        size_bytes: args.size,
+        queue_depths: args.queue_depth.clone(),
+        chain_lengths: args.chain_length.clone(),
+        launcher: Some(ChildLauncher::current_exe([CHILD_COMMAND])?),
+    };
+    let mut steps = context.steps();
+    let report = study::run(&options, &mut steps);
+    drop(steps);
+    experiment::conclude(context, report, study::render)
+}

@@ -1,0 +1,134 @@
+//! The chain-length experiment: two plots and a table.
+
+use super::{
+    super::{
+        outline::{Cell, Table, Tone},
+        plot::{Axis, LineChart, Point, Scale, Series},
+        write::{rate, ratio, short, short_time, time},
+    },
+    iops_ratio, marked,
+};
+use crate::{paper, result::ChainRecord, table::bytes};
+use maud::Markup;
+
+pub(super) fn plots(chain: &ChainRecord, id: &str) -> Vec<Markup> {
+    let lengths: Vec<f64> = chain.lengths.iter().map(|length| f64::from(length.children)).collect();
+    let x = |title| Axis { title, scale: Scale::log_around(lengths.clone()), write: &short, at: Some(lengths.clone()) };
+    let reads: Vec<Series> = chain
+        .reads
+        .iter()
+        .enumerate()
+        .map(|(style, reads)| {
+            let points = lengths.iter().zip(&reads.cells).map(|(children, cell)| {
+                // The chain of one is the base of the ratios.
+                let value = iops_ratio(cell).unwrap_or(1.0);
+                Point {
+                    x: *children,
+                    y: value,
+                    says: format!(
+                        "{}, {children} children: {} of a chain of one, {} MB/s",
+                        reads.workload.name,
+                        ratio(value),
+                        rate(cell.mb_per_s.median)
+                    ),
+                }
+            });
+            Series { name: reads.workload.name.clone(), points: points.collect(), style, line: true }
+        })
+        .collect();
+    let opening = Series {
+        name: "opening and reading one block".into(),
+        points: chain
+            .lengths
+            .iter()
+            .map(|length| {
+                let ns = (length.open.open_ns + length.open.read_ns) as f64;
+                Point {
+                    x: f64::from(length.children),
+                    y: ns,
+                    says: format!(
+                        "{} children: {}, peak memory {}",
+                        length.children,
+                        time(ns),
+                        bytes(length.open.resident_peak_bytes)
+                    ),
+                }
+            })
+            .collect(),
+        style: 0,
+        line: true,
+    };
+    let told = |line: &Series| line.points.last().map(|point| point.says.clone()).unwrap_or_default();
+    let highest = reads.iter().flat_map(|line| &line.points).map(|point| point.y).fold(1.0, f64::max);
+    vec![
+        LineChart {
+            id: format!("{id}-chain"),
+            title: "Reading through a chain".into(),
+            description: reads.iter().map(told).collect::<Vec<_>>().join("; "),
+            x: x("differencing disks above the base (log scale)"),
+            y: Axis {
+                title: "IOPS, ratio to a chain of one",
+                scale: Scale::from_zero(highest),
+                write: &short,
+                at: None,
+            },
+            series: reads,
+            bands: vec![],
+            marks: vec![],
+            rules: vec![],
+        }
+        .render(),
+        LineChart {
+            id: format!("{id}-open"),
+            title: "Opening a chain".into(),
+            description: told(&opening),
+            x: x("differencing disks above the base (log scale)"),
+            y: Axis {
+                title: "time (log scale)",
+                scale: Scale::log_around(opening.points.iter().map(|point| point.y)),
+                write: &short_time,
+                at: None,
+            },
+            series: vec![opening],
+            bands: vec![],
+            marks: vec![],
+            rules: vec![],
+        }
+        .render(),
+    ]
+}
+
+pub(super) fn table(chain: &ChainRecord) -> Table {
+    let mut table = Table::new(
+        format!(
+            "Data in the base ({}), read through the top; paper: its ratios to its own chain of one",
+            bytes(chain.size_bytes)
+        ),
+        &["children"],
+    );
+    for reads in &chain.reads {
+        table.heads.extend([
+            format!("{} MB/s", reads.workload.name),
+            "ratio".into(),
+            "paper, 2008".into(),
+            "paper, R2".into(),
+        ]);
+    }
+    table.heads.extend(["open".into(), "read one block".into(), "peak memory".into()]);
+    for (index, length) in chain.lengths.iter().enumerate() {
+        let mut row = vec![Cell::figure(f64::from(length.children), rate)];
+        for (reads, points) in chain.reads.iter().zip([&paper::CHAIN_4K_RANDOM_READ, &paper::CHAIN_64K_SEQUENTIAL_READ])
+        {
+            let cell = reads.cells.get(index);
+            let (old, new) = paper::chain_ratios(points, length.children).unzip();
+            row.push(Cell::maybe(cell.map(|cell| cell.mb_per_s.median), rate));
+            row.push(marked(cell.map(|cell| iops_ratio(cell).unwrap_or(1.0))));
+            row.extend([old, new].map(|value| Cell::maybe(value, ratio).toned(Tone::Faint)));
+        }
+        row.push(Cell::figure(length.open.open_ns as f64, time));
+        row.push(Cell::figure(length.open.read_ns as f64, time));
+        row.push(Cell::figure(length.open.resident_peak_bytes as f64, |size| bytes(size as u64)));
+        table.row(row);
+    }
+    table
+}

@@ -1,0 +1,74 @@
+//! Buffers that are kept from one run to the next.
+//!
+//! A window of a tenth of a second should not begin with tens of megabytes that are asked for, cleared and given back; and whether the kernel
+//! finds huge pages for them differs from time to time, so targets that are compared in turns get the same memory.
+//!
+//! Invariant: what is kept is whole, a slab and all of its pieces, and nobody's: a thread whose queue has kept a buffer gives nothing back.
+
+use diskwright_store::{IoBuf, Slab};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A slab and its pieces.
+#[derive(Debug)]
+pub(crate) struct Set {
+    pub(crate) slab: Slab,
+    pub(crate) pieces: Vec<IoBuf>,
+    count: usize,
+    piece_bytes: usize,
+}
+
+/// See the module. Clones share what is kept.
+#[derive(Debug, Clone, Default)]
+pub struct Buffers {
+    kept: Arc<Mutex<Vec<Set>>>,
+}
+
+impl Buffers {
+    /// `count` pieces of `piece_bytes`: some that were kept, or new ones, and then what was kept is of another run and goes.
+    pub(crate) fn take(&self, count: usize, piece_bytes: usize) -> Set {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        match kept.iter().position(|set| (set.count, set.piece_bytes) == (count, piece_bytes)) {
+            Some(index) => kept.swap_remove(index),
+            None => {
+                kept.clear();
+                let slab = Slab::new(count, piece_bytes);
+                Set { pieces: slab.take_all(), slab, count, piece_bytes }
+            }
+        }
+    }
+
+    /// Keeps a set, if it is whole.
+    pub(crate) fn keep(&self, set: Set) {
+        if set.pieces.len() == set.count {
+            self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(set);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_memory_is_used_again_and_another_shape_replaces_it() {
+        let buffers = Buffers::default();
+        let first = buffers.take(2, 4096);
+        let place = first.pieces[0].as_ptr();
+        buffers.keep(first);
+        let again = buffers.take(2, 4096);
+        assert!(again.pieces.iter().any(|piece| piece.as_ptr() == place));
+        assert_eq!(buffers.clone().take(2, 4096).pieces.len(), 2, "it is in use, so this is another");
+        buffers.keep(again);
+        assert_eq!(buffers.take(3, 8192).pieces.len(), 3);
+        assert!(buffers.kept.lock().unwrap().is_empty(), "what has another shape is not kept for ever");
+    }
+
+    #[test]
+    fn what_is_not_whole_is_not_kept() {
+        let buffers = Buffers::default();
+        let mut set = buffers.take(2, 4096);
+        set.pieces.pop();
+        buffers.keep(set);
+        assert_eq!(buffers.take(2, 4096).pieces.len(), 2);
+    }
+}

@@ -1,0 +1,131 @@
+//! Full disks that differ only in the size of their blocks: 512 KiB against 2 MiB in VHD; 1, 2 and 32 MiB in VHDX.
+//!
+//! Windows Server 2008 made VHDs with blocks of 512 KiB, R2 with 2 MiB, and the paper compares the two as they came, block size and
+//! software together. VHDX has blocks of 1 to 256 MiB, and Windows takes 32 MiB. The disks of 2 MiB are those of the study.
+
+use crate::{
+    LabError, Result,
+    measure::{self, Plan, Steps},
+    paper,
+    progress::{Progress, report},
+    result::BlockSizeRecord,
+    run::OpenTarget,
+    scratch::Scratch,
+    study::budget::Budget,
+    table,
+    targets::{self, Container, Preparation, Target},
+    workload::{Workload, paper_monolithic},
+};
+use std::{os::unix::fs::MetadataExt, path::Path, time::Instant};
+
+/// The blocks of the study's other disks.
+pub(crate) const USUAL_BYTES: u32 = 2 << 20;
+
+/// Disks with other blocks than usual, filled and proved.
+pub(crate) struct OtherBlocks {
+    pub(crate) disks: Vec<(u32, Target)>,
+}
+
+/// What a run in a hurry leaves out is what a reader can guess from the rest.
+pub(crate) fn sizes_of(container: Container, quick: bool) -> &'static [u32] {
+    match container {
+        Container::VhdDynamic => &[512 << 10],
+        Container::VhdxDynamic if !quick => &[1 << 20, 32 << 20],
+        _ => &[],
+    }
+}
+
+/// Four of the sixteen in a hurry: small and large, reads and writes.
+pub(crate) fn workloads(queue_depth: u32, quick: bool) -> Vec<Workload> {
+    let mut all = paper_monolithic(queue_depth);
+    let few = ["4K random read", "4K random write", "64K sequential read", "64K sequential write"];
+    all.retain(|workload| !quick || few.contains(&workload.name.as_str()));
+    all
+}
+
+/// The name of a disk whose blocks are not the usual ones.
+fn name(container: Container, block_bytes: u32) -> String {
+    format!("{}, {}", container.name(), table::bytes(block_bytes.into()))
+}
+
+impl OtherBlocks {
+    /// Makes, fills and proves a disk of each of these sizes.
+    pub(crate) fn prepare(
+        scratch: &Scratch,
+        container: Container,
+        sizes: &[u32],
+        how: &Preparation,
+        progress: &mut dyn Progress,
+    ) -> Result<Self> {
+        let total = sizes.len() as u64 * how.size_bytes * 2;
+        scratch.need("disks with other blocks", sizes.len() as u64 * how.size_bytes + (1 << 30))?;
+        let mut disks = Vec::new();
+        for (index, &block_bytes) in sizes.iter().enumerate() {
+            let name = name(container, block_bytes);
+            let dir = scratch.folder(&format!("blocks-{block_bytes}"))?;
+            let before = 2 * index as u64 * how.size_bytes;
+            let path = targets::make_filled_with_blocks(container, &dir, how, Some(block_bytes), &mut |done| {
+                report(progress, "block sizes", before + done, total, &name)
+            })?;
+            let target = targets::open_verified(container, path, how, &mut |done| {
+                report(progress, "block sizes", before + how.size_bytes + done, total, &name)
+            })?;
+            disks.push((block_bytes, target.named(&name)));
+        }
+        Ok(Self { disks })
+    }
+
+    /// Closes and removes them.
+    pub(crate) fn remove(self) -> Result<()> {
+        for (_, disk) in self.disks {
+            let dir = disk.path.parent().map(Path::to_owned).unwrap_or_default();
+            disk.close()?;
+            std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
+        }
+        Ok(())
+    }
+}
+
+/// Measures `usual` and the others in turns; a workload is in `record` when it is finished.
+pub(crate) fn measure(
+    usual: &Target,
+    others: &OtherBlocks,
+    workloads: &[Workload],
+    (plan, budget): (Plan, Budget),
+    results: &mut Vec<BlockSizeRecord>,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let container = usual.container;
+    let mut usual_target = usual.to_measure();
+    usual_target.name = name(container, USUAL_BYTES);
+    let targets: Vec<OpenTarget> =
+        std::iter::once(usual_target).chain(others.disks.iter().map(|(_, disk)| disk.to_measure())).collect();
+    let paths = std::iter::once(&usual.path).chain(others.disks.iter().map(|(_, disk)| &disk.path));
+    let allocated = |path| Ok(std::fs::metadata(path).map_err(LabError::file("examine", path))?.blocks() * 512);
+    results.push(BlockSizeRecord {
+        container,
+        block_bytes: std::iter::once(USUAL_BYTES)
+            .chain(others.disks.iter().map(|(size, _)| *size))
+            .map(u64::from)
+            .collect(),
+        file_allocated_bytes: paths.map(allocated).collect::<Result<_>>()?,
+        workloads: Vec::new(),
+        paper_ratios: Vec::new(),
+    });
+    let per_workload = targets.len() * plan.rounds;
+    let total = workloads.len() * per_workload;
+    for (index, workload) in workloads.iter().enumerate() {
+        let before = index * per_workload;
+        let plan = plan.with_cell(budget.cell(Instant::now(), total - before));
+        let mut steps =
+            Steps { progress: &mut *progress, phase: "block sizes", done: before as u64, total: total as u64 };
+        let result = measure::compare(&targets, workload, &plan, &mut steps)?;
+        if let Some(record) = results.last_mut() {
+            record.workloads.push(result);
+            record
+                .paper_ratios
+                .push((container == Container::VhdDynamic).then(|| paper::block_size_ratio(workload)).flatten());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! The options of the study with everything filled in: what quick is, and what full is.
+
+use super::ContainersOptions;
+use crate::{
+    LabError, Result,
+    child::{cache_word, engine_word},
+    measure::Plan,
+    result::ContainersRecord,
+    study::budget::Budget,
+    targets::Preparation,
+    workload::{Workload, paper_applications, paper_monolithic},
+};
+use diskwright_store::CacheMode;
+use std::time::{Duration, Instant};
+
+/// When a quick run should be over, counted from its start: two minutes less what a slow machine may need to clean up.
+const QUICK_TOTAL: Duration = Duration::from_secs(100);
+const QUICK_CELLS: (Duration, Duration) = (Duration::from_millis(30), Duration::from_millis(350));
+const QUICK_BYTES: u64 = 512 << 20;
+const QUICK_DEPTHS: [u32; 1] = [32];
+/// Reads that stream, a log, a database: of the applications for which the paper has a chart, the ones that differ most.
+const QUICK_APPLICATIONS: [&str; 3] = ["Media streaming", "OLTP database", "Exchange server"];
+const FULL_BYTES: u64 = 4 << 30;
+const FULL_CELL: Duration = Duration::from_secs(2);
+/// As in the paper.
+const FULL_DEPTHS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+/// Size classes of disks are whole multiples of this, so that they are a whole number of everybody's blocks.
+pub(crate) const SIZE_STEP_BYTES: u64 = 32 << 20;
+
+/// The options with everything filled in.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) quick: bool,
+    pub(crate) how: Preparation,
+    pub(crate) size_given: bool,
+    pub(crate) rounds: usize,
+    pub(crate) depths: Vec<u32>,
+    pub(crate) budget: Budget,
+}
+
+impl Settings {
+    pub(crate) fn new(options: &ContainersOptions, start: Instant) -> Result<Self> {
+        let bad = |what: &str, hint: &str| Err(LabError::BadOptions { what: what.into(), hint: hint.into() });
+        let quick = options.study.quick;
+        let rounds = options.study.rounds_or(5)?;
+        let depths =
+            options.queue_depths.clone().unwrap_or(if quick { QUICK_DEPTHS.into() } else { FULL_DEPTHS.into() });
+        if depths.is_empty() || depths.contains(&0) {
+            return bad("a queue depth of 0 measures nothing", "use depths of at least 1");
+        }
+        let wanted_bytes = options.size_bytes.unwrap_or(if quick { QUICK_BYTES } else { FULL_BYTES });
+        let Some(size_bytes) = wanted_bytes.max(1).checked_next_multiple_of(SIZE_STEP_BYTES) else {
+            return bad("that size is beyond what any disk can have", "use a smaller --size");
+        };
+        let how = Preparation {
+            size_bytes,
+            seed: 0x6469_736b_7772_6967,
+            cache: options.cache.unwrap_or(CacheMode::Direct),
+            engine: options.study.engine,
+        };
+        let budget = match options.study.cell {
+            Some(cell) => Budget::fixed(cell),
+            None if quick => Budget::until(start, QUICK_TOTAL, QUICK_CELLS.0, QUICK_CELLS.1),
+            None => Budget::fixed(FULL_CELL),
+        };
+        Ok(Self { quick, how, size_given: options.size_bytes.is_some(), rounds, depths, budget })
+    }
+
+    /// The workloads that are compared, depth by depth.
+    pub(crate) fn workloads(&self) -> Vec<Workload> {
+        let applications = |depth| {
+            let mut all = paper_applications(depth);
+            all.retain(|workload| !self.quick || QUICK_APPLICATIONS.contains(&workload.name.as_str()));
+            all
+        };
+        self.depths.iter().flat_map(|depth| paper_monolithic(*depth).into_iter().chain(applications(*depth))).collect()
+    }
+
+    /// The queue depth of the experiments that are made at one.
+    pub(crate) fn depth_of_side_experiments(&self) -> u32 {
+        self.depths[0].max(32)
+    }
+
+    /// Rounds of the expanding experiment, each of which makes its own disk.
+    pub(crate) fn expanding_rounds(&self) -> usize {
+        if self.quick { self.rounds.min(3) } else { self.rounds }
+    }
+
+    /// How far a stream of writes goes in that.
+    pub(crate) fn streamed_bytes(&self) -> u64 {
+        if self.quick { 128 << 20 } else { 2 << 30 }
+    }
+
+    /// What the long form measures and this one does not.
+    pub(crate) fn left_out(&self) -> Vec<String> {
+        if !self.quick {
+            return Vec::new();
+        }
+        let depths: Vec<String> = self.depths.iter().map(u32::to_string).collect();
+        vec![
+            format!("queue depths other than {} of 1 to 256", depths.join(", ")),
+            "nine of the twelve applications".into(),
+            "writes into empty differencing disks".into(),
+            "VHDX with blocks of 1 and 32 MiB, and twelve of the sixteen workloads with VHD blocks of 512 KiB".into(),
+        ]
+    }
+
+    pub(crate) fn plan(&self) -> Plan {
+        Plan {
+            rounds: self.rounds,
+            warm_up: Duration::ZERO,
+            measured: Duration::ZERO,
+            engine: self.how.engine,
+            seed: self.how.seed,
+        }
+    }
+
+    pub(crate) fn record(&self) -> ContainersRecord {
+        ContainersRecord {
+            quick: self.quick,
+            size_bytes: self.how.size_bytes,
+            block_bytes: 2 << 20,
+            rounds: self.rounds,
+            queue_depths: self.depths.clone(),
+            cache: cache_word(self.how.cache).into(),
+            engine: engine_word(self.how.engine).into(),
+            seed: self.how.seed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_that_measure_nothing_are_refused() {
+        let bad = |change: fn(&mut ContainersOptions)| {
+            let mut options = ContainersOptions::default();
+            change(&mut options);
+            assert!(matches!(Settings::new(&options, Instant::now()), Err(LabError::BadOptions { .. })));
+        };
+        bad(|options| options.study.rounds = Some(0));
+        bad(|options| options.queue_depths = Some(vec![]));
+        bad(|options| options.queue_depths = Some(vec![1, 0]));
+        bad(|options| options.size_bytes = Some(u64::MAX));
+    }
+}
