@@ -9,8 +9,14 @@
 
 use crate::{
     bench::{self, BenchReport},
+    contest::{CONTEST_SCHEMA, ContestRecord},
     record::{LatencyRecord, RUN_SCHEMA, Run},
     result::{CONTAINERS_SCHEMA, ContainersResult},
+    study::{
+        queue_depth::{self, QueueDepthResult},
+        raw_and_file::{self, RawAndFileResult},
+        zero_payload::{self, ZeroPayloadResult},
+    },
     sweep::{SWEEP_SCHEMA, SweepRecord},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -35,6 +41,14 @@ pub enum Document {
     Sweep(Box<SweepRecord>),
     /// Of `lab study containers`.
     Containers(Box<ContainersResult>),
+    /// Of `lab study queue-depth`.
+    QueueDepth(Box<QueueDepthResult>),
+    /// Of `lab study raw-and-file`.
+    RawAndFile(Box<RawAndFileResult>),
+    /// Of `lab study zero-payload`.
+    ZeroPayload(Box<ZeroPayloadResult>),
+    /// Of `lab compare`.
+    Contest(Box<ContestRecord>),
     /// Of `bench`.
     Bench(Box<BenchReport>),
 }
@@ -46,6 +60,10 @@ impl Document {
             Self::Run(_) => "a run",
             Self::Sweep(_) => "a sweep",
             Self::Containers(_) => "a study of containers",
+            Self::QueueDepth(_) => "a study of queue depth",
+            Self::RawAndFile(_) => "a study of device and file",
+            Self::ZeroPayload(_) => "a study of zero payload",
+            Self::Contest(_) => "a comparison",
             Self::Bench(_) => "a bench",
         }
     }
@@ -221,14 +239,35 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
             let result: ContainersResult = fields(path, schema, bytes)?;
             Document::Containers(Box::new(result.upgraded()))
         }
+        queue_depth::SCHEMA => Document::QueueDepth(Box::new(fields(path, schema, bytes)?)),
+        raw_and_file::SCHEMA => Document::RawAndFile(Box::new(fields(path, schema, bytes)?)),
+        zero_payload::SCHEMA => Document::ZeroPayload(Box::new(fields(path, schema, bytes)?)),
+        CONTEST_SCHEMA => {
+            let contest: ContestRecord = fields(path, schema, bytes)?;
+            check_contest(&contest).map_err(|what| ReadError::Damaged {
+                path: path.to_owned(),
+                schema: schema.into(),
+                what,
+            })?;
+            Document::Contest(Box::new(contest))
+        }
         _ => Document::Bench(Box::new(fields(path, schema, bytes)?)),
     };
     Ok(document)
 }
 
 /// The kinds of results, by the schema that is written today, each with the first version that is still read.
-const KINDS: [(&str, u64); 5] =
-    [(RUN_SCHEMA, 1), (SWEEP_SCHEMA, 1), (CONTAINERS_SCHEMA, 1), (bench::SCHEMA, 1), (BUNDLE_SCHEMA, 1)];
+const KINDS: [(&str, u64); 9] = [
+    (RUN_SCHEMA, 1),
+    (SWEEP_SCHEMA, 1),
+    (CONTAINERS_SCHEMA, 1),
+    (queue_depth::SCHEMA, 1),
+    (raw_and_file::SCHEMA, 1),
+    (zero_payload::SCHEMA, 1),
+    (CONTEST_SCHEMA, 1),
+    (bench::SCHEMA, 1),
+    (BUNDLE_SCHEMA, 1),
+];
 
 /// The schema of ours that `found` is, or is an earlier version of.
 fn known(path: &Path, found: &str) -> Result<&'static str, ReadError> {
@@ -261,6 +300,15 @@ fn fields<T: DeserializeOwned>(path: &Path, schema: &str, bytes: &[u8]) -> Resul
         schema: schema.to_owned(),
         what: error.to_string(),
     })
+}
+
+/// Comparisons are of sides that are there.
+fn check_contest(contest: &ContestRecord) -> Result<(), String> {
+    let all = contest.overall.iter().chain(&contest.comparisons);
+    match all.into_iter().find(|comparison| comparison.side == 0 || comparison.side >= contest.sides.len()) {
+        Some(comparison) => Err(format!("a comparison is of side {}, which is not in the list", comparison.side)),
+        None => Ok(()),
+    }
 }
 
 /// What later code relies on.
@@ -336,6 +384,10 @@ mod tests {
             Document::Run(Box::new(example::run())),
             Document::Sweep(Box::new(example::sweep())),
             Document::Containers(Box::new(example::containers())),
+            Document::QueueDepth(Box::new(crate::study::queue_depth::tests::result())),
+            Document::RawAndFile(Box::new(crate::study::raw_and_file::tests::result())),
+            Document::ZeroPayload(Box::new(example::zero_payload())),
+            Document::Contest(Box::new(example::contest())),
         ] {
             let json = serde_json::to_vec(&document).unwrap();
             assert_eq!(parse(Path::new("r.json"), &json).unwrap(), std::slice::from_ref(&document));

@@ -21,7 +21,7 @@ mod fio;
 mod generator;
 mod judge;
 mod large;
-mod peer;
+pub(crate) mod peer;
 mod populated;
 pub mod report;
 mod xfs;

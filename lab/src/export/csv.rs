@@ -7,14 +7,11 @@
 //! | `series` | one interval of one phase |
 //! | `latencies` | one bucket of the histogram of one direction of one phase: `up_to_ns` is the longest latency in it |
 //!
-//! A column that has no figure is left empty. Sweeps and studies have `figures` only (a row is one round of a cell, or of a workload on a target); so has the
-//! bench (a row is a check).
+//! A column that has no figure is left empty. Sweeps, studies, comparisons and the bench have `figures` only; what a row is there, `studies.rs` says.
 
-mod containers;
-
+use super::studies;
 use crate::{
     LabError, Result,
-    bench::{Bar, BenchReport},
     document::Document,
     record::{DirectionRecord, LatencyRecord, PhaseRecord, Run, Total},
     report::Named,
@@ -33,7 +30,7 @@ pub enum CsvTable {
     Latencies,
 }
 
-type Rows = ::csv::Writer<Vec<u8>>;
+pub(super) type Rows = ::csv::Writer<Vec<u8>>;
 
 /// Results as one CSV table. All must be of one kind, for each kind has its own columns.
 ///
@@ -53,8 +50,7 @@ pub fn csv(results: &[Named<'_>], table: CsvTable) -> Result<String> {
         (Document::Run(run), CsvTable::Series) => run_series(&mut rows, name, run, index == 0),
         (Document::Run(run), CsvTable::Latencies) => run_latencies(&mut rows, name, run, index == 0),
         (Document::Sweep(record), CsvTable::Figures) => sweep(&mut rows, name, record, index == 0),
-        (Document::Containers(result), CsvTable::Figures) => containers::rows(&mut rows, name, result, index == 0),
-        (Document::Bench(report), CsvTable::Figures) => bench(&mut rows, name, report, index == 0),
+        (document, CsvTable::Figures) => studies::figures(&mut rows, name, document, index == 0),
         _ => Err(LabError::BadOptions {
             what: format!("{name} has no time series and no histograms of its own"),
             hint: "leave out --table".into(),
@@ -69,11 +65,11 @@ fn failed(error: &dyn std::fmt::Display) -> LabError {
     LabError::BadOptions { what: format!("the CSV could not be written: {error}"), hint: "please report this".into() }
 }
 
-fn put<'a>(rows: &mut Rows, fields: impl IntoIterator<Item = &'a str>) -> Result<()> {
+pub(super) fn put<'a>(rows: &mut Rows, fields: impl IntoIterator<Item = &'a str>) -> Result<()> {
     rows.write_record(fields).map_err(|error| failed(&error))
 }
 
-fn put_all(rows: &mut Rows, fields: &[String]) -> Result<()> {
+pub(super) fn put_all(rows: &mut Rows, fields: &[String]) -> Result<()> {
     put(rows, fields.iter().map(String::as_str))
 }
 
@@ -316,60 +312,6 @@ fn sweep(rows: &mut Rows, name: &str, sweep: &SweepRecord, head: bool) -> Result
                 figures.depth_reached.to_string(),
             ];
             put_all(rows, &row)?;
-        }
-    }
-    Ok(())
-}
-
-fn bench(rows: &mut Rows, name: &str, report: &BenchReport, head: bool) -> Result<()> {
-    if head {
-        let heads = [
-            "result",
-            "started_utc",
-            "promise",
-            "check",
-            "outcome",
-            "unit",
-            "rounds",
-            "median",
-            "min",
-            "max",
-            "at_least",
-            "at_most",
-            "sides_unit",
-            "ours_median",
-            "peer_median",
-            "why",
-        ];
-        put(rows, heads)?;
-    }
-    for row in &report.rows {
-        for check in &row.checks {
-            let figure = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
-            let (at_least, at_most) = match check.bar {
-                Some(Bar::AtLeast(value)) => (Some(value), None),
-                Some(Bar::AtMost(value)) => (None, Some(value)),
-                None => (None, None),
-            };
-            let record = [
-                name.to_owned(),
-                report.started_utc.clone(),
-                row.row.name().to_owned(),
-                check.name.clone(),
-                format!("{:?}", check.outcome).to_lowercase(),
-                check.unit.clone(),
-                check.figure.map_or_else(String::new, |figure| figure.rounds.to_string()),
-                figure(check.figure.map(|figure| figure.median)),
-                figure(check.figure.map(|figure| figure.min)),
-                figure(check.figure.map(|figure| figure.max)),
-                figure(at_least),
-                figure(at_most),
-                check.sides_unit.clone(),
-                figure(check.ours.map(|side| side.median)),
-                figure(check.peer.map(|side| side.median)),
-                check.why.clone().unwrap_or_default(),
-            ];
-            put_all(rows, &record)?;
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 mod csv;
 mod markdown;
+mod studies;
 
 pub use csv::{CsvTable, csv};
 pub use markdown::markdown;

@@ -3,11 +3,13 @@
 
 use crate::{
     bench::BenchReport,
+    contest::ContestRecord,
     figures::Figures,
     job::Span,
     knee::{self, LoadRounds},
     record::{End, LatencyRecord, Run},
     result::ContainersResult,
+    study::zero_payload::ZeroPayloadResult,
     sweep::{Axis, Coordinate, KneeRow, Knob, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord},
 };
 
@@ -26,6 +28,16 @@ pub fn containers() -> ContainersResult {
 /// Some rows of the bench.
 pub fn bench() -> BenchReport {
     serde_json::from_str(include_str!("../../tests/results/bench.json")).expect("an example of a bench")
+}
+
+/// A study of zeros, small.
+pub fn zero_payload() -> ZeroPayloadResult {
+    serde_json::from_str(include_str!("../../tests/results/zero-payload.json")).expect("an example of a study")
+}
+
+/// Two depths against each other, in turns.
+pub fn contest() -> ContestRecord {
+    serde_json::from_str(include_str!("../../tests/results/compare.json")).expect("an example of a comparison")
 }
 
 /// A device that serves eight requests at once, in 100 us each: IOPS rise until eight are in flight, then the latency does.

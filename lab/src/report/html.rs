@@ -4,6 +4,8 @@ use super::outline::{Block, Cell, Chapter, Doubt, Table, Tile, Tone};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("style.css");
+/// Text of more characters than this is a sentence.
+const LONG: usize = 44;
 
 /// The page. `made_by` stands at its end.
 pub fn page(chapters: &[Chapter], made_by: &str) -> String {
@@ -106,7 +108,7 @@ fn draw_table(table: &Table) -> Markup {
                         tr class=(if row.total { "total" } else { "" }) {
                             @for (column, cell) in row.cells.iter().enumerate() {
                                 @if column == 0 { th scope="row" class=(align(0)) { (figure(cell)) } }
-                                @else { td class={ (align(column)) " " (class(cell.tone)) } { (figure(cell)) } }
+                                @else { td class={ (align(column)) " " (class(cell.tone)) (wrap(cell)) } { (figure(cell)) } }
                             }
                         }
                     }
@@ -114,6 +116,11 @@ fn draw_table(table: &Table) -> Markup {
             }
         }
     }
+}
+
+/// A sentence in a cell takes several lines.
+fn wrap(cell: &Cell) -> &'static str {
+    if cell.text.chars().count() > LONG { " long" } else { "" }
 }
 
 /// A figure carries its exact value where a program finds it.

@@ -8,7 +8,8 @@
 //! | file | room |
 //! |---|---|
 //! | `outline.rs` | chapters, tables and figures as data |
-//! | `run.rs`, `overlay.rs`, `sweep.rs`, `containers.rs`, `bench.rs` | one kind of result each; several runs side by side |
+//! | `run.rs`, `overlay.rs`, `sweep.rs`, `contest.rs`, `bench.rs` | one kind of result each; several runs side by side |
+//! | `containers.rs`, `queue_depth.rs`, `raw_and_file.rs`, `zero_payload.rs` | a study each |
 //! | `plot/`, `run_plots.rs` | SVG |
 //! | `html.rs`, `style.css` | the page |
 //!
@@ -17,6 +18,7 @@
 
 mod bench;
 mod containers;
+mod contest;
 #[cfg(test)]
 pub(crate) mod example;
 mod html;
@@ -24,10 +26,13 @@ mod machine;
 mod outline;
 mod overlay;
 mod plot;
+mod queue_depth;
+mod raw_and_file;
 mod run;
 mod run_plots;
 mod sweep;
 mod write;
+mod zero_payload;
 
 pub use outline::{Block, Cell, Chapter, Doubt, Row, Table, Tile, Tone};
 pub use run::verdict;
@@ -67,6 +72,10 @@ pub fn chapters(results: &[Named<'_>]) -> Vec<Chapter> {
             Document::Run(run) => run::chapter(run, &id, name),
             Document::Sweep(record) => sweep::chapter(record, &id, name),
             Document::Containers(result) => containers::chapter(result, &id, name),
+            Document::QueueDepth(result) => queue_depth::chapter(result, &id, name),
+            Document::RawAndFile(result) => raw_and_file::chapter(result, &id, name),
+            Document::ZeroPayload(result) => zero_payload::chapter(result, &id, name),
+            Document::Contest(record) => contest::chapter(record, &id, name),
             Document::Bench(report) => bench::chapter(report, &id, name),
         });
     }
@@ -96,6 +105,10 @@ mod tests {
             ("depths and threads.json", Document::Sweep(Box::new(example::sweep_of_two()))),
             ("containers.json", Document::Containers(Box::new(example::containers()))),
             ("bench.json", Document::Bench(Box::new(example::bench()))),
+            ("queue-depth.json", Document::QueueDepth(Box::new(crate::study::queue_depth::tests::result()))),
+            ("raw-and-file.json", Document::RawAndFile(Box::new(crate::study::raw_and_file::tests::result()))),
+            ("zero-payload.json", Document::ZeroPayload(Box::new(example::zero_payload()))),
+            ("compare.json", Document::Contest(Box::new(example::contest()))),
         ]
     }
 

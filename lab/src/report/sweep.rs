@@ -201,7 +201,7 @@ fn told(name: &str, point: &MarkedPoint) -> String {
 }
 
 /// IOPS and latency against what was varied.
-fn against_load(sweep: &SweepRecord, id: &str) -> Vec<Markup> {
+pub fn against_load(sweep: &SweepRecord, id: &str) -> Vec<Markup> {
     let Some(axis) = sweep.options.axes.first() else { return vec![] };
     let places: Vec<f64> = sweep.cells.iter().filter_map(|cell| Some(cell.point.first()?.value as f64)).collect();
     let line = |name: &str, style, figure: fn(&Figures) -> f64, write: fn(f64) -> String| {
@@ -343,7 +343,8 @@ fn heat_map(sweep: &SweepRecord, (y_title, x_title): (&str, &str), map: &Map<'_>
     .render()
 }
 
-fn marked_points(sweep: &SweepRecord) -> Table {
+/// The points of each line, or why they cannot be told.
+pub fn marked_points(sweep: &SweepRecord) -> Table {
     let heads = ["point", "line", "in flight", "between", "IOPS", "mean", "p99", "remark"];
     let mut table = Table::new(
         "Efficient: most IOPS for their latency. Saturation: first at 95 % of the peak. Limit: most IOPS with p99 under the limit. Between: 95 % interval by bootstrap.",
@@ -377,7 +378,8 @@ fn marked_points(sweep: &SweepRecord) -> Table {
     table
 }
 
-fn cells(sweep: &SweepRecord) -> Table {
+/// All cells.
+pub fn cells(sweep: &SweepRecord) -> Table {
     let mut table = Table::new("Medians of the rounds", &[]);
     table.heads.extend(sweep.options.axes.iter().map(|axis| axis.knob.name().to_owned()));
     let heads = ["in flight", "rounds", "IOPS", "MB/s", "mean", "p50", "p99", "CPU for each", "depth reached"];

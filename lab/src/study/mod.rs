@@ -3,6 +3,8 @@
 //! ```text
 //!   containers/     raw file, fixed, dynamic, differencing; VHD and VHDX
 //!   zero_payload/   SQLIO's surprise: zeros that are never stored
+//!   queue_depth/    how much load is enough: the Storage Spaces paper's procedure
+//!   raw_and_file/   a file system, and virtual disks on it, against the bare device
 //!   budget.rs       how a run that must end in time spends it
 //! ```
 //!
@@ -12,6 +14,8 @@
 
 mod budget;
 pub mod containers;
+pub mod queue_depth;
+pub mod raw_and_file;
 pub mod zero_payload;
 
 pub use containers::{ContainersOptions, report::render, run};

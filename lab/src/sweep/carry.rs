@@ -178,7 +178,7 @@ fn add_round(cell: &mut SweepCell, figures: Figures, latency: &crate::record::La
 }
 
 /// One of each kind; of load by others the heaviest.
-fn add_warning(warnings: &mut Vec<Warning>, warning: Warning) {
+pub(crate) fn add_warning(warnings: &mut Vec<Warning>, warning: Warning) {
     let same = |other: &&mut Warning| std::mem::discriminant(*other) == std::mem::discriminant(&warning);
     match (warnings.iter_mut().find(same), &warning) {
         (None, _) => warnings.push(warning),

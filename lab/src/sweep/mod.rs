@@ -19,10 +19,12 @@ pub mod plan;
 pub mod record;
 mod report;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use array::{ArrayFigures, ArrayOptions};
 pub use axis::{Axis, Coordinate, Knob};
+pub(crate) use carry::add_warning;
 pub use carry::{Keep, Measure, begin, carry_out, read, resume};
 pub use record::{BestCells, KneeRow, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord};
 pub use report::render;
+pub(crate) use report::{marks, untold as told_points};

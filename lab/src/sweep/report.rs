@@ -130,7 +130,8 @@ fn table(record: &SweepRecord, cells: &[usize], row: Option<&KneeRow>, colour: b
     table.render(colour)
 }
 
-fn marks(record: &SweepRecord, index: usize, at: usize, row: Option<&KneeRow>) -> String {
+/// The names of the points that cell `index` is; `at` is its place in `row`.
+pub(crate) fn marks(record: &SweepRecord, index: usize, at: usize, row: Option<&KneeRow>) -> String {
     let mut names = Vec::new();
     if let Some(row) = row {
         let all = [
@@ -155,7 +156,8 @@ fn marks(record: &SweepRecord, index: usize, at: usize, row: Option<&KneeRow>) -
     if names.is_empty() { String::new() } else { format!("<- {}", names.join(", ")) }
 }
 
-fn untold(row: &KneeRow) -> String {
+/// Each point with its interval, or why it cannot be told.
+pub(crate) fn untold(row: &KneeRow) -> String {
     let mut text = String::new();
     let marks = [
         ("efficient", Some(&row.knee.efficient)),

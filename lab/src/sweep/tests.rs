@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-fn target(name: &str) -> TargetRecord {
+pub(crate) fn target(name: &str) -> TargetRecord {
     TargetRecord {
         name: name.into(),
         kind: "raw file".into(),
@@ -27,35 +27,35 @@ fn target(name: &str) -> TargetRecord {
 
 /// A run of a device that serves eight at once in 100 us each.
 fn simulated(job: &Job, files: usize) -> Run {
+    simulated_by(8, job, files)
+}
+
+/// A run of a device that serves `servers` at once in 100 us each.
+pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
     let load = &job.phases[0].loads[0];
     let in_flight = u64::from(load.threads) * u64::from(load.queue_depth) * files as u64;
     // A hundredth of noise that is the same whenever the same round is measured.
     let noise = ((job.seed * 31 + in_flight * 17 + u64::from(load.threads) * 5) % 7) as f64 / 300.0 - 0.01;
-    let iops = (in_flight.min(8) as f64 * 10_000.0 * (1.0 + noise)) as u64;
+    let iops = (in_flight.min(servers) as f64 * 10_000.0 * (1.0 + noise)) as u64;
     let mean_ns = in_flight * 1_000_000_000 / iops;
-    let reads = DirectionRecord {
-        ios: iops,
-        bytes: iops * load.block.largest_bytes(),
+    let direction = |ios: u64| DirectionRecord {
+        ios,
+        bytes: ios * load.block.largest_bytes(),
         errors: 0,
         service: LatencyRecord {
-            count: iops,
-            sum_ns: (iops * mean_ns) as f64,
+            count: ios,
+            sum_ns: (ios * mean_ns) as f64,
             sum_of_squares: 0.0,
             min_ns: mean_ns,
             max_ns: mean_ns,
-            buckets: vec![(mean_ns, iops)],
+            buckets: vec![(mean_ns, ios)],
         },
         response: None,
     };
-    let thread = ThreadRecord {
-        thread: 0,
-        load: 0,
-        target: 0,
-        queue_depth: load.queue_depth,
-        reads,
-        writes: DirectionRecord::default(),
-        flushes: 0,
-    };
+    let of_reads = (iops as f64 * load.read_percent / 100.0) as u64;
+    let (reads, writes) = (direction(of_reads), direction(iops - of_reads));
+    let thread =
+        ThreadRecord { thread: 0, load: 0, target: 0, queue_depth: load.queue_depth, reads, writes, flushes: 0 };
     let phase = PhaseRecord {
         name: "main".into(),
         window_ns: 1_000_000_000,

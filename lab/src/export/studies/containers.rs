@@ -1,6 +1,6 @@
 //! The study `containers`: a row is one round of a workload on a target, in one of its experiments.
 
-use super::{Rows, put, put_all};
+use crate::export::csv::{Rows, put, put_all};
 use crate::{Result, measure::WorkloadResult, result::ContainersResult};
 
 const HEADS: [&str; 21] = [

@@ -1,0 +1,186 @@
+//! The chapter of a comparison: which side is faster, by how much, and how sure that is.
+
+use super::{
+    outline::{Block, Cell, Chapter, Doubt, Table, Tone},
+    plot::{Bar, BarChart, Part},
+    write::{list, ratio, short},
+};
+use crate::{
+    contest::{Comparison, ContestRecord, Said},
+    figures::Metric,
+};
+use maud::Markup;
+
+/// More bars than this in one plot cannot be read.
+const BARS_MOST: usize = 40;
+
+/// The chapter. `id` is unique in the report; `name` is that of the file.
+pub fn chapter(record: &ContestRecord, id: &str, name: &str) -> Chapter {
+    let mut blocks = Vec::new();
+    let plots: Vec<Markup> = (1..record.sides.len())
+        .flat_map(|side| Metric::ALL.map(|metric| bars(record, side, metric, id)))
+        .flatten()
+        .collect();
+    if !plots.is_empty() {
+        blocks.push(Block::Plots(plots));
+    }
+    if !record.overall.is_empty() {
+        blocks.push(Block::Heading("Over all measurements".into()));
+        blocks.push(Block::Table(table(record, &record.overall)));
+    }
+    blocks.push(Block::Heading("Each measurement".into()));
+    blocks.push(Block::Table(table(record, &record.comparisons)));
+    blocks.push(Block::Heading("What was compared".into()));
+    blocks.push(Block::Table(sides(record)));
+    let names: Vec<String> = record.sides.iter().map(|side| side.name.clone()).collect();
+    Chapter {
+        id: id.to_owned(),
+        title: name.to_owned(),
+        subtitle: format!("Comparison of {}", list(&names)),
+        verdict: record.verdict.clone(),
+        badges: badges(record),
+        doubts: record
+            .warnings
+            .iter()
+            .map(|warning| Doubt { tone: Tone::Doubt, sentence: warning.to_string() })
+            .collect(),
+        blocks,
+    }
+}
+
+fn badges(record: &ContestRecord) -> Vec<(Tone, String)> {
+    let mut badges = Vec::new();
+    if !record.failed.is_empty() {
+        badges.push((Tone::Bad, "failed".to_owned()));
+    }
+    badges.push(match record.paired {
+        true => (Tone::Good, "rounds took turns".into()),
+        false => (Tone::Plain, "measured apart".into()),
+    });
+    badges
+}
+
+fn base_name(record: &ContestRecord) -> &str {
+    record.sides.first().map_or("the base", |side| side.name.as_str())
+}
+
+/// One figure of one side: each measurement as a ratio to the base.
+fn bars(record: &ContestRecord, side: usize, metric: Metric, id: &str) -> Option<Markup> {
+    let side_name = &record.sides.get(side)?.name;
+    let found: Vec<&Comparison> = record
+        .comparisons
+        .iter()
+        .filter(|comparison| comparison.side == side && comparison.metric == metric)
+        .take(BARS_MOST)
+        .collect();
+    if found.is_empty() {
+        return None;
+    }
+    let better = if metric.more_is_better() { "more is better" } else { "less is better" };
+    let bars = found
+        .iter()
+        .map(|comparison| {
+            let change = &comparison.change;
+            Bar {
+                name: if comparison.group.is_empty() { side_name.clone() } else { comparison.group.clone() },
+                parts: vec![Part { value: 1.0 + change.estimate, style: 0 }],
+                range: Some(((1.0 + change.interval.low).max(0.0), 1.0 + change.interval.high)),
+                figure: format!("{} ({})", percent(change.estimate), word(comparison.said).1),
+                says: format!(
+                    "{}: {} against {}, {} to {} with {:.0} % confidence",
+                    comparison.group,
+                    metric.show(comparison.ours),
+                    metric.show(comparison.base),
+                    percent(change.interval.low),
+                    percent(change.interval.high),
+                    change.confidence * 100.0
+                ),
+            }
+        })
+        .collect();
+    let number = Metric::ALL.iter().position(|other| *other == metric).unwrap_or(0);
+    Some(
+        BarChart {
+            id: format!("{id}-s{side}-m{number}"),
+            title: format!("{} of {side_name} as a ratio to {}", metric.title(), base_name(record)),
+            description: format!("{} measurements with their intervals; {better}.", found.len()),
+            axis: "ratio to the base, with its interval",
+            write: &short,
+            parts: vec![],
+            bars,
+            reference: Some((1.0, base_name(record).to_owned())),
+        }
+        .render(),
+    )
+}
+
+fn word(said: Said) -> (Tone, &'static str) {
+    match said {
+        Said::Better => (Tone::Good, "better"),
+        Said::Worse => (Tone::Bad, "worse"),
+        Said::NoDifference => (Tone::Faint, "no difference seen"),
+        Said::TooFewRounds => (Tone::Faint, "too few rounds to tell"),
+    }
+}
+
+/// With its sign.
+fn percent(share: f64) -> String {
+    format!("{:+.1} %", share * 100.0)
+}
+
+fn table(record: &ContestRecord, comparisons: &[Comparison]) -> Table {
+    let mut table = Table::new(
+        format!(
+            "Changes are median ratios to the base ({}); p is corrected by Holm for the number of comparisons.",
+            if record.paired {
+                "Hodges-Lehmann over rounds in pairs"
+            } else {
+                "Hodges-Lehmann over all pairs of rounds"
+            }
+        ),
+        &["side", "measurement", "figure", "base", "side’s", "ratio", "change", "between", "p", "said"],
+    );
+    for comparison in comparisons {
+        let show = |value: f64| {
+            // There is no such thing as the IOPS of all measurements.
+            let known = (!comparison.group.is_empty()).then_some(value);
+            Cell::maybe(known, |value| comparison.metric.show(value).replace(" us", " µs"))
+        };
+        let (tone, said) = word(comparison.said);
+        let ends = &comparison.change.interval;
+        table.row(vec![
+            Cell::text(record.sides.get(comparison.side).map_or("", |side| side.name.as_str())),
+            Cell::text(if comparison.group.is_empty() { "all" } else { comparison.group.as_str() }),
+            Cell::text(comparison.metric.title()),
+            show(comparison.base),
+            show(comparison.ours),
+            Cell::figure(1.0 + comparison.change.estimate, ratio),
+            Cell::figure(comparison.change.estimate, percent),
+            Cell::text(format!("{} to {}", percent(ends.low), percent(ends.high))),
+            Cell::figure(comparison.p_corrected, |p| if p < 0.0005 { "< 0.001".into() } else { format!("{p:.3}") }),
+            Cell::text(said).toned(tone),
+        ]);
+    }
+    table
+}
+
+fn sides(record: &ContestRecord) -> Table {
+    let mut table = Table::new(
+        "The first is the base",
+        &["side", "measurements", "rounds each, at least", "from", "cache", "machine", "version"],
+    );
+    for side in &record.sides {
+        let rounds = side.groups.iter().map(|group| group.rounds.len()).min().unwrap_or(0);
+        let circumstances = &side.circumstances;
+        table.row(vec![
+            Cell::text(&side.name),
+            Cell::figure(side.groups.len() as f64, short),
+            Cell::figure(rounds as f64, short),
+            Cell::text(side.sources.join(", ")),
+            Cell::text(&circumstances.cache),
+            Cell::text(&circumstances.machine),
+            Cell::text(&circumstances.version),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,342 @@
+//! The chapter of the study `queue-depth`: how much load is enough, and each stage beside the paper's own figures.
+
+use super::{
+    machine,
+    outline::{Block, Cell, Chapter, Doubt, Row, Table, Tile, Tone},
+    plot::{Axis, Bar, BarChart, LineChart, Part, Point, Scale, Series},
+    sweep,
+    write::{count, list, moment, rate, ratio, short, time},
+};
+use crate::{
+    figures::Figures,
+    record::{End, Run},
+    study::queue_depth::{
+        Finding, QueueDepthResult, Stage, StageRecord,
+        findings::{self, beside, load_name},
+        paper,
+        report::how,
+    },
+    table::bytes,
+};
+use maud::Markup;
+
+/// The chapter. `id` is unique in the report; `name` is that of the file.
+pub fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
+    let mut blocks = Vec::new();
+    if !result.findings.is_empty() {
+        blocks.push(Block::Tiles(result.findings.iter().map(tile).collect()));
+        blocks.push(Block::Heading("Findings, as in the paper’s Table 5".into()));
+        blocks.push(Block::Table(findings_table(result)));
+        if result.settings.array.is_none() {
+            blocks.push(Block::Text(
+                "Nothing was said of the devices below, so one device without copies is taken (--copies, --devices)."
+                    .into(),
+            ));
+        }
+    }
+    for record in &result.stages {
+        blocks.push(Block::Heading(record.stage.title().into()));
+        let id = format!("{id}-{}", result.stages.iter().position(|other| other.stage == record.stage).unwrap_or(0));
+        blocks.push(Block::Plots(plots(record, &id)));
+        if !record.sweep.knees.is_empty() {
+            blocks.push(Block::Table(sweep::marked_points(&record.sweep)));
+        } else if record.sweep.best.is_some() {
+            blocks.push(Block::Text(record.sweep.verdict.clone()));
+        }
+        blocks.push(Block::Table(cells(record)));
+    }
+    if let Some(run) = &result.pre_test {
+        blocks.push(Block::Heading("Pre-test 1: the load of the paper’s first command".into()));
+        blocks.push(Block::Table(pre_test(run)));
+    }
+    blocks.push(Block::Heading("How it was measured".into()));
+    blocks.push(Block::Facts(facts(result)));
+    Chapter {
+        id: id.to_owned(),
+        title: name.to_owned(),
+        subtitle: format!(
+            "Study of queue depth, {}, {} in all",
+            moment(&result.started_utc),
+            time(result.took_ns as f64)
+        ),
+        verdict: result.verdict.clone(),
+        badges: badges(result),
+        doubts: doubts(result),
+        blocks,
+    }
+}
+
+fn badges(result: &QueueDepthResult) -> Vec<(Tone, String)> {
+    let mut badges = vec![match &result.end {
+        End::Complete => (Tone::Good, "complete".to_owned()),
+        End::Stopped => (Tone::Doubt, "partial".to_owned()),
+        End::Failed { .. } => (Tone::Bad, "failed".to_owned()),
+    }];
+    badges.push((Tone::Plain, format!("{} rounds", result.settings.rounds)));
+    if result.settings.quick {
+        badges.push((Tone::Doubt, "quick".into()));
+    }
+    let steady = result.pre_test.as_ref().and_then(|run| run.phases.first()?.steady.clone());
+    if let Some(steady) = steady {
+        let holds = steady.reached_ns.is_some() && steady.left_ns.is_none();
+        badges.push(if holds { (Tone::Good, "steady state".into()) } else { (Tone::Doubt, "no steady state".into()) });
+    }
+    badges
+}
+
+fn doubts(result: &QueueDepthResult) -> Vec<Doubt> {
+    let failed = match &result.end {
+        End::Failed { first, errors } => Some(Doubt {
+            tone: Tone::Bad,
+            sentence: format!("requests failed ({}); the first: {first}", count(*errors as f64)),
+        }),
+        _ => None,
+    };
+    let warned = result.warnings.iter().map(|warning| Doubt { tone: Tone::Doubt, sentence: warning.to_string() });
+    failed.into_iter().chain(warned).collect()
+}
+
+fn tile(finding: &Finding) -> Tile {
+    let name = load_name(finding.stage).to_owned();
+    match &finding.found {
+        Some(found) => Tile {
+            name: format!(
+                "{name}: {} IOPS, {} MB/s at {}",
+                rate(found.iops),
+                rate(found.mb_per_s),
+                time(found.mean_ns)
+            ),
+            cell: Cell::figure(found.in_flight as f64, count),
+            unit: "in flight".into(),
+        },
+        None => {
+            Tile { name: format!("{name}: no depth can be named"), cell: Cell::maybe(None, count), unit: String::new() }
+        }
+    }
+}
+
+const FINDINGS: [&str; 13] = [
+    "load",
+    "whose",
+    "by",
+    "in flight",
+    "between",
+    "threads × depth",
+    "IOPS",
+    "MB/s",
+    "mean",
+    "amplification",
+    "devices",
+    "MB/s per device",
+    "depth per device",
+];
+
+fn findings_table(result: &QueueDepthResult) -> Table {
+    let mut table = Table::new(
+        "The load that is enough, ours and the paper’s. Between: 95 % interval of the load that the rule chose. Amplification: reads plus writes times copies. Depth per device: in flight × amplification / devices. MB are 10⁶ bytes.",
+        &FINDINGS,
+    );
+    let devices = f64::from(result.settings.array.map_or(1, |array| array.devices));
+    for finding in &result.findings {
+        let mut row = vec![Cell::text(load_name(finding.stage)), Cell::text("ours")];
+        match &finding.found {
+            Some(found) => row.extend([
+                Cell::text(found.rule.name()),
+                Cell::figure(found.in_flight as f64, count).toned(Tone::Good),
+                Cell::text(
+                    found
+                        .interval
+                        .map_or_else(String::new, |ends| format!("{} to {}", short(ends.low), short(ends.high))),
+                ),
+                Cell::text(format!("{} × {}", found.threads * found.files, found.queue_depth)),
+                Cell::figure(found.iops, rate),
+                Cell::figure(found.mb_per_s, rate),
+                Cell::figure(found.mean_ns, time),
+                Cell::figure(found.array.amplification, ratio),
+                Cell::figure(devices, count),
+                Cell::figure(found.array.mb_per_s_per_device, rate),
+                Cell::figure(found.array.depth_per_device, rate),
+            ]),
+            None => {
+                row.push(Cell::text("none").toned(Tone::Bad));
+                row.extend((0..10).map(|_| Cell::maybe(None, rate)));
+            }
+        }
+        table.row(row);
+        let Some(papers) = findings::papers(finding.stage) else { continue };
+        let settled = papers.settled;
+        table.row(vec![
+            Cell::default(),
+            Cell::text("the paper’s").toned(Tone::Faint),
+            Cell::default(),
+            Cell::figure(settled.in_flight as f64, count).toned(Tone::Faint),
+            Cell::default(),
+            Cell::text(format!("{} × {}", settled.threads, settled.in_flight / settled.threads)).toned(Tone::Faint),
+            Cell::figure(settled.point.iops, rate).toned(Tone::Faint),
+            Cell::figure(papers.mb_per_s, rate).toned(Tone::Faint),
+            Cell::figure(settled.point.mean_ms * 1e6, time).toned(Tone::Faint),
+            Cell::figure(papers.array.amplification, ratio).toned(Tone::Faint),
+            Cell::figure(f64::from(paper::ARRAY.devices), count).toned(Tone::Faint),
+            Cell::figure(papers.array.mb_per_s_per_device, rate).toned(Tone::Faint),
+            Cell::figure(papers.array.depth_per_device, rate).toned(Tone::Faint),
+        ]);
+    }
+    table
+}
+
+fn plots(record: &StageRecord, id: &str) -> Vec<Markup> {
+    if record.sweep.knees.is_empty() {
+        return vec![bars(record, id)];
+    }
+    let mut plots = vec![sweep::throughput(&[(String::new(), &record.sweep)], &format!("{id}-tl"))];
+    plots.extend(grown(record, &format!("{id}-grown")));
+    plots.extend(sweep::against_load(&record.sweep, id));
+    plots
+}
+
+/// IOPS of combinations, which are no line.
+fn bars(record: &StageRecord, id: &str) -> Markup {
+    let best = record.sweep.best.as_ref();
+    let bars: Vec<Bar> = record
+        .sweep
+        .cells
+        .iter()
+        .enumerate()
+        .filter_map(|(index, cell)| {
+            let iops = cell.median(|round| round.iops)?;
+            let mean_ns = cell.median(|round| round.mean_ns)?;
+            let all = || cell.rounds.iter().map(|round| round.iops);
+            let word = if best.is_some_and(|best| best.cell == index) { " (best)" } else { "" };
+            let split = format!("{} × {}", cell.threads, cell.queue_depth);
+            let files = if cell.files == 1 { "1 file".to_owned() } else { format!("{} files", cell.files) };
+            let name = if record.stage == Stage::Files { format!("{files}, {split}") } else { split };
+            Some(Bar {
+                says: format!("{name}: {} IOPS at {}", rate(iops), time(mean_ns)),
+                name: format!("{name}{word}"),
+                parts: vec![Part { value: iops, style: 0 }],
+                range: (cell.rounds.len() > 1)
+                    .then(|| (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max))),
+                figure: rate(iops),
+            })
+        })
+        .collect();
+    BarChart {
+        id: format!("{id}-bars"),
+        title: if record.stage == Stage::Files { "IOPS by files" } else { "IOPS by threads × outstanding" }.into(),
+        description: format!("{} combinations; {}", bars.len(), record.sweep.verdict),
+        axis: "IOPS, median of the rounds (line: lowest to highest)",
+        write: &short,
+        parts: vec![],
+        bars,
+        reference: None,
+    }
+    .render()
+}
+
+/// How throughput grows with the load, ours and the paper's, each from its first.
+fn grown(record: &StageRecord, id: &str) -> Option<Markup> {
+    let pairs = beside(record);
+    let points = |pick: fn(&findings::Beside) -> Option<f64>, whose: &str| -> Vec<Point> {
+        let cells = record.sweep.cells.iter().zip(&pairs);
+        cells
+            .filter_map(|(cell, pair)| {
+                let (x, y) = (cell.total_depth as f64, pick(pair.as_ref()?)?);
+                Some(Point { x, y, says: format!("{} in flight: {whose} × {}", cell.total_depth, ratio(y)) })
+            })
+            .collect()
+    };
+    let (ours, papers) = (points(|pair| Some(pair.ours), "ours"), points(|pair| pair.papers, "the paper’s"));
+    if papers.len() < 2 {
+        return None;
+    }
+    let highest = ours.iter().chain(&papers).map(|point| point.y).fold(0.0, f64::max);
+    let most = ours.iter().map(|point| point.x).fold(0.0, f64::max);
+    let series = vec![
+        Series { name: "ours".into(), points: ours, style: 0, line: true },
+        Series { name: "the paper’s".into(), points: papers, style: 1, line: true },
+    ];
+    Some(
+        LineChart {
+            id: id.into(),
+            title: "IOPS as they grow, beside the paper’s".into(),
+            description: "IOPS as multiples of those at the first load that both have, against requests in flight."
+                .into(),
+            x: Axis { title: "in flight", scale: Scale::from_zero(most), write: &short, at: None },
+            y: Axis { title: "multiple of the first", scale: Scale::from_zero(highest), write: &short, at: None },
+            series,
+            bands: vec![],
+            marks: vec![],
+            rules: vec![],
+        }
+        .render(),
+    )
+}
+
+/// The cells of a stage with the paper's beside them.
+fn cells(record: &StageRecord) -> Table {
+    let mut table = sweep::cells(&record.sweep);
+    let pairs = beside(record);
+    if pairs.iter().flatten().all(|pair| pair.papers.is_none()) {
+        return table;
+    }
+    table.caption = "Medians of the rounds. Grown: IOPS to those of the first load that both have.".into();
+    table.heads.extend(["grown", "the paper’s grown", "ours : the paper’s"].map(str::to_owned));
+    for (Row { cells, .. }, pair) in table.rows.iter_mut().zip(&pairs) {
+        cells.extend([
+            Cell::maybe(pair.map(|pair| pair.ours), ratio),
+            Cell::maybe(pair.and_then(|pair| pair.papers), ratio).toned(Tone::Faint),
+            Cell::maybe(pair.and_then(|pair| pair.ratio), ratio).toned(Tone::Faint),
+        ]);
+    }
+    table
+}
+
+fn pre_test(run: &Run) -> Table {
+    let mut table = Table::new(
+        "Random 8K, 70 % read; measured once, after the steady state or the time that was given for it",
+        &["whose", "threads × depth", "IOPS", "MB/s", "mean", "p99", "in flight on average"],
+    );
+    if let Some((phase, load)) = run.phases.first().zip(run.job.phases.first().and_then(|phase| phase.loads.first())) {
+        let figures = Figures::of(phase);
+        table.row(vec![
+            Cell::text("ours"),
+            Cell::text(format!("{} × {}", load.threads, load.queue_depth)),
+            Cell::figure(figures.iops, rate),
+            Cell::figure(figures.mb_per_s, rate),
+            Cell::figure(figures.mean_ns, time),
+            Cell::figure(figures.p99_ns, time),
+            Cell::figure(figures.depth_reached, rate),
+        ]);
+    }
+    let papers = paper::PRE_TEST;
+    table.row(vec![
+        Cell::text("the paper’s"),
+        Cell::text(format!("{} × {}", paper::THREADS, paper::PRE_TEST_DEPTH)).toned(Tone::Faint),
+        Cell::figure(papers.iops, rate).toned(Tone::Faint),
+        Cell::figure(papers.iops * 8192.0 / 1e6, rate).toned(Tone::Faint),
+        Cell::figure(papers.mean_ms * 1e6, time).toned(Tone::Faint),
+        Cell::figure(paper::PRE_TEST_P99_MS * 1e6, time).toned(Tone::Faint),
+        Cell::maybe(None, rate),
+    ]);
+    table
+}
+
+fn facts(result: &QueueDepthResult) -> Vec<(String, String)> {
+    let mut facts = machine::facts(&result.machine, &result.versions);
+    facts.extend(result.place.as_ref().map(machine::place));
+    let targets: Vec<String> = result
+        .targets
+        .iter()
+        .map(|target| format!("{} ({}, {})", target.name, target.kind, bytes(target.size_bytes)))
+        .collect();
+    facts.push(("Targets".into(), list(&targets)));
+    facts.push(("How".into(), how(result)));
+    facts.extend(
+        result
+            .settings
+            .array
+            .map(|array| ("Array".into(), format!("{} copies on {} devices", array.copies, array.devices))),
+    );
+    facts.extend(result.settings.max_p99.map(|limit| ("Limit for the 99th percentile".into(), limit.to_string())));
+    facts
+}

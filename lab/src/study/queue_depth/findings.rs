@@ -1,0 +1,325 @@
+//! From the measured stages to the findings: how much load is enough, for each kind of load, and what that asks of a device.
+//!
+//! ```text
+//!   depths ─▶ knee ─▶ a point, by the first rule that tells one ─▶ target depth ─▶ combinations ─▶ the best of them ─▶ finding
+//!   reads, writes ─▶ knee ─▶ a point ─────────────────────────────────────────────────────────────────────────────────▶ finding
+//! ```
+//!
+//! For small random I/O the paper looks where latency begins to outpace throughput; that is what *efficient* reckons, and the paper's own rule reads off a
+//! graph. For sequential I/O latency is "arguably less important", and the paper looks where more stops to bring more: *saturation*. Where
+//! one cannot be told the others are asked in turn, and the finding says which it was.
+
+use super::{QueueDepthResult, Stage, StageRecord, paper, plan};
+use crate::{
+    figures::Figures,
+    knee::{Doubt, Knee, LoadInterval, Mark, MarkedPoint},
+    record::End,
+    sweep::{ArrayFigures, ArrayOptions, SweepCell, SweepRecord},
+    table::{duration, figure, grouped},
+};
+use serde::{Deserialize, Serialize};
+
+/// By what a point was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// Largest power.
+    Efficient,
+    /// First at 95 % of the peak.
+    Saturation,
+    /// The paper's: where latency begins to outpace throughput.
+    Paper,
+}
+
+impl Rule {
+    /// As shown to people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Efficient => "efficient",
+            Self::Saturation => "saturation",
+            Self::Paper => "the paper's rule",
+        }
+    }
+}
+
+/// How much load is enough for one kind of load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Depths (for small random I/O), reads, or writes.
+    pub stage: Stage,
+    /// The answer; none where no rule gives one.
+    pub found: Option<Found>,
+    /// Why there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<Doubt>,
+}
+
+/// See [`Finding`]. Figures are medians over the rounds of the cell that stands for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Found {
+    /// By what the load was chosen.
+    pub rule: Rule,
+    /// The load that the rule chose, requests in flight.
+    pub chosen: f64,
+    /// Where it lies, by bootstrap.
+    pub interval: Option<LoadInterval>,
+    /// Requests in flight of the cell below: the chosen load, or for random I/O a total near it that threads can share.
+    pub in_flight: u64,
+    /// Files of that cell.
+    pub files: u32,
+    /// Threads for each file.
+    pub threads: u32,
+    /// Requests in flight for each thread.
+    pub queue_depth: u32,
+    /// Other combinations that chance cannot tell from it; none where there is nothing to choose from, or only one round.
+    pub as_good: Option<usize>,
+    /// Requests a second.
+    pub iops: f64,
+    /// Millions of bytes a second.
+    pub mb_per_s: f64,
+    /// Mean latency.
+    pub mean_ns: f64,
+    /// 99th percentile.
+    pub p99_ns: f64,
+    /// CPU time of the generator for each request.
+    pub cpu_ns_per_io: f64,
+    /// What it asks of each device below; of one device without copies where nothing is known of them.
+    pub array: ArrayFigures,
+}
+
+/// What the paper settled at for a kind of load, reckoned as ours.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Papers {
+    /// The line of its table.
+    pub settled: paper::Settled,
+    /// Millions of bytes a second.
+    pub mb_per_s: f64,
+    /// What it asked of each of its eight devices.
+    pub array: ArrayFigures,
+}
+
+/// The paper's finding beside ours.
+pub fn papers(stage: Stage) -> Option<Papers> {
+    let settled = paper::settled(stage)?;
+    let (block_bytes, read_share) = match stage {
+        Stage::Reads => (512 << 10, 1.0),
+        Stage::Writes => (512 << 10, 0.0),
+        _ => (8 << 10, 0.7),
+    };
+    let mb_per_s = settled.point.iops * f64::from(block_bytes) / 1e6;
+    let array = paper::ARRAY.figures(read_share, settled.in_flight, settled.point.iops, mb_per_s);
+    Some(Papers { settled, mb_per_s, array })
+}
+
+/// The point of a knee that counts for a stage, or why none does.
+pub(super) fn chosen(stage: Stage, knee: &Knee) -> Result<(Rule, MarkedPoint), Doubt> {
+    let marks = if matches!(stage, Stage::Reads | Stage::Writes) {
+        [(Rule::Saturation, &knee.saturation), (Rule::Efficient, &knee.efficient), (Rule::Paper, &knee.paper)]
+    } else {
+        [(Rule::Efficient, &knee.efficient), (Rule::Paper, &knee.paper), (Rule::Saturation, &knee.saturation)]
+    };
+    let found = marks.iter().find_map(|(rule, mark)| Some((*rule, *mark.found()?)));
+    found.ok_or_else(|| match marks[0].1 {
+        Mark::Untold { why } => why.clone(),
+        Mark::Found(_) => Doubt::Flat,
+    })
+}
+
+/// The only line of a stage in which one load varies.
+pub(super) fn knee_of(sweep: &SweepRecord) -> Option<&Knee> {
+    sweep.knees.first().map(|row| &row.knee)
+}
+
+/// Requests in flight that the combinations are to have: what test 1 found, or the pre-test's where it found nothing.
+pub(super) fn target_depth(depths: &SweepRecord, threads: u32) -> u32 {
+    let told = knee_of(depths).and_then(|knee| chosen(Stage::Depths, knee).ok());
+    let load = told.map_or(f64::from(threads * paper::PRE_TEST_DEPTH), |(_, point)| point.load);
+    plan::divisible(load)
+}
+
+/// How many files the later stages take: more than one only where one is slower beyond chance.
+pub(super) fn files(stage: &SweepRecord) -> u32 {
+    let Some(best) = &stage.best else { return 1 };
+    let one = stage.cells.iter().position(|cell| cell.files == 1);
+    let surely = match (&best.rivals, one) {
+        (Some(rivals), Some(one)) => !rivals.contains(&one),
+        _ => false,
+    };
+    if surely { stage.cells[best.cell].files } else { 1 }
+}
+
+/// What the stages say, in their order.
+pub(super) fn findings(stages: &[StageRecord], array: Option<ArrayOptions>) -> Vec<Finding> {
+    let find = |wanted: Stage| stages.iter().find(|record| record.stage == wanted).map(|record| &record.sweep);
+    let mut findings = Vec::new();
+    for stage in [Stage::Depths, Stage::Reads, Stage::Writes] {
+        let Some(sweep) = find(stage) else { continue };
+        let Some(row) = sweep.knees.first() else { continue };
+        let finding = match chosen(stage, &row.knee) {
+            Err(why) => Finding { stage, found: None, why: Some(why) },
+            Ok((rule, point)) => {
+                let mut cell = row.cells.get(point.cell).and_then(|index| sweep.cells.get(*index));
+                let mut as_good = None;
+                if stage == Stage::Depths
+                    && let Some(combinations) = find(Stage::Combinations)
+                    && let Some(best) = &combinations.best
+                {
+                    cell = combinations.cells.get(best.cell);
+                    as_good = best.rivals.as_ref().map(Vec::len);
+                }
+                Finding { stage, found: cell.and_then(|cell| found(rule, &point, cell, as_good, array)), why: None }
+            }
+        };
+        findings.push(finding);
+    }
+    findings
+}
+
+fn found(
+    rule: Rule,
+    point: &MarkedPoint,
+    cell: &SweepCell,
+    as_good: Option<usize>,
+    array: Option<ArrayOptions>,
+) -> Option<Found> {
+    let median = |figure: fn(&Figures) -> f64| cell.median(figure);
+    let (iops, mb_per_s) = (median(|round| round.iops)?, median(|round| round.mb_per_s)?);
+    let read_share = median(|round| round.read_share())?;
+    Some(Found {
+        rule,
+        chosen: point.load,
+        interval: point.interval,
+        in_flight: cell.total_depth,
+        files: cell.files,
+        threads: cell.threads,
+        queue_depth: cell.queue_depth,
+        as_good,
+        iops,
+        mb_per_s,
+        mean_ns: median(|round| round.mean_ns)?,
+        p99_ns: median(|round| round.p99_ns)?,
+        cpu_ns_per_io: median(|round| round.cpu_ns_per_io)?,
+        array: array.unwrap_or(ArrayOptions { copies: 1, devices: 1 }).figures(
+            read_share,
+            cell.total_depth,
+            iops,
+            mb_per_s,
+        ),
+    })
+}
+
+/// A stage's kind of load in words.
+pub fn load_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Reads => "512K sequential reads",
+        Stage::Writes => "512K sequential writes",
+        Stage::Files | Stage::Depths | Stage::Combinations => "random 8K (70 % read)",
+    }
+}
+
+/// The conclusion in a sentence, after how it ended.
+pub(super) fn verdict(result: &QueueDepthResult) -> String {
+    let mut text = match &result.end {
+        End::Complete => String::new(),
+        End::Stopped => "Partial: it was stopped before all was measured. ".into(),
+        End::Failed { first, errors } => format!("Requests failed ({errors}): {first}. "),
+    };
+    if result.findings.is_empty() {
+        text.push_str("No depth can be named yet.");
+        return text;
+    }
+    let parts: Vec<String> = result.findings.iter().map(clause).collect();
+    text.push_str(&parts.join("; "));
+    let papers: Vec<String> = result
+        .findings
+        .iter()
+        .filter_map(|finding| Some(papers(finding.stage)?.settled.in_flight.to_string()))
+        .collect();
+    text.push_str(&format!("; the paper's eight SSDs wanted {}.", and(&papers)));
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+fn clause(finding: &Finding) -> String {
+    let load = load_name(finding.stage);
+    let Some(found) = &finding.found else {
+        let why = finding.why.as_ref().map_or_else(|| "not measured".into(), ToString::to_string);
+        return format!("for {load} no depth can be named ({why})");
+    };
+    if finding.stage != Stage::Depths {
+        let said = if found.rule == Rule::Saturation { "are saturated from" } else { "do best with" };
+        return format!("{load} {said} {} in flight ({} MB/s)", found.in_flight, figure(found.mb_per_s));
+    }
+    let files = if found.files > 1 { format!("{} files x ", found.files) } else { String::new() };
+    let as_good = match found.as_good {
+        Some(0) | None => String::new(),
+        Some(1) => ", one other split as good".into(),
+        Some(others) => format!(", {others} other splits as good"),
+    };
+    format!(
+        "{load} does best with {} in flight, as {files}{} threads x {}{as_good}: {} IOPS at {}",
+        found.in_flight,
+        found.threads,
+        found.queue_depth,
+        grouped(found.iops),
+        duration(found.mean_ns)
+    )
+}
+
+fn and(words: &[String]) -> String {
+    match words {
+        [] => String::new(),
+        [one] => one.clone(),
+        [rest @ .., last] => format!("{} and {last}", rest.join(", ")),
+    }
+}
+
+/// A cell beside the paper's at the same place: how much each has grown from the first place that both have, and ours as a ratio to the
+/// paper's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Beside {
+    /// Our IOPS to our first.
+    pub ours: f64,
+    /// The paper's IOPS to its first; none where the paper has no figure for this place.
+    pub papers: Option<f64>,
+    /// Our IOPS to the paper's.
+    pub ratio: Option<f64>,
+}
+
+/// All cells of a stage beside the paper's.
+pub fn beside(record: &StageRecord) -> Vec<Option<Beside>> {
+    let place = |cell: &SweepCell| -> Option<u64> {
+        match record.stage {
+            Stage::Files => None,
+            // Its axis stands for eight threads.
+            Stage::Depths => {
+                let threads = u64::from(paper::THREADS);
+                cell.total_depth.is_multiple_of(threads).then(|| cell.total_depth / threads)
+            }
+            Stage::Combinations => Some(u64::from(cell.threads) * u64::from(cell.files)),
+            Stage::Reads | Stage::Writes => Some(cell.total_depth),
+        }
+    };
+    let pairs: Vec<Option<(f64, Option<f64>)>> = record
+        .sweep
+        .cells
+        .iter()
+        .map(|cell| {
+            let ours = cell.median(|round| round.iops).filter(|iops| *iops > 0.0)?;
+            let papers = place(cell).and_then(|place| paper::at(record.stage, place)).map(|point| point.iops);
+            Some((ours, papers))
+        })
+        .collect();
+    let first = pairs.iter().flatten().find_map(|(ours, papers)| Some((*ours, (*papers)?)));
+    pairs
+        .iter()
+        .map(|pair| {
+            let ((ours, papers), (our_first, papers_first)) = ((*pair)?, first?);
+            Some(Beside {
+                ours: ours / our_first,
+                papers: papers.map(|papers| papers / papers_first),
+                ratio: papers.map(|papers| ours / papers),
+            })
+        })
+        .collect()
+}

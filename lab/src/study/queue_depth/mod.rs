@@ -1,0 +1,505 @@
+//! The study `queue-depth`: how much load is enough, by the whole procedure of the Storage Spaces paper.
+//!
+//! ```text
+//!   make          files full of data that cannot be compressed: one of the size under test, and what pre-test 2 needs beside it   (files.rs)
+//!   pre-test 1    8 threads x 12, until the steady state is reached; what keeps changing is told
+//!   files         pre-test 2: the same data and the same load on 1, 2 and 4 files
+//!   depths        test 1: 1 to 24 outstanding per thread ──▶ knee ──▶ a total depth
+//!   combinations  test 2: threads x outstanding for that total
+//!   reads, writes 512K sequential, one thread
+//!   conclude      findings as in the paper's Table 5, figures per device, the paper's beside ours   (findings.rs, paper.rs)
+//! ```
+//!
+//! Each stage is a sweep (`sweep/`), so its rounds take turns, its knee has an interval, and a study that was broken off goes on where it
+//! ended when the same command is given the file that it saved. A cell of the full form lasts as long as one of the paper's in all,
+//! five minutes of warm-up and ten of measuring, but in five rounds that take turns: only so can chance be told from truth.
+
+mod files;
+pub mod findings;
+pub mod paper;
+mod plan;
+pub mod report;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use findings::{Beside, Finding, Found, Rule};
+pub use report::render;
+
+use crate::{
+    LabError, Result, clock,
+    document::{self, Document},
+    job::{Caching, Mover, Span},
+    machine::{Machine, Place, Versions},
+    prepare::PrepareOptions,
+    progress::{Progress, Step},
+    record::{End, Run, TargetRecord},
+    result,
+    run::{self, OpenTarget, RunOptions, Watch},
+    scratch::Scratch,
+    study::{StudyOptions, StudyReport, budget::Budget},
+    sweep::{self, ArrayOptions, SweepRecord},
+    warning::Warning,
+};
+use plan::Ground;
+use serde::{Deserialize, Serialize};
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// Schema of [`QueueDepthResult`].
+pub const SCHEMA: &str = "diskwright.study.queue-depth/1";
+
+/// The paper's file.
+const FULL_BYTES: u64 = 64 << 30;
+const QUICK_BYTES: u64 = 2 << 30;
+/// Five rounds of three minutes are the paper's fifteen.
+const FULL_CELL: Duration = Duration::from_secs(180);
+const FULL_ROUNDS: usize = 5;
+const QUICK_ROUNDS: usize = 3;
+/// When a quick study should be over: two minutes less what cleaning up may need.
+const QUICK_TOTAL: Duration = Duration::from_secs(108);
+const QUICK_CELLS: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(1000));
+/// Files are whole multiples of this, so that a quarter is whole as well.
+const SIZE_STEP_BYTES: u64 = 4 << 20;
+/// The result is saved after a window, but not more often than this.
+const SAVE_EVERY: Duration = Duration::from_secs(5);
+
+/// What to do. The default is the full study on files of its own.
+#[derive(Debug, Clone, Default)]
+pub struct QueueDepthOptions {
+    /// What every study is told. An existing `output` of an unfinished study is gone on with.
+    pub study: StudyOptions,
+    /// Bytes under test: 64 GiB as in the paper, 2 GiB quick; of targets that are given, all of the smallest.
+    pub size_bytes: Option<u64>,
+    /// Threads for random I/O: 8 as in the paper.
+    pub threads: Option<u32>,
+    /// Requests in flight of the combinations; what test 1 finds unless said.
+    pub target_depth: Option<u32>,
+    /// What lies below the target.
+    pub array: Option<ArrayOptions>,
+    /// The 99th percentile that is still bearable.
+    pub max_p99: Option<Span>,
+    /// How requests reach the store; past the cache and durable when they complete, as in the paper, unless said.
+    pub cache: Option<Caching>,
+    /// Targets to measure instead of files of its own.
+    pub targets: Vec<String>,
+    /// How those are prepared.
+    pub prepare: PrepareOptions,
+}
+
+/// A step of the procedure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Pre-test 2: number of files.
+    Files,
+    /// Test 1: outstanding per thread.
+    Depths,
+    /// Test 2: threads x outstanding for a total.
+    Combinations,
+    /// Sequential reads.
+    Reads,
+    /// Sequential writes.
+    Writes,
+}
+
+impl Stage {
+    /// In the paper's order.
+    pub const ALL: [Self; 5] = [Self::Files, Self::Depths, Self::Combinations, Self::Reads, Self::Writes];
+
+    /// As shown to people.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Files => "Pre-test 2: number of files",
+            Self::Depths => "Random 8K, test 1: outstanding per thread",
+            Self::Combinations => "Random 8K, test 2: threads x outstanding for one total",
+            Self::Reads => "512K sequential reads, one thread",
+            Self::Writes => "512K sequential writes, one thread",
+        }
+    }
+
+    fn phase(self) -> &'static str {
+        match self {
+            Self::Files => "files",
+            Self::Depths => "depths",
+            Self::Combinations => "combinations",
+            Self::Reads => "reads",
+            Self::Writes => "writes",
+        }
+    }
+}
+
+/// What was asked, as far as a study that goes on must be asked the same; the last two may change.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// The short form.
+    pub quick: bool,
+    /// Bytes under test; none: all of the targets.
+    pub size_bytes: Option<u64>,
+    /// Threads for random I/O, over all files.
+    pub threads: u32,
+    /// How often each cell is measured.
+    pub rounds: u32,
+    /// Length of a cell, its warm-up (a third) included; none: what the time allows.
+    pub cell: Option<Span>,
+    /// Asked for.
+    pub cache: Caching,
+    /// What moves the bytes.
+    pub engine: Mover,
+    /// Requests in flight of the combinations, where the user said so.
+    pub target_depth: Option<u32>,
+    /// Targets that were given; none: files of its own.
+    pub targets: Vec<String>,
+    /// The limit for the 99th percentile.
+    pub max_p99: Option<Span>,
+    /// What lies below the target.
+    pub array: Option<ArrayOptions>,
+}
+
+/// A stage and its sweep.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageRecord {
+    /// Which.
+    pub stage: Stage,
+    /// What was measured.
+    pub sweep: SweepRecord,
+}
+
+/// The study, whole or as far as it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct QueueDepthResult {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The conclusion.
+    pub verdict: String,
+    /// When it first began.
+    pub started_utc: String,
+    /// How long it took over all its sittings, nanoseconds.
+    pub took_ns: u64,
+    /// On what.
+    pub machine: Machine,
+    /// Where its own files lay.
+    pub place: Option<Place>,
+    /// By which programs.
+    pub versions: Versions,
+    /// What was asked.
+    pub settings: Settings,
+    /// The targets, as they were found.
+    pub targets: Vec<TargetRecord>,
+    /// Pre-test 1.
+    pub pre_test: Option<Run>,
+    /// Those that were begun, in order.
+    pub stages: Vec<StageRecord>,
+    /// How much load is enough.
+    pub findings: Vec<Finding>,
+    /// Reasons for doubt.
+    pub warnings: Vec<Warning>,
+    /// How it ended.
+    pub end: End,
+}
+
+/// Runs the study, or goes on with it, and saves its result after each stage. A stop keeps what was measured. The scratch folder is removed
+/// whatever happens, unless it is to be kept.
+///
+/// # Errors
+/// Options that cannot be; no space; targets that may not be written; a saved study that was asked something else;
+/// [`LabError::Stopped`] when it was stopped before anything was measured.
+pub fn run(
+    options: &QueueDepthOptions,
+    watch: &dyn Watch,
+    progress: &mut dyn Progress,
+) -> Result<StudyReport<QueueDepthResult>> {
+    let start = Instant::now();
+    let settings = Settings::new(options)?;
+    let mut result = match options.study.output.as_deref().filter(|path| path.exists()) {
+        Some(path) => go_on(path, settings)?,
+        None => QueueDepthResult::begin(settings),
+    };
+    let saved_to = options
+        .study
+        .output
+        .clone()
+        .unwrap_or_else(|| PathBuf::from(format!("diskwright-queue-depth-{}.json", result.started_utc)));
+    let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
+    let before_ns = result.took_ns;
+    let mut study = Study { result: &mut result, saved_to: &saved_to, saved: Instant::now(), start, before_ns, watch };
+    let outcome = study.carry_out(options, &scratch, progress);
+    match outcome {
+        // Something is there to keep.
+        Err(LabError::Stopped) if study.result.pre_test.is_some() => study.result.end = End::Stopped,
+        other => other?,
+    }
+    study.conclude();
+    study.save()?;
+    let stopped = result.end == End::Stopped;
+    Ok(StudyReport { result, saved_to, stopped })
+}
+
+/// Reads a study that was saved, to go on with it.
+fn go_on(path: &Path, settings: Settings) -> Result<QueueDepthResult> {
+    let mut saved = match document::read_one(path)? {
+        Document::QueueDepth(saved) => *saved,
+        other => {
+            return Err(LabError::BadOptions {
+                what: format!("{} is {} and no study of queue depth", path.display(), other.kind()),
+                hint: "give another file (--output)".into(),
+            });
+        }
+    };
+    let same = Settings { max_p99: settings.max_p99, array: settings.array, ..saved.settings.clone() };
+    if same != settings {
+        return Err(LabError::BadOptions {
+            what: format!("the study in {} was asked something else", path.display()),
+            hint: "use the same options to go on with it, or another file (--output) to begin anew".into(),
+        });
+    }
+    saved.settings = settings;
+    Ok(saved)
+}
+
+impl Settings {
+    fn new(options: &QueueDepthOptions) -> Result<Self> {
+        let study = &options.study;
+        let bad = |what: &str, hint: &str| Err(LabError::BadOptions { what: what.into(), hint: hint.into() });
+        let pick = |quick, full| if study.quick { quick } else { full };
+        let rounds = study.rounds_or(pick(QUICK_ROUNDS, FULL_ROUNDS))?;
+        let threads = options.threads.unwrap_or(paper::THREADS);
+        if !(1..=crate::job::THREADS_MAX).contains(&threads) {
+            return bad("the threads are not between 1 and 1024", "8 are the paper's (--threads)");
+        }
+        if options.target_depth == Some(0) {
+            return bad("a target depth of 0 moves nothing", "use at least 1 (--target-depth), or leave it out");
+        }
+        if options.array.is_some_and(|array| array.copies == 0 || array.devices == 0) {
+            return bad("an array of no copies or no devices", "give both as 1 or more (--copies, --devices)");
+        }
+        if study.cell.is_some_and(|cell| cell.is_zero()) {
+            return bad("a cell of no time measures nothing", "use at least some milliseconds (--cell)");
+        }
+        let own = options.targets.is_empty();
+        let size_bytes = match options.size_bytes {
+            None if own => Some(if study.quick { QUICK_BYTES } else { FULL_BYTES }),
+            size => size.map(|size| if own { size.max(1).next_multiple_of(SIZE_STEP_BYTES) } else { size }),
+        };
+        Ok(Self {
+            quick: study.quick,
+            size_bytes,
+            threads,
+            rounds: u32::try_from(rounds).unwrap_or(u32::MAX),
+            cell: match study.cell {
+                None if !study.quick => Some(FULL_CELL.into()),
+                cell => cell.map(Span::from),
+            },
+            cache: options.cache.unwrap_or(Caching::DirectWriteThrough),
+            engine: files::mover(study.engine),
+            target_depth: options.target_depth,
+            targets: options.targets.clone(),
+            max_p99: options.max_p99,
+            array: options.array,
+        })
+    }
+
+    /// The full study.
+    #[cfg(test)]
+    fn example() -> Self {
+        Self::new(&QueueDepthOptions::default()).expect("the defaults")
+    }
+}
+
+impl QueueDepthResult {
+    fn begin(settings: Settings) -> Self {
+        Self {
+            schema: SCHEMA.into(),
+            verdict: String::new(),
+            started_utc: clock::compact_utc_now(),
+            took_ns: 0,
+            machine: Machine::detect(),
+            place: None,
+            versions: Versions::detect(),
+            settings,
+            targets: Vec::new(),
+            pre_test: None,
+            stages: Vec::new(),
+            findings: Vec::new(),
+            warnings: Vec::new(),
+            end: End::Stopped,
+        }
+    }
+
+    /// The record of a stage, once it has begun.
+    pub fn stage(&self, stage: Stage) -> Option<&StageRecord> {
+        self.stages.iter().find(|record| record.stage == stage)
+    }
+
+    /// The sweep of a stage that has been measured to its end.
+    fn complete(&self, stage: Stage) -> Option<&SweepRecord> {
+        let all =
+            |sweep: &&SweepRecord| sweep.cells.iter().all(|cell| cell.rounds.len() >= sweep.options.rounds as usize);
+        self.stage(stage).map(|record| &record.sweep).filter(all)
+    }
+}
+
+/// A study under way.
+struct Study<'a> {
+    result: &'a mut QueueDepthResult,
+    saved_to: &'a Path,
+    saved: Instant,
+    start: Instant,
+    /// Time of earlier sittings.
+    before_ns: u64,
+    watch: &'a dyn Watch,
+}
+
+impl Study<'_> {
+    fn carry_out(&mut self, options: &QueueDepthOptions, scratch: &Scratch, progress: &mut dyn Progress) -> Result<()> {
+        let settings = self.result.settings.clone();
+        let files_known = self.result.complete(Stage::Files).map(findings::files);
+        let mut made = files::make(&settings, options, files_known, scratch, progress)?;
+        self.result.place = settings.targets.is_empty().then(|| Place::detect(scratch.path()));
+        self.result.targets = made.targets.iter().map(run::target_record).collect();
+        self.result.warnings = made.warnings.clone();
+        scratch.settle()?;
+        if self.result.pre_test.is_none() && !self.pre_test(&settings, &made, progress)? {
+            return Ok(());
+        }
+        let budget = budget(&settings, self.start);
+        let mut ground = Ground {
+            files: u32::try_from(made.targets.len()).unwrap_or(u32::MAX),
+            volume_bytes: made.volume_bytes,
+            depth: settings.target_depth.unwrap_or(0),
+        };
+        for stage in Stage::ALL {
+            if stage == Stage::Files && ground.files == 1 {
+                continue;
+            }
+            let cell = budget.cell(Instant::now(), windows_left(&settings, stage));
+            if !self.sweep(stage, &settings, ground, cell, &made.targets, progress)? {
+                return Ok(());
+            }
+            let record = self.result.complete(stage);
+            match (stage, record) {
+                (Stage::Files, Some(sweep)) => {
+                    ground.files = findings::files(sweep);
+                    made.keep(ground.files as usize);
+                }
+                (Stage::Depths, Some(sweep)) if settings.target_depth.is_none() => {
+                    ground.depth = findings::target_depth(sweep, settings.threads);
+                }
+                _ => {}
+            }
+        }
+        self.result.end = End::Complete;
+        Ok(())
+    }
+
+    /// Whether the study goes on.
+    fn pre_test(&mut self, settings: &Settings, made: &files::Made, progress: &mut dyn Progress) -> Result<bool> {
+        let job = plan::pre_test(settings, made.volume_bytes)?;
+        crate::progress::report(progress, "pre-test", 0, 1, "8 threads x 12, until the steady state")?;
+        let ended = run::run(&job, &made.targets[..1], &RunOptions::default(), self.watch)?;
+        match &ended.end {
+            End::Complete => {}
+            End::Stopped => return Err(LabError::Stopped),
+            End::Failed { .. } => self.result.end = ended.end.clone(),
+        }
+        let goes_on = ended.end == End::Complete;
+        self.result.pre_test = Some(ended);
+        self.save()?;
+        Ok(goes_on)
+    }
+
+    /// Measures what a stage lacks. Whether the study goes on.
+    fn sweep(
+        &mut self,
+        stage: Stage,
+        settings: &Settings,
+        ground: Ground,
+        cell: Duration,
+        targets: &[OpenTarget],
+        progress: &mut dyn Progress,
+    ) -> Result<bool> {
+        let names: Vec<String> = targets.iter().map(|target| target.name.clone()).collect();
+        let records = |count: usize| targets.iter().take(count).map(run::target_record).collect::<Vec<_>>();
+        let mut record = match self.result.stage(stage) {
+            Some(StageRecord { sweep: saved, .. }) => {
+                // What was begun goes on as it was begun; only what is reckoned afterwards may be asked anew.
+                let mut options = saved.options.clone();
+                (options.max_p99, options.array) = (settings.max_p99, settings.array);
+                let records = records(options.targets.len());
+                sweep::resume(saved.clone(), options, &records)?
+            }
+            None => {
+                let options = plan::sweep(stage, settings, ground, cell, &names)?;
+                let records = records(options.targets.len());
+                let record = sweep::begin(options, records, Vec::new())?;
+                self.result.stages.push(StageRecord { stage, sweep: record.clone() });
+                record
+            }
+        };
+        let watch = self.watch;
+        let mut measure = |job: &_, files: usize| run::run(job, &targets[..files], &RunOptions::default(), watch);
+        let mut keep = |now: &SweepRecord| {
+            if let Some(record) = self.result.stages.iter_mut().find(|record| record.stage == stage) {
+                record.sweep = now.clone();
+            }
+            if self.saved.elapsed() >= SAVE_EVERY { self.save() } else { Ok(()) }
+        };
+        let mut named = |step: Step<'_>| progress.step(Step { phase: stage.phase(), ..step });
+        sweep::carry_out(&mut record, &mut measure, &mut keep, &mut named)?;
+        match &record.end {
+            End::Complete => {}
+            End::Stopped => return Err(LabError::Stopped),
+            End::Failed { .. } => self.result.end = record.end.clone(),
+        }
+        self.save()?;
+        Ok(record.end == End::Complete)
+    }
+
+    /// Reckons everything that follows from the stages.
+    fn conclude(&mut self) {
+        let result = &mut *self.result;
+        result.findings = findings::findings(&result.stages, result.settings.array);
+        let of_runs = result.pre_test.iter().flat_map(|run| &run.warnings);
+        let of_stages = result.stages.iter().flat_map(|record| &record.sweep.warnings);
+        let found: Vec<Warning> = of_runs.chain(of_stages).cloned().collect();
+        for warning in found {
+            if !result.warnings.iter().any(|known| is_same(known, &warning)) {
+                result.warnings.push(warning);
+            }
+        }
+        Warning::sort(&mut result.warnings);
+        result.verdict = findings::verdict(result);
+    }
+
+    fn save(&mut self) -> Result<()> {
+        let spent = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.result.took_ns = self.before_ns.saturating_add(spent);
+        if self.result.verdict.is_empty() {
+            self.result.verdict = findings::verdict(self.result);
+        }
+        result::save(self.saved_to, &*self.result)?;
+        self.saved = Instant::now();
+        Ok(())
+    }
+}
+
+/// What is true of every stage is said once, and depths that were not reached are told by the load.
+fn is_same(a: &Warning, b: &Warning) -> bool {
+    let by_kind = |warning: &Warning| !matches!(warning, Warning::DepthNotReached { .. } | Warning::LeftOut { .. });
+    a == b || by_kind(a) && std::mem::discriminant(a) == std::mem::discriminant(b)
+}
+
+fn budget(settings: &Settings, start: Instant) -> Budget {
+    match settings.cell {
+        Some(cell) => Budget::fixed(cell.into()),
+        None => Budget::until(start, QUICK_TOTAL, QUICK_CELLS.0, QUICK_CELLS.1),
+    }
+}
+
+/// Windows from `stage` to the end. Of the combinations, those that divide the total are not known beforehand: all are reckoned with.
+fn windows_left(settings: &Settings, stage: Stage) -> usize {
+    let stages = Stage::ALL.into_iter().skip_while(|other| *other != stage);
+    let cells: usize = stages.map(|stage| plan::values(stage, settings.quick).len()).sum();
+    cells * settings.rounds as usize
+}

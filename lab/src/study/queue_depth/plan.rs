@@ -1,0 +1,210 @@
+//! From what was asked to the sweeps of the procedure, one for each stage.
+//!
+//! | stage | the paper | varies | held |
+//! |---|---|---|---|
+//! | files | pre-test 2 | files 1, 2, 4 | 96 in flight, the volume of data |
+//! | depths | random small I/O, test 1 | 1 to 24 outstanding per thread | 8 threads |
+//! | combinations | random small I/O, test 2 | threads x outstanding | what test 1 found, in flight |
+//! | reads, writes | sequential large I/O | 1 to 36 and 1 to 32 outstanding | one thread |
+//!
+//! The loads are those of the profile `storage-spaces`. Sequential I/O begins at 1 outstanding, where the paper's begins at 8 and 4: a device
+//! that is saturated by less shows it only there.
+
+use super::{Settings, Stage, paper};
+use crate::{
+    Result,
+    job::{Bytes, Job, Span},
+    profiles,
+    sweep::{Axis, Knob, SweepOptions},
+};
+use std::time::Duration;
+
+/// Totals that can be split over many numbers of threads: what the paper did when it went from 124.8 to 120.
+const DIVISIBLE: [u32; 20] = [1, 2, 4, 6, 8, 12, 16, 24, 36, 48, 60, 72, 96, 120, 144, 168, 180, 192, 240, 360];
+
+/// Warm-up as a part of a cell: the paper's five minutes of fifteen.
+const WARM_UP_OF_CELL: u32 = 3;
+
+/// What a stage takes from those before it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ground {
+    /// Files that take part; of the stage that varies them, how many there are.
+    pub files: u32,
+    /// Bytes under test, over all of them.
+    pub volume_bytes: u64,
+    /// Requests in flight that combinations are to have.
+    pub depth: u32,
+}
+
+/// The sweep of a stage, with cells of `cell`, the names of the targets being `targets`.
+///
+/// # Errors
+/// None for the built-in profile.
+pub(super) fn sweep(
+    stage: Stage,
+    settings: &Settings,
+    ground: Ground,
+    cell: Duration,
+    targets: &[String],
+) -> Result<SweepOptions> {
+    let mut job = job(stage, settings, cell)?;
+    // Sequential tests have one thread on one file.
+    let files = if matches!(stage, Stage::Reads | Stage::Writes) { 1 } else { ground.files };
+    let load = &mut job.phases[0].loads[0];
+    let sharing = if stage == Stage::Files { 1 } else { files };
+    load.working_set = Bytes((ground.volume_bytes / u64::from(sharing) & !4095).max(4096));
+    if matches!(stage, Stage::Files | Stage::Depths | Stage::Combinations) {
+        load.threads = (settings.threads / sharing).max(1);
+        load.queue_depth = paper::PRE_TEST_DEPTH;
+    }
+    let (knob, total_depth) = match stage {
+        Stage::Files => (Knob::Files, Some(settings.threads * paper::PRE_TEST_DEPTH)),
+        Stage::Depths | Stage::Reads | Stage::Writes => (Knob::QueueDepth, None),
+        Stage::Combinations => (Knob::Threads, Some(ground.depth)),
+    };
+    let mut values = values(stage, settings.quick);
+    values.retain(|value| stage != Stage::Files || *value <= u64::from(files));
+    Ok(SweepOptions {
+        job,
+        targets: targets.iter().take(files as usize).cloned().collect(),
+        axes: vec![Axis { knob, values }],
+        rounds: settings.rounds,
+        total_depth,
+        max_p99: settings.max_p99,
+        array: settings.array,
+    })
+}
+
+/// The load of a stage as a job whose window is the rest of `cell` after its warm-up.
+///
+/// # Errors
+/// None for the built-in profile.
+pub(super) fn job(stage: Stage, settings: &Settings, cell: Duration) -> Result<Job> {
+    let phase = match stage {
+        Stage::Files | Stage::Depths | Stage::Combinations => "oltp",
+        Stage::Reads => "sequential-read",
+        Stage::Writes => "sequential-write",
+    };
+    let mut job = profiles::load(&format!("storage-spaces/{phase}"))?;
+    let warm_up = cell / WARM_UP_OF_CELL;
+    job.phases[0].warm_up = warm_up.into();
+    job.phases[0].duration = cell.saturating_sub(warm_up).max(Duration::from_millis(1)).into();
+    (job.cache, job.engine) = (settings.cache, settings.engine);
+    Ok(job)
+}
+
+/// Pre-test 1: eight threads with twelve outstanding each, which waits for the steady state.
+///
+/// # Errors
+/// None for the built-in profile.
+pub(super) fn pre_test(settings: &Settings, volume_bytes: u64) -> Result<Job> {
+    let mut job = job(Stage::Depths, settings, Duration::from_secs(1))?;
+    let (within, measured) = match settings.cell {
+        Some(cell) => (Duration::from(cell) * 10, Duration::from(cell) * 5),
+        None if settings.quick => (Duration::from_secs(5), Duration::from_secs(3)),
+        None => (Duration::from_secs(300), Duration::from_secs(600)),
+    };
+    let phase = &mut job.phases[0];
+    (phase.warm_up, phase.duration, phase.steady_within) = (Span::default(), measured.into(), Some(within.into()));
+    let load = &mut phase.loads[0];
+    (load.threads, load.queue_depth) = (settings.threads, paper::PRE_TEST_DEPTH);
+    load.working_set = Bytes(volume_bytes);
+    job.interval = (within / 40).clamp(Duration::from_millis(10), Duration::from_secs(1)).into();
+    job.name = "pre-test".into();
+    Ok(job)
+}
+
+/// What a stage's axis has; fewer with `quick`, the paper's own ends and marks among them.
+pub(super) fn values(stage: Stage, quick: bool) -> Vec<u64> {
+    match (stage, quick) {
+        (Stage::Files, _) => vec![1, 2, 4],
+        (Stage::Depths | Stage::Combinations, false) => (1..=24).collect(),
+        (Stage::Depths, true) => vec![1, 2, 3, 4, 6, 8, 10, 12, 14, 17, 20, 24],
+        (Stage::Combinations, true) => vec![1, 2, 4, 8, 12, 24],
+        (Stage::Reads, false) => (1..=36).collect(),
+        (Stage::Reads, true) => vec![1, 2, 3, 4, 6, 8, 12, 16, 24, 31],
+        (Stage::Writes, false) => (1..=32).collect(),
+        (Stage::Writes, true) => vec![1, 2, 3, 4, 6, 8, 11, 15, 24, 32],
+    }
+}
+
+/// A total near `load` that threads can share.
+pub(super) fn divisible(load: f64) -> u32 {
+    let far = |total: &u32| (f64::from(*total) / load.max(1.0)).ln().abs();
+    DIVISIBLE.into_iter().min_by(|a, b| far(a).total_cmp(&far(b))).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sweep;
+
+    fn names() -> Vec<String> {
+        (1..=4).map(|number| format!("test{number}.dat")).collect()
+    }
+
+    fn cells(stage: Stage, ground: Ground, settings: &Settings) -> Vec<(u32, u32, u32, u64)> {
+        let options = sweep(stage, settings, ground, Duration::from_secs(3), &names()).unwrap();
+        sweep::plan::cells(&options)
+            .unwrap()
+            .iter()
+            .map(|cell| (cell.files, cell.threads, cell.queue_depth, cell.total_depth))
+            .collect()
+    }
+
+    #[test]
+    fn the_cells_are_those_of_the_papers_tables() {
+        let settings = Settings::example();
+        let ground = |files| Ground { files, volume_bytes: 64 << 30, depth: 120 };
+        assert_eq!(cells(Stage::Files, ground(4), &settings), [(1, 8, 12, 96), (2, 4, 12, 96), (4, 2, 12, 96)]);
+        let depths: Vec<_> = (1..=24).map(|depth| (1, 8, depth, u64::from(depth) * 8)).collect();
+        assert_eq!(cells(Stage::Depths, ground(1), &settings), depths);
+        let combinations: Vec<_> = paper::table(Stage::Combinations)
+            .iter()
+            .map(|point| (1, point.at as u32, 120 / point.at as u32, 120))
+            .collect();
+        assert_eq!(cells(Stage::Combinations, ground(1), &settings), combinations);
+        assert_eq!(cells(Stage::Reads, ground(2), &settings).len(), 36);
+        assert_eq!(cells(Stage::Writes, ground(2), &settings).last(), Some(&(1, 1, 32, 32)));
+    }
+
+    #[test]
+    fn more_files_share_threads_and_data() {
+        let settings = Settings::example();
+        let ground = Ground { files: 2, volume_bytes: 64 << 30, depth: 120 };
+        let options = sweep(Stage::Depths, &settings, ground, Duration::from_secs(3), &names()).unwrap();
+        let load = &options.job.phases[0].loads[0];
+        assert_eq!((load.threads, load.working_set.0 >> 30, options.targets.len()), (4, 32, 2));
+        assert_eq!(cells(Stage::Depths, ground, &settings)[2], (2, 4, 3, 24));
+        // A third of a cell is warm-up, and the loads are the paper's.
+        let phase = &options.job.phases[0];
+        assert_eq!((phase.warm_up, phase.duration), (Span::from_secs(1), Span::from_secs(2)));
+        assert_eq!((load.block.largest_bytes(), load.read_percent, load.random_percent), (8192, 70.0, 100.0));
+    }
+
+    #[test]
+    fn a_quick_form_has_the_papers_marks_among_its_values() {
+        for stage in [Stage::Depths, Stage::Combinations, Stage::Reads, Stage::Writes] {
+            let (quick, full) = (values(stage, true), values(stage, false));
+            assert!(quick.iter().all(|value| full.contains(value)), "{stage:?}");
+            assert!(paper::table(stage).iter().filter(|point| quick.contains(&point.at)).count() >= 4, "{stage:?}");
+        }
+        assert!(values(Stage::Reads, true).contains(&31) && values(Stage::Writes, true).contains(&15));
+    }
+
+    #[test]
+    fn totals_are_rounded_so_that_threads_can_share_them() {
+        assert_eq!([124.8, 128.0, 8.0, 40.0, 1.0, 0.2, 300.0].map(divisible), [120, 120, 8, 36, 1, 1, 360]);
+        assert_eq!(divisible(280.0), 240);
+    }
+
+    #[test]
+    fn the_pre_test_waits_for_the_steady_state() {
+        let full = pre_test(&Settings::example(), 64 << 30).unwrap();
+        let phase = &full.phases[0];
+        assert_eq!((phase.steady_within, phase.duration), (Some(Span::from_secs(300)), Span::from_secs(600)));
+        assert_eq!(full.interval, Span::from_secs(1));
+        let tiny = Settings { cell: Some(Span::from_millis(30)), quick: true, ..Settings::example() };
+        pre_test(&tiny, 8 << 20).unwrap().validate().unwrap();
+    }
+}

@@ -1,0 +1,183 @@
+//! The study over simulated devices whose answers are known.
+
+use super::{findings::papers, *};
+use crate::{
+    knee::Doubt,
+    progress::Silent,
+    record::End,
+    report::example,
+    run::Unwatched,
+    sweep::tests::{simulated_by, target},
+};
+
+/// Serves 40 random requests at once, 12 sequential reads or 6 sequential writes; each takes 100 us.
+fn device(job: &crate::Job, files: usize) -> Run {
+    let load = &job.phases[0].loads[0];
+    let servers = match (load.random_percent, load.read_percent) {
+        (0.0, 100.0) => 12,
+        (0.0, _) => 6,
+        _ => 40,
+    };
+    simulated_by(servers, job, files)
+}
+
+fn measured(stage: Stage, settings: &Settings, ground: Ground) -> StageRecord {
+    let names: Vec<String> = (1..=4).map(|number| format!("test{number}.dat")).collect();
+    let options = plan::sweep(stage, settings, ground, Duration::from_secs(3), &names).unwrap();
+    let targets = options.targets.iter().map(|name| target(name)).collect();
+    let mut sweep = sweep::begin(options, targets, Vec::new()).unwrap();
+    sweep::carry_out(&mut sweep, &mut |job, files| Ok(device(job, files)), &mut |_| Ok(()), &mut Silent).unwrap();
+    StageRecord { stage, sweep }
+}
+
+/// The study as it would be of that device.
+pub(crate) fn result() -> QueueDepthResult {
+    let machine = example::run();
+    let settings = Settings {
+        threads: 8,
+        rounds: 3,
+        array: Some(ArrayOptions { copies: 2, devices: 8 }),
+        cell: Some(Span::from_secs(3)),
+        ..Settings::example()
+    };
+    let mut ground = Ground { files: 4, volume_bytes: 64 << 30, depth: 0 };
+    let files = measured(Stage::Files, &settings, ground);
+    ground.files = findings::files(&files.sweep);
+    let depths = measured(Stage::Depths, &settings, ground);
+    ground.depth = findings::target_depth(&depths.sweep, settings.threads);
+    let mut stages = vec![files, depths];
+    for stage in [Stage::Combinations, Stage::Reads, Stage::Writes] {
+        stages.push(measured(stage, &settings, ground));
+    }
+    let mut result = QueueDepthResult {
+        started_utc: "20261121T120000Z".into(),
+        machine: machine.machine,
+        versions: machine.versions,
+        targets: vec![target("test1.dat")],
+        pre_test: Some(simulated_by(40, &plan::pre_test(&settings, 64 << 30).unwrap(), 1)),
+        findings: findings::findings(&stages, settings.array),
+        stages,
+        end: End::Complete,
+        took_ns: 3_600_000_000_000,
+        ..QueueDepthResult::begin(settings)
+    };
+    result.verdict = findings::verdict(&result);
+    result
+}
+
+#[test]
+fn what_the_device_can_do_is_found() {
+    let result = result();
+    let found: Vec<&Found> = result.findings.iter().map(|finding| finding.found.as_ref().unwrap()).collect();
+    let [random, reads, writes] = found[..] else { panic!("{:?}", result.findings) };
+    assert_eq!((random.rule, random.chosen, random.in_flight), (Rule::Efficient, 40.0, 36));
+    assert!(random.interval.is_some_and(|ends| ends.low <= 40.0 && ends.high >= 40.0), "{random:?}");
+    assert_eq!((reads.rule, reads.in_flight, writes.in_flight), (Rule::Saturation, 12, 6));
+    // 70 % reads on a two-way mirror of eight: 36 x 1.3 / 8.
+    assert!((random.array.depth_per_device - 5.85).abs() < 0.01, "{random:?}");
+    assert_eq!((reads.array.depth_per_device, writes.array.depth_per_device), (1.5, 1.5));
+    assert!((writes.array.amplification - 2.0).abs() < 1e-9);
+    assert!(result.verdict.starts_with("Random 8K (70 % read) does best with 36 in flight"), "{}", result.verdict);
+    assert!(result.verdict.ends_with("the paper's eight SSDs wanted 120, 31 and 15."), "{}", result.verdict);
+}
+
+#[test]
+fn files_that_are_no_faster_are_not_taken() {
+    let result = result();
+    // All of them reach the device's 40: chance alone decides, and one file is kept.
+    assert_eq!(findings::files(&result.stages[0].sweep), 1);
+    assert_eq!(result.stages[1].sweep.options.targets, ["test1.dat"]);
+    // Two files that are surely faster are.
+    let mut faster = result.stages[0].sweep.clone();
+    for round in faster.cells.iter_mut().filter(|cell| cell.files == 2).flat_map(|cell| &mut cell.rounds) {
+        round.iops *= 1.5;
+    }
+    let mut done = faster.clone();
+    sweep::carry_out(&mut done, &mut |_, _| unreachable!("all is measured"), &mut |_| Ok(()), &mut Silent).unwrap();
+    assert_eq!(findings::files(&done), 2);
+}
+
+#[test]
+fn the_papers_figures_stand_beside_ours_from_the_first_that_both_have() {
+    let result = result();
+    let depths = findings::beside(result.stage(Stage::Depths).unwrap());
+    let at = |depth: usize| depths[depth - 1].unwrap();
+    assert_eq!((at(1).ours, at(1).papers), (1.0, Some(1.0)));
+    // "55232.28 iops" at 12, "14411.29 iops" at 1; the graph beyond has no figures.
+    assert!((at(12).papers.unwrap() - 3.8326).abs() < 1e-3 && at(13).papers.is_none());
+    assert!((at(3).ratio.unwrap() - 240_000.0 / 30_649.46).abs() < 0.2, "{:?}", at(3));
+    let reads = findings::beside(result.stage(Stage::Reads).unwrap());
+    assert!(
+        reads[0].unwrap().papers.is_none() && reads[7].unwrap().papers == Some(1.0),
+        "the paper's reads begin at 8"
+    );
+    assert_eq!(papers(Stage::Reads).unwrap().settled.in_flight, 31);
+    assert!(findings::beside(result.stage(Stage::Files).unwrap()).iter().flatten().next().is_none());
+}
+
+#[test]
+fn where_no_rule_tells_a_depth_the_reason_is_told() {
+    let mut result = result();
+    // Writes whose throughput never changes.
+    let writes = result.stages.iter_mut().find(|record| record.stage == Stage::Writes).unwrap();
+    writes.sweep.cells.truncate(3);
+    writes.sweep.options.axes[0].values.truncate(3);
+    let mut done = writes.sweep.clone();
+    sweep::carry_out(&mut done, &mut |_, _| unreachable!("all is measured"), &mut |_| Ok(()), &mut Silent).unwrap();
+    writes.sweep = done;
+    result.findings = findings::findings(&result.stages, None);
+    assert_eq!(result.findings[2].why, Some(Doubt::FewLoads { loads: 3, fewest: 4 }));
+    let verdict = findings::verdict(&result);
+    assert!(verdict.contains("for 512K sequential writes no depth can be named (3 loads have no shape"), "{verdict}");
+    result.end = End::Stopped;
+    assert!(findings::verdict(&result).starts_with("Partial: "), "a stopped study says so first");
+    result.findings.clear();
+    assert!(findings::verdict(&result).ends_with("No depth can be named yet."));
+}
+
+#[test]
+fn what_is_printed() {
+    insta::assert_snapshot!(render(&result(), false));
+}
+
+#[test]
+fn a_study_is_carried_out_broken_off_and_gone_on_with() {
+    let home = tempfile::tempdir().unwrap();
+    let output = home.path().join("result.json");
+    let options = QueueDepthOptions {
+        study: StudyOptions {
+            quick: true,
+            dir: Some(home.path().to_owned()),
+            rounds: Some(1),
+            cell: Some(Duration::from_millis(15)),
+            output: Some(output.clone()),
+            ..StudyOptions::default()
+        },
+        size_bytes: Some(8 << 20),
+        threads: Some(2),
+        cache: Some(Caching::Direct),
+        target_depth: Some(8),
+        ..QueueDepthOptions::default()
+    };
+    // Stopped before anything is measured: nothing is left.
+    let stopped = run(&options, &Unwatched, &mut |_: Step<'_>| false);
+    assert!(matches!(stopped, Err(LabError::Stopped)));
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    // Stopped in the middle: what was measured is there, and says that it is partial.
+    let mut until_reads = |step: Step<'_>| step.phase != "reads";
+    let partial = run(&options, &Unwatched, &mut until_reads).unwrap();
+    assert!(partial.stopped && partial.result.verdict.starts_with("Partial: "), "{}", partial.result.verdict);
+    let kept: QueueDepthResult = serde_json::from_slice(&std::fs::read(&output).unwrap()).unwrap();
+    assert!(kept.complete(Stage::Combinations).is_some() && kept.complete(Stage::Reads).is_none());
+    // Something else is not gone on with.
+    let other = QueueDepthOptions { size_bytes: Some(16 << 20), ..options.clone() };
+    let error = run(&other, &Unwatched, &mut Silent).unwrap_err().to_string();
+    assert!(error.contains("was asked something else"), "{error}");
+    // The rest is measured; what was there is as it was.
+    let whole = run(&options, &Unwatched, &mut Silent).unwrap();
+    assert!(!whole.stopped && whole.result.end == End::Complete);
+    let rounds = |result: &QueueDepthResult| result.stage(Stage::Depths).unwrap().sweep.cells[3].rounds.clone();
+    assert_eq!(rounds(&whole.result), rounds(&kept));
+    assert_eq!(whole.result.stages.len(), 5);
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "only the result is left");
+}

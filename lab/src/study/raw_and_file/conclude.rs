@@ -1,0 +1,237 @@
+//! From workloads to a conclusion: how a file and the disks on it fare against the device over all workloads together.
+//!
+//! Each workload counts once, by the median of its rounds' ratios, so a workload that scatters counts no more than another. What is
+//! compared is the logarithm, so that twice and half lie equally far from 1. Whether a ratio is chance is asked of Wilcoxon's signed ranks over the
+//! workloads, corrected by Holm for the number of questions; with fewer than six workloads no answer is possible.
+
+use super::{FileSystem, Pattern, RawAndFileResult, SideRecord, WorkloadRecord, paper, report::is_file};
+use crate::{inference, measure::Ratio, record::End, stats::Interval, warning::Warning};
+use serde::{Deserialize, Serialize};
+
+/// Corrected p-values below this are differences.
+pub const SIGNIFICANT: f64 = 0.05;
+/// A throughput that is nearer to 1 than this is called the same, sure or not.
+const ALIKE: f64 = 0.02;
+
+/// Which figure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Figure {
+    /// Requests (and bytes) a second.
+    Throughput,
+    /// CPU time of the whole machine for each request: the paper's.
+    MachineCpu,
+    /// CPU time of the generator for each request.
+    Cpu,
+}
+
+impl Figure {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Throughput, Self::MachineCpu, Self::Cpu];
+
+    /// As shown to people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Throughput => "throughput",
+            Self::MachineCpu => "CPU, machine",
+            Self::Cpu => "CPU, generator",
+        }
+    }
+
+    /// Of one side, against the device.
+    pub fn of(self, side: &SideRecord) -> Option<&Ratio> {
+        match self {
+            Self::Throughput => side.throughput_ratio.as_ref(),
+            Self::MachineCpu => side.machine_cpu_ratio.as_ref(),
+            Self::Cpu => side.cpu_ratio.as_ref(),
+        }
+    }
+}
+
+/// Which workloads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// All of them.
+    All,
+    /// Random ones.
+    Random,
+    /// Sequential ones.
+    Sequential,
+}
+
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::All, Self::Random, Self::Sequential];
+
+    /// As shown to people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Random => "random",
+            Self::Sequential => "sequential",
+        }
+    }
+
+    fn has(self, pattern: Pattern) -> bool {
+        match self {
+            Self::All => true,
+            Self::Random => pattern.is_random(),
+            Self::Sequential => !pattern.is_random(),
+        }
+    }
+}
+
+/// One figure of one subject over several workloads, as a ratio to the device.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Overall {
+    /// Number of the subject; the device is 0 and has none.
+    pub subject: usize,
+    /// Over which workloads.
+    pub part: Part,
+    /// Of what.
+    pub figure: Figure,
+    /// Hodges and Lehmann's middle of the workloads' ratios.
+    pub ratio: f64,
+    /// 95 % interval, or of as much confidence as so few workloads allow.
+    pub interval: Interval,
+    /// Lowest of the workloads' ratios.
+    pub least: f64,
+    /// Highest.
+    pub most: f64,
+    /// How many workloads.
+    pub workloads: usize,
+    /// Of the rank test, corrected.
+    pub p_corrected: f64,
+}
+
+impl Overall {
+    /// Whether it differs from 1 beyond chance.
+    pub fn differs(&self) -> bool {
+        self.p_corrected < SIGNIFICANT
+    }
+}
+
+/// Every subject, part and figure.
+pub fn overall(workloads: &[WorkloadRecord]) -> Vec<Overall> {
+    let subjects = workloads.iter().map(|workload| workload.sides.len()).min().unwrap_or(0);
+    let mut found = Vec::new();
+    for subject in 1..subjects {
+        for part in Part::ALL {
+            for figure in Figure::ALL {
+                found.extend(one(workloads, subject, part, figure));
+            }
+        }
+    }
+    let corrected = inference::holm(&found.iter().map(|overall| overall.p_corrected).collect::<Vec<_>>());
+    found.iter_mut().zip(corrected).for_each(|(overall, p)| overall.p_corrected = p);
+    found
+}
+
+fn one(workloads: &[WorkloadRecord], subject: usize, part: Part, figure: Figure) -> Option<Overall> {
+    let of_part = workloads.iter().filter(|workload| part.has(workload.pattern));
+    let ratios = of_part.filter_map(|workload| Some(figure.of(workload.sides.get(subject)?)?.median()));
+    let logarithms: Vec<f64> = ratios.filter(|ratio| *ratio > 0.0 && ratio.is_finite()).map(f64::ln).collect();
+    let shift = inference::paired_shift(&logarithms, 0.95)?;
+    Some(Overall {
+        subject,
+        part,
+        figure,
+        ratio: shift.estimate.exp(),
+        interval: Interval { low: shift.interval.low.exp(), high: shift.interval.high.exp() },
+        least: logarithms.iter().copied().fold(f64::INFINITY, f64::min).exp(),
+        most: logarithms.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp(),
+        workloads: logarithms.len(),
+        p_corrected: inference::wilcoxon_signed_rank(&logarithms)?.p,
+    })
+}
+
+/// The paper's ratio of its file to its device, over the workloads that were measured; none for what it did not have.
+pub fn papers(workloads: &[WorkloadRecord], part: Part, figure: Figure) -> Option<f64> {
+    let of_part = workloads.iter().filter(|workload| part.has(workload.pattern));
+    let logarithms: Vec<f64> = of_part
+        .filter_map(|workload| match figure {
+            Figure::Throughput => paper::throughput_ratio(workload.pattern, workload.block_bytes),
+            Figure::MachineCpu => Some(paper::cpu_ratio(workload.pattern)),
+            Figure::Cpu => None,
+        })
+        .map(f64::ln)
+        .collect();
+    inference::middle(&logarithms).map(f64::exp)
+}
+
+/// Finds one of [`overall`].
+pub fn find(result: &RawAndFileResult, subject: usize, part: Part, figure: Figure) -> Option<&Overall> {
+    let is_it = |one: &&Overall| one.subject == subject && one.part == part && one.figure == figure;
+    result.overall.iter().find(is_it)
+}
+
+/// The conclusion in a sentence, after how it ended.
+pub(super) fn verdict(result: &RawAndFileResult) -> String {
+    let mut text = match &result.end {
+        End::Complete => String::new(),
+        End::Stopped => "Partial: it was stopped before all was measured. ".into(),
+        End::Failed { first, errors } => format!("Requests failed ({errors}): {first}. "),
+    };
+    // Where others keep the machine busy, its CPU time is theirs as well.
+    let is_busy = result.warnings.iter().any(|warning| matches!(warning, Warning::OtherLoad { .. }));
+    let cpu = if is_busy { Figure::Cpu } else { Figure::MachineCpu };
+    let whose = if is_busy { "the generator's CPU time" } else { "the CPU time" };
+    let parts: Vec<String> = (1..result.subjects.len())
+        .filter_map(|subject| {
+            let throughput = find(result, subject, Part::All, Figure::Throughput)?;
+            let cost = find(result, subject, Part::All, cpu)?;
+            let name = the(&result.subjects[subject].name, result.ground.file_system);
+            let verb = if subject == 1 { " gives" } else { "" };
+            Some(format!("{name}{verb} {:.2} at {:.2}", throughput.ratio, cost.ratio))
+        })
+        .collect();
+    if parts.is_empty() {
+        text.push_str("Nothing can be concluded yet.");
+        return text;
+    }
+    text.push_str(&format!(
+        "Of the bare device's throughput (1.00) {} times {whose} for each request; {}; the paper's VMFS had {} at {}.",
+        parts.join(", "),
+        surely(result),
+        papers(&result.workloads, Part::All, Figure::Throughput)
+            .map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")),
+        cpu_of_paper(result),
+    ));
+    text
+}
+
+/// Which differences of throughput are none of chance.
+fn surely(result: &RawAndFileResult) -> String {
+    let throughputs: Vec<&Overall> =
+        (1..result.subjects.len()).filter_map(|subject| find(result, subject, Part::All, Figure::Throughput)).collect();
+    if throughputs.iter().all(|one| !one.differs()) {
+        return "no difference of throughput is seen beyond chance".into();
+    }
+    let slow: Vec<String> = throughputs
+        .iter()
+        .filter(|one| one.differs() && (one.ratio - 1.0).abs() >= ALIKE)
+        .filter_map(|one| {
+            let word = if one.ratio < 1.0 { "slower" } else { "faster" };
+            Some(format!("{} is {word}", the(&result.subjects.get(one.subject)?.name, result.ground.file_system)))
+        })
+        .collect();
+    if slow.is_empty() {
+        return "differences of throughput beyond chance are below 2 %".into();
+    }
+    format!("beyond chance {}", slow.join(", "))
+}
+
+/// "the ext4 file", but "VHDX fixed".
+fn the(name: &str, file_system: FileSystem) -> String {
+    if is_file(name, file_system) { format!("the {name}") } else { name.to_owned() }
+}
+
+fn cpu_of_paper(result: &RawAndFileResult) -> String {
+    let of = |part| papers(&result.workloads, part, Figure::MachineCpu).map(|ratio| format!("{ratio:.2}"));
+    match (of(Part::Random), of(Part::Sequential)) {
+        (Some(random), Some(sequential)) => format!("{random} (random) and {sequential} (sequential)"),
+        (Some(only), None) | (None, Some(only)) => only,
+        (None, None) => "-".into(),
+    }
+}

@@ -1,0 +1,446 @@
+//! The ground under the study: one block device in two halves, bare in the one, with a file system in the other.
+//!
+//! ```text
+//!   a file of the scratch folder ──▶ two loop devices over its halves, O_DIRECT ─┬─▶ the bare half
+//!   --device, which can have them ─▶ two partitions, told to the kernel only ────┤
+//!   --device, which cannot (zram) ─▶ two loop devices over its halves ───────────┴─▶ mkfs, mount in the scratch folder
+//! ```
+//!
+//! Both halves are reached the same way, so what differs between them is the file system. No table of partitions is written.
+//!
+//! Whatever was begun is undone in the opposite order when [`Ground`] is dropped: on success, on an error, when the user stops it. Mounting and
+//! loop devices are left to the programs of util-linux, as `mkfs` is needed in any case.
+
+use super::FileSystem;
+use crate::{
+    LabError, Result,
+    bench::peer,
+    inspect::{self, Writing, guard},
+    progress::{Progress, report},
+    scratch::Scratch,
+    table,
+};
+use diskwright_store::{BlockDevice, CacheMode, EngineKind, RawDevice};
+use rustix::fs::FallocateFlags;
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long the kernel may take to show a node.
+const NODE_PATIENCE: Duration = Duration::from_secs(5);
+/// Partitions begin here, as everybody's do.
+const ALIGN_BYTES: u64 = 1 << 20;
+const SECTOR_BYTES: u64 = 512;
+
+/// What the ground was made of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GroundRecord {
+    /// Which device, or the file below.
+    pub of: String,
+    /// How it was halved.
+    pub halves: Halves,
+    /// The file system of the second half.
+    pub file_system: FileSystem,
+    /// Length of the bare half.
+    pub bare_bytes: u64,
+    /// Length of the half with the file system.
+    pub file_system_bytes: u64,
+    /// Whether the loop driver went past the page cache; none where there is none between.
+    pub loop_direct: Option<bool>,
+}
+
+/// See [`GroundRecord`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Halves {
+    /// Loop devices over a file.
+    LoopsOverFile,
+    /// Partitions of a device.
+    Partitions,
+    /// Loop devices over a device that cannot have partitions.
+    LoopsOverDevice,
+}
+
+/// What is to be made.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    /// Of the bare half.
+    pub bare_bytes: u64,
+    /// Of the half with the file system, at least.
+    pub file_system_bytes: u64,
+    pub file_system: FileSystem,
+    pub device: Option<&'a Path>,
+    pub destroy_data: bool,
+    pub engine: EngineKind,
+}
+
+/// The two halves, as long as they are there.
+#[derive(Debug)]
+pub(super) struct Ground {
+    pub record: GroundRecord,
+    /// The node of the bare half.
+    pub bare: PathBuf,
+    /// Where the file system is mounted.
+    pub folder: PathBuf,
+    /// What has to be undone, the last first.
+    undo: Vec<Undo>,
+}
+
+/// Something that has been done.
+#[derive(Debug)]
+enum Undo {
+    Loop(PathBuf),
+    Partition { device: PathBuf, number: u32 },
+    Mount(PathBuf),
+}
+
+impl Ground {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// Nobody but root can; a missing program; a device that is in use, holds data or is too small; [`LabError::Stopped`].
+    pub fn make(scratch: &Scratch, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> Result<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            return Err(LabError::BadOptions {
+                what: "block devices and mounts are root's alone, and this study compares a file with a block device".into(),
+                hint: "run it as root (sudo); `lab study containers` compares virtual disks with a file and needs no rights".into(),
+            });
+        }
+        for (name, package) in needed(wanted.file_system) {
+            program(name, package)?;
+        }
+        let mut ground = Self {
+            record: GroundRecord {
+                of: String::new(),
+                halves: Halves::LoopsOverFile,
+                file_system: wanted.file_system,
+                bare_bytes: wanted.bare_bytes,
+                file_system_bytes: wanted.file_system_bytes,
+                loop_direct: None,
+            },
+            bare: PathBuf::new(),
+            folder: scratch.folder("mnt")?,
+            undo: Vec::new(),
+        };
+        report(progress, "prepare", 0, 1, "block device and file system")?;
+        let second = match wanted.device {
+            None => ground.halve_file(scratch, wanted)?,
+            Some(device) => {
+                ground.record.of = device.display().to_string();
+                let size_bytes = allowed(device, wanted, progress)?;
+                ground.halve_device(device, size_bytes, wanted)?
+            }
+        };
+        report(progress, "prepare", 0, 1, &format!("{} on {}", wanted.file_system, second.display()))?;
+        ground.mount(&second)?;
+        Ok(ground)
+    }
+
+    /// Undoes everything, and tells the first thing that could not be undone.
+    ///
+    /// # Errors
+    /// [`LabError::Program`]; the rest has been undone all the same.
+    pub fn end(mut self) -> Result<()> {
+        self.undo_all()
+    }
+
+    fn halve_file(&mut self, scratch: &Scratch, wanted: &Wanted<'_>) -> Result<PathBuf> {
+        let path = scratch.path().join("device.img");
+        let len_bytes = wanted.bare_bytes + wanted.file_system_bytes;
+        let file = File::create_new(&path).map_err(LabError::file("create", &path))?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len_bytes)
+            .map_err(|errno| LabError::file("allocate", &path)(errno.into()))?;
+        self.record.of = "a file in the scratch folder".into();
+        self.loops(&path, wanted.bare_bytes, wanted.file_system_bytes)
+    }
+
+    fn halve_device(&mut self, device: &Path, size_bytes: u64, wanted: &Wanted<'_>) -> Result<PathBuf> {
+        let rest_bytes = (size_bytes.saturating_sub(wanted.bare_bytes + 2 * ALIGN_BYTES)) & !(ALIGN_BYTES - 1);
+        if rest_bytes < wanted.file_system_bytes {
+            return Err(LabError::BadOptions {
+                what: format!(
+                    "{} has {}, and the study needs {} of it",
+                    device.display(),
+                    table::bytes(size_bytes),
+                    table::bytes(wanted.bare_bytes + wanted.file_system_bytes + 2 * ALIGN_BYTES)
+                ),
+                hint: "use a larger device, or smaller disks (--size)".into(),
+            });
+        }
+        self.record.file_system_bytes = rest_bytes;
+        let first = self.partition(device, 1, ALIGN_BYTES, wanted.bare_bytes)?;
+        let Some(first) = first else {
+            self.record.halves = Halves::LoopsOverDevice;
+            return self.loops(device, wanted.bare_bytes, rest_bytes);
+        };
+        self.record.halves = Halves::Partitions;
+        self.bare = first;
+        let second = self.partition(device, 2, ALIGN_BYTES + wanted.bare_bytes, rest_bytes)?;
+        second.ok_or_else(|| LabError::BadOptions {
+            what: format!("{} takes one partition and no second", device.display()),
+            hint: "use another device".into(),
+        })
+    }
+
+    /// Tells the kernel of a partition. `None` where the device cannot have any.
+    fn partition(&mut self, device: &Path, number: u32, start_bytes: u64, len_bytes: u64) -> Result<Option<PathBuf>> {
+        let [number_text, start, len] =
+            [u64::from(number), start_bytes / SECTOR_BYTES, len_bytes / SECTOR_BYTES].map(|value| value.to_string());
+        let shown = device.to_string_lossy();
+        if capture("addpart", &[&shown, &number_text, &start, &len]).is_err() {
+            return Ok(None);
+        }
+        self.undo.push(Undo::Partition { device: device.to_owned(), number });
+        let separator = if shown.ends_with(|last: char| last.is_ascii_digit()) { "p" } else { "" };
+        let node = PathBuf::from(format!("{shown}{separator}{number}"));
+        let began = Instant::now();
+        while !node.exists() {
+            if began.elapsed() > NODE_PATIENCE {
+                return Err(LabError::BadOptions {
+                    what: format!("no node {} came for a partition of {shown}", node.display()),
+                    hint: "where /dev is not kept by the kernel (a container), let it have the device's partitions"
+                        .into(),
+                });
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Some(node))
+    }
+
+    /// Two loop devices over the halves of a file or device; the second is returned.
+    fn loops(&mut self, over: &Path, bare_bytes: u64, rest_bytes: u64) -> Result<PathBuf> {
+        self.bare = self.loop_device(over, 0, bare_bytes)?;
+        let second = self.loop_device(over, bare_bytes, rest_bytes)?;
+        self.record.loop_direct = Some([&self.bare, &second].into_iter().all(|node| is_direct(node)));
+        Ok(second)
+    }
+
+    fn loop_device(&mut self, over: &Path, start_bytes: u64, len_bytes: u64) -> Result<PathBuf> {
+        let [start, len] = [start_bytes, len_bytes].map(|bytes| bytes.to_string());
+        let arguments = ["--find", "--show", "--direct-io=on", "--offset", &start, "--sizelimit", &len];
+        let over = over.to_string_lossy();
+        let said = capture("losetup", &[&arguments[..], &[&*over]].concat())?;
+        let node = PathBuf::from(said.trim());
+        self.undo.push(Undo::Loop(node.clone()));
+        Ok(node)
+    }
+
+    fn mount(&mut self, device: &Path) -> Result<()> {
+        let shown = device.to_string_lossy();
+        // Nothing is left to be initialised in the background while something is measured.
+        match self.record.file_system {
+            FileSystem::Ext4 => {
+                let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
+                capture("mkfs.ext4", &["-q", "-F", "-m", "0", "-E", options, &shown])?;
+            }
+            FileSystem::Xfs => {
+                capture("mkfs.xfs", &["-q", "-f", "-K", &shown])?;
+            }
+        }
+        let folder = self.folder.to_string_lossy().into_owned();
+        capture("mount", &["-t", self.record.file_system.name(), &shown, &folder])?;
+        self.undo.push(Undo::Mount(self.folder.clone()));
+        Ok(())
+    }
+
+    fn undo_all(&mut self) -> Result<()> {
+        let mut first = Ok(());
+        while let Some(undo) = self.undo.pop() {
+            let done = match &undo {
+                Undo::Mount(folder) => {
+                    let folder = folder.to_string_lossy();
+                    let done = capture("umount", &[&folder]).map(drop);
+                    if done.is_err() {
+                        // It goes when the last who uses it does; what lies below can then be removed all the same.
+                        let _ = capture("umount", &["--lazy", &folder]);
+                    }
+                    done
+                }
+                Undo::Loop(node) => capture("losetup", &["--detach", &node.to_string_lossy()]).map(drop),
+                Undo::Partition { device, number } => {
+                    capture("delpart", &[&device.to_string_lossy(), &number.to_string()]).map(drop)
+                }
+            };
+            first = first.and(done);
+        }
+        first
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        // There is an error to tell already, or everything has been undone.
+        let _ = self.undo_all();
+    }
+}
+
+/// Programs that are started, and the packages they come with.
+fn needed(file_system: FileSystem) -> [(&'static str, &'static str); 4] {
+    let (mkfs, package) = match file_system {
+        FileSystem::Ext4 => ("mkfs.ext4", "e2fsprogs"),
+        FileSystem::Xfs => ("mkfs.xfs", "xfsprogs"),
+    };
+    [(mkfs, package), ("mount", "mount"), ("umount", "mount"), ("losetup", "mount")]
+}
+
+fn program(name: &str, package: &str) -> Result<PathBuf> {
+    peer::find(name).ok_or_else(|| LabError::BadOptions {
+        what: format!("{name}, which this study needs, is not installed"),
+        hint: format!("apt-get install {package}"),
+    })
+}
+
+/// Runs a program and gives what it printed.
+fn capture(name: &str, arguments: &[&str]) -> Result<String> {
+    let program = program(name, "util-linux")?;
+    let mut command = Command::new(&program);
+    command.args(arguments).stdin(Stdio::null());
+    let output = command.output().map_err(LabError::file("start", &program))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(LabError::Program {
+        command: format!("{command:?}"),
+        status: output.status.to_string(),
+        output: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    })
+}
+
+/// Whether a loop device goes past the page cache.
+fn is_direct(node: &Path) -> bool {
+    let name = node.file_name().unwrap_or_default();
+    let text = fs::read_to_string(Path::new("/sys/block").join(name).join("loop/dio")).unwrap_or_default();
+    text.trim() == "1"
+}
+
+/// Asks whether the device may be overwritten from end to end, and gives its size.
+fn allowed(device: &Path, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> Result<u64> {
+    let name = device.display().to_string();
+    guard::refuse_used(&name, device)?;
+    let bad = |what: String, hint: &str| Err(LabError::BadOptions { what, hint: hint.into() });
+    let real = device.canonicalize().map_err(LabError::file("find", device))?;
+    let folder = Path::new("/sys/class/block").join(real.file_name().unwrap_or_default());
+    if !folder.exists() {
+        return bad(
+            format!("{name} is no block device"),
+            "name one (--device /dev/...), or leave it out for a file in the scratch folder",
+        );
+    }
+    let parts = fs::read_dir(&folder).into_iter().flatten().flatten();
+    if parts.into_iter().any(|entry| entry.path().join("partition").exists()) {
+        return bad(
+            format!("{name} has partitions"),
+            "clear it first (wipefs --all, then blockdev --rereadpt), or name a device without any",
+        );
+    }
+    let open = RawDevice::open(device, false, CacheMode::Direct)?;
+    let size_bytes = open.geometry().size_bytes;
+    let all = 0..size_bytes;
+    let writing = Writing {
+        name: &name,
+        path: Some(device),
+        device: &open,
+        ranges: std::slice::from_ref(&all),
+        engine: wanted.engine,
+    };
+    let message = format!("{name}: whether there is data in it");
+    inspect::allow(&writing, wanted.destroy_data, &mut |done| report(progress, "look", done, size_bytes, &message))?;
+    Ok(size_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::Silent;
+
+    fn wanted(device: Option<&Path>) -> Wanted<'_> {
+        Wanted {
+            bare_bytes: 16 << 20,
+            file_system_bytes: 96 << 20,
+            file_system: FileSystem::Ext4,
+            device,
+            destroy_data: false,
+            engine: EngineKind::Auto,
+        }
+    }
+
+    fn is_root() -> bool {
+        let root = nix::unistd::geteuid().is_root() && File::open("/dev/loop-control").is_ok();
+        if !root {
+            println!("skipped: a block device and a mount: not root, or no loop devices");
+        }
+        root
+    }
+
+    fn shown_by_loops(below: &Path) -> bool {
+        let said = capture("losetup", &["--list", "--noheadings", "--output", "BACK-FILE"]).unwrap();
+        said.contains(&below.to_string_lossy().into_owned())
+    }
+
+    #[test]
+    fn both_halves_are_there_and_nothing_is_left() {
+        if !is_root() {
+            return;
+        }
+        let home = tempfile::tempdir().unwrap();
+        let scratch = Scratch::new(Some(home.path()), false).unwrap();
+        let ground = Ground::make(&scratch, &wanted(None), &mut Silent).unwrap();
+        let bare = RawDevice::open(&ground.bare, true, CacheMode::Direct).unwrap();
+        assert_eq!(bare.geometry().size_bytes, 16 << 20);
+        drop(bare);
+        fs::write(ground.folder.join("file"), vec![7; 1 << 20]).unwrap();
+        assert!(shown_by_loops(scratch.path()));
+        let folder = ground.folder.clone();
+        ground.end().unwrap();
+        assert!(!folder.join("file").exists() && !shown_by_loops(scratch.path()));
+        // An error on the way leaves nothing either: there is no room for a file system of a sector.
+        let scratch = Scratch::new(Some(home.path()), false).unwrap();
+        let small = Wanted { file_system_bytes: 4096, ..wanted(None) };
+        let error = Ground::make(&scratch, &small, &mut Silent).unwrap_err();
+        assert!(matches!(error, LabError::Program { .. }), "{error}");
+        assert!(!shown_by_loops(scratch.path()));
+    }
+
+    #[test]
+    fn a_device_is_halved_by_partitions_and_one_with_data_is_refused() {
+        if !is_root() {
+            return;
+        }
+        let home = tempfile::tempdir().unwrap();
+        let scratch = Scratch::new(Some(home.path()), false).unwrap();
+        let below = home.path().join("below.img");
+        File::create_new(&below).unwrap().set_len(160 << 20).unwrap();
+        let below_text = below.to_string_lossy().into_owned();
+        let said = capture("losetup", &["--find", "--show", "--partscan", &below_text]).unwrap();
+        let device = PathBuf::from(said.trim());
+        let outcome = (|| {
+            let ground = Ground::make(&scratch, &wanted(Some(&device)), &mut Silent)?;
+            let halves = ground.record.halves;
+            ground.end()?;
+            // It has a file system now, in the second half.
+            Ok::<_, LabError>((halves, Ground::make(&scratch, &wanted(Some(&device)), &mut Silent).map(drop)))
+        })();
+        let _ = capture("losetup", &["--detach", said.trim()]);
+        let (halves, again) = outcome.unwrap();
+        assert_eq!(halves, Halves::Partitions);
+        assert!(matches!(again, Err(LabError::HoldsData { .. })), "{again:?}");
+    }
+
+    #[test]
+    fn what_is_no_device_is_refused() {
+        if !is_root() {
+            return;
+        }
+        let home = tempfile::tempdir().unwrap();
+        let scratch = Scratch::new(Some(home.path()), false).unwrap();
+        let file = home.path().join("file");
+        fs::write(&file, b"").unwrap();
+        let error = Ground::make(&scratch, &wanted(Some(&file)), &mut Silent).unwrap_err().to_string();
+        assert!(error.contains("is no block device"), "{error}");
+    }
+}

@@ -1,0 +1,556 @@
+//! The study `raw-and-file`: what a file system, and a virtual disk on it, cost over the bare device.
+//!
+//! The paper ("Performance Characterization of VMFS and RDM") gave a virtual machine the same LUN once as a raw device and once as a file of
+//! VMFS. Here four things on one device are measured by the paper's five sizes and five patterns, 64 outstanding:
+//!
+//! ```text
+//!   halve     one block device: bare in the one half, a file system in the other                     (ground.rs)
+//!   prepare   the bare half; a file; a fixed and a dynamic VHDX: alike in size, full of data of the same kind
+//!   measure   each workload in rounds in which everything is measured once, in changing order
+//!   conclude  throughput and CPU cost as ratios to the device in the same round, the paper's beside   (conclude.rs, paper.rs)
+//! ```
+//!
+//! The paper's CPU cost is the whole machine's, and so is the one that counts here: under a loop device, and under every driver that
+//! completes in the kernel's own threads, much of the work is not the generator's. It includes whatever else runs, so the machine
+//! is watched for a moment before and after, when the study itself does nothing.
+
+pub mod conclude;
+mod ground;
+pub mod paper;
+pub mod report;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use conclude::{Figure, Overall, Part};
+pub use ground::{GroundRecord, Halves};
+pub use report::render;
+
+use crate::{
+    LabError, Result, clock,
+    figures::Figures,
+    fill, inspect,
+    job::{Blocks, Bytes, Caching, Job, Load, Mover},
+    machine::{Machine, OtherLoad, Place, Versions},
+    measure::Ratio,
+    profiles,
+    progress::{Progress, report as tell},
+    record::{End, TargetRecord},
+    run::{self, OpenHow, OpenTarget, RunOptions, Watch},
+    scratch::Scratch,
+    stats::{self, Summary},
+    study::{StudyOptions, StudyReport, budget::Budget},
+    sweep,
+    targets::{self, Container},
+    warning::Warning,
+};
+use diskwright_image::Format;
+use diskwright_store::EngineKind;
+use ground::{Ground, Wanted};
+use serde::{Deserialize, Serialize};
+use std::{
+    fmt,
+    path::PathBuf,
+    slice, thread,
+    time::{Duration, Instant},
+};
+
+/// Schema of [`RawAndFileResult`].
+pub const SCHEMA: &str = "diskwright.study.raw-and-file/1";
+
+/// The paper's disk.
+const FULL_BYTES: u64 = 20 << 30;
+const QUICK_BYTES: u64 = 1 << 30;
+/// Five rounds of 72 s are the paper's minute of ramp-up and five minutes of running.
+const FULL_CELL: Duration = Duration::from_secs(72);
+const FULL_ROUNDS: usize = 5;
+const QUICK_ROUNDS: usize = 3;
+/// When a quick study should be over: two minutes less what unmounting and removing may need.
+const QUICK_TOTAL: Duration = Duration::from_secs(104);
+const QUICK_CELLS: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(900));
+/// Sizes that a quick study leaves the other ones out for.
+const QUICK_SIZES: [u64; 2] = [4 << 10, 64 << 10];
+const SIZE_STEP_BYTES: u64 = 16 << 20;
+/// A warm-up of a minute before five.
+const WARM_UP_OF_CELL: u32 = 6;
+const SEED: u64 = 0x766d_6673;
+/// How long the machine is watched while nothing is measured.
+const IDLE_LOOK: Duration = Duration::from_millis(400);
+/// Processors busy with something else above which a warning is given.
+const BUSY_CPUS: f64 = 0.25;
+
+/// What to do. The default is the full study on loop devices over a file.
+#[derive(Debug, Clone, Default)]
+pub struct RawAndFileOptions {
+    /// What every study is told.
+    pub study: StudyOptions,
+    /// Size of each disk: 20 GiB as in the paper, 1 GiB quick.
+    pub size_bytes: Option<u64>,
+    /// What is made on the second half.
+    pub file_system: FileSystem,
+    /// A block device to take instead of a file in the scratch folder; it is overwritten from end to end.
+    pub device: Option<PathBuf>,
+    /// Whether what is on it may be lost.
+    pub destroy_data: bool,
+}
+
+/// A file system that can be made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileSystem {
+    /// Debian's own.
+    #[default]
+    Ext4,
+    /// Red Hat's own.
+    Xfs,
+}
+
+impl FileSystem {
+    /// As the kernel calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Xfs => "xfs",
+        }
+    }
+
+    /// Room for disks of `payload_bytes` and its own tables and journal.
+    fn bytes_for(self, payload_bytes: u64) -> u64 {
+        let own_bytes = match self {
+            Self::Ext4 => 64 << 20,
+            // mkfs.xfs makes none that is smaller.
+            Self::Xfs => 320 << 20,
+        };
+        // Journals grow with the file system, to a gigabyte at most; tables of inodes take a part of it.
+        let journal_bytes = (payload_bytes / 8).min(1 << 30);
+        (payload_bytes + payload_bytes / 20 + journal_bytes + own_bytes).next_multiple_of(SIZE_STEP_BYTES)
+    }
+}
+
+impl fmt::Display for FileSystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One of the paper's five.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pattern {
+    /// Half reads, half writes, anywhere.
+    RandomMix,
+    /// Reads anywhere.
+    RandomRead,
+    /// Writes anywhere.
+    RandomWrite,
+    /// Reads one after the other.
+    SequentialRead,
+    /// Writes one after the other.
+    SequentialWrite,
+}
+
+impl Pattern {
+    /// In the paper's order.
+    pub const ALL: [Self; 5] =
+        [Self::RandomMix, Self::RandomRead, Self::RandomWrite, Self::SequentialRead, Self::SequentialWrite];
+
+    /// As shown to people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RandomMix => "random mix",
+            Self::RandomRead => "random read",
+            Self::RandomWrite => "random write",
+            Self::SequentialRead => "sequential read",
+            Self::SequentialWrite => "sequential write",
+        }
+    }
+
+    /// Whether it goes anywhere.
+    pub fn is_random(self) -> bool {
+        !matches!(self, Self::SequentialRead | Self::SequentialWrite)
+    }
+
+    fn of(load: &Load) -> Self {
+        match (load.random_percent > 0.0, load.read_percent) {
+            (true, 100.0) => Self::RandomRead,
+            (true, 0.0) => Self::RandomWrite,
+            (true, _) => Self::RandomMix,
+            (false, 100.0) => Self::SequentialRead,
+            (false, _) => Self::SequentialWrite,
+        }
+    }
+}
+
+/// The study, whole or as far as it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RawAndFileResult {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The conclusion.
+    pub verdict: String,
+    /// When it began.
+    pub started_utc: String,
+    /// How long it took, nanoseconds.
+    pub took_ns: u64,
+    /// On what.
+    pub machine: Machine,
+    /// Where the scratch folder lay.
+    pub place: Place,
+    /// By which programs.
+    pub versions: Versions,
+    /// Whether it was the short form.
+    pub quick: bool,
+    /// Size of each disk.
+    pub size_bytes: u64,
+    /// Rounds.
+    pub rounds: usize,
+    /// The device and its halves.
+    pub ground: GroundRecord,
+    /// What was compared, as it was found before measuring; the device is the first.
+    pub subjects: Vec<TargetRecord>,
+    /// Cycles of the time-stamp counter in a second, by which CPU time becomes MHz; 0 where there is none.
+    pub tsc_hz: f64,
+    /// Processors kept busy while the study did nothing.
+    pub idle_cpus: f64,
+    /// The workloads that were measured.
+    pub workloads: Vec<WorkloadRecord>,
+    /// All workloads together, against the device.
+    pub overall: Vec<Overall>,
+    /// Reasons for doubt.
+    pub warnings: Vec<Warning>,
+    /// How it ended.
+    pub end: End,
+}
+
+/// One workload on everything.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkloadRecord {
+    /// Where requests go.
+    pub pattern: Pattern,
+    /// Bytes of a request.
+    pub block_bytes: u64,
+    /// Requests in flight.
+    pub queue_depth: u32,
+    /// Length of the measured window, nanoseconds.
+    pub window_ns: u64,
+    /// In the order of the subjects.
+    pub sides: Vec<SideRecord>,
+}
+
+impl WorkloadRecord {
+    /// "4K random read".
+    pub fn name(&self) -> String {
+        format!("{} {}", Bytes(self.block_bytes), self.pattern.name())
+    }
+}
+
+/// One workload on one thing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SideRecord {
+    /// Requests a second.
+    pub iops: Summary,
+    /// Millions of bytes a second.
+    pub mb_per_s: Summary,
+    /// Mean latency, nanoseconds.
+    pub latency_mean_ns: Summary,
+    /// 99th percentile, nanoseconds.
+    pub latency_p99_ns: Summary,
+    /// CPU time of the generator for each request, nanoseconds.
+    pub cpu_ns_per_io: Summary,
+    /// CPU time of the whole machine for each request, nanoseconds.
+    pub machine_cpu_ns_per_io: Summary,
+    /// Throughput as a ratio to the device's in the same round; none for the device.
+    pub throughput_ratio: Option<Ratio>,
+    /// CPU time of the generator for each request, the same.
+    pub cpu_ratio: Option<Ratio>,
+    /// CPU time of the whole machine for each request, the same.
+    pub machine_cpu_ratio: Option<Ratio>,
+    /// Every round as it was measured.
+    pub rounds: Vec<Figures>,
+}
+
+/// Something that is compared.
+struct Subject {
+    target: OpenTarget,
+    record: TargetRecord,
+}
+
+/// How long, how often, how large.
+struct Settings {
+    quick: bool,
+    size_bytes: u64,
+    rounds: usize,
+    budget: Budget,
+    engine: EngineKind,
+}
+
+impl Settings {
+    fn new(options: &RawAndFileOptions, start: Instant) -> Result<Self> {
+        let study = &options.study;
+        let rounds = study.rounds_or(if study.quick { QUICK_ROUNDS } else { FULL_ROUNDS })?;
+        let size_bytes = options.size_bytes.unwrap_or(if study.quick { QUICK_BYTES } else { FULL_BYTES });
+        let budget = match study.cell {
+            Some(cell) if cell.is_zero() => {
+                return Err(LabError::BadOptions {
+                    what: "a cell of no time measures nothing".into(),
+                    hint: "use at least some milliseconds (--cell)".into(),
+                });
+            }
+            Some(cell) => Budget::fixed(cell),
+            None if study.quick => Budget::until(start, QUICK_TOTAL, QUICK_CELLS.0, QUICK_CELLS.1),
+            None => Budget::fixed(FULL_CELL),
+        };
+        let size_bytes = size_bytes.max(1).next_multiple_of(SIZE_STEP_BYTES);
+        Ok(Self { quick: study.quick, size_bytes, rounds, budget, engine: study.engine })
+    }
+}
+
+/// Runs the study and saves its result. A stop while it measures keeps the workloads that are whole. Whatever happens, the file system is
+/// unmounted, loop devices and partitions go, and the scratch folder is removed unless it is to be kept.
+///
+/// # Errors
+/// Nobody but root can; no space; a device that is in use or holds data; a disk that fails; [`LabError::Stopped`] when it was
+/// stopped before anything was measured.
+pub fn run(
+    options: &RawAndFileOptions,
+    watch: &dyn Watch,
+    progress: &mut dyn Progress,
+) -> Result<StudyReport<RawAndFileResult>> {
+    let start = Instant::now();
+    let started_utc = clock::compact_utc_now();
+    let settings = Settings::new(options, start)?;
+    let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
+    let place = Place::detect(scratch.path());
+    let wanted = Wanted {
+        bare_bytes: settings.size_bytes,
+        file_system_bytes: options.file_system.bytes_for(3 * settings.size_bytes),
+        file_system: options.file_system,
+        device: options.device.as_deref(),
+        destroy_data: options.destroy_data,
+        engine: settings.engine,
+    };
+    if options.device.is_none() {
+        scratch.need("the study", wanted.bare_bytes + wanted.file_system_bytes + (64 << 20))?;
+    }
+    let ground = Ground::make(&scratch, &wanted, progress)?;
+    let (subjects, mut warnings) = prepare(&ground, &settings, progress)?;
+    crate::scratch::settle(&ground.folder)?;
+    scratch.settle()?;
+    let idle_before = idle_cpus();
+    let measured = measure(&subjects, &settings, watch, progress)?;
+    let idle_cpus = idle_before.max(idle_cpus());
+    // What the kernel's threads did for the study itself was seen as the work of others.
+    warnings.extend(measured.warnings.into_iter().filter(|warning| !matches!(warning, Warning::OtherLoad { .. })));
+    if idle_cpus > BUSY_CPUS {
+        warnings.push(Warning::OtherLoad { cpus: idle_cpus });
+    }
+    if ground.record.loop_direct == Some(false) {
+        warnings.push(Warning::DirectNotHonoured { targets: vec!["the loop devices".into()] });
+    }
+    Warning::sort(&mut warnings);
+    let overall = conclude::overall(&measured.workloads);
+    let mut result = RawAndFileResult {
+        schema: SCHEMA.into(),
+        verdict: String::new(),
+        started_utc: started_utc.clone(),
+        took_ns: 0,
+        machine: Machine::detect(),
+        place,
+        versions: Versions::detect(),
+        quick: settings.quick,
+        size_bytes: settings.size_bytes,
+        rounds: settings.rounds,
+        ground: ground.record.clone(),
+        subjects: subjects.iter().map(|subject| subject.record.clone()).collect(),
+        tsc_hz: measured.tsc_hz,
+        idle_cpus,
+        workloads: measured.workloads,
+        overall,
+        warnings,
+        end: measured.end,
+    };
+    drop(subjects);
+    ground.end()?;
+    result.verdict = conclude::verdict(&result);
+    result.took_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let stopped = result.end == End::Stopped;
+    options.study.save("raw-and-file", &started_utc, result, stopped)
+}
+
+/// Opens the device, makes the file and the disks, fills all of them, proves that they are full, and looks at them.
+fn prepare(ground: &Ground, settings: &Settings, progress: &mut dyn Progress) -> Result<(Vec<Subject>, Vec<Warning>)> {
+    let file_system = ground.record.file_system;
+    let of_container = |container| targets::create_empty(container, &ground.folder, settings.size_bytes);
+    let things: [(String, PathBuf, Format); 4] = [
+        ("block device".into(), ground.bare.clone(), Format::Raw),
+        (format!("{file_system} file"), of_container(Container::Raw)?, Format::Raw),
+        ("VHDX fixed".into(), of_container(Container::VhdxFixed)?, Format::Vhdx),
+        ("VHDX dynamic".into(), of_container(Container::VhdxDynamic)?, Format::Vhdx),
+    ];
+    let total_bytes = things.len() as u64 * settings.size_bytes;
+    let (mut subjects, mut warnings): (Vec<Subject>, Vec<Warning>) = (Vec::new(), Vec::new());
+    for (name, path, format) in things {
+        let how = OpenHow {
+            writable: true,
+            cache: Caching::Direct,
+            engine: settings.engine,
+            format: Some(format),
+            ..OpenHow::default()
+        };
+        let mut target = run::open(&path.to_string_lossy(), &how)?;
+        target.name = name;
+        let before_bytes = subjects.len() as u64 * settings.size_bytes;
+        let message = target.name.clone();
+        let mut tick = |done| tell(progress, "prepare", before_bytes + done, total_bytes, &message);
+        fill::fill(&target.name, &*target.device, SEED, settings.engine, &mut tick)?;
+        fill::check_populated(&target.name, &*target.device, false)?;
+        let all = 0..target.device.geometry().size_bytes;
+        let mut contents = inspect::look(&target.name, &*target.device, slice::from_ref(&all), SEED, settings.engine)?;
+        contents.filled_bytes = all.end;
+        target.contents = Some(contents);
+        let reads = Job::simple("look", Load::default(), crate::job::Span::default(), crate::job::Span::from_secs(1));
+        warnings.extend(inspect::doubts::of_target(&reads, 0, &target.name, &contents));
+        let record = run::target_record(&target);
+        subjects.push(Subject { target, record });
+    }
+    Ok((subjects, warnings))
+}
+
+/// What was measured.
+struct Measured {
+    workloads: Vec<WorkloadRecord>,
+    warnings: Vec<Warning>,
+    tsc_hz: f64,
+    end: End,
+}
+
+fn measure(
+    subjects: &[Subject],
+    settings: &Settings,
+    watch: &dyn Watch,
+    progress: &mut dyn Progress,
+) -> Result<Measured> {
+    let jobs = jobs(settings.quick, settings.engine)?;
+    let mut measured = Measured { workloads: Vec::new(), warnings: Vec::new(), tsc_hz: 0.0, end: End::Complete };
+    let all = jobs.len() * settings.rounds * subjects.len();
+    let mut done = 0;
+    for job in jobs {
+        let cell = settings.budget.cell(Instant::now(), all - done);
+        let job = with_cell(job, cell, settings.size_bytes);
+        let load = &job.phases[0].loads[0];
+        let mut record = WorkloadRecord {
+            pattern: Pattern::of(load),
+            block_bytes: load.block.largest_bytes(),
+            queue_depth: load.queue_depth,
+            window_ns: job.phases[0].duration.as_nanos(),
+            sides: Vec::new(),
+        };
+        let name = record.name();
+        let mut rounds: Vec<Vec<Figures>> = vec![Vec::new(); subjects.len()];
+        'rounds: for round in 0..settings.rounds {
+            for index in stats::round_order(subjects.len(), round, SEED) {
+                let subject = &subjects[index];
+                let message = format!("{name}, {}", subject.target.name);
+                let went_on = tell(progress, "measure", done as u64, all as u64, &message);
+                // Each round draws its requests anew, and alike for all.
+                let job = Job { seed: SEED ^ round as u64, ..job.clone() };
+                let ended = match went_on {
+                    Err(LabError::Stopped) => None,
+                    Err(error) => return Err(error),
+                    Ok(()) => Some(measure_cell(&job, subject, watch)?),
+                };
+                let Some(ended) = ended.filter(|ended| ended.end != End::Stopped) else {
+                    measured.end = End::Stopped;
+                    break 'rounds;
+                };
+                ended.warnings.into_iter().for_each(|warning| sweep::add_warning(&mut measured.warnings, warning));
+                measured.tsc_hz = ended.phases[0].cpu.tsc_hz;
+                rounds[index].push(Figures::of(&ended.phases[0]));
+                done += 1;
+            }
+        }
+        // Only rounds that everything has had can be compared.
+        let whole = rounds.iter().map(Vec::len).min().unwrap_or(0);
+        rounds.iter_mut().for_each(|rounds| rounds.truncate(whole));
+        if whole > 0 {
+            record.sides = sides(rounds);
+            measured.workloads.push(record);
+        }
+        if measured.end == End::Stopped {
+            break;
+        }
+    }
+    if measured.workloads.is_empty() { Err(LabError::Stopped) } else { Ok(measured) }
+}
+
+fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<crate::record::Run> {
+    let ended = run::run(job, slice::from_ref(&subject.target), &RunOptions::default(), watch)?;
+    match ended.end {
+        End::Failed { first, .. } => Err(LabError::BadOptions {
+            what: format!("{}: {first}", subject.target.name),
+            hint: "check the disk beneath".into(),
+        }),
+        _ => Ok(ended),
+    }
+}
+
+/// The profile's workloads, one job each; of a quick study its smallest and its largest size.
+fn jobs(quick: bool, engine: EngineKind) -> Result<Vec<Job>> {
+    let profile = profiles::load("vmfs-and-rdm")?;
+    let one = |phase: &crate::job::Phase| {
+        let mut job = Job { name: phase.name.clone(), phases: vec![phase.clone()], ..profile.clone() };
+        job.engine = match engine {
+            EngineKind::Auto => Mover::Auto,
+            EngineKind::Uring => Mover::IoUring,
+            EngineKind::Sync => Mover::Pread,
+        };
+        job
+    };
+    let wanted = |job: &Job| match job.phases[0].loads[0].block {
+        Blocks::One(Bytes(size)) => !quick || QUICK_SIZES.contains(&size),
+        Blocks::Mix(_) => false,
+    };
+    Ok(profile.phases.iter().map(one).filter(wanted).collect())
+}
+
+/// The job in a cell, over the same range of every subject.
+fn with_cell(mut job: Job, cell: Duration, size_bytes: u64) -> Job {
+    let warm_up = cell / WARM_UP_OF_CELL;
+    let phase = &mut job.phases[0];
+    (phase.warm_up, phase.duration) =
+        (warm_up.into(), cell.saturating_sub(warm_up).max(Duration::from_millis(1)).into());
+    phase.loads[0].working_set = Bytes(size_bytes);
+    job
+}
+
+/// Sums up the rounds, the first being the base.
+pub(crate) fn sides(rounds: Vec<Vec<Figures>>) -> Vec<SideRecord> {
+    let base = rounds.first().cloned().unwrap_or_default();
+    let side = |(index, rounds): (usize, Vec<Figures>)| {
+        let of = |figure: fn(&Figures) -> f64| rounds.iter().map(figure).collect::<Vec<_>>();
+        let summary = |figure: fn(&Figures) -> f64| Summary::of(&of(figure)).unwrap_or_default();
+        let ratio = |figure: fn(&Figures) -> f64| {
+            let base: Vec<f64> = base.iter().map(figure).collect();
+            (index > 0).then(|| Ratio::of(&of(figure), &base)).flatten()
+        };
+        SideRecord {
+            iops: summary(|round| round.iops),
+            mb_per_s: summary(|round| round.mb_per_s),
+            latency_mean_ns: summary(|round| round.mean_ns),
+            latency_p99_ns: summary(|round| round.p99_ns),
+            cpu_ns_per_io: summary(|round| round.cpu_ns_per_io),
+            machine_cpu_ns_per_io: summary(|round| round.machine_cpu_ns_per_io),
+            throughput_ratio: ratio(|round| round.iops),
+            cpu_ratio: ratio(|round| round.cpu_ns_per_io),
+            machine_cpu_ratio: ratio(|round| round.machine_cpu_ns_per_io),
+            rounds,
+        }
+    };
+    rounds.into_iter().enumerate().map(side).collect()
+}
+
+/// Processors that are busy while this study does nothing.
+fn idle_cpus() -> f64 {
+    let watch = OtherLoad::watch();
+    thread::sleep(IDLE_LOOK);
+    watch.since().0
+}

@@ -1,0 +1,184 @@
+//! The study with figures that are known, and small on a real device.
+
+use super::*;
+use crate::{
+    progress::{Silent, Step},
+    report::example,
+    run::Unwatched,
+};
+
+/// Rounds of a subject that has `throughput` of the device's IOPS at `cost` times its CPU time. Rounds differ by a drift that hits all alike.
+fn rounds(throughput: f64, cost: f64) -> Vec<Figures> {
+    let round = |drift: f64| {
+        let iops = 50_000.0 * throughput * drift;
+        Figures {
+            window_ns: 1_000_000_000,
+            reads: iops as u64,
+            iops,
+            mb_per_s: iops * 4096.0 / 1e6,
+            mean_ns: 64.0 / iops * 1e9,
+            p50_ns: 60.0 / iops * 1e9,
+            p99_ns: 130.0 / iops * 1e9,
+            cpu_ns_per_io: 4_000.0 * cost / drift,
+            machine_cpu_ns_per_io: 10_000.0 * cost / drift,
+            queue_depth: 64,
+            depth_reached: 64.0,
+            ..Figures::default()
+        }
+    };
+    [1.0, 0.7, 0.9].map(round).to_vec()
+}
+
+/// The study on a device on which a file costs 4 % of throughput and 6 % of CPU, and a VHDX a little more.
+pub(crate) fn result() -> RawAndFileResult {
+    let example = example::run();
+    let jobs = jobs(true, EngineKind::Auto).unwrap();
+    let workloads: Vec<WorkloadRecord> = jobs
+        .iter()
+        .map(|job| {
+            let load = &job.phases[0].loads[0];
+            WorkloadRecord {
+                pattern: Pattern::of(load),
+                block_bytes: load.block.largest_bytes(),
+                queue_depth: load.queue_depth,
+                window_ns: 500_000_000,
+                sides: sides(vec![rounds(1.0, 1.0), rounds(0.96, 1.06), rounds(0.95, 1.08), rounds(1.0, 1.1)]),
+            }
+        })
+        .collect();
+    let names = ["block device", "ext4 file", "VHDX fixed", "VHDX dynamic"];
+    let mut result = RawAndFileResult {
+        schema: SCHEMA.into(),
+        verdict: String::new(),
+        started_utc: "20261121T120000Z".into(),
+        took_ns: 100_000_000_000,
+        machine: example.machine,
+        place: Place { file_system: "ext4".into(), device: "/dev/vda".into(), ..Place::default() },
+        versions: example.versions,
+        quick: true,
+        size_bytes: 1 << 30,
+        rounds: 3,
+        ground: GroundRecord {
+            of: "a file in the scratch folder".into(),
+            halves: Halves::LoopsOverFile,
+            file_system: FileSystem::Ext4,
+            bare_bytes: 1 << 30,
+            file_system_bytes: FileSystem::Ext4.bytes_for(3 << 30),
+            loop_direct: Some(true),
+        },
+        subjects: names.map(crate::sweep::tests::target).to_vec(),
+        tsc_hz: 2.5e9,
+        idle_cpus: 0.05,
+        overall: conclude::overall(&workloads),
+        workloads,
+        warnings: Vec::new(),
+        end: End::Complete,
+    };
+    result.verdict = conclude::verdict(&result);
+    result
+}
+
+#[test]
+fn ratios_are_within_rounds_and_all_workloads_agree() {
+    let result = result();
+    assert_eq!(result.workloads.len(), 10);
+    // The drift of 30 % does not show in any ratio.
+    for workload in &result.workloads {
+        let ratio = workload.sides[1].throughput_ratio.as_ref().unwrap();
+        assert!((ratio.summary.min - 0.96).abs() < 1e-9 && (ratio.summary.max - 0.96).abs() < 1e-9, "{ratio:?}");
+        assert!(workload.sides[0].throughput_ratio.is_none());
+    }
+    let of = |subject, part, figure| *conclude::find(&result, subject, part, figure).unwrap();
+    let file = of(1, Part::All, Figure::Throughput);
+    assert!((file.ratio - 0.96).abs() < 1e-9 && file.differs() && file.workloads == 10, "{file:?}");
+    assert!((of(3, Part::All, Figure::MachineCpu).ratio - 1.1).abs() < 1e-9);
+    assert_eq!((of(1, Part::Random, Figure::Cpu).workloads, of(1, Part::Sequential, Figure::Cpu).workloads), (6, 4));
+    // Four workloads cannot show anything, whatever they say.
+    assert!(!of(1, Part::Sequential, Figure::Cpu).differs());
+    assert_eq!(
+        result.verdict,
+        "Of the bare device's throughput (1.00) the ext4 file gives 0.96 at 1.06, VHDX fixed 0.95 at 1.08, VHDX dynamic 1.00 at 1.10 times the CPU time for each request; beyond chance the ext4 file is slower, VHDX fixed is slower; the paper's VMFS had 1.00 at 1.05 (random) and 1.08 (sequential)."
+    );
+}
+
+#[test]
+fn no_difference_and_a_busy_machine_are_told() {
+    let mut result = result();
+    for workload in &mut result.workloads {
+        workload.sides = sides(vec![rounds(1.0, 1.0); 4]);
+    }
+    result.overall = conclude::overall(&result.workloads);
+    result.warnings.push(Warning::OtherLoad { cpus: 1.0 });
+    let verdict = conclude::verdict(&result);
+    assert!(verdict.contains("no difference of throughput is seen beyond chance"), "{verdict}");
+    assert!(verdict.contains("times the generator's CPU time"), "{verdict}");
+}
+
+/// The paper's formula: 50 % of four cores of 3,000 MHz at 10,000 IOPS are 0.6 MHz for each I/O a second.
+#[test]
+fn mhz_per_iops_is_the_papers() {
+    let cpu_s_per_io = 0.5 * 4.0 / 10_000.0;
+    let found = report::mhz_per_iops(cpu_s_per_io * 1e9, 3e9).unwrap();
+    assert!((found - 0.5 * 3_000.0 * 4.0 / 10_000.0).abs() < 1e-12, "{found}");
+    assert_eq!(report::mhz_per_iops(1.0, 0.0), None);
+}
+
+#[test]
+fn what_is_printed() {
+    insta::assert_snapshot!(render(&result(), false));
+}
+
+#[test]
+fn the_jobs_are_the_papers_over_one_range() {
+    let all = jobs(false, EngineKind::Auto).unwrap();
+    assert_eq!((all.len(), jobs(true, EngineKind::Auto).unwrap().len()), (25, 10));
+    let patterns: std::collections::HashSet<String> =
+        all.iter().map(|job| Pattern::of(&job.phases[0].loads[0]).name().to_owned()).collect();
+    assert_eq!(patterns.len(), 5);
+    let job = with_cell(all[0].clone(), Duration::from_secs(72), 20 << 30);
+    let phase = &job.phases[0];
+    assert_eq!((phase.warm_up.as_nanos(), phase.duration.as_nanos()), (12_000_000_000, 60_000_000_000));
+    assert_eq!((phase.loads[0].working_set, phase.loads[0].start), (Bytes(20 << 30), Bytes(0)));
+    job.validate().unwrap();
+}
+
+#[test]
+fn a_small_study_ends_with_nothing_mounted() {
+    let home = tempfile::tempdir().unwrap();
+    let options = RawAndFileOptions {
+        study: StudyOptions {
+            quick: true,
+            dir: Some(home.path().to_owned()),
+            rounds: Some(1),
+            cell: Some(Duration::from_millis(20)),
+            output: Some(home.path().join("result.json")),
+            ..StudyOptions::default()
+        },
+        size_bytes: Some(16 << 20),
+        ..RawAndFileOptions::default()
+    };
+    if !nix::unistd::geteuid().is_root() || std::fs::File::open("/dev/loop-control").is_err() {
+        let error = run(&options, &Unwatched, &mut Silent).unwrap_err().to_string();
+        println!("skipped: a device and a mount: {error}");
+        return;
+    }
+    let leftovers = || {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let here = home.path().to_string_lossy().into_owned();
+        (mounts.contains(&here), std::fs::read_dir(home.path()).unwrap().count())
+    };
+    // Stopped while it fills the file on the new file system.
+    let mut begun = 0;
+    let stopped = run(&options, &Unwatched, &mut |step: Step<'_>| {
+        begun += usize::from(step.message == "ext4 file");
+        begun == 0
+    });
+    assert!(matches!(stopped, Err(LabError::Stopped)), "{stopped:?}");
+    assert_eq!(leftovers(), (false, 0));
+    let report = run(&options, &Unwatched, &mut Silent).unwrap();
+    let result = &report.result;
+    assert_eq!((result.subjects.len(), result.workloads.len()), (4, 10));
+    assert!(result.workloads.iter().all(|workload| workload.sides.iter().all(|side| side.iops.median > 0.0)));
+    assert!(result.subjects.iter().all(|subject| subject.contents.is_some_and(|seen| seen.allocated >= 1.0)));
+    assert_eq!(leftovers(), (false, 1), "only the result is left");
+}
