@@ -384,8 +384,8 @@ mod tests {
             Document::Run(Box::new(example::run())),
             Document::Sweep(Box::new(example::sweep())),
             Document::Containers(Box::new(example::containers())),
-            Document::QueueDepth(Box::new(crate::study::queue_depth::tests::result())),
-            Document::RawAndFile(Box::new(crate::study::raw_and_file::tests::result())),
+            Document::QueueDepth(Box::new(queue_depth::tests::result())),
+            Document::RawAndFile(Box::new(raw_and_file::tests::result())),
             Document::ZeroPayload(Box::new(example::zero_payload())),
             Document::Contest(Box::new(example::contest())),
         ] {

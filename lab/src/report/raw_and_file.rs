@@ -193,7 +193,7 @@ fn overall(result: &RawAndFileResult) -> Table {
             Cell::text(format!("{} to {}", ratio(one.interval.low), ratio(one.interval.high))),
             Cell::figure(one.least, ratio),
             Cell::figure(one.most, ratio),
-            Cell::figure(one.p_corrected, |p| if p < 0.0005 { "< 0.001".into() } else { format!("{p:.3}") }),
+            Cell::maybe(one.p_corrected, |p| if p < 0.0005 { "< 0.001".into() } else { format!("{p:.3}") }),
             Cell::text(word).toned(tone),
             Cell::maybe(papers, ratio).toned(Tone::Faint),
         ]);

@@ -81,7 +81,7 @@ pub(super) fn make(
         }
         return Ok(Made { targets: prepared.targets, warnings, volume_bytes, own: Vec::new() });
     }
-    let volume_bytes = settings.size_bytes.unwrap_or(super::QUICK_BYTES);
+    let volume_bytes = settings.size_bytes.unwrap_or(super::settings::QUICK_BYTES);
     let count = files_known.map_or(PARTS.len(), |files| files as usize).min(PARTS.len());
     let needed_bytes: u64 = PARTS[..count].iter().map(|part| volume_bytes / part).sum();
     scratch.need("the study", needed_bytes + (64 << 20))?;

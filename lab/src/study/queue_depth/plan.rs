@@ -99,10 +99,10 @@ pub(super) fn job(stage: Stage, settings: &Settings, cell: Duration) -> Result<J
 /// None for the built-in profile.
 pub(super) fn pre_test(settings: &Settings, volume_bytes: u64) -> Result<Job> {
     let mut job = job(Stage::Depths, settings, Duration::from_secs(1))?;
-    let (within, measured) = match settings.cell {
-        Some(cell) => (Duration::from(cell) * 10, Duration::from(cell) * 5),
-        None if settings.quick => (Duration::from_secs(5), Duration::from_secs(3)),
-        None => (Duration::from_secs(300), Duration::from_secs(600)),
+    // The paper's five and ten minutes, or less where cells are short.
+    let (within, measured) = match settings.cell.map(Duration::from) {
+        Some(cell) => ((cell * 10).min(Duration::from_secs(300)), (cell * 5).min(Duration::from_secs(600))),
+        None => (Duration::from_secs(5), Duration::from_secs(3)),
     };
     let phase = &mut job.phases[0];
     (phase.warm_up, phase.duration, phase.steady_within) = (Span::default(), measured.into(), Some(within.into()));

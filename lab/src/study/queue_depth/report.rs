@@ -126,7 +126,7 @@ fn findings_table(result: &QueueDepthResult, colour: bool) -> String {
         table.row(ours(finding, devices));
         table.row(theirs(papers));
         if let (Some(found), Some(papers)) = (&finding.found, papers) {
-            let ratio = |ours: f64, papers: f64| Cell::toned(format!("{:.2}", ours / papers), Tone::Faint);
+            let ratio = |ours: f64, papers: f64| Cell::toned(digits(ours / papers), Tone::Faint);
             let in_flight = papers.settled.in_flight as f64;
             table.row(vec![
                 Cell::new(""),
@@ -146,6 +146,11 @@ fn findings_table(result: &QueueDepthResult, colour: bool) -> String {
         }
     }
     table.render(colour)
+}
+
+/// A ratio with the digits that matter.
+fn digits(ratio: f64) -> String {
+    if ratio < 0.1 { format!("{ratio:.3}") } else { format!("{ratio:.2}") }
 }
 
 fn ours(finding: &Finding, devices: u32) -> Vec<Cell> {

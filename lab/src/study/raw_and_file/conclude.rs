@@ -2,7 +2,7 @@
 //!
 //! Each workload counts once, by the median of its rounds' ratios, so a workload that scatters counts no more than another. What is
 //! compared is the logarithm, so that twice and half lie equally far from 1. Whether a ratio is chance is asked of Wilcoxon's signed ranks over the
-//! workloads, corrected by Holm for the number of questions; with fewer than six workloads no answer is possible.
+//! workloads, corrected by Holm for the number of questions; with fewer than eight workloads no answer is possible.
 
 use super::{FileSystem, Pattern, RawAndFileResult, SideRecord, WorkloadRecord, paper, report::is_file};
 use crate::{inference, measure::Ratio, record::End, stats::Interval, warning::Warning};
@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 pub const SIGNIFICANT: f64 = 0.05;
 /// A throughput that is nearer to 1 than this is called the same, sure or not.
 const ALIKE: f64 = 0.02;
+/// Rounds that lie further apart than this, as a share of their median, are told.
+const FAR_APART: f64 = 0.2;
 
 /// Which figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,14 +103,14 @@ pub struct Overall {
     pub most: f64,
     /// How many workloads.
     pub workloads: usize,
-    /// Of the rank test, corrected.
-    pub p_corrected: f64,
+    /// Of the rank test, corrected; only of all workloads, for random and sequential ones alone are too few in a quick study.
+    pub p_corrected: Option<f64>,
 }
 
 impl Overall {
     /// Whether it differs from 1 beyond chance.
     pub fn differs(&self) -> bool {
-        self.p_corrected < SIGNIFICANT
+        self.p_corrected.is_some_and(|p| p < SIGNIFICANT)
     }
 }
 
@@ -123,8 +125,14 @@ pub fn overall(workloads: &[WorkloadRecord]) -> Vec<Overall> {
             }
         }
     }
-    let corrected = inference::holm(&found.iter().map(|overall| overall.p_corrected).collect::<Vec<_>>());
-    found.iter_mut().zip(corrected).for_each(|(overall, p)| overall.p_corrected = p);
+    // Each question that is asked makes every answer dearer, so only those about all workloads are.
+    let asked: Vec<f64> = found.iter().filter_map(|overall| overall.p_corrected).collect();
+    let answers = inference::holm(&asked);
+    found
+        .iter_mut()
+        .filter_map(|overall| overall.p_corrected.as_mut())
+        .zip(answers)
+        .for_each(|(p, answer)| *p = answer);
     found
 }
 
@@ -142,7 +150,10 @@ fn one(workloads: &[WorkloadRecord], subject: usize, part: Part, figure: Figure)
         least: logarithms.iter().copied().fold(f64::INFINITY, f64::min).exp(),
         most: logarithms.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp(),
         workloads: logarithms.len(),
-        p_corrected: inference::wilcoxon_signed_rank(&logarithms)?.p,
+        p_corrected: (part == Part::All)
+            .then(|| inference::wilcoxon_signed_rank(&logarithms))
+            .flatten()
+            .map(|test| test.p),
     })
 }
 
@@ -158,6 +169,26 @@ pub fn papers(workloads: &[WorkloadRecord], part: Part, figure: Figure) -> Optio
         .map(f64::ln)
         .collect();
     inference::middle(&logarithms).map(f64::exp)
+}
+
+/// A warning where the rounds of a throughput's ratio lie far apart. `names` are the subjects'.
+pub(super) fn spread(workloads: &[WorkloadRecord], names: &[&str]) -> Option<Warning> {
+    let mut all: Vec<(f64, String)> = Vec::new();
+    for workload in workloads {
+        for (side, name) in workload.sides.iter().zip(names) {
+            let ratio = side.throughput_ratio.as_ref();
+            all.extend(ratio.map(|ratio| (ratio.summary.spread(), format!("{name}, {}", workload.name()))));
+        }
+    }
+    let far = all.iter().filter(|(spread, _)| *spread > FAR_APART).count();
+    let (worst_spread, worst) = all.iter().max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (far > 0).then(|| Warning::Spread {
+        cells: far,
+        of: all.len(),
+        threshold: FAR_APART,
+        worst: worst.clone(),
+        worst_spread: *worst_spread,
+    })
 }
 
 /// Finds one of [`overall`].

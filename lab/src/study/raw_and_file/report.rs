@@ -12,6 +12,9 @@ use crate::{
 };
 use std::fmt::Write as _;
 
+/// Fewer workloads cannot show anything beyond chance with nine questions.
+const FEWEST: usize = 8;
+
 /// The whole report as text. `colour` only for a terminal.
 pub fn render(result: &RawAndFileResult, colour: bool) -> String {
     let mut text = format!("{}\n\n{}", result.verdict, conditions(result));
@@ -126,14 +129,15 @@ pub(crate) fn is_file(name: &str, file_system: FileSystem) -> bool {
     name.strip_prefix(file_system.name()).is_some_and(|rest| rest == " file")
 }
 
-/// Whether a ratio is chance, in a word.
+/// Whether a ratio is chance, in a word; nothing where nobody asked.
 pub(crate) fn said(one: &Overall) -> &'static str {
     let worse = (one.figure == Figure::Throughput) == (one.ratio < 1.0);
-    match (one.differs(), worse) {
-        (true, true) => "yes, worse",
-        (true, false) => "yes, better",
-        (false, _) if one.workloads < 6 => "too few to tell",
-        (false, _) => "no",
+    match (one.p_corrected, one.differs(), worse) {
+        (None, ..) => "",
+        (_, true, true) => "yes, worse",
+        (_, true, false) => "yes, better",
+        (_, false, _) if one.workloads < FEWEST => "too few to tell",
+        (_, false, _) => "no",
     }
 }
 
