@@ -52,7 +52,7 @@ pub(super) fn sweep(
     let files = if matches!(stage, Stage::Reads | Stage::Writes) { 1 } else { ground.files };
     let load = &mut job.phases[0].loads[0];
     let sharing = if stage == Stage::Files { 1 } else { files };
-    load.working_set = Bytes((ground.volume_bytes / u64::from(sharing) & !4095).max(4096));
+    load.working_set = Bytes(((ground.volume_bytes / u64::from(sharing)) & !4095).max(4096));
     if matches!(stage, Stage::Files | Stage::Depths | Stage::Combinations) {
         load.threads = (settings.threads / sharing).max(1);
         load.queue_depth = paper::PRE_TEST_DEPTH;
