@@ -17,6 +17,8 @@ fn help_names_every_command() {
         "compare",
         "io",
         "lab study containers",
+        "lab study queue-depth",
+        "lab study raw-and-file",
         "lab run",
         "lab sweep",
         "lab compare",

