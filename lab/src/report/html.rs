@@ -6,6 +6,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 const STYLE: &str = include_str!("style.css");
 /// Text of more characters than this is a sentence.
 const LONG: usize = 44;
+/// Tables of more columns than this are set closer.
+const MANY: usize = 10;
 
 /// The page. `made_by` stands at its end.
 pub fn page(chapters: &[Chapter], made_by: &str) -> String {
@@ -99,7 +101,7 @@ fn draw_table(table: &Table) -> Markup {
     let numeric: Vec<bool> = (0..table.heads.len()).map(|column| table.is_numeric(column)).collect();
     let align = |column: usize| if numeric.get(column) == Some(&true) { "n" } else { "" };
     html! {
-        div class="table scroll" tabindex="0" role="group" aria-label=(table.caption) {
+        div class={ "table scroll" (if table.heads.len() > MANY { " wide" } else { "" }) } tabindex="0" role="group" aria-label=(table.caption) {
             table {
                 caption class="faint" style="text-align:left;padding:.45rem .75rem;white-space:normal" { (table.caption) }
                 thead { tr { @for (column, head) in table.heads.iter().enumerate() { th scope="col" class=(align(column)) { (head) } } } }

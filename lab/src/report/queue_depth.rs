@@ -125,7 +125,7 @@ const FINDINGS: [&str; 13] = [
     "IOPS",
     "MB/s",
     "mean",
-    "amplification",
+    "transfers for each",
     "devices",
     "MB/s per device",
     "depth per device",
@@ -133,7 +133,7 @@ const FINDINGS: [&str; 13] = [
 
 fn findings_table(result: &QueueDepthResult) -> Table {
     let mut table = Table::new(
-        "The load that is enough, ours and the paper’s. Between: 95 % interval of the load that the rule chose. Amplification: reads plus writes times copies. Depth per device: in flight × amplification / devices. MB are 10⁶ bytes.",
+        "The load that is enough, ours and the paper’s. Between: 95 % interval of the load that the rule chose. Transfers for each: reads plus writes times copies (the paper’s amplification). Depth per device: in flight × transfers / devices. MB are 10⁶ bytes.",
         &FINDINGS,
     );
     let devices = f64::from(result.settings.array.map_or(1, |array| array.devices));
