@@ -21,15 +21,19 @@ use crate::{
     queue::DiskQueue,
 };
 use diskwright_image::{BlockState, Commit, DiskType, Image, ImageWriter};
-use diskwright_store::{BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store, store::FileRange};
+use diskwright_store::{
+    BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store,
+    store::FileRange,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 use std::{
     collections::HashMap,
     io,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
 };
 
 /// One image of a chain.

@@ -14,10 +14,11 @@
 //! The counter goes up, in sequentially consistent order, before the map is read, and the map changes before the epoch moves on:
 //! so a request that is not seen by `grace_over` is one that sees the changed map.
 
-use std::sync::{
-    Arc, Mutex, Weak,
+use diskwright_store::sync::{
+    Mutex,
     atomic::{AtomicU64, Ordering},
 };
+use std::sync::{Arc, Weak};
 
 /// Requests in flight of one queue, by parity. Only the queue's own thread changes them.
 #[derive(Debug, Default)]

@@ -7,13 +7,16 @@
 //! The thread is started by the first flush that needs it, holds only a weak reference to the disk, and ends with it.
 
 use crate::device::Shared;
-use diskwright_store::ExternalTicket;
+use diskwright_store::{
+    ExternalTicket,
+    sync::{
+        mpsc::{Receiver, Sender, channel},
+        thread,
+    },
+};
 use std::{
     io,
-    sync::{
-        Arc, OnceLock, Weak,
-        mpsc::{Receiver, Sender, channel},
-    },
+    sync::{Arc, OnceLock, Weak},
 };
 
 /// The way to the thread.
@@ -29,7 +32,7 @@ impl Flusher {
             let (sender, receiver) = channel();
             let disk = Arc::downgrade(shared);
             // Should the thread not start, the receiver is dropped with the closure, and sending fails below.
-            let _ = std::thread::Builder::new().name("flusher".into()).spawn(move || run(&disk, &receiver));
+            let _ = thread::Builder::new().name("flusher".into()).spawn(move || run(&disk, &receiver));
             sender
         });
         if let Err(unsent) = sender.send(ticket) {

@@ -17,12 +17,10 @@
 
 use crate::{device::Layer, error::Result};
 use diskwright_image::BlockState;
+use diskwright_store::sync::atomic::{AtomicU64, Ordering};
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, OnceLock},
 };
 
 /// Words in a page are two to this, but for disks of more pages than [`PAGES_MAX_SHIFT`] allows.

@@ -1,4 +1,4 @@
-//! What fuzzers drive: hostile images, as bodies that also run without a fuzzer.
+//! What fuzzers drive: hostile images and hostile peers, as bodies that also run without a fuzzer.
 //!
 //! ```text
 //!   targets/fuzz_targets/NAME.rs   libFuzzer, by `cargo +nightly fuzz run --fuzz-dir fuzz/targets NAME`
@@ -8,6 +8,7 @@
 //!   targets.rs   the bodies: bytes in, a panic where a promise is broken
 //!     ├─ samples.rs    small sound images of every type, in memory; made once
 //!     ├─ bounded.rs    a store in memory that does not grow for ever: a length in a log entry is not taken as memory
+//!     ├─ wire.rs       the decoders of the NBD protocol; peers.rs: a server and a client whose peer says what it is told
 //!     └─ mutation.rs   damage that knows the formats: which structure, which field, checksums put right again
 //! ```
 //!
@@ -18,7 +19,9 @@
 
 pub mod bounded;
 pub mod mutation;
+pub mod peers;
 pub mod samples;
 pub mod targets;
+pub mod wire;
 
 pub use targets::{Body, TARGETS};

@@ -3,7 +3,9 @@
 use crate::{
     bounded::BoundedStore,
     mutation::Mutation,
+    peers,
     samples::{Sample, open_chain, samples},
+    wire,
 };
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_format::{vhd, vhdx};
@@ -15,12 +17,15 @@ use std::sync::Arc;
 pub type Body = fn(&[u8]);
 
 /// All of them, by name: the names of the binaries and of the folders of the corpus.
-pub const TARGETS: [(&str, Body); 5] = [
+pub const TARGETS: [(&str, Body); 8] = [
     ("parsers", parsers),
     ("open_any", open_any),
     ("open_damaged", open_damaged),
     ("replay_log", replay_log),
     ("write_damaged", write_damaged),
+    ("nbd_wire", wire::nbd_wire),
+    ("nbd_server", peers::nbd_server),
+    ("nbd_client", peers::nbd_client),
 ];
 
 /// Most bytes of a disk that are read at each of its ends: damage may make it huge.

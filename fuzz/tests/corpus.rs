@@ -36,6 +36,7 @@ fn run(name: &str, body: diskwright_fuzz::Body, input: &[u8], what: &str) {
 #[test]
 fn every_target_stands_its_corpus_and_random_inputs() {
     let _ = diskwright_fuzz::samples::samples();
+    diskwright_fuzz::peers::warm_up();
     let (inputs, seed) = (number("DISKWRIGHT_FUZZ_INPUTS", 2000), number("DISKWRIGHT_FUZZ_SEED", 1));
     for (index, (name, body)) in TARGETS.into_iter().enumerate() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);

@@ -14,11 +14,14 @@ use crate::{
     BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,
     SectorBitmap,
 };
-use diskwright_store::{DataFile, FileRange, Store, Zeroing};
+use diskwright_store::{
+    DataFile, FileRange, Store, Zeroing,
+    sync::{Mutex, MutexGuard},
+};
 use std::{
     io,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, PoisonError},
 };
 
 /// The step by which the map of an image without blocks is cut.

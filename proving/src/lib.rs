@@ -9,6 +9,9 @@
 //!   world.rs      a file system in memory: records, fails, breaks rules, kills
 //!   cut.rs        which states a power cut allows
 //!   ledger.rs     what the user may count on, sector by sector
+//!   crowd.rs      several queues of one disk at the same time, as a case
+//!   player.rs     one of several who drive a device at the same time, until it is taken from under them
+//!   linear.rs     which results many threads may see; threads that do everything at once
 //!   stage.rs      the trait Case: what a format, a command, a server implements to be put through all of it
 //!   campaign.rs   many seeds, many cuts; how to see a failure again
 //!   disk.rs       every kind of disk as a case
@@ -25,6 +28,7 @@
 pub mod campaign;
 pub mod command;
 pub mod contents;
+pub mod crowd;
 pub mod cut;
 pub mod dice;
 pub mod disk;
@@ -32,8 +36,10 @@ pub mod fault;
 pub mod faulty;
 pub mod history;
 pub mod ledger;
+pub mod linear;
 pub mod meddler;
 pub mod mutation;
 pub mod opinion;
+pub mod player;
 pub mod stage;
 pub mod world;

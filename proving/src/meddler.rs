@@ -21,6 +21,17 @@ pub enum Meddling {
     SectorsMadeWhole,
     /// Tables stay in memory: a flush only makes payload durable.
     FlushesPayloadOnly,
+    /// A server passes writes on without their FUA.
+    ServerForgetsFua,
+    /// A server answers a flush by itself.
+    ServerForgetsFlush,
+}
+
+impl Meddling {
+    /// Whether it is broken above the disk (see `disk/front.rs`), not between the disk and its image.
+    pub fn is_of_server(self) -> bool {
+        matches!(self, Self::ServerForgetsFua | Self::ServerForgetsFlush)
+    }
 }
 
 /// See the module.

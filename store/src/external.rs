@@ -4,11 +4,12 @@
 //! a condition variable, for an engine that sleeps on it, and an eventfd, for one that sleeps in its ring. One mutex guards
 //! the list; it is held for a push or a swap only. A ticket is answered exactly once, at the latest when it is dropped.
 
+use crate::sync::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
 use std::{
     io,
     os::fd::{AsRawFd, OwnedFd, RawFd},
-    sync::{Arc, Condvar, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock, PoisonError},
 };
 
 /// A slot of the engine, and how its request ended.

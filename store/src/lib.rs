@@ -41,6 +41,7 @@ mod shared;
 mod slots;
 pub mod store;
 pub mod streams;
+pub mod sync;
 pub mod sys;
 mod transfer;
 mod zeros;

@@ -1,10 +1,12 @@
 //! A store in memory: for tests, and wherever a small image need not touch a disk.
 
-use crate::store::{DataFile, FileRange, Store, Zeroing};
+use crate::{
+    store::{DataFile, FileRange, Store, Zeroing},
+    sync::{RwLock, RwLockWriteGuard},
+};
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::RwLock,
 };
 
 /// Bytes in a vector. One lock guards it all.
@@ -30,7 +32,7 @@ impl MemoryStore {
         self.bytes.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 
-    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Vec<u8>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<u8>> {
         self.bytes.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -1,5 +1,7 @@
 //! A folder in which disks are attached, with a list of attached disks of its own; at the end nothing of it is left.
 
+#![allow(dead_code, reason = "each test file uses its own part")]
+
 use crate::common::{Ended, Workshop};
 use std::{
     fs,

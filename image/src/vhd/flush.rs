@@ -17,8 +17,11 @@
 //! shut for ever.
 
 use crate::{ImageError, Result};
-use diskwright_store::Store;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use diskwright_store::{
+    Store,
+    sync::{Condvar, Mutex, MutexGuard},
+};
+use std::sync::PoisonError;
 
 #[derive(Debug, Default)]
 struct Gate {

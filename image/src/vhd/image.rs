@@ -17,14 +17,11 @@ use crate::{
     raw::{self, FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES},
 };
 use diskwright_format::vhd::{BAT_UNUSED, CREATOR_APP, CREATOR_VERSION, DiskKind, Footer, SECTOR_BYTES};
-use diskwright_store::Store;
-use std::{
-    io,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+use diskwright_store::{
+    Store,
+    sync::atomic::{AtomicU64, Ordering},
 };
+use std::{io, sync::Arc};
 
 /// Windows attaches nothing smaller, in bytes.
 const WINDOWS_MIN_BYTES: u64 = 3 << 20;

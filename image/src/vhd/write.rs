@@ -22,11 +22,14 @@ use super::{
 };
 use crate::{BlockState, Commit, ImageError, ImageWriter, Reservation, Result, SectorBitmap};
 use diskwright_format::vhd::{BAT_UNUSED, SECTOR_BYTES};
-use diskwright_store::{IoBuf, Store};
+use diskwright_store::{
+    IoBuf, Store,
+    sync::{Mutex, MutexGuard},
+};
 use std::{
     collections::{BTreeSet, HashMap},
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, PoisonError},
 };
 
 /// Memory for bitmaps beyond which clean ones are dropped, in bytes of bitmap.

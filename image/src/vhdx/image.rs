@@ -26,14 +26,14 @@ use crate::{
     image::{BlockState, Commit, Image, ImageInfo, ImageWriter, Reservation, SectorBitmap},
 };
 use diskwright_format::vhdx::Invalid;
-use diskwright_store::Store;
-use std::{
-    fmt, io,
+use diskwright_store::{
+    Store,
     sync::{
-        Arc, Condvar, Mutex,
+        Condvar, Mutex,
         atomic::{AtomicBool, Ordering},
     },
 };
+use std::{fmt, io, sync::Arc};
 
 /// A VHDX, open. See [`open`](super::open).
 pub struct VhdxImage {

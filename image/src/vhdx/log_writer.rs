@@ -12,7 +12,7 @@ use super::{
 use crate::error::Result;
 use diskwright_format::vhdx::log::{LOG_SECTOR_BYTES, LogEntryHeader, data_entry, data_entry_bytes};
 use diskwright_store::FileRange;
-use std::sync::Mutex;
+use diskwright_store::sync::Mutex;
 use uuid::Uuid;
 
 /// Largest entry that is written, whatever the log's length: it is built in memory.

@@ -38,7 +38,7 @@ pub use open::open;
 use crate::error::ImageError;
 use diskwright_format::vhdx::Invalid;
 use diskwright_store::Store;
-use std::sync::{Mutex, MutexGuard};
+use diskwright_store::sync::{Mutex, MutexGuard};
 
 /// An [`Invalid`] of a structure that begins at `base_bytes` of the file.
 fn corrupt(store: &dyn Store, base_bytes: u64, invalid: Invalid) -> ImageError {

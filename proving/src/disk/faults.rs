@@ -1,8 +1,9 @@
 //! A short session that does something of everything, in which each operation below fails once.
 
-use super::{DiskCase, DiskTruth};
+use super::{DiskCase, DiskTruth, Front};
 use crate::{
     contents::SECTOR_BYTES,
+    fault::FaultKind,
     faulty::{FaultyCase, Told},
     ledger::Window,
     mutation::Phase,
@@ -72,7 +73,12 @@ impl FaultyCase for DiskCase {
                 }
             };
             match (outcome, announced) {
-                (Err(error), _) => told.errors.push(error),
+                (Err(error), _) => {
+                    if told.errors.is_empty() {
+                        self.judge_errno(stage, &error)?;
+                    }
+                    told.errors.push(error);
+                }
                 (Ok(()), Some(write)) => truth.ledger.acknowledge(write, durable),
                 (Ok(()), None) if matches!(step, FaultyStep::Flush) => truth.ledger.flushed(mark),
                 (Ok(()), None) => {}
@@ -88,6 +94,18 @@ impl FaultyCase for DiskCase {
         world.phase(None);
         stage.tell(truth);
         Ok(())
+    }
+}
+
+impl DiskCase {
+    /// Over a wire, the first error says what went wrong below. (Later ones say that the disk is closed to flushes, or what is still wrong.)
+    fn judge_errno(&self, stage: &Stage<DiskTruth>, error: &str) -> Outcome {
+        let (Front::Nbd, (_, Some((kind, ..)))) = (self.front, stage.world.strikes()) else { return Ok(()) };
+        let name = match kind {
+            FaultKind::Io | FaultKind::Slow => "EIO",
+            FaultKind::Full | FaultKind::Short => "ENOSPC",
+        };
+        if error.contains(name) { Ok(()) } else { Err(format!("{kind:?} came over the wire without {name}: {error}")) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The kinds of disks that are tried.
 
-use super::{Damage, DiskCase};
+use super::{Damage, DiskCase, Front};
 use crate::{contents::SECTOR_BYTES, ledger::Window};
 use diskwright_image::{DiskType, Format};
 
@@ -24,6 +24,7 @@ pub fn all() -> Vec<DiskCase> {
             gentle: false,
             churns: false,
             damage: None,
+            front: Front::Queue,
             steps: 24,
             meddling: None,
         }
@@ -117,6 +118,17 @@ pub fn all() -> Vec<DiskCase> {
             gentle: true,
             ..kind("vhdx differencing 1M, for libvhdi", Format::Vhdx, DiskType::Differencing, mib, 8 * m, &[0, 1, 7])
         },
+        served(kind("raw, over NBD", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
+        served(kind(
+            "vhd differencing 16K, over NBD",
+            Format::Vhd,
+            DiskType::Differencing,
+            16 * kib,
+            8 * m,
+            &[0, 1, 2, 128, 511],
+        )),
+        served(kind("vhdx dynamic 1M, over NBD", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 30, 63])),
+        served(kind("vhdx differencing 1M, over NBD", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])),
     ]
     .into_iter()
     .map(|case| {
@@ -128,6 +140,11 @@ pub fn all() -> Vec<DiskCase> {
         case
     })
     .collect()
+}
+
+/// The same behind an NBD server.
+fn served(case: DiskCase) -> DiskCase {
+    DiskCase { front: Front::Nbd, ..case }
 }
 
 /// The kind of this name.

@@ -11,14 +11,16 @@
 //! 4. it goes on: another session writes, flushes and closes, and finds again what it wrote and what it saw;
 //! 5. where asked for, that session's power is cut too.
 //!
-//! `kinds.rs` lists what is tried; `session.rs` drives one open disk; `play.rs` makes the random sessions; `faults.rs` the short one in which
+//! `kinds.rs` lists what is tried; `front.rs` puts a server between; `session.rs` drives one open disk; `play.rs` makes the random sessions; `faults.rs` the short one in which
 //! every operation fails once.
 
 mod faults;
+mod front;
 mod kinds;
 mod play;
 mod session;
 
+pub use front::Front;
 pub use kinds::{all, named};
 
 use crate::{
@@ -77,6 +79,8 @@ pub struct DiskCase {
     pub churns: bool,
     /// What is wrong from the start.
     pub damage: Option<Damage>,
+    /// Through what it is driven when it is written to.
+    pub front: Front,
     /// Steps of a run.
     pub steps: u64,
     /// Rules that are broken between the disk and its image.
@@ -121,7 +125,7 @@ impl DiskCase {
     }
 
     /// What an untouched sector shows. A parent holds something in every other 4 KiB.
-    fn untouched(&self, sector: u64) -> Version {
+    pub fn untouched(&self, sector: u64) -> Version {
         if self.is_child() && (sector / 8).is_multiple_of(2) { PARENT } else { 0 }
     }
 
@@ -228,12 +232,21 @@ impl DiskCase {
     }
 
     fn open(&self, world: &World, writable: bool) -> Outcome<Session<'_>> {
+        let disk = self.open_disk(world, writable)?;
+        Session::through(if writable { self.front } else { Front::Queue }, self, disk)
+    }
+
+    /// Opens the disk; for writing, with the rules broken that are to be.
+    ///
+    /// # Errors
+    /// Why it does not open.
+    pub fn open_disk(&self, world: &World, writable: bool) -> Outcome<Arc<Disk>> {
         let path = self.path();
-        let opened = match self.meddling.filter(|_| writable) {
+        let opened = match self.meddling.filter(|meddling| writable && !meddling.is_of_server()) {
             None => Disk::open(&path, &self.open_options(world, writable)),
             Some(meddling) => self.open_meddled(world, meddling)?,
         };
-        Session::of(self, opened.map_err(|error| format!("it does not open: {error}"))?)
+        opened.map_err(|error| format!("it does not open: {error}"))
     }
 
     fn open_meddled(&self, world: &World, meddling: Meddling) -> Outcome<diskwright_disk::Result<Arc<Disk>>> {
@@ -340,7 +353,9 @@ impl Case for DiskCase {
         let mut dice = Dice::new(seed, 0x600d);
         let session = Arc::new(self.session_start(world, shown.clone())?);
         let mut next = DiskTruth { ledger: truth.ledger.settled(shown), session };
-        let unmeddled = Self { meddling: None, ..self.clone() };
+        // A server takes longer to start than most sessions last.
+        let front = if depth.cut_again == 0 { Front::Queue } else { self.front };
+        let unmeddled = Self { meddling: None, front, ..self.clone() };
         unmeddled
             .play(&stage, &mut dice, &mut next, 6, &mut 500_000)
             .map_err(|error| format!("going on after the cut: {error}"))?;

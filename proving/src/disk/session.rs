@@ -1,6 +1,9 @@
 //! One open disk, driven by one queue, one request after the other.
 
-use super::{DiskCase, DiskTruth};
+use super::{
+    DiskCase, DiskTruth,
+    front::{Front, Served, device_of},
+};
 use crate::{
     contents::SECTOR_BYTES,
     ledger::{Version, stamp},
@@ -16,6 +19,8 @@ pub(super) struct Session<'a> {
     case: &'a DiskCase,
     pub(super) disk: Arc<Disk>,
     queue: Option<Box<dyn BlockQueue>>,
+    /// Ends when the queue has, and before the disk is closed.
+    served: Option<Served>,
     buf: Option<IoBuf>,
     done: Vec<Completion>,
     pub(super) has_written: bool,
@@ -36,12 +41,26 @@ fn carry_out(queue: &mut dyn BlockQueue, done: &mut Vec<Completion>, request: Re
 }
 
 impl<'a> Session<'a> {
+    /// Drives a disk by its own queue.
     pub(super) fn of(case: &'a DiskCase, disk: Arc<Disk>) -> Outcome<Self> {
+        Self::through(Front::Queue, case, disk)
+    }
+
+    /// Drives a disk through a front.
+    pub(super) fn through(front: Front, case: &'a DiskCase, disk: Arc<Disk>) -> Outcome<Self> {
         let options = QueueOptions { depth: 1, engine: EngineKind::Sync, slab: None, ring: None };
-        let queue = disk.open_queue(&options).map_err(|error| error.to_string())?;
+        let served = match front {
+            Front::Queue => None,
+            Front::Nbd => Some(Served::start(device_of(case, &disk))?),
+        };
+        let queue = match &served {
+            None => disk.open_queue(&options),
+            Some(served) => served.client().open_queue(&options),
+        };
+        let queue = queue.map_err(|error| error.to_string())?;
         let largest = case.windows.iter().map(|window| window.count).max().unwrap_or(1) * SECTOR_BYTES;
         let buf = Some(IoBuf::new(largest as usize));
-        Ok(Self { case, disk, queue: Some(queue), buf, done: Vec::new(), has_written: false })
+        Ok(Self { case, disk, queue: Some(queue), served, buf, done: Vec::new(), has_written: false })
     }
 
     pub(super) fn enter_phase(&mut self, stage: &Stage<DiskTruth>, durable: bool) {
@@ -95,7 +114,9 @@ impl<'a> Session<'a> {
 
     pub(super) fn close(mut self) -> Outcome {
         self.queue = None;
-        self.disk.close().map_err(|error| error.to_string())
+        let stopped = self.served.take().map_or(Ok(()), Served::stop);
+        let closed = self.disk.close().map_err(|error| error.to_string());
+        stopped.and(closed)
     }
 }
 

@@ -167,10 +167,10 @@ impl Worker {
         loop {
             self.desk.pushed = false;
             let mut completions = std::mem::take(&mut self.completions);
+            // Idle ones too: the bell of a flush whose end was seen early rings later, and while it lies unheard in their mailbox the ring does not sleep, and looks
+            // for nothing new.
             for queue in self.desk.queues.iter_mut().flatten() {
-                if queue.in_flight() > 0 {
-                    queue.reap(0, &mut completions)?;
-                }
+                queue.reap(0, &mut completions)?;
             }
             for completion in completions.drain(..) {
                 if let Some(landed) = self.desk.landed(completion) {
@@ -281,9 +281,11 @@ impl Worker {
             };
         }
         let Some(conn) = self.connections.get(number) else { return };
+        // Answers to options wait in memory, and a share counts requests only: so nobody is asked for more options before he has taken the answers to the last.
+        let must_listen = matches!(conn.phase, Phase::Handshake(_)) && (conn.has_output() || conn.outbox.is_sending());
         if conn.stalled {
             self.stalled.push(number);
-        } else if conn.state == State::Open && !conn.receiving && !conn.starts_tls {
+        } else if conn.state == State::Open && !conn.receiving && !conn.starts_tls && !must_listen {
             let mut pieces = conn.lend(&mut self.desk.pool);
             match pieces.pop() {
                 Some((buf, range)) if pieces.is_empty() => {
@@ -377,7 +379,7 @@ impl Worker {
         conn.share.sub(share);
         match end.result {
             Err(error) if conn.state != State::Closing => self.lose(number, &error.to_string()),
-            _ if conn.starts_tls => self.go_on(number),
+            _ if conn.starts_tls || matches!(conn.phase, Phase::Handshake(_)) => self.go_on(number),
             _ => self.settle(number),
         }
     }

@@ -1,0 +1,145 @@
+//! Through what a disk is driven: its own block queue, or a server and its client.
+//!
+//! ```text
+//!   session ─▶ BlockQueue of the Disk
+//!   session ─▶ BlockQueue of an NbdDevice ─▶ unix socket ─▶ NbdServer ─▶ BlockQueue of the Disk ─▶ World
+//! ```
+//!
+//! One request is under way at a time and a server does nothing by itself, so a seed repeats here too. The next server joins by an arm of
+//! [`Front`] and of [`Served::start`]: something that is given a disk, and gives a block device that reaches it over its wire.
+
+use super::DiskCase;
+use crate::{meddler::Meddling, stage::Outcome};
+use diskwright_disk::Disk;
+use diskwright_nbd::{NbdDevice, NbdUri};
+use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, Options, ServeError};
+use diskwright_store::{
+    BlockDevice, BlockQueue, Completion, Extent, Geometry, IoBuf, MemoryStore, Operation, PushError, QueueOptions,
+    RawDevice, Request,
+};
+use std::{io, sync::Arc};
+use tempfile::TempDir;
+
+/// See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Front {
+    /// The disk's own queue.
+    Queue,
+    /// An NBD server of one worker, and our client.
+    Nbd,
+}
+
+impl Front {
+    /// What keeps it from working here, if anything: for a skip by name.
+    pub fn missing(self) -> Option<String> {
+        match self {
+            Self::Queue => None,
+            Self::Nbd => {
+                let store = Arc::new(MemoryStore::with_bytes("nothing", vec![0; 4096]));
+                let device = RawDevice::new(store, false, 512).map_err(|error| error.to_string());
+                device.and_then(|device| Served::start(Arc::new(device))).err()
+            }
+        }
+    }
+}
+
+/// A disk that is served, and its only client.
+#[derive(Debug)]
+pub(super) struct Served {
+    client: NbdDevice,
+    server: NbdServer,
+    /// The socket's.
+    _dir: TempDir,
+}
+
+impl Served {
+    /// Serves a disk, and connects to it.
+    pub(super) fn start(device: Arc<dyn BlockDevice>) -> Outcome<Self> {
+        let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let socket = dir.path().join("socket");
+        let listener = Listener::bind(&Address::Unix(socket.clone())).map_err(|error| error.to_string())?;
+        let writable = !device.geometry().read_only;
+        let export = Export { name: "disk".into(), description: String::new(), device };
+        let options = Options { workers: 1, ..Options::default() };
+        let server = NbdServer::start(vec![export], vec![listener], options).map_err(|error| match error {
+            ServeError::Ring { source } => format!("io_uring for the NBD server: {source}"),
+            other => other.to_string(),
+        })?;
+        let client = NbdDevice::open(&NbdUri::unix(&socket, "disk"), writable).map_err(|error| error.to_string())?;
+        Ok(Self { client, server, _dir: dir })
+    }
+
+    pub(super) fn client(&self) -> &NbdDevice {
+        &self.client
+    }
+
+    /// Disconnects, and ends the server, which flushes.
+    pub(super) fn stop(self) -> Outcome {
+        drop(self.client);
+        self.server.stop().map_err(|error| error.to_string())
+    }
+}
+
+/// What a case's front serves: the disk, or a disk behind a server that forgets.
+pub(super) fn device_of(case: &DiskCase, disk: &Arc<Disk>) -> Arc<dyn BlockDevice> {
+    match case.meddling {
+        Some(Meddling::ServerForgetsFua | Meddling::ServerForgetsFlush) => Arc::new(Forgetful {
+            below: Arc::clone(disk),
+            flushes: case.meddling == Some(Meddling::ServerForgetsFlush),
+        }),
+        _ => Arc::clone(disk) as Arc<dyn BlockDevice>,
+    }
+}
+
+/// Stands where a server's desk would: what it forgets never reaches the disk.
+#[derive(Debug)]
+struct Forgetful {
+    below: Arc<Disk>,
+    /// Flushes, or else FUA.
+    flushes: bool,
+}
+
+#[derive(Debug)]
+struct ForgetfulQueue {
+    below: Box<dyn BlockQueue>,
+    flushes: bool,
+}
+
+impl BlockDevice for Forgetful {
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
+        let below = self.below.open_queue(options)?;
+        Ok(Box::new(ForgetfulQueue { below, flushes: self.flushes }))
+    }
+
+    fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
+        self.below.extents(offset_bytes, len_bytes, out)
+    }
+}
+
+impl BlockQueue for ForgetfulQueue {
+    fn depth(&self) -> usize {
+        self.below.depth()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.below.in_flight()
+    }
+
+    fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
+        match request.operation {
+            Operation::Flush if self.flushes => {
+                // As if it were done: something small is read instead, so that the answer comes the same way.
+                self.below.push(Request::read(0, 4096, IoBuf::new(4096), request.tag))
+            }
+            _ => self.below.push(Request { fua: request.fua && self.flushes, ..request }),
+        }
+    }
+
+    fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()> {
+        self.below.reap(at_least, out)
+    }
+}

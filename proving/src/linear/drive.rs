@@ -1,0 +1,186 @@
+//! Threads that do everything to the same sectors at the same time, and write down when.
+
+use super::{Act, Event, judge};
+use crate::{
+    contents::SECTOR_BYTES,
+    dice::Dice,
+    ledger::{Version, stamp},
+    stage::Outcome,
+};
+use diskwright_store::{BlockDevice, Blocking, Completion, EngineKind, IoBuf, Operation, QueueOptions, Request};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+};
+
+/// Tells moments apart, the same for all threads.
+#[derive(Debug, Default)]
+pub struct Clock(AtomicU64);
+
+impl Clock {
+    /// The next moment, from 1 on.
+    pub fn tick(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+}
+
+/// What the threads do.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// How many.
+    pub threads: u64,
+    /// Requests of each.
+    pub steps: u64,
+    /// Requests in flight of each.
+    pub depth: usize,
+    /// What moves the bytes.
+    pub engine: EngineKind,
+    /// Sectors of a block: whole ones come and go.
+    pub block_sectors: u64,
+    /// Most sectors of a request that is not for whole blocks.
+    pub sectors_max: u64,
+    /// Chooses. Rounds of one disk have seeds that follow each other.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// What a step writes: no two of a round, nor of rounds that follow each other, write the same.
+    fn version(&self, me: u64, step: u64) -> Version {
+        let number = self.seed.wrapping_mul(self.threads).wrapping_add(me).wrapping_mul(self.steps).wrapping_add(step);
+        (number as Version).max(1)
+    }
+}
+
+/// What was done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Requests that ended.
+    pub requests: u64,
+    /// Sectors that were read and judged.
+    pub sectors: u64,
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.sectors += other.sectors;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} requests, {} sectors read and judged", self.requests, self.sectors)
+    }
+}
+
+/// What one thread does: `me` counts from 0. Returns what it wrote and read.
+///
+/// # Errors
+/// What the device refused or failed.
+pub fn drive(device: &dyn BlockDevice, plan: &Plan, me: u64, clock: &Clock) -> Outcome<Vec<Event>> {
+    let text = |error: std::io::Error| error.to_string();
+    let mut dice = Dice::new(plan.seed, 0x11fe + me);
+    let options = QueueOptions { depth: plan.depth, engine: plan.engine, ..QueueOptions::default() };
+    let mut queue = device.open_queue(&options).map_err(text)?;
+    let geometry = device.geometry();
+    let unit = u64::from(geometry.logical_sector_bytes) / SECTOR_BYTES;
+    let all = geometry.size_bytes / SECTOR_BYTES;
+    let mut flights: HashMap<u64, Event> = HashMap::new();
+    let (mut events, mut done) = (Vec::new(), Vec::new());
+    let mut settle = |done: &mut Vec<Completion>, flights: &mut HashMap<u64, Event>| -> Outcome {
+        let end = clock.tick();
+        for completion in done.drain(..) {
+            completion.result.map_err(|error| format!("request {} of thread {me}: {error}", completion.tag))?;
+            let Some(mut event) = flights.remove(&completion.tag) else { continue };
+            event.end = end;
+            if let (Act::Read(shown), Some(buf)) = (&mut event.act, completion.buf) {
+                *shown = buf[..(event.count * SECTOR_BYTES) as usize].to_vec();
+            }
+            events.push(event);
+        }
+        Ok(())
+    };
+    for step in 0..plan.steps {
+        while queue.in_flight() == plan.depth {
+            queue.reap(1, &mut done).map_err(text)?;
+            settle(&mut done, &mut flights)?;
+        }
+        let version = plan.version(me, step);
+        let (operation, first, count) = choose(&mut dice, plan, all, unit);
+        let (offset_bytes, len_bytes) = (first * SECTOR_BYTES, count * SECTOR_BYTES);
+        // A flush has none, which no buffer can be.
+        let mut buf = IoBuf::new((len_bytes as usize).max(1));
+        let (act, request) = match operation {
+            Operation::Flush => (None, Request::flush(step)),
+            Operation::Read => {
+                (Some(Act::Read(Vec::new())), Request::read(offset_bytes, len_bytes as usize, buf, step))
+            }
+            Operation::WriteZeroes => (Some(Act::Write(0)), Request::write_zeroes(offset_bytes, len_bytes, step)),
+            Operation::Discard => (Some(Act::Write(0)), Request::discard(offset_bytes, len_bytes, step)),
+            Operation::Write => {
+                stamp(&mut buf[..len_bytes as usize], first, version);
+                (Some(Act::Write(version)), Request::write(offset_bytes, len_bytes as usize, buf, step))
+            }
+        };
+        if let Some(act) = act {
+            flights.insert(step, Event { act, first, count, begin: clock.tick(), end: 0 });
+        }
+        let fua = operation != Operation::Read && operation != Operation::Flush && dice.percent(2);
+        queue.push(Request { fua, ..request }).map_err(|refused| refused.reason.to_string())?;
+    }
+    while queue.in_flight() > 0 {
+        queue.reap(1, &mut done).map_err(text)?;
+        settle(&mut done, &mut flights)?;
+    }
+    Ok(events)
+}
+
+fn choose(dice: &mut Dice, plan: &Plan, all: u64, unit: u64) -> (Operation, u64, u64) {
+    let operation = match dice.below(64) {
+        0 => return (Operation::Flush, 0, 0),
+        1..=5 => Operation::Discard,
+        6..=9 => Operation::WriteZeroes,
+        10..=33 => Operation::Read,
+        _ => Operation::Write,
+    };
+    let zeroes = matches!(operation, Operation::Discard | Operation::WriteZeroes);
+    if zeroes && dice.percent(60) {
+        let block = dice.below(all.div_ceil(plan.block_sectors));
+        let first = block * plan.block_sectors;
+        return (operation, first, plan.block_sectors.min(all - first));
+    }
+    let first = dice.below(all / unit) * unit;
+    let most = if dice.percent(75) { plan.sectors_max.div_ceil(8) } else { plan.sectors_max };
+    let count = (1 + dice.below(most.div_ceil(unit))) * unit;
+    (operation, first, count.min(all - first))
+}
+
+/// One round: all threads, and then a look at everything, which becomes what the next round begins with.
+///
+/// # Errors
+/// A result that no linearizable disk gives, or a request that failed.
+pub fn round(device: &dyn BlockDevice, plan: &Plan, base: &mut Vec<u8>) -> Outcome<Tally> {
+    let clock = Clock::default();
+    let outcomes: Vec<Outcome<Vec<Event>>> = thread::scope(|scope| {
+        let clock = &clock;
+        let threads: Vec<_> = (0..plan.threads).map(|me| scope.spawn(move || drive(device, plan, me, clock))).collect();
+        let ended = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into())));
+        ended.collect()
+    });
+    let mut events = Vec::new();
+    for outcome in outcomes {
+        events.extend(outcome?);
+    }
+    let begin = clock.tick();
+    let mut shown = vec![0; base.len()];
+    let mut queue = Blocking::open(device, plan.engine).map_err(|error| error.to_string())?;
+    queue.read(0, &mut shown).map_err(|error| error.to_string())?;
+    let count = shown.len() as u64 / SECTOR_BYTES;
+    events.push(Event { act: Act::Read(shown.clone()), first: 0, count, begin, end: clock.tick() });
+    let requests = events.len() as u64;
+    let sectors = judge(base, events)?;
+    *base = shown;
+    Ok(Tally { requests, sectors })
+}

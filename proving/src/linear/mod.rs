@@ -1,0 +1,197 @@
+//! Which results a linearizable disk may give to many threads that read, write, zero and discard the same sectors at the same time.
+//!
+//! Each sector is a register. An operation takes effect at one moment between its beginning and its end, so of two that do not overlap in
+//! time the order is known, and of two that do it is not:
+//!
+//! ```text
+//!    W1 ├────┤                          W1 is overwritten before the read begins: it must not be seen
+//!             W2 ├─────┤                W2 may be seen, and where nothing else may, it must be
+//!                    W3 ├──────────┤    W3 may be seen or not
+//!                         R ├────┤
+//! ```
+//!
+//! A read that shows W3 tells that W3 has happened, so later reads must not show W2 again.
+//!
+//! No order is promised within a sector while somebody writes to it: a read may see a part of a write that overlaps it, and two writes
+//! that overlap may each leave a part (POSIX promises more than Linux keeps). So each *byte* must be one that an allowed write left there; and where
+//! only one write is allowed, that is the sector as a whole.
+//!
+//! `judge` is handed what all threads did ([`Event`]), afterwards; `drive.rs` makes them do it.
+
+mod drive;
+
+pub use drive::{Clock, Plan, Tally, drive, round};
+
+use crate::{
+    contents::SECTOR_BYTES,
+    ledger::{Version, stamp, version_of},
+    stage::Outcome,
+};
+use std::collections::HashMap;
+
+/// What an operation did to its sectors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Act {
+    /// It wrote this version (0: zeros).
+    Write(Version),
+    /// It read these contents.
+    Read(Vec<u8>),
+}
+
+/// An operation that ended well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// What it did.
+    pub act: Act,
+    /// First sector.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+    /// When it began, by a [`Clock`].
+    pub begin: u64,
+    /// When it had ended.
+    pub end: u64,
+}
+
+/// A write of one sector. The contents from before have neither beginning nor end.
+#[derive(Debug, Clone, Copy)]
+struct Wrote {
+    /// `None`: what was there before.
+    version: Option<Version>,
+    begin: u64,
+    /// When it must have happened: when it had ended, or when a read had shown it.
+    by: u64,
+}
+
+/// Holds what was read against what may have been. `base` is what the disk showed before, from sector 0 on.
+///
+/// # Errors
+/// The first read that shows what it must not.
+pub fn judge(base: &[u8], mut events: Vec<Event>) -> Outcome<u64> {
+    events.sort_by_key(|event| event.end);
+    let mut sectors: HashMap<u64, Vec<Wrote>> = HashMap::new();
+    for event in &events {
+        if let Act::Write(version) = event.act {
+            for sector in event.first..event.first + event.count {
+                let wrote = Wrote { version: Some(version), begin: event.begin, by: event.end };
+                sectors.entry(sector).or_insert_with(|| vec![before()]).push(wrote);
+            }
+        }
+    }
+    let mut judged = 0;
+    // In the order in which they ended, so that what a read told is known to all that began after it.
+    for event in &events {
+        let Act::Read(shown) = &event.act else { continue };
+        for (sector, bytes) in (event.first..).zip(shown.chunks(SECTOR_BYTES as usize)) {
+            let wrote = sectors.entry(sector).or_insert_with(|| vec![before()]);
+            judge_sector(base, wrote, sector, bytes, event)?;
+            judged += 1;
+        }
+    }
+    Ok(judged)
+}
+
+fn before() -> Wrote {
+    Wrote { version: None, begin: 0, by: 0 }
+}
+
+fn judge_sector(base: &[u8], wrote: &mut [Wrote], sector: u64, bytes: &[u8], read: &Event) -> Outcome {
+    // Whatever had happened before this began has been overwritten by the time that the read began.
+    let overwritten = wrote.iter().filter(|other| other.by < read.begin).map(|other| other.begin).max().unwrap_or(0);
+    let may_be_seen = |wrote: &Wrote| wrote.begin < read.end && wrote.by >= overwritten;
+    let found = version_of(bytes, sector);
+    // Nearly always: a whole sector of one write. (Zeros do not say whose they are.)
+    if let Some(version) = found
+        && let Some(seen) = wrote.iter_mut().find(|wrote| wrote.version == Some(version) && may_be_seen(wrote))
+    {
+        if version != 0 {
+            seen.by = seen.by.min(read.end);
+        }
+        return Ok(());
+    }
+    let allowed: Vec<Vec<u8>> =
+        wrote.iter().filter(|wrote| may_be_seen(wrote)).map(|wrote| bytes_of(base, wrote.version, sector)).collect();
+    let bad = bytes.iter().enumerate().find(|&(at, byte)| allowed.iter().all(|allowed| allowed[at] != *byte));
+    let Some((at, byte)) = bad else { return Ok(()) };
+    let versions: Vec<_> = wrote.iter().filter(|wrote| may_be_seen(wrote)).map(|wrote| wrote.version).collect();
+    let (begin, end) = (read.begin, read.end);
+    Err(match found {
+        Some(version) => {
+            let when = wrote.iter().find(|wrote| wrote.version == Some(version));
+            format!(
+                "a read from {begin} to {end} shows version {version} in sector {sector} ({when:?}), where only {versions:?} can be"
+            )
+        }
+        None => format!(
+            "a read from {begin} to {end} shows {byte:#04x} at byte {at} of sector {sector}, which none of {versions:?} left there"
+        ),
+    })
+}
+
+fn bytes_of(base: &[u8], version: Option<Version>, sector: u64) -> Vec<u8> {
+    let mut bytes = vec![0; SECTOR_BYTES as usize];
+    match version {
+        Some(version) => stamp(&mut bytes, sector, version),
+        None => {
+            let start = (sector * SECTOR_BYTES) as usize;
+            if let Some(there) = base.get(start..start + bytes.len()) {
+                bytes.copy_from_slice(there);
+            }
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(version: Version, begin: u64, end: u64) -> Event {
+        Event { act: Act::Write(version), first: 0, count: 1, begin, end }
+    }
+
+    fn read_bytes(bytes: Vec<u8>, begin: u64, end: u64) -> Event {
+        Event { act: Act::Read(bytes), first: 0, count: 1, begin, end }
+    }
+
+    fn read(version: Version, begin: u64, end: u64) -> Event {
+        read_bytes(bytes_of(&[], Some(version), 0), begin, end)
+    }
+
+    const BASE: [u8; 512] = [0; 512];
+
+    fn fits(events: Vec<Event>) -> bool {
+        judge(&BASE, events).is_ok()
+    }
+
+    #[test]
+    fn what_ended_before_is_seen_and_what_it_hid_is_not() {
+        assert!(fits(vec![write(1, 1, 2), read(1, 3, 4)]));
+        assert!(!fits(vec![write(1, 1, 2), read(0, 3, 4)]));
+        assert!(!fits(vec![write(1, 1, 2), write(2, 3, 4), read(1, 5, 6)]));
+        assert!(!fits(vec![read(1, 1, 2), write(1, 3, 4)]), "not before it began");
+    }
+
+    #[test]
+    fn what_overlaps_may_be_seen_or_not_but_not_unseen() {
+        for seen in [0, 1] {
+            assert!(fits(vec![write(1, 1, 5), read(seen, 2, 3)]));
+        }
+        assert!(fits(vec![write(1, 1, 9), read(0, 2, 3), read(1, 4, 5)]));
+        assert!(!fits(vec![write(1, 1, 9), read(1, 2, 3), read(0, 4, 5)]));
+        // Of two that overlap either may be the last, also when neither was seen meanwhile.
+        for seen in [1, 2] {
+            assert!(fits(vec![write(1, 1, 4), write(2, 2, 3), read(seen, 5, 6)]));
+        }
+    }
+
+    #[test]
+    fn a_sector_is_torn_only_between_what_may_be_seen() {
+        let mut torn = bytes_of(&[], Some(1), 0);
+        torn[256..].copy_from_slice(&bytes_of(&[], Some(2), 0)[256..]);
+        assert!(fits(vec![write(1, 1, 2), write(2, 3, 6), read_bytes(torn.clone(), 4, 5)]));
+        assert!(!fits(vec![write(1, 1, 2), write(2, 3, 4), read_bytes(torn, 5, 6)]));
+        let foreign = bytes_of(&[], Some(1), 7);
+        assert!(!fits(vec![write(1, 1, 2), read_bytes(foreign, 3, 4)]), "another sector's bytes");
+    }
+}

@@ -1,0 +1,296 @@
+//! Many threads, the same sectors, everything at once, on real files: each read shows what a linearizable disk may show. See `proving/src/linear`.
+//!
+//! `DISKWRIGHT_SOAK_ROUNDS` says how many rounds each kind of disk gets (`./test --nightly` asks for many), `DISKWRIGHT_SOAK_SEED` the first seed.
+
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
+use diskwright_image::{DiskType, Format};
+use diskwright_proving::linear::{Plan, Tally, round};
+use diskwright_store::{
+    BlockDevice, BlockQueue, Blocking, CacheMode, Completion, EngineKind, Geometry, MemoryStore, Operation, PushError,
+    QueueOptions, RawDevice, Request,
+};
+use std::{
+    io,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+}
+
+const PLAN: Plan =
+    Plan { threads: 4, steps: 500, depth: 8, engine: EngineKind::Auto, block_sectors: 64, sectors_max: 96, seed: 1 };
+
+struct Kind {
+    format: Format,
+    disk_type: DiskType,
+    block_bytes: u32,
+    size_bytes: u64,
+    cache: CacheMode,
+    engine: EngineKind,
+}
+
+fn soak(name: &str, kind: &Kind) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(format!("{name}.{}", kind.format));
+    let options = OpenOptions { writable: true, cache: kind.cache, engine: kind.engine, ..OpenOptions::default() };
+    let make = |path: &PathBuf, disk_type, parent: Option<PathBuf>| {
+        let size_bytes = parent.is_none().then_some(kind.size_bytes);
+        let block_bytes = (kind.format != Format::Raw).then_some(kind.block_bytes);
+        let request =
+            CreateRequest { size_bytes, parent, block_bytes, disk_type: Some(disk_type), ..CreateRequest::default() };
+        create(path, &request).unwrap();
+    };
+    let mut base = vec![0; kind.size_bytes as usize];
+    let mut top = path("disk");
+    if kind.disk_type == DiskType::Differencing {
+        make(&top, DiskType::Dynamic, None);
+        let disk = Disk::open(&top, &options).unwrap();
+        let mut queue = Blocking::open(&*disk, kind.engine).unwrap();
+        for start in (0..kind.size_bytes).step_by(12 << 10) {
+            let bytes: Vec<u8> = (0..8 << 10).map(|at| (start + at) as u8 | 1).collect();
+            let len = bytes.len().min((kind.size_bytes - start) as usize);
+            queue.write(start, &bytes[..len], false).unwrap();
+            base[start as usize..][..len].copy_from_slice(&bytes[..len]);
+        }
+        drop(queue);
+        disk.close().unwrap();
+        drop(disk);
+        let child = path("child");
+        make(&child, DiskType::Differencing, Some(top));
+        top = child;
+    } else {
+        make(&top, kind.disk_type, None);
+    }
+    let (first, rounds) = (number("DISKWRIGHT_SOAK_SEED", 1), number("DISKWRIGHT_SOAK_ROUNDS", 3));
+    let mut tally = Tally::default();
+    let mut disk = Disk::open(&top, &options).unwrap();
+    for seed in first..first + rounds {
+        // Few large requests at one time, many small ones at another.
+        let sectors_max = if seed % 2 == 0 { 600 } else { 24 };
+        let block_sectors = u64::from(kind.block_bytes) / 512;
+        let plan = Plan { engine: kind.engine, block_sectors, sectors_max, seed, ..PLAN };
+        match round(&*disk, &plan, &mut base) {
+            Ok(done) => tally += done,
+            Err(error) => panic!(
+                "{name}, seed {seed}: {error}\n  again: DISKWRIGHT_SOAK_SEED={first} DISKWRIGHT_SOAK_ROUNDS={rounds}"
+            ),
+        }
+        if seed % 3 == 0 {
+            disk.close().unwrap();
+            drop(disk);
+            disk = Disk::open(&top, &options).unwrap();
+        }
+    }
+    disk.close().unwrap();
+    println!("soak: {name}: {tally} (seeds {first} to {})", first + rounds - 1);
+}
+
+fn kind(format: Format, disk_type: DiskType, block_bytes: u32, size_bytes: u64) -> Kind {
+    Kind { format, disk_type, block_bytes, size_bytes, cache: CacheMode::PageCache, engine: EngineKind::Auto }
+}
+
+#[test]
+fn raw() {
+    soak("raw", &kind(Format::Raw, DiskType::Fixed, 32 << 10, 1 << 20));
+}
+
+#[test]
+fn vhd_dynamic() {
+    soak("vhd dynamic", &kind(Format::Vhd, DiskType::Dynamic, 32 << 10, 1 << 20));
+}
+
+#[test]
+fn vhd_differencing() {
+    soak("vhd differencing", &kind(Format::Vhd, DiskType::Differencing, 32 << 10, 1 << 20));
+}
+
+#[test]
+fn vhdx_dynamic() {
+    soak("vhdx dynamic", &kind(Format::Vhdx, DiskType::Dynamic, 1 << 20, 3 << 20));
+}
+
+#[test]
+fn vhdx_dynamic_past_the_page_cache() {
+    let cache = CacheMode::Direct;
+    soak("vhdx dynamic, direct", &Kind { cache, ..kind(Format::Vhdx, DiskType::Dynamic, 1 << 20, 3 << 20) });
+}
+
+#[test]
+fn vhdx_differencing() {
+    soak("vhdx differencing", &kind(Format::Vhdx, DiskType::Differencing, 1 << 20, 3 << 20));
+}
+
+#[test]
+fn vhdx_differencing_without_a_ring() {
+    let engine = EngineKind::Sync;
+    soak("vhdx differencing, pread", &Kind { engine, ..kind(Format::Vhdx, DiskType::Differencing, 1 << 20, 3 << 20) });
+}
+
+/// How a disk breaks its word, seldom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lie {
+    /// It does not.
+    None,
+    /// A write is acknowledged, and made some requests later.
+    LateWrite,
+    /// A write is acknowledged and never made.
+    LostWrite,
+    /// A write covers one sector more than it should.
+    LongWrite,
+    /// Zeroes stop one sector early.
+    ShortZeroes,
+    /// A read shows what the queue's last read showed.
+    StaleRead,
+    /// A read comes from the neighbouring sector.
+    WrongPlace,
+    /// A write is made twice, the second time after it has been acknowledged: it brings back what was overwritten meanwhile.
+    Echo,
+}
+
+/// A disk that lies.
+#[derive(Debug)]
+struct Liar {
+    below: RawDevice,
+    lie: Lie,
+    requests: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct LiarQueue {
+    below: Box<dyn BlockQueue>,
+    lie: Lie,
+    requests: Arc<AtomicU64>,
+    size_bytes: u64,
+    pushes: u64,
+    /// Made before this number of pushes: offset, bytes.
+    owed: Vec<(u64, u64, Vec<u8>)>,
+    /// Completions that nothing below knows.
+    invented: Vec<Completion>,
+    last_read: Vec<u8>,
+    /// Reads that are to be made stale, by tag.
+    stale: Vec<u64>,
+}
+
+impl BlockDevice for Liar {
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
+        Ok(Box::new(LiarQueue {
+            below: self.below.open_queue(options)?,
+            lie: self.lie,
+            requests: Arc::clone(&self.requests),
+            size_bytes: self.geometry().size_bytes,
+            pushes: 0,
+            owed: Vec::new(),
+            invented: Vec::new(),
+            last_read: Vec::new(),
+            stale: Vec::new(),
+        }))
+    }
+}
+
+impl LiarQueue {
+    /// Makes a write of its own, and waits for it.
+    fn write_now(&mut self, offset_bytes: u64, bytes: &[u8]) {
+        let mut buf = diskwright_store::IoBuf::new(bytes.len());
+        buf.copy_from_slice(bytes);
+        self.below.push(Request::write(offset_bytes, bytes.len(), buf, u64::MAX)).unwrap();
+        let mut done = Vec::new();
+        while !done.iter().any(|completion: &Completion| completion.tag == u64::MAX) {
+            self.below.reap(1, &mut done).unwrap();
+        }
+        done.retain(|completion| completion.tag != u64::MAX);
+        self.invented.append(&mut done);
+    }
+}
+
+impl BlockQueue for LiarQueue {
+    fn depth(&self) -> usize {
+        self.below.depth()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.below.in_flight() + self.invented.len()
+    }
+
+    fn push(&mut self, mut request: Request) -> Result<(), Box<PushError>> {
+        self.pushes += 1;
+        if self.owed.first().is_some_and(|(due, ..)| *due == self.pushes) {
+            let (_, offset_bytes, bytes) = self.owed.remove(0);
+            self.write_now(offset_bytes, &bytes);
+        }
+        // When more requests than may be in flight have been pushed, its end has been told.
+        let due = self.pushes + PLAN.depth as u64 + 4;
+        let lies = self.requests.fetch_add(1, Ordering::Relaxed) % 41 == 40;
+        let bytes = |request: &Request| request.buf.as_ref().unwrap()[..request.len_bytes as usize].to_vec();
+        let invent = |request: Request| Completion { tag: request.tag, buf: request.buf, result: Ok(()) };
+        match (request.operation, if lies { self.lie } else { Lie::None }) {
+            (Operation::Write, Lie::LateWrite) => {
+                self.owed.push((due, request.offset_bytes, bytes(&request)));
+                self.invented.push(invent(request));
+                return Ok(());
+            }
+            (Operation::Write, Lie::LostWrite) => {
+                self.invented.push(invent(request));
+                return Ok(());
+            }
+            (Operation::Write, Lie::Echo) => self.owed.push((due, request.offset_bytes, bytes(&request))),
+            (Operation::Write, Lie::LongWrite) if request.offset_bytes + request.len_bytes < self.size_bytes => {
+                let mut longer = bytes(&request);
+                longer.resize(longer.len() + 512, 0x77);
+                self.write_now(request.offset_bytes, &longer);
+            }
+            (Operation::WriteZeroes | Operation::Discard, Lie::ShortZeroes) if request.len_bytes > 512 => {
+                request.len_bytes -= 512;
+            }
+            (Operation::Read, Lie::StaleRead) => self.stale.push(request.tag),
+            (Operation::Read, Lie::WrongPlace) if request.offset_bytes > 0 => request.offset_bytes -= 512,
+            _ => {}
+        }
+        self.below.push(request)
+    }
+
+    fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()> {
+        let from = out.len();
+        out.append(&mut self.invented);
+        let missing = at_least.saturating_sub(out.len() - from);
+        self.below.reap(missing, out)?;
+        for completion in &mut out[from..] {
+            let Some(buf) = &mut completion.buf else { continue };
+            if self.stale.contains(&completion.tag) {
+                let len = buf.len().min(self.last_read.len());
+                buf[..len].copy_from_slice(&self.last_read[..len]);
+            }
+            self.last_read = buf.to_vec();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_disk_that_lies_is_caught() {
+    let lies =
+        [Lie::LateWrite, Lie::LostWrite, Lie::LongWrite, Lie::ShortZeroes, Lie::StaleRead, Lie::WrongPlace, Lie::Echo];
+    let try_one = |lie: Lie, seed: u64| {
+        let store = Arc::new(MemoryStore::with_bytes("memory", vec![0; 256 << 10]));
+        let below = RawDevice::new(store, true, 512).unwrap();
+        let device = Liar { below, lie, requests: Arc::default() };
+        let plan = Plan { steps: 200, engine: EngineKind::Sync, seed, ..PLAN };
+        round(&device, &plan, &mut vec![0; 256 << 10])
+    };
+    for seed in 1..=8 {
+        assert_eq!(try_one(Lie::None, seed).map(|tally| tally.requests > 500), Ok(true));
+    }
+    for lie in lies {
+        let caught = (1..=16).find_map(|seed| Some((seed, try_one(lie, seed).err()?)));
+        let (seed, how) = caught.unwrap_or_else(|| panic!("{lie:?} is not noticed"));
+        println!("soak: caught: {lie:?} (seed {seed}): {how}");
+    }
+}

@@ -1,0 +1,143 @@
+//! Clients that send without end, or stop in the middle, and never read: what the server takes from each is bounded, and so is how long it puts up with one that has not
+//! even begun. (What it answers to nonsense is in `hostile.rs`.)
+
+mod common;
+
+use common::{Served, eventually, memory, serve};
+use diskwright_nbd::wire::{Command, CommandFlags, Framing, OptionCode, OptionHeader, option};
+use diskwright_serve::nbd::Options;
+use std::{
+    io::{ErrorKind, Write},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
+
+const NONE: CommandFlags = CommandFlags::empty();
+
+fn somebody_is_served(served: &Served) {
+    let mut client = served.client().go("m", Framing::Structured, &[]);
+    assert_eq!(client.read(4096, 512).unwrap().len(), 512);
+    assert!(served.server().is_well());
+}
+
+/// Says `message` again and again and never reads, until nothing is taken for a while, or the server hangs up, or far too much has been taken. How much was.
+fn flood(stream: &mut UnixStream, message: &[u8], too_much: usize) -> usize {
+    stream.set_nonblocking(true).unwrap();
+    let (mut taken, mut at, mut last) = (0, 0, Instant::now());
+    while taken < too_much && last.elapsed() < Duration::from_millis(300) {
+        match stream.write(&message[at..]) {
+            Ok(count) => {
+                taken += count;
+                at = (at + count) % message.len();
+                last = Instant::now();
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
+            Err(_) => break,
+        }
+    }
+    taken
+}
+
+/// Far more than all buffers between two processes and the server's share for one client together.
+const TOO_MUCH: usize = 64 << 20;
+/// Those buffers, and that share.
+const ENOUGH: usize = 24 << 20;
+
+#[test]
+fn options_without_end_are_not_taken_without_end() {
+    let options = Options { handshake_time: Duration::from_secs(3), workers: 1, ..Options::default() };
+    let Some(served) = serve(vec![("m", memory(1 << 20, true))], options) else { return };
+    let mut list = Vec::new();
+    option::encode_plain(OptionCode::LIST, &[], &mut list);
+    let mut long = Vec::new();
+    option::encode_plain(OptionCode(4711), &[0x6b; 60 << 10], &mut long);
+    for message in [list, long] {
+        let mut client = served.client();
+        let taken = flood(&mut client.stream, &message, TOO_MUCH);
+        assert!(taken < ENOUGH, "{taken} bytes of options were taken of one who reads no answer");
+        somebody_is_served(&served);
+    }
+    eventually("they are sent away when their time is up", || served.server().metrics().totals().connections == 0);
+}
+
+#[test]
+fn requests_without_end_are_not_taken_without_end() {
+    let options = Options { workers: 1, requests_max: 32, request_bytes_max: 4 << 20, ..Options::default() };
+    let Some(served) = serve(vec![("m", memory(1 << 20, true))], options) else { return };
+    for framing in [Framing::Simple, Framing::Structured, Framing::Extended] {
+        for (command, len) in
+            [(Command::READ, 65536), (Command::FLUSH, 0), (Command::BLOCK_STATUS, 4096), (Command(99), 0)]
+        {
+            let mut client =
+                served.client().go("m", framing, &["base:allocation"][..usize::from(framing != Framing::Simple)]);
+            let request = client.request(command, NONE, 0, len);
+            let taken = flood(&mut client.stream, &request, TOO_MUCH);
+            assert!(taken < ENOUGH, "{taken} bytes of {command:?} were taken of one who reads no answer");
+            let totals = served.server().metrics().totals();
+            assert!(totals.in_flight <= 32, "{} requests are in flight for one client", totals.in_flight);
+            somebody_is_served(&served);
+        }
+        let mut client = served.client().go("m", framing, &[]);
+        let mut write = client.request(Command::WRITE, NONE, 0, 65536);
+        write.resize(write.len() + 65536, 7);
+        let taken = flood(&mut client.stream, &write, TOO_MUCH);
+        // Their answers are small, so many fit between; but not for ever.
+        assert!(taken <= TOO_MUCH + (1 << 20));
+        somebody_is_served(&served);
+    }
+    eventually("they are gone", || served.server().metrics().totals().connections == 0);
+}
+
+#[test]
+fn whoever_stops_in_the_middle_holds_up_nobody() {
+    let options = Options { workers: 1, handshake_time: Duration::from_millis(400), ..Options::default() };
+    let Some(mut served) = serve(vec![("m", memory(4 << 20, true))], options) else { return };
+    // In the handshake: after every byte of it.
+    let mut hello = Vec::new();
+    option::encode_contexts(OptionCode::SET_META_CONTEXT, "m", &["base:allocation"], &mut hello);
+    option::encode_export(OptionCode::GO, "m", &[1, 3], &mut hello);
+    let stopped: Vec<_> = (0..hello.len())
+        .step_by(3)
+        .map(|stop| {
+            let mut client = served.client();
+            client.say(&hello[..stop]);
+            client
+        })
+        .collect();
+    somebody_is_served(&served);
+    eventually("their time is up", || served.server().metrics().totals().connections == 0);
+    drop(stopped);
+    // In a payload: each holds what it has announced, and no more are served than fit.
+    let holders: Vec<_> = (0..20)
+        .map(|number| {
+            let mut client = served.client().go("m", Framing::Simple, &[]);
+            let write = client.request(Command::WRITE, NONE, 0, 2 << 20);
+            client.say(&write);
+            client.say(&vec![number; 1000 * usize::from(number)]);
+            client
+        })
+        .collect();
+    somebody_is_served(&served);
+    // A stop does not wait for them.
+    let start = Instant::now();
+    served.stop().unwrap();
+    assert!(start.elapsed() < common::PATIENCE, "the server waits for payloads that never come");
+    drop(holders);
+}
+
+#[test]
+fn a_crowd_that_comes_and_goes() {
+    let options = Options { connections_max: 16, ..Options::default() };
+    let Some(served) = serve(vec![("m", memory(1 << 20, true))], options) else { return };
+    let lies = OptionHeader { option: OptionCode::GO, data_bytes: 60_000 }.encode();
+    for round in 0..300_u32 {
+        let Ok(mut stream) = UnixStream::connect(served.socket()) else { continue };
+        // At every stage: before a word, in the flags, in a header, in the data of an option.
+        let _ = stream.write_all(&3_u32.to_be_bytes()[..(round % 5) as usize]);
+        if round % 5 == 4 {
+            let _ = stream.write_all(&lies[..(round % 17) as usize]);
+        }
+    }
+    eventually("they are gone", || served.server().metrics().totals().connections == 0);
+    somebody_is_served(&served);
+}

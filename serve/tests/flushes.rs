@@ -1,0 +1,38 @@
+//! Flushes that another thread carries out, again and again, on a server that has nothing else to do: it must go on listening.
+//!
+//! Once it did not: the end of such a flush can be seen on the list of tickets before its bell comes through the ring. When the bell came, the disk's queue had nothing
+//! in flight, the worker did not look at it, and a ring with unheard mail neither sleeps nor takes in anything new.
+
+mod common;
+
+use common::serve;
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
+use diskwright_nbd::wire::{Command, CommandFlags, Framing};
+use diskwright_serve::nbd::Options;
+
+const NONE: CommandFlags = CommandFlags::empty();
+
+#[test]
+fn a_server_that_has_flushed_goes_on_listening() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.vhdx");
+    let block_bytes = Some(1 << 20);
+    create(&path, &CreateRequest { size_bytes: Some(64 << 20), block_bytes, ..CreateRequest::default() }).unwrap();
+    let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+    let Some(served) = serve(vec![("m", disk)], Options { workers: 1, ..Options::default() }) else { return };
+    let mut client = served.client().go("m", Framing::Structured, &[]);
+    for turn in 0..600_u64 {
+        // Something that changes the tables, so that the flush has more to do than one fdatasync.
+        let block = (turn / 2 % 60) << 20;
+        if turn % 2 == 0 {
+            client.write(block, &[turn as u8 | 1; 4096], NONE).unwrap();
+        } else {
+            client.ask(Command::WRITE_ZEROES, NONE, block, 1 << 20).unwrap();
+        }
+        client.ask(Command::FLUSH, NONE, 0, 0).unwrap();
+        // Heard only by one who listens.
+        let mut other = served.client().go("m", Framing::Simple, &[]);
+        assert_eq!(other.read(block, 512).unwrap().len(), 512);
+    }
+    assert!(served.server().is_well());
+}
