@@ -1,7 +1,7 @@
 //! The generator itself: what it costs beside fio, what its records cost, how fast it is against nothing, and whether it agrees with fio.
 //!
 //! Everything runs on one processor, the same for both (fio inherits it from us), in turns: each round has every variant once, and ratios are taken
-//! within rounds. Rates are judged where the processor is the bottleneck (the page cache), CPU time for each request where the device is.
+//! within rounds. A bare ring, third in each round, shows how little there is left to save, for fio or for us. Rates are judged where the processor is the bottleneck (the page cache), CPU time for each request where the device is.
 
 use crate::{
     LabError, Result,
@@ -12,6 +12,7 @@ use crate::{
     },
     job::{Blocks, Bytes, Caching, Job, Load, Span},
     measure,
+    measure::Ratio,
     progress::{Progress, report},
     record::PhaseRecord,
     run::{self, OpenHow, OpenTarget, RunOptions, Unwatched},
@@ -19,7 +20,7 @@ use crate::{
     table::duration,
     targets::{self, Container},
 };
-use diskwright_store::CacheMode;
+use diskwright_store::{BareFound, BareLoad, CacheMode, bare_ring};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::{path::PathBuf, time::Duration};
 
@@ -129,6 +130,16 @@ impl Prepared {
         Ok(Ours { target: run::open(name, &how)?, length: self.cell })
     }
 
+    fn bare(&self, load: &FioLoad, cache: CacheMode) -> BareLoad {
+        BareLoad {
+            cache,
+            block_bytes: load.block_bytes as usize,
+            depth: load.queue_depth as usize,
+            batch: load.batch.unwrap_or(1) as usize,
+            time: self.cell,
+        }
+    }
+
     fn note(&self, found: &mut Found) {
         found.notes.push(format!(
             "one processor for both, {} rounds in turns, cells of {}",
@@ -141,13 +152,57 @@ impl Prepared {
 /// IOPS and CPU time from the page cache, against fio.
 pub(crate) fn page_cache(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let bars = [("fio's defaults", Bar::AtLeast(1.6)), ("registered and batched in both", Bar::AtLeast(1.3))];
-    against_fio(bench, progress, false, bars, "IOPS", |found| found.iops, PhaseRecord::iops)
+    let measure = Measure {
+        what: "IOPS",
+        unit: "IOPS",
+        ours: PhaseRecord::iops,
+        fio: |found| found.iops,
+        bare: |found| found.reads as f64 / found.elapsed.as_secs_f64(),
+    };
+    against_fio(bench, progress, false, bars, &measure)
 }
 
 /// CPU time past the page cache, against fio.
 pub(crate) fn direct(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let bars = [("fio's defaults", Bar::AtMost(0.8)), ("registered and batched in both", Bar::AtMost(0.9))];
-    against_fio(bench, progress, true, bars, "ns", |found| found.cpu_ns_per_io, PhaseRecord::cpu_ns_per_io)
+    let measure = Measure {
+        what: "CPU time per I/O",
+        unit: "ns",
+        ours: PhaseRecord::cpu_ns_per_io,
+        fio: |found| found.cpu_ns_per_io,
+        bare: |found| found.cpu.as_nanos() as f64 / found.reads as f64,
+    };
+    against_fio(bench, progress, true, bars, &measure)
+}
+
+/// One setting's three sides, a figure for each round.
+#[derive(Default)]
+struct Sides {
+    ours: Vec<f64>,
+    fio: Vec<f64>,
+    /// A ring and nothing else: what no generator can do without.
+    bare: Vec<f64>,
+}
+
+impl Sides {
+    /// How near ours comes to the floor, and how far fio is from it.
+    fn note(&self, name: &str) -> Option<String> {
+        let of_bare = |side: &[f64]| Some(Ratio::of(side, &self.bare)?.median());
+        Some(format!(
+            "{name}: against a bare ring that reads no clock and counts nothing else, ours is {:.2} and fio {:.2}",
+            of_bare(&self.ours)?,
+            of_bare(&self.fio)?
+        ))
+    }
+}
+
+/// Which figure is compared, on each side.
+struct Measure {
+    what: &'static str,
+    unit: &'static str,
+    ours: fn(&PhaseRecord) -> f64,
+    fio: fn(&FioFound) -> f64,
+    bare: fn(&BareFound) -> f64,
 }
 
 fn against_fio(
@@ -155,9 +210,7 @@ fn against_fio(
     progress: &mut dyn Progress,
     direct: bool,
     bars: [(&str, Bar); 2],
-    unit: &str,
-    theirs_of: impl Fn(&FioFound) -> f64,
-    ours_of: impl Fn(&PhaseRecord) -> f64,
+    measure: &Measure,
 ) -> Result<Found> {
     let Some(program) = fio::find() else { return Ok(Found::skipped("fio", peer::missing("fio", "fio"))) };
     let (mode, caching) =
@@ -165,32 +218,32 @@ fn against_fio(
     let prepared = Prepared::new(bench, bench.pick(256 << 20, 512 << 20), mode, progress)?;
     let ours = prepared.ours(caching, false)?;
     let _pinned = Pinned::to_one();
-    let mut sides = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
+    let mut settings = [Sides::default(), Sides::default()];
+    let mut no_floor = None;
     for round in 0..prepared.rounds {
-        for (index, (our_side, their_side)) in sides.iter_mut().enumerate() {
+        for (index, sides) in settings.iter_mut().enumerate() {
             report(progress, "measure", (2 * round + index) as u64, 2 * prepared.rounds as u64, bars[index].0)?;
             let load = FioLoad { direct, batch: (index == 1).then_some(BATCH), ..RANDOM_READ };
             // Who is first changes from round to round.
-            for turn in 0..2 {
-                if (turn + round) % 2 == 0 {
-                    our_side.push(ours_of(&ours.run(&load, true, round as u64)?));
-                } else {
-                    their_side.push(theirs_of(&fio::run(&program, &prepared.path, &load, prepared.cell)?));
+            for turn in 0..3 {
+                match (turn + round) % 3 {
+                    0 => sides.ours.push((measure.ours)(&ours.run(&load, true, round as u64)?)),
+                    1 => sides.fio.push((measure.fio)(&fio::run(&program, &prepared.path, &load, prepared.cell)?)),
+                    _ => match bare_ring(&prepared.path, &prepared.bare(&load, mode)) {
+                        Ok(found) => sides.bare.push((measure.bare)(&found)),
+                        Err(refused) => no_floor = Some(format!("no bare ring to compare with: {refused}")),
+                    },
                 }
             }
         }
     }
-    let what = if direct { "CPU time per I/O" } else { "IOPS" };
     let mut found = Found::default();
-    for ((name, bar), (our_side, their_side)) in bars.into_iter().zip(&sides) {
-        found.checks.push(Check::ratio(
-            format!("4K random read, QD 32, {name}: {what}"),
-            unit,
-            our_side,
-            their_side,
-            bar,
-        ));
+    for ((name, bar), sides) in bars.into_iter().zip(&settings) {
+        let title = format!("4K random read, QD 32, {name}: {}", measure.what);
+        found.checks.push(Check::ratio(title, measure.unit, &sides.ours, &sides.fio, bar));
+        found.notes.extend(sides.note(name));
     }
+    found.notes.extend(no_floor);
     prepared.note(&mut found);
     Ok(found)
 }
