@@ -238,6 +238,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_result_of_the_first_version_is_read_as_one_of_today() {
+        let result = crate::report::example::containers();
+        assert_eq!((result.schema.as_str(), result.partial), (CONTAINERS_SCHEMA, false));
+        for compared in &result.workloads {
+            let workload = &compared.result.workload;
+            assert!([0.0, 100.0].contains(&workload.read_percent), "{workload:?}");
+            for round in compared.result.cells.iter().flat_map(|cell| &cell.rounds) {
+                assert_eq!(round.reads > 0, workload.read_percent == 100.0, "{}", workload.name);
+                assert!(round.ios() > 0 && round.iops > 0.0 && round.p99_ns >= round.p50_ns, "{round:?}");
+            }
+        }
+    }
+
+    #[test]
     fn a_result_is_saved_whole_or_not_at_all() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r.json");

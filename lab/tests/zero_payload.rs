@@ -30,8 +30,16 @@ fn a_small_study_finds_that_zeros_never_reach_the_store_and_leaves_nothing() {
     assert!(matches!(stopped, Err(LabError::Stopped)));
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "a stopped study leaves nothing");
 
+    // The first of the four tests has a cell on each of the four disks.
+    let report = run(&options, &mut |step: Step<'_>| step.phase != "measure" || step.done < 6).unwrap();
+    assert!(report.stopped && report.result.partial);
+    assert_eq!(report.result.tests.len(), 2, "one test with zeros, and with data");
+    assert!(render(&report.result, false).starts_with("Stopped: "));
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "only the result is left");
+
     let report = run(&options, &mut |_: Step<'_>| true).unwrap();
     let result = &report.result;
+    assert!(!report.stopped && !result.partial);
     assert_eq!(result.tests.len(), 8);
     if result.warnings.iter().any(|warning| matches!(warning, Warning::DirectNotHonoured { .. })) {
         println!("skipped: what reaches the store (no O_DIRECT in {})", home.path().display());

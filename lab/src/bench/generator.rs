@@ -15,7 +15,7 @@ use crate::{
     measure::Ratio,
     progress::{Progress, report},
     record::PhaseRecord,
-    run::{self, OpenHow, OpenTarget, RunOptions, Unwatched},
+    run::{self, Buffers, OpenHow, OpenTarget, RunOptions, Unwatched},
     stats::{self, Summary},
     table::duration,
     targets::{self, Container},
@@ -81,6 +81,7 @@ impl Drop for Pinned {
 struct Ours {
     target: OpenTarget,
     length: Duration,
+    buffers: Buffers,
 }
 
 impl Ours {
@@ -95,7 +96,7 @@ impl Ours {
         };
         let mut job = Job::simple("selftest", of_ours, Span::default(), Span::from(self.length));
         (job.cache, job.seed) = (self.target.cache, round + 1);
-        let options = RunOptions { record_latency, ..RunOptions::default() };
+        let options = RunOptions { record_latency, buffers: self.buffers.clone(), ..RunOptions::default() };
         measure::window(&job, &self.target, &options, &Unwatched)
     }
 }
@@ -127,7 +128,7 @@ impl Prepared {
             what: format!("{} is no name in UTF-8", self.path.display()),
             hint: "use another scratch folder".into(),
         })?;
-        Ok(Ours { target: run::open(name, &how)?, length: self.cell })
+        Ok(Ours { target: run::open(name, &how)?, length: self.cell, buffers: Buffers::default() })
     }
 
     fn bare(&self, load: &FioLoad, cache: CacheMode) -> BareLoad {
@@ -277,7 +278,7 @@ pub(crate) fn recording(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resul
 /// How fast it is against nothing.
 pub(crate) fn null(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let length = bench.options.cell.unwrap_or_else(|| Duration::from_millis(bench.pick(200, 1000)));
-    let ours = Ours { target: run::open("null:", &OpenHow::default())?, length };
+    let ours = Ours { target: run::open("null:", &OpenHow::default())?, length, buffers: Buffers::default() };
     let _pinned = Pinned::to_one();
     let rounds = bench.rounds(5);
     let mut iops = Vec::new();

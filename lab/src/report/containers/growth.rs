@@ -56,7 +56,7 @@ fn expanding_bars(records: &[ExpandingRecord], id: &str) -> Markup {
         id: id.into(),
         title: "Speed of writes into empty disks, as a ratio to full ones".into(),
         description: bars.iter().map(|bar| bar.says.clone()).collect::<Vec<_>>().join("; "),
-        axis: "writes a second, the flush behind them included, ratio to the full disk (whiskers: range of the rounds)",
+        axis: "ratio to the full disk, the flush included (whiskers: range of the rounds)",
         write: &short,
         parts: vec![],
         bars,

@@ -102,6 +102,9 @@ pub struct ZeroPayloadResult {
     pub tests: Vec<TestRecord>,
     /// Reasons for doubt.
     pub warnings: Vec<Warning>,
+    /// Whether it was stopped before all tests were made; those that were are there.
+    #[serde(default)]
+    pub partial: bool,
 }
 
 /// What is written.
@@ -201,7 +204,12 @@ pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<
         disks.push(look(subject, study.engine)?);
     }
     let watch = OtherLoad::watch();
-    let tests = measure_all(&subjects, rounds, cell, study.engine, progress)?;
+    let mut tests = Vec::new();
+    let stopped = match measure_all(&subjects, rounds, cell, study.engine, &mut tests, progress) {
+        Ok(()) => false,
+        Err(LabError::Stopped) if !tests.is_empty() => true,
+        Err(error) => return Err(error),
+    };
     let warnings = doubts(&watch, &subjects);
     for Subject { disk, target, .. } in subjects {
         drop(target);
@@ -209,7 +217,7 @@ pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<
     }
     let result = ZeroPayloadResult {
         schema: SCHEMA.into(),
-        verdict: report::verdict(&tests),
+        verdict: report::verdict(&tests, stopped),
         took_ns: start.elapsed().as_nanos() as u64,
         machine,
         place,
@@ -221,9 +229,10 @@ pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<
         disks,
         tests,
         warnings,
+        partial: stopped,
         started_utc: started_utc.clone(),
     };
-    study.save("zero-payload", &started_utc, result, false)
+    study.save("zero-payload", &started_utc, result, stopped)
 }
 
 fn name_of(payload: Payload, disk_type: DiskType) -> String {
@@ -326,16 +335,17 @@ fn job((name, block_bytes, read_percent): &Test, payload: Payload, cell: Duratio
     job
 }
 
+/// A test is in `records` when all disks have had all their rounds of it.
 fn measure_all(
     subjects: &[Subject],
     rounds: usize,
     cell: Duration,
     engine: EngineKind,
+    records: &mut Vec<TestRecord>,
     progress: &mut dyn Progress,
-) -> Result<Vec<TestRecord>> {
+) -> Result<()> {
     let total = (tests().len() * rounds * subjects.len()) as u64;
     let mut done = 0;
-    let mut records = Vec::new();
     for test in tests() {
         let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); subjects.len()];
         for round in 0..rounds {
@@ -354,7 +364,7 @@ fn measure_all(
             records.extend(record(test.0, payload, dynamic, fixed));
         }
     }
-    Ok(records)
+    Ok(())
 }
 
 fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Measured> {

@@ -7,8 +7,13 @@ use std::fmt::Write as _;
 /// A dynamic disk that is this much faster than the fixed one has not done the work.
 const TOO_GOOD: f64 = 1.5;
 
-/// The conclusion.
-pub(super) fn verdict(tests: &[TestRecord]) -> String {
+/// The conclusion, and first of all whether it is of everything.
+pub(super) fn verdict(tests: &[TestRecord], stopped: bool) -> String {
+    let text = conclusion(tests);
+    if stopped { format!("Stopped: this is what was measured until then. {text}") } else { text }
+}
+
+fn conclusion(tests: &[TestRecord]) -> String {
     let ends = |payload, figure: fn(&TestRecord) -> f64| {
         let of = tests.iter().filter(|test| test.payload == payload).map(figure);
         of.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
