@@ -15,6 +15,7 @@
 //! | `profiles/` | jobs as TOML: the papers', VMFleet's, the user's |
 //! | `steady.rs` | SNIA's rule of five rounds |
 //! | `prepare.rs` | from what a user named to targets that may be measured |
+//! | `behind.rs` | what a target shows that is no file: an export, an attached disk |
 //! | `screen/` | a run as text |
 //! | `inspect/` | before a run: what a target holds, who uses it, whether it may be written |
 //! | `run/` | the generator: carries a job out, by threads, requests, schedules, latencies, series |
@@ -72,6 +73,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod behind;
 pub mod bench;
 pub mod chain;
 pub mod child;

@@ -69,17 +69,26 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
     for spec in specs {
         made.make(spec, options)?;
     }
+    let mut connected: Vec<Option<OpenTarget>> = specs.iter().map(|_| None).collect();
     for (number, spec) in specs.iter().enumerate() {
         let writes = job.phases.iter().flat_map(|phase| &phase.loads).any(doubts::writes);
         if writes || options.fill {
             // Before it is opened, for what is in use may not even be opened.
             guard::refuse_used(spec, Path::new(spec))?;
-            let target = run::open(spec, &OpenHow { writable: false, ..options.open.clone() })?;
+            // An export is connected to once: a server may end with its first client. To connect for writing changes nothing there.
+            let is_export = run::names_export(spec);
+            let writable = is_export && (is_written(job, number) || options.fill);
+            let target = run::open(spec, &OpenHow { writable, ..options.open.clone() })?;
             allow(job, number, &target, options, progress)?;
+            connected[number] = is_export.then_some(target);
         }
     }
     let mut targets = Vec::new();
-    for (number, spec) in specs.iter().enumerate() {
+    for (number, (spec, connected)) in specs.iter().zip(connected).enumerate() {
+        if let Some(target) = connected {
+            targets.push(target);
+            continue;
+        }
         let is_own = made.has(spec) || guard::is_own(Path::new(spec));
         let writable = is_written(job, number) || options.fill || is_own;
         targets.push(run::open(spec, &OpenHow { writable, ..options.open.clone() })?);
@@ -92,7 +101,10 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
             continue;
         }
         let sets = doubts::working_sets(job, number, target.device.geometry().size_bytes, |_| true);
-        in_all_bytes += sets.iter().map(|set| set.end - set.start).sum::<u64>();
+        // What the memory of this machine holds says nothing of an export's server.
+        if !target.is_export() {
+            in_all_bytes += sets.iter().map(|set| set.end - set.start).sum::<u64>();
+        }
         let engine = options.open.engine;
         let look = |target: &OpenTarget| inspect::look(&target.name, &*target.device, &sets, job.seed, engine);
         let is_own = made.has(&target.name) || target.path.as_deref().is_some_and(guard::is_own);
@@ -254,7 +266,7 @@ impl Made {
             return bad(format!("cannot make a file of {size_bytes} bytes"), "use a multiple of 4K (--create-size)");
         }
         let path = Path::new(spec);
-        if spec.starts_with("null:") {
+        if spec.starts_with("null:") || run::names_export(spec) {
             return bad(format!("{spec} cannot be made"), "leave --create-size out");
         }
         let is_disk = path.extension().is_some_and(|extension| extension == "vhd" || extension == "vhdx");

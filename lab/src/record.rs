@@ -15,6 +15,7 @@
 //! of the device feels.
 
 use crate::{
+    behind::Behind,
     job::{Caching, Job},
     machine::{Machine, Place, Versions},
     warning::Warning,
@@ -75,20 +76,30 @@ pub enum End {
 pub struct TargetRecord {
     /// As given by the user.
     pub name: String,
-    /// "vhdx dynamic", "raw file", "block device", "null".
+    /// "vhdx dynamic", "raw file", "block device", "nbd export", "null".
     pub kind: String,
     /// Capacity.
     pub size_bytes: u64,
     /// Unit of addressing.
     pub logical_sector_bytes: u32,
-    /// Cache mode in force.
+    /// Cache mode in force on this side. Behind an export its server caches as it likes.
     pub cache: Caching,
     /// Its file, where it has one.
     pub path: Option<PathBuf>,
+    /// What it shows, where it is no file of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub behind: Option<Behind>,
     /// Where that lies.
     pub place: Option<Place>,
     /// What was seen of its contents before the run; none where nobody looked (`null:`).
     pub contents: Option<ContentsRecord>,
+}
+
+impl TargetRecord {
+    /// Whether it is reached through a server, which caches as it likes.
+    pub fn is_export(&self) -> bool {
+        self.behind.as_ref().is_some_and(|behind| behind.export().is_some())
+    }
 }
 
 /// What a look at a target's contents found. Shares are of the working set, from 0 to 1.

@@ -224,7 +224,7 @@ pub fn open_target(name: &str, kind: &str, device: Arc<dyn BlockDevice>, cache: 
         CacheMode::Direct => Caching::Direct,
         CacheMode::PageCache => Caching::Cached,
     };
-    OpenTarget { name: name.to_owned(), kind: kind.to_owned(), path: None, device, cache, contents: None }
+    OpenTarget { name: name.to_owned(), kind: kind.to_owned(), path: None, device, cache, behind: None, contents: None }
 }
 
 /// A file driven by O_DIRECT has an alignment; one in the page cache has none.

@@ -37,6 +37,16 @@ pub enum Warning {
         /// Which targets went through the page cache.
         targets: Vec<String>,
     },
+    /// O_DIRECT was asked for of exports, whose servers cache as they like.
+    CacheOfServer {
+        /// Which exports.
+        targets: Vec<String>,
+    },
+    /// Threads that drive exports could not sleep.
+    Polls {
+        /// The load, with its phase.
+        load: String,
+    },
     /// Cells were so short that chance rules them.
     ShortCells {
         /// The shortest measured window, nanoseconds.
@@ -205,6 +215,15 @@ impl fmt::Display for Warning {
                 f,
                 "the file system has no O_DIRECT: {} went through the page cache, and memory was measured, not the disk; use another folder (--dir)",
                 targets.join(", ")
+            ),
+            Self::CacheOfServer { targets } => write!(
+                f,
+                "requests past the page cache were asked for, which is for a server to do and cannot be enforced from here: what {} keeps in memory is in the figures; start the server that way (diskwright serve --cache direct, qemu-nbd --cache=none)",
+                targets.join(", ")
+            ),
+            Self::Polls { load } => write!(
+                f,
+                "{load}: its threads drive an export together with other targets or by the clock, and look for answers without ever sleeping; their CPU time is of the looking: give each target its own threads to know what requests cost"
             ),
             Self::ShortCells { window_ns } => write!(
                 f,

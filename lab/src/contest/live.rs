@@ -1,7 +1,10 @@
 //! An A/B of targets that are there: each round measures every one once, in an order that changes, so that rounds can be compared in
 //! pairs and a drift of the machine falls on all alike.
 
-use super::{Circumstances, Group, Side, read::workload_of};
+use super::{
+    Circumstances, Group, Side,
+    read::{cache_of, workload_of},
+};
 use crate::{
     LabError, Result,
     figures::Figures,
@@ -79,9 +82,8 @@ pub fn live(
 }
 
 fn add(side: &mut Side, run: Run, machine: &Machine) {
-    let cache = run.targets.iter().map(|target| format!("{:?}", target.cache).to_lowercase()).collect::<Vec<_>>();
     side.circumstances.machine = format!("{} x {}, {}", machine.logical_cpus, machine.cpu_model, machine.kernel);
-    side.circumstances.cache = cache.join(", ");
+    side.circumstances.cache = cache_of(&run.targets);
     let versions = Versions::detect();
     side.circumstances.version = format!("{}{}", versions.diskwright, if versions.optimised { "" } else { " (debug)" });
     for warning in run.warnings {

@@ -95,14 +95,15 @@ fn version_of(versions: &Versions) -> String {
     format!("{}{}", versions.diskwright, if versions.optimised { "" } else { " (debug)" })
 }
 
-fn cache_of(targets: &[TargetRecord]) -> String {
-    let mut modes: Vec<&str> = targets.iter().map(|target| mode(target.cache)).collect();
+pub(super) fn cache_of(targets: &[TargetRecord]) -> String {
+    let mut modes: Vec<&str> = targets.iter().map(mode).collect();
     modes.dedup();
     modes.join(", ")
 }
 
-fn mode(cache: Caching) -> &'static str {
-    match cache {
+fn mode(target: &TargetRecord) -> &'static str {
+    match target.cache {
+        _ if target.is_export() => "the server's",
         Caching::Cached => "cached",
         Caching::Direct => "direct",
         Caching::WriteThrough => "write-through",

@@ -5,11 +5,14 @@
 //!                                                                  ├─▶ swap?         /proc/swaps
 //!                                                                  └─▶ held?         holders/ in sysfs: LVM, RAID, encryption, multipath
 //!   a file ──▶ swap?  backing of a loop device?  (/sys/block/loop*/loop/backing_file)
+//!   both   ──▶ attached by `diskwright attach`: the image by its device, the device by what is mounted from any of its partitions
 //! ```
 //!
 //! The kernel has the last word: a block device is opened for writing with `O_EXCL`, which it refuses for whatever it has claimed
 //! itself. This module finds out beforehand, so that the error can say by whom.
 
+use crate::behind;
+use diskwright_serve::attach::{self, Record};
 use rustix::fs::{FileType, Stat, stat};
 use std::{
     fs,
@@ -43,6 +46,11 @@ pub enum Use {
         /// As in `/dev/loop0`.
         by: String,
     },
+    /// `diskwright attach` shows it.
+    Attached {
+        /// As which device, or file.
+        by: PathBuf,
+    },
 }
 
 impl std::fmt::Display for Use {
@@ -52,6 +60,7 @@ impl std::fmt::Display for Use {
             Self::Swap { path } => write!(f, "{} is swap space", path.display()),
             Self::Held { device, by } => write!(f, "{device} is part of {by}"),
             Self::Loop { by } => write!(f, "{by} shows it"),
+            Self::Attached { by } => write!(f, "it is attached as {0} (`diskwright detach {0}`)", by.display()),
         }
     }
 }
@@ -77,7 +86,24 @@ pub fn uses(path: &Path) -> Vec<Use> {
         uses.extend(swap_paths(&swaps).into_iter().filter(|path| *path == real).map(|path| Use::Swap { path }));
     }
     uses.extend(loops(Path::new("/sys/block"), &real).into_iter().map(|by| Use::Loop { by }));
+    if let Some(record) = behind::attached(&real) {
+        let more = uses_of_attached(&record, &real, &uses);
+        uses.extend(more);
+    }
     uses
+}
+
+/// What is known of an attached disk beyond what the kernel tells of `path`: partitions that the kernel does not see have loop devices of their own.
+fn uses_of_attached(record: &Record, path: &Path, known: &[Use]) -> Vec<Use> {
+    if record.file == path {
+        return vec![Use::Attached { by: record.place().to_owned() }];
+    }
+    if record.device.as_deref() != Some(path) {
+        return Vec::new();
+    }
+    let is_known = |at: &Path| known.iter().any(|one| matches!(one, Use::Mounted { at: known, .. } if known == at));
+    let mounted = attach::mounted_from(record).into_iter().filter(|at| !is_known(at));
+    mounted.map(|at| Use::Mounted { device: format!("a partition of {}", path.display()), at }).collect()
 }
 
 /// A block device, by its number.
@@ -233,6 +259,17 @@ mod tests {
         fs::write(sys.path().join("loop7/loop/backing_file"), "/x/disk.raw\n").unwrap();
         assert_eq!(loops(sys.path(), Path::new("/x/disk.raw")), ["/dev/loop7"]);
         assert_eq!(loops(sys.path(), Path::new("/x/disk")), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_attached_image_is_in_use_and_its_device_only_by_what_is_mounted_from_it() {
+        let mut record = Record::new("/a/disk.vhdx".into(), 0);
+        record.device = Some("/dev/loop999".into());
+        let used = uses_of_attached(&record, Path::new("/a/disk.vhdx"), &[]);
+        assert_eq!(used, [Use::Attached { by: "/dev/loop999".into() }]);
+        assert_eq!(used[0].to_string(), "it is attached as /dev/loop999 (`diskwright detach /dev/loop999`)");
+        assert_eq!(uses_of_attached(&record, Path::new("/dev/loop999"), &[]), []);
+        assert_eq!(uses_of_attached(&record, Path::new("/dev/loop998"), &[]), []);
     }
 
     #[test]

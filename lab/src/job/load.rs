@@ -242,6 +242,11 @@ impl Load {
         format!("{block} {pattern} {direction}, {} x {}", self.threads, self.queue_depth)
     }
 
+    /// Whether something else than a completion decides when requests are made: a rate, pauses, bursts.
+    pub fn is_paced(&self) -> bool {
+        self.rate.is_some() || self.burst.is_some() || !self.think_time.is_zero()
+    }
+
     /// Checks what can be checked without a target. `place` says which load this is.
     ///
     /// # Errors

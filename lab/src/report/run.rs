@@ -409,13 +409,18 @@ fn target_table(run: &Run) -> Table {
             Cell::text(&target.name),
             Cell::text(&target.kind),
             Cell::figure(target.size_bytes as f64, |size| bytes(size as u64)),
-            Cell::text(caching(target.cache)),
+            Cell::text(if target.is_export() { "the server’s" } else { caching(target.cache) }),
             share(contents.map(|contents| contents.allocated)),
             share(contents.map(|contents| contents.zero)),
             share(contents.map(|contents| contents.repeated)),
             Cell::maybe(contents.map(|contents| contents.filled_bytes as f64), |size| bytes(size as u64)),
             Cell::text(target.place.as_ref().map_or("–", |place| &place.file_system)),
-            Cell::text(target.place.as_ref().map_or("–", |place| &place.device)),
+            Cell::text(match (&target.behind, &target.place) {
+                (Some(behind), Some(place)) => format!("{}: {behind}", place.device),
+                (Some(behind), None) => behind.to_string(),
+                (None, Some(place)) => place.device.clone(),
+                (None, None) => "–".into(),
+            }),
         ]);
     }
     table

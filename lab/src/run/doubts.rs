@@ -30,9 +30,26 @@ impl Doubts {
         }
         let asked_direct = matches!(job.cache, Caching::Direct | Caching::DirectWriteThrough);
         let is_cached = |target: &&OpenTarget| matches!(target.cache, Caching::Cached | Caching::WriteThrough);
-        let cached: Vec<String> = targets.iter().filter(is_cached).map(|target| target.name.clone()).collect();
+        let names = |which: &dyn Fn(&&OpenTarget) -> bool| -> Vec<String> {
+            targets.iter().filter(which).map(|target| target.name.clone()).collect()
+        };
+        let cached = names(&|target| is_cached(target) && !target.is_export());
         if asked_direct && !cached.is_empty() {
             warnings.push(Warning::DirectNotHonoured { targets: cached });
+        }
+        let exports = names(&|target| target.is_export());
+        if asked_direct && !exports.is_empty() {
+            warnings.push(Warning::CacheOfServer { targets: exports });
+        }
+        let is_export = |number: &usize| targets.get(*number).is_some_and(OpenTarget::is_export);
+        let loads = job.phases.iter().flat_map(|phase| phase.loads.iter().map(move |load| (phase, load)));
+        for (phase, load) in loads {
+            let chosen: Vec<usize> =
+                if load.targets.is_empty() { (0..targets.len()).collect() } else { load.targets.clone() };
+            let waits_for_several = load.across_targets && chosen.len() > 1 || load.is_paced();
+            if waits_for_several && chosen.iter().any(is_export) {
+                warnings.push(Warning::Polls { load: format!("phase \"{}\", {}", phase.name, load.title()) });
+            }
         }
         if !machine.clock_source.is_empty()
             && !["tsc", "kvm-clock", "arch_sys_counter"].contains(&&*machine.clock_source)

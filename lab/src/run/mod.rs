@@ -45,7 +45,7 @@ mod verify;
 mod watch;
 
 pub use buffers::Buffers;
-pub use open::{OpenHow, OpenTarget, open};
+pub use open::{OpenHow, OpenTarget, names_export, open};
 pub use watch::{Nearness, Snapshot, Stage, Unwatched, Watch};
 
 use crate::{
@@ -203,6 +203,7 @@ pub fn target_record(target: &OpenTarget) -> TargetRecord {
         cache: target.cache,
         path: target.path.clone(),
         place: target.path.as_deref().map(Place::detect),
+        behind: target.behind.clone(),
         contents: target.contents,
     }
 }

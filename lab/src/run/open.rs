@@ -1,11 +1,13 @@
-//! Opening what a user named: an image by the engine, a raw file, a block device, or `null:`.
+//! Opening what a user named: an image by the engine, a raw file, a block device, an export of an NBD server, or `null:`.
 //!
 //! Whatever is a VHD or VHDX by its own bytes is opened as a virtual disk, with its parents; everything else is bytes as they are. A block
-//! device is always bytes as they are: what lies on it may look like an image and not be meant as one.
+//! device is always bytes as they are: what lies on it may look like an image and not be meant as one. So is an export; its server has opened the
+//! image already.
 
-use crate::{LabError, NullDevice, Result, job::Caching, record::ContentsRecord, workload::short_size};
-use diskwright_disk::{Disk, OpenOptions, ParentPolicy};
+use crate::{LabError, NullDevice, Result, behind::Behind, job::Caching, record::ContentsRecord, workload::short_size};
+use diskwright_disk::{Disk, OpenOptions, Opened, ParentPolicy};
 use diskwright_image::{Format, probe::probe};
+use diskwright_nbd::NbdUri;
 use diskwright_store::{BlockDevice, CacheMode, EngineKind, FileStore, LockMode, RawDevice, Store};
 use std::{
     path::{Path, PathBuf},
@@ -20,16 +22,26 @@ const NULL_BYTES: u64 = 1 << 40;
 pub struct OpenTarget {
     /// As given by the user.
     pub name: String,
-    /// "vhdx dynamic", "raw file", "block device", "null".
+    /// "vhdx dynamic", "raw file", "block device", "nbd export", "null".
     pub kind: String,
     /// Its file, where it has one.
     pub path: Option<PathBuf>,
     /// What requests go to.
     pub device: Arc<dyn BlockDevice>,
-    /// Cache mode in force, which is not the one asked for where the file system has no O_DIRECT.
+    /// Cache mode in force, which is not the one asked for where the file system has no O_DIRECT. For an export it is the one asked for,
+    /// and says of its server nothing.
     pub cache: Caching,
+    /// What it shows, where it is no file of its own.
+    pub behind: Option<Behind>,
     /// What was seen of its contents before the run, by those who looked.
     pub contents: Option<ContentsRecord>,
+}
+
+impl OpenTarget {
+    /// Whether it is reached through a server, which caches as it likes.
+    pub fn is_export(&self) -> bool {
+        self.behind.as_ref().is_some_and(|behind| behind.export().is_some())
+    }
 }
 
 /// How to open.
@@ -72,13 +84,21 @@ impl Caching {
     }
 }
 
-/// Opens the target that `spec` names: a path, or `null:` with a size if it is to have another one than 1T (`null:64G`).
+/// Whether `spec` names an export, and not something on this machine.
+pub fn names_export(spec: &str) -> bool {
+    NbdUri::looks_like(spec.as_ref())
+}
+
+/// Opens the target that `spec` names: a path, the URI of an export, or `null:` with a size if it is to have another one than 1T (`null:64G`).
 ///
 /// # Errors
 /// [`LabError::Open`] and [`LabError::Disk`]; [`LabError::BadOptions`] for a `null:` of no size.
 pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
     if let Some(size) = spec.strip_prefix("null:") {
         return open_null(spec, size, how.cache);
+    }
+    if names_export(spec) {
+        return open_export(spec, how);
     }
     let path = Path::new(spec);
     let (kind, mode, device): (String, CacheMode, Arc<dyn BlockDevice>) = match format_of(path, how)? {
@@ -113,6 +133,25 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
         path: Some(path.to_owned()),
         device,
         cache: how.cache.in_force(mode),
+        behind: Behind::of_device(path),
+        contents: None,
+    })
+}
+
+fn open_export(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
+    let options = OpenOptions { writable: how.writable, format: how.format, ..OpenOptions::default() };
+    let opened = Opened::open(Path::new(spec), &options)?;
+    let behind = match &opened {
+        Opened::Export(export) => Some(Behind::of_export(export)),
+        Opened::Disk(_) => None,
+    };
+    Ok(OpenTarget {
+        name: spec.to_owned(),
+        kind: "nbd export".into(),
+        path: None,
+        device: opened.shared(),
+        cache: how.cache,
+        behind,
         contents: None,
     })
 }
@@ -135,6 +174,7 @@ fn open_null(spec: &str, size: &str, cache: Caching) -> Result<OpenTarget> {
         path: None,
         device: Arc::new(NullDevice::new(size_bytes)),
         cache,
+        behind: None,
         contents: None,
     })
 }

@@ -47,7 +47,7 @@ impl Schedule {
 impl Pacer {
     /// The pacer of a load's thread, if it needs one. Threads, of which this is number `thread` of `threads`, take turns within a step of the rate.
     pub(crate) fn new(load: &Load, thread: u64, threads: u64) -> Option<Self> {
-        if load.rate.is_none() && load.burst.is_none() && load.think_time.is_zero() {
+        if !load.is_paced() {
             return None;
         }
         let schedule = load.rate.map(|rate| {

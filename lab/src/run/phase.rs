@@ -27,7 +27,7 @@ use crate::{
         watch::Watch,
     },
 };
-use diskwright_store::{EngineKind, QueueOptions, SharedRing};
+use diskwright_store::{BlockQueue, EngineKind, QueueOptions, SharedRing, Slab};
 use std::{
     sync::{
         Arc, PoisonError,
@@ -180,22 +180,38 @@ fn open_lanes<'a>(
     let depth: usize = plans.iter().map(|plan| plan.rules.queue_depth as usize).sum();
     let mut memory = buffers.take(plans.iter().map(buffers_of).sum::<usize>().max(1), block_bytes);
     let slab = memory.slab.clone();
-    let ring = if shares_ring { SharedRing::new(depth, Some(&slab)).ok() } else { None };
-    let mut pieces = std::mem::take(&mut memory.pieces);
-    let mut lanes = Vec::with_capacity(plans.len());
-    for plan in plans {
-        let target = &targets[plan.target];
-        let depth = plan.rules.queue_depth as usize;
-        let options = QueueOptions { depth, engine, slab: Some(&slab), ring: ring.as_ref() };
-        let queue = target.device.open_queue(&options).map_err(|source| LabError::Queue {
-            target: target.name.clone(),
-            doing: format!("open a queue of depth {depth}"),
-            source,
-        })?;
-        let own = pieces.split_off(pieces.len() - buffers_of(&plan));
-        lanes.push(Lane::new(&target.name, queue, own, plan, contents.clone()));
+    let open = |ring: Option<&SharedRing>| -> Result<Vec<Box<dyn BlockQueue>>> {
+        plans.iter().map(|plan| open_queue(plan, &targets[plan.target], engine, &slab, ring)).collect()
+    };
+    // All of them or none: an export cannot be on a ring, and for one that has no use for it (`null:`) a ring would be waited for in vain.
+    let shares_ring = shares_ring && plans.iter().all(|plan| !targets[plan.target].is_export());
+    let mut ring = if shares_ring { SharedRing::new(depth, Some(&slab)).ok() } else { None };
+    let mut queues = open(ring.as_ref())?;
+    if ring.as_ref().is_some_and(|ring| ring.users() < queues.len()) {
+        drop(queues);
+        ring = None;
+        queues = open(None)?;
     }
-    // A target that has no use for a ring (`null:`) would be waited for in vain.
-    let ring = ring.filter(|ring| ring.users() == lanes.len());
-    Ok(Opened { lanes, ring, memory })
+    let mut pieces = std::mem::take(&mut memory.pieces);
+    let lanes = plans.into_iter().zip(queues).map(|(plan, queue)| {
+        let own = pieces.split_off(pieces.len() - buffers_of(&plan));
+        Lane::new(&targets[plan.target].name, queue, own, plan, contents.clone())
+    });
+    Ok(Opened { lanes: lanes.collect(), ring, memory })
+}
+
+fn open_queue(
+    plan: &LanePlan,
+    target: &OpenTarget,
+    engine: EngineKind,
+    slab: &Slab,
+    ring: Option<&SharedRing>,
+) -> Result<Box<dyn BlockQueue>> {
+    let depth = plan.rules.queue_depth as usize;
+    let options = QueueOptions { depth, engine, slab: Some(slab), ring };
+    target.device.open_queue(&options).map_err(|source| LabError::Queue {
+        target: target.name.clone(),
+        doing: format!("open a queue of depth {depth}"),
+        source,
+    })
 }

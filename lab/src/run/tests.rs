@@ -26,6 +26,7 @@ pub(super) fn target(name: &str, device: impl BlockDevice + 'static) -> OpenTarg
         path: None,
         device: Arc::new(device),
         cache: Caching::Direct,
+        behind: None,
         contents: None,
     }
 }

@@ -246,17 +246,17 @@ fn cpu(phase: &PhaseRecord) -> String {
 fn of_target(target: &TargetRecord) -> String {
     use crate::job::Caching;
     let mut parts = vec![target.kind.clone(), bytes(target.size_bytes)];
-    parts.push(
-        match target.cache {
-            Caching::Cached => "through the page cache",
-            Caching::Direct => "past the page cache (O_DIRECT)",
-            Caching::WriteThrough => "through the page cache, writes durable",
-            Caching::DirectWriteThrough => "past the page cache (O_DIRECT), writes durable",
-        }
-        .into(),
-    );
-    if target.kind == "null" {
-        parts.truncate(2);
+    parts.extend(target.behind.as_ref().map(ToString::to_string));
+    let cache = match target.cache {
+        Caching::Cached | Caching::Direct if target.is_export() => "cached as its server likes",
+        _ if target.is_export() => "cached as its server likes, writes durable",
+        Caching::Cached => "through the page cache",
+        Caching::Direct => "past the page cache (O_DIRECT)",
+        Caching::WriteThrough => "through the page cache, writes durable",
+        Caching::DirectWriteThrough => "past the page cache (O_DIRECT), writes durable",
+    };
+    if target.kind != "null" {
+        parts.push(cache.into());
     }
     if let Some(place) = &target.place {
         let scheduler = place.scheduler.as_ref().map_or_else(String::new, |name| format!(", scheduler {name}"));

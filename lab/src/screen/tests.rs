@@ -65,6 +65,7 @@ fn a_run() -> Run {
             logical_sector_bytes: 512,
             cache: Caching::Direct,
             path: None,
+            behind: None,
             place: Some(Place {
                 file_system: "ext4".into(),
                 device: "/dev/vda".into(),

@@ -21,6 +21,7 @@ pub(crate) fn target(name: &str) -> TargetRecord {
         cache: Caching::Direct,
         path: None,
         place: None,
+        behind: None,
         contents: None,
     }
 }

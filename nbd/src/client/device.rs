@@ -105,6 +105,11 @@ impl NbdDevice {
         self.lanes().open.len()
     }
 
+    /// Most connections that will be open: by the URI, and one where the server does not say that several see one cache.
+    pub fn connections_max(&self) -> usize {
+        self.lanes().most
+    }
+
     /// How often connections were made anew.
     pub fn reconnects(&self) -> u64 {
         self.lanes().open.iter().map(|lane| lane.reconnects()).sum()

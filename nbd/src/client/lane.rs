@@ -172,7 +172,9 @@ impl Lane {
             mine.in_flight -= mine.ended.len();
             wanted = wanted.saturating_sub(mine.ended.len()).min(mine.in_flight);
             out.append(&mut mine.ended);
-            if wanted == 0 {
+            // Somebody who never waits, but looks again and again, is the only one to bring a lost server back.
+            let is_stuck = mine.in_flight > 0 && matches!(state.link, Link::Down { .. }) && !state.polling;
+            if wanted == 0 && !is_stuck {
                 return;
             }
             state = if state.polling {

@@ -149,20 +149,18 @@ impl Registry {
     /// # Errors
     /// [`AttachError::State`].
     pub fn open() -> Result<Self, AttachError> {
-        let dir = match std::env::var_os(RUN_DIR_VARIABLE) {
-            Some(dir) => PathBuf::from(dir),
-            None if rustix::process::geteuid().is_root() => "/run/diskwright".into(),
-            None => match std::env::var_os("XDG_RUNTIME_DIR") {
-                Some(dir) => Path::new(&dir).join("diskwright"),
-                None => {
-                    return Err(AttachError::BadOptions {
-                        what: "there is no place to record what is attached: XDG_RUNTIME_DIR is not set".into(),
-                        hint: "set it, or DISKWRIGHT_RUN_DIR, to a folder of yours",
-                    });
-                }
-            },
-        };
+        let dir = usual_dir().ok_or_else(|| AttachError::BadOptions {
+            what: "there is no place to record what is attached: XDG_RUNTIME_DIR is not set".into(),
+            hint: "set it, or DISKWRIGHT_RUN_DIR, to a folder of yours",
+        })?;
         Self::at(&dir)
+    }
+
+    /// The one of this user, where there is one and nobody else has a say in it: for those who only look, and make nothing.
+    pub fn existing() -> Option<Self> {
+        let dir = usual_dir()?;
+        check_private(&dir).ok()?;
+        Some(Self { dir })
     }
 
     /// The one in `dir`.
@@ -330,12 +328,25 @@ impl Home {
     }
 }
 
+/// Where this user's records are.
+fn usual_dir() -> Option<PathBuf> {
+    match std::env::var_os(RUN_DIR_VARIABLE) {
+        Some(dir) => Some(dir.into()),
+        None if rustix::process::geteuid().is_root() => Some("/run/diskwright".into()),
+        None => Some(Path::new(&std::env::var_os("XDG_RUNTIME_DIR")?).join("diskwright")),
+    }
+}
+
 fn make_private_dir(dir: &Path) -> Result<(), AttachError> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(dir)
         .map_err(|source| state_error("create", dir, source))?;
+    check_private(dir)
+}
+
+fn check_private(dir: &Path) -> Result<(), AttachError> {
     let found = fs::metadata(dir).map_err(|source| state_error("read", dir, source))?;
     // What is recorded is unmounted and cleared later, so nobody else may have a say in it.
     if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {

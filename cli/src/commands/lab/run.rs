@@ -26,7 +26,8 @@ const PROFILE_LINES_MAX: usize = 60;
 /// Arguments of `lab run`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A TARGET is a virtual disk (opened by the engine), a raw file, a block device, or null: (null:64G) for the generator against nothing. \
+A TARGET is a virtual disk (opened by the engine), a raw file, a block device, an export of an NBD server (nbd://HOST/EXPORT, \
+nbd+unix:///EXPORT?socket=PATH), or null: (null:64G) for the generator against nothing. What an export keeps in memory is its server's affair. \
 Before a run it is looked at: what has no space, or is zeros, would measure metadata, and the result says so in its first line; \
 --fill mends it. A target with data in it is written only with --destroy-data, and one that is mounted or otherwise in use never.
 
@@ -39,6 +40,7 @@ EXAMPLES
   diskwright lab run test.dat --create-size 4G -b 8K --read-percent 70 --threads 4 --queue-depth 8 --duration 60s
   diskwright lab run /dev/nvme1n1 --destroy-data --fill --read-percent 0 --wait-steady 30m
   diskwright lab run disk.vhdx --profile vhd-applications/oltp-db --destroy-data
+  diskwright lab run 'nbd+unix:///?socket=/tmp/disk.sock' --threads 4 --queue-depth 8
   diskwright lab run null: --duration 2s --json")]
 pub struct RunArgs {
     /// What to measure.
