@@ -19,6 +19,7 @@ fn help_names_every_command() {
         "lab study containers",
         "lab study queue-depth",
         "lab study raw-and-file",
+        "lab study access-paths",
         "lab run",
         "lab sweep",
         "lab compare",

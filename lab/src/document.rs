@@ -13,6 +13,7 @@ use crate::{
     record::{LatencyRecord, RUN_SCHEMA, Run},
     result::{CONTAINERS_SCHEMA, ContainersResult},
     study::{
+        access_paths::{self, AccessPathsResult},
         queue_depth::{self, QueueDepthResult},
         raw_and_file::{self, RawAndFileResult},
         zero_payload::{self, ZeroPayloadResult},
@@ -49,6 +50,8 @@ pub enum Document {
     ZeroPayload(Box<ZeroPayloadResult>),
     /// Of `lab compare`.
     Contest(Box<ContestRecord>),
+    /// Of `lab study access-paths`.
+    AccessPaths(Box<AccessPathsResult>),
     /// Of `bench`.
     Bench(Box<BenchReport>),
 }
@@ -64,6 +67,7 @@ impl Document {
             Self::RawAndFile(_) => "a study of device and file",
             Self::ZeroPayload(_) => "a study of zero payload",
             Self::Contest(_) => "a comparison",
+            Self::AccessPaths(_) => "a study of access paths",
             Self::Bench(_) => "a bench",
         }
     }
@@ -251,13 +255,14 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
             })?;
             Document::Contest(Box::new(contest))
         }
+        access_paths::SCHEMA => Document::AccessPaths(Box::new(fields(path, schema, bytes)?)),
         _ => Document::Bench(Box::new(fields(path, schema, bytes)?)),
     };
     Ok(document)
 }
 
 /// The kinds of results, by the schema that is written today, each with the first version that is still read.
-const KINDS: [(&str, u64); 9] = [
+const KINDS: [(&str, u64); 10] = [
     (RUN_SCHEMA, 1),
     (SWEEP_SCHEMA, 1),
     (CONTAINERS_SCHEMA, 1),
@@ -265,6 +270,7 @@ const KINDS: [(&str, u64); 9] = [
     (raw_and_file::SCHEMA, 1),
     (zero_payload::SCHEMA, 1),
     (CONTEST_SCHEMA, 1),
+    (access_paths::SCHEMA, 1),
     (bench::SCHEMA, 1),
     (BUNDLE_SCHEMA, 1),
 ];
@@ -388,6 +394,7 @@ mod tests {
             Document::RawAndFile(Box::new(raw_and_file::tests::result())),
             Document::ZeroPayload(Box::new(example::zero_payload())),
             Document::Contest(Box::new(example::contest())),
+            Document::AccessPaths(Box::new(access_paths::example::result())),
         ] {
             let json = serde_json::to_vec(&document).unwrap();
             assert_eq!(parse(Path::new("r.json"), &json).unwrap(), std::slice::from_ref(&document));

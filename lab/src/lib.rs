@@ -16,6 +16,7 @@
 //! | `steady.rs` | SNIA's rule of five rounds |
 //! | `prepare.rs` | from what a user named to targets that may be measured |
 //! | `behind.rs` | what a target shows that is no file: an export, an attached disk |
+//! | `server.rs` | servers as children, and what they cost |
 //! | `screen/` | a run as text |
 //! | `inspect/` | before a run: what a target holds, who uses it, whether it may be written |
 //! | `run/` | the generator: carries a job out, by threads, requests, schedules, latencies, series |
@@ -103,6 +104,7 @@ pub mod result;
 pub mod run;
 pub mod scratch;
 pub mod screen;
+mod server;
 pub mod stats;
 pub mod steady;
 pub mod study;

@@ -368,6 +368,8 @@ mod tests {
         assert!(table(&csv(&[("s", &study)], CsvTable::Figures).unwrap()).len() > 10);
         let sweep = Document::Sweep(Box::new(example::sweep()));
         assert_eq!(table(&csv(&[("d", &sweep)], CsvTable::Figures).unwrap()).len(), 7 * 3);
+        let paths = Document::AccessPaths(Box::new(crate::study::access_paths::example::result()));
+        assert_eq!(table(&csv(&[("p", &paths)], CsvTable::Figures).unwrap()).len(), 3 * 3 * 3);
         let bench = Document::Bench(Box::new(example::bench()));
         assert!(!table(&csv(&[("b", &bench)], CsvTable::Figures).unwrap()).is_empty());
     }

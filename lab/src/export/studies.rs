@@ -1,6 +1,7 @@
 //! CSV of what is no run and no sweep: studies, comparisons, the bench. Each kind has its own columns; a row is one round of one workload on one
 //! thing (or one comparison, or one check), so that whoever reads it can reckon anew.
 
+mod access_paths;
 mod containers;
 
 use super::csv::{Rows, put, put_all};
@@ -25,6 +26,7 @@ pub(super) fn figures(rows: &mut Rows, name: &str, document: &Document, head: bo
         Document::QueueDepth(result) => queue_depth(rows, name, result, head),
         Document::RawAndFile(result) => raw_and_file(rows, name, result, head),
         Document::ZeroPayload(result) => zero_payload(rows, name, result, head),
+        Document::AccessPaths(result) => access_paths::rows(rows, name, result, head),
         Document::Contest(record) => contest(rows, name, record, head),
         Document::Bench(report) => bench(rows, name, report, head),
         // They have rows of their own.

@@ -9,13 +9,14 @@
 //! |---|---|
 //! | `outline.rs` | chapters, tables and figures as data |
 //! | `run.rs`, `overlay.rs`, `sweep.rs`, `contest.rs`, `bench.rs` | one kind of result each; several runs side by side |
-//! | `containers.rs`, `queue_depth.rs`, `raw_and_file.rs`, `zero_payload.rs` | a study each |
+//! | `containers.rs`, `queue_depth.rs`, `raw_and_file.rs`, `zero_payload.rs`, `access_paths.rs` | a study each |
 //! | `plot/`, `run_plots.rs` | SVG |
 //! | `html.rs`, `style.css` | the page |
 //!
 //! Everything here is pure: results in, text out. Names in results come from files and are written as text, never as markup; the page
 //! forbids itself scripts and the network besides.
 
+mod access_paths;
 mod bench;
 mod containers;
 mod contest;
@@ -76,6 +77,7 @@ pub fn chapters(results: &[Named<'_>]) -> Vec<Chapter> {
             Document::RawAndFile(result) => raw_and_file::chapter(result, &id, name),
             Document::ZeroPayload(result) => zero_payload::chapter(result, &id, name),
             Document::Contest(record) => contest::chapter(record, &id, name),
+            Document::AccessPaths(result) => access_paths::chapter(result, &id, name),
             Document::Bench(report) => bench::chapter(report, &id, name),
         });
     }
@@ -104,6 +106,7 @@ mod tests {
             ("depth.json", Document::Sweep(Box::new(example::sweep()))),
             ("depths and threads.json", Document::Sweep(Box::new(example::sweep_of_two()))),
             ("containers.json", Document::Containers(Box::new(example::containers()))),
+            ("paths.json", Document::AccessPaths(Box::new(crate::study::access_paths::example::result()))),
             ("bench.json", Document::Bench(Box::new(example::bench()))),
             ("queue-depth.json", Document::QueueDepth(Box::new(crate::study::queue_depth::tests::result()))),
             ("raw-and-file.json", Document::RawAndFile(Box::new(crate::study::raw_and_file::tests::result()))),

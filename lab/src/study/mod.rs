@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   containers/     raw file, fixed, dynamic, differencing; VHD and VHDX
+//!   access_paths/   what it costs to reach a disk by NBD, or as an attached device
 //!   zero_payload/   SQLIO's surprise: zeros that are never stored
 //!   queue_depth/    how much load is enough: the Storage Spaces paper's procedure
 //!   raw_and_file/   a file system, and virtual disks on it, against the bare device
@@ -12,6 +13,7 @@
 //! what it has, saves it, and says so in its first line; one that is stopped before has nothing to say and ends with
 //! [`LabError::Stopped`]. Either way its scratch folder goes.
 
+pub mod access_paths;
 mod budget;
 pub mod containers;
 pub mod queue_depth;

@@ -1,0 +1,113 @@
+//! `lab study access-paths`, as the user types it, in moments: what it leaves, what it leaves out, what its result becomes.
+
+mod common;
+
+use common::Workshop;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+const TINY: &str = "lab study access-paths --quick --dir scratch --size 32M";
+
+/// The study, with a list of attached disks of its own.
+fn command(shop: &Workshop, line: &str) -> Command {
+    let words: Vec<&str> = line.split(' ').collect();
+    let mut command = shop.command(&words);
+    command.env("DISKWRIGHT_RUN_DIR", shop.path("run"));
+    command
+}
+
+/// Nothing of the study is left: no scratch files, no servers, no devices.
+fn assert_clean(shop: &Workshop) {
+    let scratch = shop.path("scratch");
+    let left: Vec<_> = fs::read_dir(&scratch).into_iter().flatten().flatten().map(|entry| entry.file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
+    let records = fs::read_dir(shop.path("run")).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
+    assert_eq!(records.count(), 0, "something is still attached");
+    let mark = scratch.to_string_lossy().into_owned();
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        assert!(!String::from_utf8_lossy(&line).contains(&mark), "{:?} still runs", String::from_utf8_lossy(&line));
+    }
+    for device in fs::read_dir("/sys/block").unwrap().flatten() {
+        let file = fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();
+        assert!(!file.contains(shop.path("run").to_str().unwrap()), "{device:?} shows {file}");
+    }
+}
+
+#[test]
+fn every_way_is_measured_or_left_out_by_name_and_nothing_stays() {
+    let shop = Workshop::new();
+    let output =
+        command(&shop, &format!("{TINY} --rounds 1 --cell 0.6 --output r.json --json")).output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(result["schema"], "diskwright.study.access-paths/1");
+    let ways = result["ways"].as_array().unwrap();
+    assert_eq!(ways.len(), 5);
+    for way in ways {
+        if let Some(why) = way["skipped"].as_str() {
+            println!("skipped: the way {}: {why}", way["way"]);
+        }
+    }
+    let is_measured = |way: &str| ways.iter().any(|record| record["way"] == way && record["skipped"].is_null());
+    assert!(["in_process", "raw_file", "nbd"].into_iter().all(is_measured), "{ways:?}");
+    let loads = result["loads"].as_array().unwrap();
+    assert_eq!(loads.iter().map(|load| load["outstanding"].as_u64().unwrap()).collect::<Vec<_>>(), [2, 4, 6]);
+    for cell in loads.iter().flat_map(|load| load["cells"].as_array().unwrap()) {
+        assert!(cell["iops"]["median"].as_f64().unwrap() > 0.0, "{cell}");
+        let has_server = ["nbd", "attach", "qemu_nbd"].contains(&cell["way"].as_str().unwrap());
+        let server_ns = cell["server_cpu_ns"]["median"].as_f64();
+        assert_eq!(server_ns.is_some_and(|ns| ns > 0.0), has_server, "{cell}");
+        assert_eq!(cell["iops_ratio"].is_null(), cell["way"] == "in_process");
+    }
+    assert!(
+        result["verdict"].as_str().unwrap().starts_with("Where the disk in process gives 100 requests, NBD gives ")
+    );
+    assert_clean(&shop);
+
+    let saved: Value = serde_json::from_slice(&fs::read(shop.path("r.json")).unwrap()).unwrap();
+    assert_eq!(saved, result);
+    shop.ok("lab report r.json -o r.html");
+    let page = fs::read_to_string(shop.path("r.html")).unwrap();
+    assert!(page.contains("On the paper’s scale") && page.contains("in process = 100"), "the page has no scale");
+    let csv = shop.ok("lab report r.json --as csv");
+    let cells: usize = loads.iter().map(|load| load["cells"].as_array().unwrap().len()).sum();
+    assert_eq!(csv.lines().count(), 1 + cells);
+    assert!(shop.ok("lab report r.json --as md").contains("| in process |"));
+}
+
+#[test]
+fn a_signal_ends_it_and_takes_servers_and_devices_with_it() {
+    let shop = Workshop::new();
+    let mut child = command(&shop, &format!("{TINY} --rounds 500 --cell 0.2 --output r.json"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let measuring = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("measure")));
+    assert!(measuring.is_some(), "it ended before it measured");
+    std::thread::sleep(Duration::from_millis(700));
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    let start = Instant::now();
+    let code = child.wait().unwrap().code();
+    assert_eq!(code, Some(130), "after {:?}", start.elapsed());
+    assert_clean(&shop);
+}
+
+#[test]
+fn what_cannot_be_studied_is_refused() {
+    let shop = Workshop::new();
+    assert!(shop.fails(1, "lab study access-paths --rounds 0").contains("0 rounds"));
+    shop.fails(2, "lab study access-paths --disk vhdx-differencing");
+    assert_eq!(fs::read_dir(shop.path("")).unwrap().count(), 0);
+}

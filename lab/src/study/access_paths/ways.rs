@@ -1,0 +1,227 @@
+//! Each way to the disk, set up anew for a cell and taken down when it is dropped.
+//!
+//! What is dropped first is the target, with its connections and descriptors, then the server: a server that has clients waits for them. A
+//! server is asked to end by SIGTERM, which for `attach` means that the device is let go; the child with what was written has no name, so
+//! its space goes with the process that has it open.
+
+use super::{AccessPathsOptions, CLIENTS, Way, WayRecord};
+use crate::{
+    LabError, Result,
+    bench::peer,
+    progress::{Progress, report as tell},
+    run::{self, OpenHow, OpenTarget},
+    server::Server,
+    targets::{Container, open_target},
+};
+use diskwright_disk::{Disk, OpenOptions};
+use diskwright_image::Format;
+use diskwright_nbd::NbdUri;
+use diskwright_serve::{attach::Registry, ephemeral};
+use diskwright_store::{CacheMode, EngineKind};
+use std::{
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// What the ways lead to.
+#[derive(Debug)]
+pub(super) struct Disks {
+    pub container: Container,
+    pub disk: PathBuf,
+    pub raw: PathBuf,
+    /// A whole path: for sockets, logs, and what is written.
+    pub dir: PathBuf,
+    /// The cache mode in force.
+    pub cache: CacheMode,
+    pub engine: EngineKind,
+    /// This program.
+    pub program: Option<PathBuf>,
+}
+
+/// A way, open. The target stands before its server, and so is dropped first.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub target: OpenTarget,
+    pub server: Option<Serving>,
+}
+
+/// A process that is asked to end, and the process of it that moves the bytes.
+#[derive(Debug)]
+pub(super) struct Serving {
+    server: Server,
+    /// Where that is another one than `server`.
+    mover: Option<u32>,
+}
+
+impl Serving {
+    /// CPU time that the moving of bytes has cost so far, in nanoseconds.
+    pub(super) fn cpu_ns(&self) -> Result<u64> {
+        match self.mover {
+            None => self.server.cpu_ns(),
+            Some(pid) => self.server.cpu_ns_of(pid),
+        }
+    }
+}
+
+impl Open {
+    /// Takes it down, and says if that does not go well.
+    pub(super) fn close(self) -> Result<()> {
+        drop(self.target);
+        self.server.map_or(Ok(()), |serving| serving.server.stop())
+    }
+}
+
+impl Disks {
+    /// Tries every way once: those that this machine does not have are left out by name.
+    ///
+    /// # Errors
+    /// [`LabError::Stopped`]; a way that should be there and fails.
+    pub(super) fn probe(&self, progress: &mut dyn Progress) -> Result<Vec<WayRecord>> {
+        let mut ways = Vec::new();
+        for (index, way) in Way::ALL.into_iter().enumerate() {
+            tell(progress, "probe", index as u64, Way::ALL.len() as u64, way.name())?;
+            let skipped = match (self.missing(way), way) {
+                (Some(missing), _) => Some(missing),
+                // What a machine has against loop devices (a container, most often) shows only when one is made.
+                (None, Way::Attach) => self.open(way).and_then(Open::close).err().map(|error| error.to_string()),
+                (None, _) => {
+                    self.open(way)?.close()?;
+                    None
+                }
+            };
+            ways.push(WayRecord { way, skipped });
+        }
+        Ok(ways)
+    }
+
+    /// What this machine lacks for a way.
+    fn missing(&self, way: Way) -> Option<String> {
+        let no_program = || "the caller gave no way to start this program as a server".to_owned();
+        match way {
+            Way::InProcess | Way::RawFile => None,
+            Way::Nbd => self.program.is_none().then(no_program),
+            Way::Attach if self.program.is_none() => Some(no_program()),
+            Way::Attach if !nix::unistd::geteuid().is_root() => Some("block devices need root (use sudo)".into()),
+            Way::Attach => ["/dev/fuse", "/dev/loop-control"]
+                .into_iter()
+                .find_map(|device| Some(format!("no {device} here: {}", fs::File::open(device).err()?))),
+            Way::QemuNbd => peer::find("qemu-nbd").is_none().then(|| peer::missing("qemu-nbd", "qemu-utils")),
+        }
+    }
+
+    /// Sets a way up, with the disk as it was filled.
+    ///
+    /// # Errors
+    /// Whatever cannot be opened or started.
+    pub(super) fn open(&self, way: Way) -> Result<Open> {
+        match way {
+            Way::InProcess => self.in_process(),
+            Way::RawFile => {
+                let target = self.target(self.raw.to_str(), Some(Format::Raw))?;
+                Ok(Open { target, server: None })
+            }
+            Way::Nbd => {
+                let socket = self.socket("diskwright")?;
+                let mut command = self.own("serve");
+                let mut export = OsString::from("=");
+                export.push(&self.disk);
+                command.arg(export).arg("--nbd").arg(&socket).arg("--ephemeral").arg("--ephemeral-dir").arg(&self.dir);
+                self.over_nbd(Server::listening(command, &socket, "serve")?, &socket)
+            }
+            Way::QemuNbd => {
+                let socket = self.socket("qemu")?;
+                let mut command = Command::new(peer::find("qemu-nbd").unwrap_or_else(|| "qemu-nbd".into()));
+                command.args(["--persistent", "--cache=none", "--aio=io_uring", "-f", "raw", "-k"]).arg(&socket);
+                command.arg(format!("--shared={}", CLIENTS + 1)).arg(&self.raw);
+                self.over_nbd(Server::listening(command, &socket, "qemu-nbd")?.ended_by_force(), &socket)
+            }
+            Way::Attach => self.attach(),
+        }
+    }
+
+    fn in_process(&self) -> Result<Open> {
+        let options = OpenOptions {
+            cache: CacheMode::Direct,
+            engine: self.engine,
+            format: Some(self.container.format()),
+            ..OpenOptions::default()
+        };
+        let base = Disk::open(&self.disk, &options)?;
+        let disk = ephemeral::on_top_of(&base, &self.dir, CacheMode::Direct).map_err(|error| LabError::BadOptions {
+            what: format!("there is no place for what the study writes: {error}"),
+            hint: "use another folder (--dir)".into(),
+        })?;
+        let kind = self.container.name().to_lowercase();
+        let target = open_target(Way::InProcess.name(), &kind, disk, CacheMode::Direct);
+        Ok(Open { target, server: None })
+    }
+
+    /// A command of this program, on the disk's terms.
+    fn own(&self, word: &str) -> Command {
+        let mut command = Command::new(self.program.as_deref().unwrap_or(Path::new("diskwright")));
+        command.args([word, "--quiet", "--cache=direct"]).env("TMPDIR", &self.dir);
+        if self.container == Container::Raw {
+            command.arg("--format=raw");
+        }
+        command
+    }
+
+    fn socket(&self, name: &str) -> Result<PathBuf> {
+        let socket = self.dir.join(format!("{name}.sock"));
+        match fs::remove_file(&socket) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(LabError::file("remove the socket", &socket)(error))
+            }
+            _ => Ok(socket),
+        }
+    }
+
+    fn over_nbd(&self, server: Server, socket: &Path) -> Result<Open> {
+        let uri = NbdUri { connections: Some(CLIENTS as usize), ..NbdUri::unix(socket, "") };
+        let target = self.target(Some(&uri.to_string()), None)?;
+        Ok(Open { target, server: Some(Serving { server, mover: None }) })
+    }
+
+    fn attach(&self) -> Result<Open> {
+        let mut command = self.own("attach");
+        command.arg(&self.disk).args(["--ephemeral", "--foreground"]);
+        let mut server = Server::start(command, &self.dir, "attach")?;
+        let log = server.log().to_owned();
+        let mut device = None;
+        server.wait_until("no device comes", || {
+            device = fs::read_to_string(&log).unwrap_or_default().split_inclusive('\n').find_map(device_in);
+            device.is_some()
+        })?;
+        let device = device.unwrap_or_default();
+        let record = Registry::existing().and_then(|registry| registry.find(&device).ok());
+        let mover = record.and_then(|(_, record)| record.server).map(|server| server.pid);
+        let target = self.target(device.to_str(), None)?;
+        Ok(Open { target, server: Some(Serving { server, mover }) })
+    }
+
+    fn target(&self, spec: Option<&str>, format: Option<Format>) -> Result<OpenTarget> {
+        let spec = spec.ok_or_else(|| LabError::BadOptions {
+            what: format!("the name of the scratch folder {} is not UTF-8", self.dir.display()),
+            hint: "use another folder (--dir)".into(),
+        })?;
+        let how = OpenHow { writable: true, engine: self.engine, format, ..OpenHow::default() };
+        run::open(spec, &how)
+    }
+}
+
+/// A line that is a loop device and nothing else.
+fn device_in(line: &str) -> Option<PathBuf> {
+    line.strip_suffix('\n').filter(|line| line.starts_with("/dev/loop")).map(PathBuf::from)
+}
+
+impl AccessPathsOptions {
+    /// With this program as its own server.
+    ///
+    /// # Errors
+    /// [`LabError::File`] when the system cannot tell which program is running.
+    pub fn own_program() -> Result<PathBuf> {
+        std::env::current_exe().map_err(LabError::file("find the running program", "/proc/self/exe"))
+    }
+}
