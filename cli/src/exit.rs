@@ -52,7 +52,7 @@ pub type Outcome<T = u8> = Result<T, Failure>;
 impl Failure {
     /// A failure with this sentence.
     pub fn new(sentence: impl Into<String>) -> Self {
-        Self::Sentence(sentence.into())
+        Self::Sentence(without_errno(&sentence.into()))
     }
 
     /// Wraps an error of the system with what was being done.

@@ -1,68 +1,25 @@
 //! A file system that is full in the middle of an allocation: the writer is told so, what was there before stays right, and
 //! when there is space again the disk goes on. Small file systems in loop devices, for which one must be root.
 
+mod small_fs;
+
 use diskwright_disk::{ConvertOptions, CreateRequest, Disk, OpenOptions, convert, create};
 use diskwright_image::{DiskType, Format, LogState, Severity, probe};
 use diskwright_store::{
     BlockDevice, BlockQueue, Blocking, CacheMode, Completion, EngineKind, FileStore, IoBuf, QueueOptions, Request,
 };
+use small_fs::{Small, eat_all};
 use std::{
     collections::BTreeMap,
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
-    process::Command,
     sync::Arc,
 };
-use tempfile::{TempDir, tempdir};
 
 const MIB: u64 = 1 << 20;
 const DEPTH: usize = 8;
 /// Bytes of one write; the disk is made of as many as such pieces.
 const PIECE_BYTES: u64 = 192 << 10;
-
-/// A small file system, unmounted when dropped.
-struct Small {
-    dir: TempDir,
-    mount: PathBuf,
-}
-
-fn run(program: &str, args: &[&str]) -> Result<(), String> {
-    let output = Command::new(program).args(args).output().map_err(|error| format!("{program}: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(format!("{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
-}
-
-impl Small {
-    fn new(kind: &str, size_bytes: u64) -> Result<Self, String> {
-        if !nix::unistd::geteuid().is_root() {
-            return Err("mounting takes root".into());
-        }
-        let dir = tempdir().map_err(|error| error.to_string())?;
-        let (image, mount) = (dir.path().join("fs.img"), dir.path().join("mount"));
-        std::fs::create_dir(&mount).map_err(|error| error.to_string())?;
-        let file = std::fs::File::create(&image).map_err(|error| error.to_string())?;
-        file.set_len(size_bytes).map_err(|error| error.to_string())?;
-        let (image, place) = (image.to_str().unwrap_or_default(), mount.to_str().unwrap_or_default());
-        match kind {
-            // Without blocks kept for root, who would find space where others do not.
-            "ext4" => run("mkfs.ext4", &["-q", "-F", "-m", "0", image])?,
-            _ => run(&format!("mkfs.{kind}"), &["-q", "-f", image])?,
-        }
-        run("mount", &["-o", "loop", image, place])?;
-        Ok(Self { dir, mount })
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let place = self.mount.to_str().unwrap_or_default();
-        if let Err(error) = run("umount", &[place]).or_else(|_| run("umount", &["-l", place])) {
-            println!("{} stays mounted: {error}", self.dir.path().display());
-        }
-    }
-}
 
 #[derive(Debug, Clone, Copy)]
 struct Kind {
@@ -173,14 +130,6 @@ fn sound(path: &Path) {
     let (_, report) = probe::check(Arc::new(store), None).unwrap();
     // A block whose write failed for want of space for its sector bitmap leaves its own space to the next session.
     assert!(report.worst() <= Some(Severity::Leak) && report.leaked_bytes <= DEPTH as u64 * MIB, "{report:?}");
-}
-
-/// Takes whatever space is left.
-fn eat_all(path: &Path) {
-    let mut file = std::fs::File::create(path).unwrap();
-    for piece_bytes in [64 << 10, 4096, 512] {
-        while file.write_all(&vec![1; piece_bytes]).is_ok() {}
-    }
 }
 
 fn run_full(small: &Small, kind: Kind, space_bytes: u64, flush_early: bool) {

@@ -39,6 +39,11 @@ impl ChildLauncher {
         Ok(Self { program, args: args.into_iter().map(Into::into).collect() })
     }
 
+    /// The program itself.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// Opens `path` read-only in a child and reads `len_bytes` at `offset_bytes`.
     ///
     /// # Errors

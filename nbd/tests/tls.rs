@@ -1,34 +1,13 @@
 //! TLS with certificates of both sides, against nbdkit and qemu-nbd.
 
+mod certificates;
 mod common;
 
 use common::{Server, nbdkit_in, start_in};
 use diskwright_nbd::{ClientError, NbdDevice, NbdUri, uri::TlsParameters};
 use diskwright_store::{Blocking, EngineKind};
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use std::{fs, path::Path};
 use tempfile::TempDir;
-
-/// Writes a CA, a server that is `localhost`, and a client, as qemu and libnbd lay them out.
-fn certificates(dir: &Path) {
-    let ca_key = KeyPair::generate().unwrap();
-    let mut ca = CertificateParams::new(Vec::new()).unwrap();
-    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    fs::write(dir.join("ca-cert.pem"), ca.self_signed(&ca_key).unwrap().pem()).unwrap();
-    let issuer = Issuer::new(ca, ca_key);
-    for (whose, purpose) in
-        [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)]
-    {
-        let key = KeyPair::generate().unwrap();
-        let mut parameters = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-        parameters.extended_key_usages = vec![purpose];
-        parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        let certificate = parameters.signed_by(&key, &issuer).unwrap();
-        fs::write(dir.join(format!("{whose}-cert.pem")), certificate.pem()).unwrap();
-        fs::write(dir.join(format!("{whose}-key.pem")), key.serialize_pem()).unwrap();
-    }
-}
 
 fn uri(server: &Server, dir: &Path) -> NbdUri {
     let tls = TlsParameters { certificates: Some(dir.to_owned()), ..TlsParameters::default() };
@@ -50,9 +29,9 @@ fn exercise(uri: &NbdUri) {
 #[test]
 fn nbdkit_knows_its_clients() {
     let dir = TempDir::new().unwrap();
-    certificates(dir.path());
+    certificates::write(dir.path());
     let strangers = TempDir::new().unwrap();
-    certificates(strangers.path());
+    certificates::write(strangers.path());
     let args = ["--tls=require", "--tls-certificates=DIR", "--tls-verify-peer", "memory", "16M"];
     let Some(server) = nbdkit_in(dir, &args) else { return };
     let dir = server.dir.path();
@@ -84,7 +63,7 @@ fn nbdkit_knows_its_clients() {
 #[test]
 fn qemu_nbd_over_tls() {
     let dir = TempDir::new().unwrap();
-    certificates(dir.path());
+    certificates::write(dir.path());
     fs::File::create(dir.path().join("disk.raw")).unwrap().set_len(16 << 20).unwrap();
     let args = [
         "--persistent",
@@ -105,7 +84,7 @@ fn qemu_nbd_over_tls() {
 #[test]
 fn a_servers_configuration() {
     let dir = TempDir::new().unwrap();
-    certificates(dir.path());
+    certificates::write(dir.path());
     for verify_clients in [false, true] {
         diskwright_nbd::tls::server(dir.path(), verify_clients).unwrap();
     }

@@ -1,37 +1,17 @@
 //! TLS with certificates of both sides: libnbd's and qemu's clients, and those who may not come in.
 
+#[path = "../../nbd/tests/certificates/mod.rs"]
+mod certificates;
 mod common;
 
 use common::memory;
 use diskwright_nbd::tls;
 use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, Options, ServeError};
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use std::{
     fs,
     path::Path,
     process::{Command, Output},
 };
-
-/// Writes a CA, a server that is `localhost`, and a client, as qemu and libnbd lay them out.
-fn certificates(dir: &Path) {
-    let ca_key = KeyPair::generate().unwrap();
-    let mut ca = CertificateParams::new(Vec::new()).unwrap();
-    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    fs::write(dir.join("ca-cert.pem"), ca.self_signed(&ca_key).unwrap().pem()).unwrap();
-    let issuer = Issuer::new(ca, ca_key);
-    for (whose, purpose) in
-        [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)]
-    {
-        let key = KeyPair::generate().unwrap();
-        let mut parameters = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-        parameters.extended_key_usages = vec![purpose];
-        parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        let certificate = parameters.signed_by(&key, &issuer).unwrap();
-        fs::write(dir.join(format!("{whose}-cert.pem")), certificate.pem()).unwrap();
-        fs::write(dir.join(format!("{whose}-key.pem")), key.serialize_pem()).unwrap();
-    }
-}
 
 fn start(dir: &Path) -> Option<(NbdServer, u16)> {
     let export = Export { name: "m".into(), description: String::new(), device: memory(8 << 20, true) };
@@ -65,8 +45,8 @@ fn program(name: &str, args: &[&str]) -> Option<Output> {
 #[test]
 fn libnbd_comes_in_with_its_certificate_and_not_without() {
     let (dir, strangers) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    certificates(dir.path());
-    certificates(strangers.path());
+    certificates::write(dir.path());
+    certificates::write(strangers.path());
     let Some((server, port)) = start(dir.path()) else { return };
     let uri = |scheme: &str, dir: &Path| format!("{scheme}://localhost:{port}/m?tls-certificates={}", dir.display());
     let copy = dir.path().join("copy");

@@ -22,10 +22,10 @@ use std::{io::Write, path::Path};
     mut_arg("quick", |arg| arg.help("Smaller disks and shorter cells: a look, not a proof")),
     mut_arg("rounds", |arg| arg.help("How often each comparison is made. [default: each row's own]")),
     mut_arg("cell", |arg| arg.help(
-        "Seconds that a cell of the workload rows takes. [default: each row's own: 0.25 to 1; 0.1 to 0.3 with --quick]"
+        "Seconds that a cell takes, where a row has such. [default: each row's own: 0.25 to 3; 0.1 to 1 with --quick]"
     )),
     after_help = "\
-Every promise is a row; without a ROW all are measured. A row whose peer (qemu-img, qemu-io, mkfs.xfs) is not there is skipped by name, \
+Every promise is a row; without a ROW all are measured. A row whose peer (qemu-img, qemu-io, qemu-nbd, nbdkit, fio, mkfs.xfs and others) is not there is skipped by name, \
 and never counted as kept. Use a release build on a machine that does nothing else.
 
 EXIT CODES  0 no promise was broken, 1 one was
@@ -33,6 +33,7 @@ EXIT CODES  0 no promise was broken, 1 one was
 EXAMPLES
   diskwright bench --quick
   diskwright bench workloads page-cache --dir /mnt/nvme
+  diskwright bench nbd-io nbd-vhd attach --quick
   diskwright bench convert --rounds 7 --output convert.json"
 )]
 pub struct BenchArgs {

@@ -20,6 +20,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::Disk;
+use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
     ephemeral,
     nbd::{Address, Export, Listener, NbdServer, Options},
@@ -157,7 +158,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     patience.listen_for_hangups();
     log::start(args.log_format, args.log_level, context.global.quiet);
     let served = open_disks(context, args)?;
-    let tls = certificates(args)?;
+    let tls = certificates(args).map_err(sentence)?;
     let listeners = listen(args)?;
     let exports = served
         .iter()
@@ -194,7 +195,9 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
                     tracing::info!("the certificates were read anew");
                 }
                 Ok(None) => tracing::info!("there are no certificates to read anew"),
-                Err(_) => tracing::error!("the certificates could not be read anew; the old ones stay in use"),
+                Err(error) => {
+                    tracing::error!(%error, "the certificates could not be read anew; the old ones stay in use");
+                }
             }
         }
         if let Some(live) = &mut live {
@@ -255,13 +258,9 @@ fn split_name(word: &str) -> (String, PathBuf) {
     }
 }
 
-fn certificates(args: &ServeArgs) -> Outcome<Option<Arc<rustls::ServerConfig>>> {
+fn certificates(args: &ServeArgs) -> Result<Option<Arc<rustls::ServerConfig>>, TlsError> {
     let Some(dir) = &args.tls_certificates else { return Ok(None) };
-    let config = diskwright_nbd::tls::server(dir, !args.tls_any_client).map_err(|error| {
-        tracing::error!(%error, "TLS");
-        sentence(error)
-    })?;
-    Ok(Some(config))
+    diskwright_nbd::tls::server(dir, !args.tls_any_client).map(Some)
 }
 
 fn listen(args: &ServeArgs) -> Outcome<Vec<Listener>> {

@@ -1,8 +1,13 @@
-//! fio as a peer: the same load by its io_uring engine, and what it says of itself.
+//! fio: as a peer of the generator, the same load by its io_uring engine, and what it says of itself; and as a client of servers, by its
+//! nbd engine.
 
 use crate::{LabError, Result, bench::peer};
 use serde::Deserialize;
-use std::{path::Path, process::Command, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 /// A load for fio and for us.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -18,10 +23,32 @@ pub(crate) struct FioLoad {
     pub(crate) batch: Option<u32>,
 }
 
+/// A load for a server: 4 KiB at random.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct NbdLoad {
+    /// In fio's words: `randread`, `randwrite`.
+    pub(crate) rw: &'static str,
+    /// Connections, each with its own process.
+    pub(crate) connections: u32,
+    /// Of each connection.
+    pub(crate) queue_depth: u32,
+    pub(crate) until: FioUntil,
+}
+
+/// When fio ends.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum FioUntil {
+    Elapsed(Duration),
+    /// So many requests of each connection.
+    Count(u64),
+}
+
 /// What fio measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct FioFound {
     pub(crate) iops: f64,
+    /// All that it made.
+    pub(crate) requests: f64,
     /// Submission to completion.
     pub(crate) mean_ns: f64,
     /// Of its job, user and kernel.
@@ -70,7 +97,66 @@ pub(crate) fn run(program: &Path, file: &Path, load: &FioLoad, length: Duration)
         command.args(["--registerfiles=1", "--fixedbufs=1"]);
         command.arg(format!("--iodepth_batch_submit={batch}")).arg(format!("--iodepth_batch_complete_min={batch}"));
     }
-    let output = command.output().map_err(LabError::file("start", program))?;
+    finish(command)
+}
+
+/// Runs fio on an NBD export, in the folder `dir`. Places are drawn anew each time, each as likely as any other.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_nbd(program: &Path, uri: &str, load: &NbdLoad, seed: u64, dir: &Path) -> Result<FioFound> {
+    let mut command = nbd_command(program, uri, dir);
+    command.arg(format!("--rw={}", load.rw)).arg("--bs=4096").arg(format!("--iodepth={}", load.queue_depth));
+    command.arg(format!("--numjobs={}", load.connections)).arg("--group_reporting=1");
+    command.arg(format!("--randseed={seed}")).arg("--norandommap=1");
+    match load.until {
+        FioUntil::Elapsed(length) => {
+            command.arg("--time_based=1").arg(format!("--runtime={}ms", length.as_millis()));
+        }
+        FioUntil::Count(count) => {
+            command.arg(format!("--number_ios={count}"));
+        }
+    }
+    finish(command)
+}
+
+/// Writes the first `len_bytes` of an NBD export in pieces of many sizes, out of order, reads them back and compares.
+///
+/// # Errors
+/// [`LabError::Program`] when something else comes back.
+pub(crate) fn verify_nbd(program: &Path, uri: &str, len_bytes: u64, queue_depth: u32, dir: &Path) -> Result<()> {
+    let mut command = nbd_command(program, uri, dir);
+    verifying(&mut command, len_bytes, queue_depth);
+    finish(command).map(|_| ())
+}
+
+/// The same on a block device, past the page cache.
+///
+/// # Errors
+/// As [`verify_nbd`].
+pub(crate) fn verify_device(program: &Path, device: &Path, len_bytes: u64, queue_depth: u32, dir: &Path) -> Result<()> {
+    let mut command = Command::new(program);
+    command.args(["--name=diskwright", "--ioengine=io_uring", "--direct=1", "--output-format=json"]).current_dir(dir);
+    command.arg(format!("--filename={}", device.display()));
+    verifying(&mut command, len_bytes, queue_depth);
+    finish(command).map(|_| ())
+}
+
+fn nbd_command(program: &Path, uri: &str, dir: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.args(["--name=diskwright", "--ioengine=nbd", "--output-format=json"]).current_dir(dir);
+    command.arg(format!("--uri={uri}"));
+    command
+}
+
+fn verifying(command: &mut Command, len_bytes: u64, queue_depth: u32) {
+    command.arg(format!("--size={len_bytes}")).arg(format!("--iodepth={queue_depth}"));
+    command.args(["--rw=randwrite", "--bsrange=4k-64k", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1"]);
+    command.arg("--verify_state_save=0");
+}
+
+fn finish(mut command: Command) -> Result<FioFound> {
+    let output = command.output().map_err(LabError::file("start", command.get_program()))?;
     let said = String::from_utf8_lossy(&output.stdout);
     let failed = |why: &str| LabError::Program {
         command: format!("{command:?}"),
@@ -92,14 +178,24 @@ fn parse(said: &str) -> Option<FioFound> {
     let cpu_ns = (job.usr_cpu + job.sys_cpu) / 100.0 * job.job_runtime * 1e6;
     (ios > 0.0).then(|| FioFound {
         iops: job.read.iops + job.write.iops,
+        requests: ios,
         mean_ns: sum_ns / ios,
         cpu_ns_per_io: cpu_ns / ios,
     })
 }
 
 /// Where it is, if it is installed.
-pub(crate) fn find() -> Option<std::path::PathBuf> {
+pub(crate) fn find() -> Option<PathBuf> {
     peer::find("fio")
+}
+
+/// The same, where it has its nbd engine; else what is missing.
+pub(crate) fn find_with_nbd() -> std::result::Result<PathBuf, String> {
+    let program = find().ok_or_else(|| peer::missing("fio", "fio"))?;
+    match peer::run(&program, &["--enghelp=nbd"], None) {
+        Ok(_) => Ok(program),
+        Err(_) => Err("this fio has no nbd engine".into()),
+    }
 }
 
 #[cfg(test)]
@@ -112,7 +208,7 @@ mod tests {
 {"fio version": "fio-3.33", "jobs": [{"error": 0, "usr_cpu": 10.0, "sys_cpu": 30.0, "job_runtime": 2000,
  "read": {"iops": 300.0, "total_ios": 600, "lat_ns": {"mean": 1000.0}}, "write": {"iops": 100.0, "total_ios": 200, "lat_ns": {"mean": 5000.0}}}]}"#;
         let found = parse(said).unwrap();
-        assert_eq!(found, FioFound { iops: 400.0, mean_ns: 2000.0, cpu_ns_per_io: 1_000_000.0 });
+        assert_eq!(found, FioFound { iops: 400.0, requests: 800.0, mean_ns: 2000.0, cpu_ns_per_io: 1_000_000.0 });
         assert_eq!(parse("no json at all"), None);
         assert_eq!(parse(&said.replace("\"error\": 0", "\"error\": 5")), None);
     }

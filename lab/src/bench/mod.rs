@@ -10,6 +10,7 @@
 //!   large.rs       64 TiB; creating 40 GiB
 //!   allocate.rs    unallocated blocks against qemu-io; random writes into an empty disk
 //!   convert.rs     against qemu-img, and with reflinks on XFS
+//!   serve/         disks that are served by NBD, or attached, against other servers
 //!   generator.rs   the lab's generator: its cost beside fio's, and whether both find the same        fio.rs   running fio
 //!   peer.rs        finding and running other programs        judge.rs   bars and verdicts        report.rs   text
 //! ```
@@ -24,6 +25,7 @@ mod large;
 pub(crate) mod peer;
 mod populated;
 pub mod report;
+mod serve;
 mod xfs;
 
 pub use judge::{Bar, Check, Outcome};
@@ -73,6 +75,18 @@ pub enum Row {
     Convert,
     /// The same on XFS, where extents can be shared.
     Reflink,
+    /// Served by NBD: a populated dynamic VHDX against qemu-nbd on a raw file.
+    NbdIo,
+    /// Served by NBD: writes to a dynamic VHD against qemu-nbd.
+    NbdVhd,
+    /// Served by NBD: writes into an empty dynamic VHDX against qemu-nbd on an empty qcow2.
+    NbdEmpty,
+    /// Served by NBD: reads from the page cache against nbdkit and qemu-nbd.
+    NbdCache,
+    /// nbdcopy of a VHDX to nowhere against qemu-nbd.
+    NbdCopy,
+    /// Attached by FUSE and loop against qemu-storage-daemon.
+    Attach,
     /// The lab's generator against fio, 4K random reads from the page cache.
     Generator,
     /// CPU time of the generator against fio's, past the page cache.
@@ -87,7 +101,7 @@ pub enum Row {
 
 impl Row {
     /// All rows, in the order of the table.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 21] = [
         Self::Workloads,
         Self::PageCache,
         Self::Chain,
@@ -98,6 +112,12 @@ impl Row {
         Self::CreateFixed,
         Self::Convert,
         Self::Reflink,
+        Self::NbdIo,
+        Self::NbdVhd,
+        Self::NbdEmpty,
+        Self::NbdCache,
+        Self::NbdCopy,
+        Self::Attach,
         Self::Generator,
         Self::GeneratorCpu,
         Self::Recording,
@@ -121,6 +141,12 @@ impl Row {
             Self::CreateFixed => "create-fixed",
             Self::Convert => "convert",
             Self::Reflink => "reflink",
+            Self::NbdIo => "nbd-io",
+            Self::NbdVhd => "nbd-vhd",
+            Self::NbdEmpty => "nbd-empty",
+            Self::NbdCache => "nbd-cache",
+            Self::NbdCopy => "nbd-copy",
+            Self::Attach => "attach",
             Self::Generator => "generator",
             Self::GeneratorCpu => "generator-cpu",
             Self::Recording => "recording",
@@ -153,6 +179,20 @@ impl Row {
             Self::CreateFixed => "creating a fixed disk of 40 GiB with its space allocated: under 1 s",
             Self::Convert => "convert raw to dynamic VHDX and back against qemu-img: 1.2 times as fast, less CPU",
             Self::Reflink => "the same on XFS with reflinks: 20 times as fast",
+            Self::NbdIo => {
+                "served by NBD, 4K random read and write at QD 32 from fio over a unix socket, populated dynamic VHDX against qemu-nbd on a raw file: 1.3 times the IOPS, 0.6 of the server's CPU per I/O"
+            }
+            Self::NbdVhd => "the same, writes to a dynamic VHD against qemu-nbd: 8 times",
+            Self::NbdEmpty => {
+                "the same, writes into an empty dynamic VHDX against qemu-nbd on an empty qcow2: 1.5 times"
+            }
+            Self::NbdCache => {
+                "the same, reads from the page cache over four connections: 1.2 times the better of nbdkit and qemu-nbd"
+            }
+            Self::NbdCopy => "nbdcopy of a VHDX of 4 GiB to null: the disk's own speed, 1.2 times qemu-nbd",
+            Self::Attach => {
+                "attached by FUSE and loop, 4K random read at QD 32, against qemu-storage-daemon on a raw file: 1.5 times, and what fio writes at any depth comes back"
+            }
             Self::Generator => {
                 "the generator against fio's io_uring engine, 4K random read from the page cache, QD 32, one core: 1.6 times the IOPS of its defaults, 1.3 with registered files and buffers and batching in both"
             }
@@ -179,7 +219,7 @@ pub struct BenchOptions {
     pub cell: Option<Duration>,
     /// What moves our bytes.
     pub engine: EngineKind,
-    /// How to measure opening in a fresh process; the rows that need it are skipped without.
+    /// How to start the program again: to measure opening in a fresh process, and as a server. The rows that need it are skipped without.
     pub launcher: Option<ChildLauncher>,
     /// Leave the scratch folder.
     pub keep: bool,
@@ -344,6 +384,12 @@ fn run_row(row: Row, bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<R
         Row::CreateFixed => large::create_fixed(bench, progress),
         Row::Convert => convert::copied(bench, progress),
         Row::Reflink => convert::shared(bench, progress),
+        Row::NbdIo => serve::io::populated(bench, progress),
+        Row::NbdVhd => serve::io::vhd(bench, progress),
+        Row::NbdEmpty => serve::io::empty(bench, progress),
+        Row::NbdCache => serve::io::page_cache(bench, progress),
+        Row::NbdCopy => serve::copy::nbdcopy(bench, progress),
+        Row::Attach => serve::attach::fuse_and_loop(bench, progress),
         Row::Generator => generator::page_cache(bench, progress),
         Row::GeneratorCpu => generator::direct(bench, progress),
         Row::Recording => generator::recording(bench, progress),

@@ -1,11 +1,13 @@
 //! Other programs: finding them, running them, and knowing what they cost.
 
 use crate::{LabError, Result, clock::CpuTime};
+use nix::sys::signal::SigSet;
 use std::{
     ffi::OsStr,
     fs::File,
+    io,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     time::Instant,
 };
 
@@ -43,7 +45,8 @@ pub(crate) fn run<A: AsRef<OsStr>>(program: &Path, args: &[A], input: Option<&Pa
         None => Stdio::null(),
     });
     let (cpu, start) = (CpuTime::of_children(), Instant::now());
-    let output = command.output().map_err(LabError::file("start", program))?;
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = spawn(&mut command).and_then(Child::wait_with_output).map_err(LabError::file("start", program))?;
     let cost = Cost { wall_ns: start.elapsed().as_nanos() as u64, cpu: CpuTime::of_children() - cpu };
     let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if output.status.success() && !said.contains("failed") {
@@ -55,6 +58,19 @@ pub(crate) fn run<A: AsRef<OsStr>>(program: &Path, args: &[A], input: Option<&Pa
         status: output.status.to_string(),
         output: tail.trim().to_owned(),
     })
+}
+
+/// Starts a program that hears its signals. This one may have some blocked, to take them at its leisure, and children inherit what the
+/// thread that starts them has blocked: a server could then only be killed.
+///
+/// # Errors
+/// It cannot be started.
+pub(crate) fn spawn(command: &mut Command) -> io::Result<Child> {
+    let blocked = SigSet::thread_get_mask()?;
+    SigSet::empty().thread_set_mask()?;
+    let spawned = command.spawn();
+    blocked.thread_set_mask()?;
+    spawned
 }
 
 /// The first line of `qemu-img --version`, where it is installed.
@@ -79,5 +95,18 @@ mod tests {
         let script = dir.path().join("script");
         std::fs::write(&script, "exit 5\n").unwrap();
         assert!(run::<&str>(&shell, &[], Some(&script)).is_err(), "the script is its input");
+    }
+
+    #[test]
+    fn a_child_hears_the_signals_that_we_have_blocked() {
+        use nix::sys::signal::{SigSet, Signal, kill};
+        use std::os::unix::process::ExitStatusExt;
+        let blocked = SigSet::from_iter([Signal::SIGTERM]);
+        blocked.thread_block().unwrap();
+        let mut child = spawn(Command::new(find("sleep").unwrap()).arg("60")).unwrap();
+        assert!(SigSet::thread_get_mask().unwrap().contains(Signal::SIGTERM), "it stays blocked here");
+        kill(nix::unistd::Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(Signal::SIGTERM as i32));
+        blocked.thread_unblock().unwrap();
     }
 }

@@ -11,18 +11,16 @@
 //! pointless (its answer has come through another's receive, or something is to be sent and the socket is full) rings `wake`. A lane
 //! with one queue never meets anyone on the mutex.
 //!
-//! When the connection breaks, all that is in flight fails, or, where the URI says `reconnect`, stays; whoever would have polled makes the connection
-//! anew, with pauses from a tenth of a second to five, and every call that has no answer is sent again. That is safe, as all commands
-//! of NBD can be repeated. It gives no more than a disk gives: what was answered and not flushed may be lost if the server
-//! itself went down, and not only the network.
+//! What happens when the connection breaks is in `link`.
 //!
 //! Invariant: a slot is in the table until its completion is in an inbox, and its buffer in the slot as long; a call that has unsent payload does
 //! not end.
 
+mod link;
+
 use super::{
     ClientError,
-    coverage::Coverage,
-    inbound::{Agreed, Fault, Inbound},
+    inbound::{Agreed, Inbound},
     negotiate::{self, ExportInfo},
     outbound::Outbound,
     tables::{Ended, Inbox, Slot, Table, Tables, Work},
@@ -34,13 +32,12 @@ use crate::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering},
     },
-    thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 /// Calls of one slot that are under way at a time: enough to keep a server busy, and few enough that a wipe of terabytes needs no memory.
@@ -53,10 +50,6 @@ const RANGE_BYTES: u64 = 1 << 30;
 const STATUS_BYTES: u64 = 0xffff_0000;
 /// Payload of one call at most, even where the server allows more.
 const PAYLOAD_MAX: u64 = 32 << 20;
-/// Pauses between tries to reconnect.
-const PAUSE_FIRST: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
-
 #[derive(Debug)]
 enum Link {
     Up(Transport),
@@ -347,142 +340,6 @@ impl Lane {
         if let Some(inbox) = state.inboxes.get_mut(slot.inbox) {
             inbox.ended.push(slot.ended());
         }
-    }
-
-    fn fault(&self, fault: Fault) -> ClientError {
-        let (peer, doing) = (self.peer.clone(), "waiting for answers".to_owned());
-        match fault {
-            Fault::Io(source) => negotiate::lost(&peer, &doing, source),
-            Fault::Wire(source) => ClientError::Wire { peer, doing, source },
-            Fault::Protocol(what) => ClientError::Protocol { peer, what },
-        }
-    }
-
-    /// The connection is of no use any more.
-    fn broke(&self, state: &mut State, error: ClientError) {
-        match self.uri.reconnect {
-            Some(limit) if !limit.is_zero() && error.is_transient() => {
-                state.link = Link::Down { since: Instant::now() };
-            }
-            _ => self.die(state, error),
-        }
-    }
-
-    /// Everything in flight fails with `error`, and everything to come.
-    fn die(&self, state: &mut State, error: ClientError) {
-        state.link = Link::Dead(error.clone());
-        state.outbound.clear();
-        state.inbound.clear();
-        for index in state.tables.calls.indices() {
-            state.tables.end(index);
-        }
-        for index in state.tables.slots.indices() {
-            if let Some(slot) = state.tables.slots.get_mut(index) {
-                slot.fail(error.clone());
-            }
-            self.end(state, index);
-        }
-    }
-
-    /// Waits without the mutex: for the socket, or for a server to come back.
-    fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        let transport = match &state.link {
-            Link::Up(transport) => transport,
-            Link::Down { since } => {
-                let since = *since;
-                return self.reconnect(state, since);
-            }
-            Link::Dead(_) => return state,
-        };
-        let for_sending = !state.outbound.is_empty() || transport.has_unsent();
-        let socket = transport.socket();
-        let timeout = self.uri.timeout.unwrap_or(NbdUri::TIMEOUT_DEFAULT);
-        let limit = (!timeout.is_zero()).then(|| timeout.saturating_sub(state.last_moved.elapsed()));
-        state.polls_for_sending = for_sending;
-        drop(state);
-        let came = socket.wait(Some(self.wake.as_fd()), for_sending, limit);
-        let mut state = self.lock();
-        match came {
-            Ok(true) => {}
-            Ok(false) if state.last_moved.elapsed() < timeout => {}
-            Ok(false) => {
-                let (peer, seconds) = (self.peer.clone(), timeout.as_secs_f64());
-                let count = state.tables.calls.len();
-                let requests = if count == 1 { "1 request was".to_owned() } else { format!("{count} requests were") };
-                let doing = format!("{requests} waiting for an answer");
-                self.broke(&mut state, ClientError::Stalled { peer, doing, seconds });
-            }
-            Err(source) => self.broke(&mut state, negotiate::lost(&self.peer, "waiting for answers", source)),
-        }
-        state
-    }
-
-    /// Makes the connection anew and sends everything again that has no answer.
-    fn reconnect<'a>(&'a self, state: MutexGuard<'a, State>, since: Instant) -> MutexGuard<'a, State> {
-        drop(state);
-        let limit = self.uri.reconnect.unwrap_or_default();
-        let mut pause = PAUSE_FIRST;
-        let found = loop {
-            match negotiate::connect(&self.uri) {
-                Ok((transport, found)) => break self.same(&found).map(|()| transport),
-                Err(error) if !error.is_transient() => break Err(error),
-                Err(error) if since.elapsed() + pause > limit => {
-                    let (peer, seconds) = (self.peer.clone(), limit.as_secs_f64());
-                    break Err(ClientError::GaveUp { peer, seconds, last: Box::new(error) });
-                }
-                Err(_) => {
-                    thread::sleep(pause);
-                    pause = (pause * 2).min(PAUSE_MAX);
-                }
-            }
-        };
-        let mut state = self.lock();
-        match found {
-            Err(error) => self.die(&mut state, error),
-            Ok(transport) => {
-                state.link = Link::Up(transport);
-                state.last_moved = Instant::now();
-                state.reconnects += 1;
-                self.send_again(&mut state);
-            }
-        }
-        state
-    }
-
-    fn send_again(&self, state: &mut State) {
-        state.outbound.clear();
-        state.inbound.clear();
-        for index in state.tables.calls.indices() {
-            let Some(call) = state.tables.calls.get_mut(index) else { continue };
-            (call.unsent, call.error, call.coverage) = (false, None, Coverage::default());
-            if let Some(slot) = state.tables.slots.get_mut(call.slot) {
-                slot.status = Default::default();
-            }
-            if let Some(cookie) = state.tables.renew(index) {
-                self.send(state, cookie);
-            }
-        }
-    }
-
-    /// Whether another connection leads to the same export.
-    ///
-    /// # Errors
-    /// [`ClientError::Changed`].
-    pub(super) fn same(&self, found: &ExportInfo) -> Result<(), ClientError> {
-        let what = if found.size_bytes != self.export.size_bytes {
-            format!("it has {} bytes and had {}", found.size_bytes, self.export.size_bytes)
-        } else if found.flags != self.export.flags {
-            "it can do other things".into()
-        } else if found.framing != self.export.framing || found.block_sizes != self.export.block_sizes {
-            "the server speaks otherwise".into()
-        } else if found.allocation_context != self.export.allocation_context
-            || found.depth_context != self.export.depth_context
-        {
-            "its contexts are others".into()
-        } else {
-            return Ok(());
-        };
-        Err(ClientError::Changed { peer: self.peer.clone(), name: self.export.name.clone(), what })
     }
 }
 

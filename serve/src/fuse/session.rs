@@ -8,6 +8,8 @@
 //!                  └─ FSYNC ─▶ queue (flush) ─▶ reap ────────────────────────────────▶ reply
 //! ```
 //!
+//! Changes are carried out in `patching`, holes are found in `seek`.
+//!
 //! It does no I/O with the kernel: a loop around it (`pump`) receives messages into buffers that it asks for here, and sends the replies
 //! that it finds here. So one thread owns it all, and there is no lock.
 //!
@@ -15,6 +17,9 @@
 //! - Every message that wants an answer gets exactly one.
 //! - A buffer is at one place: free, at the kernel, in the queue, or in a reply.
 //! - A change is answered when it is visible; it is durable after an FSYNC that is answered, as with any disk.
+
+mod patching;
+mod seek;
 
 use crate::fuse::{
     buffers::{Buffers, LEAD_BYTES, MESSAGE_START, SMALL_BYTES},
@@ -24,7 +29,7 @@ use crate::fuse::{
     view::View,
     wire::{self, Answer, Attributes, Header, Message, OUT_HEADER_BYTES, opened},
 };
-use diskwright_store::{BlockDevice, BlockQueue, Completion, ExtentKind, IoBuf, Request};
+use diskwright_store::{BlockDevice, BlockQueue, Completion, IoBuf, Request};
 use rustix::io::Errno;
 use std::{collections::VecDeque, io, ops::Range, sync::Arc};
 
@@ -34,20 +39,12 @@ pub(crate) const DEPTH: usize = Buffers::count() + 1;
 /// The tag of the patching change. Slots have smaller numbers.
 const PATCH: u64 = u64::MAX;
 
-/// How much of the disk is searched for data or a hole before the answer is the one that is always right.
-const SEEK_WINDOW_BYTES: u64 = 1 << 30;
-const SEEK_WINDOWS: u32 = 64;
-
 /// Modes of fallocate(2).
 mod mode {
     pub const KEEP_SIZE: u32 = 0x01;
     pub const PUNCH_HOLE: u32 = 0x02;
     pub const ZERO_RANGE: u32 = 0x10;
 }
-
-/// Of lseek(2).
-const SEEK_DATA: u32 = 3;
-const SEEK_HOLE: u32 = 4;
 
 /// Of open(2).
 const ACCESS_MODE: u32 = 3;
@@ -381,119 +378,6 @@ impl Session {
         }
     }
 
-    fn change(&mut self, wanted: Waiting) {
-        if self.view.read_only {
-            return self.refuse(wanted.buf, wanted.unique, Errno::ROFS);
-        }
-        if wanted.bytes.is_empty() {
-            return self.changed(wanted, Ok(()));
-        }
-        let whole = (wanted.bytes.start | wanted.bytes.end).is_multiple_of(self.sector_bytes);
-        if whole && self.waiting.is_empty() && self.patching.is_none() {
-            return self.start(wanted);
-        }
-        self.waiting.push_back(wanted);
-        self.start_waiting();
-    }
-
-    /// Starts a change of whole sectors.
-    fn start(&mut self, wanted: Waiting) {
-        let Waiting { unique, change, bytes, buf } = wanted;
-        let (start, len) = (bytes.start, bytes.end - bytes.start);
-        match change {
-            Change::Payload => {
-                let tag = self.occupy(Slot { unique, doing: Doing::Write { bytes } });
-                let request = Request::write(start, len as usize, buf, tag);
-                self.push(Request { buf_offset_bytes: LEAD_BYTES, ..request });
-            }
-            Change::Zeroes | Change::Discard => {
-                let buf = self.smaller(buf);
-                let tag = self.occupy(Slot { unique, doing: Doing::Zero { bytes, buf } });
-                self.push(zeroing(change, &(start..start + len), tag));
-            }
-        }
-    }
-
-    /// Starts of those that wait, from the front, all that nothing stands in the way of.
-    fn start_waiting(&mut self) {
-        while let Some(next) = self.waiting.front() {
-            let sectors = changes::sectors_of(&next.bytes, self.sector_bytes);
-            let whole = sectors == next.bytes;
-            let may_start = match &self.patching {
-                Some(patching) => whole && !changes::overlap(&patching.sectors, &sectors),
-                None => whole || !self.meets_a_change(&sectors),
-            };
-            if !may_start {
-                return;
-            }
-            let Some(next) = self.waiting.pop_front() else { return };
-            if whole {
-                self.start(next);
-            } else {
-                let pieces = changes::pieces(next.change, &next.bytes, self.sector_bytes);
-                self.patching = Some(Patching { of: next, sectors, pieces, reading: None });
-                self.patch_on(Ok(()));
-            }
-        }
-    }
-
-    fn meets_a_change(&self, sectors: &Range<u64>) -> bool {
-        self.slots.iter().flatten().any(|slot| match &slot.doing {
-            Doing::Write { bytes } | Doing::Zero { bytes, .. } => changes::overlap(bytes, sectors),
-            Doing::Read { .. } | Doing::Flush { .. } => false,
-        })
-    }
-
-    /// Goes on with the patching change after a step of it has ended with `result`; the scratch buffer is here.
-    fn patch_on(&mut self, result: io::Result<()>) {
-        let Some(mut patching) = self.patching.take() else { return };
-        let finished = result.is_err() || (patching.reading.is_none() && patching.pieces.is_empty());
-        let scratch = if finished { None } else { self.scratch.take() };
-        let Some(mut scratch) = scratch else {
-            self.changed(patching.of, result);
-            return self.start_waiting();
-        };
-        let request = if let Some(Piece::Patch { sectors, bytes }) = patching.reading.take() {
-            let len = (bytes.end - bytes.start) as usize;
-            let place = &mut scratch[LEAD_BYTES + (bytes.start - sectors.start) as usize..][..len];
-            match patching.of.change {
-                Change::Payload => {
-                    let from = (bytes.start - patching.of.bytes.start) as usize;
-                    place.copy_from_slice(&patching.of.buf[LEAD_BYTES + from..][..len]);
-                }
-                Change::Zeroes | Change::Discard => place.fill(0),
-            }
-            Request::write(sectors.start, (sectors.end - sectors.start) as usize, scratch, PATCH)
-        } else {
-            match patching.pieces.pop_front() {
-                Some(Piece::Whole { sectors }) => {
-                    self.scratch = Some(scratch);
-                    zeroing(patching.of.change, &sectors, PATCH)
-                }
-                Some(Piece::Patch { sectors, bytes }) => {
-                    let len = (sectors.end - sectors.start) as usize;
-                    let request = Request::read(sectors.start, len, scratch, PATCH);
-                    patching.reading = Some(Piece::Patch { sectors, bytes });
-                    request
-                }
-                None => unreachable!("with nothing left it was finished"),
-            }
-        };
-        self.patching = Some(patching);
-        self.push(Request { buf_offset_bytes: LEAD_BYTES, ..request });
-    }
-
-    /// Answers a change.
-    fn changed(&mut self, change: Waiting, result: io::Result<()>) {
-        let len = (change.bytes.end - change.bytes.start) as u32;
-        let is_write = change.change == Change::Payload;
-        self.answer(change.buf, change.unique, result.map_err(|error| errno_of(&error)), |answer, ()| {
-            if is_write {
-                answer.write_out(len);
-            }
-        });
-    }
-
     fn ended(&mut self, completion: Completion) {
         let Completion { tag, buf, result } = completion;
         if tag == PATCH {
@@ -528,46 +412,6 @@ impl Session {
         if !self.waiting.is_empty() {
             self.start_waiting();
         }
-    }
-
-    /// SEEK_DATA and SEEK_HOLE. A search that takes too long ends with what is always right: data is here, the hole is at the end.
-    fn seek(&self, offset_bytes: u64, whence: u32) -> Result<u64, Errno> {
-        if whence != SEEK_DATA && whence != SEEK_HOLE {
-            return Err(Errno::INVAL);
-        }
-        let size_bytes = self.view.size_bytes;
-        if offset_bytes >= size_bytes {
-            return Err(Errno::NXIO);
-        }
-        let mut extents = Vec::new();
-        let mut at_bytes = offset_bytes;
-        for _ in 0..SEEK_WINDOWS {
-            if at_bytes >= size_bytes {
-                break;
-            }
-            let start_bytes = at_bytes - at_bytes % self.sector_bytes;
-            let len_bytes = SEEK_WINDOW_BYTES.min(size_bytes - start_bytes);
-            extents.clear();
-            self.device.extents(start_bytes, len_bytes, &mut extents).map_err(|error| errno_of(&error))?;
-            let found = extents.iter().find(|extent| (extent.kind == ExtentKind::Data) == (whence == SEEK_DATA));
-            if let Some(extent) = found {
-                return Ok(extent.offset_bytes.max(offset_bytes));
-            }
-            at_bytes = start_bytes + len_bytes;
-        }
-        match whence {
-            SEEK_HOLE => Ok(size_bytes),
-            _ if at_bytes >= size_bytes => Err(Errno::NXIO),
-            _ => Ok(at_bytes),
-        }
-    }
-}
-
-fn zeroing(change: Change, bytes: &Range<u64>, tag: u64) -> Request {
-    let len_bytes = bytes.end - bytes.start;
-    match change {
-        Change::Discard => Request::discard(bytes.start, len_bytes, tag),
-        Change::Payload | Change::Zeroes => Request::write_zeroes(bytes.start, len_bytes, tag),
     }
 }
 

@@ -1,0 +1,87 @@
+//! nbdcopy from a server to nowhere: how fast a whole disk comes out, against qemu-nbd, and against the disk itself.
+//!
+//! The disk itself is read in this process through the block queue, past the page cache, with requests as nbdcopy makes them.
+
+use super::{Exported, Who, serve};
+use crate::{
+    LabError, Result,
+    bench::{Bar, Bench, Check, Found, peer},
+    job::{Job, Span},
+    measure,
+    progress::{Progress, report},
+    run::RunOptions,
+    stats::round_order,
+    table::bytes,
+    targets::{self, Container, Target},
+    workload::{Direction, Pattern, Workload},
+};
+use diskwright_store::CacheMode;
+
+/// Of nbdcopy: bytes of one request, and requests in flight.
+const REQUEST_BYTES: u32 = 256 << 10;
+const QUEUE_DEPTH: u32 = 64;
+const DISK_BAR: Bar = Bar::AtLeast(0.95);
+const PEER_BAR: Bar = Bar::AtLeast(1.2);
+
+pub(crate) fn nbdcopy(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let missing = [Who::Ours, Who::QemuNbd].into_iter().find_map(|who| who.program(bench).err());
+    let nbdcopy = match (peer::find("nbdcopy"), missing) {
+        (Some(nbdcopy), None) => nbdcopy,
+        (None, _) => return Ok(Found::skipped("nbdcopy", peer::missing("nbdcopy", "libnbd-bin"))),
+        (_, Some(missing)) => return Ok(Found::skipped("nbdcopy", missing)),
+    };
+    let size_bytes: u64 = bench.pick(1 << 30, 4 << 30);
+    bench.scratch.need("a disk", size_bytes + (1 << 30))?;
+    let dir = bench.scratch.folder("served")?;
+    let container = Container::VhdxDynamic;
+    let how = bench.preparation(size_bytes, CacheMode::Direct);
+    let mut tick = |done| report(progress, "prepare", done, 2 * size_bytes, container.name());
+    let path = targets::make_filled(container, &dir, &how, &mut tick)?;
+    let mut tick = |done| report(progress, "prepare", size_bytes + done, 2 * size_bytes, container.name());
+    targets::open_verified(container, path.clone(), &how, &mut tick)?.close()?;
+    bench.scratch.settle()?;
+
+    let exported = Exported { writable: false, clients: 16, ..Exported::of(container, &path, CacheMode::Direct) };
+    let ours = serve(bench, Who::Ours, &exported, &dir)?;
+    let theirs = serve(bench, Who::QemuNbd, &exported, &dir)?;
+    let disk = Target::open_with(container, path.clone(), CacheMode::Direct, bench.options.engine, false)?;
+    let workload = Workload::new(Pattern::Sequential, Direction::Read, REQUEST_BYTES, QUEUE_DEPTH);
+    let rounds = bench.rounds(bench.pick(3, 5));
+    // In MB/s.
+    let mut speeds = [Vec::new(), Vec::new(), Vec::new()];
+    for round in 0..rounds {
+        for who in round_order(3, round, 4) {
+            let message = ["diskwright to nbdcopy", "qemu-nbd to nbdcopy", "the disk itself"][who];
+            report(progress, "copy", round as u64, rounds as u64, message)?;
+            let speed = match [Some(&ours), Some(&theirs), None][who] {
+                Some(served) => {
+                    let cost = peer::run(&nbdcopy, &[&*served.uri, "null:"], None)?;
+                    size_bytes as f64 * 1e3 / (cost.wall_ns as f64).max(1.0)
+                }
+                None => {
+                    let mut job = Job::simple(&workload.name, workload.load(), Span::default(), Span::from_secs(1));
+                    job.phases[0].count = Some(size_bytes / u64::from(REQUEST_BYTES));
+                    (job.seed, job.engine) = (round as u64, bench.options.engine.into());
+                    measure::window(&job, &disk.to_measure(), &RunOptions::default(), progress.watch())?.mb_per_s()
+                }
+            };
+            speeds[who].push(speed);
+        }
+    }
+    ours.server.stop()?;
+    theirs.server.stop()?;
+    disk.close()?;
+    std::fs::remove_file(&path).map_err(LabError::file("remove", &path))?;
+    let [ours, theirs, disk] = &speeds;
+    Ok(Found {
+        checks: vec![
+            Check::ratio("nbdcopy of a VHDX to null:, against qemu-nbd: speed", "MB/s", ours, theirs, PEER_BAR),
+            Check::ratio("the same against the disk read in process: speed", "MB/s", ours, disk, DISK_BAR),
+        ],
+        notes: vec![format!(
+            "a dynamic VHDX of {}, filled; qemu-nbd serves the same file with -f vhdx --cache=none --aio=io_uring; the disk itself with requests of {} at depth {QUEUE_DEPTH}; {rounds} rounds in turns",
+            bytes(size_bytes),
+            bytes(u64::from(REQUEST_BYTES))
+        )],
+    })
+}

@@ -1,0 +1,47 @@
+//! SEEK_DATA and SEEK_HOLE, by which programs find out what they need not read.
+
+use super::{Session, errno_of};
+use diskwright_store::ExtentKind;
+use rustix::io::Errno;
+
+/// How much of the disk is searched for data or a hole before the answer is the one that is always right.
+const SEEK_WINDOW_BYTES: u64 = 1 << 30;
+const SEEK_WINDOWS: u32 = 64;
+
+/// Of lseek(2).
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+
+impl Session {
+    /// SEEK_DATA and SEEK_HOLE. A search that takes too long ends with what is always right: data is here, the hole is at the end.
+    pub(super) fn seek(&self, offset_bytes: u64, whence: u32) -> Result<u64, Errno> {
+        if whence != SEEK_DATA && whence != SEEK_HOLE {
+            return Err(Errno::INVAL);
+        }
+        let size_bytes = self.view.size_bytes;
+        if offset_bytes >= size_bytes {
+            return Err(Errno::NXIO);
+        }
+        let mut extents = Vec::new();
+        let mut at_bytes = offset_bytes;
+        for _ in 0..SEEK_WINDOWS {
+            if at_bytes >= size_bytes {
+                break;
+            }
+            let start_bytes = at_bytes - at_bytes % self.sector_bytes;
+            let len_bytes = SEEK_WINDOW_BYTES.min(size_bytes - start_bytes);
+            extents.clear();
+            self.device.extents(start_bytes, len_bytes, &mut extents).map_err(|error| errno_of(&error))?;
+            let found = extents.iter().find(|extent| (extent.kind == ExtentKind::Data) == (whence == SEEK_DATA));
+            if let Some(extent) = found {
+                return Ok(extent.offset_bytes.max(offset_bytes));
+            }
+            at_bytes = start_bytes + len_bytes;
+        }
+        match whence {
+            SEEK_HOLE => Ok(size_bytes),
+            _ if at_bytes >= size_bytes => Err(Errno::NXIO),
+            _ => Ok(at_bytes),
+        }
+    }
+}
