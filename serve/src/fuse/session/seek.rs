@@ -9,8 +9,8 @@ const SEEK_WINDOW_BYTES: u64 = 1 << 30;
 const SEEK_WINDOWS: u32 = 64;
 
 /// Of lseek(2).
-const SEEK_DATA: u32 = 3;
-const SEEK_HOLE: u32 = 4;
+pub(super) const SEEK_DATA: u32 = 3;
+pub(super) const SEEK_HOLE: u32 = 4;
 
 impl Session {
     /// SEEK_DATA and SEEK_HOLE. A search that takes too long ends with what is always right: data is here, the hole is at the end.

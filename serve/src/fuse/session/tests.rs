@@ -1,6 +1,9 @@
 //! Messages in, replies out, on a disk in memory: what the kernel would see, without a kernel.
 
-use super::*;
+use super::{
+    seek::{SEEK_DATA, SEEK_HOLE},
+    *,
+};
 use crate::fuse::{
     view::Shape,
     wire::tests::{fallocate, fsync, lseek, message, read, write},
