@@ -1,0 +1,207 @@
+//! A machine with another kernel than this one: a Debian kernel in QEMU, by emulation, and an initramfs of programs from here.
+//!
+//! ```text
+//!   fetch-kernel (by ./test) ─▶ vmlinuz, modules ─┐
+//!   busybox, programs with their libraries ───────┼─▶ initramfs ─▶ qemu-system-x86_64 ─▶ the console, a line at a time
+//!   a script ─────────────────────────────────────┘
+//! ```
+//!
+//! Programs lie in `/programs`, and are called by that path: busybox's shell takes its own applets before any `PATH`. The guest reaches what listens on this machine's loopback as 10.0.2.2. It has no disk, and is gone when its script ends or its time is over.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::Read,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// This machine, seen by the guest.
+pub const HOST: &str = "10.0.2.2";
+/// How long a guest may take in all. It takes a quarter of that on a quiet machine of two cores.
+const PATIENCE: Duration = Duration::from_secs(180);
+const QEMU: &str = "qemu-system-x86_64";
+
+/// What a guest is made of.
+pub struct Guest {
+    /// With vmlinuz and lib/modules.
+    kernel: PathBuf,
+    dir: tempfile::TempDir,
+    /// To be loaded, in this order.
+    modules: Vec<String>,
+}
+
+impl Guest {
+    /// A guest with these modules and their dependencies, and these programs; `None` after a line that says what is missing.
+    pub fn new(modules: &[&str], programs: &[&str]) -> Option<Self> {
+        let kernel = kernel_dir();
+        if !kernel.join("vmlinuz").exists() {
+            println!(
+                "skipped: a guest: no kernel in {} (cli/tests/guest_machine/fetch-kernel fetches one)",
+                kernel.display()
+            );
+            return None;
+        }
+        for program in ["busybox", QEMU, "ldd"].iter().chain(programs) {
+            if find(program).is_none() {
+                println!("skipped: a guest: {program} is not installed");
+                return None;
+            }
+        }
+        let mut guest = Self { kernel, dir: tempfile::tempdir().unwrap(), modules: Vec::new() };
+        for folder in ["bin", "programs", "proc", "sys", "dev", "mnt", "modules", "etc", "tmp"] {
+            fs::create_dir_all(guest.root().join(folder)).unwrap();
+        }
+        fs::copy(find("busybox").unwrap(), guest.root().join("bin/busybox")).unwrap();
+        for program in programs {
+            guest.add_program(program);
+        }
+        for module in modules {
+            guest.add_module(module);
+        }
+        Some(guest)
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("root")
+    }
+
+    /// A program of this machine with the libraries that it needs.
+    fn add_program(&self, name: &str) {
+        let program = find(name).unwrap();
+        fs::copy(&program, self.root().join("programs").join(name)).unwrap();
+        let output = Command::new("ldd").arg(&program).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        for library in text.split_whitespace().filter(|word| word.starts_with('/')) {
+            let to = self.root().join(library.trim_start_matches('/'));
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            fs::copy(library, to).unwrap();
+        }
+    }
+
+    /// A module and what it depends on, as depmod found out. One that is no module is built into the kernel, or its want will show.
+    fn add_module(&mut self, name: &str) {
+        let modules = self.kernel.join("lib/modules");
+        let version = fs::read_dir(&modules).unwrap().flatten().next().expect("a version").path();
+        let table = fs::read_to_string(version.join("modules.dep")).expect("modules.dep");
+        let file_name = |path: &str| path.rsplit('/').next().unwrap().split(".ko").next().unwrap().replace('-', "_");
+        let Some(line) = table.lines().find(|line| file_name(line.split(':').next().unwrap()) == name) else { return };
+        let (module, needs) = line.split_once(':').unwrap();
+        let loaded: BTreeSet<String> = self.modules.iter().cloned().collect();
+        // The last that is named depends on nothing.
+        for path in needs.split_whitespace().rev().chain([module]) {
+            let plain = format!("{}.ko", file_name(path));
+            if loaded.contains(&plain) {
+                continue;
+            }
+            let to = self.root().join("modules").join(&plain);
+            if path.ends_with(".xz") {
+                let output = Command::new("xz").args(["-dc"]).arg(version.join(path)).output().expect("xz");
+                fs::write(&to, output.stdout).unwrap();
+            } else {
+                fs::copy(version.join(path), &to).unwrap();
+            }
+            self.modules.push(plain);
+        }
+    }
+
+    /// Boots, runs `script` by busybox's shell with the network up, and gives the console. `None`: emulation is not possible here.
+    ///
+    /// # Panics
+    /// When the time is over, or the script ends badly; with the console.
+    #[track_caller]
+    pub fn run(&self, script: &str) -> String {
+        let loads: String =
+            self.modules.iter().map(|module| format!("insmod /modules/{module} || echo no {module}\n")).collect();
+        let init = format!(
+            "#!/bin/busybox sh\n\
+             export PATH=/bin HOME=/tmp\n\
+             /bin/busybox --install -s /bin\n\
+             mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs dev /dev\n\
+             ln -sf /proc/mounts /etc/mtab\n\
+             {loads}\
+             i=0; while [ $i -lt 100 ] && [ ! -e /sys/class/net/eth0 ]; do sleep 0.1; i=$((i+1)); done\n\
+             ifconfig lo up; ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up\n\
+             sh -e /script && echo GUEST: DONE || echo GUEST: FAILED\n\
+             sync; reboot -f\n"
+        );
+        fs::write(self.root().join("script"), script).unwrap();
+        let path = self.root().join("init");
+        fs::write(&path, init).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let initrd = self.dir.path().join("initrd");
+        let packed = Command::new("sh")
+            .args(["-c", "cd root && find . | busybox cpio -o -H newc > ../initrd"])
+            .current_dir(self.dir.path())
+            .output()
+            .unwrap();
+        assert!(packed.status.success(), "{packed:?}");
+        let mut child = Command::new(QEMU)
+            .args([
+                "-accel",
+                "tcg",
+                "-cpu",
+                "max,-cx16",
+                "-smp",
+                "2",
+                "-m",
+                "512",
+                "-nographic",
+                "-no-reboot",
+                "-nodefaults",
+            ])
+            .args(["-serial", "stdio", "-nic", "user,model=virtio-net-pci"])
+            .args(["-append", "console=ttyS0 panic=-1 no_timer_check quiet loglevel=3 random.trust_cpu=on"])
+            .arg("-kernel")
+            .arg(self.kernel.join("vmlinuz"))
+            .arg("-initrd")
+            .arg(&initrd)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("qemu starts");
+        let console = finish(&mut child);
+        assert!(console.contains("GUEST: DONE"), "the guest did not come to its end:\n{console}");
+        console
+    }
+}
+
+/// What it says until it ends, or its time is over.
+fn finish(child: &mut Child) -> String {
+    let mut out = child.stdout.take().unwrap();
+    let mut err = child.stderr.take().unwrap();
+    let reader = thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = out.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    });
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > PATIENCE {
+            let _ = child.kill();
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    let mut said = String::new();
+    let _ = err.read_to_string(&mut said);
+    let console = reader.join().unwrap().replace('\r', "");
+    format!("{console}{said}")
+}
+
+fn kernel_dir() -> PathBuf {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache =
+        || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache"))).unwrap_or_else(std::env::temp_dir);
+    set("DISKWRIGHT_GUEST_DIR").unwrap_or_else(|| cache().join("diskwright/guest"))
+}
+
+/// A program of this machine, those of administrators too.
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    folders.map(|folder: PathBuf| folder.join(name)).find(|file| Path::is_file(file))
+}
