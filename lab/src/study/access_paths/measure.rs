@@ -17,7 +17,10 @@ use crate::{
     warning::Warning,
 };
 use diskwright_store::EngineKind;
-use std::{slice, time::Duration};
+use std::{
+    slice,
+    time::{Duration, Instant},
+};
 
 /// How to measure.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +30,8 @@ pub(super) struct Plan {
     pub cell: Duration,
     pub engine: EngineKind,
     pub seed: u64,
+    /// No round is begun that would not end before; the first always is.
+    pub until: Option<Instant>,
 }
 
 /// What was measured.
@@ -36,6 +41,8 @@ pub(super) struct Cells {
     pub rounds: Vec<Vec<Vec<RoundRecord>>>,
     /// Rounds that are whole.
     pub whole: usize,
+    /// Somebody wanted it to end.
+    pub stopped: bool,
     /// Processors kept busy by other programs, on average over the cells that have no server.
     pub others_cpus: f64,
     /// Processors' worth given to other guests, so.
@@ -51,6 +58,7 @@ pub(super) fn measure(disks: &Disks, ways: &[Way], plan: &Plan, progress: &mut d
     let mut cells = Cells { rounds: vec![vec![Vec::new(); ways.len()]; LOADS.len()], ..Cells::default() };
     let (mut done, mut alone) = (0, 0_u32);
     for round in 0..plan.rounds {
+        let begun = Instant::now();
         for (number, (name, outstanding)) in LOADS.into_iter().enumerate() {
             for index in stats::round_order(ways.len(), round, plan.seed ^ ((number as u64) << 32)) {
                 let way = ways[index];
@@ -59,7 +67,10 @@ pub(super) fn measure(disks: &Disks, ways: &[Way], plan: &Plan, progress: &mut d
                 let outcome = tell(progress, "measure", done, total, &message)
                     .and_then(|()| cell(disks, way, &job, progress.watch()));
                 let (record, run) = match outcome {
-                    Err(LabError::Stopped) if round > 0 => return Ok(cells.cut(round, alone)),
+                    Err(LabError::Stopped) if round > 0 => {
+                        cells.stopped = true;
+                        return Ok(cells.cut(round, alone));
+                    }
                     outcome => outcome?,
                 };
                 cells.rounds[number][index].push(record);
@@ -69,6 +80,9 @@ pub(super) fn measure(disks: &Disks, ways: &[Way], plan: &Plan, progress: &mut d
                 }
                 done += 1;
             }
+        }
+        if plan.until.is_some_and(|until| Instant::now() + begun.elapsed() > until) {
+            return Ok(cells.cut(round + 1, alone));
         }
     }
     Ok(cells.cut(plan.rounds, alone))

@@ -64,6 +64,8 @@ pub const PAPER_WITHIN: (f64, f64) = (0.09, 0.10);
 
 const QUICK_BYTES: u64 = 1 << 30;
 const FULL_BYTES: u64 = 16 << 30;
+/// When a quick study begins no more rounds.
+const QUICK_TIME: Duration = Duration::from_secs(110);
 const SEED: u64 = 0x7061_7468;
 /// Processors busy with something else above which a warning is given.
 const BUSY_CPUS: f64 = 0.25;
@@ -275,6 +277,7 @@ pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<
         cell: study.cell.unwrap_or(Duration::from_secs(study.pick(1, 30))),
         engine: study.engine,
         seed: SEED,
+        until: (study.quick && study.rounds.is_none()).then(|| start + QUICK_TIME),
     };
     let machine = Machine::detect();
     let scratch = Scratch::new(study.dir.as_deref(), study.keep)?;
@@ -287,8 +290,13 @@ pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<
     let measured: Vec<Way> = ways.iter().filter(|record| record.skipped.is_none()).map(|record| record.way).collect();
     let cells = measure::measure(&disks, &measured, &plan, progress)?;
     let loads = measure::loads(&measured, &cells)?;
-    let warnings = doubts(&cells, &loads, &ways, disks.cache);
-    let stopped = cells.whole < plan.rounds;
+    let mut warnings = doubts(&cells, &loads, &ways, disks.cache);
+    if cells.whole < plan.rounds && !cells.stopped {
+        let what = format!("{} of {} rounds", plan.rounds - cells.whole, plan.rounds);
+        let why = "a quick study has to end within two minutes, and this machine is slow or busy".into();
+        warnings.push(Warning::LeftOut { what, why });
+    }
+    let stopped = cells.stopped;
     let result = AccessPathsResult {
         schema: SCHEMA.into(),
         verdict: report::verdict(&loads, &ways, stopped.then_some((cells.whole, plan.rounds))),
