@@ -108,12 +108,12 @@ impl Guest {
         }
     }
 
-    /// Boots, runs `script` by busybox's shell with the network up, and gives the console. `None`: emulation is not possible here.
+    /// Boots, runs `script` by busybox's shell with the network up, and gives the console; `None`, after a line that says so, when the kernel does not come up at all.
     ///
     /// # Panics
     /// When the time is over, or the script ends badly; with the console.
     #[track_caller]
-    pub fn run(&self, script: &str) -> String {
+    pub fn run(&self, script: &str) -> Option<String> {
         let loads: String =
             self.modules.iter().map(|module| format!("insmod /modules/{module} || echo no {module}\n")).collect();
         let init = format!(
@@ -125,6 +125,7 @@ impl Guest {
              {loads}\
              i=0; while [ $i -lt 100 ] && [ ! -e /sys/class/net/eth0 ]; do sleep 0.1; i=$((i+1)); done\n\
              ifconfig lo up; ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up\n\
+             echo GUEST: READY\n\
              sh -e /script && echo GUEST: DONE || echo GUEST: FAILED\n\
              sync; reboot -f\n"
         );
@@ -165,8 +166,12 @@ impl Guest {
             .spawn()
             .expect("qemu starts");
         let console = finish(&mut child);
+        if !console.contains("GUEST: READY") {
+            println!("skipped: a guest: its kernel did not come up here within {} s:\n{console}", PATIENCE.as_secs());
+            return None;
+        }
         assert!(console.contains("GUEST: DONE"), "the guest did not come to its end:\n{console}");
-        console
+        Some(console)
     }
 }
 
