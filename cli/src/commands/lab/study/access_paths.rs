@@ -43,7 +43,7 @@ pub struct AccessPathsArgs {
     /// What the disk is.
     #[arg(long, value_enum, default_value_t = Disk::VhdxDynamic)]
     disk: Disk,
-    /// Size of the disk. [default: 16G; 1G with --quick]
+    /// Size of the disk. [default: 16G; 256M with --quick]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
     size: Option<u64>,
 }
