@@ -159,3 +159,14 @@ fn without_ids(line: &str) -> String {
     }
     out
 }
+
+/// Whether programs started from here hear SIGHUP; else a line says that a test is skipped. Whoever starts the tests by `nohup` has them ignore it.
+pub fn hears_hangups() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
+    let ignores = u64::from_str_radix(ignored, 16).unwrap() & 1 == 1;
+    if ignores {
+        println!("skipped: what SIGHUP does: it is ignored here (the tests were started by nohup)");
+    }
+    !ignores
+}
