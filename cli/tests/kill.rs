@@ -9,7 +9,7 @@ mod common;
 mod killing;
 
 use attaching::Place;
-use common::Workshop;
+use common::{Running, Workshop};
 use diskwright_nbd::{NbdDevice, NbdUri};
 use diskwright_proving::{
     dice::Dice,
@@ -184,13 +184,9 @@ fn io_and_kill(kind: Kind) {
     for seed in rounds.clone() {
         let mut dice = Dice::new(seed, 0x10);
         let file = victim.path.display().to_string();
-        let mut child = shop
-            .command(&["io", &file])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut command = shop.command(&["io", &file]);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = Running::start(command);
         let mut stdin = child.stdin.take().unwrap();
         let mut answers = BufReader::new(child.stdout.take().unwrap()).lines();
         let target = dice.below(60) as usize;
@@ -250,7 +246,7 @@ fn time_of(shop: &Workshop, line: &str) -> Duration {
 /// Starts a command and kills it within the time that it takes, or a little later.
 fn kill_within(shop: &Workshop, dice: &mut Dice, line: &str, takes: Duration) {
     let words: Vec<&str> = line.split(' ').collect();
-    let mut child = shop.command(&words).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = Running::start(shop.command(&words).stdout(Stdio::null()).stderr(Stdio::null()));
     thread::sleep(takes.mul_f64(dice.below(1100) as f64 / 1000.0));
     kill_now(&mut child);
 }

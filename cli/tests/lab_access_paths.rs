@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Workshop;
+use common::{Running, Workshop};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -88,11 +88,8 @@ fn every_way_is_measured_or_left_out_by_name_and_nothing_stays() {
 #[test]
 fn a_signal_ends_it_and_takes_servers_and_devices_with_it() {
     let shop = Workshop::new();
-    let mut child = command(&shop, &format!("{TINY} --rounds 500 --cell 0.2 --output r.json"))
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command = command(&shop, &format!("{TINY} --rounds 500 --cell 0.2 --output r.json"));
+    let mut child = Running::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let measuring = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("measure")));
     assert!(measuring.is_some(), "it ended before it measured");

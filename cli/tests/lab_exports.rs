@@ -6,7 +6,7 @@ mod common;
 mod serving;
 
 use attaching::{Place, run_ok};
-use common::Workshop;
+use common::{Running, Workshop};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use serving::{PATIENCE, Serving, program, wait_until};
@@ -174,13 +174,11 @@ fn a_server_that_dies_fails_the_run_which_keeps_what_it_measured() {
     full(&shop, "disk.vhdx");
     let Some(server) = serve(&shop, "disk.vhdx") else { return };
     let uri = server.uri("disk.vhdx");
-    let mut child = shop
-        .command(&["lab", "run", &uri, "--threads", "2", "--duration", "60s", "--warm-up", "0", "--output", "r.json"])
-        .args(["--json", "--interval", "50ms"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let words =
+        ["lab", "run", &uri, "--threads", "2", "--duration", "60s", "--warm-up", "0", "--output", "r.json", "--json"];
+    let mut command = shop.command(&words);
+    let command = command.args(["--interval", "50ms"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = Running::start(command);
     // When it has begun, shown by its connections.
     let of_lab = child.id();
     wait_until("it measures", || threads_named(of_lab, "load-") >= 2);
@@ -203,22 +201,16 @@ fn a_server_that_dies_fails_the_run_which_keeps_what_it_measured() {
 fn a_run_by_the_clock_goes_on_when_its_server_comes_back() {
     let shop = Workshop::new();
     full(&shop, "disk.vhdx");
-    // Read-only, for the kernel keeps the lock of a killed server's disk for a moment, and a lock for reading can be shared.
-    let Some(server) = serve(&shop, "disk.vhdx --read-only") else { return };
+    let Some(server) = serve(&shop, "disk.vhdx") else { return };
     let uri = format!("{}&reconnect=60", server.uri("disk.vhdx"));
-    let child = shop
-        .command(&["lab", "run", &uri, "--rate", "100", "--duration", "4s", "--warm-up", "0", "--no-save", "--json"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let words = ["lab", "run", &uri, "--rate", "100", "--duration", "4s", "--warm-up", "0", "--no-save", "--json"];
+    let child = Running::start(shop.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()));
     let of_lab = child.id();
     wait_until("it measures", || threads_named(of_lab, "load-") >= 1);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(server.stop(Signal::SIGKILL), None);
-    fs::remove_file(shop.path("s.sock")).unwrap();
-    let server = serve(&shop, "disk.vhdx --read-only").expect("it served before");
-    let output = child.wait_with_output().unwrap();
+    let server = serve(&shop, "disk.vhdx").expect("it served before");
+    let output = child.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let run: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(run["end"]["kind"], "complete");

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Workshop;
+use common::{Running, Workshop};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -207,12 +207,8 @@ fn profiles_are_listed_printed_changed_and_run() {
 #[test]
 fn a_signal_ends_a_run_and_what_was_measured_is_kept() {
     let shop = Workshop::new();
-    let mut child = shop
-        .command(&["lab", "run", "null:", "--duration", "60s", "--warm-up", "0", "--output", "r.json"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let words = ["lab", "run", "null:", "--duration", "60s", "--warm-up", "0", "--output", "r.json"];
+    let mut child = Running::start(shop.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()));
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let measuring = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("measuring")));
     assert!(measuring.is_some(), "it ended before it measured");

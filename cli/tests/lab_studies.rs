@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::{Workshop, hears_hangups};
+use common::{Running, Workshop, hears_hangups};
 use nix::{sys::signal, unistd::Pid};
 use std::{
     io::{BufRead, BufReader},
     path::Path,
-    process::{Child, Stdio},
+    process::Stdio,
 };
 
 /// What is in the folder, hidden or not.
@@ -19,9 +19,9 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 /// Starts a study, waits until it says that it is in `phase`, and gives it with the rest of what it will say.
-fn study_in(shop: &Workshop, phase: &str, options: &[&str]) -> (Child, impl Iterator<Item = String> + use<>) {
+fn study_in(shop: &Workshop, phase: &str, options: &[&str]) -> (Running, impl Iterator<Item = String> + use<>) {
     let line = [&["lab", "study", "containers", "--quick", "--size", "32M", "--chain-length", "1,2"], options].concat();
-    let mut child = shop.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = Running::start(shop.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()));
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     let wanted = format!("diskwright: {phase}");
     assert!(lines.any(|line| line.starts_with(&wanted)), "the study was never in the phase {phase}");
@@ -54,7 +54,7 @@ fn a_study_that_is_hung_up_while_it_measures_keeps_what_it_has_and_says_that_it_
     let (child, rest) = study_in(&shop, "measure", &options);
     signal::kill(Pid::from_raw(child.id() as i32), signal::Signal::SIGHUP).unwrap();
     let rest: Vec<String> = rest.collect();
-    let output = child.wait_with_output().unwrap();
+    let output = child.output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{rest:?}");
     assert_eq!(names(&shop.path("")), ["found.json"], "scratch files were left behind");
     let printed = String::from_utf8(output.stdout).unwrap();

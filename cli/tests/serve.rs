@@ -4,6 +4,7 @@ mod common;
 mod serving;
 
 use common::Workshop;
+use diskwright_nbd::{NbdDevice, NbdUri};
 use nix::sys::signal::Signal;
 use serving::{Serving, page, wait_until};
 use std::{
@@ -212,6 +213,29 @@ fn a_service_manager_hands_the_socket_over_and_is_told() {
     assert_eq!(server.wait(), Some(0));
     // Who made it removes it.
     assert!(socket.exists());
+}
+
+#[test]
+fn one_that_was_killed_can_be_started_again_at_once() {
+    let shop = shop_with(&["disk.vhdx", "other.vhdx"]);
+    let mut line = "serve disk.vhdx --nbd ./s --nbd 127.0.0.1:0 --insecure-writes".to_owned();
+    for _ in 0..5 {
+        let Some(server) = Serving::start(&shop, &line) else { return };
+        // Clients that stay, so that receives on their sockets are under way in its ring, as the accepts are.
+        let uri = NbdUri::unix(&shop.path("s"), "disk.vhdx");
+        let clients = [0; 4].map(|_| NbdDevice::open(&uri, true).unwrap());
+        let port = server.said["addresses"][1].as_str().unwrap();
+        line = format!("serve disk.vhdx --nbd ./s --nbd {port} --insecure-writes");
+        assert_eq!(server.stop(Signal::SIGKILL), None);
+        drop(clients);
+    }
+    let server = Serving::start(&shop, &line).unwrap();
+    // One that lives is in the way all the same.
+    let taken = shop.fails(1, "serve other.vhdx --nbd ./s");
+    assert!(taken.contains("another server listens"), "{taken}");
+    let locked = shop.fails(1, "io disk.vhdx -c 'write 0 4k'");
+    assert!(locked.contains("in use by diskwright"), "{locked}");
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! Servers as children: ours and the peers', each on a unix socket in the scratch folder, and what they cost while they serve.
 //!
-//! A child is in a process group of its own: Ctrl-C is for the study or the bench, which then takes its servers down itself.
+//! A child is in a process group of its own: Ctrl-C is for the study or the bench, which then takes its servers down itself. It hears the
+//! signals that are blocked here, so a server that others wrote ends by SIGTERM too.
 //!
 //! A server counts as up when the kernel's table says that somebody listens on its socket. Connecting would tell as well, but some
 //! servers take one client and go. The CPU time of a server is that of its process with all its threads, io_uring's workers
 //! among them, read while it runs: what it cost to start, and to end, is not in the difference of two readings.
 
-use crate::{LabError, Result};
+use crate::{LabError, Result, bench::peer};
 use nix::{
     sys::signal::{Signal, kill},
     time::clock_getcpuclockid,
@@ -31,7 +32,6 @@ pub(crate) struct Server {
     child: Child,
     command: String,
     log: PathBuf,
-    ends_by: Signal,
 }
 
 impl Server {
@@ -45,15 +45,8 @@ impl Server {
         let out = File::create(&log).map_err(failed())?;
         command.current_dir(dir).stdin(Stdio::null()).process_group(0);
         command.stdout(out.try_clone().map_err(failed())?).stderr(out);
-        let child = command.spawn().map_err(LabError::file("start", command.get_program()))?;
-        Ok(Self { child, command: format!("{command:?}"), log, ends_by: Signal::SIGTERM })
-    }
-
-    /// The same for a program that others wrote. A child inherits the signals that this process blocks (those that ask it to end, which it waits
-    /// for); ours unblocks them, others may not. What such a one serves must not mind.
-    pub(crate) fn ended_by_force(mut self) -> Self {
-        self.ends_by = Signal::SIGKILL;
-        self
+        let child = peer::spawn(&mut command).map_err(LabError::file("start", command.get_program()))?;
+        Ok(Self { child, command: format!("{command:?}"), log })
     }
 
     /// Starts a program that listens on `socket`, and waits until it does.
@@ -108,18 +101,18 @@ impl Server {
     pub(crate) fn stop(mut self) -> Result<()> {
         match self.end().map_err(LabError::file("wait for", &self.log))? {
             // Some leave the signal to the system.
-            Some(status) if status.success() || status.signal() == Some(self.ends_by as i32) => Ok(()),
+            Some(status) if status.success() || status.signal() == Some(Signal::SIGTERM as i32) => Ok(()),
             ended => Err(self.failed(ended, "it does not end")),
         }
     }
 
-    /// Sends it its signal, and waits: some have a device to let go of first.
+    /// Sends it SIGTERM, and waits: some have a device to let go of first.
     fn end(&mut self) -> io::Result<Option<ExitStatus>> {
         if let Some(status) = self.child.try_wait()? {
             return Ok(Some(status));
         }
         // It cannot have gone: it is our child, and was not waited for.
-        let _ = kill(self.pid(), self.ends_by);
+        let _ = kill(self.pid(), Signal::SIGTERM);
         let start = Instant::now();
         loop {
             match self.child.try_wait()? {
@@ -156,6 +149,16 @@ impl Drop for Server {
     }
 }
 
+/// What `work` cost a server, in nanoseconds of CPU time.
+///
+/// # Errors
+/// Those of [`Server::cpu_ns`], and of the work.
+pub(crate) fn cost_of<T>(server: &Server, work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
+    let before = server.cpu_ns()?;
+    let value = work()?;
+    Ok((value, server.cpu_ns()?.saturating_sub(before)))
+}
+
 /// Whether somebody listens on a socket (`__SO_ACCEPTCON`).
 fn listens(socket: &Path) -> bool {
     let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
@@ -166,7 +169,6 @@ fn listens(socket: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::peer;
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new(peer::find("sh").unwrap());

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use crate::common::{Ended, Workshop};
+use crate::common::{Ended, Running, Workshop};
 use std::{
     fs,
     io::{BufRead, BufReader},
@@ -152,8 +152,8 @@ impl Place {
         self.sh_result(&format!("exec {} {line}", self.program()))
     }
 
-    pub fn spawn(&self, line: &str) -> Child {
-        self.shell(&format!("exec {} {line}", self.program())).stdout(Stdio::piped()).spawn().expect("sh starts")
+    pub fn spawn(&self, line: &str) -> Running {
+        Running::start(self.shell(&format!("exec {} {line}", self.program())).stdout(Stdio::piped()))
     }
 
     #[track_caller]

@@ -3,15 +3,54 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::{
-    io::Write,
+    io::{self, Write},
+    ops::{Deref, DerefMut},
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 use tempfile::TempDir;
 
 /// A folder in which commands run, so that what they print has relative paths.
 pub struct Workshop {
     dir: TempDir,
+}
+
+/// A program in the background. Whatever becomes of the test, it does not outlive it.
+#[derive(Debug)]
+pub struct Running(Option<Child>);
+
+impl Running {
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Self {
+        Self(Some(command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))))
+    }
+
+    /// What it prints until its end.
+    pub fn output(mut self) -> io::Result<Output> {
+        self.0.take().expect("it was not taken").wait_with_output()
+    }
+}
+
+impl Deref for Running {
+    type Target = Child;
+    fn deref(&self) -> &Child {
+        self.0.as_ref().expect("it was not taken")
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        self.0.as_mut().expect("it was not taken")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
 }
 
 /// The end of a command.

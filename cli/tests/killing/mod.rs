@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use crate::common::{Ended, Workshop};
+use crate::common::{Ended, Running, Workshop};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
 use diskwright_proving::{
@@ -163,16 +163,13 @@ impl Victim {
 }
 
 /// Starts serving a disk; with `wait`, until it can be connected to.
-pub fn serve(shop: &Workshop, disk: &Path, wait: bool) -> Child {
+pub fn serve(shop: &Workshop, disk: &Path, wait: bool) -> Running {
     let socket = shop.path("sock");
+    // That of one that was killed may still take connections, which would look like those of the new one.
     let _ = std::fs::remove_file(&socket);
     let file = format!("d={}", disk.display());
-    let mut child = shop
-        .command(&["serve", &file, "--nbd", "unix:sock", "--quiet"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut command = shop.command(&["serve", &file, "--nbd", "unix:sock", "--quiet"]);
+    let mut child = Running::start(command.stdout(Stdio::null()).stderr(Stdio::null()));
     let start = Instant::now();
     while wait && std::os::unix::net::UnixStream::connect(&socket).is_err() {
         assert!(child.try_wait().unwrap().is_none(), "it does not serve {}", disk.display());

@@ -3,7 +3,7 @@
 //! Ours is a populated dynamic VHDX, theirs a raw file of the same size; both loop devices go past the page cache. Ours is also written by
 //! fio at every queue depth, read back and compared. (qemu's export is only read: that of 7.2 corrupts concurrent writes.)
 
-use super::{Who, server::Server};
+use super::Who;
 use crate::{
     LabError, Result,
     bench::{
@@ -12,6 +12,7 @@ use crate::{
         peer,
     },
     progress::{Progress, report},
+    server::Server,
     stats::round_order,
     table::{bytes, duration},
     targets::{self, Container},

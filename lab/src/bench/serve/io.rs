@@ -2,7 +2,7 @@
 //!
 //! Before anything is measured fio writes through our server, reads back and compares: a server that is fast and wrong is worth nothing.
 
-use super::{Exported, Served, Who, serve, server::cost_of};
+use super::{Exported, Served, Who, serve};
 use crate::{
     LabError, Result,
     bench::{
@@ -12,6 +12,7 @@ use crate::{
     },
     progress::{Progress, report},
     scratch,
+    server::cost_of,
     stats::{Summary, round_order},
     table::{bytes, duration, figure, grouped},
     targets::{self, Container, create_empty},

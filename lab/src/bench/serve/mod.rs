@@ -6,21 +6,20 @@
 //!
 //! ```text
 //!   io.rs     fio over a unix socket: populated, empty, from the page cache, VHD        copy.rs    nbdcopy to null:
-//!   attach.rs fio on a loop device over a FUSE file                                     server.rs  the children
+//!   attach.rs fio on a loop device over a FUSE file
 //! ```
 
 pub(crate) mod attach;
 pub(crate) mod copy;
 pub(crate) mod io;
-mod server;
 
 use crate::{
     LabError, Result,
     bench::{Bench, peer},
+    server::Server,
     targets::Container,
 };
 use diskwright_store::CacheMode;
-use server::Server;
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},

@@ -135,7 +135,7 @@ impl Disks {
                 let mut command = Command::new(peer::find("qemu-nbd").unwrap_or_else(|| "qemu-nbd".into()));
                 command.args(["--persistent", "--cache=none", "--aio=io_uring", "-f", "raw", "-k"]).arg(&socket);
                 command.arg(format!("--shared={}", CLIENTS + 1)).arg(&self.raw);
-                self.over_nbd(Server::listening(command, &socket, "qemu-nbd")?.ended_by_force(), &socket)
+                self.over_nbd(Server::listening(command, &socket, "qemu-nbd")?, &socket)
             }
             Way::Attach => self.attach(),
         }
