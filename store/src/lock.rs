@@ -23,7 +23,7 @@ use nix::{
     libc,
 };
 use std::{
-    fs, io,
+    fmt, fs, io,
     os::{
         fd::{AsRawFd, BorrowedFd},
         unix::fs::MetadataExt,
@@ -115,9 +115,29 @@ fn one_byte(kind: libc::c_int, byte: i64) -> libc::flock {
     }
 }
 
-/// Who has the file `identity` (device and inode) open: " by qemu-img (process 123)", or nothing when that cannot be seen.
-/// A process that holds a lock on it is preferred. `ours` is the descriptor that asks.
-pub(crate) fn holder(identity: (u64, u64), ours: BorrowedFd<'_>) -> String {
+/// A process that has a file open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) pid: u32,
+}
+
+/// As in " by qemu-img (process 123)".
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pid } = self;
+        if *pid == std::process::id() {
+            return f.write_str(" by this program itself");
+        }
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        // A process names itself, so its name may hold anything.
+        let name: String = name.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        write!(f, " by {} (process {pid})", if name.is_empty() { "a program" } else { &name })
+    }
+}
+
+/// Who has the file `identity` (device and inode) open, as far as that can be seen. A process that holds a lock on it is
+/// preferred. `ours` is the descriptor that asks.
+pub(crate) fn holder(identity: (u64, u64), ours: BorrowedFd<'_>) -> Option<Holder> {
     let mut best: Option<(bool, u32)> = None;
     for process in directory("/proc") {
         let Ok(pid) = process.parse::<u32>() else { continue };
@@ -139,17 +159,7 @@ pub(crate) fn holder(identity: (u64, u64), ours: BorrowedFd<'_>) -> String {
             break;
         }
     }
-    match best {
-        None => String::new(),
-        Some((_, pid)) if pid == std::process::id() => " by this program itself".to_owned(),
-        Some((_, pid)) => {
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            // A process names itself, so its name may hold anything.
-            let name: String = name.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-            let name = if name.is_empty() { "a program" } else { name.as_str() };
-            format!(" by {name} (process {pid})")
-        }
-    }
+    best.map(|(_, pid)| Holder { pid })
 }
 
 fn directory(path: &str) -> impl Iterator<Item = String> {

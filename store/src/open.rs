@@ -7,7 +7,7 @@
 
 use crate::{
     file::retry,
-    lock::{self, LockMode, Refusal},
+    lock::{self, Holder, LockMode, Refusal},
 };
 use rustix::{
     fs::{FileType, Mode, OFlags},
@@ -17,7 +17,7 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Page cache or O_DIRECT.
@@ -89,6 +89,13 @@ pub struct SectorSizes {
 const CLAIM_RETRIES: u32 = 10;
 const CLAIM_PAUSE: Duration = Duration::from_millis(5);
 
+/// The same goes for the locks of a program that was killed: its descriptors are closed at once, but what its rings had in flight keeps
+/// the file open until the kernel has taken them apart. So a lock that nobody to be seen holds is asked for again, for so long.
+const NOBODYS_PATIENCE: Duration = Duration::from_secs(1);
+/// And one whose holder can be seen for so long: it may be about to end.
+const HOLDERS_PATIENCE: Duration = Duration::from_millis(100);
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
 /// What opening gives.
 #[derive(Debug)]
 pub(crate) struct Opened {
@@ -149,16 +156,27 @@ impl Opened {
         let set_flags = rustix::fs::fcntl_getfl(&fd).map_err(examining)?;
         rustix::fs::fcntl_setfl(&fd, set_flags - OFlags::NONBLOCK).map_err(examining)?;
 
-        match lock::acquire(fd.as_fd(), options.lock) {
-            Ok(()) => {}
-            Err(Refusal::Io(source)) => return Err(failed("lock", source)),
-            Err(Refusal::Held) => {
+        let start = Instant::now();
+        loop {
+            match lock::acquire(fd.as_fd(), options.lock) {
+                Ok(()) => break,
+                Err(Refusal::Io(source)) => return Err(failed("lock", source)),
+                Err(Refusal::Held) => {}
+            }
+            let holder = lock::holder((stat.st_dev, stat.st_ino), fd.as_fd());
+            let patience = match &holder {
+                None => NOBODYS_PATIENCE,
+                Some(Holder { pid, .. }) if *pid == std::process::id() => Duration::ZERO,
+                Some(_) => HOLDERS_PATIENCE,
+            };
+            if start.elapsed() >= patience {
                 return Err(OpenError::Locked {
                     path: path.to_owned(),
                     purpose: if options.writable { "writing" } else { "reading" },
-                    holder: lock::holder((stat.st_dev, stat.st_ino), fd.as_fd()),
+                    holder: holder.map_or_else(String::new, |holder| holder.to_string()),
                 });
             }
+            std::thread::sleep(LOCK_PAUSE);
         }
         let sectors = if is_block_device {
             let logical_bytes = rustix::fs::ioctl_blksszget(&fd).map_err(examining)?;

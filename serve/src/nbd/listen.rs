@@ -2,7 +2,11 @@
 //!
 //! Nothing listens beyond loopback unless the address says so: a port alone means 127.0.0.1. A unix socket can be reached by its
 //! owner alone. One that a dead server left behind is replaced; anything else that lies at its path is an error.
+//!
+//! The sockets of a server that was killed go on listening until the kernel has taken its rings apart. So one that nobody alive listens on,
+//! and a port, whose holder cannot be seen, are tried again for a moment before they count as taken.
 
+use crate::attach::Process;
 use diskwright_nbd::wire::DEFAULT_PORT;
 use std::{
     fmt, io,
@@ -15,7 +19,15 @@ use std::{
         },
     },
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
+
+/// How long the sockets of a killed server may take to be gone.
+const TEARDOWN_PATIENCE: Duration = Duration::from_secs(1);
+/// How long one that can be seen to live may: it may be about to end.
+const LIVING_PATIENCE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// An address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,7 +154,17 @@ impl Listener {
             Address::Unix(path) => bind_unix(path, address),
             Address::Tcp(host, port) => {
                 let candidates: Vec<SocketAddr> = (host.as_str(), *port).to_socket_addrs().map_err(refused)?.collect();
-                let listener = TcpListener::bind(&candidates[..]).map_err(refused)?;
+                let start = Instant::now();
+                let listener = loop {
+                    match TcpListener::bind(&candidates[..]) {
+                        Err(error)
+                            if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < TEARDOWN_PATIENCE =>
+                        {
+                            thread::sleep(PAUSE);
+                        }
+                        bound => break bound.map_err(refused)?,
+                    }
+                };
                 let bound = listener.local_addr().map_err(refused)?;
                 let address = Address::Tcp(bound.ip().to_string(), bound.port());
                 Ok(Self { fd: listener.into(), address, leftover: Leftover(None) })
@@ -214,13 +236,23 @@ fn bind_unix(path: &Path, address: &Address) -> Result<Listener, ListenError> {
         if !found.file_type().is_socket() {
             return Err(ListenError::Occupied { path: path.to_owned(), what: kind_of(found.file_type()) });
         }
-        match UnixStream::connect(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                tracing::info!(path = %path.display(), "a socket that nobody listens on was replaced");
-                std::fs::remove_file(path).map_err(refused)?;
+        let start = Instant::now();
+        loop {
+            match UnixStream::connect(path) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    tracing::info!(path = %path.display(), "a socket that nobody listens on was replaced");
+                    std::fs::remove_file(path).map_err(refused)?;
+                    break;
+                }
+                Ok(stream) => {
+                    let patience = if is_alive(&stream) { LIVING_PATIENCE } else { TEARDOWN_PATIENCE };
+                    if start.elapsed() >= patience {
+                        return Err(ListenError::Taken { path: path.to_owned() });
+                    }
+                    thread::sleep(PAUSE);
+                }
+                Err(error) => return Err(refused(error)),
             }
-            Ok(_) => return Err(ListenError::Taken { path: path.to_owned() }),
-            Err(error) => return Err(refused(error)),
         }
     }
     // The socket appears with the rights that the mask leaves, so that nobody else can be quicker than a change of its mode.
@@ -234,6 +266,12 @@ fn bind_unix(path: &Path, address: &Address) -> Result<Listener, ListenError> {
         address: address.clone(),
         leftover: Leftover(Some((path.to_owned(), identity))),
     })
+}
+
+/// Whether the process that made a socket listen is there, as far as can be told.
+fn is_alive(stream: &UnixStream) -> bool {
+    let peer = rustix::net::sockopt::socket_peercred(stream);
+    peer.map_or(true, |peer| Process::of(peer.pid.as_raw_nonzero().get().cast_unsigned()).is_some())
 }
 
 fn kind_of(found: std::fs::FileType) -> &'static str {
