@@ -19,7 +19,8 @@
 //! [`Engine`], straight between the caller's [`IoBuf`] and the file.
 //!
 //! `unsafe` is allowed where memory is shared with the kernel, and only there: `buffer` (that memory), `part` and `engine`
-//! (what is done with it), `transfer` and `streams` (the same for streams), `ring` (the io_uring itself), `bare` (one to compare with), and in `sys`, for the system calls that no library wraps.
+//! (what is done with it), `transfer` and `streams` (the same for streams), `ublk` (the same for block
+//! devices that we serve), `ring` (the io_uring itself), `bare` (one to compare with), and in `sys`, for the system calls that no library wraps.
 
 mod bare;
 pub mod buffer;
@@ -44,6 +45,7 @@ pub mod streams;
 pub mod sync;
 pub mod sys;
 mod transfer;
+pub mod ublk;
 mod zeros;
 
 pub use bare::{BareFound, BareLoad, bare_ring};

@@ -1,0 +1,188 @@
+//! The control device: devices are added, told what they are, started, stopped and deleted.
+//!
+//! A command is an entry of 128 bytes on a small ring of its own, since the ring of the queues has entries of 64. The kernel carries it
+//! out in a thread that it lends the ring, and this one waits; some take long: a device is started when its partitions have been
+//! read, which its server must do meanwhile, and stopped when what was written has gone out. So whoever starts or stops a device is not the
+//! thread that serves it.
+//!
+//! The kernel reads and writes a payload of 64 bytes while a command is under way. It lies in a box, which is given up when the command is.
+
+#![allow(unsafe_code)]
+
+use super::layout::{
+    self, COMMAND_BYTES, FEATURE_IOCTL_ENCODE, FEATURES_BYTES, PAYLOAD_BYTES, UblkDevice, UblkFacts, command,
+};
+use crate::Geometry;
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use nix::libc;
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+    ioctl::Opcode,
+};
+use std::{
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+/// The control device.
+pub const UBLK_CONTROL: &str = "/dev/ublk-control";
+
+/// How long a command may take. The kernel itself gives up on the requests of a dead server after 30 s.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// "Any number that is free."
+const ANY: u32 = u32::MAX;
+
+type Payload = Box<[u8; PAYLOAD_BYTES]>;
+
+/// See the module.
+pub struct UblkControl {
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    file: OwnedFd,
+    /// The number of the last command, by which its answer is told from a late one.
+    commands: u64,
+}
+
+impl std::fmt::Debug for UblkControl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UblkControl").field("commands", &self.commands).finish_non_exhaustive()
+    }
+}
+
+impl UblkControl {
+    /// Opens the control device, and sees that its driver is one that is understood here.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no driver, `PermissionDenied` for those who may not, `Unsupported` for a driver that is too old.
+    pub fn open() -> io::Result<Self> {
+        let file = rustix::fs::open(UBLK_CONTROL, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let ring = IoUring::builder().build(4)?;
+        let mut control = Self { ring, file, commands: 0 };
+        let too_old = || io::Error::new(io::ErrorKind::Unsupported, "its ublk driver is too old; it takes Linux 6.5");
+        let (_, features) = control
+            .run(command::GET_FEATURES, ANY, Some((Payload::new([0; PAYLOAD_BYTES]), FEATURES_BYTES)), 0)
+            .map_err(|error| match Errno::from_io_error(&error) {
+                Some(Errno::PERM | Errno::ACCESS) => error,
+                _ => too_old(),
+            })?;
+        let word: [u8; 8] = features[..8].try_into().expect("eight bytes");
+        if u64::from_ne_bytes(word) & FEATURE_IOCTL_ENCODE == 0 {
+            return Err(too_old());
+        }
+        Ok(control)
+    }
+
+    /// Adds a device with a free number, and gives that. `/dev/ublkcN` follows.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn add(&mut self, device: &UblkDevice) -> io::Result<u32> {
+        let payload = Payload::new(layout::device_info(device));
+        let (_, said) = self.run(command::ADD_DEVICE, ANY, Some((payload, PAYLOAD_BYTES as u16)), 0)?;
+        let facts = layout::facts(&said).ok_or_else(nonsense)?;
+        Ok(facts.number)
+    }
+
+    /// Tells what a device that is not started is to be.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn describe(&mut self, number: u32, geometry: &Geometry, transfer_bytes: u32) -> io::Result<()> {
+        let payload = Payload::new(layout::parameters(geometry, transfer_bytes));
+        self.run(command::SET_PARAMETERS, number, Some((payload, PAYLOAD_BYTES as u16)), 0).map(drop)
+    }
+
+    /// Starts a device whose queue is served by the process `server`: `/dev/ublkbN` comes, and its partitions are read.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn start(&mut self, number: u32, server: u32) -> io::Result<()> {
+        self.run(command::START_DEVICE, number, None, server.into()).map(drop)
+    }
+
+    /// Stops a device: what was written goes out, `/dev/ublkbN` goes, and every fetch ends with ENODEV.
+    ///
+    /// # Errors
+    /// What the kernel says; `ENODEV` for a device that is not there.
+    pub fn stop(&mut self, number: u32) -> io::Result<()> {
+        self.run(command::STOP_DEVICE, number, None, 0).map(drop)
+    }
+
+    /// Deletes a device, after stopping it, and waits until nobody has its `/dev/ublkcN` open.
+    ///
+    /// # Errors
+    /// What the kernel says; `ENODEV` for a device that is not there.
+    pub fn delete(&mut self, number: u32) -> io::Result<()> {
+        self.run(command::DELETE_DEVICE, number, None, 0).map(drop)
+    }
+
+    /// What the kernel says of a device.
+    ///
+    /// # Errors
+    /// `ENODEV` for a device that is not there.
+    pub fn facts(&mut self, number: u32) -> io::Result<UblkFacts> {
+        let payload = Payload::new([0; PAYLOAD_BYTES]);
+        let (_, said) = self.run(command::GET_DEVICE_INFO, number, Some((payload, PAYLOAD_BYTES as u16)), 0)?;
+        layout::facts(&said).ok_or_else(nonsense)
+    }
+
+    /// Carries out a command, and gives its result and what lies in the payload then.
+    fn run(
+        &mut self,
+        operation: Opcode,
+        number: u32,
+        payload: Option<(Payload, u16)>,
+        data: u64,
+    ) -> io::Result<(i32, [u8; PAYLOAD_BYTES])> {
+        self.commands += 1;
+        let number_of_command = self.commands;
+        let (mut payload, len_bytes) = match payload {
+            Some((payload, len_bytes)) => (Some(payload), len_bytes),
+            None => (None, 0),
+        };
+        let address = payload.as_mut().map(|payload| (payload.as_mut_ptr() as u64, len_bytes));
+        let bytes: [u8; COMMAND_BYTES] = layout::control_command(number, address, data);
+        let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), operation)
+            .cmd(bytes)
+            .build()
+            .user_data(number_of_command);
+        // SAFETY: the entry names the payload, which is kept below until the answer has come, or given up for good, and holds at least
+        // `len_bytes`; the file stays open as long as the ring.
+        unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)?;
+        match self.wait(number_of_command) {
+            Ok(result) if result < 0 => Err(io::Error::from_raw_os_error(-result)),
+            Ok(result) => Ok((result, payload.map_or([0; PAYLOAD_BYTES], |payload| *payload))),
+            Err(error) => {
+                // The command may still be under way.
+                std::mem::forget(payload);
+                Err(error)
+            }
+        }
+    }
+
+    fn wait(&mut self, wanted: u64) -> io::Result<i32> {
+        let start = Instant::now();
+        loop {
+            let left = PATIENCE.saturating_sub(start.elapsed());
+            let time = types::Timespec::from(left);
+            match self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time)) {
+                Err(error) if !matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => return Err(error),
+                _ => {}
+            }
+            // Answers to commands that were given up are dropped.
+            if let Some(answer) = self.ring.completion().find(|answer| answer.user_data() == wanted) {
+                return Ok(answer.result());
+            }
+            if left.is_zero() {
+                let what = format!("the kernel's ublk driver has not answered for {} s", PATIENCE.as_secs());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+            }
+        }
+    }
+}
+
+fn nonsense() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the ublk driver's answer cannot be understood")
+}

@@ -1,0 +1,283 @@
+//! The structs of `linux/ublk_cmd.h` as bytes, and what this project says and hears in them. Pure.
+
+use crate::{Geometry, Operation};
+use rustix::ioctl::{Opcode, opcode};
+
+/// Bytes of `struct ublksrv_ctrl_cmd`, of `struct ublksrv_io_cmd`, of `struct ublksrv_io_desc`.
+pub(super) const CONTROL_COMMAND_BYTES: usize = 32;
+pub(super) const IO_COMMAND_BYTES: usize = 16;
+pub(super) const DESCRIPTOR_BYTES: usize = 24;
+/// What a command of an entry of 128 bytes has room for.
+pub(super) const COMMAND_BYTES: usize = 80;
+/// Bytes of `struct ublksrv_ctrl_dev_info`, and of the head of `struct ublk_params`, up to and with what is set here.
+pub(super) const PAYLOAD_BYTES: usize = 64;
+/// Bytes of the features' word.
+pub(super) const FEATURES_BYTES: u16 = 8;
+
+/// Most requests in flight that the kernel allows (`UBLK_MAX_QUEUE_DEPTH`).
+const QUEUE_DEPTH_MAX: u16 = 4096;
+/// Most bytes of one transfer (`UBLK_IO_BUF_BITS`).
+const TRANSFER_BYTES_MAX: u32 = 32 << 20;
+
+const GROUP: u8 = b'u';
+
+pub(super) mod command {
+    use super::*;
+    type Control = [u8; CONTROL_COMMAND_BYTES];
+    type Io = [u8; IO_COMMAND_BYTES];
+
+    pub(in crate::ublk) const GET_DEVICE_INFO: Opcode = opcode::read::<Control>(GROUP, 0x02);
+    pub(in crate::ublk) const ADD_DEVICE: Opcode = opcode::read_write::<Control>(GROUP, 0x04);
+    pub(in crate::ublk) const DELETE_DEVICE: Opcode = opcode::read_write::<Control>(GROUP, 0x05);
+    pub(in crate::ublk) const START_DEVICE: Opcode = opcode::read_write::<Control>(GROUP, 0x06);
+    pub(in crate::ublk) const STOP_DEVICE: Opcode = opcode::read_write::<Control>(GROUP, 0x07);
+    pub(in crate::ublk) const SET_PARAMETERS: Opcode = opcode::read_write::<Control>(GROUP, 0x08);
+    pub(in crate::ublk) const GET_FEATURES: Opcode = opcode::read::<Control>(GROUP, 0x13);
+    pub(in crate::ublk) const FETCH: Opcode = opcode::read_write::<Io>(GROUP, 0x20);
+    pub(in crate::ublk) const COMMIT_AND_FETCH: Opcode = opcode::read_write::<Io>(GROUP, 0x21);
+}
+
+/// `UBLK_F_CMD_IOCTL_ENCODE`.
+pub(super) const FEATURE_IOCTL_ENCODE: u64 = 1 << 6;
+
+/// The operations in a descriptor.
+mod operation {
+    pub(super) const READ: u8 = 0;
+    pub(super) const WRITE: u8 = 1;
+    pub(super) const FLUSH: u8 = 2;
+    pub(super) const DISCARD: u8 = 3;
+    pub(super) const WRITE_ZEROES: u8 = 5;
+}
+
+const IO_FORCE_UNIT_ACCESS: u32 = 1 << 13;
+const IO_KEEP_SPACE: u32 = 1 << 15;
+
+const ATTRIBUTE_READ_ONLY: u32 = 1;
+const ATTRIBUTE_VOLATILE_CACHE: u32 = 1 << 2;
+const ATTRIBUTE_FORCE_UNIT_ACCESS: u32 = 1 << 3;
+
+const PARAMETERS_BASIC: u32 = 1;
+const PARAMETERS_DISCARD: u32 = 1 << 1;
+
+/// `UBLK_S_DEV_LIVE`, and states in which the block device is there but its server is not.
+const STATE_DEAD: u16 = 0;
+
+/// The unit of lengths and offsets, whatever the sector of the device.
+const SECTOR_BYTES: u64 = 512;
+
+/// The longest discard: the kernel counts bytes in 32 bits in places.
+const DISCARD_SECTORS_MAX: u64 = (u32::MAX >> 9) as u64;
+
+/// What is asked for when a device is added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UblkDevice {
+    /// Requests in flight.
+    pub queue_depth: u16,
+    /// Most bytes of one transfer, whole pages.
+    pub transfer_bytes: u32,
+    /// Any number but 0, by which whoever added the device knows it again.
+    pub mark: u64,
+}
+
+/// What the kernel says of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UblkFacts {
+    /// Its number.
+    pub number: u32,
+    /// As it was added.
+    pub device: UblkDevice,
+    /// Whether `/dev/ublkbN` is there.
+    pub is_started: bool,
+}
+
+/// A request of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UblkOperation {
+    /// What to do. Zeros that need not keep their space are a discard, which reads as zeros here.
+    pub operation: Operation,
+    /// First byte.
+    pub offset_bytes: u64,
+    /// Length in bytes.
+    pub len_bytes: u64,
+    /// It ends when it is durable.
+    pub fua: bool,
+}
+
+/// `struct ublksrv_ctrl_cmd`, in the room of an entry.
+pub(super) fn control_command(number: u32, payload: Option<(u64, u16)>, data: u64) -> [u8; COMMAND_BYTES] {
+    let (address, len_bytes) = payload.unwrap_or_default();
+    let mut bytes = [0; COMMAND_BYTES];
+    put(&mut bytes, 0, &number.to_ne_bytes());
+    // It is for no queue.
+    put(&mut bytes, 4, &u16::MAX.to_ne_bytes());
+    put(&mut bytes, 6, &len_bytes.to_ne_bytes());
+    put(&mut bytes, 8, &address.to_ne_bytes());
+    put(&mut bytes, 16, &data.to_ne_bytes());
+    bytes
+}
+
+/// `struct ublksrv_io_cmd` for the one queue there is.
+pub(super) fn io_command(tag: u16, result: i32, address: u64) -> [u8; IO_COMMAND_BYTES] {
+    let mut bytes = [0; IO_COMMAND_BYTES];
+    put(&mut bytes, 2, &tag.to_ne_bytes());
+    put(&mut bytes, 4, &result.to_ne_bytes());
+    put(&mut bytes, 8, &address.to_ne_bytes());
+    bytes
+}
+
+/// `struct ublksrv_ctrl_dev_info` for a new device with any free number.
+pub(super) fn device_info(device: &UblkDevice) -> [u8; PAYLOAD_BYTES] {
+    let mut bytes = [0; PAYLOAD_BYTES];
+    put(&mut bytes, 0, &1u16.to_ne_bytes());
+    put(&mut bytes, 2, &device.queue_depth.to_ne_bytes());
+    put(&mut bytes, 8, &device.transfer_bytes.to_ne_bytes());
+    put(&mut bytes, 12, &u32::MAX.to_ne_bytes());
+    put(&mut bytes, 24, &FEATURE_IOCTL_ENCODE.to_ne_bytes());
+    put(&mut bytes, 32, &device.mark.to_ne_bytes());
+    bytes
+}
+
+/// The kernel's answer; `None` for one that cannot be.
+pub(super) fn facts(bytes: &[u8; PAYLOAD_BYTES]) -> Option<UblkFacts> {
+    let device = UblkDevice {
+        queue_depth: u16::from_ne_bytes(get(bytes, 2)),
+        transfer_bytes: u32::from_ne_bytes(get(bytes, 8)),
+        mark: u64::from_ne_bytes(get(bytes, 32)),
+    };
+    let is_possible =
+        (1..=QUEUE_DEPTH_MAX).contains(&device.queue_depth) && device.transfer_bytes <= TRANSFER_BYTES_MAX;
+    is_possible.then(|| UblkFacts {
+        number: u32::from_ne_bytes(get(bytes, 12)),
+        device,
+        is_started: u16::from_ne_bytes(get(bytes, 4)) != STATE_DEAD,
+    })
+}
+
+/// The head of `struct ublk_params`: basic ones and those of discards. `transfer_bytes` as the device was added with.
+pub(super) fn parameters(geometry: &Geometry, transfer_bytes: u32) -> [u8; PAYLOAD_BYTES] {
+    /// Where the parameters for discards end: what follows is not sent.
+    const LEN_BYTES: u32 = 60;
+    let mut attributes = ATTRIBUTE_VOLATILE_CACHE | ATTRIBUTE_FORCE_UNIT_ACCESS;
+    if geometry.read_only {
+        attributes |= ATTRIBUTE_READ_ONLY;
+    }
+    let shift = |bytes: u32| bytes.max(SECTOR_BYTES as u32).ilog2() as u8;
+    let logical = shift(geometry.logical_sector_bytes);
+    let physical = shift(geometry.physical_sector_bytes).max(logical);
+    let sector_mask = u64::from(geometry.logical_sector_bytes) / SECTOR_BYTES - 1;
+    let zero_sectors = if geometry.read_only { 0 } else { (DISCARD_SECTORS_MAX & !sector_mask) as u32 };
+    let mut bytes = [0; PAYLOAD_BYTES];
+    put(&mut bytes, 0, &LEN_BYTES.to_ne_bytes());
+    put(&mut bytes, 4, &(PARAMETERS_BASIC | PARAMETERS_DISCARD).to_ne_bytes());
+    put(&mut bytes, 8, &attributes.to_ne_bytes());
+    // The sectors, then what is best and what is least to transfer at once.
+    put(&mut bytes, 12, &[logical, physical, physical, physical]);
+    put(&mut bytes, 16, &(transfer_bytes >> 9).to_ne_bytes());
+    put(&mut bytes, 24, &(geometry.size_bytes / SECTOR_BYTES).to_ne_bytes());
+    put(&mut bytes, 44, &(1u32 << physical).to_ne_bytes());
+    put(&mut bytes, 48, &zero_sectors.to_ne_bytes());
+    put(&mut bytes, 52, &zero_sectors.to_ne_bytes());
+    put(&mut bytes, 56, &1u16.to_ne_bytes());
+    bytes
+}
+
+/// What `struct ublksrv_io_desc` asks for; `None` for an operation that nobody offered.
+pub(super) fn request(bytes: &[u8; DESCRIPTOR_BYTES]) -> Option<UblkOperation> {
+    let word = u32::from_ne_bytes(get(bytes, 0));
+    let operation = match word as u8 {
+        operation::READ => Operation::Read,
+        operation::WRITE => Operation::Write,
+        // Its range means nothing; Linux 6.12 says that it begins at the last of all sectors.
+        operation::FLUSH => {
+            return Some(UblkOperation { operation: Operation::Flush, offset_bytes: 0, len_bytes: 0, fua: false });
+        }
+        operation::DISCARD => Operation::Discard,
+        operation::WRITE_ZEROES if word & IO_KEEP_SPACE != 0 => Operation::WriteZeroes,
+        operation::WRITE_ZEROES => Operation::Discard,
+        _ => return None,
+    };
+    Some(UblkOperation {
+        operation,
+        offset_bytes: u64::from_ne_bytes(get(bytes, 8)).checked_mul(SECTOR_BYTES)?,
+        len_bytes: u64::from(u32::from_ne_bytes(get(bytes, 4))) * SECTOR_BYTES,
+        fua: word & IO_FORCE_UNIT_ACCESS != 0,
+    })
+}
+
+fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..][..value.len()].copy_from_slice(value);
+}
+
+fn get<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut value = [0; N];
+    value.copy_from_slice(&bytes[at..][..N]);
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: UblkDevice = UblkDevice { queue_depth: 128, transfer_bytes: 256 << 10, mark: 0x1234_5678_9abc_def0 };
+
+    fn descriptor(word: u32, sectors: u32, first: u64) -> [u8; DESCRIPTOR_BYTES] {
+        let mut bytes = [0; DESCRIPTOR_BYTES];
+        put(&mut bytes, 0, &word.to_ne_bytes());
+        put(&mut bytes, 4, &sectors.to_ne_bytes());
+        put(&mut bytes, 8, &first.to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    fn the_numbers_of_the_commands_are_the_kernels() {
+        assert_eq!(command::ADD_DEVICE, 0xC020_7504);
+        assert_eq!(command::GET_FEATURES, 0x8020_7513);
+        assert_eq!(command::FETCH, 0xC010_7520);
+    }
+
+    #[test]
+    fn what_is_added_is_found_again() {
+        let mut bytes = device_info(&DEVICE);
+        put(&mut bytes, 12, &7u32.to_ne_bytes());
+        assert_eq!(facts(&bytes), Some(UblkFacts { number: 7, device: DEVICE, is_started: false }));
+        put(&mut bytes, 4, &1u16.to_ne_bytes());
+        assert!(facts(&bytes).unwrap().is_started);
+        put(&mut bytes, 2, &0u16.to_ne_bytes());
+        assert_eq!(facts(&bytes), None, "a queue for nothing");
+    }
+
+    #[test]
+    fn sectors_and_rights_become_parameters() {
+        let mut geometry =
+            Geometry { size_bytes: 3 << 30, logical_sector_bytes: 512, physical_sector_bytes: 4096, read_only: false };
+        let bytes = parameters(&geometry, DEVICE.transfer_bytes);
+        assert_eq!(bytes[12..16], [9, 12, 12, 12]);
+        assert_eq!(u32::from_ne_bytes(get(&bytes, 8)), 0b1100);
+        assert_eq!(u32::from_ne_bytes(get(&bytes, 16)), 512);
+        assert_eq!(u64::from_ne_bytes(get(&bytes, 24)), (3 << 30) / 512);
+        assert_eq!(u32::from_ne_bytes(get(&bytes, 48)), u32::MAX >> 9);
+        geometry = Geometry { logical_sector_bytes: 4096, read_only: true, ..geometry };
+        let bytes = parameters(&geometry, DEVICE.transfer_bytes);
+        assert_eq!((bytes[12], u32::from_ne_bytes(get(&bytes, 8)) & 1), (12, 1));
+        assert_eq!(u32::from_ne_bytes(get(&bytes, 48)), 0, "what cannot be written is not discarded");
+        geometry.read_only = false;
+        let bytes = parameters(&geometry, DEVICE.transfer_bytes);
+        assert_eq!(u32::from_ne_bytes(get(&bytes, 48)) % 8, 0, "whole sectors");
+    }
+
+    #[test]
+    fn requests_are_understood() {
+        let asked = |word, sectors, first| request(&descriptor(word, sectors, first)).map(|it| (it.operation, it.fua));
+        assert_eq!(asked(0, 8, 16), Some((Operation::Read, false)));
+        assert_eq!(asked(1 | IO_FORCE_UNIT_ACCESS | 1 << 11, 8, 16), Some((Operation::Write, true)));
+        assert_eq!(asked(2, 0, u64::MAX), Some((Operation::Flush, false)));
+        assert_eq!(asked(3, 8, 0), Some((Operation::Discard, false)));
+        assert_eq!(asked(5, 8, 0), Some((Operation::Discard, false)));
+        assert_eq!(asked(5 | IO_KEEP_SPACE, 8, 0), Some((Operation::WriteZeroes, false)));
+        assert_eq!(asked(13, 8, 0), None, "a zone append");
+        assert_eq!(asked(0, 8, u64::MAX / 8), None, "beyond everything");
+        let read = request(&descriptor(0, 8, 16)).unwrap();
+        assert_eq!((read.offset_bytes, read.len_bytes), (8192, 4096));
+    }
+}

@@ -1,0 +1,216 @@
+//! The queue of a device: requests are fetched and committed on a shared ring.
+//!
+//! ```text
+//!   fetch(tag, buf) ─┐                                                 ┌─▶ UblkEnd { tag, buf, request }
+//!                    ├─▶ SharedRing::wait ─▶ the answer ─▶ descriptor ─┤
+//!   commit(tag, ..) ─┘                                                 └─▶ UblkEnd { tag, buf, ENODEV }: the device was stopped
+//! ```
+//!
+//! Descriptors lie in pages that the kernel shares with us, one for each tag. The kernel writes one before it ends that tag's fetch, and not again
+//! before the commit; so it is read between the two, and only then.
+//!
+//! Invariants: a tag is the kernel's (its buffer is in `buffers`, and an entry of the ring is under way) or the caller's. Everything is done by
+//! the thread of the ring: the kernel takes a queue's commands from one thread only. A fetch cannot be taken back, so buffers that
+//! the kernel has when this is dropped are left to it for good; whoever wants them stops the device first.
+
+#![allow(unsafe_code)]
+
+use super::{
+    control::UblkControl,
+    layout::{self, DESCRIPTOR_BYTES, UblkOperation, command},
+};
+use crate::{
+    IoBuf, SharedRing,
+    shared::{Mail, Member},
+};
+use io_uring::{opcode, squeue, types};
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+    ioctl::Opcode,
+    mm::{MapFlags, ProtFlags},
+};
+use std::{
+    io, mem,
+    os::fd::{AsRawFd, OwnedFd},
+    ptr::{self, NonNull},
+};
+
+/// A request that has come, or the end of a tag.
+#[derive(Debug)]
+pub struct UblkEnd {
+    /// The request's number among those in flight.
+    pub tag: u16,
+    /// The buffer of the fetch; for a write, with the payload in front.
+    pub buf: IoBuf,
+    /// What is asked for: `None` for something that was never offered. An error says that no request will come for this tag any more; `ENODEV`
+    /// is that of a device that was stopped.
+    pub request: io::Result<Option<UblkOperation>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct UblkQueue {
+    member: Member,
+    place: types::Fd,
+    flags: squeue::Flags,
+    file_index: Option<u32>,
+    /// Kept open for the entries.
+    _file: OwnedFd,
+    descriptors: Descriptors,
+    transfer_bytes: usize,
+    /// By tag: those that the kernel has.
+    buffers: Vec<Option<IoBuf>>,
+    mail: Vec<Mail>,
+    refused: Vec<UblkEnd>,
+}
+
+impl UblkQueue {
+    /// The queue of a device that was added and is not started. `path` is its `/dev/ublkcN`.
+    ///
+    /// # Errors
+    /// The device cannot be opened, or is not what `control` says of it.
+    pub fn open(ring: &SharedRing, control: &mut UblkControl, number: u32, path: &str) -> io::Result<Self> {
+        let device = control.facts(number)?.device;
+        let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let descriptors = Descriptors::map(&file, device.queue_depth)?;
+        let member = Member::join(ring);
+        let file_index = member.ring().register_file(file.as_raw_fd());
+        let (place, flags) = match file_index {
+            Some(index) => (types::Fd(index as i32), squeue::Flags::FIXED_FILE),
+            None => (types::Fd(file.as_raw_fd()), squeue::Flags::empty()),
+        };
+        let buffers = (0..device.queue_depth).map(|_| None).collect();
+        Ok(Self {
+            member,
+            place,
+            flags,
+            file_index,
+            _file: file,
+            descriptors,
+            transfer_bytes: device.transfer_bytes as usize,
+            buffers,
+            mail: Vec::new(),
+            refused: Vec::new(),
+        })
+    }
+
+    /// Tags, and so the most requests in flight.
+    pub fn depth(&self) -> u16 {
+        self.buffers.len() as u16
+    }
+
+    /// Asks for the first request of a tag. All tags must be asked for before the device can be started.
+    ///
+    /// # Panics
+    /// When the tag is none, or is the kernel's, or the buffer is smaller than the device's transfers: errors of the program.
+    pub fn fetch(&mut self, tag: u16, buf: IoBuf) {
+        self.push(command::FETCH, tag, 0, buf);
+    }
+
+    /// Ends a request, with the bytes that were moved (0 where none are) or why not, and asks for the next of its tag. What was read lies in front
+    /// of `buf`, which need not be the buffer that came with the request.
+    ///
+    /// # Panics
+    /// As [`UblkQueue::fetch`].
+    pub fn commit(&mut self, tag: u16, result: Result<u32, Errno>, buf: IoBuf) {
+        let result = match result {
+            Ok(moved_bytes) => i32::try_from(moved_bytes).expect("no transfer is so long"),
+            Err(errno) => -errno.raw_os_error(),
+        };
+        self.push(command::COMMIT_AND_FETCH, tag, result, buf);
+    }
+
+    fn push(&mut self, operation: Opcode, tag: u16, result: i32, buf: IoBuf) {
+        assert!(buf.len() >= self.transfer_bytes, "a buffer of {} bytes is too small", buf.len());
+        let berth = &mut self.buffers[usize::from(tag)];
+        assert!(berth.is_none(), "tag {tag} is the kernel's");
+        let address = buf.address() as u64;
+        let entry = opcode::UringCmd16::new(self.place, operation)
+            .cmd(layout::io_command(tag, result, address))
+            .build()
+            .flags(self.flags)
+            .user_data(self.member.user_bits() | u64::from(tag));
+        *berth = Some(buf);
+        // SAFETY: the entry names the memory of a buffer that is at least as long as the longest transfer of the device, as the kernel has told it. The
+        // buffer stays in `buffers`, where nobody reaches it, until the answer has been taken; `drop` leaks it otherwise.
+        if let Err(error) = unsafe { self.member.ring().push(&entry) }
+            && let Some(buf) = self.buffers[usize::from(tag)].take()
+        {
+            self.refused.push(UblkEnd { tag, buf, request: Err(error) });
+        }
+    }
+
+    /// Appends the requests that have come, and the tags that have ended. It does not wait; [`SharedRing::wait`] does.
+    pub fn reap(&mut self, out: &mut Vec<UblkEnd>) {
+        out.append(&mut self.refused);
+        let mut mail = mem::take(&mut self.mail);
+        self.member.take(&mut mail);
+        for &(number, answer) in &mail {
+            let tag = number as u16;
+            let Some(buf) = self.buffers.get_mut(usize::from(tag)).and_then(Option::take) else { continue };
+            let request = match answer {
+                0 => Ok(layout::request(&self.descriptors.read(tag))),
+                answer if answer < 0 => Err(io::Error::from_raw_os_error(-answer)),
+                answer => Err(io::Error::other(format!("the ublk driver answered a fetch with {answer}"))),
+            };
+            out.push(UblkEnd { tag, buf, request });
+        }
+        mail.clear();
+        self.mail = mail;
+    }
+}
+
+impl Drop for UblkQueue {
+    fn drop(&mut self) {
+        if self.buffers.iter().any(Option::is_some) {
+            mem::forget(mem::take(&mut self.buffers));
+            self.member.abandon();
+        }
+        if let Some(index) = self.file_index {
+            self.member.ring().unregister_file(index);
+        }
+    }
+}
+
+/// The pages with the descriptors.
+#[derive(Debug)]
+struct Descriptors {
+    base: NonNull<u8>,
+    count: u16,
+    len_bytes: usize,
+}
+
+impl Descriptors {
+    fn map(file: &OwnedFd, count: u16) -> io::Result<Self> {
+        let len_bytes = (usize::from(count) * DESCRIPTOR_BYTES).next_multiple_of(rustix::param::page_size());
+        // SAFETY: a new mapping, at a place of the kernel's choosing, of pages that only the kernel writes.
+        let base = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                len_bytes,
+                ProtFlags::READ,
+                MapFlags::SHARED | MapFlags::POPULATE,
+                file,
+                0,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the ublk driver mapped nothing"))?;
+        Ok(Self { base, count, len_bytes })
+    }
+
+    /// The descriptor of a tag whose fetch has just ended.
+    fn read(&self, tag: u16) -> [u8; DESCRIPTOR_BYTES] {
+        assert!(tag < self.count);
+        // SAFETY: it lies within the mapping, which lives as long as this. The kernel wrote it before it ended the fetch, and taking that
+        // answer from the ring came after. It is read as volatile, as it is written behind the compiler's back.
+        unsafe { self.base.add(usize::from(tag) * DESCRIPTOR_BYTES).cast::<[u8; DESCRIPTOR_BYTES]>().read_volatile() }
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map` with this length, and no reference into it exists.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes) };
+    }
+}
