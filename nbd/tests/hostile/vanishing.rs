@@ -1,0 +1,121 @@
+//! Servers that stall, vanish, come back, or come back as another.
+
+use crate::fake::{fake, honest, raw, read, shake_hands, take};
+use diskwright_nbd::{
+    ClientError, NbdDevice,
+    wire::{Answering, ChunkFlags, Framing, RequestHeader},
+};
+use diskwright_store::{BlockDevice, IoBuf, QueueOptions, Request};
+use std::{
+    io::{self, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+#[test]
+fn a_server_that_stalls_or_vanishes() {
+    let silent = fake(Framing::Structured, |_, _, _| true);
+    let mut uri = silent.uri();
+    uri.timeout = Some(Duration::from_millis(200));
+    let device = NbdDevice::open(&uri, false).unwrap();
+    let error = read(&device).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    assert!(error.to_string().contains("1 request was waiting"), "{error}");
+
+    let vanishes = fake(Framing::Structured, |request, framing, stream| {
+        let header = Answering::to(request, framing).data(ChunkFlags::DONE, request.offset_bytes, 4096);
+        let _ = stream.write_all(&header);
+        false
+    });
+    let device = vanishes.open();
+    let mut queue = device.open_queue(&QueueOptions::default()).unwrap();
+    let mut done = Vec::new();
+    for tag in 0..8 {
+        queue.push(Request::read(tag * 4096, 4096, IoBuf::new(4096), tag)).unwrap();
+    }
+    while queue.in_flight() > 0 {
+        queue.reap(8, &mut done).unwrap();
+    }
+    assert_eq!(done.len(), 8);
+    assert!(done.iter().all(|completion| completion.result.is_err() && completion.buf.is_some()));
+    // What comes later fails too, and at once.
+    queue.push(Request::flush(9)).unwrap();
+    done.clear();
+    queue.reap(1, &mut done).unwrap();
+    assert!(done[0].result.is_err());
+    // A new queue has a new connection.
+    drop(queue);
+    assert!(read(&device).is_err());
+    assert_eq!(vanishes.taken.load(Ordering::SeqCst), 2);
+
+    let mute = raw(|stream| drop(take(stream, 1)));
+    let mut uri = mute.uri();
+    uri.timeout = Some(Duration::from_millis(200));
+    let error = NbdDevice::open(&uri, false).unwrap_err();
+    assert!(matches!(error, ClientError::Stalled { .. }), "{error}");
+}
+
+#[test]
+fn a_broken_connection_is_made_anew_and_nothing_is_lost() {
+    // Each connection dies after seven requests, the seventh of them taken and not answered.
+    let budget = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&budget);
+    let server = fake(Framing::Structured, move |request, framing, stream| {
+        count.fetch_add(1, Ordering::SeqCst) % 7 != 6 && honest(request, framing, stream)
+    });
+    let mut uri = server.uri();
+    uri.reconnect = Some(Duration::from_secs(60));
+    let device = NbdDevice::open(&uri, true).unwrap();
+    let mut queue = device.open_queue(&QueueOptions { depth: 4, ..QueueOptions::default() }).unwrap();
+    let mut done = Vec::new();
+    for tag in 0..50u64 {
+        while queue.in_flight() == 4 {
+            queue.reap(1, &mut done).unwrap();
+        }
+        let buf = IoBuf::new(4096);
+        let request = if tag % 2 == 0 {
+            Request::read(tag * 4096, 4096, buf, tag)
+        } else {
+            Request::write(tag * 4096, 4096, buf, tag)
+        };
+        queue.push(request).unwrap();
+    }
+    while queue.in_flight() > 0 {
+        queue.reap(1, &mut done).unwrap();
+    }
+    let mut tags: Vec<u64> = done.iter().map(|completion| completion.tag).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, (0..50).collect::<Vec<_>>());
+    for completion in done {
+        completion.result.unwrap();
+        let expected = if completion.tag % 2 == 0 { 0x5a } else { 0 };
+        assert!(completion.buf.unwrap().iter().all(|&byte| byte == expected), "{}", completion.tag);
+    }
+    assert!(device.reconnects() >= 50 / 7);
+}
+
+#[test]
+fn a_server_that_does_not_come_back_or_comes_back_as_another() {
+    let server = fake(Framing::Structured, |_, _, _| false);
+    let mut uri = server.uri();
+    uri.reconnect = Some(Duration::from_millis(300));
+    let device = NbdDevice::open(&uri, false).unwrap();
+    std::fs::remove_file(server.dir.path().join("sock")).unwrap();
+    let error = read(&device).unwrap_err();
+    assert!(error.to_string().contains("could not be reached again within 0.3 s"), "{error}");
+
+    let turns = AtomicUsize::new(0);
+    let changes = raw(move |stream| {
+        let framing = if turns.fetch_add(1, Ordering::SeqCst) == 0 { Framing::Structured } else { Framing::Simple };
+        let _ = shake_hands(stream, framing);
+        let _ = take(stream, RequestHeader::COMPACT_BYTES);
+    });
+    let mut uri = changes.uri();
+    uri.reconnect = Some(Duration::from_secs(60));
+    let device = NbdDevice::open(&uri, false).unwrap();
+    let error = read(&device).unwrap_err();
+    assert!(error.to_string().contains("is not the same: the server speaks otherwise"), "{error}");
+}
