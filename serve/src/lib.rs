@@ -4,8 +4,9 @@
 //!   nbd/           the NBD server: exports, connections, workers
 //!   ephemeral.rs   a disk whose writes are dropped at the end
 //!   metrics.rs     what a server counts        scrape.rs   telling it to Prometheus
-//!   fuse/      the disk as a file, by the FUSE protocol on the block queue
-//!   attach/    the disk as a block device of this machine, mounted if wanted
+//!   ublk/          the disk as a block device, by the kernel's ublk driver
+//!   fuse/          the disk as a file, by the FUSE protocol on the block queue
+//!   attach/        the disk as a block device of this machine by one of these, mounted if wanted
 //! ```
 //!
 //! Every server is a translation of requests on a wire to requests on the block queue. A worker is one thread with one ring, on which both
@@ -19,3 +20,4 @@ pub mod fuse;
 pub mod metrics;
 pub mod nbd;
 pub mod scrape;
+pub mod ublk;

@@ -16,7 +16,10 @@ use crate::{
 use clap::{Args, ValueEnum};
 use diskwright_disk::{Disk, OpenOptions};
 use diskwright_serve::{
-    attach::{self, AttachOptions, Attached, MountRecord, PartitionRecord, Record, Registry, ServerSays},
+    attach::{
+        self, At, AttachOptions, Attached, DeviceKind, MountRecord, PartitionRecord, Record, Registry, ServerSays,
+        ShownBy,
+    },
     ephemeral,
 };
 use serde::{Deserialize, Serialize};
@@ -24,7 +27,7 @@ use std::{
     env,
     ffi::OsString,
     io::{self, BufRead, BufReader, Write},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
     sync::Arc,
 };
@@ -32,8 +35,8 @@ use std::{
 /// Arguments of `attach`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The disk becomes a loop device over a FUSE file, which a process in the background serves; its name is printed. Partitions get devices \
-too. Programs that write to it write to FILE; `detach` flushes and lets go. What file systems discard (fstrim) gives its space back.
+The disk becomes a block device, which a process in the background serves; its name is printed. It is a ublk device where the kernel has \
+that driver (Linux 6.5, modprobe ublk_drv), else a loop device over a FUSE file; --by chooses. Partitions get devices too. Programs that write to it write to FILE; `detach` flushes and lets go. What file systems discard (fstrim) gives its space back.
 
 Block devices need root. --fuse shows the disk as a file instead, which anybody may (it takes fusermount3, of the package fuse3).
 
@@ -45,6 +48,7 @@ EXAMPLES
   diskwright attach disk.vhdx --read-only --mount /mnt
   diskwright attach crashed.vhdx --ephemeral --mount /mnt
   diskwright attach windows.vhd --mount /mnt --partition 2
+  diskwright attach disk.vhdx --by loop
   diskwright attach disk.vhdx --fuse ~/view && cp ~/view/disk copy.raw
   dev=$(diskwright attach disk.vhdx) && mkfs.ext4 $dev && diskwright detach $dev")]
 pub struct AttachArgs {
@@ -62,6 +66,9 @@ pub struct AttachArgs {
     /// Mount this partition. [default: the only one with a file system]
     #[arg(long, short, value_name = "N", requires = "mount")]
     partition: Option<u32>,
+    /// What kind of block device to make. [default: ublk where the kernel has it, else loop]
+    #[arg(long, value_name = "KIND", conflicts_with = "fuse")]
+    by: Option<By>,
     /// Make no block device: show the disk as DIR/disk (or in the place of a file).
     #[arg(long, value_name = "DIR")]
     fuse: Option<PathBuf>,
@@ -74,6 +81,18 @@ pub struct AttachArgs {
     /// Where the server mounts.
     #[arg(long, value_name = "PATH", hide = true, requires = "role")]
     at: Option<PathBuf>,
+    /// With which mark the server adds a ublk device.
+    #[arg(long, value_name = "NUMBER", hide = true, requires = "role", conflicts_with = "at")]
+    mark: Option<u64>,
+}
+
+/// Kinds of block device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum By {
+    /// The kernel's ublk driver.
+    Ublk,
+    /// A loop device over a FUSE file.
+    Loop,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -87,7 +106,8 @@ enum Role {
 struct Report {
     file: PathBuf,
     device: Option<PathBuf>,
-    fuse_file: PathBuf,
+    by: ShownBy,
+    fuse_file: Option<PathBuf>,
     read_only: bool,
     size: u64,
     partitions: Vec<PartitionRecord>,
@@ -96,8 +116,9 @@ struct Report {
 
 impl From<&Record> for Report {
     fn from(record: &Record) -> Self {
-        let Record { file, device, fuse_file, read_only, size, partitions, mounts, .. } = record.clone();
-        Self { file, device, fuse_file, read_only, size, partitions, mounts }
+        let Record { file, device, by, fuse_file, read_only, size, partitions, mounts, .. } = record.clone();
+        let fuse_file = (by != ShownBy::Ublk).then_some(fuse_file);
+        Self { file, device, by, fuse_file, read_only, size, partitions, mounts }
     }
 }
 
@@ -159,7 +180,9 @@ fn print(context: &mut Context, report: Report) -> Outcome {
     if context.global.json {
         context.print_json("diskwright.attach/1", report)?;
     } else {
-        writeln!(context.out, "{}", report.device.as_ref().unwrap_or(&report.fuse_file).display())?;
+        if let Some(place) = report.device.as_ref().or(report.fuse_file.as_ref()) {
+            writeln!(context.out, "{}", place.display())?;
+        }
     }
     Ok(exit::OK)
 }
@@ -168,14 +191,21 @@ fn attach_here(args: &AttachArgs) -> Outcome<Attached> {
     let options = AttachOptions {
         file: args.file.clone(),
         fuse_dir: args.fuse.clone(),
+        by: args.by.map(|by| match by {
+            By::Ublk => DeviceKind::Ublk,
+            By::Loop => DeviceKind::Loop,
+        }),
         mount: args.mount.clone(),
         partition: args.partition,
         ephemeral: args.ephemeral,
     };
-    let server = |point: &Path| {
+    let server = |at: &At| {
         // Without the name of the program there is nothing to start, and the spawn says so.
         let mut command = again("server").unwrap_or_else(|_| Command::new(""));
-        command.arg("--at").arg(point);
+        match at {
+            At::Mount(point) => command.arg("--at").arg(point),
+            At::Ublk(mark) => command.arg("--mark").arg(mark.to_string()),
+        };
         command
     };
     Ok(attach::attach(&Registry::open()?, &options, &server)?)
@@ -218,19 +248,23 @@ fn supervise(context: &mut Context, args: &AttachArgs) -> Outcome {
 }
 
 fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
-    // It ends when it is unmounted, and not by a signal that was meant for the whole group.
+    // It ends when it is unmounted, or its device stopped, and not by a signal that was meant for the whole group.
     let _patience = context.signals.patient();
-    let Some(point) = &args.at else { return Err(Failure::new("the server was not told where to mount")) };
+    let at = match (&args.at, args.mark) {
+        (Some(point), _) => At::Mount(point.clone()),
+        (None, Some(mark)) => At::Ublk(mark),
+        (None, None) => return Err(Failure::new("the server was not told where to show the disk")),
+    };
     let opened = open(context, args);
     let disk = match opened {
         Ok(disk) => disk,
         Err(failure) => {
-            ServerSays::Failed { error: failure.to_string() }.say(&mut context.out);
+            ServerSays::Failed { error: failure.to_string(), machine: false }.say(&mut context.out);
             return Err(failure);
         }
     };
     let _ = env::set_current_dir("/");
-    attach::serve_disk(disk, point, context.global.engine(), &mut context.out)?;
+    attach::serve_disk(disk, &at, context.global.engine(), &mut context.out)?;
     Ok(exit::OK)
 }
 

@@ -1,6 +1,6 @@
 //! What can go wrong with attaching and detaching.
 
-use crate::{attach::usage::Use, fuse::FuseError};
+use crate::{attach::usage::Use, fuse::FuseError, ublk::UblkError};
 use std::{io, path::PathBuf};
 
 /// Why a disk was not attached, or not detached.
@@ -9,6 +9,17 @@ pub enum AttachError {
     /// FUSE failed.
     #[error(transparent)]
     Fuse(#[from] FuseError),
+    /// ublk failed.
+    #[error(transparent)]
+    Ublk(#[from] UblkError),
+    /// Neither kind of block device can be had.
+    #[error("{other}; nor is there ublk, which does without ({})", ublk.briefly())]
+    NoDevice {
+        /// Why there is no ublk device.
+        ublk: UblkError,
+        /// Why there is no loop device.
+        other: Box<AttachError>,
+    },
     /// Options that cannot be.
     #[error("{what}; {hint}")]
     BadOptions {
@@ -76,6 +87,9 @@ pub enum AttachError {
     /// The process that serves the disk failed.
     #[error("{0}")]
     Server(String),
+    /// It cannot serve anything on this machine.
+    #[error("{0}")]
+    Machine(String),
     /// What was written last did not reach the disk.
     #[error("{}: {what}", place.display())]
     Flush {

@@ -36,7 +36,7 @@ const CONTROL: &str = "/dev/loop-control";
 const RACES: u32 = 64;
 
 /// How long a node may take to appear.
-const NODE_PATIENCE: Duration = Duration::from_secs(2);
+pub const NODE_PATIENCE: Duration = Duration::from_secs(2);
 
 const POLL_PAUSE: Duration = Duration::from_millis(5);
 

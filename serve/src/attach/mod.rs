@@ -1,7 +1,8 @@
 //! Attaching: a disk becomes a block device of this machine, its partitions included, or, for those who are not root, a file.
 //!
 //! ```text
-//!   image file ─▶ Disk ─▶ FUSE file ─▶ loop device ─▶ partitions ─▶ mounted file system
+//!   image file ─▶ Disk ─▶ ublk device ─────────────┬─▶ partitions ─▶ mounted file system
+//!                      └▶ FUSE file ─▶ loop device ─┘
 //!                 \_ server process _/ \__________ supervisor process _______________/
 //!
 //!   record.rs       what is attached, on disk for every command to see
@@ -14,11 +15,14 @@
 //!   usage.rs        who uses a device                       process.rs      who is alive
 //! ```
 //!
-//! Every layer has an owner whose end takes down what lies above: without its server the FUSE file answers with errors, so nothing
-//! hangs; the supervisor then unmounts and frees the loop device; without a supervisor, the next command does.
+//! A ublk device is taken where the kernel has the driver, for a request then passes one queue instead of two and a file system; else a loop
+//! device over a FUSE file.
+//!
+//! Every layer has an owner whose end takes down what lies above: without its server the FUSE file, or the ublk device, answers with
+//! errors, so nothing hangs; the supervisor then unmounts and frees the device; without a supervisor, the next command does.
 //!
 //! A disk inside an attached disk is an image file on a mounted file system, and attaches as any other. Discards pass through all layers:
-//! file system, loop device, FUSE (`FALLOC_FL_PUNCH_HOLE`), and the disk gives the space back.
+//! file system, ublk (or loop device and FUSE, as `FALLOC_FL_PUNCH_HOLE`), and the disk gives the space back.
 
 pub mod contents;
 mod control;
@@ -35,10 +39,12 @@ mod usage;
 
 pub use error::AttachError;
 pub use process::Process;
-pub use record::{Home, MountRecord, PartitionRecord, Record, Registry};
+pub use record::{Home, MountRecord, PartitionRecord, Record, Registry, ShownBy};
 pub use release::Detach;
-pub use server::{ServerSays, serve_disk};
+pub use server::{At, ServerSays, serve_disk};
 pub use supervisor::{Attached, attach};
+
+pub(crate) use loop_device::wait_until;
 
 use std::{
     path::{Path, PathBuf},
@@ -52,12 +58,23 @@ pub struct AttachOptions {
     pub file: PathBuf,
     /// Mount it there as a file, and make no block device. A directory gets the file `disk`; a file is covered.
     pub fuse_dir: Option<PathBuf>,
+    /// By which kind of block device; none is the best that this machine has.
+    pub by: Option<DeviceKind>,
     /// Mount what is inside there.
     pub mount: Option<PathBuf>,
     /// Which partition to mount.
     pub partition: Option<u32>,
     /// Whether the server drops all writes at the end; for the record only.
     pub ephemeral: bool,
+}
+
+/// The kinds of block device that a disk can be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// By the kernel's ublk driver.
+    Ublk,
+    /// A loop device over a FUSE file.
+    Loop,
 }
 
 /// How long a server without a supervisor may take to close its disk.
@@ -84,7 +101,7 @@ pub fn detach(registry: &Registry, target: &Path, how: Detach) -> Result<Record,
     let how = Detach { force: how.force || !was_alive, ..how };
     release::release(&home, &mut record, how, &ours)?;
     if let Some(server) = server
-        && !loop_device::wait_until(END_PATIENCE, || !server.is_alive())
+        && !wait_until(END_PATIENCE, || !server.is_alive())
     {
         return Err(AttachError::Server(format!(
             "process {} has not closed the disk yet; see {}",

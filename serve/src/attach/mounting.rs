@@ -130,7 +130,7 @@ fn node(record: &mut Record, index: usize, warnings: &mut Vec<String>) -> Result
         return Ok(device.clone());
     }
     let device = loop_device::set_up(&LoopOptions {
-        file: &record.fuse_file,
+        file: record.backing(),
         name: &record.file,
         offset_bytes: *start,
         len_bytes: *length,

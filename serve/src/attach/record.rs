@@ -6,7 +6,7 @@
 //!     fe01-1a2b3c/               device and inode number of the image: a file is attached once
 //!       record.json              below
 //!       control                  the socket of the supervisor
-//!       disk                     where the FUSE file is, under a loop device
+//!       disk                     where the FUSE file is, under a loop device (not for ublk)
 //!       log                      what supervisor and server have to say
 //! ```
 //!
@@ -46,6 +46,19 @@ pub struct PartitionRecord {
     pub content: Option<String>,
 }
 
+/// By what a disk is shown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShownBy {
+    /// A ublk device.
+    Ublk,
+    /// A loop device over a FUSE file.
+    #[default]
+    Loop,
+    /// A FUSE file, and no block device.
+    Fuse,
+}
+
 /// A mount that was made by attaching.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountRecord {
@@ -76,9 +89,15 @@ pub struct Record {
     pub size: u64,
     /// Logical sector in bytes.
     pub sector_size: u32,
-    /// The FUSE mount point.
+    /// By what it is shown.
+    #[serde(default)]
+    pub by: ShownBy,
+    /// The mark of its ublk device.
+    #[serde(default)]
+    pub ublk_mark: Option<u64>,
+    /// The FUSE mount point; empty for a ublk device.
     pub fuse_mount: PathBuf,
-    /// The disk as a file.
+    /// The disk as a file; empty for a ublk device.
     pub fuse_file: PathBuf,
     /// The disk as a block device.
     pub device: Option<PathBuf>,
@@ -108,6 +127,8 @@ impl Record {
             ephemeral: false,
             size: 0,
             sector_size: 0,
+            by: ShownBy::Loop,
+            ublk_mark: None,
             fuse_mount: PathBuf::new(),
             fuse_file: PathBuf::new(),
             device: None,
@@ -123,6 +144,14 @@ impl Record {
     /// The name by which a user reaches it: the device, else the file.
     pub fn place(&self) -> &Path {
         self.device.as_deref().unwrap_or(&self.fuse_file)
+    }
+
+    /// What shows the whole disk, whether that is a device or a file: for devices of parts of it.
+    pub fn backing(&self) -> &Path {
+        match self.by {
+            ShownBy::Ublk => self.place(),
+            ShownBy::Loop | ShownBy::Fuse => &self.fuse_file,
+        }
     }
 
     /// Whether the process that watches over it is there.

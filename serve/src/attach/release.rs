@@ -1,7 +1,7 @@
 //! Taking an attached disk apart, in the order in which it can be refused, and in which nothing is lost.
 //!
 //! ```text
-//!   unmount (if asked to) ─▶ anybody left? refuse, say who ─▶ flush ─▶ loop devices ─▶ FUSE ─▶ the server flushes, closes, ends
+//!   unmount (if asked to) ─▶ anybody left? refuse, say who ─▶ flush ─▶ devices ─▶ FUSE ─▶ the server flushes, closes, ends
 //!   \______ refused: everything is as it was ______________________/   \_ refused: noted in the record, try again _/
 //! ```
 //!
@@ -12,16 +12,24 @@ use crate::{
     attach::{
         error::AttachError,
         loop_device,
-        record::{Home, Record},
-        usage::{self, Use},
+        process::Process,
+        record::{Home, Record, ShownBy},
+        usage::{self, Mount, Use},
     },
     fuse::{self, FuseError},
+    ublk::{self, Found, UblkError},
 };
-use rustix::{io::Errno, mount::UnmountFlags};
+use diskwright_store::ublk::UblkControl;
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+    mount::UnmountFlags,
+};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
     io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -38,21 +46,40 @@ pub struct Detach {
     pub force: bool,
 }
 
-/// Takes everything apart but the server, which ends by itself when its mount is gone. `ours` are processes that do not count as users.
+/// Takes everything apart but the server, which ends by itself when its mount or its device is gone. `ours` are processes that do not count as users.
 ///
 /// # Errors
 /// [`AttachError::InUse`] and [`AttachError::Flush`] without force; what the system refuses.
 pub fn release(home: &Home, record: &mut Record, how: Detach, ours: &[u32]) -> Result<(), AttachError> {
-    let devices: Vec<PathBuf> = record
+    let mut ublk = Ublk::of(record)?;
+    let is_loop = record.by == ShownBy::Loop;
+    let loops: Vec<PathBuf> = record
         .more_devices
         .iter()
-        .chain(&record.device)
+        .chain(record.device.iter().filter(|_| is_loop))
         // A number that was given to somebody else meanwhile is none of ours.
-        .filter(|device| loop_device::shows(device, &record.fuse_file))
+        .filter(|device| loop_device::shows(device, record.backing()))
         .cloned()
         .collect();
+    let device = ublk.as_ref().map(|ublk| ublk.found.device.clone());
+    let devices: Vec<PathBuf> = loops.iter().chain(&device).cloned().collect();
     if !devices.is_empty() {
-        release_devices(&devices, record, how, ours)?;
+        empty_devices(&devices, record, how, ours)?;
+        let claim = match &device {
+            Some(device) if !how.force => claim(device)?,
+            _ => None,
+        };
+        loops.iter().try_for_each(|device| let_go(device, how))?;
+        if let Some(ublk) = &mut ublk {
+            ublk.found.stop(&mut ublk.control)?;
+        }
+        drop(claim);
+    }
+    // Its server deletes it, if that is there.
+    if let Some(Ublk { mut control, found }) = ublk
+        && !record.server.is_some_and(Process::is_alive)
+    {
+        found.delete(&mut control)?;
     }
     if record.device.is_some() || !record.more_devices.is_empty() {
         record.device = None;
@@ -64,59 +91,95 @@ pub fn release(home: &Home, record: &mut Record, how: Detach, ours: &[u32]) -> R
     release_fuse(record, how, ours)
 }
 
-fn release_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]) -> Result<(), AttachError> {
+/// The ublk device of a record, as long as it is there.
+struct Ublk {
+    control: UblkControl,
+    found: Found,
+}
+
+impl Ublk {
+    fn of(record: &Record) -> Result<Option<Self>, AttachError> {
+        let Some(mark) = record.ublk_mark else { return Ok(None) };
+        let mut control = match ublk::control() {
+            Ok(control) => control,
+            // The driver has been unloaded, and its devices with it.
+            Err(UblkError::NoDriver { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Found::by_mark(&mut control, mark)?.map(|found| Self { control, found }))
+    }
+}
+
+/// Sees that nobody uses the devices, and that what was written last has reached the disk.
+fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]) -> Result<(), AttachError> {
     let place = record.place().to_owned();
     let mut numbers = Vec::new();
     for device in devices {
         numbers.extend(usage::with_partitions(device).unwrap_or_default());
     }
     if how.unmount || how.force {
-        unmount_all(&numbers, how.force)?;
+        unmount_all(devices, &numbers, how.force)?;
     }
-    if !how.force {
-        let failed = |source| AttachError::State { doing: "read", path: "/proc".into(), source, hint: "" };
-        let uses = usage::uses(&numbers, ours).map_err(failed)?;
-        let hint = match uses.first() {
-            Some(Use::Mounted(_)) if !how.unmount => " (or let --unmount do it)",
-            _ => "",
-        };
-        if !uses.is_empty() {
-            return Err(AttachError::InUse { place, uses, hint });
-        }
+    if how.force {
+        // What can be saved is saved, and nobody waits for what cannot.
+        devices.iter().for_each(|device| drop(File::open(device).and_then(|device| device.sync_all())));
+        return Ok(());
     }
-    for device in devices {
-        match File::open(device).and_then(|device| device.sync_all()) {
-            Err(error) if !how.force => {
-                return Err(AttachError::Flush {
-                    place,
-                    what: format!(
-                        "what was written last cannot be flushed: {error}; it stays attached: see to the cause and try again, or give the data up with --force"
-                    ),
-                });
-            }
-            _ => {}
-        }
+    let failed = |source| AttachError::State { doing: "read", path: "/proc".into(), source, hint: "" };
+    let uses = usage::uses(&numbers, ours).map_err(failed)?;
+    let hint = match uses.first() {
+        Some(Use::Mounted(_)) if !how.unmount => " (or let --unmount do it)",
+        _ => "",
+    };
+    if !uses.is_empty() {
+        return Err(AttachError::InUse { place, uses, hint });
     }
-    for device in devices {
-        let gone = loop_device::let_go(device).map_err(|source| AttachError::Loop {
-            doing: "let go of",
-            path: device.clone(),
-            source,
-            hint: "",
+    for device in devices.iter().filter(|device| device.exists()) {
+        File::open(device).and_then(|device| device.sync_all()).map_err(|error| AttachError::Flush {
+            place: place.clone(),
+            what: format!(
+                "what was written last cannot be flushed: {error}; it stays attached: see to the cause and try again, or give the data up with --force"
+            ),
         })?;
-        if !gone && !how.force {
-            let what =
-                format!("{} was opened by somebody in this moment; it goes when they close it", device.display());
-            return Err(AttachError::Supervisor(what));
-        }
     }
     Ok(())
 }
 
-/// Unmounts everything that is mounted from these devices, the youngest first. What is busy stays, unless by force.
-fn unmount_all(devices: &[u64], force: bool) -> Result<(), AttachError> {
+/// Keeps others from mounting a device that is about to go: unlike a loop device, a ublk device goes under those who use it.
+fn claim(device: &Path) -> Result<Option<OwnedFd>, AttachError> {
+    match rustix::fs::open(device, OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(claim) => Ok(Some(claim)),
+        Err(Errno::BUSY) => {
+            let what = format!("{} was taken into use in this moment; try again", device.display());
+            Err(AttachError::Supervisor(what))
+        }
+        // It was never started, or its server is gone.
+        Err(_) => Ok(None),
+    }
+}
+
+fn let_go(device: &Path, how: Detach) -> Result<(), AttachError> {
+    let gone = loop_device::let_go(device).map_err(|source| AttachError::Loop {
+        doing: "let go of",
+        path: device.to_owned(),
+        source,
+        hint: "",
+    })?;
+    if !gone && !how.force {
+        let what = format!("{} was opened by somebody in this moment; it goes when they close it", device.display());
+        return Err(AttachError::Supervisor(what));
+    }
+    Ok(())
+}
+
+/// Unmounts everything that is mounted from these devices, the youngest first. What is busy stays, unless by force. A device that is gone
+/// has no number any more, but its name is in the table of mounts.
+fn unmount_all(devices: &[PathBuf], numbers: &[u64], force: bool) -> Result<(), AttachError> {
     let failed = |source| AttachError::State { doing: "read", path: "/proc".into(), source, hint: "" };
-    for mount in usage::mounts().map_err(failed)?.into_iter().rev().filter(|mount| devices.contains(&mount.device)) {
+    let is_ours = |mount: &Mount| {
+        numbers.contains(&mount.device) || devices.iter().any(|device| !device.exists() && mount.is_from(device))
+    };
+    for mount in usage::mounts().map_err(failed)?.into_iter().rev().filter(is_ours) {
         let plain = rustix::mount::unmount(&mount.dir, UnmountFlags::NOFOLLOW);
         if plain == Err(Errno::BUSY) && force {
             let _ = rustix::mount::unmount(&mount.dir, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH);

@@ -1,12 +1,14 @@
-//! The process that serves one attached disk: it has the disk open, mounts it as a FUSE file, and moves its bytes until it is unmounted.
+//! The process that serves one attached disk: it has the disk open, makes it a ublk device or mounts it as a FUSE file, and moves its bytes
+//! until the device is stopped or the file unmounted.
 //!
 //! What it has to say it says on its standard output, a line of JSON each ([`ServerSays`]), to the supervisor that started it: first that
-//! the disk is mounted (or why not), at the end that it is closed (or what was lost). Unmounting is how it is told to end. It does nothing
+//! the disk is there (or why not), at the end that it is closed (or what was lost). Stopping and unmounting are how it is told to end. It does nothing
 //! else, so nothing else can take it down with it, and when it dies all the same, the supervisor sees that its output has ended.
 
 use crate::{
     attach::error::AttachError,
-    fuse::{self, DISK_NAME, MountOptions, Shape, View},
+    fuse::{self, DISK_NAME, FuseError, MountOptions, Shape, View},
+    ublk,
 };
 use diskwright_disk::Disk;
 use diskwright_store::{BlockDevice, EngineKind};
@@ -18,14 +20,33 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+/// Where the server is to show the disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum At {
+    /// As a FUSE file, at this mount point.
+    Mount(PathBuf),
+    /// As a ublk device, with this mark.
+    Ublk(u64),
+}
+
+/// Where the server has the disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shown {
+    /// As a file.
+    File(PathBuf),
+    /// As the ublk device of this number, which can be started.
+    Ublk(u32),
+}
+
 /// A line from the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServerSays {
     /// The disk is there.
-    Mounted {
-        /// The disk as a file.
-        fuse_file: PathBuf,
+    Ready {
+        /// As what.
+        shown: Shown,
         /// Size in bytes.
         size: u64,
         /// Logical sector in bytes.
@@ -39,8 +60,11 @@ pub enum ServerSays {
     Failed {
         /// Why, as a sentence.
         error: String,
+        /// It is the machine that lacks something, and not the disk.
+        #[serde(default)]
+        machine: bool,
     },
-    /// It was unmounted and closed. With an error, what was written and not flushed may be lost.
+    /// It was unmounted, or its device stopped, and closed. With an error, what was written and not flushed may be lost.
     Closed {
         /// What went wrong.
         error: Option<String>,
@@ -62,41 +86,67 @@ pub(crate) fn now_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Mounts `disk` at `point`, serves it until it is unmounted, and closes it. Everything it has to say goes to `out`.
+/// Shows `disk` at a place, serves it until it is taken from there, and closes it. Everything it has to say goes to `out`.
 ///
 /// # Errors
 /// What it has said already.
-pub fn serve_disk(disk: Arc<Disk>, point: &Path, engine: EngineKind, out: &mut dyn Write) -> Result<(), AttachError> {
+pub fn serve_disk(disk: Arc<Disk>, at: &At, engine: EngineKind, out: &mut dyn Write) -> Result<(), AttachError> {
     // Memory that the kernel frees by writing to this disk must not be waited for here. Without the right to ask for that it is a risk that
     // every user-space disk has.
     let _ = rustix::process::configure_io_flusher_behavior(true);
-    let geometry = disk.geometry();
-    let warnings = disk.warnings().to_vec();
-    let mounted = (|| {
-        let shape = fuse::shape_of(point)?;
-        let fd = fuse::mount(point, &MountOptions { shape, read_only: geometry.read_only })?;
-        Ok((shape, fd))
-    })();
-    let (shape, fd) = match mounted {
-        Ok(mounted) => mounted,
-        Err(error) => {
-            let error = AttachError::Fuse(error);
-            ServerSays::Failed { error: error.to_string() }.say(out);
-            return Err(error);
+    let mut is_ready = false;
+    let served = match at {
+        At::Mount(point) => serve_file(&disk, point, engine, &mut |says| {
+            is_ready = true;
+            says.say(out);
+        }),
+        At::Ublk(mark) => {
+            let device: Arc<dyn BlockDevice> = disk.clone();
+            let served = ublk::serve(device, *mark, engine, |number| {
+                is_ready = true;
+                ready(&disk, Shown::Ublk(number)).say(out);
+            });
+            served.map_err(AttachError::Ublk)
         }
     };
+    if let Err(error) = &served
+        && !is_ready
+    {
+        let machine = matches!(error, AttachError::Fuse(FuseError::NoDevice { .. } | FuseError::Mount { .. }));
+        ServerSays::Failed { error: error.to_string(), machine }.say(out);
+        return served;
+    }
+    let closed = disk.close().map_err(|error| AttachError::Server(error.to_string()));
+    let result = served.and(closed);
+    ServerSays::Closed { error: result.as_ref().err().map(ToString::to_string) }.say(out);
+    result
+}
+
+fn ready(disk: &Disk, shown: Shown) -> ServerSays {
+    let geometry = disk.geometry();
+    ServerSays::Ready {
+        shown,
+        size: geometry.size_bytes,
+        sector_size: geometry.logical_sector_bytes,
+        read_only: geometry.read_only,
+        warnings: disk.warnings().to_vec(),
+    }
+}
+
+fn serve_file(
+    disk: &Arc<Disk>,
+    point: &Path,
+    engine: EngineKind,
+    say: &mut dyn FnMut(ServerSays),
+) -> Result<(), AttachError> {
+    let geometry = disk.geometry();
+    let shape = fuse::shape_of(point)?;
+    let fd = fuse::mount(point, &MountOptions { shape, read_only: geometry.read_only })?;
     let fuse_file = match shape {
         Shape::File => point.to_owned(),
         Shape::Directory => point.join(DISK_NAME),
     };
-    ServerSays::Mounted {
-        fuse_file,
-        size: geometry.size_bytes,
-        sector_size: geometry.logical_sector_bytes,
-        read_only: geometry.read_only,
-        warnings,
-    }
-    .say(out);
+    say(ready(disk, Shown::File(fuse_file)));
     let view = View {
         shape,
         size_bytes: geometry.size_bytes,
@@ -107,9 +157,5 @@ pub fn serve_disk(disk: Arc<Disk>, point: &Path, engine: EngineKind, out: &mut d
         time_seconds: now_seconds(),
     };
     let device: Arc<dyn BlockDevice> = disk.clone();
-    let served = fuse::serve(fd, device, view, engine).map_err(AttachError::Fuse);
-    let closed = disk.close().map_err(|error| AttachError::Server(error.to_string()));
-    let result = served.and(closed);
-    ServerSays::Closed { error: result.as_ref().err().map(ToString::to_string) }.say(out);
-    result
+    Ok(fuse::serve(fd, device, view, engine)?)
 }

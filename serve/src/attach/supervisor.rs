@@ -1,10 +1,10 @@
-//! The process that watches over one attached disk: it starts the server, puts the loop device on what that shows, mounts, answers
-//! `detach`, and, when the server dies, takes apart what would otherwise be left without it.
+//! The process that watches over one attached disk: it starts the server, then the ublk device of that, or puts a loop device on the file that it
+//! shows, mounts, answers `detach`, and, when the server dies, takes apart what would otherwise be left without it.
 //!
 //! ```text
-//!   attach: claim a folder ─▶ server (own process) ─▶ Mounted ─▶ loop device ─▶ partitions ─▶ mount ─▶ record ─▶ watch
-//!                                     │                                                                       │
-//!   events:   its output, its end ────┘        a connection to `control`        a signal of the user ─────────┘
+//!   attach: claim a folder ─▶ server (own process) ─▶ Ready ─▶ block device ─▶ partitions ─▶ mount ─▶ record ─▶ watch
+//!                                     │                                                                     │
+//!   events:   its output, its end ────┘        a connection to `control`        a signal of the user ───────┘
 //! ```
 //!
 //! Server and supervisor are two processes, so that the one which moves the bytes can be killed (out of memory, a bug, an impatient
@@ -12,16 +12,17 @@
 //! whoever uses the command next clears what is left ([`clear_stale`](super::clear_stale)).
 
 use crate::attach::{
-    AttachOptions,
+    AttachOptions, DeviceKind,
     control::{self, Answer},
     error::AttachError,
     loop_device::{self, Found, LoopOptions},
     mounting,
     process::Process,
-    record::{Home, PartitionRecord, Record, Registry, state_error},
+    record::{Home, PartitionRecord, Record, Registry, ShownBy, state_error},
     release::{self, Detach},
-    server::{ServerSays, now_seconds},
+    server::{At, ServerSays, Shown, now_seconds},
 };
+use crate::ublk::{self, UblkError};
 use std::{
     fs::File,
     io::{BufRead, BufReader},
@@ -29,7 +30,6 @@ use std::{
         net::{UnixListener, UnixStream},
         process::{CommandExt, ExitStatusExt},
     },
-    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     thread,
@@ -59,7 +59,7 @@ pub struct Attached {
     warnings: Vec<String>,
 }
 
-/// Attaches. `server` makes the command that will [`serve_disk`](super::serve_disk) at the mount point that it is given, with what it has
+/// Attaches. `server` makes the command that will [`serve_disk`](super::serve_disk) at the place that it is given, with what it has
 /// to say on its standard output.
 ///
 /// # Errors
@@ -67,7 +67,7 @@ pub struct Attached {
 pub fn attach(
     registry: &Registry,
     options: &AttachOptions,
-    server: &dyn Fn(&Path) -> Command,
+    server: &dyn Fn(&At) -> Command,
 ) -> Result<Attached, AttachError> {
     let file = options.file.canonicalize().map_err(|source| state_error("open", &options.file, source))?;
     if options.fuse_dir.is_none() && !rustix::process::geteuid().is_root() {
@@ -77,7 +77,8 @@ pub fn attach(
         });
     }
     let home = registry.home_of(&file)?;
-    let mut record = Record::new(file, now_seconds());
+    let (by, no_ublk) = choose(options)?;
+    let mut record = Record { by, ..Record::new(file, now_seconds()) };
     {
         let _lock = registry.lock()?;
         if let Some(other) = home.read()? {
@@ -87,10 +88,13 @@ pub fn attach(
             })?;
         }
         home.make()?;
-        record.fuse_mount = match &options.fuse_dir {
-            Some(dir) => dir.canonicalize().map_err(|source| state_error("mount on", dir, source))?,
-            None => home.make_mount_point()?,
-        };
+        match (by, &options.fuse_dir) {
+            (ShownBy::Ublk, _) => record.ublk_mark = Some(ublk::new_mark()),
+            (_, Some(dir)) => {
+                record.fuse_mount = dir.canonicalize().map_err(|source| state_error("mount on", dir, source))?;
+            }
+            (_, None) => record.fuse_mount = home.make_mount_point()?,
+        }
         record.fuse_file = record.fuse_mount.clone();
         record.ephemeral = options.ephemeral;
         home.write(&record)?;
@@ -108,8 +112,31 @@ pub fn attach(
         Ok(()) => Ok(attached),
         Err(error) => {
             attached.take_apart();
-            Err(error)
+            match (error, no_ublk) {
+                (error @ (AttachError::Loop { .. } | AttachError::Machine(_)), Some(ublk)) => {
+                    Err(AttachError::NoDevice { ublk, other: Box::new(error) })
+                }
+                (error, _) => Err(error),
+            }
         }
+    }
+}
+
+/// By what the disk is to be shown, and, where that is not ublk for want of it, why.
+fn choose(options: &AttachOptions) -> Result<(ShownBy, Option<UblkError>), AttachError> {
+    if options.fuse_dir.is_some() {
+        return Ok((ShownBy::Fuse, None));
+    }
+    match options.by {
+        Some(DeviceKind::Loop) => Ok((ShownBy::Loop, None)),
+        Some(DeviceKind::Ublk) => {
+            ublk::control()?;
+            Ok((ShownBy::Ublk, None))
+        }
+        None => Ok(match ublk::control() {
+            Ok(_) => (ShownBy::Ublk, None),
+            Err(error) => (ShownBy::Loop, Some(error)),
+        }),
     }
 }
 
@@ -117,7 +144,7 @@ pub fn attach(
 fn start(
     home: &Home,
     record: &Record,
-    server: &dyn Fn(&Path) -> Command,
+    server: &dyn Fn(&At) -> Command,
 ) -> Result<(Child, Receiver<Event>), AttachError> {
     let control = home.control();
     let _ = std::fs::remove_file(&control);
@@ -125,7 +152,8 @@ fn start(
     let log = home.log();
     let log =
         File::options().create(true).append(true).open(&log).map_err(|source| state_error("write", &log, source))?;
-    let mut child = server(&record.fuse_mount)
+    let at = record.ublk_mark.map_or_else(|| At::Mount(record.fuse_mount.clone()), At::Ublk);
+    let mut child = server(&at)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -171,9 +199,12 @@ impl Attached {
 
     fn complete(&mut self, options: &AttachOptions) -> Result<(), AttachError> {
         self.record.server = Process::of(self.child.id());
-        self.wait_for_mount()?;
+        let shown = self.wait_for_server()?;
         if options.fuse_dir.is_none() {
-            self.put_loop_device()?;
+            match shown {
+                Shown::Ublk(number) => self.start_ublk_device(number)?,
+                Shown::File(_) => self.put_loop_device()?,
+            }
             if let Some(dir) = &options.mount {
                 let (partitions, whole) = self.look_inside()?;
                 let file_systems: Vec<_> =
@@ -186,18 +217,23 @@ impl Attached {
         self.home.write(&self.record)
     }
 
-    fn wait_for_mount(&mut self) -> Result<(), AttachError> {
+    fn wait_for_server(&mut self) -> Result<Shown, AttachError> {
         loop {
             match self.events.recv() {
-                Ok(Event::Server(ServerSays::Mounted { fuse_file, size, sector_size, read_only, warnings })) => {
-                    self.record.fuse_file = fuse_file;
+                Ok(Event::Server(ServerSays::Ready { shown, size, sector_size, read_only, warnings })) => {
+                    if let Shown::File(fuse_file) = &shown {
+                        self.record.fuse_file.clone_from(fuse_file);
+                    }
                     self.record.size = size;
                     self.record.sector_size = sector_size;
                     self.record.read_only = read_only;
                     self.warnings.extend(warnings);
-                    return Ok(());
+                    return Ok(shown);
                 }
-                Ok(Event::Server(ServerSays::Failed { error })) => return Err(AttachError::Server(error)),
+                Ok(Event::Server(ServerSays::Failed { error, machine: true })) => {
+                    return Err(AttachError::Machine(error));
+                }
+                Ok(Event::Server(ServerSays::Failed { error, .. })) => return Err(AttachError::Server(error)),
                 Ok(Event::Server(ServerSays::Closed { .. })) => {}
                 Ok(Event::Asked(mut stream)) => {
                     let refused = Answer::Refused("it is just being attached; try again in a moment".into());
@@ -211,6 +247,19 @@ impl Attached {
                 }
             }
         }
+    }
+
+    /// The kernel reads the partitions of a device that it starts, and the server answers meanwhile.
+    fn start_ublk_device(&mut self, number: u32) -> Result<(), AttachError> {
+        let mut control = ublk::control()?;
+        let started = control.start(number, self.child.id());
+        started.map_err(|source| UblkError::Device { doing: "start", source })?;
+        let device = ublk::block_device(number);
+        if !loop_device::wait_until(loop_device::NODE_PATIENCE, || device.exists()) {
+            return Err(UblkError::NoNode { path: device }.into());
+        }
+        self.record.device = Some(device);
+        self.home.write(&self.record)
     }
 
     fn put_loop_device(&mut self) -> Result<(), AttachError> {

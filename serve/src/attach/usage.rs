@@ -14,7 +14,10 @@ use crate::attach::process;
 use rustix::fs::{major, makedev, minor};
 use std::{
     fmt, fs, io,
-    os::unix::{ffi::OsStringExt, fs::FileTypeExt, fs::MetadataExt},
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::{FileTypeExt, MetadataExt},
+    },
     path::{Path, PathBuf},
 };
 
@@ -27,6 +30,20 @@ pub struct Mount {
     pub dir: PathBuf,
     /// What, as in "ext4".
     pub file_system: String,
+    /// From what, as in "/dev/sda1": the name that was used.
+    pub source: PathBuf,
+}
+
+impl Mount {
+    /// Whether it is mounted from a device of this name, or from a partition of it.
+    pub fn is_from(&self, device: &Path) -> bool {
+        let (source, device) = (self.source.as_os_str().as_bytes(), device.as_os_str().as_bytes());
+        let is_partition = |rest: &[u8]| {
+            let number = rest.strip_prefix(b"p").unwrap_or_default();
+            !number.is_empty() && number.iter().all(u8::is_ascii_digit)
+        };
+        source.strip_prefix(device).is_some_and(|rest| rest.is_empty() || is_partition(rest))
+    }
 }
 
 /// All mounts, the oldest first.
@@ -47,11 +64,14 @@ fn parse_mount(line: &[u8]) -> Option<Mount> {
     let device = std::str::from_utf8(words.nth(2)?).ok()?;
     let (major, minor) = device.split_once(':')?;
     let dir = unescape(words.nth(1)?);
-    let file_system = words.skip_while(|word| *word != b"-").nth(1)?;
+    let mut words = words.skip_while(|word| *word != b"-").skip(1);
+    let file_system = words.next()?;
+    let source = unescape(words.next()?);
     Some(Mount {
         device: makedev(major.parse().ok()?, minor.parse().ok()?),
         dir: PathBuf::from(std::ffi::OsString::from_vec(dir)),
         file_system: String::from_utf8_lossy(file_system).into_owned(),
+        source: PathBuf::from(std::ffi::OsString::from_vec(source)),
     })
 }
 
@@ -202,6 +222,10 @@ mod tests {
         assert_eq!(found[0].device, makedev(98, 0));
         assert_eq!(found[0].dir, Path::new("/mnt/a b\\c"));
         assert_eq!((found[0].file_system.as_str(), found[1].file_system.as_str()), ("ext3", "proc"));
+        assert!(found[0].is_from(Path::new("/dev/root")) && !found[0].is_from(Path::new("/dev/roo")));
+        let part = parse_mounts(b"36 35 259:1 / /mnt rw - ext4 /dev/ublkb1p12 rw").remove(0);
+        assert!(part.is_from(Path::new("/dev/ublkb1")) && !part.is_from(Path::new("/dev/ublkb")));
+        assert!(!part.is_from(Path::new("/dev/ublkb1p1")));
         assert!(!mounts().unwrap().is_empty());
     }
 

@@ -31,4 +31,5 @@ mod wire;
 pub use error::FuseError;
 pub use mount::{MountOptions, mount, shape_of, unmount};
 pub use pump::serve;
+pub(crate) use session::errno_of;
 pub use view::{DISK_NAME, Shape, View};

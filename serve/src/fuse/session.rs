@@ -416,7 +416,7 @@ impl Session {
 }
 
 /// The number by which the kernel tells a program what was wrong.
-fn errno_of(error: &io::Error) -> Errno {
+pub(crate) fn errno_of(error: &io::Error) -> Errno {
     if let Some(errno) = Errno::from_io_error(error) {
         return errno;
     }

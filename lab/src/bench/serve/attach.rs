@@ -88,7 +88,11 @@ impl Drop for Looped {
 /// Ours: the supervisor in the foreground, with a list of attached disks of its own.
 fn attach(program: &Path, disk: &Path, dir: &Path) -> Result<Device> {
     let mut command = Command::new(program);
-    command.arg("attach").arg(disk).args(["--foreground", "--cache=direct"]).env("DISKWRIGHT_RUN_DIR", dir.join("run"));
+    command
+        .arg("attach")
+        .arg(disk)
+        .args(["--foreground", "--by=loop", "--cache=direct"])
+        .env("DISKWRIGHT_RUN_DIR", dir.join("run"));
     let mut server = Server::start(command, dir, "attach")?;
     let log = server.log().to_owned();
     let mut path = None;

@@ -186,7 +186,7 @@ impl Disks {
 
     fn attach(&self) -> Result<Open> {
         let mut command = self.own("attach");
-        command.arg(&self.disk).args(["--ephemeral", "--foreground"]);
+        command.arg(&self.disk).args(["--ephemeral", "--foreground", "--by=loop"]);
         let mut server = Server::start(command, &self.dir, "attach")?;
         let log = server.log().to_owned();
         let mut device = None;

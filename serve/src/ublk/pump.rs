@@ -1,0 +1,125 @@
+//! A device from its adding to its deletion, and the loop between: requests in, results out, until the kernel says that it was stopped.
+//!
+//! ```text
+//!   add ─▶ describe ─▶ /dev/ublkcN ─▶ fetch for every tag ─▶ "it is ready" ─▶ loop ─▶ all tags have ended with ENODEV ─▶ delete
+//!                                                                 │
+//!                                        somebody else: start ────┘ ... stop
+//! ```
+//!
+//! One turn of the loop is one `io_uring_enter`, which submits the disk's transfers and the commits of what has ended, and waits for either.
+
+use crate::{
+    attach::wait_until,
+    ublk::{
+        control,
+        error::UblkError,
+        session::{Answer, Session},
+    },
+};
+use diskwright_store::{
+    BlockDevice, EngineKind, QueueOptions, SharedRing, Slab,
+    ublk::{UblkControl, UblkDevice, UblkEnd, UblkQueue},
+};
+use rustix::io::Errno;
+use std::{path::Path, sync::Arc, time::Duration};
+
+/// Requests in flight. With the longest transfer, this is how much memory a device has: 32 MiB.
+const DEPTH: u16 = 128;
+const TRANSFER_BYTES: u32 = 256 << 10;
+
+/// How long the node of a device that was added may take to come.
+const NODE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Makes `device` a ublk device with this mark, tells `ready` its number when it can be started, and serves it until it is stopped.
+///
+/// # Errors
+/// See [`UblkError`]. The device is deleted then, or, where the kernel does not do that while this process lives, stays without a server.
+pub fn serve(
+    device: Arc<dyn BlockDevice>,
+    mark: u64,
+    engine: EngineKind,
+    ready: impl FnOnce(u32),
+) -> Result<(), UblkError> {
+    let mut control = control()?;
+    let add = UblkDevice { queue_depth: DEPTH, transfer_bytes: TRANSFER_BYTES, mark };
+    let number = control.add(&add).map_err(|source| UblkError::Device { doing: "add", source })?;
+    let served = serve_added(device, &mut control, number, engine, ready);
+    // A fetch that is under way keeps the device open until this process ends, and a deletion would wait for that.
+    let is_open = matches!(served, Err(UblkError::Fetch { .. } | UblkError::Queue(_)));
+    if is_open {
+        return served;
+    }
+    let deleted = control.delete(number).map_err(|source| UblkError::Device { doing: "delete", source });
+    served.and(deleted)
+}
+
+fn serve_added(
+    device: Arc<dyn BlockDevice>,
+    control: &mut UblkControl,
+    number: u32,
+    engine: EngineKind,
+    ready: impl FnOnce(u32),
+) -> Result<(), UblkError> {
+    let refused = |doing| move |source| UblkError::Device { doing, source };
+    control.describe(number, &device.geometry(), TRANSFER_BYTES).map_err(refused("describe"))?;
+    let node = format!("/dev/ublkc{number}");
+    if !wait_until(NODE_PATIENCE, || Path::new(&node).exists()) {
+        return Err(UblkError::NoNode { path: node.into() });
+    }
+    let slab = Slab::new(usize::from(DEPTH), TRANSFER_BYTES as usize);
+    // For the disk's requests, and for a commit of each.
+    let ring = SharedRing::new(2 * usize::from(DEPTH), Some(&slab)).map_err(refused("serve"))?;
+    let mut kernel = UblkQueue::open(&ring, control, number, &node).map_err(refused("open"))?;
+    let depth = kernel.depth();
+    let options = QueueOptions { depth: depth.into(), engine, slab: Some(&slab), ring: Some(&ring) };
+    let queue = device.open_queue(&options).map_err(refused("serve"))?;
+    let session = Session::new(queue, depth);
+    for (tag, buf) in (0..depth).zip(slab.take_all()) {
+        kernel.fetch(tag, buf);
+    }
+    ring.wait_for(Duration::ZERO).map_err(UblkError::Queue)?;
+    ready(number);
+    // Without a ring the disk's requests end only where they are waited for.
+    let waits_for_disk = engine == EngineKind::Sync;
+    Pump { kernel, session, live: depth }.run(&ring, waits_for_disk)
+}
+
+struct Pump {
+    kernel: UblkQueue,
+    session: Session,
+    /// Tags for which requests can still come.
+    live: u16,
+}
+
+impl Pump {
+    fn run(mut self, ring: &SharedRing, waits_for_disk: bool) -> Result<(), UblkError> {
+        let mut ends = Vec::new();
+        while self.live > 0 {
+            ring.wait().map_err(UblkError::Queue)?;
+            self.kernel.reap(&mut ends);
+            for end in ends.drain(..) {
+                self.taken(end)?;
+            }
+            loop {
+                let at_least = if waits_for_disk { self.session.in_flight().min(1) } else { 0 };
+                self.session.reap(at_least).map_err(UblkError::Queue)?;
+                for Answer { tag, result, buf } in self.session.answers().drain(..) {
+                    self.kernel.commit(tag, result, buf);
+                }
+                if at_least == 0 {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn taken(&mut self, UblkEnd { tag, buf, request }: UblkEnd) -> Result<(), UblkError> {
+        match request {
+            Ok(asked) => self.session.take(tag, buf, asked),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => self.live -= 1,
+            Err(source) => return Err(UblkError::Fetch { source }),
+        }
+        Ok(())
+    }
+}

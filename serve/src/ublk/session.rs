@@ -1,0 +1,189 @@
+//! One device: requests of the kernel become requests of the disk's queue, their completions become answers.
+//!
+//! It does no I/O with the kernel: a loop around it (`pump`) gives it the requests with their buffers, and commits the answers that it finds here.
+//!
+//! Invariants: every tag that was taken gets exactly one answer, with a buffer. A tag has at most one request, so the tag of the kernel is
+//! the tag of the disk's request.
+
+use crate::fuse::errno_of;
+use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, ublk::UblkOperation};
+use rustix::io::Errno;
+use std::io;
+
+/// The end of a request.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) tag: u16,
+    /// Bytes moved, or why not.
+    pub(crate) result: Result<u32, Errno>,
+    pub(crate) buf: IoBuf,
+}
+
+/// What is remembered of a request while the disk carries it out.
+#[derive(Debug)]
+enum Held {
+    /// The queue has the buffer.
+    Transfer { len_bytes: u32 },
+    /// The buffer waits here.
+    Other { buf: IoBuf },
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Session {
+    queue: Box<dyn BlockQueue>,
+    /// By tag.
+    held: Vec<Option<Held>>,
+    in_flight: usize,
+    completions: Vec<Completion>,
+    answers: Vec<Answer>,
+}
+
+impl Session {
+    /// For a device with `depth` tags, on a queue of at least that depth.
+    pub(crate) fn new(queue: Box<dyn BlockQueue>, depth: u16) -> Self {
+        let held = (0..depth).map(|_| None).collect();
+        Self { queue, held, in_flight: 0, completions: Vec::new(), answers: Vec::new() }
+    }
+
+    /// Requests that the disk is carrying out.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// The answers that are ready.
+    pub(crate) fn answers(&mut self) -> &mut Vec<Answer> {
+        &mut self.answers
+    }
+
+    /// Takes a request; `None` is one that nobody understands.
+    pub(crate) fn take(&mut self, tag: u16, buf: IoBuf, asked: Option<UblkOperation>) {
+        let Some(UblkOperation { operation, offset_bytes, len_bytes, fua }) = asked else {
+            return self.answers.push(Answer { tag, result: Err(Errno::OPNOTSUPP), buf });
+        };
+        let is_transfer = matches!(operation, Operation::Read | Operation::Write);
+        if is_transfer && len_bytes > buf.len() as u64 {
+            return self.answers.push(Answer { tag, result: Err(Errno::INVAL), buf });
+        }
+        let mut request = Request { operation, offset_bytes, len_bytes, fua, ..Request::flush(tag.into()) };
+        let held = if is_transfer {
+            request.buf = Some(buf);
+            Held::Transfer { len_bytes: len_bytes as u32 }
+        } else {
+            Held::Other { buf }
+        };
+        self.held[usize::from(tag)] = Some(held);
+        self.in_flight += 1;
+        if let Err(refused) = self.queue.push(request) {
+            let Request { tag, buf, .. } = refused.request;
+            self.ended(Completion { tag, buf, result: Err(refused.reason) });
+        }
+    }
+
+    /// Starts what was taken, and turns what has ended into answers; waits for `at_least` of them.
+    pub(crate) fn reap(&mut self, at_least: usize) -> io::Result<()> {
+        let mut completions = std::mem::take(&mut self.completions);
+        let reaped = self.queue.reap(at_least, &mut completions);
+        for completion in completions.drain(..) {
+            self.ended(completion);
+        }
+        self.completions = completions;
+        reaped
+    }
+
+    fn ended(&mut self, completion: Completion) {
+        let Completion { tag, buf, result } = completion;
+        let tag = tag as u16;
+        let (moved_bytes, buf) = match (self.held[usize::from(tag)].take(), buf) {
+            (Some(Held::Transfer { len_bytes }), Some(buf)) => (len_bytes, buf),
+            (Some(Held::Other { buf }), _) => (0, buf),
+            (Some(Held::Transfer { .. }), None) => unreachable!("the queue gives the buffer of every request back"),
+            (None, _) => unreachable!("the queue ends a request once"),
+        };
+        self.in_flight -= 1;
+        let result = result.map(|()| moved_bytes).map_err(|error| errno_of(&error));
+        self.answers.push(Answer { tag, result, buf });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use diskwright_store::{BlockDevice, EngineKind, MemoryStore, QueueOptions, RawDevice};
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    const SIZE: u64 = 64 << 10;
+    const TRANSFER: usize = 16 << 10;
+
+    fn session(writable: bool) -> Session {
+        let store = Arc::new(MemoryStore::with_bytes("memory", vec![0; SIZE as usize]));
+        let device = RawDevice::new(store, writable, 512).unwrap();
+        let options = QueueOptions { depth: 8, engine: EngineKind::Sync, ..QueueOptions::default() };
+        Session::new(device.open_queue(&options).unwrap(), 8)
+    }
+
+    fn operation(operation: Operation, offset_bytes: u64, len_bytes: u64) -> Option<UblkOperation> {
+        Some(UblkOperation { operation, offset_bytes, len_bytes, fua: false })
+    }
+
+    /// The one answer.
+    fn asked(session: &mut Session, buf: IoBuf, asked: Option<UblkOperation>) -> Answer {
+        session.take(3, buf, asked);
+        session.reap(session.in_flight()).unwrap();
+        assert_eq!((session.in_flight(), session.answers().len()), (0, 1));
+        let answer = session.answers().pop().unwrap();
+        assert_eq!(answer.tag, 3);
+        answer
+    }
+
+    #[test]
+    fn what_cannot_be_is_answered_with_the_buffer_all_the_same() {
+        let mut writable = session(true);
+        let mut refused = |wanted| asked(&mut writable, IoBuf::new(TRANSFER), wanted).result;
+        assert_eq!(refused(None), Err(Errno::OPNOTSUPP));
+        assert_eq!(refused(operation(Operation::Read, 0, 32 << 10)), Err(Errno::INVAL), "more than the buffer holds");
+        assert_eq!(refused(operation(Operation::Read, SIZE, 512)), Err(Errno::INVAL), "beyond the end");
+        assert_eq!(refused(operation(Operation::Discard, 512, u64::MAX - 511)), Err(Errno::INVAL));
+        assert_eq!(refused(operation(Operation::Flush, 0, 0)), Ok(0));
+        let answer = asked(&mut session(false), IoBuf::new(TRANSFER), operation(Operation::Write, 0, 512));
+        assert_eq!(answer.result, Err(Errno::ROFS));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+        #[test]
+        fn a_disk_by_ublk_is_like_memory(
+            steps in prop::collection::vec((0u8..5, 0u64..SIZE / 512, 1u64..=32, any::<u8>()), 1..60)
+        ) {
+            let mut session = session(true);
+            let mut model = vec![0u8; SIZE as usize];
+            for (kind, first, count, byte) in steps {
+                let count = count.min(SIZE / 512 - first);
+                let (start, len) = ((first * 512) as usize, (count * 512) as usize);
+                let mut buf = IoBuf::new(TRANSFER);
+                let wanted = [
+                    Operation::Read,
+                    Operation::Write,
+                    Operation::WriteZeroes,
+                    Operation::Discard,
+                    Operation::Flush,
+                ][usize::from(kind)];
+                match wanted {
+                    Operation::Write => {
+                        buf[..len].fill(byte);
+                        model[start..start + len].fill(byte);
+                    }
+                    Operation::WriteZeroes | Operation::Discard => model[start..start + len].fill(0),
+                    _ => {}
+                }
+                let answer = asked(&mut session, buf, operation(wanted, start as u64, len as u64));
+                let moves = matches!(wanted, Operation::Read | Operation::Write);
+                prop_assert_eq!(answer.result, Ok(if moves { len as u32 } else { 0 }));
+                if wanted == Operation::Read {
+                    prop_assert!(answer.buf[..len] == model[start..start + len]);
+                }
+            }
+        }
+    }
+}
