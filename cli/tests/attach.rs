@@ -246,7 +246,7 @@ fn detaching_says_who_is_in_the_way() {
 fn in_the_foreground_it_ends_with_a_signal() {
     let Some(place) = Place::as_root(&[]) else { return };
     place.ok("create disk.vhdx --size 64M");
-    let mut child = place.spawn("attach disk.vhdx --foreground");
+    let mut child = place.spawn("attach disk.vhdx --by loop --foreground");
     let device = attaching::first_line(&mut child);
     assert!(device.starts_with("/dev/loop"), "{device}");
     run_ok("dd", &["if=/dev/urandom", &format!("of={device}"), "bs=1M", "count=2", "oflag=direct"]);

@@ -113,8 +113,7 @@ fn every_engine_and_cache_gives_the_same_bytes() {
 #[test]
 fn a_signal_ends_it_with_130_and_what_was_written_stays() {
     let shop = disk();
-    let mut child =
-        Running::start(shop.command(&["io", "disk.vhdx"]).stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let mut child = Running::start(shop.command(&["io", "disk.vhdx"]).stdin(Stdio::piped()).stdout(Stdio::piped()));
     let mut stdin = child.stdin.take().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     writeln!(stdin, "write -P 9 0 4k").unwrap();
@@ -131,8 +130,7 @@ fn a_signal_ends_it_with_130_and_what_was_written_stays() {
 #[test]
 fn two_writers_exclude_each_other() {
     let shop = disk();
-    let mut child =
-        Running::start(shop.command(&["io", "disk.vhdx"]).stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let mut child = Running::start(shop.command(&["io", "disk.vhdx"]).stdin(Stdio::piped()).stdout(Stdio::piped()));
     let mut stdin = child.stdin.take().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     writeln!(stdin, "write 0 4k").unwrap();

@@ -222,7 +222,7 @@ fn one_that_was_killed_can_be_started_again_at_once() {
     for _ in 0..5 {
         let Some(server) = Serving::start(&shop, &line) else { return };
         // Clients that stay, so that receives on their sockets are under way in its ring, as the accepts are.
-        let uri = NbdUri::unix(&shop.path("s"), "disk.vhdx");
+        let uri = NbdUri::unix(shop.path("s"), "disk.vhdx");
         let clients = [0; 4].map(|_| NbdDevice::open(&uri, true).unwrap());
         let port = server.said["addresses"][1].as_str().unwrap();
         line = format!("serve disk.vhdx --nbd ./s --nbd {port} --insecure-writes");

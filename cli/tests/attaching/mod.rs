@@ -180,7 +180,7 @@ impl Place {
     #[track_caller]
     pub fn attach(&self, file: &str) -> String {
         let device = self.ok(&format!("attach {file}")).trim_end().to_owned();
-        assert!(device.starts_with("/dev/loop"), "{device}");
+        assert!(device.starts_with("/dev/loop") || device.starts_with("/dev/ublkb"), "{device}");
         device
     }
 

@@ -6,7 +6,10 @@
 //!   a script ─────────────────────────────────────┘
 //! ```
 //!
-//! Programs lie in `/programs`, and are called by that path: busybox's shell takes its own applets before any `PATH`. The guest reaches what listens on this machine's loopback as 10.0.2.2. It has no disk, and is gone when its script ends or its time is over.
+//! Programs lie in `/programs`, and are called by that path: busybox's shell takes its own applets before any `PATH`. The guest reaches what listens on this machine's loopback as 10.0.2.2. It
+//! has no disk unless it is given a raw file, which it sees as `/dev/vda`, and is gone when its script ends or its time is over.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::{
     collections::BTreeSet,
@@ -32,6 +35,7 @@ pub struct Guest {
     dir: tempfile::TempDir,
     /// To be loaded, in this order.
     modules: Vec<String>,
+    disk: Option<PathBuf>,
 }
 
 impl Guest {
@@ -51,7 +55,7 @@ impl Guest {
                 return None;
             }
         }
-        let mut guest = Self { kernel, dir: tempfile::tempdir().unwrap(), modules: Vec::new() };
+        let mut guest = Self { kernel, dir: tempfile::tempdir().unwrap(), modules: Vec::new(), disk: None };
         for folder in ["bin", "programs", "proc", "sys", "dev", "mnt", "modules", "etc", "tmp"] {
             fs::create_dir_all(guest.root().join(folder)).unwrap();
         }
@@ -69,11 +73,31 @@ impl Guest {
         self.dir.path().join("root")
     }
 
+    /// A raw file that it sees as a disk. The module `virtio_blk` must be among the modules.
+    pub fn give_disk(&mut self, disk: &Path) {
+        self.disk = Some(disk.to_owned());
+    }
+
     /// A program of this machine with the libraries that it needs.
     fn add_program(&self, name: &str) {
         let program = find(name).unwrap();
         fs::copy(&program, self.root().join("programs").join(name)).unwrap();
-        let output = Command::new("ldd").arg(&program).output().unwrap();
+        self.add_libraries_of(&program);
+    }
+
+    /// The program that is tested, without what a debugger wants of it: the guest has little memory.
+    pub fn add_own_program(&self) {
+        let program = Path::new(env!("CARGO_BIN_EXE_diskwright"));
+        let to = self.root().join("programs/diskwright");
+        let stripped = Command::new("strip").arg("-o").arg(&to).arg(program).status();
+        if !stripped.is_ok_and(|status| status.success()) {
+            fs::copy(program, &to).unwrap();
+        }
+        self.add_libraries_of(program);
+    }
+
+    fn add_libraries_of(&self, program: &Path) {
+        let output = Command::new("ldd").arg(program).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         for library in text.split_whitespace().filter(|word| word.starts_with('/')) {
             let to = self.root().join(library.trim_start_matches('/'));
@@ -108,7 +132,7 @@ impl Guest {
         }
     }
 
-    /// Boots, runs `script` by busybox's shell with the network up, and gives the console; `None`, after a line that says so, when the kernel does not come up at all.
+    /// Boots, runs `script` by busybox's shell, with the network up where it has one (the module `virtio_net`), and gives the console; `None`, after a line that says so, when the kernel does not come up at all.
     ///
     /// # Panics
     /// When the time is over, or the script ends badly; with the console.
@@ -116,6 +140,13 @@ impl Guest {
     pub fn run(&self, script: &str) -> Option<String> {
         let loads: String =
             self.modules.iter().map(|module| format!("insmod /modules/{module} || echo no {module}\n")).collect();
+        let has_network = self.modules.iter().any(|module| module == "virtio_net.ko");
+        let network = if has_network {
+            "i=0; while [ $i -lt 100 ] && [ ! -e /sys/class/net/eth0 ]; do sleep 0.1; i=$((i+1)); done\n\
+             ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up\n"
+        } else {
+            ""
+        };
         let init = format!(
             "#!/bin/busybox sh\n\
              export PATH=/bin HOME=/tmp\n\
@@ -123,10 +154,10 @@ impl Guest {
              mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs dev /dev\n\
              ln -sf /proc/mounts /etc/mtab\n\
              {loads}\
-             i=0; while [ $i -lt 100 ] && [ ! -e /sys/class/net/eth0 ]; do sleep 0.1; i=$((i+1)); done\n\
-             ifconfig lo up; ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up\n\
+             ifconfig lo up\n\
+             {network}\
              echo GUEST: READY\n\
-             sh -e /script && echo GUEST: DONE || echo GUEST: FAILED\n\
+             sh -e /script && echo GUEST: DONE || {{ dmesg | tail -n 40; echo GUEST: FAILED; }}\n\
              sync; reboot -f\n"
         );
         fs::write(self.root().join("script"), script).unwrap();
@@ -140,7 +171,11 @@ impl Guest {
             .output()
             .unwrap();
         assert!(packed.status.success(), "{packed:?}");
-        let mut child = Command::new(QEMU)
+        let mut command = Command::new(QEMU);
+        if let Some(disk) = &self.disk {
+            command.arg("-drive").arg(format!("file={},if=virtio,format=raw,cache=unsafe", disk.display()));
+        }
+        let mut child = command
             .args([
                 "-accel",
                 "tcg",
