@@ -38,6 +38,11 @@ impl Context {
         Ok(json::write(&mut self.out, schema, body)?)
     }
 
+    /// Prints a result of the lab, which says of itself what it is.
+    pub fn print_result(&mut self, result: &impl Serialize) -> Outcome<()> {
+        Ok(diskwright_lab::json::write(&mut self.out, result)?)
+    }
+
     /// A sentence on standard error, unless `--quiet`.
     pub fn warn(&mut self, sentence: &str) {
         if !self.global.quiet {

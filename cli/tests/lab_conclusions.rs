@@ -81,7 +81,7 @@ fn results_are_compared_and_a_condition_decides_the_exit_code() {
     shop.ok("lab compare base:slow.json same:slow.json --fail-if 'slower-than 5%'");
     // Could not compare is 2, as everywhere.
     shop.fails(2, "lab compare slow.json missing.json");
-    std::fs::write(shop.path("newer.json"), "{\"schema\": \"diskwright.lab.run/2\"}").unwrap();
+    std::fs::write(shop.path("newer.json"), "{\"schema\": \"diskwright.lab.run/3\"}").unwrap();
     assert!(shop.fails(2, "lab compare slow.json newer.json").contains("written by a newer Diskwright"));
     shop.fails(2, "lab compare slow.json");
     shop.fails(2, "lab compare a b --fail-if nonsense");

@@ -97,7 +97,7 @@ fn the_extension_says_what_is_written_and_json_comes_back() {
 fn what_is_no_result_is_told_and_nothing_is_written() {
     let shop = with_results(&["run.json"]);
     let run = fs::read_to_string(shop.path("run.json")).unwrap();
-    fs::write(shop.path("newer.json"), run.replace("lab.run/1", "lab.run/9")).unwrap();
+    fs::write(shop.path("newer.json"), run.replace("lab.run/2", "lab.run/9")).unwrap();
     fs::write(shop.path("cut.json"), &run[..run.len() / 2]).unwrap();
     fs::write(shop.path("other.json"), "{\"schema\": \"fio/3\"}").unwrap();
     fs::write(shop.path("page.json"), "<html>").unwrap();

@@ -34,7 +34,7 @@ fn the_generator_runs_against_nothing_and_the_saved_profile_repeats_it() {
     let shop = Workshop::new();
     let run =
         shop.json(&format!("lab run null: -b 8K --queue-depth 4 --threads 2 {SHORT} --output r.json --label host=a"));
-    assert_eq!(run["schema"], "diskwright.lab.run/1");
+    assert_eq!(run["schema"], "diskwright.lab.run/2");
     assert_eq!((&run["end"]["kind"], run["labels"][0][1].as_str()), (&"complete".into(), Some("a")));
     assert!(ios(&run) > 0);
     assert_eq!(saved(&shop, "r.json"), run, "what is printed is what is saved");
@@ -202,6 +202,25 @@ fn profiles_are_listed_printed_changed_and_run() {
     fs::write(shop.path("mine.toml"), one.replace("queue_depth", "queue_deph")).unwrap();
     let error = shop.fails(1, "lab run null: --profile mine.toml");
     assert!(error.contains("queue_deph") && error.contains("mine.toml"), "{error}");
+}
+
+#[test]
+fn flushes_have_their_own_latencies() {
+    let shop = Workshop::new();
+    let words = format!("--create-size 16M --read-percent 0 --queue-depth 2 --flush-every 10 {SHORT} --output r.json");
+    let text = shop.ok(&format!("lab run disk.vhdx {words}"));
+    let rows = |word: &str| text.lines().filter(|line| line.trim_start().starts_with(word)).count();
+    assert_eq!(rows("flushes"), 2, "one of rates, one of percentiles:\n{text}");
+    let flushes = &saved(&shop, "r.json")["phases"][0]["threads"][0]["flushes"];
+    let count = flushes["ios"].as_u64().unwrap();
+    assert!(count > 0 && flushes["service"]["count"] == count, "{flushes}");
+    let table = shop.ok("lab report r.json --as csv");
+    assert_eq!(
+        table.lines().filter(|line| line.contains(",flush,")).count(),
+        2,
+        "of the thread, and of the phase:\n{table}"
+    );
+    shop.ok("check disk.vhdx");
 }
 
 #[test]

@@ -1,17 +1,23 @@
-//! Opening a disk in a fresh process, to know what opening costs.
+//! Opening a disk, or a long run, in a fresh process, to know what that costs.
 //!
-//! Time and memory of an open can only be told apart from everything else in a process that does nothing else: allocators keep
+//! Time and memory of one thing can only be told apart from everything else in a process that does nothing else: allocators keep
 //! what earlier work gave back, and the peak of a process never falls. So the program starts itself again with a hidden
 //! argument, and the child opens, reads one block, and prints what it cost as JSON.
 //!
 //! ```text
-//!   lab ── ChildLauncher::open ──▶ <program> <args...> open PATH OFFSET LENGTH direct|page ──▶ child_main ──▶ JSON
+//!   lab ── ChildLauncher::open ────▶ <program> <args...> open PATH OFFSET LENGTH direct|page ──▶ child_main ──▶ JSON
+//!          ChildLauncher::long_run ─▶ <program> <args...> run REQUESTS                         ─▶
 //! ```
 
-use crate::{LabError, Result, machine};
+use crate::{
+    LabError, Result,
+    job::{Job, Load, Span},
+    machine,
+    run::{self, OpenHow, RunOptions, Unwatched},
+};
 use diskwright_disk::{Disk, OpenOptions};
 use diskwright_store::{Blocking, CacheMode, EngineKind};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     ffi::{OsStr, OsString},
     path::{Path, PathBuf},
@@ -49,9 +55,28 @@ impl ChildLauncher {
     /// # Errors
     /// [`LabError::Program`] with what the child said when it fails.
     pub fn open(&self, path: &Path, offset_bytes: u64, len_bytes: u64, cache: CacheMode) -> Result<OpenCost> {
+        let mut command = self.command("open");
+        command.arg(path).arg(offset_bytes.to_string()).arg(len_bytes.to_string()).arg(cache_word(cache));
+        self.ask(command)
+    }
+
+    /// Makes so many requests of nothing in a child, by one thread that takes every latency.
+    ///
+    /// # Errors
+    /// As [`ChildLauncher::open`].
+    pub fn long_run(&self, requests: u64) -> Result<RunCost> {
+        let mut command = self.command("run");
+        command.arg(requests.to_string());
+        self.ask(command)
+    }
+
+    fn command(&self, verb: &str) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(&self.args).arg("open").arg(path).arg(offset_bytes.to_string()).arg(len_bytes.to_string());
-        command.arg(cache_word(cache));
+        command.args(&self.args).arg(verb);
+        command
+    }
+
+    fn ask<T: DeserializeOwned>(&self, mut command: Command) -> Result<T> {
         let output = command.output().map_err(LabError::file("start", &self.program))?;
         let said = String::from_utf8_lossy(&output.stdout);
         let failed = |why: &str| LabError::Program {
@@ -104,6 +129,41 @@ pub fn open_cost(path: &Path, offset_bytes: u64, len_bytes: u64, cache: CacheMod
     Ok(OpenCost { images, size_bytes, open_ns, read_ns, resident_before_bytes, resident_peak_bytes })
 }
 
+/// What it cost to make many requests of nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunCost {
+    /// Requests whose latency was taken.
+    pub requests: u64,
+    /// Nines that so many support.
+    pub nines: u32,
+    /// Points of the time series that was written: as many as a series ever has.
+    pub points: u64,
+    /// How long the requests took, nanoseconds.
+    pub took_ns: u64,
+    /// Highest resident memory of the process (`VmHWM`), the program itself included.
+    pub resident_peak_bytes: u64,
+}
+
+/// Makes `requests` requests of `null:` in this process by one thread that takes every latency, and writes what it found as a run does, with a
+/// time series as long as a run of weeks has it.
+///
+/// # Errors
+/// Whatever the run fails with.
+pub fn run_cost(requests: u64) -> Result<RunCost> {
+    let mut job = Job::simple("long", Load::default(), Span::default(), Span::from_secs(1));
+    job.phases[0].count = Some(requests);
+    let target = run::open("null:", &OpenHow::default())?;
+    let mut run = run::run(&job, &[target], &RunOptions::default(), &Unwatched)?;
+    let phase = &mut run.phases[0];
+    let took_ns = phase.window_ns;
+    let latencies = phase.total().reads.service;
+    phase.series.resize(run::POINTS_MAX, phase.series.last().copied().unwrap_or_default());
+    let points = phase.series.len() as u64;
+    crate::json::write(&mut std::io::sink(), &run).map_err(LabError::file("write", "the result"))?;
+    let (_, resident_peak_bytes) = machine::resident_bytes();
+    Ok(RunCost { requests: latencies.count, nines: latencies.nines(), points, took_ns, resident_peak_bytes })
+}
+
 /// What the hidden command does with its arguments. Returns the JSON to print on standard output.
 ///
 /// # Errors
@@ -113,15 +173,19 @@ pub fn child_main(args: &[OsString]) -> Result<String> {
         what: "these arguments are not those of a measuring child".into(),
         hint: "this command is for diskwright's own use".into(),
     };
-    let [verb, path, offset, len, cache] = args else { return Err(bad()) };
-    if verb != OsStr::new("open") {
-        return Err(bad());
-    }
     let number = |text: &OsString| text.to_str().and_then(|text| text.parse().ok()).ok_or_else(bad);
-    let cache =
-        [CacheMode::Direct, CacheMode::PageCache].into_iter().find(|mode| cache == OsStr::new(cache_word(*mode)));
-    let cost = open_cost(Path::new(path), number(offset)?, number(len)?, cache.ok_or_else(bad)?)?;
-    serde_json::to_string(&cost).map_err(|error| LabError::BadOptions {
+    let cost = match args {
+        [verb, path, offset, len, cache] if verb == OsStr::new("open") => {
+            let mode = [CacheMode::Direct, CacheMode::PageCache]
+                .into_iter()
+                .find(|mode| cache == OsStr::new(cache_word(*mode)))
+                .ok_or_else(bad)?;
+            serde_json::to_string(&open_cost(Path::new(path), number(offset)?, number(len)?, mode)?)
+        }
+        [verb, requests] if verb == OsStr::new("run") => serde_json::to_string(&run_cost(number(requests)?)?),
+        _ => return Err(bad()),
+    };
+    cost.map_err(|error| LabError::BadOptions {
         what: format!("the result cannot be written: {error}"),
         hint: "please report this".into(),
     })
@@ -152,7 +216,13 @@ mod tests {
     #[test]
     fn foreign_arguments_are_refused() {
         let args = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
-        for words in [&[][..], &["open", "x"], &["close", "x", "0", "512", "page"], &["open", "x", "0", "y", "page"]] {
+        for words in [
+            &[][..],
+            &["open", "x"],
+            &["close", "x", "0", "512", "page"],
+            &["open", "x", "0", "y", "page"],
+            &["run", "x"],
+        ] {
             assert!(matches!(child_main(&args(words)), Err(LabError::BadOptions { .. })), "{words:?}");
         }
         assert!(matches!(
@@ -169,6 +239,14 @@ mod tests {
         let cost: OpenCost = serde_json::from_str(&child_main(&args).unwrap()).unwrap();
         assert_eq!((cost.images, cost.size_bytes), (2, 64 << 20));
         assert!(cost.resident_peak_bytes > 0 && cost.open_ns > 0);
+    }
+
+    #[test]
+    fn the_cost_of_a_long_run_is_told() {
+        let args = ["run", "2000"].map(OsString::from);
+        let cost: RunCost = serde_json::from_str(&child_main(&args).unwrap()).unwrap();
+        assert_eq!((cost.requests, cost.nines, cost.points), (2000, 2, run::POINTS_MAX as u64));
+        assert!(cost.resident_peak_bytes > 0 && cost.took_ns > 0);
     }
 
     #[test]

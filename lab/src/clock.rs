@@ -94,6 +94,41 @@ fn civil_from_days(days: u64) -> (u64, u64, u64) {
     (year_of_era + era * 400 + u64::from(month <= 2), month, day)
 }
 
+/// A moment by both clocks: the one on the wall, which may be set, and the one that only goes on.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment {
+    wall: SystemTime,
+    steady: Instant,
+}
+
+impl Moment {
+    /// Now.
+    pub fn now() -> Self {
+        Self { wall: SystemTime::now(), steady: Instant::now() }
+    }
+
+    /// Time since then that really passed, nanoseconds.
+    pub fn elapsed_ns(&self) -> u64 {
+        self.steady.elapsed().as_nanos() as u64
+    }
+
+    /// By how many seconds the wall clock was set since then, forward or (below 0) back; none where it has gone as a clock goes.
+    pub fn stepped_s(&self) -> Option<f64> {
+        let passed_s = self.steady.elapsed().as_secs_f64();
+        let shown_s = match SystemTime::now().duration_since(self.wall) {
+            Ok(forward) => forward.as_secs_f64(),
+            Err(back) => -back.duration().as_secs_f64(),
+        };
+        step_s(shown_s, passed_s)
+    }
+}
+
+/// A clock that is kept right by the network is slewed by up to a two-thousandth, which is no step.
+fn step_s(shown_s: f64, passed_s: f64) -> Option<f64> {
+    let by_s = shown_s - passed_s;
+    (by_s.abs() > 0.5 + passed_s / 1000.0).then_some(by_s)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,5 +153,18 @@ mod tests {
         let earlier = CpuTime { user_ns: 5, system_ns: 9 };
         let later = CpuTime { user_ns: 7, system_ns: 8 };
         assert_eq!(later - earlier, CpuTime { user_ns: 2, system_ns: 0 });
+    }
+
+    #[test]
+    fn a_clock_that_is_set_is_told_from_one_that_is_kept_right() {
+        let day_s = 86_400.0;
+        assert_eq!(step_s(10.0, 10.0), None);
+        assert_eq!(step_s(day_s + 43.0, day_s), None, "500 ppm");
+        assert_eq!(step_s(3610.0, 10.0), Some(3600.0));
+        assert_eq!(step_s(-3590.0, 10.0), Some(-3600.0));
+        assert_eq!(Moment::now().stepped_s(), None);
+        let set_back = Moment { wall: SystemTime::now() + std::time::Duration::from_secs(60), ..Moment::now() };
+        let by_s = set_back.stepped_s().unwrap();
+        assert!((-60.5..=-59.5).contains(&by_s), "{by_s}");
     }
 }

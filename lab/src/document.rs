@@ -236,7 +236,7 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
                 schema: schema.into(),
                 what,
             })?;
-            Document::Run(Box::new(run))
+            Document::Run(Box::new(run.upgraded()))
         }
         SWEEP_SCHEMA => Document::Sweep(Box::new(fields(path, schema, bytes)?)),
         CONTAINERS_SCHEMA => {
@@ -331,8 +331,8 @@ pub(crate) fn check_run(run: &Run) -> Result<(), String> {
             return Err(place("a thread ran on a target that is not in the list"));
         }
         for thread in &phase.threads {
-            for direction in [&thread.reads, &thread.writes] {
-                let counts = [direction.ios, direction.bytes, direction.errors, thread.flushes];
+            for direction in [&thread.reads, &thread.writes, &thread.flushes] {
+                let counts = [direction.ios, direction.bytes, direction.errors];
                 counts.into_iter().try_for_each(&mut add).ok_or_else(|| place("its counts do not add up"))?;
                 for latencies in std::iter::once(&direction.service).chain(&direction.response) {
                     check_latencies(latencies).map_err(&place)?;
@@ -413,15 +413,29 @@ mod tests {
         assert!(message("[1, 2]").contains("no result of the lab"));
         assert!(message("{\"schema\": 7}").contains("its \"schema\" is no text"));
         assert!(message("{\"schema\": \"fio/3\"}").contains("its schema is \"fio/3\""));
-        let newer = message("{\"schema\": \"diskwright.lab.run/2\", \"future\": true}");
+        let newer = message("{\"schema\": \"diskwright.lab.run/3\", \"future\": true}");
         assert!(
-            newer.contains("newer Diskwright: its schema is diskwright.lab.run/2") && newer.contains("run/1"),
+            newer.contains("newer Diskwright: its schema is diskwright.lab.run/3") && newer.contains("run/2"),
             "{newer}"
         );
         let damaged = message("{\"schema\": \"diskwright.lab.run/1\", \"took_ns\": \"soon\"}");
         assert!(damaged.contains("it is damaged") && damaged.contains("column"), "{damaged}");
         let missing = read(Path::new("/nonexistent/r.json")).unwrap_err().to_string();
         assert!(missing.starts_with("cannot read the result /nonexistent/r.json"), "{missing}");
+    }
+
+    #[test]
+    fn a_run_of_the_first_version_is_read_as_one_of_today() {
+        let mut json = serde_json::to_value(example::run()).unwrap();
+        json["schema"] = "diskwright.lab.run/1".into();
+        json["phases"][0]["threads"][0]["flushes"] = 12.into();
+        let read = parse(Path::new("r.json"), json.to_string().as_bytes()).unwrap();
+        let [Document::Run(run)] = &read[..] else { panic!("{read:?}") };
+        assert_eq!(run.schema, RUN_SCHEMA);
+        let flushes = &run.phases[0].threads[0].flushes;
+        assert_eq!((flushes.ios, flushes.service.count), (12, 0));
+        let again = serde_json::to_vec(&read[0]).unwrap();
+        assert_eq!(parse(Path::new("r.json"), &again).unwrap(), read);
     }
 
     #[test]

@@ -183,7 +183,7 @@ mod tests {
             queue_depth: 4,
             reads: direction(700, 1_000_000),
             writes: direction(300, 3_000_000),
-            flushes: 0,
+            flushes: DirectionRecord::default(),
         };
         let phase = PhaseRecord {
             name: "main".into(),

@@ -25,7 +25,7 @@
 //! | `knee/`, `sweep/` | how much load is enough, with intervals; a workload over a range of loads |
 //! | `targets.rs`, `chain.rs`, `child.rs` | the containers under comparison; chains; opening in a fresh process |
 //! | `machine.rs`, `warning.rs`, `result.rs`, `table.rs` | what it was measured on, reasons for doubt, JSON, text |
-//! | `document.rs`, `report/`, `export/` | results as files; pages with plots; CSV, Markdown |
+//! | `document.rs`, `json.rs`, `report/`, `export/` | results as files; pages with plots; CSV, Markdown |
 //! | `diskspd/` | DiskSpd's switches, profiles and reports |
 //! | `paper.rs` | the paper's own figures |
 //! | `study/`, `bench/` | the paper's experiments; the engine's promises against its peers |
@@ -90,6 +90,7 @@ pub mod fill;
 pub mod inference;
 pub mod inspect;
 pub mod job;
+pub mod json;
 pub mod knee;
 pub mod machine;
 pub mod measure;

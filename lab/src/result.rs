@@ -3,6 +3,7 @@
 use crate::{
     LabError, Result,
     child::OpenCost,
+    json,
     machine::{Machine, Place, Versions},
     measure::{Ratio, WorkloadResult},
     stats::Summary,
@@ -10,7 +11,10 @@ use crate::{
     warning::Warning,
 };
 use serde::{Deserialize, Serialize};
-use std::{io::Write, path::Path};
+use std::{
+    io::{BufWriter, Write},
+    path::Path,
+};
 
 /// Schema of [`ContainersResult`]. Version 1 had workloads of one direction and one pattern only, and other rounds; it is still read.
 pub const CONTAINERS_SCHEMA: &str = "diskwright.study.containers/2";
@@ -217,13 +221,13 @@ pub struct ComparedWorkload {
 /// [`LabError::File`].
 pub fn save<T: Serialize>(path: &Path, result: &T) -> Result<()> {
     let failed = |source| LabError::File { doing: "write the result to", path: path.to_owned(), source };
-    let json = serde_json::to_vec_pretty(result).map_err(|error| failed(error.into()))?;
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let written = std::fs::File::create(&partial)
-        .and_then(|mut file| {
-            file.write_all(&json)?;
-            file.write_all(b"\n")
+        .and_then(|file| {
+            let mut file = BufWriter::new(file);
+            json::write(&mut file, result)?;
+            file.flush()
         })
         .and_then(|()| std::fs::rename(&partial, path));
     if written.is_err() {

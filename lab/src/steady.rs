@@ -158,21 +158,46 @@ pub fn round_for(within_ns: u64, interval_ns: u64) -> u64 {
     (wanted_ns / interval_ns).max(1).saturating_mul(interval_ns)
 }
 
-/// The requests a second of each whole round of a time series.
-pub fn rounds_of(series: &[SeriesPoint], interval_ns: u64, round_ns: u64) -> Vec<f64> {
-    let steps = usize::try_from(round_ns / interval_ns.max(1)).unwrap_or(usize::MAX).max(1);
-    let ios = |points: &[SeriesPoint]| points.iter().map(|point| point.read_ios + point.write_ios).sum::<u64>();
-    let round_s = steps as f64 * interval_ns as f64 / 1e9;
-    series.chunks_exact(steps).map(|points| ios(points) as f64 / round_s).collect()
+/// Cuts a time series that grows into rounds. It goes by time, so intervals may become longer on the way; a round that their ends do not
+/// meet is as much longer, and the next one shorter; rounds that end within one interval are alike.
+#[derive(Debug, Clone, Copy)]
+pub struct Rounds {
+    round_ns: u64,
+    complete: u64,
+    /// When the round under way began, how far it has come, and what was done in it.
+    begun_ns: u64,
+    until_ns: u64,
+    ios: u64,
 }
 
-/// Judges a whole time series after the fact.
-pub fn of_series(series: &[SeriesPoint], interval_ns: u64, round_ns: u64) -> SteadyRecord {
-    let mut tracker = Tracker::new();
-    for figure in rounds_of(series, interval_ns, round_ns) {
-        tracker.push(figure);
+impl Rounds {
+    /// Rounds of `round_ns`, from the beginning of the series.
+    pub fn new(round_ns: u64) -> Self {
+        Self { round_ns: round_ns.max(1), complete: 0, begun_ns: 0, until_ns: 0, ios: 0 }
     }
-    tracker.record(round_ns)
+
+    /// How many are complete.
+    pub fn complete(&self) -> u64 {
+        self.complete
+    }
+
+    /// The requests a second of each round that the series has completed since it was last seen.
+    pub fn follow(&mut self, series: &[SeriesPoint]) -> Vec<f64> {
+        let unseen = series.partition_point(|point| point.start_ns < self.until_ns);
+        let mut figures = Vec::new();
+        for point in &series[unseen..] {
+            self.ios += point.read_ios + point.write_ios;
+            self.until_ns = point.start_ns.saturating_add(point.len_ns.max(1));
+            let ended = self.until_ns / self.round_ns;
+            if ended > self.complete {
+                let figure = self.ios as f64 * 1e9 / (self.until_ns - self.begun_ns) as f64;
+                figures.extend((self.complete..ended).map(|_| figure));
+                self.complete = ended;
+                (self.begun_ns, self.ios) = (self.until_ns, 0);
+            }
+        }
+        figures
+    }
 }
 
 #[cfg(test)]
@@ -298,15 +323,45 @@ mod tests {
         assert_eq!(round_for(0, 0), 1);
     }
 
+    /// Intervals of half a second with so many requests each.
+    fn series(ios: &[u64]) -> Vec<SeriesPoint> {
+        let half_ns = 500_000_000;
+        let point = |(number, ios): (usize, &u64)| SeriesPoint {
+            start_ns: number as u64 * half_ns,
+            len_ns: half_ns,
+            read_ios: *ios,
+            write_ios: 10,
+            ..SeriesPoint::default()
+        };
+        ios.iter().enumerate().map(point).collect()
+    }
+
     #[test]
-    fn a_time_series_is_cut_into_rounds() {
-        let point = |ios| SeriesPoint { read_ios: ios, write_ios: 10, ..SeriesPoint::default() };
-        let series: Vec<SeriesPoint> = [90, 90, 190, 190, 5].into_iter().map(point).collect();
+    fn a_time_series_is_cut_into_rounds_as_it_grows() {
+        let whole = series(&[90, 90, 190, 190, 5, 5, 90, 90, 3]);
+        let mut rounds = Rounds::new(1_000_000_000);
+        let mut figures = Vec::new();
+        for seen in [0, 1, 5, 5, 7, 9] {
+            figures.extend(rounds.follow(&whole[..seen]));
+        }
         // The last step is no whole round.
-        assert_eq!(rounds_of(&series, 500_000_000, 1_000_000_000), [200.0, 400.0]);
-        let steady: Vec<SeriesPoint> = std::iter::repeat_n(point(90), 10).collect();
-        assert_eq!(of_series(&steady, 500_000_000, 1_000_000_000).reached_ns, Some(5_000_000_000));
-        assert_eq!(of_series(&steady[..9], 500_000_000, 1_000_000_000).reached_ns, None);
+        assert_eq!((figures, rounds.complete()), (vec![200.0, 400.0, 30.0, 200.0], 4));
+        assert_eq!(Rounds::new(1_500_000_000).follow(&whole).len(), 3);
+    }
+
+    #[test]
+    fn rounds_go_on_when_intervals_become_longer() {
+        let mut rounds = Rounds::new(1_500_000_000);
+        assert_eq!(rounds.follow(&series(&[90; 4])), [200.0]);
+        // Two seconds by half a second have become one interval, and each later one is as long: rounds meet their ends as well as they can.
+        let long = |number: u64| SeriesPoint {
+            start_ns: number * 2_000_000_000,
+            len_ns: 2_000_000_000,
+            read_ios: 400,
+            ..SeriesPoint::default()
+        };
+        assert_eq!(rounds.follow(&[long(0), long(1), long(2)]), [(100.0 + 400.0) / 2.5, 200.0, 200.0]);
+        assert_eq!(rounds.complete(), 4);
     }
 
     proptest! {

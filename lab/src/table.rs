@@ -131,12 +131,12 @@ pub fn figure(value: f64) -> String {
     }
 }
 
-/// Nanoseconds as people say them: `12.3 us`, `4.56 ms`, `1.23 s`.
+/// Nanoseconds as people say them: `12.3 µs`, `4.56 ms`, `1.23 s`.
 pub fn duration(ns: f64) -> String {
     match ns.abs() {
         size if size >= 999.5e6 => format!("{} s", figure(ns / 1e9)),
         size if size >= 999.5e3 => format!("{} ms", figure(ns / 1e6)),
-        size if size >= 999.5 => format!("{} us", figure(ns / 1e3)),
+        size if size >= 999.5 => format!("{} µs", figure(ns / 1e3)),
         _ => format!("{} ns", figure(ns)),
     }
 }
@@ -188,7 +188,7 @@ mod tests {
             [1_234_567.4, 999.6, 12.345, 1.2345, 0.9996, 0.01234, 0.0, -1234.0].map(figure).join(" "),
             "1,234,567 1,000 12.3 1.23 1.00 0.012 0 -1,234"
         );
-        assert_eq!([950.0, 12_340.0, 4_560_000.0, 1.5e9].map(duration).join(" "), "950 ns 12.3 us 4.56 ms 1.50 s");
+        assert_eq!([950.0, 12_340.0, 4_560_000.0, 1.5e9].map(duration).join(" "), "950 ns 12.3 µs 4.56 ms 1.50 s");
         assert_eq!([0, 1023, 1536, 1 << 30, 40 << 30].map(bytes).join(" "), "0 B 1023 B 1.50 KiB 1 GiB 40 GiB");
     }
 }

@@ -140,8 +140,6 @@ pub struct Target {
     /// The cache mode in force, which is not the one asked for where the file system has no O_DIRECT.
     pub cache: CacheMode,
     open: OpenTarget,
-    /// To close it by.
-    disk: Option<Arc<Disk>>,
 }
 
 impl Target {
@@ -180,8 +178,8 @@ impl Target {
         } else {
             format!("{} {}", container.format(), container.disk_type()).to_lowercase()
         };
-        let open = OpenTarget { path: Some(path.clone()), ..open_target(container.name(), &kind, device, cache) };
-        Ok(Self { container, path, cache, open, disk })
+        let open = OpenTarget { path: Some(path.clone()), disk, ..open_target(container.name(), &kind, device, cache) };
+        Ok(Self { container, path, cache, open })
     }
 
     /// The same target under another name, as it stands in tables.
@@ -200,7 +198,7 @@ impl Target {
         &*self.open.device
     }
 
-    /// As a run takes it. It must be dropped before the target is closed.
+    /// As a run takes it.
     pub fn to_measure(&self) -> OpenTarget {
         self.open.clone()
     }
@@ -208,13 +206,9 @@ impl Target {
     /// Closes it cleanly.
     ///
     /// # Errors
-    /// [`LabError::Disk`] when its metadata cannot be made durable.
+    /// As [`OpenTarget::close`].
     pub fn close(self) -> Result<()> {
-        drop(self.open);
-        match self.disk {
-            None => Ok(()),
-            Some(disk) => Ok(disk.close()?),
-        }
+        self.open.close()
     }
 }
 
@@ -224,7 +218,16 @@ pub fn open_target(name: &str, kind: &str, device: Arc<dyn BlockDevice>, cache: 
         CacheMode::Direct => Caching::Direct,
         CacheMode::PageCache => Caching::Cached,
     };
-    OpenTarget { name: name.to_owned(), kind: kind.to_owned(), path: None, device, cache, behind: None, contents: None }
+    OpenTarget {
+        name: name.to_owned(),
+        kind: kind.to_owned(),
+        path: None,
+        device,
+        disk: None,
+        cache,
+        behind: None,
+        contents: None,
+    }
 }
 
 /// A file driven by O_DIRECT has an alignment; one in the page cache has none.

@@ -144,6 +144,11 @@ pub enum Warning {
         /// The kernel's clock source.
         source: String,
     },
+    /// The clock on the wall was set while a run went on, or the machine slept.
+    ClockStepped {
+        /// How much later it says than it should, seconds; below 0 when it was set back.
+        by_s: f64,
+    },
     /// Things that are set side by side were not made alike.
     NotAlike {
         /// What differs: "machine", "workload", "cache mode".
@@ -285,8 +290,15 @@ impl fmt::Display for Warning {
             ),
             Self::RateNotKept { load, share, overdue } => write!(
                 f,
-                "{load}: only {:.1} % of the rate was reached, and {overdue} requests were due and not made at the end; the target, or the machine, cannot hold this rate: use a lower one, or more depth",
-                share * 100.0
+                "{load}: only {:.1} % of the rate was reached, and {} requests were due and not made at the end; the target, or the machine, cannot hold this rate: use a lower one, or more depth",
+                share * 100.0,
+                crate::table::grouped(*overdue as f64)
+            ),
+            Self::ClockStepped { by_s } => write!(
+                f,
+                "the machine's clock was set {} by {} during the run, or the machine slept; the figures stand, for they are of a clock that nobody sets; dates here and in other logs may not agree",
+                if *by_s < 0.0 { "back" } else { "forward" },
+                crate::table::duration(by_s.abs() * 1e9)
             ),
             Self::NotAlike { what, first, second } => write!(
                 f,

@@ -91,8 +91,7 @@ pub fn present(
         result::save(path, &report)?;
     }
     if context.global.json {
-        serde_json::to_writer_pretty(&mut context.out, &report).map_err(std::io::Error::from)?;
-        writeln!(context.out)?;
+        context.print_result(&report)?;
     } else {
         context.out.write_all(bench::render(&report, context.style.colour).as_bytes())?;
         if let Some(path) = output {

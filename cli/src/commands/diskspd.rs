@@ -4,7 +4,7 @@
 //! its targets hold without a word. This does not: files that `-c` makes are the lab's own and may be written again, anything else
 //! only with `--destroy-data`.
 
-use super::lab::targets::TargetArgs;
+use super::lab::targets::{self, TargetArgs};
 use crate::{
     args::Cli,
     context::Context,
@@ -98,13 +98,16 @@ pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
     for note in &profile.notes {
         context.warn(note);
     }
-    let targets =
-        TargetArgs { create_size: created(&profile)?.map(Bytes), fill: false, destroy_data: own.destroy_data };
-    let prepared = targets.prepare(context, &job, &paths)?;
+    let how = TargetArgs { create_size: created(&profile)?.map(Bytes), fill: false, destroy_data: own.destroy_data };
+    let prepared = how.prepare(context, &job, &paths)?;
     let live = LiveDisplay::new(context.global.quiet, context.signals.patient());
     let outcome = run::run(&job, &prepared.targets, &RunOptions::default(), &live);
     drop(live);
+    let closed = targets::close(context, &prepared.targets);
     let mut run = outcome?;
+    if let Err(error) = closed {
+        run.end = run.end.failing(error.to_string(), 1);
+    }
     run.warnings.splice(0..0, prepared.warnings);
     Warning::sort(&mut run.warnings);
     if let Some(path) = &own.save {
@@ -114,8 +117,7 @@ pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
         context.warn(&warning.to_string());
     }
     if context.global.json {
-        serde_json::to_writer_pretty(&mut context.out, &run).map_err(std::io::Error::from)?;
-        writeln!(context.out)?;
+        context.print_result(&run)?;
     } else {
         let text = match profile.form {
             ResultForm::Text => diskspd::report(&profile, &run),

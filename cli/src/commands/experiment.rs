@@ -63,8 +63,7 @@ pub fn conclude<T: Serialize>(
         report => report?,
     };
     if context.global.json {
-        serde_json::to_writer_pretty(&mut context.out, &report.result).map_err(std::io::Error::from)?;
-        writeln!(context.out)?;
+        context.print_result(&report.result)?;
     } else {
         context.out.write_all(render(&report.result, context.style.colour).as_bytes())?;
         writeln!(context.out, "\nsaved to {}", report.saved_to.display())?;

@@ -17,7 +17,7 @@ use crate::{
     record::PhaseRecord,
     run::{self, Buffers, OpenHow, OpenTarget, RunOptions, Unwatched},
     stats::{self, Summary},
-    table::duration,
+    table::{duration, grouped},
     targets::{self, Container},
 };
 use diskwright_store::{BareFound, BareLoad, CacheMode, bare_ring};
@@ -27,6 +27,10 @@ use std::{path::PathBuf, time::Duration};
 const QUEUE_DEPTH: u32 = 32;
 /// Submitted and completed at once, where batching is switched on in both.
 const BATCH: u32 = 16;
+/// Requests of which ten lie beyond the eighth nine.
+const EIGHT_NINES: u64 = 1_000_000_000;
+/// Of a thread, and here of the whole process.
+const MEMORY_BYTES: f64 = 64.0 * 1024.0 * 1024.0;
 const RANDOM_READ: FioLoad = FioLoad {
     rw: "randread",
     read_percent: 100,
@@ -288,6 +292,30 @@ pub(crate) fn null(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fou
     }
     let name = "null:, 4K random read, QD 32, all latencies taken: IOPS on one core";
     Ok(Found { checks: vec![Check::absolute(name, "IOPS", &iops, Bar::AtLeast(10e6))], notes: Vec::new() })
+}
+
+/// What a run of eight nines keeps in memory: 10^9 latencies, in a process of its own, because a process's peak never falls.
+pub(crate) fn memory(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let Some(launcher) = &bench.options.launcher else {
+        return Ok(Found::skipped("a fresh process", "there is no way to start one"));
+    };
+    let requests = bench.pick(20_000_000, EIGHT_NINES);
+    report(progress, "measure", 0, 1, &format!("{} requests of null:", grouped(requests as f64)))?;
+    let cost = launcher.long_run(requests)?;
+    let name =
+        format!("one thread, {} latencies, all nines they support: peak of the process", grouped(requests as f64));
+    let check = match (cost.requests, cost.nines) {
+        (taken, _) if taken != requests => Check::broken(&name, format!("{taken} of them were taken")),
+        (EIGHT_NINES.., nines) if nines < 8 => Check::broken(&name, format!("it told {nines} nines")),
+        _ => Check::absolute(name, "bytes", &[cost.resident_peak_bytes as f64], Bar::AtMost(MEMORY_BYTES)),
+    };
+    let notes = vec![format!(
+        "{} nines in {}; with a time series of {} points, as many as one ever has",
+        cost.nines,
+        duration(cost.took_ns as f64),
+        grouped(cost.points as f64)
+    )];
+    Ok(Found { checks: vec![check], notes })
 }
 
 /// Whether it finds what fio finds.

@@ -95,13 +95,15 @@ pub enum Row {
     Recording,
     /// The generator against nothing.
     Null,
+    /// What a run keeps in memory, whose latencies support eight nines.
+    Memory,
     /// Whether the generator finds what fio finds.
     Agreement,
 }
 
 impl Row {
     /// All rows, in the order of the table.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Workloads,
         Self::PageCache,
         Self::Chain,
@@ -122,11 +124,12 @@ impl Row {
         Self::GeneratorCpu,
         Self::Recording,
         Self::Null,
+        Self::Memory,
         Self::Agreement,
     ];
 
     /// Those that are about the generator itself: what `lab selftest` runs.
-    pub const SELFTEST: [Self; 4] = [Self::Generator, Self::GeneratorCpu, Self::Recording, Self::Null];
+    pub const SELFTEST: [Self; 5] = [Self::Generator, Self::GeneratorCpu, Self::Recording, Self::Null, Self::Memory];
 
     /// The name by which it is selected.
     pub fn name(self) -> &'static str {
@@ -151,6 +154,7 @@ impl Row {
             Self::GeneratorCpu => "generator-cpu",
             Self::Recording => "recording",
             Self::Null => "null",
+            Self::Memory => "memory",
             Self::Agreement => "agreement",
         }
     }
@@ -199,6 +203,7 @@ impl Row {
             Self::GeneratorCpu => "the same with O_DIRECT: 0.8 and 0.9 of fio's CPU time per I/O",
             Self::Recording => "recording every latency: within 5 % of the CPU time per I/O without",
             Self::Null => "the generator against nothing: 10 million requests a second on one core",
+            Self::Memory => "memory of a run of eight nines, of any length: under 64 MiB for each thread",
             Self::Agreement => {
                 "the generator and fio on ten workloads on a raw file: IOPS and mean latency within the spread between fio's own runs"
             }
@@ -394,6 +399,7 @@ fn run_row(row: Row, bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<R
         Row::GeneratorCpu => generator::direct(bench, progress),
         Row::Recording => generator::recording(bench, progress),
         Row::Null => generator::null(bench, progress),
+        Row::Memory => generator::memory(bench, progress),
         Row::Agreement => generator::agreement(bench, progress),
     };
     let found = match found {

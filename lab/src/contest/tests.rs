@@ -246,7 +246,7 @@ fn run(iops: u64, seconds: u64, seed: u64) -> Run {
             queue_depth: 32,
             reads,
             writes: DirectionRecord::default(),
-            flushes: 0,
+            flushes: DirectionRecord::default(),
         }],
         series,
         interval_ns: 1_000_000_000,
@@ -296,8 +296,8 @@ fn saved_runs_are_read_joined_and_refused() {
     let joined = read_side("old", &[a.clone(), b.clone(), a.clone()]).unwrap();
     assert_eq!((joined.name.as_str(), joined.groups[0].rounds.len(), joined.groups[0].stretches.len()), ("old", 3, 0));
     let refused = |path: std::path::PathBuf| read_side("", &[path]).unwrap_err().to_string();
-    let newer = save("newer.json", &Run { schema: "diskwright.lab.run/2".into(), ..run(1000, 5, 1) });
-    assert!(refused(newer).contains("written by a newer Diskwright: its schema is diskwright.lab.run/2"));
+    let newer = save("newer.json", &Run { schema: "diskwright.lab.run/3".into(), ..run(1000, 5, 1) });
+    assert!(refused(newer).contains("written by a newer Diskwright: its schema is diskwright.lab.run/3"));
     let failed = End::Failed { first: "the read at offset 0 failed".into(), errors: 7 };
     let failed = save("failed.json", &Run { end: failed, ..run(1000, 5, 1) });
     assert!(refused(failed).contains("is a failed run (7 requests"));

@@ -1,4 +1,4 @@
-//! CSV of what is no run and no sweep: studies, comparisons, the bench. Each kind has its own columns; a row is one round of one workload on one
+//! CSV of what is no run: sweeps, studies, comparisons, the bench. Each kind has its own columns; a row is one round of one workload on one
 //! thing (or one comparison, or one check), so that whoever reads it can reckon anew.
 
 mod access_paths;
@@ -17,9 +17,10 @@ use crate::{
         raw_and_file::RawAndFileResult,
         zero_payload::{Payload, ZeroPayloadResult},
     },
+    sweep::SweepRecord,
 };
 
-/// The rows of a result that is neither a run nor a sweep, with the heads of its columns before the first result.
+/// The rows of a result that is no run, with the heads of its columns before the first result.
 pub(super) fn figures(rows: &mut Rows, name: &str, document: &Document, head: bool) -> Result<()> {
     match document {
         Document::Containers(result) => containers::rows(rows, name, result, head),
@@ -29,8 +30,9 @@ pub(super) fn figures(rows: &mut Rows, name: &str, document: &Document, head: bo
         Document::AccessPaths(result) => access_paths::rows(rows, name, result, head),
         Document::Contest(record) => contest(rows, name, record, head),
         Document::Bench(report) => bench(rows, name, report, head),
-        // They have rows of their own.
-        Document::Run(_) | Document::Sweep(_) => Ok(()),
+        Document::Sweep(record) => sweep(rows, name, record, head),
+        // It has tables of its own.
+        Document::Run(_) => Ok(()),
     }
 }
 
@@ -69,6 +71,32 @@ fn of_round(round: usize, figures: &Figures) -> [String; 14] {
         figures.cpu_ns_per_io.to_string(),
         figures.machine_cpu_ns_per_io.to_string(),
     ]
+}
+
+fn sweep(rows: &mut Rows, name: &str, record: &SweepRecord, head: bool) -> Result<()> {
+    if head {
+        let heads = ["result", "started_utc", "threads", "queue_depth", "files", "in_flight", "varied"];
+        put(rows, heads.into_iter().chain(OF_ROUND).chain(["depth_reached"]))?;
+    }
+    for cell in &record.cells {
+        let varied: Vec<String> =
+            cell.point.iter().map(|at| format!("{}={}", at.knob.name(), at.knob.show(at.value))).collect();
+        for (round, figures) in cell.rounds.iter().enumerate() {
+            let mut row = vec![
+                name.to_owned(),
+                record.started_utc.clone(),
+                cell.threads.to_string(),
+                cell.queue_depth.to_string(),
+                cell.files.to_string(),
+                cell.total_depth.to_string(),
+                varied.join(" "),
+            ];
+            row.extend(of_round(round, figures));
+            row.push(figures.depth_reached.to_string());
+            put_all(rows, &row)?;
+        }
+    }
+    Ok(())
 }
 
 fn stage_word(stage: Stage) -> &'static str {

@@ -119,12 +119,17 @@ impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("\"{text}\" is not a length of time: give a number with h, m, s, ms, us or ns, as in 30s");
+        let wrong = || {
+            format!("\"{text}\" is not a length of time: give a number with h, m, s, ms, us (or µs) or ns, as in 30s")
+        };
         let trimmed = text.trim();
-        let split = trimmed.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(trimmed.len());
+        let split = trimmed.find(char::is_alphabetic).unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(split);
-        let unit = if unit.is_empty() { "s" } else { unit };
+        let unit = match unit {
+            "" => "s",
+            "µs" | "μs" => "us",
+            unit => unit,
+        };
         let (_, nanos) = UNITS.into_iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
         if let Ok(whole) = number.trim().parse::<u64>() {
             return whole.checked_mul(nanos).map(Self).ok_or_else(wrong);
@@ -186,8 +191,9 @@ mod tests {
     fn sizes_and_times_are_read_as_people_write_them() {
         let sizes = ["8K", "64G", "512", "1 M", "2t"].map(|text| text.parse::<Bytes>().unwrap().0);
         assert_eq!(sizes, [8192, 64 << 30, 512, 1 << 20, 2 << 40]);
-        let times = ["30s", "500ms", "1.5", "2m", "24h", "250us"].map(|text| text.parse::<Span>().unwrap().as_nanos());
-        assert_eq!(times, [30_000_000_000, 500_000_000, 1_500_000_000, 120_000_000_000, 86_400_000_000_000, 250_000]);
+        let times = ["30s", "500ms", "1.5", "2m", "24h"].map(|text| text.parse::<Span>().unwrap().as_nanos());
+        assert_eq!(times, [30_000_000_000, 500_000_000, 1_500_000_000, 120_000_000_000, 86_400_000_000_000]);
+        assert_eq!(["250us", "250µs", "250 μs"].map(|text| text.parse::<Span>().unwrap().as_nanos()), [250_000; 3]);
         for wrong in ["", "K", "8Q", "-1", "99999999999T"] {
             assert!(wrong.parse::<Bytes>().is_err(), "{wrong}");
         }

@@ -4,7 +4,7 @@ use super::{
     machine,
     outline::{Block, Cell, Chapter, Doubt, Table, Tone},
     plot::{Axis, Bar, BarChart, LineChart, Part, Point, Scale, Series},
-    write::{moment, rate, short, short_time, time},
+    write::{rate, short, short_time, subtitle, time},
 };
 use crate::{
     measure::Ratio,
@@ -50,21 +50,10 @@ pub fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
     Chapter {
         id: id.to_owned(),
         title: name.to_owned(),
-        subtitle: format!(
-            "Study of access paths, {}, {} in all",
-            moment(&result.started_utc),
-            time(result.took_ns as f64)
-        ),
+        subtitle: subtitle("Study of access paths", &result.started_utc, result.took_ns),
         verdict: result.verdict.clone(),
         badges,
-        doubts: result
-            .warnings
-            .iter()
-            .map(|warning| Doubt {
-                tone: if warning.voids() { Tone::Bad } else { Tone::Doubt },
-                sentence: warning.to_string(),
-            })
-            .collect(),
+        doubts: Doubt::of_all(&result.warnings),
         blocks,
     }
 }

@@ -4,7 +4,7 @@ use super::{
     machine,
     outline::{Block, Cell, Chapter, Doubt, Table, Tone},
     plot::{Bar, BarChart, Part},
-    write::{moment, ratio, short, time},
+    write::{ratio, short, subtitle, time},
 };
 use crate::{
     bench::{self, BenchReport, Check, Outcome, RowResult},
@@ -40,17 +40,13 @@ pub fn chapter(report: &BenchReport, id: &str, name: &str) -> Chapter {
     Chapter {
         id: id.to_owned(),
         title: name.to_owned(),
-        subtitle: format!("Bench, {}, {} in all", moment(&report.started_utc), time(report.took_ns as f64)),
+        subtitle: subtitle("Bench", &report.started_utc, report.took_ns),
         verdict: format!(
             "{kept} of {} promises are kept, {broken} are broken, {skipped} could not be measured in full.",
             report.rows.len()
         ),
         badges,
-        doubts: report
-            .warnings
-            .iter()
-            .map(|warning| Doubt { tone: Tone::Doubt, sentence: warning.to_string() })
-            .collect(),
+        doubts: Doubt::of_all(&report.warnings),
         blocks,
     }
 }

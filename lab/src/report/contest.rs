@@ -39,11 +39,7 @@ pub fn chapter(record: &ContestRecord, id: &str, name: &str) -> Chapter {
         subtitle: format!("Comparison of {}", list(&names)),
         verdict: record.verdict.clone(),
         badges: badges(record),
-        doubts: record
-            .warnings
-            .iter()
-            .map(|warning| Doubt { tone: Tone::Doubt, sentence: warning.to_string() })
-            .collect(),
+        doubts: Doubt::of_all(&record.warnings),
         blocks,
     }
 }
@@ -144,7 +140,7 @@ fn table(record: &ContestRecord, comparisons: &[Comparison]) -> Table {
         let show = |value: f64| {
             // There is no such thing as the IOPS of all measurements.
             let known = (!comparison.group.is_empty()).then_some(value);
-            Cell::maybe(known, |value| comparison.metric.show(value).replace(" us", " µs"))
+            Cell::maybe(known, |value| comparison.metric.show(value))
         };
         let (tone, said) = word(comparison.said);
         let ends = &comparison.change.interval;

@@ -31,6 +31,7 @@ mod queue_depth;
 mod raw_and_file;
 mod run;
 mod run_plots;
+mod run_tables;
 mod sweep;
 mod write;
 mod zero_payload;

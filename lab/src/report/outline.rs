@@ -8,6 +8,7 @@
 //! Each figure in a table is kept beside its text, so that a page can carry the exact value where people read a rounded one, and so
 //! that both forms say the same.
 
+use crate::{record::End, table::grouped, warning::Warning};
 use maud::Markup;
 
 /// How a figure or a sentence is to be taken. Shown by colour and by words or weight, never by colour alone.
@@ -147,6 +148,15 @@ pub enum Block {
     },
 }
 
+/// How something ended, as a badge.
+pub fn end_badge(end: &End) -> (Tone, String) {
+    match end {
+        End::Complete => (Tone::Good, "complete".into()),
+        End::Stopped => (Tone::Doubt, "partial".into()),
+        End::Failed { .. } => (Tone::Bad, "failed".into()),
+    }
+}
+
 /// A sentence that warns.
 #[derive(Debug, Clone)]
 pub struct Doubt {
@@ -154,6 +164,32 @@ pub struct Doubt {
     pub tone: Tone,
     /// The sentence.
     pub sentence: String,
+}
+
+impl Doubt {
+    /// What failed, then each warning as a sentence.
+    pub fn of(end: &End, warnings: &[Warning]) -> Vec<Self> {
+        let failed = match end {
+            End::Failed { errors, first } => Some(Self {
+                tone: Tone::Bad,
+                sentence: format!(
+                    "{} failed; the first: {first}. The figures are those of the requests that succeeded and say little about the device.",
+                    if *errors == 1 { "1 request".into() } else { format!("{} requests", grouped(*errors as f64)) }
+                ),
+            }),
+            _ => None,
+        };
+        failed.into_iter().chain(Self::of_all(warnings)).collect()
+    }
+
+    /// Each warning as a sentence; what voids a result is bad.
+    pub fn of_all(warnings: &[Warning]) -> Vec<Self> {
+        let of = |warning: &Warning| Self {
+            tone: if warning.voids() { Tone::Bad } else { Tone::Doubt },
+            sentence: warning.to_string(),
+        };
+        warnings.iter().map(of).collect()
+    }
 }
 
 /// One result, or several side by side.

@@ -2,14 +2,14 @@
 
 use super::{
     machine,
-    outline::{Block, Cell, Chapter, Doubt, Row, Table, Tile, Tone},
+    outline::{Block, Cell, Chapter, Doubt, Row, Table, Tile, Tone, end_badge},
     plot::{Axis, Bar, BarChart, LineChart, Part, Point, Scale, Series},
     sweep,
-    write::{count, list, moment, rate, ratio, short, time},
+    write::{count, list, rate, ratio, short, subtitle, time},
 };
 use crate::{
     figures::Figures,
-    record::{End, Run},
+    record::Run,
     study::queue_depth::{
         Finding, QueueDepthResult, Stage, StageRecord,
         findings::{self, beside, load_name},
@@ -54,24 +54,16 @@ pub fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
     Chapter {
         id: id.to_owned(),
         title: name.to_owned(),
-        subtitle: format!(
-            "Study of queue depth, {}, {} in all",
-            moment(&result.started_utc),
-            time(result.took_ns as f64)
-        ),
+        subtitle: subtitle("Study of queue depth", &result.started_utc, result.took_ns),
         verdict: result.verdict.clone(),
         badges: badges(result),
-        doubts: doubts(result),
+        doubts: Doubt::of(&result.end, &result.warnings),
         blocks,
     }
 }
 
 fn badges(result: &QueueDepthResult) -> Vec<(Tone, String)> {
-    let mut badges = vec![match &result.end {
-        End::Complete => (Tone::Good, "complete".to_owned()),
-        End::Stopped => (Tone::Doubt, "partial".to_owned()),
-        End::Failed { .. } => (Tone::Bad, "failed".to_owned()),
-    }];
+    let mut badges = vec![end_badge(&result.end)];
     badges.push((Tone::Plain, format!("{} rounds", result.settings.rounds)));
     if result.settings.quick {
         badges.push((Tone::Doubt, "quick".into()));
@@ -82,18 +74,6 @@ fn badges(result: &QueueDepthResult) -> Vec<(Tone, String)> {
         badges.push(if holds { (Tone::Good, "steady state".into()) } else { (Tone::Doubt, "no steady state".into()) });
     }
     badges
-}
-
-fn doubts(result: &QueueDepthResult) -> Vec<Doubt> {
-    let failed = match &result.end {
-        End::Failed { first, errors } => Some(Doubt {
-            tone: Tone::Bad,
-            sentence: format!("requests failed ({}); the first: {first}", count(*errors as f64)),
-        }),
-        _ => None,
-    };
-    let warned = result.warnings.iter().map(|warning| Doubt { tone: Tone::Doubt, sentence: warning.to_string() });
-    failed.into_iter().chain(warned).collect()
 }
 
 fn tile(finding: &Finding) -> Tile {

@@ -2,12 +2,11 @@
 
 use super::{
     machine,
-    outline::{Block, Cell, Chapter, Doubt, Table, Tile, Tone},
+    outline::{Block, Cell, Chapter, Doubt, Table, Tile, Tone, end_badge},
     plot::{Bar, BarChart, Part as Piece},
-    write::{moment, rate, ratio, short, time},
+    write::{rate, ratio, short, subtitle, time},
 };
 use crate::{
-    record::End,
     study::raw_and_file::{
         Figure, Part, RawAndFileResult,
         conclude::{self, find},
@@ -52,28 +51,16 @@ pub fn chapter(result: &RawAndFileResult, id: &str, name: &str) -> Chapter {
     Chapter {
         id: id.to_owned(),
         title: name.to_owned(),
-        subtitle: format!(
-            "Study of device and file, {}, {} in all",
-            moment(&result.started_utc),
-            time(result.took_ns as f64)
-        ),
+        subtitle: subtitle("Study of device and file", &result.started_utc, result.took_ns),
         verdict: result.verdict.clone(),
         badges: badges(result),
-        doubts: result
-            .warnings
-            .iter()
-            .map(|warning| Doubt { tone: Tone::Doubt, sentence: warning.to_string() })
-            .collect(),
+        doubts: Doubt::of_all(&result.warnings),
         blocks,
     }
 }
 
 fn badges(result: &RawAndFileResult) -> Vec<(Tone, String)> {
-    let mut badges = vec![match &result.end {
-        End::Complete => (Tone::Good, "complete".to_owned()),
-        End::Stopped => (Tone::Doubt, "partial".to_owned()),
-        End::Failed { .. } => (Tone::Bad, "failed".to_owned()),
-    }];
+    let mut badges = vec![end_badge(&result.end)];
     badges.push((Tone::Plain, format!("{} rounds", result.rounds)));
     if result.quick {
         badges.push((Tone::Doubt, "quick".into()));

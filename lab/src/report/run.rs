@@ -2,14 +2,14 @@
 
 use super::{
     machine,
-    outline::{Block, Cell, Chapter, Doubt, Table, Tile, Tone},
+    outline::{Block, Cell, Chapter, Doubt, Tile, Tone, end_badge},
     run_plots,
-    write::{count, list, moment, percent, rate, ratio, time},
+    run_tables::{by_target, cpu_table, direction_table, percentile_table, target_table, thread_table},
+    write::{count, list, percent, rate, ratio, subtitle, time},
 };
 use crate::{
     job::{Caching, Contents, Mover},
-    record::{End, LatencyRecord, PhaseRecord, Run, TargetRecord, Total},
-    table::bytes,
+    record::{End, PhaseRecord, Run, TargetRecord},
 };
 
 /// Tables of more threads than this are folded away.
@@ -97,15 +97,10 @@ pub fn chapter(run: &Run, id: &str, name: &str) -> Chapter {
     Chapter {
         id: id.to_owned(),
         title: name.to_owned(),
-        subtitle: format!(
-            "Run of “{}”, {}, {} in all",
-            run.job.name,
-            moment(&run.started_utc),
-            time(run.took_ns as f64)
-        ),
+        subtitle: subtitle(&format!("Run of “{}”", run.job.name), &run.started_utc, run.took_ns),
         verdict: verdict(run),
         badges: badges(run),
-        doubts: doubts(run),
+        doubts: Doubt::of(&run.end, &run.warnings),
         blocks,
     }
 }
@@ -117,11 +112,7 @@ fn file_word(name: &str) -> String {
 }
 
 fn badges(run: &Run) -> Vec<(Tone, String)> {
-    let mut badges = vec![match &run.end {
-        End::Complete => (Tone::Good, "complete".to_owned()),
-        End::Stopped => (Tone::Doubt, "partial".to_owned()),
-        End::Failed { .. } => (Tone::Bad, "failed".to_owned()),
-    }];
+    let mut badges = vec![end_badge(&run.end)];
     let steady: Vec<_> = run.phases.iter().filter_map(|phase| phase.steady.as_ref()).collect();
     if steady.iter().any(|steady| steady.reached_ns.is_none()) {
         badges.push((Tone::Doubt, "steady state not reached".into()));
@@ -136,21 +127,6 @@ fn badges(run: &Run) -> Vec<(Tone, String)> {
         several => badges.push((Tone::Doubt, format!("{several} reasons for doubt"))),
     }
     badges
-}
-
-fn doubts(run: &Run) -> Vec<Doubt> {
-    let failed = match &run.end {
-        End::Failed { errors, first } => Some(Doubt {
-            tone: Tone::Bad,
-            sentence: format!(
-                "{} failed; the first: {first}. The figures are those of the requests that succeeded and say little about the device.",
-                if *errors == 1 { "1 request".into() } else { format!("{} requests", count(*errors as f64)) }
-            ),
-        }),
-        _ => None,
-    };
-    let warned = run.warnings.iter().map(|warning| Doubt { tone: Tone::Doubt, sentence: warning.to_string() });
-    failed.into_iter().chain(warned).collect()
 }
 
 fn tiles(phase: &PhaseRecord) -> Block {
@@ -233,197 +209,6 @@ fn window_sentence(phase: &PhaseRecord) -> String {
         );
     }
     text
-}
-
-/// Latencies of a sample, as cells: mean, deviation, median, 99th and 99.9th percentile, longest.
-fn latency_cells(latency: &LatencyRecord) -> Vec<Cell> {
-    let any = latency.count > 0;
-    let quantile = |share: f64, needed: u64| {
-        let value = latency.quantile_ns(share).filter(|_| latency.count >= needed);
-        Cell::maybe(value.map(|ns| ns as f64), time)
-    };
-    vec![
-        Cell::maybe(any.then(|| latency.mean_ns()), time),
-        Cell::maybe(any.then(|| latency.deviation_ns()), time),
-        quantile(0.5, 20),
-        quantile(0.99, 1000),
-        quantile(0.999, 10_000),
-        Cell::maybe(any.then_some(latency.max_ns as f64), time),
-    ]
-}
-
-const LATENCY_HEADS: [&str; 6] = ["mean", "deviation", "p50", "p99", "p99.9", "longest"];
-
-fn direction_table(phase: &PhaseRecord) -> Table {
-    let total = phase.total();
-    let mut heads = vec!["", "IOPS", "MB/s", "requests"];
-    heads.extend(LATENCY_HEADS);
-    heads.push("errors");
-    let mut table =
-        Table::new("Reads, writes and both; a percentile stands where ten requests or more lie beyond it", &heads);
-    let seconds = phase.window_s().max(1e-9);
-    for (name, direction) in [("reads", &total.reads), ("writes", &total.writes), ("both", &total.both)] {
-        if direction.ios == 0 && direction.errors == 0 && name != "both" {
-            continue;
-        }
-        let mut cells = vec![
-            Cell::text(name),
-            Cell::figure(direction.ios as f64 / seconds, rate),
-            Cell::figure(direction.bytes as f64 / 1e6 / seconds, rate),
-            Cell::figure(direction.ios as f64, count),
-        ];
-        cells.extend(latency_cells(direction.latency()));
-        let tone = if direction.errors > 0 { Tone::Bad } else { Tone::Faint };
-        cells.push(Cell::figure(direction.errors as f64, count).toned(tone));
-        if name == "both" { table.total(cells) } else { table.row(cells) }
-    }
-    if total.flushes > 0 {
-        table.row(vec![
-            Cell::text("flushes"),
-            Cell::figure(total.flushes as f64 / seconds, rate),
-            Cell::default(),
-            Cell::figure(total.flushes as f64, count),
-        ]);
-    }
-    table
-}
-
-/// Percentiles of a phase down to the nines that the samples support: names and shares.
-pub(crate) fn shares(nines: u32) -> Vec<(String, f64)> {
-    let mut shares: Vec<(String, f64)> =
-        [25.0, 50.0, 75.0, 90.0, 95.0].map(|p: f64| (format!("p{p}"), p / 100.0)).into();
-    shares.extend((2..=nines).map(|nine| {
-        let share = 1.0 - 10_f64.powi(-(nine as i32));
-        (format!("p{}", super::write::percentile(share)), share)
-    }));
-    shares
-}
-
-fn percentile_table(phase: &PhaseRecord) -> Table {
-    let total = phase.total();
-    let scheduled = total.both.response.is_some();
-    let columns: Vec<(&str, &LatencyRecord)> = [
-        ("reads", total.reads.latency()),
-        ("writes", total.writes.latency()),
-        ("both", total.both.latency()),
-        ("both, service time", &total.both.service),
-    ]
-    .into_iter()
-    .filter(|(name, latency)| latency.count > 0 && (scheduled || *name != "both, service time"))
-    .collect();
-    let heads: Vec<&str> = std::iter::once("percentile").chain(columns.iter().map(|(name, _)| *name)).collect();
-    let mut table = Table::new("Latency by percentile, as far as the sample supports", &heads);
-    let nines = columns.iter().map(|(_, latency)| latency.nines()).max().unwrap_or(0);
-    let row = |name: &str, value: &dyn Fn(&LatencyRecord) -> Option<f64>| {
-        let cells = columns.iter().map(|(_, latency)| Cell::maybe(value(latency), time));
-        std::iter::once(Cell::text(name)).chain(cells).collect()
-    };
-    table.row(row("shortest", &|latency| Some(latency.min_ns as f64)));
-    for (name, share) in shares(nines) {
-        table.row(row(&name, &|latency| {
-            let beyond = latency.count as f64 * (1.0 - share);
-            latency.quantile_ns(share).filter(|_| beyond >= 9.999).map(|ns| ns as f64)
-        }));
-    }
-    table.row(row("longest", &|latency| Some(latency.max_ns as f64)));
-    table
-}
-
-fn total_cells(total: &Total, seconds: f64) -> Vec<Cell> {
-    let seconds = seconds.max(1e-9);
-    let mut cells = vec![
-        Cell::figure(total.queue_depth as f64, count),
-        Cell::figure(total.reads.ios as f64 / seconds, rate),
-        Cell::figure(total.writes.ios as f64 / seconds, rate),
-        Cell::figure(total.both.ios as f64 / seconds, rate),
-        Cell::figure(total.both.bytes as f64 / 1e6 / seconds, rate),
-    ];
-    cells.extend(latency_cells(total.both.latency()));
-    cells
-}
-
-const TOTAL_HEADS: [&str; 5] = ["depth", "read IOPS", "write IOPS", "IOPS", "MB/s"];
-
-fn by_target(run: &Run, phase: &PhaseRecord) -> Table {
-    let heads: Vec<&str> = ["target"].into_iter().chain(TOTAL_HEADS).chain(LATENCY_HEADS).collect();
-    let mut table = Table::new("Each target", &heads);
-    for (index, target) in run.targets.iter().enumerate() {
-        let total = phase.total_where(|thread| thread.target as usize == index);
-        if total.queue_depth > 0 {
-            let cells = std::iter::once(Cell::text(&target.name)).chain(total_cells(&total, phase.window_s()));
-            table.row(cells.collect());
-        }
-    }
-    table
-}
-
-fn thread_table(run: &Run, phase: &PhaseRecord) -> Table {
-    let heads: Vec<&str> = ["thread", "target"].into_iter().chain(TOTAL_HEADS).chain(LATENCY_HEADS).collect();
-    let mut table = Table::new("Each thread on each of its targets", &heads);
-    for thread in &phase.threads {
-        let total = Total::of([thread]);
-        let target = run.targets.get(thread.target as usize).map_or("", |target| &target.name);
-        let cells = [Cell::text(thread.thread.to_string()), Cell::text(target)];
-        table.row(cells.into_iter().chain(total_cells(&total, phase.window_s())).collect());
-    }
-    let mut cells = vec![Cell::text("all"), Cell::text("")];
-    cells.extend(total_cells(&phase.total(), phase.window_s()));
-    table.total(cells);
-    table
-}
-
-fn cpu_table(run: &Run) -> Table {
-    let mut table = Table::new(
-        "CPU time for each request; cycles are CPU time times the rate of the time-stamp counter",
-        &["phase", "generator", "user", "system", "whole machine", "cycles", "MHz per IOPS"],
-    );
-    for phase in &run.phases {
-        let ios = phase.total().both.ios.max(1) as f64;
-        let per_io = |ns: u64| Cell::figure(ns as f64 / ios, time);
-        let hz = phase.cpu.tsc_hz;
-        let known = hz > 0.0;
-        let cycles = phase.cpu_ns_per_io() * hz / 1e9;
-        let machine = (!phase.cpu.cores.is_empty()).then(|| phase.machine_cpu_ns_per_io());
-        table.row(vec![
-            Cell::text(&phase.name),
-            Cell::figure(phase.cpu_ns_per_io(), time),
-            per_io(phase.cpu.process_user_ns),
-            per_io(phase.cpu.process_system_ns),
-            Cell::maybe(machine, time),
-            Cell::maybe(known.then_some(cycles), count),
-            // Cycles a second for each request a second are cycles for each request.
-            Cell::maybe(known.then_some(cycles / 1e6), |mhz| format!("{mhz:.5}")),
-        ]);
-    }
-    table
-}
-
-fn target_table(run: &Run) -> Table {
-    let heads =
-        ["target", "kind", "size", "cache", "allocated", "zeros", "repeated", "filled before", "file system", "device"];
-    let mut table = Table::new("What was measured, and what a look at its contents found", &heads);
-    for target in &run.targets {
-        let share = |value: Option<f64>| Cell::maybe(value, percent);
-        let contents = target.contents;
-        table.row(vec![
-            Cell::text(&target.name),
-            Cell::text(&target.kind),
-            Cell::figure(target.size_bytes as f64, |size| bytes(size as u64)),
-            Cell::text(if target.is_export() { "the server’s" } else { caching(target.cache) }),
-            share(contents.map(|contents| contents.allocated)),
-            share(contents.map(|contents| contents.zero)),
-            share(contents.map(|contents| contents.repeated)),
-            Cell::maybe(contents.map(|contents| contents.filled_bytes as f64), |size| bytes(size as u64)),
-            Cell::text(target.place.as_ref().map_or("–", |place| &place.file_system)),
-            Cell::text(match (&target.behind, &target.place) {
-                (Some(behind), Some(place)) => format!("{}: {behind}", place.device),
-                (Some(behind), None) => behind.to_string(),
-                (None, Some(place)) => place.device.clone(),
-                (None, None) => "–".into(),
-            }),
-        ]);
-    }
-    table
 }
 
 /// A cache mode in words.

@@ -7,7 +7,7 @@ use super::{
 use crate::record::{LatencyRecord, PhaseRecord, Run, SeriesPoint};
 use maud::Markup;
 
-/// Latency against percentile, of one phase (reads, writes; response and service time where they differ) or of several (both directions).
+/// Latency against percentile, of one phase (reads, writes, flushes; response and service time where they differ) or of several (both directions).
 pub fn percentiles(phases: &[(String, &PhaseRecord)], id: &str) -> Markup {
     let mut lines: Vec<(String, LatencyRecord)> = Vec::new();
     for (name, phase) in phases {
@@ -16,7 +16,7 @@ pub fn percentiles(phases: &[(String, &PhaseRecord)], id: &str) -> Markup {
             lines.push((name.clone(), total.both.latency().clone()));
             continue;
         }
-        for (name, direction) in [("reads", &total.reads), ("writes", &total.writes)] {
+        for (name, direction) in [("reads", &total.reads), ("writes", &total.writes), ("flushes", &total.flushes)] {
             lines.push((name.into(), direction.latency().clone()));
             if direction.response.is_some() {
                 lines.push((format!("{name}, service time"), direction.service.clone()));

@@ -2,14 +2,13 @@
 
 use super::{
     machine,
-    outline::{Block, Cell, Chapter, Doubt, Table, Tone},
+    outline::{Block, Cell, Chapter, Doubt, Table, Tone, end_badge},
     plot::{self, Axis, HeatMap, LineChart, Point, Scale, Series},
-    write::{count, list, moment, rate, ratio, short, short_time, time},
+    write::{count, list, rate, ratio, short, short_time, subtitle, time},
 };
 use crate::{
     figures::Figures,
     knee::{Mark, MarkedPoint},
-    record::End,
     sweep::{Coordinate, KneeRow, SweepCell, SweepRecord},
 };
 use maud::Markup;
@@ -69,34 +68,20 @@ pub fn chapter(sweep: &SweepRecord, id: &str, name: &str) -> Chapter {
     Chapter {
         id: id.to_owned(),
         title: name.to_owned(),
-        subtitle: format!(
-            "Sweep of {} over {}, {}, {} in all",
-            sweep.options.job.name,
-            list(&sweep.options.axes.iter().map(|axis| axis.knob.name().to_owned()).collect::<Vec<_>>()),
-            moment(&sweep.started_utc),
-            time(sweep.took_ns as f64)
+        subtitle: subtitle(
+            &format!(
+                "Sweep of {} over {}",
+                sweep.options.job.name,
+                list(&sweep.options.axes.iter().map(|axis| axis.knob.name().to_owned()).collect::<Vec<_>>())
+            ),
+            &sweep.started_utc,
+            sweep.took_ns,
         ),
         verdict: sweep.verdict.clone(),
-        badges: vec![match &sweep.end {
-            End::Complete => (Tone::Good, "complete".to_owned()),
-            End::Stopped => (Tone::Doubt, "partial".to_owned()),
-            End::Failed { .. } => (Tone::Bad, "failed".to_owned()),
-        }],
-        doubts: doubts(sweep),
+        badges: vec![end_badge(&sweep.end)],
+        doubts: Doubt::of(&sweep.end, &sweep.warnings),
         blocks,
     }
-}
-
-fn doubts(sweep: &SweepRecord) -> Vec<Doubt> {
-    let failed = match &sweep.end {
-        End::Failed { first, errors } => Some(Doubt {
-            tone: Tone::Bad,
-            sentence: format!("requests failed ({}); the first: {first}", count(*errors as f64)),
-        }),
-        _ => None,
-    };
-    let warned = sweep.warnings.iter().map(|warning| Doubt { tone: Tone::Doubt, sentence: warning.to_string() });
-    failed.into_iter().chain(warned).collect()
 }
 
 fn place(point: &[Coordinate]) -> String {

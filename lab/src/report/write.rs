@@ -14,7 +14,12 @@ pub fn count(value: f64) -> String {
 
 /// Nanoseconds with a unit.
 pub fn time(ns: f64) -> String {
-    duration(ns).replace(" us", " µs")
+    duration(ns)
+}
+
+/// What a result is, when it began and how long it took: below the title of its chapter.
+pub fn subtitle(what: &str, started_utc: &str, took_ns: u64) -> String {
+    format!("{what}, {}, {} in all", moment(started_utc), time(took_ns as f64))
 }
 
 /// A ratio.

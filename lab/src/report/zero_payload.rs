@@ -4,7 +4,7 @@ use super::{
     machine,
     outline::{Block, Cell, Chapter, Doubt, Table, Tone},
     plot::{Bar, BarChart, Part},
-    write::{moment, percent, rate, ratio, short, time},
+    write::{percent, rate, ratio, short, subtitle, time},
 };
 use crate::{
     study::zero_payload::{PAPER_64K_READ_IOPS, Payload, SideRecord, TestRecord, ZeroPayloadResult},
@@ -41,18 +41,10 @@ pub fn chapter(result: &ZeroPayloadResult, id: &str, name: &str) -> Chapter {
     Chapter {
         id: id.to_owned(),
         title: name.to_owned(),
-        subtitle: format!(
-            "Study of zero payload, {}, {} in all",
-            moment(&result.started_utc),
-            time(result.took_ns as f64)
-        ),
+        subtitle: subtitle("Study of zero payload", &result.started_utc, result.took_ns),
         verdict: result.verdict.clone(),
         badges,
-        doubts: result
-            .warnings
-            .iter()
-            .map(|warning| Doubt { tone: Tone::Doubt, sentence: warning.to_string() })
-            .collect(),
+        doubts: Doubt::of_all(&result.warnings),
         blocks,
     }
 }

@@ -18,7 +18,7 @@ use crate::{
         thread::Event,
         watch::{Nearness, Snapshot, Stage, Watch},
     },
-    steady::{self, Tracker},
+    steady::{self, Rounds, Tracker},
 };
 use std::{
     sync::mpsc::{Receiver, RecvTimeoutError, Sender},
@@ -42,30 +42,27 @@ pub(crate) struct Progress {
 struct Settling {
     tracker: Tracker,
     within_ns: u64,
-    interval_ns: u64,
     round_ns: u64,
-    /// Rounds that the tracker has seen.
-    rounds: usize,
+    rounds: Rounds,
 }
 
 impl Settling {
     fn new(within_ns: u64, interval_ns: u64) -> Self {
         let round_ns = steady::round_for(within_ns, interval_ns);
-        Self { tracker: Tracker::new(), within_ns, interval_ns, round_ns, rounds: 0 }
+        Self { tracker: Tracker::new(), within_ns, round_ns, rounds: Rounds::new(round_ns) }
     }
 
     /// Shows the tracker the rounds that are complete.
     fn follow(&mut self, series: &[SeriesPoint]) {
-        for figure in steady::rounds_of(series, self.interval_ns, self.round_ns).into_iter().skip(self.rounds) {
+        for figure in self.rounds.follow(series) {
             self.tracker.push(figure);
-            self.rounds += 1;
         }
     }
 
     fn nearness(&self) -> Nearness {
         let window = self.tracker.window();
         Nearness {
-            rounds: self.rounds,
+            rounds: self.rounds.complete() as usize,
             range: window.map_or(0.0, |window| window.range),
             slope: window.map_or(0.0, |window| window.slope),
         }
@@ -88,7 +85,6 @@ pub(crate) struct Conductor<'a> {
     shared: &'a Shared,
     outlines: Vec<Vec<Outline>>,
     ledger: Ledger,
-    interval_ns: u64,
     inbox: Receiver<Event>,
     /// The ways back to the threads.
     pub(crate) returns: Vec<Sender<Vec<Tally>>>,
@@ -131,7 +127,6 @@ impl<'a> Conductor<'a> {
             shared,
             ledger: Ledger::new(&targets_of_threads, interval_ns, shared.tick_ns),
             outlines,
-            interval_ns,
             inbox,
             returns: Vec::new(),
             watch,
@@ -278,6 +273,7 @@ impl<'a> Conductor<'a> {
             (None, _) => Vec::new(),
         };
         let cpu = cpu::record(&self.shared.cpu_start, &self.shared.cpu_end, cores, self.counter.hz());
+        let interval_ns = self.ledger.interval_ns();
         let (totals, series) = self.ledger.finish(self.last_ns);
         let mut threads = Vec::new();
         for (number, (outlines, totals)) in self.outlines.iter().zip(totals).enumerate() {
@@ -301,7 +297,7 @@ impl<'a> Conductor<'a> {
                 window_start_ns,
                 threads,
                 series,
-                interval_ns: self.interval_ns,
+                interval_ns,
                 cpu,
                 steady: self.settling.map(|settling| settling.tracker.record(settling.round_ns)),
             },

@@ -1,6 +1,7 @@
 //! Reasons for doubt that a run finds in itself.
 
 use crate::{
+    clock::Moment,
     job::{Caching, Job, Load, Phase, Rate},
     machine::{Machine, OtherLoad},
     record::{PhaseRecord, ThreadRecord},
@@ -98,7 +99,10 @@ impl Doubts {
     }
 
     /// All of them, with what the machine shows when everything is over.
-    pub(crate) fn after_all(mut self, other_load: &OtherLoad) -> Vec<Warning> {
+    pub(crate) fn after_all(mut self, other_load: &OtherLoad, began: &Moment) -> Vec<Warning> {
+        if let Some(by_s) = began.stepped_s() {
+            self.0.push(Warning::ClockStepped { by_s });
+        }
         let (busy, stolen) = other_load.since();
         if busy > OTHERS_BUSY {
             self.0.push(Warning::OtherLoad { cpus: busy });

@@ -38,6 +38,24 @@ struct Flight {
     is_flush: bool,
 }
 
+impl Flight {
+    /// A flush, which has neither place nor schedule.
+    const fn flush(made_ns: u64) -> Self {
+        let ask = Ask { offset_bytes: 0, len_bytes: 0, is_read: false };
+        Self { made_ns, intended_ns: made_ns, ask, is_flush: true }
+    }
+
+    /// Where it is counted.
+    #[inline]
+    fn counted_in(self, tally: &mut Tally) -> &mut DirectionTally {
+        match self {
+            Self { ask: Ask { is_read: true, .. }, .. } => &mut tally.reads,
+            Self { is_flush: false, .. } => &mut tally.writes,
+            _ => &mut tally.flushes,
+        }
+    }
+}
+
 /// How a lane is to behave.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaneRules {
@@ -97,12 +115,6 @@ impl<'a> Lane<'a> {
         for buf in &mut for_writes {
             contents.fill(buf, requests.rng());
         }
-        let nothing = Flight {
-            made_ns: 0,
-            intended_ns: 0,
-            ask: Ask { offset_bytes: 0, len_bytes: 0, is_read: true },
-            is_flush: false,
-        };
         let tally = Tally::new(pacer.as_ref().is_some_and(Pacer::has_schedule));
         Self {
             target,
@@ -111,7 +123,7 @@ impl<'a> Lane<'a> {
             requests,
             contents,
             pacer,
-            flights: vec![nothing; rules.queue_depth as usize],
+            flights: vec![Flight::flush(0); rules.queue_depth as usize],
             free: (0..rules.queue_depth).rev().collect(),
             for_reads,
             for_writes,
@@ -219,8 +231,7 @@ impl<'a> Lane<'a> {
     fn make(&mut self, slot: u32, now_ns: u64, intended_ns: u64, to_make: &mut u64, shared: &Shared) {
         if self.rules.flush_every > 0 && self.writes_since_flush >= self.rules.flush_every {
             self.writes_since_flush = 0;
-            let flight = &mut self.flights[slot as usize];
-            (flight.made_ns, flight.is_flush) = (now_ns, true);
+            self.flights[slot as usize] = Flight::flush(now_ns);
             return self.push(Request::flush(u64::from(slot)), now_ns, shared);
         }
         let Some(ask) = self.next_ask(slot) else { return self.free.push(slot) };
@@ -313,9 +324,8 @@ impl<'a> Lane<'a> {
         if let Some(buf) = completion.buf {
             if is_read { self.for_reads.push(buf) } else { self.for_writes.push(buf) }
         }
-        let direction = if is_read { &mut self.tally.reads } else { &mut self.tally.writes };
+        let direction = flight.counted_in(&mut self.tally);
         match completion.result {
-            Ok(()) if flight.is_flush => self.tally.flushes += 1,
             Ok(()) => record(direction, &flight, now_ns, shared.record_latency),
             Err(why) => {
                 direction.errors += 1;
@@ -331,10 +341,7 @@ impl<'a> Lane<'a> {
             Flight { ask: Ask { is_read: true, .. }, .. } => Operation::Read,
             _ => Operation::Write,
         };
-        let (offset_bytes, len_bytes) = match operation {
-            Operation::Flush => (0, 0),
-            _ => (flight.ask.offset_bytes, u64::from(flight.ask.len_bytes)),
-        };
+        let (offset_bytes, len_bytes) = (flight.ask.offset_bytes, u64::from(flight.ask.len_bytes));
         shared.fail(&Failure { target: self.target, operation, offset_bytes, len_bytes, why }, now_ns);
     }
 
@@ -346,8 +353,7 @@ impl<'a> Lane<'a> {
                 let flight = self.flights[completion.tag as usize];
                 self.verified(&mut completion, &flight);
                 if let Err(why) = completion.result {
-                    let direction = if flight.ask.is_read { &mut self.tally.reads } else { &mut self.tally.writes };
-                    direction.errors += 1;
+                    flight.counted_in(&mut self.tally).errors += 1;
                     self.failed(&flight, &why, now_ns, shared);
                 }
             }

@@ -9,7 +9,11 @@
 //!
 //! A bin never crosses a boundary (see `thread`), so it belongs to one interval, and to the window or not, by when it began.
 //!
-//! Invariant: memory does not grow with the length of the run, but for the points of the series.
+//! **A series has an end.** A run of a week at a second for each point would have six hundred thousand of them. When there are
+//! [`POINTS_MAX`], each two neighbours become one of twice the length, and so it goes on: rates, means and maxima stay exact, and of the
+//! percentiles of two points the longer is kept, so that nothing looks better than it was.
+//!
+//! Invariant: memory does not grow with the length of the run, once the series is full.
 
 use crate::{
     record::SeriesPoint,
@@ -21,6 +25,8 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
+/// Most points of a series, an even number: a day and a half at a second each, in 10 MiB.
+pub(crate) const POINTS_MAX: usize = 1 << 17;
 /// How far back a snapshot looks.
 const LOOK_BACK_NS: u64 = 1_000_000_000;
 
@@ -45,6 +51,14 @@ impl Stretch {
         self.latency.add(writes.latency());
     }
 
+    fn merge(&mut self, other: &Self) {
+        self.read_ios += other.read_ios;
+        self.read_bytes += other.read_bytes;
+        self.write_ios += other.write_ios;
+        self.write_bytes += other.write_bytes;
+        self.latency.merge(&other.latency);
+    }
+
     fn point(&self, start_ns: u64, len_ns: u64) -> SeriesPoint {
         SeriesPoint {
             start_ns,
@@ -61,6 +75,25 @@ impl Stretch {
     }
 }
 
+/// Two neighbours as one.
+fn joined(first: &SeriesPoint, second: &SeriesPoint) -> SeriesPoint {
+    let ios = |point: &SeriesPoint| (point.read_ios + point.write_ios) as f64;
+    let weight = ios(first) + ios(second);
+    let sum_ns = first.mean_ns * ios(first) + second.mean_ns * ios(second);
+    SeriesPoint {
+        start_ns: first.start_ns,
+        len_ns: first.len_ns + second.len_ns,
+        read_ios: first.read_ios + second.read_ios,
+        read_bytes: first.read_bytes + second.read_bytes,
+        write_ios: first.write_ios + second.write_ios,
+        write_bytes: first.write_bytes + second.write_bytes,
+        mean_ns: if weight > 0.0 { sum_ns / weight } else { 0.0 },
+        p50_ns: first.p50_ns.max(second.p50_ns),
+        p99_ns: first.p99_ns.max(second.p99_ns),
+        max_ns: first.max_ns.max(second.max_ns),
+    }
+}
+
 /// What was going on lately.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Lately {
@@ -74,6 +107,7 @@ pub(crate) struct Lately {
 #[derive(Debug)]
 pub(crate) struct Ledger {
     interval_ns: u64,
+    points_max: usize,
     tick_ns: u64,
     totals: Vec<Vec<Totals>>,
     /// How far each thread has come.
@@ -90,6 +124,7 @@ impl Ledger {
     pub(crate) fn new(targets_of_threads: &[usize], interval_ns: u64, tick_ns: u64) -> Self {
         Self {
             interval_ns,
+            points_max: POINTS_MAX,
             tick_ns,
             totals: targets_of_threads.iter().map(|targets| vec![Totals::default(); *targets]).collect(),
             until_ns: vec![0; targets_of_threads.len()],
@@ -101,6 +136,10 @@ impl Ledger {
 
     /// Enters a bin.
     pub(crate) fn enter(&mut self, cut: &Cut, in_window: bool) {
+        // Before any is closed: whoever follows the series has seen the points that become one.
+        if self.series.len() >= self.points_max && self.series.len().is_multiple_of(2) {
+            self.join();
+        }
         let interval = self.open.entry(cut.from_ns / self.interval_ns).or_default();
         let tick = self.ticks.entry(cut.from_ns - cut.from_ns % self.tick_ns).or_default();
         for (tally, totals) in cut.tallies.iter().zip(&mut self.totals[cut.thread]) {
@@ -125,6 +164,18 @@ impl Ledger {
         }
     }
 
+    /// Makes one point of two, and intervals twice as long.
+    fn join(&mut self) {
+        for number in 0..self.series.len() / 2 {
+            self.series[number] = joined(&self.series[2 * number], &self.series[2 * number + 1]);
+        }
+        self.series.truncate(self.series.len() / 2);
+        self.interval_ns *= 2;
+        for (number, stretch) in std::mem::take(&mut self.open) {
+            self.open.entry(number / 2).or_default().merge(&stretch);
+        }
+    }
+
     fn close(&mut self, number: u64, stretch: &Stretch, len_ns: u64) {
         // Intervals in which nothing at all was heard of stand in the series too: that is what a stall looks like.
         while (self.series.len() as u64) < number {
@@ -132,6 +183,11 @@ impl Ledger {
             self.series.push(Stretch::default().point(start_ns, self.interval_ns));
         }
         self.series.push(stretch.point(number * self.interval_ns, len_ns));
+    }
+
+    /// How long an interval of the series is by now.
+    pub(crate) fn interval_ns(&self) -> u64 {
+        self.interval_ns
     }
 
     /// The series as far as all threads have come.
@@ -212,6 +268,38 @@ mod tests {
         let (totals, series) = ledger.finish(5 * S);
         assert_eq!(series.iter().map(|point| point.read_ios).collect::<Vec<_>>(), [1, 0, 0, 0, 1]);
         assert_eq!(totals[0][0].record().0.ios, 0, "it was not in the window");
+    }
+
+    #[test]
+    fn a_series_that_is_full_goes_on_with_longer_intervals() {
+        for threads in [1, 2] {
+            let mut ledger = Ledger { points_max: 8, ..ledger(threads) };
+            let mut rounds = crate::steady::Rounds::new(4 * S);
+            let mut figures = Vec::new();
+            for second in 0..100 {
+                for thread in 0..threads {
+                    // One thread is ahead of the other, so that an interval is open when two become one.
+                    let second = if thread == 0 { second + 1 } else { second };
+                    ledger.enter(&cut(thread, second * S, (second + 1) * S, &[10 + second; 3]), true);
+                }
+                figures.extend(rounds.follow(ledger.series()));
+                assert!(ledger.series().len() <= 9, "{}", ledger.series().len());
+            }
+            let interval_ns = ledger.interval_ns();
+            assert_eq!(interval_ns, 16 * S);
+            let (totals, series) = ledger.finish(101 * S);
+            let all: u64 = series.iter().map(|point| point.read_ios).sum();
+            assert_eq!(all, 300 * threads as u64);
+            assert_eq!(totals.iter().map(|thread| thread[0].record().0.ios).sum::<u64>(), all);
+            for (number, point) in series.iter().enumerate() {
+                assert_eq!(point.start_ns, number as u64 * interval_ns);
+                let last = (point.start_ns + point.len_ns) / S;
+                assert_eq!((point.max_ns, point.p99_ns), (10 + last - 1, 10 + last - 1), "{threads} {number}");
+            }
+            // Every second had the same rate, however long its round was in the end; only the first second differs.
+            let steady = figures.iter().filter(|figure| (**figure - 3.0 * threads as f64).abs() < 1e-9).count();
+            assert!(steady + 1 >= figures.len() && steady >= 5, "{figures:?}");
+        }
     }
 
     #[test]

@@ -45,17 +45,20 @@ mod verify;
 mod watch;
 
 pub use buffers::Buffers;
-pub use open::{OpenHow, OpenTarget, names_export, open};
+pub(crate) use ledger::POINTS_MAX;
+pub use open::{OpenHow, OpenTarget, close, names_export, open};
 pub use watch::{Nearness, Snapshot, Stage, Unwatched, Watch};
 
 use crate::{
-    LabError, Result, clock, data,
+    LabError, Result,
+    clock::{self, Moment},
+    data,
     job::{Contents, Job, Phase},
     machine::{Machine, OtherLoad, Place, Versions},
     record::{End, PhaseRecord, RUN_SCHEMA, Run, TargetRecord},
 };
 use conductor::Progress;
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 use verify::Generations;
 
 /// How to run, apart from what.
@@ -99,7 +102,7 @@ pub fn check(job: &Job, targets: &[OpenTarget]) -> Result<()> {
 /// What is wrong with the job, or between it and the targets; queues that cannot be opened. Requests that fail are no
 /// error of this function: they are in [`Run::end`].
 pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn Watch) -> Result<Run> {
-    let start = Instant::now();
+    let start = Moment::now();
     check(job, targets)?;
     let generations = generations(job, targets);
     let started_utc = clock::compact_utc_now();
@@ -121,13 +124,13 @@ pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn 
     Ok(Run {
         schema: RUN_SCHEMA.into(),
         started_utc,
-        took_ns: start.elapsed().as_nanos() as u64,
+        took_ns: start.elapsed_ns(),
         job: job.clone(),
         machine,
         versions: Versions::detect(),
         targets: targets.iter().map(target_record).collect(),
         phases,
-        warnings: doubts.after_all(&other_load),
+        warnings: doubts.after_all(&other_load, &start),
         end,
         labels: options.labels.clone(),
     })
@@ -185,8 +188,7 @@ pub fn fill_verified(seed: u64, offset_bytes: u64, buf: &mut [u8]) {
 /// How a run ends that has come to `so_far`, with one phase more.
 fn end_with(so_far: End, stopped: bool, failures: Option<(String, u64)>) -> End {
     match (so_far, failures) {
-        (End::Failed { first, errors: before }, Some((_, errors))) => End::Failed { first, errors: before + errors },
-        (_, Some((first, errors))) => End::Failed { first, errors },
+        (so_far, Some((first, errors))) => so_far.failing(first, errors),
         (End::Complete, None) if stopped => End::Stopped,
         (so_far, None) => so_far,
     }

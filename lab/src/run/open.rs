@@ -4,11 +4,18 @@
 //! device is always bytes as they are: what lies on it may look like an image and not be meant as one. So is an export; its server has opened the
 //! image already.
 
-use crate::{LabError, NullDevice, Result, behind::Behind, job::Caching, record::ContentsRecord, workload::short_size};
+use crate::{
+    LabError, NullDevice, Result,
+    behind::Behind,
+    job::Caching,
+    progress::{Progress, Step},
+    record::ContentsRecord,
+    workload::short_size,
+};
 use diskwright_disk::{Disk, OpenOptions, Opened, ParentPolicy};
 use diskwright_image::{Format, probe::probe};
 use diskwright_nbd::NbdUri;
-use diskwright_store::{BlockDevice, CacheMode, EngineKind, FileStore, LockMode, RawDevice, Store};
+use diskwright_store::{BlockDevice, Blocking, CacheMode, EngineKind, FileStore, LockMode, RawDevice, Store};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -28,6 +35,8 @@ pub struct OpenTarget {
     pub path: Option<PathBuf>,
     /// What requests go to.
     pub device: Arc<dyn BlockDevice>,
+    /// The same where it is a virtual disk, to close it by.
+    pub disk: Option<Arc<Disk>>,
     /// Cache mode in force, which is not the one asked for where the file system has no O_DIRECT. For an export it is the one asked for,
     /// and says of its server nothing.
     pub cache: Caching,
@@ -41,6 +50,30 @@ impl OpenTarget {
     /// Whether it is reached through a server, which caches as it likes.
     pub fn is_export(&self) -> bool {
         self.behind.as_ref().is_some_and(|behind| behind.export().is_some())
+    }
+
+    /// Whether something may have been written to it that is to last.
+    fn keeps_writes(&self) -> bool {
+        self.kind != "null" && !self.device.geometry().read_only
+    }
+
+    /// Makes durable what was written to it, and closes a virtual disk cleanly. Dropping it closes it as well, but can tell nobody of a failure.
+    ///
+    /// # Errors
+    /// [`LabError::Disk`], also while one of its queues is open; [`LabError::Queue`] when a flush fails.
+    pub fn close(&self) -> Result<()> {
+        if let Some(disk) = &self.disk {
+            return Ok(disk.close()?);
+        }
+        if !self.keeps_writes() {
+            return Ok(());
+        }
+        let flushed = Blocking::open(&*self.device, EngineKind::Auto).and_then(|mut queue| queue.flush());
+        flushed.map_err(|source| LabError::Queue {
+            target: self.name.clone(),
+            doing: "make durable what was written to it".into(),
+            source,
+        })
     }
 }
 
@@ -101,6 +134,7 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
         return open_export(spec, how);
     }
     let path = Path::new(spec);
+    let mut disk = None;
     let (kind, mode, device): (String, CacheMode, Arc<dyn BlockDevice>) = match format_of(path, how)? {
         Found::BlockDevice => {
             let device = RawDevice::open(path, how.writable, how.cache.mode())?;
@@ -111,7 +145,7 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
             ("raw file".into(), device.cache_mode(), Arc::new(device))
         }
         Found::File(format) => {
-            let disk = Disk::open(
+            let opened = Disk::open(
                 path,
                 &OpenOptions {
                     writable: how.writable,
@@ -122,9 +156,10 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
                     ..OpenOptions::default()
                 },
             )?;
-            let top = disk.layers()[0].image.info().disk_type;
-            let mode = crate::targets::top_cache_mode(&disk);
-            (format!("{format} {top}").to_lowercase(), mode, disk)
+            let top = opened.layers()[0].image.info().disk_type;
+            let mode = crate::targets::top_cache_mode(&opened);
+            disk = Some(Arc::clone(&opened));
+            (format!("{format} {top}").to_lowercase(), mode, opened)
         }
     };
     Ok(OpenTarget {
@@ -132,6 +167,7 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
         kind,
         path: Some(path.to_owned()),
         device,
+        disk,
         cache: how.cache.in_force(mode),
         behind: Behind::of_device(path),
         contents: None,
@@ -150,6 +186,7 @@ fn open_export(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
         kind: "nbd export".into(),
         path: None,
         device: opened.shared(),
+        disk: None,
         cache: how.cache,
         behind,
         contents: None,
@@ -173,10 +210,27 @@ fn open_null(spec: &str, size: &str, cache: Caching) -> Result<OpenTarget> {
         kind: "null".into(),
         path: None,
         device: Arc::new(NullDevice::new(size_bytes)),
+        disk: None,
         cache,
         behind: None,
         contents: None,
     })
+}
+
+/// Makes durable what was written to `targets`, and closes them: all of them, whatever fails, and whatever `progress` answers.
+///
+/// # Errors
+/// The first failure. What was measured was measured, but may not be there.
+pub fn close(targets: &[OpenTarget], progress: &mut dyn Progress) -> Result<()> {
+    let mut outcome = Ok(());
+    for (number, target) in targets.iter().enumerate() {
+        if target.keeps_writes() {
+            let (done, total) = (number as u64, targets.len() as u64);
+            progress.step(Step { phase: "close", done, total, message: &target.name });
+        }
+        outcome = outcome.and(target.close());
+    }
+    outcome
 }
 
 enum Found {

@@ -117,8 +117,9 @@ impl Shared {
     pub(crate) fn fail(&self, failure: &Failure<'_>, now_ns: u64) {
         let Failure { target, operation, offset_bytes, len_bytes, why } = failure;
         let verb = crate::error::verb(*operation);
-        self.fail_as(now_ns, || {
-            format!("{target}: the {verb} of {len_bytes} bytes at offset {offset_bytes} failed: {why}")
+        self.fail_as(now_ns, || match operation {
+            Operation::Flush => format!("{target}: the {verb} failed: {why}"),
+            _ => format!("{target}: the {verb} of {len_bytes} bytes at offset {offset_bytes} failed: {why}"),
         });
     }
 

@@ -14,7 +14,7 @@ use crate::{
     run::histogram::{Latencies, Sum},
 };
 
-/// One direction of one target, between two cuts.
+/// Reads, writes or flushes of one target, between two cuts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DirectionTally {
     pub(crate) ios: u64,
@@ -49,22 +49,27 @@ impl DirectionTally {
 pub(crate) struct Tally {
     pub(crate) reads: DirectionTally,
     pub(crate) writes: DirectionTally,
-    pub(crate) flushes: u64,
+    /// They have no schedule: what one delays shows in the requests behind it.
+    pub(crate) flushes: DirectionTally,
 }
 
 impl Tally {
     pub(crate) fn new(has_schedule: bool) -> Self {
-        Self { reads: DirectionTally::new(has_schedule), writes: DirectionTally::new(has_schedule), flushes: 0 }
+        Self {
+            reads: DirectionTally::new(has_schedule),
+            writes: DirectionTally::new(has_schedule),
+            flushes: DirectionTally::new(false),
+        }
     }
 
     pub(crate) fn clear(&mut self) {
         self.reads.clear();
         self.writes.clear();
-        self.flushes = 0;
+        self.flushes.clear();
     }
 }
 
-/// One direction of one target, in the window.
+/// Reads, writes or flushes of one target, in the window.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DirectionTotals {
     ios: u64,
@@ -101,18 +106,18 @@ impl DirectionTotals {
 pub(crate) struct Totals {
     reads: DirectionTotals,
     writes: DirectionTotals,
-    flushes: u64,
+    flushes: DirectionTotals,
 }
 
 impl Totals {
     pub(crate) fn add(&mut self, tally: &Tally) {
         self.reads.add(&tally.reads);
         self.writes.add(&tally.writes);
-        self.flushes += tally.flushes;
+        self.flushes.add(&tally.flushes);
     }
 
     /// Reads, writes, flushes.
-    pub(crate) fn record(&self) -> (DirectionRecord, DirectionRecord, u64) {
-        (self.reads.record(), self.writes.record(), self.flushes)
+    pub(crate) fn record(&self) -> (DirectionRecord, DirectionRecord, DirectionRecord) {
+        (self.reads.record(), self.writes.record(), self.flushes.record())
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     record::{PhaseRecord, Total},
     warning::Warning,
 };
-use diskwright_store::{BlockDevice, Operation};
+use diskwright_store::{BlockDevice, Geometry, Operation};
 use std::{
     collections::BTreeSet,
     sync::{
@@ -25,6 +25,7 @@ pub(super) fn target(name: &str, device: impl BlockDevice + 'static) -> OpenTarg
         kind: "simulated".into(),
         path: None,
         device: Arc::new(device),
+        disk: None,
         cache: Caching::Direct,
         behind: None,
         contents: None,
@@ -124,7 +125,13 @@ fn flushes_come_after_so_many_writes() {
         assert_eq!(*operation == Operation::Flush, index % 6 == 5, "request {index}");
     }
     let total = found.phases[0].total();
-    assert_eq!((total.writes.ios, total.flushes), (23, 4), "flushes are no requests of the count");
+    assert_eq!((total.writes.ios, total.flushes.ios), (23, 4), "flushes are no requests of the count");
+    assert_eq!(
+        (total.both.service.count, total.flushes.service.count),
+        (23, 4),
+        "nor of its latency, and have their own"
+    );
+    assert!(total.flushes.service.min_ns > 0 && total.flushes.response.is_none() && total.flushes.bytes == 0);
 }
 
 #[test]
@@ -138,6 +145,36 @@ fn write_through_forces_every_write_and_no_read() {
         go(&job, &[target("x", device.clone())]);
         assert!(device.noted().iter().all(|noted| noted.fua == (durable && noted.operation == Operation::Write)));
     }
+}
+
+#[test]
+fn all_targets_are_closed_and_the_first_failure_is_told() {
+    let broken = || Simulated { fails: Some((0, |noted| noted.operation == Operation::Flush)), ..Simulated::new(SIZE) };
+    let reader = Simulated { geometry: Geometry { read_only: true, ..broken().geometry }, ..broken() };
+    let devices = [Simulated::new(SIZE), broken(), reader, broken(), Simulated::new(SIZE)];
+    let names = ["a", "b", "c", "d", "e"];
+    let targets: Vec<OpenTarget> =
+        names.iter().zip(&devices).map(|(name, device)| target(name, device.clone())).collect();
+    let mut told = Vec::new();
+    let error = close(&targets, &mut |step: crate::progress::Step<'_>| {
+        told.push(step.message.to_owned());
+        false
+    });
+    let said = error.unwrap_err().to_string();
+    assert!(said.starts_with("b: cannot make durable what was written to it: broken sector"), "{said}");
+    assert_eq!(told, ["a", "b", "d", "e"], "also where the user wants it to end");
+    assert_eq!(devices.map(|device| device.noted().len()), [1, 1, 0, 1, 1], "what was only read needs no flush");
+}
+
+#[test]
+fn a_flush_that_fails_is_counted_as_one() {
+    let device = Simulated { fails: Some((0, |noted| noted.operation == Operation::Flush)), ..Simulated::new(SIZE) };
+    let load = Load { read_percent: 0.0, flush_every: 5, queue_depth: 1, ..Load::default() };
+    let found = go(&counted(load, 23), &[target("disk X", device)]);
+    let total = found.phases[0].total();
+    assert_eq!((total.flushes.errors, total.flushes.ios, total.both.errors), (1, 0, 0));
+    let End::Failed { first, .. } = &found.end else { panic!("{:?}", found.end) };
+    assert_eq!(first, "disk X: the flush failed: broken sector");
 }
 
 #[test]
@@ -296,11 +333,11 @@ fn what_does_not_fit_has_its_own_message() {
     );
     let error = error_of(Load { start: Bytes(SIZE), ..Load::default() }, sim());
     assert!(matches!(error, LabError::BlockTooLarge { set_bytes: 0, block_bytes: 4096, .. }), "{error}");
-    let coarse = diskwright_store::Geometry { logical_sector_bytes: 4096, ..sim().geometry };
+    let coarse = Geometry { logical_sector_bytes: 4096, ..sim().geometry };
     let small = Load { block: Blocks::One(Bytes(512)), ..Load::default() };
     let error = error_of(small, Simulated { geometry: coarse, ..sim() });
     assert!(matches!(error, LabError::NotSectors { field: "block", bytes: 512, sector_bytes: 4096, .. }), "{error}");
-    let read_only = diskwright_store::Geometry { read_only: true, ..sim().geometry };
+    let read_only = Geometry { read_only: true, ..sim().geometry };
     let error = error_of(Load { read_percent: 99.0, ..Load::default() }, Simulated { geometry: read_only, ..sim() });
     assert!(matches!(error, LabError::ReadOnlyTarget { .. }), "{error}");
     let error = error_of(Load { targets: vec![1], ..Load::default() }, sim());

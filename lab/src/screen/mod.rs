@@ -101,9 +101,6 @@ fn render_phase(text: &mut String, run: &Run, phase: &PhaseRecord, options: &Scr
     let _ = writeln!(text);
     text.push_str(&percentiles(&rows).render(options.colour));
     let _ = writeln!(text, "  {}", cpu(phase));
-    if total.flushes > 0 {
-        let _ = writeln!(text, "  {} flushes", grouped(total.flushes as f64));
-    }
 }
 
 /// What a row is about.
@@ -145,6 +142,9 @@ fn rows_of(run: &Run, phase: &PhaseRecord, options: &ScreenOptions) -> Vec<Row> 
             rows.push(Row { name, sums });
         }
     }
+    if total.flushes.ios + total.flushes.errors > 0 {
+        rows.push(Row { name: "flushes".into(), sums: total.flushes });
+    }
     rows
 }
 
@@ -169,7 +169,11 @@ fn throughput(phase: &PhaseRecord, rows: &[Row]) -> Table {
             Cell::new(&row.name),
             Cell::new(grouped(row.sums.ios as f64)),
             Cell::new(figure(per_second(row.sums.ios))),
-            Cell::new(figure(per_second(row.sums.bytes) / 1e6)),
+            if row.sums.bytes == 0 && row.sums.ios > 0 {
+                Cell::toned("·", Tone::Faint)
+            } else {
+                Cell::new(figure(per_second(row.sums.bytes) / 1e6))
+            },
             Cell::new(duration(latency.mean_ns())),
             Cell::new(duration(latency.deviation_ns())),
         ];

@@ -42,7 +42,7 @@ fn a_run() -> Run {
         queue_depth: 4,
         reads: direction(70_000),
         writes: direction(30_000),
-        flushes: 0,
+        flushes: DirectionRecord::default(),
     };
     let machine = Machine {
         cpu_model: "Some CPU".into(),

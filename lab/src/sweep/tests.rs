@@ -55,8 +55,15 @@ pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
     };
     let of_reads = (iops as f64 * load.read_percent / 100.0) as u64;
     let (reads, writes) = (direction(of_reads), direction(iops - of_reads));
-    let thread =
-        ThreadRecord { thread: 0, load: 0, target: 0, queue_depth: load.queue_depth, reads, writes, flushes: 0 };
+    let thread = ThreadRecord {
+        thread: 0,
+        load: 0,
+        target: 0,
+        queue_depth: load.queue_depth,
+        reads,
+        writes,
+        flushes: DirectionRecord::default(),
+    };
     let phase = PhaseRecord {
         name: "main".into(),
         window_ns: 1_000_000_000,

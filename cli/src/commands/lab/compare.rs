@@ -1,6 +1,9 @@
 //! `diskwright lab compare`: which is faster, by how much, and how sure that is.
 
-use super::{targets::TargetArgs, workload::WorkloadArgs};
+use super::{
+    targets::{self, TargetArgs},
+    workload::WorkloadArgs,
+};
 use crate::{
     context::Context,
     exit::{self, Failure, Outcome},
@@ -119,16 +122,19 @@ fn saved(sides: &[String]) -> Outcome<Vec<Side>> {
 
 fn live(context: &mut Context, args: &CompareArgs) -> Outcome<Vec<Side>> {
     let job = args.workload.job(&context.global)?;
-    let mut targets = Vec::with_capacity(args.sides.len());
+    let mut prepared = Vec::with_capacity(args.sides.len());
     for name in &args.sides {
-        targets.push(args.prepare.prepare(context, &job, std::slice::from_ref(name))?);
+        prepared.push(args.prepare.prepare(context, &job, std::slice::from_ref(name))?);
     }
     let mut steps = context.steps();
     let cells = steps.cells();
-    let mut measure = |index: usize, job: &_| run::run(job, &targets[index].targets, &RunOptions::default(), &*cells);
+    let mut measure = |index: usize, job: &_| run::run(job, &prepared[index].targets, &RunOptions::default(), &*cells);
     let mut sides = contest::live(&args.sides, &job, &LiveOptions { rounds: args.rounds }, &mut measure, &mut steps)?;
     drop(steps);
-    for (side, prepared) in sides.iter_mut().zip(&targets) {
+    for prepared in &prepared {
+        targets::close(context, &prepared.targets)?;
+    }
+    for (side, prepared) in sides.iter_mut().zip(&prepared) {
         side.circumstances.warnings.extend(prepared.warnings.iter().cloned());
         Warning::sort(&mut side.circumstances.warnings);
     }
@@ -137,8 +143,7 @@ fn live(context: &mut Context, args: &CompareArgs) -> Outcome<Vec<Side>> {
 
 fn print(context: &mut Context, record: &ContestRecord) -> Result<(), Failure> {
     if context.global.json {
-        serde_json::to_writer_pretty(&mut context.out, record).map_err(std::io::Error::from)?;
-        writeln!(context.out)?;
+        context.print_result(record)?;
     } else {
         context.out.write_all(contest::render(record, context.style.colour).as_bytes())?;
     }

@@ -1,6 +1,10 @@
 //! `diskwright lab run`: one job on some targets, from looking to conclusion.
 
-use super::{targets::TargetArgs, words, workload::WorkloadArgs};
+use super::{
+    targets::{self, TargetArgs},
+    words,
+    workload::WorkloadArgs,
+};
 use crate::{
     context::Context,
     exit::{self, Outcome},
@@ -33,7 +37,7 @@ Before a run it is looked at: what has no space, or is zeros, would measure meta
 
 The result is saved as JSON with everything that made it, and beside it the profile that repeats the run.
 
-EXIT CODES  0 done, 1 a request failed or the run could not be made, 130 stopped (what was measured is saved, and says that it is partial)
+EXIT CODES  0 done, 1 a request failed, a target could not be closed, or the run could not be made, 130 stopped (what was measured is saved, and says that it is partial)
 
 EXAMPLES
   diskwright lab run disk.vhdx
@@ -75,13 +79,16 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     let live = LiveDisplay::new(context.global.quiet, context.signals.patient());
     let outcome = run::run(&job, &prepared.targets, &options, &live);
     drop(live);
+    let closed = targets::close(context, &prepared.targets);
     let mut run = outcome?;
+    if let Err(error) = closed {
+        run.end = run.end.failing(error.to_string(), 1);
+    }
     run.warnings.splice(0..0, prepared.warnings);
     Warning::sort(&mut run.warnings);
     let saved = if args.no_save { None } else { Some(save(args, &run)?) };
     if context.global.json {
-        serde_json::to_writer_pretty(&mut context.out, &run).map_err(std::io::Error::from)?;
-        writeln!(context.out)?;
+        context.print_result(&run)?;
     } else {
         let screen = ScreenOptions { colour: context.style.colour, per_thread: args.per_thread };
         context.out.write_all(screen::render(&run, &screen).as_bytes())?;

@@ -6,7 +6,10 @@ use crate::{
     exit::Outcome,
 };
 use clap::Args;
-use diskwright_lab::bench::{self, BenchOptions, Row};
+use diskwright_lab::{
+    ChildLauncher,
+    bench::{self, BenchOptions, Row},
+};
 
 /// Arguments of `lab selftest`.
 #[derive(Debug, Args)]
@@ -16,7 +19,7 @@ use diskwright_lab::bench::{self, BenchOptions, Row};
     mut_arg("cell", |arg| arg.help("Seconds that a cell takes. [default: 1; 0.3 with --quick]")),
     after_help = "\
 Measures the instrument before you measure with it: IOPS from the page cache and CPU time per I/O beside fio's io_uring engine, what it costs to \
-record every latency, and how fast the generator is against nothing. Without fio (apt-get install fio) its rows are skipped by name. \
+record every latency, how fast the generator is against nothing, and what a run of eight nines keeps in memory. Without fio (apt-get install fio) its rows are skipped by name. \
 Use a release build on a machine that does nothing else. The same rows are part of `diskwright bench`.
 
 EXIT CODES  0 no promise was broken, 1 one was
@@ -46,7 +49,7 @@ pub fn run(context: &mut Context, args: &SelftestArgs) -> Outcome {
         cell: args.experiment.cell,
         engine: context.global.engine(),
         keep: args.experiment.keep,
-        ..BenchOptions::default()
+        launcher: Some(ChildLauncher::current_exe([super::CHILD_COMMAND])?),
     };
     let mut steps = context.steps();
     let report = bench::run(&rows, &options, &mut steps);

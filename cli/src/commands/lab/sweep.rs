@@ -1,6 +1,10 @@
 //! `diskwright lab sweep`: a workload over a range of loads, and the points that matter on it.
 
-use super::{targets::TargetArgs, words, workload::WorkloadArgs};
+use super::{
+    targets::{self, TargetArgs},
+    words,
+    workload::WorkloadArgs,
+};
 use crate::{
     context::Context,
     exit::{self, Failure, Outcome},
@@ -107,10 +111,15 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
         }
     }
     Warning::sort(&mut record.warnings);
-    carry_out(context, &mut record, &prepared.targets, &args.output)?;
+    let swept = carry_out(context, &mut record, &prepared.targets, &args.output);
+    let closed = targets::close(context, &prepared.targets);
+    swept?;
+    if let Err(error) = closed {
+        record.end = record.end.failing(error.to_string(), 1);
+        result::save(&args.output, &record)?;
+    }
     if context.global.json {
-        serde_json::to_writer_pretty(&mut context.out, &record).map_err(std::io::Error::from)?;
-        writeln!(context.out)?;
+        context.print_result(&record)?;
     } else {
         context.out.write_all(sweep::render(&record, context.style.colour).as_bytes())?;
         writeln!(context.out, "\nsaved to {}", args.output.display())?;

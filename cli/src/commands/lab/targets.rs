@@ -7,7 +7,7 @@ use diskwright_lab::{
     Job,
     job::Bytes,
     prepare::{self, PrepareOptions, Prepared},
-    run::OpenHow,
+    run::{self, OpenHow, OpenTarget},
 };
 
 /// Arguments that say how targets are prepared.
@@ -47,4 +47,13 @@ impl TargetArgs {
         let mut steps = context.steps();
         Ok(prepare::prepare(job, targets, &options, &mut steps)?)
     }
+}
+
+/// Makes durable what was written to the targets, closes them, and shows which that is.
+///
+/// # Errors
+/// The first failure; the others are closed all the same.
+pub fn close(context: &Context, targets: &[OpenTarget]) -> diskwright_lab::Result<()> {
+    let mut steps = context.steps();
+    run::close(targets, &mut steps)
 }

@@ -7,7 +7,7 @@ use super::{
     machine,
     outline::{Block, Cell, Chapter, Doubt, Table, Tone},
     plot::{Axis, Bar, BarChart, HeatMap, LineChart, Part, Point, Scale, Series},
-    write::{list, moment, rate, ratio, short, short_time, time},
+    write::{list, rate, ratio, short, short_time, subtitle, time},
 };
 use crate::{
     measure::CellResult,
@@ -73,18 +73,10 @@ pub fn chapter(result: &ContainersResult, id: &str, name: &str) -> Chapter {
     Chapter {
         id: id.to_owned(),
         title: name.to_owned(),
-        subtitle: format!(
-            "Study of containers, {}, {} in all",
-            moment(&result.started_utc),
-            time(result.took_ns as f64)
-        ),
+        subtitle: subtitle("Study of containers", &result.started_utc, result.took_ns),
         verdict: result.verdict.clone(),
         badges: badges(result),
-        doubts: result
-            .warnings
-            .iter()
-            .map(|warning| Doubt { tone: Tone::Doubt, sentence: warning.to_string() })
-            .collect(),
+        doubts: Doubt::of_all(&result.warnings),
         blocks,
     }
 }

@@ -164,21 +164,21 @@ mod tests {
             name: name.into(),
             parts: vec![Part { value: user, style: 0 }, Part { value: system, style: 1 }],
             range: Some((user, user + system + 1.0)),
-            figure: format!("{} us", user + system),
+            figure: format!("{} µs", user + system),
             says: format!("{name}: user {user}, system {system}"),
         };
         let chart = BarChart {
             id: "b".into(),
             title: "CPU".into(),
             description: "two bars".into(),
-            axis: "CPU time for each request (us)",
+            axis: "CPU time for each request (µs)",
             write: &|value| format!("{value}"),
             parts: vec!["user".into(), "system".into()],
             bars: vec![bar("raw", 1.0, 2.0), bar("vhdx", 1.5, 2.5)],
             reference: Some((3.0, "the raw file".into())),
         };
         let text = chart.render().into_string();
-        for part in ["raw: user 1", "4 us", "CPU time for each request (us)", "whisker", ">system<", "the raw file"] {
+        for part in ["raw: user 1", "4 µs", "CPU time for each request (µs)", "whisker", ">system<", "the raw file"] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
         assert_eq!(text.matches("class=\"bar\"").count(), 6, "{text}");

@@ -110,12 +110,12 @@ fn table(load: &LoadRecord, colour: bool) -> String {
         ("IOPS", Align::Right),
         ("rel", Align::Right),
         ("rounds", Align::Left),
-        ("mean us", Align::Right),
+        ("mean µs", Align::Right),
         ("rel", Align::Right),
-        ("p99 us", Align::Right),
-        ("client us", Align::Right),
-        ("server us", Align::Right),
-        ("machine us", Align::Right),
+        ("p99 µs", Align::Right),
+        ("client µs", Align::Right),
+        ("server µs", Align::Right),
+        ("machine µs", Align::Right),
         ("CPU rel", Align::Right),
     ]);
     for cell in &load.cells {

@@ -15,8 +15,10 @@
 //! The last figure is no word of our own engine: it is the kernel's account of the process (`/proc/self/io`).
 
 mod io;
+mod record;
 pub mod report;
 
+pub use record::{DiskRecord, Payload, SCHEMA, SideRecord, TestRecord, ZeroPayloadResult};
 pub use report::render;
 
 use crate::{
@@ -27,7 +29,6 @@ use crate::{
     machine::{Machine, OtherLoad, Place, Versions},
     measure::{self, Ratio},
     progress::{Progress, report as tell},
-    record::ContentsRecord,
     run::{OpenTarget, RunOptions, Watch},
     scratch::Scratch,
     stats::{self, Summary},
@@ -39,16 +40,12 @@ use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{CacheMode, EngineKind};
 use io::Traffic;
-use serde::{Deserialize, Serialize};
 use std::{
     path::PathBuf,
     slice,
     sync::Arc,
     time::{Duration, Instant},
 };
-
-/// Schema of [`ZeroPayloadResult`].
-pub const SCHEMA: &str = "diskwright.study.zero-payload/1";
 
 /// The paper's only figures in its text: 64K random reads, dynamic and fixed, requests a second ("almost 37,000" and 1,865).
 pub const PAPER_64K_READ_IOPS: (f64, f64) = (37_000.0, 1_865.0);
@@ -69,97 +66,6 @@ pub struct ZeroPayloadOptions {
     pub study: StudyOptions,
     /// Size of each disk: 20 GiB as in the paper, 1 GiB quick.
     pub size_bytes: Option<u64>,
-}
-
-/// The study, whole.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ZeroPayloadResult {
-    /// [`SCHEMA`].
-    pub schema: String,
-    /// The conclusion.
-    pub verdict: String,
-    /// When it began.
-    pub started_utc: String,
-    /// How long it took, nanoseconds.
-    pub took_ns: u64,
-    /// On what.
-    pub machine: Machine,
-    /// Where the disks lay.
-    pub place: Place,
-    /// By which programs.
-    pub versions: Versions,
-    /// Whether it was the short form.
-    pub quick: bool,
-    /// Size of each disk.
-    pub size_bytes: u64,
-    /// Length of a cell, nanoseconds.
-    pub cell_ns: u64,
-    /// Rounds.
-    pub rounds: usize,
-    /// The disks, as they were found before measuring.
-    pub disks: Vec<DiskRecord>,
-    /// The eight tests, with zeros and with data.
-    pub tests: Vec<TestRecord>,
-    /// Reasons for doubt.
-    pub warnings: Vec<Warning>,
-    /// Whether it was stopped before all tests were made; those that were are there.
-    #[serde(default)]
-    pub partial: bool,
-}
-
-/// What is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Payload {
-    /// As SQLIO did.
-    Zeros,
-    /// That cannot be compressed.
-    Data,
-}
-
-/// A disk before it is measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DiskRecord {
-    /// "dynamic, zeros".
-    pub name: String,
-    /// What it was filled with, from end to end.
-    pub payload: Payload,
-    /// Space that its file takes after that.
-    pub file_allocated_bytes: u64,
-    /// What a look at it found.
-    pub contents: ContentsRecord,
-    /// What `lab run` would say of it in its first lines.
-    pub said: Vec<Warning>,
-}
-
-/// One test with one payload, on both disks.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TestRecord {
-    /// "64K random read".
-    pub name: String,
-    /// What the disks hold, and what is written.
-    pub payload: Payload,
-    /// On the dynamic disk.
-    pub dynamic: SideRecord,
-    /// On the fixed one.
-    pub fixed: SideRecord,
-    /// IOPS of the dynamic disk as a ratio to the fixed one's in the same round.
-    pub ratio: Ratio,
-}
-
-/// A test on one disk.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SideRecord {
-    /// Requests a second.
-    pub iops: Summary,
-    /// Millions of bytes a second.
-    pub mb_per_s: Summary,
-    /// Mean latency, nanoseconds.
-    pub latency_mean_ns: Summary,
-    /// 99th percentile, nanoseconds.
-    pub latency_p99_ns: Summary,
-    /// Share of the bytes asked for that never reached the store, by the kernel's account, from 0 to 1.
-    pub never_reached: Summary,
 }
 
 /// One of the four disks.
