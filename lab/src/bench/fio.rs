@@ -19,8 +19,30 @@ pub(crate) struct FioLoad {
     pub(crate) block_bytes: u32,
     pub(crate) queue_depth: u32,
     pub(crate) direct: bool,
-    /// Registered files and buffers, and this many submitted and completed at once; none: fio's defaults.
-    pub(crate) batch: Option<u32>,
+    pub(crate) setup: Setup,
+}
+
+/// How fio goes about it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Setup {
+    /// As it does by itself.
+    Defaults,
+    /// Registered files and buffers, and this many submitted and completed at once.
+    Batched(u32),
+    /// As our generator does: what matters to a device is the same, so that it must answer both alike. Files and buffers are registered, buffers
+    /// lie in huge pages (a megabyte is one segment then, not 256), places are drawn anew in each run, each as likely as any other (by itself fio
+    /// repeats the same ones, and whatever caches below has them), and what was reaped is submitted at once.
+    AsOurs {
+        /// Of the places.
+        seed: u64,
+    },
+}
+
+impl Setup {
+    /// Completions to wait for.
+    pub(crate) fn batch(self) -> u32 {
+        if let Self::Batched(batch) = self { batch } else { 1 }
+    }
 }
 
 /// A load for a server: 4 KiB at random.
@@ -93,9 +115,21 @@ pub(crate) fn run(program: &Path, file: &Path, load: &FioLoad, length: Duration)
     command.arg(format!("--rw={}", load.rw)).arg(format!("--rwmixread={}", load.read_percent));
     command.arg(format!("--bs={}", load.block_bytes)).arg(format!("--iodepth={}", load.queue_depth));
     command.arg(format!("--direct={}", u8::from(load.direct))).arg(format!("--runtime={}ms", length.as_millis()));
-    if let Some(batch) = load.batch {
+    if load.setup != Setup::Defaults {
         command.args(["--registerfiles=1", "--fixedbufs=1"]);
-        command.arg(format!("--iodepth_batch_submit={batch}")).arg(format!("--iodepth_batch_complete_min={batch}"));
+    }
+    match load.setup {
+        Setup::Defaults => {}
+        Setup::Batched(batch) => {
+            command.arg(format!("--iodepth_batch_submit={batch}")).arg(format!("--iodepth_batch_complete_min={batch}"));
+        }
+        Setup::AsOurs { seed } => {
+            let depth = load.queue_depth;
+            command.arg(format!("--randseed={seed}")).args(["--norandommap=1", "--iomem_align=2m"]);
+            command.arg(format!("--iodepth_batch_submit={depth}")).arg("--iodepth_batch_complete_min=1");
+            command.arg(format!("--iodepth_batch_complete_max={depth}"));
+            command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+        }
     }
     finish(command)
 }
@@ -228,10 +262,12 @@ mod tests {
             block_bytes: 4096,
             queue_depth: 4,
             direct: false,
-            batch: Some(2),
+            setup: Setup::Defaults,
         };
-        let found = run(&program, &file, &load, Duration::from_millis(50)).unwrap();
-        assert!(found.iops > 0.0 && found.mean_ns > 0.0, "{found:?}");
+        for setup in [Setup::Defaults, Setup::Batched(2), Setup::AsOurs { seed: 7 }] {
+            let found = run(&program, &file, &FioLoad { setup, ..load }, Duration::from_millis(50)).unwrap();
+            assert!(found.iops > 0.0 && found.mean_ns > 0.0, "{setup:?}: {found:?}");
+        }
         let gone = run(&program, Path::new("/nonexistent/file"), &load, Duration::from_millis(50)).unwrap_err();
         assert!(matches!(gone, LabError::Program { .. }), "{gone}");
     }

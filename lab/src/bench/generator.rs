@@ -7,7 +7,7 @@ use crate::{
     LabError, Result,
     bench::{
         Bar, Bench, Check, Found,
-        fio::{self, FioFound, FioLoad},
+        fio::{self, FioFound, FioLoad, Setup},
         peer,
     },
     job::{Blocks, Bytes, Caching, Job, Load, Span},
@@ -37,7 +37,7 @@ const RANDOM_READ: FioLoad = FioLoad {
     block_bytes: 4096,
     queue_depth: QUEUE_DEPTH,
     direct: false,
-    batch: None,
+    setup: Setup::Defaults,
 };
 
 /// Ten workloads in which both must find the same.
@@ -55,7 +55,7 @@ const AGREEMENT: [FioLoad; 10] = [
 ];
 
 const fn of(rw: &'static str, read_percent: u32, block_bytes: u32, queue_depth: u32) -> FioLoad {
-    FioLoad { rw, read_percent, block_bytes, queue_depth, direct: true, batch: None }
+    FioLoad { rw, read_percent, block_bytes, queue_depth, direct: true, setup: Setup::Defaults }
 }
 
 /// Keeps this thread, and what it starts, on one processor until it is dropped.
@@ -95,7 +95,7 @@ impl Ours {
             read_percent: f64::from(load.read_percent),
             random_percent: if load.rw.starts_with("rand") { 100.0 } else { 0.0 },
             queue_depth: load.queue_depth,
-            batch: load.batch.unwrap_or(1),
+            batch: load.setup.batch(),
             ..Load::default()
         };
         let mut job = Job::simple("selftest", of_ours, Span::default(), Span::from(self.length));
@@ -140,7 +140,7 @@ impl Prepared {
             cache,
             block_bytes: load.block_bytes as usize,
             depth: load.queue_depth as usize,
-            batch: load.batch.unwrap_or(1) as usize,
+            batch: load.setup.batch() as usize,
             time: self.cell,
         }
     }
@@ -228,7 +228,8 @@ fn against_fio(
     for round in 0..prepared.rounds {
         for (index, sides) in settings.iter_mut().enumerate() {
             report(progress, "measure", (2 * round + index) as u64, 2 * prepared.rounds as u64, bars[index].0)?;
-            let load = FioLoad { direct, batch: (index == 1).then_some(BATCH), ..RANDOM_READ };
+            let setup = [Setup::Defaults, Setup::Batched(BATCH)][index];
+            let load = FioLoad { direct, setup, ..RANDOM_READ };
             // Who is first changes from round to round.
             for turn in 0..3 {
                 match (turn + round) % 3 {
@@ -341,7 +342,8 @@ pub(crate) fn agreement(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resul
                     let phase = ours.run(load, true, round as u64)?;
                     our_side.push((phase.iops(), phase.total().both.service.mean_ns()));
                 } else {
-                    let theirs = fio::run(&program, &prepared.path, load, prepared.cell)?;
+                    let load = FioLoad { setup: Setup::AsOurs { seed: round as u64 + 1 }, ..*load };
+                    let theirs = fio::run(&program, &prepared.path, &load, prepared.cell)?;
                     their_side.push((theirs.iops, theirs.mean_ns));
                 }
             }
@@ -356,6 +358,9 @@ pub(crate) fn agreement(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resul
         }
     }
     prepared.note(&mut found);
+    found.notes.push(
+        "what a device sees is the same: registered buffers in huge pages, other places in each round, as much submitted at once".into(),
+    );
     found.notes.push(
         "the figure is the distance between the medians, as a share of the distance between fio's own extremes".into(),
     );
