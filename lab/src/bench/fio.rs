@@ -1,7 +1,7 @@
 //! fio: as a peer of the generator, the same load by its io_uring engine, and what it says of itself; and as a client of servers, by its
 //! nbd engine.
 
-use crate::{LabError, Result, bench::peer};
+use crate::{LabError, Result, bench::peer, run::SUBMIT_EVERY};
 use serde::Deserialize;
 use std::{
     path::{Path, PathBuf},
@@ -31,7 +31,7 @@ pub(crate) enum Setup {
     Batched(u32),
     /// As our generator does: what matters to a device is the same, so that it must answer both alike. Files and buffers are registered, buffers
     /// lie in huge pages (a megabyte is one segment then, not 256), places are drawn anew in each run, each as likely as any other (by itself fio
-    /// repeats the same ones, and whatever caches below has them), and what was reaped is submitted at once.
+    /// repeats the same ones, and whatever caches below has them), and as many requests are submitted together.
     AsOurs {
         /// Of the places.
         seed: u64,
@@ -126,7 +126,9 @@ pub(crate) fn run(program: &Path, file: &Path, load: &FioLoad, length: Duration)
         Setup::AsOurs { seed } => {
             let depth = load.queue_depth;
             command.arg(format!("--randseed={seed}")).args(["--norandommap=1", "--iomem_align=2m"]);
-            command.arg(format!("--iodepth_batch_submit={depth}")).arg("--iodepth_batch_complete_min=1");
+            command
+                .arg(format!("--iodepth_batch_submit={}", depth.min(SUBMIT_EVERY)))
+                .arg("--iodepth_batch_complete_min=1");
             command.arg(format!("--iodepth_batch_complete_max={depth}"));
             command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
         }

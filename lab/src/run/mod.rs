@@ -47,6 +47,7 @@ mod watch;
 pub use buffers::Buffers;
 pub(crate) use ledger::POINTS_MAX;
 pub use open::{OpenHow, OpenTarget, close, names_export, open};
+pub(crate) use plan::SUBMIT_EVERY;
 pub use watch::{Nearness, Snapshot, Stage, Unwatched, Watch};
 
 use crate::{

@@ -22,6 +22,8 @@ use std::sync::{Arc, atomic::AtomicU64};
 
 /// Most memory for buffers, over all threads, so that a mistyped depth is an error and not a dead machine.
 const BUFFERS_MAX_BYTES: u64 = 4 << 30;
+/// Requests that go out together where a device takes its time for each: more make it wait, fewer cost system calls. See `lane`.
+pub(crate) const SUBMIT_EVERY: u32 = 4;
 
 /// A thread to be.
 #[derive(Debug)]
@@ -74,7 +76,14 @@ pub(crate) fn threads_of(
             let pacer = Pacer::new(load, paced_thread, paced_threads);
             let block_bytes = load.block.largest_bytes() as usize;
             let generations = generations.get(target).cloned();
-            Ok(LanePlan { target, rules: rules(job, load), block_bytes, requests, pacer, generations })
+            Ok(LanePlan {
+                target,
+                rules: rules(job, load, &targets[target]),
+                block_bytes,
+                requests,
+                pacer,
+                generations,
+            })
         };
         if load.across_targets {
             for thread in 0..u64::from(load.threads) {
@@ -118,12 +127,15 @@ fn targets_of(load: &Load, name: &str, targets: &[OpenTarget]) -> Result<Vec<usi
     }
 }
 
-fn rules(job: &Job, load: &Load) -> LaneRules {
+fn rules(job: &Job, load: &Load, target: &OpenTarget) -> LaneRules {
+    let is_device = target.kind != "null" && !target.is_export();
+    let is_direct = matches!(target.cache, Caching::Direct | Caching::DirectWriteThrough);
     let shares = load.block.shares();
     let read_percent = |share: &crate::job::SizeShare| share.read_percent.unwrap_or(load.read_percent);
     LaneRules {
         queue_depth: load.queue_depth,
         batch: load.batch,
+        submit_every: if load.batch == 1 && is_device && is_direct { SUBMIT_EVERY } else { u32::MAX },
         flush_every: load.flush_every,
         durable: matches!(job.cache, Caching::WriteThrough | Caching::DirectWriteThrough),
         reads: shares.iter().any(|share| read_percent(share) > 0.0),

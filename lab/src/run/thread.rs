@@ -101,8 +101,9 @@ impl Loop<'_, '_> {
             if now_ns >= self.next_cut_ns.min(self.thread.shared.stop_ns()) && self.cut(now_ns) {
                 break Ok(());
             }
-            for lane in &mut self.thread.lanes {
-                lane.settle(now_ns, &mut self.thread.to_make, self.thread.shared);
+            let Thread { lanes, to_make, shared, .. } = &mut *self.thread;
+            if let Err(error) = lanes.iter_mut().try_for_each(|lane| lane.settle(now_ns, to_make, shared)) {
+                break Err(error);
             }
             if self.thread.to_make == 0 && self.in_flight() == 0 {
                 break Ok(());
@@ -138,7 +139,8 @@ impl Loop<'_, '_> {
         if let [lane] = &mut self.thread.lanes[..]
             && lane.wake_ns() == NEVER
         {
-            return lane.reap(true);
+            let wait = !lane.has_completions();
+            return lane.reap(wait);
         }
         self.wait_for_any(now_ns)
     }

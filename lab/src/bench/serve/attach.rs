@@ -26,8 +26,14 @@ use std::{
 };
 
 const BAR: Bar = Bar::AtLeast(1.5);
-const LOAD: FioLoad =
-    FioLoad { rw: "randread", read_percent: 100, block_bytes: 4096, queue_depth: 32, direct: true, setup: Setup::Defaults };
+const LOAD: FioLoad = FioLoad {
+    rw: "randread",
+    read_percent: 100,
+    block_bytes: 4096,
+    queue_depth: 32,
+    direct: true,
+    setup: Setup::Defaults,
+};
 /// How much fio proves at each depth.
 const PROVED_BYTES: u64 = 64 << 20;
 const DEPTHS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
