@@ -4,7 +4,7 @@ use super::{
     super::{
         outline::{Cell, Table, Tone},
         plot::{Axis, LineChart, Point, Scale, Series},
-        write::{rate, ratio, short, short_time, time},
+        write::{count, rate, ratio, short, short_time, time},
     },
     iops_ratio, marked,
 };
@@ -116,7 +116,7 @@ pub(super) fn table(chain: &ChainRecord) -> Table {
     }
     table.heads.extend(["open".into(), "read one block".into(), "peak memory".into()]);
     for (index, length) in chain.lengths.iter().enumerate() {
-        let mut row = vec![Cell::figure(f64::from(length.children), rate)];
+        let mut row = vec![Cell::figure(f64::from(length.children), count)];
         for (reads, points) in chain.reads.iter().zip([&paper::CHAIN_4K_RANDOM_READ, &paper::CHAIN_64K_SEQUENTIAL_READ])
         {
             let cell = reads.cells.get(index);
