@@ -21,6 +21,8 @@ use crate::{
     queue::DiskQueue,
 };
 use diskwright_image::{BlockState, Commit, DiskType, Image, ImageWriter};
+#[cfg(feature = "shuttle")]
+use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
     BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store,
     store::FileRange,
@@ -160,6 +162,8 @@ impl Shared {
             }
             return Err(error.into());
         }
+        #[cfg(feature = "shuttle")]
+        let generation = if is_broken(Rule::FreedBeforeTheFlush) { writer.freed_generation() } else { generation };
         let mut mutation = self.lock();
         self.try_recycle(&mut mutation);
         if mutation.grace.is_none() && generation > mutation.recycled_generation {

@@ -19,6 +19,8 @@ use crate::{
     map::Owner,
 };
 use diskwright_image::{BlockState, Commit, DiskType, Format, ImageWriter};
+#[cfg(feature = "shuttle")]
+use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
     IoBuf,
     store::{FileRange, Zeroing},
@@ -140,7 +142,12 @@ pub(crate) fn plan_write(
                 if reads_as_zeros {
                     commit(shared, &mut mutation, block, Commit::Whole)?;
                 } else {
-                    pending.commits.push((block, commit_for(shared, block_start, at, stop, whole)));
+                    let change = commit_for(shared, block_start, at, stop, whole);
+                    #[cfg(feature = "shuttle")]
+                    if is_broken(Rule::MappedAfterPayload) {
+                        commit(shared, &mut mutation, block, change)?;
+                    }
+                    pending.commits.push((block, change));
                     mutation.hold(block);
                 }
                 place

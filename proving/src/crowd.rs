@@ -11,8 +11,11 @@ use crate::{
     stage::{Case, Depth, Outcome, Stage},
     world::World,
 };
-use diskwright_store::{EngineKind, sync::thread};
-use std::sync::{Mutex, PoisonError};
+use diskwright_store::{
+    EngineKind,
+    sync::{Mutex, thread},
+};
+use std::sync::PoisonError;
 
 /// See the module.
 #[derive(Debug, Clone)]

@@ -9,7 +9,8 @@
 //! ```
 
 use crate::{history::Snapshot, mutation::Mutation, opinion::Opinion, world::World};
-use std::sync::{Mutex, PoisonError};
+use diskwright_store::sync::Mutex;
+use std::sync::PoisonError;
 
 /// `Err` says what is wrong.
 pub type Outcome<T = ()> = Result<T, String>;

@@ -1,10 +1,11 @@
 //! Many threads, the same sectors, everything at once, on real files: each read shows what a linearizable disk may show. See `proving/src/linear`.
 //!
-//! `DISKWRIGHT_SOAK_ROUNDS` says how many rounds each kind of disk gets (`./test --nightly` asks for many), `DISKWRIGHT_SOAK_SEED` the first seed.
+//! `DISKWRIGHT_SOAK_ROUNDS` says how many rounds each kind of disk gets (`./test --nightly` asks for many), `DISKWRIGHT_SOAK_SEED` the first seed, and
+//! `DISKWRIGHT_SOAK_ENGINE=pread` that no ring is used, for a sanitizer that cannot see what the kernel does (`.ci/tsan`).
 
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
-use diskwright_proving::linear::{Plan, Tally, round};
+use diskwright_proving::linear::{Mix, Plan, Tally, round};
 use diskwright_store::{
     BlockDevice, BlockQueue, Blocking, CacheMode, Completion, EngineKind, Geometry, MemoryStore, Operation, PushError,
     QueueOptions, RawDevice, Request,
@@ -22,8 +23,16 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
 }
 
-const PLAN: Plan =
-    Plan { threads: 4, steps: 500, depth: 8, engine: EngineKind::Auto, block_sectors: 64, sectors_max: 96, seed: 1 };
+const PLAN: Plan = Plan {
+    threads: 4,
+    steps: 500,
+    depth: 8,
+    engine: EngineKind::Auto,
+    block_sectors: 64,
+    sectors_max: 96,
+    mix: Mix::USUAL,
+    seed: 1,
+};
 
 struct Kind {
     format: Format,
@@ -35,9 +44,11 @@ struct Kind {
 }
 
 fn soak(name: &str, kind: &Kind) {
+    let without_ring = std::env::var("DISKWRIGHT_SOAK_ENGINE").is_ok_and(|engine| engine == "pread");
+    let engine = if without_ring { EngineKind::Sync } else { kind.engine };
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(format!("{name}.{}", kind.format));
-    let options = OpenOptions { writable: true, cache: kind.cache, engine: kind.engine, ..OpenOptions::default() };
+    let options = OpenOptions { writable: true, cache: kind.cache, engine, ..OpenOptions::default() };
     let make = |path: &PathBuf, disk_type, parent: Option<PathBuf>| {
         let size_bytes = parent.is_none().then_some(kind.size_bytes);
         let block_bytes = (kind.format != Format::Raw).then_some(kind.block_bytes);
@@ -50,7 +61,7 @@ fn soak(name: &str, kind: &Kind) {
     if kind.disk_type == DiskType::Differencing {
         make(&top, DiskType::Dynamic, None);
         let disk = Disk::open(&top, &options).unwrap();
-        let mut queue = Blocking::open(&*disk, kind.engine).unwrap();
+        let mut queue = Blocking::open(&*disk, engine).unwrap();
         for start in (0..kind.size_bytes).step_by(12 << 10) {
             let bytes: Vec<u8> = (0..8 << 10).map(|at| (start + at) as u8 | 1).collect();
             let len = bytes.len().min((kind.size_bytes - start) as usize);
@@ -73,7 +84,7 @@ fn soak(name: &str, kind: &Kind) {
         // Few large requests at one time, many small ones at another.
         let sectors_max = if seed % 2 == 0 { 600 } else { 24 };
         let block_sectors = u64::from(kind.block_bytes) / 512;
-        let plan = Plan { engine: kind.engine, block_sectors, sectors_max, seed, ..PLAN };
+        let plan = Plan { engine, block_sectors, sectors_max, seed, ..PLAN };
         match round(&*disk, &plan, &mut base) {
             Ok(done) => tally += done,
             Err(error) => panic!(

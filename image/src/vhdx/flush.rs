@@ -25,6 +25,8 @@ use super::{
     pages::Page,
 };
 use crate::error::Result;
+#[cfg(feature = "shuttle")]
+use diskwright_store::sync::broken::{Rule, is_broken};
 
 /// Who flushes.
 #[derive(Debug, Default)]
@@ -59,6 +61,8 @@ impl VhdxImage {
     pub(super) fn flush_shared(&self, writing: &Writing) -> Result<()> {
         let mut cycles = lock(&writing.cycles);
         let wanted = cycles.begun + 1;
+        #[cfg(feature = "shuttle")]
+        let wanted = wanted - u64::from(cycles.running && is_broken(Rule::WaitsForALaterCycle));
         loop {
             if cycles.succeeded >= wanted {
                 return Ok(());

@@ -8,6 +8,8 @@
 
 use crate::error::{ImageError, Result};
 use diskwright_store::Store;
+#[cfg(feature = "shuttle")]
+use diskwright_store::sync::broken::{Rule, is_broken};
 use std::collections::{BTreeSet, HashMap, hash_map::Entry};
 
 /// Size of a page in bytes: the sector of the log.
@@ -93,6 +95,10 @@ impl PageCache {
 
     /// Whether anything is not yet durable.
     pub(super) fn is_dirty(&self) -> bool {
+        #[cfg(feature = "shuttle")]
+        if is_broken(Rule::DirtyUntilLanded) {
+            return !self.dirty.is_empty();
+        }
         !self.dirty.is_empty() || !self.in_flight.is_empty()
     }
 

@@ -11,7 +11,8 @@ use crate::{
     mutation::Phase,
     stage::{Outcome, Stage},
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use diskwright_store::sync::Mutex;
+use std::sync::{Arc, PoisonError};
 
 impl DiskCase {
     /// Random steps. The truth is told before each that changes something.

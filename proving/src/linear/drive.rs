@@ -7,12 +7,13 @@ use crate::{
     ledger::{Version, stamp},
     stage::Outcome,
 };
-use diskwright_store::{BlockDevice, Blocking, Completion, EngineKind, IoBuf, Operation, QueueOptions, Request};
+use diskwright_store::{
+    BlockDevice, Blocking, Completion, EngineKind, IoBuf, Operation, QueueOptions, Request, sync::thread,
+};
 use std::{
     collections::HashMap,
     fmt,
     sync::atomic::{AtomicU64, Ordering},
-    thread,
 };
 
 /// Tells moments apart, the same for all threads.
@@ -41,6 +42,8 @@ pub struct Plan {
     pub block_sectors: u64,
     /// Most sectors of a request that is not for whole blocks.
     pub sectors_max: u64,
+    /// What they ask for.
+    pub mix: Mix,
     /// Chooses. Rounds of one disk have seeds that follow each other.
     pub seed: u64,
 }
@@ -51,6 +54,26 @@ impl Plan {
         let number = self.seed.wrapping_mul(self.threads).wrapping_add(me).wrapping_mul(self.steps).wrapping_add(step);
         (number as Version).max(1)
     }
+}
+
+/// How many of 64 requests are of each kind; the others write.
+#[derive(Debug, Clone, Copy)]
+pub struct Mix {
+    /// Flushes.
+    pub flushes: u64,
+    /// Discards.
+    pub discards: u64,
+    /// Zeroes.
+    pub zeroes: u64,
+    /// Reads.
+    pub reads: u64,
+}
+
+impl Mix {
+    /// Mostly reads and writes.
+    pub const USUAL: Self = Self { flushes: 1, discards: 5, zeroes: 4, reads: 24 };
+    /// Blocks come and go.
+    pub const CHURNING: Self = Self { flushes: 12, discards: 14, zeroes: 4, reads: 12 };
 }
 
 /// What was done.
@@ -138,11 +161,12 @@ pub fn drive(device: &dyn BlockDevice, plan: &Plan, me: u64, clock: &Clock) -> O
 }
 
 fn choose(dice: &mut Dice, plan: &Plan, all: u64, unit: u64) -> (Operation, u64, u64) {
+    let Mix { flushes, discards, zeroes, reads } = plan.mix;
     let operation = match dice.below(64) {
-        0 => return (Operation::Flush, 0, 0),
-        1..=5 => Operation::Discard,
-        6..=9 => Operation::WriteZeroes,
-        10..=33 => Operation::Read,
+        number if number < flushes => return (Operation::Flush, 0, 0),
+        number if number < flushes + discards => Operation::Discard,
+        number if number < flushes + discards + zeroes => Operation::WriteZeroes,
+        number if number < flushes + discards + zeroes + reads => Operation::Read,
         _ => Operation::Write,
     };
     let zeroes = matches!(operation, Operation::Discard | Operation::WriteZeroes);

@@ -18,12 +18,15 @@ use crate::{
     history::{Event, FileId, NameChange, Snapshot},
     mutation::{Mutation, Phase},
 };
-use diskwright_store::{FileFacts, FileSystem, Files, LockMode, OpenError, OpenOptions, Store};
+use diskwright_store::{
+    FileFacts, FileSystem, Files, LockMode, OpenError, OpenOptions, Store,
+    sync::{Mutex, MutexGuard, thread},
+};
 use std::{
     collections::BTreeMap,
     fmt, io,
     path::{Component, Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, PoisonError},
     time::{Duration, UNIX_EPOCH},
 };
 use store::WorldStore;
@@ -212,7 +215,7 @@ impl World {
             kind
         };
         if kind == FaultKind::Slow {
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
             return None;
         }
         Some(kind)

@@ -1,0 +1,383 @@
+//! Threads under a scheduler that chooses at every lock, atomic, channel and store operation who goes on, by a seed: the map's look-ups without a lock, allocation, space that
+//! rests until nobody can reach it, the VHDX log, and flushes that are answered together. What the threads saw must be what a linearizable disk may show them, and a power cut
+//! anywhere in what they did must keep what was flushed. Then rules are broken on purpose, and the scheduler must find each.
+//!
+//! Only with `--features shuttle` (`./test` does it): the product's locks are then shuttle's, see `store/src/sync.rs`. `DISKWRIGHT_SHUTTLE_RUNS` says how many schedules each
+//! test tries (or its share of them), `DISKWRIGHT_SHUTTLE_SEED` the first seed. Shuttle's memory is sequentially consistent: what weaker orderings would allow is the thread sanitizer's business.
+#![cfg(feature = "shuttle")]
+
+use diskwright_image::{BlockState, Commit, ImageWriter};
+use diskwright_proving::{
+    campaign::{Closeness, Tally, cut_one, words_of},
+    crowd::{Crowd, crowds},
+    cut::{Cutter, Way},
+    dice::Dice,
+    disk::{DiskCase, named},
+    history::Snapshot,
+    ledger::{Version, Window, stamp},
+    linear::{Act, Clock, Event, Mix, Plan, drive, judge},
+    stage::Outcome,
+    world::World,
+};
+use diskwright_store::{
+    BlockDevice, Blocking, EngineKind,
+    sync::{
+        broken::{Rule, break_rule},
+        thread,
+    },
+};
+use shuttle::{
+    Config, MaxSteps, Runner,
+    scheduler::{PctScheduler, RandomScheduler, Scheduler},
+};
+use std::{
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex},
+};
+
+/// Scenes within which a broken rule must be found.
+const PATIENCE: u64 = 1_000;
+/// Schedules of each scene.
+const BATCH: usize = 6;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+}
+
+fn run_under(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'static) {
+    let mut config = Config::new();
+    config.max_steps = MaxSteps::None;
+    // Whole parsers and writers run on a thread's stack.
+    config.stack_size = 1 << 20;
+    config.failure_persistence = shuttle::FailurePersistence::None;
+    Runner::new(scheduler, config).run(body);
+}
+
+/// Schedules of one scene: every third seed has them at random, the others by one or two changes of priority, which find what only a long stretch of one thread brings about.
+/// (The first of those teaches the scheduler how long the scene is.)
+fn schedule(seed: u64, body: impl Fn() -> Outcome<u64> + Send + Sync + 'static) -> Outcome<u64> {
+    let outcome = Arc::new(Mutex::new(Ok(0)));
+    let told = Arc::clone(&outcome);
+    let body = move || {
+        let found = body();
+        let mut told = told.lock().unwrap();
+        *told = told.clone().and_then(|before| Ok(before + found?));
+    };
+    let ran = catch_unwind(AssertUnwindSafe(|| match seed % 3 {
+        0 => run_under(PctScheduler::new_from_seed(seed, 2, BATCH), body),
+        1 => run_under(PctScheduler::new_from_seed(seed, 3, BATCH), body),
+        _ => run_under(RandomScheduler::new_from_seed(seed, BATCH), body),
+    }));
+    ran.map_err(|panic| format!("panic: {}", words_of(&*panic)))?;
+    let outcome = outcome.lock().unwrap();
+    outcome.clone()
+}
+
+/// Something to schedule: what a seed makes of it, and how much was judged.
+trait Scene: Fn(u64) -> Outcome<u64> + Clone + Send + Sync + 'static {}
+impl<F: Fn(u64) -> Outcome<u64> + Clone + Send + Sync + 'static> Scene for F {}
+
+/// Tries scenes until one is wrong: how much was judged, the seed, and what was wrong.
+fn hunt(seeds: Range<u64>, scene: &impl Scene) -> (u64, Option<(u64, String)>) {
+    let mut judged = 0;
+    for seed in seeds {
+        let scene = scene.clone();
+        match schedule(seed, move || scene(seed)) {
+            Ok(more) => judged += more,
+            Err(error) => return (judged, Some((seed, error))),
+        }
+    }
+    (judged, None)
+}
+
+/// `share`: one schedule of so many that are asked for, because these take longer; at least one batch.
+fn all_schedules_are_right(what: &str, share: u64, units: &str, scene: impl Scene) {
+    let (first, runs) =
+        (number("DISKWRIGHT_SHUTTLE_SEED", 1), number("DISKWRIGHT_SHUTTLE_RUNS", 120).div_ceil(BATCH as u64 * share));
+    let (judged, wrong) = hunt(first..first + runs, &scene);
+    if let Some((seed, error)) = wrong {
+        panic!(
+            "{what}, seed {seed}: {error}\n  again: DISKWRIGHT_SHUTTLE_SEED={seed} DISKWRIGHT_SHUTTLE_RUNS=1 cargo test -p diskwright-proving --features shuttle --test interleavings"
+        );
+    }
+    assert!(judged > 0, "{what}: nothing was judged");
+    let schedules = runs * BATCH as u64;
+    println!(
+        "schedules: {what}: {schedules} schedules, {judged} {units} judged (seeds {first} to {})",
+        first + runs - 1
+    );
+}
+
+fn must_be_found(rule: Rule, what: &str, scene: impl Scene) {
+    break_rule(Some(rule));
+    let (_, wrong) = hunt(1..PATIENCE, &scene);
+    break_rule(None);
+    let (seed, how) =
+        wrong.unwrap_or_else(|| panic!("{rule:?}: broken in {what}, and {PATIENCE} scenes did not find it"));
+    println!("schedules: caught: {rule:?} ({what}, seed {seed}): {}", how.lines().next().unwrap_or_default());
+}
+
+const PLAN: Plan = Plan {
+    threads: 3,
+    steps: 20,
+    depth: 2,
+    engine: EngineKind::Sync,
+    block_sectors: 8,
+    sectors_max: 16,
+    mix: Mix::CHURNING,
+    seed: 1,
+};
+
+/// A disk of a few blocks, all of it in use.
+fn small(name: &str, blocks: u64) -> DiskCase {
+    let kind = named(name);
+    let block_sectors = u64::from(kind.block_bytes.unwrap_or(64 << 10)) / 512;
+    let windows = (0..blocks).map(|block| Window { first: block * block_sectors, count: block_sectors }).collect();
+    DiskCase { size_bytes: blocks * block_sectors * 512, windows, ..kind }
+}
+
+/// Threads that do everything to the same sectors; what they saw is judged, sector by sector.
+fn everything_at_once(case: DiskCase) -> impl Scene {
+    move |seed| {
+        let world = World::default();
+        case.make(&world)?;
+        let disk = case.open_disk(&world, true)?;
+        let mut base = vec![0; case.size_bytes as usize];
+        let text = |error: std::io::Error| error.to_string();
+        Blocking::open(&*disk, EngineKind::Sync).and_then(|mut queue| queue.read(0, &mut base)).map_err(text)?;
+        let block_sectors = case.windows[0].count;
+        let plan = Plan { block_sectors, sectors_max: block_sectors.min(64), seed, ..PLAN };
+        let clock = Arc::new(Clock::default());
+        let threads: Vec<_> = (0..plan.threads)
+            .map(|me| {
+                let (disk, clock) = (Arc::clone(&disk), Arc::clone(&clock));
+                thread::spawn(move || drive(&*disk, &plan, me, &clock))
+            })
+            .collect();
+        let mut events = Vec::new();
+        for thread in threads {
+            events.extend(thread.join().map_err(|panic| words_of(&*panic))??);
+        }
+        let look = |events: &mut Vec<Event>, disk: &dyn BlockDevice| -> Outcome {
+            let mut shown = vec![0; base.len()];
+            let begin = clock.tick();
+            Blocking::open(disk, EngineKind::Sync).and_then(|mut queue| queue.read(0, &mut shown)).map_err(text)?;
+            let count = shown.len() as u64 / 512;
+            events.push(Event { act: Act::Read(shown), first: 0, count, begin, end: clock.tick() });
+            Ok(())
+        };
+        look(&mut events, &*disk)?;
+        disk.close().map_err(|error| error.to_string())?;
+        drop(disk);
+        case.check(&world, &case.path())?;
+        let again = case.open_disk(&world, false)?;
+        look(&mut events, &*again)?;
+        judge(&base, events)
+    }
+}
+
+/// One thread has blocks come and go through the same space; others read and write in them.
+fn space_comes_and_goes(case: DiskCase) -> impl Scene {
+    move |seed| {
+        let world = World::default();
+        case.make(&world)?;
+        let disk = case.open_disk(&world, true)?;
+        let text = |error: std::io::Error| error.to_string();
+        let clock = Arc::new(Clock::default());
+        let block_sectors = case.windows[0].count;
+        let block_bytes = block_sectors * 512;
+        let mut base = vec![0; case.size_bytes as usize];
+        Blocking::open(&*disk, EngineKind::Sync).and_then(|mut queue| queue.read(0, &mut base)).map_err(text)?;
+        let act = move |queue: &mut Blocking, clock: &Clock, version: Option<Version>, first: u64, count: u64| {
+            let begin = clock.tick();
+            let mut bytes = vec![0; (count * 512) as usize];
+            let act = match version {
+                None => queue.read(first * 512, &mut bytes).map(|()| Act::Read(bytes)),
+                Some(0) => queue.discard(first * 512, count * 512).map(|()| Act::Write(0)),
+                Some(version) => {
+                    stamp(&mut bytes, first, version);
+                    queue.write(first * 512, &bytes, false).map(|()| Act::Write(version))
+                }
+            };
+            act.map(|act| Event { act, first, count, begin, end: clock.tick() }).map_err(text)
+        };
+        let comes_and_goes = {
+            let (disk, clock) = (Arc::clone(&disk), Arc::clone(&clock));
+            move || -> Outcome<Vec<Event>> {
+                let mut queue = Blocking::open(&*disk, EngineKind::Sync).map_err(text)?;
+                let mut events = Vec::new();
+                for turn in 0..4 {
+                    let first = turn % 2 * block_sectors;
+                    events.push(act(&mut queue, &clock, Some(1 + turn as Version), first, block_sectors)?);
+                    events.push(act(&mut queue, &clock, Some(0), first, block_sectors)?);
+                    queue.flush().map_err(text)?;
+                }
+                Ok(events)
+            }
+        };
+        let visits = |me: u64| {
+            let (disk, clock) = (Arc::clone(&disk), Arc::clone(&clock));
+            move || -> Outcome<Vec<Event>> {
+                let mut dice = Dice::new(seed, me);
+                let mut queue = Blocking::open(&*disk, EngineKind::Sync).map_err(text)?;
+                let mut visit = |turn: Version| {
+                    let version = (turn % 4 == 3).then_some(100 * me as Version + turn);
+                    act(&mut queue, &clock, version, dice.below(2 * block_sectors), 1)
+                };
+                (0..8).map(&mut visit).collect()
+            }
+        };
+        let threads = [thread::spawn(comes_and_goes), thread::spawn(visits(1)), thread::spawn(visits(2))];
+        let mut events = Vec::new();
+        for thread in threads {
+            events.extend(thread.join().map_err(|panic| words_of(&*panic))??);
+        }
+        let mut queue = Blocking::open(&*disk, EngineKind::Sync).map_err(text)?;
+        events.push(act(&mut queue, &clock, None, 0, case.size_bytes / block_bytes * block_sectors)?);
+        judge(&base, events)
+    }
+}
+
+/// Several queues, and power cuts anywhere in what they did.
+fn power_cuts(crowd: Crowd, ways: usize, go_on: bool) -> impl Scene {
+    move |seed| {
+        let mut tally = Tally::default();
+        cut_one(&crowd, seed, None, &mut tally, Closeness { ways, go_on, opinions: 0 })?;
+        Ok(tally.states)
+    }
+}
+
+/// What a power cut leaves that loses all that it may.
+fn what_is_durable(world: &World) -> Snapshot {
+    let (start, history) = world.history();
+    let mut cutter = Cutter::new(start, &history, 1);
+    while cutter.next().is_some() {
+        cutter.step();
+    }
+    cutter.ruin(Way::Nothing, &mut Dice::new(1, 1))
+}
+
+/// Threads that allocate in an image and flush it themselves, without a flusher that takes turns for them. When a flush has ended, the power fails: what its thread has
+/// committed is there.
+fn flushes_of_an_image(case: DiskCase) -> impl Scene {
+    move |seed| {
+        let world = World::default();
+        case.make(&world)?;
+        world.settle();
+        let disk = case.open_disk(&world, true)?;
+        let block_bytes = disk.layers()[0].image.info().block_bytes;
+        let text = |error: diskwright_image::ImageError| error.to_string();
+        let writing = |disk: &diskwright_disk::Disk| disk.layers()[0].image.writer().map(ImageWriter::begin_writing);
+        writing(&disk).ok_or("it cannot be written")?.map_err(text)?;
+        let threads: Vec<_> = (0..3_u64)
+            .map(|me| {
+                let (disk, world) = (Arc::clone(&disk), world.clone());
+                thread::spawn(move || -> Outcome<Vec<_>> {
+                    let image = &disk.layers()[0].image;
+                    let writer = image.writer().ok_or("it cannot be written")?;
+                    let mut after = Vec::new();
+                    for block in [me, me + 3] {
+                        let reservation = writer.reserve(block).map_err(text)?;
+                        if let Some((at, bytes)) = reservation.init {
+                            image.store().write_at(&bytes, at).map_err(|error| error.to_string())?;
+                            writer.initialised(block);
+                        }
+                        image
+                            .store()
+                            .write_at(&[me as u8 + 1; 512], reservation.offset_bytes)
+                            .map_err(|error| error.to_string())?;
+                        writer.commit(block, Commit::Whole).map_err(text)?;
+                        writer.flush().map_err(text)?;
+                        after.push((block, what_is_durable(&world)));
+                    }
+                    Ok(after)
+                })
+            })
+            .collect();
+        let mut judged = 0;
+        for thread in threads {
+            for (block, left) in thread.join().map_err(|panic| words_of(&*panic))?? {
+                let world = World::of(left);
+                let disk = case.open_disk(&world, false)?;
+                let mut first = [0; 512];
+                let mut queue = Blocking::open(&*disk, EngineKind::Sync).map_err(|error| error.to_string())?;
+                queue.read(block * block_bytes, &mut first).map_err(|error| error.to_string())?;
+                let mut state = [BlockState::Absent];
+                disk.layers()[0].image.block_states(block, &mut state).map_err(text)?;
+                if first != [(block % 3) as u8 + 1; 512] {
+                    return Err(format!(
+                        "schedule {seed}: block {block} was flushed, and shows {:#04x} ({:?}) after a power cut",
+                        first[0], state[0]
+                    ));
+                }
+                judged += 1;
+            }
+        }
+        Ok(judged)
+    }
+}
+
+#[test]
+fn vhd_dynamic() {
+    all_schedules_are_right("vhd dynamic 16K", 1, "sectors", everything_at_once(small("vhd dynamic 16K", 4)));
+}
+
+#[test]
+fn vhd_differencing() {
+    all_schedules_are_right("vhd differencing 16K", 1, "sectors", everything_at_once(small("vhd differencing 16K", 4)));
+}
+
+#[test]
+fn vhdx_dynamic() {
+    all_schedules_are_right("vhdx dynamic 1M", 4, "sectors", everything_at_once(small("vhdx dynamic 1M", 3)));
+}
+
+#[test]
+fn vhdx_differencing() {
+    all_schedules_are_right("vhdx differencing 1M", 4, "sectors", everything_at_once(small("vhdx differencing 1M", 3)));
+}
+
+#[test]
+fn power_cuts_in_every_schedule() {
+    for crowd in crowds() {
+        let what = format!("power cuts of {}", crowd.disk.name);
+        all_schedules_are_right(&what, 20, "states", power_cuts(crowd, 3, true));
+    }
+}
+
+#[test]
+fn flushes_that_are_shared() {
+    for (name, blocks) in [("vhd dynamic 16K", 6), ("vhdx dynamic 1M", 6)] {
+        let scene = flushes_of_an_image(small(name, blocks));
+        all_schedules_are_right(&format!("flushes of {name}"), 2, "flushed blocks", scene);
+    }
+}
+
+#[test]
+fn space_that_others_still_reach_rests() {
+    for (name, share) in [("vhd dynamic 16K", 1), ("vhdx dynamic 1M", 4)] {
+        all_schedules_are_right(&format!("space of {name}"), share, "sectors", space_comes_and_goes(small(name, 3)));
+    }
+}
+
+#[test]
+fn broken_rules_of_what_needs_no_lock_are_found() {
+    must_be_found(Rule::GraceIsWaitedFor, "vhd dynamic 16K", space_comes_and_goes(small("vhd dynamic 16K", 3)));
+    must_be_found(
+        Rule::MappedAfterPayload,
+        "vhd differencing 16K",
+        everything_at_once(small("vhd differencing 16K", 4)),
+    );
+}
+
+#[test]
+fn broken_rules_of_shared_flushes_are_found() {
+    let crowd = |name: &str| crowds().into_iter().find(|crowd| crowd.disk.name == name).expect("a crowd of that name");
+    for name in ["vhd dynamic 16K", "vhdx dynamic 1M"] {
+        must_be_found(Rule::AnsweredByALaterCycle, name, power_cuts(crowd(name), 2, false));
+        must_be_found(Rule::WaitsForALaterCycle, name, flushes_of_an_image(small(name, 6)));
+    }
+    must_be_found(Rule::FreedBeforeTheFlush, "vhd dynamic 16K", power_cuts(crowd("vhd dynamic 16K"), 2, false));
+    must_be_found(Rule::DirtyUntilLanded, "vhdx dynamic 1M", power_cuts(crowd("vhdx dynamic 1M"), 2, false));
+}
