@@ -8,6 +8,7 @@
 //!   targets.rs   the bodies: bytes in, a panic where a promise is broken
 //!     ├─ samples.rs    small sound images of every type, in memory; made once
 //!     ├─ bounded.rs    a store in memory that does not grow for ever: a length in a log entry is not taken as memory
+//!     ├─ locators.rs   a child that lies about where its parent is
 //!     ├─ wire.rs       the decoders of the NBD protocol; peers.rs: a server and a client whose peer says what it is told
 //!     └─ mutation.rs   damage that knows the formats: which structure, which field, checksums put right again
 //! ```
@@ -18,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bounded;
+pub mod locators;
 pub mod mutation;
 pub mod peers;
 pub mod samples;

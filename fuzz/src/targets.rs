@@ -2,6 +2,7 @@
 
 use crate::{
     bounded::BoundedStore,
+    locators,
     mutation::Mutation,
     peers,
     samples::{Sample, open_chain, samples},
@@ -17,12 +18,13 @@ use std::sync::Arc;
 pub type Body = fn(&[u8]);
 
 /// All of them, by name: the names of the binaries and of the folders of the corpus.
-pub const TARGETS: [(&str, Body); 8] = [
+pub const TARGETS: [(&str, Body); 9] = [
     ("parsers", parsers),
     ("open_any", open_any),
     ("open_damaged", open_damaged),
     ("replay_log", replay_log),
     ("write_damaged", write_damaged),
+    ("locators", locators::locators),
     ("nbd_wire", wire::nbd_wire),
     ("nbd_server", peers::nbd_server),
     ("nbd_client", peers::nbd_client),

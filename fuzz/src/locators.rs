@@ -1,0 +1,220 @@
+//! A child that lies about its parent: paths of any kind, in every field that has one.
+//!
+//! Files in memory stand around the child: the true parent beside it and in a folder beneath; the same outside its folder, where only the gate (`disk/src/gate.rs`) keeps it from
+//! being opened, for its identity is right; names that begin like the folder's; links that lead out of it; a file that is no image; and the child itself.
+//!
+//! The promise: nothing outside the child's folder is ever opened, however it was named, and whatever is opened in the end ends.
+
+use crate::samples::samples;
+use arbitrary::{Arbitrary, Unstructured};
+use diskwright_disk::{Disk, OpenOptions};
+use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
+use diskwright_store::{
+    BlockDevice, Blocking, EngineKind, FileFacts, FileSystem, Files, MemoryStore, OpenError,
+    OpenOptions as StoreOptions, Store,
+};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Component, Path, PathBuf},
+    sync::{Arc, OnceLock},
+};
+
+/// Beneath this a parent may be.
+const FOLDER: &str = "/vm/disks";
+/// Links, and where they lead.
+const LINKS: [(&str, &str); 3] =
+    [("/vm/disks/link", "/vm/parent"), ("/vm/disks/out", "/vm"), ("/vm/disks/near", "/vm/disks/deep/parent")];
+/// Most words of a path.
+const MOST_WORDS: usize = 12;
+
+/// A piece of a path.
+#[derive(Debug, Clone, Copy, Arbitrary)]
+enum Word {
+    Up,
+    Here,
+    Slash,
+    Backslash,
+    Parent,
+    Child,
+    Deep,
+    Link,
+    Out,
+    Near,
+    Folder,
+    FolderAndMore,
+    Outside,
+    Shadow,
+    Drive,
+    LongPrefix,
+    Volume,
+    Any(char),
+}
+
+impl Word {
+    fn text(self) -> String {
+        match self {
+            Self::Up => "..",
+            Self::Here => ".",
+            Self::Slash => "/",
+            Self::Backslash => "\\",
+            Self::Parent => "parent",
+            Self::Child => "child",
+            Self::Deep => "deep",
+            Self::Link => "link",
+            Self::Out => "out",
+            Self::Near => "near",
+            Self::Folder => "/vm/disks/",
+            Self::FolderAndMore => "/vm/disks-of-others/",
+            Self::Outside => "/vm/",
+            Self::Shadow => "/etc/shadow",
+            Self::Drive => "C:",
+            Self::LongPrefix => "\\\\?\\",
+            Self::Volume => "Volume{26a21bda-a627-11d7-9931-806e6f6e6963}",
+            Self::Any(other) => return other.to_string(),
+        }
+        .to_owned()
+    }
+}
+
+/// What the child says.
+#[derive(Debug, Arbitrary)]
+struct Lies {
+    vhd: bool,
+    writable: bool,
+    relative: Option<Vec<Word>>,
+    volume: Option<Vec<Word>>,
+    absolute: Option<Vec<Word>>,
+    name: Option<Vec<Word>>,
+}
+
+/// Files in memory that nobody changes. Opening one outside the folder is the broken promise.
+#[derive(Debug)]
+struct Around(BTreeMap<PathBuf, Vec<u8>>);
+
+impl Around {
+    fn real(path: &Path) -> PathBuf {
+        let mut real = PathBuf::from("/");
+        for part in path.components() {
+            match part {
+                Component::ParentDir => drop(real.pop()),
+                Component::Normal(name) => real.push(name),
+                Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+            }
+            if let Some((_, to)) = LINKS.iter().find(|(from, _)| real == Path::new(from)) {
+                real = PathBuf::from(to);
+            }
+        }
+        real
+    }
+}
+
+fn read_only<T>() -> io::Result<T> {
+    Err(io::ErrorKind::ReadOnlyFilesystem.into())
+}
+
+impl FileSystem for Around {
+    fn open(&self, path: &Path, _options: &StoreOptions) -> Result<Arc<dyn Store>, OpenError> {
+        let real = Self::real(path);
+        assert!(real.starts_with(FOLDER), "a child had {} opened, which is {}", path.display(), real.display());
+        match self.0.get(&real) {
+            Some(bytes) => Ok(Arc::new(MemoryStore::with_bytes(path, bytes.clone()))),
+            None => Err(OpenError::Io { doing: "open", path: path.to_owned(), source: io::ErrorKind::NotFound.into() }),
+        }
+    }
+
+    fn rename(&self, _from: &Path, _to: &Path, _replace: bool) -> io::Result<()> {
+        read_only()
+    }
+
+    fn remove(&self, _path: &Path) -> io::Result<()> {
+        read_only()
+    }
+
+    fn sync_directory_of(&self, _path: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
+        let real = Self::real(path);
+        let is_there = self.0.keys().any(|known| known.starts_with(&real));
+        if is_there { Ok(real) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
+    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
+        let real = Self::real(path);
+        let number = self.0.keys().position(|known| *known == real).ok_or(io::ErrorKind::NotFound)?;
+        Ok(FileFacts { identity: (1, number as u64), modified: None })
+    }
+
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        let directory = Self::real(directory);
+        Ok(self.0.keys().filter(|known| known.parent() == Some(&directory)).cloned().collect())
+    }
+}
+
+/// The true parent of a child in each format, with what it must be told apart by.
+fn parents() -> &'static [(Vec<u8>, ParentLink, CreateOptions); 2] {
+    static PARENTS: OnceLock<[(Vec<u8>, ParentLink, CreateOptions); 2]> = OnceLock::new();
+    PARENTS.get_or_init(|| {
+        [Format::Vhd, Format::Vhdx].map(|format| {
+            let sample = samples().iter().find(|sample| sample.format == format && sample.parent.is_some());
+            let bytes = sample.and_then(|sample| sample.parent.clone()).expect("a sample with a parent");
+            let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("parent", bytes.clone()));
+            let image = probe::open(store, Some(format), false, 512).expect("a sound sample");
+            let info = image.info();
+            let linkage = info.linkage_id.expect("an identity");
+            let options = CreateOptions {
+                disk_type: DiskType::Differencing,
+                size_bytes: info.size_bytes,
+                block_bytes: Some(info.block_bytes as u32),
+                logical_sector_bytes: info.logical_sector_bytes,
+                physical_sector_bytes: info.physical_sector_bytes,
+                parent: None,
+                preallocate: false,
+                disk_id: None,
+            };
+            (bytes, ParentLink { linkage, ..ParentLink::default() }, options)
+        })
+    })
+}
+
+/// See the module.
+pub fn locators(data: &[u8]) {
+    let Ok(lies) = Lies::arbitrary(&mut Unstructured::new(data)) else { return };
+    let (parent, truth, options) = &parents()[usize::from(!lies.vhd)];
+    let path_of = |words: Option<Vec<Word>>| {
+        words.map(|words| words.into_iter().take(MOST_WORDS).map(Word::text).collect::<String>())
+    };
+    let link = ParentLink {
+        relative_path: path_of(lies.relative),
+        volume_path: path_of(lies.volume),
+        absolute_path: path_of(lies.absolute),
+        name: path_of(lies.name),
+        ..truth.clone()
+    };
+    let child: Arc<dyn Store> = Arc::new(MemoryStore::new("child"));
+    let options = CreateOptions { parent: Some(link), ..options.clone() };
+    let made =
+        if lies.vhd { vhd::create(Arc::clone(&child), &options) } else { vhdx::create(Arc::clone(&child), &options) };
+    // A path that the format cannot hold is refused when it is written.
+    if made.is_err() {
+        return;
+    }
+    let mut bytes = vec![0; child.len_bytes().expect("a length") as usize];
+    child.read_at(&mut bytes, 0).expect("memory can be read");
+    let mut files = BTreeMap::from([
+        (PathBuf::from("/vm/disks/child"), bytes),
+        (PathBuf::from("/etc/shadow"), b"root:*:20000::::::\n".to_vec()),
+    ]);
+    for place in ["/vm/disks/parent", "/vm/disks/deep/parent", "/vm/parent", "/vm/disks-of-others/parent"] {
+        files.insert(PathBuf::from(place), parent.clone());
+    }
+    let files = Files::new(Arc::new(Around(files)));
+    let open = OpenOptions { files, writable: lies.writable, engine: EngineKind::Sync, ..OpenOptions::default() };
+    let Ok(disk) = Disk::open("/vm/disks/child", &open) else { return };
+    let mut first = vec![0; disk.geometry().logical_sector_bytes as usize];
+    let mut queue = Blocking::open(&*disk, EngineKind::Sync).expect("a queue");
+    queue.read(0, &mut first).expect("a parent that was found can be read");
+    assert!(first.iter().any(|&byte| byte != 0), "a child without data shows its parent");
+}
