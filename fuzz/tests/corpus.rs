@@ -5,12 +5,13 @@
 //! `DISKWRIGHT_FUZZ_SEED` which ones. What fails is printed as bytes, to be put into `fuzz/corpus/TARGET/`.
 
 use diskwright_fuzz::TARGETS;
+use nix::time::{ClockId, clock_gettime};
 use peak_alloc::PeakAlloc;
 use rand_xoshiro::{
     Xoshiro256PlusPlus,
     rand_core::{Rng, SeedableRng},
 };
-use std::{env, fs, path::Path};
+use std::{env, fs, path::Path, time::Duration};
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
@@ -18,18 +19,29 @@ static MEMORY: PeakAlloc = PeakAlloc;
 /// The samples and their copies are some 40 MiB; what one input may take beside them.
 const MOST_BYTES: usize = 64 << 20;
 const LONGEST_INPUT: u64 = 192;
+/// What one input may take of the processor: opening, checking and reading of what it stands for, and more. (Not of the clock on the wall, which others move too.)
+const MOST_TIME: Duration = Duration::from_secs(1);
+
+/// What this thread has had of the processor.
+fn processor_time() -> Duration {
+    Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("every thread has a clock"))
+}
 
 fn number(name: &str, default: u64) -> u64 {
     env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
 }
 
-fn run(name: &str, body: diskwright_fuzz::Body, input: &[u8], what: &str) {
+fn run(name: &str, body: diskwright_fuzz::Body, input: &[u8], what: &str) -> (usize, Duration) {
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();
+    let began = processor_time();
     let outcome = std::panic::catch_unwind(|| body(input));
+    let worked = processor_time() - began;
     let taken = MEMORY.peak_usage().saturating_sub(before);
     assert!(outcome.is_ok(), "{name}: {what} breaks a promise: {input:02x?}");
     assert!(taken < MOST_BYTES, "{name}: {what} took {taken} bytes of memory: {input:02x?}");
+    assert!(worked < MOST_TIME, "{name}: {what} took {worked:?} of the processor: {input:02x?}");
+    (taken, worked)
 }
 
 // One test, as the allocator counts for the whole process.
@@ -40,10 +52,11 @@ fn every_target_stands_its_corpus_and_random_inputs() {
     let (inputs, seed) = (number("DISKWRIGHT_FUZZ_INPUTS", 2000), number("DISKWRIGHT_FUZZ_SEED", 1));
     for (index, (name, body)) in TARGETS.into_iter().enumerate() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
-        let mut kept = 0;
+        let (mut kept, mut most) = (0, (0, Duration::ZERO));
         for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
             let path = entry.unwrap().path();
-            run(name, body, &fs::read(&path).unwrap(), &path.display().to_string());
+            let cost = run(name, body, &fs::read(&path).unwrap(), &path.display().to_string());
+            most = (most.0.max(cost.0), most.1.max(cost.1));
             kept += 1;
         }
         assert!(kept > 0, "{} is empty", folder.display());
@@ -51,8 +64,12 @@ fn every_target_stands_its_corpus_and_random_inputs() {
         for number in 0..inputs {
             let mut input = vec![0; (random.next_u64() % LONGEST_INPUT) as usize];
             random.fill_bytes(&mut input);
-            run(name, body, &input, &format!("random input {number} of seed {seed}"));
+            let cost = run(name, body, &input, &format!("random input {number} of seed {seed}"));
+            most = (most.0.max(cost.0), most.1.max(cost.1));
         }
-        println!("{name}: {kept} of the corpus, {inputs} random inputs of seed {seed}");
+        let (kib, worked) = (most.0 >> 10, most.1);
+        println!(
+            "{name}: {kept} of the corpus, {inputs} random inputs of seed {seed}; at most {kib} KiB and {worked:.1?} for one"
+        );
     }
 }

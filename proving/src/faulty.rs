@@ -122,24 +122,31 @@ fn try_one<C: FaultyCase>(case: &C, fault: Fault, tally: &mut Tally) -> Outcome 
 
 /// Lets every operation of a case fail, in every way.
 ///
-/// # Panics
-/// When a promise is broken, with the fault that broke it.
-pub fn at_every_operation<C: FaultyCase>(case: &C) -> Tally {
-    let name = case.name();
-    let (_, told, operations) = play(case, None).unwrap_or_else(|error| panic!("{name}, without a fault: {error}"));
-    assert!(told.errors.is_empty(), "{name}, without a fault: {:?}", told.errors);
+/// # Errors
+/// The first promise that is broken, with the fault that broke it.
+pub fn hunt<C: FaultyCase>(case: &C) -> Outcome<Tally> {
+    let (_, told, operations) = play(case, None).map_err(|error| format!("without a fault: {error}"))?;
+    if !told.errors.is_empty() {
+        return Err(format!("without a fault: {:?}", told.errors));
+    }
     let mut tally = Tally { operations, ..Tally::default() };
     for at in 1..=operations {
         for (kind, from_then_on) in FAULTS {
             let fault = Fault { kind, at, from_then_on };
-            if let Err(error) = try_one(case, fault, &mut tally) {
-                panic!("{name}, {fault:?} of {operations}: {error}");
-            }
+            try_one(case, fault, &mut tally).map_err(|error| format!("{fault:?} of {operations}: {error}"))?;
         }
     }
-    println!(
-        "faults: {name}: {} runs, each of {operations} operations failing, {} told the caller",
-        tally.runs, tally.told
-    );
+    Ok(tally)
+}
+
+/// As [`hunt`], where nothing may be found. Says what was tried.
+///
+/// # Panics
+/// When a promise is broken, with the fault that broke it.
+pub fn at_every_operation<C: FaultyCase>(case: &C) -> Tally {
+    let name = case.name();
+    let tally = hunt(case).unwrap_or_else(|error| panic!("{name}, {error}"));
+    let Tally { operations, runs, told } = tally;
+    println!("faults: {name}: {runs} runs, each of {operations} operations failing, {told} told the caller");
     tally
 }

@@ -21,6 +21,8 @@ pub enum Meddling {
     SectorsMadeWhole,
     /// Tables stay in memory: a flush only makes payload durable.
     FlushesPayloadOnly,
+    /// A flush whose sync failed is tried once more, and passed for a success when the second one fails no more.
+    FailedSyncForgotten,
     /// A server passes writes on without their FUA.
     ServerForgetsFua,
     /// A server answers a flush by itself.
@@ -127,13 +129,17 @@ impl ImageWriter for Meddler {
     }
 
     fn flush(&self) -> Result<()> {
-        if self.meddling == Meddling::FlushesPayloadOnly {
+        let flushed = || self.writing()?.flush();
+        let only_synced = || {
             let store = self.inner.store();
-            return store
-                .sync_data()
-                .map_err(|error| diskwright_image::ImageError::io("make durable", &**store, 0, error));
+            let synced = store.sync_data();
+            synced.map_err(|error| diskwright_image::ImageError::io("make durable", &**store, 0, error))
+        };
+        match self.meddling {
+            Meddling::FlushesPayloadOnly => only_synced(),
+            Meddling::FailedSyncForgotten => flushed().or_else(|_| only_synced()),
+            _ => flushed(),
         }
-        self.writing()?.flush()
     }
 
     fn freed_generation(&self) -> u64 {

@@ -5,7 +5,7 @@ use diskwright_proving::{
     campaign::hunt,
     command,
     crowd::Crowd,
-    disk,
+    disk, faulty,
     meddler::Meddling,
     mutation::{Mutation, Phase},
     stage::Case,
@@ -62,6 +62,17 @@ fn what_was_flushed_is_durable_whoever_else_is_writing() {
     for (case, block_bytes) in [("vhd dynamic 16K", 64 << 10), ("vhdx differencing 1M", 1 << 20)] {
         let kind = disk::DiskCase { meddling: Some(Meddling::FlushesPayloadOnly), ..disk::named(case) };
         must_be_caught("a flush makes tables durable, in a crowd", &Crowd::on(kind, block_bytes, 24), None);
+    }
+}
+
+#[test]
+fn a_sync_that_failed_is_not_tried_again_into_a_success() {
+    for case in ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M"] {
+        let meddled = disk::DiskCase { meddling: Some(Meddling::FailedSyncForgotten), ..disk::named(case) };
+        match faulty::hunt(&meddled) {
+            Err(how) => println!("mutations: caught: after a failed sync nothing is durable ({case}): {how}"),
+            Ok(tally) => panic!("a failed sync is forgotten in {case}, and {tally:?} did not notice"),
+        }
     }
 }
 

@@ -107,6 +107,8 @@ impl VhdxImage {
     fn carry(&self, writing: &Writing, pages: &mut [Page], file_bytes: u64) -> Result<()> {
         let bat = self.layout.bat_offset_bytes..self.layout.bat_end_bytes();
         pages.sort_unstable_by_key(|(offset_bytes, _)| (bat.contains(offset_bytes), std::cmp::Reverse(*offset_bytes)));
+        #[cfg(test)]
+        super::tests::crash::disorder(pages);
         let mut log = lock(&writing.log);
         for part in pages.chunks(log.max_pages()) {
             self.barrier.sync()?;

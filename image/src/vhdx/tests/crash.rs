@@ -9,7 +9,22 @@
 
 use super::*;
 use crate::{Severity, vhdx::check};
-use std::collections::BTreeMap;
+use std::{
+    cell::Cell,
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+thread_local! {
+    static DISORDERED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Puts pages into the order of the file, where this test breaks the rule that those come first which others depend on.
+pub(in crate::vhdx) fn disorder(pages: &mut [(u64, Box<[u8]>)]) {
+    if DISORDERED.get() {
+        pages.sort_unstable_by_key(|(offset_bytes, _)| *offset_bytes);
+    }
+}
 
 /// What a sector may hold after a cut: the first is the flushed value.
 type Allowed = BTreeMap<u64, Vec<u8>>;
@@ -62,7 +77,8 @@ fn cuts(power: &Power, numbers: &mut Numbers) -> Vec<(&'static str, Contents)> {
 
 /// The table pages of this flush need several log entries. All bits of blocks that are not present are set, as some
 /// writers leave them, so a block that becomes visible before its bits are cleared shows zeros instead of its parent.
-fn many_pages(close: bool) {
+/// `idle_sync`: a sync of the flush, counted from 1, that does nothing.
+fn many_pages(close: bool, idle_sync: Option<u64>) {
     let blocks_per_page = 512u64;
     let pages = 150;
     let blocks: Vec<u64> = (0..pages).map(|page| page * blocks_per_page + 5 + page % 3).collect();
@@ -97,6 +113,7 @@ fn many_pages(close: bool) {
         }
     });
     let before = store.with(|power| power.syncs);
+    store.with(|power| power.idle_sync = idle_sync.map(|number| before + number));
     if close {
         driver.writer().close().unwrap()
     } else {
@@ -109,10 +126,25 @@ fn many_pages(close: bool) {
 
 #[test]
 fn a_flush_of_many_pages_survives_cuts() {
-    many_pages(false);
+    many_pages(false, None);
 }
 
 #[test]
 fn a_close_with_many_pages_survives_cuts() {
-    many_pages(true);
+    many_pages(true, None);
+}
+
+/// The order of pages, and each sync of the flush: its first four are payload, log entry, and one for each slot of the header; then two for each further entry.
+#[test]
+fn broken_rules_of_many_pages_are_caught() {
+    let is_caught = |idle_sync| catch_unwind(AssertUnwindSafe(|| many_pages(false, idle_sync))).is_err();
+    DISORDERED.set(true);
+    assert!(is_caught(None), "pages go in the order of the file, and no cut shows it");
+    DISORDERED.set(false);
+    for (idle_sync, what) in [
+        (5, "the pages of an entry are not durable before the next entry takes its place"),
+        (6, "an entry is not durable before its pages are written"),
+    ] {
+        assert!(is_caught(Some(idle_sync)), "{what}, and no cut shows it");
+    }
 }

@@ -9,7 +9,7 @@
 //!   tools.rs    qemu-img, qemu-io and vhdiinfo as a second opinion
 //! ```
 
-mod crash;
+pub(super) mod crash;
 mod hostile;
 mod model;
 mod replay;
@@ -118,6 +118,8 @@ pub(super) struct Power {
     pub(super) syncs: u64,
     pub(super) writes: u64,
     pub(super) fail_syncs: bool,
+    /// Syncs of this number do nothing.
+    pub(super) idle_sync: Option<u64>,
     pub(super) fail_writes: bool,
     pub(super) full_at_bytes: Option<u64>,
 }
@@ -236,6 +238,9 @@ impl Store for TestStore {
                 return Err(io::Error::other("injected failure of a sync"));
             }
             power.syncs += 1;
+            if power.idle_sync == Some(power.syncs) {
+                return Ok(());
+            }
             power.pending.clear();
             power.durable = power.volatile.clone();
             Ok(())
