@@ -90,7 +90,7 @@ struct Lies {
 
 /// Files in memory that nobody changes. Opening one outside the folder is the broken promise.
 #[derive(Debug)]
-struct Around(BTreeMap<PathBuf, Vec<u8>>);
+struct Around(BTreeMap<PathBuf, Arc<Vec<u8>>>);
 
 impl Around {
     fn real(path: &Path) -> PathBuf {
@@ -118,7 +118,7 @@ impl FileSystem for Around {
         let real = Self::real(path);
         assert!(real.starts_with(FOLDER), "a child had {} opened, which is {}", path.display(), real.display());
         match self.0.get(&real) {
-            Some(bytes) => Ok(Arc::new(MemoryStore::with_bytes(path, bytes.clone()))),
+            Some(bytes) => Ok(Arc::new(MemoryStore::with_bytes(path, bytes.to_vec()))),
             None => Err(OpenError::Io { doing: "open", path: path.to_owned(), source: io::ErrorKind::NotFound.into() }),
         }
     }
@@ -153,9 +153,12 @@ impl FileSystem for Around {
     }
 }
 
+/// A parent, what a child says of it, and how the child is made.
+type Parent = (Arc<Vec<u8>>, ParentLink, CreateOptions);
+
 /// The true parent of a child in each format, with what it must be told apart by.
-fn parents() -> &'static [(Vec<u8>, ParentLink, CreateOptions); 2] {
-    static PARENTS: OnceLock<[(Vec<u8>, ParentLink, CreateOptions); 2]> = OnceLock::new();
+fn parents() -> &'static [Parent; 2] {
+    static PARENTS: OnceLock<[Parent; 2]> = OnceLock::new();
     PARENTS.get_or_init(|| {
         [Format::Vhd, Format::Vhdx].map(|format| {
             let sample = samples().iter().find(|sample| sample.format == format && sample.parent.is_some());
@@ -174,7 +177,7 @@ fn parents() -> &'static [(Vec<u8>, ParentLink, CreateOptions); 2] {
                 preallocate: false,
                 disk_id: None,
             };
-            (bytes, ParentLink { linkage, ..ParentLink::default() }, options)
+            (Arc::new(bytes), ParentLink { linkage, ..ParentLink::default() }, options)
         })
     })
 }
@@ -204,11 +207,11 @@ pub fn locators(data: &[u8]) {
     let mut bytes = vec![0; child.len_bytes().expect("a length") as usize];
     child.read_at(&mut bytes, 0).expect("memory can be read");
     let mut files = BTreeMap::from([
-        (PathBuf::from("/vm/disks/child"), bytes),
-        (PathBuf::from("/etc/shadow"), b"root:*:20000::::::\n".to_vec()),
+        (PathBuf::from("/vm/disks/child"), Arc::new(bytes)),
+        (PathBuf::from("/etc/shadow"), Arc::new(b"root:*:20000::::::\n".to_vec())),
     ]);
     for place in ["/vm/disks/parent", "/vm/disks/deep/parent", "/vm/parent", "/vm/disks-of-others/parent"] {
-        files.insert(PathBuf::from(place), parent.clone());
+        files.insert(PathBuf::from(place), Arc::clone(parent));
     }
     let files = Files::new(Arc::new(Around(files)));
     let open = OpenOptions { files, writable: lies.writable, engine: EngineKind::Sync, ..OpenOptions::default() };

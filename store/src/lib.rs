@@ -20,7 +20,7 @@
 //!
 //! `unsafe` is allowed where memory is shared with the kernel, and only there: `buffer` (that memory), `part` and `engine`
 //! (what is done with it), `transfer` and `streams` (the same for streams), `ublk` (the same for block
-//! devices that we serve), `ring` (the io_uring itself), `bare` (one to compare with), and in `sys`, for the system calls that no library wraps.
+//! devices that we serve), `ring` (the io_uring itself; for Miri, what stands in for it), `bare` (one to compare with), and in `sys`, for the system calls that no library wraps.
 
 mod bare;
 pub mod buffer;
