@@ -147,6 +147,10 @@ fn what_is_wrong_is_one_sentence() {
         ("info 'nbd://localhost?sockt=x'", "parameter sockt"),
         ("convert disk.vhdx 'nbd+unix:///?socket=nowhere.sock'", "cannot connect"),
         ("convert disk.vhdx 'nbd+unix:///?socket=nowhere.sock' --type fixed", "leave out the format"),
+        ("check nbd://localhost/x", "cannot check the export of a server"),
+        ("create nbd://localhost/x --size 1M", "cannot create the export"),
+        ("serve nbd://localhost/x --nbd ./t", "cannot serve the export"),
+        ("attach nbd://localhost/x", "cannot attach the export"),
         ("map --format vhdx 'nbd+unix:///?socket=nowhere.sock'", "contents are the disk itself"),
     ] {
         let error = shop.fails(1, line);

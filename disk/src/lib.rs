@@ -36,7 +36,7 @@ pub use create::{CreateRequest, create};
 pub use device::{Disk, Layer};
 pub use error::{DiskError, Result};
 pub use open::{OpenOptions, ParentPolicy};
-pub use place::{Opened, Place};
+pub use place::{Opened, Place, in_a_file};
 
 /// Told how far a long operation has come; return `false` to stop it.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;

@@ -39,6 +39,20 @@ impl Place {
     }
 }
 
+/// Refuses a name that is a URI, for those who work on files: `task` says what they do, as in "check".
+///
+/// # Errors
+/// [`DiskError::BadOptions`].
+pub fn in_a_file(name: &Path, task: &str) -> Result<()> {
+    if !NbdUri::looks_like(name.as_os_str()) {
+        return Ok(());
+    }
+    Err(DiskError::BadOptions {
+        what: format!("{}: cannot {task} the export of a server, only a disk in a file", name.display()),
+        hint: "do it where the server's disks lie, or copy the export into a file (diskwright convert)".into(),
+    })
+}
+
 /// Something that holds blocks, open.
 #[derive(Debug, Clone)]
 pub enum Opened {
@@ -129,6 +143,13 @@ mod tests {
         assert_eq!(Place::parse(Path::new("./nbd://x")).unwrap(), Place::File("./nbd://x".into()));
         assert_eq!(Place::parse(Path::new("nbd://h/x")).unwrap(), Place::Nbd(NbdUri::tcp("h", 10809, "x")));
         assert!(matches!(Place::parse(Path::new("nbd+unix:///x")).unwrap_err(), DiskError::Nbd(_)));
+    }
+
+    #[test]
+    fn who_works_on_files_says_so() {
+        assert!(in_a_file(Path::new("./nbd://x"), "check").is_ok());
+        let error = in_a_file(Path::new("nbd://h/x"), "check").unwrap_err().to_string();
+        assert!(error.starts_with("nbd://h/x: cannot check the export") && error.contains("convert"), "{error}");
     }
 
     #[test]

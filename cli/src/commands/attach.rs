@@ -14,7 +14,7 @@ use crate::{
     exit::{self, Failure, Outcome},
 };
 use clap::{Args, ValueEnum};
-use diskwright_disk::{Disk, OpenOptions};
+use diskwright_disk::{Disk, OpenOptions, in_a_file};
 use diskwright_serve::{
     attach::{
         self, At, AttachOptions, Attached, DeviceKind, MountRecord, PartitionRecord, Record, Registry, ServerSays,
@@ -132,6 +132,7 @@ enum SupervisorSays {
 
 /// Attaches.
 pub fn run(context: &mut Context, args: &AttachArgs) -> Outcome {
+    in_a_file(&args.file, "attach")?;
     match args.role {
         Some(Role::Server) => serve(context, args),
         Some(Role::Supervisor) => supervise(context, args),

@@ -12,7 +12,7 @@ use crate::{
     style::{GREEN, RED, YELLOW},
 };
 use clap::Args;
-use diskwright_disk::{Disk, DiskError};
+use diskwright_disk::{Disk, DiskError, in_a_file};
 use diskwright_image::{CheckReport, Finding, Format, ImageError, Severity, probe};
 use diskwright_store::{CacheMode, FileStore, LockMode, OpenOptions, Store};
 use serde::Serialize;
@@ -70,6 +70,7 @@ struct FindingReport {
 
 /// Checks.
 pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
+    in_a_file(&args.file, "check")?;
     if args.repair {
         return Err(Failure::new(format!(
             "{}: --repair is not built yet; nothing was changed. Leave it out to see what is wrong, and `diskwright convert` to rescue what can be read",

@@ -8,7 +8,7 @@ use crate::{
     sizes::{self, Human},
 };
 use clap::Args;
-use diskwright_disk::{CreateRequest, Disk, OpenOptions};
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, in_a_file};
 use std::{io::Write, path::PathBuf};
 
 /// Arguments of `create`.
@@ -52,6 +52,7 @@ pub struct CreateArgs {
 
 /// Creates.
 pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
+    in_a_file(&args.file, "create")?;
     let request = CreateRequest {
         size_bytes: args.size,
         format: context.global.format.map(FormatArg::format),
