@@ -191,6 +191,28 @@ fn a_killed_server_leaves_no_device_that_hangs() {
 }
 
 #[test]
+fn a_server_that_hangs_is_ended_by_force() {
+    let Some(place) = Place::as_root(&["mkfs.ext4"]) else { return };
+    place.ok("create disk.vhdx --size 128M");
+    let device = place.attach("disk.vhdx");
+    run_ok("mkfs.ext4", &["-q", &device]);
+    let dir = place.dir("mnt");
+    run_ok("mount", &[&device, &dir]);
+    let server = Pid::from_raw(place.record("disk.vhdx")["server"]["pid"].as_i64().unwrap() as i32);
+    // In the page cache, from where it cannot be written any more.
+    fs::write(Path::new(&dir).join("x"), vec![1; 1 << 20]).unwrap();
+    kill(server, Signal::SIGSTOP).unwrap();
+    let refused = place.fails("detach disk.vhdx");
+    assert!(refused.contains("mounted at"), "{refused}");
+    let lost = place.fails("detach disk.vhdx --force");
+    assert!(lost.contains("killed by signal 9") && lost.contains("may be lost"), "{lost}");
+    assert_eq!((mountpoint_of(&dir), place.attached()), (None, 0));
+    assert_ne!(place.run("check disk.vhdx").code, Some(2));
+    place.attach("disk.vhdx");
+    place.ok("detach disk.vhdx");
+}
+
+#[test]
 fn without_a_supervisor_the_next_command_clears_away() {
     let Some(place) = Place::as_root(&[]) else { return };
     place.ok("create disk.vhdx --size 64M");

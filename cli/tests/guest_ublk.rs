@@ -49,6 +49,10 @@ exec 4<${dev}p1
 if $dw detach $dev 2>/tmp/said; then echo detached while open; false; fi
 grep -q 'open in' /tmp/said
 exec 4<&-
+loop=$(losetup -f); losetup $loop ${dev}p2
+if $dw detach $dev 2>/tmp/said; then echo detached beneath a loop device; false; fi
+grep -q "beneath $loop" /tmp/said
+losetup -d $loop
 $dw detach $dev
 gone
 echo GUEST: detached $full $(du -k disk.vhdx | cut -f1)
@@ -95,6 +99,15 @@ kill -9 $supervisor $server
 until_so '$dw attached 2>&1 | grep -q "are gone"'
 until_so gone
 echo GUEST: both killed
+
+dev=$($dw attach disk.vhdx)
+mount -t ext4 ${dev}p1 /mnt
+server=$(pid_of server)
+dd if=/dev/zero of=/mnt/late bs=64k count=4 2>/dev/null
+kill -STOP $server
+$dw detach disk.vhdx --force 2>/tmp/said || grep -q 'killed by signal 9' /tmp/said
+until_so gone
+echo GUEST: hung server ended
 
 dev=$($dw attach disk.vhdx --by loop)
 echo GUEST: by loop $dev
@@ -144,7 +157,16 @@ fn a_disk_attached_by_ublk_in_a_guest_is_whole_and_leaves_nothing_behind() {
     assert_eq!(device[1].parse::<u64>().unwrap() * 512, 192 << 20, "{console}");
     assert_eq!(device[2], "512", "{console}");
     assert!(device[4] != "0" && device[5] != "0" && device[6] == "1", "discard, zeroes, FUA: {device:?}");
-    for word in ["detached", "read-only", "verified", "server killed", "supervisor killed", "both killed", "by loop"] {
+    for word in [
+        "detached",
+        "read-only",
+        "verified",
+        "server killed",
+        "supervisor killed",
+        "both killed",
+        "hung server",
+        "by loop",
+    ] {
         assert_eq!(said(word).len(), 1, "{word}: {console}");
     }
     let kib: Vec<u64> = said("detached")[0].iter().map(|number| number.parse().unwrap()).collect();

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The disk is flushed and closed when the command ends. While it is mounted, swapped to, or open in a program, it is refused, and said by \
-what. --force takes file systems away under the programs that use them, whose I/O then fails.
+what. --force takes file systems away under the programs that use them, whose I/O then fails, and ends a server that does not answer.
 
 EXAMPLES
   diskwright detach disk.vhdx

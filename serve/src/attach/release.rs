@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The same way is gone when a server has died, by force: file systems are taken out of sight though somebody is in them, and what they
-//! still ask for fails, but nothing hangs.
+//! still ask for fails, but nothing hangs. By force, and only then, a server that does not answer is killed, for everything else would wait for it.
 
 use crate::{
     attach::{
@@ -24,6 +24,7 @@ use rustix::{
     fs::{Mode, OFlags},
     io::Errno,
     mount::UnmountFlags,
+    process::{Pid, Signal},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -31,11 +32,16 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
     time::Duration,
 };
 
 /// How long the kernel may take to close a file after its loop device has let it go.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a device may take to flush that is detached by force.
+const FORCE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How to detach.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,13 +123,15 @@ fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]
     for device in devices {
         numbers.extend(usage::with_partitions(device).unwrap_or_default());
     }
-    if how.unmount || how.force {
-        unmount_all(devices, &numbers, how.force)?;
-    }
     if how.force {
-        // What can be saved is saved, and nobody waits for what cannot.
-        devices.iter().for_each(|device| drop(File::open(device).and_then(|device| device.sync_all())));
-        return Ok(());
+        // What can be saved is saved.
+        if !devices.iter().all(|device| answers(device)) {
+            end_server(record);
+        }
+        return unmount_all(devices, &numbers, true);
+    }
+    if how.unmount {
+        unmount_all(devices, &numbers, false)?;
     }
     let failed = |source| AttachError::State { doing: "read", path: "/proc".into(), source, hint: "" };
     let uses = usage::uses(&numbers, ours).map_err(failed)?;
@@ -143,6 +151,27 @@ fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]
         })?;
     }
     Ok(())
+}
+
+/// Whether a device comes to the end of a flush, well or badly.
+fn answers(device: &Path) -> bool {
+    let (sender, ended) = mpsc::channel();
+    let device = device.to_owned();
+    // Where it does not, this thread waits in the kernel until the server is gone.
+    thread::spawn(move || {
+        let _ = File::open(&device).and_then(|device| device.sync_all());
+        let _ = sender.send(());
+    });
+    ended.recv_timeout(FORCE_PATIENCE).is_ok()
+}
+
+/// Kills a server that hangs. What it has been asked for fails then.
+fn end_server(record: &Record) {
+    let Some(server) = record.server.filter(|server| server.is_alive()) else { return };
+    if let Some(pid) = server.pid.try_into().ok().and_then(Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+        loop_device::wait_until(CLOSE_PATIENCE, || !server.is_alive());
+    }
 }
 
 /// Keeps others from mounting a device that is about to go: unlike a loop device, a ublk device goes under those who use it.

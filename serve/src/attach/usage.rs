@@ -4,6 +4,7 @@
 //!   /proc/self/mountinfo        mounted at DIR
 //!   /proc/swaps                 swap
 //!   /sys/dev/block/M:m/holders  device-mapper, md, and the like
+//!   /sys/block/loop*/loop       loop devices over it
 //!   /proc/*/fd                  programs (all of them for root, one's own for users)
 //! ```
 //!
@@ -181,11 +182,25 @@ pub fn uses(devices: &[u64], ours: &[u32]) -> io::Result<Vec<Use>> {
         let holders = format!("/sys/dev/block/{}:{}/holders", major(device), minor(device));
         found.extend(names_in(&holders).map(Use::Stacked));
     }
+    found.extend(loops_over(Path::new("/sys/block"), devices).into_iter().map(Use::Stacked));
     // Nothing but what lies in /dev is asked for what it is: an answer from a file system that hangs would never come.
     found.extend(openers(ours, |path, link| {
         path.starts_with("/dev") && number_of(link).is_ok_and(|number| devices.contains(&number))
     }));
     Ok(found)
+}
+
+/// The loop devices, listed in `list`, that show one of these devices, and are none of them.
+fn loops_over(list: &Path, devices: &[u64]) -> Vec<String> {
+    let is = |path: &Path| number_of(path).is_ok_and(|number| devices.contains(&number));
+    let shows_one = |name: &String| {
+        let backing = fs::read(list.join(name).join("loop/backing_file")).unwrap_or_default();
+        let backing = PathBuf::from(std::ffi::OsString::from_vec(backing.trim_ascii_end().to_owned()));
+        // Nothing but what lies in /dev is looked at: see below.
+        backing.starts_with("/dev") && is(&backing) && !is(&Path::new("/dev").join(name))
+    };
+    let folder = list.to_string_lossy();
+    names_in(&folder).filter(|name| name.starts_with("loop")).filter(shows_one).collect()
 }
 
 /// The programs that have something open of which `wanted` is true, each once. It is given the path that was opened, as that program sees
@@ -236,6 +251,22 @@ mod tests {
         let found = openers(&[], wanted);
         assert!(matches!(&found[..], [Use::Open { pid, .. }] if *pid == std::process::id()), "{found:?}");
         assert_eq!(openers(&[std::process::id()], wanted), []);
+    }
+
+    #[test]
+    fn a_loop_device_over_a_device_is_found() {
+        let Ok(mut nodes) = fs::read_dir("/dev") else { return };
+        let device = nodes.find_map(|node| Some(node.ok()?.path()).filter(|path| number_of(path).is_ok()));
+        let Some(device) = device else { return println!("skipped: there is no block device here") };
+        let list = tempfile::tempdir().unwrap();
+        for (name, backing) in [("loop777", device.to_str().unwrap()), ("loop778", "/x.raw"), ("sda", "/dev/null")] {
+            fs::create_dir_all(list.path().join(name).join("loop")).unwrap();
+            fs::write(list.path().join(name).join("loop/backing_file"), format!("{backing}\n")).unwrap();
+        }
+        fs::create_dir(list.path().join("loop779")).unwrap();
+        let found = |devices: &[u64]| loops_over(list.path(), devices);
+        assert_eq!(found(&[number_of(&device).unwrap()]), ["loop777"]);
+        assert_eq!(found(&[0]), [""; 0]);
     }
 
     #[test]
