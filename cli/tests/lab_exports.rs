@@ -2,6 +2,8 @@
 //! measured, never how fast.
 
 mod attaching;
+#[path = "../../nbd/tests/certificates/mod.rs"]
+mod certificates;
 mod common;
 mod serving;
 
@@ -216,6 +218,38 @@ fn a_run_by_the_clock_goes_on_when_its_server_comes_back() {
     assert_eq!(run["end"]["kind"], "complete");
     assert!(ios(&run, 0) > 0);
     assert!(server.log().contains("serving"), "it did not come back: {}", server.log());
+}
+
+#[test]
+fn an_export_behind_tls_is_measured_like_any_other() {
+    let shop = Workshop::new();
+    full(&shop, "disk.vhdx");
+    let folder = |name: &str| {
+        let dir = shop.path(name);
+        fs::create_dir(&dir).unwrap();
+        certificates::write(&dir);
+        dir.display().to_string()
+    };
+    let (pki, strangers) = (folder("pki"), folder("strangers"));
+    let Some(server) = Serving::start(&shop, &format!("serve disk.vhdx --nbd 0 --tls-certificates {pki}")) else {
+        return;
+    };
+    let uri = server.uri("disk.vhdx");
+    assert!(uri.starts_with("nbds://"), "{uri}");
+    let secure = format!("'{uri}?tls-certificates={pki}'");
+    let run = shop.json(&format!(
+        "lab run {secure} --destroy-data --threads 2 --read-percent 50 --queue-depth 8 --block-size 64K {SHORT} --no-save"
+    ));
+    assert_eq!((&run["end"]["kind"], &run["targets"][0]["kind"]), (&"complete".into(), &"nbd export".into()));
+    assert!(ios(&run, 0) > 0);
+    assert_eq!(run["targets"][0]["behind"]["kind"], "export");
+    // Without the right certificate nothing is begun, and it is said why.
+    let refused = shop.fails(1, &format!("lab run '{uri}?tls-certificates={strangers}' {SHORT} --no-save"));
+    assert!(refused.contains("ertificate"), "{refused}");
+    let clear = shop.fails(1, &format!("lab run '{}' {SHORT} --no-save", uri.replace("nbds:", "nbd:")));
+    assert!(clear.contains("TLS"), "{clear}");
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+    shop.ok("check disk.vhdx");
 }
 
 /// Threads of a process whose name begins like this.
