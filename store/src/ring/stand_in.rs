@@ -251,7 +251,7 @@ mod tests {
         let mut model = vec![0_u8; FILE_BYTES];
         let mut bufs = slab.take_all();
         bufs.push(IoBuf::new(4096));
-        for round in 0..6_usize {
+        for round in 0..3_usize {
             let mut kept = Vec::new();
             for (number, mut buf) in bufs.drain(..).enumerate() {
                 let at = number * 8192 + round * 700;
