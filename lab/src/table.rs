@@ -54,7 +54,29 @@ pub struct Table {
 impl Table {
     /// A table of these columns.
     pub fn new(heads: &[(&str, Align)]) -> Self {
-        Self { heads: heads.iter().map(|(head, align)| ((*head).to_owned(), *align)).collect(), rows: Vec::new() }
+        Self::of(heads.iter().copied(), [])
+    }
+
+    /// A table with these columns and rows.
+    pub fn of<'a>(
+        heads: impl IntoIterator<Item = (&'a str, Align)>,
+        rows: impl IntoIterator<Item = Vec<Cell>>,
+    ) -> Self {
+        let heads = heads.into_iter().map(|(head, align)| (head.to_owned(), align)).collect();
+        Self { heads, rows: rows.into_iter().collect() }
+    }
+
+    /// Columns of a terminal that it takes.
+    pub fn width(&self) -> usize {
+        self.widths().into_iter().map(|width| width + 2).sum()
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        let of_column = |(column, (head, _)): (usize, &(String, Align))| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column)).map(|cell| width_of(&cell.text));
+            cells.chain([width_of(head)]).max().unwrap_or(0)
+        };
+        self.heads.iter().enumerate().map(of_column).collect()
     }
 
     /// Adds a row; what is missing at its end stays empty, what is over is dropped.
@@ -64,16 +86,7 @@ impl Table {
 
     /// The text, each line indented by two spaces and ended by a line feed.
     pub fn render(&self, colour: bool) -> String {
-        let width_of = |text: &str| text.chars().count();
-        let widths: Vec<usize> = self
-            .heads
-            .iter()
-            .enumerate()
-            .map(|(column, (head, _))| {
-                let cells = self.rows.iter().filter_map(|row| row.get(column)).map(|cell| width_of(&cell.text));
-                cells.chain([width_of(head)]).max().unwrap_or(0)
-            })
-            .collect();
+        let widths = self.widths();
         let heads = self.heads.iter().map(|(head, _)| Cell::toned(head.clone(), Tone::Faint)).collect();
         let mut text = String::new();
         for row in std::iter::once(&heads).chain(&self.rows) {
@@ -95,6 +108,11 @@ impl Table {
         }
         text
     }
+}
+
+/// Columns that a text takes.
+fn width_of(text: &str) -> usize {
+    text.chars().count()
 }
 
 /// Text in the colour of its meaning, or as it is.

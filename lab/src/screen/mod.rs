@@ -19,6 +19,9 @@ use crate::{
 };
 use std::fmt::Write as _;
 
+/// Columns of a terminal beyond which a table had better go down the page.
+const WIDE: usize = 100;
+
 /// How to show a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScreenOptions {
@@ -185,7 +188,8 @@ fn throughput(phase: &PhaseRecord, rows: &[Row]) -> Table {
     table
 }
 
-/// Percentiles down to the nines that the largest sample supports. Where there is a schedule both kinds of latency are shown.
+/// Percentiles down to the nines that the largest sample supports. Where there is a schedule both kinds of latency are shown. Many nines go down the
+/// page, for they would not find room beside each other.
 fn percentiles(rows: &[Row]) -> Table {
     let most = rows.iter().map(|row| row.sums.latency().nines()).max().unwrap_or(0);
     // Each with how many nines it has: a sample of too few leaves it empty.
@@ -194,10 +198,8 @@ fn percentiles(rows: &[Row]) -> Table {
     for nines in 3..=most.max(2) {
         shares.push((format!("99.{} %", "9".repeat(nines as usize - 2)), 1.0 - 10_f64.powi(-(nines as i32)), nines));
     }
-    let mut heads: Vec<(&str, Align)> = vec![("latency", Align::Left), ("least", Align::Right)];
-    heads.extend(shares.iter().map(|(head, _, _)| (head.as_str(), Align::Right)));
-    heads.push(("most", Align::Right));
-    let mut table = Table::new(&heads);
+    let heads = || ["least"].into_iter().chain(shares.iter().map(|(head, _, _)| head.as_str())).chain(["most"]);
+    let mut lines: Vec<(String, Vec<Cell>)> = Vec::new();
     for row in rows {
         let kinds = match &row.sums.response {
             Some(response) => vec![
@@ -207,16 +209,26 @@ fn percentiles(rows: &[Row]) -> Table {
             None => vec![(row.name.clone(), &row.sums.service)],
         };
         for (name, latency) in kinds.into_iter().filter(|(_, latency)| latency.count > 0) {
-            let mut cells = vec![Cell::new(name), Cell::new(duration(latency.min_ns as f64))];
+            let mut cells = vec![Cell::new(duration(latency.min_ns as f64))];
             cells.extend(shares.iter().map(|(_, share, nines)| match latency.quantile_ns(*share) {
                 Some(value) if *nines == 0 || latency.nines() >= *nines => Cell::new(duration(value as f64)),
                 _ => Cell::toned("·", Tone::Faint),
             }));
             cells.push(Cell::new(duration(latency.max_ns as f64)));
-            table.row(cells);
+            lines.push((name, cells));
         }
     }
-    table
+    let across = Table::of(
+        [("latency", Align::Left)].into_iter().chain(heads().map(|head| (head, Align::Right))),
+        lines.iter().map(|(name, cells)| [Cell::new(name)].into_iter().chain(cells.iter().cloned()).collect()),
+    );
+    let down = Table::of(
+        [("latency", Align::Left)].into_iter().chain(lines.iter().map(|(name, _)| (name.as_str(), Align::Right))),
+        heads().enumerate().map(|(number, head)| {
+            [Cell::new(head)].into_iter().chain(lines.iter().map(|(_, cells)| cells[number].clone())).collect()
+        }),
+    );
+    if across.width() > WIDE && down.width() < across.width() { down } else { across }
 }
 
 /// What a request cost: in time, in cycles of the time-stamp counter, and in the VMFS paper's MHz per IOPS.

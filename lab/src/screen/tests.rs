@@ -175,3 +175,20 @@ fn the_steady_state_is_told() {
     steady.reached_ns = None;
     assert!(line(&steady).contains("NOT STEADY"));
 }
+
+#[test]
+fn many_nines_go_down_the_page_and_flushes_have_rows_of_their_own() {
+    let mut run = a_run();
+    for thread in &mut run.phases[0].threads {
+        thread.reads = direction(7_000_000_000);
+        thread.writes = direction(3_000_000_000);
+        thread.flushes = DirectionRecord { bytes: 0, ..direction(300) };
+    }
+    let text = render(&run, &ScreenOptions::default());
+    let line = |head: &str| text.lines().find(|line| line.trim_start().starts_with(head)).unwrap_or_default();
+    let words = |head: &str| line(head).split_whitespace().collect::<Vec<_>>();
+    assert_eq!(words("latency"), ["latency", "total", "reads", "writes", "flushes"], "{text}");
+    assert!(line("99.999999 %").ends_with("199 µs  199 µs  199 µs        ·"), "{text}");
+    assert_eq!(words("flushes")[..4], ["flushes", "600", "120", "·"], "{text}");
+    assert!(text.lines().skip_while(|line| !line.contains("latency")).take(12).all(|line| line.chars().count() < 60));
+}
