@@ -112,6 +112,7 @@ pub mod study;
 pub mod sweep;
 pub mod table;
 pub mod targets;
+mod traffic;
 pub mod warning;
 pub mod workload;
 

@@ -157,6 +157,19 @@ impl OtherLoad {
     }
 }
 
+/// Whether something takes pages that lie idle away from the page cache (DAMON, as clouds set it up to get memory back): what was read into it long
+/// ago is then not in it any more, however much memory is free.
+pub fn takes_idle_pages() -> bool {
+    let entries = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is = |path: PathBuf, word: &str| read(path).trim() == word;
+    is("/sys/module/damon_reclaim/parameters/enabled".into(), "Y")
+        || entries(Path::new("/sys/kernel/mm/damon/admin/kdamonds"))
+            .filter(|kdamond| is(kdamond.join("state"), "on"))
+            .flat_map(|kdamond| entries(&kdamond.join("contexts")).collect::<Vec<_>>())
+            .flat_map(|context| entries(&context.join("schemes")).collect::<Vec<_>>())
+            .any(|scheme| is(scheme.join("action"), "pageout"))
+}
+
 /// Resident memory of this process: now, and at its highest.
 pub fn resident_bytes() -> (u64, u64) {
     let status = read("/proc/self/status");

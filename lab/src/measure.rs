@@ -92,7 +92,10 @@ pub struct Steps<'a> {
     pub total: u64,
 }
 
-/// Measures `workload` on each of `targets`, interleaved. The result has one list for each target, one round after the other.
+/// What has to be done before each window on the target with this number.
+pub type Before<'a> = dyn FnMut(usize) -> Result<()> + 'a;
+
+/// Measures `workload` on each of `targets`, interleaved, after `before`. The result has one list for each target, one round after the other.
 ///
 /// # Errors
 /// As [`window`].
@@ -101,6 +104,7 @@ pub fn interleaved(
     workload: &Workload,
     plan: &Plan,
     steps: &mut Steps<'_>,
+    before: &mut Before<'_>,
 ) -> Result<Vec<Vec<Figures>>> {
     let mut all: Vec<Vec<Figures>> = targets.iter().map(|_| Vec::with_capacity(plan.rounds)).collect();
     let options = RunOptions::default();
@@ -109,6 +113,7 @@ pub fn interleaved(
             let target = &targets[index];
             let message = format!("{} at QD {}, {}", workload.name, workload.queue_depth, target.name);
             report(steps.progress, steps.phase, steps.done, steps.total, &message)?;
+            before(index)?;
             let job = plan.job(workload, target, round);
             all[index].push(Figures::of(&window(&job, target, &options, steps.progress.watch())?));
             steps.done += 1;
@@ -281,7 +286,21 @@ pub fn compare(
     plan: &Plan,
     steps: &mut Steps<'_>,
 ) -> Result<WorkloadResult> {
-    let all = interleaved(targets, workload, plan, steps)?;
+    compare_after(targets, workload, plan, steps, &mut |_| Ok(()))
+}
+
+/// As [`compare`], with something to be done before each window.
+///
+/// # Errors
+/// As [`interleaved`], and what `before` says.
+pub fn compare_after(
+    targets: &[OpenTarget],
+    workload: &Workload,
+    plan: &Plan,
+    steps: &mut Steps<'_>,
+    before: &mut Before<'_>,
+) -> Result<WorkloadResult> {
+    let all = interleaved(targets, workload, plan, steps, before)?;
     let base = all.first().cloned().unwrap_or_default();
     let cells = targets
         .iter()

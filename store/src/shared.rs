@@ -79,7 +79,15 @@ impl SharedRing {
     /// # Errors
     /// The ring itself has failed.
     pub fn wait(&self) -> io::Result<()> {
-        self.hub.work(None, None)
+        self.hub.work(Patience::UntilAnswer(None))
+    }
+
+    /// As [`SharedRing::wait`], but never sleeps: for a thread that has work left, and wants to have begun what it pushed so far.
+    ///
+    /// # Errors
+    /// The ring itself has failed.
+    pub fn go_on(&self) -> io::Result<()> {
+        self.hub.work(Patience::None)
     }
 
     /// As [`SharedRing::wait`], for no longer than `timeout`.
@@ -87,7 +95,7 @@ impl SharedRing {
     /// # Errors
     /// The ring itself has failed. That the time is over is no error.
     pub fn wait_for(&self, timeout: Duration) -> io::Result<()> {
-        self.hub.work(None, Some(timeout))
+        self.hub.work(Patience::UntilTime(timeout))
     }
 
     /// Queues, engines and streams that are on it.
@@ -102,20 +110,34 @@ impl SharedRing {
     }
 }
 
+/// How long to wait.
+#[derive(Clone, Copy)]
+enum Patience {
+    /// Not at all.
+    None,
+    /// Until there is an answer to this user, or to anybody.
+    UntilAnswer(Option<u32>),
+    /// Until there is an answer to anybody, or the time is over.
+    UntilTime(Duration),
+}
+
 impl Hub {
-    /// Submits, waits if there is nothing yet for `member` (for anybody, without one), and sorts the answers.
-    fn work(&self, member: Option<u32>, timeout: Option<Duration>) -> io::Result<()> {
+    /// Submits, waits if there is nothing yet, and sorts the answers.
+    fn work(&self, patience: Patience) -> io::Result<()> {
         let mut ring = self.ring.borrow_mut();
         let mut mailboxes = self.mailboxes.borrow_mut();
-        let has_mail = match member {
-            Some(number) => !mailboxes.mail[number as usize].is_empty(),
-            None => mailboxes.undelivered > 0,
+        let has_mail = match patience {
+            Patience::None => true,
+            Patience::UntilAnswer(Some(number)) => !mailboxes.mail[number as usize].is_empty(),
+            Patience::UntilAnswer(None) | Patience::UntilTime(_) => mailboxes.undelivered > 0,
         };
-        let entered = match (has_mail || ring.has_answers(), timeout) {
-            (true, _) if ring.unsubmitted() == 0 => Ok(()),
-            (true, _) => ring.enter(0),
-            (false, None) => ring.enter(1),
-            (false, Some(timeout)) => ring.enter_for(1, timeout),
+        let entered = match patience {
+            _ if has_mail || ring.has_answers() => {
+                let is_idle = ring.unsubmitted() == 0 && !ring.has_task_work();
+                if is_idle { Ok(()) } else { ring.enter(0) }
+            }
+            Patience::UntilTime(timeout) => ring.enter_for(1, timeout),
+            Patience::None | Patience::UntilAnswer(_) => ring.enter(1),
         };
         let mut answers: [Answer; 64] = [(0, 0); 64];
         loop {
@@ -176,7 +198,7 @@ impl Member {
 
     /// Submits, and sleeps until there is an answer to anybody, unless there is one for this user already.
     pub(crate) fn wait(&self) -> io::Result<()> {
-        self.hub.work(Some(self.number), None)
+        self.hub.work(Patience::UntilAnswer(Some(self.number)))
     }
 
     /// Says that something of this user may stay in flight for good.

@@ -23,10 +23,7 @@ use crate::{
 };
 use diskwright_disk::{ConvertOptions, CreateRequest, OpenOptions, convert};
 use diskwright_store::{CacheMode, FileStore};
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 const COPY_BAR: Bar = Bar::AtLeast(1.2);
 const CPU_BAR: Bar = Bar::AtMost(1.0);
@@ -196,13 +193,9 @@ impl Contest<'_> {
 
 /// Reads all of a file into the page cache, or drops it from there.
 fn warm_or_cool(path: &Path, hot: bool) -> Result<()> {
-    if !hot {
-        let store = FileStore::open(path, &diskwright_store::OpenOptions::default())?;
-        return store.drop_cache().map_err(LabError::file("drop from the page cache", path));
+    if hot {
+        return peer::warm(path);
     }
-    let failed = || LabError::file("read", path);
-    let mut file = std::fs::File::open(path).map_err(failed())?;
-    let mut buf = vec![0; 1 << 20];
-    while file.read(&mut buf).map_err(failed())? > 0 {}
-    Ok(())
+    let store = FileStore::open(path, &diskwright_store::OpenOptions::default())?;
+    store.drop_cache().map_err(LabError::file("drop from the page cache", path))
 }

@@ -5,7 +5,7 @@ use nix::sys::signal::SigSet;
 use std::{
     ffi::OsStr,
     fs::File,
-    io,
+    io::{self, Read},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Instant,
@@ -77,6 +77,15 @@ pub(crate) fn spawn(command: &mut Command) -> io::Result<Child> {
 pub(crate) fn qemu_version() -> Option<String> {
     let output = Command::new(find("qemu-img")?).arg("--version").output().ok()?;
     String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
+}
+
+/// Reads all of a file into the page cache.
+pub(crate) fn warm(path: &Path) -> Result<()> {
+    let failed = || LabError::file("read", path);
+    let mut file = File::open(path).map_err(failed())?;
+    let mut buf = vec![0; 1 << 20];
+    while file.read(&mut buf).map_err(failed())? > 0 {}
+    Ok(())
 }
 
 #[cfg(test)]

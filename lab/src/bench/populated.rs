@@ -2,17 +2,22 @@
 //!
 //! A second raw file, made last, is measured as if it were a disk: its ratio to the first is what place on the disk and chance do by
 //! themselves. It decides nothing; it is told beside every check that missed its bar, and over all in the notes.
+//!
+//! Pages that lie idle may be taken from the page cache though memory is free (clouds do that, by DAMON), and then a read of it is one of the
+//! disk. So each file is read through right before each window on it, and the kernel's account says whether a window was what it should be.
 
 use crate::{
     Result,
-    bench::{Bar, Bench, Check, Found, Outcome},
+    bench::{Bar, Bench, Check, Found, Outcome, peer},
     child::cache_word,
-    measure::{self, CellResult, Plan, Ratio, Steps, WorkloadResult},
+    machine::takes_idle_pages,
+    measure::{self, Before, CellResult, Plan, Ratio, Steps, WorkloadResult},
     progress::{Progress, report},
     run::OpenTarget,
     stats::Summary,
     table::{bytes, duration},
     targets::{self, Container, Target},
+    traffic::Traffic,
     workload::{Direction, Pattern, Workload, paper_monolithic},
 };
 use diskwright_store::CacheMode;
@@ -43,7 +48,7 @@ pub(crate) fn workloads(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resul
     note_conditions(&mut found, bench, &targets, size_bytes, rounds(bench));
     let all = paper_monolithic(QUEUE_DEPTH);
     for (index, workload) in all.iter().enumerate() {
-        let result = compare(bench, &targets, workload, (index, all.len()), progress)?;
+        let result = compare(bench, &targets, workload, (index, all.len()), progress, &mut |_| Ok(()))?;
         let Some((control, cells)) = result.cells[1..].split_last() else { continue };
         for cell in cells {
             for (what, bar, ratio) in FIGURES {
@@ -84,12 +89,55 @@ pub(crate) fn page_cache(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resu
     let mut found = Found::default();
     note_conditions(&mut found, bench, &targets, size_bytes, rounds(bench));
     let workload = Workload::new(Pattern::Random, Direction::Read, 4096, QUEUE_DEPTH);
-    let result = compare(bench, &targets, &workload, (0, 1), progress)?;
+    let mut from_disk = FromDisk::default();
+    let mut warm = |index: usize| {
+        from_disk.window_ended()?;
+        peer::warm(&targets[index].path)?;
+        from_disk.window_begins()
+    };
+    let result = compare(bench, &targets, &workload, (0, 1), progress, &mut warm)?;
+    from_disk.window_ended()?;
+    found.notes.extend(from_disk.note(&result));
     for cell in &result.cells[1..] {
         let name = format!("{}, {} from the page cache: IOPS", cell.target, workload.name);
         found.checks.extend(cell.iops_ratio.as_ref().map(|ratio| Check::of_ratio(name, ratio, CACHED_BAR)));
     }
     Ok(found)
+}
+
+/// What windows that should have read memory only have read from the disk.
+#[derive(Default)]
+struct FromDisk {
+    begun: Option<Traffic>,
+    read_bytes: u64,
+}
+
+impl FromDisk {
+    fn window_begins(&mut self) -> Result<()> {
+        self.begun = Some(Traffic::of_process()?);
+        Ok(())
+    }
+
+    fn window_ended(&mut self) -> Result<()> {
+        if let Some(begun) = self.begun.take() {
+            self.read_bytes += (Traffic::of_process()? - begun).read_bytes;
+        }
+        Ok(())
+    }
+
+    /// What to say of it, if it was more than a hundredth of what was read.
+    fn note(&self, result: &WorkloadResult) -> Option<String> {
+        let block_bytes = u64::from(result.workload.block_bytes);
+        let all: u64 = result.cells.iter().flat_map(|cell| &cell.rounds).map(|round| round.reads * block_bytes).sum();
+        let why = if takes_idle_pages() { ": this machine takes idle pages out of it (DAMON)" } else { "" };
+        (self.read_bytes > all / 100).then(|| {
+            format!(
+                "{} of {} were not in the page cache but came from the disk{why}",
+                bytes(self.read_bytes),
+                bytes(all)
+            )
+        })
+    }
 }
 
 fn prepare(bench: &Bench<'_>, size_bytes: u64, cache: CacheMode, progress: &mut dyn Progress) -> Result<Vec<Target>> {
@@ -149,6 +197,7 @@ fn compare(
     workload: &Workload,
     (index, count): (usize, usize),
     progress: &mut dyn Progress,
+    before: &mut Before<'_>,
 ) -> Result<WorkloadResult> {
     let rounds = rounds(bench);
     let targets: Vec<OpenTarget> = targets.iter().map(Target::to_measure).collect();
@@ -162,5 +211,5 @@ fn compare(
     .with_cell(bench.cell());
     let cells = (targets.len() * rounds) as u64;
     let mut steps = Steps { progress, phase: "measure", done: index as u64 * cells, total: count as u64 * cells };
-    measure::compare(&targets, workload, &plan, &mut steps)
+    measure::compare_after(&targets, workload, &plan, &mut steps, before)
 }

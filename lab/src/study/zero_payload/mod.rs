@@ -14,7 +14,6 @@
 //!
 //! The last figure is no word of our own engine: it is the kernel's account of the process (`/proc/self/io`).
 
-mod io;
 mod record;
 pub mod report;
 
@@ -34,12 +33,12 @@ use crate::{
     stats::{self, Summary},
     study::{StudyOptions, StudyReport},
     targets::{self, open_target},
+    traffic::Traffic,
     warning::Warning,
 };
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{CacheMode, EngineKind};
-use io::Traffic;
 use std::{
     path::PathBuf,
     slice,

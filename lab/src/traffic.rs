@@ -1,7 +1,7 @@
 //! What the kernel saw this process move between memory and storage: `/proc/self/io`.
 //!
 //! `read_bytes` and `write_bytes` are counted where a transfer is handed to the block layer (for the page cache: where a page is made
-//! dirty), so a request that an engine answers from its tables is not in them.
+//! dirty), so a request that an engine answers from its tables is not in them, nor is a read that the page cache answers.
 
 use crate::{LabError, Result};
 use std::{io, ops::Sub, path::Path};
@@ -10,7 +10,7 @@ const ACCOUNT: &str = "/proc/self/io";
 
 /// Bytes since the process began, or between two looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Traffic {
+pub(crate) struct Traffic {
     pub read_bytes: u64,
     pub written_bytes: u64,
 }
