@@ -6,6 +6,7 @@
 //!   metrics.rs     what a server counts        scrape.rs   telling it to Prometheus
 //!   ublk/          the disk as a block device, by the kernel's ublk driver
 //!   fuse/          the disk as a file, by the FUSE protocol on the block queue
+//!   turn.rs        how much a worker answers at once
 //!   attach/        the disk as a block device of this machine by one of these, mounted if wanted
 //! ```
 //!
@@ -20,4 +21,5 @@ pub mod fuse;
 pub mod metrics;
 pub mod nbd;
 pub mod scrape;
+mod turn;
 pub mod ublk;

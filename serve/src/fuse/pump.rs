@@ -11,11 +11,14 @@
 //! The loop ends with `Ok` when the mount is gone (ENODEV, or DESTROY and then nothing more) and everything in flight has ended. What was
 //! answered and not flushed is the caller's to make durable, by closing the disk.
 
-use crate::fuse::{
-    buffers::Buffers,
-    error::FuseError,
-    session::{DEPTH, Session},
-    view::View,
+use crate::{
+    fuse::{
+        buffers::Buffers,
+        error::FuseError,
+        session::{DEPTH, Session},
+        view::View,
+    },
+    turn::{self, ANSWERS_AT_ONCE},
 };
 use diskwright_store::{BlockDevice, EngineKind, IoBuf, QueueOptions, SharedRing, StreamEnd, StreamId, Streams};
 use rustix::io::Errno;
@@ -82,13 +85,14 @@ fn serve_on_ring(ring: &SharedRing, connection: OwnedFd, session: Session) -> Re
         if pump.is_over() {
             return Ok(());
         }
-        ring.wait().map_err(FuseError::Queue)?;
+        if pump.session.has_reply() { turn::go_on(ring) } else { ring.wait() }.map_err(FuseError::Queue)?;
         pump.streams.reap(&mut ends);
         for end in ends.drain(..) {
             pump.ended(end)?;
         }
         pump.session.reap(0)?;
-        while let Some(reply) = pump.session.next_reply() {
+        for _ in 0..ANSWERS_AT_ONCE {
+            let Some(reply) = pump.session.next_reply() else { break };
             pump.streams.send(kernel, reply.buf, reply.range, SEND);
             pump.sends += 1;
         }
@@ -113,7 +117,8 @@ struct Pump {
 
 impl Pump {
     fn is_over(&self) -> bool {
-        self.unmounted && self.receives == 0 && self.sends == 0 && !self.polling && self.session.in_flight() == 0
+        let idle = self.receives == 0 && self.sends == 0 && !self.polling;
+        self.unmounted && idle && self.session.in_flight() == 0 && !self.session.has_reply()
     }
 
     /// Polls, when nothing is under way by which a message could come, and there is room for one. (There will be: without a free buffer

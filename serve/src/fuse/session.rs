@@ -145,6 +145,11 @@ impl Session {
         self.replies.pop_front()
     }
 
+    /// Whether there is one.
+    pub(crate) fn has_reply(&self) -> bool {
+        !self.replies.is_empty()
+    }
+
     /// Messages that wait for the disk.
     pub(crate) fn in_flight(&self) -> usize {
         self.busy_slots + self.waiting.len() + usize::from(self.patching.is_some())

@@ -5,7 +5,8 @@
 //!                                   └▶ ends of disk requests ─▶ replies ─▶ one send for each client that is owed something
 //! ```
 //!
-//! A turn ends when no queue was pushed to since it was last looked at; then everything waits for the kernel. No client can hold up the
+//! A turn ends when no queue was pushed to since it was last looked at; then everything waits for the kernel, unless there are more
+//! answers to give (`turn` says why not all at once). No client can hold up the
 //! others: a turn does what is there and waits for nobody, and what a client may have in flight is bounded (see `connection`).
 //!
 //! The front hands over connections, and news, through a [`Post`]: a list under a lock that is held for a push or a swap, and an
@@ -19,10 +20,14 @@ use super::{
     secure::Secure,
     settings::Settings,
 };
-use crate::metrics::WorkerMetrics;
+use crate::{
+    metrics::WorkerMetrics,
+    turn::{self, ANSWERS_AT_ONCE},
+};
 use diskwright_store::{Completion, IoBuf, QueueOptions, SharedRing, StreamEnd, StreamId, Streams};
 use rustix::event::EventfdFlags;
 use std::{
+    collections::VecDeque,
     io,
     os::fd::OwnedFd,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
@@ -98,6 +103,8 @@ pub(crate) struct Worker {
     to_send: Vec<u32>,
     ends: Vec<StreamEnd>,
     completions: Vec<Completion>,
+    /// Requests of disks that have ended, whose clients were not told yet.
+    unanswered: VecDeque<Completion>,
     ticking: bool,
     stopping: bool,
 }
@@ -127,6 +134,7 @@ impl Worker {
             to_send: Vec::new(),
             ends: Vec::new(),
             completions: Vec::new(),
+            unanswered: VecDeque::new(),
             ticking: false,
             stopping: false,
         })
@@ -142,7 +150,11 @@ impl Worker {
             // What could not even be begun has ended without the ring.
             self.streams.reap(&mut ends);
             if ends.is_empty() {
-                self.ring.wait()?;
+                if self.unanswered.is_empty() {
+                    self.ring.wait()?
+                } else {
+                    turn::go_on(&self.ring)?
+                }
                 self.streams.reap(&mut ends);
             }
             self.desk.now_ns = self.started.elapsed().as_nanos() as u64;
@@ -162,8 +174,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes what the disks have done, and what that lets clients go on with, until there is no more of it.
+    /// Takes what the disks have done, answers some of it, and takes what that lets clients go on with, until there is no more of that.
     fn work_disks(&mut self) -> io::Result<()> {
+        let mut left = ANSWERS_AT_ONCE;
         loop {
             self.desk.pushed = false;
             let mut completions = std::mem::take(&mut self.completions);
@@ -172,12 +185,16 @@ impl Worker {
             for queue in self.desk.queues.iter_mut().flatten() {
                 queue.reap(0, &mut completions)?;
             }
-            for completion in completions.drain(..) {
+            self.unanswered.extend(completions.drain(..));
+            self.completions = completions;
+            while left > 0
+                && let Some(completion) = self.unanswered.pop_front()
+            {
+                left -= 1;
                 if let Some(landed) = self.desk.landed(completion) {
                     self.answer(landed);
                 }
             }
-            self.completions = completions;
             for number in std::mem::take(&mut self.stalled) {
                 if let Some(conn) = self.connections.get(number) {
                     conn.stalled = false;

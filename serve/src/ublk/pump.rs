@@ -77,7 +77,7 @@ fn serve_added(
     for (tag, buf) in (0..depth).zip(slab.take_all()) {
         kernel.fetch(tag, buf);
     }
-    ring.wait_for(Duration::ZERO).map_err(UblkError::Queue)?;
+    ring.go_on().map_err(UblkError::Queue)?;
     ready(number);
     // Without a ring the disk's requests end only where they are waited for.
     let waits_for_disk = engine == EngineKind::Sync;
