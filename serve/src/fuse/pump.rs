@@ -18,7 +18,7 @@ use crate::{
         session::{DEPTH, Session},
         view::View,
     },
-    turn::{self, ANSWERS_AT_ONCE},
+    turn::Pace,
 };
 use diskwright_store::{BlockDevice, EngineKind, IoBuf, QueueOptions, SharedRing, StreamEnd, StreamId, Streams};
 use rustix::io::Errno;
@@ -79,19 +79,19 @@ fn serve_on_ring(ring: &SharedRing, connection: OwnedFd, session: Session) -> Re
         batch: 1,
         unmounted: false,
     };
-    let mut ends = Vec::new();
+    let (mut ends, mut pace) = (Vec::new(), Pace::default());
     loop {
         pump.listen();
         if pump.is_over() {
             return Ok(());
         }
-        if pump.session.has_reply() { turn::go_on(ring) } else { ring.wait() }.map_err(FuseError::Queue)?;
+        if pump.session.has_reply() { pace.go_on(ring) } else { ring.wait() }.map_err(FuseError::Queue)?;
         pump.streams.reap(&mut ends);
         for end in ends.drain(..) {
             pump.ended(end)?;
         }
         pump.session.reap(0)?;
-        for _ in 0..ANSWERS_AT_ONCE {
+        for _ in 0..pace.answers() {
             let Some(reply) = pump.session.next_reply() else { break };
             pump.streams.send(kernel, reply.buf, reply.range, SEND);
             pump.sends += 1;

@@ -20,10 +20,7 @@ use super::{
     secure::Secure,
     settings::Settings,
 };
-use crate::{
-    metrics::WorkerMetrics,
-    turn::{self, ANSWERS_AT_ONCE},
-};
+use crate::{metrics::WorkerMetrics, turn::Pace};
 use diskwright_store::{Completion, IoBuf, QueueOptions, SharedRing, StreamEnd, StreamId, Streams};
 use rustix::event::EventfdFlags;
 use std::{
@@ -105,6 +102,7 @@ pub(crate) struct Worker {
     completions: Vec<Completion>,
     /// Requests of disks that have ended, whose clients were not told yet.
     unanswered: VecDeque<Completion>,
+    pace: Pace,
     ticking: bool,
     stopping: bool,
 }
@@ -135,6 +133,7 @@ impl Worker {
             ends: Vec::new(),
             completions: Vec::new(),
             unanswered: VecDeque::new(),
+            pace: Pace::default(),
             ticking: false,
             stopping: false,
         })
@@ -153,7 +152,7 @@ impl Worker {
                 if self.unanswered.is_empty() {
                     self.ring.wait()?
                 } else {
-                    turn::go_on(&self.ring)?
+                    self.pace.go_on(&self.ring)?
                 }
                 self.streams.reap(&mut ends);
             }
@@ -176,7 +175,7 @@ impl Worker {
 
     /// Takes what the disks have done, answers some of it, and takes what that lets clients go on with, until there is no more of that.
     fn work_disks(&mut self) -> io::Result<()> {
-        let mut left = ANSWERS_AT_ONCE;
+        let mut left = self.pace.answers();
         loop {
             self.desk.pushed = false;
             let mut completions = std::mem::take(&mut self.completions);
