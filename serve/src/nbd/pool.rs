@@ -1,8 +1,10 @@
-//! A worker's buffers: some sizes, cut from one slab that is registered with the ring, and more from the allocator when those are out.
+//! A worker's buffers: some sizes, cut from one slab that is registered with the ring, and more from the allocator when those are out. Large
+//! ones come from there by the slab as well, for a slab lies in huge pages: a buffer of 256 KiB in small ones would be 64 pieces to a disk, and
+//! some disks read those at a third of the speed.
 //!
 //! Each buffer has [`HEADER_ROOM_BYTES`] before its payload, so that the header of a reply stands directly before the bytes that were read,
 //! which themselves are aligned for O_DIRECT. What is kept for the next time is bounded; how much is out at a time is bounded by the
-//! connections (see `connection`).
+//! connections (see `connection`), and when the last of them has gone, only the first slab is kept.
 
 use diskwright_store::{IoBuf, Slab};
 
@@ -15,6 +17,12 @@ pub(crate) const PIECE_BYTES: usize = 1 << 20;
 /// (payload of a buffer, how many lie in the slab, how many are kept).
 const CLASSES: [(usize, usize, usize); 5] =
     [(4 << 10, 256, 1024), (32 << 10, 64, 256), (128 << 10, 64, 128), (256 << 10, 16, 64), (PIECE_BYTES, 0, 16)];
+
+/// Payloads from here on are read and written at the speed of the disk rather than by the request.
+const LARGE_BYTES: usize = 128 << 10;
+
+/// How much is had at once for them: a huge page, and what fits beyond it.
+const MORE_BYTES: usize = 2 << 20;
 
 /// See the module.
 #[derive(Debug)]
@@ -40,6 +48,13 @@ impl Pool {
         Self { slab, free }
     }
 
+    /// Lets go of everything but the first slab.
+    pub(crate) fn trim(&mut self) {
+        for free in &mut self.free {
+            free.retain(|buf| self.slab.owns(buf));
+        }
+    }
+
     /// To register with a ring.
     pub(crate) fn slab(&self) -> &Slab {
         &self.slab
@@ -49,7 +64,14 @@ impl Pool {
     pub(crate) fn take(&mut self, payload_bytes: usize) -> IoBuf {
         let class = CLASSES.iter().position(|&(bytes, ..)| payload_bytes <= bytes).unwrap_or(CLASSES.len() - 1);
         // The last that came back is the likeliest to be in the processor's cache.
-        self.free[class].pop().unwrap_or_else(|| IoBuf::new(HEADER_ROOM_BYTES + CLASSES[class].0.max(payload_bytes)))
+        if let Some(buf) = self.free[class].pop() {
+            return buf;
+        }
+        let buf_bytes = HEADER_ROOM_BYTES + CLASSES[class].0.max(payload_bytes);
+        if CLASSES[class].0 >= LARGE_BYTES {
+            self.free[class] = Slab::new(MORE_BYTES.div_ceil(buf_bytes), buf_bytes).take_all();
+        }
+        self.free[class].pop().unwrap_or_else(|| IoBuf::new(buf_bytes))
     }
 
     /// Takes a buffer back.
@@ -90,5 +112,7 @@ mod tests {
         all.into_iter().for_each(|buf| pool.give(buf));
         assert!((64..=80).contains(&pool.free[3].len()), "{}", pool.free[3].len());
         assert_eq!(pool.free[3].iter().filter(|buf| pool.slab.owns(buf)).count(), 16, "of the slab none is lost");
+        pool.trim();
+        assert_eq!(pool.free.each_ref().map(Vec::len), CLASSES.map(|(_, pieces, _)| pieces), "nobody needs more");
     }
 }

@@ -422,6 +422,9 @@ impl Worker {
         let Some(conn) = self.connections.get(number) else { return };
         if conn.has_ended() {
             self.connections.remove(number);
+            if self.connections.len() == 0 {
+                self.desk.pool.trim();
+            }
             self.metrics.connections.fetch_sub(1, Ordering::Relaxed);
         }
     }
