@@ -72,7 +72,7 @@ fn the_selftest_runs_as_typed() {
     let ended = shop.run("lab selftest --quick --cell 0.05 --rounds 1 --json --output self.json");
     let json: serde_json::Value = serde_json::from_str(&ended.stdout).expect("one JSON document");
     let rows: Vec<&str> = json["rows"].as_array().unwrap().iter().map(|row| row["row"].as_str().unwrap()).collect();
-    assert_eq!(rows, ["generator", "generator-cpu", "recording", "null"]);
+    assert_eq!(rows, ["generator", "generator-cpu", "recording", "null", "memory"]);
     // Whether promises are kept is for a quiet machine to say; that code and document agree is for every machine.
     let failed = json["rows"].as_array().unwrap().iter().any(|row| row["outcome"] == "fail");
     assert_eq!(ended.code, Some(i32::from(failed)), "{ended:#?}");
