@@ -160,13 +160,17 @@ impl OtherLoad {
 /// Whether something takes pages that lie idle away from the page cache (DAMON, as clouds set it up to get memory back): what was read into it long
 /// ago is then not in it any more, however much memory is free.
 pub fn takes_idle_pages() -> bool {
-    let entries = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    takes_idle_pages_by(Path::new("/sys"))
+}
+
+fn takes_idle_pages_by(sys: &Path) -> bool {
+    let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let is = |path: PathBuf, word: &str| read(path).trim() == word;
-    is("/sys/module/damon_reclaim/parameters/enabled".into(), "Y")
-        || entries(Path::new("/sys/kernel/mm/damon/admin/kdamonds"))
+    is(sys.join("module/damon_reclaim/parameters/enabled"), "Y")
+        || entries(sys.join("kernel/mm/damon/admin/kdamonds"))
             .filter(|kdamond| is(kdamond.join("state"), "on"))
-            .flat_map(|kdamond| entries(&kdamond.join("contexts")).collect::<Vec<_>>())
-            .flat_map(|context| entries(&context.join("schemes")).collect::<Vec<_>>())
+            .flat_map(|kdamond| entries(kdamond.join("contexts")))
+            .flat_map(|context| entries(context.join("schemes")))
             .any(|scheme| is(scheme.join("action"), "pageout"))
 }
 
@@ -295,6 +299,29 @@ mod tests {
         assert_eq!(selected("none"), None);
         assert_eq!(cpu_ticks("cpu  10 2 30 400 50 6 7 8 9 0\ncpu0 1"), (55, 8));
         assert_eq!(cpu_ticks(""), (0, 0));
+    }
+
+    #[test]
+    fn who_takes_idle_pages_is_found_where_the_kernel_tells_it() {
+        let sys = tempfile::tempdir().unwrap();
+        let says = |path: &str, word: &str| {
+            let path = sys.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{word}\n")).unwrap();
+        };
+        let takes = || takes_idle_pages_by(sys.path());
+        assert!(!takes(), "a kernel without DAMON");
+        says("kernel/mm/damon/admin/kdamonds/nr_kdamonds", "1");
+        says("kernel/mm/damon/admin/kdamonds/0/state", "on");
+        says("kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes/0/action", "stat");
+        says("module/damon_reclaim/parameters/enabled", "N");
+        assert!(!takes(), "it only counts");
+        says("kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes/1/action", "pageout");
+        assert!(takes());
+        says("kernel/mm/damon/admin/kdamonds/0/state", "off");
+        assert!(!takes(), "it is off");
+        says("module/damon_reclaim/parameters/enabled", "Y");
+        assert!(takes());
     }
 
     #[test]

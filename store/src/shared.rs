@@ -126,18 +126,20 @@ impl Hub {
     fn work(&self, patience: Patience) -> io::Result<()> {
         let mut ring = self.ring.borrow_mut();
         let mut mailboxes = self.mailboxes.borrow_mut();
-        let has_mail = match patience {
-            Patience::None => true,
-            Patience::UntilAnswer(Some(number)) => !mailboxes.mail[number as usize].is_empty(),
-            Patience::UntilAnswer(None) | Patience::UntilTime(_) => mailboxes.undelivered > 0,
+        let may_sleep = match patience {
+            Patience::None => false,
+            Patience::UntilAnswer(Some(number)) => mailboxes.mail[number as usize].is_empty(),
+            Patience::UntilAnswer(None) | Patience::UntilTime(_) => mailboxes.undelivered == 0,
         };
-        let entered = match patience {
-            _ if has_mail || ring.has_answers() => {
-                let is_idle = ring.unsubmitted() == 0 && !ring.has_task_work();
-                if is_idle { Ok(()) } else { ring.enter(0) }
+        let entered = if may_sleep && !ring.has_answers() {
+            match patience {
+                Patience::UntilTime(timeout) => ring.enter_for(1, timeout),
+                _ => ring.enter(1),
             }
-            Patience::UntilTime(timeout) => ring.enter_for(1, timeout),
-            Patience::None | Patience::UntilAnswer(_) => ring.enter(1),
+        } else if ring.unsubmitted() > 0 || ring.has_task_work() {
+            ring.enter(0)
+        } else {
+            Ok(())
         };
         let mut answers: [Answer; 64] = [(0, 0); 64];
         loop {

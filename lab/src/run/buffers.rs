@@ -3,10 +3,16 @@
 //! A window of a tenth of a second should not begin with tens of megabytes that are asked for, cleared and given back; and whether the kernel
 //! finds huge pages for them differs from time to time, so targets that are compared in turns get the same memory.
 //!
+//! Even few buffers are cut from a whole huge page: a disk takes 64 KiB in small pages as sixteen pieces, and the latency would be that of the
+//! memory they lie in.
+//!
 //! Invariant: what is kept is whole, a slab and all of its pieces, and nobody's: a thread whose queue has kept a buffer gives nothing back.
 
 use diskwright_store::{IoBuf, Slab};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// The least that is allocated.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A slab and its pieces.
 #[derive(Debug)]
@@ -31,8 +37,10 @@ impl Buffers {
             Some(index) => kept.swap_remove(index),
             None => {
                 kept.clear();
-                let slab = Slab::new(count, piece_bytes);
-                Set { pieces: slab.take_all(), slab, count, piece_bytes }
+                let slab = Slab::new(count.max(HUGE_PAGE_BYTES.div_ceil(piece_bytes)), piece_bytes);
+                let mut pieces = slab.take_all();
+                pieces.truncate(count);
+                Set { pieces, slab, count, piece_bytes }
             }
         }
     }

@@ -85,7 +85,7 @@ fn serve_on_ring(ring: &SharedRing, connection: OwnedFd, session: Session) -> Re
         if pump.is_over() {
             return Ok(());
         }
-        if pump.session.has_reply() { pace.go_on(ring) } else { ring.wait() }.map_err(FuseError::Queue)?;
+        pace.end_turn(ring, pump.session.has_reply()).map_err(FuseError::Queue)?;
         pump.streams.reap(&mut ends);
         for end in ends.drain(..) {
             pump.ended(end)?;

@@ -149,11 +149,7 @@ impl Worker {
             // What could not even be begun has ended without the ring.
             self.streams.reap(&mut ends);
             if ends.is_empty() {
-                if self.unanswered.is_empty() {
-                    self.ring.wait()?
-                } else {
-                    self.pace.go_on(&self.ring)?
-                }
+                self.pace.end_turn(&self.ring, !self.unanswered.is_empty())?;
                 self.streams.reap(&mut ends);
             }
             self.desk.now_ns = self.started.elapsed().as_nanos() as u64;

@@ -6,7 +6,8 @@
 //!                                        somebody else: start ────┘ ... stop
 //! ```
 //!
-//! One turn of the loop is one `io_uring_enter`, which submits the disk's transfers and the commits of what has ended, and waits for either.
+//! One turn of the loop is one `io_uring_enter`, which submits the disk's transfers and the commits of some of what has ended (`turn` says why not
+//! of all), and waits for either.
 
 use crate::{
     attach::wait_until,
@@ -15,6 +16,7 @@ use crate::{
         error::UblkError,
         session::{Answer, Session},
     },
+    turn::Pace,
 };
 use diskwright_store::{
     BlockDevice, EngineKind, QueueOptions, SharedRing, Slab,
@@ -93,22 +95,19 @@ struct Pump {
 
 impl Pump {
     fn run(mut self, ring: &SharedRing, waits_for_disk: bool) -> Result<(), UblkError> {
-        let mut ends = Vec::new();
+        let (mut ends, mut pace) = (Vec::new(), Pace::default());
+        // A tag that has an answer is live.
         while self.live > 0 {
-            ring.wait().map_err(UblkError::Queue)?;
+            pace.end_turn(ring, self.session.has_answer()).map_err(UblkError::Queue)?;
             self.kernel.reap(&mut ends);
             for end in ends.drain(..) {
                 self.taken(end)?;
             }
-            loop {
-                let at_least = if waits_for_disk { self.session.in_flight().min(1) } else { 0 };
-                self.session.reap(at_least).map_err(UblkError::Queue)?;
-                for Answer { tag, result, buf } in self.session.answers().drain(..) {
-                    self.kernel.commit(tag, result, buf);
-                }
-                if at_least == 0 {
-                    break;
-                }
+            let at_least = if waits_for_disk { self.session.in_flight() } else { 0 };
+            self.session.reap(at_least).map_err(UblkError::Queue)?;
+            for _ in 0..pace.answers() {
+                let Some(Answer { tag, result, buf }) = self.session.next_answer() else { break };
+                self.kernel.commit(tag, result, buf);
             }
         }
         Ok(())

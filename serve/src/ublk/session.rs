@@ -8,7 +8,7 @@
 use crate::fuse::errno_of;
 use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, ublk::UblkOperation};
 use rustix::io::Errno;
-use std::io;
+use std::{collections::VecDeque, io};
 
 /// The end of a request.
 #[derive(Debug)]
@@ -36,14 +36,14 @@ pub(crate) struct Session {
     held: Vec<Option<Held>>,
     in_flight: usize,
     completions: Vec<Completion>,
-    answers: Vec<Answer>,
+    answers: VecDeque<Answer>,
 }
 
 impl Session {
     /// For a device with `depth` tags, on a queue of at least that depth.
     pub(crate) fn new(queue: Box<dyn BlockQueue>, depth: u16) -> Self {
         let held = (0..depth).map(|_| None).collect();
-        Self { queue, held, in_flight: 0, completions: Vec::new(), answers: Vec::new() }
+        Self { queue, held, in_flight: 0, completions: Vec::new(), answers: VecDeque::new() }
     }
 
     /// Requests that the disk is carrying out.
@@ -51,19 +51,24 @@ impl Session {
         self.in_flight
     }
 
-    /// The answers that are ready.
-    pub(crate) fn answers(&mut self) -> &mut Vec<Answer> {
-        &mut self.answers
+    /// Whether an answer is ready.
+    pub(crate) fn has_answer(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
+    /// The answer that has been ready for longest.
+    pub(crate) fn next_answer(&mut self) -> Option<Answer> {
+        self.answers.pop_front()
     }
 
     /// Takes a request; `None` is one that nobody understands.
     pub(crate) fn take(&mut self, tag: u16, buf: IoBuf, asked: Option<UblkOperation>) {
         let Some(UblkOperation { operation, offset_bytes, len_bytes, fua }) = asked else {
-            return self.answers.push(Answer { tag, result: Err(Errno::OPNOTSUPP), buf });
+            return self.answers.push_back(Answer { tag, result: Err(Errno::OPNOTSUPP), buf });
         };
         let is_transfer = matches!(operation, Operation::Read | Operation::Write);
         if is_transfer && len_bytes > buf.len() as u64 {
-            return self.answers.push(Answer { tag, result: Err(Errno::INVAL), buf });
+            return self.answers.push_back(Answer { tag, result: Err(Errno::INVAL), buf });
         }
         let mut request = Request { operation, offset_bytes, len_bytes, fua, ..Request::flush(tag.into()) };
         let held = if is_transfer {
@@ -102,7 +107,7 @@ impl Session {
         };
         self.in_flight -= 1;
         let result = result.map(|()| moved_bytes).map_err(|error| errno_of(&error));
-        self.answers.push(Answer { tag, result, buf });
+        self.answers.push_back(Answer { tag, result, buf });
     }
 }
 
@@ -131,8 +136,8 @@ mod tests {
     fn asked(session: &mut Session, buf: IoBuf, asked: Option<UblkOperation>) -> Answer {
         session.take(3, buf, asked);
         session.reap(session.in_flight()).unwrap();
-        assert_eq!((session.in_flight(), session.answers().len()), (0, 1));
-        let answer = session.answers().pop().unwrap();
+        assert_eq!((session.in_flight(), session.answers.len()), (0, 1));
+        let answer = session.next_answer().unwrap();
         assert_eq!(answer.tag, 3);
         answer
     }
