@@ -52,7 +52,7 @@ impl Drop for LiveLine {
     }
 }
 
-/// "3 connections, 32 in flight; read 12000/s 47 MiB/s, write 310/s 1.2 MiB/s, flush 2/s; 9 of 10 within 64 us"
+/// "3 connections, 32 in flight; read 12000/s 47 MiB/s, write 310/s 1.2 MiB/s, flush 2/s; 9 of 10 within 64 µs"
 fn line(before: &Totals, now: &Totals, elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64().max(1e-3);
     let mut parts = Vec::new();
@@ -96,7 +96,7 @@ fn most_within(buckets: &[u64]) -> String {
     for (bound_us, count) in BUCKETS_US.iter().zip(buckets) {
         below += count;
         if below >= wanted {
-            return format!("9 of 10 within {bound_us} us");
+            return format!("9 of 10 within {bound_us} µs");
         }
     }
     "9 of 10 within more than a second".into()
@@ -119,7 +119,7 @@ mod tests {
         now.commands[2].buckets[10] = 4;
         assert_eq!(
             line(&before, &now, Duration::from_secs(2)),
-            "3 connections, 32 in flight; read 1000/s 4 MiB/s, flush 2/s; 9 of 10 within 64 us; 1 failed"
+            "3 connections, 32 in flight; read 1000/s 4 MiB/s, flush 2/s; 9 of 10 within 64 µs; 1 failed"
         );
     }
 }
