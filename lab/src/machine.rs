@@ -3,10 +3,11 @@
 //! A figure without its machine is a rumour. All of this is read from `/proc` and `/sys`; what is not there is left empty,
 //! never guessed.
 
+use crate::table::bytes;
 use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
 use std::{
-    fs,
+    fmt, fs,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -46,6 +47,13 @@ impl Machine {
     }
 }
 
+/// "2 x Some CPU, 16 GiB, Linux 6.1".
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} x {}, {}, {}", self.logical_cpus, self.cpu_model, bytes(self.memory_bytes), self.kernel)
+    }
+}
+
 /// Where the files under test lie.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Place {
@@ -82,6 +90,13 @@ impl Place {
             mount_options: mounted.options,
             device: mounted.device,
         }
+    }
+}
+
+/// "ext4 on /dev/vda".
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}", self.file_system, self.device)
     }
 }
 

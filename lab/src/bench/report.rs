@@ -23,12 +23,9 @@ pub fn render(report: &BenchReport, colour: bool) -> String {
     );
     let _ = writeln!(
         text,
-        "\n  {} x {}, {}; {} on {}; diskwright {}{}{}\n",
-        report.machine.logical_cpus,
-        report.machine.cpu_model,
-        report.machine.kernel,
-        report.place.file_system,
-        report.place.device,
+        "\n  {}; {}; diskwright {}{}{}\n",
+        report.machine,
+        report.place,
         report.versions.diskwright,
         report.versions.qemu.as_ref().map_or_else(String::new, |version| format!("; {version}")),
         if report.quick { "; quick: a look, not a proof" } else { "" }

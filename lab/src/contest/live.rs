@@ -3,7 +3,7 @@
 
 use super::{
     Circumstances, Group, Side,
-    read::{cache_of, workload_of},
+    read::{cache_of, machine_of, workload_of},
 };
 use crate::{
     LabError, Result,
@@ -82,7 +82,7 @@ pub fn live(
 }
 
 fn add(side: &mut Side, run: Run, machine: &Machine) {
-    side.circumstances.machine = format!("{} x {}, {}", machine.logical_cpus, machine.cpu_model, machine.kernel);
+    side.circumstances.machine = machine_of(machine);
     side.circumstances.cache = cache_of(&run.targets);
     let versions = Versions::detect();
     side.circumstances.version = format!("{}{}", versions.diskwright, if versions.optimised { "" } else { " (debug)" });

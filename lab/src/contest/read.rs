@@ -87,7 +87,8 @@ fn read(path: &Path) -> Result<Side> {
     Ok(side)
 }
 
-fn machine_of(machine: &Machine) -> String {
+/// Without its memory, which a machine does not always tell alike.
+pub(super) fn machine_of(machine: &Machine) -> String {
     format!("{} x {}, {}", machine.logical_cpus, machine.cpu_model, machine.kernel)
 }
 

@@ -39,18 +39,14 @@ pub fn render(record: &SweepRecord, colour: bool) -> String {
 }
 
 fn conditions(record: &SweepRecord) -> String {
-    let machine = &record.machine;
     let targets: Vec<String> = record
         .targets
         .iter()
         .map(|target| format!("{} ({}, {})", target.name, target.kind, bytes(target.size_bytes)))
         .collect();
     let mut text = format!(
-        "  {} x {}, {}, {}\n  {}; {} cells, {} rounds\n",
-        machine.logical_cpus,
-        machine.cpu_model,
-        bytes(machine.memory_bytes),
-        machine.kernel,
+        "  {}\n  {}; {} cells, {} rounds\n",
+        record.machine,
         targets.join(", "),
         record.cells.len(),
         record.options.rounds,

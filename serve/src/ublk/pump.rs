@@ -11,12 +11,12 @@
 
 use crate::{
     attach::wait_until,
+    turn::Pace,
     ublk::{
         control,
         error::UblkError,
         session::{Answer, Session},
     },
-    turn::Pace,
 };
 use diskwright_store::{
     BlockDevice, EngineKind, QueueOptions, SharedRing, Slab,

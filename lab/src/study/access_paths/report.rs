@@ -57,12 +57,7 @@ pub(super) fn verdict(loads: &[LoadRecord], ways: &[WayRecord], partial: Option<
 /// The whole report as text. `colour` only for a terminal.
 pub fn render(result: &AccessPathsResult, colour: bool) -> String {
     let mut text = format!("{}\n\n", result.verdict);
-    let (machine, place) = (&result.machine, &result.place);
-    let _ = writeln!(
-        text,
-        "  {} x {}, {}; {} on {}",
-        machine.logical_cpus, machine.cpu_model, machine.kernel, place.file_system, place.device
-    );
+    let _ = writeln!(text, "  {}; {}", result.machine, result.place);
     let _ = writeln!(
         text,
         "  {} of {}, populated; 8K random, 70 % reads; {} rounds in turns, cells of {}; every cell finds the disk as it was filled",

@@ -50,18 +50,13 @@ pub fn render(result: &ContainersResult, colour: bool) -> String {
 }
 
 fn conditions(result: &ContainersResult) -> String {
-    let (machine, place, options) = (&result.machine, &result.place, &result.options);
+    let (place, options) = (&result.place, &result.options);
     let mut text = String::new();
     let proved = result.preparation.iter().map(|record| record.verified_bytes).sum();
     let _ = writeln!(
         text,
-        "  {} x {}, {}, {}; {} on {}{}",
-        machine.logical_cpus,
-        machine.cpu_model,
-        bytes(machine.memory_bytes),
-        machine.kernel,
-        place.file_system,
-        place.device,
+        "  {}; {place}{}",
+        result.machine,
         place.scheduler.as_ref().map_or_else(String::new, |scheduler| format!(" ({scheduler})")),
     );
     let _ = writeln!(

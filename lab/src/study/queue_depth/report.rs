@@ -54,16 +54,10 @@ pub fn render(result: &QueueDepthResult, colour: bool) -> String {
 
 /// What was measured on what, in two or three lines.
 fn conditions(result: &QueueDepthResult) -> String {
-    let (machine, settings) = (&result.machine, &result.settings);
-    let mut text = format!(
-        "  {} x {}, {}, {}",
-        machine.logical_cpus,
-        machine.cpu_model,
-        bytes(machine.memory_bytes),
-        machine.kernel
-    );
+    let settings = &result.settings;
+    let mut text = format!("  {}", result.machine);
     if let Some(place) = &result.place {
-        let _ = write!(text, "; {} on {}", place.file_system, place.device);
+        let _ = write!(text, "; {place}");
     }
     text.push('\n');
     let targets: Vec<String> = result

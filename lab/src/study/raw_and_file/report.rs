@@ -45,15 +45,7 @@ pub fn render(result: &RawAndFileResult, colour: bool) -> String {
 }
 
 fn conditions(result: &RawAndFileResult) -> String {
-    let machine = &result.machine;
-    let mut text = format!(
-        "  {} x {}, {}, {}\n  {}\n",
-        machine.logical_cpus,
-        machine.cpu_model,
-        bytes(machine.memory_bytes),
-        machine.kernel,
-        ground(result)
-    );
+    let mut text = format!("  {}\n  {}\n", result.machine, ground(result));
     let windows: Vec<u64> = result.workloads.iter().map(|workload| workload.window_ns).collect();
     let window =
         windows.iter().min().map_or_else(String::new, |least| format!(", windows of {}", duration(*least as f64)));

@@ -45,12 +45,7 @@ fn times(ratio: f64) -> String {
 /// The whole report as text. `colour` only for a terminal.
 pub fn render(result: &ZeroPayloadResult, colour: bool) -> String {
     let mut text = format!("{}\n\n", result.verdict);
-    let (machine, place) = (&result.machine, &result.place);
-    let _ = writeln!(
-        text,
-        "  {} x {}, {}; {} on {}",
-        machine.logical_cpus, machine.cpu_model, machine.kernel, place.file_system, place.device
-    );
+    let _ = writeln!(text, "  {}; {}", result.machine, result.place);
     let _ = writeln!(
         text,
         "  VHDX of {}, O_DIRECT, queue depth {}, {} rounds, cells of {}; the dynamic disk looks for zeros in what is written, as Hyper-V's does",
