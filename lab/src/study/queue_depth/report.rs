@@ -9,7 +9,7 @@ use super::{
 use crate::{
     figures::Figures,
     record::{End, Run},
-    sweep::{self, SweepCell},
+    sweep::{self, ArrayFigures, SweepCell},
     table::{Align, Cell, Table, Tone, bytes, duration, figure, grouped, paint},
 };
 use std::fmt::Write as _;
@@ -19,6 +19,9 @@ pub fn render(result: &QueueDepthResult, colour: bool) -> String {
     let mut text = format!("{}\n\n{}", result.verdict, conditions(result));
     if !result.findings.is_empty() {
         let _ = write!(text, "\nFindings, as in the paper's Table 5\n\n{}", findings_table(result, colour));
+        if result.findings.iter().any(|finding| finding.found.is_some()) {
+            let _ = write!(text, "\nThe same for each device below\n\n{}", devices_table(result, colour));
+        }
         text.push_str(&findings_legend(result));
     }
     if let Some(run) = &result.pre_test {
@@ -96,7 +99,7 @@ pub(crate) fn how(result: &QueueDepthResult) -> String {
     format!("{cache}; {} threads; {} rounds{windows}", settings.threads, settings.rounds)
 }
 
-const FINDING_HEADS: [(&str, Align); 13] = [
+const FINDING_HEADS: [(&str, Align); 9] = [
     ("load", Align::Left),
     ("", Align::Left),
     ("by", Align::Left),
@@ -106,6 +109,11 @@ const FINDING_HEADS: [(&str, Align); 13] = [
     ("IOPS", Align::Right),
     ("MB/s", Align::Right),
     ("mean", Align::Right),
+];
+
+const DEVICE_HEADS: [(&str, Align); 6] = [
+    ("load", Align::Left),
+    ("", Align::Left),
     ("amplif.", Align::Right),
     ("devices", Align::Right),
     ("MB/s/device", Align::Right),
@@ -114,32 +122,63 @@ const FINDING_HEADS: [(&str, Align); 13] = [
 
 fn findings_table(result: &QueueDepthResult, colour: bool) -> String {
     let mut table = Table::new(&FINDING_HEADS);
-    let devices = result.settings.array.map_or(1, |array| array.devices);
     for finding in &result.findings {
         let papers = findings::papers(finding.stage);
-        table.row(ours(finding, devices));
+        table.row(ours(finding));
         table.row(theirs(papers));
         if let (Some(found), Some(papers)) = (&finding.found, papers) {
-            let ratio = |ours: f64, papers: f64| Cell::toned(digits(ours / papers), Tone::Faint);
-            let in_flight = papers.settled.in_flight as f64;
-            table.row(vec![
+            let settled = papers.settled;
+            table.row(against(vec![
                 Cell::new(""),
-                Cell::toned("ours : paper's", Tone::Faint),
-                Cell::new(""),
-                ratio(found.in_flight as f64, in_flight),
+                ratio(found.in_flight as f64, settled.in_flight as f64),
                 Cell::new(""),
                 Cell::new(""),
-                ratio(found.iops, papers.settled.point.iops),
+                ratio(found.iops, settled.point.iops),
                 ratio(found.mb_per_s, papers.mb_per_s),
-                ratio(found.mean_ns, papers.settled.point.mean_ms * 1e6),
-                Cell::new(""),
-                Cell::new(""),
-                ratio(found.array.mb_per_s_per_device, papers.array.mb_per_s_per_device),
-                ratio(found.array.depth_per_device, papers.array.depth_per_device),
-            ]);
+                ratio(found.mean_ns, settled.point.mean_ms * 1e6),
+            ]));
         }
     }
     table.render(colour)
+}
+
+fn devices_table(result: &QueueDepthResult, colour: bool) -> String {
+    let mut table = Table::new(&DEVICE_HEADS);
+    let ours = result.settings.array.map_or(1, |array| array.devices);
+    let row = |array: ArrayFigures, devices: u32| {
+        [
+            format!("{:.2}", array.amplification),
+            devices.to_string(),
+            figure(array.mb_per_s_per_device),
+            figure(array.depth_per_device),
+        ]
+    };
+    for finding in &result.findings {
+        let Some(found) = &finding.found else { continue };
+        let mut cells = vec![Cell::new(load_name(finding.stage)), Cell::new("ours")];
+        cells.extend(row(found.array, ours).map(Cell::new));
+        table.row(cells);
+        let Some(papers) = findings::papers(finding.stage) else { continue };
+        let mut cells = vec![Cell::new(""), Cell::toned("the paper's", Tone::Faint)];
+        cells.extend(row(papers.array, paper::ARRAY.devices).map(|text| Cell::toned(text, Tone::Faint)));
+        table.row(cells);
+        table.row(against(vec![
+            Cell::new(""),
+            Cell::new(""),
+            ratio(found.array.mb_per_s_per_device, papers.array.mb_per_s_per_device),
+            ratio(found.array.depth_per_device, papers.array.depth_per_device),
+        ]));
+    }
+    table.render(colour)
+}
+
+/// A row of ratios.
+fn against(ratios: Vec<Cell>) -> Vec<Cell> {
+    [Cell::new(""), Cell::toned("ours : paper's", Tone::Faint)].into_iter().chain(ratios).collect()
+}
+
+fn ratio(ours: f64, papers: f64) -> Cell {
+    Cell::toned(digits(ours / papers), Tone::Faint)
 }
 
 /// A ratio with the digits that matter.
@@ -147,7 +186,7 @@ fn digits(ratio: f64) -> String {
     if ratio < 0.1 { format!("{ratio:.3}") } else { format!("{ratio:.2}") }
 }
 
-fn ours(finding: &Finding, devices: u32) -> Vec<Cell> {
+fn ours(finding: &Finding) -> Vec<Cell> {
     let mut row = vec![Cell::new(load_name(finding.stage)), Cell::new("ours")];
     let Some(found) = &finding.found else {
         let why = finding.why.as_ref().map_or_else(|| "not measured".into(), ToString::to_string);
@@ -164,17 +203,13 @@ fn ours(finding: &Finding, devices: u32) -> Vec<Cell> {
         Cell::new(grouped(found.iops)),
         Cell::new(figure(found.mb_per_s)),
         Cell::new(duration(found.mean_ns)),
-        Cell::new(format!("{:.2}", found.array.amplification)),
-        Cell::new(devices.to_string()),
-        Cell::new(figure(found.array.mb_per_s_per_device)),
-        Cell::new(figure(found.array.depth_per_device)),
     ]);
     row
 }
 
 fn theirs(papers: Option<Papers>) -> Vec<Cell> {
     let mut row = vec![Cell::new(""), Cell::toned("the paper's", Tone::Faint)];
-    if let Some(Papers { settled, mb_per_s, array }) = papers {
+    if let Some(Papers { settled, mb_per_s, .. }) = papers {
         let depth = settled.in_flight / settled.threads;
         let cells = [
             String::new(),
@@ -184,10 +219,6 @@ fn theirs(papers: Option<Papers>) -> Vec<Cell> {
             grouped(settled.point.iops),
             figure(mb_per_s),
             duration(settled.point.mean_ms * 1e6),
-            format!("{:.2}", array.amplification),
-            paper::ARRAY.devices.to_string(),
-            figure(array.mb_per_s_per_device),
-            figure(array.depth_per_device),
         ];
         row.extend(cells.into_iter().map(|text| Cell::toned(text, Tone::Faint)));
     }
