@@ -9,11 +9,12 @@ use crate::{
     result::CreationRecord,
     scratch::Scratch,
     stats::Summary,
+    table::bytes,
     targets::{Container, create_empty},
     warning::Warning,
 };
 use diskwright_image::DiskType;
-use std::{os::unix::fs::MetadataExt, time::Instant};
+use std::{error::Error, io, iter::successors, os::unix::fs::MetadataExt, time::Instant};
 
 /// Size of the disks that are created: a usual system disk.
 pub(crate) const SIZE_BYTES: u64 = 40 << 30;
@@ -22,7 +23,8 @@ const SLACK_BYTES: u64 = 1 << 30;
 /// How often each type is created.
 const ROUNDS: usize = 3;
 
-/// Creates each type a few times, and deletes it at once. Types that do not fit are left out with a warning.
+/// Creates each type a few times, and deletes it at once. Types that do not fit are left out with a warning, also when somebody else has taken
+/// the space meanwhile.
 pub(crate) fn measure(
     scratch: &Scratch,
     size_bytes: u64,
@@ -33,16 +35,23 @@ pub(crate) fn measure(
     let fixed_fits = scratch.need("", size_bytes + SLACK_BYTES).is_ok();
     for (index, container) in Container::ALL.into_iter().enumerate() {
         report(progress, "create", index as u64, Container::ALL.len() as u64, container.name())?;
-        if container.disk_type() == DiskType::Fixed && !fixed_fits {
-            warnings.push(Warning::LeftOut {
+        let may_fit = container.disk_type() != DiskType::Fixed || fixed_fits;
+        match may_fit.then(|| times(scratch, container, size_bytes, ROUNDS)) {
+            Some(Err(error)) if !is_full(&error) => return Err(error),
+            Some(Ok(record)) => records.extend(record),
+            None | Some(Err(_)) => warnings.push(Warning::LeftOut {
                 what: format!("the creation time of {}", container.name()),
-                why: format!("the file system has no room for a disk of {}", crate::table::bytes(size_bytes)),
-            });
-            continue;
+                why: format!("the file system has no room for a disk of {}", bytes(size_bytes)),
+            }),
         }
-        records.extend(times(scratch, container, size_bytes, ROUNDS)?);
     }
     Ok(records)
+}
+
+/// Whether a file system had no space left.
+fn is_full(error: &LabError) -> bool {
+    let mut causes = successors(Some(error as &dyn Error), |&cause| cause.source());
+    causes.any(|cause| cause.downcast_ref().is_some_and(|cause: &io::Error| cause.kind() == io::ErrorKind::StorageFull))
 }
 
 /// Creates one type `rounds` times. `None` for no rounds.
@@ -57,11 +66,12 @@ pub(crate) fn times(
     for round in 0..rounds {
         let dir = scratch.folder(&format!("create-{round}"))?;
         let start = Instant::now();
-        let path = create_empty(container, &dir, size_bytes)?;
+        let created = create_empty(container, &dir, size_bytes);
         times.push(start.elapsed().as_nanos() as f64);
-        let metadata = std::fs::metadata(&path).map_err(LabError::file("examine", &path))?;
-        file_allocated_bytes = file_allocated_bytes.min(metadata.blocks() * 512);
+        let examined = created.and_then(|path| path.metadata().map_err(LabError::file("examine", &path)));
+        // What was begun takes space as well.
         std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
+        file_allocated_bytes = file_allocated_bytes.min(examined?.blocks() * 512);
     }
     Ok(Summary::of(&times).map(|wall_ns| CreationRecord {
         container,
@@ -90,6 +100,13 @@ mod tests {
             assert_eq!(fixed, record.file_allocated_bytes >= 64 << 20, "{record:?}");
         }
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_full_file_system_is_told_from_other_failures() {
+        let failed = |kind: io::ErrorKind| LabError::file("write", "x")(io::Error::from(kind));
+        assert!(is_full(&failed(io::ErrorKind::StorageFull)));
+        assert!(!is_full(&failed(io::ErrorKind::PermissionDenied)));
     }
 
     #[test]

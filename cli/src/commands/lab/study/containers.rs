@@ -57,6 +57,7 @@ pub fn run(context: &mut Context, args: &ContainersArgs) -> Outcome {
         study: args.experiment.study(&context.global),
         cache: context.global.cache.map(CacheArg::mode),
         size_bytes: args.size,
+        creation_bytes: None,
         queue_depths: args.queue_depth.clone(),
         chain_lengths: args.chain_length.clone(),
         launcher: Some(ChildLauncher::current_exe([CHILD_COMMAND])?),
