@@ -21,9 +21,9 @@ use std::{
     },
 };
 
-/// A slab of this size or more asks for huge pages: a large request is then one piece of memory to the kernel and not one for each
+/// Bytes of a huge page. A slab of this size or more asks for them: a large request is then one piece of memory to the kernel and not one for each
 /// page, which costs less and lets neighbouring requests join.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Alignment of every buffer: a page, which satisfies every O_DIRECT device.
 pub const BUFFER_ALIGNMENT_BYTES: usize = 4096;

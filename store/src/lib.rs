@@ -55,7 +55,7 @@ pub mod ublk;
 mod zeros;
 
 pub use bare::{BareFound, BareLoad, bare_ring};
-pub use buffer::{IoBuf, Slab};
+pub use buffer::{HUGE_PAGE_BYTES, IoBuf, Slab};
 pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTicket, SlotId, TargetId};
 pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes};
 pub use files::{FileFacts, FileSystem, Files, LocalFiles};

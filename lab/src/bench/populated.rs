@@ -1,8 +1,8 @@
 //! Populated disks against the raw file: the sixteen workloads past the page cache, and 4K random reads out of it.
 //!
 //! A second raw file, made last, is measured as if it were a disk: its ratio to the first is what place on the disk and chance do by
-//! themselves. It decides nothing; it is told beside every check that missed its bar, and over all in the notes: how many bars a file that is
-//! nothing but a raw file would have missed is what nobody can promise more than here.
+//! themselves. It decides nothing; it is told beside every check that missed its bar, and over all in the notes, with the number of bars
+//! that it would have missed itself: where a raw file misses some, a virtual disk cannot be judged more surely.
 //!
 //! Pages that lie idle may be taken from the page cache though memory is free (clouds do that, by DAMON), and then a read of it is one of the
 //! disk. So each file is read through right before each window on it, and the kernel's account says whether a window was what it should be.

@@ -8,11 +8,8 @@
 //!
 //! Invariant: what is kept is whole, a slab and all of its pieces, and nobody's: a thread whose queue has kept a buffer gives nothing back.
 
-use diskwright_store::{IoBuf, Slab};
+use diskwright_store::{HUGE_PAGE_BYTES, IoBuf, Slab};
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// The least that is allocated.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A slab and its pieces.
 #[derive(Debug)]
@@ -69,6 +66,14 @@ mod tests {
         buffers.keep(again);
         assert_eq!(buffers.take(3, 8192).pieces.len(), 3);
         assert!(buffers.kept.lock().unwrap().is_empty(), "what has another shape is not kept for ever");
+    }
+
+    #[test]
+    fn few_buffers_lie_in_a_huge_page_too() {
+        let set = Buffers::default().take(4, 64 << 10);
+        assert_eq!(set.pieces.len(), 4);
+        assert_eq!(set.pieces[0].as_ptr().addr() % HUGE_PAGE_BYTES, 0, "only slabs of huge pages begin with one");
+        assert!(set.pieces.iter().all(|piece| set.slab.owns(piece)), "all of them are registered");
     }
 
     #[test]

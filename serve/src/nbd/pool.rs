@@ -6,7 +6,7 @@
 //! which themselves are aligned for O_DIRECT. What is kept for the next time is bounded; how much is out at a time is bounded by the
 //! connections (see `connection`), and when the last of them has gone, only the first slab is kept.
 
-use diskwright_store::{IoBuf, Slab};
+use diskwright_store::{HUGE_PAGE_BYTES, IoBuf, Slab};
 
 /// Where the payload begins. A whole page, so that it is aligned.
 pub(crate) const HEADER_ROOM_BYTES: usize = 4096;
@@ -20,9 +20,6 @@ const CLASSES: [(usize, usize, usize); 5] =
 
 /// Payloads from here on are read and written at the speed of the disk rather than by the request.
 const LARGE_BYTES: usize = 128 << 10;
-
-/// How much is had at once for them: a huge page, and what fits beyond it.
-const MORE_BYTES: usize = 2 << 20;
 
 /// See the module.
 #[derive(Debug)]
@@ -69,7 +66,8 @@ impl Pool {
         }
         let buf_bytes = HEADER_ROOM_BYTES + CLASSES[class].0.max(payload_bytes);
         if CLASSES[class].0 >= LARGE_BYTES {
-            self.free[class] = Slab::new(MORE_BYTES.div_ceil(buf_bytes), buf_bytes).take_all();
+            // A huge page at once, and what reaches beyond it.
+            self.free[class] = Slab::new(HUGE_PAGE_BYTES.div_ceil(buf_bytes), buf_bytes).take_all();
         }
         self.free[class].pop().unwrap_or_else(|| IoBuf::new(buf_bytes))
     }

@@ -110,6 +110,15 @@ mod tests {
     }
 
     #[test]
+    fn a_creation_that_fails_leaves_no_space_taken() {
+        let home = tempfile::tempdir().unwrap();
+        let scratch = Scratch::new(Some(home.path()), false).unwrap();
+        // Beyond what a dynamic VHD can have.
+        assert!(times(&scratch, Container::VhdDynamic, 4 << 40, 1).is_err());
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
+    }
+
+    #[test]
     fn what_does_not_fit_is_left_out_and_told() {
         let home = tempfile::tempdir().unwrap();
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
