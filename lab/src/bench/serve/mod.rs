@@ -6,12 +6,13 @@
 //!
 //! ```text
 //!   io.rs     fio over a unix socket: populated, empty, from the page cache, VHD        copy.rs    nbdcopy to null:
-//!   attach.rs fio on a loop device over a FUSE file
+//!   attach.rs fio on a loop device over a FUSE file                                          mover.rs   what its copying costs by itself
 //! ```
 
 pub(crate) mod attach;
 pub(crate) mod copy;
 pub(crate) mod io;
+mod mover;
 
 use crate::{
     LabError, Result,
