@@ -76,6 +76,19 @@ fn an_orphan_is_described() {
 }
 
 #[test]
+fn a_chain_is_drawn_as_far_as_it_goes() {
+    let shop = Workshop::new();
+    shop.ok("create base.vhdx --size 1G");
+    shop.ok("create middle.vhdx --parent base.vhdx");
+    shop.ok("create top.vhdx --parent middle.vhdx");
+    std::fs::rename(shop.path("base.vhdx"), shop.path("elsewhere.vhdx")).unwrap();
+    insta::assert_snapshot!("broken_chain", steady(&shop.ok("info top.vhdx --chain")));
+    let json = shop.json("info top.vhdx --chain");
+    assert_eq!((json["parent_state"].as_str(), json["chain_length"].as_u64()), (Some("missing"), None));
+    assert_eq!(json["chain"].as_array().unwrap().len(), 2);
+}
+
+#[test]
 fn a_changed_parent_is_told() {
     let shop = Workshop::new();
     shop.ok("create base.vhdx --size 1G");

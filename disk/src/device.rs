@@ -94,6 +94,8 @@ pub(crate) struct Shared {
     /// Held while it is closed and while a queue is opened, so that the one does not miss the other.
     closed: Mutex<bool>,
     warnings: Vec<String>,
+    /// Why the chain ends before its base.
+    broken: Option<DiskError>,
 }
 
 impl Shared {
@@ -231,6 +233,7 @@ impl Disk {
         if let Some(shared) = Arc::get_mut(&mut disk.shared) {
             let grows = shared.layers[0].image.info().disk_type != DiskType::Fixed;
             shared.detect_zeroes = options.detect_zeroes && grows;
+            shared.broken = chain.broken;
         }
         Ok(Arc::new(disk))
     }
@@ -270,6 +273,7 @@ impl Disk {
             poisoned: AtomicBool::new(false),
             closed: Mutex::new(false),
             warnings,
+            broken: None,
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -277,6 +281,11 @@ impl Disk {
     /// The chain: the top first.
     pub fn layers(&self) -> &[Layer] {
         &self.shared.layers
+    }
+
+    /// Why the chain ends before its base, where it was opened with [`Reach::Found`](crate::Reach::Found).
+    pub fn broken_link(&self) -> Option<&DiskError> {
+        self.shared.broken.as_ref()
     }
 
     /// What the user should know about how the disk was opened, a sentence each.

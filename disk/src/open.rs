@@ -45,6 +45,18 @@ pub struct ParentPolicy {
     pub ignore_timestamp: bool,
 }
 
+/// How much of a chain is opened. But for the whole, only to be read: what a layer that is missing holds reads as zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Reach {
+    /// All of it, to the disk that has no parent, or none.
+    #[default]
+    Whole,
+    /// As far as it can be followed. What stopped that is told by [`Disk::broken_link`](crate::Disk::broken_link).
+    Found,
+    /// The top image alone.
+    Top,
+}
+
 /// How to open a disk.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
@@ -60,8 +72,8 @@ pub struct OpenOptions {
     pub parents: ParentPolicy,
     /// Write even though another image in the folder names this one as its parent.
     pub allow_parent_write: bool,
-    /// Open the top image alone, without its parent (for `info` on an orphan). Read-only: what is the parent's reads as zeros.
-    pub without_parents: bool,
+    /// How much of the chain must be there.
+    pub reach: Reach,
     /// Look at what is written, and make a write of nothing but zeros a change of metadata wherever that spares space, as Hyper-V's
     /// dynamic disks do. It costs a look at every buffer. Fixed disks, whose space is there, store zeros like anything else.
     pub detect_zeroes: bool,
@@ -74,11 +86,13 @@ pub struct OpenOptions {
 pub(crate) struct Chain {
     pub(crate) layers: Vec<Layer>,
     pub(crate) warnings: Vec<String>,
+    /// Why it ends before its base, with [`Reach::Found`].
+    pub(crate) broken: Option<DiskError>,
 }
 
-/// Opens the image at `path` and all its parents.
+/// Opens the image at `path` and its parents.
 pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
-    if options.writable && options.without_parents {
+    if options.writable && options.reach != Reach::Whole {
         return Err(DiskError::BadOptions {
             what: format!("{}: an image cannot be written without its parents", path.display()),
             hint: "open it read-only".into(),
@@ -97,57 +111,87 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     {
         return Err(DiskError::HasChildren { path: path.to_owned(), child });
     }
-    let mut gate = Gate::new(&options.files, path, &options.parents)?;
-    let mut seen: HashSet<(u64, u64)> = top_store.identity().into_iter().collect();
-    let mut layers = vec![Layer { path: path.to_owned(), image: top }];
-    while !options.without_parents
-        && let Some(child) = layers.last()
-        && child.image.info().disk_type == DiskType::Differencing
-    {
-        if layers.len() >= CHAIN_MAX {
-            return Err(too_long(path));
+    let mut descent = Descent {
+        options,
+        gate: Gate::new(&options.files, path, &options.parents)?,
+        seen: top_store.identity().into_iter().collect(),
+        layers: vec![Layer { path: path.to_owned(), image: top }],
+        warnings,
+    };
+    let mut broken = None;
+    while options.reach != Reach::Top && descent.expects_parent() {
+        match descent.step() {
+            Ok(()) => {}
+            Err(error) if options.reach == Reach::Found => {
+                broken = Some(error);
+                break;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let Descent { mut layers, warnings, .. } = descent;
+    if options.writable {
+        let info = layers[0].image.info();
+        let (format, sector_bytes) = (info.format, info.logical_sector_bytes);
+        layers[0].image = probe::open(top_store, Some(format), true, sector_bytes)?;
+    }
+    Ok(Chain { layers, warnings, broken })
+}
+
+/// On the way down from a top.
+struct Descent<'a> {
+    options: &'a OpenOptions,
+    gate: Gate<'a>,
+    /// Files that are in the chain.
+    seen: HashSet<(u64, u64)>,
+    layers: Vec<Layer>,
+    warnings: Vec<String>,
+}
+
+impl Descent<'_> {
+    /// Whether the lowest layer so far has a parent.
+    fn expects_parent(&self) -> bool {
+        self.layers.last().is_some_and(|child| child.image.info().disk_type == DiskType::Differencing)
+    }
+
+    /// Finds, opens and proves the parent of the lowest layer.
+    fn step(&mut self) -> Result<()> {
+        let Some(child) = self.layers.last() else { return Ok(()) };
+        let files = &self.options.files;
+        if self.layers.len() >= CHAIN_MAX {
+            return Err(too_long(&self.layers[0].path));
         }
         let link = child.image.info().parent.clone().ok_or_else(|| DiskError::BadChain {
             path: child.path.clone(),
             what: "it is a differencing disk that names no parent, so what it does not hold itself is lost; look for another copy of the file".into(),
         })?;
-        let parent_path = gate.find_parent(&child.path, &link)?;
-        let is_loop = |child: &Path| DiskError::BadChain {
-            path: child.to_owned(),
+        let parent_path = self.gate.find_parent(&child.path, &link)?;
+        let is_loop = || DiskError::BadChain {
+            path: child.path.clone(),
             what: format!(
                 "its parent {} is already in the chain, so the chain is a loop; put the right file in the parent's place",
                 parent_path.display()
             ),
         };
         // Before it is locked: the lock of a writer would be met by itself.
-        if options.files.facts(&parent_path).is_ok_and(|facts| seen.contains(&facts.identity)) {
-            return Err(is_loop(&child.path));
+        if files.facts(&parent_path).is_ok_and(|facts| self.seen.contains(&facts.identity)) {
+            return Err(is_loop());
         }
-        let (parent, store) = open_image(
-            &options.files,
-            &parent_path,
-            Some(child.image.info().format),
-            false,
-            options.cache,
-            &mut warnings,
-        )
-        .map_err(|error| explain_parent(error, &child.path, &parent_path))?;
+        let format = Some(child.image.info().format);
+        let (parent, store) = open_image(files, &parent_path, format, false, self.options.cache, &mut self.warnings)
+            .map_err(|error| explain_parent(error, &child.path, &parent_path))?;
         if let Some(identity) = store.identity()
-            && !seen.insert(identity)
+            && !self.seen.insert(identity)
         {
-            return Err(is_loop(&child.path));
+            return Err(is_loop());
         }
         check_linkage(&child.path, child.image.info(), &link, &parent_path, parent.info())?;
-        check_timestamp(&child.path, &link, &parent_path, options, layers.len() == 1, &mut warnings)?;
-        gate.opened(&parent_path)?;
-        layers.push(Layer { path: parent_path, image: parent });
+        let is_top = self.layers.len() == 1;
+        check_timestamp(&child.path, &link, &parent_path, self.options, is_top, &mut self.warnings)?;
+        self.gate.opened(&parent_path)?;
+        self.layers.push(Layer { path: parent_path, image: parent });
+        Ok(())
     }
-    if options.writable {
-        let info = layers[0].image.info();
-        let (format, sector_bytes) = (info.format, info.logical_sector_bytes);
-        layers[0].image = probe::open(top_store, Some(format), true, sector_bytes)?;
-    }
-    Ok(Chain { layers, warnings })
 }
 
 /// Opens one image file. With O_DIRECT, an image whose payload lies where the device cannot reach it directly is opened

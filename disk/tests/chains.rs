@@ -1,6 +1,6 @@
 //! Chains: found, linked, folded; and refused when something is wrong with them.
 
-use diskwright_disk::{CreateRequest, Disk, DiskError, OpenOptions, ParentPolicy, create};
+use diskwright_disk::{CreateRequest, Disk, DiskError, OpenOptions, ParentPolicy, Reach, create};
 use diskwright_image::DiskType;
 use diskwright_store::{BlockDevice, Blocking, EngineKind, Extent, ExtentKind};
 use std::{
@@ -183,8 +183,25 @@ fn a_missing_parent_names_the_places() {
     std::fs::remove_file(&parent).unwrap();
     let error = Disk::open(&top, &OpenOptions::default()).unwrap_err();
     assert!(matches!(error, DiskError::ParentMissing { .. }) && error.to_string().contains("parent.vhdx"), "{error}");
-    let disk = Disk::open(&top, &OpenOptions { without_parents: true, ..OpenOptions::default() }).unwrap();
+    let disk = Disk::open(&top, &OpenOptions { reach: Reach::Top, ..OpenOptions::default() }).unwrap();
     assert_eq!(disk.layers().len(), 1);
+}
+
+#[test]
+fn a_broken_chain_opens_as_far_as_it_goes_and_only_to_be_read() {
+    let (_dir, parent, middle) = pair("vhdx");
+    let top = middle.with_file_name("top.vhdx");
+    child(&top, &middle, None, None);
+    let found = OpenOptions { reach: Reach::Found, ..OpenOptions::default() };
+    let whole = Disk::open(&top, &found).unwrap();
+    assert!(whole.layers().len() == 3 && whole.broken_link().is_none());
+    drop(whole);
+    std::fs::remove_file(&parent).unwrap();
+    let disk = Disk::open(&top, &found).unwrap();
+    assert_eq!(disk.layers().iter().map(|layer| &layer.path).collect::<Vec<_>>(), [&top, &middle]);
+    assert!(matches!(disk.broken_link(), Some(DiskError::ParentMissing { child, .. }) if *child == middle));
+    let error = Disk::open(&top, &OpenOptions { writable: true, ..found }).unwrap_err();
+    assert!(error.to_string().contains("cannot be written without its parents"), "{error}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::{
     sizes::{self, Human},
 };
 use clap::Args;
-use diskwright_disk::{CreateRequest, Disk, OpenOptions, in_a_file};
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, Reach, in_a_file};
 use std::{io::Write, path::PathBuf};
 
 /// Arguments of `create`.
@@ -69,7 +69,7 @@ pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
     if context.global.quiet && !context.global.json {
         return Ok(exit::OK);
     }
-    let options = OpenOptions { without_parents: true, ..context.global.open_options(false) };
+    let options = OpenOptions { reach: Reach::Top, ..context.global.open_options(false) };
     let disk = Disk::open(&args.file, &options)?;
     let Some(made) = disk.layers().first().map(Description::from) else { return Ok(exit::OK) };
     if context.global.json {

@@ -1,7 +1,7 @@
 //! `diskwright info FILE`: what a disk is, and its chain.
 //!
-//! A disk whose parent is missing, changed or out of bounds is described all the same: the top image is opened alone, and what is
-//! wrong with its parent is told beneath it.
+//! A disk whose parent is missing, changed or out of bounds is described all the same: the chain is opened as far as it can be followed, and
+//! what is wrong with the next parent is told beneath it.
 
 use crate::{
     context::Context,
@@ -12,19 +12,15 @@ use crate::{
     table::Fields,
 };
 use clap::Args;
-use diskwright_disk::{Disk, DiskError, OpenOptions, Opened, Place};
-use diskwright_image::DiskType;
+use diskwright_disk::{Disk, DiskError, OpenOptions, Opened, Place, Reach};
 use serde::Serialize;
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{io::Write, path::PathBuf};
 
 /// Arguments of `info`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A child whose parent is missing or changed is described too; what is wrong is told.
+A child whose parent is missing or changed is described too, and its chain as far as it can be followed;
+what is wrong is told.
 
 EXAMPLES
   diskwright info disk.vhdx
@@ -63,12 +59,6 @@ struct Link {
     identity_ok: Option<bool>,
 }
 
-/// A disk with its chain, or its top alone and the reason.
-struct Found {
-    disk: Arc<Disk>,
-    trouble: Option<DiskError>,
-}
-
 /// Describes.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     let options = context.global.open_options(false);
@@ -77,7 +67,8 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     {
         return describe_export(context, &ExportReport::from(&*export));
     }
-    let Found { disk, trouble } = find(&args.file, &options)?;
+    let disk = Disk::open(&args.file, &OpenOptions { reach: Reach::Found, ..options })?;
+    let trouble = disk.broken_link();
     let descriptions: Vec<Description> = disk.layers().iter().map(Description::from).collect();
     let Some(top) = descriptions.first().cloned() else { return Ok(exit::OK) };
     if context.global.json {
@@ -86,9 +77,9 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
             descriptions.into_iter().enumerate().map(link).collect()
         });
         let report = Report {
-            parent_state: trouble.as_ref().map(state_of).or(top.parent.as_ref().map(|_| "ok")),
+            parent_state: trouble.map(state_of).or(top.parent.as_ref().map(|_| "ok")),
             top,
-            parent_error: trouble.as_ref().map(ToString::to_string),
+            parent_error: trouble.map(ToString::to_string),
             chain_length: trouble.is_none().then(|| disk.layers().len()),
             warnings: disk.warnings().to_vec(),
             chain,
@@ -100,9 +91,9 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
         context.warn(warning);
     }
     if args.chain {
-        draw_chain(context, &descriptions, trouble.as_ref())?;
+        draw_chain(context, &descriptions, trouble)?;
     } else {
-        let state = match (&trouble, disk.layers().get(1)) {
+        let state = match (trouble, disk.layers().get(1)) {
             (Some(trouble), _) => Some(format!("{}: {trouble}", state_of(trouble))),
             (None, Some(parent)) => {
                 Some(format!("ok: {} (a chain of {} disks)", parent.path.display(), disk.layers().len()))
@@ -125,20 +116,6 @@ fn describe_export(context: &mut Context, report: &ExportReport) -> Outcome {
         fields.write(&mut context.out)?;
     }
     Ok(exit::OK)
-}
-
-fn find(path: &Path, options: &OpenOptions) -> Outcome<Found> {
-    let first_error = match Disk::open(path, options) {
-        Ok(disk) => return Ok(Found { disk, trouble: None }),
-        Err(error) => error,
-    };
-    let alone = OpenOptions { without_parents: true, ..options.clone() };
-    match Disk::open(path, &alone) {
-        Ok(disk) if disk.layers().iter().any(|layer| layer.image.info().disk_type == DiskType::Differencing) => {
-            Ok(Found { disk, trouble: Some(first_error) })
-        }
-        _ => Err(first_error.into()),
-    }
 }
 
 fn state_of(trouble: &DiskError) -> &'static str {

@@ -313,3 +313,13 @@ impl Connection {
 pub(crate) fn payload_range(from_bytes: usize, to_bytes: usize) -> std::ops::Range<usize> {
     HEADER_ROOM_BYTES + from_bytes..HEADER_ROOM_BYTES + to_bytes
 }
+
+/// Why a client is lost whose stream failed, for the log.
+pub(crate) fn loss(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+            "the client left before it had taken its last replies".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}

@@ -13,7 +13,7 @@
 //! eventfd that wakes the ring.
 
 use super::{
-    connection::{Connection, Peer, Phase, State},
+    connection::{Connection, Peer, Phase, State, loss},
     desk::{Departure, Desk, QUEUE_DEPTH},
     flights::{Landed, Table},
     handshake::{Handshake, Next, TlsNeed},
@@ -260,7 +260,7 @@ impl Worker {
             // Many do, when they have nothing more to ask.
             Ok(0) if conn.share.requests == 0 && matches!(conn.phase, Phase::Transmission(_)) => self.drain(number),
             Ok(0) => self.lose(number, "the client left without saying goodbye"),
-            Err(error) => self.lose(number, &error.to_string()),
+            Err(error) => self.lose(number, &loss(&error)),
             Ok(bytes) => match conn.received(bytes) {
                 Ok(()) => self.go_on(number),
                 Err(error) => {
@@ -390,7 +390,7 @@ impl Worker {
         let share = conn.outbox.sent(end.buf, end.pieces, &mut self.desk.pool);
         conn.share.sub(share);
         match end.result {
-            Err(error) if conn.state != State::Closing => self.lose(number, &error.to_string()),
+            Err(error) if conn.state != State::Closing => self.lose(number, &loss(&error)),
             _ if conn.starts_tls || matches!(conn.phase, Phase::Handshake(_)) => self.go_on(number),
             _ => self.settle(number),
         }
