@@ -61,7 +61,9 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             match &failure {
-                Failure::Sentence(sentence) => eprint_line(&format!("diskwright: {sentence}")),
+                Failure::Sentence(sentence) => {
+                    eprint_line(&format!("diskwright: {}", describe::printable_lines(sentence)))
+                }
                 Failure::Stopped => eprint_line("diskwright: stopped before it was done"),
                 Failure::ReaderGone => {}
             }

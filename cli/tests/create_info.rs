@@ -84,8 +84,18 @@ fn a_chain_is_drawn_as_far_as_it_goes() {
     std::fs::rename(shop.path("base.vhdx"), shop.path("elsewhere.vhdx")).unwrap();
     insta::assert_snapshot!("broken_chain", steady(&shop.ok("info top.vhdx --chain")));
     let json = shop.json("info top.vhdx --chain");
-    assert_eq!((json["parent_state"].as_str(), json["chain_length"].as_u64()), (Some("missing"), None));
+    assert_eq!((json["parent_state"].as_str(), json["chain_length"].as_u64()), (Some("ok"), None));
+    assert!(json["chain_error"].as_str().unwrap().contains("base.vhdx") && json["parent_error"].is_null());
     assert_eq!(json["chain"].as_array().unwrap().len(), 2);
+    let shown = shop.ok("info top.vhdx");
+    assert!(shown.contains("parent state") && shown.contains("but the chain is broken further down"), "{shown}");
+    // What is wrong with a parent that is there is found all the same.
+    let mut bytes = std::fs::read(shop.path("middle.vhdx")).unwrap();
+    bytes[3 << 20..][..8].copy_from_slice(&0x7000_0006u64.to_le_bytes());
+    std::fs::write(shop.path("middle.vhdx"), bytes).unwrap();
+    let checked = shop.run("check top.vhdx --chain");
+    assert!(checked.code == Some(2) && checked.stdout.contains("middle.vhdx: corrupt"), "{checked:?}");
+    assert!(checked.stdout.contains("the chain could not be followed"), "{checked:?}");
 }
 
 #[test]

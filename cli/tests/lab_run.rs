@@ -240,3 +240,52 @@ fn a_signal_ends_a_run_and_what_was_measured_is_kept() {
     assert_eq!(run["end"]["kind"], "stopped");
     assert!(ios(&run) > 0);
 }
+
+#[test]
+fn a_result_replaces_a_result_and_nothing_else() {
+    let shop = Workshop::new();
+    shop.ok("create disk.vhdx --size 8M");
+    shop.ok("create disk.vhd --size 8M --type fixed");
+    fs::create_dir(shop.path("folder")).unwrap();
+    let disks = ["disk.vhdx", "disk.vhd"].map(|name| fs::read(shop.path(name)).unwrap());
+    // Before anything is measured, or these would take an hour each.
+    for line in [
+        "lab run null: -d 1h -o disk.vhdx",
+        "lab run null: -d 1h -o disk.vhd",
+        "lab run null: -d 1h -o folder",
+        "lab run null: -d 1h -o nowhere/x.json",
+        "lab run null: -d 1h -o x.toml",
+        "lab study zero-payload --cell 3600 -o disk.vhdx",
+        "bench null --cell 3600 -o disk.vhd",
+        "diskspd -d3600 --save disk.vhdx null:",
+    ] {
+        let error = shop.fails(1, line);
+        assert!(
+            error.contains("nothing was changed") || error.contains("write the result") || error.contains(".json"),
+            "{line}: {error}"
+        );
+    }
+    // A live comparison calls "could not compare" by 2.
+    shop.fails(2, "lab compare --live null: null:1G -d 1h -o disk.vhdx");
+    shop.ok(&format!("lab run null: {SHORT} -o x.json"));
+    let error = shop.fails(1, "lab report x.json --as html -o disk.vhdx");
+    assert!(error.contains("is no report"), "{error}");
+    let after = ["disk.vhdx", "disk.vhd"].map(|name| fs::read(shop.path(name)).unwrap());
+    assert!(disks == after);
+    shop.ok(&format!("lab run null: {SHORT} -o x.json"));
+    let names: Vec<_> = fs::read_dir(shop.path(".")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!names.iter().any(|name| name.to_string_lossy().ends_with(".saving")), "{names:?}");
+}
+
+#[test]
+fn a_profile_that_somebody_wrote_stays() {
+    let shop = Workshop::new();
+    let mine = "# Mine.\n".to_owned() + &shop.ok("lab profiles hyper-v-oltp");
+    fs::write(shop.path("mine.toml"), &mine).unwrap();
+    for _ in 0..2 {
+        let text = shop.ok(&format!("lab run null: --profile mine.toml {SHORT} -o mine.json"));
+        assert!(text.contains("--profile mine.run.toml"), "{text}");
+    }
+    assert_eq!(fs::read_to_string(shop.path("mine.toml")).unwrap(), mine);
+    shop.ok("lab run null: --profile mine.run.toml --no-save");
+}

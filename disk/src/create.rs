@@ -184,7 +184,8 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
             .max(logical_sector_bytes),
         parent: link,
         preallocate: request.preallocate,
-        disk_id: None,
+        // A fork of a VHDX is the same disk to its guest (MS-VHDX 2.6.1.2); a VHD's id is the file's.
+        disk_id: parent_info.as_ref().filter(|info| info.format == Format::Vhdx).and_then(|info| info.disk_id),
     })
 }
 

@@ -141,12 +141,16 @@ impl Shared {
         self.poisoned.store(true, Ordering::Release);
     }
 
-    /// Fails once a sync has failed.
+    /// Fails once a sync has failed, of the disk's or of its image's.
     pub(crate) fn check_poison(&self) -> io::Result<()> {
         if self.poisoned.load(Ordering::Acquire) {
             return Err(io::Error::other(
                 "an earlier flush of this disk failed, so nothing can be called durable any more: close it, check it, open it again",
             ));
+        }
+        // An image also syncs while it makes room for a block.
+        if let Some(writer) = self.top().writer() {
+            writer.check_syncs()?;
         }
         Ok(())
     }

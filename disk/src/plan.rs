@@ -194,10 +194,14 @@ pub(crate) fn plan_zero(
             let busy = mutation.busy.contains_key(&block);
             while data.next_if(|run| run.start_bytes + run.len_bytes <= start).is_some() {}
             let reads_as_zeros = data.peek().is_none_or(|run| run.start_bytes >= stop);
+            let writer = shared.writer()?;
             if !busy && reads_as_zeros {
+                // Zeros that others may show otherwise (a block that was unmapped with its contents) become zeros by the image's word.
+                if whole && !discard && writer.can_store_zero() && state_of(shared, block)? == BlockState::Zero {
+                    commit(shared, &mut mutation, block, whole_commit)?;
+                }
                 continue;
             }
-            let writer = shared.writer()?;
             if whole && !busy && writer.can_store_zero() {
                 commit(shared, &mut mutation, block, whole_commit)?;
                 continue;

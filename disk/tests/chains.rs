@@ -187,6 +187,43 @@ fn a_missing_parent_names_the_places() {
     assert_eq!(disk.layers().len(), 1);
 }
 
+/// State of a block's entry in a VHDX that this program made with one region of metadata: the BAT is at 3 MiB.
+fn entry_state(path: &Path, block: u64) -> u64 {
+    let bytes = std::fs::read(path).unwrap();
+    let at = (3 * MIB + 8 * block) as usize;
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) & 7
+}
+
+#[test]
+fn zeros_are_zeros_to_others_too() {
+    const ZERO: u64 = 2;
+    const UNMAPPED: u64 = 3;
+    let (_dir, parent, top) = pair("vhdx");
+    let change = |path: &Path, change: &dyn Fn(&mut Blocking)| {
+        let disk = Disk::open(path, &OpenOptions { allow_parent_write: true, ..writable() }).unwrap();
+        change(&mut Blocking::open(&*disk, EngineKind::Auto).unwrap());
+        disk.close().unwrap();
+    };
+    // What an unmapped block held before may be read from it, and a child's block held what its parent holds.
+    change(&top, &|io| io.discard(0, MIB).unwrap());
+    assert_eq!(entry_state(&top, 0), ZERO);
+    change(&parent, &|io| io.discard(0, MIB).unwrap());
+    assert_eq!(entry_state(&parent, 0), UNMAPPED);
+    // Zeros that were written are no longer a matter of opinion.
+    change(&parent, &|io| io.write_zeroes(0, MIB).unwrap());
+    assert_eq!(entry_state(&parent, 0), ZERO);
+}
+
+#[test]
+fn a_vhdx_and_its_child_are_one_disk_to_the_guest() {
+    for (extension, same) in [("vhdx", true), ("vhd", false)] {
+        let (_dir, _parent, top) = pair(extension);
+        let disk = Disk::open(&top, &OpenOptions::default()).unwrap();
+        let ids: Vec<_> = disk.layers().iter().map(|layer| layer.image.info().disk_id.unwrap()).collect();
+        assert_eq!(ids[0] == ids[1], same, "{extension}: {ids:?}");
+    }
+}
+
 #[test]
 fn a_broken_chain_opens_as_far_as_it_goes_and_only_to_be_read() {
     let (_dir, parent, middle) = pair("vhdx");

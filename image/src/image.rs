@@ -292,6 +292,12 @@ pub trait ImageWriter: Send + Sync {
     /// Whether anything committed is not yet durable.
     fn is_dirty(&self) -> bool;
 
+    /// Whether anything can still be called durable. A sync that fails in a reservation ends that, too, though no flush was asked for.
+    ///
+    /// # Errors
+    /// [`ImageError::Poisoned`] once a sync of the store has failed.
+    fn check_syncs(&self) -> Result<()>;
+
     /// Makes everything durable that was committed, and all payload whose write had completed, before the call.
     /// Concurrent callers share the work. After a failure of the store's sync, every later flush fails: what a failed
     /// fsync dropped cannot be known to be durable.

@@ -199,18 +199,18 @@ impl ImageWriter for FlatWriter {
         false
     }
 
-    fn flush(&self) -> Result<()> {
-        let poisoned =
-            |reason: &str| ImageError::Poisoned { path: self.store.name().to_owned(), reason: reason.into() };
-        if let Some(reason) = &*self.failure() {
-            return Err(poisoned(reason));
-        }
-        self.sync("make the written data durable")?;
-        // A sync that began after another's failure may succeed and yet have missed what the failed one dropped.
+    fn check_syncs(&self) -> Result<()> {
         match &*self.failure() {
-            Some(reason) => Err(poisoned(reason)),
+            Some(reason) => Err(ImageError::Poisoned { path: self.store.name().to_owned(), reason: reason.clone() }),
             None => Ok(()),
         }
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.check_syncs()?;
+        self.sync("make the written data durable")?;
+        // A sync that began after another's failure may succeed and yet have missed what the failed one dropped.
+        self.check_syncs()
     }
 
     fn freed_generation(&self) -> u64 {

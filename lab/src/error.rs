@@ -238,10 +238,8 @@ pub(crate) fn verb(operation: Operation) -> &'static str {
 
 fn hint_for(source: &io::Error) -> &'static str {
     match source.kind() {
-        io::ErrorKind::StorageFull => "; free some space or use another folder (--dir)",
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "; use a folder you may write to (--dir)"
-        }
+        io::ErrorKind::StorageFull => "; free some space or use another folder",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; use a folder you may write to",
         _ => "",
     }
 }

@@ -12,8 +12,9 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use std::{
-    io::{BufWriter, Write},
-    path::Path,
+    fs::File,
+    io::{self, BufWriter, Read, Write},
+    path::{Path, PathBuf},
 };
 
 /// Schema of [`ContainersResult`]. Version 1 had workloads of one direction and one pattern only, and other rounds; it is still read.
@@ -215,15 +216,51 @@ pub struct ComparedWorkload {
     pub paper_ratios: Vec<Option<f64>>,
 }
 
-/// Writes `result` as JSON to a new file at `path`, in one step: the file is complete or not there.
+/// Whether a result can be saved at `path`: to be asked before anything is measured for it. What is there already is replaced only
+/// where it is JSON, as a result is, or nothing: never a disk.
 ///
 /// # Errors
-/// [`LabError::File`].
-pub fn save<T: Serialize>(path: &Path, result: &T) -> Result<()> {
+/// [`LabError::BadOptions`] where something else is there, [`LabError::File`] where no file can be made.
+pub fn check_place(path: &Path) -> Result<()> {
     let failed = |source| LabError::File { doing: "write the result to", path: path.to_owned(), source };
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let written = std::fs::File::create(&partial)
+    let refused = |what: &str| LabError::BadOptions {
+        what: format!("the result cannot be saved as {}: {what}", path.display()),
+        hint: "nothing was changed; choose another name (-o)".into(),
+    };
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => return Err(refused("that is no file")),
+        Ok(_) => {
+            let mut first = [0; 64];
+            let read = File::open(path).and_then(|mut file| file.read(&mut first)).map_err(failed)?;
+            let is_json =
+                first[..read].iter().find(|byte| !byte.is_ascii_whitespace()).is_none_or(|byte| *byte == b'{');
+            if !is_json {
+                return Err(refused("something is there that is no result"));
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let saving = saving(path);
+    File::create(&saving).and_then(|_| std::fs::remove_file(&saving)).map_err(failed)
+}
+
+/// The name of a result before it is whole.
+fn saving(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".saving");
+    name.into()
+}
+
+/// Writes `result` as JSON to a file at `path`, in one step: the file is complete or as it was.
+///
+/// # Errors
+/// As [`check_place`].
+pub fn save<T: Serialize>(path: &Path, result: &T) -> Result<()> {
+    check_place(path)?;
+    let failed = |source| LabError::File { doing: "write the result to", path: path.to_owned(), source };
+    let partial = saving(path);
+    let written = File::create(&partial)
         .and_then(|file| {
             let mut file = BufWriter::new(file);
             json::write(&mut file, result)?;

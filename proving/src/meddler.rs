@@ -128,6 +128,10 @@ impl ImageWriter for Meddler {
         self.inner.writer().is_some_and(ImageWriter::is_dirty)
     }
 
+    fn check_syncs(&self) -> Result<()> {
+        self.writing()?.check_syncs()
+    }
+
     fn flush(&self) -> Result<()> {
         let flushed = || self.writing()?.flush();
         let only_synced = || {

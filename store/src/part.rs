@@ -298,8 +298,13 @@ fn write_blocking(
             let slices = [io::IoSlice::new(bytes)];
             match rustix::io::pwritev2(file.fd, &slices, offset_bytes, ReadWriteFlags::DSYNC) {
                 Ok(moved_bytes) if moved_bytes == bytes.len() => return Ok(()),
-                // The long way says what is wrong, if anything is.
-                Ok(_) | Err(_) => target.store.write_at(bytes, offset_bytes)?,
+                // Moved in part, or not as this kernel and file system do it: the long way.
+                Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INTR | Errno::AGAIN) => {
+                    target.store.write_at(bytes, offset_bytes)?;
+                }
+                // Perhaps the write-back of an earlier write, which is told once: nothing is tried again into a success.
+                Err(Errno::IO) => return target.store.settle_sync(Err(Errno::IO.into())),
+                Err(errno) => return Err(errno.into()),
             }
         }
         Some(file) => write_all(file.fd, bytes, offset_bytes)?,

@@ -60,6 +60,9 @@ pub fn run(context: &mut Context, args: &BenchArgs) -> exit::Outcome {
         launcher: Some(ChildLauncher::current_exe([super::lab::CHILD_COMMAND])?),
         keep: args.experiment.keep,
     };
+    if let Some(output) = &args.experiment.output {
+        result::check_place(output)?;
+    }
     let mut steps = context.steps();
     let report = bench::run(&args.rows, &options, &mut steps);
     drop(steps);

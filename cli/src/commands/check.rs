@@ -12,7 +12,7 @@ use crate::{
     style::{GREEN, RED, YELLOW},
 };
 use clap::Args;
-use diskwright_disk::{Disk, DiskError, in_a_file};
+use diskwright_disk::{Disk, DiskError, Reach, in_a_file};
 use diskwright_image::{CheckReport, Finding, Format, ImageError, Severity, probe};
 use diskwright_store::{CacheMode, FileStore, LockMode, OpenOptions, Store};
 use serde::Serialize;
@@ -81,8 +81,12 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
     let mut checked = vec![(args.file.clone(), Ok(check_one(&args.file, format)?))];
     let mut chain_error = None;
     if args.chain {
-        match Disk::open(&args.file, &context.global.open_options(false)) {
+        // As far as it can be followed: what is damaged in a parent is told though the next is missing.
+        let mut options = context.global.open_options(false);
+        options.reach = Reach::Found;
+        match Disk::open(&args.file, &options) {
             Ok(disk) => {
+                chain_error = disk.broken_link().map(ToString::to_string);
                 let parents = disk.layers().iter().skip(1);
                 checked.extend(
                     parents.map(|layer| (layer.path.clone(), check_one(&layer.path, Some(layer.image.info().format)))),

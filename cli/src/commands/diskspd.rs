@@ -98,6 +98,9 @@ pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
     for note in &profile.notes {
         context.warn(note);
     }
+    if let Some(path) = &own.save {
+        result::check_place(path)?;
+    }
     let how = TargetArgs { create_size: created(&profile)?.map(Bytes), fill: false, destroy_data: own.destroy_data };
     let prepared = how.prepare(context, &job, &paths)?;
     let live = LiveDisplay::new(context.global.quiet, context.signals.patient());

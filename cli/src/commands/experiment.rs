@@ -9,9 +9,16 @@ use crate::{
     exit::{self, Failure, Outcome},
 };
 use clap::Args;
-use diskwright_lab::study::{StudyOptions, StudyReport};
+use diskwright_lab::{
+    result,
+    study::{StudyOptions, StudyReport},
+};
 use serde::Serialize;
-use std::{io::Write, path::PathBuf, time::Duration};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// See the module.
 #[derive(Debug, Clone, Args)]
@@ -38,8 +45,12 @@ pub struct ExperimentArgs {
 
 impl ExperimentArgs {
     /// As a study takes them.
-    pub fn study(&self, global: &GlobalOptions) -> StudyOptions {
-        StudyOptions {
+    ///
+    /// # Errors
+    /// The result could not be saved where it is to be.
+    pub fn study(&self, global: &GlobalOptions) -> Outcome<StudyOptions> {
+        result::check_place(self.output.as_deref().unwrap_or(Path::new("diskwright-study.json")))?;
+        Ok(StudyOptions {
             quick: self.quick,
             dir: self.dir.clone(),
             engine: global.engine(),
@@ -47,7 +58,7 @@ impl ExperimentArgs {
             cell: self.cell,
             output: self.output.clone(),
             keep: self.keep,
-        }
+        })
     }
 }
 

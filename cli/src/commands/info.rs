@@ -44,6 +44,8 @@ struct Report {
     top: Description,
     parent_state: Option<&'static str>,
     parent_error: Option<String>,
+    /// Why the chain cannot be followed to its end, be it at the parent or further down.
+    chain_error: Option<String>,
     chain_length: Option<usize>,
     warnings: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,9 +79,12 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
             descriptions.into_iter().enumerate().map(link).collect()
         });
         let report = Report {
-            parent_state: trouble.map(state_of).or(top.parent.as_ref().map(|_| "ok")),
+            parent_state: trouble
+                .map(|trouble| state_above(disk.layers().len(), trouble))
+                .or(top.parent.as_ref().map(|_| "ok")),
             top,
-            parent_error: trouble.map(ToString::to_string),
+            parent_error: trouble.filter(|_| disk.layers().len() == 1).map(ToString::to_string),
+            chain_error: trouble.map(ToString::to_string),
             chain_length: trouble.is_none().then(|| disk.layers().len()),
             warnings: disk.warnings().to_vec(),
             chain,
@@ -94,7 +99,10 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
         draw_chain(context, &descriptions, trouble)?;
     } else {
         let state = match (trouble, disk.layers().get(1)) {
-            (Some(trouble), _) => Some(format!("{}: {trouble}", state_of(trouble))),
+            (Some(trouble), Some(parent)) => {
+                Some(format!("ok: {}, but the chain is broken further down: {trouble}", parent.path.display()))
+            }
+            (Some(trouble), None) => Some(format!("{}: {trouble}", state_of(trouble))),
             (None, Some(parent)) => {
                 Some(format!("ok: {} (a chain of {} disks)", parent.path.display(), disk.layers().len()))
             }
@@ -116,6 +124,11 @@ fn describe_export(context: &mut Context, report: &ExportReport) -> Outcome {
         fields.write(&mut context.out)?;
     }
     Ok(exit::OK)
+}
+
+/// The state of the top's own parent, where so many layers could be opened.
+fn state_above(layers: usize, trouble: &DiskError) -> &'static str {
+    if layers == 1 { state_of(trouble) } else { "ok" }
 }
 
 fn state_of(trouble: &DiskError) -> &'static str {

@@ -36,6 +36,15 @@ struct Gate {
     failure: Option<String>,
 }
 
+impl Gate {
+    fn check(&self, store: &dyn Store) -> Result<()> {
+        match &self.failure {
+            Some(reason) => Err(ImageError::Poisoned { path: store.name().to_owned(), reason: reason.clone() }),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Lets concurrent flushes share passes. See the module.
 #[derive(Debug, Default)]
 pub(super) struct FlushGate {
@@ -61,16 +70,14 @@ impl FlushGate {
     /// Returns when a pass that began after this call has succeeded; runs `pass` for that if nobody else does.
     ///
     /// # Errors
-    /// What `pass` gave, to the caller that ran it (others try for themselves); `Poisoned` after [`FlushGate::poison`].
+    /// What `pass` gave, to the caller that ran it (others try for themselves); `Poisoned` once a sync has failed.
     pub fn flush(&self, store: &dyn Store, pass: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut gate = self.lock();
         let wanted = gate.begun + 1;
         #[cfg(feature = "shuttle")]
         let wanted = wanted - u64::from(gate.running && is_broken(Rule::WaitsForALaterCycle));
         loop {
-            if let Some(reason) = &gate.failure {
-                return Err(ImageError::Poisoned { path: store.name().to_owned(), reason: reason.clone() });
-            }
+            gate.check(store)?;
             if gate.done >= wanted {
                 return Ok(());
             }
@@ -90,6 +97,14 @@ impl FlushGate {
         }
         drop(running);
         result
+    }
+
+    /// Refuses when a sync has failed before.
+    ///
+    /// # Errors
+    /// [`ImageError::Poisoned`].
+    pub fn check(&self, store: &dyn Store) -> Result<()> {
+        self.lock().check(store)
     }
 
     /// Syncs the store; a failure shuts the gate.

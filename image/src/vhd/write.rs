@@ -359,6 +359,10 @@ impl ImageWriter for Writing {
         state.table.pinned || state.table.is_dirty() || !state.dirty_bitmaps.is_empty()
     }
 
+    fn check_syncs(&self) -> Result<()> {
+        self.gate.check(&*self.store)
+    }
+
     fn flush(&self) -> Result<()> {
         self.gate.flush(&*self.store, || self.run_flush())
     }

@@ -223,7 +223,7 @@ impl VhdxImage {
         let nothing_to_do = match current {
             // Without a parent, a block that is not present reads as zeros by every implementation.
             BlockState::Absent => !self.layout.has_parent,
-            BlockState::Zero => discard || found == Ok(PayloadState::Zero),
+            BlockState::Zero => (discard && !self.layout.has_parent) || found == Ok(PayloadState::Zero),
             BlockState::Data { .. } | BlockState::Partial { .. } => false,
         };
         if nothing_to_do && !state.reserved.contains_key(&block) {
@@ -241,7 +241,8 @@ impl VhdxImage {
         if nothing_to_do {
             return Ok(current);
         }
-        let next = if discard { PayloadState::Unmapped } else { PayloadState::Zero };
+        // What was there before may be read from an unmapped block (2.5.1.1). Without an offset that is nothing; but of a child's it is its parent's.
+        let next = if discard && !self.layout.has_parent { PayloadState::Unmapped } else { PayloadState::Zero };
         state.set_entry(place, BatEntry::payload(next, 0));
         Ok(BlockState::Zero)
     }

@@ -215,6 +215,10 @@ impl ImageWriter for VhdxImage {
         self.writing.as_ref().is_some_and(|writing| lock(&writing.state).pages.is_dirty())
     }
 
+    fn check_syncs(&self) -> Result<()> {
+        self.barrier.check()
+    }
+
     fn flush(&self) -> Result<()> {
         self.flush_shared(self.writing()?)
     }

@@ -93,13 +93,20 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
         fail_if: args.fail_if.iter().map(|condition| FailIf { certainty, ..condition.clone() }).collect(),
         ..JudgeOptions::default()
     };
+    if let Some(output) = &args.output {
+        result::check_place(output)?;
+    }
     let sides = if args.live { live(context, args)? } else { saved(&args.sides)? };
     let record = contest::judge(sides, &options);
     if let Some(output) = &args.output {
         result::save(output, &record)?;
     }
     print(context, &record)?;
-    Ok(if record.failed.is_empty() { exit::OK } else { exit::FAILED })
+    Ok(match (record.comparisons.is_empty(), record.failed.is_empty()) {
+        (true, _) => exit::NOT_COMPARED,
+        (false, true) => exit::OK,
+        (false, false) => exit::FAILED,
+    })
 }
 
 fn saved(sides: &[String]) -> Outcome<Vec<Side>> {

@@ -13,7 +13,7 @@ use diskwright_lab::{
 use serde::Serialize;
 use std::{
     fs::File,
-    io::Write,
+    io::{Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -194,10 +194,26 @@ fn names(documents: &[(&Path, Document)]) -> Vec<String> {
     names
 }
 
-/// Writes the whole file or leaves what was there.
+/// Writes the whole file or leaves what was there, which may be an older report, but never a disk.
 fn save(path: &Path, text: &str) -> Outcome<()> {
+    let mut first = Vec::new();
+    let is_text = match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => false,
+        Ok(_) => {
+            let read = File::open(path).and_then(|file| file.take(4096).read_to_end(&mut first));
+            read.map_err(|error| Failure::doing(format!("cannot look at {}", path.display()), error))?;
+            !first.contains(&0)
+        }
+        Err(_) => true,
+    };
+    if !is_text {
+        return Err(Failure::new(format!(
+            "{} is there and is no report: nothing was changed; choose another name (-o)",
+            path.display()
+        )));
+    }
     let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
+    partial.push(".saving");
     let written = File::create(&partial)
         .and_then(|mut file| file.write_all(text.as_bytes()))
         .and_then(|()| std::fs::rename(&partial, path));

@@ -27,6 +27,9 @@ use std::{
 /// A profile of more lines than this is named, not printed.
 const PROFILE_LINES_MAX: usize = 60;
 
+/// First line of the profiles that are saved beside results, by which they are known again.
+const PROFILE_MARK: &str = "# What `diskwright lab run` was told. Copy it to change it: this file is written anew.";
+
 /// Arguments of `lab run`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -74,6 +77,7 @@ pub struct RunArgs {
 /// Runs the job, saves and prints what it found.
 pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     let job = args.workload.job(&context.global)?;
+    let output = if args.no_save { None } else { Some(place(args)?) };
     let prepared = args.prepare.prepare(context, &job, &args.targets)?;
     let options = RunOptions { keep_going: args.keep_going, labels: args.label.clone(), ..RunOptions::default() };
     let live = LiveDisplay::new(context.global.quiet, context.signals.patient());
@@ -86,14 +90,17 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     }
     run.warnings.splice(0..0, prepared.warnings);
     Warning::sort(&mut run.warnings);
-    let saved = if args.no_save { None } else { Some(save(args, &run)?) };
+    // What was measured is shown though it cannot be saved.
+    let saved = output.map(|json| save(json, &run)).transpose();
+    let shown = saved.as_ref().ok().and_then(Option::as_ref);
     if context.global.json {
         context.print_result(&run)?;
     } else {
         let screen = ScreenOptions { colour: context.style.colour, per_thread: args.per_thread };
         context.out.write_all(screen::render(&run, &screen).as_bytes())?;
-        print_profile(context, args, &run, saved.as_ref())?;
+        print_profile(context, args, &run, shown)?;
     }
+    saved?;
     Ok(match run.end {
         End::Complete => exit::OK,
         End::Failed { .. } => exit::FAILED,
@@ -101,13 +108,34 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     })
 }
 
-/// Saves the result and the profile. Returns their paths.
-fn save(args: &RunArgs, run: &Run) -> Outcome<(PathBuf, PathBuf)> {
+/// Where the result is to be saved, if it can be.
+fn place(args: &RunArgs) -> Outcome<PathBuf> {
     let json =
         args.output.clone().unwrap_or_else(|| format!("diskwright-run-{}.json", clock::compact_utc_now()).into());
+    if json.extension().is_some_and(|extension| extension == "toml") {
+        let (what, hint) =
+            (format!("{} is the profile's name, not the result's", json.display()), "use a name that ends in .json");
+        return Err(LabError::BadOptions { what, hint: hint.into() }.into());
+    }
+    result::check_place(&json)?;
+    Ok(json)
+}
+
+/// Saves the result and the profile. Returns their paths.
+fn save(json: PathBuf, run: &Run) -> Outcome<(PathBuf, PathBuf)> {
     result::save(&json, run)?;
-    let toml = json.with_extension("toml");
-    std::fs::write(&toml, run.job.to_toml()).map_err(LabError::file("write the profile to", &toml))?;
+    // A profile that somebody wrote, perhaps the one that this run was told, stays as it is.
+    let is_ours = |toml: &Path| std::fs::read(toml).map_or(true, |text| text.starts_with(PROFILE_MARK.as_bytes()));
+    let toml =
+        ["toml", "run.toml"].map(|extension| json.with_extension(extension)).into_iter().find(|toml| is_ours(toml));
+    let Some(toml) = toml else {
+        let what = format!("the profile cannot be saved beside {}: {}", json.display(), "both names are taken");
+        return Err(
+            LabError::BadOptions { what, hint: "choose another name (-o); the result itself is saved".into() }.into()
+        );
+    };
+    std::fs::write(&toml, format!("{PROFILE_MARK}\n{}", run.job.to_toml()))
+        .map_err(LabError::file("write the profile to", &toml))?;
     Ok((json, toml))
 }
 

@@ -9,6 +9,7 @@ use clap::Args;
 use diskwright_lab::{
     ChildLauncher,
     bench::{self, BenchOptions, Row},
+    result,
 };
 
 /// Arguments of `lab selftest`.
@@ -51,6 +52,9 @@ pub fn run(context: &mut Context, args: &SelftestArgs) -> Outcome {
         keep: args.experiment.keep,
         launcher: Some(ChildLauncher::current_exe([super::CHILD_COMMAND])?),
     };
+    if let Some(output) = &args.experiment.output {
+        result::check_place(output)?;
+    }
     let mut steps = context.steps();
     let report = bench::run(&rows, &options, &mut steps);
     drop(steps);

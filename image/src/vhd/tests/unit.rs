@@ -130,6 +130,17 @@ fn a_failed_sync_poisons_and_a_failed_write_does_not() {
 }
 
 #[test]
+fn a_sync_that_fails_while_room_is_made_poisons_too() {
+    let (store, disk) = disk(DiskType::Dynamic);
+    let writer = disk.image.writer().unwrap();
+    writer.check_syncs().unwrap();
+    store.fail_syncs.store(true, Ordering::Relaxed);
+    assert!(matches!(writer.reserve(0), Err(ImageError::Io { .. })));
+    store.fail_syncs.store(false, Ordering::Relaxed);
+    assert!(!writer.is_dirty() && matches!(writer.check_syncs(), Err(ImageError::Poisoned { .. })));
+}
+
+#[test]
 fn a_flush_syncs_no_more_than_it_must() {
     let (store, disk) = disk(DiskType::Dynamic);
     let syncs = || store.syncs.swap(0, Ordering::Relaxed);
