@@ -171,3 +171,11 @@ fn a_chain_is_checked_to_its_end() {
     assert_eq!(ended.code, Some(1));
     assert!(ended.stdout.contains("top.vhdx: sound") && ended.stdout.contains("could not be followed"), "{ended:#?}");
 }
+
+#[test]
+fn nothing_is_no_sound_disk() {
+    let shop = Workshop::new();
+    std::fs::write(shop.path("empty.img"), "").unwrap();
+    let error = shop.fails(1, "check empty.img");
+    assert!(error.contains("0 bytes"), "{error}");
+}

@@ -119,6 +119,12 @@ fn check_one(path: &Path, format: Option<Format>) -> Result<(Format, CheckReport
     let store = FileStore::open(path, &options)?;
     let store: Arc<dyn Store> = Arc::new(store);
     let format = format.map_or_else(|| probe::probe(&*store), Ok)?;
+    if store.len_bytes().is_ok_and(|bytes| bytes == 0) {
+        return Err(DiskError::BadOptions {
+            what: format!("{}: found 0 bytes, expected a disk", path.display()),
+            hint: "if this is the right file, get it anew from where it came from".into(),
+        });
+    }
     match probe::check(store, Some(format)) {
         // Damage that ends a check is a finding like any other, and not "could not check".
         Err(ImageError::Corrupt { structure, offset_bytes, found, expected, .. }) => {

@@ -175,7 +175,7 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &[String]
         "{{\n  \"schema\": \"diskwright.map/1\",\n  \"file\": {file},\n  \"virtual_size\": {size_bytes},\n  \"extents\": ["
     )?;
     let mut separator = "\n    ";
-    each_extent(disk.device(), patience, |extent| {
+    let listed = each_extent(disk.device(), patience, |extent| {
         let is_data = extent.kind == ExtentKind::Data;
         let present = extent.kind != ExtentKind::Unallocated;
         let report = ExtentReport {
@@ -192,9 +192,15 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &[String]
         write!(context.out, "{separator}{line}")?;
         separator = ",\n    ";
         Ok(())
-    })?;
-    writeln!(context.out, "\n  ]\n}}")?;
-    Ok(())
+    });
+    // Damage is met on the way, and the list goes out while it is made: so what has begun ends as a document, and says why.
+    match &listed {
+        Ok(()) => writeln!(context.out, "\n  ]\n}}")?,
+        Err(Failure::Sentence(why)) => writeln!(context.out, "\n  ],\n  \"error\": {}\n}}", quoted(why)?)?,
+        Err(Failure::Stopped) => writeln!(context.out, "\n  ],\n  \"error\": \"stopped\"\n}}")?,
+        Err(Failure::ReaderGone) => {}
+    }
+    listed
 }
 
 /// Cells in a row: what is left beside the offsets.
