@@ -312,6 +312,20 @@ fn as_a_file_it_takes_bytes_of_any_length() {
 }
 
 #[test]
+fn a_folder_that_is_taken_is_refused() {
+    let Some(place) = Place::as_root(&[]) else { return };
+    place.ok("create a.vhd --size 8M");
+    place.ok("create b.vhd --size 8M");
+    let dir = place.dir("view");
+    place.ok(&format!("attach a.vhd --fuse {dir}"));
+    let refused = place.fails(&format!("attach b.vhd --fuse {dir}"));
+    assert!(refused.contains("is mounted at") && refused.contains("another folder"), "{refused}");
+    place.ok("detach a.vhd");
+    place.ok(&format!("attach b.vhd --fuse {dir}"));
+    place.ok("detach b.vhd");
+}
+
+#[test]
 fn a_user_gets_a_file_without_being_root() {
     let Some(place) = Place::as_user() else { return };
     place.ok("create disk.vhdx --size 64M");

@@ -13,6 +13,7 @@ use std::{
     },
     thread::{self, JoinHandle},
     time::Duration,
+    time::Instant,
 };
 
 /// Longest request that is read.
@@ -105,11 +106,12 @@ impl Drop for Scrape {
 }
 
 fn answer(stream: &mut dyn Conversation, page: &Page) -> io::Result<()> {
-    let mut request = Vec::new();
+    let (mut request, began) = (Vec::new(), Instant::now());
     let mut chunk = [0; 1024];
     while !request.windows(4).any(|four| four == b"\r\n\r\n") {
         let got = stream.read(&mut chunk)?;
-        if got == 0 || request.len() + got > REQUEST_BYTES_MAX {
+        // The time of a whole request: one who sends a byte now and then would keep the others out.
+        if got == 0 || request.len() + got > REQUEST_BYTES_MAX || began.elapsed() > PATIENCE {
             return Ok(());
         }
         request.extend_from_slice(&chunk[..got]);

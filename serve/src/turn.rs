@@ -18,6 +18,9 @@ use std::{
 /// Requests that are answered in a turn.
 const FEW: usize = 4;
 
+/// The same in a hurry. There is an end to it, for an answer may begin the next step of something long.
+const MANY: usize = 256;
+
 /// A processor that comes back later than this was taken by somebody who does not answer us.
 const PATIENCE: Duration = Duration::from_micros(200);
 
@@ -40,7 +43,7 @@ impl Pace {
             return FEW;
         }
         self.hurried -= 1;
-        usize::MAX
+        MANY
     }
 
     /// Ends a turn: submits everything, and sleeps until something comes, unless there is more to answer.

@@ -4,10 +4,11 @@
 mod common;
 
 use common::{Served, eventually, memory, serve};
+use diskwright_disk::{CreateRequest, Disk, OpenOptions};
 use diskwright_nbd::wire::{Command, CommandFlags, Framing, OptionCode, OptionHeader, option};
 use diskwright_serve::nbd::Options;
 use std::{
-    io::{ErrorKind, Write},
+    io::{ErrorKind, Read, Write},
     os::unix::net::UnixStream,
     time::{Duration, Instant},
 };
@@ -89,6 +90,33 @@ fn requests_without_end_are_not_taken_without_end() {
 }
 
 #[test]
+fn endless_holes_hold_up_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("hole.vhdx");
+    let request = CreateRequest { size_bytes: Some(64 << 40), ..CreateRequest::default() };
+    diskwright_disk::create(&path, &request).unwrap();
+    let hole = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+    let options = Options { workers: 1, ..Options::default() };
+    let Some(mut served) = serve(vec![("m", memory(1 << 20, true)), ("hole", hole)], options) else { return };
+    let mut client = served.client().go("hole", Framing::Extended, &["base:allocation"]);
+    // All of it would take minutes.
+    for command in [Command::BLOCK_STATUS, Command::TRIM] {
+        for _ in 0..100 {
+            let asked = client.request(command, NONE, 0, 64 << 40);
+            client.say(&asked);
+        }
+        let began = Instant::now();
+        somebody_is_served(&served);
+        assert!(began.elapsed() < Duration::from_secs(10), "{command:?}: {:?}", began.elapsed());
+    }
+    drop(client);
+    eventually("what it asked for has ended", || served.server().metrics().totals().connections == 0);
+    let began = Instant::now();
+    served.stop().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+#[test]
 fn whoever_stops_in_the_middle_holds_up_nobody() {
     let options = Options { workers: 1, handshake_time: Duration::from_millis(400), ..Options::default() };
     let Some(mut served) = serve(vec![("m", memory(4 << 20, true))], options) else { return };
@@ -138,6 +166,11 @@ fn a_crowd_that_comes_and_goes() {
             let _ = stream.write_all(&lies[..(round % 17) as usize]);
         }
     }
+    // They are taken in the order in which they came: who is greeted was behind all of them.
+    eventually("all were taken", || {
+        let greeted = |mut stream: UnixStream| stream.read_exact(&mut [0; 18]);
+        UnixStream::connect(served.socket()).and_then(greeted).is_ok()
+    });
     eventually("they are gone", || served.server().metrics().totals().connections == 0);
     somebody_is_served(&served);
 }

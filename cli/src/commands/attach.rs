@@ -236,8 +236,8 @@ fn supervise(context: &mut Context, args: &AttachArgs) -> Outcome {
         Err(failure) => (SupervisorSays::Failed { error: failure.to_string() }, Err(failure)),
     };
     let line = serde_json::to_string(&said).map_err(|error| Failure::doing("cannot say how it went", error.into()))?;
-    writeln!(context.out, "{line}")?;
-    context.out.flush()?;
+    // Whoever was to read it may have been killed; the disk is attached all the same, and looked after.
+    let _ = writeln!(context.out, "{line}").and_then(|()| context.out.flush());
     // The folder from which it was started can be removed or unmounted.
     let _ = env::set_current_dir("/");
     // And the command that waits for the line is not kept waiting for more.

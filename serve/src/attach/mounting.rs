@@ -48,6 +48,9 @@ pub fn mount(
             Errno::ROFS | Errno::ACCESS if record.read_only => {
                 "it was not unmounted cleanly and would have to be repaired first; attach it with --ephemeral instead of --read-only".into()
             }
+            Errno::INVAL if file_system == "xfs" => {
+                "if another XFS with the same UUID is mounted (a copy, or another child of the same disk), attach without --mount and mount the device with `-o nouuid`; else it may be damaged: the kernel's log (dmesg) says more".into()
+            }
             Errno::INVAL | Errno::UCLEAN | Errno::IO => {
                 "it may be damaged; the kernel's log (dmesg) says more, and a check (fsck) may repair it".into()
             }

@@ -21,6 +21,7 @@ use crate::attach::{
     record::{Home, PartitionRecord, Record, Registry, ShownBy, state_error},
     release::{self, Detach},
     server::{At, ServerSays, Shown, now_seconds},
+    usage,
 };
 use crate::ublk::{self, UblkError};
 use std::{
@@ -75,6 +76,21 @@ pub fn attach(
             what: format!("{}: only root can make it a block device", options.file.display()),
             hint: "be root, or take --fuse DIR, which shows the disk as a file",
         });
+    }
+    // What is unmounted is the topmost at a place: so nothing is put over the mount of somebody else, nor of another disk.
+    for dir in options.fuse_dir.iter().chain(&options.mount) {
+        let place = dir.canonicalize().map_err(|source| state_error("mount on", dir, source))?;
+        if let Some(there) = usage::mounts().unwrap_or_default().iter().rfind(|mount| mount.dir == place) {
+            return Err(AttachError::BadOptions {
+                what: format!(
+                    "{} from {} is mounted at {} already",
+                    there.file_system,
+                    there.source.display(),
+                    dir.display()
+                ),
+                hint: "choose another folder",
+            });
+        }
     }
     let home = registry.home_of(&file)?;
     let (by, no_ublk) = choose(options)?;
@@ -200,11 +216,14 @@ impl Attached {
     fn complete(&mut self, options: &AttachOptions) -> Result<(), AttachError> {
         self.record.server = Process::of(self.child.id());
         let shown = self.wait_for_server()?;
+        // From here on there is something to clear away, should this process not live to do it.
+        self.home.write(&self.record)?;
         if options.fuse_dir.is_none() {
             match shown {
                 Shown::Ublk(number) => self.start_ublk_device(number)?,
                 Shown::File(_) => self.put_loop_device()?,
             }
+            self.home.write(&self.record)?;
             if let Some(dir) = &options.mount {
                 let (partitions, whole) = self.look_inside()?;
                 let file_systems: Vec<_> =

@@ -169,6 +169,8 @@ pub(crate) struct Connection {
     pub(crate) receiving: bool,
     /// Whether it waits for its requests to be answered before more are taken, and is on the worker's list for that.
     pub(crate) stalled: bool,
+    /// Whether it has had its turn, and goes on in the next one.
+    pub(crate) gives_way: bool,
     /// TLS begins when everything has been sent.
     pub(crate) starts_tls: bool,
     /// Whether it is on the worker's list of those who have something to send.
@@ -196,6 +198,7 @@ impl Connection {
             outbox: Outbox::default(),
             receiving: false,
             stalled: false,
+            gives_way: false,
             starts_tls: false,
             to_send: false,
             share: Share::default(),

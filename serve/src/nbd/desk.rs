@@ -26,7 +26,7 @@ use diskwright_nbd::wire::{
     Command, CommandFlags, Decoded, ErrorCode, Framing, PAYLOAD_BYTES_DEFAULT, RequestHeader, WireError,
 };
 use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request};
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 /// Most requests of one queue in flight. A queue has many clients.
 pub(crate) const QUEUE_DEPTH: usize = 8192;
@@ -39,6 +39,9 @@ const STEP_BYTES: u64 = 256 << 20;
 
 /// A write's payload that is longer than it may be is skipped up to this length; what is longer ends the session.
 const SKIP_BYTES_MAX: u64 = 2 * PAYLOAD_BYTES_DEFAULT as u64;
+
+/// Block status is found at once, by the worker. Who made it look for longer than this waits for the others before his next request.
+const STATUS_TURN: Duration = Duration::from_micros(200);
 
 /// What a client may have in flight.
 #[derive(Debug, Clone, Copy)]
@@ -146,6 +149,9 @@ impl Desk {
                     };
                     conn.window.consume(used);
                     self.take(conn, number, session, &header)?;
+                    if conn.gives_way {
+                        return Ok(());
+                    }
                 }
             }
         }
@@ -365,6 +371,17 @@ impl Desk {
     }
 
     /// Starts the next step of a range that is cleared, if there is one and nothing has failed.
+    /// Begins nothing more for a connection that is closed.
+    pub(crate) fn abandon(&mut self, connection: u32) {
+        for number in self.groups.numbers().collect::<Vec<_>>() {
+            if let Some(of) = self.groups.get(number)
+                && of.asked.connection == connection
+            {
+                of.error.get_or_insert_with(|| io::Error::other("the client has gone"));
+            }
+        }
+    }
+
     fn step(&mut self, group: u32) {
         let Some(of) = self.groups.get(group) else { return };
         if let (Some(steps), None) = (&mut of.steps, &of.error)
@@ -430,8 +447,9 @@ impl Desk {
         let mut answer = std::mem::take(&mut self.scratch);
         answer.clear();
         let device = &self.exports.get(session.export).device;
-        match status::answer(device.as_ref(), contexts, &request, &mut answer) {
-            Ok(()) => {
+        match status::answer(device.as_ref(), contexts, &request, status::PATIENCE, &mut answer) {
+            Ok(took) => {
+                conn.gives_way |= took > STATUS_TURN;
                 conn.outbox.put(&answer, &mut self.pool);
                 self.count(conn, asked, None);
             }

@@ -1,15 +1,24 @@
 //! Block status: the extents of a device, as the contexts of the protocol tell them.
 //!
-//! A range is asked for in windows, and the answer ends early when it has enough descriptors, as the protocol allows: a hostile or a very
-//! scattered disk costs a request no more than that.
+//! A range is asked for in windows that grow while little is in them, and the answer ends early when it has enough descriptors or has taken
+//! its time, as the protocol allows: a hostile or a very scattered disk, or an endless hole, costs a request no more than that.
 
 use super::handshake::{ALLOCATION_ID, Contexts, DEPTH_ID};
 use diskwright_nbd::wire::{AllocationFlags, Answering, ChunkFlags, Descriptor};
 use diskwright_store::{BlockDevice, Extent, ExtentKind};
-use std::io;
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
-/// Bytes of the device whose extents are asked for at once.
-const WINDOW_BYTES: u64 = 1 << 30;
+/// Bytes of the device whose extents are asked for at once, at first and at most.
+const WINDOW_BYTES: (u64, u64) = (1 << 20, 1 << 30);
+
+/// Extents in a window up to which the next one is twice as large.
+const FEW_EXTENTS: usize = 64;
+
+/// Time after which an answer ends with what was found, for a server that has others to serve.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(2);
 
 /// Descriptors, for each context, after which the answer ends.
 const DESCRIPTORS_ENOUGH: usize = 4096;
@@ -25,7 +34,7 @@ pub(crate) struct StatusRequest {
     pub(crate) only_one: bool,
 }
 
-/// Appends the answer to `out`.
+/// Appends the answer to `out`, and says how long that took.
 ///
 /// # Errors
 /// What the device says; nothing was appended then.
@@ -33,23 +42,30 @@ pub(crate) fn answer(
     device: &dyn BlockDevice,
     contexts: Contexts,
     request: &StatusRequest,
+    patience: Duration,
     out: &mut Vec<u8>,
-) -> io::Result<()> {
+) -> io::Result<Duration> {
+    let began = Instant::now();
+    let mut window_bytes = WINDOW_BYTES.0;
     let (mut allocation, mut depth) = (Runs::default(), Runs::default());
     let end_bytes = request.offset_bytes + request.len_bytes;
     let mut at_bytes = request.offset_bytes;
     let mut extents = Vec::new();
     while at_bytes < end_bytes {
-        let window_bytes = WINDOW_BYTES.min(end_bytes - at_bytes);
+        let now_bytes = window_bytes.min(end_bytes - at_bytes);
         extents.clear();
-        device.extents(at_bytes, window_bytes, &mut extents)?;
+        device.extents(at_bytes, now_bytes, &mut extents)?;
         for extent in &extents {
             allocation.add(extent.len_bytes, allocation_of(extent));
             depth.add(extent.len_bytes, depth_of(extent));
         }
-        at_bytes += window_bytes;
+        at_bytes += now_bytes;
+        if extents.len() <= FEW_EXTENTS {
+            window_bytes = (2 * window_bytes).min(WINDOW_BYTES.1);
+        }
         let enough = |runs: &Runs| runs.0.len() >= if request.only_one { 2 } else { DESCRIPTORS_ENOUGH };
-        if (!contexts.allocation || enough(&allocation)) && (!contexts.depth || enough(&depth)) {
+        let all = (!contexts.allocation || enough(&allocation)) && (!contexts.depth || enough(&depth));
+        if all || began.elapsed() > patience {
             break;
         }
     }
@@ -65,7 +81,7 @@ pub(crate) fn answer(
             request.answering.block_status(flags, id, &runs.0[..count], out);
         }
     }
-    Ok(())
+    Ok(began.elapsed())
 }
 
 /// Runs, neighbours that are alike joined.
@@ -137,9 +153,13 @@ mod tests {
         let mut out = Vec::new();
         let answering = Answering { framing, cookie: 7, offset_bytes };
         let request = StatusRequest { answering, offset_bytes, len_bytes, only_one };
-        answer(&Striped(size), contexts, &request, &mut out).unwrap();
+        answer(&Striped(size), contexts, &request, Duration::MAX, &mut out).unwrap();
+        told(&out, framing)
+    }
+
+    fn told(out: &[u8], framing: Framing) -> Told {
         let mut told = Vec::new();
-        let mut rest = &out[..];
+        let mut rest = out;
         let mut done = false;
         while !rest.is_empty() {
             let Decoded::Value(header, used) = ReplyHeader::decode(rest, framing).unwrap() else { panic!("cut") };
@@ -153,6 +173,20 @@ mod tests {
         }
         assert!(done);
         told
+    }
+
+    #[test]
+    fn an_answer_that_takes_its_time_is_short_and_goes_on_where_it_ended() {
+        let request = StatusRequest {
+            answering: Answering { framing: Framing::Extended, cookie: 7, offset_bytes: 0 },
+            offset_bytes: 0,
+            len_bytes: 64 << 40,
+            only_one: false,
+        };
+        let mut out = Vec::new();
+        answer(&Striped(64 << 40), BOTH, &request, Duration::ZERO, &mut out).unwrap();
+        let told = told(&out, Framing::Extended);
+        assert_eq!(told, [(ALLOCATION_ID, vec![(MIB, 0)]), (DEPTH_ID, vec![(MIB, 2)])]);
     }
 
     const BOTH: Contexts = Contexts { allocation: true, depth: true };

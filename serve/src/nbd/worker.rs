@@ -96,6 +96,8 @@ pub(crate) struct Worker {
     started: Instant,
     /// Connections that wait until some of their requests are answered.
     stalled: Vec<u32>,
+    /// Connections that go on in the next turn, though nothing of theirs ends.
+    patient: Vec<u32>,
     /// Connections that have something to send.
     to_send: Vec<u32>,
     ends: Vec<StreamEnd>,
@@ -129,6 +131,7 @@ impl Worker {
             metrics,
             started: Instant::now(),
             stalled: Vec::new(),
+            patient: Vec::new(),
             to_send: Vec::new(),
             ends: Vec::new(),
             completions: Vec::new(),
@@ -149,7 +152,8 @@ impl Worker {
             // What could not even be begun has ended without the ring.
             self.streams.reap(&mut ends);
             if ends.is_empty() {
-                self.pace.end_turn(&self.ring, !self.unanswered.is_empty())?;
+                let has_more = !self.unanswered.is_empty() || !self.patient.is_empty();
+                self.pace.end_turn(&self.ring, has_more)?;
                 self.streams.reap(&mut ends);
             }
             self.desk.now_ns = self.started.elapsed().as_nanos() as u64;
@@ -157,6 +161,9 @@ impl Worker {
                 self.ended(end);
             }
             self.ends = ends;
+            for number in std::mem::take(&mut self.patient) {
+                self.go_on(number);
+            }
             self.work_disks()?;
             let mut to_send = std::mem::take(&mut self.to_send);
             for number in to_send.drain(..) {
@@ -295,7 +302,9 @@ impl Worker {
         let Some(conn) = self.connections.get(number) else { return };
         // Answers to options wait in memory, and a share counts requests only: so nobody is asked for more options before he has taken the answers to the last.
         let must_listen = matches!(conn.phase, Phase::Handshake(_)) && (conn.has_output() || conn.outbox.is_sending());
-        if conn.stalled {
+        if std::mem::take(&mut conn.gives_way) {
+            self.patient.push(number);
+        } else if conn.stalled {
             self.stalled.push(number);
         } else if conn.state == State::Open && !conn.receiving && !conn.starts_tls && !must_listen {
             let mut pieces = conn.lend(&mut self.desk.pool);
@@ -453,6 +462,7 @@ impl Worker {
         conn.state = State::Closing;
         let group = conn.release(&mut self.desk.pool);
         self.streams.close(conn.stream);
+        self.desk.abandon(number);
         if let Some(group) = group {
             self.let_go(group);
         }
