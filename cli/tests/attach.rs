@@ -8,7 +8,12 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 
 #[test]
 fn a_file_system_written_through_a_device_is_there_the_next_time() {
@@ -170,7 +175,7 @@ fn a_killed_server_leaves_no_device_that_hangs() {
     let dir = place.dir("mnt");
     run_ok("mount", &[&device, &dir]);
     fs::write(Path::new(&dir).join("x"), vec![1; 1 << 20]).unwrap();
-    let open = fs::File::open(Path::new(&dir).join("x")).unwrap();
+    let open = File::open(Path::new(&dir).join("x")).unwrap();
     let server = place.record("disk.vhdx")["server"]["pid"].as_i64().unwrap();
     kill(Pid::from_raw(server as i32), Signal::SIGKILL).unwrap();
 
@@ -229,9 +234,7 @@ fn without_a_supervisor_the_next_command_clears_away() {
     kill(pid("supervisor"), Signal::SIGKILL).unwrap();
     kill(pid("server"), Signal::SIGKILL).unwrap();
     let read = attaching::within(Duration::from_secs(20), move || {
-        std::process::Command::new("dd")
-            .args([&format!("if={device}"), "of=/dev/null", "count=8", "iflag=direct"])
-            .output()
+        Command::new("dd").args([&format!("if={device}"), "of=/dev/null", "count=8", "iflag=direct"]).output()
     });
     assert!(!read.expect("a read of the device hangs").unwrap().status.success());
     place.wait_until("the server is gone", || place.run("attached").stderr.contains("disk.vhdx"));
@@ -245,7 +248,7 @@ fn detaching_says_who_is_in_the_way() {
     let Some(place) = Place::as_root(&[]) else { return };
     place.ok("create disk.vhdx --size 64M");
     let device = place.attach("disk.vhdx");
-    let open = fs::File::open(&device).unwrap();
+    let open = File::open(&device).unwrap();
     let refused = place.fails("detach disk.vhdx");
     assert!(refused.contains(&format!("(process {}", std::process::id())), "{refused}");
     drop(open);
@@ -302,13 +305,46 @@ fn as_a_file_it_takes_bytes_of_any_length() {
     expected.resize(size as usize, 0);
     expected[size as usize - 3..].copy_from_slice(b"end");
     assert!(fs::read(&file).unwrap() == expected, "the file differs");
-    let open = fs::File::open(&file).unwrap();
+    let open = File::open(&file).unwrap();
     let refused = place.fails("detach disk.vhd");
     assert!(refused.contains("open in"), "{refused}");
     drop(open);
     place.ok(&format!("detach {dir}"));
     place.ok("convert disk.vhd copy.raw");
     assert!(fs::read(place.path("copy.raw")).unwrap() == expected, "the disk differs");
+}
+
+#[test]
+fn whoever_holds_what_was_unmounted_does_not_hold_up_the_others_for_ever() {
+    let Some(place) = Place::as_root(&["mkfs.ext4", "unshare"]) else { return };
+    place.ok("create disk.vhdx --size 64M");
+    let device = place.attach("disk.vhdx");
+    run_ok("mkfs.ext4", &["-q", &device]);
+    place.ok("detach disk.vhdx");
+    let dir = place.dir("mnt");
+    // A program within, whose file system is taken away under it.
+    place.ok(&format!("attach disk.vhdx --mount {dir}"));
+    fs::write(Path::new(&dir).join("kept"), "kept").unwrap();
+    let mut within = Command::new("sleep").arg("600").current_dir(&dir).spawn().unwrap();
+    place.fails("detach disk.vhdx --unmount");
+    place.run("detach disk.vhdx --force");
+    let late = fs::write(format!("/proc/{}/cwd/late", within.id()), "late")
+        .and_then(|()| File::open(format!("/proc/{}/cwd/late", within.id())).and_then(|file| file.sync_all()));
+    assert!(late.is_err(), "what was taken away is still there");
+    within.kill().and_then(|()| within.wait()).unwrap();
+    // Another mount namespace, which has a copy of every mount.
+    let said = place.ok(&format!("attach disk.vhdx --mount {dir}"));
+    assert_eq!(fs::read(Path::new(&dir).join("kept")).unwrap(), b"kept", "{said}");
+    place.ok("detach disk.vhdx --unmount");
+    place.ok("attach disk.vhdx");
+    let mut elsewhere = Command::new("unshare").args(["-m", "sleep", "600"]).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let refused = place.fails("detach disk.vhdx");
+    assert!(refused.contains("mount namespace") && refused.contains("--force"), "{refused}");
+    place.run("detach disk.vhdx --force");
+    assert!(!place.ok("attached").contains("disk.vhdx"));
+    elsewhere.kill().and_then(|()| elsewhere.wait()).unwrap();
+    place.ok("check disk.vhdx");
 }
 
 #[test]

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The same way is gone when a server has died, by force: file systems are taken out of sight though somebody is in them, and what they
-//! still ask for fails, but nothing hangs. By force, and only then, a server that does not answer is killed, for everything else would wait for it.
+//! still ask for fails, but nothing hangs. By force, and only then, a server that does not answer is killed, for everything else would wait for it; and so
+//! is one that does not end (`supervisor`), since somebody within, or in another mount namespace, holds a file system that is out of sight.
 
 use crate::{
     attach::{
@@ -153,6 +154,17 @@ fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]
     Ok(())
 }
 
+/// Makes what was written to a file system durable, if that can be done in the time.
+fn sync_within(dir: &Path, patience: Duration) {
+    let (sender, ended) = mpsc::channel();
+    let dir = dir.to_owned();
+    thread::spawn(move || {
+        let _ = File::open(&dir).map(rustix::fs::syncfs);
+        let _ = sender.send(());
+    });
+    let _ = ended.recv_timeout(patience);
+}
+
 /// Whether a device comes to the end of a flush, well or badly.
 fn answers(device: &Path) -> bool {
     let (sender, ended) = mpsc::channel();
@@ -211,6 +223,7 @@ fn unmount_all(devices: &[PathBuf], numbers: &[u64], force: bool) -> Result<(), 
     for mount in usage::mounts().map_err(failed)?.into_iter().rev().filter(is_ours) {
         let plain = rustix::mount::unmount(&mount.dir, UnmountFlags::NOFOLLOW);
         if plain == Err(Errno::BUSY) && force {
+            sync_within(&mount.dir, FORCE_PATIENCE);
             let _ = rustix::mount::unmount(&mount.dir, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH);
         }
     }

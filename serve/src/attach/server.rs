@@ -64,6 +64,8 @@ pub enum ServerSays {
         #[serde(default)]
         machine: bool,
     },
+    /// It was unmounted, or its device stopped: nobody can ask for anything any more, and it is being closed.
+    Closing,
     /// It was unmounted, or its device stopped, and closed. With an error, what was written and not flushed may be lost.
     Closed {
         /// What went wrong.
@@ -116,6 +118,7 @@ pub fn serve_disk(disk: Arc<Disk>, at: &At, engine: EngineKind, out: &mut dyn Wr
         ServerSays::Failed { error: error.to_string(), machine }.say(out);
         return served;
     }
+    ServerSays::Closing.say(out);
     let closed = disk.close().map_err(|error| AttachError::Server(error.to_string()));
     let result = served.and(closed);
     ServerSays::Closed { error: result.as_ref().err().map(ToString::to_string) }.say(out);

@@ -34,8 +34,11 @@ use std::{
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+/// How long those may take who hold what was unmounted.
+const HOLD_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Between two looks at whether the user wants it to end.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -54,6 +57,8 @@ pub struct Attached {
     record: Record,
     child: Child,
     events: Receiver<Event>,
+    /// Whether the server has said that nobody can reach it any more.
+    closing: bool,
     /// What the server has said of its end.
     closed: Option<Option<String>>,
     /// Sentences for the user.
@@ -123,7 +128,7 @@ pub fn attach(
             return Err(error);
         }
     };
-    let mut attached = Attached { home, record, child, events, closed: None, warnings: Vec::new() };
+    let mut attached = Attached { home, record, child, events, closing: false, closed: None, warnings: Vec::new() };
     match attached.complete(options) {
         Ok(()) => Ok(attached),
         Err(error) => {
@@ -253,7 +258,7 @@ impl Attached {
                     return Err(AttachError::Machine(error));
                 }
                 Ok(Event::Server(ServerSays::Failed { error, .. })) => return Err(AttachError::Server(error)),
-                Ok(Event::Server(ServerSays::Closed { .. })) => {}
+                Ok(Event::Server(ServerSays::Closing | ServerSays::Closed { .. })) => {}
                 Ok(Event::Asked(mut stream)) => {
                     let refused = Answer::Refused("it is just being attached; try again in a moment".into());
                     let _ = control::answer(&mut stream, &refused);
@@ -328,8 +333,7 @@ impl Attached {
         let mut stopped = false;
         loop {
             match self.events.recv_timeout(LOOK_EVERY) {
-                Ok(Event::Server(ServerSays::Closed { error })) => self.closed = Some(error),
-                Ok(Event::Server(_)) => {}
+                Ok(Event::Server(says)) => self.hear(says),
                 Ok(Event::ServerGone) | Err(RecvTimeoutError::Disconnected) => return self.server_is_gone(),
                 Ok(Event::Asked(mut stream)) => {
                     let Ok(detach) = control::question(&stream) else { continue };
@@ -361,7 +365,7 @@ impl Attached {
     fn detach(&mut self, how: Detach) -> Result<Result<(), AttachError>, AttachError> {
         let ours = [std::process::id(), self.child.id()];
         release::release(&self.home, &mut self.record, how, &ours)?;
-        self.wait_for_end();
+        self.wait_for_end(how)?;
         let ended = match self.closed.take() {
             Some(None) => Ok(()),
             Some(Some(error)) => Err(AttachError::Flush {
@@ -380,20 +384,46 @@ impl Attached {
         Ok(ended)
     }
 
-    /// Hears the server out.
-    fn wait_for_end(&mut self) {
+    fn hear(&mut self, says: ServerSays) {
+        match says {
+            ServerSays::Closing => self.closing = true,
+            ServerSays::Closed { error } => self.closed = Some(error),
+            ServerSays::Ready { .. } | ServerSays::Failed { .. } => {}
+        }
+    }
+
+    /// Hears the server out. It takes the time that it needs to close the disk; but it does not begin with that as long as somebody holds a file
+    /// system that is out of sight: from another mount namespace, or, after force, from within.
+    fn wait_for_end(&mut self, how: Detach) -> Result<(), AttachError> {
+        let deadline = Instant::now() + HOLD_PATIENCE;
         loop {
-            match self.events.recv() {
-                Ok(Event::Server(ServerSays::Closed { error })) => self.closed = Some(error),
-                Ok(Event::Server(_)) => {}
+            let event = if self.closing {
+                self.events.recv().map_err(RecvTimeoutError::from)
+            } else {
+                self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            };
+            match event {
+                Ok(Event::Server(says)) => self.hear(says),
                 Ok(Event::Asked(mut stream)) => {
                     let refused = Answer::Refused("it is just being detached".into());
                     let _ = control::answer(&mut stream, &refused);
                 }
-                Ok(Event::ServerGone) | Err(_) => break,
+                Err(RecvTimeoutError::Timeout) if how.force => {
+                    // What was held could be synced by then. Whatever is still asked for fails.
+                    let _ = self.child.kill();
+                    self.closing = true;
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(AttachError::Supervisor(format!(
+                        "{} is out of sight here, but somebody still holds what was mounted from it, perhaps a container or another mount namespace (lsns -t mnt); it is detached when that ends, or now, and under its hands, by detach --force",
+                        self.record.file.display()
+                    )));
+                }
+                Ok(Event::ServerGone) | Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         let _ = self.child.wait();
+        Ok(())
     }
 
     fn how_it_ended(&mut self) -> String {
@@ -434,7 +464,7 @@ impl Attached {
         if !release::is_mounted(&self.record).unwrap_or(false) && self.closed.is_none() {
             let _ = self.child.try_wait();
         }
-        self.wait_for_end();
+        let _ = self.wait_for_end(force);
         let _ = self.home.remove();
     }
 }
