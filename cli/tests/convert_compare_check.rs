@@ -179,3 +179,15 @@ fn nothing_is_no_sound_disk() {
     let error = shop.fails(1, "check empty.img");
     assert!(error.contains("0 bytes"), "{error}");
 }
+
+#[test]
+fn a_pipe_is_no_disk_and_what_is_there_stays() {
+    let shop = Workshop::new();
+    shop.ok("create disk.vhdx --size 8M");
+    for line in ["convert disk.vhdx -", "convert - copy.vhdx"] {
+        let error = shop.fails(1, line);
+        assert!(error.contains("./-"), "{error}");
+    }
+    let error = shop.fails(1, "create disk.vhdx --size 8M");
+    assert!(error.contains("nothing was changed"), "{error}");
+}

@@ -11,6 +11,7 @@ use crate::{
 use diskwright_image::{CreateOptions, DiskType, Format, ImageError, ImageInfo, ParentLink, probe, vhd, vhdx};
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions, Store, store::FileRange};
 use std::{
+    io,
     path::{Component, Path, PathBuf},
     sync::Arc,
 };
@@ -44,9 +45,16 @@ pub struct CreateRequest {
 ///
 /// # Errors
 /// [`DiskError::BadOptions`] and [`diskwright_image::ImageError::BadOptions`] for what cannot be,
-/// [`DiskError::File`] where the file exists or the file system refuses.
+/// also where the file exists; [`DiskError::File`] where the file system refuses.
 pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<()> {
-    create_as(path.as_ref(), path.as_ref(), request)
+    let path = path.as_ref();
+    create_as(path, path, request).map_err(|error| match error {
+        DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => DiskError::BadOptions {
+            what: format!("{}: something of this name is there already", path.display()),
+            hint: "nothing was changed: choose another name, or remove it first".into(),
+        },
+        other => other,
+    })
 }
 
 /// Makes a new image file at `path` that is to be `shown` in the end: that is the name that errors tell.

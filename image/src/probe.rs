@@ -60,8 +60,8 @@ pub fn probe(store: &dyn Store) -> Result<Format> {
             path: store.name().to_owned(),
             found: format!("the name promises {promised}, but the file has no signature of that format"),
             expected: match promised {
-                Format::Vhdx => "\"vhdxfile\" at offset 0; if these are the bytes of a raw disk, say so with the format raw".into(),
-                _ => "\"conectix\" at offset 0 or in the last 512 bytes (was the file copied completely?); if these are the bytes of a raw disk, say so with the format raw".into(),
+                Format::Vhdx => "\"vhdxfile\" at offset 0; if these are the bytes of a raw disk, say so (--format raw, or --source-format raw of convert)".into(),
+                _ => "\"conectix\" at offset 0 or in the last 512 bytes (was the file copied completely?); if these are the bytes of a raw disk, say so (--format raw, or --source-format raw of convert)".into(),
             },
         }),
         _ => Ok(Format::Raw),

@@ -3,7 +3,7 @@
 use crate::{
     args::{CacheArg, FormatArg},
     context::Context,
-    exit::{self, Outcome},
+    exit::{self, Failure, Outcome},
     json, progress, sizes,
     sizes::Human,
 };
@@ -85,6 +85,11 @@ struct Report {
 
 /// Converts.
 pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
+    if [&args.source, &args.dest].into_iter().any(|name| name.as_os_str() == "-") {
+        return Err(Failure::new(
+            "- is neither standard input nor output here, for a disk is read and written in many places at once; use a file (or an NBD URI), and ./- for a file of that name",
+        ));
+    }
     let mut source = context.global.open_options(false);
     source.format = args.source_format.map(FormatArg::format);
     let options = ConvertOptions {

@@ -90,6 +90,9 @@ pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
             return Ok(exit::USAGE);
         }
     };
+    if profile.profile_only && context.global.json {
+        return Err(Failure::new("a profile is XML, and there is no JSON of it: leave --json out, or -Rp"));
+    }
     if profile.profile_only {
         context.out.write_all(diskspd::profile_xml(&profile).as_bytes())?;
         return Ok(exit::OK);

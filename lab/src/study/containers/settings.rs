@@ -49,7 +49,10 @@ impl Settings {
             return bad("a queue depth of 0 measures nothing", "use depths of at least 1");
         }
         let wanted_bytes = options.size_bytes.unwrap_or(if quick { QUICK_BYTES } else { FULL_BYTES });
-        let Some(size_bytes) = wanted_bytes.max(1).checked_next_multiple_of(SIZE_STEP_BYTES) else {
+        if wanted_bytes == 0 {
+            return bad("a size of 0 measures nothing", "use a --size of some gigabytes, or leave it out");
+        }
+        let Some(size_bytes) = wanted_bytes.checked_next_multiple_of(SIZE_STEP_BYTES) else {
             return bad("that size is beyond what any disk can have", "use a smaller --size");
         };
         let how = Preparation {
