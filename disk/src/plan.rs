@@ -196,8 +196,9 @@ pub(crate) fn plan_zero(
             let reads_as_zeros = data.peek().is_none_or(|run| run.start_bytes >= stop);
             let writer = shared.writer()?;
             if !busy && reads_as_zeros {
-                // Zeros that others may show otherwise (a block that was unmapped with its contents) become zeros by the image's word.
-                if whole && !discard && writer.can_store_zero() && state_of(shared, block)? == BlockState::Zero {
+                // Zeros that others may show otherwise (a block that was unmapped with its contents) become zeros by the image's word, all of the
+                // block: nothing else is in it. What is so already is left alone by the image.
+                if writer.can_store_zero() && state_of(shared, block)? == BlockState::Zero {
                     commit(shared, &mut mutation, block, whole_commit)?;
                 }
                 continue;

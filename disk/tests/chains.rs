@@ -187,11 +187,15 @@ fn a_missing_parent_names_the_places() {
     assert_eq!(disk.layers().len(), 1);
 }
 
-/// State of a block's entry in a VHDX that this program made with one region of metadata: the BAT is at 3 MiB.
+/// Where a block's entry lies in a VHDX that this program made with one region of metadata: the BAT is at 3 MiB.
+fn entry_bytes(block: u64) -> usize {
+    (3 * MIB + 8 * block) as usize
+}
+
+/// State of a block's entry.
 fn entry_state(path: &Path, block: u64) -> u64 {
     let bytes = std::fs::read(path).unwrap();
-    let at = (3 * MIB + 8 * block) as usize;
-    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) & 7
+    u64::from_le_bytes(bytes[entry_bytes(block)..][..8].try_into().unwrap()) & 7
 }
 
 #[test]
@@ -207,10 +211,22 @@ fn zeros_are_zeros_to_others_too() {
     // What an unmapped block held before may be read from it, and a child's block held what its parent holds.
     change(&top, &|io| io.discard(0, MIB).unwrap());
     assert_eq!(entry_state(&top, 0), ZERO);
+    // Another program has unmapped a block of a child: there a discard has something to say, too.
+    for discard_bytes in [MIB, 4096] {
+        let mut bytes = std::fs::read(&top).unwrap();
+        bytes[entry_bytes(0)..][..8].copy_from_slice(&UNMAPPED.to_le_bytes());
+        std::fs::write(&top, bytes).unwrap();
+        change(&top, &|io| io.discard(0, discard_bytes).unwrap());
+        assert_eq!(entry_state(&top, 0), ZERO, "{discard_bytes}");
+    }
     change(&parent, &|io| io.discard(0, MIB).unwrap());
     assert_eq!(entry_state(&parent, 0), UNMAPPED);
     // Zeros that were written are no longer a matter of opinion.
     change(&parent, &|io| io.write_zeroes(0, MIB).unwrap());
+    assert_eq!(entry_state(&parent, 0), ZERO);
+    // Nor are those over a part of it: all of it is zeros to us.
+    change(&parent, &|io| io.discard(0, MIB).unwrap());
+    change(&parent, &|io| io.write_zeroes(8192, 4096).unwrap());
     assert_eq!(entry_state(&parent, 0), ZERO);
 }
 
