@@ -7,6 +7,7 @@
 //!   ublk/          the disk as a block device, by the kernel's ublk driver
 //!   fuse/          the disk as a file, by the FUSE protocol on the block queue
 //!   turn.rs        how much a worker answers at once
+//!   walk.rs        how much of a disk is looked at to find its extents
 //!   attach/        the disk as a block device of this machine by one of these, mounted if wanted
 //! ```
 //!
@@ -23,3 +24,4 @@ pub mod nbd;
 pub mod scrape;
 mod turn;
 pub mod ublk;
+mod walk;

@@ -1,21 +1,16 @@
 //! Block status: the extents of a device, as the contexts of the protocol tell them.
 //!
-//! A range is asked for in windows that grow while little is in them, and the answer ends early when it has enough descriptors or has taken
+//! A range is asked for in windows that grow while little is in them (`walk`), and the answer ends early when it has enough descriptors or has taken
 //! its time, as the protocol allows: a hostile or a very scattered disk, or an endless hole, costs a request no more than that.
 
 use super::handshake::{ALLOCATION_ID, Contexts, DEPTH_ID};
+use crate::walk::Walk;
 use diskwright_nbd::wire::{AllocationFlags, Answering, ChunkFlags, Descriptor};
 use diskwright_store::{BlockDevice, Extent, ExtentKind};
 use std::{
     io,
     time::{Duration, Instant},
 };
-
-/// Bytes of the device whose extents are asked for at once, at first and at most.
-const WINDOW_BYTES: (u64, u64) = (1 << 20, 1 << 30);
-
-/// Extents in a window up to which the next one is twice as large.
-const FEW_EXTENTS: usize = 64;
 
 /// Time after which an answer ends with what was found, for a server that has others to serve.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(2);
@@ -46,22 +41,12 @@ pub(crate) fn answer(
     out: &mut Vec<u8>,
 ) -> io::Result<Duration> {
     let began = Instant::now();
-    let mut window_bytes = WINDOW_BYTES.0;
     let (mut allocation, mut depth) = (Runs::default(), Runs::default());
-    let end_bytes = request.offset_bytes + request.len_bytes;
-    let mut at_bytes = request.offset_bytes;
-    let mut extents = Vec::new();
-    while at_bytes < end_bytes {
-        let now_bytes = window_bytes.min(end_bytes - at_bytes);
-        extents.clear();
-        device.extents(at_bytes, now_bytes, &mut extents)?;
-        for extent in &extents {
+    let mut walk = Walk::over(device, request.offset_bytes..request.offset_bytes + request.len_bytes);
+    while let Some(extents) = walk.next_window()? {
+        for extent in extents {
             allocation.add(extent.len_bytes, allocation_of(extent));
             depth.add(extent.len_bytes, depth_of(extent));
-        }
-        at_bytes += now_bytes;
-        if extents.len() <= FEW_EXTENTS {
-            window_bytes = (2 * window_bytes).min(WINDOW_BYTES.1);
         }
         let enough = |runs: &Runs| runs.0.len() >= if request.only_one { 2 } else { DESCRIPTORS_ENOUGH };
         let all = (!contexts.allocation || enough(&allocation)) && (!contexts.depth || enough(&depth));

@@ -1,12 +1,12 @@
 //! SEEK_DATA and SEEK_HOLE, by which programs find out what they need not read.
 
 use super::{Session, errno_of};
+use crate::walk::Walk;
 use diskwright_store::ExtentKind;
 use rustix::io::Errno;
 
 /// How much of the disk is searched for data or a hole before the answer is the one that is always right.
-const SEEK_WINDOW_BYTES: u64 = 1 << 30;
-const SEEK_WINDOWS: u32 = 64;
+const SEARCH_BYTES: u64 = 64 << 30;
 
 /// Of lseek(2).
 pub(super) const SEEK_DATA: u32 = 3;
@@ -22,26 +22,19 @@ impl Session {
         if offset_bytes >= size_bytes {
             return Err(Errno::NXIO);
         }
-        let mut extents = Vec::new();
-        let mut at_bytes = offset_bytes;
-        for _ in 0..SEEK_WINDOWS {
-            if at_bytes >= size_bytes {
-                break;
-            }
-            let start_bytes = at_bytes - at_bytes % self.sector_bytes;
-            let len_bytes = SEEK_WINDOW_BYTES.min(size_bytes - start_bytes);
-            extents.clear();
-            self.device.extents(start_bytes, len_bytes, &mut extents).map_err(|error| errno_of(&error))?;
+        let start_bytes = offset_bytes - offset_bytes % self.sector_bytes;
+        let stop_bytes = size_bytes.min(start_bytes.saturating_add(SEARCH_BYTES));
+        let mut walk = Walk::over(self.device.as_ref(), start_bytes..stop_bytes);
+        while let Some(extents) = walk.next_window().map_err(|error| errno_of(&error))? {
             let found = extents.iter().find(|extent| (extent.kind == ExtentKind::Data) == (whence == SEEK_DATA));
             if let Some(extent) = found {
                 return Ok(extent.offset_bytes.max(offset_bytes));
             }
-            at_bytes = start_bytes + len_bytes;
         }
         match whence {
             SEEK_HOLE => Ok(size_bytes),
-            _ if at_bytes >= size_bytes => Err(Errno::NXIO),
-            _ => Ok(at_bytes),
+            _ if stop_bytes == size_bytes => Err(Errno::NXIO),
+            _ => Ok(stop_bytes),
         }
     }
 }

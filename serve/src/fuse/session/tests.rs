@@ -4,11 +4,14 @@ use super::{
     seek::{SEEK_DATA, SEEK_HOLE},
     *,
 };
-use crate::fuse::{
-    view::Shape,
-    wire::tests::{fallocate, fsync, lseek, message, read, write},
+use crate::{
+    fuse::{
+        view::Shape,
+        wire::tests::{fallocate, fsync, lseek, message, read, write},
+    },
+    walk::tests::Scattered,
 };
-use diskwright_store::{EngineKind, MemoryStore, Operation, PushError, QueueOptions, RawDevice};
+use diskwright_store::{EngineKind, Geometry, MemoryStore, Operation, PushError, QueueOptions, RawDevice};
 use proptest::prelude::*;
 use rand_xoshiro::{
     Xoshiro256PlusPlus,
@@ -38,8 +41,12 @@ impl Unruly {
     fn mounted(seed: u64) -> Mounted {
         let store = Arc::new(MemoryStore::with_bytes("unused", vec![0; SIZE as usize]));
         let device = Arc::new(RawDevice::new(store, true, 512).unwrap());
+        Mounted::on(device, Box::new(Self::new(seed)))
+    }
+
+    fn new(seed: u64) -> Self {
         let random = Xoshiro256PlusPlus::seed_from_u64(seed);
-        Mounted::on(device, Box::new(Self { bytes: vec![0; SIZE as usize], waiting: Vec::new(), random }))
+        Self { bytes: vec![0; SIZE as usize], waiting: Vec::new(), random }
     }
 }
 
@@ -87,16 +94,10 @@ impl Mounted {
         Self::on(device, queue)
     }
 
-    fn on(device: Arc<RawDevice>, queue: Box<dyn BlockQueue>) -> Self {
-        let view = View {
-            shape: Shape::File,
-            size_bytes: SIZE,
-            unit_bytes: 4096,
-            read_only: device.geometry().read_only,
-            uid: 0,
-            gid: 0,
-            time_seconds: 0,
-        };
+    fn on(device: Arc<dyn BlockDevice>, queue: Box<dyn BlockQueue>) -> Self {
+        let Geometry { size_bytes, read_only, .. } = device.geometry();
+        let view =
+            View { shape: Shape::File, size_bytes, unit_bytes: 4096, read_only, uid: 0, gid: 0, time_seconds: 0 };
         Self { session: Session::new(view, device, queue, Buffers::new()), next_unique: 100 }
     }
 
@@ -145,6 +146,10 @@ impl Mounted {
 
     fn read(&mut self, offset: u64, size: u32) -> Answered {
         self.ask(|unique| read(unique, offset, size))
+    }
+
+    fn seek(&mut self, offset: u64, whence: u32) -> Result<u64, Errno> {
+        self.ask(|unique| lseek(unique, offset, whence)).map(|body| u64::from_ne_bytes(body.try_into().unwrap()))
     }
 
     fn write(&mut self, offset: u64, payload: &[u8]) -> Result<u32, Errno> {
@@ -242,14 +247,39 @@ fn what_is_not_known_is_said_to_be_so() {
 #[test]
 fn seeking_finds_what_is_there() {
     let mut disk = Mounted::new(512, false);
-    let mut seek = |offset, whence| {
-        disk.ask(|unique| lseek(unique, offset, whence)).map(|body| u64::from_ne_bytes(body.try_into().unwrap()))
-    };
     // A store in memory cannot tell, and so everything is data.
-    assert_eq!(seek(100, SEEK_DATA), Ok(100));
-    assert_eq!(seek(100, SEEK_HOLE), Ok(SIZE));
-    assert_eq!(seek(SIZE, SEEK_DATA), Err(Errno::NXIO));
-    assert_eq!(seek(0, 0), Err(Errno::INVAL));
+    assert_eq!(disk.seek(100, SEEK_DATA), Ok(100));
+    assert_eq!(disk.seek(100, SEEK_HOLE), Ok(SIZE));
+    assert_eq!(disk.seek(SIZE, SEEK_DATA), Err(Errno::NXIO));
+    assert_eq!(disk.seek(0, 0), Err(Errno::INVAL));
+}
+
+#[test]
+fn seeking_looks_at_no_more_than_it_must() {
+    const STRIPE: u64 = 64 << 10;
+    const FIRST_WINDOW: u64 = 1 << 20;
+    let scattered = Arc::new(Scattered::new(STRIPE));
+    let mut disk = Mounted::on(scattered.clone(), Box::new(Unruly::new(0)));
+    // From extent to extent, as programs go that copy.
+    for stripe in 0..2000 {
+        let (whence, other) = if stripe % 2 == 0 { (SEEK_HOLE, SEEK_DATA) } else { (SEEK_DATA, SEEK_HOLE) };
+        let inside = stripe * STRIPE + 77;
+        assert_eq!(disk.seek(inside, other), Ok(inside));
+        assert_eq!(disk.seek(inside, whence), Ok((stripe + 1) * STRIPE));
+        let (bytes, times) = scattered.asked();
+        assert!((bytes, times) == (2 * FIRST_WINDOW, 2), "stripe {stripe}: {bytes} bytes in {times} looks");
+    }
+    // What is far away is found in few looks, and not much is seen behind it.
+    let wide = Arc::new(Scattered::new(10 << 30));
+    let mut disk = Mounted::on(wide.clone(), Box::new(Unruly::new(0)));
+    assert_eq!(disk.seek(0, SEEK_HOLE), Ok(10 << 30));
+    let (bytes, times) = wide.asked();
+    assert!(bytes <= (20 << 30) + FIRST_WINDOW && times <= 20, "{bytes} bytes in {times} looks");
+    // And the search for what is not there ends some day.
+    let half = Scattered::HALF_BYTES;
+    assert_eq!(disk.seek(half + 5, SEEK_DATA), Ok(half + (64 << 30)));
+    assert_eq!(disk.seek(Scattered::SIZE_BYTES - 5, SEEK_DATA), Err(Errno::NXIO));
+    assert!(wide.asked().1 < 80);
 }
 
 #[test]

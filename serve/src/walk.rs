@@ -1,0 +1,144 @@
+//! A walk over the extents of a device, in windows that grow.
+//!
+//! Whoever looks for the next hole, or for as many extents as fit an answer, does not know how far away that is, and a device that is
+//! asked for a range finds all of its extents. So it is asked for a little at first, and, while little is in it, for twice as much the next time.
+//!
+//! ```text
+//!   1 MiB │ 2 MiB │ 4 MiB   │ ...            few extents in each: what is far away is soon reached
+//!   1 MiB │ 1 MiB │ 1 MiB   │ ...            many: none is found in vain
+//! ```
+//!
+//! What was asked for is never more than twice what had to be seen, and a first window. That matters to those who come again and again: on a
+//! disk of many small extents, windows of a fixed GiB make the way from one to the next a square of their number.
+
+use diskwright_store::{BlockDevice, Extent};
+use std::{io, ops::Range};
+
+/// Bytes of a window, at first and at most.
+const WINDOW_BYTES: (u64, u64) = (1 << 20, 1 << 30);
+
+/// Extents in a window up to which the next one is twice as large.
+const FEW_EXTENTS: usize = 64;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Walk<'a> {
+    device: &'a dyn BlockDevice,
+    left: Range<u64>,
+    window_bytes: u64,
+    extents: Vec<Extent>,
+}
+
+impl<'a> Walk<'a> {
+    /// Over a range of whole sectors that lies on the device.
+    pub(crate) fn over(device: &'a dyn BlockDevice, range: Range<u64>) -> Self {
+        Self { device, left: range, window_bytes: WINDOW_BYTES.0, extents: Vec::new() }
+    }
+
+    /// The extents of the next window, or `None` where the range has ended.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub(crate) fn next_window(&mut self) -> io::Result<Option<&[Extent]>> {
+        if self.left.is_empty() {
+            return Ok(None);
+        }
+        let now_bytes = self.window_bytes.min(self.left.end - self.left.start);
+        self.extents.clear();
+        self.device.extents(self.left.start, now_bytes, &mut self.extents)?;
+        self.left.start += now_bytes;
+        if self.extents.len() <= FEW_EXTENTS {
+            self.window_bytes = (2 * self.window_bytes).min(WINDOW_BYTES.1);
+        }
+        Ok(Some(&self.extents))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use diskwright_store::{BlockQueue, ExtentKind, Geometry, QueueOptions};
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// A disk of 16 TiB: stripes of data and nothing by turns in its first half, nothing at all in its second. It counts what it is asked for.
+    #[derive(Debug)]
+    pub(crate) struct Scattered {
+        pub(crate) stripe_bytes: u64,
+        asked_bytes: AtomicU64,
+        asked_times: AtomicU64,
+    }
+
+    impl Scattered {
+        pub(crate) const SIZE_BYTES: u64 = 16 << 40;
+        pub(crate) const HALF_BYTES: u64 = Self::SIZE_BYTES / 2;
+
+        pub(crate) fn new(stripe_bytes: u64) -> Self {
+            Self { stripe_bytes, asked_bytes: AtomicU64::new(0), asked_times: AtomicU64::new(0) }
+        }
+
+        /// For how many bytes it was asked since this was called last, and how often.
+        pub(crate) fn asked(&self) -> (u64, u64) {
+            (self.asked_bytes.swap(0, Ordering::Relaxed), self.asked_times.swap(0, Ordering::Relaxed))
+        }
+    }
+
+    impl BlockDevice for Scattered {
+        fn geometry(&self) -> Geometry {
+            let (logical_sector_bytes, physical_sector_bytes) = (512, 4096);
+            Geometry { size_bytes: Self::SIZE_BYTES, logical_sector_bytes, physical_sector_bytes, read_only: true }
+        }
+        fn open_queue(&self, _: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
+            self.asked_bytes.fetch_add(len_bytes, Ordering::Relaxed);
+            self.asked_times.fetch_add(1, Ordering::Relaxed);
+            let mut at = offset_bytes;
+            let end = offset_bytes + len_bytes;
+            while at < end {
+                let stripe = at / self.stripe_bytes;
+                let stripe_end = ((stripe + 1) * self.stripe_bytes).min(Self::HALF_BYTES);
+                let (kind, stop) = match at {
+                    Self::HALF_BYTES.. => (ExtentKind::Unallocated, end),
+                    _ if stripe.is_multiple_of(2) => (ExtentKind::Data, stripe_end),
+                    _ => (ExtentKind::Unallocated, stripe_end),
+                };
+                let len_bytes = stop.min(end) - at;
+                out.push(Extent { offset_bytes: at, len_bytes, kind, depth: 0, file_offset_bytes: None });
+                at += len_bytes;
+            }
+            Ok(())
+        }
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    /// Extents of the first windows, and the bytes of each.
+    fn windows(disk: &Scattered, range: Range<u64>) -> Vec<(usize, u64)> {
+        let mut walk = Walk::over(disk, range);
+        let mut found = Vec::new();
+        while found.len() < 14
+            && let Some(extents) = walk.next_window().unwrap()
+        {
+            found.push((extents.len(), extents.iter().map(|extent| extent.len_bytes).sum()));
+        }
+        found
+    }
+
+    #[test]
+    fn windows_grow_over_what_holds_little() {
+        let disk = Scattered::new(4096);
+        let half = Scattered::HALF_BYTES;
+        let found = windows(&disk, half..Scattered::SIZE_BYTES);
+        let expected: Vec<_> = (0..14).map(|window: u32| (1, MIB << window.min(10))).collect();
+        assert_eq!(found, expected);
+        // The end of the range is the end of the last window.
+        assert_eq!(windows(&disk, half..half + 2 * MIB), [(1, MIB), (1, MIB)]);
+        assert_eq!(windows(&disk, half..half), []);
+    }
+
+    #[test]
+    fn windows_stay_small_where_much_is() {
+        assert_eq!(windows(&Scattered::new(4096), 0..3 * MIB + 512), [(256, MIB), (256, MIB), (256, MIB), (1, 512)]);
+    }
+}
