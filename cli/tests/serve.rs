@@ -61,6 +61,16 @@ fn several_disks_on_a_unix_socket() {
 }
 
 #[test]
+fn what_the_protocol_cannot_carry_is_wrong_usage() {
+    let shop = Workshop::new();
+    let long = "a".repeat(4097);
+    for line in [format!("serve disk.vhdx --description {long}"), format!("serve {long}=disk.vhdx")] {
+        let error = shop.fails(2, &line);
+        assert!(error.contains("at most 4096 bytes"), "{error}");
+    }
+}
+
+#[test]
 fn it_listens_on_loopback_unless_told_otherwise() {
     let shop = shop_with(&["disk.vhdx"]);
     let Some(server) = Serving::start(&shop, "serve disk.vhdx --read-only --nbd 0") else { return };

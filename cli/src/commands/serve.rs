@@ -23,7 +23,7 @@ use diskwright_disk::{Disk, in_a_file};
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
     ephemeral,
-    nbd::{Address, Export, Listener, NbdServer, Options},
+    nbd::{Address, Export, Listener, NbdServer, Options, export},
     scrape::{Page, Scrape},
 };
 use diskwright_store::BlockDevice;
@@ -59,7 +59,7 @@ EXAMPLES
   diskwright serve disk.raw --read-only --nbd /tmp/d.sock --metrics 9100 --progress")]
 pub struct ServeArgs {
     /// The disks, each with a name before it if wanted.
-    #[arg(value_name = "[NAME=]FILE", required = true)]
+    #[arg(value_name = "[NAME=]FILE", required = true, value_parser = named_disk)]
     disks: Vec<String>,
     /// Listen here (may be repeated).
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
@@ -73,8 +73,8 @@ pub struct ServeArgs {
     /// Keep the writes of --ephemeral in DIR. [default: $TMPDIR, or /var/tmp]
     #[arg(long, value_name = "DIR", requires = "ephemeral")]
     ephemeral_dir: Option<PathBuf>,
-    /// Tell clients this about the disks.
-    #[arg(long, value_name = "TEXT")]
+    /// Tell clients this about the disks (4096 bytes at most).
+    #[arg(long, value_name = "TEXT", value_parser = description)]
     description: Option<String>,
     /// Use the certificates in DIR.
     #[arg(long, value_name = "DIR")]
@@ -116,6 +116,14 @@ pub struct ServeArgs {
 
 fn address(text: &str) -> Result<Address, String> {
     Address::parse(text).map_err(|error| error.to_string())
+}
+
+fn named_disk(word: &str) -> Result<String, String> {
+    export::check_name(&split_name(word).0).map(|()| word.to_owned()).map_err(|error| error.to_string())
+}
+
+fn description(text: &str) -> Result<String, String> {
+    export::check_description(text).map(|()| text.to_owned()).map_err(|error| error.to_string())
 }
 
 fn network(text: &str) -> Result<IpNet, String> {
@@ -414,6 +422,17 @@ mod tests {
         assert_eq!(uri(&unix, "d&x", false), "nbd+unix:///d%26x?socket=/run/a%20b.sock");
         assert_eq!(uri(&Address::Tcp("::1".into(), 7), "disk", true), "nbds://[::1]:7/disk");
         assert_eq!(label("a\"b\\"), "a\\\"b\\\\");
+    }
+
+    #[test]
+    fn what_the_protocol_cannot_carry_is_wrong_usage() {
+        let (longest, longer) = ("a".repeat(4096), "a".repeat(4097));
+        assert_eq!(description(&longest), Ok(longest.clone()));
+        assert!(named_disk(&format!("{longest}=b")).is_ok() && named_disk(&format!("./{longest}=b")).is_ok());
+        for refused in [description(&longer), named_disk(&format!("{longer}=b"))] {
+            let error = refused.unwrap_err();
+            assert!(error.contains("at most 4096 bytes"), "{error}");
+        }
     }
 
     #[test]

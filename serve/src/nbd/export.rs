@@ -12,7 +12,7 @@ const PREFERRED_BYTES: u32 = 4096;
 pub struct Export {
     /// The name by which clients ask for it.
     pub name: String,
-    /// A sentence for people.
+    /// A sentence for people, of at most 4096 bytes.
     pub description: String,
     /// The disk. It is written where its geometry allows that.
     pub device: Arc<dyn BlockDevice>,
@@ -67,11 +67,41 @@ pub enum ExportError {
         name: String,
     },
     /// A name that the protocol cannot carry.
-    #[error("{name:?} cannot be the name of an export; it must be text without NUL, of at most 4096 bytes")]
+    #[error(
+        "{name:?} cannot be the name of an export; it must be text without NUL, of at most {STRING_BYTES_MAX} bytes"
+    )]
     Name {
         /// The name.
         name: String,
     },
+    /// A description that the protocol cannot carry.
+    #[error(
+        "the description has {len_bytes} bytes; it must be text without NUL, of at most {STRING_BYTES_MAX} bytes: give a shorter one"
+    )]
+    Description {
+        /// Its length.
+        len_bytes: usize,
+    },
+}
+
+/// Whether the protocol can carry the name.
+///
+/// # Errors
+/// [`ExportError::Name`].
+pub fn check_name(name: &str) -> Result<(), ExportError> {
+    if is_carried(name) { Ok(()) } else { Err(ExportError::Name { name: name.to_owned() }) }
+}
+
+/// Whether the protocol can carry the description.
+///
+/// # Errors
+/// [`ExportError::Description`].
+pub fn check_description(description: &str) -> Result<(), ExportError> {
+    if is_carried(description) { Ok(()) } else { Err(ExportError::Description { len_bytes: description.len() }) }
+}
+
+fn is_carried(text: &str) -> bool {
+    text.len() <= STRING_BYTES_MAX && !text.contains('\0')
 }
 
 impl Exports {
@@ -80,9 +110,8 @@ impl Exports {
             return Err(ExportError::Nothing);
         }
         for (index, export) in exports.iter().enumerate() {
-            if export.name.len() > STRING_BYTES_MAX || export.name.contains('\0') {
-                return Err(ExportError::Name { name: export.name.clone() });
-            }
+            check_name(&export.name)?;
+            check_description(&export.description)?;
             if exports[..index].iter().any(|other| other.name == export.name) {
                 return Err(ExportError::Twice { name: export.name.clone() });
             }
@@ -132,6 +161,13 @@ mod tests {
         assert!(matches!(Exports::new(Vec::new()), Err(ExportError::Nothing)));
         assert!(matches!(Exports::new(vec![export("a", true), export("a", true)]), Err(ExportError::Twice { .. })));
         assert!(matches!(Exports::new(vec![export(&"a".repeat(4097), true)]), Err(ExportError::Name { .. })));
+        let described = |description: &str| {
+            Exports::new(vec![Export { description: description.into(), ..export("a", true) }]).map(|_| ())
+        };
+        described(&"ä".repeat(2048)).unwrap();
+        let error = described(&("ä".repeat(2048) + "a")).unwrap_err().to_string();
+        assert!(error.contains("has 4097 bytes") && error.contains("at most 4096 bytes"), "{error}");
+        assert!(matches!(described("a\0b"), Err(ExportError::Description { len_bytes: 3 })));
     }
 
     #[test]
