@@ -3,10 +3,12 @@
 mod common;
 
 use common::{Client, eventually, memory, raw_file, serve};
-use diskwright_nbd::wire::{CONTEXT_ALLOCATION, CONTEXT_DEPTH, Command, CommandFlags, ErrorCode, Framing};
+use diskwright_nbd::wire::{
+    CONTEXT_ALLOCATION, CONTEXT_DEPTH, Command, CommandFlags, ErrorCode, Framing, OptionCode, option,
+};
 use diskwright_serve::nbd::Options;
-use diskwright_store::CacheMode;
-use std::{collections::HashMap, io::Read};
+use diskwright_store::{CacheMode, MemoryStore, RawDevice};
+use std::{collections::HashMap, io::Read, sync::Arc};
 
 const FRAMINGS: [Framing; 3] = [Framing::Simple, Framing::Structured, Framing::Extended];
 const NONE: CommandFlags = CommandFlags::empty();
@@ -84,6 +86,28 @@ fn hundreds_of_requests_in_one_breath_are_all_answered() {
         sender.join().unwrap();
         let totals = served.server().metrics().totals();
         assert!(totals.commands[0].requests >= 900 && totals.enters < 3000, "{totals:?}");
+    }
+}
+
+#[test]
+fn a_disk_of_large_sectors_serves_whole_ones_to_clients_that_have_not_asked() {
+    let store = Arc::new(MemoryStore::with_bytes("memory", vec![7; 1 << 20]));
+    let device = Arc::new(RawDevice::new(store, true, 4096).unwrap());
+    let Some(served) = serve(vec![("large", device)], Options::default()) else { return };
+    let mut client = served.client();
+    let mut asked = Vec::new();
+    option::encode_plain(OptionCode::EXPORT_NAME, b"large", &mut asked);
+    client.say(&asked);
+    client.stream.read_exact(&mut [0; 10]).unwrap();
+    for mut client in [client, served.client().go("large", Framing::Simple, &[])] {
+        for (offset, len) in [(0, 512), (512, 4096), (4096, 4608)] {
+            assert_eq!(client.read(offset, len).unwrap_err(), ErrorCode::EINVAL);
+            assert_eq!(client.write(offset, &vec![9; len as usize], NONE).unwrap_err(), ErrorCode::EINVAL);
+            assert_eq!(client.ask(Command::WRITE_ZEROES, NONE, offset, len).unwrap_err(), ErrorCode::EINVAL);
+        }
+        assert!(client.read(0, 16 << 10).unwrap().iter().all(|&byte| byte == 7), "nothing has changed");
+        client.write(16 << 10, &[9; 4096], NONE).unwrap();
+        assert_eq!(client.read(16 << 10, 4096).unwrap(), [9; 4096]);
     }
 }
 

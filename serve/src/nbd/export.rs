@@ -1,5 +1,6 @@
 //! Exports: disks under names, and what clients are told about them.
 
+use super::connection::Peer;
 use diskwright_nbd::wire::{BlockSizes, PAYLOAD_BYTES_DEFAULT, STRING_BYTES_MAX, TransmissionFlags};
 use diskwright_store::{BlockDevice, Geometry};
 use std::sync::Arc;
@@ -47,6 +48,16 @@ impl Export {
         let Geometry { logical_sector_bytes: minimum, physical_sector_bytes, .. } = self.device.geometry();
         let preferred = physical_sector_bytes.max(minimum).max(PREFERRED_BYTES);
         BlockSizes { minimum, preferred, maximum: PAYLOAD_BYTES_DEFAULT }
+    }
+
+    /// Says in the log what a client may run into that has not asked for the block sizes.
+    pub(crate) fn tell_of_strays(&self, peer: &Peer) {
+        let block_bytes = self.block_sizes().minimum;
+        tracing::warn!(
+            %peer, export = %self.name,
+            "the client has not asked for the block sizes, and this disk is read and written in whole blocks of {block_bytes} bytes: \
+             requests for parts of them are refused (EINVAL); tell the client how large they are (nbd-client: -b {block_bytes})"
+        );
     }
 }
 

@@ -8,12 +8,16 @@
 //!
 //! Where TLS is required, nothing but STARTTLS and ABORT is answered before it, and what was agreed on before it is forgotten. Bytes that a
 //! client sends behind STARTTLS without waiting for the answer could come from somebody in between, so they end the session.
+//!
+//! A client that does not ask for the block sizes gets a disk of large sectors all the same, though ERR_BLOCK_SIZE_REQD would be allowed: it may know
+//! them from elsewhere. nbd-client never asks (3.24), and works with `-b 4096`. Requests for parts of sectors are refused one by one (`desk`), and
+//! the log says from the start why.
 
 use super::export::{Export, Exports};
 use diskwright_nbd::wire::{
     CONTEXT_ALLOCATION, CONTEXT_DEPTH, ClientFlags, ClientOption, ContextQuery, Decoded, ExportQuery, ExportSummary,
-    Framing, Greeting, HandshakeFlags, INFO_DESCRIPTION, INFO_NAME, Info, OPTION_BYTES_MAX, OptionCode, OptionHeader,
-    ReplyCode, WireError, option_reply,
+    Framing, Greeting, HandshakeFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION, INFO_NAME, Info, OPTION_BYTES_MAX,
+    OptionCode, OptionHeader, ReplyCode, WireError, option_reply,
 };
 use std::sync::Arc;
 
@@ -21,6 +25,9 @@ use std::sync::Arc;
 pub(crate) const ALLOCATION_ID: u32 = 1;
 /// The number of `qemu:allocation-depth` in replies.
 pub(crate) const DEPTH_ID: u32 = 2;
+
+/// Bytes of the blocks that a client keeps to which was told nothing and wants to get along with everybody. Section "Block size constraints".
+const USUAL_BLOCK_BYTES: u32 = 512;
 
 /// Contexts, each or not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -36,6 +43,8 @@ pub(crate) struct Session {
     pub(crate) export: usize,
     pub(crate) framing: Framing,
     pub(crate) contexts: Contexts,
+    /// Its client has not asked for the block sizes, and those are larger than what every client keeps to.
+    pub(crate) may_stray: bool,
 }
 
 /// Whether connections are encrypted.
@@ -88,11 +97,21 @@ pub(crate) struct Handshake {
     framing: Framing,
     /// Contexts that were set, and for which export.
     contexts: Option<(usize, Contexts)>,
+    /// The export whose block sizes were asked for last.
+    sizes_asked: Option<usize>,
 }
 
 impl Handshake {
     pub(crate) fn new(exports: Arc<Exports>, tls: TlsNeed) -> Self {
-        Self { exports, tls, encrypted: false, no_zeroes: None, framing: Framing::Simple, contexts: None }
+        Self {
+            exports,
+            tls,
+            encrypted: false,
+            no_zeroes: None,
+            framing: Framing::Simple,
+            contexts: None,
+            sizes_asked: None,
+        }
     }
 
     /// The server's first words.
@@ -213,7 +232,9 @@ impl Handshake {
 
     fn session(&self, export: usize) -> Session {
         let contexts = self.contexts.filter(|&(of, _)| of == export).map_or(Contexts::default(), |(_, set)| set);
-        Session { export, framing: self.framing, contexts }
+        let may_stray =
+            self.sizes_asked != Some(export) && self.exports.get(export).block_sizes().minimum > USUAL_BLOCK_BYTES;
+        Session { export, framing: self.framing, contexts, may_stray }
     }
 
     fn flags(&self, export: &Export) -> diskwright_nbd::wire::TransmissionFlags {
@@ -221,8 +242,11 @@ impl Handshake {
     }
 
     /// Answers INFO or GO, and gives the export if there is one.
-    fn describe(&self, option: OptionCode, query: &ExportQuery<'_>, out: &mut Vec<u8>) -> Option<usize> {
+    fn describe(&mut self, option: OptionCode, query: &ExportQuery<'_>, out: &mut Vec<u8>) -> Option<usize> {
         let index = self.find(option, query.name, out)?;
+        if query.infos().any(|info| info == INFO_BLOCK_SIZE) {
+            self.sizes_asked = Some(index);
+        }
         let export = self.exports.get(index);
         let size_bytes = export.device.geometry().size_bytes;
         option_reply::encode_info(option, &Info::Export { size_bytes, flags: self.flags(export) }, out);

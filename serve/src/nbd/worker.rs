@@ -351,6 +351,9 @@ impl Worker {
                             }
                             let tls = conn.secure.is_some();
                             tracing::info!(peer = %conn.peer, export = %export.name, tls, framing = ?session.framing, "serving");
+                            if session.may_stray {
+                                export.tell_of_strays(&conn.peer);
+                            }
                             conn.phase = Phase::Transmission(session);
                         }
                     }

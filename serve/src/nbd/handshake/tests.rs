@@ -4,12 +4,13 @@ use diskwright_store::{MemoryStore, RawDevice};
 use proptest::prelude::*;
 
 fn exports() -> Arc<Exports> {
-    let export = |name: &str, writable| {
-        let store = Arc::new(MemoryStore::with_bytes("m", vec![0; 1 << 20]));
-        let device = Arc::new(RawDevice::new(store, writable, 512).unwrap());
-        Export { name: name.into(), description: format!("the disk {name}"), device }
-    };
-    Arc::new(Exports::new(vec![export("one", true), export("two", false)]).unwrap())
+    Arc::new(Exports::new(vec![export("one", true, 512), export("two", false, 512)]).unwrap())
+}
+
+fn export(name: &str, writable: bool, sector_bytes: u32) -> Export {
+    let store = Arc::new(MemoryStore::with_bytes("m", vec![0; 1 << 20]));
+    let device = Arc::new(RawDevice::new(store, writable, sector_bytes).unwrap());
+    Export { name: name.into(), description: format!("the disk {name}"), device }
 }
 
 fn handshake(tls: TlsNeed) -> Handshake {
@@ -55,7 +56,8 @@ fn a_usual_client_gets_its_session() {
     });
     let (told, next) = run(&mut handshake, &asked);
     let contexts = Contexts { allocation: true, depth: true };
-    assert_eq!(next, Next::Transmit(Session { export: 1, framing: Framing::Structured, contexts }));
+    let expected = Session { export: 1, framing: Framing::Structured, contexts, may_stray: false };
+    assert_eq!(next, Next::Transmit(expected));
     assert_eq!(told.len(), 9, "{told:#?}");
     assert!(told[1].contains("base:allocation") && told[2].contains("qemu:allocation-depth"), "{told:#?}");
     assert!(told[4].contains("READ_ONLY") && told[4].contains("SEND_DF"), "{told:#?}");
@@ -79,7 +81,8 @@ fn it_does_not_matter_how_the_bytes_are_cut() {
     assert!(told[3].contains("does not know") && told[4].contains("no export \\\"nobody\\\""), "{told:#?}");
     assert!(told[6].contains("Refused"), "structured replies after extended headers: {told:#?}");
     let contexts = Contexts::default();
-    assert_eq!(next, Next::Transmit(Session { export: 0, framing: Framing::Extended, contexts }));
+    let expected = Session { export: 0, framing: Framing::Extended, contexts, may_stray: false };
+    assert_eq!(next, Next::Transmit(expected));
     for cut in 0..asked.len() {
         let (mut handshake, mut out) = (handshake(TlsNeed::No), Vec::new());
         let (taken, first) = handshake.step(&asked[..cut], &mut out).unwrap();
@@ -105,6 +108,33 @@ fn the_old_way_in_knows_no_politeness() {
     let asked = bytes(|out| option::encode_plain(OptionCode::EXPORT_NAME, b"three", out));
     let error = handshake(TlsNeed::No).step(&asked, &mut out).unwrap_err();
     assert!(matches!(error, HandshakeError::UnknownExport { .. }), "{error}");
+}
+
+#[test]
+fn who_has_not_asked_for_large_blocks_is_let_in_and_known() {
+    let exports = Arc::new(Exports::new(vec![export("small", true, 512), export("large", true, 4096)]).unwrap());
+    let strays = |build: &dyn Fn(&mut Vec<u8>)| {
+        let asked = bytes(build);
+        let next = Handshake::new(Arc::clone(&exports), TlsNeed::No).step(&asked, &mut Vec::new()).unwrap().1;
+        let Next::Transmit(session) = next else { panic!("{next:?}") };
+        session.may_stray
+    };
+    let go =
+        |name, infos: &'static [u16]| move |out: &mut Vec<u8>| option::encode_export(OptionCode::GO, name, infos, out);
+    let export_name = |name: &'static str| {
+        move |out: &mut Vec<u8>| option::encode_plain(OptionCode::EXPORT_NAME, name.as_bytes(), out)
+    };
+    assert!(strays(&go("large", &[])) && strays(&go("large", &[INFO_NAME])) && strays(&export_name("large")));
+    assert!(!strays(&go("large", &[INFO_NAME, INFO_BLOCK_SIZE])));
+    assert!(!strays(&go("small", &[])) && !strays(&export_name("small")));
+    // Whoever has asked before knows; but of one export nothing is known of another.
+    for (first, expected) in [("large", false), ("small", true)] {
+        let found = strays(&|out| {
+            option::encode_export(OptionCode::INFO, first, &[INFO_BLOCK_SIZE], out);
+            option::encode_plain(OptionCode::EXPORT_NAME, b"large", out);
+        });
+        assert_eq!(found, expected, "after the sizes of {first}");
+    }
 }
 
 #[test]
