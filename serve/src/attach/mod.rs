@@ -39,7 +39,7 @@ mod usage;
 
 pub use error::AttachError;
 pub use process::Process;
-pub use record::{Home, MountRecord, PartitionRecord, Record, Registry, ShownBy};
+pub use record::{Held, Home, MountRecord, PartitionRecord, Record, Registry, ShownBy};
 pub use release::Detach;
 pub use server::{At, ServerSays, serve_disk};
 pub use supervisor::{Attached, attach};
@@ -85,14 +85,21 @@ const END_PATIENCE: Duration = Duration::from_secs(60);
 /// # Errors
 /// [`AttachError`]; for most of them it is still attached.
 pub fn detach(registry: &Registry, target: &Path, how: Detach) -> Result<Record, AttachError> {
-    let (home, mut record) = registry.find(target)?;
+    let (home, record) = registry.find(target)?;
     if record.is_supervised() {
         control::ask(&home, how)?;
         return Ok(record);
     }
-    let _lock = registry.lock()?;
+    let lock = registry.lock()?;
+    // Whoever had the lock may have cleared it away meanwhile, and attached the disk anew.
+    let (home, mut record) = registry.find(target)?;
+    if record.is_supervised() {
+        drop(lock);
+        control::ask(&home, how)?;
+        return Ok(record);
+    }
     if let Some(lost) = record.lost.clone() {
-        home.remove()?;
+        home.remove(&lock)?;
         return Err(AttachError::Flush { place: target.to_owned(), what: lost });
     }
     let server = record.server;
@@ -109,7 +116,7 @@ pub fn detach(registry: &Registry, target: &Path, how: Detach) -> Result<Record,
             home.log().display()
         )));
     }
-    home.remove()?;
+    home.remove(&lock)?;
     Ok(record)
 }
 
@@ -130,11 +137,11 @@ pub fn mounted_from(record: &Record) -> Vec<PathBuf> {
 /// # Errors
 /// The records cannot be read.
 pub fn clear_stale(registry: &Registry) -> Result<Vec<String>, AttachError> {
-    let _lock = registry.lock()?;
+    let lock = registry.lock()?;
     let mut said = Vec::new();
     for (home, record) in registry.all()? {
         let (file, lost) = (record.file.display().to_string(), record.lost.clone());
-        if clear_if_stale(&home, record).is_ok_and(|was_there| was_there) {
+        if clear_if_stale(&home, record, &lock).is_ok_and(|was_there| was_there) {
             let why = lost
                 .unwrap_or_else(|| "the processes that served it are gone; what was left of it is cleared away".into());
             said.push(format!("{file}: {why}"));
@@ -143,15 +150,18 @@ pub fn clear_stale(registry: &Registry) -> Result<Vec<String>, AttachError> {
     Ok(said)
 }
 
-/// Clears away a record without processes. `Err` gives back one that is alive. The caller holds the lock.
-fn clear_if_stale(home: &Home, mut record: Record) -> Result<bool, Box<Record>> {
+/// Clears away a record without processes. `Err` gives back one that is alive.
+fn clear_if_stale(home: &Home, mut record: Record, lock: &Held) -> Result<bool, Box<Record>> {
     if record.is_supervised() || record.server.is_some_and(Process::is_alive) {
         return Err(Box::new(record));
     }
     let force = Detach { unmount: true, force: true };
     let released = release::release(home, &mut record, force, &[]);
-    if released.is_err() || home.remove().is_err() {
+    if released.is_err() || home.remove(lock).is_err() {
         return Err(Box::new(record));
     }
     Ok(true)
 }
+
+#[cfg(test)]
+mod tests;

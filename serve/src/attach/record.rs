@@ -12,6 +12,9 @@
 //!
 //! A folder belongs to the supervisor whose process the record names. When that process is gone, whoever looks next clears what
 //! is left. The record is replaced as a whole (written beside, then renamed), so a reader sees the old one or the new one.
+//!
+//! A folder is made and removed under the lock only ([`Held`]): it goes name by name, and whoever claimed it meanwhile for the same disk would be left
+//! with a part. Who acts on a record of somebody else reads it under the lock.
 
 use crate::attach::{error::AttachError, process::Process};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -172,6 +175,12 @@ pub struct Home {
     dir: PathBuf,
 }
 
+/// The lock of a registry. While it lives nobody else claims or clears a folder.
+#[derive(Debug)]
+pub struct Held {
+    _file: OwnedFd,
+}
+
 impl Registry {
     /// The one of this user, made if need be.
     ///
@@ -205,13 +214,25 @@ impl Registry {
     ///
     /// # Errors
     /// [`AttachError::State`].
-    pub fn lock(&self) -> Result<OwnedFd, AttachError> {
+    pub fn lock(&self) -> Result<Held, AttachError> {
         let path = self.dir.join("lock");
         let failed = |errno: rustix::io::Errno| state_error("lock", &path, errno.into());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let fd = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         rustix::io::retry_on_intr(|| rustix::fs::flock(&fd, FlockOperation::LockExclusive)).map_err(failed)?;
-        Ok(fd)
+        Ok(Held { _file: fd })
+    }
+
+    /// Removes the folder of a disk that is attached no longer, as [`Home::remove`]. The caller does not hold the lock.
+    ///
+    /// # Errors
+    /// [`AttachError::State`].
+    pub fn clear(&self, home: &Home) -> Result<(), AttachError> {
+        // Somebody has removed everything by hand; then there is no place for the lock either.
+        if !self.dir.exists() {
+            return Ok(());
+        }
+        home.remove(&self.lock()?)
     }
 
     /// The folder of an image.
@@ -278,11 +299,11 @@ impl Registry {
 }
 
 impl Home {
-    /// Makes the folder. The caller holds the lock and has seen that there is none in use.
+    /// Makes the folder. The caller has seen, under the lock, that there is none in use.
     ///
     /// # Errors
     /// [`AttachError::State`].
-    pub fn make(&self) -> Result<(), AttachError> {
+    pub fn make(&self, _: &Held) -> Result<(), AttachError> {
         make_private_dir(&self.dir)
     }
 
@@ -339,7 +360,7 @@ impl Home {
     ///
     /// # Errors
     /// [`AttachError::State`].
-    pub fn remove(&self) -> Result<(), AttachError> {
+    pub fn remove(&self, _: &Held) -> Result<(), AttachError> {
         // Name by name: nothing that somebody mounted or put there is walked into.
         for name in ["record.json.new", "control", "disk", "log", "record.json"] {
             let path = self.dir.join(name);

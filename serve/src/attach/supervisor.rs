@@ -53,6 +53,7 @@ enum Event {
 /// A disk that is attached, watched over by this process.
 #[derive(Debug)]
 pub struct Attached {
+    registry: Registry,
     home: Home,
     record: Record,
     child: Child,
@@ -101,14 +102,14 @@ pub fn attach(
     let (by, no_ublk) = choose(options)?;
     let mut record = Record { by, ..Record::new(file, now_seconds()) };
     {
-        let _lock = registry.lock()?;
+        let lock = registry.lock()?;
         if let Some(other) = home.read()? {
-            super::clear_if_stale(&home, other).map_err(|other| AttachError::AlreadyAttached {
+            super::clear_if_stale(&home, other, &lock).map_err(|other| AttachError::AlreadyAttached {
                 file: options.file.clone(),
                 place: other.place().to_owned(),
             })?;
         }
-        home.make()?;
+        home.make(&lock)?;
         match (by, &options.fuse_dir) {
             (ShownBy::Ublk, _) => record.ublk_mark = Some(ublk::new_mark()),
             (_, Some(dir)) => {
@@ -124,11 +125,13 @@ pub fn attach(
     let (child, events) = match started {
         Ok(started) => started,
         Err(error) => {
-            let _ = home.remove();
+            let _ = registry.clear(&home);
             return Err(error);
         }
     };
-    let mut attached = Attached { home, record, child, events, closing: false, closed: None, warnings: Vec::new() };
+    let registry = registry.clone();
+    let mut attached =
+        Attached { registry, home, record, child, events, closing: false, closed: None, warnings: Vec::new() };
     match attached.complete(options) {
         Ok(()) => Ok(attached),
         Err(error) => {
@@ -380,7 +383,7 @@ impl Attached {
                 ),
             }),
         };
-        self.home.remove()?;
+        self.registry.clear(&self.home)?;
         Ok(ended)
     }
 
@@ -438,7 +441,7 @@ impl Attached {
         let how = self.how_it_ended();
         // Somebody has unmounted it by hand.
         if self.closed == Some(None) && self.record.device.is_none() {
-            return self.home.remove();
+            return self.registry.clear(&self.home);
         }
         let why = match self.closed.take().flatten() {
             Some(error) => error,
@@ -465,7 +468,7 @@ impl Attached {
             let _ = self.child.try_wait();
         }
         let _ = self.wait_for_end(force);
-        let _ = self.home.remove();
+        let _ = self.registry.clear(&self.home);
     }
 }
 

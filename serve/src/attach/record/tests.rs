@@ -13,7 +13,7 @@ fn a_record_is_found_by_every_name_of_its_disk() {
     let image = dir.join("a.vhdx");
     fs::write(&image, b"").unwrap();
     let home = registry.home_of(&image).unwrap();
-    home.make().unwrap();
+    home.make(&registry.lock().unwrap()).unwrap();
     let mut record = Record::new(image.clone(), 5);
     record.device = Some("/dev/loop77".into());
     record.fuse_mount = home.make_mount_point().unwrap();
@@ -43,7 +43,7 @@ fn a_record_is_found_by_every_name_of_its_disk() {
         assert!(matches!(registry.find(name), Err(AttachError::NotAttached { .. })), "{}", name.display());
     }
     assert!(record.is_supervised());
-    home.remove().unwrap();
+    registry.clear(&home).unwrap();
     assert_eq!(registry.all().unwrap(), []);
 }
 
@@ -63,7 +63,7 @@ fn a_record_that_is_not_understood_is_an_error() {
     fs::write(&image, b"").unwrap();
     let home = registry.home_of(&image).unwrap();
     assert_eq!(home.read().unwrap(), None);
-    home.make().unwrap();
+    home.make(&registry.lock().unwrap()).unwrap();
     fs::write(dir.path().join("run").join(home.dir.file_name().unwrap()).join("record.json"), b"{").unwrap();
     assert!(home.read().unwrap_err().to_string().contains("cannot understand"));
 }
