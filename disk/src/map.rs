@@ -280,6 +280,12 @@ impl Fold<'_> {
         Ok(())
     }
 
+    /// Folds the page of this byte of the disk, if it is not folded yet, so that the next look-up finds it.
+    pub(crate) fn touch(&self, offset_bytes: u64) -> Result<()> {
+        let (page, _) = self.map.place(offset_bytes >> self.map.unit_shift);
+        self.page(page).map(drop)
+    }
+
     /// Appends the runs of `start..end`, in order and without gaps, folding what is not folded yet.
     pub(crate) fn runs(&mut self, start: u64, end: u64, out: &mut Vec<Run>) -> Result<()> {
         let mut at = start;

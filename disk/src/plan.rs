@@ -136,7 +136,12 @@ pub(crate) fn plan_write(
         let state = state_of(shared, block)?;
         let reads_as_zeros = state == BlockState::Zero || state == BlockState::Absent && shared.layers.len() == 1;
         let place = match state {
-            BlockState::Data { offset_bytes } => offset_bytes,
+            BlockState::Data { offset_bytes } => {
+                // The next write here finds it without the lock, also on a disk that is never read. Damage elsewhere in the page is no
+                // concern of this write: then the page is not folded, and the write goes on being planned.
+                let _ = shared.fold(&mut mutation).touch(at);
+                offset_bytes
+            }
             BlockState::Zero | BlockState::Absent | BlockState::Partial { .. } => {
                 let place = reserve(writer, block, &mut mutation, parts, pending)?;
                 if reads_as_zeros {

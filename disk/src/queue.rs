@@ -226,9 +226,11 @@ impl DiskQueue {
         tag: u64,
         parity: Option<Parity>,
         payload: Option<(IoBuf, usize)>,
-        pending: Pending,
+        mut pending: Pending,
         planned: io::Result<()>,
     ) {
+        let durable = planned.is_ok() && self.is_durable_alone(&pending);
+        pending.flush_after &= !durable;
         let id = self.next_pending();
         self.pending.insert(id, pending);
         let (buf, buf_offset_bytes) = payload.map_or((None, 0), |(buf, offset_bytes)| (Some(buf), offset_bytes));
@@ -243,7 +245,7 @@ impl DiskQueue {
                     match part {
                         Part::Payload { file_offset_bytes, start, len } => {
                             let start = buf_offset_bytes + start;
-                            self.engine.write(&slot, target, file_offset_bytes, start..start + len, false);
+                            self.engine.write(&slot, target, file_offset_bytes, start..start + len, durable);
                         }
                         Part::Shared { file_offset_bytes, bytes } => {
                             self.engine.write_shared(&slot, target, file_offset_bytes, &bytes);
@@ -259,6 +261,17 @@ impl DiskQueue {
         }
         self.engine.end(slot);
         self.parts = parts;
+    }
+
+    /// Whether a planned write that must be durable is so by its payload alone: one stretch of it, where no metadata waits for a flush.
+    /// Of several stretches each would be made durable by itself, and one flush behind them is cheaper.
+    fn is_durable_alone(&self, pending: &Pending) -> bool {
+        pending.flush_after
+            && pending.commits.is_empty()
+            && pending.initialised.is_empty()
+            && matches!(self.parts[..], [Part::Payload { .. }])
+            && self.shared.check_poison().is_ok()
+            && self.shared.writer().is_ok_and(|writer| !writer.is_dirty())
     }
 
     fn flush(&mut self, tag: u64) {

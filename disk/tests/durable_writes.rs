@@ -1,0 +1,124 @@
+//! A write with force unit access to a block that has its space: the write itself is durable, and the flusher has nothing to do.
+//!
+//! Seen by which thread syncs. The store has no file, so what would be RWF_DSYNC is a write and a sync in the thread of the queue.
+
+use diskwright_disk::{CreateRequest, Disk, Layer, create};
+use diskwright_image::{DiskType, Format, probe};
+use diskwright_store::{
+    Blocking, EngineKind, MemoryStore, Store,
+    store::{DataFile, FileRange, Zeroing},
+};
+use std::{
+    io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+const MIB: u64 = 1 << 20;
+
+/// A store that counts who syncs it.
+#[derive(Debug)]
+struct Watched {
+    inner: MemoryStore,
+    by_flusher: AtomicU32,
+    by_others: AtomicU32,
+}
+
+impl Watched {
+    /// Syncs by the flusher and by others since the last look.
+    fn syncs(&self) -> (u32, u32) {
+        (self.by_flusher.swap(0, Ordering::SeqCst), self.by_others.swap(0, Ordering::SeqCst))
+    }
+}
+
+impl Store for Watched {
+    fn name(&self) -> &Path {
+        self.inner.name()
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.inner.len_bytes()
+    }
+    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        self.inner.read_at(buf, offset_bytes)
+    }
+    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.inner.write_at(buf, offset_bytes)
+    }
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.inner.set_len(len_bytes)
+    }
+    fn allocate(&self, range: FileRange) -> io::Result<()> {
+        self.inner.allocate(range)
+    }
+    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+        self.inner.zero_range(range, how)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        let is_flusher = std::thread::current().name() == Some("flusher");
+        let counter = if is_flusher { &self.by_flusher } else { &self.by_others };
+        counter.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+    fn data_file(&self) -> Option<DataFile<'_>> {
+        None
+    }
+}
+
+#[test]
+fn they_need_no_flusher_where_the_block_has_its_space() {
+    for (format, disk_type) in [
+        (Format::Raw, DiskType::Fixed),
+        (Format::Vhd, DiskType::Fixed),
+        (Format::Vhd, DiskType::Dynamic),
+        (Format::Vhdx, DiskType::Fixed),
+        (Format::Vhdx, DiskType::Dynamic),
+    ] {
+        let what = format!("{disk_type} {format}");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(format!("disk.{format}"));
+        let block_bytes = (disk_type == DiskType::Dynamic).then_some(1 << 20);
+        let disk_type = (format != Format::Raw).then_some(disk_type);
+        let request = CreateRequest { size_bytes: Some(16 * MIB), disk_type, block_bytes, ..CreateRequest::default() };
+        create(&path, &request).unwrap();
+        let inner = MemoryStore::with_bytes("disk", std::fs::read(&path).unwrap());
+        let store = Arc::new(Watched { inner, by_flusher: AtomicU32::new(0), by_others: AtomicU32::new(0) });
+        let open = || {
+            let image = probe::open(Arc::clone(&store) as Arc<dyn Store>, Some(format), true, 512).unwrap();
+            Disk::from_layers(vec![Layer { path: path.clone(), image }], Vec::new()).unwrap()
+        };
+        let disk = open();
+        Blocking::open(&disk, EngineKind::Sync).unwrap().write(0, &vec![1; 2 * MIB as usize], false).unwrap();
+        disk.close().unwrap();
+        drop(disk);
+
+        // The first write of a session may begin it, which a VHDX does by syncs of its own; nothing was read before.
+        let disk = open();
+        let mut io = Blocking::open(&disk, EngineKind::Sync).unwrap();
+        store.syncs();
+        io.write(0, &[2; 4096], true).unwrap();
+        let (by_flusher, by_others) = store.syncs();
+        assert!(by_flusher == 0 && by_others > 0, "{what}, first: {by_flusher} {by_others}");
+        for (at_bytes, fill) in [(4096, 3), (MIB, 4)] {
+            io.write(at_bytes, &[fill; 4096], true).unwrap();
+            assert_eq!(store.syncs(), (0, 1), "{what} at {at_bytes}");
+        }
+        // A block that gets its space with the write needs its mapping durable too, and so does what is written while that waits.
+        if block_bytes.is_some() {
+            io.write(8 * MIB, &[5; 4096], true).unwrap();
+            assert!(store.syncs().0 > 0, "{what}: a new block");
+            io.write(9 * MIB, &[6; 4096], false).unwrap();
+            io.write(0, &[7; 4096], true).unwrap();
+            assert!(store.syncs().0 > 0, "{what}: while a mapping waits");
+            io.write(9 * MIB, &[8; 4096], true).unwrap();
+            assert_eq!(store.syncs(), (0, 1), "{what}: when it is durable");
+        }
+        let mut held = [0; 4096];
+        io.read(4096, &mut held).unwrap();
+        assert_eq!(held, [3; 4096], "{what}");
+        drop(io);
+        disk.close().unwrap();
+    }
+}
