@@ -4,8 +4,8 @@
 //! printed nothing, and a long listing does not cost a system call a line.
 
 use crate::{
-    args::GlobalOptions, exit::Outcome, json, progress::ProgressDisplay, signals::Signals, steps::StepDisplay,
-    style::Style,
+    args::GlobalOptions, describe::printable_lines, exit::Outcome, json, progress::ProgressDisplay, signals::Signals,
+    steps::StepDisplay, style::Style,
 };
 use diskwright_disk::{OpenOptions, Opened};
 use serde::Serialize;
@@ -13,6 +13,11 @@ use std::{
     io::{self, BufWriter, Stdout, Write},
     path::Path,
 };
+
+/// A sentence of this program on standard error, whatever the names in it are made of. (`eprintln!` panics when standard error is closed.)
+pub fn say(sentence: &str) {
+    let _ = writeln!(io::stderr(), "diskwright: {}", printable_lines(sentence));
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -46,15 +51,14 @@ impl Context {
     /// A sentence on standard error, unless `--quiet`.
     pub fn warn(&mut self, sentence: &str) {
         if !self.global.quiet {
-            let _ = self.out.flush();
-            let _ = writeln!(io::stderr(), "diskwright: {sentence}");
+            self.warn_always(sentence);
         }
     }
 
     /// A sentence on standard error, with `--quiet` too: for what is no warning but the reason of an exit code.
     pub fn warn_always(&mut self, sentence: &str) {
         let _ = self.out.flush();
-        let _ = writeln!(io::stderr(), "diskwright: {sentence}");
+        say(sentence);
     }
 
     /// Opens a disk or an export, with a warning on standard error for each thing that the user should know about it.

@@ -37,13 +37,9 @@ mod timestamp;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
-use context::Context;
+use context::{Context, say};
 use exit::Failure;
-use std::{
-    ffi::OsString,
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::{ffi::OsString, io::Write, process::ExitCode};
 
 fn main() -> ExitCode {
     let signals = signals::Signals::install();
@@ -61,10 +57,8 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             match &failure {
-                Failure::Sentence(sentence) => {
-                    eprint_line(&format!("diskwright: {}", describe::printable_lines(sentence)))
-                }
-                Failure::Stopped => eprint_line("diskwright: stopped before it was done"),
+                Failure::Sentence(sentence) => say(sentence),
+                Failure::Stopped => say("stopped before it was done"),
                 Failure::ReaderGone => {}
             }
             failure.code(failed)
@@ -117,11 +111,6 @@ fn usage_code(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) 
         Some("check") => exit::NOT_CHECKED,
         _ => exit::USAGE,
     }
-}
-
-// `eprintln!` panics when standard error is closed.
-fn eprint_line(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
 }
 
 #[cfg(test)]

@@ -56,6 +56,18 @@ fn examples_are_valid_command_lines() {
 }
 
 #[test]
+fn no_name_in_a_warning_drives_the_terminal() {
+    let shop = Workshop::new();
+    shop.ok("create 'a\x1b[2Jb.vhd' --size 8M");
+    shop.ok("create child.vhd --parent 'a\x1b[2Jb.vhd'");
+    let parent = std::fs::File::options().write(true).open(shop.path("a\x1b[2Jb.vhd")).unwrap();
+    parent.set_modified(std::time::SystemTime::now() - std::time::Duration::from_secs(3600)).unwrap();
+    let ended = shop.run("info child.vhd");
+    assert!(ended.stderr.contains("was last changed") && ended.stderr.contains("a\\u{1b}[2Jb.vhd"), "{ended:?}");
+    assert!(!ended.stderr.contains('\x1b') && !ended.stdout.contains('\x1b'), "{ended:?}");
+}
+
+#[test]
 fn completions_and_manual_are_made() {
     let shop = Workshop::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {

@@ -160,13 +160,13 @@ impl Shared {
         self.check_poison()?;
         let writer = self.writer()?;
         let generation = writer.freed_generation();
-        if let Err(error) = writer.flush() {
+        if let Err(error) = writer.flush().map_err(io::Error::from) {
             // A table that found no space is still in memory, and goes out with the next flush. (Where it was a sync that found none,
             // the image refuses by itself from now on.)
-            if !matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+            if !diskwright_store::is_full(&error) {
                 self.poison();
             }
-            return Err(error.into());
+            return Err(error);
         }
         #[cfg(feature = "shuttle")]
         let generation = if is_broken(Rule::FreedBeforeTheFlush) { writer.freed_generation() } else { generation };

@@ -16,7 +16,7 @@
 //! out and not recycled. Slack is never written by anybody. There is no lock here: a `Space` lives inside its image's
 //! mutex.
 
-use diskwright_store::{FileRange, Store, Zeroing};
+use diskwright_store::{FileRange, Store, Zeroing, is_full};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     io,
@@ -108,7 +108,7 @@ impl Space {
             offset_bytes.checked_add(step_bytes).and_then(|end| self.align_up(end).ok()).unwrap_or(exact_bytes);
         let mut target_bytes = wanted_bytes;
         let mut result = self.extend(store, target_bytes);
-        if target_bytes != exact_bytes && matches!(&result, Err(error) if refuses_size(error)) {
+        if target_bytes != exact_bytes && matches!(&result, Err(error) if is_full(error)) {
             target_bytes = exact_bytes;
             result = self.extend(store, target_bytes);
         }
@@ -215,11 +215,6 @@ impl Space {
     fn align_up(&self, bytes: u64) -> io::Result<u64> {
         bytes.checked_next_multiple_of(self.alignment_bytes).ok_or_else(overflow)
     }
-}
-
-/// Whether a smaller growth might succeed.
-fn refuses_size(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
 }
 
 #[cfg(test)]

@@ -238,7 +238,7 @@ pub(crate) fn verb(operation: Operation) -> &'static str {
 
 fn hint_for(source: &io::Error) -> &'static str {
     match source.kind() {
-        io::ErrorKind::StorageFull => "; free some space or use another folder",
+        _ if diskwright_store::is_full(source) => "; free some space or use another folder",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; use a folder you may write to",
         _ => "",
     }

@@ -69,7 +69,7 @@ pub use queue::{
 };
 pub use raw::RawDevice;
 pub use shared::SharedRing;
-pub use store::{DataFile, FileRange, Store, Zeroing};
+pub use store::{DataFile, FileRange, Store, Zeroing, is_full};
 pub use streams::{StreamEnd, StreamId, Streams};
 pub use sys::cycle_counter;
 pub use transfer::Piece;

@@ -12,6 +12,11 @@
 use crate::open::SectorSizes;
 use std::{fmt, io, os::fd::BorrowedFd, path::Path};
 
+/// Whether a store has no room: what did not fit is as it was, and a smaller piece, or a later try, may fit.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
+}
+
 /// How a range becomes zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Zeroing {

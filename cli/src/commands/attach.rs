@@ -10,7 +10,7 @@
 //! `--foreground` the command itself is the supervisor.
 
 use crate::{
-    context::Context,
+    context::{Context, say},
     exit::{self, Failure, Outcome},
 };
 use clap::{Args, ValueEnum};
@@ -218,9 +218,7 @@ fn stay(context: &mut Context, args: &AttachArgs) -> Outcome {
     attached.warnings().iter().for_each(|warning| context.warn(warning));
     print(context, attached.record().into())?;
     context.out.flush()?;
-    attached.watch(&|| patience.should_stop(), &|sentence| {
-        let _ = writeln!(io::stderr(), "diskwright: {sentence}");
-    })?;
+    attached.watch(&|| patience.should_stop(), &say)?;
     Ok(exit::OK)
 }
 

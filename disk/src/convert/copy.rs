@@ -196,7 +196,7 @@ fn share(job: &Job<'_>, extent: &Extent) -> io::Result<Vec<(u64, u64)>> {
             Ok(rest.into_iter().filter(|(start, end)| start < end).collect())
         }
         Ok(_) => Ok(everything),
-        Err(error) if error.kind() == io::ErrorKind::StorageFull => Err(error),
+        Err(error) if diskwright_store::is_full(&error) => Err(error),
         Err(_) => {
             job.reflink.store(false, Ordering::Relaxed);
             Ok(everything)

@@ -14,7 +14,7 @@ use crate::{
     warning::Warning,
 };
 use diskwright_image::DiskType;
-use std::{error::Error, io, iter::successors, os::unix::fs::MetadataExt, time::Instant};
+use std::{error::Error, iter::successors, os::unix::fs::MetadataExt, time::Instant};
 
 /// Size of the disks that are created: a usual system disk.
 pub(crate) const SIZE_BYTES: u64 = 40 << 30;
@@ -51,7 +51,7 @@ pub(crate) fn measure(
 /// Whether a file system had no space left.
 fn is_full(error: &LabError) -> bool {
     let mut causes = successors(Some(error as &dyn Error), |&cause| cause.source());
-    causes.any(|cause| cause.downcast_ref().is_some_and(|cause: &io::Error| cause.kind() == io::ErrorKind::StorageFull))
+    causes.any(|cause| cause.downcast_ref().is_some_and(diskwright_store::is_full))
 }
 
 /// Creates one type `rounds` times. `None` for no rounds.
@@ -86,6 +86,7 @@ pub(crate) fn times(
 mod tests {
     use super::*;
     use crate::progress::Silent;
+    use std::io;
 
     #[test]
     fn every_type_is_created_and_nothing_is_left() {
@@ -105,7 +106,7 @@ mod tests {
     #[test]
     fn a_full_file_system_is_told_from_other_failures() {
         let failed = |kind: io::ErrorKind| LabError::file("write", "x")(io::Error::from(kind));
-        assert!(is_full(&failed(io::ErrorKind::StorageFull)));
+        assert!(is_full(&failed(io::ErrorKind::StorageFull)) && is_full(&failed(io::ErrorKind::QuotaExceeded)));
         assert!(!is_full(&failed(io::ErrorKind::PermissionDenied)));
     }
 
