@@ -6,7 +6,10 @@
 //!
 //! A disk that is longer than the other is the same if what it has more reads as zeros.
 
-use crate::{Progress, Result, error::DiskError, open::file_error};
+use crate::{
+    Progress, Result,
+    error::{DiskError, from_io},
+};
 use diskwright_store::{BlockDevice, BlockQueue, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab};
 use std::{io, path::Path};
 
@@ -29,8 +32,9 @@ pub enum CompareOutcome {
     },
 }
 
-/// One side of the comparison: a queue, and which ranges of the present window hold data.
+/// One side of the comparison: its name, a queue, and which ranges of the present window hold data.
 struct Side<'a> {
+    name: &'a Path,
     device: &'a dyn BlockDevice,
     queue: Box<dyn BlockQueue>,
     size_bytes: u64,
@@ -38,16 +42,17 @@ struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    fn open(device: &'a dyn BlockDevice, engine: EngineKind) -> io::Result<Self> {
-        let queue = device.open_queue(&QueueOptions { depth: PAIRS, engine, slab: None, ring: None })?;
-        Ok(Self { device, queue, size_bytes: device.geometry().size_bytes, data: Vec::new() })
+    fn open((device, name): (&'a dyn BlockDevice, &'a Path), engine: EngineKind) -> Result<Self> {
+        let options = QueueOptions { depth: PAIRS, engine, slab: None, ring: None };
+        let queue = device.open_queue(&options).map_err(|source| failed(name, source))?;
+        Ok(Self { name, device, queue, size_bytes: device.geometry().size_bytes, data: Vec::new() })
     }
 
-    fn load(&mut self, start: u64, end: u64) -> io::Result<()> {
+    fn load(&mut self, start: u64, end: u64) -> Result<()> {
         self.data.clear();
         let end = end.min(self.size_bytes);
         if start < end {
-            self.device.extents(start, end - start, &mut self.data)?;
+            self.device.extents(start, end - start, &mut self.data).map_err(|source| failed(self.name, source))?;
             self.data.retain(|extent| extent.kind == ExtentKind::Data);
         }
         Ok(())
@@ -68,18 +73,20 @@ struct Pair {
     halves: [Option<IoBuf>; 2],
 }
 
-/// Compares two disks.
+fn failed(name: &Path, source: io::Error) -> DiskError {
+    from_io("read it for the comparison", name, source)
+}
+
+/// Compares two disks, each with the name by which its errors are told.
 ///
 /// # Errors
 /// [`DiskError::File`] when one cannot be read, [`DiskError::Stopped`] when `progress` says so.
 pub fn compare(
-    a: &dyn BlockDevice,
-    b: &dyn BlockDevice,
+    [a, b]: [(&dyn BlockDevice, &Path); 2],
     engine: EngineKind,
     progress: &mut Progress<'_>,
 ) -> Result<CompareOutcome> {
-    let failed = |source| file_error("read the disks to compare", Path::new("compare"), source);
-    let mut sides = [Side::open(a, engine).map_err(failed)?, Side::open(b, engine).map_err(failed)?];
+    let mut sides = [Side::open(a, engine)?, Side::open(b, engine)?];
     let end = sides[0].size_bytes.max(sides[1].size_bytes);
     let slab = Slab::new(PAIRS * 2, CHUNK_BYTES as usize);
     let mut free = slab.take_all();
@@ -93,7 +100,7 @@ pub fn compare(
             if at >= window_end {
                 window_end = (at + WINDOW_BYTES).min(end);
                 for side in &mut sides {
-                    side.load(at, window_end).map_err(failed)?;
+                    side.load(at, window_end)?;
                 }
                 if !progress(at, end) {
                     return Err(DiskError::Stopped);
@@ -116,7 +123,8 @@ pub fn compare(
                     continue;
                 }
                 let tag = (index * 2 + which) as u64;
-                side.queue.push(Request::read(start, len, buf, tag)).map_err(|error| failed(error.reason))?;
+                let pushed = side.queue.push(Request::read(start, len, buf, tag));
+                pushed.map_err(|error| failed(side.name, error.reason))?;
             }
         }
         if idle.len() == PAIRS {
@@ -124,9 +132,9 @@ pub fn compare(
         }
         let unfinished = sides[0].queue.in_flight() == 0;
         let waited = &mut sides[usize::from(unfinished)];
-        waited.queue.reap(1, &mut done).map_err(failed)?;
+        waited.queue.reap(1, &mut done).map_err(|source| failed(waited.name, source))?;
         for completion in done.drain(..) {
-            completion.result.map_err(failed)?;
+            completion.result.map_err(|source| failed(waited.name, source))?;
             let (index, which) = (completion.tag as usize / 2, completion.tag as usize % 2);
             let pair = &mut pairs[index];
             pair.halves[which] = completion.buf;

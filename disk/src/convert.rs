@@ -20,14 +20,16 @@ mod copy;
 use crate::{
     CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result, compare,
     create::{create_as, format_for},
+    error::from_io,
     open::file_error,
 };
-use copy::{Job, Outcome};
+use copy::{Failure, Job, Outcome};
 use diskwright_image::Format;
-use diskwright_store::CacheMode;
+use diskwright_store::{BlockDevice, CacheMode, ExtentKind};
 use nix::errno::Errno;
 use std::{
     io,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -105,14 +107,23 @@ pub fn convert(
         return Err(exists());
     }
     let partial = partial_path(dest_path);
-    create_as(dest_path, &partial, &request).map_err(|error| explain_partial(error, &partial))?;
+    // But for what is told of the partial copy itself, the user knows it by the name that it was to have.
+    let shown = |error: DiskError| error.renamed(&partial, dest_path);
+    create_as(dest_path, &partial, &request).map_err(|error| explain_partial(error, &partial, dest_path))?;
     // The first error is the one to tell; the file is ours, made a moment ago.
     let discard = |_: &DiskError| drop(files.remove(&partial));
-    let mut outcome = copy_into_image(&source, &partial, format, options, progress).inspect_err(discard)?;
+    let open = OpenOptions { writable: true, format: Some(format), ..dest_options(options) };
+    let mut outcome = Disk::open(&partial, &open)
+        .and_then(|dest| copy((&source, source_path), (&Opened::Disk(dest), &partial), options, progress))
+        .map_err(shown)
+        .inspect_err(discard)?;
     if options.verify {
-        let compared = Disk::open(&partial, &OpenOptions { format: Some(format), ..dest_options(options) })
-            .and_then(|written| compare(source.device(), &*written, options.source.engine, progress));
-        match compared.inspect_err(discard)? {
+        let compared =
+            Disk::open(&partial, &OpenOptions { format: Some(format), ..dest_options(options) }).and_then(|written| {
+                let sides = [(source.device(), source_path), (&*written as &dyn BlockDevice, dest_path)];
+                compare(sides, options.source.engine, progress)
+            });
+        match compared.map_err(shown).inspect_err(discard)? {
             CompareOutcome::Same => outcome.verified_bytes = geometry.size_bytes,
             CompareOutcome::Different { offset_bytes } => {
                 return Err(verify_failed(&partial, source_path, offset_bytes));
@@ -140,7 +151,7 @@ fn partial_path(dest: &Path) -> PathBuf {
     dest.with_file_name(name)
 }
 
-fn explain_partial(error: DiskError, partial: &Path) -> DiskError {
+fn explain_partial(error: DiskError, partial: &Path, dest: &Path) -> DiskError {
     match error {
         DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => DiskError::BadOptions {
             what: format!(
@@ -149,7 +160,7 @@ fn explain_partial(error: DiskError, partial: &Path) -> DiskError {
             ),
             hint: "if none is under way, remove that file and try again".into(),
         },
-        other => other,
+        other => other.renamed(partial, dest),
     }
 }
 
@@ -175,18 +186,6 @@ fn dest_options(options: &ConvertOptions) -> OpenOptions {
     let cache = options.cache.unwrap_or(CacheMode::Direct);
     let files = options.dest.files.clone();
     OpenOptions { cache, engine: options.source.engine, files, ..OpenOptions::default() }
-}
-
-fn copy_into_image(
-    source: &Opened,
-    dest_path: &Path,
-    format: Format,
-    options: &ConvertOptions,
-    progress: &mut Progress<'_>,
-) -> Result<ConvertOutcome> {
-    let open = OpenOptions { writable: true, format: Some(format), ..dest_options(options) };
-    let dest = Opened::Disk(Disk::open(dest_path, &open)?);
-    copy(source, &dest, dest_path, options, progress)
 }
 
 /// An export has its size, and holds something: zeros are written where it does not say that it has them, and what it is longer is zeroed.
@@ -216,9 +215,10 @@ fn convert_into_export(
             hint: "make the export larger".into(),
         });
     }
-    let mut outcome = copy(source, &dest, dest_path, options, progress)?;
+    let mut outcome = copy((source, source_path), (&dest, dest_path), options, progress)?;
     if options.verify {
-        match compare(source.device(), dest.device(), options.source.engine, progress)? {
+        let sides = [(source.device(), source_path), (dest.device(), dest_path)];
+        match compare(sides, options.source.engine, progress)? {
             CompareOutcome::Same => outcome.verified_bytes = outcome.size_bytes,
             CompareOutcome::Different { offset_bytes } => {
                 return Err(verify_failed(dest_path, source_path, offset_bytes));
@@ -229,9 +229,8 @@ fn convert_into_export(
 }
 
 fn copy(
-    source: &Opened,
-    dest: &Opened,
-    dest_path: &Path,
+    (source, source_path): (&Opened, &Path),
+    (dest, dest_path): (&Opened, &Path),
     options: &ConvertOptions,
     progress: &mut Progress<'_>,
 ) -> Result<ConvertOutcome> {
@@ -240,7 +239,10 @@ fn copy(
     match job.run(progress) {
         Outcome::Done => {}
         Outcome::Stopped => return Err(DiskError::Stopped),
-        Outcome::Failed(error) => return Err(file_error("copy into it", dest_path, error)),
+        Outcome::Failed(Failure::Source(range, error)) => {
+            return Err(from_io("read it", &file_of(source, source_path, range), error));
+        }
+        Outcome::Failed(Failure::Dest(error)) => return Err(from_io("copy into it", dest_path, error)),
     }
     dest.close()?;
     progress(size_bytes, size_bytes);
@@ -251,4 +253,18 @@ fn copy(
         zero_bytes: job.zero_bytes.into_inner(),
         verified_bytes: 0,
     })
+}
+
+/// The file of a chain that holds these bytes; the source's own name where several do, or nothing is known of it.
+fn file_of(source: &Opened, source_path: &Path, range: Range<u64>) -> PathBuf {
+    let Some(disk) = source.disk() else { return source_path.to_owned() };
+    let mut extents = Vec::new();
+    // Whatever fails here as well: a better name is all that was wanted.
+    let _ = disk.extents(range.start, range.end - range.start, &mut extents);
+    let mut depths =
+        extents.iter().filter(|extent| extent.kind == ExtentKind::Data).map(|extent| extent.depth as usize);
+    match depths.next().filter(|&first| depths.all(|depth| depth == first)) {
+        Some(depth) if depth > 0 => disk.layers()[depth].path.clone(),
+        _ => source_path.to_owned(),
+    }
 }

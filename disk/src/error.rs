@@ -1,7 +1,10 @@
 //! What can go wrong with a disk.
 
 use diskwright_image::ImageError;
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 use uuid::Uuid;
 
 /// Result of a disk operation.
@@ -109,6 +112,35 @@ pub enum DiskError {
     Stopped,
 }
 
+impl DiskError {
+    /// The same error, where it tells of the file `from`, told of `to`: for a file that gets its name when it is whole.
+    pub(crate) fn renamed(mut self, from: &Path, to: &Path) -> Self {
+        let path = match &mut self {
+            Self::Image(image) => image.path_mut(),
+            Self::File { path, .. } | Self::InUse { path, .. } | Self::BadChain { path, .. } => path,
+            Self::BadOptions { what, .. } => {
+                *what = what.replace(&*from.to_string_lossy(), &to.to_string_lossy());
+                return self;
+            }
+            _ => return self,
+        };
+        if path == from {
+            *path = to.to_owned();
+        }
+        self
+    }
+}
+
+/// The disk's error behind an `io::Error`. One that began in an image, a disk or a client names its own file or server; every
+/// other one happened while `doing` something to `path`.
+pub(crate) fn from_io(doing: &'static str, path: &Path, source: io::Error) -> DiskError {
+    source
+        .downcast::<DiskError>()
+        .or_else(|source| source.downcast::<ImageError>().map(DiskError::Image))
+        .or_else(|source| source.downcast::<diskwright_nbd::ClientError>().map(DiskError::Nbd))
+        .unwrap_or_else(|source| DiskError::File { doing, path: path.to_owned(), source })
+}
+
 /// An identity for messages: lower-case, in braces.
 pub(crate) fn braced(id: Uuid) -> String {
     format!("{{{id}}}")
@@ -135,5 +167,35 @@ impl From<diskwright_store::OpenError> for DiskError {
             OpenError::Locked { path, purpose, holder } => Self::InUse { path, purpose, holder },
             other => Self::BadOptions { what: other.to_string(), hint: "name a regular file or a block device".into() },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_names_its_file_keeps_it() {
+        let image = || ImageError::NotAnImage { path: "parent.vhd".into(), found: "x".into(), expected: "y".into() };
+        for inner in [io::Error::from(image()), to_io(image().into())] {
+            let told = from_io("read it", Path::new("top.vhd"), inner).to_string();
+            assert_eq!(told, "parent.vhd: x; expected y");
+        }
+        let told = from_io("read it", Path::new("top.vhd"), io::Error::other("no luck")).to_string();
+        assert_eq!(told, "top.vhd: cannot read it: no luck");
+    }
+
+    #[test]
+    fn only_the_file_that_is_meant_is_renamed() {
+        let (from, to) = (Path::new("a.vhd.partial"), Path::new("a.vhd"));
+        let full = |path: &str| DiskError::File {
+            doing: "fill it",
+            path: path.into(),
+            source: io::ErrorKind::StorageFull.into(),
+        };
+        assert!(full("a.vhd.partial").renamed(from, to).to_string().starts_with("a.vhd: "));
+        assert!(full("b.vhd").renamed(from, to).to_string().starts_with("b.vhd: "));
+        let said = DiskError::BadOptions { what: "a.vhd.partial is a pipe".into(), hint: "no".into() };
+        assert_eq!(said.renamed(from, to).to_string(), "a.vhd is a pipe; no");
     }
 }

@@ -43,8 +43,8 @@ fn disks_of_different_lengths_are_compared() {
         create(path, &CreateRequest { size_bytes: Some(size as u64), ..CreateRequest::default() }).unwrap();
     }
     let outcome = |a: &Path, b: &Path| {
-        let [a, b] = [a, b].map(|path| Disk::open(path, &OpenOptions::default()).unwrap());
-        compare(&*a, &*b, EngineKind::Auto, &mut |_, _| true).unwrap()
+        let [one, other] = [a, b].map(|path| Disk::open(path, &OpenOptions::default()).unwrap());
+        compare([(&*one, a), (&*other, b)], EngineKind::Auto, &mut |_, _| true).unwrap()
     };
     assert_eq!(outcome(&short, &long), CompareOutcome::Same);
     for offset in [3 * MIB, 7 * MIB + 512, 40 * MIB - 512] {

@@ -93,6 +93,18 @@ impl ImageError {
         Self::Io { doing, path: store.name().to_owned(), offset_bytes, source }
     }
 
+    /// The file that it tells of, for callers that show it by another name.
+    pub fn path_mut(&mut self) -> &mut PathBuf {
+        match self {
+            Self::Io { path, .. }
+            | Self::Corrupt { path, .. }
+            | Self::NotAnImage { path, .. }
+            | Self::Unsupported { path, .. }
+            | Self::BadOptions { path, .. }
+            | Self::Poisoned { path, .. } => path,
+        }
+    }
+
     /// The kind of the system's error beneath, for callers that must answer with an errno.
     pub fn kind(&self) -> io::ErrorKind {
         match self {

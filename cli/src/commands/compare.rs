@@ -57,10 +57,9 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
         context.warn(&format!("the disks differ in size: {} and {}", Exact(first_size), Exact(second_size)));
     }
     let mut progress = context.progress("comparing");
+    let sides = [(first.device(), args.first.as_path()), (second.device(), args.second.as_path())];
     let found =
-        diskwright_disk::compare(first.device(), second.device(), context.global.engine(), &mut |done, total| {
-            progress.update(done, total)
-        })?;
+        diskwright_disk::compare(sides, context.global.engine(), &mut |done, total| progress.update(done, total))?;
     drop(progress);
     let first_difference = match found {
         CompareOutcome::Same => None,

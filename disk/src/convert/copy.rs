@@ -6,6 +6,7 @@ use diskwright_store::{
 };
 use std::{
     io,
+    ops::Range,
     sync::{
         Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -41,7 +42,16 @@ pub(super) struct Job<'a> {
     pub(super) copied_bytes: AtomicU64,
     pub(super) cloned_bytes: AtomicU64,
     pub(super) zero_bytes: AtomicU64,
-    failure: Mutex<Option<io::Error>>,
+    failure: Mutex<Option<Failure>>,
+}
+
+/// Which of the two failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The source, while these bytes of it were read.
+    Source(Range<u64>, io::Error),
+    /// The destination.
+    Dest(io::Error),
 }
 
 /// How the workers ended.
@@ -51,7 +61,7 @@ pub(super) enum Outcome {
     /// `progress` said so.
     Stopped,
     /// Reading or writing failed.
-    Failed(io::Error),
+    Failed(Failure),
 }
 
 impl<'a> Job<'a> {
@@ -121,12 +131,12 @@ impl<'a> Job<'a> {
 }
 
 /// One worker: takes windows until there are none.
-fn work(job: &Job<'_>) -> io::Result<()> {
+fn work(job: &Job<'_>) -> Result<(), Failure> {
     let slab = Slab::new(BUFFERS, CHUNK_BYTES as usize);
     let queue_options = QueueOptions { depth: BUFFERS, engine: job.engine, slab: Some(&slab), ring: None };
     let mut pipe = Pipe {
-        source: job.source.device().open_queue(&queue_options)?,
-        dest: job.dest.device().open_queue(&queue_options)?,
+        source: job.source.device().open_queue(&queue_options).map_err(|error| Failure::Source(0..0, error))?,
+        dest: job.dest.device().open_queue(&queue_options).map_err(Failure::Dest)?,
         free: slab.take_all(),
         done: Vec::new(),
     };
@@ -143,11 +153,12 @@ fn work(job: &Job<'_>) -> io::Result<()> {
         let len = WINDOW_BYTES.min(job.size_bytes.saturating_sub(start));
         extents.clear();
         if len > 0 {
-            job.source.device().extents(start, len, &mut extents)?;
+            let found = job.source.device().extents(start, len, &mut extents);
+            found.map_err(|error| Failure::Source(start..start + len, error))?;
         }
         for extent in &extents {
             if extent.kind == ExtentKind::Data {
-                let mut rest = share(job, extent)?;
+                let mut rest = share(job, extent).map_err(Failure::Dest)?;
                 for (start, stop) in &mut rest {
                     *start = (*start - *start % sector_bytes).max(copied_to);
                     *stop = stop.next_multiple_of(sector_bytes).min(job.size_bytes).max(*start);
@@ -213,7 +224,7 @@ struct Pipe {
 }
 
 impl Pipe {
-    fn copy(&mut self, job: &Job<'_>, ranges: &[(u64, u64)]) -> io::Result<()> {
+    fn copy(&mut self, job: &Job<'_>, ranges: &[(u64, u64)]) -> Result<(), Failure> {
         for &(start, end) in ranges {
             let mut at = start;
             loop {
@@ -225,7 +236,7 @@ impl Pipe {
                     let stop = ((at / CHUNK_BYTES + 1) * CHUNK_BYTES).min(end);
                     let len = stop - at;
                     let request = Request::read(at, len as usize, buf, read_tag(at, len));
-                    self.source.push(request).map_err(|error| error.reason)?;
+                    self.source.push(request).map_err(|error| Failure::Source(at..stop, error.reason))?;
                     at = stop;
                 }
                 if self.free.len() == BUFFERS {
@@ -238,7 +249,7 @@ impl Pipe {
     }
 
     /// Waits for all that is under way.
-    fn drain(&mut self, job: &Job<'_>) -> io::Result<()> {
+    fn drain(&mut self, job: &Job<'_>) -> Result<(), Failure> {
         while self.free.len() < BUFFERS {
             self.turn(job)?;
         }
@@ -247,7 +258,7 @@ impl Pipe {
 
     /// Makes a range of the destination zero where it does not say that it is. A range that ends within a sector is left to the data
     /// behind it, or, at the end of the disk, goes on to the sector's end.
-    fn wipe(&mut self, job: &Job<'_>, start: u64, stop: u64) -> io::Result<()> {
+    fn wipe(&mut self, job: &Job<'_>, start: u64, stop: u64) -> Result<(), Failure> {
         let geometry = job.dest.device().geometry();
         let sector_bytes = u64::from(geometry.logical_sector_bytes);
         let stop =
@@ -256,7 +267,7 @@ impl Pipe {
             return Ok(());
         }
         let mut there = Vec::new();
-        job.dest.device().extents(start, stop - start, &mut there)?;
+        job.dest.device().extents(start, stop - start, &mut there).map_err(Failure::Dest)?;
         for extent in there.iter().filter(|extent| extent.kind == ExtentKind::Data) {
             while self.free.is_empty() {
                 self.turn(job)?;
@@ -268,30 +279,30 @@ impl Pipe {
     }
 
     /// The buffer is not needed for it, but every request has one, so that the queue never has more of them than it holds.
-    fn push_wipe(&mut self, offset_bytes: u64, len_bytes: u64, buf: IoBuf) -> io::Result<()> {
+    fn push_wipe(&mut self, offset_bytes: u64, len_bytes: u64, buf: IoBuf) -> Result<(), Failure> {
         let request = Request { buf: Some(buf), ..Request::discard(offset_bytes, len_bytes, 0) };
-        self.dest.push(request).map_err(|error| error.reason)
+        self.dest.push(request).map_err(|error| Failure::Dest(error.reason))
     }
 
     /// Takes what has been read and written, waiting for something if there is nothing.
-    fn turn(&mut self, job: &Job<'_>) -> io::Result<()> {
+    fn turn(&mut self, job: &Job<'_>) -> Result<(), Failure> {
         let (reading, writing) = (self.source.in_flight(), self.dest.in_flight());
         if writing > 0 {
             // Waiting for a write while reads are under way would leave the writer idle afterwards; so only when nothing is read.
             let wait = usize::from(reading == 0);
-            self.dest.reap(wait, &mut self.done)?;
+            self.dest.reap(wait, &mut self.done).map_err(Failure::Dest)?;
             for completion in self.done.drain(..) {
-                completion.result?;
+                completion.result.map_err(Failure::Dest)?;
                 Job::count(&job.copied_bytes, completion.tag);
                 self.free.extend(completion.buf);
             }
         }
         if reading > 0 {
-            self.source.reap(1, &mut self.done)?;
+            self.source.reap(1, &mut self.done).map_err(|error| Failure::Source(0..0, error))?;
             for completion in std::mem::take(&mut self.done) {
-                completion.result?;
-                let Some(mut buf) = completion.buf else { continue };
                 let (offset_bytes, len) = range_of(completion.tag);
+                completion.result.map_err(|error| Failure::Source(offset_bytes..offset_bytes + len, error))?;
+                let Some(mut buf) = completion.buf else { continue };
                 // Where the source ends within a sector of a larger destination, zeros follow.
                 let sector_bytes = u64::from(job.dest.device().geometry().logical_sector_bytes);
                 let padded = len.next_multiple_of(sector_bytes) as usize;
@@ -304,7 +315,8 @@ impl Pipe {
                     }
                 } else {
                     buf[len as usize..padded].fill(0);
-                    self.dest.push(Request::write(offset_bytes, padded, buf, len)).map_err(|error| error.reason)?;
+                    let request = Request::write(offset_bytes, padded, buf, len);
+                    self.dest.push(request).map_err(|error| Failure::Dest(error.reason))?;
                 }
             }
         }

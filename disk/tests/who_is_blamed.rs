@@ -1,0 +1,169 @@
+//! What a conversion or a comparison says of a file that fails: its own name, and of a copy under way the name that the user gave.
+
+use diskwright_disk::{ConvertOptions, CreateRequest, Disk, OpenOptions, compare, convert, create};
+use diskwright_store::{
+    Blocking, CacheMode, EngineKind, FileFacts, FileSystem, Files, LocalFiles, Store,
+    store::{DataFile, FileRange, Zeroing},
+};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use tempfile::tempdir;
+
+const MIB: u64 = 1 << 20;
+
+fn small(path: &Path) {
+    let request = CreateRequest { size_bytes: Some(16 * MIB), block_bytes: Some(1 << 20), ..CreateRequest::default() };
+    create(path, &request).unwrap();
+}
+
+fn write(path: &Path, offset_bytes: u64) {
+    let disk = Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+    let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+    io.write(offset_bytes, &vec![7; MIB as usize], false).unwrap();
+    drop(io);
+    disk.close().unwrap();
+}
+
+/// What a conversion says. Nothing is left of the copy.
+fn refusal(source: &Path, dest: &Path, options: &ConvertOptions) -> String {
+    let told = convert(source, dest, options, &mut |_, _| true).unwrap_err().to_string();
+    let left = fs::read_dir(dest.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
+    let left: Vec<PathBuf> = left.filter(|path| path.to_string_lossy().contains("dest")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    told
+}
+
+#[test]
+fn damage_of_the_source_is_told_of_the_source() {
+    let dir = tempdir().unwrap();
+    let (source, dest) = (dir.path().join("source.vhd"), dir.path().join("dest.vhdx"));
+    small(&source);
+    write(&source, 0);
+    let mut bytes = fs::read(&source).unwrap();
+    let header = u64::from_be_bytes(bytes[16..24].try_into().unwrap()) as usize;
+    let table = u64::from_be_bytes(bytes[header + 16..header + 24].try_into().unwrap()) as usize;
+    bytes[table..table + 4].copy_from_slice(&0x7000_0000_u32.to_be_bytes());
+    fs::write(&source, &bytes).unwrap();
+    let told = refusal(&source, &dest, &ConvertOptions::default());
+    assert!(told.starts_with(source.to_str().unwrap()) && !told.contains("dest"), "{told}");
+
+    let sound = dir.path().join("sound.vhd");
+    small(&sound);
+    let [damaged, other] = [&source, &sound].map(|path| Disk::open(path, &OpenOptions::default()).unwrap());
+    let told = compare([(&*other, &sound), (&*damaged, &source)], EngineKind::Auto, &mut |_, _| true).unwrap_err();
+    assert!(told.to_string().starts_with(source.to_str().unwrap()), "{told}");
+}
+
+#[test]
+fn a_parent_that_cannot_be_read_is_told_by_its_name() {
+    let dir = tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    small(&path("base.vhdx"));
+    write(&path("base.vhdx"), 0);
+    create(path("top.vhdx"), &CreateRequest { parent: Some(path("base.vhdx")), ..CreateRequest::default() }).unwrap();
+    write(&path("top.vhdx"), 4 * MIB);
+    let files = Files::new(Arc::new(Failing { file: "base.vhdx", reads: true }));
+    let source = OpenOptions { files, ..OpenOptions::default() };
+    let told = refusal(&path("top.vhdx"), &path("dest.raw"), &ConvertOptions { source, ..ConvertOptions::default() });
+    assert!(told.starts_with(path("base.vhdx").to_str().unwrap()) && !told.contains("dest"), "{told}");
+}
+
+#[test]
+fn a_copy_that_finds_no_space_is_told_by_the_name_it_was_to_have() {
+    let dir = tempdir().unwrap();
+    let source = dir.path().join("source.vhdx");
+    small(&source);
+    write(&source, 0);
+    for name in ["dest.raw", "dest.vhd", "dest.vhdx"] {
+        let files = Files::new(Arc::new(Failing { file: "dest", reads: false }));
+        let dest = CreateRequest { files, ..CreateRequest::default() };
+        let dest_path = dir.path().join(name);
+        let told = refusal(&source, &dest_path, &ConvertOptions { dest, ..ConvertOptions::default() });
+        assert!(told.starts_with(&format!("{}: ", dest_path.display())) && !told.contains(".partial"), "{told}");
+    }
+}
+
+/// The machine's files, but payload of those whose name begins so cannot be moved.
+#[derive(Debug)]
+struct Failing {
+    file: &'static str,
+    /// Reads fail, else writes.
+    reads: bool,
+}
+
+impl FileSystem for Failing {
+    fn open(
+        &self,
+        path: &Path,
+        options: &diskwright_store::OpenOptions,
+    ) -> Result<Arc<dyn Store>, diskwright_store::OpenError> {
+        let options = diskwright_store::OpenOptions { cache: CacheMode::PageCache, ..options.clone() };
+        let inner = LocalFiles.open(path, &options)?;
+        let is_meant = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(self.file));
+        Ok(if is_meant { Arc::new(FailingStore { inner, reads: self.reads }) } else { inner })
+    }
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+        LocalFiles.rename(from, to, replace)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        LocalFiles.remove(path)
+    }
+    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
+        LocalFiles.sync_directory_of(path)
+    }
+    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
+        LocalFiles.canonical(path)
+    }
+    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
+        LocalFiles.facts(path)
+    }
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        LocalFiles.list(directory)
+    }
+}
+
+/// Transfers of a MiB, which are payload here, fail.
+#[derive(Debug)]
+struct FailingStore {
+    inner: Arc<dyn Store>,
+    reads: bool,
+}
+
+impl Store for FailingStore {
+    fn name(&self) -> &Path {
+        self.inner.name()
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.inner.len_bytes()
+    }
+    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        if self.reads && buf.len() as u64 == MIB {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        self.inner.read_at(buf, offset_bytes)
+    }
+    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        if !self.reads && buf.len() as u64 == MIB {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.inner.write_at(buf, offset_bytes)
+    }
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.inner.set_len(len_bytes)
+    }
+    fn allocate(&self, range: FileRange) -> io::Result<()> {
+        self.inner.allocate(range)
+    }
+    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+        self.inner.zero_range(range, how)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.inner.sync_data()
+    }
+    fn data_file(&self) -> Option<DataFile<'_>> {
+        None
+    }
+}
