@@ -428,7 +428,7 @@ mod tests {
     fn what_the_protocol_cannot_carry_is_wrong_usage() {
         let (longest, longer) = ("a".repeat(4096), "a".repeat(4097));
         assert_eq!(description(&longest), Ok(longest.clone()));
-        assert!(named_disk(&format!("{longest}=b")).is_ok() && named_disk(&format!("./{longest}=b")).is_ok());
+        assert!(named_disk(&format!("{longest}=b")).is_ok());
         for refused in [description(&longer), named_disk(&format!("{longer}=b"))] {
             let error = refused.unwrap_err();
             assert!(error.contains("at most 4096 bytes"), "{error}");
