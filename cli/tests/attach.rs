@@ -3,7 +3,8 @@
 mod attaching;
 mod common;
 
-use attaching::{Place, mountpoint_of, run_ok, sh};
+use attaching::{Place, first_line, mountpoint_of, run_ok, sh};
+use common::Running;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -11,7 +12,7 @@ use nix::{
 use std::{
     fs::{self, File},
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -272,7 +273,7 @@ fn in_the_foreground_it_ends_with_a_signal() {
     let Some(place) = Place::as_root(&[]) else { return };
     place.ok("create disk.vhdx --size 64M");
     let mut child = place.spawn("attach disk.vhdx --by loop --foreground");
-    let device = attaching::first_line(&mut child);
+    let device = first_line(&mut child);
     assert!(device.starts_with("/dev/loop"), "{device}");
     run_ok("dd", &["if=/dev/urandom", &format!("of={device}"), "bs=1M", "count=2", "oflag=direct"]);
     kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
@@ -325,26 +326,84 @@ fn whoever_holds_what_was_unmounted_does_not_hold_up_the_others_for_ever() {
     // A program within, whose file system is taken away under it.
     place.ok(&format!("attach disk.vhdx --mount {dir}"));
     fs::write(Path::new(&dir).join("kept"), "kept").unwrap();
-    let mut within = Command::new("sleep").arg("600").current_dir(&dir).spawn().unwrap();
+    let within = Running::start(Command::new("sleep").arg("600").current_dir(&dir));
     place.fails("detach disk.vhdx --unmount");
     place.run("detach disk.vhdx --force");
     let late = fs::write(format!("/proc/{}/cwd/late", within.id()), "late")
         .and_then(|()| File::open(format!("/proc/{}/cwd/late", within.id())).and_then(|file| file.sync_all()));
     assert!(late.is_err(), "what was taken away is still there");
-    within.kill().and_then(|()| within.wait()).unwrap();
+    drop(within);
     // Another mount namespace, which has a copy of every mount.
     let said = place.ok(&format!("attach disk.vhdx --mount {dir}"));
     assert_eq!(fs::read(Path::new(&dir).join("kept")).unwrap(), b"kept", "{said}");
     place.ok("detach disk.vhdx --unmount");
-    place.ok("attach disk.vhdx");
-    let mut elsewhere = Command::new("unshare").args(["-m", "sleep", "600"]).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(300));
+    // Of a ublk device it would hold nothing.
+    place.ok("attach disk.vhdx --by loop");
+    let elsewhere = another_mount_namespace(&place);
     let refused = place.fails("detach disk.vhdx");
     assert!(refused.contains("mount namespace") && refused.contains("--force"), "{refused}");
+    // Somebody who still waits does not keep another from ending it, and hears how it has ended.
+    let waiting = place.spawn("detach disk.vhdx");
     place.run("detach disk.vhdx --force");
+    let waited = waiting.output().unwrap();
+    assert!(!waited.status.success(), "{waited:?}");
     assert!(!place.ok("attached").contains("disk.vhdx"));
-    elsewhere.kill().and_then(|()| elsewhere.wait()).unwrap();
+    drop(elsewhere);
     place.ok("check disk.vhdx");
+}
+
+/// A process with a copy of all mounts that lie in this place. (Those of other tests, which run meanwhile, it would hold up too.)
+fn another_mount_namespace(place: &Place) -> Running {
+    const SCRIPT: &str = r#"
+        while read -r _ _ _ _ dir rest; do
+            case "$dir" in "$0"*) continue ;; esac
+            case "$rest" in *fuse.diskwright*|*/dev/loop*) umount -l "$dir" ;; esac
+        done < /proc/self/mountinfo
+        echo ready
+        exec sleep 600"#;
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", SCRIPT]).arg(place.path("")).stdout(Stdio::piped());
+    let mut elsewhere = Running::start(&mut command);
+    assert_eq!(first_line(&mut elsewhere), "ready");
+    elsewhere
+}
+
+#[test]
+fn a_folder_that_another_has_taken_meanwhile_stays_his() {
+    let Some(place) = Place::as_root(&["unshare"]) else { return };
+    place.ok("create a.vhd --size 8M");
+    place.ok("create b.vhd --size 16M");
+    let dir = place.dir("view");
+    place.ok(&format!("attach a.vhd --fuse {dir}"));
+    let elsewhere = another_mount_namespace(&place);
+    place.fails("detach a.vhd");
+    place.ok(&format!("attach b.vhd --fuse {dir}"));
+    place.run("detach a.vhd --force");
+    assert_eq!(place.attached(), 1);
+    assert!(fs::metadata(format!("{dir}/disk")).unwrap().len() > 9 << 20, "that of b was unmounted");
+    drop(elsewhere);
+    place.ok(&format!("detach {dir}"));
+    assert_eq!(place.attached(), 0);
+}
+
+#[test]
+fn what_killed_processes_left_is_in_nobodys_way() {
+    let Some(place) = Place::as_root(&[]) else { return };
+    place.ok("create a.vhd --size 8M");
+    place.ok("create b.vhd --size 8M");
+    let dir = place.dir("view");
+    for next in ["a.vhd", "b.vhd"] {
+        place.ok(&format!("attach a.vhd --fuse {dir}"));
+        let twice = place.fails(&format!("attach a.vhd --fuse {dir}"));
+        assert!(twice.contains("already attached"), "{twice}");
+        let record = place.record("a.vhd");
+        for role in ["supervisor", "server"] {
+            kill(Pid::from_raw(record[role]["pid"].as_i64().unwrap() as i32), Signal::SIGKILL).unwrap();
+        }
+        place.ok(&format!("attach {next} --fuse {dir}"));
+        place.ok(&format!("detach {next}"));
+        assert_eq!(place.attached(), 0);
+    }
 }
 
 #[test]

@@ -77,8 +77,8 @@ pub enum DeviceKind {
     Loop,
 }
 
-/// How long a server without a supervisor may take to close its disk.
-const END_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a server may take to close its disk, where nobody listens to how far it is, or where it is ended by force.
+pub(super) const END_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Detaches what `target` names: an image, a device, a mount.
 ///
@@ -109,6 +109,7 @@ pub fn detach(registry: &Registry, target: &Path, how: Detach) -> Result<Record,
     release::release(&home, &mut record, how, &ours)?;
     if let Some(server) = server
         && !wait_until(END_PATIENCE, || !server.is_alive())
+        && !(how.force && release::end_server(&record))
     {
         return Err(AttachError::Server(format!(
             "process {} has not closed the disk yet; see {}",
@@ -137,11 +138,14 @@ pub fn mounted_from(record: &Record) -> Vec<PathBuf> {
 /// # Errors
 /// The records cannot be read.
 pub fn clear_stale(registry: &Registry) -> Result<Vec<String>, AttachError> {
-    let lock = registry.lock()?;
+    clear_all_stale(registry, &registry.lock()?)
+}
+
+fn clear_all_stale(registry: &Registry, lock: &Held) -> Result<Vec<String>, AttachError> {
     let mut said = Vec::new();
     for (home, record) in registry.all()? {
         let (file, lost) = (record.file.display().to_string(), record.lost.clone());
-        if clear_if_stale(&home, record, &lock).is_ok_and(|was_there| was_there) {
+        if clear_if_stale(&home, record, lock).is_ok_and(|was_there| was_there) {
             let why = lost
                 .unwrap_or_else(|| "the processes that served it are gone; what was left of it is cleared away".into());
             said.push(format!("{file}: {why}"));

@@ -102,6 +102,9 @@ pub struct Record {
     pub fuse_mount: PathBuf,
     /// The disk as a file; empty for a ublk device.
     pub fuse_file: PathBuf,
+    /// The FUSE mount is unmounted, but its server has not ended: somebody elsewhere holds it. What is mounted there now is another's.
+    #[serde(default)]
+    pub out_of_sight: bool,
     /// The disk as a block device.
     pub device: Option<PathBuf>,
     /// Further loop devices, for partitions without a node.
@@ -134,6 +137,7 @@ impl Record {
             ublk_mark: None,
             fuse_mount: PathBuf::new(),
             fuse_file: PathBuf::new(),
+            out_of_sight: false,
             device: None,
             more_devices: Vec::new(),
             content: None,
@@ -285,7 +289,9 @@ impl Registry {
                 .chain(mounts)
                 .any(|path| *path == whole)
         };
-        if let Some(found) = self.all()?.into_iter().find(|(_, record)| means(record)) {
+        let found = self.all()?.into_iter().filter(|(_, record)| means(record));
+        // Where one was out of sight another may have taken its place.
+        if let Some(found) = found.min_by_key(|(_, record)| record.out_of_sight) {
             return Ok(found);
         }
         // Another name of the same file.

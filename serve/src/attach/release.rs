@@ -95,7 +95,13 @@ pub fn release(home: &Home, record: &mut Record, how: Detach, ours: &[u32]) -> R
         record.mounts.clear();
         home.write(record)?;
     }
-    release_fuse(record, how, ours)
+    if !record.out_of_sight {
+        release_fuse(record, how, ours)?;
+        record.out_of_sight = true;
+        // For whoever comes a second time. Should it not be written, this time goes on all the same.
+        let _ = home.write(record);
+    }
+    Ok(())
 }
 
 /// The ublk device of a record, as long as it is there.
@@ -154,36 +160,29 @@ fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]
     Ok(())
 }
 
-/// Makes what was written to a file system durable, if that can be done in the time.
-fn sync_within(dir: &Path, patience: Duration) {
+/// Whether some work on a path comes to its end in the time that force grants, well or badly. Where it does not, its thread waits in the kernel until the
+/// server is gone.
+fn ends_in_time(path: &Path, work: impl FnOnce(&Path) + Send + 'static) -> bool {
     let (sender, ended) = mpsc::channel();
-    let dir = dir.to_owned();
+    let path = path.to_owned();
     thread::spawn(move || {
-        let _ = File::open(&dir).map(rustix::fs::syncfs);
-        let _ = sender.send(());
-    });
-    let _ = ended.recv_timeout(patience);
-}
-
-/// Whether a device comes to the end of a flush, well or badly.
-fn answers(device: &Path) -> bool {
-    let (sender, ended) = mpsc::channel();
-    let device = device.to_owned();
-    // Where it does not, this thread waits in the kernel until the server is gone.
-    thread::spawn(move || {
-        let _ = File::open(&device).and_then(|device| device.sync_all());
+        work(&path);
         let _ = sender.send(());
     });
     ended.recv_timeout(FORCE_PATIENCE).is_ok()
 }
 
-/// Kills a server that hangs. What it has been asked for fails then.
-fn end_server(record: &Record) {
-    let Some(server) = record.server.filter(|server| server.is_alive()) else { return };
-    if let Some(pid) = server.pid.try_into().ok().and_then(Pid::from_raw) {
-        let _ = rustix::process::kill_process(pid, Signal::KILL);
-        loop_device::wait_until(CLOSE_PATIENCE, || !server.is_alive());
-    }
+/// Whether a device comes to the end of a flush.
+fn answers(device: &Path) -> bool {
+    ends_in_time(device, |device| drop(File::open(device).map(|device| device.sync_all())))
+}
+
+/// Kills a server that hangs, and says whether it is gone. What it has been asked for fails then.
+pub(super) fn end_server(record: &Record) -> bool {
+    let Some(server) = record.server.filter(|server| server.is_alive()) else { return true };
+    let Some(pid) = server.pid.try_into().ok().and_then(Pid::from_raw) else { return false };
+    let _ = rustix::process::kill_process(pid, Signal::KILL);
+    loop_device::wait_until(CLOSE_PATIENCE, || !server.is_alive())
 }
 
 /// Keeps others from mounting a device that is about to go: unlike a loop device, a ublk device goes under those who use it.
@@ -223,7 +222,8 @@ fn unmount_all(devices: &[PathBuf], numbers: &[u64], force: bool) -> Result<(), 
     for mount in usage::mounts().map_err(failed)?.into_iter().rev().filter(is_ours) {
         let plain = rustix::mount::unmount(&mount.dir, UnmountFlags::NOFOLLOW);
         if plain == Err(Errno::BUSY) && force {
-            sync_within(&mount.dir, FORCE_PATIENCE);
+            // What was written is durable after that, if it can be.
+            ends_in_time(&mount.dir, |dir| drop(File::open(dir).map(rustix::fs::syncfs)));
             let _ = rustix::mount::unmount(&mount.dir, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH);
         }
     }

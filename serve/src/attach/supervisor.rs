@@ -62,6 +62,8 @@ pub struct Attached {
     closing: bool,
     /// What the server has said of its end.
     closed: Option<Option<String>>,
+    /// Those who asked for force while it was being detached already; they hear how that has ended.
+    impatient: Vec<UnixStream>,
     /// Sentences for the user.
     warnings: Vec<String>,
 }
@@ -83,32 +85,18 @@ pub fn attach(
             hint: "be root, or take --fuse DIR, which shows the disk as a file",
         });
     }
-    // What is unmounted is the topmost at a place: so nothing is put over the mount of somebody else, nor of another disk.
-    for dir in options.fuse_dir.iter().chain(&options.mount) {
-        let place = dir.canonicalize().map_err(|source| state_error("mount on", dir, source))?;
-        if let Some(there) = usage::mounts().unwrap_or_default().iter().rfind(|mount| mount.dir == place) {
-            return Err(AttachError::BadOptions {
-                what: format!(
-                    "{} from {} is mounted at {} already",
-                    there.file_system,
-                    there.source.display(),
-                    dir.display()
-                ),
-                hint: "choose another folder",
-            });
-        }
-    }
     let home = registry.home_of(&file)?;
     let (by, no_ublk) = choose(options)?;
     let mut record = Record { by, ..Record::new(file, now_seconds()) };
+    let warnings;
     {
         let lock = registry.lock()?;
+        // What killed processes have left, of this disk or of another, may be in the way.
+        warnings = super::clear_all_stale(registry, &lock)?;
         if let Some(other) = home.read()? {
-            super::clear_if_stale(&home, other, &lock).map_err(|other| AttachError::AlreadyAttached {
-                file: options.file.clone(),
-                place: other.place().to_owned(),
-            })?;
+            return Err(AttachError::AlreadyAttached { file: options.file.clone(), place: other.place().to_owned() });
         }
+        refuse_taken(options)?;
         home.make(&lock)?;
         match (by, &options.fuse_dir) {
             (ShownBy::Ublk, _) => record.ublk_mark = Some(ublk::new_mark()),
@@ -130,8 +118,17 @@ pub fn attach(
         }
     };
     let registry = registry.clone();
-    let mut attached =
-        Attached { registry, home, record, child, events, closing: false, closed: None, warnings: Vec::new() };
+    let mut attached = Attached {
+        registry,
+        home,
+        record,
+        child,
+        events,
+        closing: false,
+        closed: None,
+        impatient: Vec::new(),
+        warnings,
+    };
     match attached.complete(options) {
         Ok(()) => Ok(attached),
         Err(error) => {
@@ -144,6 +141,26 @@ pub fn attach(
             }
         }
     }
+}
+
+/// What is unmounted is the topmost at a place: so nothing is put over the mount of somebody else, nor of another disk.
+fn refuse_taken(options: &AttachOptions) -> Result<(), AttachError> {
+    let mounts = usage::mounts().map_err(|source| state_error("read", "/proc/self/mountinfo".as_ref(), source))?;
+    for dir in options.fuse_dir.iter().chain(&options.mount) {
+        let place = dir.canonicalize().map_err(|source| state_error("mount on", dir, source))?;
+        if let Some(there) = mounts.iter().rfind(|mount| mount.dir == place) {
+            return Err(AttachError::BadOptions {
+                what: format!(
+                    "{} from {} is mounted at {} already",
+                    there.file_system,
+                    there.source.display(),
+                    dir.display()
+                ),
+                hint: "choose another folder",
+            });
+        }
+    }
+    Ok(())
 }
 
 /// By what the disk is to be shown, and, where that is not ublk for want of it, why.
@@ -342,10 +359,8 @@ impl Attached {
                     let Ok(detach) = control::question(&stream) else { continue };
                     match self.detach(detach) {
                         Ok(result) => {
-                            let lost = result.as_ref().err().map(ToString::to_string);
-                            let said = lost.map_or(Answer::Detached, Answer::Lost);
-                            let _ = control::answer(&mut stream, &said);
-                            return result;
+                            self.impatient.push(stream);
+                            return self.tell(result);
                         }
                         Err(error) => {
                             let _ = control::answer(&mut stream, &Answer::Refused(error.to_string()));
@@ -357,11 +372,21 @@ impl Attached {
             if !stopped && should_stop() {
                 stopped = true;
                 match self.detach(Detach { unmount: true, force: false }) {
-                    Ok(result) => return result,
+                    Ok(result) => return self.tell(result),
                     Err(error) => say(&error.to_string()),
                 }
             }
         }
+    }
+
+    /// Tells how it has ended to whoever waits for that.
+    fn tell(&mut self, result: Result<(), AttachError>) -> Result<(), AttachError> {
+        let lost = result.as_ref().err().map(ToString::to_string);
+        let said = lost.map_or(Answer::Detached, Answer::Lost);
+        for mut stream in self.impatient.drain(..) {
+            let _ = control::answer(&mut stream, &said);
+        }
+        result
     }
 
     /// Detaches. `Err` says that the disk is still attached, `Ok(Err)` that it is not, but that something was lost.
@@ -396,29 +421,45 @@ impl Attached {
     }
 
     /// Hears the server out. It takes the time that it needs to close the disk; but it does not begin with that as long as somebody holds a file
-    /// system that is out of sight: from another mount namespace, or, after force, from within.
+    /// system that is out of sight: from another mount namespace, or, after force, from within. By force it is ended in its turn.
     fn wait_for_end(&mut self, how: Detach) -> Result<(), AttachError> {
-        let deadline = Instant::now() + HOLD_PATIENCE;
+        let mut deadline = Instant::now() + HOLD_PATIENCE;
+        let (mut force, mut is_ended) = (how.force, false);
         loop {
-            let event = if self.closing {
+            let event = if is_ended || self.closing && !force {
                 self.events.recv().map_err(RecvTimeoutError::from)
             } else {
                 self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
             };
             match event {
-                Ok(Event::Server(says)) => self.hear(says),
-                Ok(Event::Asked(mut stream)) => {
-                    let refused = Answer::Refused("it is just being detached".into());
-                    let _ = control::answer(&mut stream, &refused);
+                Ok(Event::Server(says)) => {
+                    let was_closing = self.closing;
+                    self.hear(says);
+                    if self.closing && !was_closing {
+                        deadline = Instant::now() + super::END_PATIENCE;
+                    }
                 }
-                Err(RecvTimeoutError::Timeout) if how.force => {
-                    // What was held could be synced by then. Whatever is still asked for fails.
+                Ok(Event::Asked(mut stream)) => match control::question(&stream) {
+                    Ok(Detach { force: true, .. }) => {
+                        self.impatient.push(stream);
+                        if !force {
+                            (force, deadline) = (true, Instant::now() + HOLD_PATIENCE);
+                        }
+                    }
+                    Ok(_) => {
+                        let refused = Answer::Refused("it is just being detached; --force would end it".into());
+                        let _ = control::answer(&mut stream, &refused);
+                    }
+                    Err(_) => {}
+                },
+                // What was held could be synced by then. Whatever is still asked for fails.
+                Err(RecvTimeoutError::Timeout) if force => {
                     let _ = self.child.kill();
-                    self.closing = true;
+                    is_ended = true;
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(AttachError::Supervisor(format!(
-                        "{} is out of sight here, but somebody still holds what was mounted from it, perhaps a container or another mount namespace (lsns -t mnt); it is detached when that ends, or now, and under its hands, by detach --force",
+                        "{} is out of sight here, but somebody still holds what was mounted from it, perhaps a container or another mount namespace (lsns -t mnt), or its server still waits for a slow disk; it is detached when that ends, or now, and under its hands, by detach --force",
                         self.record.file.display()
                     )));
                 }
