@@ -100,7 +100,7 @@ impl FileSystem for Failing {
         path: &Path,
         options: &diskwright_store::OpenOptions,
     ) -> Result<Arc<dyn Store>, diskwright_store::OpenError> {
-        let options = diskwright_store::OpenOptions { cache: CacheMode::PageCache, ..options.clone() };
+        let options = diskwright_store::OpenOptions { cache: CacheMode::PageCache, ..*options };
         let inner = LocalFiles.open(path, &options)?;
         let is_meant = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(self.file));
         Ok(if is_meant { Arc::new(FailingStore { inner, reads: self.reads }) } else { inner })
