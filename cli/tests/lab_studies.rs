@@ -45,6 +45,20 @@ fn a_study_ended_by_timeout_cleans_up() {
 }
 
 #[test]
+fn a_size_that_is_rounded_up_is_told_before_anything_is_made() {
+    let shop = Workshop::new();
+    let line = ["lab", "study", "containers", "--quick", "--size", "33M"];
+    let mut child = Running::start(shop.command(&line).stdout(Stdio::null()).stderr(Stdio::piped()));
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let first = lines.next().unwrap();
+    assert!(first.contains("each disk will have 64 MiB, not 33 MiB"), "{first}");
+    assert!(lines.any(|line| line.starts_with("diskwright: prepare")));
+    signal::kill(Pid::from_raw(child.id() as i32), signal::Signal::SIGTERM).unwrap();
+    lines.for_each(drop);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
 fn a_study_that_is_hung_up_while_it_measures_keeps_what_it_has_and_says_that_it_is_partial() {
     if !hears_hangups() {
         return;

@@ -91,6 +91,9 @@ pub struct ContainersRecord {
     pub quick: bool,
     /// Size of every disk.
     pub size_bytes: u64,
+    /// The size that was asked for, where it was rounded up to that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_bytes: Option<u64>,
     /// Payload block of the dynamic and differencing disks: the formats' default, 2 MiB.
     pub block_bytes: u64,
     /// Rounds.

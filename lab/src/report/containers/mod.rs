@@ -13,6 +13,7 @@ use crate::{
     measure::CellResult,
     paper,
     result::{ComparedWorkload, ContainersResult, CreationRecord},
+    study::containers::report::rounded,
     table::bytes,
 };
 use maud::Markup;
@@ -360,7 +361,8 @@ fn facts(result: &ContainersResult) -> Vec<(String, String)> {
     let mut facts = machine::facts(&result.machine, &result.versions);
     facts.push(machine::place(&result.place));
     let mut add = |name: &str, value: String| facts.push((name.to_owned(), value));
-    add("Disks", format!("{} each, blocks of {}", bytes(options.size_bytes), bytes(options.block_bytes)));
+    let (size, block) = (bytes(options.size_bytes), bytes(options.block_bytes));
+    add("Disks", format!("{size} each{}, blocks of {block}", rounded(options)));
     add("Queue depths", list(&options.queue_depths.iter().map(u32::to_string).collect::<Vec<_>>()));
     add("Cache", if options.cache == "direct" { "O_DIRECT".into() } else { "page cache".into() });
     add("Engine", options.engine.clone());

@@ -50,6 +50,7 @@ use diskwright_image::DiskType;
 use diskwright_store::CacheMode;
 use expanding::{Expanding, Subject};
 use settings::Settings;
+pub use settings::disk_bytes;
 use std::time::{Duration, Instant};
 
 /// The base of the chain; quick runs use a disk no larger than the other ones.
@@ -319,6 +320,7 @@ mod tests {
         assert_eq!((saved.schema.as_str(), saved.workloads.len()), (CONTAINERS_SCHEMA, 19));
         let text = report::render(result, false);
         assert!(text.starts_with(&result.verdict[..9]) && text.contains("4K random write"), "{text}");
+        assert!(text.contains("disks of 32 MiB (rounded up from 1 B)"), "{text}");
         assert_eq!(phases.first().map(String::as_str), Some("prepare"));
         assert_eq!(phases.last().map(String::as_str), Some("measure"));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "only the result is left");
@@ -332,7 +334,10 @@ mod tests {
         assert_eq!(report.result.workloads.len(), 2, "the third was not finished");
         assert!(report.result.chain.is_some());
         let text = report::render(&report.result, false);
-        assert!(text.starts_with("Stopped: "), "{text}");
+        assert!(text.starts_with("Stopped: ") && text.contains(", stopped after "), "{text}");
+        // Before the first workload was finished there is no length of its cells to tell.
+        let text = report::render(&ContainersResult { workloads: Vec::new(), ..report.result }, false);
+        assert!(text.contains("1 rounds, stopped after ") && !text.contains("cells of"), "{text}");
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "only the result is left");
     }
 

@@ -49,7 +49,12 @@ pub(crate) fn prepare(
             report(progress, "prepare", before + done, total, container.name())
         })?;
         let took = start.elapsed();
-        if next == 0 && settings.quick && !settings.size_given && took > QUICK_FILL && size_bytes > QUICK_MIN_BYTES {
+        if next == 0
+            && settings.quick
+            && settings.asked_bytes.is_none()
+            && took > QUICK_FILL
+            && size_bytes > QUICK_MIN_BYTES
+        {
             let share = QUICK_FILL.as_secs_f64() / took.as_secs_f64();
             let fitting = (size_bytes as f64 * share) as u64 / SIZE_STEP_BYTES * SIZE_STEP_BYTES;
             settings.how.size_bytes = fitting.max(QUICK_MIN_BYTES);

@@ -3,7 +3,7 @@
 use super::growth;
 use crate::{
     paper,
-    result::{ChainRecord, ComparedWorkload, ContainersResult, CreationRecord},
+    result::{ChainRecord, ComparedWorkload, ContainersRecord, ContainersResult, CreationRecord},
     table::{Align, Cell, Table, Tone, bytes, duration, figure, grouped, paint},
     warning::Warning,
 };
@@ -52,6 +52,12 @@ pub fn render(result: &ContainersResult, colour: bool) -> String {
 fn conditions(result: &ContainersResult) -> String {
     let (place, options) = (&result.place, &result.options);
     let mut text = String::new();
+    let cells = result
+        .workloads
+        .first()
+        .map_or_else(String::new, |compared| format!(", cells of {}", duration(compared.result.window_ns as f64)));
+    let stopped =
+        if result.partial { format!(", stopped after {}", duration(result.took_ns as f64)) } else { String::new() };
     let proved = result.preparation.iter().map(|record| record.verified_bytes).sum();
     let _ = writeln!(
         text,
@@ -61,13 +67,13 @@ fn conditions(result: &ContainersResult) -> String {
     );
     let _ = writeln!(
         text,
-        "  {} disks of {}, {}, engine {}, {} rounds, cells of {}; the generator itself costs {} per I/O",
+        "  {} disks of {}{}, {}, engine {}, {} rounds{cells}{stopped}; the generator itself costs {} per I/O",
         result.preparation.len(),
         bytes(options.size_bytes),
+        rounded(options),
         if options.cache == "direct" { "O_DIRECT" } else { "page cache" },
         options.engine,
         options.rounds,
-        result.workloads.first().map_or_else(String::new, |compared| duration(compared.result.window_ns as f64)),
         duration(result.generator_ns_per_io),
     );
     let _ = writeln!(
@@ -79,6 +85,11 @@ fn conditions(result: &ContainersResult) -> String {
         let _ = writeln!(text, "  left out by --quick: {}", result.left_out.join("; "));
     }
     text
+}
+
+/// Behind a size: which one was asked for, where it is another.
+pub(crate) fn rounded(options: &ContainersRecord) -> String {
+    options.asked_bytes.map_or_else(String::new, |asked| format!(" (rounded up from {})", bytes(asked)))
 }
 
 pub(super) fn ratio_cell(ratio: Option<f64>) -> Cell {

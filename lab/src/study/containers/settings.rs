@@ -27,12 +27,18 @@ const FULL_DEPTHS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 /// Size classes of disks are whole multiples of this, so that they are a whole number of everybody's blocks.
 pub(crate) const SIZE_STEP_BYTES: u64 = 32 << 20;
 
+/// The size of each disk where this one is asked for: the next that is a whole number of everybody's blocks; `None` beyond what any disk
+/// can have.
+pub fn disk_bytes(asked_bytes: u64) -> Option<u64> {
+    asked_bytes.checked_next_multiple_of(SIZE_STEP_BYTES)
+}
+
 /// The options with everything filled in.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) quick: bool,
     pub(crate) how: Preparation,
-    pub(crate) size_given: bool,
+    pub(crate) asked_bytes: Option<u64>,
     pub(crate) rounds: usize,
     pub(crate) depths: Vec<u32>,
     pub(crate) budget: Budget,
@@ -52,7 +58,7 @@ impl Settings {
         if wanted_bytes == 0 {
             return bad("a size of 0 measures nothing", "use a --size of some gigabytes, or leave it out");
         }
-        let Some(size_bytes) = wanted_bytes.checked_next_multiple_of(SIZE_STEP_BYTES) else {
+        let Some(size_bytes) = disk_bytes(wanted_bytes) else {
             return bad("that size is beyond what any disk can have", "use a smaller --size");
         };
         let how = Preparation {
@@ -66,7 +72,7 @@ impl Settings {
             None if quick => Budget::until(start, QUICK_TOTAL, QUICK_CELLS.0, QUICK_CELLS.1),
             None => Budget::fixed(FULL_CELL),
         };
-        Ok(Self { quick, how, size_given: options.size_bytes.is_some(), rounds, depths, budget })
+        Ok(Self { quick, how, asked_bytes: options.size_bytes, rounds, depths, budget })
     }
 
     /// The workloads that are compared, depth by depth.
@@ -122,6 +128,7 @@ impl Settings {
         ContainersRecord {
             quick: self.quick,
             size_bytes: self.how.size_bytes,
+            asked_bytes: self.asked_bytes.filter(|&asked_bytes| asked_bytes != self.how.size_bytes),
             block_bytes: 2 << 20,
             rounds: self.rounds,
             queue_depths: self.depths.clone(),

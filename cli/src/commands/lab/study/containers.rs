@@ -8,7 +8,7 @@ use crate::{
     },
     context::Context,
     exit::Outcome,
-    sizes,
+    sizes::{self, Human},
 };
 use clap::Args;
 use diskwright_lab::{
@@ -40,7 +40,7 @@ EXAMPLES
 pub struct ContainersArgs {
     #[command(flatten)]
     experiment: ExperimentArgs,
-    /// Size of each disk. [default: 4G; 512M with --quick]
+    /// Size of each disk, rounded up to a multiple of 32M. [default: 4G; 512M with --quick]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
     size: Option<u64>,
     /// Requests in flight, separated by commas. [default: 1,2,4,...,256; 32 with --quick]
@@ -62,6 +62,16 @@ pub fn run(context: &mut Context, args: &ContainersArgs) -> Outcome {
         chain_lengths: args.chain_length.clone(),
         launcher: Some(ChildLauncher::current_exe([CHILD_COMMAND])?),
     };
+    if let Some(asked_bytes) = args.size
+        && let Some(disk_bytes) = study::containers::disk_bytes(asked_bytes)
+        && !(asked_bytes == 0 || disk_bytes == asked_bytes)
+    {
+        context.warn(&format!(
+            "each disk will have {}, not {}: the size is rounded up, so that it is a whole number of every container's blocks",
+            Human(disk_bytes),
+            Human(asked_bytes)
+        ));
+    }
     let mut steps = context.steps();
     let report = study::run(&options, &mut steps);
     drop(steps);
