@@ -81,6 +81,28 @@ fn ranges_that_cannot_be_are_refused_whole() {
 }
 
 #[test]
+fn json_tells_what_was_asked_also_of_what_failed() {
+    let shop = disk();
+    let lines = "read 63M 2M\nwrite 1 512\nwrite 8k 4k\nflush\nnonsense\n";
+    let ended = shop.run_with_stdin("io disk.vhdx --json", lines);
+    let json: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    let results = json["results"].as_array().unwrap();
+    let told: Vec<_> =
+        results.iter().map(|done| (done["ok"] == true, done["offset"].as_u64(), done["length"].as_u64())).collect();
+    let (some, none) = (|bytes: u64| Some(bytes), None);
+    assert_eq!(
+        told,
+        [
+            (false, some(63 << 20), some(2 << 20)),
+            (false, some(1), some(512)),
+            (true, some(8192), some(4096)),
+            (true, none, none),
+            (false, none, none),
+        ]
+    );
+}
+
+#[test]
 fn read_only_means_it() {
     let shop = disk();
     let before = std::fs::read(shop.path("disk.vhdx")).unwrap();

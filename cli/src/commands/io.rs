@@ -60,8 +60,9 @@ pub struct IoArgs {
 struct Done {
     command: String,
     ok: bool,
-    offset: u64,
-    length: u64,
+    /// As asked for, whatever became of it; none for a flush, and for what is no command.
+    offset: Option<u64>,
+    length: Option<u64>,
     first_difference: Option<u64>,
     error: Option<String>,
 }
@@ -89,6 +90,7 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
         .map_err(|error| Failure::doing(format!("{}: cannot open a queue", args.file.display()), error))?;
     let mut results = Vec::new();
     let mut carry_out = |context: &mut Context, text: String, command: Result<Command, String>| -> Outcome<()> {
+        let range = command.as_ref().ok().and_then(Command::range);
         let result = command.and_then(|command| {
             transfer::carry_out(&mut queue, &command, &mut context.out, !context.global.json, &patience)
         });
@@ -119,8 +121,8 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
         results.push(Done {
             command: text,
             ok: error.is_none(),
-            offset: done.offset_bytes,
-            length: done.len_bytes,
+            offset: range.map(|(offset_bytes, _)| offset_bytes),
+            length: range.map(|(_, len_bytes)| len_bytes),
             first_difference: done.first_difference.map(|(offset, _)| offset),
             error,
         });

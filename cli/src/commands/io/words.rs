@@ -42,6 +42,16 @@ pub enum Command {
 }
 
 impl Command {
+    /// The range that it is about, offset and length; a flush is about none.
+    pub fn range(&self) -> Option<(u64, u64)> {
+        match *self {
+            Self::Read { offset_bytes, len_bytes, .. }
+            | Self::Write { offset_bytes, len_bytes, .. }
+            | Self::Discard { offset_bytes, len_bytes } => Some((offset_bytes, len_bytes)),
+            Self::Flush => None,
+        }
+    }
+
     /// Understands a line.
     ///
     /// # Errors
