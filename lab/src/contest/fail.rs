@@ -1,12 +1,13 @@
 //! A condition under which a comparison ends with exit code 1, as written on a command line: `slower-than 5%`, `p99 worse-than 10%`.
 //!
 //! How sure it must be is the user's choice ([`Certainty`]): a gate that holds back every change that *may* be slower fails good ones when
-//! rounds are few, and one that waits for proof lets small losses through; the default waits for proof.
+//! rounds are few, and one that waits for proof lets small losses through; the default waits for proof. Where there are too few rounds for any
+//! proof it would let everything through, and that is told ([`FailIf::unjudged`]).
 
-use super::{Comparison, ContestRecord, Said};
+use super::{Comparison, ContestRecord, Said, judge::rounds_needed};
 use crate::figures::Metric;
 use serde::{Deserialize, Serialize};
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -60,7 +61,43 @@ impl FromStr for FailIf {
     }
 }
 
+/// As it is written: `p99 worse-than 10%`.
+impl fmt::Display for FailIf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = (self.worse_by * 1e6).round() / 1e4;
+        write!(f, "{} worse-than {percent}%", self.metric.name())
+    }
+}
+
 impl FailIf {
+    /// Why, and of what, it could not be judged; nothing where it was, of everything.
+    pub fn unjudged(&self, record: &ContestRecord) -> Option<String> {
+        let of_metric = |comparison: &&Comparison| comparison.metric == self.metric;
+        let blind = |comparison: &&Comparison| comparison.said == Said::TooFewRounds;
+        let each: Vec<&Comparison> = record.comparisons.iter().filter(of_metric).collect();
+        if each.is_empty() {
+            return Some(format!(
+                "--fail-if '{self}' could not be judged: the {} was not compared, for not both sides have it, or --figures leaves it out",
+                self.metric.title()
+            ));
+        }
+        // An estimate and an interval are there however few the rounds are.
+        let first = each.iter().copied().find(blind).filter(|_| self.certainty == Certainty::Shown)?;
+        let (seen, all) = (each.iter().copied().filter(|one| !blind(one)).count(), each.len());
+        let judged = if record.overall.iter().filter(of_metric).any(|one| !blind(&one)) {
+            "could be judged over all measurements only".to_owned()
+        } else if seen > 0 {
+            format!("could be judged of {seen} of {all} measurements only")
+        } else {
+            "could not be judged".to_owned()
+        };
+        let ((base, ours), family) = (first.rounds, record.family(first));
+        Some(format!(
+            "--fail-if '{self}' {judged}: {base} and {ours} rounds cannot show a difference with {family} comparisons; measure at least {} rounds of each, compare fewer figures, or be content with --fail-when estimate or possible",
+            rounds_needed(family, record.paired)
+        ))
+    }
+
     /// Where it holds, in words; one sentence for each side and group.
     pub fn holding(&self, record: &ContestRecord) -> Vec<String> {
         let all = record.overall.iter().chain(&record.comparisons);
@@ -117,5 +154,7 @@ mod tests {
         }
         assert!(read("iops worse-than 100%").unwrap_err().contains("can never be"));
         assert!(read("p99 worse-than 100%").is_ok());
+        assert_eq!(read("slower-than 7%").unwrap().to_string(), "iops worse-than 7%");
+        assert_eq!(tail.to_string(), "p99 worse-than 12.5%");
     }
 }

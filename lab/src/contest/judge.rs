@@ -47,6 +47,7 @@ pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ContestRecord {
         overall: Vec::new(),
         comparisons: Vec::new(),
         failed: Vec::new(),
+        unjudged: Vec::new(),
         warnings: Vec::new(),
         sides,
     };
@@ -78,6 +79,7 @@ pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ContestRecord {
     correct(&mut record.overall, true);
     correct(&mut record.comparisons, options.paired);
     record.failed = options.fail_if.iter().flat_map(|condition| condition.holding(&record)).collect();
+    record.unjudged = options.fail_if.iter().filter_map(|condition| condition.unjudged(&record)).collect();
     record.verdict = report::verdict(&record);
     record
 }
@@ -159,7 +161,9 @@ fn metrics(options: &JudgeOptions, groups: &[(&Group, &Group)]) -> Vec<Metric> {
         let sizes = sizes(group);
         sizes.iter().all(|size| (size - sizes[0]).abs() <= sizes[0] * 1e-3)
     });
-    Metric::ALL.into_iter().filter(|metric| !(alike && *metric == Metric::MbPerS)).collect()
+    // A condition is judged also where it says what another would.
+    let is_asked = |metric: Metric| options.fail_if.iter().any(|condition| condition.metric == metric);
+    Metric::ALL.into_iter().filter(|&metric| !(alike && metric == Metric::MbPerS) || is_asked(metric)).collect()
 }
 
 /// The rounds to compare, and whether they are stretches of single runs.

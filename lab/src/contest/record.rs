@@ -27,6 +27,9 @@ pub struct ContestRecord {
     pub comparisons: Vec<Comparison>,
     /// Conditions of `--fail-if` that hold, in words.
     pub failed: Vec<String>,
+    /// Conditions of `--fail-if` that could not be judged, or not of everything, and why.
+    #[serde(default)]
+    pub unjudged: Vec<String>,
     /// Reasons for doubt.
     pub warnings: Vec<Warning>,
 }

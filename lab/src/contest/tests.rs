@@ -155,6 +155,34 @@ fn conditions_hold_as_surely_as_asked_for() {
 }
 
 #[test]
+fn a_condition_that_cannot_be_judged_is_told() {
+    let judged = |count: usize, condition: FailIf, metrics: &[Metric]| {
+        let sides =
+            vec![side("a", rounds(count, 100_000.0, 0.02, 1, 0.0)), side("b", rounds(count, 50_000.0, 0.02, 2, 0.0))];
+        let options = JudgeOptions { fail_if: vec![condition], metrics: metrics.to_vec(), ..JudgeOptions::default() };
+        judge(sides, &options)
+    };
+    let slower: FailIf = "slower-than 5%".parse().unwrap();
+    let few = judged(3, slower.clone(), &[]);
+    assert!(few.failed.is_empty());
+    let [told] = &few.unjudged[..] else { panic!("{:?}", few.unjudged) };
+    assert!(told.starts_with("--fail-if 'iops worse-than 5%' could not be judged: 3 and 3 rounds cannot"), "{told}");
+    assert!(told.contains("with 5 comparisons; measure at least 5 rounds of each"), "{told}");
+    // As many as it says are enough, and so are fewer figures, or less than proof.
+    let enough = judged(5, slower.clone(), &[]);
+    assert!(enough.unjudged.is_empty() && enough.failed.len() == 1, "{:?}", enough.unjudged);
+    assert!(judged(4, slower.clone(), &[Metric::Iops]).unjudged.is_empty());
+    let estimate = judged(3, FailIf { certainty: Certainty::Estimate, ..slower.clone() }, &[]);
+    assert!(estimate.unjudged.is_empty() && estimate.failed.len() == 1);
+    // A figure that is not among those that are compared.
+    let absent = judged(6, slower, &[Metric::P99]);
+    assert!(absent.failed.is_empty() && absent.unjudged[0].contains("IOPS was not compared"), "{:?}", absent.unjudged);
+    // MB/s is left out where it is IOPS in other words, but not where it is asked for.
+    let megabytes = judged(6, "mb worse-than 5%".parse().unwrap(), &[]);
+    assert!(megabytes.unjudged.is_empty() && megabytes.failed.len() == 1, "{:?}", megabytes.unjudged);
+}
+
+#[test]
 fn what_was_not_made_alike_is_told() {
     let base = side("a", rounds(6, 1e5, 0.01, 1, 0.0));
     let mut other = side("b", rounds(6, 1e5, 0.01, 2, 0.0));

@@ -49,6 +49,9 @@ fn badges(record: &ContestRecord) -> Vec<(Tone, String)> {
     if !record.failed.is_empty() {
         badges.push((Tone::Bad, "failed".to_owned()));
     }
+    if !record.unjudged.is_empty() {
+        badges.push((Tone::Doubt, "a condition could not be judged".to_owned()));
+    }
     badges.push(match record.paired {
         true => (Tone::Good, "rounds took turns".into()),
         false => (Tone::Plain, "measured apart".into()),
