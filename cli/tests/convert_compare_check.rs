@@ -173,6 +173,31 @@ fn a_chain_is_checked_to_its_end() {
 }
 
 #[test]
+fn a_vhd_parent_that_was_changed_later_is_noted() {
+    let shop = Workshop::new();
+    shop.ok("create base.vhd --size 16M");
+    shop.ok("create middle.vhd --parent base.vhd");
+    shop.ok("create top.vhd --parent middle.vhd");
+    let quiet = shop.ok("check top.vhd --chain");
+    assert!(!quiet.contains("time stamp"), "{quiet}");
+    let later = std::time::SystemTime::now() + Duration::from_secs(3600);
+    std::fs::File::open(shop.path("base.vhd")).unwrap().set_modified(later).unwrap();
+    let said = shop.ok("check top.vhd --chain");
+    assert!(said.contains("middle.vhd: note     offset 568: The parent's time stamp: the parent"), "{said}");
+    assert!(said.contains("middle.vhd: sound, 1 note"), "{said}");
+    let found = shop.json("check top.vhd --chain");
+    let notes: Vec<usize> =
+        found["files"].as_array().unwrap().iter().map(|file| file["findings"].as_array().unwrap().len()).collect();
+    assert_eq!((&found["verdict"], notes), (&"sound".into(), vec![0, 1, 0]));
+    assert_eq!(found["files"][1]["findings"][0]["severity"], "note");
+    // Who knows that it was only copied is not told again; and the child alone knows nothing of the parent's file.
+    for line in ["check top.vhd --chain --ignore-parent-timestamp", "check middle.vhd"] {
+        let said = shop.ok(line);
+        assert!(!said.contains("time stamp"), "{line}: {said}");
+    }
+}
+
+#[test]
 fn nothing_is_no_sound_disk() {
     let shop = Workshop::new();
     std::fs::write(shop.path("empty.img"), "").unwrap();

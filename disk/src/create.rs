@@ -243,6 +243,7 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
             linkage,
             linkage2: None,
             modified_seconds: gate::modified_seconds(files, &parent_real),
+            modified_offset_bytes: None,
         },
     ))
 }

@@ -297,6 +297,18 @@ pub(crate) fn check_linkage(
     Ok(())
 }
 
+/// What is to be told where the parent's last change is not at the time that the child recorded.
+pub fn parent_time_doubt(files: &Files, link: &ParentLink, parent_path: &Path) -> Option<String> {
+    let expected = link.modified_seconds.filter(|&seconds| seconds != 0)?;
+    let found = gate::modified_seconds(files, parent_path)?;
+    (found.abs_diff(expected) > TIMESTAMP_SLACK_SECONDS).then(|| {
+        format!(
+            "the parent {} was last changed at {found} s after 2000-01-01, but the child recorded {expected}: the parent was written to, or copied without keeping its times",
+            parent_path.display()
+        )
+    })
+}
+
 /// A VHD keeps its unique id when it is written to, so its child also records the time of the parent's last change. A
 /// copy that did not keep times looks the same as a change, which is why a read-only open only warns.
 fn check_timestamp(
@@ -307,15 +319,8 @@ fn check_timestamp(
     is_top: bool,
     warnings: &mut Vec<String>,
 ) -> Result<()> {
-    let Some(expected) = link.modified_seconds else { return Ok(()) };
-    let Some(found) = gate::modified_seconds(&options.files, parent_path) else { return Ok(()) };
-    if expected == 0 || found.abs_diff(expected) <= TIMESTAMP_SLACK_SECONDS || options.parents.ignore_timestamp {
-        return Ok(());
-    }
-    let what = format!(
-        "the parent {} was last changed at {found} s after 2000-01-01, but the child recorded {expected}: the parent was written to, or copied without keeping its times",
-        parent_path.display()
-    );
+    let told = parent_time_doubt(&options.files, link, parent_path);
+    let Some(what) = told.filter(|_| !options.parents.ignore_timestamp) else { return Ok(()) };
     if options.writable && is_top {
         return Err(DiskError::BadChain {
             path: child_path.to_owned(),

@@ -92,6 +92,8 @@ pub struct ParentLink {
     pub linkage2: Option<Uuid>,
     /// VHD: modification time of the parent, seconds since 2000-01-01 00:00 UTC.
     pub modified_seconds: Option<u32>,
+    /// VHD: where in the child's file that stands. Only told, never stored.
+    pub modified_offset_bytes: Option<u64>,
 }
 
 /// What an image says of itself. Never changes while it is open.

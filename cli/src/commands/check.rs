@@ -1,7 +1,8 @@
 //! `diskwright check FILE`: damage and lost space, told and never touched.
 //!
 //! The file is read through a shared lock, so nobody writes to it meanwhile. With `--chain` the parents are followed and checked each
-//! by itself; a parent that cannot be reached is told, and what could be checked decides the exit code only if it is worse.
+//! by itself; a parent that cannot be reached is told, and what could be checked decides the exit code only if it is worse. A VHD's parent
+//! whose last change is not when its child says is a note on the child.
 
 use crate::{
     context::Context,
@@ -12,9 +13,9 @@ use crate::{
     style::{GREEN, RED, YELLOW},
 };
 use clap::Args;
-use diskwright_disk::{Disk, DiskError, Reach, in_a_file};
+use diskwright_disk::{Disk, DiskError, Layer, Reach, in_a_file, parent_time_doubt};
 use diskwright_image::{CheckReport, Finding, Format, ImageError, Severity, probe};
-use diskwright_store::{CacheMode, FileStore, LockMode, OpenOptions, Store};
+use diskwright_store::{CacheMode, FileStore, Files, LockMode, OpenOptions, Store};
 use serde::Serialize;
 use std::{
     io::{self, Write},
@@ -87,10 +88,16 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         match Disk::open(&args.file, &options) {
             Ok(disk) => {
                 chain_error = disk.broken_link().map(ToString::to_string);
-                let parents = disk.layers().iter().skip(1);
-                checked.extend(
-                    parents.map(|layer| (layer.path.clone(), check_one(&layer.path, Some(layer.image.info().format)))),
-                );
+                for pair in disk.layers().windows(2) {
+                    let [child, parent] = pair else { continue };
+                    let doubt = if options.parents.ignore_timestamp { None } else { doubt_of(child, parent) };
+                    if let (Some(finding), Some((_, Ok((_, report))))) = (doubt, checked.last_mut()) {
+                        let after = report.findings.partition_point(|other| other.offset_bytes <= finding.offset_bytes);
+                        report.findings.insert(after, finding);
+                    }
+                    let format = parent.image.info().format;
+                    checked.push((parent.path.clone(), check_one(&parent.path, Some(format))));
+                }
             }
             Err(error) => chain_error = Some(error.to_string()),
         }
@@ -111,6 +118,14 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         writeln!(context.out, "{}: the chain could not be followed: {}", args.file.display(), printable(&error))?;
     }
     Ok(code)
+}
+
+/// What a child's record of its parent's last change says. A note only: who copies a file without keeping its times changes them too.
+fn doubt_of(child: &Layer, parent: &Layer) -> Option<Finding> {
+    let link = child.image.info().parent.as_ref()?;
+    let told = parent_time_doubt(&Files::default(), link, &parent.path)?;
+    let message = format!("The parent's time stamp: {told}.");
+    Some(Finding { severity: Severity::Note, offset_bytes: link.modified_offset_bytes.unwrap_or(0), message })
 }
 
 fn check_one(path: &Path, format: Option<Format>) -> Result<(Format, CheckReport), DiskError> {

@@ -215,6 +215,7 @@ impl Layout {
             name: (!header.parent_name.is_empty()).then(|| header.parent_name.clone()),
             linkage: header.parent_id,
             modified_seconds: Some(header.parent_modified_seconds),
+            modified_offset_bytes: Some(blocks.header_offset_bytes + 56),
             ..Default::default()
         };
         for (index, entry) in by_trust(&header.locators) {

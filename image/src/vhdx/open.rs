@@ -385,6 +385,7 @@ fn read_parent(items: &Items<'_>) -> Result<ParentLink> {
         linkage: linkage.ok_or_else(missing).map_err(at_locator)?,
         linkage2: locator.guid(parent_locator::PARENT_LINKAGE2).map_err(at_locator)?,
         modified_seconds: None,
+        modified_offset_bytes: None,
     })
 }
 

@@ -10,7 +10,8 @@ fn new_files_say_what_they_are() {
     let info = disk.image.info();
     assert_eq!((info.size_bytes, info.block_bytes, info.has_blocks), (4 * MIB, 65536, true));
     assert_eq!(info.payload_alignment_bytes, 4096);
-    assert_eq!(info.parent, options(DiskType::Differencing, 0, 0).parent);
+    let stored = options(DiskType::Differencing, 0, 0).parent.unwrap();
+    assert_eq!(info.parent, Some(ParentLink { modified_offset_bytes: Some(512 + 56), ..stored }));
     assert_eq!(info.linkage_id, Some(Uuid::from_u128(99)));
     assert!(info.remarks.is_empty(), "{:?}", info.remarks);
     assert_eq!(header(&store).table_offset, 4096);
