@@ -37,6 +37,8 @@ pub(crate) struct Pending {
     pub(crate) initialised: Vec<u64>,
     pub(crate) flush_after: bool,
     pub(crate) is_sync: bool,
+    /// It promises that something is durable, and no flush follows that would see to it.
+    pub(crate) is_durable: bool,
 }
 
 /// A part of a write that waits for the lock to be released.

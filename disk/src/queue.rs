@@ -26,6 +26,9 @@ use diskwright_store::{
 };
 use std::{collections::HashMap, fmt, io, sync::Arc};
 
+/// In the place of a [`Pending`]'s number: nothing but that the write was to be durable by itself.
+const DURABLE: u64 = u64::MAX >> 2;
+
 /// How a request was counted, and where its [`Pending`] is: the engine carries this as its cookie.
 #[derive(Debug, Clone, Copy)]
 struct Cookie(u64);
@@ -188,7 +191,7 @@ impl DiskQueue {
                         return self.end_with(tag, Cookie::new(parity, 0), Some(buf), Err(error));
                     }
                     let dirty = fua && self.shared.writer().is_ok_and(ImageWriter::is_dirty);
-                    let mut pending = 0;
+                    let mut pending = if fua { DURABLE } else { 0 };
                     if dirty {
                         pending = self.next_pending();
                         self.pending.insert(pending, Pending { flush_after: true, ..Pending::default() });
@@ -230,7 +233,7 @@ impl DiskQueue {
         planned: io::Result<()>,
     ) {
         let durable = planned.is_ok() && self.is_durable_alone(&pending);
-        pending.flush_after &= !durable;
+        (pending.flush_after, pending.is_durable) = (pending.flush_after && !durable, durable);
         let id = self.next_pending();
         self.pending.insert(id, pending);
         let (buf, buf_offset_bytes) = payload.map_or((None, 0), |(buf, offset_bytes)| (Some(buf), offset_bytes));
@@ -289,7 +292,7 @@ impl DiskQueue {
             Ok(false) => match self.target(0) {
                 Ok(target) => {
                     let id = self.next_pending();
-                    self.pending.insert(id, Pending { is_sync: true, ..Pending::default() });
+                    self.pending.insert(id, Pending { is_sync: true, is_durable: true, ..Pending::default() });
                     let slot = self.engine.begin(tag, Cookie::new(parity, id).0, None);
                     self.engine.sync(&slot, target);
                     self.engine.end(slot);
@@ -308,7 +311,9 @@ impl DiskQueue {
     fn finish(&mut self, ended: EngineCompletion) -> Option<Completion> {
         let EngineCompletion { tag, cookie, buf, mut result } = ended;
         let cookie = Cookie(cookie);
+        let mut is_durable = cookie.pending() == Some(DURABLE);
         if let Some(pending) = cookie.pending().and_then(|id| self.pending.remove(&id)) {
+            is_durable = pending.is_durable;
             if pending.is_sync && result.is_err() {
                 self.shared.poison();
             }
@@ -319,6 +324,10 @@ impl DiskQueue {
                 self.request_flush(tag, Cookie::new(cookie.parity(), 0), buf);
                 return None;
             }
+        }
+        // Another's sync may have failed while this one was under way: what that dropped, this one never saw.
+        if is_durable && result.is_ok() {
+            result = self.shared.check_poison();
         }
         if let (Some(epoch), Some(parity)) = (&self.epoch, cookie.parity()) {
             epoch.leave(parity);
