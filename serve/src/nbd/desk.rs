@@ -370,7 +370,6 @@ impl Desk {
         self.group_is_complete(conn, group);
     }
 
-    /// Starts the next step of a range that is cleared, if there is one and nothing has failed.
     /// Begins nothing more for a connection that is closed.
     pub(crate) fn abandon(&mut self, connection: u32) {
         for number in self.groups.numbers().collect::<Vec<_>>() {
@@ -382,6 +381,7 @@ impl Desk {
         }
     }
 
+    /// Starts the next step of a range that is cleared, if there is one and nothing has failed.
     fn step(&mut self, group: u32) {
         let Some(of) = self.groups.get(group) else { return };
         if let (Some(steps), None) = (&mut of.steps, &of.error)

@@ -8,6 +8,7 @@
 //!     outbox.rs       what it is owed                └─ status.rs      extents ─▶ block status
 //!     pool.rs         buffers, registered            flights.rs        what the disks work on
 //!     export.rs       disks under names              settings.rs       what can be chosen
+//!     post.rs         news from thread to thread
 //! ```
 //!
 //! The wire itself is `diskwright_nbd::wire`. There is no way of serving without io_uring: a server whose sockets and files are on one ring is what this
@@ -24,6 +25,7 @@ mod handshake;
 pub mod listen;
 mod outbox;
 mod pool;
+mod post;
 mod replies;
 mod secure;
 pub mod server;

@@ -12,8 +12,9 @@ use super::{
     connection::Peer,
     export::Exports,
     listen::{Address, Leftover},
+    post::{Letter, Post},
     settings::Settings,
-    worker::{Letter, Post, Worker},
+    worker::Worker,
 };
 use crate::metrics::Metrics;
 use diskwright_store::{Blocking, EngineKind, IoBuf, SharedRing, StreamEnd, StreamId, Streams};

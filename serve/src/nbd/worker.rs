@@ -9,25 +9,24 @@
 //! answers to give (`turn` says why not all at once). No client can hold up the
 //! others: a turn does what is there and waits for nobody, and what a client may have in flight is bounded (see `connection`).
 //!
-//! The front hands over connections, and news, through a [`Post`]: a list under a lock that is held for a push or a swap, and an
-//! eventfd that wakes the ring.
+//! The front hands over connections, and news, through a [`Post`].
 
 use super::{
     connection::{Connection, Peer, Phase, State, loss},
     desk::{Departure, Desk, QUEUE_DEPTH},
     flights::{Landed, Table},
     handshake::{Handshake, Next, TlsNeed},
+    post::{Letter, Post},
     secure::Secure,
     settings::Settings,
 };
 use crate::{metrics::WorkerMetrics, turn::Pace};
 use diskwright_store::{Completion, IoBuf, QueueOptions, SharedRing, StreamEnd, StreamId, Streams};
-use rustix::event::EventfdFlags;
 use std::{
     collections::VecDeque,
     io,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -41,44 +40,6 @@ const CLOCK: u64 = u64::MAX - 1;
 
 fn tag(number: u32, what: u64) -> u64 {
     u64::from(number) << 1 | what
-}
-
-/// News for a worker.
-#[derive(Debug)]
-pub(crate) enum Letter {
-    /// A client.
-    Client(OwnedFd, Peer, TlsNeed),
-    /// Finish, and leave.
-    Stop,
-}
-
-/// See the module.
-#[derive(Debug)]
-pub(crate) struct Post {
-    letters: Mutex<Vec<Letter>>,
-    bell: OwnedFd,
-}
-
-impl Post {
-    pub(crate) fn new() -> io::Result<Self> {
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { letters: Mutex::default(), bell })
-    }
-
-    pub(crate) fn put(&self, letter: Letter) {
-        self.letters.lock().unwrap_or_else(PoisonError::into_inner).push(letter);
-        // It fails only when the counter is full, and then it is ringing already.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-    }
-
-    pub(crate) fn take(&self) -> Vec<Letter> {
-        std::mem::take(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Another descriptor of the bell, for a ring.
-    pub(crate) fn bell(&self) -> io::Result<OwnedFd> {
-        Ok(rustix::io::fcntl_dupfd_cloexec(&self.bell, 0)?)
-    }
 }
 
 /// See the module.
