@@ -7,9 +7,15 @@ use common::{Served, eventually, memory, serve};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions};
 use diskwright_nbd::wire::{Command, CommandFlags, Framing, OptionCode, OptionHeader, option};
 use diskwright_serve::nbd::Options;
+use diskwright_store::{BlockDevice, BlockQueue, Extent, Geometry, QueueOptions};
 use std::{
-    io::{ErrorKind, Read, Write},
+    io::{self, ErrorKind, Read, Write},
     os::unix::net::UnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -32,7 +38,7 @@ fn flood(stream: &mut UnixStream, message: &[u8], too_much: usize) -> usize {
                 at = (at + count) % message.len();
                 last = Instant::now();
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
             Err(_) => break,
         }
     }
@@ -114,6 +120,73 @@ fn endless_holes_hold_up_nobody() {
     let began = Instant::now();
     served.stop().unwrap();
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+/// Requests for block status that one client sends in one go.
+const STATUS_REQUESTS: usize = 100;
+
+/// A disk that takes its time to find its extents, and may fail then. While the first are looked for, another client asks for something; and before the last are found, he
+/// has his answer, if that comes at all.
+#[derive(Debug)]
+struct Slow {
+    disk: Arc<dyn BlockDevice>,
+    fails: bool,
+    /// How often it began to look for extents, and how often that has ended.
+    begun: AtomicUsize,
+    ended: AtomicUsize,
+    /// How far the other client is: 1 when he has asked, 2 when he has his answer.
+    other: AtomicUsize,
+}
+
+impl BlockDevice for Slow {
+    fn geometry(&self) -> Geometry {
+        self.disk.geometry()
+    }
+    fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
+        self.disk.open_queue(options)
+    }
+    fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
+        let until = match self.begun.fetch_add(1, Ordering::SeqCst) + 1 {
+            1 => 1,
+            STATUS_REQUESTS => 2,
+            _ => 0,
+        };
+        // Not for ever: a server that does not give way is to fail, not to hang.
+        for _ in 0..5000 {
+            thread::sleep(Duration::from_millis(1));
+            if self.other.load(Ordering::SeqCst) >= until {
+                break;
+            }
+        }
+        self.ended.fetch_add(1, Ordering::SeqCst);
+        if self.fails { Err(ErrorKind::InvalidData.into()) } else { self.disk.extents(offset_bytes, len_bytes, out) }
+    }
+}
+
+#[test]
+fn slow_block_status_gives_way_to_other_connections() {
+    for fails in [false, true] {
+        let (disk, zero) = (memory(1 << 20, false), || AtomicUsize::new(0));
+        let slow = Arc::new(Slow { disk, fails, begun: zero(), ended: zero(), other: zero() });
+        let options = Options { workers: 1, ..Options::default() };
+        let Some(served) = serve(vec![("m", Arc::clone(&slow) as _)], options) else { return };
+        let mut client = served.client().go("m", Framing::Structured, &["base:allocation"]);
+        let mut other = served.client().go("m", Framing::Structured, &[]);
+        let requests: Vec<_> =
+            (0..STATUS_REQUESTS).flat_map(|_| client.request(Command::BLOCK_STATUS, NONE, 0, 4096)).collect();
+        client.say(&requests);
+        eventually("the first extents are looked for", || slow.begun.load(Ordering::SeqCst) > 0);
+        other.send(Command::READ, 0, 512);
+        slow.other.store(1, Ordering::SeqCst);
+        assert_eq!(other.reply(512).unwrap().len(), 512);
+        let ended = slow.ended.load(Ordering::SeqCst);
+        slow.other.store(2, Ordering::SeqCst);
+        assert!(ended < STATUS_REQUESTS, "all of one client's requests came before the other's (fails: {fails})");
+        // Who gives way gets his answers too.
+        for _ in 0..STATUS_REQUESTS {
+            assert_eq!(client.reply(0).is_err(), fails);
+        }
+    }
 }
 
 #[test]

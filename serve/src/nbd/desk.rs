@@ -26,7 +26,11 @@ use diskwright_nbd::wire::{
     Command, CommandFlags, Decoded, ErrorCode, Framing, PAYLOAD_BYTES_DEFAULT, RequestHeader, WireError,
 };
 use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request};
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// Most requests of one queue in flight. A queue has many clients.
 pub(crate) const QUEUE_DEPTH: usize = 8192;
@@ -447,9 +451,12 @@ impl Desk {
         let mut answer = std::mem::take(&mut self.scratch);
         answer.clear();
         let device = &self.exports.get(session.export).device;
-        match status::answer(device.as_ref(), contexts, &request, status::PATIENCE, &mut answer) {
-            Ok(took) => {
-                conn.gives_way |= took > STATUS_TURN;
+        let began = Instant::now();
+        let found = status::answer(device.as_ref(), contexts, &request, status::PATIENCE, &mut answer);
+        // However it ended: to fail slowly holds up the others no less.
+        conn.gives_way |= began.elapsed() > STATUS_TURN;
+        match found {
+            Ok(()) => {
                 conn.outbox.put(&answer, &mut self.pool);
                 self.count(conn, asked, None);
             }
