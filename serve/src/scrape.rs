@@ -1,26 +1,30 @@
 //! Metrics over HTTP: as much of it as Prometheus, curl and a browser need, for GET of one page.
 //!
-//! One thread, one request at a time, each with a limit of time and of size: whoever scrapes is a program of the same operator.
+//! One thread, one request at a time, each with a limit of time and of size: whoever scrapes is a program of the same operator. The limit
+//! of time is one deadline for the request and its answer together, and no wait goes beyond it: a limit for each wait alone would let in
+//! nobody else for as long as a client says a byte, or takes one, now and then.
 
 use crate::nbd::{Address, ListenError, Listener};
 use std::{
     io::{self, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
-    os::unix::net::UnixListener,
+    os::unix::net::{UnixListener, UnixStream},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Longest request that is read.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 
-/// Time for a request, and for its answer.
+/// Time for a request and its answer together.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Most bytes that one call writes. Of more, a unix socket makes several messages, and waits for the room of each as long as for that of the first.
+const WRITE_BYTES_MAX: usize = 4 << 10;
 
 /// What the page shows.
 pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
@@ -33,8 +37,58 @@ pub struct Scrape {
     thread: Option<JoinHandle<()>>,
 }
 
-trait Conversation: Read + Write + Send {}
-impl<T: Read + Write + Send> Conversation for T {}
+/// A stream whose waits can be limited.
+trait Conversation: Read + Write + Send {
+    /// The next read or write waits no longer than this, which is above 0.
+    fn wait_at_most(&mut self, time: Duration) -> io::Result<()>;
+}
+
+impl Conversation for TcpStream {
+    fn wait_at_most(&mut self, time: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(time))?;
+        self.set_write_timeout(Some(time))
+    }
+}
+
+impl Conversation for UnixStream {
+    fn wait_at_most(&mut self, time: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(time))?;
+        self.set_write_timeout(Some(time))
+    }
+}
+
+/// A stream on which nothing waits beyond the deadline.
+struct Until<'a> {
+    stream: &'a mut dyn Conversation,
+    deadline: Instant,
+}
+
+impl Until<'_> {
+    fn in_time(&mut self) -> io::Result<&mut dyn Conversation> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.wait_at_most(left)?;
+        Ok(self.stream)
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.in_time()?.read(buf)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.in_time()?.write(&bytes[..bytes.len().min(WRITE_BYTES_MAX)])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
 
 impl Scrape {
     /// Serves `page` at `/metrics` (and `/`) of an address.
@@ -53,19 +107,11 @@ impl Scrape {
                 if on_tcp { (Some(TcpListener::from(fd)), None) } else { (None, Some(UnixListener::from(fd))) };
             while !stopped.load(Ordering::Acquire) {
                 let accepted: io::Result<Box<dyn Conversation>> = match (&tcp, &unix) {
-                    (Some(tcp), _) => tcp.accept().and_then(|(stream, _)| {
-                        stream.set_read_timeout(Some(PATIENCE))?;
-                        stream.set_write_timeout(Some(PATIENCE))?;
-                        Ok(Box::new(stream) as _)
-                    }),
-                    (None, Some(unix)) => unix.accept().and_then(|(stream, _)| {
-                        stream.set_read_timeout(Some(PATIENCE))?;
-                        stream.set_write_timeout(Some(PATIENCE))?;
-                        Ok(Box::new(stream) as _)
-                    }),
+                    (Some(tcp), _) => tcp.accept().map(|(stream, _)| Box::new(stream) as _),
+                    (None, Some(unix)) => unix.accept().map(|(stream, _)| Box::new(stream) as _),
                     (None, None) => return,
                 };
-                match accepted.and_then(|mut stream| answer(stream.as_mut(), &page)) {
+                match accepted.and_then(|mut stream| answer(stream.as_mut(), PATIENCE, &page)) {
                     Ok(()) => {}
                     Err(error) => {
                         tracing::debug!(%error, "a request for metrics failed");
@@ -97,7 +143,7 @@ impl Drop for Scrape {
                 let host = if host == "0.0.0.0" || host == "::" { "localhost" } else { host };
                 TcpStream::connect((host, *port)).and_then(|stream| stream.shutdown(Shutdown::Both))
             }
-            Address::Unix(path) => std::os::unix::net::UnixStream::connect(path).map(drop),
+            Address::Unix(path) => UnixStream::connect(path).map(drop),
         };
         if let (Ok(()), Some(thread)) = (visited, self.thread.take()) {
             let _ = thread.join();
@@ -105,13 +151,13 @@ impl Drop for Scrape {
     }
 }
 
-fn answer(stream: &mut dyn Conversation, page: &Page) -> io::Result<()> {
-    let (mut request, began) = (Vec::new(), Instant::now());
+fn answer(stream: &mut dyn Conversation, patience: Duration, page: &Page) -> io::Result<()> {
+    let mut stream = Until { stream, deadline: Instant::now() + patience };
+    let mut request = Vec::new();
     let mut chunk = [0; 1024];
     while !request.windows(4).any(|four| four == b"\r\n\r\n") {
         let got = stream.read(&mut chunk)?;
-        // The time of a whole request: one who sends a byte now and then would keep the others out.
-        if got == 0 || request.len() + got > REQUEST_BYTES_MAX || began.elapsed() > PATIENCE {
+        if got == 0 || request.len() + got > REQUEST_BYTES_MAX {
             return Ok(());
         }
         request.extend_from_slice(&chunk[..got]);
@@ -156,5 +202,99 @@ mod tests {
         let address = scrape.address().clone();
         drop(scrape);
         assert!(Listener::bind(&address).is_ok(), "it has let go");
+    }
+
+    const SHORT: Duration = Duration::from_millis(50);
+    const DRIP: Duration = Duration::from_millis(5);
+
+    /// Both ends of a TCP connection, and both of a unix one: the server's, and the client's.
+    fn pairs() -> [(Box<dyn Conversation>, Box<dyn Conversation>); 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let unix = UnixStream::pair().unwrap();
+        [(Box::new(server), Box::new(client)), (Box::new(unix.0), Box::new(unix.1))]
+    }
+
+    fn is_late(result: io::Result<()>) -> bool {
+        result.is_err_and(|error| matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock))
+    }
+
+    #[test]
+    fn who_drips_a_request_is_sent_away() {
+        for (mut server, mut client) in pairs() {
+            // It ends when nobody listens any more.
+            let dripping = thread::spawn(move || {
+                while client.write_all(b"x").is_ok() {
+                    thread::sleep(DRIP);
+                }
+            });
+            let result = answer(server.as_mut(), SHORT, &(Arc::new(String::new) as Page));
+            assert!(is_late(result), "every byte has made it wait anew");
+            drop(server);
+            dripping.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn who_takes_the_answer_in_drips_is_sent_away() {
+        for (mut server, mut client) in pairs() {
+            client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+            let dripping = thread::spawn(move || {
+                let mut drip = [0; 64 << 10];
+                while client.read(&mut drip).is_ok_and(|got| got > 0) {
+                    thread::sleep(DRIP);
+                }
+            });
+            // Far more than all buffers between the two.
+            let page: Page = Arc::new(|| "x".repeat(32 << 20));
+            let result = answer(server.as_mut(), SHORT, &page);
+            assert!(is_late(result), "every byte that was taken has made it wait anew");
+            drop(server);
+            dripping.join().unwrap();
+        }
+    }
+
+    /// Says and takes one byte at a time, and keeps how long each may take.
+    struct Slow {
+        request: io::Cursor<&'static [u8]>,
+        answer: Vec<u8>,
+        limits: Vec<Duration>,
+    }
+
+    impl Read for Slow {
+        fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+            thread::sleep(Duration::from_millis(1));
+            self.request.read(&mut buf[..1])
+        }
+    }
+
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            thread::sleep(Duration::from_millis(1));
+            self.answer.write(&bytes[..1])
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Conversation for Slow {
+        fn wait_at_most(&mut self, time: Duration) -> io::Result<()> {
+            self.limits.push(time);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn no_wait_is_longer_than_what_is_left() {
+        let request = io::Cursor::new(&b"GET /metrics HTTP/1.1\r\n\r\n"[..]);
+        let mut slow = Slow { request, answer: Vec::new(), limits: Vec::new() };
+        answer(&mut slow, PATIENCE * 100, &(Arc::new(|| "a 1\n".to_owned()) as Page)).unwrap();
+        assert!(slow.answer.ends_with(b"\r\n\r\na 1\n"));
+        assert_eq!(slow.limits.len(), slow.request.get_ref().len() + slow.answer.len(), "each has its limit");
+        assert!(slow.limits[0] <= PATIENCE * 100);
+        let shorter = |pair: &[Duration]| pair[1] + Duration::from_millis(1) <= pair[0];
+        assert!(slow.limits.windows(2).all(shorter), "{:?}", slow.limits);
     }
 }
