@@ -354,46 +354,13 @@ mod tests {
         writer.close().unwrap();
     }
 
-    /// A store whose first sync fails.
-    #[derive(Debug)]
-    struct FailsOnce(MemoryStore, Mutex<bool>);
-
-    impl Store for FailsOnce {
-        fn name(&self) -> &Path {
-            self.0.name()
-        }
-        fn len_bytes(&self) -> io::Result<u64> {
-            self.0.len_bytes()
-        }
-        fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
-            self.0.read_at(buf, offset_bytes)
-        }
-        fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-            self.0.write_at(buf, offset_bytes)
-        }
-        fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-            self.0.set_len(len_bytes)
-        }
-        fn allocate(&self, range: FileRange) -> io::Result<()> {
-            self.0.allocate(range)
-        }
-        fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-            self.0.zero_range(range, how)
-        }
-        fn sync_data(&self) -> io::Result<()> {
-            if std::mem::take(&mut *self.1.lock().unwrap()) { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
-        }
-        fn data_file(&self) -> Option<DataFile<'_>> {
-            None
-        }
-    }
-
     #[test]
     fn a_failed_sync_is_never_forgotten() {
-        let store = Arc::new(FailsOnce(MemoryStore::with_bytes("disk.raw", vec![0; 512]), Mutex::new(true)));
-        let image = RawImage::new(store, true, 512).unwrap();
+        let (store, image) = image(512, true);
         let writer = image.writer().unwrap();
+        store.fail_syncs(true);
         assert!(matches!(writer.flush(), Err(ImageError::Io { .. })));
+        store.fail_syncs(false);
         assert!(matches!(writer.flush(), Err(ImageError::Poisoned { .. })));
         assert!(matches!(writer.close(), Err(ImageError::Poisoned { .. })));
     }

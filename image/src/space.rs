@@ -220,49 +220,16 @@ impl Space {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use diskwright_store::{DataFile, MemoryStore};
+    use diskwright_store::MemoryStore;
     use proptest::prelude::*;
-    use std::path::Path;
 
     const MIB: u64 = 1 << 20;
 
     /// A memory store on a file system of `capacity_bytes`.
-    #[derive(Debug)]
-    struct Small {
-        inner: MemoryStore,
-        capacity_bytes: u64,
-    }
-
-    impl Store for Small {
-        fn name(&self) -> &Path {
-            self.inner.name()
-        }
-        fn len_bytes(&self) -> io::Result<u64> {
-            self.inner.len_bytes()
-        }
-        fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
-            self.inner.read_at(buf, offset_bytes)
-        }
-        fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-            self.inner.write_at(buf, offset_bytes)
-        }
-        fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-            self.inner.set_len(len_bytes)
-        }
-        fn allocate(&self, range: FileRange) -> io::Result<()> {
-            let end_bytes = range.offset_bytes + range.len_bytes;
-            self.inner.allocate(FileRange { offset_bytes: 0, len_bytes: end_bytes.min(self.capacity_bytes) })?;
-            if end_bytes > self.capacity_bytes { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
-        }
-        fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-            self.inner.zero_range(range, how)
-        }
-        fn sync_data(&self) -> io::Result<()> {
-            Ok(())
-        }
-        fn data_file(&self) -> Option<DataFile<'_>> {
-            None
-        }
+    fn small(capacity_bytes: u64) -> MemoryStore {
+        let store = MemoryStore::new("m");
+        store.limit(capacity_bytes);
+        store
     }
 
     #[test]
@@ -279,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_full_file_system_gives_what_is_needed_and_then_refuses_without_a_trace() {
-        let store = Small { inner: MemoryStore::new("m"), capacity_bytes: 5 * MIB };
+        let store = small(5 * MIB);
         store.set_len(MIB).unwrap();
         let mut space = Space::new(MIB, MIB);
         assert_eq!(space.take(&store, 2 * MIB).unwrap().grew_to_bytes, Some(3 * MIB));
@@ -291,7 +258,7 @@ mod tests {
 
     #[test]
     fn what_the_owner_keeps_at_the_end_survives_a_full_file_system() {
-        let store = Small { inner: MemoryStore::new("m"), capacity_bytes: MIB + 4096 };
+        let store = small(MIB + 4096);
         store.set_len(MIB).unwrap();
         store.write_at(&[7; 512], MIB).unwrap();
         let mut space = Space::new(MIB, 4096);

@@ -1,8 +1,16 @@
 //! A store in memory: for tests, and wherever a small image need not touch a disk.
+//!
+//! A test can make it as bad as a disk: [`MemoryStore::fail_syncs`], and [`MemoryStore::limit`] for a file system that runs full.
+//!
+//! Invariants: nothing that was written is ever lost, whether syncs fail or not; what a failed sync may have cost on a disk, those who
+//! use the store must assume. What it holds and what it may hold are under one lock, so no growth slips past a limit that has been set.
 
 use crate::{
     store::{DataFile, FileRange, Store, Zeroing},
-    sync::{RwLock, RwLockWriteGuard},
+    sync::{
+        RwLock, RwLockWriteGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 use std::{
     io,
@@ -13,7 +21,31 @@ use std::{
 #[derive(Debug)]
 pub struct MemoryStore {
     name: PathBuf,
-    bytes: RwLock<Vec<u8>>,
+    held: RwLock<Held>,
+    fails_syncs: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Held {
+    bytes: Vec<u8>,
+    /// Length beyond which nothing grows.
+    capacity_bytes: usize,
+}
+
+impl Held {
+    /// Grows for something at `start..end`, or for as much of its beginning as there is room for: a file system that runs full in
+    /// the middle of a call has done a part of it.
+    fn grow(&mut self, start: usize, end: usize) -> io::Result<()> {
+        let held_bytes = self.bytes.len();
+        if end <= held_bytes {
+            return Ok(());
+        }
+        let reached = end.min(self.capacity_bytes);
+        if reached == end || reached > start.max(held_bytes) {
+            self.bytes.resize(reached, 0);
+        }
+        if reached == end { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
+    }
 }
 
 impl MemoryStore {
@@ -24,16 +56,29 @@ impl MemoryStore {
 
     /// A store that holds `bytes`.
     pub fn with_bytes(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Self {
-        Self { name: name.into(), bytes: RwLock::new(bytes) }
+        let held = Held { bytes, capacity_bytes: usize::MAX };
+        Self { name: name.into(), held: RwLock::new(held), fails_syncs: AtomicBool::new(false) }
     }
 
     /// A copy of everything it holds.
     pub fn to_vec(&self) -> Vec<u8> {
-        self.bytes.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+        self.held.read().unwrap_or_else(|poisoned| poisoned.into_inner()).bytes.clone()
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Vec<u8>> {
-        self.bytes.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// Whether syncs that begin from now on fail, with EIO. When they no longer do, they succeed as if nothing had been, as those of a
+    /// file do whose failure the kernel has told once. Reads and writes go on all the time.
+    pub fn fail_syncs(&self, fail: bool) {
+        self.fails_syncs.store(fail, Ordering::Relaxed);
+    }
+
+    /// Lets the store grow to `capacity_bytes` and no further; `u64::MAX` lifts it. What is beyond already stays, and can be read and
+    /// written. Growth past it is `StorageFull`: a write or an allocation may have done its beginning then, a new length changes nothing.
+    pub fn limit(&self, capacity_bytes: u64) {
+        self.write().capacity_bytes = usize::try_from(capacity_bytes).unwrap_or(usize::MAX);
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Held> {
+        self.held.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -50,54 +95,110 @@ impl Store for MemoryStore {
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.bytes.read().unwrap_or_else(|poisoned| poisoned.into_inner()).len() as u64)
+        Ok(self.held.read().unwrap_or_else(|poisoned| poisoned.into_inner()).bytes.len() as u64)
     }
 
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
-        let bytes = self.bytes.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let held = self.held.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let end = end_of(offset_bytes, buf.len() as u64)?;
-        let held = bytes.get(end - buf.len()..end).ok_or(io::ErrorKind::UnexpectedEof)?;
-        buf.copy_from_slice(held);
+        buf.copy_from_slice(held.bytes.get(end - buf.len()..end).ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
 
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
         let end = end_of(offset_bytes, buf.len() as u64)?;
-        let mut bytes = self.write();
-        if bytes.len() < end {
-            bytes.resize(end, 0);
+        let start = end - buf.len();
+        let mut held = self.write();
+        let grown = held.grow(start, end);
+        let reached = end.min(held.bytes.len());
+        if let Some(room) = held.bytes.get_mut(start..reached) {
+            room.copy_from_slice(&buf[..room.len()]);
         }
-        bytes[end - buf.len()..end].copy_from_slice(buf);
-        Ok(())
+        grown
     }
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.write().resize(end_of(len_bytes, 0)?, 0);
+        let len_bytes = end_of(len_bytes, 0)?;
+        let mut held = self.write();
+        if len_bytes > held.bytes.len().max(held.capacity_bytes) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        held.bytes.resize(len_bytes, 0);
         Ok(())
     }
 
     fn allocate(&self, range: FileRange) -> io::Result<()> {
         let end = end_of(range.offset_bytes, range.len_bytes)?;
-        let mut bytes = self.write();
-        if bytes.len() < end {
-            bytes.resize(end, 0);
-        }
-        Ok(())
+        self.write().grow(end - range.len_bytes as usize, end)
     }
 
     fn zero_range(&self, range: FileRange, _how: Zeroing) -> io::Result<()> {
         let end = end_of(range.offset_bytes, range.len_bytes)?;
-        let mut bytes = self.write();
         let start = end - range.len_bytes as usize;
-        bytes.get_mut(start..end).ok_or(io::ErrorKind::UnexpectedEof)?.fill(0);
+        self.write().bytes.get_mut(start..end).ok_or(io::ErrorKind::UnexpectedEof)?.fill(0);
         Ok(())
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        Ok(())
+        if self.fails_syncs.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
     }
 
     fn data_file(&self) -> Option<DataFile<'_>> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_full(result: io::Result<()>) -> bool {
+        result.is_err_and(|error| error.kind() == io::ErrorKind::StorageFull)
+    }
+
+    #[test]
+    fn syncs_fail_while_told_so_and_nothing_is_lost() {
+        let store = MemoryStore::with_bytes("m", vec![1; 8]);
+        store.sync_data().unwrap();
+        store.fail_syncs(true);
+        for _ in 0..2 {
+            assert_eq!(store.sync_data().unwrap_err().raw_os_error(), Some(5));
+        }
+        store.write_at(&[2; 8], 4).unwrap();
+        store.fail_syncs(false);
+        store.sync_data().unwrap();
+        assert_eq!(store.to_vec(), [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]);
+    }
+
+    #[test]
+    fn it_grows_to_its_limit_and_no_further() {
+        let store = MemoryStore::with_bytes("m", vec![1; 4]);
+        store.limit(8);
+        assert!(is_full(store.set_len(9)));
+        assert!(is_full(store.write_at(&[2], 8)), "all of it is beyond the limit");
+        assert!(is_full(store.allocate(FileRange { offset_bytes: 9, len_bytes: 1 })));
+        assert_eq!(store.to_vec(), [1; 4], "nothing of it fits");
+        assert!(is_full(store.write_at(&[2; 4], 6)));
+        assert_eq!(store.to_vec(), [1, 1, 1, 1, 0, 0, 2, 2], "its beginning fits");
+        store.set_len(5).unwrap();
+        assert!(is_full(store.allocate(FileRange { offset_bytes: 5, len_bytes: 4 })));
+        assert_eq!(store.to_vec(), [1, 1, 1, 1, 0, 0, 0, 0], "what was cut off comes back as zeros");
+        store.write_at(&[3; 4], 4).unwrap();
+        store.limit(u64::MAX);
+        store.allocate(FileRange { offset_bytes: 8, len_bytes: 1 }).unwrap();
+        assert_eq!(store.to_vec(), [1, 1, 1, 1, 3, 3, 3, 3, 0]);
+    }
+
+    #[test]
+    fn what_is_beyond_a_new_limit_stays() {
+        let store = MemoryStore::with_bytes("m", vec![1; 8]);
+        store.limit(4);
+        store.allocate(FileRange { offset_bytes: 0, len_bytes: 8 }).unwrap();
+        store.zero_range(FileRange { offset_bytes: 5, len_bytes: 1 }, Zeroing::Keep).unwrap();
+        assert!(is_full(store.write_at(&[2; 3], 6)));
+        assert_eq!(store.to_vec(), [1, 1, 1, 1, 1, 0, 2, 2]);
+        store.set_len(6).unwrap();
+        assert!(is_full(store.set_len(7)), "given up, it is not to be had again");
+        assert_eq!(store.len_bytes().unwrap(), 6);
     }
 }
