@@ -213,6 +213,9 @@ fn a_pipe_is_no_disk_and_what_is_there_stays() {
         let error = shop.fails(1, line);
         assert!(error.contains("./-"), "{error}");
     }
-    let error = shop.fails(1, "create disk.vhdx --size 8M");
-    assert!(error.contains("nothing was changed"), "{error}");
+    shop.ok("create other.vhdx --size 8M");
+    for line in ["create other.vhdx --size 8M", "convert disk.vhdx other.vhdx"] {
+        let error = shop.fails(1, line);
+        assert!(error.contains("is there already") && error.contains("nothing was changed"), "{line}: {error}");
+    }
 }

@@ -19,14 +19,13 @@ mod copy;
 
 use crate::{
     CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result, compare,
-    create::{create_as, format_for},
+    create::{create_as, format_for, is_there},
     error::from_io,
     open::file_error,
 };
 use copy::{Failure, Job, Outcome};
 use diskwright_image::Format;
 use diskwright_store::{BlockDevice, CacheMode, ExtentKind};
-use nix::errno::Errno;
 use std::{
     io,
     ops::Range,
@@ -102,9 +101,8 @@ pub fn convert(
     request.physical_sector_bytes = request.physical_sector_bytes.or(inherited.map(|from| from.physical_sector_bytes));
     request.format = Some(format);
     let files = &request.files;
-    let exists = || file_error("open it", dest_path, Errno::EEXIST.into());
     if files.facts(dest_path).is_ok() {
-        return Err(exists());
+        return Err(is_there(dest_path));
     }
     let partial = partial_path(dest_path);
     // But for what is told of the partial copy itself, the user knows it by the name that it was to have.
@@ -133,7 +131,7 @@ pub fn convert(
     files
         .rename(&partial, dest_path, false)
         .map_err(|source| match source.kind() {
-            io::ErrorKind::AlreadyExists => exists(),
+            io::ErrorKind::AlreadyExists => is_there(dest_path),
             _ => file_error("give the finished copy its name", dest_path, source),
         })
         .inspect_err(discard)?;

@@ -49,12 +49,17 @@ pub struct CreateRequest {
 pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<()> {
     let path = path.as_ref();
     create_as(path, path, request).map_err(|error| match error {
-        DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => DiskError::BadOptions {
-            what: format!("{}: something of this name is there already", path.display()),
-            hint: "nothing was changed: choose another name, or remove it first".into(),
-        },
+        DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => is_there(path),
         other => other,
     })
+}
+
+/// What is there already is not replaced. It may be the very disk that a new one is to be made from, so nobody is told to remove it.
+pub(crate) fn is_there(path: &Path) -> DiskError {
+    DiskError::BadOptions {
+        what: format!("{}: something of this name is there already", path.display()),
+        hint: "nothing was changed: choose another name, or move it away first".into(),
+    }
 }
 
 /// Makes a new image file at `path` that is to be `shown` in the end: that is the name that errors tell.

@@ -1,9 +1,9 @@
-//! What is no file that can hold a disk, who has the file already, and parents that cannot be.
+//! What is no file that can hold a disk, what is there already, who has the file, and parents that cannot be.
 
 mod damage;
 
 use damage::*;
-use diskwright_disk::{CreateRequest, Disk, DiskError, OpenOptions, create};
+use diskwright_disk::{ConvertOptions, CreateRequest, Disk, DiskError, OpenOptions, convert, create};
 use diskwright_image::Format;
 use std::{
     io::{BufRead, BufReader, Write},
@@ -96,6 +96,37 @@ fn an_unknown_extension_makes_nothing_and_opens_by_its_signature() {
     assert!(!path.exists());
     create(&path, &CreateRequest { format: Some(Format::Vhdx), ..request }).unwrap();
     assert_eq!(Disk::open(&path, &OpenOptions::default()).unwrap().layers()[0].image.info().format, Format::Vhdx);
+}
+
+#[test]
+fn what_is_there_already_is_told_and_stays() {
+    let dir = tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    let (source, dest, link) = (place("source.vhdx"), place("dest.vhdx"), place("link.vhdx"));
+    let request = CreateRequest { size_bytes: Some(4 << 20), ..CreateRequest::default() };
+    create(&source, &request).unwrap();
+    let disk = std::fs::read(&source).unwrap();
+    std::fs::write(&dest, "mine").unwrap();
+    // A link to nowhere is found only when the copy is to get its name.
+    symlink(place("nowhere"), &link).unwrap();
+    let options = ConvertOptions::default();
+    for path in [&dest, &source, &link] {
+        let told = format!("{}: something of this name is there already; nothing was changed", path.display());
+        assert_told(&create(path, &request).unwrap_err().to_string(), &[&told]);
+        assert_told(&convert(&source, path, &options, &mut |_, _| true).unwrap_err().to_string(), &[&told]);
+    }
+    // It comes while the copy grows.
+    let late = place("late.vhdx");
+    let told = convert(&source, &late, &options, &mut |_, _| {
+        std::fs::write(&late, "mine too").unwrap();
+        true
+    });
+    assert_told(&told.unwrap_err().to_string(), &["late.vhdx: something of this name is there already"]);
+
+    assert!(std::fs::read(&source).unwrap() == disk);
+    assert_eq!((std::fs::read(&dest).unwrap(), std::fs::read(&late).unwrap()), (b"mine".into(), b"mine too".into()));
+    assert_eq!(std::fs::read_link(&link).unwrap(), place("nowhere"));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4, "no half copy is left");
 }
 
 #[test]
