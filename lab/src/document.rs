@@ -262,7 +262,7 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
 }
 
 /// The kinds of results, by the schema that is written today, each with the first version that is still read.
-const KINDS: [(&str, u64); 10] = [
+pub(crate) const KINDS: [(&str, u64); 10] = [
     (RUN_SCHEMA, 1),
     (SWEEP_SCHEMA, 1),
     (CONTAINERS_SCHEMA, 1),

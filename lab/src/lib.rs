@@ -25,7 +25,8 @@
 //! | `knee/`, `sweep/` | how much load is enough, with intervals; a workload over a range of loads |
 //! | `targets.rs`, `chain.rs`, `child.rs` | the containers under comparison; chains; opening in a fresh process |
 //! | `machine.rs`, `warning.rs`, `result.rs`, `table.rs` | what it was measured on, reasons for doubt, JSON, text |
-//! | `document.rs`, `json.rs`, `report/`, `export/` | results as files; pages with plots; CSV, Markdown |
+//! | `output.rs`, `document.rs`, `json.rs` | which file may be written, and how; results as files |
+//! | `report/`, `export/` | pages with plots; CSV, Markdown |
 //! | `diskspd/` | DiskSpd's switches, profiles and reports |
 //! | `paper.rs` | the paper's own figures |
 //! | `study/`, `bench/` | the paper's experiments; the engine's promises against its peers |
@@ -53,7 +54,7 @@
 //! };
 //! let report = study::run(&options, &mut progress)?;
 //! print!("{}", study::render(&report.result, false)); // `true` for a terminal with colours
-//! println!("saved to {}", report.saved_to.display()); // `report.result` is what `--json` prints
+//! println!("saved to {}", report.saved?.display()); // `report.result` is what `--json` prints
 //! # Ok(())
 //! # }
 //! ```
@@ -95,6 +96,7 @@ pub mod knee;
 pub mod machine;
 pub mod measure;
 pub mod null;
+pub mod output;
 pub mod paper;
 pub mod prepare;
 pub mod profiles;

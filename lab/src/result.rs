@@ -1,9 +1,7 @@
 //! Results as they are saved: complete, with everything that made them, under a schema that has a version.
 
 use crate::{
-    LabError, Result,
     child::OpenCost,
-    json,
     machine::{Machine, Place, Versions},
     measure::{Ratio, WorkloadResult},
     stats::Summary,
@@ -11,11 +9,6 @@ use crate::{
     warning::Warning,
 };
 use serde::{Deserialize, Serialize};
-use std::{
-    fs::File,
-    io::{self, BufWriter, Read, Write},
-    path::{Path, PathBuf},
-};
 
 /// Schema of [`ContainersResult`]. Version 1 had workloads of one direction and one pattern only, and other rounds; it is still read.
 pub const CONTAINERS_SCHEMA: &str = "diskwright.study.containers/2";
@@ -219,64 +212,6 @@ pub struct ComparedWorkload {
     pub paper_ratios: Vec<Option<f64>>,
 }
 
-/// Whether a result can be saved at `path`: to be asked before anything is measured for it. What is there already is replaced only
-/// where it is JSON, as a result is, or nothing: never a disk.
-///
-/// # Errors
-/// [`LabError::BadOptions`] where something else is there, [`LabError::File`] where no file can be made.
-pub fn check_place(path: &Path) -> Result<()> {
-    let failed = |source| LabError::File { doing: "write the result to", path: path.to_owned(), source };
-    let refused = |what: &str| LabError::BadOptions {
-        what: format!("the result cannot be saved as {}: {what}", path.display()),
-        hint: "nothing was changed; choose another name (-o)".into(),
-    };
-    match std::fs::metadata(path) {
-        Ok(found) if !found.is_file() => return Err(refused("that is no file")),
-        Ok(_) => {
-            let mut first = [0; 64];
-            let read = File::open(path).and_then(|mut file| file.read(&mut first)).map_err(failed)?;
-            let is_json =
-                first[..read].iter().find(|byte| !byte.is_ascii_whitespace()).is_none_or(|byte| *byte == b'{');
-            if !is_json {
-                return Err(refused("something is there that is no result"));
-            }
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(failed(error)),
-    }
-    let saving = saving(path);
-    File::create(&saving).and_then(|_| std::fs::remove_file(&saving)).map_err(failed)
-}
-
-/// The name of a result before it is whole.
-fn saving(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".saving");
-    name.into()
-}
-
-/// Writes `result` as JSON to a file at `path`, in one step: the file is complete or as it was.
-///
-/// # Errors
-/// As [`check_place`].
-pub fn save<T: Serialize>(path: &Path, result: &T) -> Result<()> {
-    check_place(path)?;
-    let failed = |source| LabError::File { doing: "write the result to", path: path.to_owned(), source };
-    let partial = saving(path);
-    let written = File::create(&partial)
-        .and_then(|file| {
-            let mut file = BufWriter::new(file);
-            json::write(&mut file, result)?;
-            file.flush()
-        })
-        .and_then(|()| std::fs::rename(&partial, path));
-    if written.is_err() {
-        // The error to tell is the first.
-        let _ = std::fs::remove_file(&partial);
-    }
-    written.map_err(failed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -293,17 +228,5 @@ mod tests {
                 assert!(round.ios() > 0 && round.iops > 0.0 && round.p99_ns >= round.p50_ns, "{round:?}");
             }
         }
-    }
-
-    #[test]
-    fn a_result_is_saved_whole_or_not_at_all() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("r.json");
-        save(&path, &ContainersRecord { rounds: 3, ..Default::default() }).unwrap();
-        let back: ContainersRecord = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-        assert_eq!(back.rounds, 3);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-        let error = save(&dir.path().join("missing/r.json"), &1).unwrap_err();
-        assert!(error.to_string().contains("r.json"), "{error}");
     }
 }

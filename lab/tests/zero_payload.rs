@@ -56,7 +56,8 @@ fn a_small_study_finds_that_zeros_never_reach_the_store_and_leaves_nothing() {
     assert!(result.disks[0].file_allocated_bytes < 8 << 20);
     let text = render(result, false);
     assert!(text.starts_with(&result.verdict[..9]) && text.contains("64K random read"), "{text}");
-    let saved: ZeroPayloadResult = serde_json::from_slice(&std::fs::read(&report.saved_to).unwrap()).unwrap();
+    let saved: ZeroPayloadResult =
+        serde_json::from_slice(&std::fs::read(report.saved.as_ref().unwrap()).unwrap()).unwrap();
     assert_eq!(saved.tests.len(), 8);
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "only the result is left");
 }

@@ -12,9 +12,9 @@ use clap::{
 use diskwright_lab::{
     bench::{self, BenchOptions, BenchReport, Outcome, Row},
     child::ChildLauncher,
-    result,
+    output::Output,
 };
-use std::{io::Write, path::Path};
+use std::io::Write;
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
@@ -60,20 +60,18 @@ pub fn run(context: &mut Context, args: &BenchArgs) -> exit::Outcome {
         launcher: Some(ChildLauncher::current_exe([super::lab::CHILD_COMMAND])?),
         keep: args.experiment.keep,
     };
-    if let Some(output) = &args.experiment.output {
-        result::check_place(output)?;
-    }
+    let output = args.experiment.place()?;
     let mut steps = context.steps();
     let report = bench::run(&args.rows, &options, &mut steps);
     drop(steps);
-    present(context, report, args.experiment.output.as_deref())
+    present(context, report, output.as_ref())
 }
 
-/// Prints and saves what was found, also when it was stopped.
+/// Saves and prints what was found, also when it was stopped.
 pub fn present(
     context: &mut Context,
     report: diskwright_lab::Result<BenchReport>,
-    output: Option<&Path>,
+    output: Option<&Output>,
 ) -> exit::Outcome {
     let mut report = match report {
         // A signal from the keyboard reaches the children too; their failure is not the reason then.
@@ -90,17 +88,17 @@ pub fn present(
             return Err(Failure::Stopped);
         }
     }
-    if let Some(path) = output {
-        result::save(path, &report)?;
-    }
+    // What was measured is shown though it cannot be saved.
+    let saved = output.map(|output| output.save(&report).map(|()| output.path())).transpose();
     if context.global.json {
         context.print_result(&report)?;
     } else {
         context.out.write_all(bench::render(&report, context.style.colour).as_bytes())?;
-        if let Some(path) = output {
+        if let Ok(Some(path)) = saved {
             writeln!(context.out, "\nsaved to {}", path.display())?;
         }
     }
+    saved?;
     if report.stopped {
         return Err(Failure::Stopped);
     }

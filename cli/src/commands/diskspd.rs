@@ -15,8 +15,8 @@ use clap::{ArgAction, Args, CommandFactory};
 use diskwright_lab::{
     diskspd::{self, Profile, ResultForm, SwitchError},
     job::Bytes,
+    output::{Kind, Output},
     record::End,
-    result,
     run::{self, RunOptions},
     warning::Warning,
 };
@@ -101,9 +101,7 @@ pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
     for note in &profile.notes {
         context.warn(note);
     }
-    if let Some(path) = &own.save {
-        result::check_place(path)?;
-    }
+    let output = own.save.as_deref().map(|path| Output::check(path, Kind::Result)).transpose()?;
     let how = TargetArgs { create_size: created(&profile)?.map(Bytes), fill: false, destroy_data: own.destroy_data };
     let prepared = how.prepare(context, &job, &paths)?;
     let live = LiveDisplay::new(context.global.quiet, context.signals.patient());
@@ -116,9 +114,8 @@ pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
     }
     run.warnings.splice(0..0, prepared.warnings);
     Warning::sort(&mut run.warnings);
-    if let Some(path) = &own.save {
-        result::save(path, &run)?;
-    }
+    // What was measured is shown though it cannot be saved.
+    let saved = output.map_or(Ok(()), |output| output.save(&run));
     for warning in &run.warnings {
         context.warn(&warning.to_string());
     }
@@ -131,6 +128,7 @@ pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
         };
         context.out.write_all(text.as_bytes())?;
     }
+    saved?;
     Ok(match &run.end {
         End::Complete => exit::OK,
         End::Stopped => exit::STOPPED,

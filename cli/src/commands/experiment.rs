@@ -10,15 +10,11 @@ use crate::{
 };
 use clap::Args;
 use diskwright_lab::{
-    result,
+    output::{Kind, Output},
     study::{StudyOptions, StudyReport},
 };
 use serde::Serialize;
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{io::Write, path::PathBuf, time::Duration};
 
 /// See the module.
 #[derive(Debug, Clone, Args)]
@@ -44,13 +40,17 @@ pub struct ExperimentArgs {
 }
 
 impl ExperimentArgs {
-    /// As a study takes them.
+    /// Where `bench` and `lab selftest` save, if anywhere. Studies save without `--output` too, and ask for their place themselves.
     ///
     /// # Errors
-    /// The result could not be saved where it is to be.
-    pub fn study(&self, global: &GlobalOptions) -> Outcome<StudyOptions> {
-        result::check_place(self.output.as_deref().unwrap_or(Path::new("diskwright-study.json")))?;
-        Ok(StudyOptions {
+    /// As [`Output::check`].
+    pub fn place(&self) -> Outcome<Option<Output>> {
+        Ok(self.output.as_deref().map(|path| Output::check(path, Kind::Result)).transpose()?)
+    }
+
+    /// As a study takes them.
+    pub fn study(&self, global: &GlobalOptions) -> StudyOptions {
+        StudyOptions {
             quick: self.quick,
             dir: self.dir.clone(),
             engine: global.engine(),
@@ -58,11 +58,11 @@ impl ExperimentArgs {
             cell: self.cell,
             output: self.output.clone(),
             keep: self.keep,
-        })
+        }
     }
 }
 
-/// Prints what a study found, also when it was stopped in the middle.
+/// Prints what a study found, also when it was stopped in the middle, and when it could not be saved.
 pub fn conclude<T: Serialize>(
     context: &mut Context,
     report: diskwright_lab::Result<StudyReport<T>>,
@@ -77,7 +77,10 @@ pub fn conclude<T: Serialize>(
         context.print_result(&report.result)?;
     } else {
         context.out.write_all(render(&report.result, context.style.colour).as_bytes())?;
-        writeln!(context.out, "\nsaved to {}", report.saved_to.display())?;
+        if let Ok(path) = &report.saved {
+            writeln!(context.out, "\nsaved to {}", path.display())?;
+        }
     }
+    report.saved?;
     if report.stopped { Err(Failure::Stopped) } else { Ok(exit::OK) }
 }

@@ -6,6 +6,7 @@ use crate::{
     job::{Job, Load, Span},
     machine::{Machine, Versions},
     null::NullDevice,
+    output::{Kind, Output},
     progress::{Silent, Step},
     record::{CpuRecord, DirectionRecord, End, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, SeriesPoint, ThreadRecord},
     targets::open_target,
@@ -306,7 +307,7 @@ fn saved_runs_are_read_joined_and_refused() {
     let dir = tempfile::tempdir().unwrap();
     let save = |name: &str, run: &Run| {
         let path = dir.path().join(name);
-        crate::result::save(&path, run).unwrap();
+        Output::check(&path, Kind::Result).unwrap().save(run).unwrap();
         path
     };
     let a = save("a.json", &run(100_000, 30, 1));

@@ -4,6 +4,7 @@
 use crate::{
     bench::BenchReport,
     contest::ContestRecord,
+    document::Document,
     figures::Figures,
     job::Span,
     knee::{self, LoadRounds},
@@ -12,6 +13,23 @@ use crate::{
     study::zero_payload::ZeroPayloadResult,
     sweep::{Axis, Coordinate, KneeRow, Knob, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord},
 };
+
+/// Every kind of result, and several of a kind.
+pub fn all() -> Vec<(&'static str, Document)> {
+    vec![
+        ("run.json", Document::Run(Box::new(run()))),
+        ("again.json", Document::Run(Box::new(run()))),
+        ("depth.json", Document::Sweep(Box::new(sweep()))),
+        ("depths and threads.json", Document::Sweep(Box::new(sweep_of_two()))),
+        ("containers.json", Document::Containers(Box::new(containers()))),
+        ("paths.json", Document::AccessPaths(Box::new(crate::study::access_paths::example::result()))),
+        ("bench.json", Document::Bench(Box::new(bench()))),
+        ("queue-depth.json", Document::QueueDepth(Box::new(crate::study::queue_depth::tests::result()))),
+        ("raw-and-file.json", Document::RawAndFile(Box::new(crate::study::raw_and_file::tests::result()))),
+        ("zero-payload.json", Document::ZeroPayload(Box::new(zero_payload()))),
+        ("compare.json", Document::Contest(Box::new(contest()))),
+    ]
+}
 
 /// Two phases on two targets: one as fast as it goes, one by a schedule.
 pub fn run() -> Run {

@@ -90,31 +90,17 @@ pub fn html(results: &[Named<'_>]) -> String {
     html::page(&chapters(results), &made_by())
 }
 
+/// How every report says which program made it, before the version. Reports are known again by this.
+pub(crate) const MADE_BY: &str = "Made by diskwright ";
+
 /// Which program made a report.
 pub(crate) fn made_by() -> String {
-    format!("Made by diskwright {}", env!("CARGO_PKG_VERSION"))
+    format!("{MADE_BY}{}", env!("CARGO_PKG_VERSION"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Every kind of result, and several of a kind.
-    fn all() -> Vec<(&'static str, Document)> {
-        vec![
-            ("run.json", Document::Run(Box::new(example::run()))),
-            ("again.json", Document::Run(Box::new(example::run()))),
-            ("depth.json", Document::Sweep(Box::new(example::sweep()))),
-            ("depths and threads.json", Document::Sweep(Box::new(example::sweep_of_two()))),
-            ("containers.json", Document::Containers(Box::new(example::containers()))),
-            ("paths.json", Document::AccessPaths(Box::new(crate::study::access_paths::example::result()))),
-            ("bench.json", Document::Bench(Box::new(example::bench()))),
-            ("queue-depth.json", Document::QueueDepth(Box::new(crate::study::queue_depth::tests::result()))),
-            ("raw-and-file.json", Document::RawAndFile(Box::new(crate::study::raw_and_file::tests::result()))),
-            ("zero-payload.json", Document::ZeroPayload(Box::new(example::zero_payload()))),
-            ("compare.json", Document::Contest(Box::new(example::contest()))),
-        ]
-    }
 
     fn named<'a>(documents: &'a [(&'static str, Document)]) -> Vec<Named<'a>> {
         documents.iter().map(|(name, document)| (*name, document)).collect()
@@ -122,7 +108,7 @@ mod tests {
 
     #[test]
     fn every_plot_has_a_title_words_and_no_place_that_is_no_number() {
-        let documents = all();
+        let documents = example::all();
         let page = html(&named(&documents));
         assert!(!page.contains("NaN") && !page.contains("inf\""), "a figure is no number");
         let plots = page.matches("<svg role=\"img\"").count();

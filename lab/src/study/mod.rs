@@ -22,7 +22,10 @@ pub mod zero_payload;
 
 pub use containers::{ContainersOptions, report::render, run};
 
-use crate::{LabError, Result, result};
+use crate::{
+    LabError, Result,
+    output::{Kind, Output},
+};
 use diskwright_store::EngineKind;
 use serde::Serialize;
 use std::{path::PathBuf, time::Duration};
@@ -66,31 +69,53 @@ impl StudyOptions {
         }
     }
 
-    /// Saves what the study of this name found.
+    /// Where the study of this name saves what it will find. It asks before it makes anything.
     ///
     /// # Errors
-    /// [`LabError::File`].
-    pub(crate) fn save<T: Serialize>(
-        &self,
-        study: &str,
-        started_utc: &str,
-        result: T,
-        stopped: bool,
-    ) -> Result<StudyReport<T>> {
+    /// As [`Output::check`].
+    pub(crate) fn place(&self, study: &str, started_utc: &str) -> Result<Output> {
         let usual = || PathBuf::from(format!("diskwright-{study}-{started_utc}.json"));
-        let saved_to = self.output.clone().unwrap_or_else(usual);
-        result::save(&saved_to, &result)?;
-        Ok(StudyReport { result, saved_to, stopped })
+        Output::check(&self.output.clone().unwrap_or_else(usual), Kind::Result)
     }
 }
 
 /// What a study found, and where it is saved.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct StudyReport<T> {
     /// The result.
     pub result: T,
-    /// Its file.
-    pub saved_to: PathBuf,
+    /// Its file, or why it could not be saved: what was measured is there to be shown all the same.
+    pub saved: Result<PathBuf>,
     /// Whether it was stopped in the middle; the result says so too.
     pub stopped: bool,
+}
+
+impl<T: Serialize> StudyReport<T> {
+    /// Saves what was found, if it can be saved.
+    fn save(result: T, output: &Output, stopped: bool) -> Self {
+        let saved = output.save(&result).map(|()| output.path().to_owned());
+        Self { result, saved, stopped }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_saved_is_there_to_be_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r.json");
+        let options = StudyOptions { output: Some(path.clone()), ..StudyOptions::default() };
+        let output = options.place("zero-payload", "20261122T101500Z").unwrap();
+        let report = StudyReport::save(7, &output, false);
+        assert_eq!(report.saved.unwrap(), path);
+        // Somebody took the name while the study ran.
+        std::fs::write(&path, "mine").unwrap();
+        let report = StudyReport::save(7, &output, false);
+        assert_eq!(report.result, 7);
+        assert!(report.saved.unwrap_err().to_string().contains("no result"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
+        assert!(options.place("zero-payload", "20261122T101500Z").is_err());
+    }
 }

@@ -117,11 +117,23 @@ pub fn resume(mut saved: SweepRecord, options: SweepOptions, targets: &[TargetRe
 }
 
 /// Measures what `record` lacks. Returns when all is measured, when a run was stopped, and when requests failed;
-/// [`SweepRecord::end`] says which.
+/// [`SweepRecord::end`] says which. The record can be shown however it ends, with an error too.
 ///
 /// # Errors
 /// Whatever `measure` and `keep` return.
 pub fn carry_out(
+    record: &mut SweepRecord,
+    measure: &mut Measure<'_>,
+    keep: &mut Keep<'_>,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let measured = measure_all(record, measure, keep, progress);
+    conclude(record);
+    measured?;
+    keep(record)
+}
+
+fn measure_all(
     record: &mut SweepRecord,
     measure: &mut Measure<'_>,
     keep: &mut Keep<'_>,
@@ -139,7 +151,7 @@ pub fn carry_out(
             let done: usize = record.cells.iter().map(|cell| cell.rounds.len()).sum();
             let message = format!("round {} of {rounds}, {}", round + 1, plan::title(&record.cells[index].point));
             match report(progress, "sweep", done as u64, all, &message) {
-                Err(LabError::Stopped) => return finish(record, keep),
+                Err(LabError::Stopped) => return Ok(()),
                 other => other?,
             }
             let began = Instant::now();
@@ -149,11 +161,11 @@ pub fn carry_out(
             match run.end {
                 End::Complete => {}
                 // Half a window, or one with failures, is no round.
-                End::Stopped => return finish(record, keep),
+                End::Stopped => return Ok(()),
                 End::Failed { first, errors } => {
                     let first = format!("{}: {first}", plan::title(&record.cells[index].point));
                     record.end = End::Failed { first, errors };
-                    return finish(record, keep);
+                    return Ok(());
                 }
             }
             let Some(phase) = run.phases.first() else { continue };
@@ -164,12 +176,7 @@ pub fn carry_out(
         }
     }
     record.end = End::Complete;
-    finish(record, keep)
-}
-
-fn finish(record: &mut SweepRecord, keep: &mut Keep<'_>) -> Result<()> {
-    conclude(record);
-    keep(record)
+    Ok(())
 }
 
 fn add_round(cell: &mut SweepCell, figures: Figures, latency: &crate::record::LatencyRecord) {

@@ -156,6 +156,21 @@ fn a_sweep_that_was_broken_off_goes_on_and_ends_like_one_that_was_not() {
 }
 
 #[test]
+fn a_sweep_that_cannot_be_saved_can_be_shown() {
+    let mut record = begin(depths(), vec![target("disk.raw")], Vec::new()).unwrap();
+    let mut windows = 0;
+    let mut keep = |_: &SweepRecord| {
+        windows += 1;
+        if windows < 30 { Ok(()) } else { Err(LabError::Stopped) }
+    };
+    let kept = carry_out(&mut record, &mut |job, files| Ok(simulated(job, files)), &mut keep, &mut Silent);
+    assert!(kept.is_err());
+    let mut concluded = record.clone();
+    conclude::conclude(&mut concluded);
+    assert!(record == concluded && record.verdict.starts_with("Unfinished: 30 of 48"), "{}", record.verdict);
+}
+
+#[test]
 fn another_sweep_is_refused_and_more_rounds_are_welcome() {
     let saved = swept(depths());
     let mut more = depths();

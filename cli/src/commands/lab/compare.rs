@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use diskwright_lab::{
     contest::{self, Certainty, ContestRecord, FailIf, JudgeOptions, LiveOptions, Side},
     figures::Metric,
-    result,
+    output::{Kind, Output},
     run::{self, RunOptions},
     warning::Warning,
 };
@@ -94,17 +94,15 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
         fail_if: args.fail_if.iter().map(|condition| FailIf { certainty, ..condition.clone() }).collect(),
         ..JudgeOptions::default()
     };
-    if let Some(output) = &args.output {
-        result::check_place(output)?;
-    }
+    let output = args.output.as_deref().map(|path| Output::check(path, Kind::Result)).transpose()?;
     let sides = if args.live { live(context, args)? } else { saved(&args.sides)? };
     let record = contest::judge(sides, &options);
-    if let Some(output) = &args.output {
-        result::save(output, &record)?;
-    }
+    // What was found is shown though it cannot be saved.
+    let saved = output.map_or(Ok(()), |output| output.save(&record));
     print(context, &record)?;
     // Also with --quiet: a gate that lets everything through must not look like one that has looked.
     record.unjudged.iter().for_each(|sentence| context.warn_always(sentence));
+    saved?;
     Ok(match (record.comparisons.is_empty(), record.failed.is_empty()) {
         (true, _) => exit::NOT_COMPARED,
         (false, true) => exit::OK,

@@ -8,12 +8,12 @@ use clap::{Args, ValueEnum};
 use diskwright_lab::{
     document::{self, Document},
     export::{self, CsvTable},
+    output::{Kind, Output},
     report,
 };
 use serde::Serialize;
 use std::{
-    fs::File,
-    io::{Read, Write},
+    io::Write,
     path::{Path, PathBuf},
 };
 
@@ -21,8 +21,8 @@ use std::{
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Takes what `lab run`, `lab study`, `diskspd` and `bench` saved as JSON, one or several, and writes one page that needs nothing else: no \
-network, no script. It reads well on light and dark screens and on paper. Several runs are set side by side first. An existing file of \
-that name is replaced when the new one is complete.
+network, no script. It reads well on light and dark screens and on paper. Several runs are set side by side first. An older report \
+of that name is replaced when the new one is complete; anything else that is there stays.
 
 CSV is tidy: one row for each thread, target and direction, and rows whose `scope` is `phase` for the sums; `--table` takes the time series \
 or the histograms instead. JSON is the result as it is, complete; several go into one file that `lab report` reads again.
@@ -116,9 +116,7 @@ pub fn run(context: &mut Context, args: &ReportArgs) -> Outcome {
     if documents.is_empty() {
         return Err(Failure::new("there is no result in what was given: the bundles are empty"));
     }
-    if let Some(path) = to_file {
-        refuse_own_source(path, &args.results)?;
-    }
+    let output = to_file.map(|path| place(path, form, &args.results)).transpose()?;
     let names = names(&documents);
     let named: Vec<report::Named<'_>> =
         names.iter().zip(&documents).map(|(name, (_, document))| (name.as_str(), document)).collect();
@@ -128,23 +126,24 @@ pub fn run(context: &mut Context, args: &ReportArgs) -> Outcome {
         Form::Md => export::markdown(&named),
         Form::Json => export::json(&named).map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?,
     };
-    let Some(path) = to_file else {
+    let Some(output) = output else {
         context.out.write_all(text.as_bytes())?;
         return Ok(exit::OK);
     };
-    save(path, &text)?;
+    output.write(&text)?;
     let told = report::chapters(&named).into_iter().map(|chapter| chapter.verdict);
     if context.global.json {
         let skipped =
             if named.iter().filter(|(_, document)| matches!(document, Document::Run(_))).count() > 1 { 1 } else { 0 };
         let results =
             documents.iter().zip(told.skip(skipped)).map(|((file, _), verdict)| Told { file, verdict }).collect();
-        context.print_json("diskwright.report/1", Written { written: path, form, bytes: text.len(), results })?;
+        context
+            .print_json("diskwright.report/1", Written { written: output.path(), form, bytes: text.len(), results })?;
     } else {
         for verdict in told.take(1) {
             writeln!(context.out, "{verdict}")?;
         }
-        writeln!(context.out, "written to {}", path.display())?;
+        writeln!(context.out, "written to {}", output.path().display())?;
     }
     Ok(exit::OK)
 }
@@ -168,13 +167,16 @@ fn form(args: &ReportArgs) -> Outcome<Form> {
     }
 }
 
-/// A report must not replace what it was made from.
-fn refuse_own_source(path: &Path, sources: &[PathBuf]) -> Outcome<()> {
-    let Ok(real) = path.canonicalize() else { return Ok(()) };
-    match sources.iter().find(|source| source.canonicalize().is_ok_and(|source| source == real)) {
-        Some(source) => Err(Failure::new(format!("{} is one of the results; write to another file", source.display()))),
-        None => Ok(()),
+/// Where the report is written. It must not replace what it was made from.
+fn place(path: &Path, form: Form, sources: &[PathBuf]) -> Outcome<Output> {
+    let real = path.canonicalize();
+    let is_path = |source: &&PathBuf| real.as_ref().is_ok_and(|real| source.canonicalize().is_ok_and(|it| it == *real));
+    if let Some(source) = sources.iter().find(is_path) {
+        return Err(Failure::new(format!("{} is one of the results; write to another file", source.display())));
     }
+    // As JSON a report is a result again.
+    let kind = if form == Form::Json { Kind::Result } else { Kind::Report };
+    Ok(Output::check(path, kind)?)
 }
 
 /// File names where they tell the results apart, else whole paths; results of one bundle are numbered.
@@ -192,36 +194,6 @@ fn names(documents: &[(&Path, Document)]) -> Vec<String> {
         names.push(if alike > 1 { format!("{name} ({number})") } else { name });
     }
     names
-}
-
-/// Writes the whole file or leaves what was there, which may be an older report, but never a disk.
-fn save(path: &Path, text: &str) -> Outcome<()> {
-    let mut first = Vec::new();
-    let is_text = match std::fs::metadata(path) {
-        Ok(found) if !found.is_file() => false,
-        Ok(_) => {
-            let read = File::open(path).and_then(|file| file.take(4096).read_to_end(&mut first));
-            read.map_err(|error| Failure::doing(format!("cannot look at {}", path.display()), error))?;
-            !first.contains(&0)
-        }
-        Err(_) => true,
-    };
-    if !is_text {
-        return Err(Failure::new(format!(
-            "{} is there and is no report: nothing was changed; choose another name (-o)",
-            path.display()
-        )));
-    }
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".saving");
-    let written = File::create(&partial)
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .and_then(|()| std::fs::rename(&partial, path));
-    written.map_err(|error| {
-        // The error to tell is the first.
-        let _ = std::fs::remove_file(&partial);
-        Failure::doing(format!("cannot write the report to {}", path.display()), error)
-    })
 }
 
 #[cfg(test)]

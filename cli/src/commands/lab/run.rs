@@ -13,8 +13,8 @@ use crate::{
 use clap::Args;
 use diskwright_lab::{
     LabError, Run, clock,
+    output::{Kind, Output, PROFILE_MARK},
     record::End,
-    result,
     run::{self, RunOptions},
     screen::{self, ScreenOptions},
     warning::Warning,
@@ -26,9 +26,6 @@ use std::{
 
 /// A profile of more lines than this is named, not printed.
 const PROFILE_LINES_MAX: usize = 60;
-
-/// First line of the profiles that are saved beside results, by which they are known again.
-const PROFILE_MARK: &str = "# What `diskwright lab run` was told. Copy it to change it: this file is written anew.";
 
 /// Arguments of `lab run`.
 #[derive(Debug, Args)]
@@ -91,7 +88,7 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     run.warnings.splice(0..0, prepared.warnings);
     Warning::sort(&mut run.warnings);
     // What was measured is shown though it cannot be saved.
-    let saved = output.map(|json| save(json, &run)).transpose();
+    let saved = output.map(|output| save(&output, &run)).transpose();
     let shown = saved.as_ref().ok().and_then(Option::as_ref);
     if context.global.json {
         context.print_result(&run)?;
@@ -109,7 +106,7 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
 }
 
 /// Where the result is to be saved, if it can be.
-fn place(args: &RunArgs) -> Outcome<PathBuf> {
+fn place(args: &RunArgs) -> Outcome<Output> {
     let json =
         args.output.clone().unwrap_or_else(|| format!("diskwright-run-{}.json", clock::compact_utc_now()).into());
     if json.extension().is_some_and(|extension| extension == "toml") {
@@ -117,13 +114,13 @@ fn place(args: &RunArgs) -> Outcome<PathBuf> {
             (format!("{} is the profile's name, not the result's", json.display()), "use a name that ends in .json");
         return Err(LabError::BadOptions { what, hint: hint.into() }.into());
     }
-    result::check_place(&json)?;
-    Ok(json)
+    Ok(Output::check(&json, Kind::Result)?)
 }
 
 /// Saves the result and the profile. Returns their paths.
-fn save(json: PathBuf, run: &Run) -> Outcome<(PathBuf, PathBuf)> {
-    result::save(&json, run)?;
+fn save(output: &Output, run: &Run) -> Outcome<(PathBuf, PathBuf)> {
+    output.save(run)?;
+    let json = output.path().to_owned();
     // A profile that somebody wrote, perhaps the one that this run was told, stays as it is.
     let is_ours = |toml: &Path| std::fs::read(toml).map_or(true, |text| text.starts_with(PROFILE_MARK.as_bytes()));
     let toml =

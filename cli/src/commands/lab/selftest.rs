@@ -9,7 +9,6 @@ use clap::Args;
 use diskwright_lab::{
     ChildLauncher,
     bench::{self, BenchOptions, Row},
-    result,
 };
 
 /// Arguments of `lab selftest`.
@@ -52,11 +51,9 @@ pub fn run(context: &mut Context, args: &SelftestArgs) -> Outcome {
         keep: args.experiment.keep,
         launcher: Some(ChildLauncher::current_exe([super::CHILD_COMMAND])?),
     };
-    if let Some(output) = &args.experiment.output {
-        result::check_place(output)?;
-    }
+    let output = args.experiment.place()?;
     let mut steps = context.steps();
     let report = bench::run(&rows, &options, &mut steps);
     drop(steps);
-    commands::bench::present(context, report, args.experiment.output.as_deref())
+    commands::bench::present(context, report, output.as_ref())
 }

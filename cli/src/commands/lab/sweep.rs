@@ -12,16 +12,13 @@ use crate::{
 use clap::Args;
 use diskwright_lab::{
     job::Span,
+    output::{Kind, Output},
     record::{End, TargetRecord},
-    result,
     run::{self, OpenTarget, RunOptions},
     sweep::{self, ArrayOptions, Axis, SweepOptions, SweepRecord},
     warning::Warning,
 };
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-};
+use std::{io::Write, path::PathBuf};
 
 /// Arguments of `lab sweep`.
 #[derive(Debug, Args)]
@@ -89,7 +86,8 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
         max_p99: args.max_p99,
         array: args.devices.map(|devices| ArrayOptions { copies: args.copies.unwrap_or(1), devices }),
     };
-    // What cannot be swept, or gone on with, is said before anything is filled.
+    // What cannot be saved, swept, or gone on with, is said before anything is filled.
+    let output = Output::check(&args.output, Kind::Result)?;
     let saved = if args.output.exists() { Some(sweep::read(&args.output)?) } else { None };
     let widest = sweep::plan::widest_job(&options)?;
     if let Some(saved) = &saved {
@@ -111,19 +109,27 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
         }
     }
     Warning::sort(&mut record.warnings);
-    let swept = carry_out(context, &mut record, &prepared.targets, &args.output);
+    let swept = carry_out(context, &mut record, &prepared.targets, &output);
     let closed = targets::close(context, &prepared.targets);
-    swept?;
-    if let Err(error) = closed {
-        record.end = record.end.failing(error.to_string(), 1);
-        result::save(&args.output, &record)?;
-    }
+    let has_figures = record.cells.iter().any(|cell| !cell.rounds.is_empty());
+    let swept = match (swept, closed) {
+        // What was measured is shown, whatever came then: a window that could not be measured, or one that could not be saved.
+        (Err(error), _) if has_figures => Err(error),
+        (Ok(()), Err(error)) => {
+            record.end = record.end.failing(error.to_string(), 1);
+            output.save(&record).map_err(Failure::from)
+        }
+        (swept, _) => Ok(swept?),
+    };
     if context.global.json {
         context.print_result(&record)?;
     } else {
         context.out.write_all(sweep::render(&record, context.style.colour).as_bytes())?;
-        writeln!(context.out, "\nsaved to {}", args.output.display())?;
+        if swept.is_ok() {
+            writeln!(context.out, "\nsaved to {}", output.path().display())?;
+        }
     }
+    swept?;
     match record.end {
         End::Complete => Ok(exit::OK),
         End::Failed { .. } => Ok(exit::FAILED),
@@ -135,12 +141,12 @@ fn carry_out(
     context: &mut Context,
     record: &mut SweepRecord,
     targets: &[OpenTarget],
-    output: &Path,
+    output: &Output,
 ) -> Result<(), Failure> {
     let mut steps = context.steps();
     // Shows the window that is measured; a signal ends that as well, not only the sweep after it.
     let cells = steps.cells();
     let mut measure = |job: &_, files: usize| run::run(job, &targets[..files], &RunOptions::default(), &*cells);
-    let mut keep = |record: &SweepRecord| result::save(output, record);
+    let mut keep = |record: &SweepRecord| output.save(record);
     sweep::carry_out(record, &mut measure, &mut keep, &mut steps).map_err(Failure::from)
 }

@@ -280,6 +280,7 @@ pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<
         seed: SEED,
         until: (study.quick && study.rounds.is_none()).then(|| start + QUICK_TIME),
     };
+    let output = study.place("access-paths", &started_utc)?;
     let machine = Machine::detect();
     let scratch = Scratch::new(study.dir.as_deref(), study.keep)?;
     let place = Place::detect(scratch.path());
@@ -315,9 +316,9 @@ pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<
         ways,
         loads,
         warnings,
-        started_utc: started_utc.clone(),
+        started_utc,
     };
-    study.save("access-paths", &started_utc, result, stopped)
+    Ok(StudyReport::save(result, &output, stopped))
 }
 
 /// Makes the disk and the raw file, fills both with the same data, reads them back.

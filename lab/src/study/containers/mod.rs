@@ -89,6 +89,7 @@ pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<S
     let start = Instant::now();
     let started_utc = crate::clock::compact_utc_now();
     let mut settings = Settings::new(options, start)?;
+    let output = options.study.place("containers", &started_utc)?;
     let machine = Machine::detect();
     let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
     let place = Place::detect(scratch.path());
@@ -119,7 +120,7 @@ pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<S
     let result = ContainersResult {
         schema: CONTAINERS_SCHEMA.into(),
         verdict: verdict::whole(stopped, &workloads, &expanding),
-        started_utc: started_utc.clone(),
+        started_utc,
         took_ns: start.elapsed().as_nanos() as u64,
         machine,
         place,
@@ -136,7 +137,7 @@ pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<S
         warnings,
         partial: stopped,
     };
-    options.study.save("containers", &started_utc, result, stopped)
+    Ok(StudyReport::save(result, &output, stopped))
 }
 
 /// What has been measured so far.
@@ -316,7 +317,8 @@ mod tests {
         assert!(result.workloads.iter().all(|workload| workload.result.cells.len() == 7));
         assert!(result.preparation.iter().all(|record| record.verified_bytes == 32 << 20 && record.populated));
         assert!(result.verdict.starts_with("Populated"), "{}", result.verdict);
-        let saved: ContainersResult = serde_json::from_slice(&std::fs::read(&report.saved_to).unwrap()).unwrap();
+        let saved: ContainersResult =
+            serde_json::from_slice(&std::fs::read(report.saved.as_ref().unwrap()).unwrap()).unwrap();
         assert_eq!((saved.schema.as_str(), saved.workloads.len()), (CONTAINERS_SCHEMA, 19));
         let text = report::render(result, false);
         assert!(text.starts_with(&result.verdict[..9]) && text.contains("4K random write"), "{text}");

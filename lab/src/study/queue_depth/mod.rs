@@ -32,10 +32,10 @@ use crate::{
     document::{self, Document},
     job::{Caching, Span},
     machine::{Machine, Place, Versions},
+    output::Output,
     prepare::PrepareOptions,
     progress::{Progress, Step},
     record::{End, Run, TargetRecord},
-    result,
     run::{self, OpenTarget, RunOptions, Watch},
     scratch::Scratch,
     study::{StudyOptions, StudyReport, budget::Budget},
@@ -45,7 +45,7 @@ use crate::{
 use plan::Ground;
 use serde::{Deserialize, Serialize};
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -165,8 +165,8 @@ pub struct QueueDepthResult {
     pub end: End,
 }
 
-/// Runs the study, or goes on with it, and saves its result after each stage. A stop keeps what was measured. The scratch folder is removed
-/// whatever happens, unless it is to be kept.
+/// Runs the study, or goes on with it, and saves its result after each stage. A stop keeps what was measured, and so does a result that
+/// cannot be saved, which ends the study. The scratch folder is removed whatever happens, unless it is to be kept.
 ///
 /// # Errors
 /// Options that cannot be; no space; targets that may not be written; a saved study that was asked something else;
@@ -177,19 +177,17 @@ pub fn run(
     progress: &mut dyn Progress,
 ) -> Result<StudyReport<QueueDepthResult>> {
     let start = Instant::now();
+    let started_utc = clock::compact_utc_now();
     let settings = Settings::new(options)?;
+    let output = options.study.place("queue-depth", &started_utc)?;
     let mut result = match options.study.output.as_deref().filter(|path| path.exists()) {
         Some(path) => go_on(path, settings)?,
-        None => QueueDepthResult::begin(settings),
+        None => QueueDepthResult::begin(settings, started_utc),
     };
-    let saved_to = options
-        .study
-        .output
-        .clone()
-        .unwrap_or_else(|| PathBuf::from(format!("diskwright-queue-depth-{}.json", result.started_utc)));
     let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
     let before_ns = result.took_ns;
-    let mut study = Study { result: &mut result, saved_to: &saved_to, saved: Instant::now(), start, before_ns, watch };
+    let mut study =
+        Study { result: &mut result, output: &output, saved: Instant::now(), unsaved: None, start, before_ns, watch };
     let outcome = study.carry_out(options, &scratch, progress);
     match outcome {
         // Something is there to keep.
@@ -197,9 +195,13 @@ pub fn run(
         other => other?,
     }
     study.conclude();
-    study.save()?;
+    // What could not be saved on the way ended the study, and is told though there may be space again.
+    let saved = match study.unsaved.take() {
+        Some(error) => Err(error),
+        None => study.write().map(|()| output.path().to_owned()),
+    };
     let stopped = result.end == End::Stopped;
-    Ok(StudyReport { result, saved_to, stopped })
+    Ok(StudyReport { result, saved, stopped })
 }
 
 /// Reads a study that was saved, to go on with it.
@@ -225,11 +227,11 @@ fn go_on(path: &Path, settings: Settings) -> Result<QueueDepthResult> {
 }
 
 impl QueueDepthResult {
-    fn begin(settings: Settings) -> Self {
+    fn begin(settings: Settings, started_utc: String) -> Self {
         Self {
             schema: SCHEMA.into(),
             verdict: String::new(),
-            started_utc: clock::compact_utc_now(),
+            started_utc,
             took_ns: 0,
             machine: Machine::detect(),
             place: None,
@@ -260,8 +262,10 @@ impl QueueDepthResult {
 /// A study under way.
 struct Study<'a> {
     result: &'a mut QueueDepthResult,
-    saved_to: &'a Path,
+    output: &'a Output,
     saved: Instant,
+    /// Why it could not be saved. It ends then, for what cannot be kept need not be measured.
+    unsaved: Option<LabError>,
     start: Instant,
     /// Time of earlier sittings.
     before_ns: u64,
@@ -322,7 +326,10 @@ impl Study<'_> {
         }
         let goes_on = ended.end == End::Complete;
         self.result.pre_test = Some(ended);
-        self.save()?;
+        // What ends here is saved at the end.
+        if goes_on {
+            self.save()?;
+        }
         Ok(goes_on)
     }
 
@@ -369,8 +376,11 @@ impl Study<'_> {
             End::Stopped => return Err(LabError::Stopped),
             End::Failed { .. } => self.result.end = record.end.clone(),
         }
-        self.save()?;
-        Ok(record.end == End::Complete)
+        let goes_on = record.end == End::Complete;
+        if goes_on {
+            self.save()?;
+        }
+        Ok(goes_on)
     }
 
     /// Reckons everything that follows from the stages.
@@ -389,13 +399,21 @@ impl Study<'_> {
         result.verdict = findings::verdict(result);
     }
 
+    /// Keeps what there is, or ends the study.
     fn save(&mut self) -> Result<()> {
+        self.write().map_err(|error| {
+            self.unsaved = Some(error);
+            LabError::Stopped
+        })
+    }
+
+    fn write(&mut self) -> Result<()> {
         let spent = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.result.took_ns = self.before_ns.saturating_add(spent);
         if self.result.verdict.is_empty() {
             self.result.verdict = findings::verdict(self.result);
         }
-        result::save(self.saved_to, &*self.result)?;
+        self.output.save(&*self.result)?;
         self.saved = Instant::now();
         Ok(())
     }

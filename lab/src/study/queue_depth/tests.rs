@@ -59,7 +59,7 @@ pub(crate) fn result() -> QueueDepthResult {
         stages,
         end: End::Complete,
         took_ns: 3_600_000_000_000,
-        ..QueueDepthResult::begin(settings)
+        ..QueueDepthResult::begin(settings, "20261122T101500Z".into())
     };
     result.verdict = findings::verdict(&result);
     result
@@ -140,17 +140,14 @@ fn what_is_printed() {
     insta::assert_snapshot!(render(&result(), false));
 }
 
-#[test]
-fn a_study_is_carried_out_broken_off_and_gone_on_with() {
-    let home = tempfile::tempdir().unwrap();
-    let output = home.path().join("result.json");
-    let options = QueueDepthOptions {
+fn small(home: &Path, output: &Path) -> QueueDepthOptions {
+    QueueDepthOptions {
         study: StudyOptions {
             quick: true,
-            dir: Some(home.path().to_owned()),
+            dir: Some(home.to_owned()),
             rounds: Some(1),
             cell: Some(Duration::from_millis(15)),
-            output: Some(output.clone()),
+            output: Some(output.to_owned()),
             ..StudyOptions::default()
         },
         size_bytes: Some(8 << 20),
@@ -158,7 +155,33 @@ fn a_study_is_carried_out_broken_off_and_gone_on_with() {
         cache: Some(Caching::Direct),
         target_depth: Some(8),
         ..QueueDepthOptions::default()
+    }
+}
+
+#[test]
+fn a_study_that_cannot_be_saved_ends_and_can_be_shown() {
+    let home = tempfile::tempdir().unwrap();
+    let output = home.path().join("result.json");
+    let mut take_the_name = |step: Step<'_>| {
+        assert_ne!(step.phase, "reads", "it should have ended");
+        if step.phase == "combinations" && !output.is_dir() {
+            std::fs::remove_file(&output).unwrap();
+            std::fs::create_dir(&output).unwrap();
+        }
+        true
     };
+    let report = run(&small(home.path(), &output), &Unwatched, &mut take_the_name).unwrap();
+    assert!(report.saved.unwrap_err().to_string().contains("that is no file"));
+    assert!(report.stopped && report.result.complete(Stage::Combinations).is_some());
+    assert!(report.result.verdict.starts_with("Partial: "), "{}", report.result.verdict);
+    assert_eq!(std::fs::read_dir(&output).unwrap().count(), 0);
+}
+
+#[test]
+fn a_study_is_carried_out_broken_off_and_gone_on_with() {
+    let home = tempfile::tempdir().unwrap();
+    let output = home.path().join("result.json");
+    let options = small(home.path(), &output);
     // Stopped before anything is measured: nothing is left.
     let stopped = run(&options, &Unwatched, &mut |_: Step<'_>| false);
     assert!(matches!(stopped, Err(LabError::Stopped)));

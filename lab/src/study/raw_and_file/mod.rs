@@ -231,6 +231,7 @@ pub fn run(
     let start = Instant::now();
     let started_utc = clock::compact_utc_now();
     let settings = Settings::new(options, start)?;
+    let output = options.study.place("raw-and-file", &started_utc)?;
     let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
     let place = Place::detect(scratch.path());
     let wanted = Wanted {
@@ -266,7 +267,7 @@ pub fn run(
     let mut result = RawAndFileResult {
         schema: SCHEMA.into(),
         verdict: String::new(),
-        started_utc: started_utc.clone(),
+        started_utc,
         took_ns: 0,
         machine: Machine::detect(),
         place,
@@ -288,7 +289,7 @@ pub fn run(
     result.verdict = conclude::verdict(&result);
     result.took_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let stopped = result.end == End::Stopped;
-    options.study.save("raw-and-file", &started_utc, result, stopped)
+    Ok(StudyReport::save(result, &output, stopped))
 }
 
 /// Opens the device, makes the file and the disks, fills all of them, proves that they are full, and looks at them.

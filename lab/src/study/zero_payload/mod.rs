@@ -97,6 +97,7 @@ pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<
     let size_bytes = wanted_bytes.max(1).next_multiple_of(32 << 20);
     let rounds = study.rounds_or(study.pick(3, 5))?;
     let cell = study.cell.unwrap_or(Duration::from_millis(study.pick(700, 10_000)));
+    let output = study.place("zero-payload", &started_utc)?;
     let machine = Machine::detect();
     let scratch = Scratch::new(study.dir.as_deref(), study.keep)?;
     let place = Place::detect(scratch.path());
@@ -135,9 +136,9 @@ pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<
         tests,
         warnings,
         partial: stopped,
-        started_utc: started_utc.clone(),
+        started_utc,
     };
-    study.save("zero-payload", &started_utc, result, stopped)
+    Ok(StudyReport::save(result, &output, stopped))
 }
 
 fn name_of(payload: Payload, disk_type: DiskType) -> String {

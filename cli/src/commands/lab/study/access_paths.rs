@@ -77,7 +77,7 @@ impl Disk {
 /// Runs the study, prints its tables.
 pub fn run(context: &mut Context, args: &AccessPathsArgs) -> Outcome {
     let options = AccessPathsOptions {
-        study: args.experiment.study(&context.global)?,
+        study: args.experiment.study(&context.global),
         size_bytes: args.size,
         disk: Some(args.disk.container()),
         program: Some(AccessPathsOptions::own_program()?),

@@ -54,7 +54,7 @@ pub struct ContainersArgs {
 /// Runs the study, prints its tables.
 pub fn run(context: &mut Context, args: &ContainersArgs) -> Outcome {
     let options = ContainersOptions {
-        study: args.experiment.study(&context.global)?,
+        study: args.experiment.study(&context.global),
         cache: context.global.cache.map(CacheArg::mode),
         size_bytes: args.size,
         creation_bytes: None,

@@ -87,7 +87,7 @@ pub fn run(context: &mut Context, args: &QueueDepthArgs) -> Outcome {
         (true, true) => Caching::Cached,
     };
     let options = QueueDepthOptions {
-        study: args.experiment.study(&context.global)?,
+        study: args.experiment.study(&context.global),
         size_bytes: args.size,
         threads: args.threads,
         target_depth: args.target_depth,

@@ -68,7 +68,7 @@ enum FileSystemArg {
 /// Runs the study, prints its tables.
 pub fn run(context: &mut Context, args: &RawAndFileArgs) -> Outcome {
     let options = RawAndFileOptions {
-        study: args.experiment.study(&context.global)?,
+        study: args.experiment.study(&context.global),
         size_bytes: args.size,
         file_system: match args.file_system {
             FileSystemArg::Ext4 => FileSystem::Ext4,

@@ -35,7 +35,7 @@ pub struct ZeroPayloadArgs {
 
 /// Runs the study, prints its tables.
 pub fn run(context: &mut Context, args: &ZeroPayloadArgs) -> Outcome {
-    let options = ZeroPayloadOptions { study: args.experiment.study(&context.global)?, size_bytes: args.size };
+    let options = ZeroPayloadOptions { study: args.experiment.study(&context.global), size_bytes: args.size };
     let mut steps = context.steps();
     let report = zero_payload::run(&options, &mut steps);
     drop(steps);

@@ -1,0 +1,365 @@
+//! Where a command writes what it found: results, reports made from them, and the profiles beside them.
+//!
+//! ```text
+//!   Output::check   before anything is made or measured: may a file of this name be replaced, and can one be made?
+//!   save, write     when there is something, as often as need be: NAME.saving, whole ──▶ renamed to NAME
+//! ```
+//!
+//! What is there already is replaced where it is empty, or has the marks of a file of the same kind that this program wrote:
+//!
+//! | kind | known by |
+//! |---|---|
+//! | result | its first field, `"schema"`, which names a kind of result, in whatever version |
+//! | page | its doctype, and the `generator` in its head |
+//! | Markdown | its heading, and its last line, which says who made it |
+//! | CSV | the names of its first columns, and the CRLF behind them, which tables that were reckoned from ours seldom have |
+//! | profile | its first line, [`PROFILE_MARK`] |
+//!
+//! Everything else stays as it is, and the user is told. So does a report stay where a result is to be saved, and a result where a
+//! report is. A file is looked at again right before it is replaced, for between the check and the end of a run somebody else may have taken the name.
+//!
+//! A name that is a link stays one: the file that it leads to is replaced. `/dev/stdout` and its like are links as well, but what they
+//! lead to is open already and is written by others, so they are no place for a file.
+
+use crate::{LabError, Result, document::KINDS, json, report::MADE_BY};
+use serde::Serialize;
+use std::{
+    fs::{self, File},
+    io::{self, BufWriter, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+/// First line of the profiles that are saved beside results.
+pub const PROFILE_MARK: &str = "# What `diskwright lab run` was told. Copy it to change it: this file is written anew.";
+
+/// So much of a file's start and of its end tells what it is.
+const LOOK_BYTES: u64 = 2048;
+
+/// How the CSV tables of `export/` begin.
+const TABLES: [&str; 4] = [
+    "result,started_utc,",
+    "result,phase,start_s,interval_s,",
+    "result,phase,direction,latency_kind,",
+    "result,scope,base,side,measurement,",
+];
+
+const OTHER_NAME: &str = "take another name";
+
+/// What a file holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// What was measured, as JSON.
+    Result,
+    /// A rendering of results: a page, Markdown, CSV.
+    Report,
+    /// A job, beside the result of its run.
+    Profile,
+}
+
+/// A name under which something may be written.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// As the user said it.
+    path: PathBuf,
+    /// Where links lead.
+    real: PathBuf,
+    /// Its name until it is whole.
+    saving: PathBuf,
+    kind: Kind,
+}
+
+impl Output {
+    /// Asks whether a file of this kind may be written at `path`, and tries whether one can be made there.
+    /// What is there stays as it is; what a save that was broken off left beside it goes.
+    ///
+    /// # Errors
+    /// [`LabError::BadOptions`] where something else is there, [`LabError::File`] where no file can be made.
+    pub fn check(path: &Path, kind: Kind) -> Result<Self> {
+        let of_the_system = path.is_symlink() && ["/dev", "/proc"].iter().any(|dir| path.starts_with(dir));
+        if of_the_system {
+            return Err(kind.refusal(path, "that is no file", OTHER_NAME));
+        }
+        let real = match path.canonicalize() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+            real => real.map_err(kind.failure(path))?,
+        };
+        let mut saving = real.clone().into_os_string();
+        saving.push(".saving");
+        let output = Self { path: path.to_owned(), real, saving: saving.into(), kind };
+        output.look(&output.real, path)?;
+        output.begin()?;
+        fs::remove_file(&output.saving).map_err(kind.failure(path))?;
+        Ok(output)
+    }
+
+    /// The name as the user said it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes `value` as JSON. The file is complete or as it was.
+    ///
+    /// # Errors
+    /// As [`Self::check`]; whatever the system says of writing.
+    pub fn save<T: Serialize>(&self, value: &T) -> Result<()> {
+        self.replace(|file| json::write(file, value))
+    }
+
+    /// Writes `text`. The file is complete or as it was.
+    ///
+    /// # Errors
+    /// As [`Self::save`].
+    pub fn write(&self, text: &str) -> Result<()> {
+        self.replace(|file| file.write_all(text.as_bytes()))
+    }
+
+    fn replace(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+        self.look(&self.real, &self.path)?;
+        let mut file = BufWriter::new(self.begin()?);
+        let written = write(&mut file).and_then(|()| file.flush()).and_then(|()| fs::rename(&self.saving, &self.real));
+        if written.is_err() {
+            // The error to tell is the first.
+            let _ = fs::remove_file(&self.saving);
+        }
+        written.map_err(self.kind.failure(&self.path))
+    }
+
+    /// A new file under the name that it has until it is whole. What a save that was broken off left there goes.
+    fn begin(&self) -> Result<File> {
+        self.look(&self.saving, &self.saving)?;
+        match fs::remove_file(&self.saving) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => File::create_new(&self.saving),
+        }
+        .map_err(self.kind.failure(&self.path))
+    }
+
+    /// Refuses what must stay. `name` is for the sentence.
+    fn look(&self, path: &Path, name: &Path) -> Result<()> {
+        let kind = self.kind;
+        match fs::metadata(path) {
+            Ok(found) if !found.is_file() => Err(kind.refusal(name, "that is no file", OTHER_NAME)),
+            Ok(_) if kind.is_replaceable(path).map_err(kind.failure(name))? => Ok(()),
+            Ok(_) => Err(kind.refusal(
+                name,
+                &format!("something is there that is no {}", kind.word()),
+                "remove it, or take another name",
+            )),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(kind.failure(name)(error)),
+            Err(_) if path.is_symlink() => Err(kind.refusal(name, "a link is there that leads nowhere", OTHER_NAME)),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+impl Kind {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Result => "result",
+            Self::Report => "report",
+            Self::Profile => "profile of a run",
+        }
+    }
+
+    fn refusal(self, path: &Path, what: &str, hint: &str) -> LabError {
+        LabError::BadOptions {
+            what: format!("the {} cannot be saved as {}: {what}", self.word(), path.display()),
+            hint: format!("nothing was changed; {hint}"),
+        }
+    }
+
+    fn failure(self, path: &Path) -> impl FnOnce(io::Error) -> LabError + use<> {
+        let doing = match self {
+            Self::Result => "write the result to",
+            Self::Report => "write the report to",
+            Self::Profile => "write the profile to",
+        };
+        LabError::file(doing, path.to_owned())
+    }
+
+    /// Whether nothing is in the file, or it has the marks of this kind.
+    fn is_replaceable(self, path: &Path) -> io::Result<bool> {
+        let mut file = File::open(path)?;
+        let (mut start, mut end) = (Vec::new(), Vec::new());
+        (&mut file).take(LOOK_BYTES).read_to_end(&mut start)?;
+        file.seek(SeekFrom::Start(file.metadata()?.len().saturating_sub(LOOK_BYTES)))?;
+        file.take(LOOK_BYTES).read_to_end(&mut end)?;
+        // The bounds may lie within a character. The marks are of ASCII.
+        let (start, end) = (String::from_utf8_lossy(&start), String::from_utf8_lossy(&end));
+        Ok(start.is_empty()
+            || match self {
+                Self::Result => is_result(&start),
+                Self::Report => is_page(&start) || is_markdown(&start, &end) || is_table(&start),
+                Self::Profile => start.starts_with(PROFILE_MARK),
+            })
+    }
+}
+
+fn is_result(start: &str) -> bool {
+    let mut rest = start;
+    for mark in ["{", "\"schema\"", ":", "\""] {
+        match rest.trim_ascii_start().strip_prefix(mark) {
+            Some(after) => rest = after,
+            None => return false,
+        }
+    }
+    let any_version = |schema: &'static str| schema.trim_end_matches(|c: char| c.is_ascii_digit());
+    KINDS.iter().any(|(schema, _)| rest.starts_with(any_version(schema)))
+}
+
+fn is_page(start: &str) -> bool {
+    start.starts_with("<!DOCTYPE html>") && start.contains(&format!("<meta name=\"generator\" content=\"{MADE_BY}"))
+}
+
+fn is_markdown(start: &str, end: &str) -> bool {
+    let last = end.lines().last().unwrap_or_default();
+    start.starts_with("# ") && last.starts_with(&format!("_{MADE_BY}")) && last.ends_with('_')
+}
+
+fn is_table(start: &str) -> bool {
+    let first = start.split('\n').next().unwrap_or_default();
+    first.ends_with('\r') && TABLES.iter().any(|heads| first.starts_with(heads))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        document::{BUNDLE_SCHEMA, Bundle},
+        export::{self, CsvTable},
+        report::{self, Named, example},
+        result::ContainersRecord,
+    };
+    use tempfile::TempDir;
+
+    /// A folder, and a file in it that holds `bytes`.
+    fn holding(bytes: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("there");
+        fs::write(&path, bytes).unwrap();
+        (dir, path)
+    }
+
+    /// The kinds that may replace a file of these bytes. The others leave it as it is.
+    fn replacing(bytes: impl AsRef<[u8]>) -> Vec<Kind> {
+        let (dir, path) = holding(&bytes);
+        let may = |kind: &Kind| match Output::check(&path, *kind) {
+            Ok(_) => true,
+            Err(error) => {
+                assert!(error.to_string().contains("nothing was changed"), "{error}");
+                false
+            }
+        };
+        let kinds = [Kind::Result, Kind::Report, Kind::Profile].into_iter().filter(may).collect();
+        assert_eq!(fs::read(&path).unwrap(), bytes.as_ref());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        kinds
+    }
+
+    #[test]
+    fn whatever_is_written_may_be_replaced_by_its_kind_only() {
+        let documents = example::all();
+        for (name, document) in &documents {
+            let named: [Named<'_>; 1] = [(name, document)];
+            assert_eq!(replacing(json::to_text(document).unwrap()), [Kind::Result], "{name}");
+            assert_eq!(replacing(serde_json::to_string(document).unwrap()), [Kind::Result], "{name}");
+            assert_eq!(replacing(report::html(&named)), [Kind::Report], "{name}");
+            assert_eq!(replacing(export::markdown(&named)), [Kind::Report], "{name}");
+            let tables = [CsvTable::Figures, CsvTable::Series, CsvTable::Latencies];
+            for table in tables.into_iter().filter_map(|table| export::csv(&named, table).ok()) {
+                assert_eq!(replacing(&table), [Kind::Report], "{name}: {}", table.lines().next().unwrap_or_default());
+            }
+        }
+        let bundle =
+            Bundle { schema: BUNDLE_SCHEMA, results: documents.iter().map(|(_, document)| document).collect() };
+        assert_eq!(replacing(json::to_text(&bundle).unwrap()), [Kind::Result]);
+        let named: Vec<Named<'_>> = documents.iter().map(|(name, document)| (*name, document)).collect();
+        assert_eq!(replacing(report::html(&named)), [Kind::Report]);
+        assert_eq!(replacing(export::markdown(&named)), [Kind::Report]);
+        assert_eq!(replacing(format!("{PROFILE_MARK}\nname = \"x\"\n")), [Kind::Profile]);
+        assert_eq!(replacing(""), [Kind::Result, Kind::Report, Kind::Profile]);
+        assert_eq!(
+            replacing("{\"schema\":\"diskwright.lab.run/9\""),
+            [Kind::Result],
+            "of a newer version, and cut off"
+        );
+    }
+
+    #[test]
+    fn what_others_wrote_stays() {
+        for bytes in [
+            b"{\"name\": \"x\", \"version\": \"1.0.0\"}".as_slice(),
+            b"{\"version\": 1, \"schema\": \"diskwright.lab.run/2\"}",
+            b"{\"schema\": \"diskwright.map/1\"}",
+            b"{\"schema\": \"fio/3\"}",
+            b"{",
+            b"# Notes\n\nMade by diskwright, they say.\n",
+            b"<!DOCTYPE html><html><head><title>Mine</title>",
+            b"result,of,mine\r\n",
+            b"result,started_utc,phase,scope,load,mine\nrun.json,",
+            b"name = \"mine\"\n",
+            b"connectix",
+            &[0xab; 1 << 20],
+            &[b' '; 4096],
+        ] {
+            let kinds = replacing(bytes);
+            assert!(kinds.is_empty(), "{kinds:?}: {}", String::from_utf8_lossy(&bytes[..bytes.len().min(40)]));
+        }
+    }
+
+    #[test]
+    fn a_result_is_saved_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r.json");
+        let output = Output::check(&path, Kind::Result).unwrap();
+        assert!(!path.exists());
+        output.save(&ContainersRecord { rounds: 3, ..Default::default() }).unwrap();
+        let back: ContainersRecord = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!(back.rounds, 3);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        let error = Output::check(&dir.path().join("missing/r.json"), Kind::Result).unwrap_err();
+        assert!(error.to_string().contains("r.json"), "{error}");
+        // What was taken by somebody else in the meantime stays.
+        fs::write(&path, "mine").unwrap();
+        assert!(output.save(&1).unwrap_err().to_string().contains("no result"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(output.write("").unwrap_err().to_string().contains("no file"));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_name_before_it_is_whole_is_not_taken_from_others() {
+        let (dir, path) = holding("");
+        let saving = dir.path().join("there.saving");
+        fs::write(&saving, "mine").unwrap();
+        let error = Output::check(&path, Kind::Result).unwrap_err().to_string();
+        assert!(error.contains("there.saving"), "{error}");
+        assert_eq!(fs::read_to_string(&saving).unwrap(), "mine");
+        // A save that was killed left this.
+        fs::write(&saving, "{\n  \"schema\": \"diskwright.lab.sweep/1\",\n  \"verd").unwrap();
+        Output::check(&path, Kind::Result).unwrap().write("x").unwrap();
+        assert!(!saving.exists());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "x");
+    }
+
+    #[test]
+    fn a_link_stays_a_link() {
+        let (dir, path) = holding("");
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let output = Output::check(&link, Kind::Result).unwrap();
+        assert_eq!(output.path(), link);
+        output.write("x").unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "x");
+        fs::remove_file(&path).unwrap();
+        let error = Output::check(&link, Kind::Result).unwrap_err().to_string();
+        assert!(error.contains("leads nowhere"), "{error}");
+        for name in ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/null"] {
+            let error = Output::check(Path::new(name), Kind::Result).unwrap_err().to_string();
+            assert!(error.contains("that is no file"), "{error}");
+        }
+    }
+}
