@@ -6,6 +6,7 @@ use common::{Running, Workshop};
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
+    os::unix::fs::MetadataExt,
     process::Stdio,
 };
 
@@ -111,4 +112,23 @@ fn a_report_replaces_a_report_and_nothing_else() {
     // What was measured is not replaced by a page of something else.
     let error = shop.fails(1, "lab report x.json --as html -o r.json");
     assert!(error.contains("no report"), "{error}");
+}
+
+#[test]
+fn the_names_of_a_run_are_chosen_before_it() {
+    let shop = Workshop::new();
+    let line = format!("lab run null: {SHORT} -o x.json");
+    // What is no file, and what cannot be read, is not ours.
+    fs::create_dir(shop.path("x.toml")).unwrap();
+    assert!(shop.ok(&line).contains("--profile x.run.toml"));
+    let first = fs::metadata(shop.path("x.run.toml")).unwrap().ino();
+    fs::hard_link(shop.path("x.run.toml"), shop.path("before.toml")).unwrap();
+    shop.ok(&line);
+    assert_ne!(fs::metadata(shop.path("x.run.toml")).unwrap().ino(), first, "it was written in place");
+    fs::write(shop.path("x.run.toml"), "mine").unwrap();
+    fs::remove_file(shop.path("x.json")).unwrap();
+    let error = shop.fails(1, &line);
+    assert!(error.contains("neither as x.toml nor as x.run.toml; nothing was changed"), "{error}");
+    assert!(!shop.path("x.json").exists(), "it was measured, and saved without a profile");
+    assert_eq!(fs::read_to_string(shop.path("x.run.toml")).unwrap(), "mine");
 }

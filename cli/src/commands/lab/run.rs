@@ -74,7 +74,7 @@ pub struct RunArgs {
 /// Runs the job, saves and prints what it found.
 pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     let job = args.workload.job(&context.global)?;
-    let output = if args.no_save { None } else { Some(place(args)?) };
+    let places = if args.no_save { None } else { Some(Places::choose(args)?) };
     let prepared = args.prepare.prepare(context, &job, &args.targets)?;
     let options = RunOptions { keep_going: args.keep_going, labels: args.label.clone(), ..RunOptions::default() };
     let live = LiveDisplay::new(context.global.quiet, context.signals.patient());
@@ -88,8 +88,8 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     run.warnings.splice(0..0, prepared.warnings);
     Warning::sort(&mut run.warnings);
     // What was measured is shown though it cannot be saved.
-    let saved = output.map(|output| save(&output, &run)).transpose();
-    let shown = saved.as_ref().ok().and_then(Option::as_ref);
+    let saved = places.as_ref().map_or(Ok(()), |places| places.save(&run));
+    let shown = places.as_ref().filter(|_| saved.is_ok());
     if context.global.json {
         context.print_result(&run)?;
     } else {
@@ -105,38 +105,42 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     })
 }
 
-/// Where the result is to be saved, if it can be.
-fn place(args: &RunArgs) -> Outcome<Output> {
-    let json =
-        args.output.clone().unwrap_or_else(|| format!("diskwright-run-{}.json", clock::compact_utc_now()).into());
-    if json.extension().is_some_and(|extension| extension == "toml") {
-        let (what, hint) =
-            (format!("{} is the profile's name, not the result's", json.display()), "use a name that ends in .json");
-        return Err(LabError::BadOptions { what, hint: hint.into() }.into());
+/// Where a run is saved: its result, and beside it its profile.
+struct Places {
+    result: Output,
+    profile: Output,
+}
+
+impl Places {
+    /// Chosen before the run, so that nothing is measured that cannot be saved.
+    fn choose(args: &RunArgs) -> Outcome<Self> {
+        let json =
+            args.output.clone().unwrap_or_else(|| format!("diskwright-run-{}.json", clock::compact_utc_now()).into());
+        if json.extension().is_some_and(|extension| extension == "toml") {
+            let (what, hint) = (
+                format!("{} is the profile's name, not the result's", json.display()),
+                "use a name that ends in .json",
+            );
+            return Err(LabError::BadOptions { what, hint: hint.into() }.into());
+        }
+        let result = Output::check(&json, Kind::Result)?;
+        // A profile that somebody wrote, perhaps the one that this run was told, stays as it is.
+        let [first, second] = ["toml", "run.toml"].map(|extension| json.with_extension(extension));
+        let profile = Output::check(&first, Kind::Profile).or_else(|_| Output::check(&second, Kind::Profile));
+        let profile = profile.map_err(|_| LabError::BadOptions {
+            what: format!("the profile can be saved neither as {} nor as {}", first.display(), second.display()),
+            hint: "nothing was changed; choose another name for the result (-o)".into(),
+        })?;
+        Ok(Self { result, profile })
     }
-    Ok(Output::check(&json, Kind::Result)?)
+
+    fn save(&self, run: &Run) -> Outcome<()> {
+        self.result.save(run)?;
+        Ok(self.profile.write(&format!("{PROFILE_MARK}\n{}", run.job.to_toml()))?)
+    }
 }
 
-/// Saves the result and the profile. Returns their paths.
-fn save(output: &Output, run: &Run) -> Outcome<(PathBuf, PathBuf)> {
-    output.save(run)?;
-    let json = output.path().to_owned();
-    // A profile that somebody wrote, perhaps the one that this run was told, stays as it is.
-    let is_ours = |toml: &Path| std::fs::read(toml).map_or(true, |text| text.starts_with(PROFILE_MARK.as_bytes()));
-    let toml =
-        ["toml", "run.toml"].map(|extension| json.with_extension(extension)).into_iter().find(|toml| is_ours(toml));
-    let Some(toml) = toml else {
-        let what = format!("the profile cannot be saved beside {}: {}", json.display(), "both names are taken");
-        return Err(
-            LabError::BadOptions { what, hint: "choose another name (-o); the result itself is saved".into() }.into()
-        );
-    };
-    std::fs::write(&toml, format!("{PROFILE_MARK}\n{}", run.job.to_toml()))
-        .map_err(LabError::file("write the profile to", &toml))?;
-    Ok((json, toml))
-}
-
-fn print_profile(context: &mut Context, args: &RunArgs, run: &Run, saved: Option<&(PathBuf, PathBuf)>) -> Outcome<()> {
+fn print_profile(context: &mut Context, args: &RunArgs, run: &Run, saved: Option<&Places>) -> Outcome<()> {
     let text = run.job.to_toml();
     writeln!(context.out, "\nThe profile that repeats it")?;
     if text.lines().count() <= PROFILE_LINES_MAX || saved.is_none() {
@@ -144,11 +148,16 @@ fn print_profile(context: &mut Context, args: &RunArgs, run: &Run, saved: Option
             writeln!(context.out, "{}", format!("  {line}").trim_end())?;
         }
     }
-    if let Some((json, toml)) = saved {
+    if let Some(Places { result, profile }) = saved {
         let quoted = |path: &Path| shell_word(&path.to_string_lossy());
         let targets: Vec<String> = args.targets.iter().map(|target| shell_word(target)).collect();
-        writeln!(context.out, "\nsaved to {}", json.display())?;
-        writeln!(context.out, "repeat with: diskwright lab run {} --profile {}", targets.join(" "), quoted(toml))?;
+        writeln!(context.out, "\nsaved to {}", result.path().display())?;
+        writeln!(
+            context.out,
+            "repeat with: diskwright lab run {} --profile {}",
+            targets.join(" "),
+            quoted(profile.path())
+        )?;
     }
     Ok(())
 }
