@@ -1,10 +1,10 @@
 //! nbdcopy from a server to nowhere: how fast a whole disk comes out, against qemu-nbd, and against the disk itself.
 //!
-//! The disk itself is read in this process through the block queue, past the page cache, with requests as nbdcopy makes them. It is read once more
-//! while as many bytes go over a unix socket beside it (`mover`), which no server can do without. That decides nothing; it is told beside the
-//! check, and says how much of what is missing is the server's.
+//! The disk itself is read in this process through the block queue, past the page cache, with requests as nbdcopy makes them. And it is brought out through
+//! unix sockets by nothing but reads and writes (`carrier`). That decides nothing; it is told beside the check, and says how much of what is missing is
+//! the server's.
 
-use super::{Exported, Who, mover::Mover, serve};
+use super::{Exported, Served, Who, carrier, serve};
 use crate::{
     LabError, Result,
     bench::{Bar, Bench, Check, Found, Outcome, peer},
@@ -24,6 +24,8 @@ const REQUEST_BYTES: u32 = 256 << 10;
 const QUEUE_DEPTH: u32 = 64;
 const DISK_BAR: Bar = Bar::AtLeast(0.95);
 const PEER_BAR: Bar = Bar::AtLeast(1.2);
+const MESSAGES: [&str; 4] =
+    ["diskwright to nbdcopy", "qemu-nbd to nbdcopy", "the disk itself", "the disk through sockets, by nothing else"];
 
 pub(crate) fn nbdcopy(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let missing = [Who::Ours, Who::QemuNbd].into_iter().find_map(|who| who.program(bench).err());
@@ -50,8 +52,7 @@ pub(crate) fn nbdcopy(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<
     let workload = Workload::new(Pattern::Sequential, Direction::Read, REQUEST_BYTES, QUEUE_DEPTH);
     let rounds = bench.rounds(bench.pick(3, 5));
     // In MB/s.
-    let mut speeds = [Vec::new(), Vec::new(), Vec::new()];
-    let mut beside = Vec::new();
+    let mut speeds = [const { Vec::new() }; 4];
     let read_disk = |round: usize, progress: &mut dyn Progress| {
         let mut job = Job::simple(&workload.name, workload.load(), Span::default(), Span::from_secs(1));
         job.phases[0].count = Some(size_bytes / u64::from(REQUEST_BYTES));
@@ -61,36 +62,33 @@ pub(crate) fn nbdcopy(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<
         )
     };
     for round in 0..rounds {
-        for who in round_order(3, round, 4) {
-            let message = ["diskwright to nbdcopy", "qemu-nbd to nbdcopy", "the disk itself"][who];
+        for who in round_order(4, round, 4) {
+            let message = MESSAGES[who];
             report(progress, "copy", round as u64, rounds as u64, message)?;
-            let speed = match [Some(&ours), Some(&theirs), None][who] {
-                Some(served) => {
-                    let cost = peer::run(&nbdcopy, &[&*served.uri, "null:"], None)?;
-                    size_bytes as f64 * 1e3 / (cost.wall_ns as f64).max(1.0)
-                }
-                None => read_disk(round, progress)?,
+            let copy = |served: &Served| {
+                let cost = peer::run(&nbdcopy, &[&*served.uri, "null:"], None)?;
+                Ok::<_, LabError>(size_bytes as f64 * 1e3 / (cost.wall_ns as f64).max(1.0))
             };
-            speeds[who].push(speed);
+            speeds[who].push(match who {
+                0 => copy(&ours)?,
+                1 => copy(&theirs)?,
+                2 => read_disk(round, progress)?,
+                _ => carrier::carry(&path, size_bytes, REQUEST_BYTES as usize)
+                    .map_err(LabError::file("bring out through sockets", &path))?,
+            });
         }
-        report(progress, "copy", round as u64, rounds as u64, "the disk itself beside a socket")?;
-        let moving = || LabError::file("move bytes over", "a unix socket");
-        let mover = Mover::start(speeds[0][round], REQUEST_BYTES as usize).map_err(moving())?;
-        let speed = read_disk(round, progress);
-        mover.stop().map_err(moving())?;
-        beside.push(speed?);
     }
     ours.server.stop()?;
     theirs.server.stop()?;
     disk.close()?;
     std::fs::remove_file(&path).map_err(LabError::file("remove", &path))?;
-    let [ours, theirs, disk] = &speeds;
+    let [ours, theirs, disk, carried] = &speeds;
     let mut against_disk =
         Check::ratio("the same against the disk read in process: speed", "MB/s", ours, disk, DISK_BAR);
-    if let Some(left) = Ratio::of(&beside, disk).filter(|_| against_disk.outcome == Outcome::Fail) {
+    if let Some(left) = Ratio::of(carried, disk).filter(|_| against_disk.outcome == Outcome::Fail) {
         let Summary { median, min, max, .. } = left.summary;
         against_disk.why = Some(format!(
-            "the disk itself gave {median:.2} ({min:.2}..{max:.2}) of its speed while as many bytes went over a unix socket beside it"
+            "brought out through unix sockets by nothing but reads and writes it gave {median:.2} ({min:.2}..{max:.2})"
         ));
     }
     Ok(Found {

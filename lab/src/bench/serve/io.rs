@@ -1,8 +1,10 @@
 //! fio's nbd engine over a unix socket: 4 KiB at random.
 //!
 //! Before anything is measured fio writes through our server, reads back and compares: a server that is fast and wrong is worth nothing.
+//!
+//! Reads past the page cache are made of the raw file itself too, in the same rounds. That decides nothing; it is told where the bar is missed.
 
-use super::{Exported, Served, Who, serve};
+use super::{BARE_LOAD, Exported, Served, Who, serve, tell_ceiling};
 use crate::{
     LabError, Result,
     bench::{
@@ -102,14 +104,27 @@ impl Contest<'_> {
         Ok(())
     }
 
-    /// All rounds of a load on servers that are up.
-    fn compare(&self, served: &[(Who, Served)], load: &NbdLoad, progress: &mut dyn Progress) -> Result<Vec<Side>> {
-        let mut sides: Vec<Side> = served.iter().map(|_| Side::default()).collect();
+    /// All rounds of a load on servers that are up, and behind them, if there is one, on a file itself.
+    fn compare(
+        &self,
+        served: &[(Who, Served)],
+        bare: Option<&Path>,
+        load: &NbdLoad,
+        progress: &mut dyn Progress,
+    ) -> Result<Vec<Side>> {
+        let count = served.len() + usize::from(bare.is_some());
+        let mut sides: Vec<Side> = (0..count).map(|_| Side::default()).collect();
         for round in 0..self.rounds {
-            for index in round_order(served.len(), round, 5) {
-                let (who, server) = &served[index];
-                report(progress, "measure", round as u64, self.rounds as u64, &format!("{}, {}", load.rw, who.name()))?;
-                self.measure(server, load, round, &mut sides[index])?;
+            for index in round_order(count, round, 5) {
+                let name = served.get(index).map_or("the file itself", |(who, _)| who.name());
+                report(progress, "measure", round as u64, self.rounds as u64, &format!("{}, {name}", load.rw))?;
+                match (served.get(index), bare) {
+                    (Some((_, server)), _) => self.measure(server, load, round, &mut sides[index])?,
+                    (None, Some(file)) => {
+                        sides[index].iops.push(fio::run(&self.fio, file, &BARE_LOAD, self.cell)?.iops)
+                    }
+                    (None, None) => {}
+                }
             }
         }
         Ok(sides)
@@ -158,28 +173,28 @@ fn against_qemu(
     };
     let size_bytes = bench.pick(512 << 20, 2 << 30);
     bench.scratch.need("these disks", 2 * size_bytes + (1 << 30))?;
-    let mut served = Vec::new();
+    let (mut served, mut files) = (Vec::new(), Vec::new());
     for (who, container) in [(Who::Ours, ours), (Who::QemuNbd, theirs)] {
         let path = contest.filled(container, size_bytes, CacheMode::Direct, progress)?;
         let own = contest.dir.join(format!("{}-{}", who.name(), container.file_name()));
         std::fs::rename(&path, &own).map_err(LabError::file("rename", &path))?;
         let exported = Exported::of(container, &own, CacheMode::Direct);
         served.push((who, serve(bench, who, &exported, &contest.dir)?));
+        files.push(own);
     }
     contest.prove(&served[0].1, progress)?;
     bench.scratch.settle()?;
     let mut found = Found::default();
     for &(rw, iops_bar, cpu_bar) in bars {
-        let sides = contest.compare(&served, &contest.load(rw, 1), progress)?;
+        let bare = (rw == BARE_LOAD.rw && theirs == Container::Raw).then(|| files[1].as_path());
+        let sides = contest.compare(&served, bare, &contest.load(rw, 1), progress)?;
         let name = format!("{} served, {} QD {QUEUE_DEPTH}", ours.name(), words(rw));
-        let [ours, theirs] = &sides[..] else { continue };
-        found.checks.push(Check::ratio(
-            format!("{name}: IOPS"),
-            "IOPS",
-            &ours.iops,
-            &theirs.iops,
-            Bar::AtLeast(iops_bar),
-        ));
+        let [ours, theirs, bare @ ..] = &sides[..] else { continue };
+        let mut check = Check::ratio(format!("{name}: IOPS"), "IOPS", &ours.iops, &theirs.iops, Bar::AtLeast(iops_bar));
+        if let [bare] = bare {
+            tell_ceiling(&mut check, &bare.iops, &theirs.iops);
+        }
+        found.checks.push(check);
         if let Some(bar) = cpu_bar {
             let name = format!("{name}: server's CPU per I/O");
             found.checks.push(Check::ratio(name, "ns", &ours.cpu_ns, &theirs.cpu_ns, Bar::AtMost(bar)));
@@ -285,7 +300,7 @@ pub(crate) fn page_cache(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resu
             Exported { clients: CONNECTIONS, writable: false, ..Exported::of(container, path, CacheMode::PageCache) };
         served.push((who, serve(bench, who, &exported, &contest.dir)?));
     }
-    let sides = contest.compare(&served, &contest.load("randread", CONNECTIONS), progress)?;
+    let sides = contest.compare(&served, None, &contest.load("randread", CONNECTIONS), progress)?;
     let better: Vec<f64> =
         (0..contest.rounds).map(|round| sides[1..].iter().map(|side| side.iops[round]).fold(0.0, f64::max)).collect();
     let name = format!(

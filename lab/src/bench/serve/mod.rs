@@ -6,18 +6,24 @@
 //!
 //! ```text
 //!   io.rs     fio over a unix socket: populated, empty, from the page cache, VHD        copy.rs    nbdcopy to null:
-//!   attach.rs fio on a loop device over a FUSE file                                          mover.rs   what its copying costs by itself
+//!   attach.rs fio on a loop device over a FUSE file                                          carrier.rs the least that brings a disk out through a socket
 //! ```
 
 pub(crate) mod attach;
+mod carrier;
 pub(crate) mod copy;
 pub(crate) mod io;
-mod mover;
 
 use crate::{
     LabError, Result,
-    bench::{Bench, peer},
+    bench::{
+        Bench, Check, Outcome,
+        fio::{FioLoad, Setup},
+        peer,
+    },
+    measure::Ratio,
     server::Server,
+    stats::Summary,
     targets::Container,
 };
 use diskwright_store::CacheMode;
@@ -26,6 +32,26 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
+
+/// 4 KiB at random, as the servers are asked for, from a file or a device itself.
+const BARE_LOAD: FioLoad = FioLoad {
+    rw: "randread",
+    read_percent: 100,
+    block_bytes: 4096,
+    queue_depth: 32,
+    direct: true,
+    setup: Setup::Defaults,
+};
+
+/// Tells beside a bar that was missed how far the same load comes without any server, as a multiple of the peer's: what a server can reach.
+fn tell_ceiling(check: &mut Check, bare: &[f64], peer: &[f64]) {
+    if let Some(ratio) = Ratio::of(bare, peer).filter(|_| check.outcome == Outcome::Fail) {
+        let Summary { median, min, max, .. } = ratio.summary;
+        check.why = Some(format!(
+            "fio on the raw file itself, with no server between, made {median:.2} ({min:.2}..{max:.2}) of the peer's"
+        ));
+    }
+}
 
 /// Whose server it is, and how it is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
