@@ -7,6 +7,7 @@
 //!   ublk/          the disk as a block device, by the kernel's ublk driver
 //!   fuse/          the disk as a file, by the FUSE protocol on the block queue
 //!   turn.rs        how much a worker answers at once
+//!   reserve.rs     a few requests held back from a disk that ends them in batches
 //!   walk.rs        how much of a disk is looked at to find its extents
 //!   attach/        the disk as a block device of this machine by one of these, mounted if wanted
 //! ```
@@ -21,6 +22,7 @@ pub mod ephemeral;
 pub mod fuse;
 pub mod metrics;
 pub mod nbd;
+mod reserve;
 pub mod scrape;
 mod turn;
 pub mod ublk;

@@ -18,6 +18,7 @@ use crate::{
         session::{DEPTH, Session},
         view::View,
     },
+    reserve::Reserve,
     turn::Pace,
 };
 use diskwright_store::{BlockDevice, EngineKind, IoBuf, QueueOptions, SharedRing, StreamEnd, StreamId, Streams};
@@ -58,10 +59,12 @@ pub fn serve(
     };
     let options = QueueOptions { depth: DEPTH, engine, slab: Some(buffers.slab()), ring: ring.as_ref() };
     let queue = device.open_queue(&options).map_err(FuseError::Queue)?;
-    let session = Session::new(view, device, queue, buffers);
     match ring {
-        Some(ring) => serve_on_ring(&ring, connection, session),
-        None => serve_in_turn(&connection, session),
+        Some(ring) => {
+            let queue = Box::new(Reserve::over(queue, &ring));
+            serve_on_ring(&ring, connection, Session::new(view, device, queue, buffers))
+        }
+        None => serve_in_turn(&connection, Session::new(view, device, queue, buffers)),
     }
 }
 

@@ -20,7 +20,7 @@ use super::{
     secure::Secure,
     settings::Settings,
 };
-use crate::{metrics::WorkerMetrics, turn::Pace};
+use crate::{metrics::WorkerMetrics, reserve::Reserve, turn::Pace};
 use diskwright_store::{Completion, IoBuf, QueueOptions, SharedRing, StreamEnd, StreamId, Streams};
 use std::{
     collections::VecDeque,
@@ -308,7 +308,8 @@ impl Worker {
                             if queue.is_none() {
                                 let ring = Some(&self.ring);
                                 let options = QueueOptions { depth: QUEUE_DEPTH, ring, ..QueueOptions::default() };
-                                *queue = Some(export.device.open_queue(&options).map_err(Departure::Queue)?);
+                                let opened = export.device.open_queue(&options).map_err(Departure::Queue)?;
+                                *queue = Some(Box::new(Reserve::over(opened, &self.ring)));
                             }
                             let tls = conn.secure.is_some();
                             tracing::info!(peer = %conn.peer, export = %export.name, tls, framing = ?session.framing, "serving");
