@@ -15,10 +15,10 @@
 
 use crate::{
     device::{Mutation, Shared},
-    error,
+    error::{self, DiskError},
     map::Owner,
 };
-use diskwright_image::{BlockState, Commit, DiskType, Format, ImageWriter};
+use diskwright_image::{BlockState, Commit, DiskType, Format, ImageError, ImageWriter};
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
@@ -140,8 +140,11 @@ pub(crate) fn plan_write(
         let place = match state {
             BlockState::Data { offset_bytes } => {
                 // The next write here finds it without the lock, also on a disk that is never read. Damage elsewhere in the page is no
-                // concern of this write: then the page is not folded, and the write goes on being planned.
-                let _ = shared.fold(&mut mutation).touch(at);
+                // concern of this write: then the page is not folded, and the write goes on being planned. What cannot be read is told.
+                match shared.fold(&mut mutation).touch(at) {
+                    Err(unread @ DiskError::Image(ImageError::Io { .. })) => return Err(error::to_io(unread)),
+                    Ok(()) | Err(_) => {}
+                }
                 offset_bytes
             }
             BlockState::Zero | BlockState::Absent | BlockState::Partial { .. } => {
