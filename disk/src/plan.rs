@@ -141,9 +141,8 @@ pub(crate) fn plan_write(
             BlockState::Data { offset_bytes } => {
                 // The next write here finds it without the lock, also on a disk that is never read. Damage elsewhere in the page is no
                 // concern of this write: then the page is not folded, and the write goes on being planned. What cannot be read is told.
-                match shared.fold(&mut mutation).touch(at) {
-                    Err(unread @ DiskError::Image(ImageError::Io { .. })) => return Err(error::to_io(unread)),
-                    Ok(()) | Err(_) => {}
+                if let Err(unread @ DiskError::Image(ImageError::Io { .. })) = shared.fold(&mut mutation).touch(at) {
+                    return Err(error::to_io(unread));
                 }
                 offset_bytes
             }
