@@ -161,9 +161,9 @@ impl Record {
         }
     }
 
-    /// Whether the process that watches over it is there.
+    /// Whether the process that watches over it is there. One that has lost its server has written that down as its last act.
     pub fn is_supervised(&self) -> bool {
-        self.supervisor.is_alive()
+        self.lost.is_none() && self.supervisor.is_alive()
     }
 }
 
