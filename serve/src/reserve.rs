@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!                    without                                      with
-//!   disk     |XXXXXXXXXXXXXXXX|        |XXXXXXX          |XXXXXXXXXXXX|xxxx|XXXXXXXXXXXX|xxxx
+//!   disk     |################|        |#######          |############|====|############|====
 //!   server                    |aaa|                                   |r aaa
 //!   client                        |ask|                                     |ask|
 //! ```
