@@ -127,7 +127,7 @@ impl Drawing {
     /// Adds an extent. Extents come in order of their offsets.
     pub fn add(&mut self, extent: &Extent) {
         let owner = match extent.kind {
-            ExtentKind::Data => Owner::Layer(extent.depth),
+            ExtentKind::Data | ExtentKind::Damaged => Owner::Layer(extent.depth),
             ExtentKind::Zero => Owner::Zero,
             ExtentKind::Unallocated => Owner::Unallocated,
         };

@@ -352,7 +352,7 @@ impl Disk {
             let mut state = [BlockState::Absent];
             shared.top().block_states(block, &mut state)?;
             let place = match state[0] {
-                BlockState::Data { offset_bytes } => offset_bytes,
+                BlockState::Data { offset_bytes, .. } => offset_bytes,
                 _ => {
                     let reservation = writer.reserve(block)?;
                     if let Some((init_offset_bytes, bytes)) = reservation.init {
@@ -399,6 +399,14 @@ impl Disk {
             Owner::Data { layer, offset_bytes } => (layer, offset_bytes),
             Owner::Zero { layer } => {
                 out.push(extent(ExtentKind::Zero, layer, run.start_bytes, run.len_bytes, None));
+                return Ok(());
+            }
+            Owner::Damaged { layer } => {
+                out.push(extent(ExtentKind::Damaged, layer, run.start_bytes, run.len_bytes, None));
+                return Ok(());
+            }
+            Owner::Packed { layer } => {
+                out.push(extent(ExtentKind::Data, layer, run.start_bytes, run.len_bytes, None));
                 return Ok(());
             }
             Owner::Absent | Owner::Lazy { .. } => {

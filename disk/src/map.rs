@@ -34,6 +34,8 @@ const TAG_ABSENT: u64 = 1;
 const TAG_ZERO: u64 = 2;
 const TAG_DATA: u64 = 3;
 const TAG_LAZY: u64 = 4;
+const TAG_PACKED: u64 = 5;
+const TAG_DAMAGED: u64 = 6;
 
 /// Most layers that a word can name.
 pub(crate) const LAYERS_MAX: usize = 1 << LAYER_BITS;
@@ -49,6 +51,10 @@ pub(crate) enum Owner {
     Data { layer: u32, offset_bytes: u64 },
     /// Undecided: the bitmaps from this layer on must be asked.
     Lazy { layer: u32 },
+    /// The layer has the bytes, but they must be decoded before they are read.
+    Packed { layer: u32 },
+    /// The layer's table is wrong here, so nobody can know the bytes.
+    Damaged { layer: u32 },
 }
 
 impl Owner {
@@ -57,6 +63,8 @@ impl Owner {
             Self::Absent => TAG_ABSENT,
             Self::Zero { layer } => TAG_ZERO | u64::from(layer) << TAG_BITS,
             Self::Lazy { layer } => TAG_LAZY | u64::from(layer) << TAG_BITS,
+            Self::Packed { layer } => TAG_PACKED | u64::from(layer) << TAG_BITS,
+            Self::Damaged { layer } => TAG_DAMAGED | u64::from(layer) << TAG_BITS,
             Self::Data { layer, offset_bytes } => {
                 TAG_DATA | u64::from(layer) << TAG_BITS | (offset_bytes / SECTOR_BYTES) << (TAG_BITS + LAYER_BITS)
             }
@@ -70,6 +78,8 @@ impl Owner {
             TAG_ABSENT => Self::Absent,
             TAG_ZERO => Self::Zero { layer },
             TAG_DATA => Self::Data { layer, offset_bytes: (word >> (TAG_BITS + LAYER_BITS)) * SECTOR_BYTES },
+            TAG_PACKED => Self::Packed { layer },
+            TAG_DAMAGED => Self::Damaged { layer },
             _ => Self::Lazy { layer },
         }
     }
@@ -191,6 +201,8 @@ mod tests {
             Owner::Absent,
             Owner::Zero { layer: 1023 },
             Owner::Lazy { layer: 7 },
+            Owner::Packed { layer: 3 },
+            Owner::Damaged { layer: 1022 },
             Owner::Data { layer: 2047, offset_bytes: ((1 << 50) - 1) * SECTOR_BYTES },
             Owner::Data { layer: 0, offset_bytes: 512 },
         ] {

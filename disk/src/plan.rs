@@ -138,13 +138,18 @@ pub(crate) fn plan_write(
         let state = state_of(shared, block)?;
         let reads_as_zeros = state == BlockState::Zero || state == BlockState::Absent && shared.layers.len() == 1;
         let place = match state {
-            BlockState::Data { offset_bytes } => {
+            BlockState::Data { offset_bytes, .. } => {
                 // The next write here finds it without the lock, also on a disk that is never read. Damage elsewhere in the page is no
                 // concern of this write: then the page is not folded, and the write goes on being planned. What cannot be read is told.
                 if let Err(unread @ DiskError::Image(ImageError::Io { .. })) = shared.fold(&mut mutation).touch(at) {
                     return Err(error::to_io(unread));
                 }
                 offset_bytes
+            }
+            BlockState::Damaged => return Err(error::damage(&**shared.top(), at)),
+            BlockState::Packed => {
+                let what = "a write to a compressed block";
+                return Err(io::Error::new(io::ErrorKind::Unsupported, what));
             }
             BlockState::Zero | BlockState::Absent | BlockState::Partial { .. } => {
                 let place = reserve(writer, block, &mut mutation, parts, pending)?;
@@ -217,7 +222,12 @@ pub(crate) fn plan_zero(
                 continue;
             }
             let place = match state_of(shared, block)? {
-                BlockState::Data { offset_bytes } => offset_bytes,
+                BlockState::Data { offset_bytes, .. } => offset_bytes,
+                BlockState::Damaged => return Err(error::damage(&**shared.top(), start)),
+                BlockState::Packed => {
+                    let what = "zeros over part of a compressed block";
+                    return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+                }
                 BlockState::Absent | BlockState::Zero | BlockState::Partial { .. } => {
                     let place = reserve(writer, block, &mut mutation, parts, pending)?;
                     pending.commits.push((block, commit_for(shared, block_start, start, stop, whole)));

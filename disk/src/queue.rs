@@ -164,6 +164,20 @@ impl DiskQueue {
                             Ok(target) => self.engine.read(&slot, target, offset_bytes, range),
                             Err(error) => self.engine.fail(&slot, error),
                         },
+                        Owner::Damaged { layer } => {
+                            let error = error::damage(&*self.shared.layers[layer as usize].image, run.start_bytes);
+                            self.engine.fail(&slot, error);
+                        }
+                        Owner::Packed { layer } => {
+                            let image = &*self.shared.layers[layer as usize].image;
+                            let block_bytes = image.info().block_bytes;
+                            let (block, within_bytes) = (run.start_bytes / block_bytes, run.start_bytes % block_bytes);
+                            let mut bytes = vec![0; run.len_bytes as usize];
+                            match image.read_packed(block, within_bytes, &mut bytes) {
+                                Ok(()) => self.engine.fill(&slot, range.start, &bytes),
+                                Err(error) => self.engine.fail(&slot, error.into()),
+                            }
+                        }
                         Owner::Zero { .. } | Owner::Absent | Owner::Lazy { .. } => self.engine.fill_zeros(&slot, range),
                     }
                 }

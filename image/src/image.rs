@@ -14,7 +14,7 @@
 //! it. Locks: an image has one mutex over its tables and its space; the disk above calls `reserve` and `commit` under its own
 //! map lock (order: map lock, then image lock), the flusher calls `flush` without the map lock.
 
-use crate::error::Result;
+use crate::error::{ImageError, Result};
 use diskwright_store::{IoBuf, Store};
 use std::{fmt, sync::Arc};
 use uuid::Uuid;
@@ -141,17 +141,39 @@ pub enum BlockState {
     Absent,
     /// Reads as zeros, whatever the parent has (ZERO, UNMAPPED, UNDEFINED).
     Zero,
-    /// All bytes are at this offset of the store.
+    /// All bytes are at this offset of a store.
     Data {
+        /// Index into [`Image::stores`].
+        store: u16,
         /// First byte in the store.
         offset_bytes: u64,
     },
     /// Some sectors are at this offset, the others are the parent's; [`Image::sector_bitmap`] says which.
     /// An image may say `Partial` where the bitmap turns out to be full or empty.
     Partial {
+        /// Index into [`Image::stores`].
+        store: u16,
         /// First byte in the store.
         offset_bytes: u64,
     },
+    /// All bytes are in the file, encoded (compressed): [`Image::read_packed`] decodes them. A write to the block
+    /// takes new space and stores the whole block there.
+    Packed,
+    /// The block's table entry cannot be right, so its bytes are lost to this image; [`Image::damage`] says why. Every
+    /// read of the block fails with that error. Other blocks are not affected.
+    Damaged,
+}
+
+impl BlockState {
+    /// [`BlockState::Data`] at `offset_bytes` of the image's first store.
+    pub fn data(offset_bytes: u64) -> Self {
+        Self::Data { store: 0, offset_bytes }
+    }
+
+    /// [`BlockState::Partial`] at `offset_bytes` of the image's first store.
+    pub fn partial(offset_bytes: u64) -> Self {
+        Self::Partial { store: 0, offset_bytes }
+    }
 }
 
 /// Which logical sectors of a block are this layer's own. Bit i of word i/64, least significant first, whatever the file has.
@@ -219,10 +241,12 @@ impl SectorBitmap {
 /// Space for a block that had none.
 #[derive(Debug, Clone)]
 pub struct Reservation {
+    /// Index into [`Image::stores`].
+    pub store: u16,
     /// Where the block's payload goes. The whole range exists in the store and reads as zeros, unless the block was
     /// `Partial` or `Data` already.
     pub offset_bytes: u64,
-    /// Bytes that must be written at an offset together with the first payload (VHD: the block's bitmap). Given to
+    /// Bytes that must be written at an offset of the same store together with the first payload (VHD: the block's bitmap). Given to
     /// the first caller only. When they are written, the disk calls [`ImageWriter::initialised`].
     pub init: Option<(u64, Arc<IoBuf>)>,
 }
@@ -250,15 +274,47 @@ pub trait Image: Send + Sync + fmt::Debug {
     /// What it is.
     fn info(&self) -> &ImageInfo;
 
-    /// Where its bytes are kept.
-    fn store(&self) -> &Arc<dyn Store>;
+    /// The files that hold its bytes. The first one has the tables, if the format has any. At least one, at most 65,535;
+    /// the list never changes while the image is open.
+    fn stores(&self) -> &[Arc<dyn Store>];
+
+    /// The first of [`Image::stores`].
+    fn store(&self) -> &Arc<dyn Store> {
+        &self.stores()[0]
+    }
 
     /// The states of the blocks `first_block ..`, one for each element of `out`. Blocks beyond the disk's end are `Absent`.
-    /// Offsets are checked: inside the file and clear of the image's metadata.
+    /// Offsets are checked: inside the file and clear of the image's metadata. An entry that cannot be right makes its block
+    /// [`BlockState::Damaged`] and no other.
     ///
     /// # Errors
-    /// [`ImageError::Corrupt`](crate::ImageError) for an entry that cannot be; `Io` when the table cannot be read.
+    /// `Io` when the table cannot be read.
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()>;
+
+    /// Why `block` is [`BlockState::Damaged`]: the structure, its offset, what was found and what was expected.
+    ///
+    /// # Errors
+    /// `Io` when the table cannot be read; `Unsupported` where the format has no tables.
+    fn damage(&self, block: u64) -> Result<ImageError> {
+        Err(ImageError::Unsupported {
+            path: self.store().name().to_owned(),
+            what: format!("an explanation of damage at block {block} in an image without tables"),
+            hint: "run `diskwright check` on the file".into(),
+        })
+    }
+
+    /// Decodes bytes of a [`BlockState::Packed`] block into `out`, from `within_bytes` after the block's first byte. Blocks
+    /// the calling thread, for as long as reading and decoding take. Formats without such blocks keep this default.
+    ///
+    /// # Errors
+    /// `Io`; `Corrupt` for a block that does not decode to its length.
+    fn read_packed(&self, block: u64, _within_bytes: u64, _out: &mut [u8]) -> Result<()> {
+        Err(ImageError::Unsupported {
+            path: self.store().name().to_owned(),
+            what: format!("a compressed block (block {block}) in an image of this format"),
+            hint: "run `diskwright check` on the file".into(),
+        })
+    }
 
     /// The bitmap of a block that is `Partial`.
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap>;

@@ -92,8 +92,8 @@ impl Image for RawImage {
         &self.info
     }
 
-    fn store(&self) -> &Arc<dyn Store> {
-        &self.store
+    fn stores(&self) -> &[Arc<dyn Store>] {
+        std::slice::from_ref(&self.store)
     }
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
@@ -115,7 +115,7 @@ pub(crate) fn flat_states(size_bytes: u64, first_block: u64, out: &mut [BlockSta
     let mut offset = first_block.checked_mul(PSEUDO_BLOCK_BYTES);
     for state in out {
         *state = match offset {
-            Some(offset_bytes) if offset_bytes < size_bytes => BlockState::Data { offset_bytes },
+            Some(offset_bytes) if offset_bytes < size_bytes => BlockState::data(offset_bytes),
             _ => BlockState::Absent,
         };
         offset = offset.and_then(|bytes| bytes.checked_add(PSEUDO_BLOCK_BYTES));
@@ -175,14 +175,14 @@ impl ImageWriter for FlatWriter {
     }
 
     fn reserve(&self, block: u64) -> Result<Reservation> {
-        Ok(Reservation { offset_bytes: self.place(block)?, init: None })
+        Ok(Reservation { store: 0, offset_bytes: self.place(block)?, init: None })
     }
 
     fn initialised(&self, _block: u64) {}
 
     fn commit(&self, block: u64, change: Commit) -> Result<BlockState> {
         match change {
-            Commit::Whole | Commit::Sectors { .. } => Ok(BlockState::Data { offset_bytes: self.place(block)? }),
+            Commit::Whole | Commit::Sectors { .. } => Ok(BlockState::data(self.place(block)?)),
             Commit::Zero | Commit::Discard => Err(ImageError::Unsupported {
                 path: self.store.name().to_owned(),
                 what: "a block without payload in a disk that has no block table".into(),
@@ -307,14 +307,7 @@ mod tests {
     fn blocks_lie_at_their_own_offsets_and_end_with_the_disk() {
         let mut states = [BlockState::Zero; 3];
         flat_states(PSEUDO_BLOCK_BYTES + 512, 0, &mut states);
-        assert_eq!(
-            states,
-            [
-                BlockState::Data { offset_bytes: 0 },
-                BlockState::Data { offset_bytes: PSEUDO_BLOCK_BYTES },
-                BlockState::Absent
-            ]
-        );
+        assert_eq!(states, [BlockState::data(0), BlockState::data(PSEUDO_BLOCK_BYTES), BlockState::Absent]);
         flat_states(u64::MAX, u64::MAX, &mut states);
         assert_eq!(states, [BlockState::Absent; 3]);
         assert!(flat_bitmap(512).is_full());
@@ -349,7 +342,7 @@ mod tests {
         let writer = image.writer().unwrap();
         assert!(!writer.can_store_zero());
         assert!(writer.commit(0, Commit::Zero).is_err());
-        assert_eq!(writer.commit(0, Commit::Whole).unwrap(), BlockState::Data { offset_bytes: 0 });
+        assert_eq!(writer.commit(0, Commit::Whole).unwrap(), BlockState::data(0));
         assert_eq!(writer.reserve(1).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         writer.close().unwrap();
     }

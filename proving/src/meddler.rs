@@ -68,8 +68,8 @@ impl Image for Meddler {
         self.inner.info()
     }
 
-    fn store(&self) -> &Arc<dyn Store> {
-        self.inner.store()
+    fn stores(&self) -> &[Arc<dyn Store>] {
+        self.inner.stores()
     }
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
@@ -78,6 +78,10 @@ impl Image for Meddler {
 
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
         self.inner.sector_bitmap(block)
+    }
+
+    fn damage(&self, block: u64) -> Result<diskwright_image::ImageError> {
+        self.inner.damage(block)
     }
 
     fn writer(&self) -> Option<&dyn ImageWriter> {

@@ -257,6 +257,19 @@ impl Engine {
         }
     }
 
+    /// Puts `bytes` into the request's buffer at `start`, at once. No part of the request may be reading into that range.
+    pub fn fill(&mut self, slot: &SlotId, start: usize, bytes: &[u8]) {
+        let holder = self.slots.get(slot.0);
+        match holder.memory.slice(start..start.saturating_add(bytes.len())) {
+            // SAFETY: as in `fill_zeros`.
+            Some(memory) => unsafe { memory.copy_from(bytes) },
+            None => holder.fail(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{} bytes at {start}, beyond the buffer", bytes.len()),
+            )),
+        }
+    }
+
     /// Adds zeros over a range of `target`, which must lie within its length.
     pub fn write_zeroes(&mut self, slot: &SlotId, target: TargetId, range: FileRange, how: Zeroing) {
         if range.len_bytes == 0 {

@@ -98,6 +98,19 @@ impl Span {
         // SAFETY: as promised by the caller.
         unsafe { self.address.write_bytes(0, self.len_bytes) }
     }
+
+    /// Copies `bytes`, as many as it has, into it.
+    ///
+    /// # Safety
+    /// As [`Span::fill_zeros`].
+    ///
+    /// # Panics
+    /// When the lengths differ, which is an error of the program.
+    pub(crate) unsafe fn copy_from(self, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.len_bytes, "a copy fills its span");
+        // SAFETY: as promised by the caller; `bytes` is memory that somebody has a reference to, so it is not this.
+        unsafe { self.address.copy_from_nonoverlapping(bytes.as_ptr(), self.len_bytes) }
+    }
 }
 
 /// What a part does.

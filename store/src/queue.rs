@@ -162,6 +162,8 @@ pub enum ExtentKind {
     Zero,
     /// No layer of the device knows the range; it reads as zeros.
     Unallocated,
+    /// The table of a layer is wrong here: reads of the range fail, and say why.
+    Damaged,
 }
 
 /// A run of blocks that are alike.

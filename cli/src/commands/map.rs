@@ -135,6 +135,7 @@ fn kind_word(kind: ExtentKind) -> &'static str {
         ExtentKind::Data => "data",
         ExtentKind::Zero => "zero",
         ExtentKind::Unallocated => "unallocated",
+        ExtentKind::Damaged => "damaged",
     }
 }
 

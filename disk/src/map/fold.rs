@@ -79,10 +79,12 @@ impl Fold<'_> {
                         BlockState::Absent => None,
                         BlockState::Zero => Some(Owner::Zero { layer }),
                         _ if end > info.size_bytes => Some(Owner::Lazy { layer }),
-                        BlockState::Data { offset_bytes } => {
+                        BlockState::Data { offset_bytes, .. } => {
                             Some(Owner::Data { layer, offset_bytes: offset_bytes + within_bytes })
                         }
                         BlockState::Partial { .. } => Some(Owner::Lazy { layer }),
+                        BlockState::Packed => Some(Owner::Packed { layer }),
+                        BlockState::Damaged => Some(Owner::Damaged { layer }),
                     }
                 };
                 if decided.is_some() {
@@ -197,11 +199,13 @@ impl Fold<'_> {
             let unit = at >> self.map.unit_shift;
             self.mixed.remove(unit);
             let owner = match state {
-                BlockState::Data { offset_bytes } => {
+                BlockState::Data { offset_bytes, .. } => {
                     Owner::Data { layer: 0, offset_bytes: offset_bytes + (at - block_start) }
                 }
                 BlockState::Zero => Owner::Zero { layer: 0 },
                 BlockState::Absent if self.layers.len() == 1 => Owner::Absent,
+                BlockState::Packed => Owner::Packed { layer: 0 },
+                BlockState::Damaged => Owner::Damaged { layer: 0 },
                 BlockState::Absent | BlockState::Partial { .. } => Owner::Lazy { layer: 0 },
             };
             self.set(unit, owner)?;
@@ -244,10 +248,12 @@ fn decide_range(layers: &[Layer], first_layer: u32, start: u64, end: u64) -> Res
             match (state[0], &bitmap) {
                 (BlockState::Absent, _) => still_open.push((from, inside)),
                 (BlockState::Zero, _) => runs.push(whole(Owner::Zero { layer })),
-                (BlockState::Data { offset_bytes }, _) | (BlockState::Partial { offset_bytes }, None) => {
+                (BlockState::Packed, _) => runs.push(whole(Owner::Packed { layer })),
+                (BlockState::Damaged, _) => runs.push(whole(Owner::Damaged { layer })),
+                (BlockState::Data { offset_bytes, .. }, _) | (BlockState::Partial { offset_bytes, .. }, None) => {
                     runs.push(whole(Owner::Data { layer, offset_bytes: offset_bytes + (from - block_start) }));
                 }
-                (BlockState::Partial { offset_bytes }, Some(bitmap)) => {
+                (BlockState::Partial { offset_bytes, .. }, Some(bitmap)) => {
                     let sector_bytes = u64::from(bitmap.sector_bytes);
                     let mut at = from;
                     while at < inside {

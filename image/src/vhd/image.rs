@@ -174,8 +174,8 @@ impl Image for VhdImage {
         &self.info
     }
 
-    fn store(&self) -> &Arc<dyn Store> {
-        &self.store
+    fn stores(&self) -> &[Arc<dyn Store>] {
+        std::slice::from_ref(&self.store)
     }
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {

@@ -139,9 +139,9 @@ impl Blocks {
         match piece {
             None => BlockState::Absent,
             Some(Piece { payload_offset: offset_bytes, .. }) if self.tracks_sectors => {
-                BlockState::Partial { offset_bytes }
+                BlockState::partial(offset_bytes)
             }
-            Some(Piece { payload_offset: offset_bytes, .. }) => BlockState::Data { offset_bytes },
+            Some(Piece { payload_offset: offset_bytes, .. }) => BlockState::data(offset_bytes),
         }
     }
 }

@@ -130,9 +130,7 @@ impl Writing {
     fn state_of(&self, state: &mut State, block: u64) -> Result<BlockState> {
         let piece = self.piece(state, block)?;
         Ok(match piece {
-            Some(Piece { payload_offset, .. }) if self.is_known_full(state, block) => {
-                BlockState::Data { offset_bytes: payload_offset }
-            }
+            Some(Piece { payload_offset, .. }) if self.is_known_full(state, block) => BlockState::data(payload_offset),
             piece => self.blocks.state_of(piece),
         })
     }
@@ -320,7 +318,7 @@ impl ImageWriter for Writing {
             None => self.piece(state, block)?,
         };
         if let Some(piece) = existing {
-            return Ok(Reservation { offset_bytes: piece.payload_offset, init: None });
+            return Ok(Reservation { store: 0, offset_bytes: piece.payload_offset, init: None });
         }
         let piece = self.growth(state)?.take(&*self.store)?;
         state.reserved.insert(block, piece);
@@ -332,7 +330,7 @@ impl ImageWriter for Writing {
             init = Some((self.area_offset(&piece), self.init_bytes(state)));
         }
         debug_assert_eq!(piece.payload_offset % PAGE_BYTES, 0);
-        Ok(Reservation { offset_bytes: piece.payload_offset, init })
+        Ok(Reservation { store: 0, offset_bytes: piece.payload_offset, init })
     }
 
     fn initialised(&self, block: u64) {

@@ -7,10 +7,10 @@
 //! hides its parent (Zero), makes the whole block right. Only where a parent shows through is a sector bitmap
 //! needed.
 
-use super::{image::VhdxImage, lock, pages::PageCache, survey::survey};
+use super::{image::VhdxImage, layout::EntryState, lock, pages::PageCache, survey::survey};
 use crate::{
     error::{ImageError, Result},
-    image::{BlockState, Commit, Reservation},
+    image::{Commit, Reservation},
     space::Space,
 };
 use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, BitmapState, MIB, PayloadState, bat::BAT_ENTRY_BYTES};
@@ -59,20 +59,20 @@ impl VhdxImage {
     pub(super) fn reserve_block(&self, state: &mut State, block: u64) -> Result<Reservation> {
         self.barrier.check()?;
         if let Some(&offset_bytes) = state.reserved.get(&block) {
-            return Ok(Reservation { offset_bytes, init: None });
+            return Ok(Reservation { store: 0, offset_bytes, init: None });
         }
         let offset_bytes = match self.current(state, block)? {
-            BlockState::Data { offset_bytes } | BlockState::Partial { offset_bytes } => offset_bytes,
-            BlockState::Absent | BlockState::Zero => {
+            EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes } => offset_bytes,
+            EntryState::Absent | EntryState::Zero => {
                 let offset_bytes = self.take(state, self.layout.geometry.block_bytes())?;
                 state.reserved.insert(block, offset_bytes);
                 offset_bytes
             }
         };
-        Ok(Reservation { offset_bytes, init: None })
+        Ok(Reservation { store: 0, offset_bytes, init: None })
     }
 
-    pub(super) fn commit_block(&self, state: &mut State, block: u64, change: Commit) -> Result<BlockState> {
+    pub(super) fn commit_block(&self, state: &mut State, block: u64, change: Commit) -> Result<EntryState> {
         self.barrier.check()?;
         let current = self.current(state, block)?;
         match change {
@@ -85,9 +85,9 @@ impl VhdxImage {
                     )));
                 }
                 match current {
-                    BlockState::Data { .. } => Ok(current),
-                    BlockState::Zero => self.commit_whole(state, block, current),
-                    BlockState::Absent | BlockState::Partial { .. } => {
+                    EntryState::Data { .. } => Ok(current),
+                    EntryState::Zero => self.commit_whole(state, block, current),
+                    EntryState::Absent | EntryState::Partial { .. } => {
                         self.commit_sectors(state, block, current, first, count)
                     }
                 }
@@ -97,7 +97,7 @@ impl VhdxImage {
     }
 
     /// The block's state, with the page of its entry loaded.
-    fn current(&self, state: &mut State, block: u64) -> Result<BlockState> {
+    fn current(&self, state: &mut State, block: u64) -> Result<EntryState> {
         if block >= self.layout.geometry.payload_blocks() {
             return Err(self.misuse(format!(
                 "block {block} lies beyond the disk's {} blocks",
@@ -117,35 +117,35 @@ impl VhdxImage {
     }
 
     /// Where the block's payload is or was reserved.
-    fn payload_place(&self, state: &State, block: u64, current: BlockState) -> Result<u64> {
+    fn payload_place(&self, state: &State, block: u64, current: EntryState) -> Result<u64> {
         match current {
-            BlockState::Data { offset_bytes } | BlockState::Partial { offset_bytes } => Ok(offset_bytes),
-            BlockState::Absent | BlockState::Zero => {
+            EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes } => Ok(offset_bytes),
+            EntryState::Absent | EntryState::Zero => {
                 let reserved = state.reserved.get(&block).copied();
                 reserved.ok_or_else(|| self.misuse(format!("block {block} is committed without having been reserved")))
             }
         }
     }
 
-    fn commit_whole(&self, state: &mut State, block: u64, current: BlockState) -> Result<BlockState> {
-        if let BlockState::Data { .. } = current {
+    fn commit_whole(&self, state: &mut State, block: u64, current: EntryState) -> Result<EntryState> {
+        if let EntryState::Data { .. } = current {
             return Ok(current);
         }
         let offset_bytes = self.payload_place(state, block, current)?;
         self.begin_change(state)?;
         state.reserved.remove(&block);
         state.set_entry(self.payload_entry_bytes(block), BatEntry::payload(PayloadState::FullyPresent, offset_bytes));
-        Ok(BlockState::Data { offset_bytes })
+        Ok(EntryState::Data { offset_bytes })
     }
 
     fn commit_sectors(
         &self,
         state: &mut State,
         block: u64,
-        current: BlockState,
+        current: EntryState,
         first: u32,
         count: u32,
-    ) -> Result<BlockState> {
+    ) -> Result<EntryState> {
         let geometry = &self.layout.geometry;
         let in_disk = (geometry.bytes_in_disk(block) / u64::from(geometry.logical_sector_bytes())) as u32;
         if first == 0 && count >= in_disk {
@@ -157,7 +157,7 @@ impl VhdxImage {
         let (within, len_bytes) = geometry.bitmap_place(block);
         let place = bitmap_bytes + within;
         state.pages.load(&*self.barrier.store, "read a sector bitmap", place, len_bytes)?;
-        if current == BlockState::Absent {
+        if current == EntryState::Absent {
             // Bits of a block that is not present have no meaning, and some writers leave them set.
             let mut stale = false;
             state.pages.each_piece(place, len_bytes, &mut |_, piece| stale |= piece.iter().any(|&byte| byte != 0));
@@ -184,14 +184,14 @@ impl VhdxImage {
         if missing == 0 {
             return self.commit_whole(state, block, current);
         }
-        if current == BlockState::Absent {
+        if current == EntryState::Absent {
             state.reserved.remove(&block);
             state.set_entry(
                 self.payload_entry_bytes(block),
                 BatEntry::payload(PayloadState::PartiallyPresent, offset_bytes),
             );
         }
-        Ok(BlockState::Partial { offset_bytes })
+        Ok(EntryState::Partial { offset_bytes })
     }
 
     /// The sector bitmap block of a block's chunk, made if there is none yet.
@@ -210,7 +210,7 @@ impl VhdxImage {
         Ok(offset_bytes)
     }
 
-    fn commit_zero(&self, state: &mut State, block: u64, current: BlockState, discard: bool) -> Result<BlockState> {
+    fn commit_zero(&self, state: &mut State, block: u64, current: EntryState, discard: bool) -> Result<EntryState> {
         if self.layout.fixed {
             return Err(ImageError::Unsupported {
                 path: self.barrier.store.name().to_owned(),
@@ -222,9 +222,9 @@ impl VhdxImage {
         let found = state.entry(place).payload_state();
         let nothing_to_do = match current {
             // Without a parent, a block that is not present reads as zeros by every implementation.
-            BlockState::Absent => !self.layout.has_parent,
-            BlockState::Zero => (discard && !self.layout.has_parent) || found == Ok(PayloadState::Zero),
-            BlockState::Data { .. } | BlockState::Partial { .. } => false,
+            EntryState::Absent => !self.layout.has_parent,
+            EntryState::Zero => (discard && !self.layout.has_parent) || found == Ok(PayloadState::Zero),
+            EntryState::Data { .. } | EntryState::Partial { .. } => false,
         };
         if nothing_to_do && !state.reserved.contains_key(&block) {
             return Ok(current);
@@ -232,8 +232,8 @@ impl VhdxImage {
         self.begin_change(state)?;
         let block_bytes = self.layout.geometry.block_bytes();
         let given_up = match current {
-            BlockState::Data { offset_bytes } | BlockState::Partial { offset_bytes } => Some(offset_bytes),
-            BlockState::Absent | BlockState::Zero => state.reserved.remove(&block),
+            EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes } => Some(offset_bytes),
+            EntryState::Absent | EntryState::Zero => state.reserved.remove(&block),
         };
         if let (Some(offset_bytes), Some(space)) = (given_up, &mut state.space) {
             space.quarantine(offset_bytes, block_bytes);
@@ -244,7 +244,7 @@ impl VhdxImage {
         // What was there before may be read from an unmapped block (2.5.1.1). Without an offset that is nothing; but of a child's it is its parent's.
         let next = if discard && !self.layout.has_parent { PayloadState::Unmapped } else { PayloadState::Zero };
         state.set_entry(place, BatEntry::payload(next, 0));
-        Ok(BlockState::Zero)
+        Ok(EntryState::Zero)
     }
 
     fn take(&self, state: &mut State, len_bytes: u64) -> Result<u64> {

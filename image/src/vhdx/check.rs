@@ -5,12 +5,12 @@
 //! blocks, eight bytes for each entry that has space, and sorted: overlaps and unused space fall out of one pass.
 
 use super::{
-    layout::Layout,
+    layout::{EntryState, Layout},
     open::{check_log_place, load, read_if_there, read_slots},
 };
 use crate::{
     error::{ImageError, Result},
-    image::{BlockState, CheckReport, Finding, LogState, Severity},
+    image::{CheckReport, Finding, LogState, Severity},
 };
 use diskwright_format::vhdx::{
     BITMAP_BLOCK_BYTES, BatEntry, Header, Invalid, MIB, PayloadState, RegionTable, Slot,
@@ -229,8 +229,8 @@ impl Blocks<'_> {
                 self.findings.invalid(Severity::Corrupt, place, &invalid);
                 false
             }
-            Ok(BlockState::Absent) => false,
-            Ok(BlockState::Zero) => {
+            Ok(EntryState::Absent) => false,
+            Ok(EntryState::Zero) => {
                 if start_bytes != 0 && entry.payload_state() == Ok(PayloadState::Zero) {
                     let message = format!(
                         "BAT entry {index}: a zero block with the file offset {start_bytes}, expected 0; Hyper-V refuses such a disk"
@@ -244,7 +244,7 @@ impl Blocks<'_> {
             Ok(state) => {
                 self.allocated += 1;
                 self.uses(index, start_bytes, file_bytes);
-                matches!(state, BlockState::Partial { .. })
+                matches!(state, EntryState::Partial { .. })
             }
         }
     }

@@ -101,7 +101,7 @@ impl VhdxImage {
                     .block_state(block, entry, file_bytes)
                     .map_err(|invalid| self.layout.corrupt_entry(&*self.barrier.store, index, invalid))?;
                 if let Some(place) = out.next() {
-                    *place = state;
+                    *place = state.into();
                 }
                 block += 1;
             }
@@ -161,8 +161,8 @@ impl Image for VhdxImage {
         &self.info
     }
 
-    fn store(&self) -> &Arc<dyn Store> {
-        &self.barrier.store
+    fn stores(&self) -> &[Arc<dyn Store>] {
+        std::slice::from_ref(&self.barrier.store)
     }
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
@@ -204,7 +204,7 @@ impl ImageWriter for VhdxImage {
 
     fn commit(&self, block: u64, change: Commit) -> Result<BlockState> {
         let writing = self.writing()?;
-        self.commit_block(&mut lock(&writing.state), block, change)
+        self.commit_block(&mut lock(&writing.state), block, change).map(BlockState::from)
     }
 
     fn can_store_zero(&self) -> bool {

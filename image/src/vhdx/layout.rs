@@ -16,6 +16,30 @@ use diskwright_store::Store;
 /// Most bytes of the BAT that are read at once.
 const READ_BYTES: u64 = 64 << 10;
 
+/// What a payload entry says of its block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EntryState {
+    /// NOT_PRESENT: ask the parent.
+    Absent,
+    /// UNDEFINED, ZERO or UNMAPPED: reads as zeros.
+    Zero,
+    /// FULLY_PRESENT, at this offset of the file.
+    Data { offset_bytes: u64 },
+    /// PARTIALLY_PRESENT: the sectors that the bitmap names are at this offset of the file.
+    Partial { offset_bytes: u64 },
+}
+
+impl From<EntryState> for BlockState {
+    fn from(state: EntryState) -> Self {
+        match state {
+            EntryState::Absent => Self::Absent,
+            EntryState::Zero => Self::Zero,
+            EntryState::Data { offset_bytes } => Self::data(offset_bytes),
+            EntryState::Partial { offset_bytes } => Self::partial(offset_bytes),
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Layout {
@@ -113,11 +137,11 @@ impl Layout {
     ///
     /// # Errors
     /// A state that is not defined, or not for this type of disk; a place beyond the file's end or in metadata.
-    pub(super) fn block_state(&self, block: u64, entry: BatEntry, file_bytes: u64) -> Result<BlockState, Invalid> {
+    pub(super) fn block_state(&self, block: u64, entry: BatEntry, file_bytes: u64) -> Result<EntryState, Invalid> {
         let offset_bytes = entry.offset_bytes();
         match entry.payload_state()? {
-            PayloadState::NotPresent => Ok(BlockState::Absent),
-            PayloadState::Undefined | PayloadState::Zero | PayloadState::Unmapped => Ok(BlockState::Zero),
+            PayloadState::NotPresent => Ok(EntryState::Absent),
+            PayloadState::Undefined | PayloadState::Zero | PayloadState::Unmapped => Ok(EntryState::Zero),
             PayloadState::FullyPresent => {
                 self.check_place(
                     offset_bytes,
@@ -125,7 +149,7 @@ impl Layout {
                     self.geometry.block_bytes(),
                     file_bytes,
                 )?;
-                Ok(BlockState::Data { offset_bytes })
+                Ok(EntryState::Data { offset_bytes })
             }
             PayloadState::PartiallyPresent if !self.has_parent => {
                 Err(Invalid::new("BAT entry", 0, "a partially present block", "none in a disk without parent"))
@@ -137,7 +161,7 @@ impl Layout {
                     self.geometry.block_bytes(),
                     file_bytes,
                 )?;
-                Ok(BlockState::Partial { offset_bytes })
+                Ok(EntryState::Partial { offset_bytes })
             }
         }
     }

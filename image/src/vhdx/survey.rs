@@ -4,8 +4,8 @@
 //! marked in a bitmap, which for 64 TiB takes 8 MiB. The survey finds the end of what is in use, the holes before it, which
 //! can be used again, and blocks that share space: to write into such a file would spread the damage, so it is refused.
 
-use super::layout::Layout;
-use crate::{error::Result, image::BlockState};
+use super::layout::{EntryState, Layout};
+use crate::error::Result;
 use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, Invalid, MIB, bat::EntryKind};
 use diskwright_store::Store;
 
@@ -83,15 +83,15 @@ pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Res
                 .bitmap_place(entry, file_bytes)
                 .map(|place| place.map(|offset_bytes| (offset_bytes, BITMAP_BLOCK_BYTES, true))),
             EntryKind::Payload { block } => layout.block_state(block, entry, file_bytes).map(|state| match state {
-                BlockState::Data { offset_bytes } | BlockState::Partial { offset_bytes } => {
+                EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes } => {
                     allocated_blocks += 1;
                     Some((offset_bytes, layout.geometry.block_bytes(), true))
                 }
                 // An unmapped block may keep its space; another writer would use it again.
-                BlockState::Zero if entry.offset_bytes() != 0 => {
+                EntryState::Zero if entry.offset_bytes() != 0 => {
                     Some((entry.offset_bytes(), layout.geometry.block_bytes(), false))
                 }
-                BlockState::Zero | BlockState::Absent => None,
+                EntryState::Zero | EntryState::Absent => None,
             }),
         };
         let place = place.map_err(|invalid| layout.corrupt_entry(store, index, invalid))?;

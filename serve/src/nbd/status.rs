@@ -85,7 +85,7 @@ impl Runs {
 
 fn allocation_of(extent: &Extent) -> u64 {
     match extent.kind {
-        ExtentKind::Data => 0,
+        ExtentKind::Data | ExtentKind::Damaged => 0,
         ExtentKind::Zero | ExtentKind::Unallocated => u64::from((AllocationFlags::HOLE | AllocationFlags::ZERO).bits()),
     }
 }
@@ -94,7 +94,7 @@ fn allocation_of(extent: &Extent) -> u64 {
 fn depth_of(extent: &Extent) -> u64 {
     match extent.kind {
         ExtentKind::Unallocated => 0,
-        ExtentKind::Data | ExtentKind::Zero => u64::from(extent.depth) + 1,
+        _ => u64::from(extent.depth) + 1,
     }
 }
 

@@ -96,7 +96,7 @@ impl TestDisk {
         writer.begin_writing().unwrap();
         for (block, inside, at, len) in self.split(offset, data.len()) {
             let (place, commit) = match self.state(block) {
-                BlockState::Data { offset_bytes } => (offset_bytes, None),
+                BlockState::Data { offset_bytes, .. } => (offset_bytes, None),
                 _ => {
                     let reservation = writer.reserve(block).unwrap();
                     if let Some((offset, bytes)) = reservation.init.filter(|_| self.writes_init) {
@@ -138,8 +138,8 @@ impl TestDisk {
             match self.state(block) {
                 BlockState::Zero => out.fill(0),
                 BlockState::Absent => self.read_parent(offset + at as u64, out),
-                BlockState::Data { offset_bytes } => self.store().read_at(out, offset_bytes + inside).unwrap(),
-                BlockState::Partial { offset_bytes } => {
+                BlockState::Data { offset_bytes, .. } => self.store().read_at(out, offset_bytes + inside).unwrap(),
+                BlockState::Partial { offset_bytes, .. } => {
                     let bits = self.image.sector_bitmap(block).unwrap();
                     for (index, sector) in out.chunks_mut(SECTOR as usize).enumerate() {
                         let within = inside + index as u64 * SECTOR;
@@ -150,6 +150,7 @@ impl TestDisk {
                         }
                     }
                 }
+                other => panic!("block {block} is {other:?}"),
             }
         }
         out

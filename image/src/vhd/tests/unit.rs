@@ -30,7 +30,7 @@ fn the_footer_moves_with_the_end_and_close_cuts_the_slack() {
     assert_eq!(store.len_bytes().unwrap(), old_end + 4096 + 65536 + 512);
     assert_eq!(check(store.clone()).unwrap().findings.len(), 0);
     let piece = TestDisk::open(store, false, Vec::new()).state(0);
-    assert_eq!(piece, BlockState::Data { offset_bytes: old_end + 4096 });
+    assert_eq!(piece, BlockState::data(old_end + 4096));
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn payload_that_others_placed_is_used_where_it_is() {
     disk.write(65536, &[5; 65536]);
     disk.write(3 * 65536, &[6; 65536]);
     let all = disk.read(0, 4 * 65536);
-    assert!(matches!(disk.state(1), BlockState::Data { offset_bytes } if offset_bytes % 4096 == 0));
+    assert!(matches!(disk.state(1), BlockState::Data { offset_bytes, .. } if offset_bytes % 4096 == 0));
     disk.discard(0);
     disk.close();
     let disk = TestDisk::open(store.clone(), true, Vec::new());
@@ -241,7 +241,7 @@ fn payload_that_others_placed_is_used_where_it_is() {
 fn xenserver_marks_the_sectors_of_dynamic_disks() {
     let (store, disk) = disk(DiskType::Dynamic);
     disk.write(0, &[1; 65536]);
-    let BlockState::Data { offset_bytes } = disk.state(0) else { panic!("not written") };
+    let BlockState::Data { offset_bytes, .. } = disk.state(0) else { panic!("not written") };
     disk.close();
     edit_footers(&store, |footer| footer.creator_app = *b"tap\0");
     store.write_at(&[0x40], offset_bytes - 512).unwrap();

@@ -307,11 +307,12 @@ impl Driver {
         match self.state(block) {
             BlockState::Absent => below(),
             BlockState::Zero => 0,
-            BlockState::Data { offset_bytes } => own(offset_bytes),
-            BlockState::Partial { offset_bytes } => {
+            BlockState::Data { offset_bytes, .. } => own(offset_bytes),
+            BlockState::Partial { offset_bytes, .. } => {
                 let bitmap = self.image.sector_bitmap(block).unwrap();
                 if bitmap.get((within / SECTOR) as u32) { own(offset_bytes) } else { below() }
             }
+            other => panic!("sector {sector} is {other:?}"),
         }
     }
 
@@ -321,7 +322,7 @@ impl Driver {
         let (block, within) = (sector * SECTOR / block_bytes, sector * SECTOR % block_bytes);
         self.writer().begin_writing()?;
         let offset_bytes = match self.state(block) {
-            BlockState::Data { offset_bytes } => offset_bytes,
+            BlockState::Data { offset_bytes, .. } => offset_bytes,
             _ => self.writer().reserve(block)?.offset_bytes,
         };
         self.store.write_at(&vec![tag; count as usize * SECTOR as usize], offset_bytes + within).unwrap();

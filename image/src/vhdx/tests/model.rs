@@ -66,7 +66,7 @@ fn run(disk_type: DiskType, steps: Vec<Step>) {
                 let start = block * u64::from(SECTORS);
                 let count = u64::from(SECTORS).min(sectors - start);
                 store.write_at(&vec![tag; (count * SECTOR) as usize], offset_bytes).unwrap();
-                assert_eq!(driver.writer().commit(block, Commit::Whole).unwrap(), BlockState::Data { offset_bytes });
+                assert_eq!(driver.writer().commit(block, Commit::Whole).unwrap(), BlockState::data(offset_bytes));
                 model[start as usize..(start + count) as usize].fill(tag);
             }
             Step::Zero { block } | Step::Discard { block } => {
