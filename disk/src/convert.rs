@@ -171,7 +171,7 @@ fn open_source(path: &Path, options: &ConvertOptions) -> Result<Opened> {
     let open = |cache| Opened::open(path, &OpenOptions { writable: false, cache, ..options.source.clone() });
     let source = open(options.cache.unwrap_or(CacheMode::Direct))?;
     let (mut held_bytes, mut all_bytes) = (0.0, 0.0);
-    for layer in source.disk().map_or(&[][..], |disk| disk.layers()) {
+    for layer in source.disk().iter().flat_map(|disk| disk.layers().to_vec()) {
         let store = layer.image.store();
         let allocated_bytes = store.allocated_bytes().unwrap_or(0) as f64;
         all_bytes += allocated_bytes;

@@ -44,6 +44,14 @@ pub(crate) struct QueueEpoch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parity(pub(crate) bool);
 
+/// A request that was counted in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entered {
+    pub(crate) parity: Parity,
+    /// The epoch: whatever was published before it began is seen by the request.
+    pub(crate) epoch: u64,
+}
+
 /// A grace period under way.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grace {
@@ -80,21 +88,26 @@ impl Epochs {
 impl QueueEpoch {
     /// Counts a request in, before it looks at the map.
     #[inline]
-    pub(crate) fn enter(&self) -> Parity {
+    pub(crate) fn enter(&self) -> Entered {
         loop {
             let epoch = self.current.load(Ordering::SeqCst);
             let counter = &self.counters.0[(epoch & 1) as usize];
             counter.fetch_add(1, Ordering::SeqCst);
             #[cfg(feature = "shuttle")]
             if is_broken(Rule::CountedInTheCurrentEpoch) {
-                return Parity(epoch & 1 == 1);
+                return Entered { parity: Parity(epoch & 1 == 1), epoch };
             }
             if self.current.load(Ordering::SeqCst) == epoch {
-                return Parity(epoch & 1 == 1);
+                return Entered { parity: Parity(epoch & 1 == 1), epoch };
             }
             // The epoch moved between the two: counted under a parity that may already have been found empty.
             counter.fetch_sub(1, Ordering::SeqCst);
         }
+    }
+
+    /// Leaves the queue's requests counted for good: it is unknown when they end.
+    pub(crate) fn abandon(self) {
+        std::mem::forget(self.counters);
     }
 
     /// Counts a request out.
@@ -115,9 +128,9 @@ mod tests {
     fn a_grace_period_waits_for_what_began_before_it() {
         let epochs = Epochs::default();
         let queue = epochs.join();
-        let before = queue.enter();
+        let before = queue.enter().parity;
         let grace = epochs.begin_grace();
-        let after = queue.enter();
+        let after = queue.enter().parity;
         assert!(!epochs.grace_over(grace));
         queue.leave(before);
         assert!(epochs.grace_over(grace));

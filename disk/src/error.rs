@@ -141,13 +141,6 @@ pub(crate) fn from_io(doing: &'static str, path: &Path, source: io::Error) -> Di
         .unwrap_or_else(|source| DiskError::File { doing, path: path.to_owned(), source })
 }
 
-/// Why a layer's block cannot be read.
-pub(crate) fn damage(image: &dyn diskwright_image::Image, offset_bytes: u64) -> io::Error {
-    match image.damage(offset_bytes / image.info().block_bytes) {
-        Ok(error) | Err(error) => error.into(),
-    }
-}
-
 /// An identity for messages: lower-case, in braces.
 pub(crate) fn braced(id: Uuid) -> String {
     format!("{{{id}}}")

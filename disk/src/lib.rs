@@ -3,11 +3,16 @@
 //! ```text
 //!   open.rs      path -> chain of images, each parent found, allowed and proved to be the right one
 //!   gate.rs      which parents may be opened; who names this image as its parent
+//!   chain.rs     the images with their ids, the map over them, the geometry: swapped as one
 //!   map.rs       who owns each unit of the disk, folded over the chain once, looked up without a lock
+//!   shared.rs    what a disk and its queues share: the mutation lock, flush, grace periods, close
+//!   plan.rs      what a request means, decided from memory alone
+//!   work.rs      what a plan lacks: tables read, space prepared, blocks filled or decoded, without the lock
+//!   claims.rs    blocks that are being changed, and requests that wait for them
+//!   clerk.rs     threads that wait for the disk, so that queues need not
 //!   device.rs    the Disk: a BlockDevice
 //!   queue.rs     one thread's way through the map to the engine
 //!   epoch.rs     when freed space can be used again
-//!   flusher.rs   the thread that makes metadata durable, one cycle for all that wait
 //!   create.rs    new images
 //!   place.rs     a FILE or a URI -> a disk or an export
 //!   convert.rs   from one disk to another
@@ -16,24 +21,29 @@
 
 #![forbid(unsafe_code)]
 
+mod chain;
+mod claims;
+mod clerk;
 pub mod compare;
 pub mod convert;
 pub mod create;
 pub mod device;
 mod epoch;
 pub mod error;
-mod flusher;
 mod gate;
 mod map;
 pub mod open;
 pub mod place;
 mod plan;
 mod queue;
+mod shared;
+mod work;
 
+pub use chain::Layer;
 pub use compare::{CompareOutcome, compare};
 pub use convert::{ConvertOptions, ConvertOutcome, convert};
 pub use create::{CreateRequest, create};
-pub use device::{Disk, Layer};
+pub use device::{Disk, MAP_MEMORY_BYTES};
 pub use error::{DiskError, Result};
 pub use open::{OpenOptions, ParentPolicy, Reach, parent_time_doubt};
 pub use place::{Opened, Place, in_a_file};

@@ -1,35 +1,41 @@
-//! Who owns each unit of the disk: one word for each, and the look-up that takes no lock.
+//! Who owns each unit of the disk: one word for each unit, and the look-up that takes no lock.
 //!
-//! A *unit* is the smallest payload block in the chain. The map holds one word for each unit: which layer has its bytes
-//! and where, or that it reads as zeros. A page of (nearly always) 1,024 words is folded over the chain the first time that it is touched
-//! (`map/fold.rs`); from then on a look-up is one atomic load, however long the chain is. So memory and time follow what is touched,
-//! never what the disk's size claims.
+//! A *unit* is the smallest payload block in the chain. A word names the layer that has the unit's bytes, or says that the
+//! unit reads as zeros. A *page* holds (nearly always) 1,024 words. A page is folded over the chain when it is first
+//! needed (`fold.rs`); from then on a look-up is one atomic load, however long the chain is. So memory and time follow what
+//! is touched, never what the disk's size claims, and [`Pages`] gives up pages beyond a bound.
 //!
 //! ```text
-//!   offset ─▶ page (folded once) ─▶ word ─┬─ DATA  layer, file offset
-//!                                         ├─ ZERO  a layer says zeros
-//!                                         ├─ ABSENT nobody knows it: zeros
-//!                                         └─ LAZY  from this layer on, sector bitmaps decide
+//!   offset ─▶ page (folded when first needed) ─▶ word ─┬─ DATA     source (a store of a layer), file offset
+//!                                                      ├─ ZERO     a layer says zeros
+//!                                                      ├─ ABSENT   no layer knows the unit: zeros
+//!                                                      ├─ LAZY     from this layer on, sector bitmaps decide
+//!                                                      ├─ PACKED   the layer must decode the block
+//!                                                      └─ DAMAGED  the layer's table is wrong here
 //! ```
 //!
-//! Locks: words are read without one. They are written, and pages set, only by [`Fold`], under the disk's one mutation lock.
+//! Words name layers and stores by ids that never change their meaning while the disk is open (`chain.rs`), not by their
+//! place in the chain: a layer that joins on top leaves every word true.
+//!
+//! Locks: words are read without one. Words and pages are written only by holders of the disk's mutation lock.
 
-mod fold;
+pub(crate) mod fold;
+mod mixed;
+mod pages;
 
-pub(crate) use fold::{Fold, Mixed};
+pub(crate) use mixed::Mixed;
 
-use diskwright_store::sync::atomic::{AtomicU64, Ordering};
-use std::sync::OnceLock;
+use pages::Pages;
 
 /// Words in a page are two to this, but for disks of more pages than [`PAGES_MAX_SHIFT`] allows.
 const PAGE_SHIFT: u32 = 10;
-/// Pages are at most two to this, so that a disk which only claims to be huge costs 24 MiB: their words are more then.
+/// Pages are at most two to this, so that a disk which only claims to be huge costs 8 MiB: their words are more then.
 const PAGES_MAX_SHIFT: u32 = 20;
-/// Payload offsets are kept in these.
+/// Payload offsets are kept in sectors of this size.
 const SECTOR_BYTES: u64 = 512;
 
 const TAG_BITS: u32 = 3;
-const LAYER_BITS: u32 = 11;
+const ID_BITS: u32 = 16;
 const TAG_ABSENT: u64 = 1;
 const TAG_ZERO: u64 = 2;
 const TAG_DATA: u64 = 3;
@@ -37,64 +43,76 @@ const TAG_LAZY: u64 = 4;
 const TAG_PACKED: u64 = 5;
 const TAG_DAMAGED: u64 = 6;
 
-/// Most layers that a word can name.
-pub(crate) const LAYERS_MAX: usize = 1 << LAYER_BITS;
+/// A layer of the chain. An id is given once and never again while the disk is open.
+pub(crate) type LayerId = u16;
+/// A store of a layer. An id is given once and never again while the disk is open.
+pub(crate) type SourceId = u16;
+
+/// First offset in a store that a word cannot express: 16 PiB.
+pub(crate) const OFFSET_LIMIT_BYTES: u64 = SECTOR_BYTES << (u64::BITS - TAG_BITS - ID_BITS);
 
 /// Who owns a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// Nobody: it reads as zeros.
+    /// No layer: it reads as zeros.
     Absent,
     /// A layer says that it reads as zeros.
-    Zero { layer: u32 },
-    /// The bytes begin here in the layer's store.
-    Data { layer: u32, offset_bytes: u64 },
+    Zero { layer: LayerId },
+    /// The bytes begin here in the store.
+    Data { source: SourceId, offset_bytes: u64 },
     /// Undecided: the bitmaps from this layer on must be asked.
-    Lazy { layer: u32 },
+    Lazy { layer: LayerId },
     /// The layer has the bytes, but they must be decoded before they are read.
-    Packed { layer: u32 },
+    Packed { layer: LayerId },
     /// The layer's table is wrong here, so nobody can know the bytes.
-    Damaged { layer: u32 },
+    Damaged { layer: LayerId },
 }
 
 impl Owner {
     fn encode(self) -> u64 {
+        let of = |tag: u64, id: u16| tag | u64::from(id) << TAG_BITS;
         match self {
             Self::Absent => TAG_ABSENT,
-            Self::Zero { layer } => TAG_ZERO | u64::from(layer) << TAG_BITS,
-            Self::Lazy { layer } => TAG_LAZY | u64::from(layer) << TAG_BITS,
-            Self::Packed { layer } => TAG_PACKED | u64::from(layer) << TAG_BITS,
-            Self::Damaged { layer } => TAG_DAMAGED | u64::from(layer) << TAG_BITS,
-            Self::Data { layer, offset_bytes } => {
-                TAG_DATA | u64::from(layer) << TAG_BITS | (offset_bytes / SECTOR_BYTES) << (TAG_BITS + LAYER_BITS)
+            Self::Zero { layer } => of(TAG_ZERO, layer),
+            Self::Lazy { layer } => of(TAG_LAZY, layer),
+            Self::Packed { layer } => of(TAG_PACKED, layer),
+            Self::Damaged { layer } => of(TAG_DAMAGED, layer),
+            Self::Data { source, offset_bytes } => {
+                of(TAG_DATA, source) | (offset_bytes / SECTOR_BYTES) << (TAG_BITS + ID_BITS)
             }
         }
     }
 
     #[inline]
     fn decode(word: u64) -> Self {
-        let layer = (word >> TAG_BITS) as u32 & ((1 << LAYER_BITS) - 1);
+        let id = (word >> TAG_BITS) as u16;
         match word & ((1 << TAG_BITS) - 1) {
             TAG_ABSENT => Self::Absent,
-            TAG_ZERO => Self::Zero { layer },
-            TAG_DATA => Self::Data { layer, offset_bytes: (word >> (TAG_BITS + LAYER_BITS)) * SECTOR_BYTES },
-            TAG_PACKED => Self::Packed { layer },
-            TAG_DAMAGED => Self::Damaged { layer },
-            _ => Self::Lazy { layer },
+            TAG_ZERO => Self::Zero { layer: id },
+            TAG_DATA => Self::Data { source: id, offset_bytes: (word >> (TAG_BITS + ID_BITS)) * SECTOR_BYTES },
+            TAG_PACKED => Self::Packed { layer: id },
+            TAG_DAMAGED => Self::Damaged { layer: id },
+            _ => Self::Lazy { layer: id },
         }
     }
 
     /// The owner of what follows `by_bytes` after the beginning of this one's range.
     pub(crate) fn advanced(self, by_bytes: u64) -> Self {
         match self {
-            Self::Data { layer, offset_bytes } => Self::Data { layer, offset_bytes: offset_bytes + by_bytes },
+            Self::Data { source, offset_bytes } => Self::Data { source, offset_bytes: offset_bytes + by_bytes },
             other => other,
         }
     }
 
     /// Whether a range of `next`, following `len_bytes` of this one, continues it.
     fn continues(self, len_bytes: u64, next: Self) -> bool {
-        self.advanced(len_bytes) == next
+        // Each packed block is decoded by itself.
+        !matches!(self, Self::Packed { .. }) && self.advanced(len_bytes) == next
+    }
+
+    /// Whether the range reads as zeros.
+    pub(crate) fn reads_as_zeros(self) -> bool {
+        matches!(self, Self::Absent | Self::Zero { .. })
     }
 }
 
@@ -110,10 +128,15 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// First byte after the run.
+    pub(crate) fn end_bytes(&self) -> u64 {
+        self.start_bytes + self.len_bytes
+    }
+
     /// The part of this run that lies in `start..end`, if any.
     fn clip(self, start: u64, end: u64) -> Option<Self> {
         let from = self.start_bytes.max(start);
-        let to = (self.start_bytes + self.len_bytes).min(end);
+        let to = self.end_bytes().min(end);
         (from < to).then(|| Self {
             start_bytes: from,
             len_bytes: to - from,
@@ -125,7 +148,7 @@ impl Run {
 /// Appends a run, joining it to the last one where they are one stretch.
 pub(crate) fn push_joined(runs: &mut Vec<Run>, run: Run) {
     if let Some(last) = runs.last_mut()
-        && last.start_bytes + last.len_bytes == run.start_bytes
+        && last.end_bytes() == run.start_bytes
         && last.owner.continues(last.len_bytes, run.owner)
     {
         last.len_bytes += run.len_bytes;
@@ -134,24 +157,23 @@ pub(crate) fn push_joined(runs: &mut Vec<Run>, run: Run) {
     runs.push(run);
 }
 
-type Page = Box<[AtomicU64]>;
-
 /// The words. See the module.
 #[derive(Debug)]
 pub(crate) struct Map {
     size_bytes: u64,
     unit_shift: u32,
     page_shift: u32,
-    pages: Box<[OnceLock<Page>]>,
+    pages: Pages,
 }
 
 impl Map {
-    /// A map of nothing folded yet, for a disk of `size_bytes` whose smallest block is `unit_bytes` (a power of two).
-    pub(crate) fn new(size_bytes: u64, unit_bytes: u64) -> Self {
+    /// A map of nothing folded yet, for a disk of `size_bytes` whose smallest block is `unit_bytes` (a power of two). Its
+    /// pages take at most `limit_bytes` (and never less than a few pages).
+    pub(crate) fn new(size_bytes: u64, unit_bytes: u64, limit_bytes: u64) -> Self {
         let unit_shift = unit_bytes.trailing_zeros();
         let units = size_bytes.div_ceil(unit_bytes);
         let page_shift = (u64::BITS - units.leading_zeros()).saturating_sub(PAGES_MAX_SHIFT).max(PAGE_SHIFT);
-        let pages = (0..units.div_ceil(1 << page_shift)).map(|_| OnceLock::new()).collect();
+        let pages = Pages::new(units.div_ceil(1 << page_shift) as usize, 1 << page_shift, limit_bytes);
         Self { size_bytes, unit_shift, page_shift, pages }
     }
 
@@ -167,6 +189,7 @@ impl Map {
     }
 
     /// Bytes in a unit.
+    #[inline]
     pub(crate) fn unit_bytes(&self) -> u64 {
         1 << self.unit_shift
     }
@@ -178,16 +201,63 @@ impl Map {
         if (offset_bytes + len_bytes - 1) >> self.unit_shift != unit {
             return None;
         }
-        let (page, word) = self.place(unit);
-        match Owner::decode(self.pages.get(page as usize)?.get()?[word].load(Ordering::Acquire)) {
+        match self.word(unit)? {
             Owner::Lazy { .. } => None,
             owner => Some(owner.advanced(offset_bytes & (self.unit_bytes() - 1))),
         }
     }
 
-    fn unit_range(&self, unit: u64) -> (u64, u64) {
+    /// The word of a unit, if its page is here.
+    #[inline]
+    pub(crate) fn word(&self, unit: u64) -> Option<Owner> {
+        let (page, word) = self.place(unit);
+        self.pages.load(page as usize, word).map(Owner::decode)
+    }
+
+    /// The unit of a byte of the disk.
+    #[inline]
+    pub(crate) fn unit_of(&self, offset_bytes: u64) -> u64 {
+        offset_bytes >> self.unit_shift
+    }
+
+    /// The page of a byte of the disk.
+    #[inline]
+    pub(crate) fn page_of(&self, offset_bytes: u64) -> u64 {
+        self.unit_of(offset_bytes) >> self.page_shift
+    }
+
+    /// First byte of a unit, and the first byte after it.
+    pub(crate) fn unit_range(&self, unit: u64) -> (u64, u64) {
         let start = unit << self.unit_shift;
-        (start, (start + self.unit_bytes()).min(self.size_bytes))
+        (start, start.saturating_add(self.unit_bytes()).min(self.size_bytes))
+    }
+
+    /// The units of a page: the first, and how many the disk has.
+    pub(crate) fn units_of_page(&self, page: u64) -> (u64, u64) {
+        let first = page << self.page_shift;
+        (first, self.size_bytes.div_ceil(self.unit_bytes()).saturating_sub(first).min(self.units_per_page()))
+    }
+
+    /// First byte after a page.
+    pub(crate) fn page_end_bytes(&self, page: u64) -> u64 {
+        let (first, units) = self.units_of_page(page);
+        self.unit_range(first + units.max(1) - 1).1
+    }
+
+    /// Whether a page is here.
+    pub(crate) fn is_resident(&self, page: u64) -> bool {
+        self.pages.is_resident(page as usize)
+    }
+
+    /// Puts a folded page in, giving up another where memory is short. Only under the mutation lock.
+    pub(crate) fn install(&self, page: u64, owners: &[Owner]) {
+        self.pages.install(page as usize, owners.iter().map(|owner| owner.encode()));
+    }
+
+    /// Changes a word, if its page is here: a page that is not will be folded anew. Only under the mutation lock.
+    pub(crate) fn set(&self, unit: u64, owner: Owner) {
+        let (page, word) = self.place(unit);
+        self.pages.store(page as usize, word, owner.encode());
     }
 }
 
@@ -202,9 +272,9 @@ mod tests {
             Owner::Zero { layer: 1023 },
             Owner::Lazy { layer: 7 },
             Owner::Packed { layer: 3 },
-            Owner::Damaged { layer: 1022 },
-            Owner::Data { layer: 2047, offset_bytes: ((1 << 50) - 1) * SECTOR_BYTES },
-            Owner::Data { layer: 0, offset_bytes: 512 },
+            Owner::Damaged { layer: u16::MAX },
+            Owner::Data { source: u16::MAX, offset_bytes: OFFSET_LIMIT_BYTES - SECTOR_BYTES },
+            Owner::Data { source: 0, offset_bytes: 512 },
         ] {
             assert_eq!(Owner::decode(owner.encode()), owner);
         }
@@ -215,7 +285,7 @@ mod tests {
         let data = |start_bytes, offset_bytes| Run {
             start_bytes,
             len_bytes: 4096,
-            owner: Owner::Data { layer: 0, offset_bytes },
+            owner: Owner::Data { source: 0, offset_bytes },
         };
         let mut runs = Vec::new();
         push_joined(&mut runs, data(0, 8192));
@@ -230,18 +300,24 @@ mod tests {
         for (size_bytes, unit_bytes) in
             [(1 << 63, 64 << 20), (2040 << 30, 512), (64 << 40, 1 << 20), (u64::MAX, 1 << 20)]
         {
-            let map = Map::new(size_bytes, unit_bytes);
-            assert!(map.pages.len() <= 1 << PAGES_MAX_SHIFT, "{size_bytes}");
-            let (page, word) = map.place((size_bytes - 1) / unit_bytes);
-            assert!(page as usize == map.pages.len() - 1 && (word as u64) < map.units_per_page());
+            let map = Map::new(size_bytes, unit_bytes, 64 << 20);
+            let last = map.page_of(size_bytes - 1);
+            assert!(last < 1 << PAGES_MAX_SHIFT, "{size_bytes}");
+            assert!(!map.is_resident(last) && map.page_end_bytes(last) == size_bytes);
         }
-        assert_eq!(Map::new(2 << 40, 2 << 20).page_shift, PAGE_SHIFT);
+        assert_eq!(Map::new(2 << 40, 2 << 20, 0).page_shift, PAGE_SHIFT);
     }
 
     #[test]
     fn nothing_is_found_before_it_is_folded() {
-        let map = Map::new(10 << 20, 1 << 20);
+        let map = Map::new(10 << 20, 1 << 20, 64 << 20);
         assert_eq!(map.lookup(0, 512), None);
         assert_eq!(map.lookup(1 << 19, 1 << 20), None);
+        map.set(1, Owner::Absent);
+        assert_eq!(map.word(1), None, "a word cannot be set where its page is not");
+        map.install(0, &[Owner::Zero { layer: 0 }; 10]);
+        map.set(1, Owner::Absent);
+        assert_eq!(map.lookup(1 << 20, 512), Some(Owner::Absent));
+        assert_eq!(map.lookup(0, 512), Some(Owner::Zero { layer: 0 }));
     }
 }

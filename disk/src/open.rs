@@ -10,10 +10,9 @@
 
 use crate::{
     DiskError, Result,
-    device::Layer,
+    chain::Layer,
     error::braced,
     gate::{self, Gate},
-    map::LAYERS_MAX,
 };
 use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
 use diskwright_image::{DiskType, Format, Image, ImageInfo, ParentLink, probe};
@@ -27,7 +26,6 @@ use std::{
 
 /// Longest chain, as in the paper and in Windows.
 pub const CHAIN_MAX: usize = 1024;
-const _: () = assert!(CHAIN_MAX < LAYERS_MAX);
 
 /// A parent's time stamp may differ by this much: file systems and copies round.
 const TIMESTAMP_SLACK_SECONDS: u32 = 2;
@@ -77,6 +75,9 @@ pub struct OpenOptions {
     /// Look at what is written, and make a write of nothing but zeros a change of metadata wherever that spares space, as Hyper-V's
     /// dynamic disks do. It costs a look at every buffer. Fixed disks, whose space is there, store zeros like anything else.
     pub detect_zeroes: bool,
+    /// Most memory that the map of who owns each block may take, in bytes; the tables of images count too.
+    /// `None` for [`MAP_MEMORY_BYTES`](crate::MAP_MEMORY_BYTES).
+    pub map_memory_bytes: Option<u64>,
     /// Where paths lead.
     pub files: Files,
 }

@@ -4,52 +4,85 @@
 //!   push ─▶ validate ─▶ one unit, owner known? ── yes ─▶ engine.read_one / write_one          (no lock, no allocation)
 //!                                   │ no
 //!                                   ▼
-//!                   `plan`, under the mutation lock ─▶ parts ─▶ unlock ─▶ engine.begin, parts, end
+//!          ┌──▶ plan, under the mutation lock ─▶ Ready ─▶ unlock ─▶ engine.begin, parts, end
+//!          │         ├─▶ Work ─▶ done here, or by the loader while the request rests ─┐
+//!          │         └─▶ Busy ─▶ the request rests until the block is free ───────────┤
+//!          └──────────────────────────────────────────────────────────────────────────┘
 //!   reap ─▶ engine.reap ─▶ plain: hand out
-//!                       └▶ with a cookie: commit what the payload made true, flush for FUA, then hand out
+//!                       └▶ with a cookie: commit what the payload made true, flush for FUA, go on, or hand out
 //! ```
 //!
-//! What a write means, and what makes it right, [`plan`](crate::plan) says. Invariant: a request is counted in `in_flight`, and in the epoch of
-//! its parity, from its push until [`DiskQueue::finish`] gives it out.
+//! What a request means [`plan`](crate::plan) says. A queue with a ring of its own does the work that a plan lacks by itself:
+//! only its own requests wait. A queue that shares its ring hands it to the loader, so that nobody else's requests wait.
+//!
+//! A request that *rests* is a ticket of the engine: whoever completes it wakes the queue's thread, and the request is
+//! planned again. It is not counted in any epoch meanwhile, so it holds up nobody who waits for one; what it has reserved is
+//! kept by claims of blocks. A large discard goes in stages of some blocks each, and rests, when it must, between two of them.
+//!
+//! Invariant: a request is counted in `in_flight` from its push until [`DiskQueue::finish`] gives it out, and in the epoch of its parity
+//! while anything that it looked up is in use.
 
 use crate::{
-    device::Shared,
-    epoch::{Parity, QueueEpoch},
-    error,
-    map::{Owner, Run},
-    plan::{Part, Pending, plan_write, plan_zero, settle},
+    chain::Chain,
+    epoch::{Entered, Parity, QueueEpoch},
+    map::{Owner, SourceId},
+    plan::{self, Draft, Next, Part, Pending, settle},
+    shared::Shared,
 };
 use diskwright_image::ImageWriter;
 use diskwright_store::{
-    BlockQueue, Completion, Engine, EngineCompletion, IoBuf, Operation, PushError, QueueOptions, Request, TargetId,
-    all_zero, queue::validate,
+    BlockQueue, Completion, Engine, EngineCompletion, ExternalTicket, IoBuf, Operation, PushError, QueueOptions,
+    Request, TargetId, all_zero, queue::validate,
 };
-use std::{collections::HashMap, fmt, io, sync::Arc};
+use std::{
+    collections::HashMap,
+    fmt, io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
-/// In the place of a [`Pending`]'s number: nothing but that the write was to be durable by itself.
+/// Marks a write that was sent with RWF_DSYNC: it needs no flush and has no `Kept` entry.
 const DURABLE: u64 = u64::MAX >> 2;
 
-/// How a request was counted, and where its [`Pending`] is: the engine carries this as its cookie.
+/// How a request was counted, and where its [`Kept`] is: the engine carries this as its cookie.
 #[derive(Debug, Clone, Copy)]
 struct Cookie(u64);
 
 impl Cookie {
-    fn new(parity: Option<Parity>, pending: u64) -> Self {
+    fn new(parity: Option<Parity>, kept: u64) -> Self {
         let counted = match parity {
             None => 0,
             Some(Parity(false)) => 1,
             Some(Parity(true)) => 3,
         };
-        Self(pending << 2 | counted)
+        Self(kept << 2 | counted)
     }
 
     fn parity(self) -> Option<Parity> {
         (self.0 & 1 == 1).then_some(Parity(self.0 & 2 != 0))
     }
 
-    fn pending(self) -> Option<u64> {
+    fn kept(self) -> Option<u64> {
         (self.0 >> 2 != 0).then_some(self.0 >> 2)
     }
+}
+
+/// A request on its way, with what has been planned of it.
+#[derive(Debug)]
+struct Errand {
+    request: Request,
+    draft: Draft,
+    /// Of zeros and discards: where the next stage begins.
+    at: u64,
+}
+
+/// What is kept of a request while the engine has it.
+#[derive(Debug)]
+enum Kept {
+    /// Parts are in flight. The errand goes on after them, if there is one.
+    Parts(Pending, Option<Box<Errand>>),
+    /// It rests.
+    Resting(Box<Errand>),
 }
 
 /// See the module.
@@ -57,16 +90,21 @@ pub(crate) struct DiskQueue {
     /// Before `shared`: what is in flight ends before the disk can be closed.
     engine: Engine,
     shared: Arc<Shared>,
+    chain: Arc<Chain>,
+    /// The epoch in which `chain` was fetched.
+    chain_epoch: u64,
     targets: Vec<Option<TargetId>>,
-    /// `None` for a read-only disk, whose map never changes.
+    /// `None` for a read-only disk, whose chain never changes.
     epoch: Option<QueueEpoch>,
+    /// Whether others use the ring, so that this thread must not wait for the disk.
+    hands_over: bool,
     depth: usize,
     in_flight: usize,
-    pending: HashMap<u64, Pending>,
-    last_pending: u64,
+    kept: HashMap<u64, Kept>,
+    last_kept: u64,
     ended: Vec<EngineCompletion>,
-    runs: Vec<Run>,
-    parts: Vec<Part>,
+    /// An errand's draft, kept for its vectors.
+    spare: Draft,
 }
 
 impl fmt::Debug for DiskQueue {
@@ -76,45 +114,76 @@ impl fmt::Debug for DiskQueue {
 }
 
 impl DiskQueue {
+    /// A queue on an open disk; [`Shared::queue_opens`] has been called for it.
     pub(crate) fn open(shared: Arc<Shared>, options: &QueueOptions<'_>) -> io::Result<Self> {
-        let engine = options.engine()?;
-        let epoch = (!shared.geometry.read_only).then(|| shared.epochs.join());
-        let targets = vec![None; shared.layers.len()];
+        let engine = match options.engine() {
+            Ok(engine) => engine,
+            Err(error) => {
+                shared.queue_closed();
+                return Err(error);
+            }
+        };
+        let chain = shared.chain();
+        let epoch = (!chain.geometry.read_only).then(|| shared.epochs.join());
         Ok(Self {
+            hands_over: options.ring.is_some(),
             shared,
+            chain,
+            // Before any epoch that there can be: the first request fetches the chain.
+            chain_epoch: u64::MAX,
             engine,
-            targets,
+            targets: Vec::new(),
             epoch,
             depth: options.depth.max(1),
             in_flight: 0,
-            pending: HashMap::new(),
-            last_pending: 0,
+            kept: HashMap::new(),
+            last_kept: 0,
             ended: Vec::new(),
-            runs: Vec::new(),
-            parts: Vec::new(),
+            spare: Draft::default(),
         })
     }
 
     #[inline]
-    fn target(&mut self, layer: u32) -> io::Result<TargetId> {
-        match self.targets[layer as usize] {
-            Some(target) => Ok(target),
-            None => {
-                let target = self.engine.add_target(self.shared.layers[layer as usize].image.store())?;
-                self.targets[layer as usize] = Some(target);
-                Ok(target)
-            }
+    fn target(&mut self, source: SourceId) -> io::Result<TargetId> {
+        match self.targets.get(usize::from(source)) {
+            Some(Some(target)) => Ok(*target),
+            _ => self.add_target(source),
         }
     }
 
-    #[inline]
-    fn enter(&self) -> Option<Parity> {
-        self.epoch.as_ref().map(QueueEpoch::enter)
+    #[cold]
+    fn add_target(&mut self, source: SourceId) -> io::Result<TargetId> {
+        let gone = || io::Error::other("a file of the disk has left the chain; try again");
+        let target = self.engine.add_target(self.chain.source(source).ok_or_else(gone)?)?;
+        if self.targets.len() <= usize::from(source) {
+            self.targets.resize(usize::from(source) + 1, None);
+        }
+        self.targets[usize::from(source)] = Some(target);
+        Ok(target)
     }
 
-    fn next_pending(&mut self) -> u64 {
-        self.last_pending += 1;
-        self.last_pending
+    /// Counts a request in, and sees to it that the chain is one that holds in its epoch.
+    #[inline]
+    fn enter(&mut self) -> Option<Parity> {
+        let Entered { parity, epoch } = self.epoch.as_ref()?.enter();
+        if epoch != self.chain_epoch {
+            self.chain = self.shared.chain();
+            self.chain_epoch = epoch;
+        }
+        Some(parity)
+    }
+
+    #[inline]
+    fn leave(&self, parity: Option<Parity>) {
+        if let (Some(epoch), Some(parity)) = (&self.epoch, parity) {
+            epoch.leave(parity);
+        }
+    }
+
+    fn keep(&mut self, kept: Kept) -> u64 {
+        self.last_kept += 1;
+        self.kept.insert(self.last_kept, kept);
+        self.last_kept
     }
 
     /// Ends a request at once.
@@ -126,228 +195,297 @@ impl DiskQueue {
         self.engine.end(slot);
     }
 
-    fn read(&mut self, request: Request) {
-        let parity = self.enter();
-        let cookie = Cookie::new(parity, 0);
-        let Request { offset_bytes, len_bytes, tag, buf, buf_offset_bytes, .. } = request;
-        // `validate` has seen to it that a request for something has a buffer.
-        let Some(buf) = buf else { return self.end_with(tag, cookie, None, Ok(())) };
-        if len_bytes == 0 {
-            return self.end_with(tag, cookie, Some(buf), Ok(()));
-        }
-        if let Some(Owner::Data { layer, offset_bytes: file_offset_bytes }) =
-            self.shared.map.lookup(offset_bytes, len_bytes)
+    fn read(&mut self, mut request: Request, parity: Option<Parity>) {
+        if let Some(Owner::Data { source, offset_bytes: file_offset_bytes }) =
+            self.chain.map.lookup(request.offset_bytes, request.len_bytes)
+            && let Some(buf) = request.buf.take()
         {
-            match self.target(layer) {
+            match self.target(source) {
                 Ok(target) => {
-                    let range = buf_offset_bytes..buf_offset_bytes + len_bytes as usize;
-                    self.engine.read_one(tag, cookie.0, target, file_offset_bytes, buf, range);
+                    let cookie = Cookie::new(parity, 0);
+                    self.engine.read_one(request.tag, cookie.0, target, file_offset_bytes, buf, request.buf_range());
                 }
-                Err(error) => self.end_with(tag, cookie, Some(buf), Err(error)),
+                Err(error) => self.end_with(request.tag, Cookie::new(parity, 0), Some(buf), Err(error)),
             }
             return;
         }
-        let mut runs = std::mem::take(&mut self.runs);
-        runs.clear();
-        let folded = {
-            let mut mutation = self.shared.lock();
-            self.shared.fold(&mut mutation).runs(offset_bytes, offset_bytes + len_bytes, &mut runs)
-        };
-        let slot = self.engine.begin(tag, cookie.0, Some(buf));
-        match folded {
-            Ok(()) => {
-                for run in &runs {
-                    let start = buf_offset_bytes + (run.start_bytes - offset_bytes) as usize;
-                    let range = start..start + run.len_bytes as usize;
-                    match run.owner {
-                        Owner::Data { layer, offset_bytes } => match self.target(layer) {
-                            Ok(target) => self.engine.read(&slot, target, offset_bytes, range),
-                            Err(error) => self.engine.fail(&slot, error),
-                        },
-                        Owner::Damaged { layer } => {
-                            let error = error::damage(&*self.shared.layers[layer as usize].image, run.start_bytes);
-                            self.engine.fail(&slot, error);
-                        }
-                        Owner::Packed { layer } => {
-                            let image = &*self.shared.layers[layer as usize].image;
-                            let block_bytes = image.info().block_bytes;
-                            let (block, within_bytes) = (run.start_bytes / block_bytes, run.start_bytes % block_bytes);
-                            let mut bytes = vec![0; run.len_bytes as usize];
-                            match image.read_packed(block, within_bytes, &mut bytes) {
-                                Ok(()) => self.engine.fill(&slot, range.start, &bytes),
-                                Err(error) => self.engine.fail(&slot, error.into()),
-                            }
-                        }
-                        Owner::Zero { .. } | Owner::Absent | Owner::Lazy { .. } => self.engine.fill_zeros(&slot, range),
-                    }
-                }
-            }
-            Err(error) => self.engine.fail(&slot, error::to_io(error)),
-        }
-        self.engine.end(slot);
-        self.runs = runs;
+        self.begin_errand(request, parity);
     }
 
-    fn write(&mut self, request: Request) {
-        let parity = self.enter();
-        let Request { offset_bytes, len_bytes, tag, buf, buf_offset_bytes, fua, .. } = request;
-        let buf = match buf {
-            Some(buf) if len_bytes > 0 => buf,
-            nothing_to_store => return self.end_with(tag, Cookie::new(parity, 0), nothing_to_store, Ok(())),
-        };
-        if let Some(Owner::Data { layer: 0, offset_bytes: file_offset_bytes }) =
-            self.shared.map.lookup(offset_bytes, len_bytes)
-            && self.shared.has_begun_writing()
+    fn write(&mut self, mut request: Request, parity: Option<Parity>) {
+        if let Some(Owner::Data { source, offset_bytes: file_offset_bytes }) =
+            self.chain.map.lookup(request.offset_bytes, request.len_bytes)
+            && self.chain.top().has_source(source)
+            && self.chain.top().has_begun_writing()
+            && let Some(buf) = request.buf.take()
         {
-            match self.target(0) {
+            let (tag, fua, range) = (request.tag, request.fua, request.buf_range());
+            let ready = if fua { self.shared.check_poison(self.chain.top()) } else { Ok(()) };
+            let dirty = fua && self.chain.top().image.writer().is_some_and(ImageWriter::is_dirty);
+            match ready.and_then(|()| self.target(source)) {
                 Ok(target) => {
-                    if fua && let Err(error) = self.shared.check_poison() {
-                        return self.end_with(tag, Cookie::new(parity, 0), Some(buf), Err(error));
-                    }
-                    let dirty = fua && self.shared.writer().is_ok_and(ImageWriter::is_dirty);
-                    let mut pending = if fua { DURABLE } else { 0 };
+                    let mut kept = if fua { DURABLE } else { 0 };
                     if dirty {
-                        pending = self.next_pending();
-                        self.pending.insert(pending, Pending { flush_after: true, ..Pending::default() });
+                        kept = self.keep(Kept::Parts(Pending { flush_after: true, ..Pending::default() }, None));
                     }
-                    let cookie = Cookie::new(parity, pending);
-                    let durable = fua && !dirty;
-                    let range = buf_offset_bytes..buf_offset_bytes + len_bytes as usize;
-                    self.engine.write_one(tag, cookie.0, target, file_offset_bytes, buf, range, durable);
+                    let cookie = Cookie::new(parity, kept);
+                    self.engine.write_one(tag, cookie.0, target, file_offset_bytes, buf, range, fua && !dirty);
                 }
                 Err(error) => self.end_with(tag, Cookie::new(parity, 0), Some(buf), Err(error)),
             }
             return;
         }
-        let mut pending = Pending { flush_after: fua, ..Pending::default() };
-        let shared = Arc::clone(&self.shared);
-        let planned = plan_write(&shared, offset_bytes, len_bytes, &mut self.parts, &mut pending);
-        self.issue(tag, parity, Some((buf, buf_offset_bytes)), pending, planned);
+        self.begin_errand(request, parity);
     }
 
-    fn zero(&mut self, request: Request) {
-        let parity = self.enter();
-        let Request { operation, offset_bytes, len_bytes, tag, buf, fua, .. } = request;
-        let mut pending = Pending { flush_after: fua, ..Pending::default() };
-        let shared = Arc::clone(&self.shared);
-        let planned =
-            plan_zero(&shared, offset_bytes, len_bytes, operation == Operation::Discard, &mut self.parts, &mut pending);
-        // No part of it reads the buffer; a write of zeros has one all the same, and gets it back.
-        self.issue(tag, parity, buf.map(|buf| (buf, 0)), pending, planned);
+    fn begin_errand(&mut self, request: Request, parity: Option<Parity>) {
+        let at = request.offset_bytes;
+        let draft = std::mem::take(&mut self.spare);
+        self.advance(Errand { request, draft, at }, parity);
     }
 
-    /// Starts the parts of a planned write, with the buffer and where in it the payload begins. Their commits follow when they are done. Where planning failed half-way, what was
-    /// planned is done all the same (it holds blocks busy), and the request fails.
-    fn issue(
-        &mut self,
-        tag: u64,
-        parity: Option<Parity>,
-        payload: Option<(IoBuf, usize)>,
-        mut pending: Pending,
-        planned: io::Result<()>,
-    ) {
-        let durable = planned.is_ok() && self.is_durable_alone(&pending);
-        (pending.flush_after, pending.is_durable) = (pending.flush_after && !durable, durable);
-        let id = self.next_pending();
-        self.pending.insert(id, pending);
-        let (buf, buf_offset_bytes) = payload.map_or((None, 0), |(buf, offset_bytes)| (Some(buf), offset_bytes));
-        let slot = self.engine.begin(tag, Cookie::new(parity, id).0, buf);
-        if let Err(error) = planned {
-            self.engine.fail(&slot, error);
-        }
-        let mut parts = std::mem::take(&mut self.parts);
-        match self.target(0) {
-            Ok(target) => {
-                for part in parts.drain(..) {
-                    match part {
-                        Part::Payload { file_offset_bytes, start, len } => {
-                            let start = buf_offset_bytes + start;
-                            self.engine.write(&slot, target, file_offset_bytes, start..start + len, durable);
-                        }
-                        Part::Shared { file_offset_bytes, bytes } => {
-                            self.engine.write_shared(&slot, target, file_offset_bytes, &bytes);
-                        }
-                        Part::Zeroes { range, how } => self.engine.write_zeroes(&slot, target, range, how),
+    /// Plans an errand as often as it takes, and carries out, parks or ends it.
+    fn advance(&mut self, mut errand: Errand, mut parity: Option<Parity>) {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let mut mutation = shared.lock();
+            if !Arc::ptr_eq(&self.chain, &mutation.chain) {
+                self.chain = Arc::clone(&mutation.chain);
+            }
+            let end = errand.request.offset_bytes + errand.request.len_bytes;
+            let planned = guarded(&shared, || match errand.request.operation {
+                // A disk that shrank may have left the request without its range.
+                _ if end > self.chain.geometry.size_bytes => Err(validate(&errand.request, &self.chain.geometry)
+                    .err()
+                    .unwrap_or_else(|| io::ErrorKind::InvalidInput.into())),
+                Operation::Read => Ok(plan::plan_read(&mutation, errand.request.offset_bytes, end, &mut errand.draft)),
+                Operation::WriteZeroes | Operation::Discard => {
+                    let discard = errand.request.operation == Operation::Discard;
+                    plan::plan_zero(&mut mutation, &mut errand.at, end, discard, &mut errand.draft)
+                }
+                Operation::Write if self.is_zeros(&errand.request) => {
+                    plan::plan_zero(&mut mutation, &mut errand.at, end, false, &mut errand.draft)
+                }
+                Operation::Write | Operation::Flush => {
+                    let start = errand.request.offset_bytes;
+                    plan::plan_write(&mut mutation, start, end, &mut errand.draft)
+                }
+            });
+            if !self.chain.geometry.read_only {
+                shared.try_recycle(&mut mutation);
+            }
+            let has_stage = errand.at > errand.request.offset_bytes
+                && !(errand.draft.parts.is_empty() && errand.draft.pending.commits.is_empty());
+            match planned {
+                Err(error) => {
+                    drop(mutation);
+                    return self.issue(errand, parity, Err(error), false);
+                }
+                Ok(Next::Ready) => {
+                    drop(mutation);
+                    let done = errand.at >= end || !self.goes_in_stages(&errand.request);
+                    if done || has_stage {
+                        return self.issue(errand, parity, Ok(()), !done);
+                    }
+                }
+                Ok(Next::Work(_) | Next::Busy(_)) if has_stage && self.goes_in_stages(&errand.request) => {
+                    drop(mutation);
+                    return self.issue(errand, parity, Ok(()), true);
+                }
+                Ok(Next::Busy(key)) => {
+                    self.leave(parity);
+                    let ticket = self.rest(errand);
+                    return mutation.claims.wait(key, ticket);
+                }
+                Ok(Next::Work(work)) => {
+                    drop(mutation);
+                    self.leave(parity);
+                    if self.hands_over {
+                        let chain = Arc::clone(&self.chain);
+                        let ticket = self.rest(errand);
+                        return shared.loader.request(&shared, (chain, work, ticket));
+                    }
+                    let done = guarded(&shared, || shared.carry_out(&self.chain, &work));
+                    parity = self.enter();
+                    if let Err(error) = done {
+                        return self.issue(errand, parity, Err(error), false);
                     }
                 }
             }
-            Err(error) => {
-                parts.clear();
-                self.engine.fail(&slot, error);
+        }
+    }
+
+    /// Whether a request is zeroing, which is planned some blocks at a time.
+    fn goes_in_stages(&self, request: &Request) -> bool {
+        match request.operation {
+            Operation::WriteZeroes | Operation::Discard => true,
+            Operation::Write => self.is_zeros(request),
+            Operation::Read | Operation::Flush => false,
+        }
+    }
+
+    /// Whether a write becomes zeros without payload.
+    fn is_zeros(&self, request: &Request) -> bool {
+        self.shared.detect_zeroes && writes_zeros(request)
+    }
+
+    /// Lays an errand by, until its ticket is completed.
+    fn rest(&mut self, errand: Errand) -> ExternalTicket {
+        let tag = errand.request.tag;
+        let kept = self.keep(Kept::Resting(Box::new(errand)));
+        self.engine.external(tag, Cookie::new(None, kept).0, None)
+    }
+
+    /// Starts the parts of a planned errand. Their commits follow when they are done. Where planning failed half-way, what was
+    /// planned is done all the same (it holds blocks), and the request fails.
+    fn issue(&mut self, mut errand: Errand, parity: Option<Parity>, planned: io::Result<()>, goes_on: bool) {
+        let Request { tag, fua, buf_offset_bytes, .. } = errand.request;
+        let is_read = errand.request.operation == Operation::Read;
+        let buf = errand.request.buf.take();
+        let mut pending = std::mem::take(&mut errand.draft.pending);
+        pending.flush_after = fua && !goes_on && !is_read;
+        let durable = planned.is_ok() && self.is_durable_alone(&pending, &errand.draft.parts);
+        (pending.flush_after, pending.is_durable) = (pending.flush_after && !durable, durable);
+        let mut draft = std::mem::take(&mut errand.draft);
+        let offset_bytes = errand.request.offset_bytes;
+        let kept = if is_read { 0 } else { self.keep(Kept::Parts(pending, goes_on.then(|| Box::new(errand)))) };
+        let slot = self.engine.begin(tag, Cookie::new(parity, kept).0, buf);
+        if let Err(error) = planned {
+            self.engine.fail(&slot, error);
+        } else {
+            for &run in &draft.runs {
+                let start = buf_offset_bytes + (run.start_bytes - offset_bytes) as usize;
+                let range = start..start + run.len_bytes as usize;
+                match run.owner {
+                    Owner::Data { source, offset_bytes } => match self.target(source) {
+                        Ok(target) => self.engine.read(&slot, target, offset_bytes, range),
+                        Err(error) => self.engine.fail(&slot, error),
+                    },
+                    Owner::Damaged { layer } => self.engine.fail(&slot, self.chain.damage(layer, run.start_bytes)),
+                    Owner::Packed { layer } => {
+                        let bytes = unpacked(&self.chain, &draft, layer, run.start_bytes, run.len_bytes);
+                        match bytes {
+                            Some(bytes) => self.engine.fill(&slot, start, bytes),
+                            None => self.engine.fail(&slot, io::ErrorKind::UnexpectedEof.into()),
+                        }
+                    }
+                    Owner::Zero { .. } | Owner::Absent | Owner::Lazy { .. } => self.engine.fill_zeros(&slot, range),
+                }
+            }
+        }
+        for part in draft.parts.drain(..) {
+            let source = match &part {
+                Part::Payload { source, .. } | Part::Shared { source, .. } | Part::Zeroes { source, .. } => *source,
+            };
+            match (self.target(source), part) {
+                (Ok(target), Part::Payload { file_offset_bytes, start, len, .. }) => {
+                    let start = buf_offset_bytes + start;
+                    self.engine.write(&slot, target, file_offset_bytes, start..start + len, durable);
+                }
+                (Ok(target), Part::Shared { file_offset_bytes, bytes, .. }) => {
+                    self.engine.write_shared(&slot, target, file_offset_bytes, &bytes);
+                }
+                (Ok(target), Part::Zeroes { range, how, .. }) => self.engine.write_zeroes(&slot, target, range, how),
+                (Err(error), _) => self.engine.fail(&slot, error),
             }
         }
         self.engine.end(slot);
-        self.parts = parts;
+        draft.runs.clear();
+        draft.decoded.clear();
+        self.spare = draft;
     }
 
     /// Whether a planned write that must be durable is so by its payload alone: one stretch of it, where no metadata waits for a flush.
     /// Of several stretches each would be made durable by itself, and one flush behind them is cheaper.
-    fn is_durable_alone(&self, pending: &Pending) -> bool {
+    fn is_durable_alone(&self, pending: &Pending, parts: &[Part]) -> bool {
         pending.flush_after
             && pending.commits.is_empty()
             && pending.initialised.is_empty()
-            && matches!(self.parts[..], [Part::Payload { .. }])
-            && self.shared.check_poison().is_ok()
-            && self.shared.writer().is_ok_and(|writer| !writer.is_dirty())
+            && matches!(parts, [Part::Payload { .. }])
+            && self.shared.check_poison(self.chain.top()).is_ok()
+            && self.chain.top().image.writer().is_some_and(|writer| !writer.is_dirty())
     }
 
-    fn flush(&mut self, tag: u64) {
-        let parity = self.enter();
+    fn flush(&mut self, tag: u64, parity: Option<Parity>) {
         let plain = Cookie::new(parity, 0);
-        if self.shared.geometry.read_only {
+        if self.chain.geometry.read_only {
             return self.end_with(tag, plain, None, Ok(()));
         }
-        if let Err(error) = self.shared.check_poison() {
+        if let Err(error) = self.shared.check_poison(self.chain.top()) {
             return self.end_with(tag, plain, None, Err(error));
         }
-        match self.shared.writer().map(ImageWriter::is_dirty) {
+        // Several files, or metadata: that takes steps that wait for each other.
+        let dirty = !self.chain.writes_one_file || self.chain.top().image.writer().is_some_and(ImageWriter::is_dirty);
+        if dirty {
+            return self.request_flush(tag, plain, None);
+        }
+        match self.target(self.chain.top().source(0)) {
+            Ok(target) => {
+                let pending = Pending { is_sync: true, is_durable: true, ..Pending::default() };
+                let kept = self.keep(Kept::Parts(pending, None));
+                let slot = self.engine.begin(tag, Cookie::new(parity, kept).0, None);
+                self.engine.sync(&slot, target);
+                self.engine.end(slot);
+            }
             Err(error) => self.end_with(tag, plain, None, Err(error)),
-            Ok(true) => self.request_flush(tag, plain, None),
-            Ok(false) => match self.target(0) {
-                Ok(target) => {
-                    let id = self.next_pending();
-                    self.pending.insert(id, Pending { is_sync: true, is_durable: true, ..Pending::default() });
-                    let slot = self.engine.begin(tag, Cookie::new(parity, id).0, None);
-                    self.engine.sync(&slot, target);
-                    self.engine.end(slot);
-                }
-                Err(error) => self.end_with(tag, plain, None, Err(error)),
-            },
         }
     }
 
     fn request_flush(&mut self, tag: u64, cookie: Cookie, buf: Option<IoBuf>) {
         let ticket = self.engine.external(tag, cookie.0, buf);
-        self.shared.flusher.request(&self.shared, ticket);
+        self.shared.request_flush(ticket);
     }
 
-    /// What a finished request of the engine means. `None` when it goes on (FUA).
+    /// What a finished request of the engine means. `None` when it goes on.
     fn finish(&mut self, ended: EngineCompletion) -> Option<Completion> {
-        let EngineCompletion { tag, cookie, buf, mut result } = ended;
+        let EngineCompletion { tag, cookie, mut buf, mut result } = ended;
         let cookie = Cookie(cookie);
-        let mut is_durable = cookie.pending() == Some(DURABLE);
-        if let Some(pending) = cookie.pending().and_then(|id| self.pending.remove(&id)) {
-            is_durable = pending.is_durable;
-            if pending.is_sync && result.is_err() {
-                self.shared.poison();
-            }
-            if !pending.commits.is_empty() || !pending.initialised.is_empty() {
-                result = settle(&self.shared, &pending, result);
-            }
-            if pending.flush_after && result.is_ok() {
-                self.request_flush(tag, Cookie::new(cookie.parity(), 0), buf);
-                return None;
+        let mut is_durable = cookie.kept() == Some(DURABLE);
+        match cookie.kept().and_then(|id| self.kept.remove(&id)) {
+            None => {}
+            Some(Kept::Resting(mut errand)) => match result {
+                Ok(()) => {
+                    let parity = self.enter();
+                    self.advance(*errand, parity);
+                    return None;
+                }
+                Err(error) => {
+                    buf = errand.request.buf.take();
+                    result = self.settled(&errand.draft.pending, Err(error));
+                }
+            },
+            Some(Kept::Parts(pending, goes_on)) => {
+                is_durable = pending.is_durable;
+                if pending.is_sync && result.is_err() {
+                    self.shared.poison();
+                }
+                if !pending.commits.is_empty() || !pending.initialised.is_empty() {
+                    result = self.settled(&pending, result);
+                }
+                if let Some(mut errand) = goes_on.filter(|_| result.is_ok()) {
+                    errand.request.buf = buf;
+                    self.leave(cookie.parity());
+                    let parity = self.enter();
+                    self.advance(*errand, parity);
+                    return None;
+                }
+                if pending.flush_after && result.is_ok() {
+                    self.request_flush(tag, Cookie::new(cookie.parity(), 0), buf);
+                    return None;
+                }
             }
         }
         // Another's sync may have failed while this one was under way: what that dropped, this one never saw.
         if is_durable && result.is_ok() {
-            result = self.shared.check_poison();
+            result = self.shared.check_poison(self.chain.top());
         }
-        if let (Some(epoch), Some(parity)) = (&self.epoch, cookie.parity()) {
-            epoch.leave(parity);
-        }
+        self.leave(cookie.parity());
         self.in_flight -= 1;
         Some(Completion { tag, buf, result })
+    }
+
+    fn settled(&self, pending: &Pending, result: io::Result<()>) -> io::Result<()> {
+        guarded(&self.shared, || settle(&self.shared, pending, result))
     }
 }
 
@@ -361,21 +499,21 @@ impl BlockQueue for DiskQueue {
     }
 
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
-        let refused = if self.in_flight >= self.depth {
-            Err(io::ErrorKind::WouldBlock.into())
-        } else {
-            validate(&request, &self.shared.geometry)
-        };
-        if let Err(reason) = refused {
+        if self.in_flight >= self.depth {
+            return Err(Box::new(PushError { request, reason: io::ErrorKind::WouldBlock.into() }));
+        }
+        let parity = self.enter();
+        if let Err(reason) = validate(&request, &self.chain.geometry) {
+            self.leave(parity);
             return Err(Box::new(PushError { request, reason }));
         }
         self.in_flight += 1;
         match request.operation {
-            Operation::Read => self.read(request),
-            Operation::Write if self.shared.detect_zeroes && writes_zeros(&request) => self.zero(request),
-            Operation::Write => self.write(request),
-            Operation::WriteZeroes | Operation::Discard => self.zero(request),
-            Operation::Flush => self.flush(request.tag),
+            Operation::Flush => self.flush(request.tag, parity),
+            _ if request.len_bytes == 0 => self.end_with(request.tag, Cookie::new(parity, 0), request.buf, Ok(())),
+            Operation::Read => self.read(request, parity),
+            Operation::Write if !self.is_zeros(&request) => self.write(request, parity),
+            Operation::Write | Operation::WriteZeroes | Operation::Discard => self.begin_errand(request, parity),
         }
         Ok(())
     }
@@ -398,21 +536,52 @@ impl BlockQueue for DiskQueue {
 }
 
 impl Drop for DiskQueue {
-    /// Waits for what is in flight, so that commits are not lost and blocks do not stay busy.
+    /// Waits for what is in flight, so that commits are not lost and blocks do not stay taken.
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.in_flight > 0 {
             if self.reap(1, &mut done).is_err() {
-                return;
+                // The kernel may still write where these requests were sent, and nothing can tell when it has ended: nothing
+                // that they reach is ever used again, and nothing is called durable any more.
+                self.shared.poison();
+                if let Some(epoch) = self.epoch.take() {
+                    epoch.abandon();
+                }
+                break;
             }
             done.clear();
         }
+        self.shared.queue_closed();
     }
+}
+
+/// The bytes of a stretch of a packed block.
+fn unpacked<'a>(
+    chain: &Chain,
+    draft: &'a Draft,
+    layer: crate::map::LayerId,
+    start_bytes: u64,
+    len_bytes: u64,
+) -> Option<&'a [u8]> {
+    let block_bytes = chain.member(layer)?.block_bytes;
+    let (block, within) = (start_bytes / block_bytes, (start_bytes % block_bytes) as usize);
+    let (.., cell) = draft.decoded.iter().find(|(of, number, _)| (*of, *number) == (layer, block))?;
+    cell.get()?.get(within..within + len_bytes as usize)
+}
+
+/// Runs what reads tables and changes the map. A panic there is an error of this program: it ends the request, and the disk, whose
+/// map it may have left half changed, is not called durable any more. Other disks of the process go on.
+fn guarded<T>(shared: &Shared, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+        shared.poison();
+        Err(io::Error::other(
+            "internal error: the request was given up; close the disk, run `diskwright check`, and report what stands on standard error",
+        ))
+    })
 }
 
 /// Whether a write's payload is nothing but zeros.
 fn writes_zeros(request: &Request) -> bool {
-    let end = request.buf_offset_bytes + request.len_bytes as usize;
-    let payload = request.buf.as_ref().and_then(|buf| buf.get(request.buf_offset_bytes..end)).unwrap_or_default();
+    let payload = request.buf.as_ref().and_then(|buf| buf.get(request.buf_range())).unwrap_or_default();
     !payload.is_empty() && all_zero(payload)
 }

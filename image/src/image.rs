@@ -16,7 +16,7 @@
 
 use crate::error::{ImageError, Result};
 use diskwright_store::{IoBuf, Store};
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 use uuid::Uuid;
 
 /// A file format.
@@ -296,6 +296,9 @@ pub trait Image: Send + Sync + fmt::Debug {
     /// # Errors
     /// `Io` when the table cannot be read; `Unsupported` where the format has no tables.
     fn damage(&self, block: u64) -> Result<ImageError> {
+        if let Err(error) = self.sector_bitmap(block) {
+            return Ok(error);
+        }
         Err(ImageError::Unsupported {
             path: self.store().name().to_owned(),
             what: format!("an explanation of damage at block {block} in an image without tables"),
@@ -316,6 +319,12 @@ pub trait Image: Send + Sync + fmt::Debug {
         })
     }
 
+    /// Virtual size in bytes: as [`ImageInfo::size_bytes`] when the image was opened, and what
+    /// [`ImageWriter::resize`] made of it since.
+    fn size_bytes(&self) -> u64 {
+        self.info().size_bytes
+    }
+
     /// The bitmap of a block that is `Partial`.
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap>;
 
@@ -329,20 +338,71 @@ pub trait ImageWriter: Send + Sync {
     /// DataWriteGuid, durable on return. (A reservation may call the FileWriteGuid half by itself.)
     fn begin_writing(&self) -> Result<()>;
 
-    /// Space for a block. Repeated calls for a block give the same place until it is committed or given up.
+    /// Does what [`ImageWriter::reserve`] and [`ImageWriter::commit`] of these blocks would have to wait for: reads tables,
+    /// makes room in the file. Waits for the disk, so the caller holds no lock. Another thread may use up what was prepared.
     ///
     /// # Errors
-    /// `Io` with `StorageFull` when the file cannot grow; the image is as it was.
-    fn reserve(&self, block: u64) -> Result<Reservation>;
+    /// `Io`, with `StorageFull` when the file cannot grow; `Corrupt` for a table in which no space can be found.
+    fn prepare(&self, blocks: Range<u64>) -> Result<()>;
+
+    /// Space for a block. Repeated calls for a block give the same place until it is committed or given up. `None` says that
+    /// it would have to wait for the disk: call [`ImageWriter::prepare`], without locks, and ask again.
+    ///
+    /// # Errors
+    /// `Poisoned`; `Corrupt` for the block's entry. The image is as it was.
+    fn reserve(&self, block: u64) -> Result<Option<Reservation>>;
+
+    /// [`ImageWriter::reserve`], with the waiting that it takes. The caller holds no lock.
+    ///
+    /// # Errors
+    /// As [`ImageWriter::reserve`] and [`ImageWriter::prepare`].
+    fn reserve_waiting(&self, block: u64) -> Result<Reservation> {
+        loop {
+            if let Some(reservation) = self.reserve(block)? {
+                return Ok(reservation);
+            }
+            self.prepare(block..block.saturating_add(1))?;
+        }
+    }
+
+    /// [`ImageWriter::commit`], with the waiting that it takes. The caller holds no lock.
+    ///
+    /// # Errors
+    /// As [`ImageWriter::commit`] and [`ImageWriter::prepare`].
+    fn commit_waiting(&self, block: u64, change: Commit) -> Result<BlockState> {
+        loop {
+            if let Some(state) = self.commit(block, change)? {
+                return Ok(state);
+            }
+            self.prepare(block..block.saturating_add(1))?;
+        }
+    }
 
     /// The `init` bytes of a reservation have been written.
     fn initialised(&self, block: u64);
 
-    /// Changes the mapping, in memory. Returns the block's new state.
+    /// Changes the mapping, in memory. Returns the block's new state; `None` as [`ImageWriter::reserve`] does.
     ///
     /// # Errors
     /// `Unsupported` for `Zero` and `Discard` where [`ImageWriter::can_store_zero`] is false.
-    fn commit(&self, block: u64, change: Commit) -> Result<BlockState>;
+    fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>>;
+
+    /// Whether [`Commit::Sectors`] records which sectors of a block are this layer's own. Where it does not, a block that is
+    /// written in part must be given all its sectors first.
+    fn tracks_sectors(&self) -> bool;
+
+    /// Makes the virtual disk larger; what is added is `Absent`, or reads as zeros. Durable on return. Blocks that exist
+    /// stay where they are.
+    ///
+    /// # Errors
+    /// `Unsupported` where the image cannot grow, or would have to shrink; `Io`.
+    fn resize(&self, size_bytes: u64) -> Result<()> {
+        Err(ImageError::Unsupported {
+            path: Default::default(),
+            what: format!("a new size of {size_bytes} bytes for an open image of this format"),
+            hint: "convert the disk to an image of the size that is wanted".into(),
+        })
+    }
 
     /// Whether a block can be made to read as zeros without payload (false for a differencing VHD).
     fn can_store_zero(&self) -> bool;

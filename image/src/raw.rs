@@ -20,6 +20,7 @@ use diskwright_store::{
 };
 use std::{
     io,
+    ops::Range,
     path::Path,
     sync::{Arc, PoisonError},
 };
@@ -174,15 +175,23 @@ impl ImageWriter for FlatWriter {
         self.sync("make the file's new length durable")
     }
 
-    fn reserve(&self, block: u64) -> Result<Reservation> {
-        Ok(Reservation { store: 0, offset_bytes: self.place(block)?, init: None })
+    fn prepare(&self, _blocks: Range<u64>) -> Result<()> {
+        Ok(())
+    }
+
+    fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
+        Ok(Some(Reservation { store: 0, offset_bytes: self.place(block)?, init: None }))
     }
 
     fn initialised(&self, _block: u64) {}
 
-    fn commit(&self, block: u64, change: Commit) -> Result<BlockState> {
+    fn tracks_sectors(&self) -> bool {
+        false
+    }
+
+    fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
         match change {
-            Commit::Whole | Commit::Sectors { .. } => Ok(BlockState::data(self.place(block)?)),
+            Commit::Whole | Commit::Sectors { .. } => Ok(Some(BlockState::data(self.place(block)?))),
             Commit::Zero | Commit::Discard => Err(ImageError::Unsupported {
                 path: self.store.name().to_owned(),
                 what: "a block without payload in a disk that has no block table".into(),
@@ -342,8 +351,8 @@ mod tests {
         let writer = image.writer().unwrap();
         assert!(!writer.can_store_zero());
         assert!(writer.commit(0, Commit::Zero).is_err());
-        assert_eq!(writer.commit(0, Commit::Whole).unwrap(), BlockState::data(0));
-        assert_eq!(writer.reserve(1).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(writer.commit_waiting(0, Commit::Whole).unwrap(), BlockState::data(0));
+        assert_eq!(writer.reserve_waiting(1).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         writer.close().unwrap();
     }
 

@@ -94,13 +94,21 @@ impl ImageWriter for Meddler {
         if self.meddling == Meddling::NoBeginWriting { Ok(()) } else { self.writing()?.begin_writing() }
     }
 
-    fn reserve(&self, block: u64) -> Result<Reservation> {
-        let reservation = self.writing()?.reserve(block)?;
+    fn prepare(&self, blocks: std::ops::Range<u64>) -> Result<()> {
+        self.writing()?.prepare(blocks)
+    }
+
+    fn tracks_sectors(&self) -> bool {
+        self.inner.writer().is_some_and(ImageWriter::tracks_sectors)
+    }
+
+    fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
+        let Some(reservation) = self.writing()?.reserve(block)? else { return Ok(None) };
         if self.meddling == Meddling::NoFirstBitmap && reservation.init.is_some() {
             self.writing()?.initialised(block);
-            return Ok(Reservation { init: None, ..reservation });
+            return Ok(Some(Reservation { init: None, ..reservation }));
         }
-        Ok(reservation)
+        Ok(Some(reservation))
     }
 
     fn initialised(&self, block: u64) {
@@ -109,11 +117,11 @@ impl ImageWriter for Meddler {
         }
     }
 
-    fn commit(&self, block: u64, change: Commit) -> Result<BlockState> {
+    fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
         let writer = self.writing()?;
         match (self.meddling, change) {
-            (Meddling::ZeroesForgotten, Commit::Zero | Commit::Discard) => Ok(BlockState::Zero),
-            (Meddling::SectorsForgotten, Commit::Sectors { .. }) => self.state(block),
+            (Meddling::ZeroesForgotten, Commit::Zero | Commit::Discard) => Ok(Some(BlockState::Zero)),
+            (Meddling::SectorsForgotten, Commit::Sectors { .. }) => self.state(block).map(Some),
             (Meddling::SectorsMadeWhole, Commit::Sectors { .. }) => writer.commit(block, Commit::Whole),
             (Meddling::RecycleAtOnce, _) => {
                 let state = writer.commit(block, change)?;

@@ -76,7 +76,7 @@ pub fn on_top_of(base: &Disk, dir: &Path, cache: CacheMode) -> Result<Arc<Disk>,
     vhdx::create(Arc::clone(&store), &create)?;
     let image = probe::open(store, Some(Format::Vhdx), true, geometry.logical_sector_bytes)?;
     let mut layers = vec![Layer { path, image }];
-    layers.extend_from_slice(base.layers());
+    layers.extend_from_slice(&base.layers());
     Ok(Arc::new(Disk::from_layers(layers, base.warnings().to_vec())?))
 }
 

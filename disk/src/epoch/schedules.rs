@@ -39,7 +39,7 @@ fn space_comes_and_goes() {
             let (word, space) = (Arc::clone(&word), Arc::clone(&space));
             spawn(move || {
                 for _ in 0..2 * ROUNDS {
-                    let parity = queue.enter();
+                    let parity = queue.enter().parity;
                     if word.load(Ordering::SeqCst) == OURS {
                         assert_eq!(space.load(Ordering::SeqCst), 0, "a request reaches space that another uses");
                     }

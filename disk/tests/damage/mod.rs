@@ -257,7 +257,8 @@ pub fn read_all(path: &Path, options: &OpenOptions) -> Result<Vec<String>, Strin
         }
     }
     walked.map_err(|error| error.to_string())?;
-    let remarks = disk.layers().iter().flat_map(|layer| layer.image.info().remarks.clone());
+    let layers = disk.layers();
+    let remarks = layers.iter().flat_map(|layer| layer.image.info().remarks.clone());
     Ok(remarks.chain(disk.warnings().iter().cloned()).collect())
 }
 

@@ -29,6 +29,7 @@ use diskwright_store::{
 use std::{
     collections::{BTreeSet, HashMap},
     io,
+    ops::Range,
     sync::{Arc, PoisonError},
 };
 
@@ -309,7 +310,11 @@ impl ImageWriter for Writing {
         Ok(())
     }
 
-    fn reserve(&self, block: u64) -> Result<Reservation> {
+    fn prepare(&self, _blocks: Range<u64>) -> Result<()> {
+        Ok(())
+    }
+
+    fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
         check_block(&*self.store, &self.blocks, block)?;
         let mut state = self.lock();
         let state = &mut *state;
@@ -318,7 +323,7 @@ impl ImageWriter for Writing {
             None => self.piece(state, block)?,
         };
         if let Some(piece) = existing {
-            return Ok(Reservation { store: 0, offset_bytes: piece.payload_offset, init: None });
+            return Ok(Some(Reservation { store: 0, offset_bytes: piece.payload_offset, init: None }));
         }
         let piece = self.growth(state)?.take(&*self.store)?;
         state.reserved.insert(block, piece);
@@ -330,14 +335,18 @@ impl ImageWriter for Writing {
             init = Some((self.area_offset(&piece), self.init_bytes(state)));
         }
         debug_assert_eq!(piece.payload_offset % PAGE_BYTES, 0);
-        Ok(Reservation { store: 0, offset_bytes: piece.payload_offset, init })
+        Ok(Some(Reservation { store: 0, offset_bytes: piece.payload_offset, init }))
     }
 
     fn initialised(&self, block: u64) {
         self.lock().uninitialised.remove(&block);
     }
 
-    fn commit(&self, block: u64, change: Commit) -> Result<BlockState> {
+    fn tracks_sectors(&self) -> bool {
+        self.blocks.is_differencing
+    }
+
+    fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
         check_block(&*self.store, &self.blocks, block)?;
         let mut state = self.lock();
         match change {
@@ -345,7 +354,7 @@ impl ImageWriter for Writing {
             Commit::Sectors { first, count } => self.commit_payload(&mut state, block, first, count)?,
             Commit::Zero | Commit::Discard => self.commit_nothing(&mut state, block)?,
         }
-        self.state_of(&mut state, block)
+        self.state_of(&mut state, block).map(Some)
     }
 
     fn can_store_zero(&self) -> bool {

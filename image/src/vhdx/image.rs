@@ -33,7 +33,7 @@ use diskwright_store::{
         atomic::{AtomicBool, Ordering},
     },
 };
-use std::{fmt, io, sync::Arc};
+use std::{fmt, io, ops::Range, sync::Arc};
 
 /// A VHDX, open. See [`open`](super::open).
 pub struct VhdxImage {
@@ -195,16 +195,24 @@ impl ImageWriter for VhdxImage {
         Ok(())
     }
 
-    fn reserve(&self, block: u64) -> Result<Reservation> {
+    fn prepare(&self, _blocks: Range<u64>) -> Result<()> {
+        Ok(())
+    }
+
+    fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
         let writing = self.writing()?;
-        self.reserve_block(&mut lock(&writing.state), block)
+        self.reserve_block(&mut lock(&writing.state), block).map(Some)
     }
 
     fn initialised(&self, _block: u64) {}
 
-    fn commit(&self, block: u64, change: Commit) -> Result<BlockState> {
+    fn tracks_sectors(&self) -> bool {
+        self.layout.has_parent
+    }
+
+    fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
         let writing = self.writing()?;
-        self.commit_block(&mut lock(&writing.state), block, change).map(BlockState::from)
+        self.commit_block(&mut lock(&writing.state), block, change).map(|state| Some(state.into()))
     }
 
     fn can_store_zero(&self) -> bool {

@@ -290,13 +290,15 @@ impl DiskCase {
     fn session_start(&self, world: &World, visible: Vec<Version>) -> Outcome<SessionStart> {
         let file = world.snapshot().file(&self.path()).cloned().unwrap_or_default();
         let disk = Disk::open(self.path(), &self.open_options(world, false)).map_err(|error| error.to_string())?;
-        let info = disk.layers()[0].image.info();
+        let layers = disk.layers();
+        let info = layers[0].image.info();
         Ok(SessionStart { file, file_write_id: info.file_write_id, linkage_id: info.linkage_id, visible })
     }
 
     /// The identities of a VHDX tell of every change.
     fn judge_identities(&self, world: &World, disk: &Disk, truth: &DiskTruth, shown: &[Version]) -> Outcome {
-        let info = disk.layers()[0].image.info();
+        let layers = disk.layers();
+        let info = layers[0].image.info();
         if self.format != Format::Vhdx {
             return Ok(());
         }

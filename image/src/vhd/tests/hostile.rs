@@ -58,10 +58,10 @@ fn exercise(store: Arc<SparseStore>) {
         }
         let Some(writer) = image.writer() else { continue };
         for block in [0, 3, 1, u64::MAX] {
-            if writer.reserve(block).is_ok() {
-                let _ = writer.commit(block, Commit::Sectors { first: 1, count: u32::MAX });
+            if writer.reserve_waiting(block).is_ok() {
+                let _ = writer.commit_waiting(block, Commit::Sectors { first: 1, count: u32::MAX });
             }
-            let _ = writer.commit(block, Commit::Discard);
+            let _ = writer.commit_waiting(block, Commit::Discard);
         }
         let _ = writer.close();
     }

@@ -98,7 +98,7 @@ impl TestDisk {
             let (place, commit) = match self.state(block) {
                 BlockState::Data { offset_bytes, .. } => (offset_bytes, None),
                 _ => {
-                    let reservation = writer.reserve(block).unwrap();
+                    let reservation = writer.reserve_waiting(block).unwrap();
                     if let Some((offset, bytes)) = reservation.init.filter(|_| self.writes_init) {
                         self.store().write_at(&bytes, offset).unwrap();
                         writer.initialised(block);
@@ -114,13 +114,13 @@ impl TestDisk {
             };
             self.store().write_at(&data[at..at + len], place + inside).unwrap();
             if let Some(change) = commit {
-                writer.commit(block, change).unwrap();
+                writer.commit_waiting(block, change).unwrap();
             }
         }
     }
 
     fn discard(&self, block: u64) {
-        let state = self.image.writer().unwrap().commit(block, Commit::Discard).unwrap();
+        let state = self.image.writer().unwrap().commit_waiting(block, Commit::Discard).unwrap();
         assert_eq!(state, BlockState::Absent);
     }
 

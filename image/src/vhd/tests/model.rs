@@ -48,7 +48,7 @@ fn run(disk_type: DiskType, steps: Vec<Step>, parent: Vec<u8>) {
                 model[(block * BLOCK) as usize..((block + 1) * BLOCK).min(SIZE) as usize].fill(0);
             }
             Step::Discard { block } => {
-                assert!(disk.image.writer().unwrap().commit(block, Commit::Discard).is_err());
+                assert!(disk.image.writer().unwrap().commit_waiting(block, Commit::Discard).is_err());
             }
             Step::Flush { recycle } => {
                 let generation = disk.image.writer().unwrap().freed_generation();
@@ -58,8 +58,8 @@ fn run(disk_type: DiskType, steps: Vec<Step>, parent: Vec<u8>) {
                 }
             }
             Step::Reserve { block } => {
-                let first = disk.image.writer().unwrap().reserve(block).unwrap();
-                let second = disk.image.writer().unwrap().reserve(block).unwrap();
+                let first = disk.image.writer().unwrap().reserve_waiting(block).unwrap();
+                let second = disk.image.writer().unwrap().reserve_waiting(block).unwrap();
                 assert_eq!(first.offset_bytes, second.offset_bytes);
                 assert!(second.init.is_none());
             }

@@ -127,7 +127,10 @@ fn what_check_finds() {
         if what != "overlap" {
             assert!(image.block_states(1, &mut [BlockState::Zero]).is_err());
         }
-        assert!(image.writer().unwrap().reserve(9).is_err(), "nothing is added to a file whose blocks are misplaced");
+        assert!(
+            image.writer().unwrap().reserve_waiting(9).is_err(),
+            "nothing is added to a file whose blocks are misplaced"
+        );
     }
     set(1, entries[1]);
     assert_eq!(check(store.clone()).unwrap().findings.len(), 0);

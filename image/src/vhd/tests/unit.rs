@@ -97,12 +97,12 @@ fn a_full_disk_leaves_the_image_as_it_was() {
     let (store, disk) = disk(DiskType::Dynamic);
     let before = store.sectors();
     store.max_len.store(before.len, Ordering::Relaxed);
-    let error = disk.image.writer().unwrap().reserve(3).unwrap_err();
+    let error = disk.image.writer().unwrap().reserve_waiting(3).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
     assert_eq!((disk.state(3), store.sectors()), (BlockState::Absent, before.clone()));
     // Room for the block, but not for the footer behind it.
     store.max_len.store(before.len - 512 + 65536 + 4096, Ordering::Relaxed);
-    assert!(disk.image.writer().unwrap().reserve(3).is_err());
+    assert!(disk.image.writer().unwrap().reserve_waiting(3).is_err());
     assert_eq!(store.len_bytes().unwrap(), before.len);
     assert!(footer_at(&store, before.len - 512).is_ok());
     store.max_len.store(u64::MAX, Ordering::Relaxed);
@@ -135,7 +135,7 @@ fn a_sync_that_fails_while_room_is_made_poisons_too() {
     let writer = disk.image.writer().unwrap();
     writer.check_syncs().unwrap();
     store.fail_syncs.store(true, Ordering::Relaxed);
-    assert!(matches!(writer.reserve(0), Err(ImageError::Io { .. })));
+    assert!(matches!(writer.reserve_waiting(0), Err(ImageError::Io { .. })));
     store.fail_syncs.store(false, Ordering::Relaxed);
     assert!(!writer.is_dirty() && matches!(writer.check_syncs(), Err(ImageError::Poisoned { .. })));
 }
@@ -252,9 +252,9 @@ fn xenserver_marks_the_sectors_of_dynamic_disks() {
     assert_eq!(disk.read(0, 65536), expected);
     let writer = disk.image.writer().unwrap();
     assert!(writer.can_store_zero());
-    let place = writer.reserve(0).unwrap().offset_bytes;
+    let place = writer.reserve_waiting(0).unwrap().offset_bytes;
     disk.store().write_at(&[2; 512], place + 1024).unwrap();
-    writer.commit(0, Commit::Sectors { first: 2, count: 1 }).unwrap();
+    writer.commit_waiting(0, Commit::Sectors { first: 2, count: 1 }).unwrap();
     expected[1024..1536].fill(2);
     disk.close();
     let disk = TestDisk::open(store.clone(), true, Vec::new());
@@ -268,9 +268,9 @@ fn xenserver_marks_the_sectors_of_dynamic_disks() {
 fn misuse_is_an_error() {
     let (_, disk) = disk(DiskType::Dynamic);
     let writer = disk.image.writer().unwrap();
-    assert_eq!(writer.reserve(64).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
-    assert_eq!(writer.commit(0, Commit::Whole).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
-    assert!(writer.commit(u64::MAX, Commit::Whole).is_err());
+    assert_eq!(writer.reserve_waiting(64).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    assert_eq!(writer.commit_waiting(0, Commit::Whole).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    assert!(writer.commit_waiting(u64::MAX, Commit::Whole).is_err());
     assert!(disk.image.sector_bitmap(64).is_err());
     let mut states = [BlockState::Zero; 3];
     disk.image.block_states(u64::MAX - 1, &mut states).unwrap();
@@ -282,9 +282,9 @@ fn a_reservation_that_comes_to_nothing_leaves_no_trace() {
     let (store, disk) = disk(DiskType::Dynamic);
     let len = store.len_bytes().unwrap();
     let writer = disk.image.writer().unwrap();
-    writer.reserve(5).unwrap();
-    writer.reserve(6).unwrap();
-    writer.commit(6, Commit::Zero).unwrap();
+    writer.reserve_waiting(5).unwrap();
+    writer.reserve_waiting(6).unwrap();
+    writer.commit_waiting(6, Commit::Zero).unwrap();
     disk.close();
     assert_eq!(store.len_bytes().unwrap(), len);
     assert_eq!(check(store).unwrap().findings.len(), 0);

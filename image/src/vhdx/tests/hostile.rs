@@ -14,7 +14,7 @@ fn sample() -> Contents {
     let driver = Driver::open(&store, true);
     driver.write(3, 1, 7).unwrap();
     driver.write(2048, 2048, 8).unwrap();
-    driver.writer().commit(2, Commit::Zero).unwrap();
+    driver.writer().commit_waiting(2, Commit::Zero).unwrap();
     driver.writer().close().unwrap();
     store.contents()
 }
@@ -34,11 +34,13 @@ fn exercise(contents: Contents) {
         let Some(writer) = image.writer() else { continue };
         let _ = writer.begin_writing();
         for block in 0..6 {
-            if writer.reserve(block).is_ok() {
-                let _ = writer
-                    .commit(block, if block % 2 == 0 { Commit::Whole } else { Commit::Sectors { first: 3, count: 9 } });
+            if writer.reserve_waiting(block).is_ok() {
+                let _ = writer.commit_waiting(
+                    block,
+                    if block % 2 == 0 { Commit::Whole } else { Commit::Sectors { first: 3, count: 9 } },
+                );
             }
-            let _ = writer.commit(block + 3, Commit::Discard);
+            let _ = writer.commit_waiting(block + 3, Commit::Discard);
         }
         let _ = writer.flush();
         let _ = writer.close();
@@ -168,7 +170,7 @@ fn a_file_whose_blocks_share_space_is_not_written_to() {
     let store = TestStore::new(contents);
     let driver = Driver::open(&store, true);
     assert_eq!(driver.read(2048), 8, "it can still be read");
-    assert!(matches!(driver.writer().reserve(7), Err(ImageError::Corrupt { .. })));
+    assert!(matches!(driver.writer().reserve_waiting(7), Err(ImageError::Corrupt { .. })));
 }
 
 #[test]

@@ -323,11 +323,12 @@ impl Driver {
         self.writer().begin_writing()?;
         let offset_bytes = match self.state(block) {
             BlockState::Data { offset_bytes, .. } => offset_bytes,
-            _ => self.writer().reserve(block)?.offset_bytes,
+            _ => self.writer().reserve_waiting(block)?.offset_bytes,
         };
         self.store.write_at(&vec![tag; count as usize * SECTOR as usize], offset_bytes + within).unwrap();
         if !matches!(self.state(block), BlockState::Data { .. }) {
-            let state = self.writer().commit(block, Commit::Sectors { first: (within / SECTOR) as u32, count })?;
+            let state =
+                self.writer().commit_waiting(block, Commit::Sectors { first: (within / SECTOR) as u32, count })?;
             assert_eq!(state, self.state(block));
         }
         Ok(())

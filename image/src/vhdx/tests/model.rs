@@ -61,24 +61,30 @@ fn run(disk_type: DiskType, steps: Vec<Step>) {
             }
             Step::Whole { block, tag } => {
                 driver.writer().begin_writing().unwrap();
-                let offset_bytes = driver.writer().reserve(block).unwrap().offset_bytes;
-                assert_eq!(driver.writer().reserve(block).unwrap().offset_bytes, offset_bytes);
+                let offset_bytes = driver.writer().reserve_waiting(block).unwrap().offset_bytes;
+                assert_eq!(driver.writer().reserve_waiting(block).unwrap().offset_bytes, offset_bytes);
                 let start = block * u64::from(SECTORS);
                 let count = u64::from(SECTORS).min(sectors - start);
                 store.write_at(&vec![tag; (count * SECTOR) as usize], offset_bytes).unwrap();
-                assert_eq!(driver.writer().commit(block, Commit::Whole).unwrap(), BlockState::data(offset_bytes));
+                assert_eq!(
+                    driver.writer().commit_waiting(block, Commit::Whole).unwrap(),
+                    BlockState::data(offset_bytes)
+                );
                 model[start as usize..(start + count) as usize].fill(tag);
             }
             Step::Zero { block } | Step::Discard { block } => {
                 driver.writer().begin_writing().unwrap();
                 let change = if matches!(step, Step::Zero { .. }) { Commit::Zero } else { Commit::Discard };
                 if driver.writer().can_store_zero() {
-                    driver.writer().commit(block, change).unwrap();
+                    driver.writer().commit_waiting(block, change).unwrap();
                     let start = block * u64::from(SECTORS);
                     let end = sectors.min(start + u64::from(SECTORS));
                     model[start as usize..end as usize].fill(0);
                 } else {
-                    assert!(matches!(driver.writer().commit(block, change), Err(ImageError::Unsupported { .. })));
+                    assert!(matches!(
+                        driver.writer().commit_waiting(block, change),
+                        Err(ImageError::Unsupported { .. })
+                    ));
                 }
             }
             Step::Flush => {
@@ -153,7 +159,7 @@ fn a_session_that_writes_nothing_changes_nothing() {
 fn the_identities_change_once_in_a_session_and_only_when_they_must() {
     let store = Driver::create(&options(DiskType::Dynamic, 10 * MIB, MIB as u32));
     let first = Driver::open(&store, true);
-    first.writer().reserve(3).unwrap();
+    first.writer().reserve_waiting(3).unwrap();
     first.writer().close().unwrap();
     let second = Driver::open(&store, true);
     assert_ne!(first.image.info().file_write_id, second.image.info().file_write_id, "a reservation changes the file");
@@ -185,8 +191,8 @@ fn space_lost_by_an_earlier_session_is_found_again() {
     for block in 0..6 {
         driver.write(block * 2048, 2048, 7).unwrap();
     }
-    driver.writer().commit(1, Commit::Discard).unwrap();
-    driver.writer().commit(3, Commit::Zero).unwrap();
+    driver.writer().commit_waiting(1, Commit::Discard).unwrap();
+    driver.writer().commit_waiting(3, Commit::Zero).unwrap();
     driver.writer().close().unwrap();
     let len_bytes = store.len_bytes().unwrap();
     assert_eq!(check(Arc::clone(&store) as Arc<dyn Store>).unwrap().leaked_bytes, 2 * MIB);
@@ -209,7 +215,7 @@ fn a_full_file_system_refuses_a_block_and_leaves_the_image_whole() {
     let error = driver.write(0, 1, 5).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     assert!(error.to_string().contains("free some space"), "{error}");
-    assert_eq!(driver.writer().reserve(1).unwrap_err().kind(), io::ErrorKind::StorageFull);
+    assert_eq!(driver.writer().reserve_waiting(1).unwrap_err().kind(), io::ErrorKind::StorageFull);
     assert_eq!(driver.read(0), parent_tag(0));
     store.with(|power| power.full_at_bytes = None);
     driver.write(0, 1, 5).unwrap();
@@ -229,7 +235,7 @@ fn a_failed_sync_poisons_the_image() {
     store.with(|power| power.fail_syncs = false);
     assert!(driver.writer().is_dirty());
     assert!(matches!(driver.writer().flush(), Err(ImageError::Poisoned { .. })));
-    assert!(matches!(driver.writer().reserve(4), Err(ImageError::Poisoned { .. })));
+    assert!(matches!(driver.writer().reserve_waiting(4), Err(ImageError::Poisoned { .. })));
     assert!(matches!(driver.writer().close(), Err(ImageError::Poisoned { .. })));
 }
 

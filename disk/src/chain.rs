@@ -1,0 +1,292 @@
+//! The chain as it is at one instant: layers, the map over them, and the disk's geometry.
+//!
+//! ```text
+//!   Chain ─┬─ members   the images, top first, each with its id and the ids of its stores
+//!          ├─ sources   store id ─▶ store: what a DATA word of the map names
+//!          ├─ map       who owns each unit
+//!          └─ geometry  size and sectors of the disk
+//! ```
+//!
+//! A `Chain` never changes. A disk that gets a layer or another size gets another `Chain`, and all of it is swapped as one
+//! (`shared.rs`); a queue keeps the chain that it looks things up in until the epoch moves on. Ids of layers and stores keep
+//! their meaning from chain to chain, so the map is kept where its units stay the same.
+//!
+//! Invariant: every id in a word of the map is known to every chain that has this map.
+
+use crate::{
+    DiskError, Result,
+    map::{LayerId, Map, Owner, SourceId},
+    open,
+};
+use diskwright_image::{Image, ImageWriter};
+use diskwright_store::{
+    Geometry, Store,
+    sync::atomic::{AtomicBool, Ordering},
+};
+use std::{io, path::PathBuf, sync::Arc};
+
+/// One image of a chain.
+#[derive(Debug, Clone)]
+pub struct Layer {
+    /// Its path.
+    pub path: PathBuf,
+    /// The image.
+    pub image: Arc<dyn Image>,
+}
+
+/// An image in the chain, with what the disk knows of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Member {
+    pub(crate) image: Arc<dyn Image>,
+    pub(crate) id: LayerId,
+    first_source: SourceId,
+    stores: u16,
+    pub(crate) size_bytes: u64,
+    pub(crate) block_bytes: u64,
+    /// Whether the image has been told that guest-visible writes begin.
+    began: Arc<AtomicBool>,
+}
+
+impl Member {
+    /// The id of the store with this index in the image.
+    pub(crate) fn source(&self, store: u16) -> SourceId {
+        self.first_source.saturating_add(store)
+    }
+
+    /// Whether a store is one of this image's.
+    #[inline]
+    pub(crate) fn has_source(&self, source: SourceId) -> bool {
+        source.wrapping_sub(self.first_source) < self.stores
+    }
+
+    /// The writing side.
+    ///
+    /// # Errors
+    /// `ReadOnlyFilesystem` when there is none.
+    pub(crate) fn writer(&self) -> io::Result<&dyn ImageWriter> {
+        self.image
+            .writer()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the disk is open read-only"))
+    }
+
+    /// Whether the image knows that guest-visible writes have begun.
+    #[inline]
+    pub(crate) fn has_begun_writing(&self) -> bool {
+        self.began.load(Ordering::Acquire)
+    }
+
+    /// Tells the image, once, that guest-visible writes begin. Waits for the disk; the caller holds no lock.
+    pub(crate) fn begin_writing(&self) -> io::Result<()> {
+        if !self.has_begun_writing() {
+            self.writer()?.begin_writing()?;
+            self.began.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// The first byte of a block on the disk, and the first byte after it.
+    pub(crate) fn block_range(&self, block: u64, disk_bytes: u64) -> (u64, u64) {
+        let start = block.saturating_mul(self.block_bytes).min(disk_bytes);
+        (start, start.saturating_add(self.block_bytes).min(disk_bytes))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Chain {
+    layers: Arc<[Layer]>,
+    members: Vec<Member>,
+    /// Place in the chain, by layer id; `None` for layers that are gone.
+    depths: Vec<Option<u16>>,
+    /// By source id; `None` for stores that are gone.
+    sources: Vec<Option<Arc<dyn Store>>>,
+    pub(crate) map: Arc<Map>,
+    pub(crate) geometry: Geometry,
+    /// Whether all that a flush must sync is one file.
+    pub(crate) writes_one_file: bool,
+    map_limit_bytes: u64,
+}
+
+impl Chain {
+    /// The chain of `layers`, the top first.
+    ///
+    /// # Errors
+    /// `BadOptions` for no layers; `BadChain` for more than a chain may have.
+    pub(crate) fn new(layers: Vec<Layer>, map_limit_bytes: u64) -> Result<Self> {
+        let mut members = Vec::with_capacity(layers.len());
+        let mut sources = Vec::new();
+        for (id, layer) in layers.iter().enumerate() {
+            members.push(join(layer, id, &mut sources)?);
+        }
+        Self::assemble(layers, members, sources, None, map_limit_bytes)
+    }
+
+    /// The same chain with another layer on top.
+    ///
+    /// # Errors
+    /// As [`Chain::new`].
+    pub(crate) fn with_top(&self, top: Layer) -> Result<Self> {
+        let mut sources = self.sources.clone();
+        let member = join(&top, self.depths.len(), &mut sources)?;
+        let layers = std::iter::once(top).chain(self.layers.iter().cloned()).collect();
+        let members = std::iter::once(member).chain(self.members.iter().cloned()).collect();
+        Self::assemble(layers, members, sources, Some(self), self.map_limit_bytes)
+    }
+
+    /// The same layers, asked anew for their sizes.
+    ///
+    /// # Errors
+    /// As [`Chain::new`].
+    pub(crate) fn measured_anew(&self) -> Result<Self> {
+        let mut members = self.members.clone();
+        for member in &mut members {
+            member.size_bytes = member.image.size_bytes();
+        }
+        Self::assemble(self.layers.to_vec(), members, self.sources.clone(), Some(self), self.map_limit_bytes)
+    }
+
+    /// The same chain with another image in the place of the layer `id`: the same file, opened in another way.
+    ///
+    /// # Errors
+    /// As [`Chain::new`].
+    pub(crate) fn with_image(&self, id: LayerId, image: Arc<dyn Image>) -> Result<Self> {
+        let (mut layers, mut members, mut sources) = (self.layers.to_vec(), self.members.clone(), self.sources.clone());
+        if let Some(depth) = self.depth_of(id) {
+            for (index, store) in image.stores().iter().enumerate() {
+                if let Some(place) = sources.get_mut(members[depth].first_source as usize + index) {
+                    *place = Some(Arc::clone(store));
+                }
+            }
+            layers[depth].image = Arc::clone(&image);
+            members[depth].image = image;
+        }
+        Self::assemble(layers, members, sources, Some(self), self.map_limit_bytes)
+    }
+
+    fn assemble(
+        layers: Vec<Layer>,
+        members: Vec<Member>,
+        sources: Vec<Option<Arc<dyn Store>>>,
+        before: Option<&Self>,
+        map_limit_bytes: u64,
+    ) -> Result<Self> {
+        let (Some(top), Some(top_layer)) = (members.first(), layers.first()) else {
+            return Err(DiskError::BadOptions {
+                what: "a disk needs at least one image".into(),
+                hint: "name the image to open".into(),
+            });
+        };
+        if layers.len() > open::CHAIN_MAX {
+            return Err(open::too_long(&top_layer.path));
+        }
+        let info = top.image.info();
+        let geometry = Geometry {
+            size_bytes: top.size_bytes,
+            logical_sector_bytes: info.logical_sector_bytes,
+            physical_sector_bytes: info.physical_sector_bytes,
+            read_only: top.image.writer().is_none(),
+        };
+        let unit_bytes = members.iter().map(|member| member.block_bytes).min().unwrap_or(info.block_bytes);
+        let same_units =
+            |before: &&Self| before.geometry.size_bytes == geometry.size_bytes && before.map.unit_bytes() == unit_bytes;
+        let map = match before.filter(same_units) {
+            Some(before) => Arc::clone(&before.map),
+            None => Arc::new(Map::new(geometry.size_bytes, unit_bytes, map_limit_bytes)),
+        };
+        let ids = members.iter().map(|member| usize::from(member.id) + 1).max().unwrap_or(0);
+        let mut depths = vec![None; ids.max(before.map_or(0, |before| before.depths.len()))];
+        for (depth, member) in members.iter().enumerate() {
+            depths[usize::from(member.id)] = Some(depth as u16);
+        }
+        let writers = members.iter().filter(|member| member.image.writer().is_some()).count();
+        let writes_one_file = writers <= 1 && members[0].stores == 1;
+        Ok(Self { layers: layers.into(), members, depths, sources, map, geometry, writes_one_file, map_limit_bytes })
+    }
+
+    /// The images with their paths, the top first.
+    pub(crate) fn layers(&self) -> &Arc<[Layer]> {
+        &self.layers
+    }
+
+    /// The images with their ids, the top first.
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The image that is written.
+    #[inline]
+    pub(crate) fn top(&self) -> &Member {
+        &self.members[0]
+    }
+
+    /// How many layers lie above the layer `id`.
+    pub(crate) fn depth_of(&self, id: LayerId) -> Option<usize> {
+        self.depths.get(usize::from(id)).copied().flatten().map(usize::from)
+    }
+
+    /// The layer with this id.
+    pub(crate) fn member(&self, id: LayerId) -> Option<&Member> {
+        self.members.get(self.depth_of(id)?)
+    }
+
+    /// The layer that has this store.
+    pub(crate) fn member_of_source(&self, source: SourceId) -> Option<&Member> {
+        self.members.iter().find(|member| member.has_source(source))
+    }
+
+    /// The store with this id.
+    pub(crate) fn source(&self, source: SourceId) -> Option<&Arc<dyn Store>> {
+        self.sources.get(usize::from(source))?.as_ref()
+    }
+
+    /// Why a block cannot be read.
+    pub(crate) fn damage(&self, layer: LayerId, offset_bytes: u64) -> io::Error {
+        match self.member(layer) {
+            Some(member) => match member.image.damage(offset_bytes / member.block_bytes) {
+                Ok(error) | Err(error) => error.into(),
+            },
+            None => io::Error::other("the layer with the damaged block has left the chain; try again"),
+        }
+    }
+
+    /// What a state of a block of `member` says of the byte `within_bytes` after the block's first byte. `None` where the
+    /// layer knows nothing, [`Owner::Lazy`] where a bitmap decides.
+    pub(crate) fn owner_by(member: &Member, state: diskwright_image::BlockState, within_bytes: u64) -> Option<Owner> {
+        use diskwright_image::BlockState;
+        let layer = member.id;
+        match state {
+            BlockState::Absent => None,
+            BlockState::Zero => Some(Owner::Zero { layer }),
+            BlockState::Data { store, offset_bytes } => Some(match offset_bytes.checked_add(within_bytes) {
+                Some(offset_bytes) if offset_bytes < crate::map::OFFSET_LIMIT_BYTES => {
+                    Owner::Data { source: member.source(store), offset_bytes }
+                }
+                _ => Owner::Damaged { layer },
+            }),
+            BlockState::Partial { .. } => Some(Owner::Lazy { layer }),
+            BlockState::Packed => Some(Owner::Packed { layer }),
+            BlockState::Damaged => Some(Owner::Damaged { layer }),
+        }
+    }
+}
+
+/// Gives a layer its id, and its stores theirs.
+fn join(layer: &Layer, id: usize, sources: &mut Vec<Option<Arc<dyn Store>>>) -> Result<Member> {
+    let exhausted = || DiskError::BadChain {
+        path: layer.path.clone(),
+        what: "the disk has had more than 65,535 images and files since it was opened; close it and open it again"
+            .into(),
+    };
+    let first_source = SourceId::try_from(sources.len()).map_err(|_| exhausted())?;
+    sources.extend(layer.image.stores().iter().map(|store| Some(Arc::clone(store))));
+    SourceId::try_from(sources.len()).map_err(|_| exhausted())?;
+    Ok(Member {
+        image: Arc::clone(&layer.image),
+        id: LayerId::try_from(id).map_err(|_| exhausted())?,
+        first_source,
+        stores: layer.image.stores().len() as u16,
+        size_bytes: layer.image.size_bytes(),
+        block_bytes: layer.image.info().block_bytes,
+        began: Arc::default(),
+    })
+}

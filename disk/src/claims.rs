@@ -1,0 +1,118 @@
+//! Blocks that are being changed, and requests that wait for them.
+//!
+//! ```text
+//!   share    a write whose mapping follows when its payload is in place: many at once; the block's space is not given up
+//!   exclude  a block that is filled from below, or moved: alone; new writes of the block wait
+//!   wait     a ticket of a request that found the block taken: completed when the block is free, and planned anew
+//! ```
+//!
+//! Requests that reach their bytes by the map alone are not counted here: epochs count those (`epoch.rs`). So a block's
+//! words must not lead to its bytes while it is excluded, or the holder waits for a grace period first.
+//!
+//! A request takes its blocks by rising number, and an excluded block is worked on by a thread that waits for no other
+//! block. So no two requests wait for each other. Everything here is guarded by the disk's mutation lock.
+
+use crate::map::LayerId;
+use diskwright_store::ExternalTicket;
+use std::collections::HashMap;
+
+/// A block of a layer.
+pub(crate) type Key = (LayerId, u64);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    blocks: HashMap<Key, Claim>,
+}
+
+#[derive(Debug, Default)]
+struct Claim {
+    shared: u32,
+    excluded: bool,
+    waiting: Vec<ExternalTicket>,
+}
+
+impl Claims {
+    /// One more change is in flight for a block, which is not excluded.
+    pub(crate) fn share(&mut self, key: Key) {
+        self.blocks.entry(key).or_default().shared += 1;
+    }
+
+    /// One change fewer.
+    pub(crate) fn release(&mut self, key: Key) {
+        if let Some(claim) = self.blocks.get_mut(&key) {
+            claim.shared = claim.shared.saturating_sub(1);
+            self.wake_if_free(key);
+        }
+    }
+
+    /// Whether a change is in flight for a block.
+    pub(crate) fn is_shared(&self, key: Key) -> bool {
+        self.blocks.get(&key).is_some_and(|claim| claim.shared > 0)
+    }
+
+    /// Whether one holder has the block alone.
+    pub(crate) fn is_excluded(&self, key: Key) -> bool {
+        self.blocks.get(&key).is_some_and(|claim| claim.excluded)
+    }
+
+    /// Takes a block alone, if nobody has it.
+    pub(crate) fn exclude(&mut self, key: Key) -> bool {
+        let claim = self.blocks.entry(key).or_default();
+        let free = claim.shared == 0 && !claim.excluded;
+        claim.excluded |= free;
+        free
+    }
+
+    /// Ends what [`Claims::exclude`] began.
+    pub(crate) fn end_exclusion(&mut self, key: Key) {
+        if let Some(claim) = self.blocks.get_mut(&key) {
+            claim.excluded = false;
+            self.wake_if_free(key);
+        }
+    }
+
+    /// Has a ticket completed when a block that is taken now is free.
+    pub(crate) fn wait(&mut self, key: Key, ticket: ExternalTicket) {
+        self.blocks.entry(key).or_default().waiting.push(ticket);
+        // Freed between looking and waiting cannot be: both happen under one hold of the lock. This is for a block that was never taken.
+        self.wake_if_free(key);
+    }
+
+    fn wake_if_free(&mut self, key: Key) {
+        if self.blocks.get(&key).is_some_and(|claim| claim.shared == 0 && !claim.excluded)
+            && let Some(claim) = self.blocks.remove(&key)
+        {
+            claim.waiting.into_iter().for_each(|ticket| ticket.complete(Ok(())));
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use diskwright_store::{Engine, EngineKind};
+
+    #[test]
+    fn a_block_is_shared_or_excluded_and_who_waits_is_woken_when_it_is_free() {
+        let mut engine = Engine::new(EngineKind::Sync, 4, None).unwrap();
+        let mut claims = Claims::default();
+        let key = (0, 7);
+        claims.share(key);
+        claims.share(key);
+        assert!(claims.is_shared(key) && !claims.exclude(key) && !claims.is_excluded(key));
+        claims.wait(key, engine.external(1, 0, None));
+        claims.release(key);
+        let mut ended = Vec::new();
+        engine.reap(0, &mut ended).unwrap();
+        assert!(ended.is_empty(), "one change is still in flight");
+        claims.release(key);
+        engine.reap(1, &mut ended).unwrap();
+        assert_eq!(ended.len(), 1);
+        assert!(claims.exclude(key) && !claims.exclude(key) && claims.is_excluded(key));
+        claims.wait(key, engine.external(2, 0, None));
+        claims.end_exclusion(key);
+        engine.reap(1, &mut ended).unwrap();
+        assert!(ended.len() == 2 && claims.blocks.is_empty());
+    }
+}

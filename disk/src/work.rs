@@ -1,0 +1,271 @@
+//! What a request needs before it can be planned, and what must wait for the disk: done without the mutation lock.
+//!
+//! ```text
+//!   plan ─▶ Work ─▶ by the queue's own thread, or by the loader while the request rests ─▶ plan again
+//! ```
+//!
+//! A plan that lacks something changes nothing that a second plan would not find (`plan.rs`), so the same work may be done
+//! twice, by two requests, and none of it depends on who asked.
+
+use crate::{
+    chain::{Chain, Member},
+    claims::Key,
+    error,
+    map::{LayerId, Owner, Run, fold, push_joined},
+    plan,
+    shared::Shared,
+};
+use diskwright_image::Commit;
+use diskwright_store::ExternalTicket;
+use std::{
+    io,
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
+
+/// Most bytes that are copied at once when a block is filled from below.
+const COPY_BYTES: u64 = 1 << 20;
+
+/// A packed block, decoded.
+pub(crate) type Decoded = Arc<OnceLock<Box<[u8]>>>;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Tell the top image that guest-visible writes begin.
+    Begin,
+    /// Fold a page of the map.
+    Fold { page: u64 },
+    /// Read the bitmaps of a unit, from a layer on.
+    Decide { unit: u64, layer: LayerId },
+    /// Have the top image ready to reserve and commit these blocks.
+    Prepare { blocks: Range<u64> },
+    /// Give a block of the top image all its sectors: those that it does not have from below. The block is excluded.
+    CopyUp { block: u64 },
+    /// Decode a packed block.
+    Unpack { layer: LayerId, block: u64, into: Decoded },
+}
+
+/// A job for the loader: the chain that was planned with, what is missing, and the ticket of the request that rests.
+pub(crate) type LoadJob = (Arc<Chain>, Work, ExternalTicket);
+
+/// What the loader does.
+pub(crate) fn load_for(shared: &Arc<Shared>, jobs: Vec<LoadJob>, _since: &mut dyn FnMut() -> Vec<LoadJob>) {
+    for (chain, work, ticket) in jobs {
+        ticket.complete(shared.carry_out(&chain, &work));
+    }
+}
+
+impl Shared {
+    /// Does what is missing. May wait for the disk; the caller holds no lock.
+    pub(crate) fn carry_out(&self, chain: &Arc<Chain>, work: &Work) -> io::Result<()> {
+        match work {
+            Work::Begin => chain.top().begin_writing(),
+            Work::Fold { page } => self.folded(chain, *page, true).map(drop),
+            Work::Decide { unit, layer } => self.decide(chain, *unit, *layer),
+            Work::Prepare { blocks } => Ok(chain.top().writer()?.prepare(blocks.clone())?),
+            Work::CopyUp { block } => {
+                let exclusion = Exclusion { shared: self, key: (chain.top().id, *block) };
+                let copied = self.copy_up(chain, *block);
+                drop(exclusion);
+                copied
+            }
+            Work::Unpack { layer, block, into } => unpack(chain, *layer, *block, into),
+        }
+    }
+
+    /// The owners of a page's units. `keep` puts the page into the map.
+    fn folded(&self, chain: &Arc<Chain>, page: u64, keep: bool) -> io::Result<Vec<Owner>> {
+        loop {
+            self.lock().mixed.begin_fold(page);
+            let mut folded = fold::fold_page(chain, page);
+            let mut mutation = self.lock();
+            let good = mutation.mixed.end_fold(&chain.map, page, folded.as_mut().ok());
+            let current = Arc::ptr_eq(&chain.map, &mutation.chain.map);
+            if !good && current && folded.is_ok() {
+                continue;
+            }
+            if let Ok(owners) = &folded
+                && keep
+                && current
+            {
+                chain.map.install(page, owners);
+            }
+            return folded.map_err(error::to_io);
+        }
+    }
+
+    fn decide(&self, chain: &Arc<Chain>, unit: u64, layer: LayerId) -> io::Result<()> {
+        self.lock().mixed.begin_decide(unit);
+        let decided = fold::decide(chain, unit, layer);
+        let mut mutation = self.lock();
+        let known = Arc::ptr_eq(&chain.map, &mutation.chain.map);
+        match decided {
+            Ok(runs) => {
+                mutation.mixed.end_decide(&chain.map, unit, known.then_some(runs));
+                Ok(())
+            }
+            Err(error) => {
+                mutation.mixed.end_decide(&chain.map, unit, None);
+                Err(error::to_io(error))
+            }
+        }
+    }
+
+    /// The runs of a range, for those who may wait.
+    pub(crate) fn runs_blocking(&self, start: u64, end: u64, runs: &mut Vec<Run>) -> io::Result<Arc<Chain>> {
+        loop {
+            let (chain, next) = {
+                let mutation = self.lock();
+                runs.clear();
+                let next = plan::owned_runs(&mutation, start, end, runs);
+                (Arc::clone(&mutation.chain), next)
+            };
+            match next {
+                None => return Ok(chain),
+                Some(work) => self.carry_out(&chain, &work)?,
+            }
+        }
+    }
+
+    /// The runs of a range for a tool that walks the whole disk. Pages that are not here are folded in passing and not
+    /// kept, so that walking 64 TiB does not put other pages out of memory. Returns the chain that the runs name.
+    pub(crate) fn walk(&self, chain: Arc<Chain>, start: u64, end: u64, out: &mut Vec<Run>) -> io::Result<Arc<Chain>> {
+        let map = &*chain.map;
+        let mut at = start;
+        while at < end {
+            let page = map.page_of(at);
+            let stop = map.page_end_bytes(page).min(end);
+            if map.is_resident(page) {
+                let mut runs = Vec::new();
+                self.runs_blocking(at, stop, &mut runs)?;
+                runs.into_iter().for_each(|run| push_joined(out, run));
+            } else {
+                self.walk_page(&chain, page, at, stop, out)?;
+            }
+            at = stop;
+        }
+        Ok(chain)
+    }
+
+    fn walk_page(&self, chain: &Arc<Chain>, page: u64, at: u64, stop: u64, out: &mut Vec<Run>) -> io::Result<()> {
+        let owners = self.folded(chain, page, false)?;
+        let (first_unit, _) = chain.map.units_of_page(page);
+        for (unit, owner) in (first_unit..).zip(owners) {
+            let (unit_start, unit_end) = chain.map.unit_range(unit);
+            let (from, to) = (unit_start.max(at), unit_end.min(stop));
+            if from >= to {
+                continue;
+            }
+            if let Owner::Lazy { layer } = owner {
+                self.lock().mixed.begin_decide(unit);
+                let decided = fold::decide(chain, unit, layer);
+                let runs = decided.map_err(error::to_io);
+                let again = !self.lock().mixed.end_decide_in_passing(unit);
+                for run in runs? {
+                    if again {
+                        break;
+                    }
+                    plan::clip(&run, from, to).into_iter().for_each(|run| push_joined(out, run));
+                }
+                if again {
+                    let mut runs = Vec::new();
+                    self.runs_blocking(from, to, &mut runs)?;
+                    runs.into_iter().for_each(|run| push_joined(out, run));
+                }
+            } else {
+                let owner = owner.advanced(from - unit_start);
+                push_joined(out, Run { start_bytes: from, len_bytes: to - from, owner });
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits a change, for those who may wait.
+    pub(crate) fn commit_blocking(&self, member: &Member, block: u64, change: Commit) -> io::Result<()> {
+        loop {
+            if self.lock().commit(member, block, change)?.is_some() {
+                return Ok(());
+            }
+            member.writer()?.prepare(block..block + 1)?;
+        }
+    }
+
+    /// Fills a block from below, so that all its sectors are the top's. The caller has excluded the block; requests that read it
+    /// meanwhile are served by what they found.
+    fn copy_up(&self, chain: &Arc<Chain>, block: u64) -> io::Result<()> {
+        let top = chain.top();
+        let (start, end) = top.block_range(block, chain.geometry.size_bytes);
+        let mut runs = Vec::new();
+        self.runs_blocking(start, end, &mut runs)?;
+        let reservation = top.writer()?.reserve_waiting(block)?;
+        let store = top.image.stores().get(usize::from(reservation.store)).unwrap_or(top.image.store());
+        if let Some((offset_bytes, bytes)) = &reservation.init {
+            store.write_at(bytes, *offset_bytes)?;
+            top.writer()?.initialised(block);
+        }
+        let mut buf = vec![0; (end - start).min(COPY_BYTES) as usize];
+        let mut decoded: Option<(LayerId, u64, Decoded)> = None;
+        for run in runs {
+            let place = reservation.offset_bytes + (run.start_bytes - start);
+            let own = top.source(reservation.store);
+            if run.owner == (Owner::Data { source: own, offset_bytes: place }) {
+                continue;
+            }
+            for at in (run.start_bytes..run.end_bytes()).step_by(COPY_BYTES as usize) {
+                let buf = &mut buf[..(run.end_bytes() - at).min(COPY_BYTES) as usize];
+                match run.owner.advanced(at - run.start_bytes) {
+                    Owner::Data { source, offset_bytes } => {
+                        let source =
+                            chain.source(source).ok_or_else(|| io::Error::other("a layer has left the chain"))?;
+                        source.read_at(buf, offset_bytes)?;
+                    }
+                    Owner::Damaged { layer } => return Err(chain.damage(layer, at)),
+                    Owner::Packed { layer } => {
+                        let member = chain.member(layer).unwrap_or(top);
+                        let packed_block = at / member.block_bytes;
+                        let cell = match &decoded {
+                            Some((of_layer, of_block, cell)) if (*of_layer, *of_block) == (layer, packed_block) => {
+                                Arc::clone(cell)
+                            }
+                            _ => {
+                                let cell = Decoded::default();
+                                unpack(chain, layer, packed_block, &cell)?;
+                                decoded = Some((layer, packed_block, Arc::clone(&cell)));
+                                cell
+                            }
+                        };
+                        let within = (at % member.block_bytes) as usize;
+                        let bytes = cell.get().and_then(|bytes| bytes.get(within..within + buf.len()));
+                        buf.copy_from_slice(bytes.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?);
+                    }
+                    Owner::Zero { .. } | Owner::Absent | Owner::Lazy { .. } => buf.fill(0),
+                }
+                store.write_at(buf, place + (at - run.start_bytes))?;
+            }
+        }
+        self.commit_blocking(top, block, Commit::Whole)
+    }
+}
+
+fn unpack(chain: &Chain, layer: LayerId, block: u64, into: &Decoded) -> io::Result<()> {
+    let member = chain.member(layer).ok_or_else(|| io::Error::other("a layer has left the chain"))?;
+    let (start, end) = member.block_range(block, member.size_bytes);
+    let mut bytes = vec![0; (end - start) as usize].into_boxed_slice();
+    member.image.read_packed(block, 0, &mut bytes)?;
+    // Another may have been faster, with the same bytes.
+    let _ = into.set(bytes);
+    Ok(())
+}
+
+/// Ends an exclusion, also when what was done failed or panicked.
+struct Exclusion<'a> {
+    shared: &'a Shared,
+    key: Key,
+}
+
+impl Drop for Exclusion<'_> {
+    fn drop(&mut self) {
+        self.shared.lock().claims.end_exclusion(self.key);
+    }
+}
