@@ -309,7 +309,11 @@ impl DiskQueue {
 
     /// What a finished request of the engine means. `None` when it goes on (FUA).
     fn finish(&mut self, ended: EngineCompletion) -> Option<Completion> {
-        let EngineCompletion { tag, cookie, buf, mut result } = ended;
+        let EngineCompletion { tag, cookie, buf, mut result, lost } = ended;
+        if lost {
+            // A write of it may yet reach the file, so what it named must neither be called durable nor be used again.
+            self.shared.poison();
+        }
         let cookie = Cookie(cookie);
         let mut is_durable = cookie.pending() == Some(DURABLE);
         if let Some(pending) = cookie.pending().and_then(|id| self.pending.remove(&id)) {
@@ -386,12 +390,19 @@ impl BlockQueue for DiskQueue {
 impl Drop for DiskQueue {
     /// Waits for what is in flight, so that commits are not lost and blocks do not stay busy.
     fn drop(&mut self) {
-        let mut done = Vec::new();
+        // A request may go on (a write, then a flush for FUA), so there may be several rounds.
         while self.in_flight > 0 {
-            if self.reap(1, &mut done).is_err() {
+            let mut ended = Vec::new();
+            let finished = self.engine.finish(&mut ended);
+            if finished.is_err() {
+                self.shared.poison();
+            }
+            if ended.is_empty() {
                 return;
             }
-            done.clear();
+            for completion in ended {
+                self.finish(completion);
+            }
         }
     }
 }
