@@ -105,6 +105,8 @@ pub(crate) struct DiskQueue {
     ended: Vec<EngineCompletion>,
     /// An errand's draft, kept for its vectors.
     spare: Draft,
+    /// Whether a request ended without it being known that the kernel has done with it.
+    has_lost: bool,
 }
 
 impl fmt::Debug for DiskQueue {
@@ -140,6 +142,7 @@ impl DiskQueue {
             last_kept: 0,
             ended: Vec::new(),
             spare: Draft::default(),
+            has_lost: false,
         })
     }
 
@@ -438,7 +441,13 @@ impl DiskQueue {
 
     /// What a finished request of the engine means. `None` when it goes on.
     fn finish(&mut self, ended: EngineCompletion) -> Option<Completion> {
-        let EngineCompletion { tag, cookie, mut buf, mut result } = ended;
+        let EngineCompletion { tag, cookie, mut buf, mut result, lost } = ended;
+        if lost {
+            // The kernel may still write where this request was sent, and nothing can tell when it has ended: what it reaches is
+            // never used again, and nothing is called durable any more.
+            self.shared.poison();
+            self.has_lost = true;
+        }
         let cookie = Cookie(cookie);
         let mut is_durable = cookie.kept() == Some(DURABLE);
         match cookie.kept().and_then(|id| self.kept.remove(&id)) {
@@ -479,7 +488,9 @@ impl DiskQueue {
         if is_durable && result.is_ok() {
             result = self.shared.check_poison(self.chain.top());
         }
-        self.leave(cookie.parity());
+        if !lost {
+            self.leave(cookie.parity());
+        }
         self.in_flight -= 1;
         Some(Completion { tag, buf, result })
     }
@@ -538,18 +549,24 @@ impl BlockQueue for DiskQueue {
 impl Drop for DiskQueue {
     /// Waits for what is in flight, so that commits are not lost and blocks do not stay taken.
     fn drop(&mut self) {
-        let mut done = Vec::new();
+        // A request may go on (a write, then a flush for FUA), so there may be several rounds.
         while self.in_flight > 0 {
-            if self.reap(1, &mut done).is_err() {
-                // The kernel may still write where these requests were sent, and nothing can tell when it has ended: nothing
-                // that they reach is ever used again, and nothing is called durable any more.
+            let mut ended = Vec::new();
+            if self.engine.finish(&mut ended).is_err() {
                 self.shared.poison();
-                if let Some(epoch) = self.epoch.take() {
-                    epoch.abandon();
-                }
+                self.has_lost = true;
+            }
+            if ended.is_empty() {
                 break;
             }
-            done.clear();
+            for completion in ended {
+                self.finish(completion);
+            }
+        }
+        if self.has_lost
+            && let Some(epoch) = self.epoch.take()
+        {
+            epoch.abandon();
         }
         self.shared.queue_closed();
     }

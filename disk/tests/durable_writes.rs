@@ -65,6 +65,10 @@ impl Store for Watched {
     fn data_file(&self) -> Option<DataFile<'_>> {
         None
     }
+
+    fn never_blocks(&self) -> bool {
+        true
+    }
 }
 
 #[test]

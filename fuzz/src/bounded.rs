@@ -66,4 +66,8 @@ impl Store for BoundedStore {
     fn data_file(&self) -> Option<DataFile<'_>> {
         self.0.data_file()
     }
+
+    fn never_blocks(&self) -> bool {
+        self.0.never_blocks()
+    }
 }

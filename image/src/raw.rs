@@ -15,8 +15,11 @@ use crate::{
     SectorBitmap,
 };
 use diskwright_store::{
-    DataFile, FileRange, Store, Zeroing,
-    sync::{Mutex, MutexGuard},
+    Access, DataFile, FileRange, Front, Lane, Store, Zeroing,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 use std::{
     io,
@@ -62,7 +65,7 @@ impl RawImage {
                 "The file's length of {len_bytes} bytes is not a multiple of the {logical_sector_bytes}-byte sector; the disk ends in {} bytes of zeros that the file does not have.",
                 size_bytes - len_bytes
             ));
-            Arc::new(PaddedStore { inner: store, padded_len_bytes: size_bytes })
+            Arc::new(PaddedStore { inner: store, padded_len_bytes: size_bytes, held_bytes: AtomicU64::new(len_bytes) })
         };
         let info = ImageInfo {
             format: Format::Raw,
@@ -233,11 +236,21 @@ impl ImageWriter for FlatWriter {
     }
 }
 
-/// A store that ends in zeros which its file does not have. It hides the file's descriptor, so that all reads pass here.
+/// A store that ends in zeros which its file does not have. Ranges that lie within the file go straight to it; what reaches behind its end
+/// is made up here. No write reaches there: the file is made as long before the first one.
 #[derive(Debug)]
 struct PaddedStore {
     inner: Arc<dyn Store>,
     padded_len_bytes: u64,
+    /// Length of the file, as far as it is known to reach.
+    held_bytes: AtomicU64,
+}
+
+impl PaddedStore {
+    fn measure(&self) -> io::Result<()> {
+        self.held_bytes.store(self.inner.len_bytes()?, Ordering::Release);
+        Ok(())
+    }
 }
 
 impl Store for PaddedStore {
@@ -269,11 +282,13 @@ impl Store for PaddedStore {
     }
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.inner.set_len(len_bytes)
+        self.inner.set_len(len_bytes)?;
+        self.measure()
     }
 
     fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.inner.allocate(range)
+        self.inner.allocate(range)?;
+        self.measure()
     }
 
     fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
@@ -284,8 +299,33 @@ impl Store for PaddedStore {
         self.inner.sync_data()
     }
 
+    fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
+        self.inner.settle_sync(result)
+    }
+
     fn data_file(&self) -> Option<DataFile<'_>> {
-        None
+        self.inner.data_file()
+    }
+
+    fn lane(&self) -> Option<Arc<dyn Lane>> {
+        self.inner.lane()
+    }
+
+    fn is_plain(&self) -> bool {
+        false
+    }
+
+    fn front(&self, range: FileRange, access: Access) -> Front {
+        let held_bytes = self.held_bytes.load(Ordering::Acquire);
+        let FileRange { offset_bytes, len_bytes } = range;
+        if offset_bytes >= held_bytes {
+            return Front { is_direct: false, len_bytes };
+        }
+        self.inner.front(FileRange { offset_bytes, len_bytes: len_bytes.min(held_bytes - offset_bytes) }, access)
+    }
+
+    fn never_blocks(&self) -> bool {
+        self.inner.never_blocks()
     }
 
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
@@ -304,7 +344,7 @@ impl Store for PaddedStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use diskwright_store::MemoryStore;
+    use diskwright_store::{Engine, EngineKind, FileStore, IoBuf, MemoryStore, OpenOptions};
 
     fn image(len: usize, writable: bool) -> (Arc<MemoryStore>, RawImage) {
         let store = Arc::new(MemoryStore::with_bytes("disk.raw", vec![7; len]));
@@ -335,6 +375,36 @@ mod tests {
         assert_eq!(store.to_vec().len(), 1024);
         image.store().read_at(&mut sector, 512).unwrap();
         assert!(sector[488..].iter().all(|&b| b == 0));
+    }
+
+    /// Only what reaches behind the file's end is made up; all else goes straight to the file, and so does all once the file is longer.
+    #[test]
+    fn a_padded_file_is_driven_by_the_ring() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), vec![7; 5000]).unwrap();
+        let options = OpenOptions { writable: true, ..OpenOptions::default() };
+        let store = Arc::new(FileStore::open(file.path(), &options).unwrap());
+        let image = RawImage::new(store, true, 512).unwrap();
+        let Ok(mut engine) = Engine::new(EngineKind::Uring, 4, None) else { return };
+        let target = engine.add_target(image.store()).unwrap();
+        let mut read = |offset_bytes: u64, len: usize| {
+            let before = engine.stats();
+            engine.read_one(0, 0, target, offset_bytes, IoBuf::new(len), 0..len);
+            let mut done = Vec::new();
+            engine.reap(1, &mut done).unwrap();
+            let ended = done.remove(0);
+            ended.result.unwrap();
+            let (buf, after) = (ended.buf.unwrap(), engine.stats());
+            assert_eq!(after.inline_parts, 0, "nothing blocks this thread");
+            (buf, after.parts - before.parts, after.pool_parts - before.pool_parts)
+        };
+        let (buf, parts, detours) = read(0, 4608);
+        assert!(buf[..] == [7; 4608] && (parts, detours) == (1, 0));
+        let (buf, parts, detours) = read(4096, 1024);
+        assert!(buf[..904] == [7; 904] && buf[904..] == [0; 120] && (parts, detours) == (2, 1));
+        image.writer().unwrap().begin_writing().unwrap();
+        let (buf, parts, detours) = read(4096, 1024);
+        assert!(buf[..904] == [7; 904] && buf[904..] == [0; 120] && (parts, detours) == (1, 0));
     }
 
     #[test]

@@ -12,8 +12,10 @@
 //! ```
 //!
 //! With a ring, a part is an entry of its submission queue, and nothing is submitted before `reap`, so a whole batch costs
-//! one system call. What no ring can do is carried out at once by blocking calls: a store without a file (memory), a
-//! transfer that O_DIRECT would refuse, and everything where there is no ring ([`EngineKind::Sync`]).
+//! one system call. What the ring cannot do never blocks the engine's thread: a store with a [`Lane`](crate::Lane) is lent the
+//! memory and completes later, and what is left (the replaced pages of an overlay, a transfer that O_DIRECT would refuse)
+//! is carried out by a thread of the pool. Stores that never wait (memory), and everything where there is no ring
+//! ([`EngineKind::Sync`]), are driven by blocking calls where the part is started.
 //!
 //! On a [`SharedRing`] `reap(0)` submits nothing and only looks into the engine's mailbox: the ring's `wait` submits for all.
 //!
@@ -24,9 +26,16 @@
 //! Invariants: a slot owns its buffer from `begin` until its completion is handed out, so the kernel never writes into
 //! memory that anyone else can reach; dropping the engine first waits for all that is in flight. An engine belongs to
 //! one thread and takes no lock, but for the list on which other threads put finished external work.
+//!
+//! **Requests that are lost.** Two things can keep a part from ever being answered: the ring itself fails, or a lane does
+//! not answer within the [patience](Engine::set_patience) of an engine that is being closed. The engine then ends such
+//! requests with an error and [`EngineCompletion::lost`], leaks their memory, gives back fresh buffers, and refuses all
+//! further parts; [`Engine::has_failed`] says so. A lost write may still reach the store at any later time, so whoever
+//! reuses space by counting requests must stop doing so. A ring that fails is told once, by the error of a `reap`.
 
 #![allow(unsafe_code)]
 
+mod settle;
 mod work;
 
 pub use crate::external::ExternalTicket;
@@ -34,15 +43,19 @@ pub use crate::external::ExternalTicket;
 use crate::{
     IoBuf, SharedRing, Slab,
     external::{Ended, Externals},
+    lane::Lane,
     link::Link,
-    part::{Action, Part, Span, Target, ZEROS_BYTES},
-    ring::Ring,
+    part::{Action, LaneUse, Part, Span, Target, ZEROS_BYTES},
+    ring::{LANES_MAX, Ring},
     shared::{Mail, Member},
     slots::Slots,
     store::{FileRange, Store, Zeroing},
 };
 use rustix::io::Errno;
-use std::{io, ops::Range, sync::Arc};
+use std::{io, ops::Range, sync::Arc, time::Duration};
+
+/// How long an engine that is closed waits for lanes, unless said otherwise.
+pub const LANE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,6 +89,9 @@ pub struct EngineCompletion {
     pub buf: Option<IoBuf>,
     /// `Ok` when every part succeeded; else the first error.
     pub result: io::Result<()>,
+    /// Part of it was never answered, and may still be carried out later: a write may reach the store at any time. The buffer is
+    /// another than that which was given.
+    pub lost: bool,
 }
 
 /// What an engine has done so far, for those who ask what a request costs.
@@ -85,8 +101,24 @@ pub struct EngineStats {
     pub enters: u64,
     /// Parts started, the next included.
     pub parts: u64,
-    /// Parts carried out by blocking calls.
+    /// Parts carried out by blocking calls of the engine's own thread.
     pub inline_parts: u64,
+    /// Parts carried out by blocking calls of another thread.
+    pub pool_parts: u64,
+    /// Parts carried out by lanes.
+    pub lane_parts: u64,
+}
+
+/// A lane that this engine uses.
+#[derive(Debug)]
+struct OpenLane {
+    lane: Arc<dyn Lane>,
+    /// Parts that it has.
+    parts: usize,
+    /// It was given parts, or its descriptor was readable, since it was last driven.
+    is_due: bool,
+    /// Whether the ring polls its descriptor.
+    polling: bool,
 }
 
 /// See the module.
@@ -104,11 +136,23 @@ pub struct Engine {
     /// Parts in the ring.
     in_ring: usize,
     externals: Arc<Externals>,
-    /// Tickets that have not been answered.
+    /// Tickets and loans that have not come back.
     tickets: usize,
+    /// Of these, loans that lanes have.
+    lane_parts: usize,
     /// Whether the ring polls the eventfd of the externals.
     polling: bool,
+    lanes: Vec<OpenLane>,
     ended_tickets: Vec<Ended>,
+    /// Polls that are being taken back.
+    cancels: usize,
+    /// Parts that will never be heard of again. Their places are not used again.
+    lost_parts: Vec<u32>,
+    /// Nothing is started any more: parts were lost.
+    failed: bool,
+    /// They were lost by the ring, which is not looked at again.
+    ring_failed: bool,
+    patience: Duration,
     stats: EngineStats,
 }
 
@@ -147,8 +191,15 @@ impl Engine {
             in_ring: 0,
             externals: Arc::default(),
             tickets: 0,
+            lane_parts: 0,
             polling: false,
+            lanes: Vec::new(),
             ended_tickets: Vec::new(),
+            cancels: 0,
+            lost_parts: Vec::new(),
+            failed: false,
+            ring_failed: false,
+            patience: LANE_PATIENCE,
             stats: EngineStats::default(),
         }
     }
@@ -183,11 +234,38 @@ impl Engine {
         let index =
             u32::try_from(self.targets.len()).map_err(|_| io::Error::other("an engine holds at most 2^32 stores"))?;
         let mut target = Target::new(store, padded);
+        target.is_plain_file &= !self.failed;
         if let Some(fd) = target.fd {
             target.file_index = self.link.with(|ring| ring.register_file(fd)).flatten();
+        } else if let Some(lane) = store.lane().filter(|_| self.link.is_some()) {
+            target.lane = Some(self.use_lane(lane, store.len_bytes()?)?);
         }
         self.targets.push(target);
         Ok(TargetId(index))
+    }
+
+    /// The number of a lane, which several stores may share.
+    fn use_lane(&mut self, lane: Arc<dyn Lane>, end_bytes: u64) -> io::Result<LaneUse> {
+        let alignment_mask = u64::from(lane.alignment_bytes().max(1)) - 1;
+        let place = self.lanes.iter().position(|open| Arc::ptr_eq(&open.lane, &lane)).unwrap_or(self.lanes.len());
+        let number = u32::try_from(place)
+            .ok()
+            .filter(|&number| number < LANES_MAX)
+            .ok_or_else(|| io::Error::other("an engine holds at most 65536 lanes"))?;
+        if place == self.lanes.len() {
+            self.lanes.push(OpenLane { lane, parts: 0, is_due: false, polling: false });
+        }
+        Ok(LaneUse { number, alignment_mask, end_bytes })
+    }
+
+    /// Whether its ring has failed, or a lane was given up: nothing is started any more.
+    pub fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// How long [`Engine::finish`], and the drop, wait for lanes: [`LANE_PATIENCE`] unless said.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 
     /// Requests begun and not yet handed out by `reap`.
@@ -249,7 +327,8 @@ impl Engine {
     pub fn fill_zeros(&mut self, slot: &SlotId, range: Range<usize>) {
         let holder = self.slots.get(slot.0);
         match holder.memory.slice(range.clone()) {
-            // SAFETY: the memory is the slot's buffer, which nobody else reaches; the kernel is not using this range of it,
+            Some(memory) if holder.clashes(memory, true) => holder.fail(overlapping_parts()),
+            // SAFETY: the memory is the slot's buffer, which nobody else reaches; it is not lent, and the kernel is not using this range of it,
             // or, if the caller breaks its promise, both write bytes that nobody has a reference to.
             Some(memory) => unsafe { memory.fill_zeros() },
             None => holder
@@ -366,20 +445,37 @@ impl Engine {
         if matches!(self.link, Link::Shared(_)) {
             // Now, and not when this is next reaped: whoever shares the ring may be the next to sleep on it. Should it fail, the next
             // reap tries again and tells.
-            let _ = self.listen_for_tickets();
+            let _ = self.listen();
         }
         ExternalTicket::new(slot, &self.externals)
+    }
+
+    /// Waits until everything has ended, for lanes no longer than the [patience](Engine::set_patience), and appends all that has.
+    /// Requests that were begun and not [ended](Engine::end) stay. For whoever closes: [`Engine::reap`] waits for a lane without a limit.
+    ///
+    /// # Errors
+    /// The ring itself has failed. All requests have ended, and are appended, all the same.
+    pub fn finish(&mut self, out: &mut Vec<EngineCompletion>) -> io::Result<()> {
+        let result = self.settle();
+        self.slots.hand_out(out);
+        result
     }
 
     /// Starts all parts (on a shared ring: when it has to wait), waits until at least `at_least` requests have ended (never more than are in flight), and appends all that have.
     ///
     /// # Errors
-    /// The ring itself has failed. Requests that have ended meanwhile are appended all the same.
+    /// The ring itself has failed, which is told once. All requests that depended on the ring are appended as
+    /// [lost](EngineCompletion::lost); tickets and loans that other threads hold still come by later reaps.
     pub fn reap(&mut self, at_least: usize, out: &mut Vec<EngineCompletion>) -> io::Result<()> {
         let result = self.work_until(at_least.min(self.slots.sealed()));
         self.slots.hand_out(out);
         result
     }
+}
+
+/// Two parts of a request use the same bytes of its buffer, and one of them writes into it.
+fn overlapping_parts() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "two parts of one request use the same bytes of its buffer")
 }
 
 /// Whether the system gives no ring at all: switched off (by sysctl, seccomp or a container), unknown or too old, or
@@ -390,5 +486,7 @@ fn lacks_ring(error: &io::Error) -> bool {
         || Errno::from_io_error(error).is_some_and(|errno| refusals.contains(&errno))
 }
 
+#[cfg(test)]
+mod lane_tests;
 #[cfg(test)]
 mod tests;

@@ -1,36 +1,67 @@
-//! Requests that another thread ends, and how it wakes the engine's thread.
+//! What other threads and lanes end for an engine, and how they wake the engine's thread.
 //!
-//! The engine hands out an [`ExternalTicket`]; whoever holds it puts the result on a list that both share, and rings a bell:
-//! a condition variable, for an engine that sleeps on it, and an eventfd, for one that sleeps in its ring. One mutex guards
-//! the list; it is held for a push or a swap only. A ticket is answered exactly once, at the latest when it is dropped.
+//! Two things come back here: the [`ExternalTicket`] of a whole request, and the [`Loan`](crate::Loan) of a
+//! part. Whoever holds one puts the result on a list that both sides share, and rings a bell: a condition
+//! variable, for an engine that sleeps on it, and an eventfd, for one that sleeps in its ring.
+//!
+//! One mutex guards the list; it is held for a push or a swap only. The bell is silent while the list is
+//! *attended* (the engine's own thread drives a lane and looks at the list next), and when the list was
+//! not empty before: the bell has been rung for that entry already. A ticket is answered exactly once, at
+//! the latest when it is dropped.
 
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use rustix::event::EventfdFlags;
 use std::{
     io,
-    os::fd::{AsRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     sync::{Arc, OnceLock, PoisonError},
+    time::Duration,
 };
 
-/// A slot of the engine, and how its request ended.
-pub(crate) type Ended = (u32, io::Result<()>);
+/// Which entry of the engine's tables has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// The ticket of a request, by its slot.
+    Slot(u32),
+    /// The loan of a part.
+    Part(u32),
+}
 
-/// What the engine and the holders of its tickets share.
+/// What has ended, and how.
+pub(crate) type Ended = (Whose, io::Result<()>);
+
+#[derive(Debug, Default)]
+struct List {
+    ended: Vec<Ended>,
+    /// The engine's thread looks at the list soon, without being told.
+    attended: bool,
+}
+
+/// What the engine and the holders of its tickets and loans share.
 #[derive(Debug, Default)]
 pub(crate) struct Externals {
-    ended: Mutex<Vec<Ended>>,
+    list: Mutex<List>,
     bell: Condvar,
     eventfd: OnceLock<OwnedFd>,
 }
 
 impl Externals {
-    /// The eventfd that becomes readable when something has ended. To be asked for before the first ticket is given out.
+    fn lock(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The eventfd that becomes readable when something has ended. To be asked for before the engine sleeps in a ring.
     pub(crate) fn eventfd(&self) -> io::Result<RawFd> {
         if let Some(fd) = self.eventfd.get() {
             return Ok(fd.as_raw_fd());
         }
         let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(self.eventfd.get_or_init(|| fd).as_raw_fd())
+    }
+
+    /// The eventfd, where there is one.
+    pub(crate) fn bell_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.eventfd.get().map(AsFd::as_fd)
     }
 
     /// Silences the eventfd. Before the list is taken, so that nothing that follows goes unheard.
@@ -49,21 +80,40 @@ impl Externals {
         }
     }
 
+    /// Keeps the bell silent until [`Externals::take`]: the caller is the engine's thread, and takes the list soon.
+    pub(crate) fn attend(&self) {
+        self.lock().attended = true;
+    }
+
     /// Moves what has ended into `into`, which is empty.
     pub(crate) fn take(&self, into: &mut Vec<Ended>) {
-        std::mem::swap(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner), into);
+        let mut list = self.lock();
+        list.attended = false;
+        std::mem::swap(&mut list.ended, into);
     }
 
     /// Sleeps until something has ended.
     pub(crate) fn wait(&self) {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.bell.wait_while(ended, |ended| ended.is_empty()).unwrap_or_else(PoisonError::into_inner));
+        drop(self.bell.wait_while(self.lock(), |list| list.ended.is_empty()).unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn put(&self, slot: u32, result: io::Result<()>) {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner).push((slot, result));
-        self.bell.notify_one();
-        self.ring_the_bell();
+    /// Sleeps until something has ended, but no longer than `limit`. It may return early.
+    pub(crate) fn wait_for(&self, limit: Duration) {
+        let list = self.lock();
+        if list.ended.is_empty() {
+            drop(self.bell.wait_timeout(list, limit).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    pub(crate) fn put(&self, whose: Whose, result: io::Result<()>) {
+        let mut list = self.lock();
+        let rings = list.ended.is_empty() && !list.attended;
+        list.ended.push((whose, result));
+        drop(list);
+        if rings {
+            self.bell.notify_one();
+            self.ring_the_bell();
+        }
     }
 }
 
@@ -85,7 +135,7 @@ impl ExternalTicket {
     /// Ends the request.
     pub fn complete(mut self, result: io::Result<()>) {
         self.sent = true;
-        self.externals.put(self.slot, result);
+        self.externals.put(Whose::Slot(self.slot), result);
     }
 }
 
@@ -93,7 +143,7 @@ impl Drop for ExternalTicket {
     fn drop(&mut self) {
         if !self.sent {
             self.externals.put(
-                self.slot,
+                Whose::Slot(self.slot),
                 Err(io::Error::other("the thread that was to carry out the request gave it up without a result")),
             );
         }

@@ -26,7 +26,7 @@ use crate::{
     direct::{self, DirectFile, Route},
     lock,
     open::Opened,
-    store::{DataFile, FileRange, Store, Zeroing},
+    store::{Access, DataFile, FileRange, Store, Zeroing},
     sys,
 };
 use rustix::{
@@ -343,6 +343,11 @@ impl Store for FileStore {
     fn clone_range(&self, source: &dyn Store, range: FileRange, offset_bytes: u64) -> io::Result<()> {
         if range.len_bytes == 0 {
             return Ok(());
+        }
+        // What a store shows instead of its file's own bytes cannot be shared.
+        let front = if source.is_plain() { None } else { Some(source.front(range, Access::Read)) };
+        if front.is_some_and(|front| !front.is_direct || front.len_bytes < range.len_bytes) {
+            return Err(io::ErrorKind::Unsupported.into());
         }
         let source = source.data_file().ok_or(io::ErrorKind::Unsupported)?;
         match retry(|| {

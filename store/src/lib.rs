@@ -15,6 +15,9 @@
 //!
 //! A server drives disks and [`Streams`] (sockets, `/dev/fuse`) on one [`SharedRing`], so that a turn of its loop is one system call.
 //!
+//! A store that is reached through a socket completes requests later, by a [`Lane`]; what can only be done by blocking calls is done by the threads of
+//! `pool`, so that an engine on a ring never blocks its own thread.
+//!
 //! Metadata of an image goes through the blocking methods of [`Store`]; the guest's payload goes through an
 //! [`Engine`], straight between the caller's [`IoBuf`] and the file.
 //!
@@ -29,12 +32,14 @@ pub mod engine;
 mod external;
 pub mod file;
 pub mod files;
+pub mod lane;
 mod link;
 pub mod lock;
 pub mod memory;
 mod open;
 pub mod overlay;
 mod part;
+mod pool;
 pub mod queue;
 pub mod raw;
 #[cfg(not(miri))]
@@ -59,6 +64,7 @@ pub use buffer::{HUGE_PAGE_BYTES, IoBuf, Slab};
 pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTicket, SlotId, TargetId};
 pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes};
 pub use files::{FileFacts, FileSystem, Files, LocalFiles};
+pub use lane::{Lane, LaneOp, Loan};
 pub use lock::LockMode;
 pub use memory::MemoryStore;
 pub use open::{raise_open_file_limit, sync_directory_of};
@@ -69,7 +75,7 @@ pub use queue::{
 };
 pub use raw::RawDevice;
 pub use shared::SharedRing;
-pub use store::{DataFile, FileRange, Store, Zeroing, is_full};
+pub use store::{Access, DataFile, FileRange, Front, Store, Zeroing, is_full};
 pub use streams::{StreamEnd, StreamId, Streams};
 pub use sys::cycle_counter;
 pub use transfer::Piece;

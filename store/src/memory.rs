@@ -146,6 +146,10 @@ impl Store for MemoryStore {
     fn data_file(&self) -> Option<DataFile<'_>> {
         None
     }
+
+    fn never_blocks(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,14 @@
 //! A store seen through pages that replace some of its bytes: how a VHDX log is replayed without writing.
 //!
 //! Opened read-only, a dirty VHDX must show what its log says, and the file must stay as it is. The pages of the log are
-//! laid over the file here. There is no [`DataFile`], so every read, payload included, comes through
-//! [`OverlayStore::read_at`], and a hostile log that covers payload is still shown as replay would leave it.
+//! laid over the file here. The store is not plain: [`OverlayStore::front`] sends every read that touches a replaced page, or that
+//! lies behind the end of the file below, to [`OverlayStore::read_at`], and all others straight to the file. So a hostile
+//! log that covers payload is still shown as replay would leave it, and a write never reaches the file.
 
-use crate::store::{DataFile, FileRange, Store, Zeroing};
+use crate::{
+    lane::Lane,
+    store::{Access, DataFile, FileRange, Front, Store, Zeroing},
+};
 use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
 /// Size of the pieces that are replaced.
@@ -16,6 +20,8 @@ pub struct OverlayStore {
     inner: Arc<dyn Store>,
     pages: BTreeMap<u64, Box<[u8]>>,
     len_bytes: u64,
+    /// Length of `inner` when this was made. A file that grows later is read through here all the same.
+    inner_bytes: u64,
 }
 
 impl OverlayStore {
@@ -32,8 +38,8 @@ impl OverlayStore {
                 "overlay pages are 4096 bytes at multiples of 4096",
             ));
         }
-        let len_bytes = len_bytes.max(inner.len_bytes()?);
-        Ok(Self { inner, pages, len_bytes })
+        let inner_bytes = inner.len_bytes()?;
+        Ok(Self { inner, pages, len_bytes: len_bytes.max(inner_bytes), inner_bytes })
     }
 }
 
@@ -91,7 +97,42 @@ impl Store for OverlayStore {
     }
 
     fn data_file(&self) -> Option<DataFile<'_>> {
-        None
+        self.inner.data_file()
+    }
+
+    fn lane(&self) -> Option<Arc<dyn Lane>> {
+        self.inner.lane()
+    }
+
+    fn is_plain(&self) -> bool {
+        false
+    }
+
+    fn front(&self, range: FileRange, access: Access) -> Front {
+        let FileRange { offset_bytes, len_bytes } = range;
+        if access == Access::Write {
+            return Front { is_direct: false, len_bytes };
+        }
+        let first_page = offset_bytes - offset_bytes % PAGE_BYTES;
+        let next_page = self.pages.range(first_page..).next().map_or(u64::MAX, |(&page_offset, _)| page_offset);
+        let direct_end = next_page.min(self.inner_bytes);
+        if offset_bytes < direct_end {
+            let len_bytes = len_bytes.min(direct_end - offset_bytes);
+            return self.inner.front(FileRange { offset_bytes, len_bytes }, access);
+        }
+        if offset_bytes >= self.inner_bytes {
+            return Front { is_direct: false, len_bytes };
+        }
+        // Pages that follow each other are shown with one part.
+        let mut end = first_page;
+        while self.pages.contains_key(&end) && end - offset_bytes.min(end) < len_bytes {
+            end += PAGE_BYTES;
+        }
+        Front { is_direct: false, len_bytes: len_bytes.min(end - offset_bytes) }
+    }
+
+    fn never_blocks(&self) -> bool {
+        self.inner.never_blocks()
     }
 
     fn identity(&self) -> Option<(u64, u64)> {

@@ -3,8 +3,12 @@
 //!
 //! ```text
 //!   Part ──fits_ring──▶ ring::start ──CQE──▶ judge ─▶ Done | Again (the rest of it) | Block
-//!     └───────────────────────────▶ run_blocking ◀─────────────────────────────────────┘
+//!     ├─ fits_lane ─▶ lane_op ─▶ the store's lane                                        │
+//!     └───────────────────────────▶ run_blocking, here or in the pool ◀──────────────────┘
 //! ```
+//!
+//! A store that shows something else in some ranges than its file or lane holds (an overlay) is not plain: its parts
+//! are cut where that changes ([`Part::cut_front`]), and the pieces that must be made up are marked as detours.
 //!
 //! A part names memory by address, since the kernel may be writing there: no reference to those bytes may exist while it is
 //! in flight. Invariant: the memory belongs to the part's slot (its buffer, or bytes the slot shares) or is static, and
@@ -12,11 +16,16 @@
 
 #![allow(unsafe_code)]
 
+mod loan;
+
+pub use loan::Loan;
+
 use crate::{
     IoBuf,
     direct::{end_of_file, read_upto, write_all},
     file::{ZEROING_UNIT_BYTES, cannot},
-    store::{DataFile, FileRange, Store, Zeroing},
+    lane::LaneOp,
+    store::{Access, DataFile, FileRange, Store, Zeroing},
 };
 use rustix::io::{Errno, ReadWriteFlags};
 use std::{
@@ -38,7 +47,7 @@ static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
 const PATIENCE: u8 = 100;
 
 /// A store as the engine sees it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) store: Arc<dyn Store>,
     /// Of its data file. The store keeps it open.
@@ -49,6 +58,23 @@ pub(crate) struct Target {
     pub(crate) file_index: Option<u32>,
     /// Whether reads beyond its end give zeros.
     pub(crate) padded: bool,
+    /// Whether there is a file that holds all that the store shows. Else each part is looked at.
+    pub(crate) is_plain_file: bool,
+    /// Its lane among the engine's, where it has one and no file.
+    pub(crate) lane: Option<LaneUse>,
+    /// Its blocking methods never wait, so a part may be carried out where it is started.
+    pub(crate) never_blocks: bool,
+}
+
+/// How a target uses a lane.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LaneUse {
+    /// Its number among the engine's lanes.
+    pub(crate) number: u32,
+    /// Alignment of its transfers, less one.
+    pub(crate) alignment_mask: u64,
+    /// Where the store ended when it was added: padding behind that is not the lane's.
+    pub(crate) end_bytes: u64,
 }
 
 impl Target {
@@ -60,6 +86,9 @@ impl Target {
             alignment_mask: file.map_or(0, |file| u64::from(file.alignment_bytes.max(1)) - 1),
             file_index: None,
             padded,
+            is_plain_file: file.is_some() && store.is_plain(),
+            lane: None,
+            never_blocks: store.never_blocks(),
         }
     }
 }
@@ -117,7 +146,14 @@ impl Span {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Read,
-    Write { durable: bool },
+    Write {
+        durable: bool,
+    },
+    /// A durable write found no room: itself, or the write-back of earlier ones that it waited for, which the kernel tells once only.
+    /// Written again without waiting, it tells which: if there is room for it, earlier bytes were lost.
+    WriteAgain {
+        errno: Errno,
+    },
     Zero(Zeroing),
     Sync,
 }
@@ -130,11 +166,26 @@ pub(crate) struct Part {
     pub(crate) action: Action,
     /// Whether the memory belongs to the slab that is registered with the ring.
     pub(crate) registered: bool,
+    /// Whether neither the file nor the lane of the store holds what the store shows here.
+    pub(crate) detour: bool,
+    /// Who carries it out.
+    pub(crate) carrier: Carrier,
     pub(crate) delays: u8,
     pub(crate) file_offset_bytes: u64,
     /// For reads and writes the same as the span's.
     pub(crate) len_bytes: u64,
     pub(crate) address: *mut u8,
+}
+
+/// Who carries a part out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    /// The ring, or the engine's own thread.
+    Own,
+    /// The lane of its target.
+    Lane,
+    /// A thread of the pool.
+    Pool,
 }
 
 /// What is to be done after a part's completion.
@@ -162,6 +213,8 @@ impl Part {
             target,
             action,
             registered,
+            detour: false,
+            carrier: Carrier::Own,
             delays: 0,
             file_offset_bytes,
             len_bytes: memory.len_bytes as u64,
@@ -171,11 +224,11 @@ impl Part {
 
     /// Whether the ring can do it: there is a file, and what O_DIRECT wants is met.
     pub(crate) fn fits_ring(&self, target: &Target) -> bool {
-        if target.fd.is_none() {
+        if self.detour || target.fd.is_none() {
             return false;
         }
         match self.action {
-            Action::Read | Action::Write { .. } => {
+            Action::Read | Action::Write { .. } | Action::WriteAgain { .. } => {
                 (self.file_offset_bytes | self.len_bytes | self.address as u64) & target.alignment_mask == 0
             }
             // The store knows how to zero the edges past the page cache.
@@ -184,6 +237,62 @@ impl Part {
                     || (self.file_offset_bytes | self.len_bytes).is_multiple_of(ZEROING_UNIT_BYTES)
             }
             Action::Sync => true,
+        }
+    }
+
+    /// Whether its target's lane can do it.
+    pub(crate) fn fits_lane(&self, target: &Target) -> Option<LaneUse> {
+        let lane = target.lane.filter(|_| !self.detour)?;
+        let end_bytes = self.file_offset_bytes.checked_add(self.len_bytes)?;
+        let fits = (self.file_offset_bytes | self.len_bytes) & lane.alignment_mask == 0
+            && !(target.padded && end_bytes > lane.end_bytes);
+        fits.then_some(lane)
+    }
+
+    /// The same for a lane.
+    pub(crate) fn lane_op(&self) -> LaneOp {
+        let (offset_bytes, len_bytes) = (self.file_offset_bytes, self.len_bytes);
+        match self.action {
+            Action::Read => LaneOp::Read { offset_bytes },
+            Action::Write { durable } => LaneOp::Write { offset_bytes, durable },
+            Action::WriteAgain { .. } => LaneOp::Write { offset_bytes, durable: false },
+            Action::Zero(how) => LaneOp::Zero { offset_bytes, len_bytes, how },
+            Action::Sync => LaneOp::Sync,
+        }
+    }
+
+    /// Whether it writes into its memory.
+    pub(crate) fn fills(&self) -> bool {
+        self.action == Action::Read
+    }
+
+    /// Cuts off the front that is reached in one way, by what the store says, and marks it. The rest stays in `self`; with none
+    /// left its length is 0.
+    pub(crate) fn cut_front(&mut self, target: &Target) -> Self {
+        let access = match self.action {
+            Action::Read => Access::Read,
+            Action::Write { .. } | Action::WriteAgain { .. } | Action::Zero(_) => Access::Write,
+            // A sync has no range; the file below is what is synced.
+            Action::Sync => return std::mem::replace(self, Self { len_bytes: 0, ..*self }),
+        };
+        let range = FileRange { offset_bytes: self.file_offset_bytes, len_bytes: self.len_bytes };
+        let front = target.store.front(range, access);
+        let mut piece = *self;
+        piece.len_bytes = front.len_bytes.clamp(1, self.len_bytes);
+        piece.detour = !front.is_direct;
+        self.file_offset_bytes += piece.len_bytes;
+        self.len_bytes -= piece.len_bytes;
+        if !matches!(self.action, Action::Zero(_)) {
+            self.address = self.address.wrapping_add(piece.len_bytes as usize);
+        }
+        piece
+    }
+
+    /// Its memory.
+    pub(crate) fn memory(&self) -> Span {
+        match self.action {
+            Action::Read | Action::Write { .. } | Action::WriteAgain { .. } => self.rest(),
+            Action::Zero(_) | Action::Sync => Span::EMPTY,
         }
     }
 
@@ -222,8 +331,10 @@ impl Part {
                 unsafe { self.rest().fill_zeros() };
                 Verdict::Done(Ok(()))
             }
-            Action::Write { .. } if moved_bytes == 0 => Verdict::Done(Err(io::ErrorKind::WriteZero.into())),
-            Action::Write { .. } => {
+            Action::Write { .. } | Action::WriteAgain { .. } if moved_bytes == 0 => {
+                Verdict::Done(Err(io::ErrorKind::WriteZero.into()))
+            }
+            Action::Write { .. } | Action::WriteAgain { .. } => {
                 self.advance(moved_bytes);
                 Verdict::Again
             }
@@ -239,8 +350,16 @@ impl Part {
             (_, Action::Zero(_)) if cannot(errno) => Verdict::Block,
             // RWF_DSYNC is not known there.
             (Errno::OPNOTSUPP, Action::Write { durable: true }) => Verdict::Block,
+            (Errno::NOSPC | Errno::DQUOT, Action::Write { durable: true }) => {
+                self.action = Action::WriteAgain { errno };
+                Verdict::Again
+            }
             // A file system that is stricter about O_DIRECT than it said.
-            (Errno::INVAL, Action::Read | Action::Write { .. }) if target.alignment_mask != 0 => Verdict::Block,
+            (Errno::INVAL, Action::Read | Action::Write { .. } | Action::WriteAgain { .. })
+                if target.alignment_mask != 0 =>
+            {
+                Verdict::Block
+            }
             _ => Verdict::Done(Err(errno.into())),
         }
     }
@@ -250,6 +369,7 @@ impl Part {
     pub(crate) fn settle(&self, result: io::Result<()>, target: &Target) -> io::Result<()> {
         match (self.action, &result) {
             (Action::Sync, _) => target.store.settle_sync(result),
+            (Action::WriteAgain { errno }, Ok(())) => target.store.settle_sync(Err(errno.into())),
             (Action::Write { durable: true }, Err(error)) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => {
                 target.store.settle_sync(result)
             }
@@ -262,24 +382,59 @@ impl Part {
     /// # Safety
     /// The part's memory is alive, for a read writable; nobody else holds a reference to it, and the kernel is not using it.
     pub(crate) unsafe fn run_blocking(&self, target: &Target) -> io::Result<()> {
-        let file = if self.fits_ring(target) { target.store.data_file() } else { None };
+        let memory = self.memory();
+        if memory.len_bytes == 0 {
+            return self.run_without_memory(target);
+        }
+        if self.fills() {
+            // SAFETY: as promised by the caller. Buffers are initialised from birth.
+            self.fill(target, unsafe { std::slice::from_raw_parts_mut(memory.address, memory.len_bytes) })
+        } else {
+            // SAFETY: as promised by the caller. Buffers are initialised from birth.
+            self.store(target, unsafe { std::slice::from_raw_parts(memory.address, memory.len_bytes) })
+        }
+    }
+
+    /// Carries it out in the calling thread, with memory that was lent for it.
+    pub(crate) fn run_with(&self, target: &Target, loan: &mut Loan) -> io::Result<()> {
+        if loan.is_empty() {
+            self.run_without_memory(target)
+        } else if self.fills() {
+            self.fill(target, loan.bytes_mut())
+        } else {
+            self.store(target, loan.bytes())
+        }
+    }
+
+    fn blocking_file<'a>(&self, target: &'a Target) -> Option<DataFile<'a>> {
+        if self.fits_ring(target) { target.store.data_file() } else { None }
+    }
+
+    fn fill(&self, target: &Target, bytes: &mut [u8]) -> io::Result<()> {
+        read_blocking(target, self.blocking_file(target), bytes, self.file_offset_bytes)
+    }
+
+    fn store(&self, target: &Target, bytes: &[u8]) -> io::Result<()> {
+        let durable = self.action == Action::Write { durable: true };
+        let written = write_blocking(target, self.blocking_file(target), bytes, self.file_offset_bytes, durable);
+        match self.action {
+            Action::WriteAgain { .. } => self.settle(written, target),
+            _ => written,
+        }
+    }
+
+    fn run_without_memory(&self, target: &Target) -> io::Result<()> {
         let range = FileRange { offset_bytes: self.file_offset_bytes, len_bytes: self.len_bytes };
         match self.action {
-            Action::Read => {
-                // SAFETY: as promised by the caller. Buffers are initialised from birth.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(self.address, self.len_bytes as usize) };
-                read_blocking(target, file, bytes, self.file_offset_bytes)
-            }
-            Action::Write { durable } => {
-                // SAFETY: as promised by the caller. Buffers are initialised from birth.
-                let bytes = unsafe { std::slice::from_raw_parts(self.address, self.len_bytes as usize) };
-                write_blocking(target, file, bytes, self.file_offset_bytes, durable)
-            }
             Action::Zero(how) => target.store.zero_range(range, how),
             Action::Sync => target.store.sync_data(),
+            Action::Read | Action::Write { .. } | Action::WriteAgain { .. } => Ok(()),
         }
     }
 }
+
+// SAFETY: a part describes work; whoever uses the memory that it names vouches for that by itself.
+unsafe impl Send for Part {}
 
 fn read_blocking(target: &Target, file: Option<DataFile<'_>>, bytes: &mut [u8], offset_bytes: u64) -> io::Result<()> {
     let held_bytes = match file {
@@ -317,6 +472,11 @@ fn write_blocking(
                 }
                 // Perhaps the write-back of an earlier write, which is told once: nothing is tried again into a success.
                 Err(Errno::IO) => return target.store.settle_sync(Err(Errno::IO.into())),
+                // See `Action::WriteAgain`.
+                Err(errno @ (Errno::NOSPC | Errno::DQUOT)) => {
+                    write_all(file.fd, bytes, offset_bytes)?;
+                    return target.store.settle_sync(Err(errno.into()));
+                }
                 Err(errno) => return Err(errno.into()),
             }
         }
@@ -325,3 +485,6 @@ fn write_blocking(
     }
     if durable { target.store.sync_data() } else { Ok(()) }
 }
+
+#[cfg(test)]
+mod tests;

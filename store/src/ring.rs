@@ -39,8 +39,17 @@ const MOST_ENTRIES: usize = 32768;
 /// Enters in a row that may be refused for want of memory or of room before the ring counts as broken.
 const PATIENCE: u32 = 10_000;
 
-/// The number of the poll on an engine's eventfd for externals. Parts have smaller ones.
+/// The number of the poll on an engine's eventfd for externals. Lanes and parts have smaller ones.
 pub(crate) const WAKE: u32 = u32::MAX;
+
+/// The number of an entry that takes a poll back.
+pub(crate) const CANCEL: u32 = u32::MAX - 1;
+
+/// Most lanes of an engine.
+pub(crate) const LANES_MAX: u32 = 1 << 16;
+
+/// The number of the poll on an engine's first lane. Parts have smaller ones.
+pub(crate) const FIRST_LANE: u32 = CANCEL - LANES_MAX;
 
 /// A completion: `user_data` and result.
 pub(crate) type Answer = (u64, i32);
@@ -127,19 +136,21 @@ impl Ring {
         let len_bytes = part.len_bytes.min(TRANSFER_BYTES) as u32;
         let offset_bytes = part.file_offset_bytes;
         let buffer = if part.registered { self.buffer_index(part.address, len_bytes as usize) } else { None };
+        let flags = if part.action == (Action::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
         let entry = match (part.action, buffer) {
             (Action::Read, Some(index)) => {
                 opcode::ReadFixed::new(file, part.address, len_bytes, index).offset(offset_bytes).build()
             }
             (Action::Read, None) => opcode::Read::new(file, part.address, len_bytes).offset(offset_bytes).build(),
-            (Action::Write { durable }, Some(index)) => opcode::WriteFixed::new(file, part.address, len_bytes, index)
-                .offset(offset_bytes)
-                .rw_flags(write_flags(durable))
-                .build(),
-            (Action::Write { durable }, None) => opcode::Write::new(file, part.address, len_bytes)
-                .offset(offset_bytes)
-                .rw_flags(write_flags(durable))
-                .build(),
+            (Action::Write { .. } | Action::WriteAgain { .. }, Some(index)) => {
+                opcode::WriteFixed::new(file, part.address, len_bytes, index)
+                    .offset(offset_bytes)
+                    .rw_flags(flags)
+                    .build()
+            }
+            (Action::Write { .. } | Action::WriteAgain { .. }, None) => {
+                opcode::Write::new(file, part.address, len_bytes).offset(offset_bytes).rw_flags(flags).build()
+            }
             (Action::Zero(how), _) => {
                 let mode = FallocateFlags::KEEP_SIZE
                     | match how {
@@ -159,6 +170,21 @@ impl Ring {
         let entry = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).build().user_data(user_data);
         // SAFETY: a poll names no memory.
         unsafe { self.push(&entry) }
+    }
+
+    /// Takes a poll back. Both entries are answered, the poll's perhaps with what it waited for.
+    pub(crate) fn cancel_poll(&mut self, polled: u64, user_data: u64) -> io::Result<()> {
+        let entry = opcode::PollRemove::new(polled).build().user_data(user_data);
+        // SAFETY: the entry names no memory.
+        unsafe { self.push(&entry) }
+    }
+
+    /// Makes every later call of the kernel fail: another file takes the place of the ring's descriptor.
+    #[cfg(test)]
+    pub(crate) fn break_down(&mut self) {
+        let null = std::fs::File::open("/dev/null").expect("/dev/null");
+        // SAFETY: both descriptors are open. The ring's memory stays mapped; the kernel takes the ring apart.
+        unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), std::os::fd::AsRawFd::as_raw_fd(&self.ring)) };
     }
 
     /// Puts any entry into the submission queue.
@@ -277,10 +303,6 @@ impl std::fmt::Debug for Ring {
             .field("enters", &self.enters)
             .finish_non_exhaustive()
     }
-}
-
-fn write_flags(durable: bool) -> i32 {
-    if durable { libc::RWF_DSYNC } else { 0 }
 }
 
 /// Sets a ring up with the best flags that this kernel knows.

@@ -203,6 +203,11 @@ impl Member {
         self.hub.work(Patience::UntilAnswer(Some(self.number)))
     }
 
+    /// Submits, and sorts what has come, without sleeping.
+    pub(crate) fn go_on(&self) -> io::Result<()> {
+        self.hub.work(Patience::None)
+    }
+
     /// Says that something of this user may stay in flight for good.
     pub(crate) fn abandon(&mut self) {
         self.abandoned = true;

@@ -22,8 +22,35 @@ pub(crate) struct Slot {
     /// What it waits for.
     pending: u32,
     result: io::Result<()>,
+    /// A part of it was lost; see [`EngineCompletion::lost`].
+    lost: bool,
+    /// Of the few requests that need it.
+    aside: Option<Box<Aside>>,
+}
+
+/// What the hot path has no use for.
+#[derive(Debug, Default)]
+struct Aside {
     /// Memory of its parts that is not its buffer.
     shared: Vec<Arc<IoBuf>>,
+    /// Memory that is lent out.
+    lent: Vec<Lent>,
+}
+
+/// Memory that is lent to a thread or a lane, by address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Lent {
+    start: usize,
+    end: usize,
+    /// Whether the borrower writes into it.
+    fills: bool,
+}
+
+impl Lent {
+    fn new(memory: Span, fills: bool) -> Self {
+        let start = memory.address as usize;
+        Self { start, end: start + memory.len_bytes, fills }
+    }
 }
 
 impl Slot {
@@ -36,7 +63,30 @@ impl Slot {
 
     /// Keeps memory until the request has ended.
     pub(crate) fn keep(&mut self, bytes: &Arc<IoBuf>) {
-        self.shared.push(Arc::clone(bytes));
+        self.aside.get_or_insert_default().shared.push(Arc::clone(bytes));
+    }
+
+    /// Whether part of `memory` is lent to somebody who writes into it, or to anybody where the caller would write.
+    pub(crate) fn clashes(&self, memory: Span, fills: bool) -> bool {
+        let new = Lent::new(memory, fills);
+        self.aside.as_ref().is_some_and(|aside| {
+            aside.lent.iter().any(|lent| lent.start < new.end && new.start < lent.end && (lent.fills || fills))
+        })
+    }
+
+    /// Writes down that `memory` is lent out.
+    pub(crate) fn lend(&mut self, memory: Span, fills: bool) {
+        self.aside.get_or_insert_default().lent.push(Lent::new(memory, fills));
+    }
+
+    /// Strikes out what [`Slot::lend`] wrote down.
+    pub(crate) fn lent_is_back(&mut self, memory: Span, fills: bool) {
+        let back = Lent::new(memory, fills);
+        if let Some(aside) = &mut self.aside
+            && let Some(place) = aside.lent.iter().position(|&lent| lent == back)
+        {
+            aside.lent.swap_remove(place);
+        }
     }
 }
 
@@ -81,7 +131,8 @@ impl Slots {
             sealed: false,
             pending: 0,
             result: Ok(()),
-            shared: Vec::new(),
+            lost: false,
+            aside: None,
         };
         match self.free.pop() {
             Some(index) => {
@@ -144,10 +195,11 @@ impl Slots {
     #[inline]
     fn vacate(&mut self, slot: u32) {
         let holder = self.get(slot);
-        holder.shared.clear();
+        holder.aside = None;
         holder.memory = Span::EMPTY;
         let result = mem::replace(&mut holder.result, Ok(()));
-        let ended = EngineCompletion { tag: holder.tag, cookie: holder.cookie, buf: holder.buf.take(), result };
+        let (tag, cookie, lost) = (holder.tag, holder.cookie, holder.lost);
+        let ended = EngineCompletion { tag, cookie, buf: holder.buf.take(), result, lost };
         self.ended.push(ended);
         self.free.push(slot);
     }
@@ -162,8 +214,17 @@ impl Slots {
         }
     }
 
-    /// Gives the memory of all requests up for good, because nobody knows whether the kernel still writes to it.
-    pub(crate) fn leak(&mut self) {
-        mem::forget(mem::take(&mut self.slots));
+    /// One thing fewer, of which nothing will be heard again. The memory of the request stays with whoever may still use it.
+    pub(crate) fn lose(&mut self, slot: u32, error: io::Error) {
+        let holder = self.get(slot);
+        if !holder.lost {
+            holder.lost = true;
+            let fresh = holder.buf.as_ref().map(|buf| IoBuf::new(buf.len().max(1)));
+            mem::forget(mem::replace(&mut holder.buf, fresh));
+            mem::forget(holder.aside.take());
+            holder.registered = false;
+            holder.memory = holder.buf.as_ref().map_or(Span::EMPTY, Span::of);
+        }
+        self.let_go(slot, Err(error));
     }
 }

@@ -2,15 +2,24 @@
 //!
 //! A store is shared by many threads and has no cursor and no cache of its own. Its methods block. They serve the
 //! metadata of images (tables, logs, bitmaps), which is little; payload goes through an
-//! [`Engine`](crate::Engine), which asks a store for its [`DataFile`] and drives that file itself, or falls
-//! back to these methods where there is none (memory, overlays, later object stores).
+//! [`Engine`](crate::Engine), which asks a store how its bytes are reached:
+//!
+//! ```text
+//!   data_file()      a file: the engine's ring drives it
+//!   lane()           no file, but completions that come later: the ring waits for the lane's descriptor
+//!   never_blocks()   neither, and the methods below do not wait (memory): called where the part is started
+//!   none of them     the methods below, in a thread of the pool
+//! ```
+//!
+//! A store that is not *plain* ([`Store::is_plain`]) shows in some ranges something else than its file or lane holds. The engine then asks [`Store::front`] for every part, so
+//! that all other ranges still go straight to the file.
 //!
 //! The durability contract, on which every power-cut argument of the layers above rests: anything written before
 //! [`Store::sync_data`] was called, and completed, is durable when it returns `Ok`, the length included. Nothing
 //! else is promised, in no order.
 
-use crate::open::SectorSizes;
-use std::{fmt, io, os::fd::BorrowedFd, path::Path};
+use crate::{lane::Lane, open::SectorSizes};
+use std::{fmt, io, os::fd::BorrowedFd, path::Path, sync::Arc};
 
 /// Whether a store has no room: what did not fit is as it was, and a smaller piece, or a later try, may fit.
 pub fn is_full(error: &io::Error) -> bool {
@@ -32,6 +41,24 @@ pub struct FileRange {
     /// First byte.
     pub offset_bytes: u64,
     /// How many bytes.
+    pub len_bytes: u64,
+}
+
+/// What is to be done to a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Its bytes are read.
+    Read,
+    /// Its bytes are written, or zeroed.
+    Write,
+}
+
+/// How the front of a range is reached, and how long that front is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Front {
+    /// Whether the data file, or the lane, holds these bytes as the store shows them, at the same offset.
+    pub is_direct: bool,
+    /// Bytes for which that is so; at least 1, at most the range.
     pub len_bytes: u64,
 }
 
@@ -79,8 +106,28 @@ pub trait Store: Send + Sync + fmt::Debug {
         result
     }
 
-    /// The file to drive directly, if there is one.
+    /// The file to drive directly, if there is one. Of a store that is not plain it holds only what [`Store::front`] calls direct.
     fn data_file(&self) -> Option<DataFile<'_>>;
+
+    /// The lane by which requests are completed later, for a store without a data file.
+    fn lane(&self) -> Option<Arc<dyn Lane>> {
+        None
+    }
+
+    /// Whether the data file, or the lane, holds every byte as the store shows it, at the same offset.
+    fn is_plain(&self) -> bool {
+        true
+    }
+
+    /// How the front of `range`, which is not empty, is reached. Asked of stores that are not plain.
+    fn front(&self, range: FileRange, _access: Access) -> Front {
+        Front { is_direct: true, len_bytes: range.len_bytes }
+    }
+
+    /// Whether the blocking methods never wait for a device, a network or another process: true for memory.
+    fn never_blocks(&self) -> bool {
+        false
+    }
 
     /// The first range at or after `offset_bytes` that may hold data (holes read as zeros); `None` when all that
     /// follows is holes. A store that cannot tell calls everything data.

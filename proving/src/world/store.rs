@@ -152,6 +152,10 @@ impl Store for WorldStore {
         None
     }
 
+    fn never_blocks(&self) -> bool {
+        true
+    }
+
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
         Ok(self.with(|contents| contents.next_data(offset_bytes)))
     }

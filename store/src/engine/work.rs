@@ -2,21 +2,24 @@
 //!
 //! ```text
 //!   start ─▶ carry_out ─▶ ring ─▶ answer ─▶ judge ─┬─▶ part_ended ─▶ the slot lets go
-//!               │  ▲                               └─▶ again, or by a blocking call
+//!               │  ▲                               └─▶ again, or otherwise
 //!               │  └───────────────────────────────────────┘
-//!               └─▶ run_blocking ─▶ part_ended
+//!               └─▶ carry_out_otherwise ─┬─▶ lane or pool: a loan ─▶ take_tickets ─▶ part_ended
+//!                                        └─▶ run_blocking ─▶ part_ended
 //! ```
 //!
-//! Answers come from the engine's own ring, or from its mailbox at a shared one. Tickets that other threads hold ring an eventfd, which
-//! the ring polls while there are any.
+//! Answers come from the engine's own ring, or from its mailbox at a shared one. Tickets and loans that others hold ring an eventfd, which
+//! the ring polls while there are any; so it does with the descriptors of lanes that have parts.
 
 #![allow(unsafe_code)]
 
-use super::Engine;
+use super::{Engine, overlapping_parts};
 use crate::{
+    external::Whose,
     link::Link,
-    part::{Part, Verdict},
-    ring::{Answer, WAKE},
+    part::{Carrier, Loan, Part, Verdict},
+    pool,
+    ring::{Answer, CANCEL, FIRST_LANE, WAKE},
 };
 use std::{io, mem};
 
@@ -24,23 +27,29 @@ impl Engine {
     /// Submits everything, and works until `wanted` requests are ready.
     pub(super) fn work_until(&mut self, wanted: usize) -> io::Result<()> {
         self.take_tickets();
-        match self.link {
+        let worked = match self.link {
+            _ if self.failed => {
+                self.work_off_ring_until(wanted);
+                return Ok(());
+            }
             Link::None => {
                 while self.slots.ended() < wanted {
                     self.externals.wait();
                     self.take_tickets();
                 }
-                Ok(())
+                return Ok(());
             }
             Link::Own(_) => self.work_alone_until(wanted),
             Link::Shared(_) => self.work_among_others_until(wanted),
-        }
+        };
+        worked.inspect_err(|error| self.ring_failed(error))
     }
 
     fn work_alone_until(&mut self, wanted: usize) -> io::Result<()> {
         self.take_answers();
         let mut looked = false;
         loop {
+            self.drive_lanes();
             let missing = wanted.saturating_sub(self.slots.ended());
             let Link::Own(ring) = &mut self.link else { return Ok(()) };
             if missing == 0 && ring.unsubmitted() == 0 && (looked || !ring.has_task_work()) {
@@ -48,7 +57,7 @@ impl Engine {
             }
             // Each request that is missing brings an answer of its own, but one bell may ring for many tickets.
             let wait_for = if self.tickets == 0 { missing } else { missing.min(1) };
-            if wait_for > 0 && self.listen_for_tickets()? {
+            if wait_for > 0 && self.listen()? {
                 continue;
             }
             let Link::Own(ring) = &mut self.link else { return Ok(()) };
@@ -61,8 +70,9 @@ impl Engine {
     fn work_among_others_until(&mut self, wanted: usize) -> io::Result<()> {
         self.take_answers();
         loop {
+            self.drive_lanes();
             // Also when nothing is waited for: the next to wait is somebody else, who cannot know of our tickets.
-            self.listen_for_tickets()?;
+            self.listen()?;
             let Link::Shared(member) = &self.link else { return Ok(()) };
             if self.slots.ended() >= wanted {
                 return Ok(());
@@ -72,20 +82,35 @@ impl Engine {
         }
     }
 
-    /// Sees to it that the ring hears of tickets, if there are any. Says whether it had to.
-    pub(super) fn listen_for_tickets(&mut self) -> io::Result<bool> {
-        if self.tickets == 0 || self.polling {
+    /// Sees to it that the ring hears of tickets, loans and lanes, if there are any. Says whether it had to.
+    pub(super) fn listen(&mut self) -> io::Result<bool> {
+        if self.tickets == 0 {
             return Ok(false);
         }
-        let (eventfd, user_data) = (self.externals.eventfd()?, self.user_bits | u64::from(WAKE));
-        self.link.with(|ring| ring.poll(eventfd, user_data)).transpose()?;
-        self.polling = true;
-        // What ended before there was an eventfd did not ring it.
-        self.take_tickets();
-        Ok(true)
+        let mut had_to = false;
+        if self.lane_parts > 0 {
+            for (number, open) in (FIRST_LANE..).zip(&mut self.lanes) {
+                if open.parts > 0 && !open.polling {
+                    let fd = std::os::fd::AsRawFd::as_raw_fd(&open.lane.descriptor());
+                    let user_data = self.user_bits | u64::from(number);
+                    self.link.with(|ring| ring.poll(fd, user_data)).transpose()?;
+                    open.polling = true;
+                    had_to = true;
+                }
+            }
+        }
+        if !self.polling {
+            let (eventfd, user_data) = (self.externals.eventfd()?, self.user_bits | u64::from(WAKE));
+            self.link.with(|ring| ring.poll(eventfd, user_data)).transpose()?;
+            self.polling = true;
+            had_to = true;
+            // What ended before there was an eventfd did not ring it.
+            self.take_tickets();
+        }
+        Ok(had_to)
     }
 
-    fn take_answers(&mut self) {
+    pub(super) fn take_answers(&mut self) {
         match &mut self.link {
             Link::None => {}
             Link::Shared(member) => {
@@ -115,30 +140,122 @@ impl Engine {
 
     #[inline]
     fn answer(&mut self, number: u32, answer: i32) {
-        if number == WAKE {
-            self.polling = false;
-            self.externals.silence();
-            self.take_tickets();
+        if number >= FIRST_LANE {
+            self.bell_rang(number);
         } else {
             self.answered(number, answer);
         }
     }
 
-    fn take_tickets(&mut self) {
+    /// A poll has ended, or was taken back.
+    #[cold]
+    fn bell_rang(&mut self, number: u32) {
+        match number {
+            WAKE => {
+                self.polling = false;
+                self.externals.silence();
+                self.take_tickets();
+            }
+            CANCEL => self.cancels -= 1,
+            lane => {
+                if let Some(open) = self.lanes.get_mut((lane - FIRST_LANE) as usize) {
+                    (open.polling, open.is_due) = (false, true);
+                }
+            }
+        }
+    }
+
+    /// Lets the lanes that have something to do make progress, and takes what ended by it.
+    #[inline]
+    pub(super) fn drive_lanes(&mut self) {
+        if self.lane_parts > 0 {
+            self.drive_due_lanes();
+        }
+    }
+
+    #[cold]
+    fn drive_due_lanes(&mut self) {
+        // What this thread ends itself need not wake it.
+        self.externals.attend();
+        for open in &mut self.lanes {
+            if mem::take(&mut open.is_due) {
+                open.lane.drive();
+            }
+        }
+        self.take_tickets();
+    }
+
+    pub(super) fn take_tickets(&mut self) {
         if self.tickets == 0 {
             return;
         }
         let mut ended = mem::take(&mut self.ended_tickets);
         self.externals.take(&mut ended);
-        for (slot, result) in ended.drain(..) {
-            self.tickets -= 1;
-            self.slots.let_go(slot, result);
+        for (whose, result) in ended.drain(..) {
+            match whose {
+                Whose::Slot(slot) => {
+                    self.tickets -= 1;
+                    self.slots.let_go(slot, result);
+                }
+                Whose::Part(index) => self.loan_is_back(index, result),
+            }
         }
         self.ended_tickets = ended;
     }
 
+    fn loan_is_back(&mut self, index: u32, result: io::Result<()>) {
+        let part = &mut self.parts[index as usize];
+        let target = &self.targets[part.target as usize];
+        let result = match mem::replace(&mut part.carrier, Carrier::Own) {
+            // It was given up before; see `settle`.
+            Carrier::Own => return,
+            Carrier::Pool => result,
+            Carrier::Lane => {
+                self.lane_parts -= 1;
+                if let Some(lane) = target.lane {
+                    self.lanes[lane.number as usize].parts -= 1;
+                }
+                part.settle(result, target)
+            }
+        };
+        self.tickets -= 1;
+        self.slots.get(part.slot).lent_is_back(part.memory(), part.fills());
+        self.part_ended(index, result);
+    }
+
     #[inline]
     pub(super) fn start(&mut self, part: Part) {
+        if self.targets[part.target as usize].is_plain_file {
+            self.take_in(part);
+        } else {
+            self.start_otherwise(part);
+        }
+    }
+
+    /// As `start`, for a target that is not a file and nothing else, or when nothing can be started any more.
+    #[cold]
+    fn start_otherwise(&mut self, mut part: Part) {
+        let target = &self.targets[part.target as usize];
+        let way = target.fd.is_some() || target.lane.is_some();
+        if self.failed {
+            self.slots.get(part.slot).fail(io::Error::other(
+                "an earlier failure of the I/O engine left requests without an answer; close the disk and open it again",
+            ));
+        } else if way && !target.store.is_plain() {
+            loop {
+                let piece = part.cut_front(&self.targets[part.target as usize]);
+                self.take_in(piece);
+                if part.len_bytes == 0 {
+                    return;
+                }
+            }
+        } else {
+            self.take_in(part);
+        }
+    }
+
+    #[inline]
+    fn take_in(&mut self, part: Part) {
         self.stats.parts += 1;
         self.slots.hold(part.slot);
         let index = match self.free_parts.pop() {
@@ -154,31 +271,74 @@ impl Engine {
         self.carry_out(index, false);
     }
 
-    /// Gives a part to the ring, or does it here.
+    /// Gives a part to the ring, or to whoever else can do it.
     #[inline]
     fn carry_out(&mut self, index: u32, block: bool) {
         let part = &self.parts[index as usize];
         let target = &self.targets[part.target as usize];
         let user_data = self.user_bits | u64::from(index);
-        let by_ring = !block && part.fits_ring(target);
+        if block || !part.fits_ring(target) {
+            return self.carry_out_otherwise(index);
+        }
         // SAFETY: the part fits. Its memory is its slot's buffer, memory the slot shares, or static zeros; the slot keeps it
         // and lets nobody reach it until the part has ended, which is when its answer has been taken. `registered`
         // was set from the slab that the ring has registered. Reads are made of the slot's own buffer only.
         let start = |ring: &mut crate::ring::Ring| unsafe { ring.start(part, target, user_data) };
-        let started = if by_ring { self.link.with(start) } else { None };
-        let result = match started {
-            Some(Ok(())) => {
-                self.in_ring += 1;
-                return;
+        match self.link.with(start) {
+            Some(Ok(())) => self.in_ring += 1,
+            Some(Err(error)) => self.part_ended(index, Err(error)),
+            None => self.carry_out_otherwise(index),
+        }
+    }
+
+    /// Carries a part out by a lane, by a thread of the pool, or at once.
+    #[cold]
+    fn carry_out_otherwise(&mut self, index: u32) {
+        let part = &mut self.parts[index as usize];
+        let target = &self.targets[part.target as usize];
+        if !self.link.is_some() || target.never_blocks {
+            self.stats.inline_parts += 1;
+            // SAFETY: as above, and the part is not in the ring: it never was, or its answer has been taken.
+            let result = unsafe { part.run_blocking(target) };
+            return self.part_ended(index, result);
+        }
+        let (memory, fills) = (part.memory(), part.fills());
+        let holder = self.slots.get(part.slot);
+        if memory.len_bytes > 0 {
+            if holder.clashes(memory, fills) {
+                return self.part_ended(index, Err(overlapping_parts()));
             }
-            Some(Err(error)) => Err(error),
-            None => {
-                self.stats.inline_parts += 1;
-                // SAFETY: as above, and the part is not in the ring: it never was, or its answer has been taken.
-                unsafe { part.run_blocking(target) }
-            }
-        };
-        self.part_ended(index, result);
+            holder.lend(memory, fills);
+        }
+        self.tickets += 1;
+        // SAFETY: the memory is as for the ring, and initialised from birth. The slot keeps it until `loan_is_back`, or leaks it; it
+        // does not clash with another loan, and the slot's other memory is not looked at meanwhile.
+        let loan = unsafe { Loan::new(memory, fills, index, &self.externals) };
+        if let Some(lane) = part.fits_lane(target) {
+            part.carrier = Carrier::Lane;
+            self.stats.lane_parts += 1;
+            self.lane_parts += 1;
+            let op = part.lane_op();
+            let open = &mut self.lanes[lane.number as usize];
+            open.parts += 1;
+            open.is_due = true;
+            open.lane.start(op, loan);
+        } else {
+            part.carrier = Carrier::Pool;
+            self.stats.pool_parts += 1;
+            let (part, target) = (*part, target.clone());
+            pool::run(Box::new(move || {
+                let mut loan = loan;
+                let result = part.run_with(&target, &mut loan);
+                // Before the engine can hear of it: the store may be closed then.
+                drop(target);
+                loan.complete(result);
+            }));
+        }
+        if matches!(self.link, Link::Shared(_)) {
+            // As for tickets: whoever shares the ring may be the next to sleep on it.
+            let _ = self.listen();
+        }
     }
 
     #[inline]
@@ -201,53 +361,5 @@ impl Engine {
     fn part_ended(&mut self, index: u32, result: io::Result<()>) {
         self.free_parts.push(index);
         self.slots.let_go(self.parts[index as usize].slot, result);
-    }
-
-    fn wait_for_an_answer(&mut self) -> io::Result<()> {
-        match &mut self.link {
-            Link::None => {}
-            Link::Own(ring) => ring.enter(1)?,
-            Link::Shared(member) => member.wait()?,
-        }
-        self.take_answers();
-        Ok(())
-    }
-
-    /// Waits for all parts and tickets, and for the poll on a ring that stays.
-    fn settle(&mut self) -> io::Result<()> {
-        // A request that was never ended keeps its parts, so what is waited for here is parts and tickets.
-        while self.in_ring > 0 || self.tickets > 0 {
-            if self.in_ring > 0 {
-                self.wait_for_an_answer()?;
-            } else {
-                self.externals.wait();
-                self.take_tickets();
-            }
-        }
-        while self.polling && matches!(self.link, Link::Shared(_)) {
-            self.externals.ring_the_bell();
-            self.wait_for_an_answer()?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        let settled = self.settle();
-        if settled.is_err() {
-            // The kernel may still write to the buffers, and nothing can tell when it has ended: they are left to it.
-            self.slots.leak();
-        }
-        if let Link::Shared(member) = &mut self.link {
-            for target in &self.targets {
-                if let Some(index) = target.file_index {
-                    member.ring().unregister_file(index);
-                }
-            }
-            if settled.is_err() {
-                member.abandon();
-            }
-        }
     }
 }

@@ -16,8 +16,17 @@ use io_uring::squeue;
 use nix::libc;
 use std::{io, os::fd::RawFd, time::Duration};
 
-/// The number of the poll on an engine's eventfd for externals.
+/// The number of the poll on an engine's eventfd for externals. Lanes and parts have smaller ones.
 pub(crate) const WAKE: u32 = u32::MAX;
+
+/// The number of an entry that takes a poll back.
+pub(crate) const CANCEL: u32 = u32::MAX - 1;
+
+/// Most lanes of an engine.
+pub(crate) const LANES_MAX: u32 = 1 << 16;
+
+/// The number of the poll on an engine's first lane. Parts have smaller ones.
+pub(crate) const FIRST_LANE: u32 = CANCEL - LANES_MAX;
 
 /// A completion: `user_data` and result.
 pub(crate) type Answer = (u64, i32);
@@ -47,13 +56,14 @@ pub(crate) struct Ring {
     answers: Vec<Answer>,
     slab: Option<Slab>,
     whim: u64,
+    broken: bool,
     pub(crate) enters: u64,
 }
 
 impl Ring {
     pub(crate) fn new(_depth: usize, slab: Option<&Slab>) -> io::Result<Self> {
         let slab = slab.cloned();
-        Ok(Self { pushed: Vec::new(), taken: Vec::new(), answers: Vec::new(), slab, whim: 1, enters: 0 })
+        Ok(Self { pushed: Vec::new(), taken: Vec::new(), answers: Vec::new(), slab, whim: 1, broken: false, enters: 0 })
     }
 
     pub(crate) fn register_file(&mut self, _fd: RawFd) -> Option<u32> {
@@ -83,6 +93,26 @@ impl Ring {
         Ok(())
     }
 
+    /// Takes a poll back: both are answered.
+    pub(crate) fn cancel_poll(&mut self, polled: u64, user_data: u64) -> io::Result<()> {
+        let before = self.pushed.len() + self.taken.len();
+        for entries in [&mut self.pushed, &mut self.taken] {
+            entries.retain(|entry| entry.user_data != polled || entry.work.is_some());
+        }
+        // Else it has been answered already.
+        if self.pushed.len() + self.taken.len() < before {
+            self.answers.push((polled, -libc::ECANCELED));
+        }
+        self.answers.push((user_data, 0));
+        Ok(())
+    }
+
+    /// Makes every later call fail.
+    #[cfg(test)]
+    pub(crate) fn break_down(&mut self) {
+        self.broken = true;
+    }
+
     /// Refuses.
     ///
     /// # Safety
@@ -107,6 +137,9 @@ impl Ring {
 
     pub(crate) fn enter(&mut self, wait_for: usize) -> io::Result<()> {
         self.enters += 1;
+        if self.broken {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        }
         self.taken.append(&mut self.pushed);
         let mut polls = Vec::new();
         while self.answers.len() < wait_for && !self.taken.is_empty() {
@@ -149,7 +182,9 @@ impl Ring {
             // SAFETY: the caller of `start` has promised that this memory is alive and writable, and that nobody else reaches it. Miri sees whether that is so.
             Action::Read => unsafe { libc::pread(work.fd, work.address.cast(), len_bytes, at) },
             // SAFETY: as above, for reading.
-            Action::Write { .. } => unsafe { libc::pwrite(work.fd, work.address.cast_const().cast(), len_bytes, at) },
+            Action::Write { .. } | Action::WriteAgain { .. } => unsafe {
+                libc::pwrite(work.fd, work.address.cast_const().cast(), len_bytes, at)
+            },
             Action::Zero(_) => return -libc::EOPNOTSUPP,
             Action::Sync => return 0,
         };

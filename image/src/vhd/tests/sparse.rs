@@ -278,6 +278,10 @@ impl Store for SparseStore {
         None
     }
 
+    fn never_blocks(&self) -> bool {
+        true
+    }
+
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
         let contents = self.contents.lock().unwrap();
         let first = contents.now.map.range(offset_bytes / SECTOR..).next();

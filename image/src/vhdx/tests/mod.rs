@@ -249,6 +249,10 @@ impl Store for TestStore {
     fn data_file(&self) -> Option<DataFile<'_>> {
         None
     }
+
+    fn never_blocks(&self) -> bool {
+        true
+    }
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
         self.with(|power| {
             let page = power.volatile.pages.range(offset_bytes / 4096..).next();

@@ -1,0 +1,196 @@
+//! The end of an engine: waiting for what is in flight, and giving up what will never be answered.
+//!
+//! ```text
+//!   ring fails      ─▶ parts in the ring are lost          ┐  slots.lose: memory leaked, fresh buffer,
+//!   patience over   ─▶ parts that lanes have are lost      ┘  completion says `lost`; nothing starts any more
+//!   otherwise       ─▶ ring, tickets and pool are waited for without a limit, as one waits for a disk
+//! ```
+//!
+//! Invariant: the place of a lost part in the table is never used again, so a late answer finds nothing. A
+//! late answer of a lane is known by its part's carrier; the ring is not looked at after it has failed.
+
+use super::Engine;
+use crate::{
+    link::Link,
+    part::Carrier,
+    ring::{CANCEL, FIRST_LANE},
+};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
+
+/// How long the ring may go without being looked at while lanes are waited for.
+const LOOK: Duration = Duration::from_millis(10);
+
+impl Engine {
+    /// Waits for all parts and tickets; for lanes no longer than the patience.
+    pub(super) fn settle(&mut self) -> io::Result<()> {
+        let started = Instant::now();
+        let mut outcome = Ok(());
+        // A request that was never ended keeps its parts, so what is waited for here is parts and tickets.
+        loop {
+            self.drive_lanes();
+            self.take_tickets();
+            if self.in_ring == 0 && self.tickets == 0 {
+                return outcome;
+            }
+            if self.lane_parts > 0 {
+                let left = self.patience.saturating_sub(started.elapsed());
+                if left.is_zero() {
+                    self.lanes_failed();
+                    continue;
+                }
+                let limit = if self.in_ring > 0 { left.min(LOOK) } else { left };
+                self.wait_off_ring(Some(limit));
+            }
+            if self.in_ring > 0 {
+                if let Err(error) = self.look_at_ring(self.lane_parts == 0) {
+                    self.ring_failed(&error);
+                    outcome = Err(error);
+                }
+            } else if self.lane_parts == 0 && self.tickets > 0 {
+                self.externals.wait();
+            }
+        }
+    }
+
+    fn look_at_ring(&mut self, waits: bool) -> io::Result<()> {
+        match &mut self.link {
+            Link::None => {}
+            Link::Own(ring) => ring.enter(usize::from(waits))?,
+            Link::Shared(member) if waits => member.wait()?,
+            Link::Shared(member) => member.go_on()?,
+        }
+        self.take_answers();
+        Ok(())
+    }
+
+    /// Works until `wanted` requests are ready, when the ring has failed.
+    pub(super) fn work_off_ring_until(&mut self, wanted: usize) {
+        loop {
+            self.drive_lanes();
+            self.take_tickets();
+            if self.slots.ended() >= wanted {
+                return;
+            }
+            self.wait_off_ring(None);
+        }
+    }
+
+    /// Sleeps until a ticket or a loan has come back, or a lane has something to do. It may return early.
+    fn wait_off_ring(&mut self, limit: Option<Duration>) {
+        if self.lane_parts == 0 || self.externals.eventfd().is_err() {
+            // Without an eventfd lanes are looked at again and again.
+            let limit = if self.lane_parts > 0 { Some(LOOK) } else { limit };
+            self.lanes.iter_mut().for_each(|open| open.is_due = true);
+            return match limit {
+                Some(limit) => self.externals.wait_for(limit),
+                None => self.externals.wait(),
+            };
+        }
+        // What ended before there was an eventfd did not ring it.
+        self.take_tickets();
+        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(self.lanes.len() + 1);
+        fds.extend(self.externals.bell_fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        fds.extend(self.lanes.iter().map(|open| PollFd::from_borrowed_fd(open.lane.descriptor(), PollFlags::IN)));
+        let limit = if self.tickets == 0 { Some(Duration::ZERO) } else { limit };
+        let spec = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        // EINTR and the like: everything is looked at again.
+        let _ = rustix::event::poll(&mut fds, spec.as_ref());
+        drop(fds);
+        self.lanes.iter_mut().for_each(|open| open.is_due = true);
+        self.externals.silence();
+    }
+
+    /// Nothing in the ring will be heard of again.
+    #[cold]
+    pub(super) fn ring_failed(&mut self, error: &io::Error) {
+        self.stop_starting();
+        self.ring_failed = true;
+        self.in_ring = 0;
+        self.polling = false;
+        self.lanes.iter_mut().for_each(|open| open.polling = false);
+        for index in self.parts_in_flight(Carrier::Own) {
+            let lost = format!(
+                "the kernel's io_uring failed ({error}), and it is not known whether this request was carried out; close the disk, check it, open it again"
+            );
+            self.lost_parts.push(index as u32);
+            self.slots.lose(self.parts[index].slot, io::Error::new(error.kind(), lost));
+        }
+    }
+
+    /// Nothing that lanes have is waited for any longer.
+    fn lanes_failed(&mut self) {
+        self.stop_starting();
+        let seconds = self.patience.as_secs_f64();
+        for index in self.parts_in_flight(Carrier::Lane) {
+            let part = &mut self.parts[index];
+            part.carrier = Carrier::Own;
+            let store = &self.targets[part.target as usize].store;
+            let lost = format!(
+                "{} did not answer within {seconds} s of closing, and it is not known whether this request was carried out",
+                store.name().display()
+            );
+            self.tickets -= 1;
+            self.lost_parts.push(index as u32);
+            self.slots.lose(part.slot, io::Error::new(io::ErrorKind::TimedOut, lost));
+        }
+        self.lane_parts = 0;
+        self.lanes.iter_mut().for_each(|open| open.parts = 0);
+    }
+
+    fn stop_starting(&mut self) {
+        self.failed = true;
+        // So that each part that is started comes to where that is looked at.
+        self.targets.iter_mut().for_each(|target| target.is_plain_file = false);
+    }
+
+    /// Numbers of the parts that `carrier` has.
+    fn parts_in_flight(&self, carrier: Carrier) -> Vec<usize> {
+        let mut in_flight = vec![true; self.parts.len()];
+        for &index in self.free_parts.iter().chain(&self.lost_parts) {
+            in_flight[index as usize] = false;
+        }
+        (0..self.parts.len()).filter(|&index| in_flight[index] && self.parts[index].carrier == carrier).collect()
+    }
+
+    /// Takes back the polls of a ring that stays.
+    fn stop_listening(&mut self) -> io::Result<()> {
+        for (number, open) in (FIRST_LANE..).zip(&self.lanes) {
+            if open.polling {
+                let (polled, own) = (self.user_bits | u64::from(number), self.user_bits | u64::from(CANCEL));
+                self.link.with(|ring| ring.cancel_poll(polled, own)).transpose()?;
+                self.cancels += 1;
+            }
+        }
+        while self.polling || self.cancels > 0 || self.lanes.iter().any(|open| open.polling) {
+            if self.polling {
+                self.externals.ring_the_bell();
+            }
+            self.look_at_ring(true)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // What is lost is leaked by it, so that whoever still uses the memory finds it there.
+        let _ = self.settle();
+        if matches!(self.link, Link::Shared(_)) && !self.ring_failed && self.stop_listening().is_err() {
+            self.ring_failed = true;
+        }
+        if let Link::Shared(member) = &mut self.link {
+            for target in &self.targets {
+                if let Some(index) = target.file_index {
+                    member.ring().unregister_file(index);
+                }
+            }
+            if self.ring_failed {
+                member.abandon();
+            }
+        }
+    }
+}
