@@ -11,7 +11,7 @@
 
 use super::{Map, Owner, Page, Run, push_joined};
 use crate::{device::Layer, error::Result};
-use diskwright_image::BlockState;
+use diskwright_image::{BlockState, ImageError};
 use diskwright_store::sync::atomic::{AtomicU64, Ordering};
 use std::{collections::HashMap, sync::Arc};
 
@@ -232,7 +232,14 @@ fn decide_range(layers: &[Layer], first_layer: u32, start: u64, end: u64) -> Res
             image.block_states(block, &mut state)?;
         }
         let bitmap = match state[0] {
-            BlockState::Partial { .. } => Some(image.sector_bitmap(block)?),
+            BlockState::Partial { .. } => match image.sector_bitmap(block) {
+                // The bitmap of this block is lost, and with it the block; its neighbours are not.
+                Err(ImageError::Corrupt { .. }) => {
+                    state[0] = BlockState::Damaged;
+                    None
+                }
+                found => Some(found?),
+            },
             _ => None,
         };
         let mut still_open = Vec::new();
