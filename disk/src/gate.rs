@@ -106,7 +106,9 @@ fn slashed(path: &str) -> String {
 
 /// A Windows or Unix absolute path as one of this system, if it can be.
 fn absolute_here(path: &str, drives: &[(char, PathBuf)]) -> Option<PathBuf> {
-    let slashed = slashed(path);
+    // Windows writes `\\?\` before a drive letter.
+    let slashed =
+        slashed(path.strip_prefix(r"\\?\").filter(|rest| rest.as_bytes().get(1) == Some(&b':')).unwrap_or(path));
     let mut chars = slashed.chars();
     if let (Some(letter), Some(':')) = (chars.next(), chars.next()) {
         let rest = chars.as_str().trim_start_matches('/');
@@ -180,6 +182,8 @@ mod tests {
     fn drives_mean_nothing_unless_mapped() {
         assert_eq!(absolute_here(r"C:\a\b.vhd", &[]), None);
         assert_eq!(absolute_here(r"C:\a\b.vhd", &[('c', "/mnt/c".into())]), Some(PathBuf::from("/mnt/c/a/b.vhd")));
+        assert_eq!(absolute_here(r"\\?\C:\a\b.vhd", &[('c', "/mnt/c".into())]), Some(PathBuf::from("/mnt/c/a/b.vhd")));
+        assert_eq!(absolute_here(r"\\?\C:\a\b.vhd", &[]), None);
         assert_eq!(absolute_here(r"\\?\Volume{1}\b.vhd", &[]), None);
     }
 

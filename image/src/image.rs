@@ -291,7 +291,18 @@ pub trait Image: Send + Sync + fmt::Debug {
     /// `Io` when the table cannot be read.
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()>;
 
-    /// Why `block` is [`BlockState::Damaged`]: the structure, its offset, what was found and what was expected.
+    /// The first of the blocks `first_block .. end_block` that may be other than `Absent`, or `None` where there is none.
+    /// Blocks beyond the disk's end are `Absent`. An image that cannot tell says the first. For walks over disks that are
+    /// nearly empty: the time follows what is there, not the disk's size.
+    ///
+    /// # Errors
+    /// `Io` when the table cannot be read.
+    fn next_block(&self, first_block: u64, end_block: u64) -> Result<Option<u64>> {
+        Ok((first_block < end_block).then_some(first_block))
+    }
+
+    /// Why `block` is [`BlockState::Damaged`]: the structure, its offset, what was found and what was expected. Also of a
+    /// `Partial` block whose bitmap cannot be found.
     ///
     /// # Errors
     /// `Io` when the table cannot be read; `Unsupported` where the format has no tables.
@@ -326,6 +337,9 @@ pub trait Image: Send + Sync + fmt::Debug {
     }
 
     /// The bitmap of a block that is `Partial`.
+    ///
+    /// # Errors
+    /// `Io`; `Corrupt` where the file cannot say where the bitmap is: then the block is lost, and no other.
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap>;
 
     /// The writing side; `None` when opened read-only.

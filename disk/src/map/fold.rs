@@ -82,7 +82,6 @@ pub(crate) fn decide(chain: &Chain, unit: u64, layer: LayerId) -> Result<Vec<Run
 
 /// Asks one layer about the ranges `open`, which lie in its block at `start`. Returns what it leaves open.
 fn ask(member: &Member, start: u64, open: Vec<(u64, u64)>, runs: &mut Vec<Run>) -> Result<Vec<(u64, u64)>> {
-    let layer = member.id;
     let block = start / member.block_bytes;
     let block_start = block * member.block_bytes;
     let mut state = [BlockState::Absent];
@@ -90,11 +89,11 @@ fn ask(member: &Member, start: u64, open: Vec<(u64, u64)>, runs: &mut Vec<Run>) 
         member.image.block_states(block, &mut state)?;
     }
     let mut bitmap = None;
-    let mut damaged = false;
     if let BlockState::Partial { .. } = state[0] {
         match member.image.sector_bitmap(block) {
             Ok(found) => bitmap = Some(found),
-            Err(ImageError::Corrupt { .. }) => damaged = true,
+            // The bitmap of this block is lost, and with it the block; its neighbours are not.
+            Err(ImageError::Corrupt { .. }) => state[0] = BlockState::Damaged,
             Err(error) => return Err(error.into()),
         }
     }
@@ -109,7 +108,6 @@ fn ask(member: &Member, start: u64, open: Vec<(u64, u64)>, runs: &mut Vec<Run>) 
         }
         let whole = |owner| Run { start_bytes: from, len_bytes: inside - from, owner };
         match (state[0], &bitmap) {
-            _ if damaged => runs.push(whole(Owner::Damaged { layer })),
             (BlockState::Partial { store, offset_bytes }, Some(bitmap)) => {
                 let place = BlockState::Data { store, offset_bytes };
                 by_bitmap(member, place, bitmap, block_start, (from, inside), runs, &mut left);

@@ -94,14 +94,15 @@ impl BatEntry {
         }
     }
 
-    /// The state of a sector bitmap block.
+    /// The state of a sector bitmap block. State 7 does not exist for bitmap blocks (MS-VHDX 2.5.1.2), but Microsoft's
+    /// own code reads it as present, and nothing else can be meant.
     ///
     /// # Errors
-    /// Anything but 0 and 6.
+    /// Anything but 0, 6 and 7.
     pub fn bitmap_state(self) -> Result<BitmapState> {
         match self.0 & STATE_MASK {
             0 => Ok(BitmapState::NotPresent),
-            6 => Ok(BitmapState::Present),
+            6 | 7 => Ok(BitmapState::Present),
             other => Err(Invalid::new(STRUCTURE, 0, format!("sector bitmap block state {other}"), "0 or 6")),
         }
     }
@@ -274,6 +275,13 @@ mod tests {
         assert!(BatGeometry::new(512, 1 << 19, 512).is_err());
         assert!(BatGeometry::new(512, 1 << 29, 512).is_err());
         assert!(BatGeometry::new(512, 1 << 20, 1024).is_err());
+    }
+
+    #[test]
+    fn a_bitmap_block_is_present_in_states_6_and_7() {
+        let states: Vec<_> = (0..8).map(|state| BatEntry(state).bitmap_state().ok()).collect();
+        let present = Some(BitmapState::Present);
+        assert_eq!(states, [Some(BitmapState::NotPresent), None, None, None, None, None, present, present]);
     }
 
     proptest! {

@@ -190,12 +190,34 @@ impl Image for VhdImage {
                     let entries = &mut entries[..states.len()];
                     table::read_entries(&*self.store, blocks, first, entries)?;
                     for ((block, &entry), state) in (first..).zip(&*entries).zip(states) {
-                        *state = blocks.state_of(self.piece(blocks, len_bytes, block, entry)?);
+                        *state = match self.piece(blocks, len_bytes, block, entry) {
+                            Ok(piece) => blocks.state_of(piece),
+                            Err(ImageError::Corrupt { .. }) => BlockState::Damaged,
+                            Err(error) => return Err(error),
+                        };
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    fn damage(&self, block: u64) -> Result<ImageError> {
+        match &self.kind {
+            Kind::Fixed(_) => Err(ImageError::Unsupported {
+                path: self.store.name().to_owned(),
+                what: format!("damage at block {block} of a fixed VHD, which has no table,"),
+                hint: "run `diskwright check` on the file".into(),
+            }),
+            Kind::Writable(writing) => writing.damage(block),
+            Kind::ReadOnly { blocks, len_bytes } => {
+                check_block(&*self.store, blocks, block)?;
+                let mut entry = [BAT_UNUSED];
+                table::read_entries(&*self.store, blocks, block, &mut entry)?;
+                let len_bytes = len_bytes.covering(&*self.store, blocks.place(entry[0]).end)?;
+                blocks.damage_of(&*self.store, block, entry[0], len_bytes)
+            }
+        }
     }
 
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {

@@ -14,7 +14,7 @@ use diskwright_format::vhd::{
     MAX_DYNAMIC_BYTES, SECTOR_BYTES, bitmap_bytes,
 };
 use diskwright_store::Store;
-use std::ops::Range;
+use std::{io, ops::Range};
 
 /// Where everything is in a file. See the module.
 #[derive(Debug)]
@@ -130,6 +130,21 @@ impl Blocks {
             None => Ok(Some(piece)),
             Some((found, expected)) => {
                 Err(corrupt(store, "block allocation table", self.entry_offset(block), found, expected))
+            }
+        }
+    }
+
+    /// Why `block` with this entry is damaged, for [`Image::damage`](crate::Image::damage).
+    ///
+    /// # Errors
+    /// When the entry is sound.
+    pub fn damage_of(&self, store: &dyn Store, block: u64, entry: u32, len_bytes: u64) -> Result<ImageError> {
+        match self.piece(store, block, entry, len_bytes) {
+            Err(damage) => Ok(damage),
+            Ok(_) => {
+                let sound = format!("block {block} was damaged when it was looked up, and is not any more");
+                let place = self.entry_offset(block);
+                Err(ImageError::io("explain the damage of a block", store, place, io::Error::other(sound)))
             }
         }
     }

@@ -9,6 +9,10 @@
 //! (`Reservation::init`), and a flush writes it where that was not confirmed. The bitmap of a differencing block (or one by XenServer) is
 //! in memory from its reservation on, and only a flush writes it.
 //!
+//! A block whose BAT entry cannot be right is `Damaged`: reads and writes of it fail, and no other block's do. While there is
+//! such an entry no block is allocated, since the survey before the first allocation refuses the file: the damaged
+//! block's data may lie in space that looks free. Blocks that have their space are overwritten as ever.
+//!
 //! One mutex guards [`State`]: table pages, bitmaps, reservations, space. I/O on metadata is done under it, but for the
 //! writes and syncs of a flush. See [`super::flush`] for their order.
 
@@ -104,9 +108,19 @@ impl Writing {
         let inside = self.blocks.count.saturating_sub(first_block).min(out.len() as u64) as usize;
         let mut state = self.lock();
         for (block, out) in (first_block..).zip(&mut out[..inside]) {
-            *out = self.state_of(&mut state, block)?;
+            *out = match self.state_of(&mut state, block) {
+                Err(ImageError::Corrupt { .. }) => BlockState::Damaged,
+                found => found?,
+            };
         }
         Ok(())
+    }
+
+    pub fn damage(&self, block: u64) -> Result<ImageError> {
+        check_block(&*self.store, &self.blocks, block)?;
+        let entry = self.lock().table.entry(&*self.store, &self.blocks, block)?;
+        let len_bytes = self.len_bytes.covering(&*self.store, self.blocks.place(entry).end)?;
+        self.blocks.damage_of(&*self.store, block, entry, len_bytes)
     }
 
     pub fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {

@@ -3,17 +3,33 @@
 //! Both change only memory (and the file's length): the table pages in the cache become dirty, and a flush carries them to the
 //! file. All that can fail is done before the first page is changed, so a failure leaves the tables as they were.
 //!
+//! A block without data whose entry still names a place (a fixed disk's block that was unmapped) is put back there, if
+//! nothing else names that place: so a fixed disk does not grow. Otherwise space comes from holes and the file's end. The
+//! kept place may hold the block's old bytes and is zeroed before it is handed out. No other block's bytes can be there,
+//! nor a request on its way: the entry had no data when the file was opened, durably, and gets no place back in a session.
+//!
+//! While an entry of the table is damaged no space is handed out (`survey.rs` says why). Blocks that have their space are
+//! read and overwritten as ever.
+//!
 //! Space that a block is given reads as zeros. So a write of some sectors to a block without a parent, or to one that
 //! hides its parent (Zero), makes the whole block right. Only where a parent shows through is a sector bitmap
 //! needed.
 
-use super::{image::VhdxImage, layout::EntryState, lock, pages::PageCache, survey::survey};
+use super::{
+    image::VhdxImage,
+    layout::EntryState,
+    lock,
+    pages::PageCache,
+    survey::{Marks, survey},
+};
 use crate::{
     error::{ImageError, Result},
     image::{Commit, Reservation},
     space::Space,
 };
-use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, BitmapState, MIB, PayloadState, bat::BAT_ENTRY_BYTES};
+use diskwright_format::vhdx::{
+    BITMAP_BLOCK_BYTES, BatEntry, BitmapState, Invalid, MIB, PayloadState, bat::BAT_ENTRY_BYTES,
+};
 use diskwright_store::{FileRange, Store, Zeroing};
 use std::{collections::HashMap, io};
 
@@ -23,8 +39,12 @@ const READ_BAT: &str = "read the block allocation table";
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) pages: PageCache,
-    /// Made by the first change of a session.
+    /// Made by the first change of a session; stays `None` while an entry is damaged.
     pub(super) space: Option<Space>,
+    /// Why no space is handed out: the index of a damaged entry and what is wrong with it, found by the first change.
+    damaged: Option<(u64, Invalid)>,
+    /// Places that entries without data name, but not they alone.
+    contested: Marks,
     /// The file is not cut below this: it was made with room for all its blocks.
     pub(super) keep_end_bytes: u64,
     /// Blocks whose space is taken and not yet committed, with the first byte of it.
@@ -64,7 +84,7 @@ impl VhdxImage {
         let offset_bytes = match self.current(state, block)? {
             EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes } => offset_bytes,
             EntryState::Absent | EntryState::Zero => {
-                let offset_bytes = self.take(state, self.layout.geometry.block_bytes())?;
+                let offset_bytes = self.place_for(state, block)?;
                 state.reserved.insert(block, offset_bytes);
                 offset_bytes
             }
@@ -231,12 +251,15 @@ impl VhdxImage {
         }
         self.begin_change(state)?;
         let block_bytes = self.layout.geometry.block_bytes();
-        let given_up = match current {
+        let kept = self.kept_place(state, block);
+        let had = match current {
             EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes } => Some(offset_bytes),
             EntryState::Absent | EntryState::Zero => state.reserved.remove(&block),
         };
-        if let (Some(offset_bytes), Some(space)) = (given_up, &mut state.space) {
-            space.quarantine(offset_bytes, block_bytes);
+        // Where the entry stays as it is, the place that it keeps stays the block's own.
+        let given_up = [had.filter(|_| had != kept), kept.filter(|_| !nothing_to_do)];
+        if let Some(space) = &mut state.space {
+            given_up.into_iter().flatten().for_each(|offset_bytes| space.quarantine(offset_bytes, block_bytes));
         }
         if nothing_to_do {
             return Ok(current);
@@ -247,8 +270,50 @@ impl VhdxImage {
         Ok(EntryState::Zero)
     }
 
+    /// Space for a block that has none. It reads as zeros.
+    fn place_for(&self, state: &mut State, block: u64) -> Result<u64> {
+        self.begin_change(state)?;
+        let block_bytes = self.layout.geometry.block_bytes();
+        let Some(offset_bytes) = self.kept_place(state, block) else { return self.take(state, block_bytes) };
+        self.barrier
+            .store
+            .zero_range(FileRange { offset_bytes, len_bytes: block_bytes }, Zeroing::Keep)
+            .map_err(|error| self.io("clear the space that a block has kept", offset_bytes, error))?;
+        Ok(offset_bytes)
+    }
+
+    /// The place that the block's entry keeps though it has no data, if nothing else names it. `None` before the survey.
+    fn kept_place(&self, state: &State, block: u64) -> Option<u64> {
+        let file_bytes = state.space.as_ref()?.file_end_bytes();
+        let offset_bytes = self.layout.kept_place(state.entry(self.payload_entry_bytes(block)), file_bytes)?;
+        let end_bytes = offset_bytes + self.layout.geometry.block_bytes();
+        (!state.contested.touch(offset_bytes, end_bytes)).then_some(offset_bytes)
+    }
+
+    /// Gives back what was reserved and never committed. Called when the image is closed.
+    pub(super) fn release_reserved(&self, state: &mut State) {
+        for (block, offset_bytes) in std::mem::take(&mut state.reserved) {
+            let place = self.payload_entry_bytes(block);
+            // Without the entry it cannot be told whether it keeps the place; then the space is left alone.
+            let known = state.pages.load(&*self.barrier.store, READ_BAT, place, BAT_ENTRY_BYTES).is_ok();
+            if known
+                && self.kept_place(state, block) != Some(offset_bytes)
+                && let Some(space) = &mut state.space
+            {
+                space.add_free(offset_bytes, self.layout.geometry.block_bytes());
+            }
+        }
+    }
+
     fn take(&self, state: &mut State, len_bytes: u64) -> Result<u64> {
         self.begin_change(state)?;
+        if let Some((index, invalid)) = &state.damaged {
+            let mut invalid = invalid.clone();
+            invalid.expected.push_str(
+                "; while an entry is damaged no new block is allocated, for its data may lie in space that looks free",
+            );
+            return Err(self.layout.corrupt_entry(&*self.barrier.store, *index, invalid));
+        }
         let Some(space) = &mut state.space else {
             return Err(self.misuse("space is taken before it was surveyed".into()));
         };
@@ -260,15 +325,21 @@ impl VhdxImage {
     }
 
     /// Before the first change of a session: a new FileWriteGuid, durable; then what is in use, so that new space reads as
-    /// zeros and the file's length no longer shrinks while log entries promise it.
+    /// zeros and the file's length no longer shrinks while log entries promise it. Where an entry is damaged the length stays
+    /// as it is.
     fn begin_change(&self, state: &mut State) -> Result<()> {
-        if state.space.is_some() {
+        if state.space.is_some() || state.damaged.is_some() {
             return Ok(());
         }
         lock(&self.writing()?.headers).begin_file_write(&self.barrier)?;
         let store = &*self.barrier.store;
         let file_bytes = self.file_bytes()?;
         let found = survey(&self.layout, store, file_bytes)?;
+        state.damaged = found.damaged;
+        if state.damaged.is_some() {
+            return Ok(());
+        }
+        state.contested = found.contested;
         let (space, keep_end_bytes) =
             self.settle_slack(store, found.end_bytes, file_bytes, found.unallocated_blocks)?;
         let space = state.space.insert(space);

@@ -3,10 +3,14 @@
 //! Read-only, and it goes on where `open` would stop: both headers and both region tables are looked at, then the file is opened
 //! as a reader would (the log replayed in memory), and every BAT entry is judged on its own. What is in use is gathered as
 //! blocks, eight bytes for each entry that has space, and sorted: overlaps and unused space fall out of one pass.
+//!
+//! Entries that the specification forbids and every reader understands (`layout.rs`) are notes, one for each kind with the
+//! first such entry. The space of blocks beyond the disk's end is a leak.
 
 use super::{
     layout::{EntryState, Layout},
     open::{check_log_place, load, read_if_there, read_slots},
+    survey::beyond_end,
 };
 use crate::{
     error::{ImageError, Result},
@@ -18,7 +22,7 @@ use diskwright_format::vhdx::{
     region::{REGION_TABLE_BYTES, REGION_TABLE_OFFSETS},
 };
 use diskwright_store::Store;
-use std::{io, sync::Arc};
+use std::{io, ops::ControlFlow, sync::Arc};
 
 /// More findings than this are counted, not told.
 const MAX_FINDINGS: usize = 1000;
@@ -62,8 +66,14 @@ pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
         }
         let store = &*opened.barrier.store;
         report.total_blocks = opened.layout.geometry.payload_blocks();
-        let mut blocks =
-            Blocks { layout: &opened.layout, store, findings: &mut findings, used: Vec::new(), allocated: 0 };
+        let mut blocks = Blocks {
+            layout: &opened.layout,
+            store,
+            findings: &mut findings,
+            used: Vec::new(),
+            allocated: 0,
+            odd: Odd::default(),
+        };
         blocks.check(&mut report)?;
     }
     report.findings = findings.finish();
@@ -156,7 +166,56 @@ fn check_region_tables(store: &dyn Store, findings: &mut Findings) -> Result<()>
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Used {
     start_mib: u32,
-    index: u32,
+    /// Index of the entry. The top bit marks a place that is used for nothing; entries are fewer than 2^27.
+    marked_index: u32,
+}
+
+impl Used {
+    const IDLE: u32 = 1 << 31;
+
+    fn index(self) -> u64 {
+        u64::from(self.marked_index & !Self::IDLE)
+    }
+
+    /// Whether the place belongs to a ZERO or NOT_PRESENT entry, or to a block beyond the disk's end: that it lies inside
+    /// another block harms nobody.
+    fn is_idle(self) -> bool {
+        self.marked_index & Self::IDLE != 0
+    }
+}
+
+/// Entries of one peculiar kind: how many, and the index of the first.
+#[derive(Default)]
+struct Kind {
+    count: u64,
+    first_index: u64,
+}
+
+impl Kind {
+    fn add(&mut self, index: u64) {
+        if self.count == 0 {
+            self.first_index = index;
+        }
+        self.count += 1;
+    }
+
+    /// "BAT entry 5" or "BAT entry 5 and 3 more".
+    fn entries(&self) -> String {
+        match self.count {
+            1 => format!("BAT entry {}", self.first_index),
+            more => format!("BAT entry {} and {} more", self.first_index, more - 1),
+        }
+    }
+}
+
+/// What is peculiar and understood all the same.
+#[derive(Default)]
+struct Odd {
+    partial_without_parent: Kind,
+    bitmap_without_parent: Kind,
+    bitmap_in_state_7: Kind,
+    zero_with_place: Kind,
+    beyond_end: Kind,
 }
 
 struct Blocks<'a> {
@@ -165,8 +224,9 @@ struct Blocks<'a> {
     findings: &'a mut Findings,
     /// Of all blocks that have space, unmapped ones that keep theirs among them.
     used: Vec<Used>,
-    /// Payload blocks that hold data.
+    /// Payload blocks of the disk that hold data.
     allocated: u64,
+    odd: Odd,
 }
 
 impl Blocks<'_> {
@@ -176,8 +236,11 @@ impl Blocks<'_> {
         // Chunk of the last bitmap entry that was seen follows its payload entries, so partial blocks wait for it.
         let mut partial: Option<(u64, u64)> = None;
         let layout = self.layout;
-        layout.each_entry(self.store, &mut |index, entry| {
+        layout.each_entry(self.store, None, 0..layout.entries(), &mut |index, entry| {
             match layout.geometry.what_is(index) {
+                EntryKind::Payload { block } if block >= layout.geometry.payload_blocks() => {
+                    self.beyond_end(index, block, entry, file_bytes);
+                }
                 EntryKind::Payload { block } => {
                     let chunk = layout.geometry.chunk_of(block);
                     if partial.is_some_and(|(waiting, _)| waiting != chunk) {
@@ -195,9 +258,10 @@ impl Blocks<'_> {
                     partial = None;
                 }
             }
-            Ok(())
+            Ok(ControlFlow::Continue(()))
         })?;
         self.missing_bitmap(&mut partial);
+        self.tell_odd();
         report.allocated_blocks = self.allocated;
         report.leaked_bytes = self.space(file_bytes);
         Ok(())
@@ -229,33 +293,89 @@ impl Blocks<'_> {
                 self.findings.invalid(Severity::Corrupt, place, &invalid);
                 false
             }
-            Ok(EntryState::Absent) => false,
-            Ok(EntryState::Zero) => {
-                if start_bytes != 0 && entry.payload_state() == Ok(PayloadState::Zero) {
-                    let message = format!(
-                        "BAT entry {index}: a zero block with the file offset {start_bytes}, expected 0; Hyper-V refuses such a disk"
-                    );
-                    self.findings.add(Severity::Corrupt, place, message);
-                } else if start_bytes != 0 {
-                    self.uses(index, start_bytes, file_bytes);
+            Ok(EntryState::Zero | EntryState::Absent) => {
+                let state = entry.payload_state();
+                if start_bytes != 0 && state == Ok(PayloadState::Zero) {
+                    self.odd.zero_with_place.add(index);
+                }
+                if let Some(kept_bytes) = self.layout.kept_place(entry, file_bytes) {
+                    let is_idle = matches!(state, Ok(PayloadState::Zero | PayloadState::NotPresent));
+                    self.uses(index, kept_bytes, is_idle);
                 }
                 false
             }
             Ok(state) => {
+                if !self.layout.has_parent && entry.payload_state() == Ok(PayloadState::PartiallyPresent) {
+                    self.odd.partial_without_parent.add(index);
+                }
                 self.allocated += 1;
-                self.uses(index, start_bytes, file_bytes);
+                self.uses(index, start_bytes, false);
                 matches!(state, EntryState::Partial { .. })
             }
         }
     }
 
+    /// Judges an entry of a block that the disk does not have (any more). Only space that it names matters.
+    fn beyond_end(&mut self, index: u64, block: u64, entry: BatEntry, file_bytes: u64) {
+        if let Some(start_bytes) = beyond_end(self.layout, block, entry, file_bytes) {
+            self.odd.beyond_end.add(index);
+            self.uses(index, start_bytes, true);
+        }
+    }
+
+    fn tell_odd(&mut self) {
+        let odd = std::mem::take(&mut self.odd);
+        let blocks = self.layout.geometry.payload_blocks();
+        let told = [
+            (
+                odd.partial_without_parent,
+                Severity::Note,
+                "a partially present block in a disk without parent; it is read as fully present, as Windows reads it"
+                    .to_owned(),
+            ),
+            (
+                odd.bitmap_without_parent,
+                Severity::Note,
+                "a sector bitmap block in a disk without parent; it is ignored, as by Windows".into(),
+            ),
+            (
+                odd.bitmap_in_state_7,
+                Severity::Note,
+                "a sector bitmap block in state 7, expected 6; it is read as present, as Windows reads it".into(),
+            ),
+            (
+                odd.zero_with_place,
+                Severity::Note,
+                "a zero block with a file offset, expected 0; Hyper-V refuses such a disk".into(),
+            ),
+            (
+                odd.beyond_end,
+                Severity::Leak,
+                format!(
+                    "space for a block beyond the disk's end; the disk has {blocks} blocks, it had more when the space was given"
+                ),
+            ),
+        ];
+        for (kind, severity, what) in told.into_iter().filter(|(kind, ..)| kind.count > 0) {
+            let place = self.layout.entry_offset_bytes(kind.first_index);
+            self.findings.add(severity, place, format!("{}: {what}", kind.entries()));
+        }
+    }
+
     /// Judges the entry of a sector bitmap block; says whether it is present and sound.
     fn bitmap(&mut self, index: u64, entry: BatEntry, file_bytes: u64) -> bool {
+        if !self.layout.has_parent {
+            self.odd.bitmap_without_parent.add(index);
+            return false;
+        }
         self.reserved_bits(index, entry);
         match self.layout.bitmap_place(entry, file_bytes) {
             Ok(None) => false,
             Ok(Some(start_bytes)) => {
-                self.uses(index, start_bytes, file_bytes);
+                if entry.payload_state() == Ok(PayloadState::PartiallyPresent) {
+                    self.odd.bitmap_in_state_7.add(index);
+                }
+                self.uses(index, start_bytes, false);
                 true
             }
             Err(mut invalid) => {
@@ -266,20 +386,23 @@ impl Blocks<'_> {
         }
     }
 
-    fn uses(&mut self, index: u64, start_bytes: u64, file_bytes: u64) {
-        // An unmapped block may have kept an offset beyond the file's end; it means nothing. Entries are fewer than 2^27.
-        if start_bytes < file_bytes
-            && let (Ok(start_mib), Ok(index)) = (u32::try_from(start_bytes / MIB), u32::try_from(index))
-        {
-            self.used.push(Used { start_mib, index });
+    fn uses(&mut self, index: u64, start_bytes: u64, is_idle: bool) {
+        if let (Ok(start_mib), Ok(index)) = (u32::try_from(start_bytes / MIB), u32::try_from(index)) {
+            let mark = if is_idle { Used::IDLE } else { 0 };
+            self.used.push(Used { start_mib, marked_index: index | mark });
         }
     }
 
     fn len_bytes(&self, used: Used) -> u64 {
-        match self.layout.geometry.what_is(u64::from(used.index)) {
+        match self.layout.geometry.what_is(used.index()) {
             EntryKind::Payload { .. } => self.layout.geometry.block_bytes(),
             EntryKind::Bitmap { .. } => BITMAP_BLOCK_BYTES,
         }
+    }
+
+    fn is_beyond_end(&self, used: Used) -> bool {
+        let blocks = self.layout.geometry.payload_blocks();
+        matches!(self.layout.geometry.what_is(used.index()), EntryKind::Payload { block } if block >= blocks)
     }
 
     /// Overlaps, and bytes that nothing refers to: one pass over blocks and metadata by their beginnings.
@@ -302,20 +425,19 @@ impl Blocks<'_> {
                 (_, Some(start)) => {
                     let Some(block) = used.next() else { break };
                     let end = start.saturating_add(self.len_bytes(block));
-                    if let Some((_, other)) = furthest.filter(|(furthest, _)| *furthest > start) {
+                    if let Some((_, other)) = furthest.filter(|(furthest, _)| *furthest > start && !block.is_idle()) {
                         let message = format!(
                             "BAT entry {}: a block at {start}, inside the block at {} of BAT entry {}",
-                            block.index,
+                            block.index(),
                             u64::from(other.start_mib) * MIB,
-                            other.index
+                            other.index()
                         );
-                        self.findings.add(
-                            Severity::Corrupt,
-                            layout.entry_offset_bytes(u64::from(block.index)),
-                            message,
-                        );
+                        self.findings.add(Severity::Corrupt, layout.entry_offset_bytes(block.index()), message);
                     }
-                    if furthest.is_none_or(|(furthest, _)| furthest < end) {
+                    if self.is_beyond_end(block) {
+                        leaked_bytes += end.min(file_bytes).saturating_sub(start.max(end_bytes));
+                    }
+                    if !block.is_idle() && furthest.is_none_or(|(furthest, _)| furthest < end) {
                         furthest = Some((end, block));
                     }
                     (start, end)

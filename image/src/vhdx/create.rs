@@ -200,11 +200,11 @@ impl<'a> Plan<'a> {
 fn locator(parent: &ParentLink) -> Result<Vec<u8>, (String, &'static str)> {
     let mut entries = vec![(parent_locator::PARENT_LINKAGE.to_owned(), format!("{{{}}}", parent.linkage))];
     let paths = [
-        (parent_locator::RELATIVE_PATH, &parent.relative_path),
-        (parent_locator::VOLUME_PATH, &parent.volume_path),
-        (parent_locator::ABSOLUTE_WIN32_PATH, &parent.absolute_path),
+        (parent_locator::RELATIVE_PATH, parent.relative_path.clone()),
+        (parent_locator::VOLUME_PATH, parent.volume_path.clone()),
+        (parent_locator::ABSOLUTE_WIN32_PATH, parent.absolute_path.as_deref().map(absolute_win32)),
     ];
-    entries.extend(paths.into_iter().filter_map(|(key, path)| Some((key.to_owned(), path.clone()?))));
+    entries.extend(paths.into_iter().filter_map(|(key, path)| Some((key.to_owned(), path?))));
     if entries.len() == 1 {
         return Err((
             "a differencing disk must say where its parent is".into(),
@@ -215,6 +215,16 @@ fn locator(parent: &ParentLink) -> Result<Vec<u8>, (String, &'static str)> {
     locator
         .to_bytes()
         .map_err(|invalid| (format!("the parent's link has {}", invalid.found), "move the parent to a shorter path"))
+}
+
+/// An absolute path as `absolute_win32_path` has it: Hyper-V writes `\\?\` before a drive letter. A path of this system stays
+/// as it is (`\home\u\p.vhdx`): Windows looks for it on the current drive, after the relative path, and would accept what it
+/// finds there only with the right identity; and this program finds it again.
+fn absolute_win32(path: &str) -> String {
+    match path.as_bytes() {
+        [letter, b':', b'\\' | b'/', ..] if letter.is_ascii_alphabetic() => format!(r"\\?\{path}"),
+        _ => path.to_owned(),
+    }
 }
 
 /// Every block of a fixed disk is present, one after the other.

@@ -25,6 +25,7 @@ use super::{
     pages::Page,
 };
 use crate::error::Result;
+use diskwright_format::vhdx::MIB;
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
 
@@ -92,8 +93,8 @@ impl VhdxImage {
         }
         let result = match file_bytes {
             Some(file_bytes) => self.carry(writing, &mut pages, file_bytes),
-            // No page is changed before space was surveyed.
-            None => self.file_bytes().and_then(|file_bytes| self.carry(writing, &mut pages, file_bytes)),
+            // Damaged entries: the file keeps its length, which another program may have left between two MiB.
+            None => self.file_bytes().and_then(|bytes| self.carry(writing, &mut pages, bytes - bytes % MIB)),
         };
         let mut state = lock(&writing.state);
         match result {
@@ -133,10 +134,8 @@ impl VhdxImage {
         lock(&writing.log).clear(&self.barrier, &writing.headers)?;
         let mut state = lock(&writing.state);
         let state = &mut *state;
+        self.release_reserved(state);
         let Some(space) = &mut state.space else { return Ok(()) };
-        for (_, offset_bytes) in state.reserved.drain() {
-            space.add_free(offset_bytes, self.layout.geometry.block_bytes());
-        }
         space.recycle(space.generation());
         let end_bytes = space.release_tail().max(state.keep_end_bytes);
         if end_bytes < space.file_end_bytes() {

@@ -15,7 +15,7 @@ use super::{
     blocks::State,
     flush::Cycles,
     header::{Barrier, Headers},
-    layout::Layout,
+    layout::{EntryState, Layout},
     lock,
     log_writer::LogWriter,
     open::Opened,
@@ -25,7 +25,7 @@ use crate::{
     error::{ImageError, Result},
     image::{BlockState, Commit, Image, ImageInfo, ImageWriter, Reservation, SectorBitmap},
 };
-use diskwright_format::vhdx::Invalid;
+use diskwright_format::vhdx::{BatEntry, Invalid, bat::EntryKind};
 use diskwright_store::{
     Store,
     sync::{
@@ -33,7 +33,11 @@ use diskwright_store::{
         atomic::{AtomicBool, Ordering},
     },
 };
-use std::{fmt, io, ops::Range, sync::Arc};
+use std::{
+    fmt, io,
+    ops::{ControlFlow, Range},
+    sync::Arc,
+};
 
 /// A VHDX, open. See [`open`](super::open).
 pub struct VhdxImage {
@@ -96,12 +100,9 @@ impl VhdxImage {
         let mut block = first_block;
         self.layout.read_entries(&*self.barrier.store, cache, first, end - first, &mut |index, entry| {
             if geometry.payload_index(block) == index {
-                let state = self
-                    .layout
-                    .block_state(block, entry, file_bytes)
-                    .map_err(|invalid| self.layout.corrupt_entry(&*self.barrier.store, index, invalid))?;
                 if let Some(place) = out.next() {
-                    *place = state.into();
+                    let state = self.layout.block_state(block, entry, file_bytes);
+                    *place = state.map_or(BlockState::Damaged, BlockState::from);
                 }
                 block += 1;
             }
@@ -116,25 +117,10 @@ impl VhdxImage {
         if block >= geometry.payload_blocks() || !self.layout.has_parent {
             return Ok(bitmap);
         }
-        let index = geometry.bitmap_index(geometry.chunk_of(block));
-        let file_bytes = self.file_bytes()?;
-        let mut place = None;
-        self.layout.read_entries(store, cache, index, 1, &mut |index, entry| {
-            place = self
-                .layout
-                .bitmap_place(entry, file_bytes)
-                .map_err(|invalid| self.layout.corrupt_entry(store, index, invalid))?;
-            Ok(())
-        })?;
-        let missing = || {
-            Invalid::new(
-                "BAT entry",
-                0,
-                "no sector bitmap block",
-                format!("one, as block {block} is partially present"),
-            )
+        let place = match self.bitmap_block_of(cache, block)? {
+            Ok(place) => place,
+            Err((index, invalid)) => return Err(self.layout.corrupt_entry(store, index, invalid)),
         };
-        let place = place.ok_or_else(|| self.layout.corrupt_entry(store, index, missing()))?;
         let (within, len_bytes) = geometry.bitmap_place(block);
         let mut bytes = vec![0; len_bytes as usize];
         store
@@ -147,6 +133,66 @@ impl VhdxImage {
             *word = u64::from_le_bytes(*raw);
         }
         Ok(bitmap)
+    }
+}
+
+impl VhdxImage {
+    /// Where the bitmap block of a partially present block is; or the index of its entry, and what is wrong with that.
+    fn bitmap_block_of(&self, cache: Option<&PageCache>, block: u64) -> Result<Result<u64, (u64, Invalid)>> {
+        let index = self.layout.geometry.bitmap_index(self.layout.geometry.chunk_of(block));
+        let entry = self.entry_at(cache, index)?;
+        let place = self.layout.bitmap_place(entry, self.file_bytes()?);
+        let missing = || {
+            let expected = format!("one, as block {block} is partially present");
+            Invalid::new("BAT entry", 0, "no sector bitmap block", expected)
+        };
+        Ok(place.and_then(|place| place.ok_or_else(missing)).map_err(|invalid| (index, invalid)))
+    }
+
+    fn entry_at(&self, cache: Option<&PageCache>, index: u64) -> Result<BatEntry> {
+        let mut found = BatEntry::default();
+        self.layout.read_entries(&*self.barrier.store, cache, index, 1, &mut |_, entry| {
+            found = entry;
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    fn damage_of(&self, cache: Option<&PageCache>, block: u64) -> Result<ImageError> {
+        let store = &*self.barrier.store;
+        let index = self.layout.geometry.payload_index(block);
+        if block < self.layout.geometry.payload_blocks() {
+            let entry = self.entry_at(cache, index)?;
+            match self.layout.block_state(block, entry, self.file_bytes()?) {
+                Err(invalid) => return Ok(self.layout.corrupt_entry(store, index, invalid)),
+                Ok(EntryState::Partial { .. }) => {
+                    if let Err((index, invalid)) = self.bitmap_block_of(cache, block)? {
+                        return Ok(self.layout.corrupt_entry(store, index, invalid));
+                    }
+                }
+                Ok(_) => {}
+            }
+        }
+        let sound = io::Error::other(format!("block {block} was damaged when it was looked up, and is not any more"));
+        Err(self.io("explain the damage of a block", self.layout.entry_offset_bytes(index), sound))
+    }
+
+    /// The first of the blocks `first .. end` whose entry is not zero. Holes of a sparse table are not read.
+    fn next_entry(&self, cache: Option<&PageCache>, first: u64, end: u64) -> Result<Option<u64>> {
+        let geometry = &self.layout.geometry;
+        let end = end.min(geometry.payload_blocks());
+        if first >= end {
+            return Ok(None);
+        }
+        let mut found = None;
+        let indices = geometry.payload_index(first)..geometry.payload_index(end - 1) + 1;
+        self.layout.each_entry(&*self.barrier.store, cache, indices, &mut |index, _| {
+            if let EntryKind::Payload { block } = geometry.what_is(index) {
+                found = Some(block);
+            }
+            Ok(if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        Ok(found)
     }
 }
 
@@ -169,6 +215,20 @@ impl Image for VhdxImage {
         match &self.writing {
             None => self.states(None, first_block, out),
             Some(writing) => self.states(Some(&lock(&writing.state).pages), first_block, out),
+        }
+    }
+
+    fn damage(&self, block: u64) -> Result<ImageError> {
+        match &self.writing {
+            None => self.damage_of(None, block),
+            Some(writing) => self.damage_of(Some(&lock(&writing.state).pages), block),
+        }
+    }
+
+    fn next_block(&self, first_block: u64, end_block: u64) -> Result<Option<u64>> {
+        match &self.writing {
+            None => self.next_entry(None, first_block, end_block),
+            Some(writing) => self.next_entry(Some(&lock(&writing.state).pages), first_block, end_block),
         }
     }
 

@@ -2,8 +2,23 @@
 //!
 //! A [`Layout`] never changes while an image is open. It reads the BAT in pieces, never whole, and turns entries into block
 //! states; an entry is believed only when the block it names lies inside the file and clear of all metadata.
+//!
+//! Entries that the specification forbids, but that have only one meaning, are read as Microsoft's own code (openvmm,
+//! vm/devices/storage/vhdx) reads them, and `check` notes them:
+//!
+//! - PARTIALLY_PRESENT in a disk without a parent is FULLY_PRESENT. The sector bitmap tells which sectors are the
+//!   parent's (MS-VHDX 2.5.1.1). Without a parent no sector is, and the entries of bitmap blocks are reserved there, so
+//!   no program keeps a bitmap that could be asked.
+//! - In a disk without a parent the entry of a bitmap block is ignored, whatever it says.
+//! - State 7 of a bitmap block is 6, present.
+//!
+//! An entry without data may name a place: the space that the block had and keeps ([`Layout::kept_place`]). A differencing
+//! disk that was made smaller has entries for blocks beyond its end; they mean nothing, but their space stays reserved.
 
-use super::{corrupt, pages::PageCache};
+use super::{
+    corrupt,
+    pages::{PAGE_BYTES, PageCache},
+};
 use crate::{
     error::{ImageError, Result},
     image::BlockState,
@@ -12,6 +27,7 @@ use diskwright_format::vhdx::{
     BITMAP_BLOCK_BYTES, BatEntry, BatGeometry, BitmapState, Invalid, MIB, PayloadState, bat::BAT_ENTRY_BYTES,
 };
 use diskwright_store::Store;
+use std::ops::{ControlFlow, Range};
 
 /// Most bytes of the BAT that are read at once.
 const READ_BYTES: u64 = 64 << 10;
@@ -83,6 +99,19 @@ impl Layout {
         count: u64,
         visit: &mut dyn FnMut(u64, BatEntry) -> Result<()>,
     ) -> Result<()> {
+        let mut visit = |index, entry| visit(index, entry).map(ControlFlow::Continue);
+        self.read_until(store, cache, first, count, &mut visit).map(drop)
+    }
+
+    /// The same, until `visit` breaks.
+    fn read_until(
+        &self,
+        store: &dyn Store,
+        cache: Option<&PageCache>,
+        first: u64,
+        count: u64,
+        visit: &mut dyn FnMut(u64, BatEntry) -> Result<ControlFlow<()>>,
+    ) -> Result<ControlFlow<()>> {
         let mut offset_bytes = self.entry_offset_bytes(first);
         let end_bytes = self.entry_offset_bytes(first + count);
         let mut index = first;
@@ -97,37 +126,51 @@ impl Layout {
                 cache.overlay(piece, offset_bytes);
             }
             for raw in piece.as_chunks::<8>().0 {
-                visit(index, BatEntry::from_le_bytes(*raw))?;
+                if visit(index, BatEntry::from_le_bytes(*raw))?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
                 index += 1;
             }
             offset_bytes += len_bytes as u64;
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
-    /// Visits all entries that are not zero, as the store has them, and skips the holes of the file.
+    /// Visits the entries of `indices` that are not zero, as the cache or the store has them, until `visit` breaks. Holes of
+    /// the file are skipped, unless the cache has a page there.
     pub(super) fn each_entry(
         &self,
         store: &dyn Store,
-        visit: &mut dyn FnMut(u64, BatEntry) -> Result<()>,
+        cache: Option<&PageCache>,
+        indices: Range<u64>,
+        visit: &mut dyn FnMut(u64, BatEntry) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
-        let end_bytes = self.bat_end_bytes();
-        let mut at_bytes = self.bat_offset_bytes;
+        let end_bytes = self.entry_offset_bytes(indices.end);
+        let mut at_bytes = self.entry_offset_bytes(indices.start);
+        let mut unless_zero = |index, entry: BatEntry| {
+            if entry.0 == 0 { Ok(ControlFlow::Continue(())) } else { visit(index, entry) }
+        };
         while at_bytes < end_bytes {
             let found = store.next_data(at_bytes).map_err(|error| {
                 ImageError::io("find the used parts of the block allocation table", store, at_bytes, error)
             })?;
-            let Some(range) = found else { break };
-            let start_bytes = range.offset_bytes.max(at_bytes);
-            if start_bytes >= end_bytes {
-                break;
-            }
-            let stop_bytes = range.offset_bytes.saturating_add(range.len_bytes).clamp(start_bytes + 1, end_bytes);
+            let data_bytes = found.as_ref().map_or(end_bytes, |range| range.offset_bytes.clamp(at_bytes, end_bytes));
+            let cached_bytes = cache.and_then(|cache| cache.first_in(at_bytes, data_bytes));
+            let (start_bytes, stop_bytes) = match (cached_bytes, found) {
+                (Some(page_bytes), _) => {
+                    (page_bytes, (page_bytes - page_bytes % PAGE_BYTES + PAGE_BYTES).min(end_bytes))
+                }
+                (None, Some(range)) if data_bytes < end_bytes => {
+                    let stop_bytes = range.offset_bytes.saturating_add(range.len_bytes);
+                    (data_bytes, stop_bytes.clamp(data_bytes + 1, end_bytes))
+                }
+                (None, _) => break,
+            };
             let first = (start_bytes - self.bat_offset_bytes) / BAT_ENTRY_BYTES;
             let last = (stop_bytes - self.bat_offset_bytes).div_ceil(BAT_ENTRY_BYTES);
-            self.read_entries(store, None, first, last - first, &mut |index, entry| {
-                if entry.0 == 0 { Ok(()) } else { visit(index, entry) }
-            })?;
+            if self.read_until(store, cache, first, last - first, &mut unless_zero)?.is_break() {
+                break;
+            }
             at_bytes = self.entry_offset_bytes(last);
         }
         Ok(())
@@ -136,7 +179,7 @@ impl Layout {
     /// What a payload entry says of its block. `file_bytes` is the file's length.
     ///
     /// # Errors
-    /// A state that is not defined, or not for this type of disk; a place beyond the file's end or in metadata.
+    /// A state that is not defined; a place beyond the file's end or in metadata.
     pub(super) fn block_state(&self, block: u64, entry: BatEntry, file_bytes: u64) -> Result<EntryState, Invalid> {
         let offset_bytes = entry.offset_bytes();
         match entry.payload_state()? {
@@ -151,9 +194,6 @@ impl Layout {
                 )?;
                 Ok(EntryState::Data { offset_bytes })
             }
-            PayloadState::PartiallyPresent if !self.has_parent => {
-                Err(Invalid::new("BAT entry", 0, "a partially present block", "none in a disk without parent"))
-            }
             PayloadState::PartiallyPresent => {
                 self.check_place(
                     offset_bytes,
@@ -161,9 +201,28 @@ impl Layout {
                     self.geometry.block_bytes(),
                     file_bytes,
                 )?;
-                Ok(EntryState::Partial { offset_bytes })
+                Ok(if self.has_parent {
+                    EntryState::Partial { offset_bytes }
+                } else {
+                    EntryState::Data { offset_bytes }
+                })
             }
         }
+    }
+
+    /// The space that an entry without data keeps for its block, if that is sound: whole blocks inside the file, clear of
+    /// metadata. UNDEFINED and UNMAPPED blocks may keep it in every disk (MS-VHDX 2.5.1.1). ZERO must not name a place; where
+    /// it does, the place is taken to be kept, so that no other block gets it. NOT_PRESENT keeps it in a fixed disk only,
+    /// for there LeaveBlocksAllocated promises that a block's space stays its own.
+    pub(super) fn kept_place(&self, entry: BatEntry, file_bytes: u64) -> Option<u64> {
+        let keeps = match entry.payload_state() {
+            Ok(PayloadState::Undefined | PayloadState::Zero | PayloadState::Unmapped) => true,
+            Ok(PayloadState::NotPresent) => self.fixed,
+            _ => false,
+        };
+        let block_bytes = self.geometry.block_bytes();
+        let offset_bytes = Some(entry.offset_bytes()).filter(|&offset_bytes| keeps && offset_bytes != 0)?;
+        self.check_place(offset_bytes, block_bytes, block_bytes, file_bytes).ok().map(|()| offset_bytes)
     }
 
     /// Where a chunk's sector bitmap block is, if it has one.
@@ -171,11 +230,11 @@ impl Layout {
     /// # Errors
     /// As [`Layout::block_state`].
     pub(super) fn bitmap_place(&self, entry: BatEntry, file_bytes: u64) -> Result<Option<u64>, Invalid> {
+        if !self.has_parent {
+            return Ok(None);
+        }
         match entry.bitmap_state()? {
             BitmapState::NotPresent => Ok(None),
-            BitmapState::Present if !self.has_parent => {
-                Err(Invalid::new("BAT entry", 0, "a sector bitmap block", "none in a disk without parent"))
-            }
             BitmapState::Present => {
                 let offset_bytes = entry.offset_bytes();
                 self.check_place(offset_bytes, BITMAP_BLOCK_BYTES, BITMAP_BLOCK_BYTES, file_bytes)?;

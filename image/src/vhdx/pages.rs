@@ -68,6 +68,18 @@ impl PageCache {
         }
     }
 
+    /// The first byte of `start_bytes .. end_bytes` that lies in a dirty page, or in one on its way: what the file has there
+    /// may be a hole. All other pages are in the file as they should be.
+    pub(super) fn first_in(&self, start_bytes: u64, end_bytes: u64) -> Option<u64> {
+        let first = start_bytes - start_bytes % PAGE_BYTES;
+        if first >= end_bytes {
+            return None;
+        }
+        let next = |pages: &BTreeSet<u64>| pages.range(first..end_bytes).next().copied();
+        let page = next(&self.dirty).into_iter().chain(next(&self.in_flight)).min()?;
+        Some(page.max(start_bytes)).filter(|&at| at < end_bytes)
+    }
+
     /// Replaces what the cache has of a range in `buf`, which was read from the file at `start_bytes`.
     pub(super) fn overlay(&self, buf: &mut [u8], start_bytes: u64) {
         if !self.pages.is_empty() {

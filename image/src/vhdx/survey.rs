@@ -1,13 +1,27 @@
 //! What of a file is in use: asked once in a session, before the first change.
 //!
 //! The BAT is read from beginning to end (holes of a sparse one are skipped), and every MiB that something refers to is
-//! marked in a bitmap, which for 64 TiB takes 8 MiB. The survey finds the end of what is in use, the holes before it, which
-//! can be used again, and blocks that share space: to write into such a file would spread the damage, so it is refused.
+//! marked in a bitmap, which for 64 TiB takes 8 MiB. The survey finds the end of what is in use, and the holes before it, which
+//! can be used again.
+//!
+//! ```text
+//!   owned   metadata, blocks with data, bitmap blocks      two owners of one MiB: the survey fails
+//!   kept    the places of entries without data, and of blocks beyond the disk's end
+//! ```
+//!
+//! Blocks with data that share space: to write into such a file would spread the damage, so every change of a table is
+//! refused. A kept place that something else names too is *contested*: it is left alone, and its block gets new space.
+//!
+//! An entry that cannot be right is remembered ([`Survey::damaged`]). Its block's data may lie in any space that looks free,
+//! or beyond the file's end, where a growing file would put another block's bytes under the entry. So in such a file no
+//! space is handed out and the length stays as it is. Changes that need no space go on: bits of bitmap blocks that exist,
+//! and blocks that become whole or zero.
 
 use super::layout::{EntryState, Layout};
 use crate::error::Result;
-use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, Invalid, MIB, bat::EntryKind};
+use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, Invalid, MIB, bat::EntryKind};
 use diskwright_store::Store;
+use std::ops::ControlFlow;
 
 /// Nothing may lie beyond this: the largest disk, twice.
 const MAX_FILE_MIB: u64 = (128 << 40) / MIB;
@@ -23,15 +37,34 @@ pub(super) struct Survey {
     pub(super) unallocated_blocks: u64,
     /// Offset and length of free pieces before `end_bytes`: of a payload block's length, and with a parent of 1 MiB.
     pub(super) free: Vec<(u64, u64)>,
+    /// Kept places that something else names too.
+    pub(super) contested: Marks,
+    /// Index of the first entry that cannot be right, and why.
+    pub(super) damaged: Option<(u64, Invalid)>,
 }
 
-/// One bit for each MiB.
-#[derive(Default)]
-struct Marks(Vec<u64>);
+/// One bit for each MiB of the file.
+#[derive(Debug, Default)]
+pub(super) struct Marks(Vec<u64>);
 
 impl Marks {
     fn get(&self, mib: u64) -> bool {
         self.0.get((mib / 64) as usize).is_some_and(|word| word >> (mib % 64) & 1 == 1)
+    }
+
+    /// Whether any of a range of bytes is marked.
+    pub(super) fn touch(&self, start_bytes: u64, end_bytes: u64) -> bool {
+        !self.0.is_empty() && (start_bytes / MIB..end_bytes.div_ceil(MIB)).any(|mib| self.get(mib))
+    }
+
+    /// Marks what is marked in `other`, as far as `keep` lets it through: told a word of this and the same one of `other`.
+    fn merge(&mut self, other: &Self, keep: impl Fn(u64, u64) -> u64) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
+        for (index, word) in self.0.iter_mut().enumerate() {
+            *word = keep(*word, other.0.get(index).copied().unwrap_or(0));
+        }
     }
 
     /// Marks a range of bytes; says whether any of it was marked. The caller has checked the end against `MAX_FILE_MIB`.
@@ -59,7 +92,7 @@ impl Marks {
 /// Surveys a file whose log is empty.
 ///
 /// # Errors
-/// `Corrupt` for an entry that cannot be, and for blocks that share space.
+/// `Io`; `Corrupt` for blocks with data that share space.
 pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Result<Survey> {
     let mut marks = Marks::default();
     let too_far = |end_bytes: u64| {
@@ -76,43 +109,91 @@ pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Res
         }
         marks.mark(start_bytes, end_bytes);
     }
-    let mut allocated_blocks = 0;
-    layout.each_entry(store, &mut |index, entry| {
-        let place = match layout.geometry.what_is(index) {
-            EntryKind::Bitmap { .. } => layout
-                .bitmap_place(entry, file_bytes)
-                .map(|place| place.map(|offset_bytes| (offset_bytes, BITMAP_BLOCK_BYTES, true))),
+    let mut found = Found { kept: Marks::default(), contested: Marks::default(), owned: marks };
+    let (mut allocated_blocks, mut damaged) = (0, None);
+    layout.each_entry(store, None, 0..layout.entries(), &mut |index, entry| {
+        let owned = match layout.geometry.what_is(index) {
+            EntryKind::Payload { block } if block >= layout.geometry.payload_blocks() => {
+                found.keep(beyond_end(layout, block, entry, file_bytes), layout.geometry.block_bytes());
+                return Ok(ControlFlow::Continue(()));
+            }
+            EntryKind::Bitmap { .. } => {
+                layout.bitmap_place(entry, file_bytes).map(|place| place.map(|at| (at, BITMAP_BLOCK_BYTES)))
+            }
             EntryKind::Payload { block } => layout.block_state(block, entry, file_bytes).map(|state| match state {
                 EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes } => {
                     allocated_blocks += 1;
-                    Some((offset_bytes, layout.geometry.block_bytes(), true))
+                    Some((offset_bytes, layout.geometry.block_bytes()))
                 }
-                // An unmapped block may keep its space; another writer would use it again.
-                EntryState::Zero if entry.offset_bytes() != 0 => {
-                    Some((entry.offset_bytes(), layout.geometry.block_bytes(), false))
+                EntryState::Zero | EntryState::Absent => {
+                    found.keep(layout.kept_place(entry, file_bytes), layout.geometry.block_bytes());
+                    None
                 }
-                EntryState::Zero | EntryState::Absent => None,
             }),
         };
-        let place = place.map_err(|invalid| layout.corrupt_entry(store, index, invalid))?;
-        let Some((offset_bytes, len_bytes, must_own)) = place else { return Ok(()) };
+        let (offset_bytes, len_bytes) = match owned {
+            Ok(Some(place)) => place,
+            Ok(None) => return Ok(ControlFlow::Continue(())),
+            Err(invalid) => {
+                damaged.get_or_insert((index, invalid));
+                return Ok(ControlFlow::Continue(()));
+            }
+        };
         let end_bytes = offset_bytes.saturating_add(len_bytes);
-        if end_bytes > MAX_FILE_MIB * MIB || (!must_own && end_bytes > file_bytes) {
-            return if must_own { Err(layout.corrupt_entry(store, index, too_far(end_bytes))) } else { Ok(()) };
+        if end_bytes > MAX_FILE_MIB * MIB {
+            return Err(layout.corrupt_entry(store, index, too_far(end_bytes)));
         }
-        if marks.mark(offset_bytes, end_bytes) && must_own {
+        if found.owned.mark(offset_bytes, end_bytes) {
             let invalid =
                 Invalid::new("BAT entry", 0, format!("a block at {offset_bytes}"), "space that no other block has");
             return Err(layout.corrupt_entry(store, index, invalid));
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     })?;
+    let Found { owned, kept, mut contested } = found;
+    let mut both = Marks(owned.0.clone());
+    both.merge(&kept, |owned, kept| owned & kept);
+    contested.merge(&both, |contested, both| contested | both);
+    if contested.end_mib() == 0 {
+        contested = Marks::default();
+    }
+    let mut marks = owned;
+    marks.merge(&kept, |owned, kept| owned | kept);
     let end_mib = marks.end_mib();
     Ok(Survey {
         end_bytes: end_mib * MIB,
         unallocated_blocks: layout.geometry.payload_blocks().saturating_sub(allocated_blocks),
         free: free_pieces(layout, &marks, end_mib),
+        contested,
+        damaged,
     })
+}
+
+/// The marks of a survey in the making.
+struct Found {
+    owned: Marks,
+    kept: Marks,
+    contested: Marks,
+}
+
+impl Found {
+    fn keep(&mut self, place: Option<u64>, len_bytes: u64) {
+        let Some(offset_bytes) = place else { return };
+        let end_bytes = offset_bytes.saturating_add(len_bytes);
+        if end_bytes <= MAX_FILE_MIB * MIB && self.kept.mark(offset_bytes, end_bytes) {
+            self.contested.mark(offset_bytes, end_bytes);
+        }
+    }
+}
+
+/// The space of a block beyond the disk's end, if its entry names any that can be.
+pub(super) fn beyond_end(layout: &Layout, block: u64, entry: BatEntry, file_bytes: u64) -> Option<u64> {
+    match layout.block_state(block, entry, file_bytes) {
+        Ok(EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes }) => {
+            Some(offset_bytes).filter(|at| at + layout.geometry.block_bytes() <= file_bytes)
+        }
+        _ => layout.kept_place(entry, file_bytes),
+    }
 }
 
 fn free_pieces(layout: &Layout, marks: &Marks, end_mib: u64) -> Vec<(u64, u64)> {

@@ -1,5 +1,6 @@
 //! Tests of VHD images as a whole: against a model, with hostile files, and before other programs. (Power cuts are in `proving/`.)
 
+mod damage;
 mod foreign;
 mod hostile;
 mod model;

@@ -5,11 +5,11 @@ use crate::{ImageError, Severity, vhdx::check};
 use diskwright_format::vhdx::{BatEntry, BitmapState, Header, PayloadState, RegionTable, Slot, region::BAT_REGION};
 use proptest::prelude::*;
 
-const METADATA: u64 = 2 * MIB;
-const BAT: u64 = 3 * MIB;
+pub(super) const METADATA: u64 = 2 * MIB;
+pub(super) const BAT: u64 = 3 * MIB;
 
 /// A small child with a partial block, a whole one, a zero one.
-fn sample() -> Contents {
+pub(super) fn sample() -> Contents {
     let store = Driver::create(&options(DiskType::Differencing, 10 * MIB, MIB as u32));
     let driver = Driver::open(&store, true);
     driver.write(3, 1, 7).unwrap();
@@ -48,7 +48,7 @@ fn exercise(contents: Contents) {
     let _ = check(store);
 }
 
-fn patch(contents: &mut Contents, offset_bytes: u64, bytes: &[u8]) {
+pub(super) fn patch(contents: &mut Contents, offset_bytes: u64, bytes: &[u8]) {
     contents.write(bytes, offset_bytes);
 }
 
@@ -117,7 +117,7 @@ fn corruptions(change: impl FnOnce(&mut Contents)) -> Vec<u64> {
         .collect()
 }
 
-fn entry(contents: &Contents, index: u64) -> BatEntry {
+pub(super) fn entry(contents: &Contents, index: u64) -> BatEntry {
     let mut raw = [0; 8];
     contents.read(&mut raw, BAT + 8 * index);
     BatEntry::from_le_bytes(raw)
@@ -139,16 +139,11 @@ fn every_wrong_entry_is_found_where_it_is() {
     assert_eq!(corruptions(set(5, 4)), at(5), "state 4");
     assert_eq!(corruptions(set(5, 1 << 7)), at(5), "reserved bits");
     assert_eq!(
-        corruptions(set(5, BatEntry::payload(PayloadState::Zero, 5 * MIB).0)),
-        at(5),
-        "a zero block with an offset"
-    );
-    assert_eq!(
         corruptions(set(4096, BatEntry::bitmap(BitmapState::NotPresent, 0).0)),
         at(0),
         "a partial block without bitmap"
     );
-    assert_eq!(corruptions(set(4096, 7)), vec![BAT, BAT + 8 * 4096], "a bitmap state that is none");
+    assert_eq!(corruptions(set(4096, 5)), vec![BAT, BAT + 8 * 4096], "a bitmap state that is none");
     let overlap = corruptions(|contents| {
         let whole = entry(contents, 1);
         patch(contents, BAT + 8 * 5, &whole.to_le_bytes());

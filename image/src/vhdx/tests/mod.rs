@@ -6,12 +6,14 @@
 //!   replay.rs   hand-made logs
 //!   crash.rs    the power is cut in a flush of many pages
 //!   hostile.rs  damaged and malicious files
+//!   odd.rs      what other programs write, kept places, and damage of single blocks
 //!   tools.rs    qemu-img, qemu-io and vhdiinfo as a second opinion
 //! ```
 
 pub(super) mod crash;
 mod hostile;
 mod model;
+mod odd;
 mod replay;
 mod tools;
 
