@@ -10,7 +10,7 @@
 //! The footer lies directly behind the BAT, where QEMU puts the first block ([`super::growth`] says why it must).
 //!
 //! The BAT is not right behind the header, as most programs place it, but at a page, so that writing a sector of it never touches
-//! a page with anything else in it. The header says where it is, and every reader goes by that.
+//! a page with anything else in it (but for the footer, as long as there is no block). The header says where it is, and every reader goes by that.
 //!
 //! The footers are written last, after everything else is durable: a file whose making was cut short is no VHD.
 
