@@ -100,6 +100,17 @@ impl Space {
         Ok(Taken { offset_bytes, grew_to_bytes })
     }
 
+    /// Where [`Space::take`] would find `len_bytes`.
+    ///
+    /// # Errors
+    /// When no offset can express it.
+    pub fn next_offset_bytes(&self, len_bytes: u64) -> io::Result<u64> {
+        match self.recycled.get(&len_bytes).and_then(BTreeSet::first) {
+            Some(&offset_bytes) => Ok(offset_bytes),
+            None => self.align_up(self.used_end_bytes),
+        }
+    }
+
     /// Grows the store to at least `end_bytes`; returns its new length.
     fn grow(&mut self, store: &dyn Store, offset_bytes: u64, end_bytes: u64) -> io::Result<u64> {
         let step_bytes = (self.used_end_bytes / 8).clamp(STEP_MIN_BYTES, STEP_MAX_BYTES).max(end_bytes - offset_bytes);

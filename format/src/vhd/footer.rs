@@ -7,6 +7,7 @@
 //! ```
 
 use super::{Chs, Fault, SECTOR_BYTES, VERSION, VhdError, checksum, field};
+use std::fmt;
 use uuid::Uuid;
 
 /// Length of a footer in bytes.
@@ -52,6 +53,16 @@ impl DiskKind {
             Self::Dynamic => 3,
             Self::Differencing => 4,
         }
+    }
+}
+
+impl fmt::Display for DiskKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fixed => "fixed",
+            Self::Dynamic => "dynamic",
+            Self::Differencing => "differencing",
+        })
     }
 }
 
@@ -155,6 +166,11 @@ impl Footer {
         let sum = checksum(&bytes, CHECKSUM_AT..CHECKSUM_AT + 4);
         bytes[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_be_bytes());
         bytes
+    }
+
+    /// Whether the file was made by this program.
+    pub fn is_ours(&self) -> bool {
+        (self.creator_app, self.creator_version) == (CREATOR_APP, CREATOR_VERSION)
     }
 
     /// The size of the disk in bytes, a multiple of the sector.

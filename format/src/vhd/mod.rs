@@ -10,6 +10,8 @@
 //!   └──────────────┘          ├──────────────┤ header.table_offset
 //!                             │ BAT          │ 4 bytes a block: the *sector of its bitmap*
 //!                             ├──────────────┤
+//!                             │ (batmap)     │ only in files by XenServer    batmap.rs
+//!                             ├──────────────┤
 //!                             │ bitmap, data │ one for each allocated block, in any order
 //!                             │  ...         │
 //!                             ├──────────────┤
@@ -21,6 +23,7 @@
 //! field, where it is, what was found and what was expected. Nothing here panics on any input, and nothing is allocated
 //! by a length that came from a file.
 
+mod batmap;
 mod error;
 mod footer;
 mod geometry;
@@ -28,6 +31,7 @@ mod header;
 mod locator;
 mod time;
 
+pub use batmap::{BATMAP_COOKIE, BATMAP_HEADER_BYTES, BatmapHeader};
 pub use error::{Fault, VhdError};
 pub use footer::{
     CREATOR_APP, CREATOR_OS, CREATOR_VERSION, DiskKind, FEATURE_RESERVED, FOOTER_BYTES, FOOTER_COOKIE, Footer,

@@ -1,36 +1,38 @@
 //! What is wrong with a VHD. Reads only.
 //!
 //! Both footers, the header, the locators, then every BAT entry: does the block lie inside the file, clear of the tables
-//! and of the other blocks? What lies between the blocks is leaked. The bitmaps of dynamic disks, which nobody needs but some read,
-//! should be all ones.
+//! and of the other blocks? What lies between the tables, the blocks and the footer is leaked. The bitmaps of dynamic disks
+//! should be all ones. XenServer's batmap should agree with them.
 //!
-//! Memory is bounded by the blocks that fit into the file, and by [`MAX_FINDINGS`] for each severity; what is beyond
-//! is counted and summed up in one sentence.
+//! Memory is bounded by what [`order`] says, and by [`MAX_FINDINGS`] for each severity; what is beyond is counted and
+//! summed up in one sentence.
 
 use super::{
     PAGE_BYTES, bitmap,
     footers::Footers,
     image::read_bitmap,
     layout::{Blocks, Layout, by_trust, read_locator},
+    order::{self, Met},
     table,
 };
 use crate::{CheckReport, Finding, ImageError, Result, Severity};
 use diskwright_format::vhd::{DiskKind, FEATURE_RESERVED, FOOTER_BYTES};
 use diskwright_store::Store;
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 /// Findings that are told one by one, of each severity.
 const MAX_FINDINGS: usize = 1000;
 
+/// The findings so far.
 #[derive(Default)]
-struct Findings {
+pub(super) struct Findings {
     list: Vec<Finding>,
     /// By severity: told, and left out.
     counts: [(usize, u64); 3],
 }
 
 impl Findings {
-    fn add(&mut self, severity: Severity, offset_bytes: u64, message: impl Into<String>) {
+    pub fn add(&mut self, severity: Severity, offset_bytes: u64, message: impl Into<String>) {
         let (told, left_out) = &mut self.counts[severity as usize];
         if *told < MAX_FINDINGS {
             *told += 1;
@@ -67,6 +69,7 @@ pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
         match &layout.blocks {
             None => check_fixed(&layout, &mut findings, &mut report),
             Some(blocks) => {
+                check_parent(blocks, &mut findings);
                 check_locators(store, &layout, blocks, &mut findings)?;
                 check_blocks(store, &layout, blocks, &mut findings, &mut report)?;
             }
@@ -111,6 +114,9 @@ fn check_structures(store: &dyn Store, footers: &Footers, findings: &mut Finding
                 error.offset_bytes,
                 format!("The copy of the footer at offset 0 is damaged: found {}, expected {}. The next write puts it right.", error.fault, error.fault.expected()),
             ),
+            Ok(copy) if let Some(message) = footers.contradiction() => {
+                findings.add(Severity::Corrupt, copy.offset_bytes + 48, message);
+            }
             Ok(copy) if copy.bytes != chosen.found.bytes => {
                 findings.add(Severity::Note, 0, "The copy of the footer at offset 0 differs from the footer at the end.");
             }
@@ -144,6 +150,15 @@ fn check_fixed(layout: &Layout, findings: &mut Findings, report: &mut CheckRepor
     }
 }
 
+/// A dynamic disk whose header names a parent may be a child whose footers were changed.
+fn check_parent(blocks: &Blocks, findings: &mut Findings) {
+    let Some(parent) = blocks.stray_parent() else { return };
+    let message = format!(
+        "The footer says that this disk is dynamic, but its header names {parent}. If it is a child, zeros are shown in place of the parent's data. It is not opened for writing."
+    );
+    findings.add(Severity::Corrupt, blocks.header_offset_bytes + 40, message);
+}
+
 fn check_locators(store: &dyn Store, layout: &Layout, blocks: &Blocks, findings: &mut Findings) -> Result<()> {
     if !blocks.is_differencing {
         return Ok(());
@@ -172,12 +187,6 @@ fn check_locators(store: &dyn Store, layout: &Layout, blocks: &Blocks, findings:
     Ok(())
 }
 
-/// A block with space, small, for there may be many.
-struct Placed {
-    entry: u32,
-    block: u32,
-}
-
 fn check_blocks(
     store: &dyn Store,
     layout: &Layout,
@@ -186,32 +195,19 @@ fn check_blocks(
     report: &mut CheckReport,
 ) -> Result<()> {
     report.total_blocks = blocks.count;
-    let len_bytes = layout.len_bytes;
-    let data_end = layout.tail_offset_bytes.unwrap_or(len_bytes);
-    let most = len_bytes / (blocks.bitmap_bytes + blocks.block_bytes);
-    let mut placed = Vec::new();
+    let data_end = layout.tail_offset_bytes.unwrap_or(layout.len_bytes);
     let mut unaligned = 0u64;
     let mut holed: (u64, Option<u64>) = (0, None);
-    table::scan(store, blocks, blocks.count, |block, entry| {
+    table::scan(store, blocks, blocks.count, |_, entry| {
         report.allocated_blocks += 1;
         let piece = blocks.place(entry);
-        if let Some((found, expected)) = blocks.fault_of(&piece, data_end) {
-            let message = format!("Block {block} is misplaced: found {found}, expected {expected}.");
-            findings.add(Severity::Corrupt, blocks.entry_offset(block), message);
+        if blocks.fault_of(&piece, data_end).is_some() {
             return Ok(true);
         }
         unaligned += u64::from(!piece.payload_offset.is_multiple_of(PAGE_BYTES));
-        if placed.len() as u64 >= most {
-            let message = format!(
-                "The block allocation table names more blocks than the {most} that fit into the file; they overlap."
-            );
-            findings.add(Severity::Corrupt, blocks.entry_offset(block), message);
-            return Ok(false);
-        }
-        placed.push(Placed { entry, block: block as u32 });
-        if !blocks.tracks_sectors {
+        if !blocks.is_differencing {
             let bits = read_bitmap(store, blocks, &piece)?;
-            if !bitmap::is_full_to(&bits, blocks.sectors_of(block)) {
+            if !bitmap::is_full_to(&bits, blocks.sectors) {
                 holed.0 += 1;
                 holed.1.get_or_insert(piece.bitmap_offset);
             }
@@ -221,51 +217,86 @@ fn check_blocks(
     if unaligned > 0 {
         let message = format!(
             "The data of {unaligned} of {} blocks are not at a multiple of 4096: they are slower to write on most disks.",
-            placed.len()
+            report.allocated_blocks
         );
         findings.add(Severity::Note, blocks.table_offset, message);
     }
     if let (count, Some(first)) = holed {
         let message = format!(
-            "{count} blocks of this dynamic disk have a bitmap that is not all ones, the first here. All their sectors are shown, as most programs do."
+            "{count} blocks of this dynamic disk have a bitmap that is not all ones, the first here. Sectors whose bit is clear read as zeros; QEMU shows what lies there."
         );
         findings.add(Severity::Note, first, message);
     }
-    placed.sort_unstable_by_key(|piece| piece.entry);
-    check_gaps(blocks, &placed, data_end, findings, report);
-    Ok(())
+    if let Some(batmap) = &blocks.batmap {
+        batmap.check(store, blocks, data_end, findings)?;
+    }
+    check_places(store, blocks, data_end, findings, report)
 }
 
-/// Overlaps, and what lies between the blocks.
-fn check_gaps(blocks: &Blocks, placed: &[Placed], data_end: u64, findings: &mut Findings, report: &mut CheckReport) {
+/// Two blocks that share space: the BAT entry of the one that begins first, and of the other.
+struct Overlap {
+    first: u32,
+    second: u32,
+    /// The second block, where its entry does not tell it from the first.
+    twin: Option<u64>,
+}
+
+/// Misplaced blocks, overlaps, and what lies between blocks and tables.
+fn check_places(
+    store: &dyn Store,
+    blocks: &Blocks,
+    data_end: u64,
+    findings: &mut Findings,
+    report: &mut CheckReport,
+) -> Result<()> {
     // Before a block there may be padding to a page, and the part of its area that the bitmap does not fill.
     let padding = 2 * PAGE_BYTES;
-    let mut reached: Option<(u64, u32)> = None;
-    let mut holes = 0;
-    for &Placed { entry, block } in placed {
-        let piece = blocks.place(entry);
-        if let Some((end, other)) = reached {
-            if end > piece.bitmap_offset {
-                let message = format!(
-                    "Blocks {other} and {block} overlap: one ends at {end}, the other begins at {}.",
-                    piece.bitmap_offset
-                );
-                findings.add(Severity::Corrupt, blocks.entry_offset(u64::from(block)), message);
-            } else if piece.bitmap_offset - end >= padding {
-                let gap = piece.bitmap_offset - end;
+    let tables_end = blocks.tables_end_bytes(data_end);
+    let mut used_end = tables_end;
+    let (mut placed, mut holes, mut overlaps_left_out) = (0, 0, 0u64);
+    let mut overlaps = Vec::new();
+    let mut overlap = |first, second, twin| {
+        if overlaps.len() < MAX_FINDINGS {
+            overlaps.push(Overlap { first, second, twin });
+        } else {
+            overlaps_left_out += 1;
+        }
+    };
+    order::walk(store, blocks, data_end, &mut |met| {
+        let (entry, piece, before, free_from) = match met {
+            Met::Misplaced { block, piece } => {
+                let (found, expected) = blocks.fault_of(&piece, data_end).unwrap_or_default();
+                let message = format!("Block {block} is misplaced: found {found}, expected {expected}.");
+                findings.add(Severity::Corrupt, blocks.entry_offset(block), message);
+                return Ok(());
+            }
+            Met::Twin { block, entry } => {
+                overlap(entry, entry, Some(block));
+                return Ok(());
+            }
+            Met::Block { entry, piece, before, free_from } => (entry, piece, before, free_from),
+        };
+        placed += 1;
+        used_end = used_end.max(piece.end);
+        match before {
+            Some((other, end)) if end > piece.bitmap_offset => overlap(other, entry, None),
+            _ if piece.bitmap_offset >= free_from.saturating_add(padding) => {
+                let gap = piece.bitmap_offset - free_from;
                 report.leaked_bytes += gap;
                 holes += gap / blocks.piece_bytes();
-                findings.add(Severity::Leak, end, format!("{gap} bytes between two blocks belong to nothing."));
+                let place = if before.is_some() { "between two blocks" } else { "before the first block" };
+                findings.add(Severity::Leak, free_from, format!("{gap} bytes {place} belong to nothing."));
             }
+            _ => {}
         }
-        if reached.is_none_or(|(end, _)| piece.end > end) {
-            reached = Some((piece.end, block));
-        }
+        Ok(())
+    })?;
+    tell_overlaps(store, blocks, &overlaps, findings)?;
+    for _ in 0..overlaps_left_out {
+        findings.add(Severity::Corrupt, blocks.table_offset, "Two blocks overlap.");
     }
-    let metadata_end = blocks.metadata.iter().map(|range| range.end).max().unwrap_or(0);
-    let used_end = reached.map_or(metadata_end, |(end, _)| end.max(metadata_end));
     let slack = data_end.saturating_sub(used_end);
-    if blocks.is_reserved(used_end, data_end, placed.len() as u64 + holes) {
+    if blocks.is_reserved(used_end, data_end, placed + holes) {
         let message = format!("{slack} bytes are reserved for blocks that have no data yet.");
         findings.add(Severity::Note, used_end, message);
     } else if slack >= padding {
@@ -274,4 +305,31 @@ fn check_gaps(blocks: &Blocks, placed: &[Placed], data_end: u64, findings: &mut 
             format!("{slack} bytes between the last block and the footer belong to nothing; was the disk not closed?");
         findings.add(Severity::Leak, used_end, message);
     }
+    Ok(())
+}
+
+/// Tells of overlaps by the numbers of the blocks, which one more scan of the table finds.
+fn tell_overlaps(store: &dyn Store, blocks: &Blocks, overlaps: &[Overlap], findings: &mut Findings) -> Result<()> {
+    if overlaps.is_empty() {
+        return Ok(());
+    }
+    let mut names: HashMap<u32, Option<u64>> =
+        overlaps.iter().flat_map(|overlap| [(overlap.first, None), (overlap.second, None)]).collect();
+    table::scan(store, blocks, blocks.count, |block, entry| {
+        if let Some(name) = names.get_mut(&entry) {
+            name.get_or_insert(block);
+        }
+        Ok(true)
+    })?;
+    let name = |entry| names.get(&entry).copied().flatten().unwrap_or_default();
+    for &Overlap { first, second, twin } in overlaps {
+        let (one, other) = (name(first), twin.unwrap_or_else(|| name(second)));
+        let message = format!(
+            "Blocks {one} and {other} overlap: one ends at {}, the other begins at {}.",
+            blocks.place(first).end,
+            blocks.place(second).bitmap_offset
+        );
+        findings.add(Severity::Corrupt, blocks.entry_offset(other), message);
+    }
+    Ok(())
 }

@@ -3,11 +3,14 @@
 //! ```text
 //!   fixed:     payload, reserved │ footer
 //!
-//!   others:    0 footer copy │ 512 header │ 1536 parent locators │ BAT, at a multiple of 4096 │ footer, at a multiple of 4096
+//!   others:    0 footer copy │ 512 header │ 1536 parent locators │ BAT, at a multiple of 4096 │ footer, in the next sector
+//!                                                                                     or │ space of all blocks │ footer
 //! ```
 //!
+//! The footer lies directly behind the BAT, where QEMU puts the first block ([`super::growth`] says why it must).
+//!
 //! The BAT is not right behind the header, as most programs place it, but at a page, so that writing a sector of it never touches
-//! a page with anything else in it. The header says where it is, and every reader goes by that.
+//! a page with anything else in it (but for the footer, as long as there is no block). The header says where it is, and every reader goes by that.
 //!
 //! The footers are written last, after everything else is durable: a file whose making was cut short is no VHD.
 
@@ -34,6 +37,8 @@ const MIN_BLOCK_BYTES: u32 = 4096;
 const MAX_BLOCK_BYTES: u32 = 256 << 20;
 /// Largest BAT that is created, in bytes.
 const MAX_TABLE_BYTES: u64 = 64 << 20;
+/// Most bytes before a BAT that is created: footer, header, and two parent locators of the largest length.
+const MAX_TABLES_BEFORE_BAT_BYTES: u64 = 256 << 10;
 /// How much of a BAT is written at a time.
 const TABLE_STEP_BYTES: usize = 1 << 20;
 
@@ -98,6 +103,19 @@ fn check_options(store: &dyn Store, options: &CreateOptions) -> Result<()> {
                 "use larger blocks",
             );
         }
+        if !fits(size_bytes, block_bytes) {
+            let mut enough = block_bytes;
+            while enough < MAX_BLOCK_BYTES && !fits(size_bytes, enough) {
+                enough *= 2;
+            }
+            return bad(
+                format!(
+                    "the last of {} blocks of {block_bytes} bytes, each with its bitmap, would lie beyond 2 TiB in the file, where the block allocation table cannot point",
+                    size_bytes.div_ceil(u64::from(block_bytes))
+                ),
+                &format!("use blocks of {enough} bytes or more (2097152 is usual), or VHDX"),
+            );
+        }
     }
     match (&options.parent, options.disk_type) {
         (None, DiskType::Differencing) => bad("a differencing disk needs a parent".into(), "name one"),
@@ -120,6 +138,15 @@ fn check_options(store: &dyn Store, options: &CreateOptions) -> Result<()> {
         }
         (None, _) => Ok(()),
     }
+}
+
+/// Whether the BAT can point to every block when all have space, wherever locators of any length put the BAT.
+fn fits(size_bytes: u64, block_bytes: u32) -> bool {
+    let count = size_bytes.div_ceil(u64::from(block_bytes));
+    let area_bytes = bitmap_bytes(block_bytes).next_multiple_of(PAGE_BYTES);
+    let tables_bytes = MAX_TABLES_BEFORE_BAT_BYTES + (count * 4).next_multiple_of(PAGE_BYTES);
+    let last_bitmap = tables_bytes + (count - 1) * (area_bytes + u64::from(block_bytes)) + area_bytes;
+    last_bitmap / SECTOR_BYTES < u64::from(BAT_UNUSED)
 }
 
 fn new_footer(options: &CreateOptions, kind: DiskKind, data_offset: u64) -> Footer {
@@ -199,14 +226,14 @@ fn create_with_blocks(store: &dyn Store, options: &CreateOptions, kind: DiskKind
         write(store, &unused[..len], at, "write the block allocation table")?;
         at += len as u64;
     }
-    let mut footer_offset = first_piece;
+    let mut footer_offset = table_end;
     if options.preallocate {
         let piece_bytes = bitmap_bytes(block_bytes).next_multiple_of(PAGE_BYTES) + u64::from(block_bytes);
         let len_bytes = count * piece_bytes;
         store
             .allocate(FileRange { offset_bytes: first_piece, len_bytes })
             .map_err(|e| ImageError::io("reserve space for the blocks", store, first_piece, e))?;
-        footer_offset += len_bytes;
+        footer_offset = first_piece + len_bytes;
     }
     sync(store)?;
     write(store, &footer, 0, "write the copy of the footer")?;

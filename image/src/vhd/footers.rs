@@ -1,5 +1,8 @@
 //! The footer at the tail, its copy at 0, and which of them to believe.
 //!
+//! A footer in a sound copy may contradict the tail: by a size (a resize that was cut short, or a tool that changed one of the two)
+//! or by a type. Of two sizes the tail's is taken, as Windows takes it, with a remark; of two types the copy's.
+//!
 //! The tail is the truth, except where it cannot be. A cut while the file grows leaves guest payload at the tail, and the guest may
 //! keep a VHD of its own there; and the first sector of a fixed disk is the guest's, who may keep the beginning of a
 //! dynamic VHD there. So a footer at the tail is believed over a sound copy only when the two agree whose they are, or when it
@@ -94,12 +97,37 @@ impl Footers {
         Ok(Self { len_bytes, tail, copy })
     }
 
+    /// What is wrong with two sound footers of one disk that differ in what they describe, as a sentence.
+    pub fn contradiction(&self) -> Option<String> {
+        let (Ok(tail), Ok(copy)) = (&self.tail, &self.copy) else { return None };
+        // Footers of two disks: one of them lies in payload, and is a guest's.
+        if tail.footer.unique_id != copy.footer.unique_id || copy.footer.kind == DiskKind::Fixed {
+            return None;
+        }
+        let used = if is_believable(tail, copy) { "footer at the end" } else { "copy at offset 0" };
+        let (here, there) = (&tail.footer, &copy.footer);
+        if here.kind != there.kind {
+            Some(format!(
+                "The footer at the end says that the disk is {}, its copy at offset 0 that it is {}; the {used} is used.",
+                here.kind, there.kind
+            ))
+        } else if here.size_bytes() != there.size_bytes() {
+            Some(format!(
+                "The footer at the end says {} bytes, its copy at offset 0 says {}; the {used} is used.",
+                here.size_bytes(),
+                there.size_bytes()
+            ))
+        } else {
+            None
+        }
+    }
+
     /// Decides.
     ///
     /// # Errors
     /// `Corrupt` when neither is sound.
     pub fn choose(&self, store: &dyn Store) -> Result<Chosen> {
-        let mut remarks = Vec::new();
+        let mut remarks: Vec<_> = self.contradiction().into_iter().collect();
         // A footer at 0 that describes a fixed disk is a guest's: such disks have no copy.
         let copy = self.copy.as_ref().ok().filter(|copy| copy.footer.kind != DiskKind::Fixed);
         let (found, tail_offset_bytes) = match (&self.tail, copy) {
@@ -111,7 +139,7 @@ impl Footers {
                 (tail, Some(tail.offset_bytes))
             }
             (Ok(tail), Some(copy)) if is_believable(tail, copy) => {
-                if tail.footer.kind != DiskKind::Fixed && tail.footer != copy.footer {
+                if tail.footer.kind != DiskKind::Fixed && tail.footer != copy.footer && remarks.is_empty() {
                     remarks.push(
                         "The copy of the footer at offset 0 differs from the footer at the end, which is used.".into(),
                     );

@@ -8,24 +8,34 @@
 //! ```
 //!
 //! Everything waits for the first reservation (or discard, or, where a footer is not right, write): until then a writable image is not touched. Then [`Growth::prepare`]
-//! reads the whole BAT once, refuses a file whose blocks overlap, puts the copy of the footer right, and makes the slack zero.
+//! walks over all blocks once, refuses a file whose blocks overlap, puts the copy of the footer right, and makes the slack zero.
 //!
 //! Invariants: between the end of the last piece and the footer all bytes are zero, and nobody else writes there; the
 //! footer is at [`Space::file_end_bytes`], so the file is 512 bytes longer than the allocator knows.
+//!
+//! [`Growth::trim`], at close, puts the footer directly behind the last block, or behind the tables where there is no block. There
+//! QEMU puts its next block's bitmap, over the footer. Had the footer another place, it would end up in the payload of
+//! that block: QEMU (`block/vpc.c`, `alloc_block`) takes the space without clearing it. Space that was reserved for all
+//! blocks keeps its footer: QEMU's blocks take less space than ours, so they do not reach it.
+//!
+//! Memory: the walk takes what [`super::order`] says, for its time. What stays is bounded by [`MAX_HOLES`] and [`MAX_TIGHT`].
 
 use super::{
     PAGE_BYTES, corrupt,
     flush::FlushGate,
     layout::{Blocks, Layout, Piece},
+    order::{self, Met},
     table,
 };
 use crate::{ImageError, Result, space::Space};
-use diskwright_format::vhd::{BAT_UNUSED, CREATOR_APP, CREATOR_VERSION, FOOTER_BYTES, SECTOR_BYTES};
+use diskwright_format::vhd::{BAT_UNUSED, FOOTER_BYTES, SECTOR_BYTES};
 use diskwright_store::{FileRange, Store, Zeroing};
 use std::{collections::HashSet, io, ops::Range};
 
 /// Holes between blocks that are remembered for use, so that a hostile file cannot fill the memory with them.
 const MAX_HOLES: usize = 65536;
+/// Blocks without a pad that are remembered. In a file with more, all blocks that were there when it was opened count as such.
+const MAX_TIGHT: usize = 65536;
 
 /// What growing needs to know of the footer.
 #[derive(Debug, Clone)]
@@ -33,6 +43,8 @@ pub(super) struct FooterPlace {
     pub bytes: [u8; FOOTER_BYTES],
     pub tail_offset_bytes: Option<u64>,
     pub copy_is_right: bool,
+    /// The file is by this program, so that everything in it is known, holes included.
+    is_ours: bool,
 }
 
 impl FooterPlace {
@@ -41,12 +53,8 @@ impl FooterPlace {
             bytes: layout.footer_bytes,
             tail_offset_bytes: layout.tail_offset_bytes,
             copy_is_right: layout.copy_is_right,
+            is_ours: layout.footer.is_ours(),
         }
-    }
-
-    /// Whether the file is by this program, so that everything in it is known, holes included.
-    fn is_ours(&self) -> bool {
-        self.bytes[28..32] == CREATOR_APP && self.bytes[32..36] == CREATOR_VERSION.to_be_bytes()
     }
 }
 
@@ -58,57 +66,80 @@ pub(super) struct Growth {
     piece_bytes: u64,
     bitmap_bytes: u64,
     area_bytes: u64,
-    /// Payload of blocks before which there is no pad of our own: they were placed by others. Their space is a little
-    /// short for a new piece.
-    tight: HashSet<u64>,
+    tight: Tight,
     /// The file is not cut below this: space was reserved there for all blocks.
     keep_end_bytes: u64,
 }
 
-/// The blocks of a file, sorted by place.
-struct Survey {
-    pieces: Vec<Piece>,
-    used_end_bytes: u64,
+/// Payload of blocks before which there is no pad of our own: they were placed by others. Their space is a little short for a
+/// new piece.
+#[derive(Debug)]
+enum Tight {
+    Few(HashSet<u64>),
+    /// All payload below this offset.
+    Below(u64),
 }
 
-fn survey(store: &dyn Store, blocks: &Blocks, len_bytes: u64) -> Result<Survey> {
-    let most = len_bytes / (blocks.bitmap_bytes + blocks.block_bytes);
-    let mut pieces = Vec::new();
-    table::scan(store, blocks, blocks.count, |block, entry| {
-        if pieces.len() as u64 >= most {
-            let found = format!("more than {most} blocks with space");
-            let expected = format!("no more than fit into a file of {len_bytes} bytes");
-            return Err(corrupt(store, "block allocation table", blocks.entry_offset(block), found, expected));
-        }
-        pieces.extend(blocks.piece(store, block, entry, len_bytes)?);
-        Ok(true)
-    })?;
-    pieces.sort_unstable_by_key(|piece| piece.bitmap_offset);
-    for pair in pieces.windows(2) {
-        if pair[0].end > pair[1].bitmap_offset {
-            let found = format!("two blocks at offset {} and {}", pair[0].bitmap_offset, pair[1].bitmap_offset);
-            let expected = "blocks that do not overlap";
-            return Err(corrupt(store, "block allocation table", blocks.table_offset, found, expected));
+impl Tight {
+    fn has(&self, payload_offset: u64) -> bool {
+        match self {
+            Self::Few(offsets) => offsets.contains(&payload_offset),
+            Self::Below(end) => payload_offset < *end,
         }
     }
-    // Tables beyond the entries that count, and parent locators, are in use too.
-    let header = &blocks.header;
-    let whole_table = blocks.table_offset.saturating_add(u64::from(header.max_table_entries) * 4);
-    let locators = header
-        .locators
-        .iter()
-        .filter(|entry| entry.is_used())
-        .map(|entry| entry.data_offset.saturating_add(entry.space_bytes().max(u64::from(entry.data_length_bytes))));
-    let used_end_bytes = blocks
-        .metadata
-        .iter()
-        .map(|range| range.end)
-        .chain(pieces.last().map(|piece| piece.end))
-        .chain(locators.chain([whole_table]).filter(|&end| end <= len_bytes))
-        .max()
-        .unwrap_or(0)
-        .next_multiple_of(SECTOR_BYTES);
-    Ok(Survey { pieces, used_end_bytes })
+}
+
+/// What a walk over the blocks has found.
+struct Survey {
+    blocks: u64,
+    blocks_end_bytes: u64,
+    /// First byte after everything in use, in whole sectors.
+    used_end_bytes: u64,
+    /// Pieces of space between blocks; in files by others none, for it may be theirs.
+    holes: Vec<u64>,
+    tight: HashSet<u64>,
+}
+
+fn survey(store: &dyn Store, blocks: &Blocks, is_ours: bool, len_bytes: u64) -> Result<Survey> {
+    let (area_bytes, piece_bytes) = (blocks.bitmap_area_bytes(), blocks.piece_bytes());
+    let used_end_bytes = blocks.tables_end_bytes(len_bytes);
+    let mut survey =
+        Survey { blocks: 0, blocks_end_bytes: 0, used_end_bytes, holes: Vec::new(), tight: HashSet::new() };
+    let overlap = |one: u64, other: u64| {
+        let found = format!("two blocks at offset {one} and {other}");
+        corrupt(store, "block allocation table", blocks.table_offset, found, "blocks that do not overlap")
+    };
+    order::walk(store, blocks, len_bytes, &mut |met| {
+        let (piece, before, free_from) = match met {
+            Met::Misplaced { block, piece } => return Err(blocks.misplaced(store, block, &piece, len_bytes)),
+            Met::Twin { entry, .. } => {
+                let offset = blocks.place(entry).bitmap_offset;
+                return Err(overlap(offset, offset));
+            }
+            Met::Block { piece, before, free_from, .. } => (piece, before, free_from),
+        };
+        if let Some((entry, end)) = before
+            && end > piece.bitmap_offset
+        {
+            return Err(overlap(blocks.place(entry).bitmap_offset, piece.bitmap_offset));
+        }
+        survey.blocks += 1;
+        survey.blocks_end_bytes = survey.blocks_end_bytes.max(piece.end);
+        let pad_start = piece.payload_offset.saturating_sub(area_bytes);
+        let is_tight = !piece.payload_offset.is_multiple_of(PAGE_BYTES) || pad_start < free_from;
+        if is_tight && survey.tight.len() <= MAX_TIGHT {
+            survey.tight.insert(piece.payload_offset);
+        }
+        // Space that is large enough for a block was given up in an earlier session.
+        let mut hole = free_from.next_multiple_of(PAGE_BYTES);
+        while is_ours && survey.holes.len() < MAX_HOLES && hole + piece_bytes <= pad_start {
+            survey.holes.push(hole);
+            hole += piece_bytes;
+        }
+        Ok(())
+    })?;
+    survey.used_end_bytes = used_end_bytes.max(survey.blocks_end_bytes.next_multiple_of(SECTOR_BYTES));
+    Ok(survey)
 }
 
 impl Growth {
@@ -119,11 +150,11 @@ impl Growth {
     pub fn prepare(store: &dyn Store, blocks: &Blocks, footer: &FooterPlace, gate: &FlushGate) -> Result<Self> {
         let io_error = |doing, at| move |e| ImageError::io(doing, store, at, e);
         let len_bytes = store.len_bytes().map_err(io_error("learn the length of the file", 0))?;
-        let Survey { pieces, used_end_bytes } = survey(store, blocks, len_bytes)?;
+        let Survey { blocks: placed, blocks_end_bytes, used_end_bytes, holes, tight } =
+            survey(store, blocks, footer.is_ours, len_bytes)?;
         let tail = footer.tail_offset_bytes;
-        let overlapped = pieces.last().zip(tail).filter(|(last, tail)| last.end > *tail);
-        if let Some((last, tail)) = overlapped {
-            let found = format!("a block at offset {} to {}", last.bitmap_offset, last.end);
+        if let Some(tail) = tail.filter(|&tail| blocks_end_bytes > tail) {
+            let found = format!("a block that ends at offset {blocks_end_bytes}");
             let expected = format!("one that ends before the footer at {tail}");
             return Err(corrupt(store, "block allocation table", blocks.table_offset, found, expected));
         }
@@ -143,25 +174,11 @@ impl Growth {
         let piece_bytes = blocks.piece_bytes();
         let mut space = Space::new(used_end_bytes, PAGE_BYTES);
         space.set_file_end(footer_offset);
-        let mut tight = HashSet::new();
-        let mut holes = 0;
-        let mut previous_end = blocks.metadata.iter().map(|range| range.end).max().unwrap_or(0);
-        for (index, piece) in pieces.iter().enumerate() {
-            let pad_start = piece.payload_offset.saturating_sub(area_bytes);
-            if !piece.payload_offset.is_multiple_of(PAGE_BYTES) || pad_start < previous_end {
-                tight.insert(piece.payload_offset);
-            }
-            // Space between two blocks that is large enough for one was given up in an earlier session. In files by others
-            // it may be theirs (XenServer keeps a map of its own there).
-            let mut hole = previous_end.next_multiple_of(PAGE_BYTES);
-            while index > 0 && footer.is_ours() && holes < MAX_HOLES && hole + piece_bytes <= pad_start {
-                space.add_free(hole, piece_bytes);
-                holes += 1;
-                hole += piece_bytes;
-            }
-            previous_end = piece.end;
+        for &hole in &holes {
+            space.add_free(hole, piece_bytes);
         }
-        let is_reserved = blocks.is_reserved(used_end_bytes, footer_offset, (pieces.len() + holes) as u64);
+        let is_reserved = blocks.is_reserved(used_end_bytes, footer_offset, placed + holes.len() as u64);
+        let tight = if tight.len() > MAX_TIGHT { Tight::Below(used_end_bytes) } else { Tight::Few(tight) };
         Ok(Self {
             space,
             footer: footer.bytes,
@@ -179,9 +196,19 @@ impl Growth {
     /// `Io` when it cannot grow; `Unsupported` when the piece would be where a BAT entry cannot point.
     pub fn take(&mut self, store: &dyn Store) -> Result<Piece> {
         let old_end = self.space.file_end_bytes();
+        let too_large = |e| ImageError::io("let the file grow", store, old_end, e);
+        // Before anything is taken: a piece that no entry can name would be lost.
+        let piece = self.piece_at(self.space.next_offset_bytes(self.piece_bytes).map_err(too_large)?);
+        if entry_of(&piece).is_none() {
+            return Err(ImageError::Unsupported {
+                path: store.name().to_owned(),
+                what: "a block beyond 2 TiB in the file, where the 32-bit block allocation table cannot point,".into(),
+                hint: "convert the disk to VHDX".into(),
+            });
+        }
         let taken = self.space.take(store, self.piece_bytes).map_err(|e| {
             self.restore_footer(store, old_end);
-            ImageError::io("let the file grow", store, old_end, e)
+            too_large(e)
         })?;
         if let Some(new_end) = taken.grew_to_bytes {
             self.move_footer(store, old_end, new_end).map_err(|e| {
@@ -190,20 +217,17 @@ impl Growth {
                 ImageError::io("move the footer to the file's new end", store, new_end, e)
             })?;
         }
-        let payload_offset = taken.offset_bytes.saturating_add(self.area_bytes);
-        let piece = Piece {
+        Ok(self.piece_at(taken.offset_bytes))
+    }
+
+    /// The piece whose space begins at `offset_bytes`.
+    fn piece_at(&self, offset_bytes: u64) -> Piece {
+        let payload_offset = offset_bytes.saturating_add(self.area_bytes);
+        Piece {
             bitmap_offset: payload_offset - self.bitmap_bytes,
             payload_offset,
             end: payload_offset.saturating_add(self.piece_bytes - self.area_bytes),
-        };
-        if entry_of(&piece).is_none() {
-            return Err(ImageError::Unsupported {
-                path: store.name().to_owned(),
-                what: "a block beyond 2 TiB in the file, where the 32-bit block allocation table cannot point,".into(),
-                hint: "convert the disk to VHDX".into(),
-            });
         }
-        Ok(piece)
     }
 
     fn move_footer(&self, store: &dyn Store, old_end: u64, new_end: u64) -> io::Result<()> {
@@ -223,8 +247,10 @@ impl Growth {
 
     /// Gives up the space of a block. It is not used again before [`Growth::recycle`].
     pub fn give_up(&mut self, piece: &Piece) {
-        if self.tight.remove(&piece.payload_offset) {
-            self.space.quarantine(piece.bitmap_offset, piece.end - piece.bitmap_offset);
+        if self.tight.has(piece.payload_offset) {
+            // Whole pages, which are fewer than a piece has: this space is not used for a new piece, only cut off at the end.
+            let start = piece.bitmap_offset.next_multiple_of(PAGE_BYTES);
+            self.space.quarantine(start, piece.end.saturating_sub(start));
         } else {
             self.space.quarantine(piece.payload_offset - self.area_bytes, self.piece_bytes);
         }
@@ -241,14 +267,32 @@ impl Growth {
         self.space.punch_recycled(store);
     }
 
-    /// Cuts the file after the last piece and ends it with the footer. Everything that was given up is durably gone.
-    pub fn trim(&mut self, store: &dyn Store) -> io::Result<()> {
+    /// Cuts the file after the last block and ends it with the footer. Everything that was given up is durably gone, and the
+    /// BAT in the file is as it is to be.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn trim(&mut self, store: &dyn Store, blocks: &Blocks) -> Result<()> {
         self.space.recycle(self.space.generation());
         let old_end = self.space.file_end_bytes();
-        let new_end = self.space.release_tail().max(self.keep_end_bytes);
+        let used_end = self.space.used_end_bytes();
+        let mut new_end = self.space.release_tail();
+        if new_end < used_end {
+            // What was released began at a page; the block before it, or the table, may have ended earlier.
+            new_end = blocks.tables_end_bytes(old_end);
+            table::scan(store, blocks, blocks.count, |_, entry| {
+                new_end = new_end.max(blocks.place(entry).end);
+                Ok(true)
+            })?;
+        }
+        let kept_end = new_end.max(self.keep_end_bytes);
+        let io_error = |e| ImageError::io("cut the file after its last block", store, new_end, e);
+        // Reserved space stays, and other programs use it as it is: it must not hold what blocks held that were given up.
+        zero_data(store, new_end..kept_end.min(used_end)).map_err(io_error)?;
+        let new_end = kept_end;
         if new_end < old_end {
-            store.write_at(&self.footer, new_end)?;
-            store.set_len(new_end + FOOTER_BYTES as u64)?;
+            store.write_at(&self.footer, new_end).map_err(io_error)?;
+            store.set_len(new_end + FOOTER_BYTES as u64).map_err(io_error)?;
             self.space.set_file_end(new_end);
         }
         self.space.punch_recycled(store);

@@ -1,12 +1,19 @@
 //! An open VHD: what it is, and where its blocks are.
 //!
 //! A fixed disk is a flat one with a footer behind it, and shares the code of raw images. For the others a look-up is one BAT
-//! entry; bitmaps of dynamic disks are not read, for their blocks are whole. Of a differencing disk every block is
-//! `Partial`, unless its bitmap is in memory and known to be full. XenServer keeps bitmaps of dynamic disks as exactly, and does not
-//! clear the space of blocks, so its disks are treated likewise: what is not marked is nobody's, and reads as zeros.
+//! entry. A block is `Partial`, unless its bitmap is known to be full; who reads the block then asks for the bitmap, once, and
+//! the disk above remembers a block that turns out whole.
+//!
+//! In a dynamic disk the sectors whose bits are clear read as zeros. VirtualBox and XenServer read them so, and XenServer does
+//! not clear the space of a block. (QEMU shows the bytes that lie there.) Windows, QEMU and this program set all bits of a
+//! block; the bitmaps are read nevertheless, for the footer names who made a file, not who filled it.
+//!
+//! Bitmaps are not read at all where they must be full: in a dynamic disk by this program all of whose blocks lie as this
+//! program places them. Another program that goes on with such a file sets all bits, as Windows does, or begins its first block
+//! where the footer was, which puts the payload one sector behind a multiple of 4096.
 
 use super::{
-    PAGE_BYTES, bitmap,
+    PAGE_BYTES, bitmap, corrupt,
     growth::FooterPlace,
     layout::{Blocks, Layout, Piece},
     table,
@@ -16,7 +23,7 @@ use crate::{
     BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Result, SectorBitmap,
     raw::{self, FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES},
 };
-use diskwright_format::vhd::{BAT_UNUSED, CREATOR_APP, CREATOR_VERSION, DiskKind, Footer, SECTOR_BYTES};
+use diskwright_format::vhd::{BAT_UNUSED, DiskKind, Footer, SECTOR_BYTES};
 use diskwright_store::{
     Store,
     sync::atomic::{AtomicU64, Ordering},
@@ -69,10 +76,26 @@ impl KnownLength {
 
 /// Opens the VHD in `store`. Nothing is written before the first reservation.
 ///
+/// A dynamic disk whose header names a parent may be a child whose footers were changed. It is opened for reading, with a
+/// remark, so that what it holds can be saved. It is not opened for writing: a write would turn whatever the parent holds
+/// around it into zeros of the disk's own, and later nobody could tell those from data.
+///
 /// # Errors
 /// `NotAnImage` without a footer; `Corrupt` when footer and header contradict themselves or the file; `Io`.
 pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
-    let (layout, mut remarks) = Layout::read(&*store)?;
+    let (mut layout, mut remarks) = Layout::read(&*store)?;
+    if writable
+        && let Some(blocks) = &layout.blocks
+        && let Some(parent) = blocks.stray_parent()
+    {
+        return Err(corrupt(
+            &*store,
+            "footer",
+            60,
+            format!("type 3 (dynamic), though the dynamic header at {} names {parent}", blocks.header_offset_bytes),
+            "type 4 (differencing), or a header that names no parent (open the disk read-only, or convert it to a new one)",
+        ));
+    }
     let parent = layout.parent_link(&*store, &mut remarks)?;
     if layout.footer.saved_state {
         remarks.push("The footer says that the virtual machine is in saved state; it will not notice changes.".into());
@@ -81,9 +104,14 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
         remarks.push("The disk is smaller than 3 MiB; Windows does not attach it.".into());
     }
     let footer = &layout.footer;
-    let payload_alignment_bytes = match &layout.blocks {
+    let payload_alignment_bytes = match &mut layout.blocks {
         None => FLAT_ALIGNMENT_BYTES,
-        Some(blocks) => payload_alignment(&*store, blocks)?,
+        Some(blocks) => {
+            let alignment_bytes = payload_alignment(&*store, blocks)?;
+            let is_all_ours = footer.is_ours() && u64::from(alignment_bytes) == PAGE_BYTES;
+            blocks.bitmaps_are_full = is_all_ours && !blocks.is_differencing;
+            alignment_bytes
+        }
     };
     let info = ImageInfo {
         format: Format::Vhd,
@@ -123,7 +151,7 @@ fn creator_text(footer: &Footer) -> String {
     let text = |bytes: &[u8; 4]| {
         String::from_utf8_lossy(bytes).trim_matches(|c: char| c.is_whitespace() || c.is_control()).to_owned()
     };
-    if (footer.creator_app, footer.creator_version) == (CREATOR_APP, CREATOR_VERSION) {
+    if footer.is_ours() {
         return "Diskwright (compatible with Windows)".into();
     }
     let (major, minor) = (footer.creator_version >> 16, footer.creator_version & 0xffff);
@@ -230,7 +258,7 @@ impl Image for VhdImage {
                 table::read_entries(&*self.store, blocks, block, &mut entry)?;
                 match self.piece(blocks, len_bytes, block, entry[0])? {
                     None => Ok(SectorBitmap::empty(blocks.sectors, SECTOR_BYTES as u32)),
-                    Some(_) if !blocks.tracks_sectors => Ok(full_bitmap(blocks)),
+                    Some(_) if blocks.bitmaps_are_full => Ok(full_bitmap(blocks)),
                     Some(piece) => read_bitmap(&*self.store, blocks, &piece),
                 }
             }

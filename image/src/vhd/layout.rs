@@ -5,7 +5,9 @@
 //! looked at, by [`Layout::piece`].
 
 use super::{
-    PAGE_BYTES, corrupt, damaged,
+    PAGE_BYTES,
+    batmap::Batmap,
+    corrupt, damaged,
     footers::{Chosen, Footers},
 };
 use crate::{BlockState, ImageError, ParentLink, Result};
@@ -37,8 +39,9 @@ pub(super) struct Blocks {
     pub header: DynamicHeader,
     pub header_offset_bytes: u64,
     pub is_differencing: bool,
-    /// Whether bitmaps say which sectors a block has: in differencing disks, and in dynamic ones by XenServer.
-    pub tracks_sectors: bool,
+    /// Every bitmap in the file is known to be full, and none is read: dynamic disks that only this program has filled.
+    /// [`Layout`] leaves it `false`; who opens the image decides.
+    pub bitmaps_are_full: bool,
     pub block_bytes: u64,
     /// Sectors of a block.
     pub sectors: u32,
@@ -49,8 +52,10 @@ pub(super) struct Blocks {
     pub table_offset: u64,
     /// Blocks of the disk; as many entries of the BAT count.
     pub count: u64,
-    /// What blocks must keep clear of: footer copy, header, BAT.
-    pub metadata: [Range<u64>; 3],
+    /// What blocks must keep clear of: footer copy, header, BAT, batmap.
+    pub metadata: Vec<Range<u64>>,
+    /// XenServer's, where there is one.
+    pub batmap: Option<Batmap>,
 }
 
 /// Where a block is in the file.
@@ -70,6 +75,42 @@ impl Blocks {
     /// Bytes that a new block takes in the file: area and payload.
     pub fn piece_bytes(&self) -> u64 {
         self.bitmap_area_bytes() + self.block_bytes
+    }
+
+    /// Everything in the file that is no block, sorted by its start: the metadata, BAT entries beyond those that count, and
+    /// parent locators. Whatever does not end within `end_bytes` is left out.
+    pub fn tables(&self, end_bytes: u64) -> Vec<Range<u64>> {
+        let header = &self.header;
+        let table_end = self.table_offset.saturating_add(u64::from(header.max_table_entries) * 4);
+        let locators = header.locators.iter().filter(|entry| entry.is_used()).map(|entry| {
+            let space_bytes = entry.space_bytes().max(u64::from(entry.data_length_bytes));
+            entry.data_offset..entry.data_offset.saturating_add(space_bytes)
+        });
+        let whole_table = std::iter::once(self.table_offset..table_end);
+        let all = self.metadata.iter().cloned().chain(whole_table).chain(locators);
+        let mut tables: Vec<_> = all.filter(|range| range.end <= end_bytes).collect();
+        tables.sort_unstable_by_key(|range| range.start);
+        tables
+    }
+
+    /// First byte behind the tables, in whole sectors.
+    pub fn tables_end_bytes(&self, end_bytes: u64) -> u64 {
+        self.tables(end_bytes).iter().map(|range| range.end).max().unwrap_or(0).next_multiple_of(SECTOR_BYTES)
+    }
+
+    /// The parent that a dynamic disk must not have, in words; `None` for a differencing disk and where the header names none.
+    pub fn stray_parent(&self) -> Option<String> {
+        let header = &self.header;
+        if self.is_differencing {
+            None
+        } else if !header.parent_name.is_empty() {
+            Some(format!("the parent \"{}\"", header.parent_name.escape_debug()))
+        } else if !header.parent_id.is_nil() {
+            Some(format!("a parent with the unique id {}", header.parent_id))
+        } else {
+            let used = header.locators.iter().filter(|entry| entry.is_used()).count();
+            (used > 0).then(|| format!("a parent, by {used} parent locator{}", if used == 1 { "" } else { "s" }))
+        }
     }
 
     /// Bytes of the BAT that count.
@@ -110,7 +151,7 @@ impl Blocks {
                 format!("one inside the file, which ends at {len_bytes}"),
             ));
         }
-        let taken = self.metadata.iter().find(|range| piece.bitmap_offset < range.end && range.start < piece.end)?;
+        let taken = self.metadata.iter().find(|range| overlaps(range, &(piece.bitmap_offset..piece.end)))?;
         Some((
             format!("a block at offset {} to {}", piece.bitmap_offset, piece.end),
             format!("one clear of the image's own tables at {} to {}", taken.start, taken.end),
@@ -128,9 +169,7 @@ impl Blocks {
         let piece = self.place(entry);
         match self.fault_of(&piece, len_bytes) {
             None => Ok(Some(piece)),
-            Some((found, expected)) => {
-                Err(corrupt(store, "block allocation table", self.entry_offset(block), found, expected))
-            }
+            Some(_) => Err(self.misplaced(store, block, &piece, len_bytes)),
         }
     }
 
@@ -149,16 +188,25 @@ impl Blocks {
         }
     }
 
+    /// The error for a block whose piece cannot be where it is.
+    pub fn misplaced(&self, store: &dyn Store, block: u64, piece: &Piece, len_bytes: u64) -> ImageError {
+        let (found, expected) = self.fault_of(piece, len_bytes).unwrap_or_default();
+        corrupt(store, "block allocation table", self.entry_offset(block), found, expected)
+    }
+
     /// The state of a block by its place alone.
     pub fn state_of(&self, piece: Option<Piece>) -> BlockState {
         match piece {
             None => BlockState::Absent,
-            Some(Piece { payload_offset: offset_bytes, .. }) if self.tracks_sectors => {
-                BlockState::partial(offset_bytes)
-            }
-            Some(Piece { payload_offset: offset_bytes, .. }) => BlockState::data(offset_bytes),
+            Some(Piece { payload_offset: offset_bytes, .. }) if self.bitmaps_are_full => BlockState::data(offset_bytes),
+            Some(Piece { payload_offset: offset_bytes, .. }) => BlockState::partial(offset_bytes),
         }
     }
+}
+
+/// Whether two ranges have a byte in common.
+pub(super) fn overlaps(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
 }
 
 impl Layout {
@@ -217,6 +265,11 @@ impl Layout {
         } else {
             Some(read_blocks(store, &footer, size_bytes, len_bytes)?)
         };
+        if let Some(parent) = blocks.as_ref().and_then(Blocks::stray_parent) {
+            remarks.push(format!(
+                "The footer says that this disk is dynamic, but its header names {parent}. What this file does not hold reads as zeros."
+            ));
+        }
         let layout =
             Self { footer, footer_bytes: found.bytes, tail_offset_bytes, copy_is_right, len_bytes, size_bytes, blocks };
         Ok((layout, remarks))
@@ -335,20 +388,22 @@ fn read_blocks(store: &dyn Store, footer: &Footer, size_bytes: u64, len_bytes: u
             );
         }
     };
-    let metadata = [0..FOOTER_BYTES as u64, header_offset_bytes..header_end, table];
-    if metadata[..2].iter().any(|other| metadata[2].start < other.end && other.start < metadata[2].end) {
+    let mut metadata = vec![0..FOOTER_BYTES as u64, header_offset_bytes..header_end, table];
+    if metadata[..2].iter().any(|other| overlaps(other, &metadata[2])) {
         return wrong(
             16,
             format!("a block allocation table at offset {table_offset}"),
             format!("one clear of the footer's copy and of the header, which end at 512 and {header_end}"),
         );
     }
+    let batmap = Batmap::find(store, footer, &header, &metadata, len_bytes)?;
+    metadata.extend(batmap.iter().flat_map(Batmap::ranges));
     let sectors = (block_bytes / SECTOR_BYTES) as u32;
     let last_bytes = size_bytes - count.saturating_sub(1) * block_bytes;
     Ok(Blocks {
         header_offset_bytes,
         is_differencing: footer.kind == DiskKind::Differencing,
-        tracks_sectors: footer.kind == DiskKind::Differencing || matches!(&footer.creator_app, b"tap\0" | b"CTXS"),
+        bitmaps_are_full: false,
         block_bytes,
         sectors,
         last_sectors: (last_bytes / SECTOR_BYTES) as u32,
@@ -356,6 +411,7 @@ fn read_blocks(store: &dyn Store, footer: &Footer, size_bytes: u64, len_bytes: u
         table_offset,
         count,
         metadata,
+        batmap,
         header,
     })
 }

@@ -4,6 +4,8 @@
 //!   footers.rs   the footer at the tail, its copy at 0, and which of them to believe
 //!   layout.rs    footer + header + locators, checked against the file: where everything is
 //!   table.rs     the BAT, read by the entry or cached by the page
+//!   order.rs     the blocks in the order of their places, in bounded memory
+//!   batmap.rs    XenServer's map of full blocks, which is kept clear of
 //!   bitmap.rs    sector bitmaps: most significant bit first in the file, least significant first in memory
 //!   image.rs     the trait Image: block states and bitmaps
 //!   write.rs     the trait ImageWriter: reserve, commit, discard
@@ -25,6 +27,7 @@
 //! A writable image has one mutex, over its table pages, bitmaps and space ([`write`]), and beside it the gate
 //! that lets concurrent flushes share a pass ([`flush`]). Reads of a read-only image take no lock.
 
+mod batmap;
 mod bitmap;
 mod check;
 mod create;
@@ -33,6 +36,7 @@ mod footers;
 mod growth;
 mod image;
 mod layout;
+mod order;
 mod table;
 mod write;
 

@@ -5,9 +5,10 @@
 //!                                   bits in memory (dirty)
 //! ```
 //!
-//! A dynamic block's bitmap is all ones, and the same for every block; whoever is first to write the block writes it along
-//! (`Reservation::init`), and a flush writes it where that was not confirmed. The bitmap of a differencing block (or one by XenServer) is
-//! in memory from its reservation on, and only a flush writes it.
+//! The bitmap of a new dynamic block is all ones, and the same for every block; whoever is first to write the block writes it
+//! along (`Reservation::init`), and a flush writes it where that was not confirmed. The bitmap of a new differencing block is
+//! empty, in memory from its reservation on, and only a flush writes it. So it is with bits that a commit sets in a block
+//! that has space: the flush first makes the payload durable, then the bitmap.
 //!
 //! A block whose BAT entry cannot be right is `Damaged`: reads and writes of it fail, and no other block's do. While there is
 //! such an entry no block is allocated, since the survey before the first allocation refuses the file: the damaged
@@ -59,7 +60,7 @@ struct State {
     reserved: HashMap<u64, Piece>,
     /// Dynamic: blocks whose bitmap is not known to be written.
     uninitialised: BTreeSet<u64>,
-    /// Differencing: bitmaps that were looked at or changed.
+    /// Bitmaps that were looked at or changed; not those that are known to be full ([`Blocks::bitmaps_are_full`]).
     bitmaps: HashMap<u64, SectorBitmap>,
     dirty_bitmaps: BTreeSet<u64>,
     /// Dynamic: the area before the payload of a new block, its bitmap at the end.
@@ -128,7 +129,7 @@ impl Writing {
         let mut state = self.lock();
         match self.piece(&mut state, block)? {
             None => Ok(SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32)),
-            Some(_) if !self.blocks.tracks_sectors => Ok(full_bitmap(&self.blocks)),
+            Some(_) if self.blocks.bitmaps_are_full => Ok(full_bitmap(&self.blocks)),
             Some(piece) => self.bitmap(&mut state, block, &piece).cloned(),
         }
     }
@@ -151,22 +152,29 @@ impl Writing {
     }
 
     fn is_known_full(&self, state: &State, block: u64) -> bool {
-        self.blocks.tracks_sectors
-            && state.bitmaps.get(&block).is_some_and(|bits| bitmap::is_full_to(bits, self.blocks.sectors_of(block)))
+        self.blocks.bitmaps_are_full
+            || state.uninitialised.contains(&block)
+            || state.bitmaps.get(&block).is_some_and(|bits| bitmap::is_full_to(bits, self.blocks.sectors_of(block)))
     }
 
     /// The bitmap of a block that has space, from memory or from the file.
     fn bitmap<'a>(&self, state: &'a mut State, block: u64, piece: &Piece) -> Result<&'a mut SectorBitmap> {
         if !state.bitmaps.contains_key(&block) {
-            let most = (MAX_CLEAN_BITMAP_BYTES / self.blocks.bitmap_bytes).max(16) as usize;
-            if state.bitmaps.len() >= most && !state.table.pinned {
-                let dirty = &state.dirty_bitmaps;
-                state.bitmaps.retain(|block, _| dirty.contains(block));
-            }
-            let bits = read_bitmap(&*self.store, &self.blocks, piece)?;
-            state.bitmaps.insert(block, bits);
+            let is_new = state.uninitialised.contains(&block);
+            let bits = if is_new { full_bitmap(&self.blocks) } else { read_bitmap(&*self.store, &self.blocks, piece)? };
+            self.remember(state, block, bits);
         }
         Ok(state.bitmaps.entry(block).or_insert_with(|| SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32)))
+    }
+
+    /// Keeps a bitmap in memory; drops clean ones when there are too many.
+    fn remember(&self, state: &mut State, block: u64, bits: SectorBitmap) {
+        let most = (MAX_CLEAN_BITMAP_BYTES / self.blocks.bitmap_bytes).max(16) as usize;
+        if state.bitmaps.len() >= most && !state.table.pinned {
+            let dirty = &state.dirty_bitmaps;
+            state.bitmaps.retain(|block, _| dirty.contains(block));
+        }
+        state.bitmaps.insert(block, bits);
     }
 
     fn growth<'a>(&self, state: &'a mut State) -> Result<&'a mut Growth> {
@@ -206,7 +214,11 @@ impl Writing {
         let Some(piece) = self.piece(state, block)? else {
             return Err(self.misuse(block, "has no space: reserve it first"));
         };
-        if !self.blocks.tracks_sectors {
+        if self.blocks.bitmaps_are_full {
+            return Ok(());
+        }
+        if was_reserved && !self.blocks.is_differencing {
+            self.remember(state, block, full_bitmap(&self.blocks));
             return Ok(());
         }
         let valid = self.blocks.sectors_of(block);
@@ -231,6 +243,16 @@ impl Writing {
                 hint: "write zeros over the range instead".into(),
             });
         }
+        if self.blocks.batmap.is_some() {
+            return Err(ImageError::Unsupported {
+                path: self.store.name().to_owned(),
+                what: "giving up the space of a block in a VHD with XenServer's batmap (which calls the block full)"
+                    .into(),
+                hint: "write zeros over the range instead".into(),
+            });
+        }
+        state.bitmaps.remove(&block);
+        state.dirty_bitmaps.remove(&block);
         if let Some(piece) = state.reserved.remove(&block) {
             state.uninitialised.remove(&block);
             self.growth(state)?.give_up(&piece);
@@ -342,7 +364,7 @@ impl ImageWriter for Writing {
         let piece = self.growth(state)?.take(&*self.store)?;
         state.reserved.insert(block, piece);
         let mut init = None;
-        if self.blocks.tracks_sectors {
+        if self.blocks.is_differencing {
             state.bitmaps.insert(block, SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32));
         } else {
             state.uninitialised.insert(block);
@@ -372,7 +394,7 @@ impl ImageWriter for Writing {
     }
 
     fn can_store_zero(&self) -> bool {
-        !self.blocks.is_differencing
+        !self.blocks.is_differencing && self.blocks.batmap.is_none()
     }
 
     fn is_dirty(&self) -> bool {
@@ -406,9 +428,7 @@ impl ImageWriter for Writing {
         for (_, piece) in state.reserved.drain() {
             growth.give_up(&piece);
         }
-        growth
-            .trim(&*self.store)
-            .map_err(|e| ImageError::io("cut the file after its last block", &*self.store, 0, e))?;
+        growth.trim(&*self.store, &self.blocks)?;
         self.gate.sync(&*self.store, "make the footer durable")
     }
 }

@@ -130,3 +130,66 @@ fn libvhdi_understands_all_types() {
         }
     }
 }
+
+/// QEMU takes space for a block without clearing it: whatever lies there, an old footer for one, becomes the guest's data.
+#[test]
+fn qemu_finds_no_footer_of_ours_in_its_new_blocks() {
+    if !is_installed("qemu-img") || !is_installed("qemu-io") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.vhd");
+    let file = path.to_str().unwrap();
+    const BLOCKS: [u64; 3] = [3, 8, 1];
+    // (our blocks, those that are discarded afterwards, whether space was reserved)
+    let histories: [(&[u64], &[u64], bool); 6] = [
+        (&[], &[], false),
+        (&[0], &[], false),
+        (&[0, 2], &[2], false),
+        (&[0, 2], &[0, 2], false),
+        (&[], &[], true),
+        (&[0, 2], &[2], true),
+    ];
+    for block_bytes in [64 << 10, 2 << 20, 4 << 20] {
+        for (writes, discards, preallocate) in histories {
+            let size_bytes = 9 * u64::from(block_bytes);
+            let store = Arc::new(SparseStore::new("disk.vhd"));
+            let options = CreateOptions { preallocate, ..options(DiskType::Dynamic, size_bytes, block_bytes) };
+            create(store.clone(), &options).unwrap();
+            if !writes.is_empty() {
+                let disk = TestDisk::open(store.clone(), true, Vec::new());
+                for block in writes {
+                    disk.write(block * u64::from(block_bytes), &[9; 4096]);
+                }
+                for &block in discards {
+                    disk.discard(block);
+                }
+                disk.close();
+            }
+            save(&store, &path);
+            for block in BLOCKS {
+                let at = block * u64::from(block_bytes);
+                let text = run("qemu-io", &["-f", "vpc", "-c", &format!("write -P 0x44 {at} 512"), file]);
+                assert!(text.contains("ops"), "{text}");
+            }
+            let rest = u64::from(block_bytes) - 512;
+            for block in BLOCKS {
+                let at = block * u64::from(block_bytes) + 512;
+                let output = Command::new("qemu-io")
+                    .args(["-r", "-f", "vpc", "-c", &format!("read -P 0 {at} {rest}"), file])
+                    .output()
+                    .unwrap();
+                let text = String::from_utf8_lossy(&output.stdout);
+                let case = format!("{writes:?} {discards:?} {preallocate} {block_bytes}, block {block}");
+                assert!(!text.contains("failed") && text.contains("ops"), "{case}: {text}");
+            }
+            let theirs = load(&path);
+            let disk = TestDisk::open(theirs.clone(), false, Vec::new());
+            for block in BLOCKS {
+                let read = disk.read(block * u64::from(block_bytes), block_bytes as usize);
+                assert!(read[..512] == [0x44; 512] && read[512..].iter().all(|&byte| byte == 0), "block {block}");
+            }
+            assert_sound(theirs);
+        }
+    }
+}

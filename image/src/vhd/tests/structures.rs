@@ -246,3 +246,88 @@ fn a_missing_tail_is_put_right_by_a_write_that_allocates_nothing() {
     assert!(footer_at(&store, len - 512).is_ok());
     assert_eq!(TestDisk::open(store, false, Vec::new()).read(0, 512), [8; 512]);
 }
+
+#[test]
+fn two_footers_of_different_sizes_are_told() {
+    let (store, disk) = disk(DiskType::Dynamic);
+    disk.write(0, &[7; 512]);
+    disk.close();
+    let mut copy = footer_at(&store, 0).unwrap();
+    copy.current_size_bytes = 2 * MIB;
+    store.write_at(&copy.to_bytes(), 0).unwrap();
+    let found = messages(&store, Severity::Corrupt);
+    assert!(found.len() == 1 && found[0].contains("4194304") && found[0].contains("2097152"), "{found:?}");
+    let image = open(store.clone(), false).unwrap();
+    assert_eq!(image.info().size_bytes, 4 * MIB, "the footer at the end rules");
+    let remarks = &image.info().remarks;
+    assert!(remarks.iter().any(|remark| remark.contains("4194304") && remark.contains("2097152")), "{remarks:?}");
+    // A damaged tail does not.
+    let len = store.len_bytes().unwrap();
+    store.write_at(b"X", len - 100).unwrap();
+    let image = open(store, false).unwrap();
+    assert_eq!((image.info().size_bytes, image.info().remarks.len()), (2 * MIB, 2), "{:?}", image.info().remarks);
+}
+
+#[test]
+fn two_footers_of_different_types_are_told() {
+    let (store, disk) = disk(DiskType::Differencing);
+    disk.write(0, &[7; 512]);
+    disk.close();
+    let tail = store.len_bytes().unwrap() - 512;
+    let footer = Footer { kind: DiskKind::Dynamic, ..footer_at(&store, 0).unwrap() };
+    store.write_at(&footer.to_bytes(), tail).unwrap();
+    let found = messages(&store, Severity::Corrupt);
+    assert!(found.len() == 1 && found[0].contains("dynamic") && found[0].contains("differencing"), "{found:?}");
+    assert_eq!(open(store, false).unwrap().info().disk_type, DiskType::Differencing, "never zeros for a parent's data");
+}
+
+#[test]
+fn a_dynamic_disk_whose_header_names_a_parent_is_not_written() {
+    let named = |change: &dyn Fn(&mut DynamicHeader)| {
+        let (store, disk) = disk(DiskType::Differencing);
+        disk.write(0, &[7; 512]);
+        disk.close();
+        edit_footers(&store, |footer| footer.kind = DiskKind::Dynamic);
+        let mut header = header(&store);
+        change(&mut header);
+        store.write_at(&header.to_bytes(), 512).unwrap();
+        store
+    };
+    let forget = |header: &mut DynamicHeader| {
+        header.parent_name = String::new();
+        header.parent_id = Uuid::nil();
+        header.locators = Default::default();
+    };
+    type Change<'a> = &'a dyn Fn(&mut DynamicHeader);
+    let cases: [(Change<'_>, &str); 3] = [
+        (&|_| {}, "parent.vhd"),
+        (
+            &|header| {
+                forget(header);
+                header.parent_id = Uuid::from_u128(7);
+            },
+            "unique id",
+        ),
+        (
+            &|header| {
+                let locators = header.locators;
+                forget(header);
+                header.locators = locators;
+            },
+            "2 parent locators",
+        ),
+    ];
+    for (change, word) in cases {
+        let store = named(change);
+        let found = messages(&store, Severity::Corrupt);
+        assert!(found.iter().any(|message| message.contains(word)), "{found:?}");
+        let remarks = open(store.clone(), false).unwrap().info().remarks.clone();
+        assert!(remarks.iter().any(|remark| remark.contains(word)), "{remarks:?}");
+        let before = store.sectors();
+        let refused = open(store.clone(), true).unwrap_err();
+        assert!(matches!(refused, ImageError::Corrupt { .. }) && refused.to_string().contains(word), "{refused}");
+        assert_eq!(store.sectors(), before);
+    }
+    let store = named(&forget);
+    assert!(messages(&store, Severity::Corrupt).is_empty() && open(store, true).is_ok());
+}

@@ -156,12 +156,12 @@ fn a_kept_place_is_given_up_with_the_entry_and_never_twice() {
     let store = TestStore::new(contents);
     let driver = Driver::open(&store, true);
     driver.writer().begin_writing().unwrap();
-    assert_eq!(driver.writer().reserve(1).unwrap().offset_bytes, place);
-    driver.writer().commit(1, Commit::Zero).unwrap();
+    assert_eq!(driver.writer().reserve_waiting(1).unwrap().offset_bytes, place);
+    driver.writer().commit_waiting(1, Commit::Zero).unwrap();
     let writer = driver.writer();
     writer.flush().unwrap();
     writer.recycle(writer.freed_generation());
-    let places: Vec<u64> = (4..8).map(|block| writer.reserve(block).unwrap().offset_bytes).collect();
+    let places: Vec<u64> = (4..8).map(|block| writer.reserve_waiting(block).unwrap().offset_bytes).collect();
     assert_eq!(places.iter().filter(|&&at| at == place).count(), 1, "{places:?}");
 
     // Without a parent the entry may stay as it is: then the place stays the block's.
@@ -171,12 +171,12 @@ fn a_kept_place_is_given_up_with_the_entry_and_never_twice() {
     let driver = Driver::open(&TestStore::new(contents), true);
     let writer = driver.writer();
     writer.begin_writing().unwrap();
-    assert_eq!(writer.reserve(1).unwrap().offset_bytes, place);
-    writer.commit(1, Commit::Discard).unwrap();
+    assert_eq!(writer.reserve_waiting(1).unwrap().offset_bytes, place);
+    writer.commit_waiting(1, Commit::Discard).unwrap();
     writer.flush().unwrap();
     writer.recycle(writer.freed_generation());
-    assert!((4..9).all(|block| writer.reserve(block).unwrap().offset_bytes != place));
-    assert_eq!(writer.reserve(1).unwrap().offset_bytes, place);
+    assert!((4..9).all(|block| writer.reserve_waiting(block).unwrap().offset_bytes != place));
+    assert_eq!(writer.reserve_waiting(1).unwrap().offset_bytes, place);
 }
 
 #[test]
@@ -213,8 +213,8 @@ fn blocks_beyond_the_end_of_a_shrunk_child_are_a_leak_and_keep_their_space() {
     // Zeroing a block gives its space up; what the next block gets is that, or new, and none of what lies beyond the end.
     let driver = Driver::open(&TestStore::new(contents), true);
     driver.writer().begin_writing().unwrap();
-    driver.writer().commit(0, Commit::Zero).unwrap();
-    let taken = driver.writer().reserve(0).unwrap().offset_bytes;
+    driver.writer().commit_waiting(0, Commit::Zero).unwrap();
+    let taken = driver.writer().reserve_waiting(0).unwrap().offset_bytes;
     assert!(!places[2..].contains(&taken), "{taken} of {places:?}");
 }
 
@@ -288,8 +288,8 @@ fn beside_damage_blocks_are_overwritten_and_none_is_allocated() {
     let refused = driver.write(7 * 2048, 1, 1).unwrap_err();
     assert!(matches!(&refused, ImageError::Corrupt { offset_bytes, .. } if *offset_bytes == BAT + 40), "{refused}");
     assert!(refused.to_string().contains("no new block is allocated"), "{refused}");
-    assert!(driver.writer().reserve(5).is_err(), "a write to the damaged block itself");
-    assert!(driver.writer().commit(5, Commit::Zero).is_err());
+    assert!(driver.writer().reserve_waiting(5).is_err(), "a write to the damaged block itself");
+    assert!(driver.writer().commit_waiting(5, Commit::Zero).is_err());
     driver.writer().flush().unwrap();
     driver.write(11, 1, 23).unwrap();
     driver.writer().close().unwrap();
