@@ -133,7 +133,7 @@ fn check_one(path: &Path, format: Option<Format>) -> Result<(Format, CheckReport
         OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::Shared };
     let store = FileStore::open(path, &options)?;
     let store: Arc<dyn Store> = Arc::new(store);
-    let format = format.map_or_else(|| probe::probe(&*store), Ok)?;
+    let format = format.map_or_else(|| probe::probe(&*store, false).map(|verdict| verdict.format), Ok)?;
     if store.len_bytes().is_ok_and(|bytes| bytes == 0) {
         return Err(DiskError::BadOptions {
             what: format!("{}: found 0 bytes, expected a disk", path.display()),
