@@ -69,11 +69,7 @@ const fn ours(
     Known { name, format: Some(format), extensions, signatures }
 }
 
-const fn foreign(
-    name: &'static str,
-    extensions: &'static [&'static str],
-    signatures: &'static [Signature],
-) -> Known {
+const fn foreign(name: &'static str, extensions: &'static [&'static str], signatures: &'static [Signature]) -> Known {
     Known { name, format: None, extensions, signatures }
 }
 
@@ -85,7 +81,12 @@ pub static KNOWN: &[Known] = &[
     ours("raw", Format::Raw, &["raw"], &[]),
     ours("vhdx", Format::Vhdx, &["vhdx", "avhdx"], &[front(0, b"vhdxfile")]),
     // A footer has 512 bytes, or 511 where Virtual PC before 2004 wrote it. All but fixed disks have a copy of it in front.
-    ours("vhd", Format::Vhd, &["vhd", "avhd"], &[front(0, b"conectix"), back(512, b"conectix"), back(511, b"conectix")]),
+    ours(
+        "vhd",
+        Format::Vhd,
+        &["vhd", "avhd"],
+        &[front(0, b"conectix"), back(512, b"conectix"), back(511, b"conectix")],
+    ),
     foreign("qcow", &["qcow"], &[front(0, QCOW_1)]),
     foreign("qcow2", &["qcow2"], &[front_but_not(b"QFI\xfb", QCOW_1)]),
     foreign(

@@ -81,12 +81,17 @@ pub fn probe(store: &dyn Store, writable: bool) -> Result<Verdict> {
     }
     match found[..] {
         [] => Ok(Verdict::told(Format::Raw)),
-        [Known { format: Some(format), .. }] if writable => Err(guess_refused(store, *format, "it would be written to")),
+        [Known { format: Some(format), .. }] if writable => {
+            Err(guess_refused(store, *format, "it would be written to"))
+        }
         [Known { format: Some(format), .. }] => Ok(Verdict { format: *format, is_guess: true }),
         [foreign] => Err(unsupported(store, foreign, "the file is")),
         _ => Err(ImageError::FormatUnclear {
             path: store.name().to_owned(),
-            what: format!("the file has the signatures of several formats ({}), and its name decides for none", names(&found)),
+            what: format!(
+                "the file has the signatures of several formats ({}), and its name decides for none",
+                names(&found)
+            ),
             hint: SAY_WHICH.into(),
         }),
     }
@@ -95,8 +100,7 @@ pub fn probe(store: &dyn Store, writable: bool) -> Result<Verdict> {
 /// How to tell the format.
 const SAY_WHICH: &str = "say which it is with --format (--source-format of convert, --second-format of compare)";
 /// How to tell that it is raw.
-const SAY_RAW: &str =
-    "if these are the bytes of a raw disk, say so (--format raw, or --source-format raw of convert)";
+const SAY_RAW: &str = "if these are the bytes of a raw disk, say so (--format raw, or --source-format raw of convert)";
 
 /// The formats that the contents show.
 fn contents(store: &dyn Store) -> Result<Vec<&'static Known>> {

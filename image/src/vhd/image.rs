@@ -13,7 +13,8 @@ use super::{
     write::Writing,
 };
 use crate::{
-    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, ParentLink, Result, SectorBitmap,
+    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, ParentLink, Result,
+    SectorBitmap,
     raw::{self, FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES},
 };
 use diskwright_format::vhd::{BAT_UNUSED, CREATOR_APP, CREATOR_VERSION, DiskKind, Footer, SECTOR_BYTES};
