@@ -33,7 +33,7 @@ pub(crate) struct Gate<'a> {
 
 /// A place that a child names for its parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Candidate {
     /// A file is there and may be opened, by this path and no other: it has no symbolic links.
     Allowed(PathBuf),
     /// A file is there that may not be opened.
@@ -69,31 +69,31 @@ impl<'a> Gate<'a> {
     }
 
     /// Every place that `link` names, in the order in which they are tried, each once. `child` has no symbolic links.
-    pub(crate) fn places(&self, child: &Path, link: &ParentLink) -> Vec<Place> {
-        let mut places = Vec::new();
-        for candidate in candidates(child, link, &self.policy.drives) {
-            let place = match self.files.canonical(&candidate) {
-                Ok(real) if self.allows(&real) => Place::Allowed(real),
-                Ok(real) => Place::Outside(real),
-                Err(_) => Place::Missing(candidate.display().to_string()),
+    pub(crate) fn candidates(&self, child: &Path, link: &ParentLink) -> Vec<Candidate> {
+        let mut found = Vec::new();
+        for path in named_paths(child, link, &self.policy.drives) {
+            let candidate = match self.files.canonical(&path) {
+                Ok(real) if self.allows(&real) => Candidate::Allowed(real),
+                Ok(real) => Candidate::Outside(real),
+                Err(_) => Candidate::Missing(path.display().to_string()),
             };
-            if !places.contains(&place) {
-                places.push(place);
+            if !found.contains(&candidate) {
+                found.push(candidate);
             }
         }
         for named in [&link.volume_path, &link.absolute_path].into_iter().flatten() {
             if absolute_here(named, &self.policy.drives).is_none() {
-                places.push(Place::Missing(format!(
+                found.push(Candidate::Missing(format!(
                     "{named} (a path of another system; map its drive with --map-drive)"
                 )));
             }
         }
-        places
+        found
     }
 }
 
 /// The paths at which a parent may be, in the order in which they are tried. `child` has no symbolic links.
-fn candidates(child: &Path, link: &ParentLink, drives: &[(char, PathBuf)]) -> Vec<PathBuf> {
+fn named_paths(child: &Path, link: &ParentLink, drives: &[(char, PathBuf)]) -> Vec<PathBuf> {
     let dir = child.parent().unwrap_or(Path::new("/"));
     let relative = link.relative_path.as_deref().filter(|path| !path.is_empty()).map(|path| {
         let slashed = slashed(path);
@@ -159,7 +159,7 @@ pub(crate) fn siblings_of(files: &Files, path: &Path, info: &ImageInfo) -> Sibli
         }
         // A copy of this image elsewhere may be the real parent: the paths decide, where they lead anywhere.
         let named: Vec<PathBuf> =
-            candidates(sibling, &link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
+            named_paths(sibling, &link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
         named.is_empty() || named.contains(&real)
     };
     Siblings { child: siblings.into_iter().find(names_it), not_asked }
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn relative_comes_first_and_the_bare_name_last() {
-        let found = candidates(
+        let found = named_paths(
             Path::new("/d/child.vhd"),
             &link(Some(r".\sub\p.vhd"), Some("/e/p.vhd"), Some(r"C:\x\p.vhd")),
             &[],
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_name_cannot_climb() {
-        assert_eq!(candidates(Path::new("/d/c.vhd"), &link(None, None, Some("..")), &[]), Vec::<PathBuf>::new());
+        assert_eq!(named_paths(Path::new("/d/c.vhd"), &link(None, None, Some("..")), &[]), Vec::<PathBuf>::new());
     }
 
     #[test]
@@ -218,11 +218,13 @@ mod tests {
         let (files, policy) = (Files::default(), ParentPolicy::default());
         let gate = Gate::new(&files, &child, &policy).unwrap();
         let twice = link(Some(r"..\p.vhd"), parent.to_str(), None);
-        assert_eq!(gate.places(&child, &twice), [Place::Outside(parent.clone())]);
-        let missing = gate.places(&child, &link(Some(r".\q.vhd"), Some(r"X:\q.vhd"), None));
-        assert!(matches!(&missing[..], [Place::Missing(_), Place::Missing(drive)] if drive.contains("--map-drive")));
+        assert_eq!(gate.candidates(&child, &twice), [Candidate::Outside(parent.clone())]);
+        let missing = gate.candidates(&child, &link(Some(r".\q.vhd"), Some(r"X:\q.vhd"), None));
+        assert!(
+            matches!(&missing[..], [Candidate::Missing(_), Candidate::Missing(drive)] if drive.contains("--map-drive"))
+        );
         let policy = ParentPolicy { allowed_dirs: vec![dir.path().to_owned()], ..ParentPolicy::default() };
         let gate = Gate::new(&files, &child, &policy).unwrap();
-        assert_eq!(gate.places(&child, &twice), [Place::Allowed(parent)]);
+        assert_eq!(gate.candidates(&child, &twice), [Candidate::Allowed(parent)]);
     }
 }

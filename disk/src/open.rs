@@ -16,7 +16,7 @@ use crate::{
     DiskError, Result,
     device::Layer,
     error::braced,
-    gate::{self, Gate, Place, SIBLINGS_MAX, Siblings},
+    gate::{self, Candidate, Gate, SIBLINGS_MAX, Siblings},
     map::LAYERS_MAX,
 };
 use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
@@ -195,9 +195,9 @@ impl Descent<'_> {
             what: "it is a differencing disk that names no parent, so what it does not hold itself is lost; look for another copy of the file".into(),
         })?;
         let (mut refused, mut outside, mut missing) = (Vec::new(), Vec::new(), Vec::new());
-        for place in self.gate.places(&self.real, &link) {
-            match place {
-                Place::Allowed(real) => match self.prove(child, &link, &real) {
+        for candidate in self.gate.candidates(&self.real, &link) {
+            match candidate {
+                Candidate::Allowed(real) => match self.prove(child, &link, &real) {
                     Ok(proved) => {
                         self.seen.extend(proved.identity);
                         self.gate.opened(&real);
@@ -208,10 +208,10 @@ impl Descent<'_> {
                     }
                     Err(error) => refused.push(error),
                 },
-                Place::Outside(parent) => {
+                Candidate::Outside(parent) => {
                     outside.push(DiskError::ParentOutside { child: child.path.clone(), parent });
                 }
-                Place::Missing(place) => missing.push(place),
+                Candidate::Missing(place) => missing.push(place),
             }
         }
         Err(no_parent(&child.path, refused.into_iter().chain(outside), missing))
