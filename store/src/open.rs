@@ -311,8 +311,9 @@ mod tests {
     use super::*;
     use std::{fs, os::unix::fs::symlink};
 
+    type Open = fn(&Path, OFlags) -> Result<OwnedFd, Errno>;
     /// Both ways of opening, by openat2 and by components.
-    const WAYS: [fn(&Path, OFlags) -> Result<OwnedFd, Errno>; 2] = [open_without_links, walk_without_links];
+    const WAYS: [Open; 2] = [open_without_links, walk_without_links];
 
     #[test]
     fn no_link_is_followed_anywhere_on_the_path() {
