@@ -89,7 +89,9 @@ pub struct GlobalOptions {
     /// Show no progress and no warnings.
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// Take the file as this format, or make one of it, whatever its contents or extension say.
+    /// Take the file as this format, or make one of it, whatever its contents or extension say. Without it name and contents must
+    /// agree: .raw and block devices are raw, .vhd .avhd .vhdx .avhdx must hold what they promise, and any other file
+    /// that looks like an image is opened read-only or refused.
     #[arg(long, global = true, value_enum, value_name = "FORMAT")]
     pub format: Option<FormatArg>,
     /// What moves the bytes; auto is io_uring where the kernel has it.
@@ -104,6 +106,9 @@ pub struct GlobalOptions {
     /// Open parents wherever they are; for chains that you trust.
     #[arg(long, global = true)]
     pub allow_any_parent: bool,
+    /// Open parents that are block devices too, not only regular files.
+    #[arg(long, global = true)]
+    pub allow_devices: bool,
     /// Find what parents' Windows paths call LETTER: beneath DIR (may be repeated).
     #[arg(long, global = true, value_name = "LETTER=DIR", value_parser = drive)]
     pub map_drive: Vec<(char, PathBuf)>,
@@ -116,6 +121,14 @@ pub struct GlobalOptions {
     /// Store nothing for writes of nothing but zeros, on disks that grow.
     #[arg(long, global = true)]
     pub detect_zeroes: bool,
+}
+
+/// For commands that only read a disk.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct ShareArgs {
+    /// Take no lock, so that a disk can be read that another program has open for writing. What is read may be of no single moment.
+    #[arg(long, short = 'U')]
+    pub force_share: bool,
 }
 
 impl GlobalOptions {
@@ -134,6 +147,7 @@ impl GlobalOptions {
             allowed_dirs: self.allow_parent_dir.clone(),
             allow_any: self.allow_any_parent,
             drives: self.map_drive.clone(),
+            allow_devices: self.allow_devices,
             ignore_timestamp: self.ignore_parent_timestamp,
         }
     }

@@ -166,10 +166,21 @@ fn a_chain_is_checked_to_its_end() {
     let said = shop.ok("check top.vhdx --chain");
     assert!(said.contains("top.vhdx: sound") && said.contains("base.vhdx: sound"), "{said}");
     std::fs::remove_file(shop.path("base.vhdx")).unwrap();
-    shop.ok("check top.vhdx");
-    let ended = shop.run("check top.vhdx --chain");
-    assert_eq!(ended.code, Some(1));
-    assert!(ended.stdout.contains("top.vhdx: sound") && ended.stdout.contains("could not be followed"), "{ended:#?}");
+    // The file itself is sound, and yet every read of the disk is refused: that is no success, with --chain or without.
+    for line in ["check top.vhdx", "check top.vhdx --chain"] {
+        let ended = shop.run(line);
+        assert_eq!(ended.code, Some(1), "{line}");
+        assert!(ended.stdout.contains("top.vhdx: sound"), "{ended:#?}");
+        assert!(ended.stdout.contains("the chain could not be followed, so the disk cannot be read"), "{ended:#?}");
+        assert!(ended.stdout.contains("base.vhdx"), "{ended:#?}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&shop.run("check top.vhdx --json").stdout).unwrap();
+    assert_eq!(json["verdict"], "not checked");
+    assert!(json["chain_error"].as_str().unwrap().contains("was not found"), "{json}");
+    // So it is with a parent that was replaced by another disk.
+    shop.ok("create base.vhdx --size 64M");
+    let ended = shop.run("check top.vhdx");
+    assert!(ended.code == Some(1) && ended.stdout.contains("not the disk it was made from"), "{ended:#?}");
 }
 
 #[test]
@@ -190,8 +201,10 @@ fn a_vhd_parent_that_was_changed_later_is_noted() {
         found["files"].as_array().unwrap().iter().map(|file| file["findings"].as_array().unwrap().len()).collect();
     assert_eq!((&found["verdict"], notes), (&"sound".into(), vec![0, 1, 0]));
     assert_eq!(found["files"][1]["findings"][0]["severity"], "note");
-    // Who knows that it was only copied is not told again; and the child alone knows nothing of the parent's file.
-    for line in ["check top.vhd --chain --ignore-parent-timestamp", "check middle.vhd"] {
+    let said = shop.ok("check middle.vhd");
+    assert!(said.contains("middle.vhd: sound, 1 note") && !said.contains("base.vhd: "), "{said}");
+    // Who knows that it was only copied is not told again; and without --chain a file's own link is all that is judged.
+    for line in ["check top.vhd --chain --ignore-parent-timestamp", "check top.vhd"] {
         let said = shop.ok(line);
         assert!(!said.contains("time stamp"), "{line}: {said}");
     }

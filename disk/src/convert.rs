@@ -49,7 +49,7 @@ pub struct ConvertOptions {
 }
 
 /// What a conversion did.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct ConvertOutcome {
     /// Virtual size.
     pub size_bytes: u64,
@@ -61,6 +61,8 @@ pub struct ConvertOutcome {
     pub zero_bytes: u64,
     /// Bytes read back and found the same.
     pub verified_bytes: u64,
+    /// What the user should know about the source and how it was opened, a sentence each.
+    pub warnings: Vec<String>,
 }
 
 /// Copies a disk into a new image, or into an export that is there already. Either side may be a URI (see [`Place`]). `progress` is told
@@ -250,6 +252,7 @@ fn copy(
         cloned_bytes: job.cloned_bytes.into_inner(),
         zero_bytes: job.zero_bytes.into_inner(),
         verified_bytes: 0,
+        warnings: source.warnings().to_vec(),
     })
 }
 

@@ -6,7 +6,7 @@
 
 use crate::{
     DiskError, ParentPolicy, Result, gate,
-    open::{file_error, open_image},
+    open::{Access, file_error, open_image},
 };
 use diskwright_image::{CreateOptions, DiskType, Format, ImageError, ImageInfo, ParentLink, probe, vhd, vhdx};
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions, Store, store::FileRange};
@@ -41,16 +41,32 @@ pub struct CreateRequest {
     pub files: Files,
 }
 
-/// Makes a new image file. Never overwrites; on failure nothing is left behind.
+/// Makes a new image file. Never overwrites; on failure nothing is left behind. Returns what the user should know about it, a
+/// sentence each.
 ///
 /// # Errors
 /// [`DiskError::BadOptions`] and [`diskwright_image::ImageError::BadOptions`] for what cannot be,
 /// also where the file exists; [`DiskError::File`] where the file system refuses.
-pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<()> {
+pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<Vec<String>> {
     let path = path.as_ref();
     create_as(path, path, request).map_err(|error| match error {
         DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => is_there(path),
         other => other,
+    })?;
+    Ok(request.parent.iter().filter_map(|parent| parent_out_of_reach(&request.files, path, parent)).collect())
+}
+
+/// The creation of a child allows its parent by naming it. Whoever opens the child later looks beneath the child's folder only.
+fn parent_out_of_reach(files: &Files, child: &Path, parent: &Path) -> Option<String> {
+    let (child_real, parent_real) = (files.canonical(child).ok()?, files.canonical(parent).ok()?);
+    let is_outside = !parent_real.starts_with(child_real.parent()?);
+    is_outside.then(|| {
+        format!(
+            "{}: its parent {} lies outside its folder, so every command that opens this disk needs --allow-parent-dir {}",
+            child.display(),
+            parent_real.display(),
+            parent_real.parent().unwrap_or(&parent_real).display()
+        )
     })
 }
 
@@ -105,6 +121,13 @@ fn fill(store: &Arc<dyn Store>, format: Format, options: &CreateOptions) -> Resu
 
 /// The format that was asked for, or the one that the extension means.
 pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
+    if let (None, Some(foreign)) = (asked, probe::known::promised(path).filter(|known| known.format.is_none())) {
+        return Err(bad(
+            path,
+            format!("{} is not supported", foreign.name),
+            "use .vhdx, .vhd or .raw, or say the format with --format",
+        ));
+    }
     asked.or_else(|| probe::format_of_extension(path)).ok_or_else(|| DiskError::BadOptions {
         what: format!(
             "cannot tell the format of {} from its extension{}",
@@ -204,19 +227,20 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
 
 /// Reads the parent, and makes the link by which the child will name it.
 fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Result<(ImageInfo, ParentLink)> {
-    let (image, _store) = open_image(files, parent, None, false, CacheMode::PageCache, &mut Vec::new())?;
-    let info = image.info().clone();
-    if info.format != format {
-        return Err(bad(
+    // The child says the parent's format: one of the same format is the only parent that it can have.
+    let access = Access { format: Some(format), ..Access::default() };
+    let (image, _store) = open_image(files, parent, &access, &mut Vec::new()).map_err(|error| match error {
+        DiskError::Image(ImageError::NotAnImage { found, .. }) => bad(
             child,
             format!(
-                "its parent {} is {}, and a {format} disk can only have a {format} parent",
-                parent.display(),
-                info.format
+                "its parent {} is not {format} ({found}), and a {format} disk can only have a {format} parent",
+                parent.display()
             ),
             "use the parent's format, or convert the parent first",
-        ));
-    }
+        ),
+        other => other,
+    })?;
+    let info = image.info().clone();
     let Some(linkage) = info.linkage_id else {
         return Err(bad(
             child,

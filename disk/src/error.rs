@@ -69,6 +69,22 @@ pub enum DiskError {
         /// What the child expects.
         expected: String,
     },
+    /// Several places were looked at for a parent, and none has it.
+    #[error("{first}; other places that the child names: {}", others.join("; "))]
+    NoParentFits {
+        /// Why the most promising file was refused.
+        first: Box<DiskError>,
+        /// What is wrong with the others, a sentence each.
+        others: Vec<String>,
+    },
+    /// A child names a block device as its parent.
+    #[error(
+        "{path}: it is a block device, and another file names it as its parent; if you trust this chain, allow it with --allow-devices"
+    )]
+    ParentIsDevice {
+        /// The device.
+        path: PathBuf,
+    },
     /// A chain that cannot be.
     #[error("{path}: {what}")]
     BadChain {
@@ -164,6 +180,7 @@ impl From<diskwright_store::OpenError> for DiskError {
             OpenError::Io { doing: "open", path, source } => Self::File { doing: "open it", path, source },
             OpenError::Io { doing: "lock", path, source } => Self::File { doing: "lock it", path, source },
             OpenError::Io { path, source, .. } => Self::File { doing: "examine it", path, source },
+            OpenError::Device { path } => Self::ParentIsDevice { path },
             OpenError::Locked { path, purpose, holder } => Self::InUse { path, purpose, holder },
             other => Self::BadOptions { what: other.to_string(), hint: "name a regular file or a block device".into() },
         }

@@ -2,13 +2,14 @@
 //!
 //! A child names its parent by paths, and a child can lie: one that came by mail may name `/etc/shadow` or a disk of
 //! another customer. So a parent is opened only beneath the folder of an image that is in the chain already, or beneath
-//! one that the user allows. Symbolic links are resolved before that is decided.
+//! one that the user allows. Symbolic links are resolved before that is decided, and the path that was decided on is opened
+//! as it is ([`FileSystem::open_canonical`](diskwright_store::FileSystem::open_canonical)): no path of a parent is resolved twice.
 //!
 //! Candidates are tried in the order of MS-VHDX 2.6.2.6.3 (relative, volume, absolute); a VHD has its relative and absolute
 //! locators, and at last its parent's bare name. Backslashes are read as slashes. A Windows drive letter means nothing
-//! here unless the user maps it.
+//! here unless the user maps it. A candidate that is not the parent hides none of those behind it (see `open`).
 
-use crate::{DiskError, ParentPolicy, Result, open::file_error};
+use crate::{ParentPolicy, Result, open::file_error};
 use diskwright_image::{ImageInfo, ParentLink, probe};
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions};
 use std::{
@@ -19,6 +20,9 @@ use std::{
 /// 2000-01-01 00:00 UTC after 1970.
 const VHD_EPOCH_SECONDS: u64 = 946_684_800;
 
+/// Images of a folder that are asked for their parent before one of them is written to.
+pub(crate) const SIBLINGS_MAX: usize = 4096;
+
 /// Decides which parents may be opened.
 #[derive(Debug)]
 pub(crate) struct Gate<'a> {
@@ -27,8 +31,19 @@ pub(crate) struct Gate<'a> {
     allowed: Vec<PathBuf>,
 }
 
+/// A place that a child names for its parent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Candidate {
+    /// A file is there and may be opened, by this path and no other: it has no symbolic links.
+    Allowed(PathBuf),
+    /// A file is there that may not be opened.
+    Outside(PathBuf),
+    /// Nothing is there, or it is a path of another system: a sentence that says where.
+    Missing(String),
+}
+
 impl<'a> Gate<'a> {
-    /// A gate for the chain whose top is `top`.
+    /// A gate for the chain whose top is `top`, a path without symbolic links.
     pub(crate) fn new(files: &'a Files, top: &Path, policy: &'a ParentPolicy) -> Result<Self> {
         let mut allowed = Vec::new();
         for dir in &policy.allowed_dirs {
@@ -36,56 +51,50 @@ impl<'a> Gate<'a> {
             allowed.push(dir);
         }
         let mut gate = Self { files, policy, allowed };
-        gate.opened(top)?;
+        gate.opened(top);
         Ok(gate)
     }
 
-    /// An image is part of the chain now; parents may lie beneath its folder.
-    pub(crate) fn opened(&mut self, image: &Path) -> Result<()> {
-        let real = self.files.canonical(image).map_err(|source| file_error("find", image, source))?;
+    /// The image at `real`, a path without symbolic links, is part of the chain now; parents may lie beneath its folder.
+    pub(crate) fn opened(&mut self, real: &Path) {
         if let Some(dir) = real.parent()
             && !self.allowed.iter().any(|allowed| allowed == dir)
         {
             self.allowed.push(dir.to_owned());
         }
-        Ok(())
     }
 
     fn allows(&self, parent: &Path) -> bool {
         self.policy.allow_any || self.allowed.iter().any(|dir| parent.starts_with(dir))
     }
 
-    /// The first place named by `link` where a file is and may be.
-    pub(crate) fn find_parent(&self, child: &Path, link: &ParentLink) -> Result<PathBuf> {
-        let mut looked_for = Vec::new();
-        let mut outside = None;
-        for candidate in candidates(self.files, child, link, &self.policy.drives) {
-            match self.files.canonical(&candidate) {
-                Ok(real) if self.allows(&real) => return Ok(real),
-                Ok(real) => outside = outside.or(Some(real)),
-                Err(_) => {}
+    /// Every place that `link` names, in the order in which they are tried, each once. `child` has no symbolic links.
+    pub(crate) fn candidates(&self, child: &Path, link: &ParentLink) -> Vec<Candidate> {
+        let mut found = Vec::new();
+        for path in named_paths(child, link, &self.policy.drives) {
+            let candidate = match self.files.canonical(&path) {
+                Ok(real) if self.allows(&real) => Candidate::Allowed(real),
+                Ok(real) => Candidate::Outside(real),
+                Err(_) => Candidate::Missing(path.display().to_string()),
+            };
+            if !found.contains(&candidate) {
+                found.push(candidate);
             }
-            let shown = candidate.display().to_string();
-            if !looked_for.contains(&shown) {
-                looked_for.push(shown);
-            }
-        }
-        if let Some(parent) = outside {
-            return Err(DiskError::ParentOutside { child: child.to_owned(), parent });
         }
         for named in [&link.volume_path, &link.absolute_path].into_iter().flatten() {
             if absolute_here(named, &self.policy.drives).is_none() {
-                looked_for.push(format!("{named} (a path of another system; map its drive with --map-drive)"));
+                found.push(Candidate::Missing(format!(
+                    "{named} (a path of another system; map its drive with --map-drive)"
+                )));
             }
         }
-        Err(DiskError::ParentMissing { child: child.to_owned(), looked_for })
+        found
     }
 }
 
-/// The paths at which a parent may be, in the order in which they are tried.
-fn candidates(files: &Files, child: &Path, link: &ParentLink, drives: &[(char, PathBuf)]) -> Vec<PathBuf> {
-    let real = files.canonical(child).unwrap_or_else(|_| child.to_owned());
-    let dir = real.parent().unwrap_or(Path::new("/"));
+/// The paths at which a parent may be, in the order in which they are tried. `child` has no symbolic links.
+fn named_paths(child: &Path, link: &ParentLink, drives: &[(char, PathBuf)]) -> Vec<PathBuf> {
+    let dir = child.parent().unwrap_or(Path::new("/"));
     let relative = link.relative_path.as_deref().filter(|path| !path.is_empty()).map(|path| {
         let slashed = slashed(path);
         dir.join(slashed.trim_start_matches("./"))
@@ -126,32 +135,43 @@ pub(crate) fn modified_seconds(files: &Files, path: &Path) -> Option<u32> {
     u32::try_from(since.as_secs()).ok()
 }
 
-/// An image in the same folder that names the image at `path` as its parent, if there is one. Files that cannot be read, or are no
-/// images, are nobody's children.
-pub(crate) fn child_of(files: &Files, path: &Path, info: &ImageInfo) -> Option<PathBuf> {
-    let linkage = info.linkage_id?;
-    let real = files.canonical(path).ok()?;
-    for candidate in files.list(real.parent()?).ok()? {
-        if candidate == real || probe::format_of_extension(&candidate) != Some(info.format) {
-            continue;
-        }
-        let Some(link) = parent_link(files, &candidate) else { continue };
-        if link.linkage != linkage && link.linkage2 != Some(linkage) {
-            continue;
-        }
-        // A copy of this image elsewhere may be the real parent: the paths decide, where they lead anywhere.
-        let named = candidates(files, &candidate, &link, &[]).into_iter().find_map(|path| files.canonical(&path).ok());
-        if named.is_none_or(|named| named == real) {
-            return Some(candidate);
-        }
-    }
-    None
+/// What the other images of a folder say of one of them.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Siblings {
+    /// One that names it as its parent.
+    pub(crate) child: Option<PathBuf>,
+    /// How many were not asked, for there are more than [`SIBLINGS_MAX`].
+    pub(crate) not_asked: usize,
 }
 
-/// The parent that an image names, read without a lock: somebody may be writing to it, and its link does not change.
-fn parent_link(files: &Files, path: &Path) -> Option<ParentLink> {
+/// Asks the images in the same folder whether they name the image at `path` as their parent. Only their parent links are read.
+/// Files that cannot be read, or are no images, are nobody's children.
+pub(crate) fn siblings_of(files: &Files, path: &Path, info: &ImageInfo) -> Siblings {
+    let Some(linkage) = info.linkage_id else { return Siblings::default() };
+    let Ok(real) = files.canonical(path) else { return Siblings::default() };
+    let Some(listed) = real.parent().and_then(|dir| files.list(dir).ok()) else { return Siblings::default() };
+    let is_sibling = |path: &PathBuf| *path != real && probe::format_of_extension(path) == Some(info.format);
+    let mut siblings: Vec<PathBuf> = listed.into_iter().filter(is_sibling).collect();
+    let not_asked = siblings.len().saturating_sub(SIBLINGS_MAX);
+    siblings.truncate(SIBLINGS_MAX);
+    let names_it = |sibling: &PathBuf| {
+        let Some(link) = parent_link(files, sibling, info) else { return false };
+        if link.linkage != linkage && link.linkage2 != Some(linkage) {
+            return false;
+        }
+        // A copy of this image elsewhere may be the real parent: the paths decide, where they lead anywhere.
+        let named: Vec<PathBuf> =
+            named_paths(sibling, &link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
+        named.is_empty() || named.contains(&real)
+    };
+    Siblings { child: siblings.into_iter().find(names_it), not_asked }
+}
+
+/// The parent that an image names, read without a lock: another program may be writing to it, and its link does not change.
+fn parent_link(files: &Files, path: &Path, info: &ImageInfo) -> Option<ParentLink> {
     let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::None };
-    probe::open(files.open(path, &options).ok()?, None, false, 512).ok()?.info().parent.clone()
+    let store = files.open_canonical(path, false, &options).ok()?;
+    probe::parent_link(&*store, info.format).ok()?
 }
 
 #[cfg(test)]
@@ -169,8 +189,7 @@ mod tests {
 
     #[test]
     fn relative_comes_first_and_the_bare_name_last() {
-        let found = candidates(
-            &Files::default(),
+        let found = named_paths(
             Path::new("/d/child.vhd"),
             &link(Some(r".\sub\p.vhd"), Some("/e/p.vhd"), Some(r"C:\x\p.vhd")),
             &[],
@@ -189,28 +208,27 @@ mod tests {
 
     #[test]
     fn a_name_cannot_climb() {
-        assert_eq!(
-            candidates(&Files::default(), Path::new("/d/c.vhd"), &link(None, None, Some("..")), &[]),
-            Vec::<PathBuf>::new()
-        );
+        assert_eq!(named_paths(Path::new("/d/c.vhd"), &link(None, None, Some("..")), &[]), Vec::<PathBuf>::new());
     }
 
     #[test]
-    fn parents_outside_are_refused_and_told_apart_from_missing_ones() {
+    fn parents_outside_are_told_apart_from_missing_ones_and_named_once() {
         let dir = tempfile::tempdir().unwrap();
-        let inside = dir.path().join("inside");
-        std::fs::create_dir(&inside).unwrap();
-        let child = inside.join("c.vhd");
-        std::fs::write(&child, b"").unwrap();
-        std::fs::write(dir.path().join("p.vhd"), b"").unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        std::fs::create_dir(root.join("inside")).unwrap();
+        let child = root.join("inside/c.vhd");
+        let parent = root.join("p.vhd");
+        std::fs::write(&parent, b"").unwrap();
         let (files, policy) = (Files::default(), ParentPolicy::default());
         let gate = Gate::new(&files, &child, &policy).unwrap();
-        let outside = gate.find_parent(&child, &link(Some(r"..\p.vhd"), None, None));
-        assert!(matches!(outside, Err(DiskError::ParentOutside { .. })), "{outside:?}");
-        let missing = gate.find_parent(&child, &link(Some(r".\q.vhd"), None, None));
-        assert!(matches!(missing, Err(DiskError::ParentMissing { .. })), "{missing:?}");
+        let twice = link(Some(r"..\p.vhd"), parent.to_str(), None);
+        assert_eq!(gate.candidates(&child, &twice), [Candidate::Outside(parent.clone())]);
+        let missing = gate.candidates(&child, &link(Some(r".\q.vhd"), Some(r"X:\q.vhd"), None));
+        assert!(
+            matches!(&missing[..], [Candidate::Missing(_), Candidate::Missing(drive)] if drive.contains("--map-drive"))
+        );
         let policy = ParentPolicy { allowed_dirs: vec![dir.path().to_owned()], ..ParentPolicy::default() };
         let gate = Gate::new(&files, &child, &policy).unwrap();
-        assert!(gate.find_parent(&child, &link(Some(r"..\p.vhd"), None, None)).is_ok());
+        assert_eq!(gate.candidates(&child, &twice), [Candidate::Allowed(parent)]);
     }
 }

@@ -45,7 +45,7 @@ pub use convert::{ConvertOptions, ConvertOutcome, convert};
 pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};
 pub use error::{DiskError, Result};
-pub use open::{OpenOptions, ParentPolicy, Reach, parent_time_doubt};
+pub use open::{OpenOptions, ParentPolicy, Reach, parent_time_doubt, read_without_lock};
 pub use place::{Opened, Place, in_a_file};
 
 /// Told how far a long operation has come; return `false` to stop it.

@@ -7,15 +7,19 @@
 //! The top is opened as the caller wants it; parents are always opened read-only, with a lock that readers share. A
 //! child is hostile input: its parent is looked for only where the [`ParentPolicy`] lets it lie (see `gate`), a chain is at
 //! most 1,024 long, and an image that is in the chain already ends it with an error.
+//!
+//! The top's format is probed unless it is said; a parent has the format of its child and is never probed. Of the places
+//! that a child names for its parent the first is taken whose file proves to be the parent: a wrong file at the relative path
+//! does not hide the right one at the absolute path. Where none does, the error tells all of them.
 
 use crate::{
     DiskError, Result,
     chain::Layer,
     error::braced,
-    gate::{self, Gate},
+    gate::{self, Candidate, Gate, SIBLINGS_MAX, Siblings},
 };
 use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
-use diskwright_image::{DiskType, Format, Image, ImageInfo, ParentLink, probe};
+use diskwright_image::{DiskType, Format, Image, ImageInfo, ParentLink, probe, probe::Verdict};
 use diskwright_store::{CacheMode, EngineKind, Files, LockMode, Store};
 use std::{
     collections::HashSet,
@@ -39,6 +43,8 @@ pub struct ParentPolicy {
     pub allow_any: bool,
     /// Windows drives and where they are here: `('C', "/mnt/c")`. Paths on other drives are passed over.
     pub drives: Vec<(char, PathBuf)>,
+    /// A parent may be a block device, and not only a regular file.
+    pub allow_devices: bool,
     /// Write to a differencing VHD although its parent file's time stamp is not the one that the child recorded.
     pub ignore_timestamp: bool,
 }
@@ -64,12 +70,16 @@ pub struct OpenOptions {
     pub cache: CacheMode,
     /// What moves the bytes when the disk itself does (queues say their own).
     pub engine: EngineKind,
-    /// The format, where probing is not wanted: a raw disk whose guest wrote a VHD footer must not become one.
+    /// The top image's format, where the user says it; else name and contents must agree on it (see
+    /// [`probe`](diskwright_image::probe)).
     pub format: Option<Format>,
     /// Which parents may be opened.
     pub parents: ParentPolicy,
     /// Write even though another image in the folder names this one as its parent.
     pub allow_parent_write: bool,
+    /// Take no lock on a disk that is opened read-only, so that another program may have it open for writing. What is read may
+    /// then be of no single moment; a warning says so.
+    pub force_share: bool,
     /// How much of the chain must be there.
     pub reach: Reach,
     /// Look at what is written, and make a write of nothing but zeros a change of metadata wherever that spares space, as Hyper-V's
@@ -102,21 +112,32 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     // Without it a chain of up to about a thousand disks still opens; a longer one then fails with the system's own reason.
     let _ = diskwright_store::raise_open_file_limit();
     let mut warnings = Vec::new();
+    if options.force_share && !options.writable {
+        warnings.push(read_without_lock(path));
+    }
     // Also for writing it is first opened for reading, on a store that is locked for writing: to open a VHDX for writing may be to
     // replay its log, and a disk that is refused in the end stays as it is.
-    let (top, top_store) =
-        open_image(&options.files, path, options.format, options.writable, options.cache, &mut warnings)?;
-    if options.writable
-        && !options.allow_parent_write
-        && let Some(child) = gate::child_of(&options.files, path, top.info())
-    {
-        return Err(DiskError::HasChildren { path: path.to_owned(), child });
+    let access = Access { writable: options.writable, ..Access::of_top(options) };
+    let (top, top_store) = open_image(&options.files, path, &access, &mut warnings)?;
+    if options.writable && !options.allow_parent_write {
+        let Siblings { child, not_asked } = gate::siblings_of(&options.files, path, top.info());
+        if let Some(child) = child {
+            return Err(DiskError::HasChildren { path: path.to_owned(), child });
+        }
+        if not_asked > 0 {
+            warnings.push(format!(
+                "{}: {SIBLINGS_MAX} images of its folder were asked whether they are its children, {not_asked} were not; a child of it among those would be damaged",
+                path.display()
+            ));
+        }
     }
+    let real = options.files.canonical(path).map_err(|source| file_error("find", path, source))?;
     let mut descent = Descent {
         options,
-        gate: Gate::new(&options.files, path, &options.parents)?,
+        gate: Gate::new(&options.files, &real, &options.parents)?,
         seen: top_store.identity().into_iter().collect(),
         layers: vec![Layer { path: path.to_owned(), image: top }],
+        real,
         warnings,
     };
     let mut broken = None;
@@ -146,6 +167,15 @@ struct Descent<'a> {
     /// Files that are in the chain.
     seen: HashSet<(u64, u64)>,
     layers: Vec<Layer>,
+    /// The lowest layer's path without symbolic links.
+    real: PathBuf,
+    warnings: Vec<String>,
+}
+
+/// A parent that was found, opened and proved.
+struct Proved {
+    layer: Layer,
+    identity: Option<(u64, u64)>,
     warnings: Vec<String>,
 }
 
@@ -158,7 +188,6 @@ impl Descent<'_> {
     /// Finds, opens and proves the parent of the lowest layer.
     fn step(&mut self) -> Result<()> {
         let Some(child) = self.layers.last() else { return Ok(()) };
-        let files = &self.options.files;
         if self.layers.len() >= CHAIN_MAX {
             return Err(too_long(&self.layers[0].path));
         }
@@ -166,53 +195,135 @@ impl Descent<'_> {
             path: child.path.clone(),
             what: "it is a differencing disk that names no parent, so what it does not hold itself is lost; look for another copy of the file".into(),
         })?;
-        let parent_path = self.gate.find_parent(&child.path, &link)?;
+        let (mut refused, mut outside, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+        for candidate in self.gate.candidates(&self.real, &link) {
+            match candidate {
+                Candidate::Allowed(real) => match self.prove(child, &link, &real) {
+                    Ok(proved) => {
+                        self.seen.extend(proved.identity);
+                        self.gate.opened(&real);
+                        self.warnings.extend(proved.warnings);
+                        self.layers.push(proved.layer);
+                        self.real = real;
+                        return Ok(());
+                    }
+                    Err(error) => refused.push(error),
+                },
+                Candidate::Outside(parent) => {
+                    outside.push(DiskError::ParentOutside { child: child.path.clone(), parent });
+                }
+                Candidate::Missing(place) => missing.push(place),
+            }
+        }
+        Err(no_parent(&child.path, refused.into_iter().chain(outside), missing))
+    }
+
+    /// Opens what is at `path`, which has no symbolic links, and proves that it is the parent of `child`.
+    fn prove(&self, child: &Layer, link: &ParentLink, path: &Path) -> Result<Proved> {
+        let (options, files) = (self.options, &self.options.files);
         let is_loop = || DiskError::BadChain {
             path: child.path.clone(),
             what: format!(
                 "its parent {} is already in the chain, so the chain is a loop; put the right file in the parent's place",
-                parent_path.display()
+                path.display()
             ),
         };
         // Before it is locked: the lock of a writer would be met by itself.
-        if files.facts(&parent_path).is_ok_and(|facts| self.seen.contains(&facts.identity)) {
+        if files.facts(path).is_ok_and(|facts| self.seen.contains(&facts.identity)) {
             return Err(is_loop());
         }
-        let format = Some(child.image.info().format);
-        let (parent, store) = open_image(files, &parent_path, format, false, self.options.cache, &mut self.warnings)
-            .map_err(|error| explain_parent(error, &child.path, &parent_path))?;
-        if let Some(identity) = store.identity()
-            && !self.seen.insert(identity)
-        {
+        let access = Access {
+            format: Some(child.image.info().format),
+            referred: Some(Referred { allow_devices: options.parents.allow_devices }),
+            ..Access::of_top(options)
+        };
+        let mut warnings = Vec::new();
+        let (image, store) = open_image(files, path, &access, &mut warnings)
+            .map_err(|error| explain_parent(error, &child.path, path))?;
+        let identity = store.identity();
+        if identity.is_some_and(|identity| self.seen.contains(&identity)) {
             return Err(is_loop());
         }
-        check_linkage(&child.path, child.image.info(), &link, &parent_path, parent.info())?;
-        let is_top = self.layers.len() == 1;
-        check_timestamp(&child.path, &link, &parent_path, self.options, is_top, &mut self.warnings)?;
-        self.gate.opened(&parent_path)?;
-        self.layers.push(Layer { path: parent_path, image: parent });
-        Ok(())
+        check_linkage(&child.path, child.image.info(), link, path, image.info())?;
+        check_timestamp(&child.path, link, path, options, self.layers.len() == 1, &mut warnings)?;
+        Ok(Proved { layer: Layer { path: path.to_owned(), image }, identity, warnings })
+    }
+}
+
+/// Why none of the places that a child names is its parent's: the files that were refused first, the most telling at the front.
+fn no_parent(child: &Path, refused: impl Iterator<Item = DiskError>, missing: Vec<String>) -> DiskError {
+    let mut refused = refused.peekable();
+    let Some(first) = refused.next() else {
+        return DiskError::ParentMissing { child: child.to_owned(), looked_for: missing };
+    };
+    let mut others: Vec<String> = refused.map(|error| error.to_string()).collect();
+    others.extend(missing.into_iter().map(|place| format!("{place}: nothing is there")));
+    if others.is_empty() { first } else { DiskError::NoParentFits { first: Box::new(first), others } }
+}
+
+/// How one image file is opened.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Access {
+    /// Its format, where it is known.
+    pub(crate) format: Option<Format>,
+    /// Whether the store is for writing. (The image is for reading.)
+    pub(crate) writable: bool,
+    /// Page cache or O_DIRECT.
+    pub(crate) cache: CacheMode,
+    /// Without a lock, unless it is for writing.
+    pub(crate) force_share: bool,
+    /// Another file names it, by a path that has no symbolic links; the user did not.
+    pub(crate) referred: Option<Referred>,
+}
+
+/// What holds for a file that another file names.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Referred {
+    /// It may be a block device.
+    pub(crate) allow_devices: bool,
+}
+
+impl Access {
+    /// As the options say, but read-only.
+    fn of_top(options: &OpenOptions) -> Self {
+        let &OpenOptions { format, cache, force_share, .. } = options;
+        Self { format, cache, force_share, ..Self::default() }
     }
 }
 
 /// Opens one image file. With O_DIRECT, an image whose payload lies where the device cannot reach it directly is opened
-/// again through the page cache, and a warning says so. The store is for writing where that is asked for; the image is for reading.
+/// again through the page cache, and a warning says so.
 pub(crate) fn open_image(
     files: &Files,
     path: &Path,
-    format: Option<Format>,
-    writable: bool,
-    cache: CacheMode,
+    access: &Access,
     warnings: &mut Vec<String>,
 ) -> Result<(Arc<dyn Image>, Arc<dyn Store>)> {
-    let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
-    let store = files.open(path, &diskwright_store::OpenOptions { writable, create_new: false, cache, lock })?;
+    let &Access { writable, cache, .. } = access;
+    let lock = match (writable, access.force_share) {
+        (true, _) => LockMode::Exclusive,
+        (false, false) => LockMode::Shared,
+        (false, true) => LockMode::None,
+    };
+    let options = diskwright_store::OpenOptions { writable, create_new: false, cache, lock };
+    let store = match access.referred {
+        None => files.open(path, &options)?,
+        Some(Referred { allow_devices }) => files.open_canonical(path, allow_devices, &options)?,
+    };
     let sector_bytes = store.sector_bytes().logical_bytes.clamp(512, 4096);
     let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
     if cache == CacheMode::Direct && store.data_file().is_some_and(|file| file.alignment_bytes <= 1) {
         warnings.push(format!("{}: the file system has no O_DIRECT; the page cache is used", path.display()));
     }
-    let image = probe::open(Arc::clone(&store), format, false, raw_sector_bytes)?;
+    let verdict = access.format.map_or_else(|| probe::probe(&*store, writable), |format| Ok(Verdict::told(format)))?;
+    let image = probe::open_as(Arc::clone(&store), verdict, false, raw_sector_bytes)?;
+    if verdict.is_guess {
+        warnings.push(format!(
+            "{}: taken as {}, which its contents look like; its name does not promise that, so it can only be read (--format says what it is)",
+            path.display(),
+            verdict.format
+        ));
+    }
     check_size(path, image.info())?;
     let needed_bytes = store.data_file().map_or(1, |file| file.alignment_bytes);
     let info = image.info();
@@ -224,7 +335,7 @@ pub(crate) fn open_image(
         ));
         drop(image);
         drop(store);
-        return open_image(files, path, format, writable, CacheMode::PageCache, warnings);
+        return open_image(files, path, &Access { cache: CacheMode::PageCache, ..*access }, warnings);
     }
     Ok((image, store))
 }
@@ -296,6 +407,14 @@ pub(crate) fn check_linkage(
         });
     }
     Ok(())
+}
+
+/// What is to be told where a disk is read with [`OpenOptions::force_share`].
+pub fn read_without_lock(path: &Path) -> String {
+    format!(
+        "{}: read without a lock: if another program writes to it meanwhile, what is read may be of no single moment",
+        path.display()
+    )
 }
 
 /// What is to be told where the parent's last change is not at the time that the child recorded.

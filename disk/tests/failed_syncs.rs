@@ -17,7 +17,7 @@ fn no_flush_succeeds_after_it() {
             CreateRequest { size_bytes: Some(16 * MIB), block_bytes: Some(1 << 20), ..CreateRequest::default() };
         create(&path, &request).unwrap();
         let bytes = std::fs::read(&path).unwrap();
-        let store = Arc::new(MemoryStore::with_bytes("disk", bytes));
+        let store = Arc::new(MemoryStore::with_bytes(&path, bytes));
         let open = || {
             let image = probe::open(Arc::clone(&store) as Arc<dyn Store>, None, true, 512).unwrap();
             Disk::from_layers(vec![Layer { path: path.clone(), image }], Vec::new()).unwrap()

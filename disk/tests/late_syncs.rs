@@ -84,7 +84,7 @@ fn it_does_not_hide_what_failed_meanwhile() {
     let path = dir.path().join("disk.vhd");
     let request = CreateRequest { size_bytes: Some(16 * MIB), block_bytes: Some(1 << 20), ..CreateRequest::default() };
     create(&path, &request).unwrap();
-    let inner = MemoryStore::with_bytes("disk", std::fs::read(&path).unwrap());
+    let inner = MemoryStore::with_bytes(&path, std::fs::read(&path).unwrap());
     let store = Arc::new(Gated { inner, syncs: Mutex::new(Syncs::Succeed) });
     let disk = || {
         let image = probe::open(Arc::clone(&store) as Arc<dyn Store>, None, true, 512).unwrap();

@@ -123,6 +123,16 @@ impl FileSystem for Around {
         }
     }
 
+    fn open_canonical(
+        &self,
+        path: &Path,
+        _allow_devices: bool,
+        options: &StoreOptions,
+    ) -> Result<Arc<dyn Store>, OpenError> {
+        assert_eq!(path, Self::real(path), "a path that another file names was opened unresolved");
+        self.open(path, options)
+    }
+
     fn rename(&self, _from: &Path, _to: &Path, _replace: bool) -> io::Result<()> {
         read_only()
     }

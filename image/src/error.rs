@@ -46,6 +46,16 @@ pub enum ImageError {
         /// What was expected.
         expected: String,
     },
+    /// Name and contents do not agree on a format, or contents alone are not enough to go by.
+    #[error("{path}: {what}; {hint}")]
+    FormatUnclear {
+        /// The file.
+        path: PathBuf,
+        /// What name and contents say.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
     /// The file needs something that this program does not have.
     #[error("{path}: {what} is not supported; {hint}")]
     Unsupported {
@@ -99,6 +109,7 @@ impl ImageError {
             Self::Io { path, .. }
             | Self::Corrupt { path, .. }
             | Self::NotAnImage { path, .. }
+            | Self::FormatUnclear { path, .. }
             | Self::Unsupported { path, .. }
             | Self::BadOptions { path, .. }
             | Self::Poisoned { path, .. } => path,
@@ -109,7 +120,7 @@ impl ImageError {
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             Self::Io { source, .. } => source.kind(),
-            Self::Corrupt { .. } | Self::NotAnImage { .. } => io::ErrorKind::InvalidData,
+            Self::Corrupt { .. } | Self::NotAnImage { .. } | Self::FormatUnclear { .. } => io::ErrorKind::InvalidData,
             Self::Unsupported { .. } => io::ErrorKind::Unsupported,
             Self::BadOptions { .. } => io::ErrorKind::InvalidInput,
             Self::Poisoned { .. } => io::ErrorKind::Other,

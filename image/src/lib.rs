@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   image.rs   the traits Image and ImageWriter: what every format offers
-//!   probe.rs   which format a file has, and opening it
+//!   probe/     which format a file has (a table of those that are recognised), and opening it
 //!   raw.rs     a raw file or device as an image
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log

@@ -25,7 +25,7 @@ pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes};
 use crate::{
     direct::{self, DirectFile, Route},
     lock,
-    open::Opened,
+    open::{Opened, Way},
     store::{Access, DataFile, FileRange, Store, Zeroing},
     sys,
 };
@@ -74,8 +74,19 @@ impl FileStore {
     /// # Errors
     /// See [`OpenError`]. A block device that is mounted (or otherwise claimed by the system) is not opened for writing.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, OpenError> {
-        let path = path.as_ref();
-        let Opened { fd, is_block_device, identity, sectors } = Opened::new(path, options)?;
+        Self::open_by(path.as_ref(), Way::Usual, options)
+    }
+
+    /// Opens a path that has no symbolic links, and follows none that has come since. A block device only if allowed.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; a link on the path is an error of the system (`ELOOP`).
+    pub fn open_canonical(path: &Path, allow_devices: bool, options: &OpenOptions) -> Result<Self, OpenError> {
+        Self::open_by(path, Way::Canonical { allow_devices }, options)
+    }
+
+    fn open_by(path: &Path, way: Way, options: &OpenOptions) -> Result<Self, OpenError> {
+        let Opened { fd, is_block_device, identity, sectors } = Opened::new(path, way, options)?;
         let store = Self {
             path: path.to_owned(),
             meta: fd,

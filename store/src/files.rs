@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   open (or create), rename, remove, make a directory durable      ─▶ what a command does to names
+//!   open what a file names, at the very path that was decided on    ─▶ parents
 //!   canonical, facts, list                                          ─▶ what it asks about them
 //! ```
 //!
@@ -47,6 +48,21 @@ pub trait FileSystem: Send + Sync + fmt::Debug {
     /// # Errors
     /// See [`OpenError`].
     fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError>;
+
+    /// Opens a file that exists at `path`, which is as [`FileSystem::canonical`] gave it: whoever calls has decided by that
+    /// path that the file may be opened. So no symbolic link is followed that has come since, and a block device is opened
+    /// only if allowed. The default is for file systems without links and devices.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    fn open_canonical(
+        &self,
+        path: &Path,
+        _allow_devices: bool,
+        options: &OpenOptions,
+    ) -> Result<Arc<dyn Store>, OpenError> {
+        self.open(path, options)
+    }
 
     /// Moves a file within the file system. `replace` lets it take the place of another.
     ///
@@ -102,6 +118,15 @@ pub struct LocalFiles;
 impl FileSystem for LocalFiles {
     fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
         Ok(Arc::new(FileStore::open(path, options)?))
+    }
+
+    fn open_canonical(
+        &self,
+        path: &Path,
+        allow_devices: bool,
+        options: &OpenOptions,
+    ) -> Result<Arc<dyn Store>, OpenError> {
+        Ok(Arc::new(FileStore::open_canonical(path, allow_devices, options)?))
     }
 
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
@@ -170,6 +195,25 @@ mod tests {
         assert_eq!(files.list(dir.path()).unwrap(), std::slice::from_ref(&two));
         files.rename(&two, &one, false).unwrap();
         assert_eq!(files.list(dir.path()).unwrap(), [one]);
+    }
+
+    /// Between the decision on a path and the open somebody replaces a folder on it by a link.
+    #[test]
+    fn a_link_that_comes_after_the_decision_does_not_win() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::default();
+        let (inside, secret) = (dir.path().join("inside"), dir.path().join("secret"));
+        for folder in [&inside, &secret] {
+            fs::create_dir(folder).unwrap();
+            fs::write(folder.join("file"), b"").unwrap();
+        }
+        let decided = files.canonical(&inside.join("file")).unwrap();
+        assert!(files.open_canonical(&decided, false, &OpenOptions::default()).is_ok());
+        fs::rename(&inside, dir.path().join("away")).unwrap();
+        std::os::unix::fs::symlink(&secret, &inside).unwrap();
+        assert!(files.open(&decided, &OpenOptions::default()).is_ok(), "the usual way follows it");
+        let refused = files.open_canonical(&decided, false, &OpenOptions::default()).unwrap_err();
+        assert!(refused.to_string().contains("symbolic links"), "{refused}");
     }
 
     #[test]

@@ -4,19 +4,30 @@
 //! place of a disk must not hang the program, and to open some devices is to act (a tape rewinds, a watchdog starts).
 //! A block device is claimed when it is opened for writing, so that one that is mounted is refused. The lock is taken
 //! before anything is read, and belongs to the descriptor.
+//!
+//! A path can be opened in two ways ([`Way`]). What a user named is resolved as ever. What another file named (a parent) was
+//! resolved, and found to lie where it may, before it is opened; whoever owns a folder on that path could replace it by
+//! a symbolic link meanwhile. So such a path is opened without following any link: `openat2` with `RESOLVE_NO_SYMLINKS`, or,
+//! where the kernel has none or a sandbox refuses it, one component after the other with `O_NOFOLLOW`. Then:
+//!
+//! - What is opened lies at exactly the path that was decided on: every component of it is a real folder, the last a real file.
+//! - What was looked at and what was opened are the same file, by device and inode.
+//! - It is a regular file, unless devices are allowed.
+//!
+//! A hard link or a bind mount cannot be told from the file itself, before or after.
 
 use crate::{
     file::retry,
     lock::{self, Holder, LockMode, Refusal},
 };
 use rustix::{
-    fs::{FileType, Mode, OFlags},
+    fs::{CWD, FileType, Mode, OFlags, ResolveFlags},
     io::Errno,
 };
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -66,6 +77,12 @@ pub enum OpenError {
         /// As in " by qemu-img (process 123)"; empty when that cannot be seen.
         holder: String,
     },
+    /// It is a block device that another file names, and devices were not allowed.
+    #[error("cannot open {} as a disk: another file names it, and it is a block device; if you trust that file, allow it with --allow-devices", path.display())]
+    Device {
+        /// What was named.
+        path: PathBuf,
+    },
     /// It is no file that can hold a disk.
     #[error("cannot open {} as a disk: it is {found}, where a regular file or a block device is needed", path.display())]
     NotAFile {
@@ -73,6 +90,18 @@ pub enum OpenError {
         path: PathBuf,
         /// What is there, as in "a directory".
         found: &'static str,
+    },
+}
+
+/// How a path is resolved, and what may be at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// As the system resolves paths. A regular file or a block device.
+    Usual,
+    /// A path without symbolic links: one on it is an error (`ELOOP`). A block device only if allowed.
+    Canonical {
+        /// Whether it may be a block device.
+        allow_devices: bool,
     },
 }
 
@@ -109,12 +138,21 @@ pub(crate) struct Opened {
 
 impl Opened {
     /// Opens, checks and locks.
-    pub(crate) fn new(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
+    pub(crate) fn new(path: &Path, way: Way, options: &OpenOptions) -> Result<Self, OpenError> {
         let failed = |doing: &'static str, source: io::Error| OpenError::Io { doing, path: path.to_owned(), source };
-        let looked =
-            if options.create_new { None } else { Some(rustix::fs::stat(path).map_err(|e| failed("open", e.into()))?) };
+        let looked = if options.create_new {
+            None
+        } else {
+            let stat = match way {
+                Way::Usual => rustix::fs::stat(path),
+                Way::Canonical { .. } => {
+                    open_without_links(path, OFlags::PATH | OFlags::CLOEXEC).and_then(rustix::fs::fstat)
+                }
+            };
+            Some(stat.map_err(|e| failed("open", e.into()))?)
+        };
         if let Some(stat) = &looked {
-            refuse_unsuitable(path, stat.st_mode)?;
+            refuse_unsuitable(path, way, stat.st_mode)?;
         }
         let to_be_device = looked.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode).is_block_device());
         let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
@@ -125,7 +163,10 @@ impl Opened {
             // On a block device this refuses one that is mounted, and keeps others from mounting it.
             flags |= OFlags::EXCL;
         }
-        let open = || retry(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)));
+        let open = || match way {
+            Way::Usual => retry(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))),
+            Way::Canonical { .. } => open_without_links(path, flags),
+        };
         let mut opened = open();
         for _ in 0..CLAIM_RETRIES {
             if !matches!(opened, Err(Errno::BUSY)) {
@@ -143,7 +184,11 @@ impl Opened {
         })?;
         let examining = |errno: Errno| failed("examine", errno.into());
         let stat = rustix::fs::fstat(&fd).map_err(examining)?;
-        refuse_unsuitable(path, stat.st_mode)?;
+        refuse_unsuitable(path, way, stat.st_mode)?;
+        let replaced = |looked: &rustix::fs::Stat| (looked.st_dev, looked.st_ino) != (stat.st_dev, stat.st_ino);
+        if way != Way::Usual && looked.as_ref().is_some_and(replaced) {
+            return Err(failed("open", io::Error::other("it was replaced by another file in that moment; try again")));
+        }
         let is_block_device = FileType::from_raw_mode(stat.st_mode).is_block_device();
         if is_block_device && !to_be_device {
             // It was opened without the claim that a block device needs.
@@ -190,9 +235,45 @@ impl Opened {
     }
 }
 
-fn refuse_unsuitable(path: &Path, mode: u32) -> Result<(), OpenError> {
+/// Opens `path` without following a symbolic link anywhere on it. Creates nothing.
+fn open_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+    match retry(|| rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)) {
+        // A kernel before 5.6, or a sandbox that does not know the call.
+        Err(Errno::NOSYS | Errno::PERM) => walk_without_links(path, flags),
+        result => result,
+    }
+}
+
+/// The same without `openat2`: one component after the other, each in the folder that was opened before it.
+fn walk_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let folder_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut names = path.components().peekable();
+    let start = if path.is_absolute() { "/" } else { "." };
+    let mut folder = retry(|| rustix::fs::open(start, folder_flags, Mode::empty()))?;
+    while let Some(name) = names.next() {
+        let name = match name {
+            Component::RootDir | Component::CurDir => continue,
+            other => other.as_os_str(),
+        };
+        if names.peek().is_some() {
+            // A link is no folder here: ENOTDIR. Whoever follows none elsewhere gets ELOOP for it.
+            let opened = retry(|| rustix::fs::openat(&folder, name, folder_flags, Mode::empty()));
+            folder = opened.map_err(|errno| if errno == Errno::NOTDIR { Errno::LOOP } else { errno })?;
+            continue;
+        }
+        let fd = retry(|| rustix::fs::openat(&folder, name, flags | OFlags::NOFOLLOW, Mode::empty()))?;
+        // With O_PATH the link itself is opened.
+        let is_link = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode).is_symlink();
+        return if is_link { Err(Errno::LOOP) } else { Ok(fd) };
+    }
+    Ok(folder)
+}
+
+fn refuse_unsuitable(path: &Path, way: Way, mode: u32) -> Result<(), OpenError> {
     let found = match FileType::from_raw_mode(mode) {
-        FileType::RegularFile | FileType::BlockDevice => return Ok(()),
+        FileType::RegularFile => return Ok(()),
+        FileType::BlockDevice if way != (Way::Canonical { allow_devices: false }) => return Ok(()),
+        FileType::BlockDevice => return Err(OpenError::Device { path: path.to_owned() }),
         FileType::Directory => "a directory",
         FileType::Fifo => "a named pipe",
         FileType::Socket => "a socket",
@@ -222,5 +303,44 @@ pub fn sync_directory_of(path: &Path) -> io::Result<()> {
         // Some network file systems cannot sync a directory, and need not.
         Err(Errno::INVAL) => Ok(()),
         result => Ok(result?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, os::unix::fs::symlink};
+
+    type Open = fn(&Path, OFlags) -> Result<OwnedFd, Errno>;
+    /// Both ways of opening, by openat2 and by components.
+    const WAYS: [Open; 2] = [open_without_links, walk_without_links];
+
+    #[test]
+    fn no_link_is_followed_anywhere_on_the_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        fs::create_dir_all(real.join("a/b")).unwrap();
+        fs::write(real.join("a/b/file"), b"right").unwrap();
+        symlink(real.join("a"), real.join("folder")).unwrap();
+        symlink(real.join("a/b/file"), real.join("last")).unwrap();
+        for open in WAYS {
+            for flags in [OFlags::PATH | OFlags::CLOEXEC, OFlags::RDONLY | OFlags::CLOEXEC] {
+                assert!(open(&real.join("a/b/file"), flags).is_ok());
+                for through in ["folder/b/file", "last"] {
+                    assert_eq!(open(&real.join(through), flags).unwrap_err(), Errno::LOOP, "{through}");
+                }
+                assert_eq!(open(&real.join("a/none"), flags).unwrap_err(), Errno::NOENT);
+            }
+        }
+    }
+
+    #[test]
+    fn devices_are_opened_by_reference_only_if_allowed() {
+        let mode = 0o060_000;
+        let path = Path::new("/dev/x");
+        assert!(refuse_unsuitable(path, Way::Usual, mode).is_ok());
+        assert!(refuse_unsuitable(path, Way::Canonical { allow_devices: true }, mode).is_ok());
+        let refused = refuse_unsuitable(path, Way::Canonical { allow_devices: false }, mode).unwrap_err();
+        assert!(refused.to_string().contains("--allow-devices"), "{refused}");
     }
 }

@@ -1,10 +1,12 @@
 //! `diskwright check FILE`: damage and lost space, told and never touched.
 //!
-//! The file is read through a shared lock, so nobody writes to it meanwhile. With `--chain` the parents are followed and checked each
-//! by itself; a parent that cannot be reached is told, and what could be checked decides the exit code only if it is worse. A VHD's parent
-//! whose last change is not when its child says is a note on the child.
+//! The file is read through a shared lock, so nobody writes to it meanwhile (without any lock with `--force-share`). The parents of a
+//! child are always followed, for a child whose parent is missing or replaced cannot be read: a broken link is told and ends with 1,
+//! unless damage was found. With `--chain` the parents are also checked, each by itself. A VHD's parent whose last change is not when its
+//! child says is a note on the child.
 
 use crate::{
+    args::ShareArgs,
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
@@ -13,7 +15,9 @@ use crate::{
     style::{GREEN, RED, YELLOW},
 };
 use clap::Args;
-use diskwright_disk::{Disk, DiskError, Layer, Reach, in_a_file, parent_time_doubt};
+use diskwright_disk::{
+    Disk, DiskError, Layer, OpenOptions as DiskOptions, Reach, in_a_file, parent_time_doubt, read_without_lock,
+};
 use diskwright_image::{CheckReport, Finding, Format, ImageError, Severity, probe};
 use diskwright_store::{CacheMode, FileStore, Files, LockMode, OpenOptions, Store};
 use serde::Serialize;
@@ -26,7 +30,10 @@ use std::{
 /// Arguments of `check`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-EXIT CODES  0 sound, 1 could not check (wrong usage too), 2 corrupt, 3 leaked space only
+A child is read through its parents, so the links to them are followed: one that is broken (the parent is missing, was replaced or may not \
+be opened) is told, and the exit code is 1, even where the file itself is sound. --chain also checks what the parents hold.
+
+EXIT CODES  0 sound, 1 could not check, or a link to a parent is broken (wrong usage too), 2 corrupt, 3 leaked space only
 
 EXAMPLES
   diskwright check disk.vhdx
@@ -41,6 +48,8 @@ pub struct CheckArgs {
     /// Not built yet: refused.
     #[arg(long)]
     repair: bool,
+    #[command(flatten)]
+    share: ShareArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -48,6 +57,7 @@ struct Report {
     verdict: &'static str,
     files: Vec<FileReport>,
     chain_error: Option<String>,
+    warnings: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -69,6 +79,9 @@ struct FindingReport {
     message: String,
 }
 
+/// A file, and what was found in it.
+type Checked = (PathBuf, Result<(Format, CheckReport), DiskError>);
+
 /// Checks.
 pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
     in_a_file(&args.file, "check")?;
@@ -79,28 +92,36 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         )));
     }
     let format = context.global.format.map(crate::args::FormatArg::format);
-    let mut checked = vec![(args.file.clone(), Ok(check_one(&args.file, format)?))];
+    let lock = if args.share.force_share { LockMode::None } else { LockMode::Shared };
+    let mut checked: Vec<Checked> = vec![(args.file.clone(), Ok(check_one(&args.file, format, lock)?))];
     let mut chain_error = None;
-    if args.chain {
-        // As far as it can be followed: what is damaged in a parent is told though the next is missing.
-        let mut options = context.global.open_options(false);
-        options.reach = Reach::Found;
-        match Disk::open(&args.file, &options) {
-            Ok(disk) => {
-                chain_error = disk.broken_link().map(ToString::to_string);
-                for pair in disk.layers().windows(2) {
-                    let [child, parent] = pair else { continue };
-                    let doubt = if options.parents.ignore_timestamp { None } else { doubt_of(child, parent) };
-                    if let (Some(finding), Some((_, Ok((_, report))))) = (doubt, checked.last_mut()) {
-                        let after = report.findings.partition_point(|other| other.offset_bytes <= finding.offset_bytes);
-                        report.findings.insert(after, finding);
-                    }
+    let warnings: Vec<String> = args.share.force_share.then(|| read_without_lock(&args.file)).into_iter().collect();
+    warnings.iter().for_each(|warning| context.warn(warning));
+    // As far as it can be followed: what is damaged in a parent is told though the next is missing.
+    let options =
+        DiskOptions { reach: Reach::Found, force_share: args.share.force_share, ..context.global.open_options(false) };
+    match Disk::open(&args.file, &options) {
+        Ok(disk) => {
+            chain_error = disk.broken_link().map(ToString::to_string);
+            for (depth, pair) in disk.layers().windows(2).enumerate() {
+                let [child, parent] = pair else { continue };
+                if depth > 0 && !args.chain {
+                    break;
+                }
+                let doubt = if options.parents.ignore_timestamp { None } else { doubt_of(child, parent) };
+                if let (Some(finding), Some((_, Ok((_, report))))) = (doubt, checked.last_mut()) {
+                    let after = report.findings.partition_point(|other| other.offset_bytes <= finding.offset_bytes);
+                    report.findings.insert(after, finding);
+                }
+                if args.chain {
                     let format = parent.image.info().format;
-                    checked.push((parent.path.clone(), check_one(&parent.path, Some(format))));
+                    checked.push((parent.path.clone(), check_one(&parent.path, Some(format), lock)));
                 }
             }
-            Err(error) => chain_error = Some(error.to_string()),
         }
+        // Where the file itself is damaged, the check has told more than the open can.
+        Err(_) if !args.chain && is_corrupt(&checked) => {}
+        Err(error) => chain_error = Some(error.to_string()),
     }
     let reports: Vec<FileReport> = checked.iter().map(|(path, result)| report_of(path, result)).collect();
     let code = exit_code(
@@ -108,16 +129,28 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         chain_error.is_some(),
     );
     if context.global.json {
-        context.print_json("diskwright.check/1", Report { verdict: verdict(code), files: reports, chain_error })?;
+        context.print_json(
+            "diskwright.check/1",
+            Report { verdict: verdict(code), files: reports, chain_error, warnings },
+        )?;
         return Ok(code);
     }
     for report in &reports {
         print_file(context, report)?;
     }
     if let Some(error) = chain_error {
-        writeln!(context.out, "{}: the chain could not be followed: {}", args.file.display(), printable(&error))?;
+        writeln!(
+            context.out,
+            "{}: the chain could not be followed, so the disk cannot be read: {}",
+            args.file.display(),
+            printable(&error)
+        )?;
     }
     Ok(code)
+}
+
+fn is_corrupt(checked: &[Checked]) -> bool {
+    checked.iter().any(|(_, result)| result.as_ref().is_ok_and(|(_, report)| report.worst() == Some(Severity::Corrupt)))
 }
 
 /// What a child's record of its parent's last change says. A note only: who copies a file without keeping its times changes them too.
@@ -128,12 +161,11 @@ fn doubt_of(child: &Layer, parent: &Layer) -> Option<Finding> {
     Some(Finding { severity: Severity::Note, offset_bytes: link.modified_offset_bytes.unwrap_or(0), message })
 }
 
-fn check_one(path: &Path, format: Option<Format>) -> Result<(Format, CheckReport), DiskError> {
-    let options =
-        OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::Shared };
+fn check_one(path: &Path, format: Option<Format>, lock: LockMode) -> Result<(Format, CheckReport), DiskError> {
+    let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock };
     let store = FileStore::open(path, &options)?;
     let store: Arc<dyn Store> = Arc::new(store);
-    let format = format.map_or_else(|| probe::probe(&*store), Ok)?;
+    let format = format.map_or_else(|| probe::probe(&*store, false).map(|verdict| verdict.format), Ok)?;
     if store.len_bytes().is_ok_and(|bytes| bytes == 0) {
         return Err(DiskError::BadOptions {
             what: format!("{}: found 0 bytes, expected a disk", path.display()),

@@ -1,7 +1,7 @@
 //! `diskwright compare A B`: whether two disks hold the same bytes, whatever their formats.
 
 use crate::{
-    args::FormatArg,
+    args::{FormatArg, ShareArgs},
     context::Context,
     exit::{self, Outcome},
     json,
@@ -34,6 +34,8 @@ pub struct CompareArgs {
     /// Take B as this format; --format then holds for A alone.
     #[arg(long, value_enum, value_name = "FORMAT")]
     second_format: Option<FormatArg>,
+    #[command(flatten)]
+    share: ShareArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -44,11 +46,12 @@ struct Report {
     first_difference: Option<u64>,
     first_size: u64,
     second_size: u64,
+    warnings: Vec<String>,
 }
 
 /// Compares.
 pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
-    let options = context.global.bulk_options();
+    let options = OpenOptions { force_share: args.share.force_share, ..context.global.bulk_options() };
     let second_format = args.second_format.map(FormatArg::format).or(options.format);
     let first = context.open(&args.first, &options)?;
     let second = context.open(&args.second, &OpenOptions { format: second_format, ..options })?;
@@ -56,6 +59,7 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     if first_size != second_size {
         context.warn(&format!("the disks differ in size: {} and {}", Exact(first_size), Exact(second_size)));
     }
+    let warnings = [first.warnings(), second.warnings()].concat();
     let mut progress = context.progress("comparing");
     let sides = [(first.device(), args.first.as_path()), (second.device(), args.second.as_path())];
     let found =
@@ -67,8 +71,8 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     };
     if context.global.json {
         let (first, second) = (json::path(&args.first), json::path(&args.second));
-        let report =
-            Report { first, second, same: first_difference.is_none(), first_difference, first_size, second_size };
+        let same = first_difference.is_none();
+        let report = Report { first, second, same, first_difference, first_size, second_size, warnings };
         context.print_json("diskwright.compare/1", report)?;
     } else if !context.global.quiet {
         // The words of qemu-img, for scripts that read them.

@@ -1,7 +1,7 @@
 //! `diskwright convert SOURCE DEST`: a disk into a new image.
 
 use crate::{
-    args::{CacheArg, FormatArg},
+    args::{CacheArg, FormatArg, ShareArgs},
     context::Context,
     exit::{self, Failure, Outcome},
     json, progress, sizes,
@@ -59,6 +59,8 @@ pub struct ConvertArgs {
     /// Copy every byte, even where the file system could share it.
     #[arg(long)]
     no_reflink: bool,
+    #[command(flatten)]
+    share: ShareArgs,
 }
 
 /// A type that needs no parent.
@@ -81,6 +83,7 @@ struct Report {
     verified: bool,
     copy_seconds: f64,
     seconds: f64,
+    warnings: Vec<String>,
 }
 
 /// Converts.
@@ -92,6 +95,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
     }
     let mut source = context.global.open_options(false);
     source.format = args.source_format.map(FormatArg::format);
+    source.force_share = args.share.force_share;
     let options = ConvertOptions {
         source,
         cache: context.global.cache.map(CacheArg::mode),
@@ -115,6 +119,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         diskwright_disk::convert(&args.source, &args.dest, &options, &mut |done, total| display.update(done, total))?;
     let (elapsed, copying) = (display.elapsed(), display.first_phase());
     drop(display);
+    done.warnings.iter().for_each(|warning| context.warn(warning));
     if context.global.json {
         let report = Report {
             source: json::path(&args.source),
@@ -126,6 +131,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             verified: args.verify,
             copy_seconds: copying.as_secs_f64(),
             seconds: elapsed.as_secs_f64(),
+            warnings: done.warnings,
         };
         context.print_json("diskwright.convert/1", report)?;
     } else if !context.global.quiet {
@@ -165,6 +171,7 @@ mod tests {
             cloned_bytes: 0,
             zero_bytes: 36 << 30,
             verified_bytes: 0,
+            warnings: Vec::new(),
         };
         assert_eq!(summary(&done, false), "40 GiB; 4 GiB copied, 36 GiB of zeros skipped");
         let shared = ConvertOutcome { copied_bytes: 0, cloned_bytes: 4 << 30, ..done };

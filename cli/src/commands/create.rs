@@ -9,6 +9,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, Reach, in_a_file};
+use serde::Serialize;
 use std::{io::Write, path::PathBuf};
 
 /// Arguments of `create`.
@@ -50,6 +51,13 @@ pub struct CreateArgs {
     preallocate: bool,
 }
 
+#[derive(Debug, Serialize)]
+struct Report {
+    #[serde(flatten)]
+    made: Description,
+    warnings: Vec<String>,
+}
+
 /// Creates.
 pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
     in_a_file(&args.file, "create")?;
@@ -65,7 +73,8 @@ pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
         parents: context.global.parents(),
         ..CreateRequest::default()
     };
-    diskwright_disk::create(&args.file, &request)?;
+    let warnings = diskwright_disk::create(&args.file, &request)?;
+    warnings.iter().for_each(|warning| context.warn(warning));
     if context.global.quiet && !context.global.json {
         return Ok(exit::OK);
     }
@@ -73,7 +82,7 @@ pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
     let disk = Disk::open(&args.file, &options)?;
     let Some(made) = disk.layers().first().map(Description::from) else { return Ok(exit::OK) };
     if context.global.json {
-        context.print_json("diskwright.create/1", made)?;
+        context.print_json("diskwright.create/1", Report { made, warnings })?;
     } else {
         let blocks = made.block_size.map(|bytes| format!(", blocks of {}", Human(bytes))).unwrap_or_default();
         writeln!(context.out, "{}: {}, {}{blocks}", args.file.display(), made.kind(), Human(made.virtual_size))?;

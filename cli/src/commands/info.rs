@@ -4,17 +4,19 @@
 //! what is wrong with the next parent is told beneath it.
 
 use crate::{
+    args::ShareArgs,
     context::Context,
     describe::{Description, printable},
     exit::{self, Outcome},
     export::ExportReport,
-    style::{FAINT, GREEN, RED},
+    style::{FAINT, GREEN, RED, YELLOW},
     table::Fields,
 };
 use clap::Args;
-use diskwright_disk::{Disk, DiskError, OpenOptions, Opened, Place, Reach};
+use diskwright_disk::{Disk, DiskError, Layer, OpenOptions, Opened, Place, Reach, parent_time_doubt};
+use diskwright_store::Files;
 use serde::Serialize;
-use std::{io::Write, path::PathBuf};
+use std::{io::Write, iter, path::PathBuf};
 
 /// Arguments of `info`.
 #[derive(Debug, Args)]
@@ -33,6 +35,8 @@ pub struct InfoArgs {
     /// Draw the whole chain, from FILE down to the disk that has no parent.
     #[arg(long)]
     chain: bool,
+    #[command(flatten)]
+    share: ShareArgs,
 }
 
 /// How far the tree of a chain is indented; what is deeper stays in that column.
@@ -59,11 +63,13 @@ struct Link {
     image: Description,
     // Of the link to the layer above; the top has none.
     identity_ok: Option<bool>,
+    // Whether it was last changed when the layer above says, where that is recorded (VHD).
+    timestamp_ok: Option<bool>,
 }
 
 /// Describes.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
-    let options = context.global.open_options(false);
+    let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
     if let Place::Nbd(_) = Place::parse(&args.file)?
         && let Opened::Export(export) = context.open(&args.file, &options)?
     {
@@ -73,10 +79,16 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     let trouble = disk.broken_link();
     let descriptions: Vec<Description> = disk.layers().iter().map(Description::from).collect();
     let Some(top) = descriptions.first().cloned() else { return Ok(exit::OK) };
+    let timestamps = timestamps(disk.layers(), context.global.ignore_parent_timestamp);
     if context.global.json {
         let chain = args.chain.then(|| {
-            let link = |(depth, image)| Link { depth, image, identity_ok: (depth > 0).then_some(true) };
-            descriptions.into_iter().enumerate().map(link).collect()
+            let link = |((depth, image), timestamp_ok)| Link {
+                depth,
+                image,
+                identity_ok: (depth > 0).then_some(true),
+                timestamp_ok,
+            };
+            descriptions.into_iter().enumerate().zip(timestamps).map(link).collect()
         });
         let report = Report {
             parent_state: trouble
@@ -96,7 +108,7 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
         context.warn(warning);
     }
     if args.chain {
-        draw_chain(context, &descriptions, trouble)?;
+        draw_chain(context, &descriptions, &timestamps, trouble)?;
     } else {
         let state = match (trouble, disk.layers().get(1)) {
             (Some(trouble), Some(parent)) => {
@@ -113,6 +125,15 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
         fields.write(&mut context.out)?;
     }
     Ok(exit::OK)
+}
+
+/// For each layer whether its time stamp is the one that the layer above recorded; `None` where nothing is recorded.
+fn timestamps(layers: &[Layer], ignored: bool) -> Vec<Option<bool>> {
+    let of_link = |pair: &[Layer]| {
+        let link = pair[0].image.info().parent.as_ref().filter(|link| !ignored && link.modified_seconds.is_some())?;
+        Some(parent_time_doubt(&Files::default(), link, &pair[1].path).is_none())
+    };
+    iter::once(None).chain(layers.windows(2).map(of_link)).collect()
 }
 
 fn describe_export(context: &mut Context, report: &ExportReport) -> Outcome {
@@ -137,11 +158,18 @@ fn state_of(trouble: &DiskError) -> &'static str {
         DiskError::ParentChanged { .. } => "changed",
         DiskError::ParentOutside { .. } => "not allowed",
         DiskError::InUse { .. } => "in use",
+        DiskError::ParentIsDevice { .. } => "not allowed",
+        DiskError::NoParentFits { first, .. } => state_of(first),
         _ => "unusable",
     }
 }
 
-fn draw_chain(context: &mut Context, layers: &[Description], trouble: Option<&DiskError>) -> Outcome<()> {
+fn draw_chain(
+    context: &mut Context,
+    layers: &[Description],
+    timestamps: &[Option<bool>],
+    trouble: Option<&DiskError>,
+) -> Outcome<()> {
     let style = context.style;
     let out = &mut context.out;
     match (trouble, layers.len()) {
@@ -153,8 +181,12 @@ fn draw_chain(context: &mut Context, layers: &[Description], trouble: Option<&Di
     let names: Vec<String> =
         (0..).map(branch).zip(layers).map(|(branch, layer)| branch + &printable(&layer.file)).collect();
     let name_width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    for (depth, (name, layer)) in names.iter().zip(layers).enumerate() {
-        let identity = if depth == 0 { String::new() } else { format!("  identity {}", style.paint(GREEN, "ok")) };
+    for (depth, ((name, layer), timestamp_ok)) in names.iter().zip(layers).zip(timestamps).enumerate() {
+        let identity = match (depth, timestamp_ok) {
+            (0, _) => String::new(),
+            (_, Some(false)) => format!("  identity ok, {}", style.paint(YELLOW, "but changed or copied since")),
+            _ => format!("  identity {}", style.paint(GREEN, "ok")),
+        };
         let facts = format!("{:<18}  {:>9} on disk", layer.kind(), layer.size_on_disk_text());
         writeln!(out, "{depth:number_width$}  {name:name_width$}  {}{identity}", style.paint(FAINT, facts))?;
     }

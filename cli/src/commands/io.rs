@@ -71,6 +71,7 @@ struct Done {
 struct Report {
     file: String,
     results: Vec<Done>,
+    warnings: Vec<String>,
 }
 
 /// Between two looks at whether a signal came while waiting for a line.
@@ -160,11 +161,12 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
         ended = given.into_iter().try_for_each(|(text, command)| carry_out(context, text, Ok(command)));
     }
     drop(queue);
+    let warnings = disk.warnings().to_vec();
     disk.close()?;
     ended?;
     let code = if results.iter().all(|done| done.ok) { exit::OK } else { exit::FAILED };
     if context.global.json {
-        context.print_json("diskwright.io/1", Report { file: json::path(&args.file), results })?;
+        context.print_json("diskwright.io/1", Report { file: json::path(&args.file), results, warnings })?;
     }
     Ok(code)
 }

@@ -5,6 +5,7 @@
 //! `file` beside them; `depth` 0 is FILE itself.
 
 use crate::{
+    args::ShareArgs,
     context::Context,
     describe::printable,
     draw::{self, Drawing, LayerTally, SPARSE, UNALLOCATED, ZERO},
@@ -17,7 +18,7 @@ use crate::{
     table::{Align, Columns},
 };
 use clap::Args;
-use diskwright_disk::Opened;
+use diskwright_disk::{OpenOptions, Opened};
 use diskwright_store::{BlockDevice, Extent, ExtentKind};
 use serde::Serialize;
 use std::{
@@ -42,6 +43,8 @@ pub struct MapArgs {
     /// Paint the whole disk on one screen: which layer owns what, and how scattered the files are.
     #[arg(long)]
     draw: bool,
+    #[command(flatten)]
+    share: ShareArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -66,6 +69,7 @@ struct DrawingReport<'a> {
     data_bytes: u64,
     zero_bytes: u64,
     unallocated_bytes: u64,
+    warnings: &'a [String],
     rows: Vec<String>,
     layers: Vec<LayerReport<'a>>,
 }
@@ -82,7 +86,8 @@ struct LayerReport<'a> {
 
 /// Lists or draws.
 pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
-    let disk = context.open(&args.file, &context.global.open_options(false))?;
+    let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
+    let disk = context.open(&args.file, &options)?;
     let names: Vec<String> = match &disk {
         Opened::Disk(disk) => disk.layers().iter().map(|layer| json::path(&layer.path)).collect(),
         Opened::Export(export) => vec![export.uri().to_string()],
@@ -94,7 +99,7 @@ pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
         (true, as_json) => {
             let drawing = draw(context, &disk, &patience)?;
             if as_json {
-                print_drawing_json(context, &args.file, &drawing, &names)?
+                print_drawing_json(context, &args.file, &drawing, &names, disk.warnings())?
             } else {
                 print_drawing(context, &drawing, &names)?
             }
@@ -171,9 +176,10 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &[String]
     let size_bytes = disk.device().geometry().size_bytes;
     let quoted = |text: &str| serde_json::to_string(text).map_err(|error| Failure::new(error.to_string()));
     let file = quoted(&json::path(file))?;
+    let warnings = serde_json::to_string(disk.warnings()).map_err(|error| Failure::new(error.to_string()))?;
     write!(
         context.out,
-        "{{\n  \"schema\": \"diskwright.map/1\",\n  \"file\": {file},\n  \"virtual_size\": {size_bytes},\n  \"extents\": ["
+        "{{\n  \"schema\": \"diskwright.map/1\",\n  \"file\": {file},\n  \"virtual_size\": {size_bytes},\n  \"warnings\": {warnings},\n  \"extents\": ["
     )?;
     let mut separator = "\n    ";
     let listed = each_extent(disk.device(), patience, |extent| {
@@ -338,7 +344,13 @@ fn paint_row(context: &Context, row: &str) -> String {
     painted
 }
 
-fn print_drawing_json(context: &mut Context, file: &Path, drawing: &Drawing, names: &[String]) -> Outcome<()> {
+fn print_drawing_json(
+    context: &mut Context,
+    file: &Path,
+    drawing: &Drawing,
+    names: &[String],
+    warnings: &[String],
+) -> Outcome<()> {
     let layers = drawing.layers.iter().zip(names).enumerate();
     let report = DrawingReport {
         file: json::path(file),
@@ -347,6 +359,7 @@ fn print_drawing_json(context: &mut Context, file: &Path, drawing: &Drawing, nam
         data_bytes: drawing.data_bytes(),
         zero_bytes: drawing.zero_bytes,
         unallocated_bytes: drawing.unallocated_bytes,
+        warnings,
         rows: drawing.rows().into_iter().map(|(_, row)| row).collect(),
         layers: layers
             .map(|(depth, (tally, name))| LayerReport {

@@ -1,4 +1,4 @@
-//! `diskwright serve [NAME=]FILE...`: disks for other programs and machines, by NBD, until a signal comes.
+//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: disks for other programs and machines, by NBD, until a signal comes.
 //!
 //! ```text
 //!   FILEs ─▶ disks (read-only, or with a temporary child) ─▶ exports ─┐
@@ -11,6 +11,7 @@
 
 mod live;
 mod log;
+mod word;
 
 use crate::{
     context::Context,
@@ -32,6 +33,7 @@ use live::LiveLine;
 use sd_notify::NotifyState;
 use serde::Serialize;
 use std::{fmt::Write as _, io::Write as _, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use word::DiskWord;
 
 /// How often the live line is drawn, and the server looked at.
 const TICK: Duration = Duration::from_millis(500);
@@ -44,7 +46,8 @@ sockets that systemd hands over (LISTEN_FDS) are used, or else a unix socket in 
 reach a unix socket.
 
 A disk is exported under NAME, or the name of its file; a client that asks for no name gets the only one. A FILE with = in its name is written \
-with a folder before it: ./a=b.vhdx.
+with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx) is that of one disk, --format that of all others; it is needed for a disk to be \
+written whose name promises nothing (.img) and whose contents look like VHD or VHDX.
 
 TLS: the folder holds ca-cert.pem, server-cert.pem and server-key.pem, as for qemu and libnbd. With it, clients on TCP must use TLS and show a \
 certificate that the CA vouches for. SIGHUP reads the folder anew.
@@ -56,11 +59,12 @@ EXAMPLES
   nbdinfo 'nbd+unix:///?socket=/tmp/disk.sock'
   diskwright serve golden.vhdx --ephemeral --nbd 10809
   diskwright serve db=db.vhdx log=log.vhd --nbd 0.0.0.0:10809 --tls-certificates /etc/pki/diskwright --allow 10.0.0.0/8
+  diskwright serve db=guest.img,format=raw log.vhdx --nbd 10809
   diskwright serve disk.raw --read-only --nbd /tmp/d.sock --metrics 9100 --progress")]
 pub struct ServeArgs {
-    /// The disks, each with a name before it if wanted.
-    #[arg(value_name = "[NAME=]FILE", required = true, value_parser = named_disk)]
-    disks: Vec<String>,
+    /// The disks, each with a name before it and its format behind it if wanted.
+    #[arg(value_name = "[NAME=]FILE[,format=FORMAT]", required = true, value_parser = DiskWord::parse)]
+    disks: Vec<DiskWord>,
     /// Listen here (may be repeated).
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     nbd: Vec<Address>,
@@ -118,10 +122,6 @@ fn address(text: &str) -> Result<Address, String> {
     Address::parse(text).map_err(|error| error.to_string())
 }
 
-fn named_disk(word: &str) -> Result<String, String> {
-    export::check_name(&split_name(word).0).map(|()| word.to_owned()).map_err(|error| error.to_string())
-}
-
 fn description(text: &str) -> Result<String, String> {
     export::check_description(text).map(|()| text.to_owned()).map_err(|error| error.to_string())
 }
@@ -151,6 +151,7 @@ struct ExportReport {
     read_only: bool,
     ephemeral: bool,
     uris: Vec<String>,
+    warnings: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -240,9 +241,9 @@ fn notify(states: &[NotifyState<'_>]) {
 
 fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
     let mut served = Vec::new();
-    for word in &args.disks {
-        let (name, path) = split_name(word);
-        let options = context.global.open_options(!args.read_only && !args.ephemeral);
+    for DiskWord { name, path, format } in args.disks.iter().cloned() {
+        let mut options = context.global.open_options(!args.read_only && !args.ephemeral);
+        options.format = format.or(options.format);
         in_a_file(&path, "serve")?;
         let mut disk = Disk::open(&path, &options)?;
         disk.warnings().iter().for_each(|warning| context.warn(warning));
@@ -253,18 +254,6 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
         served.push(Served { name, path, disk });
     }
     Ok(served)
-}
-
-/// `NAME=FILE`, where no slash comes before the `=`; else the file's own name is the name.
-fn split_name(word: &str) -> (String, PathBuf) {
-    match word.split_once('=') {
-        Some((name, path)) if !name.contains('/') && !path.is_empty() => (name.into(), path.into()),
-        _ => {
-            let path = PathBuf::from(word);
-            let name = path.file_name().map_or_else(|| word.into(), |name| name.to_string_lossy().into_owned());
-            (name, path)
-        }
-    }
 }
 
 fn certificates(args: &ServeArgs) -> Result<Option<Arc<rustls::ServerConfig>>, TlsError> {
@@ -343,6 +332,7 @@ fn announce(
                 read_only: geometry.read_only,
                 ephemeral: args.ephemeral,
                 uris: server.addresses().iter().map(|address| uri(address, name, tls(address))).collect(),
+                warnings: disk.warnings().to_vec(),
             }
         })
         .collect();
@@ -403,20 +393,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stand_before_their_files() {
-        for (word, name, path) in [
-            ("disk.vhdx", "disk.vhdx", "disk.vhdx"),
-            ("/a/b/disk.vhdx", "disk.vhdx", "/a/b/disk.vhdx"),
-            ("db=/a/disk.vhdx", "db", "/a/disk.vhdx"),
-            ("=disk.vhdx", "", "disk.vhdx"),
-            ("./a=b.vhdx", "a=b.vhdx", "./a=b.vhdx"),
-            ("db=a=b.vhdx", "db", "a=b.vhdx"),
-        ] {
-            assert_eq!(split_name(word), (name.to_owned(), PathBuf::from(path)), "{word}");
-        }
-    }
-
-    #[test]
     fn uris_can_be_given_to_clients() {
         let unix = Address::Unix("/run/a b.sock".into());
         assert_eq!(uri(&unix, "d&x", false), "nbd+unix:///d%26x?socket=/run/a%20b.sock");
@@ -428,11 +404,8 @@ mod tests {
     fn what_the_protocol_cannot_carry_is_wrong_usage() {
         let (longest, longer) = ("a".repeat(4096), "a".repeat(4097));
         assert_eq!(description(&longest), Ok(longest.clone()));
-        assert!(named_disk(&format!("{longest}=b")).is_ok());
-        for refused in [description(&longer), named_disk(&format!("{longer}=b"))] {
-            let error = refused.unwrap_err();
-            assert!(error.contains("at most 4096 bytes"), "{error}");
-        }
+        let error = description(&longer).unwrap_err();
+        assert!(error.contains("at most 4096 bytes"), "{error}");
     }
 
     #[test]

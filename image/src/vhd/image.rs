@@ -20,7 +20,8 @@ use super::{
     write::Writing,
 };
 use crate::{
-    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Result, SectorBitmap,
+    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, ParentLink, Result,
+    SectorBitmap,
     raw::{self, FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES},
 };
 use diskwright_format::vhd::{BAT_UNUSED, DiskKind, Footer, SECTOR_BYTES};
@@ -72,6 +73,15 @@ impl KnownLength {
         self.0.store(found, Ordering::Relaxed);
         Ok(found)
     }
+}
+
+/// The parent that the VHD in `store` names, by footer and header alone: the block allocation table is not read.
+///
+/// # Errors
+/// As [`open`].
+pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
+    let (layout, mut remarks) = Layout::read(store)?;
+    layout.parent_link(store, &mut remarks)
 }
 
 /// Opens the VHD in `store`. Nothing is written before the first reservation.

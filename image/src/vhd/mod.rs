@@ -45,7 +45,7 @@ mod tests;
 
 pub use check::check;
 pub use create::{MAX_FIXED_BYTES, create};
-pub use image::{VhdImage, open};
+pub use image::{VhdImage, open, parent_link};
 
 use crate::ImageError;
 use diskwright_format::vhd::VhdError;

@@ -33,7 +33,7 @@ mod tests;
 pub use check::check;
 pub use create::create;
 pub use image::VhdxImage;
-pub use open::open;
+pub use open::{open, parent_link};
 
 use crate::error::ImageError;
 use diskwright_format::vhdx::Invalid;

@@ -389,6 +389,21 @@ fn read_parent(items: &Items<'_>) -> Result<ParentLink> {
     })
 }
 
+/// The parent that the VHDX in `store` names, by its metadata as they lie in the file. A log is neither looked for nor
+/// replayed; nothing that this program writes changes a parent locator through the log.
+///
+/// # Errors
+/// `NotAnImage`, `Corrupt`, `Unsupported`, `Io`.
+pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
+    read_identifier(store)?;
+    let regions = read_regions(store, &mut Vec::new())?;
+    let region = required_region(store, &regions, METADATA_REGION, "metadata region")?;
+    let table = read_metadata_table(store, &region)?;
+    let items = Items { store, region, table: &table };
+    let parameters = items.parse(metadata::FILE_PARAMETERS, "file parameters", FileParameters::parse)?;
+    parameters.has_parent.then(|| read_parent(&items)).transpose()
+}
+
 /// The ranges that payload must keep clear of.
 fn metadata_ranges(
     store: &dyn Store,

@@ -1,8 +1,8 @@
 //! Opening what a user named: an image by the engine, a raw file, a block device, an export of an NBD server, or `null:`.
 //!
-//! Whatever is a VHD or VHDX by its own bytes is opened as a virtual disk, with its parents; everything else is bytes as they are. A block
-//! device is always bytes as they are: what lies on it may look like an image and not be meant as one. So is an export; its server has opened the
-//! image already.
+//! A file is a raw disk, a VHD or a VHDX by the rules of `diskwright_image::probe`: name and contents must agree, or the user
+//! says the format. VHD and VHDX are opened as virtual disks, with their parents. A block device is always raw: what lies on
+//! it may look like an image and not be meant as one. So is an export; its server has opened the image already.
 
 use crate::{
     LabError, NullDevice, Result,
@@ -151,7 +151,7 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
                     writable: how.writable,
                     cache: how.cache.mode(),
                     engine: how.engine,
-                    format: Some(format),
+                    format: how.format,
                     parents: how.parents.clone(),
                     ..OpenOptions::default()
                 },
@@ -247,6 +247,6 @@ fn format_of(path: &Path, how: &OpenHow) -> Result<Found> {
     }
     Ok(Found::File(match how.format {
         Some(format) => format,
-        None => probe(&store).map_err(diskwright_disk::DiskError::from)?,
+        None => probe(&store, how.writable).map_err(diskwright_disk::DiskError::from)?.format,
     }))
 }

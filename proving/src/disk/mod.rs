@@ -185,7 +185,7 @@ impl DiskCase {
     pub fn make_again(&self, world: &World) -> Outcome {
         let parent = self.is_child().then(|| self.parent_path());
         let request = CreateRequest { parent, ..self.request(world) };
-        create(self.path(), &request).map_err(|error| error.to_string())
+        create(self.path(), &request).map(drop).map_err(|error| error.to_string())
     }
 
     /// Writes versions to ranges of sectors, in a session of its own.

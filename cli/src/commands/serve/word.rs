@@ -1,0 +1,87 @@
+//! `[NAME=]FILE[,format=FORMAT]`: how a disk is named on the command line of `serve`.
+
+use crate::args::FormatArg;
+use clap::ValueEnum;
+use diskwright_image::Format;
+use diskwright_serve::nbd::export;
+use std::path::PathBuf;
+
+/// What stands before the format of one disk.
+const FORMAT: &str = ",format=";
+
+/// A disk to be served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskWord {
+    /// Under which name clients find it.
+    pub name: String,
+    /// Its file.
+    pub path: PathBuf,
+    /// Its format, where it is said for this disk alone.
+    pub format: Option<Format>,
+}
+
+impl DiskWord {
+    /// Reads a word. A `=` separates the name where no slash comes before it; else the file's own name is the name.
+    ///
+    /// # Errors
+    /// A sentence for clap: an unknown format, or a name that NBD cannot carry.
+    pub fn parse(word: &str) -> Result<Self, String> {
+        let (disk, format) = match word.rsplit_once(FORMAT) {
+            Some((disk, format)) if !format.contains('/') => {
+                let format = FormatArg::from_str(format, true)
+                    .map_err(|_| format!("{format:?} is not a format; write raw, vhd or vhdx behind {FORMAT:?}"))?;
+                (disk, Some(format.format()))
+            }
+            _ => (word, None),
+        };
+        let (name, path) = split_name(disk);
+        export::check_name(&name).map_err(|error| error.to_string())?;
+        Ok(Self { name, path, format })
+    }
+}
+
+fn split_name(word: &str) -> (String, PathBuf) {
+    match word.split_once('=') {
+        Some((name, path)) if !name.contains('/') && !path.is_empty() => (name.into(), path.into()),
+        _ => {
+            let path = PathBuf::from(word);
+            let name = path.file_name().map_or_else(|| word.into(), |name| name.to_string_lossy().into_owned());
+            (name, path)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stand_before_their_files_and_formats_behind() {
+        for (word, name, path, format) in [
+            ("disk.vhdx", "disk.vhdx", "disk.vhdx", None),
+            ("/a/b/disk.vhdx", "disk.vhdx", "/a/b/disk.vhdx", None),
+            ("db=/a/disk.vhdx", "db", "/a/disk.vhdx", None),
+            ("=disk.vhdx", "", "disk.vhdx", None),
+            ("./a=b.vhdx", "a=b.vhdx", "./a=b.vhdx", None),
+            ("db=a=b.vhdx", "db", "a=b.vhdx", None),
+            ("disk.img,format=raw", "disk.img", "disk.img", Some(Format::Raw)),
+            ("db=/a/b,format=vhdx", "db", "/a/b", Some(Format::Vhdx)),
+            ("./a=b,format=VHD", "a=b", "./a=b", Some(Format::Vhd)),
+            ("./a,format=raw,format=vhd", "a,format=raw", "./a,format=raw", Some(Format::Vhd)),
+            ("./a,format=x/b", "b", "./a,format=x/b", None),
+        ] {
+            let expected = DiskWord { name: name.into(), path: path.into(), format };
+            assert_eq!(DiskWord::parse(word), Ok(expected), "{word}");
+        }
+        let error = DiskWord::parse("disk.img,format=qcow2").unwrap_err();
+        assert!(error.contains("raw, vhd or vhdx"), "{error}");
+    }
+
+    #[test]
+    fn what_the_protocol_cannot_carry_is_wrong_usage() {
+        let (longest, longer) = ("a".repeat(4096), "a".repeat(4097));
+        assert!(DiskWord::parse(&format!("{longest}=b")).is_ok());
+        let error = DiskWord::parse(&format!("{longer}=b")).unwrap_err();
+        assert!(error.contains("at most 4096 bytes"), "{error}");
+    }
+}

@@ -1,0 +1,161 @@
+//! Real images by other programs: `shared/corpus` beside the checkout.
+//!
+//! The folder is looked for in the checkout's parents, or where `DISKWRIGHT_CORPUS` says. `MANIFEST.tsv` says of each image its
+//! hash, its virtual size and the hash of what the virtual disk holds; `HOSTILE.tsv` lists files that lie or are damaged. What
+//! these tests hold to: every image of a format that is supported reads as the manifest says, by its name alone; every image of
+//! another format is refused by the name of that format and stays as it is; every hostile one is refused, without memory
+//! by a header's word. Without the folder, or `xz` and `sha256sum`, the test is skipped by name.
+
+use diskwright_disk::{Disk, DiskError, OpenOptions};
+use diskwright_image::probe;
+use diskwright_store::{BlockDevice, Blocking, EngineKind, FileStore};
+use std::{
+    collections::HashMap,
+    env, fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+/// What opening a hostile file may add to the most memory that this process ever had.
+const MOST_BYTES: u64 = 32 << 20;
+/// Bytes of a disk that are read at a time.
+const PIECE_BYTES: usize = 8 << 20;
+
+fn corpus() -> Option<PathBuf> {
+    if let Some(said) = env::var_os("DISKWRIGHT_CORPUS") {
+        return Some(said.into());
+    }
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR"));
+    checkout.ancestors().map(|dir| dir.join("shared/corpus")).find(|dir| dir.join("MANIFEST.tsv").is_file())
+}
+
+/// The rows of a table, each by the names of its columns.
+fn rows(path: &Path) -> Vec<HashMap<String, String>> {
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut lines = text.lines();
+    let columns: Vec<&str> = lines.next().expect("a table has a head").split('\t').collect();
+    let row = |line: &str| columns.iter().map(ToString::to_string).zip(line.split('\t').map(str::to_owned)).collect();
+    lines.filter(|line| !line.is_empty()).map(row).collect()
+}
+
+fn unpack(packed: &Path, to: &Path) {
+    let out = fs::File::create(to).unwrap();
+    let status = Command::new("xz").arg("-dkc").arg(packed).stdout(out).status().unwrap();
+    assert!(status.success(), "{}: xz failed", packed.display());
+}
+
+/// SHA-256 of what `feed` writes.
+fn sha256(feed: impl FnOnce(&mut dyn Write)) -> String {
+    let mut child = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    feed(&mut child.stdin.take().unwrap());
+    let output = child.wait_with_output().unwrap();
+    String::from_utf8_lossy(&output.stdout).split_whitespace().next().unwrap_or_default().to_owned()
+}
+
+fn sha256_of_file(path: &Path) -> String {
+    sha256(|out| {
+        std::io::copy(&mut fs::File::open(path).unwrap(), out).unwrap();
+    })
+}
+
+fn sha256_of_disk(disk: &Disk) -> String {
+    let size_bytes = disk.geometry().size_bytes;
+    let mut queue = Blocking::open(disk, EngineKind::Auto).unwrap();
+    let mut piece = vec![0; PIECE_BYTES];
+    sha256(|out| {
+        for start in (0..size_bytes).step_by(PIECE_BYTES) {
+            let len = (size_bytes - start).min(PIECE_BYTES as u64) as usize;
+            queue.read(start, &mut piece[..len]).unwrap();
+            out.write_all(&piece[..len]).unwrap();
+        }
+    })
+}
+
+/// The most memory that this process ever had, in bytes.
+fn memory_peak_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Opens for reading and for writing: both must be refused. And checks: what is told is a refusal too, or findings. The file
+/// stays as it is.
+fn refusals(path: &Path) -> [String; 3] {
+    let before = sha256_of_file(path);
+    let refused = |writable| {
+        let opened = Disk::open(path, &OpenOptions { writable, ..OpenOptions::default() });
+        opened.map(drop).expect_err(&path.display().to_string()).to_string()
+    };
+    let store = Arc::new(FileStore::open(path, &diskwright_store::OpenOptions::default()).unwrap());
+    let checked = match probe::check(store, None) {
+        Err(error) => DiskError::from(error).to_string(),
+        Ok((_, report)) => format!("check finds {:?}", report.worst()),
+    };
+    let told = [refused(false), refused(true), checked];
+    assert_eq!(sha256_of_file(path), before, "{} was changed", path.display());
+    told
+}
+
+// One test, as the peak of memory is the whole process's.
+#[test]
+fn the_corpus_reads_as_its_tables_say() {
+    let Some(corpus) = corpus() else { return println!("skipped: no folder above the checkout has shared/corpus") };
+    for program in ["xz", "sha256sum"] {
+        if Command::new(program).arg("--version").stdout(Stdio::null()).status().is_err() {
+            return println!("skipped: the corpus: {program} is not installed");
+        }
+    }
+    let dir = tempfile::tempdir_in(env::var_os("CARGO_TARGET_TMPDIR").unwrap_or_else(|| "/tmp".into())).unwrap();
+
+    for row in rows(&corpus.join("HOSTILE.tsv")) {
+        let name = &row["name"];
+        let format = row["format"].split_whitespace().next().unwrap();
+        // Fuzzers' inputs keep no signature: they are VHDs by nothing but what they are called.
+        let path = if format == "vhd" { dir.path().join(name).with_extension("vhd") } else { dir.path().join(name) };
+        unpack(&corpus.join("hostile").join(format!("{name}.xz")), &path);
+        assert_eq!(sha256_of_file(&path), row["file_sha256"], "{name}");
+        let before = memory_peak_bytes();
+        let told = refusals(&path);
+        let taken = memory_peak_bytes() - before;
+        assert!(taken < MOST_BYTES, "{name} took {taken} bytes of memory");
+        println!("{name}: {}", told.join("\n    "));
+        if format != "vhd" {
+            assert!(told[0].contains(&format!("{format} is not supported")), "{name}: {}", told[0]);
+        }
+    }
+
+    let manifest = rows(&corpus.join("MANIFEST.tsv"));
+    // Members of one image lie in one folder, under their names.
+    for row in &manifest {
+        let path = dir.path().join(&row["name"]);
+        unpack(&corpus.join(format!("{}.xz", row["name"])), &path);
+        assert_eq!(sha256_of_file(&path), row["file_sha256"], "{}", row["name"]);
+    }
+    let (mut read, mut refused) = (0, 0);
+    for row in &manifest {
+        let (name, path) = (&row["name"], dir.path().join(&row["name"]));
+        if !row["format"].starts_with("vhd") {
+            let format = path.extension().unwrap().to_str().unwrap();
+            for told in refusals(&path) {
+                assert!(told.contains(&format!("{format} is not supported")), "{name}: {told}");
+            }
+            refused += 1;
+            continue;
+        }
+        let disk = Disk::open(&path, &OpenOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(disk.geometry().size_bytes.to_string(), row["virtual_size"], "{name}");
+        assert_eq!(sha256_of_disk(&disk), row["virtual_sha256"], "{name}");
+        assert_eq!(
+            disk.layers()[0].image.info().format.to_string(),
+            row["format"].split('-').next().unwrap(),
+            "{name}"
+        );
+        drop(disk);
+        assert_eq!(sha256_of_file(&path), row["file_sha256"], "{name} was changed by reading");
+        read += 1;
+    }
+    println!("{read} images read as the manifest says, {refused} refused by the name of their format");
+    assert!(read > 0 && refused > 0, "the manifest is empty");
+}

@@ -1,0 +1,242 @@
+//! Which format a file has, and opening it.
+//!
+//! Name and contents must agree, or the user decides:
+//!
+//! ```text
+//!   the name promises     the contents show        taken as
+//!   -------------------   ----------------------   --------------------------------------------------------------
+//!   (a block device)      not looked at            raw
+//!   raw                   not looked at            raw
+//!   one of our formats    that one (and others)    that one
+//!   one of our formats    nothing, or another      error
+//!   a foreign format      anything                 error: not supported
+//!   nothing (.img, ...)   nothing                  raw
+//!   nothing               one of our formats       a guess: read-only, and only if the image names no other file
+//!   nothing               a foreign one            error: not supported
+//!   nothing               several                  error
+//! ```
+//!
+//! A guest writes what it likes into its raw disk: the front of a VHDX, or the structures of a differencing VHD whose parent is
+//! another customer's disk. A guest with a fixed VHD does the same at offset 0. So what a guest can write never outweighs a
+//! name, and never makes a file writable in a format that nobody has named. (The footer of a fixed VHD lies behind the
+//! guest's last byte.) The reverse harm is a container taken as raw: its first write destroys it, so every known
+//! container is refused by name (`known`).
+//!
+//! Who knows better says the format; then nothing is probed. Whoever reaches a file through another one, a child its
+//! parent, names the format by that: a parent has the format of its child.
+
+pub mod known;
+
+use crate::{CheckReport, Format, Image, ImageError, ImageInfo, Result, raw::RawImage, vhd, vhdx};
+use diskwright_store::Store;
+use known::Known;
+use std::{path::Path, sync::Arc};
+
+/// A format, and how sure it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verdict {
+    /// The format.
+    pub format: Format,
+    /// Whether it rests on nothing but contents, which a guest may have written.
+    pub is_guess: bool,
+}
+
+impl Verdict {
+    /// A format that the user has said, or that follows from who refers to the file.
+    pub fn told(format: Format) -> Self {
+        Self { format, is_guess: false }
+    }
+}
+
+/// The format that a new file of this name gets; `None` where the extension says nothing. `.img`, `.bin` and `.dd` make raw
+/// files, but promise nothing of files that exist.
+pub fn format_of_extension(path: &Path) -> Option<Format> {
+    if let Some(promised) = known::promised(path) {
+        return promised.format;
+    }
+    let extension = path.extension()?.to_str()?.to_ascii_lowercase();
+    matches!(extension.as_str(), "img" | "bin" | "dd").then_some(Format::Raw)
+}
+
+/// The format of what `store` holds, by its name and its contents, for reading or for writing. See the module.
+///
+/// # Errors
+/// `NotAnImage` when the contents do not show what the name promises; `Unsupported` for a foreign format; `FormatUnclear`
+/// when they contradict each other, or when a guess is not enough; `Io`.
+pub fn probe(store: &dyn Store, writable: bool) -> Result<Verdict> {
+    if store.is_block_device() {
+        return Ok(Verdict::told(Format::Raw));
+    }
+    let promised = known::promised(store.name());
+    if promised.is_some_and(|known| known.format == Some(Format::Raw)) {
+        return Ok(Verdict::told(Format::Raw));
+    }
+    let found = contents(store)?;
+    if let Some(promised) = promised {
+        return match promised.format {
+            Some(format) if found.contains(&promised) => Ok(Verdict::told(format)),
+            _ if found.is_empty() || found.contains(&promised) => Err(not_as_promised(store, promised, &found)),
+            _ => Err(contradiction(store, promised, &found)),
+        };
+    }
+    match found[..] {
+        [] => Ok(Verdict::told(Format::Raw)),
+        [Known { format: Some(format), .. }] if writable => {
+            Err(guess_refused(store, *format, "it would be written to"))
+        }
+        [Known { format: Some(format), .. }] => Ok(Verdict { format: *format, is_guess: true }),
+        [foreign] => Err(unsupported(store, foreign, "the file is")),
+        _ => Err(ImageError::FormatUnclear {
+            path: store.name().to_owned(),
+            what: format!(
+                "the file has the signatures of several formats ({}), and its name decides for none",
+                names(&found)
+            ),
+            hint: SAY_WHICH.into(),
+        }),
+    }
+}
+
+/// How to tell the format.
+const SAY_WHICH: &str = "say which it is with --format (--source-format of convert, --second-format of compare)";
+/// How to tell that it is raw.
+const SAY_RAW: &str = "if these are the bytes of a raw disk, say so (--format raw, or --source-format raw of convert)";
+
+/// The formats that the contents show.
+fn contents(store: &dyn Store) -> Result<Vec<&'static Known>> {
+    let len_bytes = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", store, 0, e))?;
+    let read = |most_bytes: usize, at_end: bool| -> Result<Vec<u8>> {
+        let bytes = len_bytes.min(most_bytes as u64);
+        let offset_bytes = if at_end { len_bytes - bytes } else { 0 };
+        let mut buffer = vec![0; bytes as usize];
+        store
+            .read_at(&mut buffer, offset_bytes)
+            .map_err(|e| ImageError::io("read the signature of the image", store, offset_bytes, e))?;
+        Ok(buffer)
+    };
+    Ok(known::recognised(&read(known::FRONT_BYTES, false)?, &read(known::BACK_BYTES, true)?))
+}
+
+fn names(found: &[&Known]) -> String {
+    found.iter().map(|known| known.name).collect::<Vec<_>>().join(", ")
+}
+
+fn extension(store: &dyn Store) -> String {
+    store.name().extension().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn unsupported(store: &dyn Store, known: &Known, who: &str) -> ImageError {
+    ImageError::Unsupported {
+        path: store.name().to_owned(),
+        what: format!("{who} a {} image; {}", known.name, known.name),
+        hint: format!("convert or unpack it with a program that knows {}; {SAY_RAW}", known.name),
+    }
+}
+
+/// The name promises a foreign format, or one of ours without a trace of it in the file.
+fn not_as_promised(store: &dyn Store, promised: &Known, found: &[&Known]) -> ImageError {
+    let expected = match promised.format {
+        None if found.is_empty() => return unsupported(store, promised, "the name promises"),
+        None => return unsupported(store, promised, "the file is"),
+        Some(Format::Vhd) => "\"conectix\" at offset 0 or in the last 512 bytes (was the file copied completely?)",
+        Some(_) => "\"vhdxfile\" at offset 0",
+    };
+    ImageError::NotAnImage {
+        path: store.name().to_owned(),
+        found: format!("the name promises {}, but the file has no signature of that format", promised.name),
+        expected: format!("{expected}; {SAY_RAW}"),
+    }
+}
+
+fn contradiction(store: &dyn Store, promised: &Known, found: &[&Known]) -> ImageError {
+    ImageError::FormatUnclear {
+        path: store.name().to_owned(),
+        what: format!(
+            "the name ends in .{} and promises {}, but the contents are those of {}",
+            extension(store),
+            promised.name,
+            names(found)
+        ),
+        hint: format!("rename the file, or {SAY_WHICH}"),
+    }
+}
+
+fn guess_refused(store: &dyn Store, format: Format, why: &str) -> ImageError {
+    ImageError::FormatUnclear {
+        path: store.name().to_owned(),
+        what: format!(
+            "the contents look like {format}, but the name does not promise it, and {why}: the file may be a raw disk into which a guest wrote them"
+        ),
+        hint: format!("say which it is: --format {format} or --format raw (--source-format of convert)"),
+    }
+}
+
+/// Opens an image of `format`, or of the format that [`probe`] finds. `raw_sector_bytes` is the logical sector of a raw disk.
+///
+/// # Errors
+/// Those of [`probe`], and of the format's own `open`.
+pub fn open(
+    store: Arc<dyn Store>,
+    format: Option<Format>,
+    writable: bool,
+    raw_sector_bytes: u32,
+) -> Result<Arc<dyn Image>> {
+    let verdict = format.map_or_else(|| probe(&*store, writable), |format| Ok(Verdict::told(format)))?;
+    open_as(store, verdict, writable, raw_sector_bytes)
+}
+
+/// Opens an image whose format is known. One whose format was guessed is refused if it names another file.
+///
+/// # Errors
+/// Those of the format's own `open`; `FormatUnclear`.
+pub fn open_as(
+    store: Arc<dyn Store>,
+    verdict: Verdict,
+    writable: bool,
+    raw_sector_bytes: u32,
+) -> Result<Arc<dyn Image>> {
+    let image: Arc<dyn Image> = match verdict.format {
+        Format::Raw => Arc::new(RawImage::new(Arc::clone(&store), writable, raw_sector_bytes)?),
+        Format::Vhd => Arc::new(vhd::open(Arc::clone(&store), writable)?),
+        Format::Vhdx => Arc::new(vhdx::open(Arc::clone(&store), writable)?),
+    };
+    if verdict.is_guess && names_another_file(image.info()) {
+        return Err(guess_refused(&*store, verdict.format, "it names another file as its parent"));
+    }
+    Ok(image)
+}
+
+fn names_another_file(info: &ImageInfo) -> bool {
+    info.parent.is_some() || info.disk_type == crate::DiskType::Differencing
+}
+
+/// Checks an image of `format`, or of the format that [`probe`] finds for reading. Changes nothing. A raw image has nothing
+/// to check.
+///
+/// # Errors
+/// Those of [`probe`], and of the format's own `check`.
+pub fn check(store: Arc<dyn Store>, format: Option<Format>) -> Result<(Format, CheckReport)> {
+    let format = format.map_or_else(|| probe(&*store, false).map(|verdict| verdict.format), Ok)?;
+    let report = match format {
+        Format::Raw => CheckReport::default(),
+        Format::Vhd => vhd::check(store)?,
+        Format::Vhdx => vhdx::check(store)?,
+    };
+    Ok((format, report))
+}
+
+/// The parent that an image of `format` names, by its headers alone: no log is replayed and no table of blocks is read. So it
+/// may be asked of a file that another program is writing to. `None` for an image that has no parent.
+///
+/// # Errors
+/// Those of the format's own structures.
+pub fn parent_link(store: &dyn Store, format: Format) -> Result<Option<crate::ParentLink>> {
+    match format {
+        Format::Raw => Ok(None),
+        Format::Vhd => vhd::parent_link(store),
+        Format::Vhdx => vhdx::parent_link(store),
+    }
+}
+
+#[cfg(test)]
+mod tests;

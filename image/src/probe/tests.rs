@@ -1,0 +1,189 @@
+use super::*;
+use crate::{CreateOptions, DiskType, ParentLink};
+use diskwright_store::MemoryStore;
+use uuid::Uuid;
+
+fn probed(name: &str, bytes: Vec<u8>, writable: bool) -> Result<Verdict> {
+    probe(&MemoryStore::with_bytes(name, bytes), writable)
+}
+
+fn with(len: usize, at: usize, signature: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    bytes[at..at + signature.len()].copy_from_slice(signature);
+    bytes
+}
+
+fn told(format: Format) -> Verdict {
+    Verdict::told(format)
+}
+
+/// A new image in memory, under a name that promises nothing unless told otherwise.
+fn image(name: &str, format: Format, disk_type: DiskType) -> Arc<MemoryStore> {
+    let store = Arc::new(MemoryStore::with_bytes(name, Vec::new()));
+    let parent = (disk_type == DiskType::Differencing).then(|| ParentLink {
+        relative_path: Some(r".\secret.vhd".into()),
+        linkage: Uuid::from_u128(1),
+        ..ParentLink::default()
+    });
+    let options = CreateOptions {
+        disk_type,
+        size_bytes: 4 << 20,
+        block_bytes: None,
+        logical_sector_bytes: 512,
+        physical_sector_bytes: 512,
+        parent,
+        preallocate: false,
+        disk_id: None,
+    };
+    match format {
+        Format::Vhd => vhd::create(Arc::clone(&store) as Arc<dyn Store>, &options).unwrap(),
+        Format::Vhdx => vhdx::create(Arc::clone(&store) as Arc<dyn Store>, &options).unwrap(),
+        Format::Raw => store.set_len(4 << 20).unwrap(),
+    }
+    store
+}
+
+#[test]
+fn a_name_that_promises_decides_where_the_contents_keep_it() {
+    let both = || {
+        let mut bytes = with(4096, 0, b"vhdxfile");
+        bytes[4096 - 512..][..8].copy_from_slice(b"conectix");
+        bytes
+    };
+    for writable in [false, true] {
+        assert_eq!(probed("a.VHDX", both(), writable).unwrap(), told(Format::Vhdx));
+        assert_eq!(probed("a.vhd", both(), writable).unwrap(), told(Format::Vhd));
+        assert_eq!(probed("a.avhd", with(4095, 4095 - 511, b"conectix"), writable).unwrap(), told(Format::Vhd));
+        assert_eq!(probed("a.raw", both(), writable).unwrap(), told(Format::Raw));
+        assert_eq!(probed("a.raw", with(4096, 0, b"QFI\xfb"), writable).unwrap(), told(Format::Raw));
+    }
+}
+
+#[test]
+fn contents_never_outweigh_a_name() {
+    for (name, bytes) in [("a.vhd", &b"vhdxfile"[..]), ("a.vhdx", b"conectix"), ("a.avhdx", b"QFI\xfb\0\0\0\x03")] {
+        let error = probed(name, with(4096, 0, bytes), false).unwrap_err();
+        assert!(matches!(error, ImageError::FormatUnclear { .. }), "{name}: {error}");
+        let told = error.to_string();
+        assert!(told.contains("promises vhd") && told.contains("contents are those of"), "{told}");
+        assert!(told.contains("--format"), "{told}");
+    }
+    for name in ["a.vhd", "a.AVHD", "a.vhdx", "b/c.Avhdx"] {
+        assert!(matches!(probed(name, vec![0; 4096], false), Err(ImageError::NotAnImage { .. })), "{name}");
+    }
+    let store = Arc::new(MemoryStore::with_bytes("a.vhdx", vec![0; 4096]));
+    assert_eq!(open(store, Some(Format::Raw), false, 512).unwrap().info().format, Format::Raw);
+}
+
+#[test]
+fn a_name_that_promises_nothing_lets_our_formats_be_read_only() {
+    for (at, bytes) in [(0, &b"vhdxfile"[..]), (0, b"conectix"), (4096 - 512, b"conectix")] {
+        for name in ["a", "a.img", "a.bin", "a.dd", "a.iso"] {
+            assert!(probed(name, with(4096, at, bytes), false).unwrap().is_guess, "{name}");
+            let error = probed(name, with(4096, at, bytes), true).unwrap_err().to_string();
+            assert!(error.contains("--format vhd") && error.contains("--format raw"), "{error}");
+        }
+    }
+    for len in 0..20 {
+        assert_eq!(probed("a.img", vec![0; len], true).unwrap(), told(Format::Raw));
+    }
+    assert_eq!(probed("a", with(4096, 1024, b"conectix"), true).unwrap(), told(Format::Raw));
+    let mut several = with(4096, 0, b"vhdxfile");
+    several[4096 - 512..][..8].copy_from_slice(b"conectix");
+    let error = probed("a.img", several, false).unwrap_err().to_string();
+    assert!(error.contains("vhdx, vhd"), "{error}");
+}
+
+/// A raw disk `.img` whose guest wrote a child of its neighbour must not show the neighbour.
+#[test]
+fn a_guess_that_names_another_file_is_refused() {
+    for format in [Format::Vhd, Format::Vhdx] {
+        let sound = open(image("a.img", format, DiskType::Dynamic), None, false, 512).unwrap();
+        assert_eq!(sound.info().format, format);
+        let error = open(image("a.img", format, DiskType::Differencing), None, false, 512).unwrap_err();
+        assert!(matches!(error, ImageError::FormatUnclear { .. }), "{error}");
+        assert!(error.to_string().contains("names another file"), "{error}");
+        let child = image("a.img", format, DiskType::Differencing);
+        assert!(open(child, Some(format), false, 512).unwrap().info().parent.is_some());
+    }
+}
+
+#[test]
+fn foreign_formats_are_refused_by_name_and_raw_by_word_is_allowed() {
+    for (name, at, bytes, told) in [
+        ("a.qcow2", 0, &b"QFI\xfb\0\0\0\x03"[..], "qcow2"),
+        ("a.img", 0, b"QFI\xfb\0\0\0\x02", "qcow2"),
+        ("a.img", 0, b"QFI\xfb\0\0\0\x01", "qcow"),
+        ("a.bin", 0, b"QFI\xfb\0\0\0\x09", "qcow2"),
+        ("a", 0, b"KDMV", "vmdk"),
+        ("a.vmdk", 0, b"# Disk DescriptorFile\nversion=1\n", "vmdk"),
+        ("a.img", 64, &[0x7f, 0x10, 0xda, 0xbe], "vdi"),
+        ("a", 0, b"QED\0", "qed"),
+        ("disk.vhd.gz", 0, &[0x1f, 0x8b, 8, 0], "gzip"),
+        ("a", 0, b"\xfd7zXZ\0", "xz"),
+        ("a", 0, &[0x28, 0xb5, 0x2f, 0xfd], "zstd"),
+    ] {
+        for writable in [false, true] {
+            let error = probed(name, with(4096, at, bytes), writable).unwrap_err();
+            assert!(matches!(error, ImageError::Unsupported { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains(&format!("is a {told} image; {told} is not supported")), "{text}");
+            assert!(text.contains("--format raw"), "{text}");
+        }
+        let store = Arc::new(MemoryStore::with_bytes(name, with(4096, at, bytes)));
+        assert_eq!(open(store, Some(Format::Raw), true, 512).unwrap().info().format, Format::Raw);
+    }
+    // The data of a VMDK that lies beside its descriptor begin like any disk.
+    let error = probed("disk-flat.vmdk", vec![0; 4096], false).unwrap_err().to_string();
+    assert!(error.contains("promises a vmdk image; vmdk is not supported"), "{error}");
+    let error = probed("a.qcow2", with(4096, 0, b"vhdxfile"), false).unwrap_err().to_string();
+    assert!(error.contains("promises qcow2, but the contents are those of vhdx"), "{error}");
+}
+
+/// The guest of a fixed VHD owns offset 0, and may write there what begins other formats.
+#[test]
+fn a_fixed_vhd_stays_one_whatever_its_guest_writes() {
+    let vhd_child = image("x.vhd", Format::Vhd, DiskType::Differencing);
+    let mut structures = vec![0; vhd_child.len_bytes().unwrap().min(64 << 10) as usize];
+    vhd_child.read_at(&mut structures, 0).unwrap();
+    for front in [b"vhdxfile".to_vec(), b"QFI\xfb\0\0\0\x03".to_vec(), structures] {
+        let store = image("disk.vhd", Format::Vhd, DiskType::Fixed);
+        store.write_at(&front, 0).unwrap();
+        for writable in [false, true] {
+            let opened = open(Arc::clone(&store) as Arc<dyn Store>, None, writable, 512).unwrap();
+            let info = opened.info();
+            assert_eq!((info.format, info.disk_type, info.size_bytes), (Format::Vhd, DiskType::Fixed, 4 << 20));
+            assert!(info.parent.is_none());
+        }
+    }
+}
+
+#[test]
+fn a_parent_link_is_read_without_opening() {
+    for format in [Format::Vhd, Format::Vhdx] {
+        let store = image("x", format, DiskType::Differencing);
+        let link = parent_link(&*store, format).unwrap().unwrap();
+        let opened = open(Arc::clone(&store) as Arc<dyn Store>, Some(format), false, 512).unwrap();
+        assert_eq!(Some(&link), opened.info().parent.as_ref());
+        let alone = image("x", format, DiskType::Dynamic);
+        assert_eq!(parent_link(&*alone, format).unwrap(), None);
+    }
+}
+
+#[test]
+fn new_files_take_their_format_from_the_extension() {
+    for (name, format) in [
+        ("a.raw", Some(Format::Raw)),
+        ("a.IMG", Some(Format::Raw)),
+        ("a.bin", Some(Format::Raw)),
+        ("a.dd", Some(Format::Raw)),
+        ("a.Vhd", Some(Format::Vhd)),
+        ("a.avhd", Some(Format::Vhd)),
+        ("a.vhdx", Some(Format::Vhdx)),
+        ("a.AVHDX", Some(Format::Vhdx)),
+        ("a.qcow2", None),
+        ("vhdx", None),
+    ] {
+        assert_eq!(format_of_extension(Path::new(name)), format, "{name}");
+    }
+}
