@@ -169,6 +169,14 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()).ok_or_else(usage)
 }
 
+/// Reads a count above 0.
+///
+/// # Errors
+/// A sentence for clap to put behind the option's name.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "it must be a number above 0".into())
+}
+
 fn drive(text: &str) -> Result<(char, PathBuf), String> {
     let usage = || format!("{text:?} is not a drive and its folder; write for example C=/mnt/c");
     let (letter, dir) = text.split_once('=').ok_or_else(usage)?;
@@ -204,7 +212,7 @@ impl FormatArg {
 /// A disk type, as an option's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TypeArg {
-    /// All space from the start.
+    /// The whole length from the start; its space too with --preallocate.
     Fixed,
     /// Space when a block is first written.
     Dynamic,

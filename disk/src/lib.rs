@@ -31,7 +31,7 @@ mod plan;
 mod queue;
 
 pub use compare::{CompareOutcome, compare};
-pub use convert::{ConvertOptions, ConvertOutcome, convert};
+pub use convert::{ConvertOptions, ConvertOutcome, convert, size_note};
 pub use create::{CreateRequest, create};
 pub use device::{Disk, Layer};
 pub use error::{DiskError, Result};

@@ -182,7 +182,8 @@ fn print(context: &mut Context, report: Report) -> Outcome {
         context.print_json("diskwright.attach/1", report)?;
     } else {
         if let Some(place) = report.device.as_ref().or(report.fuse_file.as_ref()) {
-            writeln!(context.out, "{}", place.display())?;
+            // Scripts take the name as it is.
+            context.print_text(&format!("{}\n", place.display()))?;
         }
     }
     Ok(exit::OK)

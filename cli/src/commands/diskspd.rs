@@ -8,6 +8,7 @@ use super::lab::targets::{self, TargetArgs};
 use crate::{
     args::Cli,
     context::Context,
+    describe::printable_lines,
     exit::{self, Failure, Outcome},
     live::LiveDisplay,
 };
@@ -126,7 +127,9 @@ pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
             ResultForm::Text => diskspd::report(&profile, &run),
             ResultForm::Xml => diskspd::results_xml(&profile, &run),
         };
-        context.out.write_all(text.as_bytes())?;
+        // DiskSpd's report has tabs.
+        let lines: Vec<String> = text.split('\t').map(printable_lines).collect();
+        context.out.write_all(lines.join("\t").as_bytes())?;
     }
     saved?;
     Ok(match &run.end {
