@@ -309,7 +309,8 @@ impl Worker {
                                 let ring = Some(&self.ring);
                                 let options = QueueOptions { depth: QUEUE_DEPTH, ring, ..QueueOptions::default() };
                                 let opened = export.device.open_queue(&options).map_err(Departure::Queue)?;
-                                *queue = Some(Box::new(Reserve::over(opened, &self.ring)));
+                                let held = Arc::clone(&self.metrics.held);
+                                *queue = Some(Box::new(Reserve::over(opened, &self.ring, held)));
                             }
                             let tls = conn.secure.is_some();
                             tracing::info!(peer = %conn.peer, export = %export.name, tls, framing = ?session.framing, "serving");
