@@ -44,15 +44,15 @@ EXAMPLES
 pub enum Command {
     /// Make a new disk.
     Create(commands::create::CreateArgs),
-    /// Tell what a disk is: format, sizes, ids, parent, log; or its whole chain.
+    /// Show format, sizes, identifiers, parent and log state of a disk, or its whole chain.
     Info(commands::info::InfoArgs),
-    /// Tell which layer holds which range, or draw the whole disk on one screen.
+    /// Show which layer holds which range, or draw the whole disk on one screen.
     Map(commands::map::MapArgs),
     /// Look for damage and lost space, without ever writing.
     Check(commands::check::CheckArgs),
     /// Copy a disk into a new image of any format and type.
     Convert(commands::convert::ConvertArgs),
-    /// Tell whether two disks hold the same bytes.
+    /// Compare the contents of two disks.
     Compare(commands::compare::CompareArgs),
     /// Read, write, discard and flush ranges of a disk by hand.
     Io(commands::io::IoArgs),

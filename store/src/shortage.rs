@@ -46,7 +46,7 @@ impl fmt::Display for Shortage {
                 write!(f, " {} are free on {}", Size(*free_bytes), folder.display())
             }
             Limit::Process { max_bytes } => {
-                write!(f, ": this process may write files of at most {} (ulimit -f)", Size(*max_bytes))
+                write!(f, ": the limit for files that this process writes is {} (ulimit -f)", Size(*max_bytes))
             }
         }
     }

@@ -83,10 +83,10 @@ pub struct ServeArgs {
     /// Keep the writes of --ephemeral in DIR. [default: $TMPDIR, or /var/tmp]
     #[arg(long, value_name = "DIR", requires = "ephemeral")]
     ephemeral_dir: Option<PathBuf>,
-    /// Tell clients this about the disks (4096 bytes at most).
+    /// Description of the disks for clients (4096 bytes at most).
     #[arg(long, value_name = "TEXT", value_parser = description)]
     description: Option<String>,
-    /// Use the certificates in DIR.
+    /// Use TLS, with the certificates in DIR.
     #[arg(long, value_name = "DIR")]
     tls_certificates: Option<PathBuf>,
     /// Ask clients for no certificate.
@@ -110,7 +110,7 @@ pub struct ServeArgs {
     /// Threads that serve. [default: one for each processor, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
-    /// Tell metrics to Prometheus here, at /metrics.
+    /// Serve metrics for Prometheus at this address, under /metrics.
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     metrics: Option<Address>,
     /// How the log is written.
@@ -119,7 +119,7 @@ pub struct ServeArgs {
     /// What is logged. [default: info; warn with --quiet]
     #[arg(long, value_enum, value_name = "LEVEL")]
     log_level: Option<log::Level>,
-    /// Show what is going on in one line that changes.
+    /// Show connections, rates and latencies in one line that is drawn again.
     #[arg(long)]
     progress: bool,
 }

@@ -68,7 +68,7 @@ pub struct SweepArgs {
     prepare: TargetArgs,
     #[command(flatten)]
     workload: WorkloadArgs,
-    /// Where to save the result, and to go on with it. [default: diskwright-sweep.json in the current folder]
+    /// Where to save the result, and to go on with it.
     #[arg(long, short, value_name = "FILE.json", default_value = "diskwright-sweep.json")]
     output: PathBuf,
     /// A label for the result: key=value (may be repeated).
