@@ -44,15 +44,15 @@ EXAMPLES
 pub enum Command {
     /// Make a new disk.
     Create(commands::create::CreateArgs),
-    /// Tell what a disk is: format, sizes, ids, parent, log; or its whole chain.
+    /// Show format, sizes, identifiers, parent and log state of a disk, or its whole chain.
     Info(commands::info::InfoArgs),
-    /// Tell which layer holds which range, or draw the whole disk on one screen.
+    /// Show which layer holds which range, or draw the whole disk on one screen.
     Map(commands::map::MapArgs),
     /// Look for damage and lost space, without ever writing.
     Check(commands::check::CheckArgs),
     /// Copy a disk into a new image of any format and type.
     Convert(commands::convert::ConvertArgs),
-    /// Tell whether two disks hold the same bytes.
+    /// Compare the contents of two disks.
     Compare(commands::compare::CompareArgs),
     /// Read, write, discard and flush ranges of a disk by hand.
     Io(commands::io::IoArgs),
@@ -183,6 +183,14 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()).ok_or_else(usage)
 }
 
+/// Reads a count above 0.
+///
+/// # Errors
+/// A sentence for clap to put behind the option's name.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "it must be a number above 0".into())
+}
+
 fn drive(text: &str) -> Result<(char, PathBuf), String> {
     let usage = || format!("{text:?} is not a drive and its folder; write for example C=/mnt/c");
     let (letter, dir) = text.split_once('=').ok_or_else(usage)?;
@@ -218,7 +226,7 @@ impl FormatArg {
 /// A disk type, as an option's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TypeArg {
-    /// All space from the start.
+    /// The whole length from the start; its space too with --preallocate.
     Fixed,
     /// Space when a block is first written.
     Dynamic,

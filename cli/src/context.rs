@@ -10,7 +10,8 @@ use crate::{
 use diskwright_disk::{OpenOptions, Opened};
 use serde::Serialize;
 use std::{
-    io::{self, BufWriter, Stdout, Write},
+    borrow::Cow,
+    io::{self, BufWriter, IsTerminal, Stdout, Write},
     path::Path,
 };
 
@@ -48,6 +49,20 @@ impl Context {
         Ok(diskwright_lab::json::write(&mut self.out, result)?)
     }
 
+    /// Prints a screen of the lab; `render` is told whether colour is wanted.
+    ///
+    /// A screen names files, profiles and servers, which may hold control characters. Where the screen without colour has any besides
+    /// line feeds, it is shown escaped and without colour, for nobody could tell them from those that colour text.
+    pub fn print_screen(&mut self, render: impl Fn(bool) -> String) -> Outcome<()> {
+        Ok(self.out.write_all(screen_text(self.style.colour, render).as_bytes())?)
+    }
+
+    /// Prints text that other programs may read: as it is into a file or a pipe, escaped on a terminal.
+    pub fn print_text(&mut self, text: &str) -> Outcome<()> {
+        let shown = if io::stdout().is_terminal() { Cow::from(printable_lines(text)) } else { text.into() };
+        Ok(self.out.write_all(shown.as_bytes())?)
+    }
+
     /// A sentence on standard error, unless `--quiet`.
     pub fn warn(&mut self, sentence: &str) {
         if !self.global.quiet {
@@ -76,5 +91,28 @@ impl Context {
     /// A display for a run of the lab.
     pub fn steps(&self) -> StepDisplay {
         StepDisplay::new(self.global.quiet, self.signals.patient())
+    }
+}
+
+fn screen_text(colour: bool, render: impl Fn(bool) -> String) -> String {
+    let plain = render(false);
+    let safe = printable_lines(&plain);
+    if colour && safe == plain { render(true) } else { safe }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_screen_keeps_its_own_colours_and_no_other_control_characters() {
+        let render = |name: &'static str| {
+            move |colour: bool| if colour { format!("\x1b[31m{name}\x1b[0m\nx") } else { format!("{name}\nx") }
+        };
+        assert_eq!(screen_text(true, render("disk")), "\x1b[31mdisk\x1b[0m\nx");
+        assert_eq!(screen_text(false, render("disk")), "disk\nx");
+        for colour in [true, false] {
+            assert_eq!(screen_text(colour, render("a\x1b[2Jb")), "a\\u{1b}[2Jb\nx");
+        }
     }
 }

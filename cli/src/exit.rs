@@ -9,6 +9,10 @@
 //!
 //! The codes are those of qemu-img, because scripts know them. So a usage error of `check` is 1 and not clap's 2, which
 //! would read as "corrupt"; for `compare` clap's 2 is right as it is. A reader that goes away (`| head`) is no error.
+//!
+//! Wrong usage is what the command line alone shows: a word that `io` does not know, a size of 0, a block size that the format
+//! does not have, one disk named twice. It ends as an error of clap's does ([`Failure::Usage`]). What depends on files, such as a
+//! parent of another format or a name that is taken, has failed. [`Codes`] is the one place where both become numbers.
 
 use diskwright_disk::DiskError;
 use diskwright_image::ImageError;
@@ -38,12 +42,45 @@ pub const STOPPED: u8 = 130;
 /// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// A sentence to show.
+    /// The command was used wrongly; a sentence to show.
+    Usage(String),
+    /// The command failed; a sentence to show.
     Sentence(String),
     /// A signal stopped it.
     Stopped,
     /// Nobody reads standard output any more.
     ReaderGone,
+}
+
+/// The exit codes of one command for what is not an ordinary end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Codes {
+    failed: u8,
+    usage: u8,
+}
+
+impl Codes {
+    /// Of most commands.
+    pub const USUAL: Self = Self { failed: FAILED, usage: USAGE };
+    /// Of `check`, whose 2 says "corrupt".
+    pub const CHECK: Self = Self { failed: NOT_CHECKED, usage: NOT_CHECKED };
+    /// Of `compare` and `lab compare`, whose 1 says "different".
+    pub const COMPARE: Self = Self { failed: NOT_COMPARED, usage: USAGE };
+
+    /// What ends a command line that clap refuses.
+    pub fn usage(self) -> u8 {
+        self.usage
+    }
+
+    /// What ends a command that failed.
+    pub fn of(self, failure: &Failure) -> u8 {
+        match failure {
+            Failure::Usage(_) => self.usage,
+            Failure::Sentence(_) => self.failed,
+            Failure::Stopped => STOPPED,
+            Failure::ReaderGone => OK,
+        }
+    }
 }
 
 /// What a command returns: its exit code, or why it failed.
@@ -55,18 +92,14 @@ impl Failure {
         Self::Sentence(without_errno(&sentence.into()))
     }
 
+    /// Wrong usage, with this sentence.
+    pub fn usage(sentence: impl Into<String>) -> Self {
+        Self::Usage(without_errno(&sentence.into()))
+    }
+
     /// Wraps an error of the system with what was being done.
     pub fn doing(doing: impl fmt::Display, source: io::Error) -> Self {
         Self::Sentence(without_errno(&format!("{doing}: {source}")))
-    }
-
-    /// The exit code, for a command whose ordinary failures end with `failed`.
-    pub fn code(&self, failed: u8) -> u8 {
-        match self {
-            Self::Sentence(_) => failed,
-            Self::Stopped => STOPPED,
-            Self::ReaderGone => OK,
-        }
     }
 }
 
@@ -86,7 +119,9 @@ impl From<DiskError> for Failure {
     fn from(error: DiskError) -> Self {
         match error {
             DiskError::Stopped => Self::Stopped,
-            other => Self::Sentence(without_errno(&other.to_string())),
+            // Of images, only the options by which one is made are refused so.
+            DiskError::Usage { .. } | DiskError::Image(ImageError::BadOptions { .. }) => Self::usage(error.to_string()),
+            other => Self::new(other.to_string()),
         }
     }
 }
@@ -100,7 +135,8 @@ impl From<ImageError> for Failure {
 impl From<LabError> for Failure {
     fn from(error: LabError) -> Self {
         match error {
-            LabError::Stopped | LabError::Disk(DiskError::Stopped) => Self::Stopped,
+            LabError::Stopped => Self::Stopped,
+            LabError::Disk(error) => error.into(),
             other => Self::Sentence(without_errno(&other.to_string())),
         }
     }
@@ -115,7 +151,7 @@ impl From<AttachError> for Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Sentence(sentence) => f.write_str(sentence),
+            Self::Usage(sentence) | Self::Sentence(sentence) => f.write_str(sentence),
             Self::Stopped => f.write_str("stopped before it was done"),
             Self::ReaderGone => f.write_str("nobody reads standard output any more"),
         }
@@ -138,10 +174,15 @@ mod tests {
 
     #[test]
     fn codes_of_failures() {
-        assert_eq!(Failure::new("x").code(NOT_COMPARED), 2);
-        assert_eq!(Failure::new("x").code(NOT_CHECKED), 1);
-        assert_eq!(Failure::from(DiskError::Stopped).code(FAILED), 130);
-        assert_eq!(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).code(FAILED), 0);
+        let of = |failure: Failure| [Codes::USUAL, Codes::COMPARE, Codes::CHECK].map(|codes| codes.of(&failure));
+        assert_eq!(of(Failure::new("x")), [1, 2, 1]);
+        assert_eq!(of(Failure::usage("x")), [2, 2, 1]);
+        let wrong = || DiskError::Usage { what: "x".into(), hint: "y".into() };
+        assert_eq!(of(Failure::from(wrong())), [2, 2, 1]);
+        assert_eq!(of(Failure::from(LabError::Disk(wrong()))), [2, 2, 1]);
+        assert_eq!(of(Failure::from(DiskError::Exists { path: "x".into() })), [1, 2, 1]);
+        assert_eq!(of(Failure::from(DiskError::Stopped)), [130; 3]);
+        assert_eq!(of(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe))), [0; 3]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! The lab calls from the thread that conducts a run, at most four times a second; no measuring thread ever waits for a screen. The
 //! answer is `false` once a signal has come: the run then ends, and keeps what it has measured.
 
-use crate::{signals::Patience, style::DEFAULT_COLUMNS};
+use crate::{describe::printable, signals::Patience, style::DEFAULT_COLUMNS};
 use diskwright_lab::{
     run::{Snapshot, Stage, Watch},
     steady::{RANGE_MAX, ROUNDS, SLOPE_MAX},
@@ -96,6 +96,8 @@ fn line(now: &Snapshot<'_>) -> String {
     } else {
         now.phase.to_owned()
     };
+    // A phase is named by a profile, which may hold anything.
+    let phase = printable(&phase);
     let stage = match now.stage {
         Stage::WarmUp => "warming up",
         Stage::Settling => "settling",
@@ -192,6 +194,13 @@ mod tests {
         );
         let early = Snapshot { steady: Some(Nearness { rounds: 2, range: 0.0, slope: 0.0 }), ..snapshot() };
         assert!(line(&early).ends_with("steady: 2 of 5 rounds"));
+    }
+
+    #[test]
+    fn a_phase_cannot_drive_the_terminal() {
+        let hostile = Snapshot { phase: "a\x1b[2Jb\rc", ..snapshot() };
+        assert!(line(&hostile).starts_with("a\\u{1b}[2Jb\\rc: measuring"), "{}", line(&hostile));
+        assert!(!line(&Snapshot { phases: 2, ..hostile }).contains(char::is_control));
     }
 
     #[test]

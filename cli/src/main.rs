@@ -9,6 +9,7 @@
 //!   extents.rs     a disk's extents, by windows   draw.rs       a disk on one screen
 //!   describe.rs    one image in words and JSON    steps.rs      how far a run of the lab is
 //!   export.rs      an NBD export in words, JSON   live.rs      a run while it is measured
+//!   ntfs.rs       holes that Windows refuses
 //!   sizes.rs  timestamp.rs  table.rs  json.rs     how things are written
 //! ```
 //!
@@ -27,6 +28,7 @@ mod export;
 mod extents;
 mod json;
 mod live;
+mod ntfs;
 mod progress;
 mod signals;
 mod sizes;
@@ -38,16 +40,17 @@ mod timestamp;
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
 use context::{Context, say};
-use exit::Failure;
+use exit::{Codes, Failure};
 use std::{ffi::OsString, io::Write, process::ExitCode};
 
 fn main() -> ExitCode {
+    signals::let_full_files_fail();
     let signals = signals::Signals::install();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    let failed = failure_code(&cli.command);
+    let codes = codes(&cli.command);
     let mut context = Context::new(cli.global, signals);
     let outcome = run(&mut context, &cli.command).and_then(|code| {
         context.out.flush()?;
@@ -57,11 +60,11 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             match &failure {
-                Failure::Sentence(sentence) => say(sentence),
+                Failure::Usage(sentence) | Failure::Sentence(sentence) => say(sentence),
                 Failure::Stopped => say("stopped before it was done"),
                 Failure::ReaderGone => {}
             }
-            failure.code(failed)
+            codes.of(&failure)
         }
     })
 }
@@ -88,12 +91,12 @@ fn run(context: &mut Context, command: &Command) -> exit::Outcome {
     }
 }
 
-fn failure_code(command: &Command) -> u8 {
+fn codes(command: &Command) -> Codes {
     match command {
-        Command::Check(_) => exit::NOT_CHECKED,
-        Command::Compare(_) => exit::NOT_COMPARED,
-        Command::Lab(args) => args.failure_code(),
-        _ => exit::FAILED,
+        Command::Check(_) => Codes::CHECK,
+        Command::Compare(_) => Codes::COMPARE,
+        Command::Lab(args) => args.codes(),
+        _ => Codes::USUAL,
     }
 }
 
@@ -108,8 +111,8 @@ fn usage(error: &clap::Error) -> ExitCode {
 fn usage_code(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
     let matches = Cli::command().ignore_errors(true).try_get_matches_from(arguments);
     match matches.as_ref().ok().and_then(|matches| matches.subcommand_name()) {
-        Some("check") => exit::NOT_CHECKED,
-        _ => exit::USAGE,
+        Some("check") => Codes::CHECK.usage(),
+        _ => Codes::USUAL.usage(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ctrl-C, SIGTERM and SIGHUP.
+//! Ctrl-C, SIGTERM and SIGHUP; and SIGXFSZ, which must not end the program.
 //!
 //! The signals are blocked in every thread and taken by one thread that waits for them, so no system call is ever
 //! interrupted and no handler runs in the middle of anything. While a command has said that it will stop by itself
@@ -20,6 +20,14 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+/// Lets a write beyond `ulimit -f` fail with EFBIG, where the kernel would else end the whole program by SIGXFSZ, a server with all
+/// its clients included. The signal is blocked, which has the effect of ignoring it; std unblocks all signals in the programs that it
+/// starts, so those have it as usual. Call in `main`, before any other thread starts.
+pub fn let_full_files_fail() {
+    // Where that fails the program still works, but ends at that limit.
+    let _ = SigSet::from(Signal::SIGXFSZ).thread_block();
+}
 
 /// What the shell calls the end by a hang-up: 128 and the signal's number.
 const HUNG_UP: i32 = 129;

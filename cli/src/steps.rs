@@ -4,7 +4,7 @@
 //! The lab calls between measurements, and, where one lasts, at most four times a second from the thread that conducts it; nothing here has a
 //! thread of its own, so the display costs no measurement anything. The answer is `false` once a signal has come.
 
-use crate::{live, signals::Patience};
+use crate::{describe::printable, live, signals::Patience};
 use diskwright_lab::{
     progress::{Progress, Step},
     run::{Snapshot, Watch},
@@ -58,6 +58,9 @@ impl StepDisplay {
 
 impl Progress for StepDisplay {
     fn step(&mut self, step: Step<'_>) -> bool {
+        // Both name files and profiles, and names may hold anything.
+        let (phase, message) = (printable(step.phase), printable(step.message));
+        let step = Step { phase: &phase, message: &message, ..step };
         let cells = &self.cells;
         let mut state = cells.state.lock().unwrap_or_else(PoisonError::into_inner);
         let new_phase = state.phase != step.phase;

@@ -133,15 +133,15 @@ fn a_parent_outside_the_folder_needs_leave() {
 #[test]
 fn what_cannot_be_made_is_refused_with_a_sentence() {
     let shop = Workshop::new();
-    let error = shop.fails(1, "create disk.xyz --size 1G");
+    let error = shop.fails(2, "create disk.xyz --size 1G");
     assert!(error.contains(".xyz") && error.contains(".vhdx") && error.contains("--format"), "{error}");
     shop.fails(2, "create disk.vhdx");
     assert!(shop.fails(2, "create disk.vhdx --size 40Q").contains("powers of 1024"));
-    shop.fails(1, "create disk.vhdx --size 0");
-    shop.fails(1, "create disk.vhdx --size 65T");
-    shop.fails(1, "create disk.vhdx --size 1G --block-size 3M");
-    shop.fails(1, "create disk.raw --size 1G --type dynamic");
-    shop.fails(1, "create child.vhdx --type differencing --size 1G");
+    shop.fails(2, "create disk.vhdx --size 0");
+    shop.fails(2, "create disk.vhdx --size 65T");
+    shop.fails(2, "create disk.vhdx --size 1G --block-size 3M");
+    shop.fails(2, "create disk.raw --size 1G --type dynamic");
+    shop.fails(2, "create child.vhdx --type differencing --size 1G");
     shop.fails(1, "create child.vhdx --parent nowhere.vhdx");
     assert_eq!(std::fs::read_dir(shop.path("")).unwrap().count(), 0, "something was left behind");
 

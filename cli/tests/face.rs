@@ -113,7 +113,7 @@ fn a_study_that_cannot_be_is_refused_and_one_that_is_stopped_cleans_up() {
     let shop = Workshop::new();
     shop.fails(2, "lab study nonsense");
     shop.fails(2, "lab study containers --cell 0");
-    shop.fails(1, "lab study containers --quick --rounds 0");
+    shop.fails(2, "lab study containers --quick --rounds 0");
     std::fs::write(shop.path("file"), b"").unwrap();
     shop.fails(1, "lab study containers --quick --dir file");
     std::fs::remove_file(shop.path("file")).unwrap();

@@ -75,7 +75,7 @@ fn ranges_that_cannot_be_are_refused_whole() {
         assert!(error.contains(word), "{command}: {error}");
     }
     shop.ok("io disk.vhdx -c 'read -P 0 0 64M'");
-    let error = shop.fails(1, "io disk.vhdx -c 'write 0 4k' -c 'scribble 0 4k'");
+    let error = shop.fails(2, "io disk.vhdx -c 'write 0 4k' -c 'scribble 0 4k'");
     assert!(error.contains("scribble"), "{error}");
     shop.ok("io disk.vhdx -c 'read -P 0 0 4k'");
 }

@@ -140,20 +140,20 @@ fn map_and_info_tell_what_the_server_tells() {
 fn what_is_wrong_is_one_sentence() {
     let shop = Workshop::new();
     shop.ok("create disk.vhdx --size 32M");
-    for (line, word) in [
-        ("info nbd+unix:///x", "add ?socket=PATH"),
-        ("info 'nbd+unix:///?socket=nowhere.sock'", "is the server running"),
-        ("info 'nbd://127.0.0.1:1/?timeout=5'", "is the server running"),
-        ("info 'nbd://localhost?sockt=x'", "parameter sockt"),
-        ("convert disk.vhdx 'nbd+unix:///?socket=nowhere.sock'", "cannot connect"),
-        ("convert disk.vhdx 'nbd+unix:///?socket=nowhere.sock' --type fixed", "leave out the format"),
-        ("check nbd://localhost/x", "cannot check the export of a server"),
-        ("create nbd://localhost/x --size 1M", "cannot create the export"),
-        ("serve nbd://localhost/x --nbd ./t", "cannot serve the export"),
-        ("attach nbd://localhost/x", "cannot attach the export"),
-        ("map --format vhdx 'nbd+unix:///?socket=nowhere.sock'", "contents are the disk itself"),
+    for (code, line, word) in [
+        (1, "info nbd+unix:///x", "add ?socket=PATH"),
+        (1, "info 'nbd+unix:///?socket=nowhere.sock'", "is the server running"),
+        (1, "info 'nbd://127.0.0.1:1/?timeout=5'", "is the server running"),
+        (1, "info 'nbd://localhost?sockt=x'", "parameter sockt"),
+        (1, "convert disk.vhdx 'nbd+unix:///?socket=nowhere.sock'", "cannot connect"),
+        (2, "convert disk.vhdx 'nbd+unix:///?socket=nowhere.sock' --type fixed", "leave out the format"),
+        (1, "check nbd://localhost/x", "cannot check the export of a server"),
+        (2, "create nbd://localhost/x --size 1M", "cannot create the export"),
+        (2, "serve nbd://localhost/x --nbd ./t", "cannot serve the export"),
+        (2, "attach nbd://localhost/x", "cannot attach the export"),
+        (2, "map --format vhdx 'nbd+unix:///?socket=nowhere.sock'", "contents are the disk itself"),
     ] {
-        let error = shop.fails(1, line);
+        let error = shop.fails(code, line);
         assert!(error.contains(word) && error.lines().count() == 1, "{line}: {error}");
     }
     let error = shop.fails(2, "compare disk.vhdx nbd+unix:///x");

@@ -16,6 +16,7 @@
 //! An export is written where it is: it has its size, and holds something, so what is zero in the source is made zero there.
 
 mod copy;
+mod notes;
 
 use crate::{
     CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result, compare,
@@ -26,6 +27,7 @@ use crate::{
 use copy::{Failure, Job, Outcome};
 use diskwright_image::Format;
 use diskwright_store::{BlockDevice, CacheMode, ExtentKind};
+pub use notes::size_note;
 use std::{
     io,
     ops::Range,
@@ -61,7 +63,7 @@ pub struct ConvertOutcome {
     pub zero_bytes: u64,
     /// Bytes read back and found the same.
     pub verified_bytes: u64,
-    /// What the user should know about the source and how it was opened, a sentence each.
+    /// What the user should know of the source and of the copy, a sentence each.
     pub warnings: Vec<String>,
 }
 
@@ -80,7 +82,7 @@ pub fn convert(
     let (source_path, dest_path) = (source.as_ref(), dest.as_ref());
     if let Some(parent) = &options.dest.parent {
         // What is zero in the source is not written, and the parent's bytes would show there.
-        return Err(DiskError::BadOptions {
+        return Err(DiskError::Usage {
             what: format!(
                 "cannot convert into a child of {}: a conversion makes a disk that stands alone",
                 parent.display()
@@ -114,7 +116,11 @@ pub fn convert(
     let discard = |_: &DiskError| drop(files.remove(&partial));
     let open = OpenOptions { writable: true, format: Some(format), ..dest_options(options) };
     let mut outcome = Disk::open(&partial, &open)
-        .and_then(|dest| copy((&source, source_path), (&Opened::Disk(dest), &partial), options, progress))
+        .and_then(|dest| {
+            let warnings = notes::of_copy(geometry, dest_path, &dest);
+            let outcome = copy((&source, source_path), (&Opened::Disk(dest), &partial), options, progress)?;
+            Ok(ConvertOutcome { warnings: [outcome.warnings.clone(), warnings].concat(), ..outcome })
+        })
         .map_err(shown)
         .inspect_err(discard)?;
     if options.verify {
@@ -202,7 +208,7 @@ fn convert_into_export(
         || asked.block_bytes.or(asked.logical_sector_bytes).or(asked.physical_sector_bytes).is_some()
         || asked.preallocate
     {
-        return Err(DiskError::BadOptions {
+        return Err(DiskError::Usage {
             what: format!("{}: an export is written as it is, it cannot be made of another kind", dest_path.display()),
             hint: "leave out the format, the type, block and sector sizes and --preallocate".into(),
         });
@@ -235,6 +241,7 @@ fn copy(
     progress: &mut Progress<'_>,
 ) -> Result<ConvertOutcome> {
     let size_bytes = source.device().geometry().size_bytes;
+    let free_bytes = diskwright_store::free_bytes(dest_path);
     let job = Job::new(source, dest, options.source.engine, !options.no_reflink);
     match job.run(progress) {
         Outcome::Done => {}
@@ -242,7 +249,12 @@ fn copy(
         Outcome::Failed(Failure::Source(range, error)) => {
             return Err(from_io("read it", &file_of(source, source_path, range), error));
         }
-        Outcome::Failed(Failure::Dest(error)) => return Err(from_io("copy into it", dest_path, error)),
+        Outcome::Failed(Failure::Dest(error)) => {
+            // Of a file that is removed now: what all of it would have taken, and what was free before.
+            let needed_bytes = dest.disk().and_then(|_| job.data_bytes());
+            let error = diskwright_store::explain_shortage(error, dest_path, needed_bytes, free_bytes);
+            return Err(from_io("copy into it", dest_path, error));
+        }
     }
     dest.close()?;
     progress(size_bytes, size_bytes);

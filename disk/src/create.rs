@@ -45,8 +45,8 @@ pub struct CreateRequest {
 /// sentence each.
 ///
 /// # Errors
-/// [`DiskError::BadOptions`] and [`diskwright_image::ImageError::BadOptions`] for what cannot be,
-/// also where the file exists; [`DiskError::File`] where the file system refuses.
+/// [`DiskError::Usage`] and [`diskwright_image::ImageError::BadOptions`] for what cannot be made; [`DiskError::BadOptions`] for a
+/// parent that does not fit; [`DiskError::Exists`]; [`DiskError::File`] where the file system refuses.
 pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<Vec<String>> {
     let path = path.as_ref();
     create_as(path, path, request).map_err(|error| match error {
@@ -72,10 +72,7 @@ fn parent_out_of_reach(files: &Files, child: &Path, parent: &Path) -> Option<Str
 
 /// What is there already is not replaced. It may be the very disk that a new one is to be made from, so nobody is told to remove it.
 pub(crate) fn is_there(path: &Path) -> DiskError {
-    DiskError::BadOptions {
-        what: format!("{}: something of this name is there already", path.display()),
-        hint: "nothing was changed: choose another name, or move it away first".into(),
-    }
+    DiskError::Exists { path: path.to_owned() }
 }
 
 /// Makes a new image file at `path` that is to be `shown` in the end: that is the name that errors tell.
@@ -128,7 +125,7 @@ pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
             "use .vhdx, .vhd or .raw, or say the format with --format",
         ));
     }
-    asked.or_else(|| probe::format_of_extension(path)).ok_or_else(|| DiskError::BadOptions {
+    asked.or_else(|| probe::format_of_extension(path)).ok_or_else(|| DiskError::Usage {
         what: format!(
             "cannot tell the format of {} from its extension{}",
             path.display(),
@@ -139,6 +136,11 @@ pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
 }
 
 fn bad(path: &Path, what: impl Into<String>, hint: impl Into<String>) -> DiskError {
+    DiskError::Usage { what: format!("cannot create {}: {}", path.display(), what.into()), hint: hint.into() }
+}
+
+/// Options that would do with another parent.
+fn unfit(path: &Path, what: impl Into<String>, hint: impl Into<String>) -> DiskError {
     DiskError::BadOptions { what: format!("cannot create {}: {}", path.display(), what.into()), hint: hint.into() }
 }
 
@@ -198,7 +200,7 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
     if let Some(info) = &parent_info
         && info.logical_sector_bytes != logical_sector_bytes
     {
-        return Err(bad(
+        return Err(unfit(
             path,
             format!("its parent has sectors of {} bytes, not {logical_sector_bytes}", info.logical_sector_bytes),
             "leave out --sector-size: a chain has one sector size",
@@ -230,7 +232,7 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
     // The child says the parent's format: one of the same format is the only parent that it can have.
     let access = Access { format: Some(format), ..Access::default() };
     let (image, _store) = open_image(files, parent, &access, &mut Vec::new()).map_err(|error| match error {
-        DiskError::Image(ImageError::NotAnImage { found, .. }) => bad(
+        DiskError::Image(ImageError::NotAnImage { found, .. }) => unfit(
             child,
             format!(
                 "its parent {} is not {format} ({found}), and a {format} disk can only have a {format} parent",
@@ -242,7 +244,7 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
     })?;
     let info = image.info().clone();
     let Some(linkage) = info.linkage_id else {
-        return Err(bad(
+        return Err(unfit(
             child,
             format!("its parent {} has no identity by which it could be named", parent.display()),
             "convert the parent to VHD or VHDX first",
@@ -253,7 +255,7 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
     let dir_real = files.canonical(dir).map_err(|source| file_error("find", dir, source))?;
     let text = |path: &Path| {
         path.to_str().filter(|text| !text.contains('\\')).map(|text| text.replace('/', "\\")).ok_or_else(|| {
-            bad(
+            unfit(
                 child,
                 format!("the path {} cannot be written into the image", path.display()),
                 "use names in UTF-8 without backslashes",

@@ -111,6 +111,20 @@ pub enum DiskError {
         /// What to do.
         hint: String,
     },
+    /// What was asked for cannot be, whatever the files hold: the command line is wrong.
+    #[error("{what}; {hint}")]
+    Usage {
+        /// What is wrong.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A file that was to be made is there.
+    #[error("{}: file exists; nothing was changed: choose another name, or move that file away first", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
     /// Verification found a difference.
     #[error(
         "{dest}: verification failed: the first byte that differs from {source_path} is at offset {offset_bytes}; do not use this copy"
@@ -134,7 +148,7 @@ impl DiskError {
         let path = match &mut self {
             Self::Image(image) => image.path_mut(),
             Self::File { path, .. } | Self::InUse { path, .. } | Self::BadChain { path, .. } => path,
-            Self::BadOptions { what, .. } => {
+            Self::BadOptions { what, .. } | Self::Usage { what, .. } => {
                 *what = what.replace(&*from.to_string_lossy(), &to.to_string_lossy());
                 return self;
             }

@@ -41,7 +41,7 @@ mod work;
 
 pub use chain::Layer;
 pub use compare::{CompareOutcome, compare};
-pub use convert::{ConvertOptions, ConvertOutcome, convert};
+pub use convert::{ConvertOptions, ConvertOutcome, convert, size_note};
 pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};
 pub use error::{DiskError, Result};

@@ -42,12 +42,12 @@ impl Place {
 /// Refuses a name that is a URI, for those who work on files: `task` says what they do, as in "check".
 ///
 /// # Errors
-/// [`DiskError::BadOptions`].
+/// [`DiskError::Usage`].
 pub fn in_a_file(name: &Path, task: &str) -> Result<()> {
     if !NbdUri::looks_like(name.as_os_str()) {
         return Ok(());
     }
-    Err(DiskError::BadOptions {
+    Err(DiskError::Usage {
         what: format!("{}: cannot {task} the export of a server, only a disk in a file", name.display()),
         hint: "do it where the server's disks lie, or copy the export into a file (diskwright convert)".into(),
     })
@@ -66,14 +66,14 @@ impl Opened {
     /// Opens what `name` means. Of the options an export knows only [`OpenOptions::writable`].
     ///
     /// # Errors
-    /// As [`Disk::open`]; [`DiskError::Nbd`]; [`DiskError::BadOptions`] for an export that should be taken as an image.
+    /// As [`Disk::open`]; [`DiskError::Nbd`]; [`DiskError::Usage`] for an export that should be taken as an image.
     pub fn open(name: &Path, options: &OpenOptions) -> Result<Self> {
         let uri = match Place::parse(name)? {
             Place::File(path) => return Disk::open(path, options).map(Self::Disk),
             Place::Nbd(uri) => uri,
         };
         if let Some(format) = options.format.filter(|&format| format != Format::Raw) {
-            return Err(DiskError::BadOptions {
+            return Err(DiskError::Usage {
                 what: format!(
                     "{}: an export cannot be taken as {format}: its contents are the disk itself",
                     name.display()

@@ -111,7 +111,7 @@ fn what_is_there_already_is_told_and_stays() {
     symlink(place("nowhere"), &link).unwrap();
     let options = ConvertOptions::default();
     for path in [&dest, &source, &link] {
-        let told = format!("{}: something of this name is there already; nothing was changed", path.display());
+        let told = format!("{}: file exists; nothing was changed", path.display());
         assert_told(&create(path, &request).unwrap_err().to_string(), &[&told]);
         assert_told(&convert(&source, path, &options, &mut |_, _| true).unwrap_err().to_string(), &[&told]);
     }
@@ -121,7 +121,7 @@ fn what_is_there_already_is_told_and_stays() {
         std::fs::write(&late, "mine too").unwrap();
         true
     });
-    assert_told(&told.unwrap_err().to_string(), &["late.vhdx: something of this name is there already"]);
+    assert_told(&told.unwrap_err().to_string(), &["late.vhdx: file exists"]);
 
     assert!(std::fs::read(&source).unwrap() == disk);
     assert_eq!((std::fs::read(&dest).unwrap(), std::fs::read(&late).unwrap()), (b"mine".into(), b"mine too".into()));

@@ -83,7 +83,8 @@ fn stays_what_it_is(path: &Path, format: Format, dir: &Path) {
         drop(disk);
         for writable in [false, true] {
             let disk = open(path, writable).unwrap_or_else(|error| panic!("{what}: {error}"));
-            let info = disk.layers()[0].image.info();
+            let layers = disk.layers();
+            let info = layers[0].image.info();
             assert_eq!((disk.layers().len(), info.format, info.disk_type), (1, format, DiskType::Fixed), "{what}");
             assert_eq!(disk.geometry().size_bytes, SIZE_BYTES, "{what}");
             let found = contents(&disk);

@@ -90,6 +90,7 @@ pub enum ImageError {
 
 fn hint_for(source: &io::Error) -> &'static str {
     match source.kind() {
+        io::ErrorKind::FileTooLarge => "; raise that limit, or use a file system that takes longer files",
         _ if diskwright_store::is_full(source) => "; free some space on the file system and try again",
         io::ErrorKind::PermissionDenied => "; check the file's permissions",
         io::ErrorKind::UnexpectedEof => "; the file ends too early: was it copied completely?",

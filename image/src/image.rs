@@ -504,7 +504,8 @@ pub struct CreateOptions {
     pub physical_sector_bytes: u32,
     /// The parent's link, for a differencing image.
     pub parent: Option<ParentLink>,
-    /// Dynamic: reserve the space of all blocks now (they stay unmapped; the file will not run out of space).
+    /// Reserve the space of all blocks now, so that the file cannot run out of it. Blocks of a dynamic disk stay unmapped; a fixed
+    /// disk has its whole length in any case, and consists of holes without this.
     pub preallocate: bool,
     /// The unique id to give, or `None` for a new one (tests give one).
     pub disk_id: Option<Uuid>,

@@ -93,7 +93,7 @@ impl Container {
     }
 }
 
-/// Makes an empty disk in `dir` (and an empty dynamic parent beside a differencing one). A raw file has its space allocated.
+/// Makes an empty disk in `dir` (and an empty dynamic parent beside a differencing one). Raw files and fixed disks have their space allocated.
 ///
 /// # Errors
 /// [`LabError::Disk`].
@@ -116,7 +116,7 @@ pub fn create_with_blocks(
         format: Some(container.format()),
         disk_type: Some(container.disk_type()),
         size_bytes: Some(size_bytes),
-        preallocate: container == Container::Raw,
+        preallocate: container.disk_type() == DiskType::Fixed,
         block_bytes,
         ..CreateRequest::default()
     };

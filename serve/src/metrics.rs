@@ -71,6 +71,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) broken: Counter,
     /// Calls of io_uring_enter.
     pub(crate) enters: Counter,
+    /// Reads that were held back (`reserve`).
+    pub(crate) held: Arc<Counter>,
 }
 
 impl WorkerMetrics {
@@ -121,6 +123,8 @@ pub struct Totals {
     pub broken: u64,
     /// Calls of io_uring_enter.
     pub enters: u64,
+    /// Reads that waited in the server until a batch of the disk's had ended.
+    pub held: u64,
 }
 
 /// Of one command.
@@ -164,6 +168,7 @@ impl Metrics {
             in_flight += worker.in_flight.load(Relaxed);
             totals.broken += worker.broken.get();
             totals.enters += worker.enters.get();
+            totals.held += worker.held.get();
             for (sum, of) in totals.commands.iter_mut().zip(&worker.commands) {
                 sum.requests += of.requests.get();
                 sum.bytes += of.bytes.get();

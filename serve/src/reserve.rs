@@ -17,8 +17,9 @@
 //!
 //! Invariant: while something is held, something is with the disk, whose end lets it go.
 
+use crate::metrics::Counter;
 use diskwright_store::{BlockQueue, Completion, Operation, PushError, Request, SharedRing};
-use std::io;
+use std::{io, sync::Arc};
 
 /// Batches below this are no batches.
 const BATCH_MIN: usize = 8;
@@ -45,12 +46,14 @@ pub(crate) struct Reserve {
     batch: usize,
     /// Smaller ones since it was last looked at.
     smaller: usize,
+    /// Reads that were held back so far.
+    held_total: Arc<Counter>,
 }
 
 impl Reserve {
-    /// Over a queue on `ring`.
-    pub(crate) fn over(inner: Box<dyn BlockQueue>, ring: &SharedRing) -> Self {
-        Self { inner, ring: ring.clone(), held: Vec::new(), batch: 0, smaller: 0 }
+    /// Over a queue on `ring`. Each read that is held back is counted in `held_total`.
+    pub(crate) fn over(inner: Box<dyn BlockQueue>, ring: &SharedRing, held_total: Arc<Counter>) -> Self {
+        Self { inner, ring: ring.clone(), held: Vec::new(), batch: 0, smaller: 0, held_total }
     }
 
     /// How many are held back, with batches as they come.
@@ -98,6 +101,7 @@ impl BlockQueue for Reserve {
             && self.in_flight() < self.depth()
         {
             self.held.push(request);
+            self.held_total.add(1);
             return Ok(());
         }
         self.inner.push(request)
@@ -173,7 +177,7 @@ mod tests {
         };
         let disk = Batches { batch, ..Batches::default() };
         let waiting = Rc::clone(&disk.waiting);
-        Some((Reserve::over(Box::new(disk), &ring), waiting))
+        Some((Reserve::over(Box::new(disk), &ring, Arc::default()), waiting))
     }
 
     fn fill(queue: &mut Reserve, tags: std::ops::Range<u64>) {

@@ -24,8 +24,9 @@ pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes};
 
 use crate::{
     direct::{self, DirectFile, Route},
-    lock,
+    explain_shortage, lock,
     open::{Opened, Way},
+    shortage,
     store::{Access, DataFile, FileRange, Store, Zeroing},
     sys,
 };
@@ -217,13 +218,15 @@ impl Store for FileStore {
     }
 
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        let explained = |error| explain_shortage(error, &self.path, Some(buf.len() as u64), None);
         if let Some(file) = self.direct_metadata() {
-            if file.write_at(self.meta.as_fd(), buf, offset_bytes)? == Route::TouchedPageCache {
+            let route = file.write_at(self.meta.as_fd(), buf, offset_bytes).map_err(explained)?;
+            if route == Route::TouchedPageCache {
                 self.touched_page_cache.store(true, Ordering::Relaxed);
             }
             return Ok(());
         }
-        direct::write_all(self.meta.as_fd(), buf, offset_bytes)
+        direct::write_all(self.meta.as_fd(), buf, offset_bytes).map_err(explained)
     }
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
@@ -235,7 +238,8 @@ impl Store for FileStore {
             let what = format!("a block device keeps its length: it has {has_bytes} bytes, {len_bytes} were asked for");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        retry(|| rustix::fs::ftruncate(&self.meta, len_bytes))?;
+        retry(|| rustix::fs::ftruncate(&self.meta, len_bytes))
+            .map_err(|errno| explain_shortage(errno.into(), &self.path, None, None))?;
         // The rest of the last block was cleared through the page cache.
         self.touched_page_cache.store(true, Ordering::Relaxed);
         Ok(())
@@ -252,12 +256,16 @@ impl Store for FileStore {
             return Ok(());
         }
         if range.len_bytes > 0 {
+            // A file system may take what it has before it says that it has too little.
+            let free_bytes = shortage::free_beside(&self.meta);
             match retry(|| {
                 rustix::fs::fallocate(&self.meta, FallocateFlags::empty(), range.offset_bytes, range.len_bytes)
             }) {
                 Ok(()) => return Ok(()),
                 Err(errno) if cannot(errno) => {}
-                Err(errno) => return Err(errno.into()),
+                Err(errno) => {
+                    return Err(explain_shortage(errno.into(), &self.path, Some(range.len_bytes), free_bytes));
+                }
             }
         }
         if self.len_bytes()? < end_bytes { self.set_len(end_bytes) } else { Ok(()) }

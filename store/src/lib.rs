@@ -48,6 +48,7 @@ mod ring;
 #[path = "ring/stand_in.rs"]
 mod ring;
 mod shared;
+mod shortage;
 mod slots;
 pub mod store;
 pub mod streams;
@@ -75,6 +76,7 @@ pub use queue::{
 };
 pub use raw::RawDevice;
 pub use shared::SharedRing;
+pub use shortage::{explain as explain_shortage, free_bytes};
 pub use store::{Access, DataFile, FileRange, Front, Store, Zeroing, is_full};
 pub use streams::{StreamEnd, StreamId, Streams};
 pub use sys::cycle_counter;

@@ -43,6 +43,9 @@ Block devices need root. --fuse shows the disk as a file instead, which anybody 
 What is mounted is foreign, so it is mounted nosuid and nodev; mount the device by hand for anything else. --read-only leaves FILE as it \
 is in every byte; so does --ephemeral, which file systems that were not unmounted cleanly need.
 
+What is attached is recorded in /run/diskwright (root), or in diskwright/ in $XDG_RUNTIME_DIR or /run/user/UID, or in \
+/tmp/diskwright-UID. DISKWRIGHT_RUN_DIR names another folder, which must be the same for attach, attached and detach.
+
 EXAMPLES
   diskwright attach disk.vhdx
   diskwright attach disk.vhdx --read-only --mount /mnt
@@ -182,7 +185,8 @@ fn print(context: &mut Context, report: Report) -> Outcome {
         context.print_json("diskwright.attach/1", report)?;
     } else {
         if let Some(place) = report.device.as_ref().or(report.fuse_file.as_ref()) {
-            writeln!(context.out, "{}", place.display())?;
+            // Scripts take the name as it is.
+            context.print_text(&format!("{}\n", place.display()))?;
         }
     }
     Ok(exit::OK)

@@ -2,7 +2,9 @@
 
 use crate::{
     context::Context,
+    describe::printable,
     exit::{self, Outcome},
+    json,
     sizes::Human,
     table::{Align, Columns},
 };
@@ -64,14 +66,14 @@ pub fn run(context: &mut Context, _args: &AttachedArgs) -> Outcome {
     ]);
     for Entry { record, mounted, .. } in &disks {
         let access = if record.read_only { "read-only" } else { "read-write" };
-        let mounted: Vec<_> = mounted.iter().map(|dir| dir.display().to_string()).collect();
+        let mounted: Vec<_> = mounted.iter().map(|dir| printable(&json::path(dir))).collect();
         table.row(vec![
-            record.place().display().to_string(),
+            printable(&json::path(record.place())),
             Human(record.size).to_string(),
             access.into(),
             holds(record),
             if mounted.is_empty() { "-".into() } else { mounted.join(", ") },
-            record.file.display().to_string(),
+            printable(&json::path(&record.file)),
         ]);
     }
     table.write(&mut context.out)?;

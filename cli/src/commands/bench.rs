@@ -3,6 +3,7 @@
 use crate::{
     commands::experiment::ExperimentArgs,
     context::Context,
+    describe::printable,
     exit::{self, Failure},
 };
 use clap::{
@@ -93,9 +94,9 @@ pub fn present(
     if context.global.json {
         context.print_result(&report)?;
     } else {
-        context.out.write_all(bench::render(&report, context.style.colour).as_bytes())?;
+        context.print_screen(|colour| bench::render(&report, colour))?;
         if let Ok(Some(path)) = saved {
-            writeln!(context.out, "\nsaved to {}", path.display())?;
+            writeln!(context.out, "\nsaved to {}", printable(&crate::json::path(path)))?;
         }
     }
     saved?;

@@ -45,7 +45,7 @@ pub struct CheckArgs {
     /// Check its parents too, down to the disk that has none.
     #[arg(long)]
     chain: bool,
-    /// Not built yet: refused.
+    /// Not supported yet: refused, and nothing is changed.
     #[arg(long)]
     repair: bool,
     #[command(flatten)]
@@ -87,7 +87,7 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
     in_a_file(&args.file, "check")?;
     if args.repair {
         return Err(Failure::new(format!(
-            "{}: --repair is not built yet; nothing was changed. Leave it out to see what is wrong, and `diskwright convert` to rescue what can be read",
+            "{}: --repair is not supported yet; nothing was changed. `diskwright check` without it lists what is wrong. If the disk still opens, `diskwright convert` copies it into a new image; it stops at the first block that cannot be read",
             args.file.display()
         )));
     }
@@ -139,12 +139,9 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         print_file(context, report)?;
     }
     if let Some(error) = chain_error {
-        writeln!(
-            context.out,
-            "{}: the chain could not be followed, so the disk cannot be read: {}",
-            args.file.display(),
-            printable(&error)
-        )?;
+        let file = printable(&json::path(&args.file));
+        let error = printable(&error);
+        writeln!(context.out, "{file}: the chain could not be followed, so the disk cannot be read: {error}")?;
     }
     Ok(code)
 }

@@ -28,7 +28,7 @@ pub struct CompareArgs {
     /// One disk: a file, or an NBD URI.
     #[arg(value_name = "A")]
     first: PathBuf,
-    /// The other.
+    /// The other disk: a file, or an NBD URI.
     #[arg(value_name = "B")]
     second: PathBuf,
     /// Take B as this format; --format then holds for A alone.

@@ -3,8 +3,9 @@
 use crate::{
     args::{CacheArg, FormatArg, ShareArgs},
     context::Context,
+    describe::printable,
     exit::{self, Failure, Outcome},
-    json, progress, sizes,
+    json, ntfs, progress, sizes,
     sizes::Human,
 };
 use clap::{Args, ValueEnum};
@@ -20,6 +21,8 @@ DEST must not exist, unless it is an export. Its format comes from its extension
 so DEST stands alone. What reads as zeros is skipped, and bytes are shared instead of copied (reflinks) where the file system can. \
 Stopped or failed, nothing is left behind, \
 but for a copy that --verify finds to be wrong: that one stays, as evidence.
+
+A fixed disk or a raw file has its whole length, with holes where SOURCE is zero, unless --preallocate is given. Windows does not attach a file that is sparse on NTFS (0xC03A001A): a copy by most programs has no holes; written directly to NTFS, use --preallocate.
 
 An export (nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, nbds:// for TLS) is read and written as the disk itself; of one that is read, what its server calls zero is skipped. One that is written keeps its size, which must be SOURCE's or more; what is zero in SOURCE is zeroed there, and so is all behind it. Stopped or failed, it is left half written.
 
@@ -50,7 +53,7 @@ pub struct ConvertArgs {
     /// Take SOURCE as this format instead of probing it.
     #[arg(long, value_enum, value_name = "FORMAT")]
     source_format: Option<FormatArg>,
-    /// Reserve the space of all of DEST now.
+    /// Reserve the space of all of DEST now. Without it DEST has holes where SOURCE is zero, also when it is fixed.
     #[arg(long)]
     preallocate: bool,
     /// Read DEST back and compare it with SOURCE.
@@ -66,7 +69,7 @@ pub struct ConvertArgs {
 /// A type that needs no parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum StandaloneType {
-    /// All space from the start.
+    /// The whole length from the start; its space too with --preallocate.
     Fixed,
     /// Space when a block is first written.
     Dynamic,
@@ -81,15 +84,16 @@ struct Report {
     cloned_bytes: u64,
     zero_bytes: u64,
     verified: bool,
+    /// What the user should know of the copy, a sentence each.
+    warnings: Vec<String>,
     copy_seconds: f64,
     seconds: f64,
-    warnings: Vec<String>,
 }
 
 /// Converts.
 pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
     if [&args.source, &args.dest].into_iter().any(|name| name.as_os_str() == "-") {
-        return Err(Failure::new(
+        return Err(Failure::usage(
             "- is neither standard input nor output here, for a disk is read and written in many places at once; use a file (or an NBD URI), and ./- for a file of that name",
         ));
     }
@@ -119,7 +123,10 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         diskwright_disk::convert(&args.source, &args.dest, &options, &mut |done, total| display.update(done, total))?;
     let (elapsed, copying) = (display.elapsed(), display.first_phase());
     drop(display);
-    done.warnings.iter().for_each(|warning| context.warn(warning));
+    let fixed = args.disk_type == Some(StandaloneType::Fixed);
+    let holes = (fixed && !args.preallocate).then(|| ntfs::note(&args.dest)).flatten();
+    let warnings: Vec<String> = done.warnings.iter().cloned().chain(holes).collect();
+    warnings.iter().for_each(|warning| context.warn(warning));
     if context.global.json {
         let report = Report {
             source: json::path(&args.source),
@@ -129,9 +136,9 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             cloned_bytes: done.cloned_bytes,
             zero_bytes: done.zero_bytes,
             verified: args.verify,
+            warnings,
             copy_seconds: copying.as_secs_f64(),
             seconds: elapsed.as_secs_f64(),
-            warnings: done.warnings,
         };
         context.print_json("diskwright.convert/1", report)?;
     } else if !context.global.quiet {
@@ -140,7 +147,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         writeln!(
             context.out,
             "{}: {line}, in {} (copied at {rate}/s)",
-            args.dest.display(),
+            printable(&json::path(&args.dest)),
             progress::duration(elapsed)
         )?;
     }

@@ -3,12 +3,13 @@
 use crate::{
     args::{FormatArg, TypeArg},
     context::Context,
-    describe::Description,
+    describe::{Description, printable},
     exit::{self, Outcome},
+    json, ntfs,
     sizes::{self, Human},
 };
 use clap::Args;
-use diskwright_disk::{CreateRequest, Disk, OpenOptions, Reach, in_a_file};
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, Reach, in_a_file, size_note};
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
 
@@ -19,9 +20,13 @@ The format comes from the extension (.vhdx .avhdx .vhd .avhd .raw .img) unless -
 parent is a differencing disk: it begins as its parent reads and holds only what is written to it from then on; from now on the \
 parent must not change.
 
+A fixed disk or a raw file has its whole length at once, but takes space only where something is written, unless --preallocate is \
+given. Windows does not attach a file that is sparse on NTFS (0xC03A001A): a copy by most programs has no holes; made directly on NTFS, \
+use --preallocate.
+
 EXAMPLES
   diskwright create disk.vhdx --size 40G
-  diskwright create disk.vhd --size 127G --type fixed
+  diskwright create disk.vhd --size 127G --type fixed --preallocate
   diskwright create child.vhdx --parent golden.vhdx
   diskwright create big.vhdx --size 64T --block-size 32M --sector-size 4096
   diskwright create disk.bin --size 1G --format raw --preallocate")]
@@ -73,19 +78,29 @@ pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
         parents: context.global.parents(),
         ..CreateRequest::default()
     };
-    let warnings = diskwright_disk::create(&args.file, &request)?;
+    let mut warnings = diskwright_disk::create(&args.file, &request)?;
+    if args.disk_type == Some(TypeArg::Fixed) && !args.preallocate {
+        warnings.extend(ntfs::note(&args.file));
+    }
     warnings.iter().for_each(|warning| context.warn(warning));
     if context.global.quiet && !context.global.json {
         return Ok(exit::OK);
     }
     let options = OpenOptions { reach: Reach::Top, ..context.global.open_options(false) };
     let disk = Disk::open(&args.file, &options)?;
-    let Some(made) = disk.layers().first().map(Description::from) else { return Ok(exit::OK) };
+    let layers = disk.layers();
+    let Some(layer) = layers.first() else { return Ok(exit::OK) };
+    let mut made = Description::from(layer);
+    if let Some(note) = size_note(&args.file, layer.image.info()) {
+        context.warn(&note);
+        made.remarks.push(note);
+    }
     if context.global.json {
         context.print_json("diskwright.create/1", Report { made, warnings })?;
     } else {
         let blocks = made.block_size.map(|bytes| format!(", blocks of {}", Human(bytes))).unwrap_or_default();
-        writeln!(context.out, "{}: {}, {}{blocks}", args.file.display(), made.kind(), Human(made.virtual_size))?;
+        let file = printable(&json::path(&args.file));
+        writeln!(context.out, "{file}: {}, {}{blocks}", made.kind(), Human(made.virtual_size))?;
     }
     Ok(exit::OK)
 }

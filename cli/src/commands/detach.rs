@@ -13,8 +13,8 @@ use std::path::PathBuf;
 /// Arguments of `detach`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The disk is flushed and closed when the command ends. While it is mounted, swapped to, or open in a program, it is refused, and said by \
-what. --force takes file systems away under the programs that use them, whose I/O then fails, and ends a server that does not answer.
+The disk is flushed and closed when the command ends. A disk that is mounted, used as swap, or open in a program is not detached; the \
+error names the user. --force takes file systems away under the programs that use them, whose I/O then fails, and ends a server that does not answer.
 
 EXAMPLES
   diskwright detach disk.vhdx
@@ -23,7 +23,7 @@ EXAMPLES
 pub struct DetachArgs {
     /// The image, its device, or where it is mounted.
     target: PathBuf,
-    /// Unmount what is mounted from it, if nobody is in there.
+    /// Unmount what is mounted from it, unless a program has a file or folder there open.
     #[arg(long, short)]
     unmount: bool,
     /// Detach although it is in use, or cannot be flushed: what is not written is lost.

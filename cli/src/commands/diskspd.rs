@@ -8,6 +8,7 @@ use super::lab::targets::{self, TargetArgs};
 use crate::{
     args::Cli,
     context::Context,
+    describe::printable_lines,
     exit::{self, Failure, Outcome},
     live::LiveDisplay,
 };
@@ -37,9 +38,10 @@ const PROFILE_MAX_BYTES: u64 = 1 << 20;
 SWITCHES are DiskSpd's: one word with its value, and upper and lower case differ.
   -b<size>  block [64K]            -o<n>  requests for each thread and target [2]    -t<n>  threads for each target [1]
   -r[align] random                 -rs<percent>  partly random                       -rd<pct|abs><distribution>
-  -s[i][stride]  sequential        -w<percent>  writes [0]                           -d<s> -W<s> -C<s>  duration, warm-up, cool-down
-  -c<size>  make the files         -f<size> -B<offset>[:length]  the part in use     -T<offset>  between the threads' beginnings
-  -S[b|u|w|h] -h  caching          -Z | -Zr | -Z<size>  zeros or random data         -g<bytes/ms> | -g<n>i  limit for each thread
+  -s[i][stride]  sequential        -w<percent>  writes [0]
+  -d<s> -W<s> -C<s>  duration, warm-up, cool-down
+  -c<size>  make the files         -f<size> -B<offset>[:length]  the part in use     -T<offset>  from thread to thread
+  -S[b|u|w|h] -h  caching          -Z | -Zr | -Z<size>  zeros or random data         -g<bytes/ms> | -g<n>i  limit a thread
   -L  latencies                    -D[ms]  scatter of the IOPS                       -i<n> -j<ms>  bursts, pauses
   -F<n> -O<n>  threads in all, requests for each of them                             -z[seed]    -X<file>  XML profile
   -R[p]<text|xml>  form of the results; -Rp tells the profile and runs nothing
@@ -126,7 +128,9 @@ pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
             ResultForm::Text => diskspd::report(&profile, &run),
             ResultForm::Xml => diskspd::results_xml(&profile, &run),
         };
-        context.out.write_all(text.as_bytes())?;
+        // DiskSpd's report has tabs.
+        let lines: Vec<String> = text.split('\t').map(printable_lines).collect();
+        context.out.write_all(lines.join("\t").as_bytes())?;
     }
     saved?;
     Ok(match &run.end {

@@ -6,6 +6,7 @@
 use crate::{
     args::{self, GlobalOptions},
     context::Context,
+    describe::printable,
     exit::{self, Failure, Outcome},
 };
 use clap::Args;
@@ -29,7 +30,7 @@ pub struct ExperimentArgs {
     #[arg(long, short, value_name = "FILE.json")]
     pub output: Option<PathBuf>,
     /// How often each cell is measured.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = args::at_least_one)]
     pub rounds: Option<usize>,
     /// Seconds that a cell takes.
     #[arg(long, value_name = "SECONDS", value_parser = args::seconds)]
@@ -76,9 +77,9 @@ pub fn conclude<T: Serialize>(
     if context.global.json {
         context.print_result(&report.result)?;
     } else {
-        context.out.write_all(render(&report.result, context.style.colour).as_bytes())?;
+        context.print_screen(|colour| render(&report.result, colour))?;
         if let Ok(path) = &report.saved {
-            writeln!(context.out, "\nsaved to {}", path.display())?;
+            writeln!(context.out, "\nsaved to {}", printable(&crate::json::path(path)))?;
         }
     }
     report.saved?;

@@ -79,7 +79,7 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     let trouble = disk.broken_link();
     let descriptions: Vec<Description> = disk.layers().iter().map(Description::from).collect();
     let Some(top) = descriptions.first().cloned() else { return Ok(exit::OK) };
-    let timestamps = timestamps(disk.layers(), context.global.ignore_parent_timestamp);
+    let timestamps = timestamps(&disk.layers(), context.global.ignore_parent_timestamp);
     if context.global.json {
         let chain = args.chain.then(|| {
             let link = |((depth, image), timestamp_ok)| Link {

@@ -7,12 +7,13 @@
 //!
 //! Commands given by `-c` are all understood before the first is carried out. The disk is opened for writing only if one of
 //! them writes, so looking takes no writer's lock. As in qemu-io a command that fails does not stop those behind it; the exit code is 1.
+//! A `-c` that is no command is wrong usage (2); a line of standard input that is none has failed like any other command (1).
 
 mod transfer;
 mod words;
 
 use crate::{
-    context::Context,
+    context::{Context, say},
     exit::{self, Failure, Outcome},
     json,
 };
@@ -82,7 +83,7 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
     let given: Vec<(String, Command)> = args
         .commands
         .iter()
-        .map(|text| Command::parse(text).map(|command| (text.clone(), command)).map_err(Failure::new))
+        .map(|text| Command::parse(text).map(|command| (text.clone(), command)).map_err(Failure::usage))
         .collect::<Outcome<_>>()?;
     let writes = given.is_empty() || given.iter().any(|(_, command)| command.writes());
     let disk = context.open(&args.file, &context.global.open_options(writes && !args.read_only))?;
@@ -115,7 +116,7 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
                 None => {}
                 Some(error) => {
                     context.out.flush()?;
-                    let _ = writeln!(io::stderr(), "diskwright: {text}: {error}");
+                    say(&format!("{text}: {error}"));
                 }
             }
         }

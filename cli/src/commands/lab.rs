@@ -13,7 +13,7 @@ pub mod workload;
 
 use crate::{
     context::Context,
-    exit::{self, Outcome},
+    exit::{self, Codes, Outcome},
 };
 use clap::{Args, Subcommand};
 use std::{ffi::OsString, io::Write};
@@ -54,11 +54,11 @@ pub struct ChildArgs {
 }
 
 impl LabArgs {
-    /// With what an ordinary failure of the command ends.
-    pub fn failure_code(&self) -> u8 {
+    /// With what the command ends that has failed.
+    pub fn codes(&self) -> Codes {
         match self.command {
-            LabCommand::Compare(_) => exit::NOT_COMPARED,
-            _ => exit::FAILED,
+            LabCommand::Compare(_) => Codes::COMPARE,
+            _ => Codes::USUAL,
         }
     }
 }

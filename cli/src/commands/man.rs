@@ -3,6 +3,7 @@
 use crate::{
     args::Cli,
     context::Context,
+    describe::printable,
     exit::{self, Failure},
 };
 use clap::{Args, CommandFactory};
@@ -29,7 +30,7 @@ pub fn run(context: &mut Context, args: &ManArgs) -> exit::Outcome {
             fs::create_dir_all(dir).map_err(failed)?;
             clap_mangen::generate_to(Cli::command(), dir).map_err(failed)?;
             if !context.global.quiet {
-                writeln!(context.out, "manual pages written to {}", dir.display())?;
+                writeln!(context.out, "manual pages written to {}", printable(&crate::json::path(dir)))?;
             }
         }
     }

@@ -203,7 +203,9 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &[String]
     // Damage is met on the way, and the list goes out while it is made: so what has begun ends as a document, and says why.
     match &listed {
         Ok(()) => writeln!(context.out, "\n  ]\n}}")?,
-        Err(Failure::Sentence(why)) => writeln!(context.out, "\n  ],\n  \"error\": {}\n}}", quoted(why)?)?,
+        Err(Failure::Usage(why) | Failure::Sentence(why)) => {
+            writeln!(context.out, "\n  ],\n  \"error\": {}\n}}", quoted(why)?)?
+        }
         Err(Failure::Stopped) => writeln!(context.out, "\n  ],\n  \"error\": \"stopped\"\n}}")?,
         Err(Failure::ReaderGone) => {}
     }

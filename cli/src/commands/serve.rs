@@ -14,13 +14,15 @@ mod log;
 mod word;
 
 use crate::{
+    args,
     context::Context,
+    describe::printable,
     exit::{self, Failure, Outcome},
     json,
     sizes::Human,
 };
 use clap::Args;
-use diskwright_disk::{Disk, in_a_file};
+use diskwright_disk::{Disk, DiskError, Layer, in_a_file};
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
     ephemeral,
@@ -32,7 +34,15 @@ use ipnet::IpNet;
 use live::LiveLine;
 use sd_notify::NotifyState;
 use serde::Serialize;
-use std::{fmt::Write as _, io::Write as _, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fmt::Write as _,
+    io::Write as _,
+    net::IpAddr,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 use word::DiskWord;
 
 /// How often the live line is drawn, and the server looked at.
@@ -77,10 +87,10 @@ pub struct ServeArgs {
     /// Keep the writes of --ephemeral in DIR. [default: $TMPDIR, or /var/tmp]
     #[arg(long, value_name = "DIR", requires = "ephemeral")]
     ephemeral_dir: Option<PathBuf>,
-    /// Tell clients this about the disks (4096 bytes at most).
+    /// Description of the disks for clients (4096 bytes at most).
     #[arg(long, value_name = "TEXT", value_parser = description)]
     description: Option<String>,
-    /// Use the certificates in DIR.
+    /// Use TLS, with the certificates in DIR.
     #[arg(long, value_name = "DIR")]
     tls_certificates: Option<PathBuf>,
     /// Ask clients for no certificate.
@@ -96,7 +106,7 @@ pub struct ServeArgs {
     #[arg(long)]
     insecure_writes: bool,
     /// Most connections at a time.
-    #[arg(long, value_name = "N", default_value_t = Options::default().connections_max, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = Options::default().connections_max, value_parser = args::at_least_one)]
     connections: usize,
     /// Most requests in flight for each connection.
     #[arg(long, value_name = "N", default_value_t = Options::default().requests_max, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -104,7 +114,7 @@ pub struct ServeArgs {
     /// Threads that serve. [default: one for each processor, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
-    /// Tell metrics to Prometheus here, at /metrics.
+    /// Serve metrics for Prometheus at this address, under /metrics.
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     metrics: Option<Address>,
     /// How the log is written.
@@ -113,7 +123,7 @@ pub struct ServeArgs {
     /// What is logged. [default: info; warn with --quiet]
     #[arg(long, value_enum, value_name = "LEVEL")]
     log_level: Option<log::Level>,
-    /// Show what is going on in one line that changes.
+    /// Show connections, rates and latencies in one line that is drawn again.
     #[arg(long)]
     progress: bool,
 }
@@ -129,10 +139,6 @@ fn description(text: &str) -> Result<String, String> {
 fn network(text: &str) -> Result<IpNet, String> {
     let one = || text.parse::<IpAddr>().map(IpNet::from);
     text.parse::<IpNet>().or_else(|_| one()).map_err(|_| "write for example 192.168.1.0/24 or ::1".into())
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "it must be a number above 0".into())
 }
 
 /// One disk that is served.
@@ -245,7 +251,10 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
         let mut options = context.global.open_options(!args.read_only && !args.ephemeral);
         options.format = format.or(options.format);
         in_a_file(&path, "serve")?;
-        let mut disk = Disk::open(&path, &options)?;
+        let mut disk = Disk::open(&path, &options).map_err(|error| {
+            let twice = || served_already(&error, &path, &served).map(Failure::usage);
+            twice().unwrap_or_else(|| error.into())
+        })?;
         disk.warnings().iter().for_each(|warning| context.warn(warning));
         if args.ephemeral {
             let dir = args.ephemeral_dir.clone().unwrap_or_else(ephemeral::usual_dir);
@@ -254,6 +263,35 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
         served.push(Served { name, path, disk });
     }
     Ok(served)
+}
+
+/// A sentence for a file that cannot be locked because this command itself has it open: it was named twice, or it is part of the chain
+/// of another disk of this command.
+fn served_already(error: &DiskError, path: &Path, served: &[Served]) -> Option<String> {
+    let DiskError::InUse { path: locked, .. } = error else { return None };
+    let identity = |file: &Path| std::fs::metadata(file).ok().map(|found| (found.dev(), found.ino()));
+    let wanted = identity(locked)?;
+    for Served { path: other, disk, .. } in served {
+        let is_it = |layer: &Layer| identity(&layer.path) == Some(wanted);
+        match disk.layers().iter().position(is_it) {
+            Some(0) if identity(path) == Some(wanted) => {
+                return Some(format!(
+                    "{}: named twice in this command; name it once, or serve it --read-only under two names",
+                    path.display()
+                ));
+            }
+            Some(_) => {
+                return Some(format!(
+                    "{}: {} is in use by this command itself, which serves {} too; serve one of them, or both --read-only",
+                    path.display(),
+                    locked.display(),
+                    other.display()
+                ));
+            }
+            None => {}
+        }
+    }
+    None
 }
 
 fn certificates(args: &ServeArgs) -> Result<Option<Arc<rustls::ServerConfig>>, TlsError> {
@@ -347,13 +385,13 @@ fn announce(
                 ExportReport { read_only: true, .. } => ", read-only",
                 _ => "",
             };
-            writeln!(context.out, "{}: {}{how}", export.file, Human(export.virtual_size))?;
+            writeln!(context.out, "{}: {}{how}", printable(&export.file), Human(export.virtual_size))?;
             for uri in &export.uris {
                 writeln!(context.out, "  {uri}")?;
             }
         }
         if let Some(metrics) = metrics {
-            writeln!(context.out, "metrics: http://{metrics}/metrics")?;
+            writeln!(context.out, "metrics: http://{}/metrics", printable(&metrics))?;
         }
     }
     context.out.flush()?;

@@ -18,6 +18,8 @@ use std::{
 
 /// Bytes that a worker takes at a time; the extents are asked for as many.
 const WINDOW_BYTES: u64 = 64 << 20;
+/// Extents are counted in pieces of as many bytes, so that the list of a large disk stays small.
+const COUNT_BYTES: u64 = 1 << 30;
 /// Bytes of one read and one write.
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Buffers of each worker.
@@ -123,6 +125,20 @@ impl<'a> Job<'a> {
             .iter()
             .map(|bytes| bytes.load(Ordering::Relaxed))
             .sum()
+    }
+
+    /// Bytes of the source that hold data; `None` where its extents cannot be read.
+    pub(super) fn data_bytes(&self) -> Option<u64> {
+        let mut extents = Vec::new();
+        let mut data_bytes = 0;
+        for start in (0..self.size_bytes).step_by(COUNT_BYTES as usize) {
+            extents.clear();
+            let len_bytes = COUNT_BYTES.min(self.size_bytes - start);
+            self.source.device().extents(start, len_bytes, &mut extents).ok()?;
+            let data = extents.iter().filter(|extent| extent.kind == ExtentKind::Data);
+            data_bytes += data.map(|extent| extent.len_bytes).sum::<u64>();
+        }
+        Some(data_bytes)
     }
 
     fn count(counter: &AtomicU64, bytes: u64) {

@@ -1,7 +1,7 @@
 //! New VHD files.
 //!
 //! ```text
-//!   fixed:     payload, reserved │ footer
+//!   fixed:     payload, a hole unless `preallocate` │ footer
 //!
 //!   others:    0 footer copy │ 512 header │ 1536 parent locators │ BAT, at a multiple of 4096 │ footer, in the next sector
 //!                                                                                     or │ space of all blocks │ footer
@@ -169,9 +169,11 @@ fn new_footer(options: &CreateOptions, kind: DiskKind, data_offset: u64) -> Foot
 
 fn create_fixed(store: &dyn Store, options: &CreateOptions) -> Result<()> {
     let size_bytes = options.size_bytes;
-    store
-        .allocate(FileRange { offset_bytes: 0, len_bytes: size_bytes })
-        .map_err(|e| ImageError::io("reserve space for the disk", store, 0, e))?;
+    if options.preallocate {
+        store
+            .allocate(FileRange { offset_bytes: 0, len_bytes: size_bytes })
+            .map_err(|e| ImageError::io("reserve space for the disk", store, 0, e))?;
+    }
     write(store, &new_footer(options, DiskKind::Fixed, NO_DATA_OFFSET).to_bytes(), size_bytes, "write the footer")?;
     sync(store)
 }

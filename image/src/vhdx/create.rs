@@ -4,7 +4,7 @@
 //!   0         1 MiB     2 MiB      3 MiB                         payload, from the next MiB on
 //!   identifier│ log     │ metadata │ BAT (whole MiB)           │ fixed: all blocks, one after the other
 //!   headers,  │ 1 MiB   │ 1 MiB    │                           │ dynamic, differencing: nothing, or with `preallocate`
-//!   regions   │         │          │                           │   room for all
+//!   regions   │         │          │                           │   room for all; holes in a fixed disk unless `preallocate`
 //! ```
 //!
 //! The file identifier is written last, after everything else is durable: a file whose making was cut short is no VHDX.
@@ -48,7 +48,9 @@ pub fn create(store: Arc<dyn Store>, options: &CreateOptions) -> Result<()> {
     store.set_len(plan.payload_offset_bytes).map_err(io("make room for the tables", 0))?;
     if plan.reserved_bytes > 0 {
         let range = FileRange { offset_bytes: plan.payload_offset_bytes, len_bytes: plan.reserved_bytes };
-        store.allocate(range).map_err(io("make room for all blocks", plan.payload_offset_bytes))?;
+        let end_bytes = range.offset_bytes + range.len_bytes;
+        let made = if options.preallocate { store.allocate(range) } else { store.set_len(end_bytes) };
+        made.map_err(io("make room for all blocks", plan.payload_offset_bytes))?;
     }
     if options.disk_type == DiskType::Fixed {
         write_fixed_bat(store, &plan)?;
@@ -89,7 +91,7 @@ struct Plan<'a> {
     locator: Option<Vec<u8>>,
     bat_bytes: u64,
     payload_offset_bytes: u64,
-    /// Space behind the tables that is allocated now.
+    /// Length behind the tables that the file has from the start; its space is allocated only with `preallocate`.
     reserved_bytes: u64,
 }
 

@@ -137,7 +137,7 @@ pub fn wait_until(patience: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Takes the file from a loop device. `Ok(false)` says that somebody has the device open, and it goes when they close it.
+/// Takes the file from a loop device. `Ok(false)`: another process has the device open, and the kernel frees it when that process closes it.
 ///
 /// # Errors
 /// What the system says. That it has no file, or is not there, is no error.

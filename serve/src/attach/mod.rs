@@ -5,7 +5,7 @@
 //!                      └▶ FUSE file ─▶ loop device ─┘
 //!                 \_ server process _/ \__________ supervisor process _______________/
 //!
-//!   record.rs       what is attached, on disk for every command to see
+//!   record.rs       what is attached, on disk for every command to see     run_dir.rs   in which folder
 //!   supervisor.rs   the process that puts it together, answers `detach`, and outlives the server
 //!   server.rs       the process that moves the bytes
 //!   release.rs      taking it apart, in order
@@ -33,6 +33,7 @@ pub mod partitions;
 mod process;
 pub mod record;
 mod release;
+mod run_dir;
 mod server;
 mod supervisor;
 mod usage;
@@ -123,14 +124,9 @@ pub fn detach(registry: &Registry, target: &Path, how: Detach) -> Result<Record,
 
 /// Everything that is mounted from an attached disk, whoever did it.
 pub fn mounted_from(record: &Record) -> Vec<PathBuf> {
-    let numbers: Vec<u64> = record
-        .device
-        .iter()
-        .chain(&record.more_devices)
-        .flat_map(|device| usage::with_partitions(device).unwrap_or_default())
-        .collect();
+    let devices = usage::Devices::of(record.device.iter().chain(&record.more_devices));
     let mounts = usage::mounts().unwrap_or_default();
-    mounts.into_iter().filter(|mount| numbers.contains(&mount.device)).map(|mount| mount.dir).collect()
+    mounts.into_iter().filter(|mount| devices.carry(mount)).map(|mount| mount.dir).collect()
 }
 
 /// Clears away what is recorded but no longer there, and says of each a sentence.

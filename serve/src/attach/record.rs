@@ -1,7 +1,7 @@
 //! What is attached on this machine: one folder for each disk, with one JSON file, kept by the process that watches over it.
 //!
 //! ```text
-//!   /run/diskwright (root), $XDG_RUNTIME_DIR/diskwright (users), $DISKWRIGHT_RUN_DIR (whoever says so)
+//!   /run/diskwright (root), $XDG_RUNTIME_DIR/diskwright (users); see `run_dir`
 //!     lock                       held while a folder is claimed or cleared
 //!     fe01-1a2b3c/               device and inode number of the image: a file is attached once
 //!       record.json              below
@@ -16,7 +16,11 @@
 //! A folder is made and removed under the lock only ([`Held`]): it goes name by name, and whoever claimed it meanwhile for the same disk would be left
 //! with a part. Who acts on a record of somebody else reads it under the lock.
 
-use crate::attach::{error::AttachError, process::Process};
+use crate::attach::{
+    error::AttachError,
+    process::Process,
+    run_dir::{self, Kept, RunDir},
+};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -24,13 +28,10 @@ use std::{
     io::{self, Write},
     os::{
         fd::OwnedFd,
-        unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt},
+        unix::fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
 };
-
-/// Names another folder for the records; for tests, and for machines without the usual ones.
-pub const RUN_DIR_VARIABLE: &str = "DISKWRIGHT_RUN_DIR";
 
 const SCHEMA: &str = "diskwright.attachment/1";
 
@@ -191,18 +192,16 @@ impl Registry {
     /// # Errors
     /// [`AttachError::State`].
     pub fn open() -> Result<Self, AttachError> {
-        let dir = usual_dir().ok_or_else(|| AttachError::BadOptions {
-            what: "there is no place to record what is attached: XDG_RUNTIME_DIR is not set".into(),
-            hint: "set it, or DISKWRIGHT_RUN_DIR, to a folder of yours",
-        })?;
-        Self::at(&dir)
+        let dir = RunDir::usual();
+        dir.make()?;
+        Ok(Self { dir: dir.path().to_owned() })
     }
 
     /// The one of this user, where there is one and nobody else has a say in it: for those who only look, and make nothing.
     pub fn existing() -> Option<Self> {
-        let dir = usual_dir()?;
-        check_private(&dir).ok()?;
-        Some(Self { dir })
+        let dir = RunDir::usual();
+        dir.check().ok()?;
+        Some(Self { dir: dir.path().to_owned() })
     }
 
     /// The one in `dir`.
@@ -210,8 +209,13 @@ impl Registry {
     /// # Errors
     /// [`AttachError::State`].
     pub fn at(dir: &Path) -> Result<Self, AttachError> {
-        make_private_dir(dir)?;
+        run_dir::make_private(dir)?;
         Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// Keeps the folder of all records from being cleaned away as unused, as long as the result lives.
+    pub fn keep(&self) -> Option<Kept> {
+        RunDir::named(self.dir.clone()).keep()
     }
 
     /// Waits until nobody else claims or clears, and keeps others from it while the result lives.
@@ -310,7 +314,7 @@ impl Home {
     /// # Errors
     /// [`AttachError::State`].
     pub fn make(&self, _: &Held) -> Result<(), AttachError> {
-        make_private_dir(&self.dir)
+        run_dir::make_private(&self.dir)
     }
 
     /// The mount point for the FUSE file under a loop device, made if need be.
@@ -382,35 +386,6 @@ impl Home {
             _ => Ok(()),
         }
     }
-}
-
-/// Where this user's records are.
-fn usual_dir() -> Option<PathBuf> {
-    match std::env::var_os(RUN_DIR_VARIABLE) {
-        Some(dir) => Some(dir.into()),
-        None if rustix::process::geteuid().is_root() => Some("/run/diskwright".into()),
-        None => Some(Path::new(&std::env::var_os("XDG_RUNTIME_DIR")?).join("diskwright")),
-    }
-}
-
-fn make_private_dir(dir: &Path) -> Result<(), AttachError> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .map_err(|source| state_error("create", dir, source))?;
-    check_private(dir)
-}
-
-fn check_private(dir: &Path) -> Result<(), AttachError> {
-    let found = fs::metadata(dir).map_err(|source| state_error("read", dir, source))?;
-    // What is recorded is unmounted and cleared later, so nobody else may have a say in it.
-    if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {
-        let source = io::Error::new(io::ErrorKind::PermissionDenied, "others can write to it");
-        let hint = "; it must be a folder of your own (chmod 700)";
-        return Err(AttachError::State { doing: "use", path: dir.to_owned(), source, hint });
-    }
-    Ok(())
 }
 
 pub(crate) fn state_error(doing: &'static str, path: &Path, source: io::Error) -> AttachError {

@@ -15,7 +15,7 @@ use crate::{
         loop_device,
         process::Process,
         record::{Home, Record, ShownBy},
-        usage::{self, Mount, Use},
+        usage::{self, Devices, Mount, Use},
     },
     fuse::{self, FuseError},
     ublk::{self, Found, UblkError},
@@ -126,10 +126,7 @@ impl Ublk {
 /// Sees that nobody uses the devices, and that what was written last has reached the disk.
 fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]) -> Result<(), AttachError> {
     let place = record.place().to_owned();
-    let mut numbers = Vec::new();
-    for device in devices {
-        numbers.extend(usage::with_partitions(device).unwrap_or_default());
-    }
+    let numbers = Devices::of(devices);
     if how.force {
         // What can be saved is saved.
         if !devices.iter().all(|device| answers(device)) {
@@ -190,7 +187,8 @@ fn claim(device: &Path) -> Result<Option<OwnedFd>, AttachError> {
     match rustix::fs::open(device, OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
         Ok(claim) => Ok(Some(claim)),
         Err(Errno::BUSY) => {
-            let what = format!("{} was taken into use in this moment; try again", device.display());
+            let what =
+                format!("{}: another program has just mounted or claimed the device; try again", device.display());
             Err(AttachError::Supervisor(what))
         }
         // It was never started, or its server is gone.
@@ -206,7 +204,10 @@ fn let_go(device: &Path, how: Detach) -> Result<(), AttachError> {
         hint: "",
     })?;
     if !gone && !how.force {
-        let what = format!("{} was opened by somebody in this moment; it goes when they close it", device.display());
+        let what = format!(
+            "{}: another process has the device open; it will be detached when that process closes it",
+            device.display()
+        );
         return Err(AttachError::Supervisor(what));
     }
     Ok(())
@@ -214,11 +215,10 @@ fn let_go(device: &Path, how: Detach) -> Result<(), AttachError> {
 
 /// Unmounts everything that is mounted from these devices, the youngest first. What is busy stays, unless by force. A device that is gone
 /// has no number any more, but its name is in the table of mounts.
-fn unmount_all(devices: &[PathBuf], numbers: &[u64], force: bool) -> Result<(), AttachError> {
+fn unmount_all(devices: &[PathBuf], numbers: &Devices, force: bool) -> Result<(), AttachError> {
     let failed = |source| AttachError::State { doing: "read", path: "/proc".into(), source, hint: "" };
-    let is_ours = |mount: &Mount| {
-        numbers.contains(&mount.device) || devices.iter().any(|device| !device.exists() && mount.is_from(device))
-    };
+    let is_ours =
+        |mount: &Mount| numbers.carry(mount) || devices.iter().any(|device| !device.exists() && mount.is_from(device));
     for mount in usage::mounts().map_err(failed)?.into_iter().rev().filter(is_ours) {
         let plain = rustix::mount::unmount(&mount.dir, UnmountFlags::NOFOLLOW);
         if plain == Err(Errno::BUSY) && force {

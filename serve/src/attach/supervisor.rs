@@ -20,6 +20,7 @@ use crate::attach::{
     process::Process,
     record::{Home, PartitionRecord, Record, Registry, ShownBy, state_error},
     release::{self, Detach},
+    run_dir::Kept,
     server::{At, ServerSays, Shown, now_seconds},
     usage,
 };
@@ -64,6 +65,8 @@ pub struct Attached {
     closed: Option<Option<String>>,
     /// Those who asked for force while it was being detached already; they hear how that has ended.
     impatient: Vec<UnixStream>,
+    /// Keeps the folder of the records from being cleaned away as unused.
+    _kept: Option<Kept>,
     /// Sentences for the user.
     warnings: Vec<String>,
 }
@@ -119,6 +122,7 @@ pub fn attach(
     };
     let registry = registry.clone();
     let mut attached = Attached {
+        _kept: registry.keep(),
         registry,
         home,
         record,
@@ -459,7 +463,7 @@ impl Attached {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(AttachError::Supervisor(format!(
-                        "{} is out of sight here, but somebody still holds what was mounted from it, perhaps a container or another mount namespace (lsns -t mnt), or its server still waits for a slow disk; it is detached when that ends, or now, and under its hands, by detach --force",
+                        "{}: it is unmounted here, but still in use elsewhere: a container or another mount namespace has it mounted (lsns -t mnt lists them), or its server waits for a slow disk; it will be detached when that ends, or at once with detach --force, whose users then get I/O errors",
                         self.record.file.display()
                     )));
                 }

@@ -2,14 +2,18 @@
 //!
 //! ```text
 //!   /proc/self/mountinfo        mounted at DIR
+//!   /sys/fs/btrfs/*/devices     the other devices of a btrfs file system
 //!   /proc/swaps                 swap
 //!   /sys/dev/block/M:m/holders  device-mapper, md, and the like
 //!   /sys/block/loop*/loop       loop devices over it
 //!   /proc/*/fd                  programs (all of them for root, one's own for users)
 //! ```
 //!
-//! It is looked at before a disk is detached, so that the refusal can say what to end. Somebody may come in between; the device then goes away
-//! when the last of them closes it.
+//! A mount is compared by its device number, or, where the kernel shows an anonymous number (major 0, as for btrfs), by the device
+//! that the mount's source names. A btrfs on several devices names only one of them; sysfs lists the others.
+//!
+//! `detach` looks here first, so that a refusal can say what to end. A program may open the device after that look; a loop device then
+//! goes away when that program closes it.
 
 use crate::attach::process;
 use rustix::fs::{major, makedev, minor};
@@ -36,6 +40,15 @@ pub struct Mount {
 }
 
 impl Mount {
+    /// The number of the block device below: the mount's own number, or, where that is anonymous (btrfs), the number of its source.
+    fn block_device(&self) -> Option<u64> {
+        if major(self.device) != 0 {
+            return Some(self.device);
+        }
+        // Paths outside /dev are not looked at: a file system whose server hangs would never answer.
+        if self.source.starts_with("/dev") { number_of(&self.source).ok() } else { None }
+    }
+
     /// Whether it is mounted from a device of this name, or from a partition of it.
     pub fn is_from(&self, device: &Path) -> bool {
         let (source, device) = (self.source.as_os_str().as_bytes(), device.as_os_str().as_bytes());
@@ -140,13 +153,58 @@ pub fn with_partitions(device: &Path) -> io::Result<Vec<u64>> {
     for entry in entries.flatten() {
         if entry.path().join("partition").exists()
             && let Ok(text) = fs::read_to_string(entry.path().join("dev"))
-            && let Some((major, minor)) = text.trim_end().split_once(':')
-            && let (Ok(major), Ok(minor)) = (major.parse(), minor.parse())
+            && let Some(number) = parse_number(&text)
         {
-            numbers.push(makedev(major, minor));
+            numbers.push(number);
         }
     }
     Ok(numbers)
+}
+
+/// Block devices with their partitions, to compare with what is mounted.
+#[derive(Debug)]
+pub struct Devices {
+    /// Numbers of the devices and their partitions.
+    numbers: Vec<u64>,
+    /// Numbers of all devices of the btrfs file systems that lie on one of `numbers`.
+    btrfs: Vec<u64>,
+}
+
+impl Devices {
+    /// These devices and their partitions. A device that cannot be looked at has no number.
+    pub fn of<'a>(devices: impl IntoIterator<Item = &'a PathBuf>) -> Self {
+        let numbers: Vec<u64> =
+            devices.into_iter().flat_map(|device| with_partitions(device).unwrap_or_default()).collect();
+        let btrfs = btrfs_beside(Path::new("/sys/fs/btrfs"), &numbers);
+        Self { numbers, btrfs }
+    }
+
+    /// Whether `mount` lies on one of the devices.
+    pub fn carry(&self, mount: &Mount) -> bool {
+        let has = |number| self.numbers.contains(&number) || self.btrfs.contains(&number);
+        mount.block_device().is_some_and(has)
+    }
+}
+
+/// The devices of every btrfs file system that has one of `devices`. `list` holds a folder `UUID/devices/NAME` for each file system.
+fn btrfs_beside(list: &Path, devices: &[u64]) -> Vec<u64> {
+    let mut beside = Vec::new();
+    for uuid in names_in(&list.to_string_lossy()) {
+        let members = list.join(uuid).join("devices");
+        let numbers: Vec<u64> = names_in(&members.to_string_lossy())
+            .filter_map(|name| parse_number(&fs::read_to_string(members.join(name).join("dev")).ok()?))
+            .collect();
+        if numbers.iter().any(|number| devices.contains(number)) {
+            beside.extend(numbers);
+        }
+    }
+    beside
+}
+
+/// `259:1`, as in sysfs.
+fn parse_number(text: &str) -> Option<u64> {
+    let (major, minor) = text.trim_end().split_once(':')?;
+    Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// The number of a block device.
@@ -165,12 +223,10 @@ pub fn number_of(device: &Path) -> io::Result<u64> {
 ///
 /// # Errors
 /// `/proc` cannot be read.
-pub fn uses(devices: &[u64], ours: &[u32]) -> io::Result<Vec<Use>> {
-    let mut found: Vec<Use> = mounts()?
-        .into_iter()
-        .filter(|mount| devices.contains(&mount.device))
-        .map(|mount| Use::Mounted(mount.dir))
-        .collect();
+pub fn uses(devices: &Devices, ours: &[u32]) -> io::Result<Vec<Use>> {
+    let mut found: Vec<Use> =
+        mounts()?.into_iter().filter(|mount| devices.carry(mount)).map(|mount| Use::Mounted(mount.dir)).collect();
+    let devices = &devices.numbers[..];
     for line in fs::read_to_string("/proc/swaps").unwrap_or_default().lines().skip(1) {
         if let Some(path) = line.split_ascii_whitespace().next()
             && number_of(Path::new(path)).is_ok_and(|number| devices.contains(&number))
@@ -242,6 +298,32 @@ mod tests {
         assert!(part.is_from(Path::new("/dev/ublkb1")) && !part.is_from(Path::new("/dev/ublkb")));
         assert!(!part.is_from(Path::new("/dev/ublkb1p1")));
         assert!(!mounts().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_btrfs_is_known_by_its_source_and_by_its_other_devices() {
+        let Ok(mut nodes) = fs::read_dir("/dev") else { return };
+        let device = nodes.find_map(|node| Some(node.ok()?.path()).filter(|path| number_of(path).is_ok()));
+        let Some(device) = device else { return println!("skipped: there is no block device here") };
+        let number = number_of(&device).unwrap();
+        let line = |source: &str| format!("36 35 0:47 /sub /mnt rw - btrfs {source} rw,subvolid=256");
+        let mount = |source: &str| parse_mounts(line(source).as_bytes()).remove(0);
+        let devices = |numbers: &[u64], btrfs: &[u64]| Devices { numbers: numbers.into(), btrfs: btrfs.into() };
+        let ours = mount(device.to_str().unwrap());
+        assert!(devices(&[number], &[]).carry(&ours) && devices(&[], &[number]).carry(&ours));
+        assert!(!devices(&[], &[]).carry(&ours) && !devices(&[number], &[]).carry(&mount("none")));
+
+        let list = tempfile::tempdir().unwrap();
+        for (uuid, name, dev) in [("a", "loop1", "7:1"), ("a", "loop2", "7:2"), ("b", "loop3", "7:3")] {
+            let member = list.path().join(uuid).join("devices").join(name);
+            fs::create_dir_all(&member).unwrap();
+            fs::write(member.join("dev"), format!("{dev}\n")).unwrap();
+        }
+        fs::create_dir(list.path().join("features")).unwrap();
+        let mut beside = btrfs_beside(list.path(), &[makedev(7, 2)]);
+        beside.sort_unstable();
+        assert_eq!(beside, [makedev(7, 1), makedev(7, 2)]);
+        assert_eq!(btrfs_beside(list.path(), &[makedev(7, 9)]), [0; 0]);
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub fn serve(
     let queue = device.open_queue(&options).map_err(FuseError::Queue)?;
     match ring {
         Some(ring) => {
-            let queue = Box::new(Reserve::over(queue, &ring));
+            let queue = Box::new(Reserve::over(queue, &ring, Arc::default()));
             serve_on_ring(&ring, connection, Session::new(view, device, queue, buffers))
         }
         None => serve_in_turn(&connection, Session::new(view, device, queue, buffers)),
@@ -240,5 +240,83 @@ fn judge_answer(error: io::Error) -> Result<(), FuseError> {
     match Errno::from_io_error(&error) {
         Some(Errno::NOENT | Errno::NODEV | Errno::AGAIN) => Ok(()),
         _ => Err(FuseError::Kernel { doing: "answer", source: error }),
+    }
+}
+
+#[cfg(test)]
+#[path = "../../tests/steps/mod.rs"]
+mod steps;
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        steps::{DEPTH as READS, HELD, Steps},
+        *,
+    };
+    use crate::{
+        fuse::{view::Shape, wire::tests::read},
+        metrics::Counter,
+    };
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    use std::thread;
+
+    const READ_BYTES: u32 = 4096;
+
+    /// Serves the disk of `steps` on a socket that keeps messages apart, as `/dev/fuse` does, until the other end is closed; gives the
+    /// reads that were held back and the calls of io_uring_enter.
+    fn counted(connection: OwnedFd) -> Option<(u64, u64)> {
+        let buffers = Buffers::new();
+        let ring = SharedRing::new(RING_DEPTH, Some(buffers.slab())).ok()?;
+        let held = Arc::new(Counter::default());
+        let device: Arc<dyn BlockDevice> = Arc::new(Steps);
+        let queue = device.open_queue(&QueueOptions::default()).unwrap();
+        let queue = Box::new(Reserve::over(queue, &ring, Arc::clone(&held)));
+        let size_bytes = device.geometry().size_bytes;
+        let view =
+            View { shape: Shape::File, size_bytes, unit_bytes: 4096, read_only: true, uid: 0, gid: 0, time_seconds: 0 };
+        // An empty message is how the end of the socket shows; a mount ends by ENODEV.
+        assert!(serve_on_ring(&ring, connection, Session::new(view, device, queue, buffers)).is_err());
+        Some((held.get(), ring.enters()))
+    }
+
+    /// Has `rounds` of reads answered, each sent when the last was answered, the first before the server begins.
+    fn rounds(rounds: u64) -> Option<(u64, u64)> {
+        let flags = SocketFlags::CLOEXEC;
+        let (kernel, ours) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let ask = |round: u64| {
+            (0..READS).all(|number| {
+                let message = read(round * READS + number + 1, number * u64::from(READ_BYTES), READ_BYTES);
+                rustix::io::write(&kernel, &message).is_ok()
+            })
+        };
+        assert!(ask(0));
+        let server = thread::spawn(move || counted(ours));
+        for round in 1..=rounds {
+            for _ in 0..READS {
+                let mut reply = vec![0; 2 * READ_BYTES as usize];
+                let Ok(len_bytes @ 1..) = rustix::io::read(&kernel, &mut reply) else {
+                    println!("skipped: no io_uring here");
+                    return server.join().unwrap();
+                };
+                assert_eq!(len_bytes, 16 + READ_BYTES as usize);
+            }
+            assert!(round == rounds || ask(round));
+        }
+        drop(kernel);
+        server.join().unwrap()
+    }
+
+    #[test]
+    fn of_each_batch_a_few_reads_are_held_back() {
+        const ROUNDS: u64 = 8;
+        let Some((held, _)) = rounds(ROUNDS) else { return };
+        assert_eq!(held, (ROUNDS - 1) * HELD, "nothing is known of the disk in the first round");
+    }
+
+    #[test]
+    fn many_messages_are_taken_and_answered_by_few_calls() {
+        let Some((_, enters)) = rounds(1) else { return };
+        // Three polls while the tries grow from one message to eight; then eight messages a turn, and four answers.
+        assert!(enters <= READS / 2 + 8, "{enters} calls for {READS} reads");
     }
 }

@@ -227,8 +227,8 @@ impl Worker {
             _ if conn.state != State::Open => self.settle(number),
             // Many do, when they have nothing more to ask.
             Ok(0) if conn.share.requests == 0 && matches!(conn.phase, Phase::Transmission(_)) => self.drain(number),
-            Ok(0) => self.lose(number, "the client left without saying goodbye"),
-            Err(error) => self.lose(number, &loss(&error)),
+            Ok(0) => self.left(number, "the client left without saying goodbye"),
+            Err(error) => self.left(number, &loss(&error)),
             Ok(bytes) => match conn.received(bytes) {
                 Ok(()) => self.go_on(number),
                 Err(error) => {
@@ -309,7 +309,8 @@ impl Worker {
                                 let ring = Some(&self.ring);
                                 let options = QueueOptions { depth: QUEUE_DEPTH, ring, ..QueueOptions::default() };
                                 let opened = export.device.open_queue(&options).map_err(Departure::Queue)?;
-                                *queue = Some(Box::new(Reserve::over(opened, &self.ring)));
+                                let held = Arc::clone(&self.metrics.held);
+                                *queue = Some(Box::new(Reserve::over(opened, &self.ring, held)));
                             }
                             let tls = conn.secure.is_some();
                             tracing::info!(peer = %conn.peer, export = %export.name, tls, framing = ?session.framing, "serving");
@@ -364,7 +365,7 @@ impl Worker {
         let share = conn.outbox.sent(end.buf, end.pieces, &mut self.desk.pool);
         conn.share.sub(share);
         match end.result {
-            Err(error) if conn.state != State::Closing => self.lose(number, &loss(&error)),
+            Err(error) if conn.state != State::Closing => self.left(number, &loss(&error)),
             _ if conn.starts_tls || matches!(conn.phase, Phase::Handshake(_)) => self.go_on(number),
             _ => self.settle(number),
         }
@@ -410,6 +411,17 @@ impl Worker {
             self.keep_ticking();
         }
         self.settle(number);
+    }
+
+    /// Ends the connection of a client that has left. One that leaves during the handshake has looked at the list of exports, or only
+    /// whether somebody listens (monitoring does): that is no fault, and is told at debug level.
+    fn left(&mut self, number: u32, reason: &str) {
+        let Some(conn) = self.connections.get(number) else { return };
+        if matches!(conn.phase, Phase::Handshake(_)) && conn.state != State::Closing {
+            tracing::debug!(peer = %conn.peer, reason, "left during the handshake");
+            self.close(number);
+        }
+        self.lose(number, reason);
     }
 
     /// Ends a connection at once.

@@ -16,7 +16,7 @@ use diskwright_lab::{
     run::{self, RunOptions},
     warning::Warning,
 };
-use std::{io::Write, path::PathBuf};
+use std::path::PathBuf;
 
 /// Arguments of `lab compare`.
 #[derive(Debug, Args)]
@@ -153,7 +153,7 @@ fn print(context: &mut Context, record: &ContestRecord) -> Result<(), Failure> {
     if context.global.json {
         context.print_result(record)?;
     } else {
-        context.out.write_all(contest::render(record, context.style.colour).as_bytes())?;
+        context.print_screen(|colour| contest::render(record, colour))?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     context::Context,
+    describe::{printable, printable_lines},
     exit::{self, Failure, Outcome},
 };
 use clap::{Args, ValueEnum};
@@ -127,7 +128,7 @@ pub fn run(context: &mut Context, args: &ReportArgs) -> Outcome {
         Form::Json => export::json(&named).map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?,
     };
     let Some(output) = output else {
-        context.out.write_all(text.as_bytes())?;
+        context.print_text(&text)?;
         return Ok(exit::OK);
     };
     output.write(&text)?;
@@ -141,9 +142,9 @@ pub fn run(context: &mut Context, args: &ReportArgs) -> Outcome {
             .print_json("diskwright.report/1", Written { written: output.path(), form, bytes: text.len(), results })?;
     } else {
         for verdict in told.take(1) {
-            writeln!(context.out, "{verdict}")?;
+            writeln!(context.out, "{}", printable_lines(&verdict))?;
         }
-        writeln!(context.out, "written to {}", output.path().display())?;
+        writeln!(context.out, "written to {}", printable(&crate::json::path(output.path())))?;
     }
     Ok(exit::OK)
 }

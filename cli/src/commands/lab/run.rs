@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     context::Context,
-    exit::{self, Outcome},
+    describe::printable,
+    exit::{self, Failure, Outcome},
     live::LiveDisplay,
 };
 use clap::Args;
@@ -93,8 +94,8 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     if context.global.json {
         context.print_result(&run)?;
     } else {
-        let screen = ScreenOptions { colour: context.style.colour, per_thread: args.per_thread };
-        context.out.write_all(screen::render(&run, &screen).as_bytes())?;
+        let per_thread = args.per_thread;
+        context.print_screen(|colour| screen::render(&run, &ScreenOptions { colour, per_thread }))?;
         print_profile(context, args, &run, shown)?;
     }
     saved?;
@@ -117,11 +118,10 @@ impl Places {
         let json =
             args.output.clone().unwrap_or_else(|| format!("diskwright-run-{}.json", clock::compact_utc_now()).into());
         if json.extension().is_some_and(|extension| extension == "toml") {
-            let (what, hint) = (
-                format!("{} is the profile's name, not the result's", json.display()),
-                "use a name that ends in .json",
-            );
-            return Err(LabError::BadOptions { what, hint: hint.into() }.into());
+            return Err(Failure::usage(format!(
+                "{} is the profile's name, not the result's; use a name that ends in .json",
+                json.display()
+            )));
         }
         let result = Output::check(&json, Kind::Result)?;
         // A profile that somebody wrote, perhaps the one that this run was told, stays as it is.
@@ -151,12 +151,12 @@ fn print_profile(context: &mut Context, args: &RunArgs, run: &Run, saved: Option
     if let Some(Places { result, profile }) = saved {
         let quoted = |path: &Path| shell_word(&path.to_string_lossy());
         let targets: Vec<String> = args.targets.iter().map(|target| shell_word(target)).collect();
-        writeln!(context.out, "\nsaved to {}", result.path().display())?;
+        writeln!(context.out, "\nsaved to {}", printable(&crate::json::path(result.path())))?;
         writeln!(
             context.out,
             "repeat with: diskwright lab run {} --profile {}",
-            targets.join(" "),
-            quoted(profile.path())
+            printable(&targets.join(" ")),
+            printable(&quoted(profile.path()))
         )?;
     }
     Ok(())

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     context::Context,
+    describe::printable,
     exit::{self, Failure, Outcome},
 };
 use clap::Args;
@@ -67,7 +68,7 @@ pub struct SweepArgs {
     prepare: TargetArgs,
     #[command(flatten)]
     workload: WorkloadArgs,
-    /// Where to save the result, and to go on with it. [default: diskwright-sweep.json in the current folder]
+    /// Where to save the result, and to go on with it.
     #[arg(long, short, value_name = "FILE.json", default_value = "diskwright-sweep.json")]
     output: PathBuf,
     /// A label for the result: key=value (may be repeated).
@@ -124,9 +125,9 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
     if context.global.json {
         context.print_result(&record)?;
     } else {
-        context.out.write_all(sweep::render(&record, context.style.colour).as_bytes())?;
+        context.print_screen(|colour| sweep::render(&record, colour))?;
         if swept.is_ok() {
-            writeln!(context.out, "\nsaved to {}", output.path().display())?;
+            writeln!(context.out, "\nsaved to {}", printable(&crate::json::path(output.path())))?;
         }
     }
     swept?;

@@ -16,13 +16,13 @@ pub enum Format {
 /// From which level on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Level {
-    /// What failed and needs somebody.
+    /// Failures of the server itself.
     Error,
-    /// And what clients did wrong or what failed for them.
+    /// Also requests that failed, and clients that broke the protocol.
     Warn,
-    /// And who came and went.
+    /// Also clients that came and went.
     Info,
-    /// And each refused request.
+    /// Also each refused request, and clients that only looked.
     Debug,
 }
 

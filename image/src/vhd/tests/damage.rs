@@ -50,7 +50,10 @@ fn beside_damage_blocks_are_overwritten_and_none_is_allocated() {
         disk.write(1024, &[5; 512]);
         disk.write(2 * BLOCK + 512, &[6; 512]);
         assert!(matches!(writer.reserve_waiting(7), Err(ImageError::Corrupt { .. })), "a new block");
-        assert!(writer.reserve_waiting(1).is_err() && writer.commit_waiting(1, Commit::Whole).is_err(), "the damaged block");
+        assert!(
+            writer.reserve_waiting(1).is_err() && writer.commit_waiting(1, Commit::Whole).is_err(),
+            "the damaged block"
+        );
         writer.flush().unwrap();
         disk.close();
         let again = TestDisk::open(store, false, vec![9; 16 * BLOCK as usize]);

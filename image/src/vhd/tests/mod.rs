@@ -1,7 +1,7 @@
 //! Tests of VHD images as a whole: against a model, with hostile files, and before other programs. (Power cuts are in `proving/`.)
 
-mod damage;
 mod bitmaps;
+mod damage;
 mod foreign;
 mod hostile;
 mod model;

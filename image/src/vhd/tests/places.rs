@@ -54,11 +54,17 @@ fn overlaps_are_found_across_windows_and_named() {
     let store = placed(MIB, 4096, &[WINDOW, 400, WINDOW - 5], TIB2 + 512);
     let found = messages(&store, Severity::Corrupt);
     assert!(found.len() == 1 && found[0].starts_with("Blocks 2 and 0 overlap"), "{found:?}");
-    assert!(matches!(open(store.clone(), true).unwrap().writer().unwrap().reserve_waiting(9), Err(ImageError::Corrupt { .. })));
+    assert!(matches!(
+        open(store.clone(), true).unwrap().writer().unwrap().reserve_waiting(9),
+        Err(ImageError::Corrupt { .. })
+    ));
     set_entry(&store, 2, 400);
     let found = messages(&store, Severity::Corrupt);
     assert!(found.len() == 1 && found[0].starts_with("Blocks 1 and 2 overlap"), "{found:?}");
-    assert!(matches!(open(store.clone(), true).unwrap().writer().unwrap().reserve_waiting(9), Err(ImageError::Corrupt { .. })));
+    assert!(matches!(
+        open(store.clone(), true).unwrap().writer().unwrap().reserve_waiting(9),
+        Err(ImageError::Corrupt { .. })
+    ));
     set_entry(&store, 2, WINDOW - 9);
     assert!(messages(&store, Severity::Corrupt).is_empty());
     assert!(open(store, true).unwrap().writer().unwrap().reserve_waiting(9).is_ok());

@@ -167,6 +167,7 @@ fn prepare(
             format: Some(Format::Vhdx),
             disk_type: Some(disk_type),
             size_bytes: Some(size_bytes),
+            preallocate: disk_type == DiskType::Fixed,
             ..CreateRequest::default()
         };
         create(&path, &request)?;

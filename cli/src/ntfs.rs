@@ -1,0 +1,35 @@
+//! Holes on NTFS: Windows does not attach a virtual disk whose file is sparse there (0xC03A001A), so whoever makes one is told.
+//!
+//! Elsewhere nothing is said: a copy to Windows has no holes, unless the program that copies makes some.
+
+use std::path::Path;
+
+/// `f_type` of NTFS by the kernel's old driver (ntfs) and by the present one (ntfs3).
+const NTFS_TYPES: [u64; 2] = [0x5346_544e, 0x7366_746e];
+
+/// A sentence for whoever has made `file`, which has holes, if it lies on NTFS.
+pub fn note(file: &Path) -> Option<String> {
+    let found = rustix::fs::statfs(file).ok()?;
+    is_ntfs(u64::try_from(found.f_type).ok()?).then(|| {
+        format!(
+            "{}: the file has holes, and Windows does not attach a file that is sparse on NTFS; make it with --preallocate",
+            file.display()
+        )
+    })
+}
+
+fn is_ntfs(file_system: u64) -> bool {
+    NTFS_TYPES.contains(&file_system)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_ntfs_is_told() {
+        assert!(is_ntfs(u64::from(u32::from_le_bytes(*b"NTFS"))) && is_ntfs(u64::from(u32::from_le_bytes(*b"ntfs"))));
+        assert!(!is_ntfs(0xef53));
+        assert_eq!(note(Path::new("/proc/self/stat")), None);
+    }
+}

@@ -1,0 +1,43 @@
+//! What a user should know of a new disk although nothing failed: a sector size that is lost, a size that Azure refuses, holes that
+//! Windows refuses.
+
+use crate::Disk;
+use diskwright_image::{DiskType, Format, ImageInfo};
+use diskwright_store::{BlockDevice, Geometry};
+use std::path::Path;
+
+/// Azure takes a fixed VHD only when the disk in it is a multiple of this (and the file 512 bytes longer).
+const AZURE_UNIT_BYTES: u64 = 1 << 20;
+
+/// The notes on a copy that is called `name`, of a disk with the geometry `source`.
+pub(crate) fn of_copy(source: Geometry, name: &Path, copy: &Disk) -> Vec<String> {
+    let mut notes = Vec::new();
+    let (from, to) = (source.logical_sector_bytes, copy.geometry().logical_sector_bytes);
+    if from != to {
+        let why = match copy.layers().first().map(|layer| layer.image.info().format) {
+            Some(Format::Vhd) => "VHD knows only 512",
+            Some(Format::Raw) => "a raw file records none, and readers take 512",
+            _ => "as asked for",
+        };
+        notes.push(format!(
+            "{}: sectors of {from} bytes became sectors of {to} ({why}); partition tables and some file systems made for {from} will not be recognised: keep a VHDX with {from}-byte sectors where a guest boots from it",
+            name.display()
+        ));
+    }
+    notes.extend(copy.layers().first().and_then(|layer| size_note(name, layer.image.info())));
+    notes
+}
+
+/// A note on a size that Azure refuses. Only fixed VHDs are uploaded there.
+pub fn size_note(name: &Path, made: &ImageInfo) -> Option<String> {
+    let is_for_azure = made.format == Format::Vhd && made.disk_type == DiskType::Fixed;
+    if !is_for_azure || made.size_bytes.is_multiple_of(AZURE_UNIT_BYTES) {
+        return None;
+    }
+    Some(format!(
+        "{}: its size of {} bytes is not a multiple of 1 MiB, and Azure refuses such a VHD; for Azure begin with a disk of {} bytes (Hyper-V takes both)",
+        name.display(),
+        made.size_bytes,
+        made.size_bytes.next_multiple_of(AZURE_UNIT_BYTES)
+    ))
+}

@@ -1,0 +1,244 @@
+//! What a request costs, in counts that are the same each time: calls of io_uring_enter, reads held back, calls of the store that
+//! block, syncs. A server that loses speed by another call, copy or wake-up for each request shows it here; times would not.
+
+mod common;
+mod steps;
+
+use common::{Client, Served, serve};
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
+use diskwright_nbd::wire::{Command, CommandFlags, Framing};
+use diskwright_serve::nbd::Options;
+use diskwright_store::{
+    BlockDevice, CacheMode, DataFile, FileFacts, FileRange, FileSystem, Files, LocalFiles, OpenError, SectorSizes,
+    Store, Zeroing,
+};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+use steps::{DEPTH, HELD, Steps};
+
+const NONE: CommandFlags = CommandFlags::empty();
+
+/// Calls of a store, after its disk was opened.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Calls {
+    /// Reads that block the caller; payload goes through the ring and is not among them.
+    reads: u64,
+    writes: u64,
+    /// By the store, and by the ring.
+    syncs: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    syncs: AtomicU64,
+}
+
+impl Counts {
+    /// What was counted since the last time.
+    fn take(&self) -> Calls {
+        let take = |count: &AtomicU64| count.swap(0, Relaxed);
+        Calls { reads: take(&self.reads), writes: take(&self.writes), syncs: take(&self.syncs) }
+    }
+}
+
+/// The machine's files, whose calls are counted.
+#[derive(Debug)]
+struct CountedFiles(Arc<Counts>);
+
+impl FileSystem for CountedFiles {
+    fn open(&self, path: &Path, options: &diskwright_store::OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
+        Ok(Arc::new(CountedStore { inner: LocalFiles.open(path, options)?, counts: Arc::clone(&self.0) }))
+    }
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+        LocalFiles.rename(from, to, replace)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        LocalFiles.remove(path)
+    }
+    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
+        LocalFiles.sync_directory_of(path)
+    }
+    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
+        LocalFiles.canonical(path)
+    }
+    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
+        LocalFiles.facts(path)
+    }
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        LocalFiles.list(directory)
+    }
+}
+
+#[derive(Debug)]
+struct CountedStore {
+    inner: Arc<dyn Store>,
+    counts: Arc<Counts>,
+}
+
+impl Store for CountedStore {
+    fn name(&self) -> &Path {
+        self.inner.name()
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.inner.len_bytes()
+    }
+    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        self.counts.reads.fetch_add(1, Relaxed);
+        self.inner.read_at(buf, offset_bytes)
+    }
+    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.counts.writes.fetch_add(1, Relaxed);
+        self.inner.write_at(buf, offset_bytes)
+    }
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.inner.set_len(len_bytes)
+    }
+    fn allocate(&self, range: FileRange) -> io::Result<()> {
+        self.inner.allocate(range)
+    }
+    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+        self.inner.zero_range(range, how)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.counts.syncs.fetch_add(1, Relaxed);
+        self.inner.sync_data()
+    }
+    fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
+        self.counts.syncs.fetch_add(1, Relaxed);
+        self.inner.settle_sync(result)
+    }
+    fn data_file(&self) -> Option<DataFile<'_>> {
+        self.inner.data_file()
+    }
+    fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
+        self.inner.next_data(offset_bytes)
+    }
+    fn identity(&self) -> Option<(u64, u64)> {
+        self.inner.identity()
+    }
+    fn sector_bytes(&self) -> SectorSizes {
+        self.inner.sector_bytes()
+    }
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        self.inner.allocated_bytes()
+    }
+}
+
+fn one_worker() -> Options {
+    Options { workers: 1, ..Options::default() }
+}
+
+/// Asks for 32 reads in one message, and takes all answers.
+fn round(client: &mut Client, offsets: impl Iterator<Item = u64>) {
+    let mut bytes = Vec::new();
+    for offset_bytes in offsets.take(DEPTH as usize) {
+        bytes.extend(client.request(Command::READ, NONE, offset_bytes, 4096));
+    }
+    client.say(&bytes);
+    for _ in 0..DEPTH {
+        assert_eq!(client.reply(4096).unwrap().len(), 4096);
+    }
+}
+
+/// Runs `rounds`, and gives the calls of io_uring_enter and the reads that were held back.
+fn counted(served: &Served, rounds: impl FnOnce()) -> (u64, u64) {
+    let before = served.server().metrics().totals();
+    rounds();
+    let after = served.server().metrics().totals();
+    (after.enters - before.enters, after.held - before.held)
+}
+
+#[test]
+fn of_each_batch_a_few_reads_are_held_back() {
+    const ROUNDS: u64 = 8;
+    let Some(served) = serve(vec![("m", Arc::new(Steps))], one_worker()) else { return };
+    let mut client = served.client().go("m", Framing::Structured, &[]);
+    let offsets = || (0..DEPTH).map(|n| n * 4096);
+    let (_, held) = counted(&served, || round(&mut client, offsets()));
+    assert_eq!(held, 0, "nothing is known of the disk yet");
+    let (enters, held) = counted(&served, || (0..ROUNDS).for_each(|_| round(&mut client, offsets())));
+    assert_eq!(held, ROUNDS * HELD);
+    // A turn answers four: eight turns, one that lets go what was held, and what it takes to hear of the next round.
+    assert!(enters <= ROUNDS * 11, "{enters} calls for {ROUNDS} rounds");
+}
+
+/// A VHDX whose first half is written, its calls counted, and a server for it.
+fn populated(dir: &Path) -> (Arc<Counts>, Option<Served>) {
+    let counts = Arc::new(Counts::default());
+    let files = Files::new(Arc::new(CountedFiles(Arc::clone(&counts))));
+    let path = dir.join("disk.vhdx");
+    let request = CreateRequest { size_bytes: Some(64 << 20), block_bytes: Some(1 << 20), ..CreateRequest::default() };
+    create(&path, &request).unwrap();
+    let options = OpenOptions { writable: true, cache: CacheMode::PageCache, files, ..OpenOptions::default() };
+    let disk = Disk::open(&path, &options).unwrap() as Arc<dyn BlockDevice>;
+    let served = serve(vec![("disk", disk)], one_worker());
+    if let Some(served) = &served {
+        let mut client = served.client().go("disk", Framing::Structured, &[]);
+        for block in 0..32 {
+            client.write(block << 20, &vec![block as u8 | 1; 1 << 20], NONE).unwrap();
+        }
+        client.ask(Command::FLUSH, NONE, 0, 0).unwrap();
+    }
+    (counts, served)
+}
+
+#[test]
+fn reads_of_a_populated_vhdx_never_block_and_cost_less_than_a_call_each() {
+    const ROUNDS: u64 = 64;
+    let dir = tempfile::tempdir().unwrap();
+    let (counts, Some(served)) = populated(dir.path()) else { return };
+    let mut client = served.client().go("disk", Framing::Structured, &[]);
+    // Each page of the map is folded once.
+    round(&mut client, (0..DEPTH).map(|n| n << 20));
+    counts.take();
+    let mut at = 1_u64;
+    let (enters, _) = counted(&served, || {
+        for _ in 0..ROUNDS {
+            round(
+                &mut client,
+                std::iter::repeat_with(|| {
+                    at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    (at >> 33) % (32 << 8) * 4096
+                }),
+            );
+        }
+    });
+    assert_eq!(counts.take(), Calls::default(), "a read of payload reached the store's blocking calls");
+    // A turn answers four, or all at once; what lies in the page cache has ended when it was submitted.
+    assert!(enters <= ROUNDS * DEPTH / 2, "{enters} calls for {} reads", ROUNDS * DEPTH);
+}
+
+#[test]
+fn flushes_and_durable_writes_sync_as_often_as_they_must() {
+    const TIMES: u64 = 20;
+    let dir = tempfile::tempdir().unwrap();
+    let (counts, Some(served)) = populated(dir.path()) else { return };
+    let mut client = served.client().go("disk", Framing::Structured, &[]);
+    let data = [7; 4096];
+    // What the first flush left to be made durable (tables in place) is behind.
+    client.ask(Command::FLUSH, NONE, 0, 0).unwrap();
+    counts.take();
+    for turn in 0..TIMES {
+        client.write(turn * 4096, &data, NONE).unwrap();
+        client.ask(Command::FLUSH, NONE, 0, 0).unwrap();
+    }
+    assert_eq!(counts.take(), Calls { syncs: TIMES, ..Calls::default() }, "payload: one fdatasync each");
+    for turn in 0..TIMES {
+        client.write(turn * 4096, &data, CommandFlags::FUA).unwrap();
+    }
+    assert_eq!(counts.take(), Calls::default(), "durable writes in place: RWF_DSYNC");
+    for turn in 0..TIMES {
+        client.write((32 + turn) << 20, &data, NONE).unwrap();
+        client.ask(Command::FLUSH, NONE, 0, 0).unwrap();
+    }
+    // Payload, then the log. Of the table the page is read, goes into the log and is written in place.
+    assert_eq!(counts.take(), Calls { reads: TIMES, writes: 2 * TIMES, syncs: 2 * TIMES }, "a new block each");
+}

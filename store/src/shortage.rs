@@ -1,0 +1,152 @@
+//! An error for a full file system with its numbers: how much was needed, and how much is free.
+//!
+//! [`explain`] wraps the system's error where it is made, by [`FileStore`](crate::FileStore), or, for payload that the engine
+//! moves, by whoever knows how much is still to be written. The kind of the error stays, so [`is_full`](crate::is_full) and every
+//! translation to an errno go on working.
+
+use crate::is_full;
+use rustix::{
+    fs::StatVfs,
+    process::{Resource, getrlimit},
+};
+use std::{
+    error, fmt, io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+/// No room for what was to be written.
+#[derive(Debug)]
+pub struct Shortage {
+    /// Bytes that were to be written; `None` where that is not known.
+    needed_bytes: Option<u64>,
+    limit: Limit,
+    source: io::Error,
+}
+
+/// What the file ran into.
+#[derive(Debug, PartialEq, Eq)]
+enum Limit {
+    /// The file system: bytes that are free for this user, and a folder on it.
+    FileSystem { free_bytes: u64, folder: PathBuf },
+    /// `ulimit -f`: the longest file that this process may write, in bytes.
+    Process { max_bytes: u64 },
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.source)?;
+        match &self.limit {
+            Limit::FileSystem { free_bytes, folder } => {
+                if let Some(needed_bytes) = self.needed_bytes {
+                    write!(f, ": needs about {},", Size(needed_bytes))?;
+                } else {
+                    f.write_str(":")?;
+                }
+                write!(f, " {} are free on {}", Size(*free_bytes), folder.display())
+            }
+            Limit::Process { max_bytes } => {
+                write!(f, ": the limit for files that this process writes is {} (ulimit -f)", Size(*max_bytes))
+            }
+        }
+    }
+}
+
+impl error::Error for Shortage {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+/// Bytes for people, in binary units.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+        match units.into_iter().find(|(shift, _)| self.0 >> shift > 0) {
+            Some((shift, unit)) if self.0.is_multiple_of(1 << shift) => write!(f, "{} {unit}", self.0 >> shift),
+            Some((shift, unit)) => write!(f, "{:.1} {unit}", self.0 as f64 / (1u64 << shift) as f64),
+            None => write!(f, "{} bytes", self.0),
+        }
+    }
+}
+
+/// Bytes that are free for this user where the file at `path` lies, or is to lie; `None` where nobody can tell.
+pub fn free_bytes(path: &Path) -> Option<u64> {
+    free_of(rustix::fs::statvfs(folder_of(path)))
+}
+
+/// Bytes that are free on the file system of an open file.
+pub(crate) fn free_beside(file: &OwnedFd) -> Option<u64> {
+    free_of(rustix::fs::fstatvfs(file))
+}
+
+/// Adds the numbers to an error that says that there is no room for the file at `path`. Any other error, one that has its numbers
+/// already, and one of a file system that cannot be asked, stay as they are. `free_bytes` is what was free before the attempt, which
+/// may have used up the rest before it failed; `None`: what is free now.
+pub fn explain(source: io::Error, path: &Path, needed_bytes: Option<u64>, free_bytes: Option<u64>) -> io::Error {
+    if !is_full(&source) || source.get_ref().is_some() {
+        return source;
+    }
+    let limit = match source.kind() {
+        io::ErrorKind::FileTooLarge => getrlimit(Resource::Fsize).current.map(|max_bytes| Limit::Process { max_bytes }),
+        _ => free_bytes.or_else(|| self::free_bytes(path)).map(|free_bytes| {
+            let folder = folder_of(path);
+            Limit::FileSystem { free_bytes, folder: folder.canonicalize().unwrap_or_else(|_| folder.to_owned()) }
+        }),
+    };
+    match limit {
+        Some(limit) => io::Error::new(source.kind(), Shortage { needed_bytes, limit, source }),
+        None => source,
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn free_of(found: rustix::io::Result<StatVfs>) -> Option<u64> {
+    found.ok().map(|found| found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full(needed_bytes: Option<u64>) -> io::Error {
+        let folder = tempfile::tempdir().unwrap();
+        explain(io::Error::from_raw_os_error(28), &folder.path().join("disk.vhdx"), needed_bytes, None)
+    }
+
+    #[test]
+    fn the_numbers_are_told_and_the_kind_stays() {
+        let error = full(Some(3 << 29));
+        assert!(is_full(&error) && error.kind() == io::ErrorKind::StorageFull);
+        let told = error.to_string();
+        assert!(told.contains(": needs about 1.5 GiB, ") && told.contains(" are free on /"), "{told}");
+        let told = full(None).to_string();
+        assert!(!told.contains("needs") && told.contains(" are free on /"), "{told}");
+        // What was free before the attempt counts.
+        let before = explain(io::Error::from_raw_os_error(28), Path::new("/tmp/x"), Some(2 << 20), Some(1 << 20));
+        assert!(before.to_string().contains("needs about 2 MiB, 1 MiB are free on "), "{before}");
+        // Once is enough.
+        let once = full(Some(1 << 20)).to_string();
+        let twice = explain(full(Some(1 << 20)), Path::new("/"), Some(5), None).to_string();
+        assert_eq!(once.matches("needs").count(), twice.matches("needs").count());
+    }
+
+    #[test]
+    fn other_errors_stay_as_they_are() {
+        let error = explain(io::Error::from_raw_os_error(5), Path::new("/tmp/x"), Some(1), None);
+        assert_eq!(error.raw_os_error(), Some(5));
+        let nowhere = explain(io::Error::from_raw_os_error(28), Path::new("/nonexistent/x"), Some(1), None);
+        assert_eq!(nowhere.raw_os_error(), Some(28));
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        let text = |bytes| Size(bytes).to_string();
+        assert_eq!([text(0), text(1536), text(4 << 30), text(5 << 39)], ["0 bytes", "1.5 KiB", "4 GiB", "2.5 TiB"]);
+    }
+}
