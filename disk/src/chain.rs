@@ -145,24 +145,6 @@ impl Chain {
         Self::assemble(self.layers.to_vec(), members, self.sources.clone(), Some(self), self.map_limit_bytes)
     }
 
-    /// The same chain with another image in the place of the layer `id`: the same file, opened in another way.
-    ///
-    /// # Errors
-    /// As [`Chain::new`].
-    pub(crate) fn with_image(&self, id: LayerId, image: Arc<dyn Image>) -> Result<Self> {
-        let (mut layers, mut members, mut sources) = (self.layers.to_vec(), self.members.clone(), self.sources.clone());
-        if let Some(depth) = self.depth_of(id) {
-            for (index, store) in image.stores().iter().enumerate() {
-                if let Some(place) = sources.get_mut(members[depth].first_source as usize + index) {
-                    *place = Some(Arc::clone(store));
-                }
-            }
-            layers[depth].image = Arc::clone(&image);
-            members[depth].image = image;
-        }
-        Self::assemble(layers, members, sources, Some(self), self.map_limit_bytes)
-    }
-
     fn assemble(
         layers: Vec<Layer>,
         members: Vec<Member>,

@@ -10,6 +10,7 @@
 use crate::{
     DiskError, OpenOptions, Result,
     chain::{Chain, Layer},
+    error,
     map::{Owner, Run, push_joined},
     open,
     queue::DiskQueue,
@@ -73,6 +74,77 @@ impl Disk {
     /// When a queue is still open, or the image cannot be written.
     pub fn close(&self) -> Result<()> {
         self.shared.close(true)
+    }
+
+    /// Puts an image on top of the chain, while queues are open and requests are in flight: from now on it is the one that is
+    /// written, and the image that was the top shows through. When this returns, no request writes to that any more, and all
+    /// that was written to it is durable; its file stays open. Waits for requests in flight, so a thread that has some must
+    /// not call it.
+    ///
+    /// # Errors
+    /// [`DiskError::BadOptions`] for an image that is not writable, is no differencing one, or has another size or sector than the
+    /// disk: then nothing has changed. What a flush of the former top says: then the image is on top, and the disk fails every
+    /// later flush.
+    pub fn push_top(&self, top: Layer) -> Result<()> {
+        let shared = &self.shared;
+        let before = {
+            let mut mutation = shared.lock();
+            let before = Arc::clone(&mutation.chain);
+            let (was, info) = (before.geometry, top.image.info());
+            let fits = top.image.writer().is_some()
+                && info.disk_type == DiskType::Differencing
+                && top.image.size_bytes() == was.size_bytes
+                && info.logical_sector_bytes == was.logical_sector_bytes;
+            if !fits || was.read_only {
+                return Err(DiskError::BadOptions {
+                    what: format!("{}: cannot go on top of a disk that is open", top.path.display()),
+                    hint: format!(
+                        "the disk must be open for writing, and the new image a writable differencing one of {} bytes with sectors of {} bytes",
+                        was.size_bytes, was.logical_sector_bytes
+                    ),
+                });
+            }
+            let chain = before.with_top(top)?;
+            shared.publish(&mut mutation, chain);
+            before
+        };
+        shared.wait_for_grace();
+        let former = before.top();
+        let path = before.layers()[0].path.clone();
+        shared.check_poison(former).and_then(|()| Ok(former.writer()?.flush()?)).map_err(|source| {
+            shared.poison();
+            DiskError::File { doing: "make the former top durable", path, source }
+        })
+    }
+
+    /// Makes the virtual disk larger, while queues are open and requests are in flight. Queues see the new size from their next
+    /// request on. Waits for requests in flight, so a thread that has some must not call it.
+    ///
+    /// # Errors
+    /// [`DiskError::Image`] where the image cannot be that large, or would have to shrink.
+    pub fn grow(&self, size_bytes: u64) -> Result<()> {
+        let shared = &self.shared;
+        let chain = shared.chain();
+        let sector_bytes = u64::from(chain.geometry.logical_sector_bytes);
+        if size_bytes < chain.geometry.size_bytes || !size_bytes.is_multiple_of(sector_bytes) {
+            return Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: cannot change the size of {} bytes to {size_bytes} bytes while the disk is open",
+                    chain.layers()[0].path.display(),
+                    chain.geometry.size_bytes
+                ),
+                hint: format!("name a larger size, a multiple of the sector of {sector_bytes} bytes"),
+            });
+        }
+        let image_error = |error: io::Error| error::from_io("make it larger", &chain.layers()[0].path, error);
+        chain.top().begin_writing().map_err(image_error)?;
+        chain.top().writer().map_err(image_error)?.resize(size_bytes)?;
+        let mut mutation = shared.lock();
+        let grown = mutation.chain.measured_anew()?;
+        shared.publish(&mut mutation, grown);
+        drop(mutation);
+        shared.wait_for_grace();
+        Ok(())
     }
 
     /// Shares `len_bytes` at `file_offset_bytes` of `source` into this disk at `offset_bytes` by reflink: the whole blocks among them

@@ -254,6 +254,11 @@ impl Map {
         self.pages.install(page as usize, owners.iter().map(|owner| owner.encode()));
     }
 
+    /// Forgets all pages: nothing is found without a lock any more. Only under the mutation lock.
+    pub(crate) fn clear(&self) {
+        self.pages.clear();
+    }
+
     /// Changes a word, if its page is here: a page that is not will be folded anew. Only under the mutation lock.
     pub(crate) fn set(&self, unit: u64, owner: Owner) {
         let (page, word) = self.place(unit);

@@ -80,6 +80,24 @@ pub(crate) struct Draft {
     pub(crate) decoded: Vec<(LayerId, u64, Decoded)>,
 }
 
+impl Draft {
+    /// Prepares for a plan whose commits are for `top`. What was reserved in another image, which was the top when the request was
+    /// planned before, is left to that image.
+    fn is_for(&mut self, mutation: &mut Mutation, top: &Member) {
+        match &self.pending.member {
+            Some(member) if member.id == top.id => return,
+            Some(member) => {
+                for block in self.pending.initialised.drain(..) {
+                    mutation.claims.release((member.id, block));
+                }
+                self.parts.clear();
+            }
+            None => {}
+        }
+        self.pending.member = Some(top.clone());
+    }
+}
+
 /// Applies what a finished payload made true, or takes back that it was on its way.
 pub(crate) fn settle(shared: &Shared, pending: &Pending, result: io::Result<()>) -> io::Result<()> {
     let Some(member) = &pending.member else { return result };
@@ -277,7 +295,7 @@ pub(crate) fn plan_write(mutation: &mut Mutation, start: u64, end: u64, draft: &
     if !top.has_begun_writing() {
         return Ok(Next::Work(Work::Begin));
     }
-    draft.pending.member.get_or_insert_with(|| top.clone());
+    draft.is_for(mutation, top);
     let last_block = (end - 1) / top.block_bytes;
     // First everything that may be missing; nothing is committed before all is there.
     let mut places = Vec::new();
@@ -362,7 +380,7 @@ pub(crate) fn plan_zero(
     if !top.has_begun_writing() {
         return Ok(Next::Work(Work::Begin));
     }
-    draft.pending.member.get_or_insert_with(|| top.clone());
+    draft.is_for(mutation, top);
     let info = top.image.info();
     // A fixed image promises its space, so a discard in it only zeroes; a raw file promises nothing.
     let promises_space = info.disk_type == DiskType::Fixed && info.format != Format::Raw;

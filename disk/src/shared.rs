@@ -128,6 +128,9 @@ impl Shared {
     pub(crate) fn publish(&self, mutation: &mut Mutation, chain: Chain) {
         let chain = Arc::new(chain);
         if !Arc::ptr_eq(&chain.map, &mutation.chain.map) {
+            // Queues that still have the old chain must not find anything in its map from now on: commits of the new chain do not
+            // reach it.
+            mutation.chain.map.clear();
             mutation.mixed.start_over();
         }
         if chain.top().id != mutation.chain.top().id {

@@ -86,7 +86,7 @@ impl RawImage {
             remarks,
         };
         let padding_end_bytes = (size_bytes != len_bytes).then_some(size_bytes);
-        let writer = writable.then(|| FlatWriter::new(Arc::clone(&store), size_bytes, padding_end_bytes));
+        let writer = writable.then(|| FlatWriter::new(Arc::clone(&store), size_bytes, padding_end_bytes, true));
         Ok(Self { info, store, writer })
     }
 }
@@ -101,8 +101,12 @@ impl Image for RawImage {
     }
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
-        flat_states(self.info.size_bytes, first_block, out);
+        flat_states(self.size_bytes(), first_block, out);
         Ok(())
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.writer.as_ref().map_or(self.info.size_bytes, FlatWriter::size_bytes)
     }
 
     fn sector_bitmap(&self, _block: u64) -> Result<SectorBitmap> {
@@ -138,15 +142,27 @@ pub(crate) fn flat_bitmap(sector_bytes: u32) -> SectorBitmap {
 #[derive(Debug)]
 pub(crate) struct FlatWriter {
     store: Arc<dyn Store>,
-    size_bytes: u64,
+    size_bytes: AtomicU64,
     /// The length that the store must be given before the first write.
     padding_end_bytes: Option<u64>,
+    /// Whether nothing lies behind the disk in its store.
+    can_grow: bool,
     failure: Mutex<Option<String>>,
 }
 
 impl FlatWriter {
-    pub(crate) fn new(store: Arc<dyn Store>, size_bytes: u64, padding_end_bytes: Option<u64>) -> Self {
-        Self { store, size_bytes, padding_end_bytes, failure: Mutex::new(None) }
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        size_bytes: u64,
+        padding_end_bytes: Option<u64>,
+        can_grow: bool,
+    ) -> Self {
+        let size_bytes = AtomicU64::new(size_bytes);
+        Self { store, size_bytes, padding_end_bytes, can_grow, failure: Mutex::new(None) }
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(Ordering::Acquire)
     }
 
     fn failure(&self) -> MutexGuard<'_, Option<String>> {
@@ -161,9 +177,10 @@ impl FlatWriter {
     }
 
     fn place(&self, block: u64) -> Result<u64> {
-        block.checked_mul(PSEUDO_BLOCK_BYTES).filter(|&offset_bytes| offset_bytes < self.size_bytes).ok_or_else(|| {
+        let size_bytes = self.size_bytes();
+        block.checked_mul(PSEUDO_BLOCK_BYTES).filter(|&offset_bytes| offset_bytes < size_bytes).ok_or_else(|| {
             let beyond = io::Error::new(io::ErrorKind::InvalidInput, format!("the disk ends before block {block}"));
-            ImageError::io("find a block", &*self.store, self.size_bytes, beyond)
+            ImageError::io("find a block", &*self.store, size_bytes, beyond)
         })
     }
 }
@@ -190,6 +207,24 @@ impl ImageWriter for FlatWriter {
 
     fn tracks_sectors(&self) -> bool {
         false
+    }
+
+    fn resize(&self, size_bytes: u64) -> Result<()> {
+        let present = self.size_bytes();
+        if !self.can_grow || size_bytes < present {
+            return Err(ImageError::Unsupported {
+                path: self.store.name().to_owned(),
+                what: format!("a new size of {size_bytes} bytes for this open disk of {present} bytes"),
+                hint: "convert the disk to an image of the size that is wanted".into(),
+            });
+        }
+        let io = |doing| move |error| ImageError::io(doing, &*self.store, present, error);
+        if self.store.len_bytes().map_err(io("learn the length of the file"))? < size_bytes {
+            self.store.set_len(size_bytes).map_err(io("make the disk larger"))?;
+            self.sync("make the file's new length durable")?;
+        }
+        self.size_bytes.store(size_bytes, Ordering::Release);
+        Ok(())
     }
 
     fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {

@@ -87,6 +87,14 @@ impl Pages {
         }
     }
 
+    /// Gives up all pages.
+    pub(super) fn clear(&self) {
+        let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        self.entries.iter().for_each(|entry| entry.store(0, Ordering::Release));
+        usage.pages.clear();
+        usage.oldest = 0;
+    }
+
     /// Puts a page in. Words that `words` does not have stay 0 and must not be asked for.
     pub(super) fn install(&self, page: usize, words: impl Iterator<Item = u64>) {
         let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,6 +154,17 @@ mod tests {
         assert_eq!(pages.load(1, 0), Some(7));
         pages.install(10, [1].into_iter());
         assert_eq!(pages.load(10, 0), None);
+    }
+
+    #[test]
+    fn what_is_cleared_can_be_filled_again() {
+        let pages = Pages::new(10, 2, 0);
+        (0..6).for_each(|page| pages.install(page, [page as u64; 2].into_iter()));
+        pages.clear();
+        assert!((0..10).all(|page| !pages.is_resident(page)));
+        (0..6).for_each(|page| pages.install(page, [page as u64; 2].into_iter()));
+        assert_eq!((0..10).filter(|&page| pages.is_resident(page)).collect::<Vec<_>>(), [2, 3, 4, 5]);
+        assert_eq!(pages.load(5, 1), Some(5));
     }
 
     #[test]

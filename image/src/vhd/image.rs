@@ -147,7 +147,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     };
     let (len_bytes, footer) = (layout.len_bytes, FooterPlace::of(&layout));
     let kind = match layout.blocks {
-        None => Kind::Fixed(writable.then(|| FlatWriter::new(Arc::clone(&store), layout.size_bytes, None))),
+        None => Kind::Fixed(writable.then(|| FlatWriter::new(Arc::clone(&store), layout.size_bytes, None, false))),
         Some(blocks) if writable => {
             Kind::Writable(Box::new(Writing::new(Arc::clone(&store), blocks, footer, len_bytes)))
         }

@@ -1,0 +1,219 @@
+//! A chain that changes while it is in use: a layer that joins on top, a disk that grows, a map that is smaller than the disk.
+//!
+//! Writers stamp sectors and remember what they wrote last; nothing that was acknowledged may be lost, whatever changes
+//! meanwhile.
+
+use diskwright_disk::{Disk, Layer};
+use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
+use diskwright_store::{
+    BlockDevice, Blocking, Completion, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, SharedRing,
+    Store,
+};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+const MIB: u64 = 1 << 20;
+const SECTOR: u64 = 512;
+
+fn options(disk_type: DiskType, size_bytes: u64, block_bytes: u32) -> CreateOptions {
+    CreateOptions {
+        disk_type,
+        size_bytes,
+        block_bytes: Some(block_bytes),
+        logical_sector_bytes: 512,
+        physical_sector_bytes: 512,
+        parent: (disk_type == DiskType::Differencing).then(|| ParentLink {
+            relative_path: Some(r".\below".into()),
+            linkage: uuid::Uuid::from_u128(1),
+            ..ParentLink::default()
+        }),
+        preallocate: false,
+        disk_id: None,
+    }
+}
+
+fn layer(name: &str, format: Format, options: &CreateOptions) -> Layer {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new(name));
+    match format {
+        Format::Vhd => vhd::create(Arc::clone(&store), options).unwrap(),
+        Format::Vhdx => vhdx::create(Arc::clone(&store), options).unwrap(),
+        Format::Raw => store.set_len(options.size_bytes).unwrap(),
+    }
+    Layer { path: name.into(), image: probe::open(store, Some(format), true, 512).unwrap() }
+}
+
+/// Numbers that a seed repeats.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// Writes and reads at random in its own share of the disk until told to stop. Returns what every sector must hold.
+fn stamp(disk: &Disk, share: std::ops::Range<u64>, seed: u64, stop: &AtomicBool, ring: bool) -> HashMap<u64, u8> {
+    let shared = ring.then(|| SharedRing::new(64, None).unwrap());
+    let mut queue = disk.open_queue(&QueueOptions { depth: 8, ring: shared.as_ref(), ..QueueOptions::default() }).unwrap();
+    let mut dice = Dice(seed);
+    let mut held = HashMap::new();
+    let mut done: Vec<Completion> = Vec::new();
+    let mut run = |request: Request| {
+        queue.push(request).map_err(|error| error.reason).unwrap();
+        queue.reap(1, &mut done).unwrap();
+        let completion = done.pop().unwrap();
+        completion.result.unwrap();
+        completion.buf
+    };
+    let mut stamp = 0u8;
+    while !stop.load(Ordering::Relaxed) {
+        let count = 1 + dice.below(16);
+        let sector = share.start + dice.below(share.end - share.start - count);
+        let (offset_bytes, len_bytes) = (sector * SECTOR, count * SECTOR);
+        match dice.below(12) {
+            0..6 => {
+                stamp = stamp.wrapping_add(1);
+                let mut buf = IoBuf::new(len_bytes as usize);
+                buf.fill(stamp);
+                run(Request { fua: dice.below(16) == 0, ..Request::write(offset_bytes, len_bytes as usize, buf, 0) });
+                held.extend((sector..sector + count).map(|at| (at, stamp)));
+            }
+            6..10 => {
+                let buf = run(Request::read(offset_bytes, len_bytes as usize, IoBuf::new(len_bytes as usize), 0)).unwrap();
+                for at in sector..sector + count {
+                    let wanted = held.get(&at).copied().unwrap_or(0);
+                    let found = &buf[((at - sector) * SECTOR) as usize..][..SECTOR as usize];
+                    assert!(found.iter().all(|&byte| byte == wanted), "sector {at}: {} for {wanted}", found[0]);
+                }
+            }
+            10 => {
+                run(Request::discard(offset_bytes, len_bytes, 0));
+                held.extend((sector..sector + count).map(|at| (at, 0)));
+            }
+            _ => drop(run(Request::flush(0))),
+        }
+    }
+    held
+}
+
+fn verify(disk: &Disk, held: &HashMap<u64, u8>) {
+    let mut reader = Blocking::open(disk, EngineKind::Auto).unwrap();
+    let mut found = [0; SECTOR as usize];
+    for (&sector, &wanted) in held {
+        reader.read(sector * SECTOR, &mut found).unwrap();
+        assert!(found.iter().all(|&byte| byte == wanted), "sector {sector}: {} for {wanted}", found[0]);
+    }
+}
+
+/// Runs stampers on a disk while `change` changes it, and looks at everything afterwards.
+fn while_in_use(disk: &Disk, sectors: u64, change: impl FnOnce(&Disk)) {
+    let stop = AtomicBool::new(false);
+    let half = sectors / 2;
+    let held: Vec<_> = thread::scope(|scope| {
+        let stampers: Vec<_> = [(0..half, 1, false), (half..sectors, 2, true)]
+            .into_iter()
+            .map(|(share, seed, ring)| scope.spawn({
+                let stop = &stop;
+                move || stamp(disk, share, seed, stop, ring)
+            }))
+            .collect();
+        change(disk);
+        stop.store(true, Ordering::Relaxed);
+        stampers.into_iter().map(|stamper| stamper.join().unwrap()).collect()
+    });
+    held.iter().for_each(|held| verify(disk, held));
+}
+
+fn pause() {
+    thread::sleep(std::time::Duration::from_millis(60));
+}
+
+fn layers_join(format: Format, block_bytes: [u32; 3]) {
+    let size_bytes = 16 * MIB;
+    let base = layer("base", format, &options(DiskType::Dynamic, size_bytes, block_bytes[0]));
+    let disk = Disk::from_layers(vec![base], Vec::new()).unwrap();
+    while_in_use(&disk, size_bytes / SECTOR, |disk| {
+        for (name, block_bytes) in ["first", "second"].into_iter().zip(&block_bytes[1..]) {
+            pause();
+            let below = disk.layers();
+            disk.push_top(layer(name, format, &options(DiskType::Differencing, size_bytes, *block_bytes))).unwrap();
+            assert!(!below[0].image.writer().unwrap().is_dirty(), "the former top is durable");
+            assert_eq!(disk.layers().len(), below.len() + 1);
+        }
+        pause();
+    });
+    disk.close().unwrap();
+}
+
+#[test]
+fn vhdx_layers_join_on_top_while_the_disk_is_written() {
+    layers_join(Format::Vhdx, [MIB as u32; 3]);
+}
+
+#[test]
+fn layers_with_smaller_blocks_join_and_the_map_is_made_anew() {
+    layers_join(Format::Vhdx, [4 * MIB as u32, 2 * MIB as u32, MIB as u32]);
+    layers_join(Format::Vhd, [1 << 20, 1 << 16, 1 << 14]);
+}
+
+#[test]
+fn a_former_top_is_not_written_any_more() {
+    let size_bytes = 8 * MIB;
+    let base = layer("base", Format::Vhdx, &options(DiskType::Dynamic, size_bytes, MIB as u32));
+    let below = Arc::clone(base.image.store());
+    let disk = Disk::from_layers(vec![base], Vec::new()).unwrap();
+    let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
+    writer.write(0, &[1; 4096], false).unwrap();
+    disk.push_top(layer("top", Format::Vhdx, &options(DiskType::Differencing, size_bytes, MIB as u32))).unwrap();
+    let mut before = vec![0; below.len_bytes().unwrap() as usize];
+    below.read_at(&mut before, 0).unwrap();
+    writer.write(0, &[2; 512], false).unwrap();
+    writer.write(MIB, &[3; 4096], true).unwrap();
+    writer.discard(2 * MIB, MIB).unwrap();
+    let mut after = vec![0; below.len_bytes().unwrap() as usize];
+    below.read_at(&mut after, 0).unwrap();
+    assert!(before == after, "the former top has changed");
+    let mut found = [0; 4096];
+    writer.read(0, &mut found).unwrap();
+    assert!(found[..512].iter().all(|&byte| byte == 2) && found[512..].iter().all(|&byte| byte == 1));
+}
+
+#[test]
+fn only_a_fitting_image_goes_on_top() {
+    let size_bytes = 8 * MIB;
+    let base = layer("base", Format::Vhdx, &options(DiskType::Dynamic, size_bytes, MIB as u32));
+    let disk = Disk::from_layers(vec![base], Vec::new()).unwrap();
+    for (disk_type, size_bytes) in [(DiskType::Dynamic, size_bytes), (DiskType::Differencing, 2 * size_bytes)] {
+        let error = disk.push_top(layer("top", Format::Vhdx, &options(disk_type, size_bytes, MIB as u32))).unwrap_err();
+        assert!(error.to_string().starts_with("top: cannot go on top of a disk that is open"), "{error}");
+    }
+    assert_eq!(disk.layers().len(), 1);
+}
+
+#[test]
+fn a_disk_grows_while_it_is_written() {
+    let size_bytes = 4 * MIB;
+    let disk = Disk::from_layers(vec![layer("raw", Format::Raw, &options(DiskType::Fixed, size_bytes, 0))], Vec::new()).unwrap();
+    let mut early = Blocking::open(&disk, EngineKind::Auto).unwrap();
+    assert!(early.write(size_bytes, &[1; 512], false).is_err(), "beyond the end");
+    while_in_use(&disk, size_bytes / SECTOR, |disk| {
+        for megabytes in [5, 8, 200] {
+            pause();
+            disk.grow(megabytes * MIB).unwrap();
+            assert_eq!(disk.geometry().size_bytes, megabytes * MIB);
+        }
+    });
+    early.write(200 * MIB - 512, &[1; 512], false).unwrap();
+    let mut found = [1; 512];
+    early.read(100 * MIB, &mut found).unwrap();
+    assert_eq!(found, [0; 512]);
+    let error = disk.grow(MIB).unwrap_err().to_string();
+    assert!(error.contains("cannot change the size of 209715200 bytes to 1048576 bytes while"), "{error}");
+}
