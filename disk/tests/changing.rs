@@ -6,8 +6,7 @@
 use diskwright_disk::{Disk, Layer};
 use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
 use diskwright_store::{
-    BlockDevice, Blocking, Completion, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, SharedRing,
-    Store,
+    BlockDevice, Blocking, Completion, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, SharedRing, Store,
 };
 use std::{
     collections::HashMap,
@@ -61,7 +60,8 @@ impl Dice {
 /// Writes and reads at random in its own share of the disk until told to stop. Returns what every sector must hold.
 fn stamp(disk: &Disk, share: std::ops::Range<u64>, seed: u64, stop: &AtomicBool, ring: bool) -> HashMap<u64, u8> {
     let shared = ring.then(|| SharedRing::new(64, None).unwrap());
-    let mut queue = disk.open_queue(&QueueOptions { depth: 8, ring: shared.as_ref(), ..QueueOptions::default() }).unwrap();
+    let mut queue =
+        disk.open_queue(&QueueOptions { depth: 8, ring: shared.as_ref(), ..QueueOptions::default() }).unwrap();
     let mut dice = Dice(seed);
     let mut held = HashMap::new();
     let mut done: Vec<Completion> = Vec::new();
@@ -86,7 +86,8 @@ fn stamp(disk: &Disk, share: std::ops::Range<u64>, seed: u64, stop: &AtomicBool,
                 held.extend((sector..sector + count).map(|at| (at, stamp)));
             }
             6..10 => {
-                let buf = run(Request::read(offset_bytes, len_bytes as usize, IoBuf::new(len_bytes as usize), 0)).unwrap();
+                let buf =
+                    run(Request::read(offset_bytes, len_bytes as usize, IoBuf::new(len_bytes as usize), 0)).unwrap();
                 for at in sector..sector + count {
                     let wanted = held.get(&at).copied().unwrap_or(0);
                     let found = &buf[((at - sector) * SECTOR) as usize..][..SECTOR as usize];
@@ -119,10 +120,12 @@ fn while_in_use(disk: &Disk, sectors: u64, change: impl FnOnce(&Disk)) {
     let held: Vec<_> = thread::scope(|scope| {
         let stampers: Vec<_> = [(0..half, 1, false), (half..sectors, 2, true)]
             .into_iter()
-            .map(|(share, seed, ring)| scope.spawn({
-                let stop = &stop;
-                move || stamp(disk, share, seed, stop, ring)
-            }))
+            .map(|(share, seed, ring)| {
+                scope.spawn({
+                    let stop = &stop;
+                    move || stamp(disk, share, seed, stop, ring)
+                })
+            })
             .collect();
         change(disk);
         stop.store(true, Ordering::Relaxed);
@@ -200,7 +203,8 @@ fn only_a_fitting_image_goes_on_top() {
 #[test]
 fn a_disk_grows_while_it_is_written() {
     let size_bytes = 4 * MIB;
-    let disk = Disk::from_layers(vec![layer("raw", Format::Raw, &options(DiskType::Fixed, size_bytes, 0))], Vec::new()).unwrap();
+    let disk = Disk::from_layers(vec![layer("raw", Format::Raw, &options(DiskType::Fixed, size_bytes, 0))], Vec::new())
+        .unwrap();
     let mut early = Blocking::open(&disk, EngineKind::Auto).unwrap();
     assert!(early.write(size_bytes, &[1; 512], false).is_err(), "beyond the end");
     while_in_use(&disk, size_bytes / SECTOR, |disk| {

@@ -151,12 +151,7 @@ pub(crate) struct FlatWriter {
 }
 
 impl FlatWriter {
-    pub(crate) fn new(
-        store: Arc<dyn Store>,
-        size_bytes: u64,
-        padding_end_bytes: Option<u64>,
-        can_grow: bool,
-    ) -> Self {
+    pub(crate) fn new(store: Arc<dyn Store>, size_bytes: u64, padding_end_bytes: Option<u64>, can_grow: bool) -> Self {
         let size_bytes = AtomicU64::new(size_bytes);
         Self { store, size_bytes, padding_end_bytes, can_grow, failure: Mutex::new(None) }
     }

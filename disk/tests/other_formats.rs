@@ -1,0 +1,156 @@
+//! What the formats to come need of the engine: blocks in several files, packed blocks, damaged blocks, blocks that must be
+//! filled before they are written in part, and images that must be prepared first. And a map that is smaller than the disk.
+
+mod patchwork;
+
+use diskwright_disk::{Disk, Layer};
+use diskwright_image::BlockState;
+use diskwright_store::{BlockDevice, Blocking, EngineKind, IoBuf, QueueOptions, Request, SharedRing, Store};
+use patchwork::{BLOCK, Patchwork, packed_byte};
+use std::sync::{Arc, atomic::Ordering};
+
+/// Zero, data in the first store, data in the second, packed, damaged, and packed again.
+fn states() -> Vec<BlockState> {
+    vec![
+        BlockState::Absent,
+        BlockState::Data { store: 0, offset_bytes: 3 * BLOCK },
+        BlockState::Data { store: 1, offset_bytes: 2 * BLOCK },
+        BlockState::Packed,
+        BlockState::Damaged,
+        BlockState::Packed,
+    ]
+}
+
+fn disk(is_forgetful: bool) -> (Disk, Arc<Patchwork>) {
+    let image = Arc::new(Patchwork::new(states(), is_forgetful));
+    let layer = Layer { path: "patchwork".into(), image: image.clone() };
+    (Disk::from_layers(vec![layer], Vec::new()).unwrap(), image)
+}
+
+fn read(disk: &Disk, offset_bytes: u64, len: usize) -> std::io::Result<Vec<u8>> {
+    let mut bytes = vec![0xee; len];
+    Blocking::open(disk, EngineKind::Auto)?.read(offset_bytes, &mut bytes).map(|()| bytes)
+}
+
+fn packed(block: u64, within: u64, len: u64) -> Vec<u8> {
+    (within..within + len).map(|at| packed_byte(block, at)).collect()
+}
+
+#[test]
+fn blocks_of_two_files_and_packed_ones_are_read_in_one_request() {
+    let (disk, image) = disk(false);
+    let found = read(&disk, BLOCK / 2, 3 * BLOCK as usize).unwrap();
+    let half = BLOCK as usize / 2;
+    assert!(found[..half].iter().all(|&byte| byte == 0));
+    assert!(found[half..3 * half].iter().all(|&byte| byte == 0xd0));
+    assert!(found[3 * half..5 * half].iter().all(|&byte| byte == 0xd1));
+    assert_eq!(found[5 * half..], packed(3, 0, BLOCK / 2));
+    assert_eq!(image.unpacked.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_damaged_block_fails_alone_and_says_why() {
+    let (disk, _) = disk(false);
+    let error = read(&disk, 4 * BLOCK + 512, 512).unwrap_err().to_string();
+    assert!(error.contains("patch at offset 4 is damaged: found patch 4"), "{error}");
+    assert!(read(&disk, 3 * BLOCK, 2 * BLOCK as usize).is_err(), "a request that reaches into it");
+    assert_eq!(read(&disk, 5 * BLOCK, BLOCK as usize).unwrap(), packed(5, 0, BLOCK));
+    let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
+    let error = writer.write(4 * BLOCK, &[1; 512], false).unwrap_err().to_string();
+    assert!(error.contains("found patch 4"), "{error}");
+    writer.write(BLOCK, &[1; 512], false).unwrap();
+}
+
+/// Writes part of each block, over a ring of the queue's own or a shared one, and looks at everything.
+fn parts_are_written(is_forgetful: bool, ring: Option<&SharedRing>) {
+    let (disk, image) = disk(is_forgetful);
+    let mut queue = disk.open_queue(&QueueOptions { depth: 8, ring, ..QueueOptions::default() }).unwrap();
+    for block in [0, 1, 2, 3, 5] {
+        let mut buf = IoBuf::new(1024);
+        buf.fill(0x77);
+        queue.push(Request::write(block * BLOCK + 4096, 1024, buf, block)).unwrap();
+    }
+    let mut done = Vec::new();
+    while queue.in_flight() > 0 {
+        queue.reap(1, &mut done).unwrap();
+    }
+    done.into_iter().for_each(|completion| completion.result.unwrap());
+    for (block, around) in
+        [(0, vec![0; BLOCK as usize]), (1, vec![0xd0; BLOCK as usize]), (2, vec![0xd1; BLOCK as usize])]
+            .into_iter()
+            .chain([3, 5].map(|block| (block, packed(block, 0, BLOCK))))
+    {
+        let mut wanted = around;
+        wanted[4096..5120].fill(0x77);
+        assert!(read(&disk, block * BLOCK, BLOCK as usize).unwrap() == wanted, "block {block}");
+    }
+    let mut states = [BlockState::Absent; 6];
+    diskwright_image::Image::block_states(&*image, 0, &mut states).unwrap();
+    assert!(matches!(states[3], BlockState::Data { store: 1, .. }), "{states:?}");
+    queue.push(Request::flush(0)).unwrap();
+    let mut done = Vec::new();
+    queue.reap(1, &mut done).unwrap();
+    done.pop().unwrap().result.unwrap();
+    drop(queue);
+    disk.close().unwrap();
+}
+
+#[test]
+fn a_packed_block_that_is_written_in_part_is_filled_first() {
+    parts_are_written(false, None);
+    parts_are_written(false, Some(&SharedRing::new(64, None).unwrap()));
+}
+
+#[test]
+fn an_image_that_must_be_prepared_for_each_answer_is_written_all_the_same() {
+    parts_are_written(true, None);
+    parts_are_written(true, Some(&SharedRing::new(64, None).unwrap()));
+}
+
+#[test]
+fn a_packed_block_becomes_zeros_in_part_or_as_a_whole() {
+    let (disk, _) = disk(false);
+    let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
+    writer.write_zeroes(3 * BLOCK + 512, 512).unwrap();
+    let mut wanted = packed(3, 0, BLOCK);
+    wanted[512..1024].fill(0);
+    assert!(read(&disk, 3 * BLOCK, BLOCK as usize).unwrap() == wanted);
+    writer.discard(5 * BLOCK, BLOCK).unwrap();
+    assert!(read(&disk, 5 * BLOCK, BLOCK as usize).unwrap().iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn a_block_that_is_being_filled_is_waited_for() {
+    // All at once: the first to come fills the block, the others wait, and each finds the others' sectors.
+    for round in 0..20 {
+        let (disk, image) = disk(round % 2 == 0);
+        let ring = SharedRing::new(64, None).unwrap();
+        let mut queue =
+            disk.open_queue(&QueueOptions { depth: 32, ring: Some(&ring), ..QueueOptions::default() }).unwrap();
+        for index in 0..32u64 {
+            let mut buf = IoBuf::new(512);
+            buf.fill(index as u8 | 0x80);
+            queue.push(Request::write(3 * BLOCK + index * 512, 512, buf, index)).unwrap();
+        }
+        let mut done = Vec::new();
+        while queue.in_flight() > 0 {
+            queue.reap(1, &mut done).unwrap();
+        }
+        done.into_iter().for_each(|completion| completion.result.unwrap());
+        let found = read(&disk, 3 * BLOCK, BLOCK as usize).unwrap();
+        for index in 0..32 {
+            assert!(found[index * 512..][..512].iter().all(|&byte| byte == index as u8 | 0x80), "sector {index}");
+        }
+        assert!(found[32 * 512..] == packed(3, 32 * 512, BLOCK - 32 * 512));
+        assert_eq!(image.unpacked.load(Ordering::Relaxed), 1, "filled once");
+    }
+}
+
+#[test]
+fn the_first_store_alone_has_the_disks_name() {
+    let (_, image) = disk(false);
+    let image: &dyn diskwright_image::Image = &*image;
+    assert_eq!(image.store().name(), std::path::Path::new("one"));
+    assert_eq!(image.stores()[1].name(), std::path::Path::new("two"));
+    let _: &dyn Store = &**image.store();
+}

@@ -1,0 +1,214 @@
+//! An image of a format that does not exist, with everything that the engine must cope with: blocks in two files, packed
+//! blocks, damaged ones, and a writer that is never ready before it was prepared.
+
+use diskwright_image::{
+    BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,
+    SectorBitmap,
+};
+use diskwright_store::{MemoryStore, Store};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+pub const BLOCK: u64 = 64 << 10;
+
+/// What a sector of a packed block holds.
+pub fn packed_byte(block: u64, within_bytes: u64) -> u8 {
+    (block as u8).wrapping_mul(31) ^ (within_bytes / 512) as u8 | 1
+}
+
+#[derive(Debug)]
+pub struct Patchwork {
+    info: ImageInfo,
+    stores: Vec<Arc<dyn Store>>,
+    inner: Mutex<Inner>,
+    has_begun: AtomicBool,
+    pub unpacked: AtomicU64,
+    pub prepared: AtomicU64,
+    /// Each answer needs a preparation of its own.
+    pub is_forgetful: bool,
+}
+
+#[derive(Debug)]
+struct Inner {
+    states: Vec<BlockState>,
+    reserved: HashMap<u64, u64>,
+    ready: HashSet<u64>,
+    end_bytes: u64,
+    dirty: bool,
+}
+
+impl Patchwork {
+    /// An image of `states`; `Data` lies where it says, in two stores that hold 0xd0 and 0xd1.
+    pub fn new(states: Vec<BlockState>, is_forgetful: bool) -> Self {
+        let size_bytes = states.len() as u64 * BLOCK;
+        let store = |name: &str, byte| -> Arc<dyn Store> {
+            Arc::new(MemoryStore::with_bytes(name, vec![byte; size_bytes as usize]))
+        };
+        Self {
+            info: ImageInfo {
+                format: Format::Raw,
+                disk_type: DiskType::Dynamic,
+                size_bytes,
+                block_bytes: BLOCK,
+                has_blocks: true,
+                logical_sector_bytes: 512,
+                physical_sector_bytes: 512,
+                creator: "patchwork".into(),
+                disk_id: None,
+                linkage_id: None,
+                file_write_id: None,
+                created_seconds: None,
+                parent: None,
+                log: LogState::None,
+                payload_alignment_bytes: 4096,
+                remarks: Vec::new(),
+            },
+            stores: vec![store("one", 0xd0), store("two", 0xd1)],
+            inner: Mutex::new(Inner {
+                states,
+                reserved: HashMap::new(),
+                ready: HashSet::new(),
+                end_bytes: size_bytes,
+                dirty: false,
+            }),
+            has_begun: AtomicBool::new(false),
+            unpacked: AtomicU64::new(0),
+            prepared: AtomicU64::new(0),
+            is_forgetful,
+        }
+    }
+
+    fn is_ready(&self, inner: &mut Inner, block: u64) -> bool {
+        assert!(self.has_begun.load(Ordering::SeqCst), "the image was not told that writing begins");
+        if self.is_forgetful { inner.ready.remove(&block) } else { inner.ready.contains(&block) }
+    }
+}
+
+impl Image for Patchwork {
+    fn info(&self) -> &ImageInfo {
+        &self.info
+    }
+
+    fn stores(&self) -> &[Arc<dyn Store>] {
+        &self.stores
+    }
+
+    fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
+        let inner = self.inner.lock().unwrap();
+        for (block, out) in (first_block..).zip(out) {
+            *out = inner.states.get(block as usize).copied().unwrap_or(BlockState::Absent);
+        }
+        Ok(())
+    }
+
+    fn damage(&self, block: u64) -> Result<ImageError> {
+        Ok(ImageError::Corrupt {
+            path: "one".into(),
+            structure: "patch",
+            offset_bytes: block,
+            found: format!("patch {block}"),
+            expected: "another".into(),
+        })
+    }
+
+    fn read_packed(&self, block: u64, within_bytes: u64, out: &mut [u8]) -> Result<()> {
+        self.unpacked.fetch_add(1, Ordering::Relaxed);
+        for (at, byte) in (within_bytes..).zip(out) {
+            *byte = packed_byte(block, at);
+        }
+        Ok(())
+    }
+
+    fn sector_bitmap(&self, _block: u64) -> Result<SectorBitmap> {
+        unreachable!("no block of it is partial")
+    }
+
+    fn writer(&self) -> Option<&dyn ImageWriter> {
+        Some(self)
+    }
+}
+
+impl ImageWriter for Patchwork {
+    fn begin_writing(&self) -> Result<()> {
+        self.has_begun.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn prepare(&self, blocks: Range<u64>) -> Result<()> {
+        self.prepared.fetch_add(1, Ordering::Relaxed);
+        self.inner.lock().unwrap().ready.extend(blocks);
+        Ok(())
+    }
+
+    fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
+        let mut inner = self.inner.lock().unwrap();
+        if let Some(&offset_bytes) = inner.reserved.get(&block) {
+            return Ok(Some(Reservation { store: 1, offset_bytes, init: None }));
+        }
+        if !self.is_ready(&mut inner, block) {
+            return Ok(None);
+        }
+        let offset_bytes = inner.end_bytes;
+        inner.end_bytes += BLOCK;
+        self.stores[1].set_len(inner.end_bytes).unwrap();
+        inner.reserved.insert(block, offset_bytes);
+        Ok(Some(Reservation { store: 1, offset_bytes, init: None }))
+    }
+
+    fn initialised(&self, _block: u64) {}
+
+    fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
+        let mut inner = self.inner.lock().unwrap();
+        if !self.is_ready(&mut inner, block) {
+            return Ok(None);
+        }
+        let state = match change {
+            Commit::Zero | Commit::Discard => BlockState::Zero,
+            Commit::Whole => match inner.reserved.remove(&block) {
+                Some(offset_bytes) => BlockState::Data { store: 1, offset_bytes },
+                None => inner.states[block as usize],
+            },
+            Commit::Sectors { .. } => panic!("sectors cannot be committed where none are tracked"),
+        };
+        inner.states[block as usize] = state;
+        inner.dirty = true;
+        Ok(Some(state))
+    }
+
+    fn tracks_sectors(&self) -> bool {
+        false
+    }
+
+    fn can_store_zero(&self) -> bool {
+        true
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.inner.lock().unwrap().dirty
+    }
+
+    fn check_syncs(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.inner.lock().unwrap().dirty = false;
+        Ok(())
+    }
+
+    fn freed_generation(&self) -> u64 {
+        0
+    }
+
+    fn recycle(&self, _generation: u64) {}
+
+    fn close(&self) -> Result<()> {
+        self.flush()
+    }
+}
