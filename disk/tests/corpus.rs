@@ -48,7 +48,11 @@ fn unpack(packed: &Path, to: &Path) {
 
 /// SHA-256 of what `feed` writes.
 fn sha256(feed: impl FnOnce(&mut dyn Write)) -> String {
-    let mut child = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // 12 GB are hashed, and openssl takes a fifth of the time of sha256sum where the processor can do it.
+    let start = |command: &mut Command| command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut child = start(Command::new("openssl").args(["dgst", "-sha256", "-r"]))
+        .or_else(|_| start(&mut Command::new("sha256sum")))
+        .unwrap();
     feed(&mut child.stdin.take().unwrap());
     let output = child.wait_with_output().unwrap();
     String::from_utf8_lossy(&output.stdout).split_whitespace().next().unwrap_or_default().to_owned()
