@@ -13,12 +13,17 @@
 //! found under the real name after a power cut or a `kill -9` is never half a copy that looks like a disk. If anything
 //! fails, or the user stops it, the file is removed again.
 //!
+//! What the tables of the source cannot say the place of (`ExtentKind::Damaged`) ends the conversion; or, with `skip_damaged`, it
+//! stays zero in the copy and is listed (`convert/lost.rs`).
+//!
 //! An export is written where it is: it has its size, and holds something, so what is zero in the source is made zero there.
 
 mod copy;
+mod lost;
 
 use crate::{
-    CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result, compare,
+    CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result,
+    compare::{Damage, compare_with},
     create::{create_as, format_for, is_there},
     error::from_io,
     open::file_error,
@@ -26,6 +31,7 @@ use crate::{
 use copy::{Failure, Job, Outcome};
 use diskwright_image::Format;
 use diskwright_store::{BlockDevice, CacheMode, ExtentKind};
+pub use lost::{Lost, LostRange};
 use std::{
     io,
     ops::Range,
@@ -46,10 +52,18 @@ pub struct ConvertOptions {
     pub verify: bool,
     /// Never share extents, always copy.
     pub no_reflink: bool,
+    /// Copy everything but what is damaged in the source, which reads as zeros in the copy.
+    pub skip_damaged: bool,
+}
+
+impl ConvertOptions {
+    fn damage(&self) -> Damage {
+        if self.skip_damaged { Damage::SkippedInFirst } else { Damage::Fails }
+    }
 }
 
 /// What a conversion did.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct ConvertOutcome {
     /// Virtual size.
     pub size_bytes: u64,
@@ -59,15 +73,17 @@ pub struct ConvertOutcome {
     pub cloned_bytes: u64,
     /// Bytes skipped because they read as zeros.
     pub zero_bytes: u64,
-    /// Bytes read back and found the same.
+    /// Bytes read back and found the same, what was lost not among them.
     pub verified_bytes: u64,
+    /// What the source has and cannot give: it is zero in the copy. Empty without [`ConvertOptions::skip_damaged`].
+    pub lost: Lost,
 }
 
 /// Copies a disk into a new image, or into an export that is there already. Either side may be a URI (see [`Place`]). `progress` is told
 /// bytes of the virtual disk; verification counts them once more.
 ///
 /// # Errors
-/// Whatever opening, creating, reading or writing meets; [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. Of a new image nothing is left
+/// Whatever opening, creating, reading or writing meets; [`DiskError::DamagedSource`]; [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. Of a new image nothing is left
 /// behind, except after a failed verification the copy under its partial name, as evidence; an export is left as far as the copy came.
 pub fn convert(
     source: impl AsRef<Path>,
@@ -119,10 +135,10 @@ pub fn convert(
         let compared =
             Disk::open(&partial, &OpenOptions { format: Some(format), ..dest_options(options) }).and_then(|written| {
                 let sides = [(source.device(), source_path), (&*written as &dyn BlockDevice, dest_path)];
-                compare(sides, options.source.engine, progress)
+                compare_with(sides, options.source.engine, progress, options.damage())
             });
         match compared.map_err(shown).inspect_err(discard)? {
-            CompareOutcome::Same => outcome.verified_bytes = geometry.size_bytes,
+            CompareOutcome::Same => outcome.verified_bytes = geometry.size_bytes - outcome.lost.bytes,
             CompareOutcome::Different { offset_bytes } => {
                 return Err(verify_failed(&partial, source_path, offset_bytes));
             }
@@ -216,8 +232,8 @@ fn convert_into_export(
     let mut outcome = copy((source, source_path), (&dest, dest_path), options, progress)?;
     if options.verify {
         let sides = [(source.device(), source_path), (dest.device(), dest_path)];
-        match compare(sides, options.source.engine, progress)? {
-            CompareOutcome::Same => outcome.verified_bytes = outcome.size_bytes,
+        match compare_with(sides, options.source.engine, progress, options.damage())? {
+            CompareOutcome::Same => outcome.verified_bytes = outcome.size_bytes - outcome.lost.bytes,
             CompareOutcome::Different { offset_bytes } => {
                 return Err(verify_failed(dest_path, source_path, offset_bytes));
             }
@@ -233,7 +249,7 @@ fn copy(
     progress: &mut Progress<'_>,
 ) -> Result<ConvertOutcome> {
     let size_bytes = source.device().geometry().size_bytes;
-    let job = Job::new(source, dest, options.source.engine, !options.no_reflink);
+    let job = Job::new(source, dest, options.source.engine, !options.no_reflink, options.skip_damaged);
     match job.run(progress) {
         Outcome::Done => {}
         Outcome::Stopped => return Err(DiskError::Stopped),
@@ -244,12 +260,14 @@ fn copy(
     }
     dest.close()?;
     progress(size_bytes, size_bytes);
+    let lost = job.lost();
     Ok(ConvertOutcome {
         size_bytes,
         copied_bytes: job.copied_bytes.into_inner(),
         cloned_bytes: job.cloned_bytes.into_inner(),
         zero_bytes: job.zero_bytes.into_inner(),
         verified_bytes: 0,
+        lost,
     })
 }
 

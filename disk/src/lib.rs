@@ -24,6 +24,7 @@ mod epoch;
 pub mod error;
 mod flusher;
 mod gate;
+mod holes;
 mod map;
 pub mod open;
 pub mod place;
@@ -31,7 +32,7 @@ mod plan;
 mod queue;
 
 pub use compare::{CompareOutcome, compare};
-pub use convert::{ConvertOptions, ConvertOutcome, convert};
+pub use convert::{ConvertOptions, ConvertOutcome, Lost, LostRange, convert};
 pub use create::{CreateRequest, create};
 pub use device::{Disk, Layer};
 pub use error::{DiskError, Result};

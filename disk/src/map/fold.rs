@@ -10,7 +10,7 @@
 //! cross a commit. A word that is written here is read without a lock (`map.rs`).
 
 use super::{Map, Owner, Page, Run, push_joined};
-use crate::{device::Layer, error::Result};
+use crate::{device::Layer, error::Result, holes::next_known};
 use diskwright_image::{BlockState, ImageError};
 use diskwright_store::sync::atomic::{AtomicU64, Ordering};
 use std::{collections::HashMap, sync::Arc};
@@ -169,6 +169,17 @@ impl Fold<'_> {
         while at < end {
             let page_index = at / page_bytes;
             let stop = (page_index + 1).saturating_mul(page_bytes).min(end);
+            let known = if self.map.pages[page_index as usize].get().is_none() {
+                // Of a nearly empty disk most pages need not be folded.
+                next_known(self.layers, at, end)?
+            } else {
+                at
+            };
+            if known > at {
+                push_joined(out, Run { start_bytes: at, len_bytes: known - at, owner: Owner::Absent });
+                at = known;
+                continue;
+            }
             if self.map.pages[page_index as usize].get().is_some() {
                 self.runs(at, stop, out)?;
             } else {
