@@ -6,9 +6,9 @@
 //! ```
 //!
 //! The glyph of a cell is the layer that owns most of it. Data that are too few to win against zeros or nothing would vanish from a
-//! drawing of a large disk, so such a cell gets a glyph of its own. Memory depends on the screen and the number of layers, not on the disk.
+//! drawing of a large disk, so such a cell gets a glyph of its own; and so does every cell in which anything is damaged. Memory depends on the screen and the number of layers, not on the disk.
 
-use crate::style::{FAINT, Style};
+use crate::style::{FAINT, RED, Style};
 use diskwright_store::{Extent, ExtentKind};
 use serde::Serialize;
 
@@ -18,6 +18,8 @@ pub const UNALLOCATED: char = '·';
 pub const ZERO: char = '○';
 /// Mostly zeros or nothing, but some data.
 pub const SPARSE: char = ':';
+/// Some of it cannot be read, as a layer's table is damaged.
+pub const DAMAGED: char = '!';
 /// Layers deeper than there are letters for.
 pub const DEEP: char = '+';
 
@@ -34,6 +36,7 @@ pub fn layer_glyph(depth: u32) -> char {
 pub fn paint(style: &Style, glyph: char, text: &str) -> String {
     match LETTERS.iter().position(|&letter| char::from(letter) == glyph) {
         Some(depth) => style.paint(LAYER_COLOURS[depth % LAYER_COLOURS.len()], text),
+        None if glyph == DAMAGED => style.paint(RED, text),
         None if glyph == DEEP || glyph == SPARSE => text.to_owned(),
         None => style.paint(FAINT, text),
     }
@@ -44,6 +47,7 @@ enum Owner {
     Layer(u32),
     Zero,
     Unallocated,
+    Damaged,
 }
 
 /// What one layer contributes to the disk as it reads now.
@@ -105,6 +109,8 @@ pub struct Drawing {
     pub zero_bytes: u64,
     /// Bytes that no layer knows.
     pub unallocated_bytes: u64,
+    /// Bytes that cannot be read, as a layer's table is damaged.
+    pub damaged_bytes: u64,
 }
 
 impl Drawing {
@@ -121,19 +127,22 @@ impl Drawing {
             layers: file_bytes.iter().map(tally).collect(),
             zero_bytes: 0,
             unallocated_bytes: 0,
+            damaged_bytes: 0,
         }
     }
 
     /// Adds an extent. Extents come in order of their offsets.
     pub fn add(&mut self, extent: &Extent) {
         let owner = match extent.kind {
-            ExtentKind::Data | ExtentKind::Damaged => Owner::Layer(extent.depth),
+            ExtentKind::Data => Owner::Layer(extent.depth),
             ExtentKind::Zero => Owner::Zero,
             ExtentKind::Unallocated => Owner::Unallocated,
+            ExtentKind::Damaged => Owner::Damaged,
         };
         match owner {
             Owner::Zero => self.zero_bytes += extent.len_bytes,
             Owner::Unallocated => self.unallocated_bytes += extent.len_bytes,
+            Owner::Damaged => self.damaged_bytes += extent.len_bytes,
             Owner::Layer(depth) => {
                 if let Some(tally) = self.layers.get_mut(depth as usize) {
                     tally.data_bytes += extent.len_bytes;
@@ -185,12 +194,16 @@ impl Drawing {
 fn glyph(owners: &[(Owner, u64)]) -> char {
     // Of equals the first wins, which is the one that begins the cell.
     let most = owners.iter().rev().max_by_key(|(_, bytes)| *bytes).map_or(Owner::Unallocated, |(owner, _)| *owner);
+    if owners.iter().any(|(owner, _)| *owner == Owner::Damaged) {
+        return DAMAGED;
+    }
     let has_data = owners.iter().any(|(owner, _)| matches!(owner, Owner::Layer(_)));
     match most {
         Owner::Layer(depth) => layer_glyph(depth),
         _ if has_data => SPARSE,
         Owner::Zero => ZERO,
         Owner::Unallocated => UNALLOCATED,
+        Owner::Damaged => DAMAGED,
     }
 }
 
@@ -254,6 +267,20 @@ mod tests {
         (0..10).for_each(|i| backwards.add(&extent(i * 10, 10, ExtentKind::Data, 0, Some(90 - i * 10))));
         assert_eq!(backwards.layers[0].file_line(), "86420·····");
         assert_eq!((backwards.layers[0].fragments, backwards.layers[0].out_of_order), (10, 9));
+    }
+
+    #[test]
+    fn damage_shows_however_small_it_is() {
+        let mut drawing = Drawing::new(100 * MIB, 10, 1, &[100 * MIB]);
+        drawing.add(&extent(0, 50, ExtentKind::Data, 0, Some(0)));
+        drawing.add(&Extent { len_bytes: 512, ..extent(50, 1, ExtentKind::Damaged, 0, None) });
+        drawing.add(&Extent {
+            offset_bytes: 50 * MIB + 512,
+            len_bytes: 50 * MIB - 512,
+            ..extent(0, 0, ExtentKind::Unallocated, 0, None)
+        });
+        assert_eq!(drawing.rows(), [(0, "00000!····".to_owned())]);
+        assert_eq!((drawing.damaged_bytes, drawing.data_bytes()), (512, 50 * MIB));
     }
 
     #[test]

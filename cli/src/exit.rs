@@ -4,6 +4,8 @@
 //!              0             1                    2                       3              130
 //!   compare    same          different            could not compare       -              stopped
 //!   check      sound         could not check      corrupt                 leaks only     stopped
+//!   convert    done          failed               used wrongly (clap)     done, but      stopped
+//!                                                                         for damage
 //!   others     done          failed               used wrongly (clap)     -              stopped
 //! ```
 //!
@@ -36,6 +38,8 @@ pub const NOT_CHECKED: u8 = 1;
 pub const CORRUPT: u8 = 2;
 /// `check`: sound, but space in the file is lost.
 pub const LEAKED: u8 = 3;
+/// `convert --skip-damaged`: the copy is whole but for what is damaged in the source.
+pub const COPIED_WITH_LOSSES: u8 = 3;
 /// Ended by Ctrl-C or SIGTERM.
 pub const STOPPED: u8 = 130;
 

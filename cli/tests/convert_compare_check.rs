@@ -232,3 +232,74 @@ fn a_pipe_is_no_disk_and_what_is_there_stays() {
         assert!(error.contains("file exists") && error.contains("nothing was changed"), "{line}: {error}");
     }
 }
+
+/// A VHDX in blocks of 1 MiB with 12 MiB of data, whose blocks 5, 6 and 9 the table has lost.
+fn with_lost_blocks() -> Workshop {
+    let shop = Workshop::new();
+    shop.ok("create disk.vhdx --size 64M --block-size 1M");
+    shop.ok("io disk.vhdx -c 'write -P 7 0 12M'");
+    let mut bytes = std::fs::read(shop.path("disk.vhdx")).unwrap();
+    for block in [5, 6, 9] {
+        let entry = (3 << 20) + block * 8;
+        bytes[entry..entry + 8].copy_from_slice(&(1u64 << 40 | 6).to_le_bytes());
+    }
+    std::fs::write(shop.path("disk.vhdx"), &bytes).unwrap();
+    shop
+}
+
+#[test]
+fn a_damaged_disk_is_shown_checked_and_saved() {
+    let shop = with_lost_blocks();
+    let map = shop.ok("map disk.vhdx");
+    let kinds: Vec<&str> = map.lines().skip(1).filter_map(|line| line.split_whitespace().nth(3)).collect();
+    assert_eq!(kinds.iter().filter(|&&kind| kind == "damaged").count(), 2, "{map}");
+    assert_eq!(kinds.last(), Some(&"unallocated"), "the list goes to the end: {map}");
+    let json = shop.json("map disk.vhdx");
+    let damaged: Vec<_> = json["extents"].as_array().unwrap().iter().filter(|at| at["damaged"] == true).collect();
+    assert_eq!((damaged.len(), &damaged[0]["start"], &damaged[0]["length"]), (2, &5242880.into(), &2097152.into()));
+    assert_eq!((&damaged[0]["zero"], &damaged[0]["data"]), (&false.into(), &true.into()));
+    assert_eq!(json["error"], serde_json::Value::Null);
+    assert_eq!(shop.json("map disk.vhdx --draw")["damaged_bytes"], 3 << 20);
+    let drawn = shop.ok("map disk.vhdx --draw");
+    assert!(drawn.contains("damaged: reads fail"), "{drawn}");
+
+    let ended = shop.run("check disk.vhdx");
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stdout.contains("corrupt, 3 errors found"), "{ended:#?}");
+
+    shop.ok("io disk.vhdx -c 'read -P 7 0 5M' -c 'read -P 7 7M 2M' -c 'read -P 7 10M 2M'");
+    shop.fails(1, "io disk.vhdx -c 'read 5M 4k'");
+    let told = shop.fails(2, "compare disk.vhdx disk.vhdx");
+    assert!(told.contains("BAT entry at offset 3145768 is damaged"), "{told}");
+
+    let told = shop.fails(1, "convert disk.vhdx saved.vhdx");
+    assert!(told.contains("bytes 5242880 to 7340032") && told.contains("--skip-damaged"), "{told}");
+    assert!(!shop.path("saved.vhdx").exists());
+    let ended = shop.run("convert disk.vhdx saved.vhdx --skip-damaged --verify");
+    assert_eq!(ended.code, Some(3), "{ended:#?}");
+    assert!(ended.stdout.contains("3 MiB lost, verified"), "{ended:#?}");
+    assert!(ended.stderr.contains("lost: bytes 5242880 to 7340032: ") && ended.stderr.contains("disk.vhdx: BAT entry"));
+    assert!(ended.stderr.contains("lost: bytes 9437184 to 10485760: "), "{ended:#?}");
+    assert!(
+        ended.stderr.contains("disk.vhdx: 3 MiB (3145728 bytes) are damaged; they are zeros in the copy"),
+        "{ended:#?}"
+    );
+    shop.ok("check saved.vhdx");
+    shop.ok("io saved.vhdx -c 'read -P 7 0 5M' -c 'read -P 0 5M 2M' -c 'read -P 7 7M 2M' -c 'read -P 0 9M 1M' -c 'read -P 7 10M 2M'");
+
+    let ended = shop.run("convert disk.vhdx again.raw --skip-damaged --json");
+    let json: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!((ended.code, &json["lost_bytes"], &json["lost_unlisted_bytes"]), (Some(3), &3145728.into(), &0.into()));
+    let lost = json["lost"].as_array().unwrap();
+    assert_eq!((lost.len(), &lost[1]["start"], &lost[1]["length"]), (2, &9437184.into(), &1048576.into()));
+    assert!(lost[0]["reason"].as_str().unwrap().contains("found a block at 1099511627776"), "{json:#}");
+}
+
+#[test]
+fn nothing_is_lost_of_a_sound_disk() {
+    let shop = Workshop::new();
+    shop.ok("create disk.vhdx --size 64M");
+    shop.ok("io disk.vhdx -c 'write -P 7 0 1M'");
+    let json = shop.json("convert disk.vhdx copy.vhdx --skip-damaged");
+    assert_eq!((&json["lost_bytes"], &json["lost"]), (&0.into(), &serde_json::json!([])));
+}

@@ -5,6 +5,9 @@
 //! so after one was found only what lies before it is awaited.
 //!
 //! A disk that is longer than the other is the same if what it has more reads as zeros.
+//!
+//! A range that cannot be read ends the comparison, unless a difference lies before it: then that is the answer. A copy that was
+//! made without what is damaged in its source is compared without that ([`Damage::SkippedInFirst`]).
 
 use crate::{
     Progress, Result,
@@ -17,8 +20,9 @@ use std::{io, path::Path};
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Pairs in flight.
 const PAIRS: usize = 8;
-/// Bytes whose extents are asked for at a time.
+/// Bytes whose extents are asked for at a time: at first, and at most where nothing but zeros was found lately.
 const WINDOW_BYTES: u64 = 1 << 30;
+const WINDOW_MAX_BYTES: u64 = 16 << 30;
 
 /// What a comparison found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +36,16 @@ pub enum CompareOutcome {
     },
 }
 
-/// One side of the comparison: its name, a queue, and which ranges of the present window hold data.
+/// What damaged ranges mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Damage {
+    /// They are read as any other, and fail.
+    Fails,
+    /// What is damaged in the first disk is left out.
+    SkippedInFirst,
+}
+
+/// One side of the comparison: its name, a queue, and which ranges of the present window do not read as zeros.
 struct Side<'a> {
     name: &'a Path,
     device: &'a dyn BlockDevice,
@@ -53,15 +66,27 @@ impl<'a> Side<'a> {
         let end = end.min(self.size_bytes);
         if start < end {
             self.device.extents(start, end - start, &mut self.data).map_err(|source| failed(self.name, source))?;
-            self.data.retain(|extent| extent.kind == ExtentKind::Data);
+            self.data.retain(|extent| !extent.kind.reads_as_zeros());
         }
         Ok(())
     }
 
-    /// Whether anything in `start..end` may be other than zero.
-    fn has_data(&self, start: u64, end: u64) -> bool {
+    /// The extents of the window that end after `start`.
+    fn data_from(&self, start: u64) -> &[Extent] {
         let first = self.data.partition_point(|extent| extent.offset_bytes + extent.len_bytes <= start);
-        self.data.get(first).is_some_and(|extent| extent.offset_bytes < end)
+        &self.data[first..]
+    }
+
+    /// The first byte from `start` on that may be other than zero.
+    fn next_data(&self, start: u64) -> Option<u64> {
+        self.data_from(start).first().map(|extent| extent.offset_bytes.max(start))
+    }
+
+    /// The first damaged range that ends after `start`, among those that begin before `end`.
+    fn next_damage(&self, start: u64, end: u64) -> Option<(u64, u64)> {
+        let near = self.data_from(start).iter().take_while(|extent| extent.offset_bytes < end);
+        let mut damaged = near.filter(|extent| extent.kind == ExtentKind::Damaged);
+        damaged.next().map(|extent| (extent.offset_bytes, extent.offset_bytes + extent.len_bytes))
     }
 }
 
@@ -71,6 +96,9 @@ struct Pair {
     start: u64,
     len: usize,
     halves: [Option<IoBuf>; 2],
+    /// Reads that have not ended.
+    reading: usize,
+    failed: bool,
 }
 
 fn failed(name: &Path, source: io::Error) -> DiskError {
@@ -80,11 +108,21 @@ fn failed(name: &Path, source: io::Error) -> DiskError {
 /// Compares two disks, each with the name by which its errors are told.
 ///
 /// # Errors
-/// [`DiskError::File`] when one cannot be read, [`DiskError::Stopped`] when `progress` says so.
+/// [`DiskError::File`] or what is damaged when one cannot be read, [`DiskError::Stopped`] when `progress` says so.
 pub fn compare(
+    sides: [(&dyn BlockDevice, &Path); 2],
+    engine: EngineKind,
+    progress: &mut Progress<'_>,
+) -> Result<CompareOutcome> {
+    compare_with(sides, engine, progress, Damage::Fails)
+}
+
+/// [`compare`], with a word on damage.
+pub(crate) fn compare_with(
     [a, b]: [(&dyn BlockDevice, &Path); 2],
     engine: EngineKind,
     progress: &mut Progress<'_>,
+    damage: Damage,
 ) -> Result<CompareOutcome> {
     let mut sides = [Side::open(a, engine)?, Side::open(b, engine)?];
     let end = sides[0].size_bytes.max(sides[1].size_bytes);
@@ -93,26 +131,40 @@ pub fn compare(
     let mut pairs: Vec<Pair> = (0..PAIRS).map(|_| Pair::default()).collect();
     let mut idle: Vec<usize> = (0..PAIRS).collect();
     let mut different: Option<u64> = None;
-    let (mut at, mut window_end) = (0, 0);
+    let mut unread: Option<(u64, DiskError)> = None;
+    let (mut at, mut window_end, mut window_bytes) = (0, 0, WINDOW_BYTES);
     let mut done = Vec::new();
     loop {
-        while different.is_none() && at < end && !idle.is_empty() {
+        while different.is_none() && unread.is_none() && at < end && !idle.is_empty() {
             if at >= window_end {
-                window_end = (at + WINDOW_BYTES).min(end);
+                window_end = (at + window_bytes).min(end);
                 for side in &mut sides {
                     side.load(at, window_end)?;
                 }
+                let all_zero = sides.iter().all(|side| side.data.is_empty());
+                window_bytes = if all_zero { (window_bytes * 2).min(WINDOW_MAX_BYTES) } else { WINDOW_BYTES };
                 if !progress(at, end) {
                     return Err(DiskError::Stopped);
                 }
             }
-            let start = at;
-            at = (start + CHUNK_BYTES).min(window_end);
-            if sides.iter().all(|side| !side.has_data(start, at)) {
+            // Chunks begin at multiples of their length, whatever the extents' are: the sectors of the two may differ.
+            let next = sides.iter().filter_map(|side| side.next_data(at)).min().unwrap_or(window_end);
+            let start = at.max(next - next % CHUNK_BYTES);
+            at = (start - start % CHUNK_BYTES + CHUNK_BYTES).min(window_end);
+            if next >= at {
                 continue;
             }
+            if damage == Damage::SkippedInFirst
+                && let Some((from, to)) = sides[0].next_damage(start, at)
+            {
+                if from <= start {
+                    at = to;
+                    continue;
+                }
+                at = from;
+            }
             let Some(index) = idle.pop() else { break };
-            pairs[index] = Pair { start, len: (at - start) as usize, halves: [None, None] };
+            pairs[index] = Pair { start, len: (at - start) as usize, ..Pair::default() };
             for (which, side) in sides.iter_mut().enumerate() {
                 let Some(mut buf) = free.pop() else { continue };
                 let len = at.min(side.size_bytes).saturating_sub(start) as usize;
@@ -125,6 +177,7 @@ pub fn compare(
                 let tag = (index * 2 + which) as u64;
                 let pushed = side.queue.push(Request::read(start, len, buf, tag));
                 pushed.map_err(|error| failed(side.name, error.reason))?;
+                pairs[index].reading += 1;
             }
         }
         if idle.len() == PAIRS {
@@ -134,24 +187,41 @@ pub fn compare(
         let waited = &mut sides[usize::from(unfinished)];
         waited.queue.reap(1, &mut done).map_err(|source| failed(waited.name, source))?;
         for completion in done.drain(..) {
-            completion.result.map_err(|source| failed(waited.name, source))?;
             let (index, which) = (completion.tag as usize / 2, completion.tag as usize % 2);
             let pair = &mut pairs[index];
             pair.halves[which] = completion.buf;
-            if let [Some(left), Some(right)] = &pair.halves {
-                if let Some(first) = first_difference(&left[..pair.len], &right[..pair.len]) {
-                    let offset_bytes = pair.start + first as u64;
-                    different = Some(different.map_or(offset_bytes, |known| known.min(offset_bytes)));
+            pair.reading -= 1;
+            if let Err(source) = completion.result {
+                pair.failed = true;
+                if unread.as_ref().is_none_or(|(start, _)| pair.start < *start) {
+                    unread = Some((pair.start, failed(waited.name, source)));
                 }
-                free.extend(pair.halves.iter_mut().filter_map(Option::take));
-                idle.push(index);
             }
+            if pair.reading > 0 {
+                continue;
+            }
+            if let [Some(left), Some(right)] = &pair.halves
+                && !pair.failed
+                && let Some(first) = first_difference(&left[..pair.len], &right[..pair.len])
+            {
+                let offset_bytes = pair.start + first as u64;
+                different = Some(different.map_or(offset_bytes, |known| known.min(offset_bytes)));
+            }
+            free.extend(pair.halves.iter_mut().filter_map(Option::take));
+            idle.push(index);
         }
         if !progress(at, end) {
             return Err(DiskError::Stopped);
         }
     }
-    Ok(different.map_or(CompareOutcome::Same, |offset_bytes| CompareOutcome::Different { offset_bytes }))
+    match (different, unread) {
+        (Some(offset_bytes), Some((unread_bytes, _))) if offset_bytes < unread_bytes => {
+            Ok(CompareOutcome::Different { offset_bytes })
+        }
+        (_, Some((_, error))) => Err(error),
+        (Some(offset_bytes), None) => Ok(CompareOutcome::Different { offset_bytes }),
+        (None, None) => Ok(CompareOutcome::Same),
+    }
 }
 
 fn first_difference(left: &[u8], right: &[u8]) -> Option<usize> {

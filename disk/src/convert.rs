@@ -13,13 +13,18 @@
 //! found under the real name after a power cut or a `kill -9` is never half a copy that looks like a disk. If anything
 //! fails, or the user stops it, the file is removed again.
 //!
+//! What the tables of the source cannot say the place of (`ExtentKind::Damaged`) ends the conversion; or, with `skip_damaged`, it
+//! stays zero in the copy and is listed (`convert/lost.rs`).
+//!
 //! An export is written where it is: it has its size, and holds something, so what is zero in the source is made zero there.
 
 mod copy;
+mod lost;
 mod notes;
 
 use crate::{
-    CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result, compare,
+    CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result,
+    compare::{Damage, compare_with},
     create::{create_as, format_for, is_there},
     error::from_io,
     open::file_error,
@@ -27,6 +32,7 @@ use crate::{
 use copy::{Failure, Job, Outcome};
 use diskwright_image::Format;
 use diskwright_store::{BlockDevice, CacheMode, ExtentKind};
+pub use lost::{Lost, LostRange};
 pub use notes::size_note;
 use std::{
     io,
@@ -48,6 +54,14 @@ pub struct ConvertOptions {
     pub verify: bool,
     /// Never share extents, always copy.
     pub no_reflink: bool,
+    /// Copy everything but what is damaged in the source, which reads as zeros in the copy.
+    pub skip_damaged: bool,
+}
+
+impl ConvertOptions {
+    fn damage(&self) -> Damage {
+        if self.skip_damaged { Damage::SkippedInFirst } else { Damage::Fails }
+    }
 }
 
 /// What a conversion did.
@@ -61,17 +75,19 @@ pub struct ConvertOutcome {
     pub cloned_bytes: u64,
     /// Bytes skipped because they read as zeros.
     pub zero_bytes: u64,
-    /// Bytes read back and found the same.
+    /// Bytes read back and found the same, what was lost not among them.
     pub verified_bytes: u64,
     /// What the user should know of the source and of the copy, a sentence each.
     pub warnings: Vec<String>,
+    /// What the source has and cannot give: it is zero in the copy. Empty without [`ConvertOptions::skip_damaged`].
+    pub lost: Lost,
 }
 
 /// Copies a disk into a new image, or into an export that is there already. Either side may be a URI (see [`Place`]). `progress` is told
 /// bytes of the virtual disk; verification counts them once more.
 ///
 /// # Errors
-/// Whatever opening, creating, reading or writing meets; [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. Of a new image nothing is left
+/// Whatever opening, creating, reading or writing meets; [`DiskError::DamagedSource`]; [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. Of a new image nothing is left
 /// behind, except after a failed verification the copy under its partial name, as evidence; an export is left as far as the copy came.
 pub fn convert(
     source: impl AsRef<Path>,
@@ -127,10 +143,10 @@ pub fn convert(
         let compared =
             Disk::open(&partial, &OpenOptions { format: Some(format), ..dest_options(options) }).and_then(|written| {
                 let sides = [(source.device(), source_path), (&*written as &dyn BlockDevice, dest_path)];
-                compare(sides, options.source.engine, progress)
+                compare_with(sides, options.source.engine, progress, options.damage())
             });
         match compared.map_err(shown).inspect_err(discard)? {
-            CompareOutcome::Same => outcome.verified_bytes = geometry.size_bytes,
+            CompareOutcome::Same => outcome.verified_bytes = geometry.size_bytes - outcome.lost.bytes,
             CompareOutcome::Different { offset_bytes } => {
                 return Err(verify_failed(&partial, source_path, offset_bytes));
             }
@@ -224,8 +240,8 @@ fn convert_into_export(
     let mut outcome = copy((source, source_path), (&dest, dest_path), options, progress)?;
     if options.verify {
         let sides = [(source.device(), source_path), (dest.device(), dest_path)];
-        match compare(sides, options.source.engine, progress)? {
-            CompareOutcome::Same => outcome.verified_bytes = outcome.size_bytes,
+        match compare_with(sides, options.source.engine, progress, options.damage())? {
+            CompareOutcome::Same => outcome.verified_bytes = outcome.size_bytes - outcome.lost.bytes,
             CompareOutcome::Different { offset_bytes } => {
                 return Err(verify_failed(dest_path, source_path, offset_bytes));
             }
@@ -242,7 +258,7 @@ fn copy(
 ) -> Result<ConvertOutcome> {
     let size_bytes = source.device().geometry().size_bytes;
     let free_bytes = diskwright_store::free_bytes(dest_path);
-    let job = Job::new(source, dest, options.source.engine, !options.no_reflink);
+    let job = Job::new(source, dest, options.source.engine, !options.no_reflink, options.skip_damaged);
     match job.run(progress) {
         Outcome::Done => {}
         Outcome::Stopped => return Err(DiskError::Stopped),
@@ -258,6 +274,7 @@ fn copy(
     }
     dest.close()?;
     progress(size_bytes, size_bytes);
+    let lost = job.lost();
     Ok(ConvertOutcome {
         size_bytes,
         copied_bytes: job.copied_bytes.into_inner(),
@@ -265,6 +282,7 @@ fn copy(
         zero_bytes: job.zero_bytes.into_inner(),
         verified_bytes: 0,
         warnings: source.warnings().to_vec(),
+        lost,
     })
 }
 

@@ -137,6 +137,18 @@ pub enum DiskError {
         /// First difference.
         offset_bytes: u64,
     },
+    /// A range of the source cannot be copied, as the table that says where its bytes are is damaged.
+    #[error(
+        "{error}; bytes {offset_bytes} to {end_bytes} of the disk cannot be read, and perhaps others: `diskwright convert --skip-damaged` copies everything else"
+    )]
+    DamagedSource {
+        /// What is damaged.
+        error: ImageError,
+        /// First byte of the disk that is affected.
+        offset_bytes: u64,
+        /// First byte after them.
+        end_bytes: u64,
+    },
     /// The user, or a signal, stopped it.
     #[error("stopped before it was done")]
     Stopped,
@@ -179,7 +191,7 @@ pub(crate) fn braced(id: Uuid) -> String {
 /// A disk's error where only an `io::Error` can be given: its kind and its sentence are kept.
 pub(crate) fn to_io(error: DiskError) -> io::Error {
     let kind = match &error {
-        DiskError::Image(image) => image.kind(),
+        DiskError::Image(image) | DiskError::DamagedSource { error: image, .. } => image.kind(),
         DiskError::File { source, .. } => source.kind(),
         DiskError::Nbd(client) => client.kind(),
         _ => io::ErrorKind::Other,

@@ -31,6 +31,7 @@ pub mod device;
 mod epoch;
 pub mod error;
 mod gate;
+mod holes;
 mod map;
 pub mod open;
 pub mod place;
@@ -41,7 +42,7 @@ mod work;
 
 pub use chain::Layer;
 pub use compare::{CompareOutcome, compare};
-pub use convert::{ConvertOptions, ConvertOutcome, convert, size_note};
+pub use convert::{ConvertOptions, ConvertOutcome, Lost, LostRange, convert, size_note};
 pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};
 pub use error::{DiskError, Result};

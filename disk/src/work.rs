@@ -11,6 +11,7 @@ use crate::{
     chain::{Chain, Member},
     claims::Key,
     error,
+    holes::next_known,
     map::{LayerId, Owner, Run, fold, push_joined},
     plan,
     shared::Shared,
@@ -136,6 +137,15 @@ impl Shared {
         while at < end {
             let page = map.page_of(at);
             let stop = map.page_end_bytes(page).min(end);
+            if !map.is_resident(page) {
+                // Of a nearly empty disk most pages need not be folded.
+                let known = next_known(chain.layers(), at, end).map_err(error::to_io)?;
+                if known > at {
+                    push_joined(out, Run { start_bytes: at, len_bytes: known - at, owner: Owner::Absent });
+                    at = known;
+                    continue;
+                }
+            }
             if map.is_resident(page) {
                 let mut runs = Vec::new();
                 self.runs_blocking(at, stop, &mut runs)?;

@@ -115,6 +115,7 @@ impl ConvertCase {
             source: OpenOptions { engine: EngineKind::Sync, files: files.clone(), ..OpenOptions::default() },
             cache: Some(CacheMode::PageCache),
             dest: CreateRequest { files, ..self.dest.clone() },
+            skip_damaged: false,
             verify: self.verify,
             no_reflink: !self.reflink,
         }

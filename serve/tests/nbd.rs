@@ -209,3 +209,37 @@ fn large_ranges_are_cleared_step_by_step() {
         }
     }
 }
+
+#[test]
+fn a_damaged_block_fails_alone_and_counts_as_data() {
+    use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
+    use diskwright_store::{BlockDevice, Blocking, EngineKind};
+    use std::os::unix::fs::FileExt;
+    const MIB: u64 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.vhdx");
+    let (size_bytes, block_bytes) = (Some(16 * MIB), Some(MIB as u32));
+    create(&path, &CreateRequest { size_bytes, block_bytes, ..CreateRequest::default() }).unwrap();
+    let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+    Blocking::open(&*disk, EngineKind::Sync).unwrap().write(0, &[7; 4 << 20], false).unwrap();
+    disk.close().unwrap();
+    drop(disk);
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&(1u64 << 40 | 6).to_le_bytes(), 3 * MIB + 8).unwrap();
+    let disk: Arc<dyn BlockDevice> = Disk::open(&path, &OpenOptions::default()).unwrap();
+    let Some(served) = serve(vec![("disk", disk)], Options::default()) else { return };
+    for framing in FRAMINGS {
+        let mut client = served.client().go("disk", framing, &[]);
+        for (offset, len) in [(MIB, 4096), (MIB - 512, 1024), (0, 4 * MIB)] {
+            assert_eq!(client.read(offset, len), Err(ErrorCode::EIO), "{framing:?} {offset}");
+        }
+        assert!(client.read(0, MIB).unwrap().iter().all(|&byte| byte == 7));
+        assert!(client.read(2 * MIB, 2 * MIB).unwrap().iter().all(|&byte| byte == 7));
+        assert!(client.read(4 * MIB, 12 * MIB).unwrap().iter().all(|&byte| byte == 0));
+    }
+    let device = diskwright_nbd::NbdDevice::open(&diskwright_nbd::NbdUri::parse(&served.uri("disk")).unwrap(), false);
+    let mut extents = Vec::new();
+    device.unwrap().extents(0, 16 * MIB, &mut extents).unwrap();
+    let data: u64 = extents.iter().filter(|at| !at.kind.reads_as_zeros()).map(|at| at.len_bytes).sum();
+    assert_eq!(data, 4 * MIB, "{extents:?}");
+}

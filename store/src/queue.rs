@@ -166,6 +166,16 @@ pub enum ExtentKind {
     Damaged,
 }
 
+impl ExtentKind {
+    /// Whether the range reads as zeros, so that nobody needs to read it. What is not so must be read; that may fail.
+    pub fn reads_as_zeros(self) -> bool {
+        match self {
+            Self::Zero | Self::Unallocated => true,
+            Self::Data | Self::Damaged => false,
+        }
+    }
+}
+
 /// A run of blocks that are alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {

@@ -1,4 +1,6 @@
 //! `diskwright convert SOURCE DEST`: a disk into a new image.
+//!
+//! With `--skip-damaged`, what was lost is told on standard error, as it is the reason of the exit code, and in the JSON.
 
 use crate::{
     args::{CacheArg, FormatArg, ShareArgs},
@@ -6,13 +8,16 @@ use crate::{
     describe::printable,
     exit::{self, Failure, Outcome},
     json, ntfs, progress, sizes,
-    sizes::Human,
+    sizes::{Exact, Human},
 };
 use clap::{Args, ValueEnum};
-use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest};
+use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest, Lost, LostRange};
 use diskwright_image::DiskType;
 use serde::Serialize;
-use std::{io::Write, path::PathBuf};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 /// Arguments of `convert`.
 #[derive(Debug, Args)]
@@ -23,6 +28,9 @@ Stopped or failed, nothing is left behind, \
 but for a copy that --verify finds to be wrong: that one stays, as evidence.
 
 A fixed disk or a raw file has its whole length, with holes where SOURCE is zero, unless --preallocate is given. Windows does not attach a file that is sparse on NTFS (0xC03A001A): a copy by most programs has no holes; written directly to NTFS, use --preallocate.
+A SOURCE whose table is damaged ends the conversion at the first range that cannot be found; --skip-damaged copies everything else, leaves zeros there, and lists what was lost.
+
+EXIT CODES  0 done, 1 failed, 2 used wrongly, 3 done with --skip-damaged, but ranges were lost
 
 An export (nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, nbds:// for TLS) is read and written as the disk itself; of one that is read, what its server calls zero is skipped. One that is written keeps its size, which must be SOURCE's or more; what is zero in SOURCE is zeroed there, and so is all behind it. Stopped or failed, it is left half written.
 
@@ -31,6 +39,7 @@ EXAMPLES
   diskwright convert golden.raw golden.vhdx --block-size 4M
   diskwright convert machine.avhdx azure.vhd --type fixed
   diskwright convert image.bin disk.vhdx --source-format raw
+  diskwright convert damaged.vhdx saved.vhdx --skip-damaged --verify
   diskwright convert nbd://host/disk backup.vhdx --verify
   diskwright convert disk.vhdx 'nbd+unix:///?socket=/run/disk.sock'")]
 pub struct ConvertArgs {
@@ -64,6 +73,9 @@ pub struct ConvertArgs {
     no_reflink: bool,
     #[command(flatten)]
     share: ShareArgs,
+    /// Copy everything but what is damaged in SOURCE: zeros in DEST, listed at the end, exit code 3.
+    #[arg(long)]
+    skip_damaged: bool,
 }
 
 /// A type that needs no parent.
@@ -86,9 +98,22 @@ struct Report {
     verified: bool,
     /// What the user should know of the copy, a sentence each.
     warnings: Vec<String>,
+    lost_bytes: u64,
+    lost: Vec<LostReport>,
+    lost_unlisted_bytes: u64,
     copy_seconds: f64,
     seconds: f64,
 }
+
+#[derive(Debug, Serialize)]
+struct LostReport {
+    start: u64,
+    length: u64,
+    reason: String,
+}
+
+/// Lost ranges that are printed; the JSON has more.
+const LOST_PRINTED: usize = 20;
 
 /// Converts.
 pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
@@ -117,6 +142,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         },
         verify: args.verify,
         no_reflink: args.no_reflink,
+        skip_damaged: args.skip_damaged,
     };
     let mut display = context.progress("converting").then("verifying");
     let done =
@@ -137,6 +163,9 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             zero_bytes: done.zero_bytes,
             verified: args.verify,
             warnings,
+            lost_bytes: done.lost.bytes,
+            lost: lost_reports(&done.lost),
+            lost_unlisted_bytes: done.lost.unlisted_bytes,
             copy_seconds: copying.as_secs_f64(),
             seconds: elapsed.as_secs_f64(),
         };
@@ -151,7 +180,34 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             progress::duration(elapsed)
         )?;
     }
-    Ok(exit::OK)
+    if done.lost.bytes == 0 {
+        return Ok(exit::OK);
+    }
+    tell_lost(context, &args.source, &done.lost);
+    Ok(exit::COPIED_WITH_LOSSES)
+}
+
+fn lost_reports(lost: &Lost) -> Vec<LostReport> {
+    let report = |range: &LostRange| LostReport {
+        start: range.offset_bytes,
+        length: range.len_bytes,
+        reason: range.reason.clone(),
+    };
+    lost.ranges.iter().map(report).collect()
+}
+
+/// What was lost, a line for each range.
+fn tell_lost(context: &mut Context, source: &Path, lost: &Lost) {
+    let source = source.display();
+    for range in lost.ranges.iter().take(LOST_PRINTED) {
+        let end = range.offset_bytes + range.len_bytes;
+        context.warn_always(&format!("lost: bytes {} to {end}: {}", range.offset_bytes, range.reason));
+    }
+    if let Some(rest) = lost.ranges.get(LOST_PRINTED..).filter(|rest| !rest.is_empty()) {
+        let more = if lost.unlisted_bytes > 0 { "at least " } else { "" };
+        context.warn_always(&format!("lost: {more}{} more ranges; --json lists them", rest.len()));
+    }
+    context.warn_always(&format!("{source}: {} are damaged; they are zeros in the copy", Exact(lost.bytes)));
 }
 
 fn summary(done: &ConvertOutcome, verified: bool) -> String {
@@ -160,6 +216,9 @@ fn summary(done: &ConvertOutcome, verified: bool) -> String {
         line.push_str(&format!(", {} shared with the source", Human(done.cloned_bytes)));
     }
     line.push_str(&format!(", {} of zeros skipped", Human(done.zero_bytes)));
+    if done.lost.bytes > 0 {
+        line.push_str(&format!(", {} lost", Human(done.lost.bytes)));
+    }
     if verified {
         line.push_str(", verified");
     }
@@ -179,12 +238,15 @@ mod tests {
             zero_bytes: 36 << 30,
             verified_bytes: 0,
             warnings: Vec::new(),
+            lost: Lost::default(),
         };
         assert_eq!(summary(&done, false), "40 GiB; 4 GiB copied, 36 GiB of zeros skipped");
-        let shared = ConvertOutcome { copied_bytes: 0, cloned_bytes: 4 << 30, ..done };
+        let shared = ConvertOutcome { copied_bytes: 0, cloned_bytes: 4 << 30, ..done.clone() };
         assert_eq!(
             summary(&shared, true),
             "40 GiB; 0 bytes copied, 4 GiB shared with the source, 36 GiB of zeros skipped, verified"
         );
+        let lost = ConvertOutcome { lost: Lost { bytes: 1 << 20, ..Lost::default() }, ..done };
+        assert_eq!(summary(&lost, true), "40 GiB; 4 GiB copied, 36 GiB of zeros skipped, 1 MiB lost, verified");
     }
 }

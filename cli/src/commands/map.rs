@@ -2,13 +2,13 @@
 //!
 //! The list is printed as the extents come, so a disk with millions of them needs no memory for them. In JSON the fields
 //! of an extent are those of `qemu-img map --output=json` (`start length depth present zero data offset`), with the layer's
-//! `file` beside them; `depth` 0 is FILE itself.
+//! `file` beside them; `depth` 0 is FILE itself. What is damaged has `damaged` beside `data`.
 
 use crate::{
     args::ShareArgs,
     context::Context,
     describe::printable,
-    draw::{self, Drawing, LayerTally, SPARSE, UNALLOCATED, ZERO},
+    draw::{self, DAMAGED, Drawing, LayerTally, SPARSE, UNALLOCATED, ZERO},
     exit::{self, Failure, Outcome},
     extents::Extents,
     json,
@@ -30,7 +30,7 @@ use std::{
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Depth 0 is FILE, 1 its parent, and so on. `data` are bytes at that offset of that file; `zero` is a range that a layer says is zero; \
-`unallocated` is known to no layer and reads as zeros. Of an export (nbd://...) this is what its server tells, without files and offsets. With --draw every character is an equal share of the disk.
+`unallocated` is known to no layer and reads as zeros; `damaged` is a range whose place in the file is lost, so that reads of it fail (`check` says why). Of an export (nbd://...) this is what its server tells, without files and offsets. With --draw every character is an equal share of the disk.
 
 EXAMPLES
   diskwright map disk.vhdx
@@ -55,6 +55,8 @@ struct ExtentReport<'a> {
     present: bool,
     zero: bool,
     data: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    damaged: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     offset: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,6 +72,7 @@ struct DrawingReport<'a> {
     zero_bytes: u64,
     unallocated_bytes: u64,
     warnings: &'a [String],
+    damaged_bytes: u64,
     rows: Vec<String>,
     layers: Vec<LayerReport<'a>>,
 }
@@ -183,7 +186,8 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &[String]
     )?;
     let mut separator = "\n    ";
     let listed = each_extent(disk.device(), patience, |extent| {
-        let is_data = extent.kind == ExtentKind::Data;
+        // What is damaged is no zeros: who reads what is data gets the error.
+        let is_data = !extent.kind.reads_as_zeros();
         let present = extent.kind != ExtentKind::Unallocated;
         let report = ExtentReport {
             start: extent.offset_bytes,
@@ -192,6 +196,7 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &[String]
             present,
             zero: !is_data,
             data: is_data,
+            damaged: extent.kind == ExtentKind::Damaged,
             offset: extent.file_offset_bytes,
             file: name_of(names, extent.depth).filter(|_| present).map(String::as_str),
         };
@@ -241,7 +246,7 @@ fn draw(context: &Context, disk: &Opened, patience: &Patience) -> Outcome<Drawin
 
 fn print_drawing(context: &mut Context, drawing: &Drawing, names: &[String]) -> Outcome<()> {
     let style = context.style;
-    let size_bytes = drawing.data_bytes() + drawing.zero_bytes + drawing.unallocated_bytes;
+    let size_bytes = drawing.data_bytes() + drawing.zero_bytes + drawing.unallocated_bytes + drawing.damaged_bytes;
     let top = names.first().map_or("", String::as_str);
     let head = format!("{}: {}, {} a character", printable(top), Exact(size_bytes), Human(drawing.cell_bytes()));
     writeln!(context.out, "{}", style.paint(BOLD, head))?;
@@ -305,10 +310,14 @@ fn print_totals(context: &mut Context, drawing: &Drawing, names: &[String], size
             format!("{} more layers below", rest.len()),
         ]);
     }
+    let damaged = (DAMAGED, drawing.damaged_bytes, "damaged: reads fail; `check` says why");
     for (glyph, bytes, what) in [
         (ZERO, drawing.zero_bytes, "zeros, by a layer's word"),
         (UNALLOCATED, drawing.unallocated_bytes, "unallocated: zeros that no layer knows of"),
-    ] {
+    ]
+    .into_iter()
+    .chain((damaged.1 > 0).then_some(damaged))
+    {
         table.row(vec![
             glyph.to_string(),
             Human(bytes).to_string(),
@@ -356,12 +365,13 @@ fn print_drawing_json(
     let layers = drawing.layers.iter().zip(names).enumerate();
     let report = DrawingReport {
         file: json::path(file),
-        virtual_size: drawing.data_bytes() + drawing.zero_bytes + drawing.unallocated_bytes,
+        virtual_size: drawing.data_bytes() + drawing.zero_bytes + drawing.unallocated_bytes + drawing.damaged_bytes,
         cell_size: drawing.cell_bytes(),
         data_bytes: drawing.data_bytes(),
         zero_bytes: drawing.zero_bytes,
         unallocated_bytes: drawing.unallocated_bytes,
         warnings,
+        damaged_bytes: drawing.damaged_bytes,
         rows: drawing.rows().into_iter().map(|(_, row)| row).collect(),
         layers: layers
             .map(|(depth, (tally, name))| LayerReport {

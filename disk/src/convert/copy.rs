@@ -1,6 +1,15 @@
 //! The workers of a conversion: windows of the source, read, and written where they are not zero.
+//!
+//! ```text
+//!   next_window() ─┬─ a hole of any length (no layer knows a block of it) ─▶ counted as zeros
+//!                  └─ 64 MiB ─▶ extents ─▶ data: copied   zeros: nothing, or wiped   damaged: an error, or listed
+//! ```
+//!
+//! A worker takes its next window under a mutex, which guards nothing but the place where that begins.
 
-use crate::{Disk, Opened, Progress};
+use super::lost::{Lost, Tally, damage_of};
+use crate::{Disk, DiskError, Opened, Progress, error::to_io, holes::next_known};
+use diskwright_image::ImageError;
 use diskwright_store::{
     BlockQueue, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab, all_zero,
 };
@@ -8,7 +17,7 @@ use std::{
     io,
     ops::Range,
     sync::{
-        Mutex, OnceLock,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
@@ -37,13 +46,17 @@ pub(super) struct Job<'a> {
     size_bytes: u64,
     /// What reads as zeros in the source must be made so: the destination holds something already.
     wipe: bool,
-    next_window: AtomicU64,
+    /// Where the next window begins: a multiple of [`WINDOW_BYTES`].
+    next_bytes: Mutex<u64>,
+    skip_damaged: bool,
+    lost: Mutex<Tally>,
     reflink: AtomicBool,
     can_reflink: OnceLock<bool>,
     stop: AtomicBool,
     pub(super) copied_bytes: AtomicU64,
     pub(super) cloned_bytes: AtomicU64,
     pub(super) zero_bytes: AtomicU64,
+    lost_bytes: AtomicU64,
     failure: Mutex<Option<Failure>>,
 }
 
@@ -54,6 +67,16 @@ pub(super) enum Failure {
     Source(Range<u64>, io::Error),
     /// The destination.
     Dest(io::Error),
+}
+
+impl Failure {
+    /// Where on the disk it happened; a destination that failed comes first.
+    fn start_bytes(&self) -> u64 {
+        match self {
+            Self::Source(range, _) => range.start,
+            Self::Dest(_) => 0,
+        }
+    }
 }
 
 /// How the workers ended.
@@ -69,20 +92,29 @@ pub(super) enum Outcome {
 impl<'a> Job<'a> {
     /// A copy of `source` into `dest`, which is at least as large. An image that was made a moment ago reads as zeros; an
     /// export does not.
-    pub(super) fn new(source: &'a Opened, dest: &'a Opened, engine: EngineKind, reflink: bool) -> Self {
+    pub(super) fn new(
+        source: &'a Opened,
+        dest: &'a Opened,
+        engine: EngineKind,
+        reflink: bool,
+        skip_damaged: bool,
+    ) -> Self {
         Self {
             source,
             dest,
             engine,
             size_bytes: source.device().geometry().size_bytes,
             wipe: dest.disk().is_none(),
-            next_window: AtomicU64::new(0),
+            next_bytes: Mutex::new(0),
+            skip_damaged,
+            lost: Mutex::default(),
             reflink: AtomicBool::new(reflink && source.disk().is_some() && dest.disk().is_some()),
             can_reflink: OnceLock::new(),
             stop: AtomicBool::new(false),
             copied_bytes: AtomicU64::new(0),
             cloned_bytes: AtomicU64::new(0),
             zero_bytes: AtomicU64::new(0),
+            lost_bytes: AtomicU64::new(0),
             failure: Mutex::new(None),
         }
     }
@@ -98,7 +130,11 @@ impl<'a> Job<'a> {
                     let _done = done;
                     if let Err(error) = work(self) {
                         self.stop.store(true, Ordering::Relaxed);
-                        self.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
+                        let mut known = lock(&self.failure);
+                        // Of several the one that lies first on the disk is told.
+                        if known.as_ref().is_none_or(|known| error.start_bytes() < known.start_bytes()) {
+                            *known = Some(error);
+                        }
                     }
                 });
             }
@@ -114,17 +150,64 @@ impl<'a> Job<'a> {
         if stopped {
             return Outcome::Stopped;
         }
-        match self.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take() {
+        match lock(&self.failure).take() {
             Some(error) => Outcome::Failed(error),
             None => Outcome::Done,
         }
     }
 
     fn done_bytes(&self) -> u64 {
-        [&self.copied_bytes, &self.cloned_bytes, &self.zero_bytes]
-            .iter()
-            .map(|bytes| bytes.load(Ordering::Relaxed))
-            .sum()
+        let counted = [&self.copied_bytes, &self.cloned_bytes, &self.zero_bytes, &self.lost_bytes];
+        counted.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    /// What was lost, when all workers are done.
+    pub(super) fn lost(&self) -> Lost {
+        std::mem::take(&mut *lock(&self.lost)).finish()
+    }
+
+    /// The next range for a worker, and whether it is a hole: no layer of the source knows a byte of it. An export is written
+    /// by windows only, as its zeros are told window by window.
+    fn next_window(&self) -> Result<Option<(Range<u64>, bool)>, Failure> {
+        let mut next = lock(&self.next_bytes);
+        let start = *next;
+        let end_bytes = if self.wipe { self.dest.device().geometry().size_bytes } else { self.size_bytes };
+        if start >= end_bytes || self.stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let known = match self.source.disk() {
+            Some(disk) if !self.wipe => next_known(&disk.layers(), start, self.size_bytes)
+                .map_err(|error| Failure::Source(start..self.size_bytes, to_io(error)))?,
+            _ => start,
+        };
+        let hole_end = known - known % WINDOW_BYTES;
+        let is_hole = hole_end > start;
+        *next = if is_hole { hole_end } else { start + WINDOW_BYTES };
+        Ok(Some((start..(*next).min(end_bytes), is_hole)))
+    }
+
+    /// Lists a damaged extent, or says that it ends the conversion.
+    fn lose(&self, extent: &Extent) -> Result<(), Failure> {
+        let end_bytes = extent.offset_bytes + extent.len_bytes;
+        let damage = || match self.source.disk() {
+            Some(disk) => damage_of(disk, extent),
+            None => DiskError::BadOptions {
+                what: "a range of the export is damaged".into(),
+                hint: "check the disk on its server".into(),
+            },
+        };
+        if self.skip_damaged {
+            lock(&self.lost).add(extent.offset_bytes, extent.len_bytes, || damage().to_string());
+            Self::count(&self.lost_bytes, extent.len_bytes);
+            return Ok(());
+        }
+        let error = match damage() {
+            DiskError::Image(error @ ImageError::Corrupt { .. }) => {
+                DiskError::DamagedSource { error, offset_bytes: extent.offset_bytes, end_bytes }
+            }
+            other => other,
+        };
+        Err(Failure::Source(extent.offset_bytes..end_bytes, to_io(error)))
     }
 
     /// Bytes of the source that hold data; `None` where its extents cannot be read.
@@ -146,6 +229,10 @@ impl<'a> Job<'a> {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// One worker: takes windows until there are none.
 fn work(job: &Job<'_>) -> Result<(), Failure> {
     let slab = Slab::new(BUFFERS, CHUNK_BYTES as usize);
@@ -161,10 +248,10 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
     let sector_bytes = u64::from(job.dest.device().geometry().logical_sector_bytes);
     let mut copied_to = 0;
     loop {
-        let start = job.next_window.fetch_add(WINDOW_BYTES, Ordering::Relaxed);
-        let end_bytes = if job.wipe { job.dest.device().geometry().size_bytes } else { job.size_bytes };
-        if start >= end_bytes || job.stop.load(Ordering::Relaxed) {
-            return pipe.drain(job);
+        let Some((Range { start, end: window_end }, is_hole)) = job.next_window()? else { return pipe.drain(job) };
+        if is_hole {
+            Job::count(&job.zero_bytes, window_end - start);
+            continue;
         }
         let len = WINDOW_BYTES.min(job.size_bytes.saturating_sub(start));
         extents.clear();
@@ -182,16 +269,19 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
                 }
                 pipe.copy(job, &rest)?;
             } else {
+                if extent.kind == ExtentKind::Damaged {
+                    job.lose(extent)?;
+                } else {
+                    Job::count(&job.zero_bytes, extent.len_bytes);
+                }
                 let stop = extent.offset_bytes + extent.len_bytes;
                 if job.wipe {
                     pipe.wipe(job, extent.offset_bytes.next_multiple_of(sector_bytes).max(copied_to), stop)?;
                 }
-                Job::count(&job.zero_bytes, extent.len_bytes);
             }
         }
         // A longer destination ends in zeros.
         let behind = job.size_bytes.next_multiple_of(sector_bytes).max(start);
-        let window_end = (start + WINDOW_BYTES).min(end_bytes);
         if job.wipe && behind < window_end {
             pipe.wipe(job, behind, window_end)?;
         }
@@ -285,7 +375,7 @@ impl Pipe {
         }
         let mut there = Vec::new();
         job.dest.device().extents(start, stop - start, &mut there).map_err(Failure::Dest)?;
-        for extent in there.iter().filter(|extent| extent.kind == ExtentKind::Data) {
+        for extent in there.iter().filter(|extent| !extent.kind.reads_as_zeros()) {
             while self.free.is_empty() {
                 self.turn(job)?;
             }

@@ -4,7 +4,7 @@
 
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
-use diskwright_store::{BlockDevice, Blocking, CacheMode, EngineKind, ExtentKind};
+use diskwright_store::{BlockDevice, Blocking, CacheMode, EngineKind};
 use std::{path::PathBuf, sync::Arc};
 use tempfile::TempDir;
 
@@ -180,7 +180,7 @@ impl Twin {
         for extent in extents {
             assert_eq!(extent.offset_bytes, at, "extents leave no gap");
             at += extent.len_bytes;
-            if extent.kind != ExtentKind::Data {
+            if extent.kind.reads_as_zeros() {
                 let held = &self.model[extent.offset_bytes as usize..at as usize];
                 assert!(held.iter().all(|&byte| byte == 0), "{extent:?} holds data");
             }

@@ -8,7 +8,7 @@ pub mod vhdx;
 
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{CheckReport, DiskType, Format, Severity, probe};
-use diskwright_store::{BlockDevice, Blocking, EngineKind, ExtentKind, FileStore};
+use diskwright_store::{BlockDevice, Blocking, EngineKind, FileStore};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -248,7 +248,7 @@ pub fn read_all(path: &Path, options: &OpenOptions) -> Result<Vec<String>, Strin
             for extent in &extents {
                 let (from, to) =
                     (extent.offset_bytes.max(at), (extent.offset_bytes + extent.len_bytes).min(at + len as u64));
-                if extent.kind != ExtentKind::Data && from < to {
+                if extent.kind.reads_as_zeros() && from < to {
                     let zeros = &piece[(from - at) as usize..(to - at) as usize];
                     assert!(zeros.iter().all(|&byte| byte == 0), "{}: {extent:?} holds data", path.display());
                 }

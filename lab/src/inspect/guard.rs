@@ -20,7 +20,7 @@ use super::{
     usage::{self, Use},
 };
 use crate::{LabError, Result, fill, fill::Tick};
-use diskwright_store::{BlockDevice, Blocking, EngineKind, ExtentKind};
+use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use rustix::fs::XattrFlags;
 use std::{ops::Range, path::Path};
 
@@ -62,7 +62,7 @@ pub fn allow(target: &Writing<'_>, destroy_data: bool, tick: &mut Tick<'_>) -> R
     }
     let mut stored = Vec::new();
     fill::for_extents(target.name, target.device, target.ranges, &mut |extent| {
-        if extent.kind == ExtentKind::Data && extent.depth == 0 {
+        if !extent.kind.reads_as_zeros() && extent.depth == 0 {
             stored.push(extent.offset_bytes..extent.offset_bytes + extent.len_bytes);
         }
     })?;
@@ -94,7 +94,7 @@ fn front(target: &Writing<'_>) -> Result<Option<Vec<u8>>> {
     let range = 0..len_bytes.min(target.device.geometry().size_bytes);
     let mut stored = false;
     fill::for_extents(target.name, target.device, std::slice::from_ref(&range), &mut |extent| {
-        stored |= extent.kind == ExtentKind::Data && extent.depth == 0;
+        stored |= !extent.kind.reads_as_zeros() && extent.depth == 0;
     })?;
     if !stored {
         return Ok(None);

@@ -379,7 +379,7 @@ fn what_was_created_is_what_is_opened() {
     let link = ParentLink {
         relative_path: Some("..\\ü\\p.vhdx".into()),
         volume_path: Some("\\\\?\\Volume{26a21bda-a627-11d7-9931-806e6f6e6963}\\p.vhdx".into()),
-        absolute_path: Some("C:\\p.vhdx".into()),
+        absolute_path: Some(r"\\?\C:\p.vhdx".into()),
         linkage: Uuid::from_u128(77),
         ..ParentLink::default()
     };

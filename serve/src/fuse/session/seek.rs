@@ -2,7 +2,6 @@
 
 use super::{Session, errno_of};
 use crate::walk::Walk;
-use diskwright_store::ExtentKind;
 use rustix::io::Errno;
 
 /// How much of the disk is searched for data or a hole before the answer is the one that is always right.
@@ -26,7 +25,7 @@ impl Session {
         let stop_bytes = size_bytes.min(start_bytes.saturating_add(SEARCH_BYTES));
         let mut walk = Walk::over(self.device.as_ref(), start_bytes..stop_bytes);
         while let Some(extents) = walk.next_window().map_err(|error| errno_of(&error))? {
-            let found = extents.iter().find(|extent| (extent.kind == ExtentKind::Data) == (whence == SEEK_DATA));
+            let found = extents.iter().find(|extent| extent.kind.reads_as_zeros() == (whence == SEEK_HOLE));
             if let Some(extent) = found {
                 return Ok(extent.offset_bytes.max(offset_bytes));
             }

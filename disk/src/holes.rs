@@ -1,0 +1,73 @@
+//! Where a chain has nothing for a long stretch, so that walks over nearly empty disks need not ask for each block.
+
+use crate::{Layer, Result};
+
+/// Bytes of the disk that are searched at first; twice as many each time that nothing is found.
+const FIRST_STEP_BYTES: u64 = 1 << 30;
+
+/// The first byte of `start_bytes .. end_bytes` that a layer may know, at the beginning of a block of that layer or at
+/// `start_bytes`; `end_bytes` where no layer knows any. What lies before it reads as zeros.
+///
+/// The search goes through all layers by steps that grow, so that a layer which is empty for long does not cost its whole
+/// table for each block of another.
+///
+/// # Errors
+/// `Io` when a table cannot be read.
+pub(crate) fn next_known(layers: &[Layer], start_bytes: u64, end_bytes: u64) -> Result<u64> {
+    let (mut at, mut step_bytes) = (start_bytes, FIRST_STEP_BYTES);
+    while at < end_bytes {
+        let step_end = at.saturating_add(step_bytes).min(end_bytes);
+        let mut found = step_end;
+        for image in layers.iter().map(|layer| &layer.image) {
+            let info = image.info();
+            // What one layer has bounds the search in those below.
+            let stop = found.min(image.size_bytes());
+            if at < stop
+                && let Some(block) = image.next_block(at / info.block_bytes, stop.div_ceil(info.block_bytes))?
+            {
+                found = found.min((block * info.block_bytes).max(at));
+            }
+        }
+        if found < step_end {
+            return Ok(found);
+        }
+        (at, step_bytes) = (step_end, step_bytes.saturating_mul(2));
+    }
+    Ok(end_bytes.max(start_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CreateRequest, Disk, OpenOptions, create};
+    use diskwright_store::{BlockDevice, Blocking, EngineKind};
+
+    #[test]
+    fn the_first_block_of_any_layer_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let (base, top) = (dir.path().join("base.vhdx"), dir.path().join("top.vhdx"));
+        create(&base, &CreateRequest { size_bytes: Some(8 << 40), ..CreateRequest::default() }).unwrap();
+        let write = |path: &std::path::Path, offsets_bytes: &[u64]| {
+            let disk = Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+            let mut io = Blocking::open(&*disk, EngineKind::Sync).unwrap();
+            offsets_bytes.iter().for_each(|&at| io.write(at, &[1; 512], false).unwrap());
+            drop(io);
+            disk.close().unwrap();
+        };
+        write(&base, &[5 << 40, (5 << 40) + (64 << 20)]);
+        let parent = Some(base);
+        create(&top, &CreateRequest { parent, size_bytes: Some(16 << 40), ..CreateRequest::default() }).unwrap();
+        write(&top, &[3 << 30, 12 << 40]);
+        let disk = Disk::open(&top, &OpenOptions::default()).unwrap();
+        let size_bytes = disk.geometry().size_bytes;
+        let next = |start, end| next_known(&disk.layers(), start, end).unwrap();
+        assert_eq!(next(0, size_bytes), 3 << 30);
+        assert_eq!(next((3 << 30) + 4096, size_bytes), (3 << 30) + 4096, "inside a block that is known");
+        assert_eq!(next(4 << 30, size_bytes), 5 << 40);
+        assert_eq!(next((5 << 40) + (2 << 20), size_bytes), (5 << 40) + (64 << 20));
+        assert_eq!(next(6 << 40, size_bytes), 12 << 40);
+        assert_eq!(next(13 << 40, size_bytes), size_bytes);
+        assert_eq!(next(4 << 30, 4 << 40), 4 << 40);
+        assert_eq!(next(5, 5), 5);
+    }
+}
