@@ -24,6 +24,7 @@ mod epoch;
 pub mod error;
 mod flusher;
 mod gate;
+mod inside;
 mod map;
 pub mod open;
 pub mod place;

@@ -206,6 +206,12 @@ pub(crate) fn open_image(
 ) -> Result<(Arc<dyn Image>, Arc<dyn Store>)> {
     let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
     let store = files.open(path, &diskwright_store::OpenOptions { writable, create_new: false, cache, lock })?;
+    if writable && !store.is_locked() {
+        warnings.push(format!(
+            "{}: nothing locks it; make sure that no other program writes to it meanwhile",
+            path.display()
+        ));
+    }
     let sector_bytes = store.sector_bytes().logical_bytes.clamp(512, 4096);
     let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
     if cache == CacheMode::Direct && store.data_file().is_some_and(|file| file.alignment_bytes <= 1) {

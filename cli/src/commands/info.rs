@@ -12,7 +12,7 @@ use crate::{
     table::Fields,
 };
 use clap::Args;
-use diskwright_disk::{Disk, DiskError, OpenOptions, Opened, Place, Reach};
+use diskwright_disk::{DiskError, OpenOptions, Opened, Reach};
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
 
@@ -64,12 +64,10 @@ struct Link {
 /// Describes.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     let options = context.global.open_options(false);
-    if let Place::Nbd(_) = Place::parse(&args.file)?
-        && let Opened::Export(export) = context.open(&args.file, &options)?
-    {
-        return describe_export(context, &ExportReport::from(&*export));
-    }
-    let disk = Disk::open(&args.file, &OpenOptions { reach: Reach::Found, ..options })?;
+    let disk = match Opened::open(&args.file, &OpenOptions { reach: Reach::Found, ..options })? {
+        Opened::Disk(disk) => disk,
+        Opened::Export(export) => return describe_export(context, &ExportReport::from(&*export)),
+    };
     let trouble = disk.broken_link();
     let descriptions: Vec<Description> = disk.layers().iter().map(Description::from).collect();
     let Some(top) = descriptions.first().cloned() else { return Ok(exit::OK) };

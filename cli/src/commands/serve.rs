@@ -19,7 +19,7 @@ use crate::{
     sizes::Human,
 };
 use clap::Args;
-use diskwright_disk::{Disk, in_a_file};
+use diskwright_disk::{Disk, Opened};
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
     ephemeral,
@@ -243,8 +243,7 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
     for word in &args.disks {
         let (name, path) = split_name(word);
         let options = context.global.open_options(!args.read_only && !args.ephemeral);
-        in_a_file(&path, "serve")?;
-        let mut disk = Disk::open(&path, &options)?;
+        let mut disk = Opened::image(&path, &options, "serve")?;
         disk.warnings().iter().for_each(|warning| context.warn(warning));
         if args.ephemeral {
             let dir = args.ephemeral_dir.clone().unwrap_or_else(ephemeral::usual_dir);
