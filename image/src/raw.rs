@@ -7,25 +7,18 @@
 //! A raw file whose length is not a multiple of the sector is padded with zeros in thought: [`PaddedStore`] reads them
 //! where the file has already ended. The file itself is made longer only before the first write.
 //!
-//! Invariant: after a failed sync no later flush succeeds. One mutex guards the reason of that failure; nothing else here
-//! changes while the image is open.
+//! Invariant: after a failed sync no later flush succeeds ([`Barrier`]). Nothing else here changes while the image is open, but for
+//! the length of a padded file.
 
 use crate::{
     BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,
     SectorBitmap,
 };
 use diskwright_store::{
-    Access, DataFile, FileRange, Front, Lane, Store, Zeroing,
-    sync::{
-        Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
-    },
+    Access, Barrier, DataFile, FileRange, Front, Lane, Store, Zeroing,
+    sync::atomic::{AtomicU64, Ordering},
 };
-use std::{
-    io,
-    path::Path,
-    sync::{Arc, PoisonError},
-};
+use std::{io, path::Path, sync::Arc};
 
 /// The step by which the map of an image without blocks is cut.
 pub const PSEUDO_BLOCK_BYTES: u64 = 64 << 20;
@@ -140,23 +133,12 @@ pub(crate) struct FlatWriter {
     size_bytes: u64,
     /// The length that the store must be given before the first write.
     padding_end_bytes: Option<u64>,
-    failure: Mutex<Option<String>>,
+    barrier: Barrier,
 }
 
 impl FlatWriter {
     pub(crate) fn new(store: Arc<dyn Store>, size_bytes: u64, padding_end_bytes: Option<u64>) -> Self {
-        Self { store, size_bytes, padding_end_bytes, failure: Mutex::new(None) }
-    }
-
-    fn failure(&self) -> MutexGuard<'_, Option<String>> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn sync(&self, doing: &'static str) -> Result<()> {
-        self.store.sync_data().map_err(|e| {
-            self.failure().get_or_insert_with(|| e.to_string());
-            ImageError::io(doing, &*self.store, 0, e)
-        })
+        Self { barrier: Barrier::new(Arc::clone(&store)), store, size_bytes, padding_end_bytes }
     }
 
     fn place(&self, block: u64) -> Result<u64> {
@@ -174,7 +156,7 @@ impl ImageWriter for FlatWriter {
             .allocate(FileRange { offset_bytes: end_bytes - 512, len_bytes: 512 })
             .map_err(|e| ImageError::io("extend the file to a whole sector", &*self.store, end_bytes, e))?;
         // Were the length lost and a write to the last sector kept, that sector would be half old and half new.
-        self.sync("make the file's new length durable")
+        Ok(self.barrier.sync("make the file's new length durable")?)
     }
 
     fn reserve(&self, block: u64) -> Result<Reservation> {
@@ -203,17 +185,11 @@ impl ImageWriter for FlatWriter {
     }
 
     fn check_syncs(&self) -> Result<()> {
-        match &*self.failure() {
-            Some(reason) => Err(ImageError::Poisoned { path: self.store.name().to_owned(), reason: reason.clone() }),
-            None => Ok(()),
-        }
+        Ok(self.barrier.check()?)
     }
 
     fn flush(&self) -> Result<()> {
-        self.check_syncs()?;
-        self.sync("make the written data durable")?;
-        // A sync that began after another's failure may succeed and yet have missed what the failed one dropped.
-        self.check_syncs()
+        self.barrier.share(|| Ok(self.barrier.sync("make the written data durable")?))
     }
 
     fn freed_generation(&self) -> u64 {

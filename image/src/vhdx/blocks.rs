@@ -106,10 +106,10 @@ impl VhdxImage {
         }
         let index = self.layout.geometry.payload_index(block);
         let place = self.layout.entry_offset_bytes(index);
-        state.pages.load(&*self.barrier.store, READ_BAT, place, BAT_ENTRY_BYTES)?;
+        state.pages.load(&**self.barrier.store(), READ_BAT, place, BAT_ENTRY_BYTES)?;
         self.layout
             .block_state(block, state.entry(place), self.file_bytes()?)
-            .map_err(|invalid| self.layout.corrupt_entry(&*self.barrier.store, index, invalid))
+            .map_err(|invalid| self.layout.corrupt_entry(&**self.barrier.store(), index, invalid))
     }
 
     fn payload_entry_bytes(&self, block: u64) -> u64 {
@@ -156,7 +156,7 @@ impl VhdxImage {
         let bitmap_bytes = self.bitmap_block(state, block)?;
         let (within, len_bytes) = geometry.bitmap_place(block);
         let place = bitmap_bytes + within;
-        state.pages.load(&*self.barrier.store, "read a sector bitmap", place, len_bytes)?;
+        state.pages.load(&**self.barrier.store(), "read a sector bitmap", place, len_bytes)?;
         if current == BlockState::Absent {
             // Bits of a block that is not present have no meaning, and some writers leave them set.
             let mut stale = false;
@@ -198,10 +198,10 @@ impl VhdxImage {
     fn bitmap_block(&self, state: &mut State, block: u64) -> Result<u64> {
         let index = self.layout.geometry.bitmap_index(self.layout.geometry.chunk_of(block));
         let place = self.layout.entry_offset_bytes(index);
-        state.pages.load(&*self.barrier.store, READ_BAT, place, BAT_ENTRY_BYTES)?;
+        state.pages.load(&**self.barrier.store(), READ_BAT, place, BAT_ENTRY_BYTES)?;
         let found = self.layout.bitmap_place(state.entry(place), self.file_bytes()?);
         if let Some(offset_bytes) =
-            found.map_err(|invalid| self.layout.corrupt_entry(&*self.barrier.store, index, invalid))?
+            found.map_err(|invalid| self.layout.corrupt_entry(&**self.barrier.store(), index, invalid))?
         {
             return Ok(offset_bytes);
         }
@@ -213,7 +213,7 @@ impl VhdxImage {
     fn commit_zero(&self, state: &mut State, block: u64, current: BlockState, discard: bool) -> Result<BlockState> {
         if self.layout.fixed {
             return Err(ImageError::Unsupported {
-                path: self.barrier.store.name().to_owned(),
+                path: self.barrier.store().name().to_owned(),
                 what: "giving up the space of a fixed disk's block".into(),
                 hint: "write zeros instead".into(),
             });
@@ -254,7 +254,7 @@ impl VhdxImage {
         };
         let at_bytes = space.used_end_bytes();
         let taken = space
-            .take(&*self.barrier.store, len_bytes)
+            .take(&**self.barrier.store(), len_bytes)
             .map_err(|error| self.io("make room for a block", at_bytes, error))?;
         Ok(taken.offset_bytes)
     }
@@ -266,7 +266,7 @@ impl VhdxImage {
             return Ok(());
         }
         lock(&self.writing()?.headers).begin_file_write(&self.barrier)?;
-        let store = &*self.barrier.store;
+        let store = &**self.barrier.store();
         let file_bytes = self.file_bytes()?;
         let found = survey(&self.layout, store, file_bytes)?;
         let (space, keep_end_bytes) =

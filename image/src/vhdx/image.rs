@@ -6,20 +6,13 @@
 //!   state     table pages, space, reservations: reserve, commit, the snapshot of a flush   (blocks.rs)
 //!   log       where the next log entry goes: one flush cycle at a time                     (log_writer.rs)
 //!   headers   the current header: its updates                                              (header.rs)
-//!   cycles    who flushes, who waits: never held while anything else is done               (flush.rs)
+//!   barrier   who flushes, who waits: never held while anything else is done               (the store's)
 //! ```
 //!
 //! A read-only image has none of them: its table is read as it is asked for, and the map of the disk above remembers.
 
 use super::{
-    blocks::State,
-    flush::Cycles,
-    header::{Barrier, Headers},
-    layout::Layout,
-    lock,
-    log_writer::LogWriter,
-    open::Opened,
-    pages::PageCache,
+    blocks::State, header::Headers, layout::Layout, lock, log_writer::LogWriter, open::Opened, pages::PageCache,
 };
 use crate::{
     error::{ImageError, Result},
@@ -27,9 +20,9 @@ use crate::{
 };
 use diskwright_format::vhdx::Invalid;
 use diskwright_store::{
-    Store,
+    Barrier, Store,
     sync::{
-        Condvar, Mutex,
+        Mutex,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -48,8 +41,6 @@ pub(super) struct Writing {
     pub(super) state: Mutex<State>,
     pub(super) log: Mutex<LogWriter>,
     pub(super) headers: Mutex<Headers>,
-    pub(super) cycles: Mutex<Cycles>,
-    pub(super) cycle_ended: Condvar,
     /// `begin_writing` is done: asked on every write, so without a lock.
     begun: AtomicBool,
 }
@@ -60,8 +51,6 @@ impl VhdxImage {
             state: Mutex::new(State::default()),
             log: Mutex::new(LogWriter::new(opened.log_place)),
             headers: Mutex::new(opened.headers),
-            cycles: Mutex::new(Cycles::default()),
-            cycle_ended: Condvar::new(),
             begun: AtomicBool::new(false),
         });
         Self { info: opened.info, layout: opened.layout, barrier: opened.barrier, writing }
@@ -75,11 +64,11 @@ impl VhdxImage {
     }
 
     pub(super) fn io(&self, doing: &'static str, offset_bytes: u64, error: io::Error) -> ImageError {
-        ImageError::io(doing, &*self.barrier.store, offset_bytes, error)
+        ImageError::io(doing, &**self.barrier.store(), offset_bytes, error)
     }
 
     pub(super) fn file_bytes(&self) -> Result<u64> {
-        self.barrier.store.len_bytes().map_err(|error| self.io("learn the file's length", 0, error))
+        self.barrier.store().len_bytes().map_err(|error| self.io("learn the file's length", 0, error))
     }
 
     fn states(&self, cache: Option<&PageCache>, first_block: u64, out: &mut [BlockState]) -> Result<()> {
@@ -94,12 +83,12 @@ impl VhdxImage {
         let end = geometry.payload_index(first_block + count - 1) + 1;
         let mut out = out.iter_mut();
         let mut block = first_block;
-        self.layout.read_entries(&*self.barrier.store, cache, first, end - first, &mut |index, entry| {
+        self.layout.read_entries(&**self.barrier.store(), cache, first, end - first, &mut |index, entry| {
             if geometry.payload_index(block) == index {
                 let state = self
                     .layout
                     .block_state(block, entry, file_bytes)
-                    .map_err(|invalid| self.layout.corrupt_entry(&*self.barrier.store, index, invalid))?;
+                    .map_err(|invalid| self.layout.corrupt_entry(&**self.barrier.store(), index, invalid))?;
                 if let Some(place) = out.next() {
                     *place = state;
                 }
@@ -111,7 +100,7 @@ impl VhdxImage {
 
     fn bitmap(&self, cache: Option<&PageCache>, block: u64) -> Result<SectorBitmap> {
         let geometry = &self.layout.geometry;
-        let store = &*self.barrier.store;
+        let store = &**self.barrier.store();
         let mut bitmap = SectorBitmap::empty(geometry.sectors_per_block(), geometry.logical_sector_bytes());
         if block >= geometry.payload_blocks() || !self.layout.has_parent {
             return Ok(bitmap);
@@ -152,7 +141,7 @@ impl VhdxImage {
 
 impl fmt::Debug for VhdxImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VhdxImage({}, {})", self.barrier.store.name().display(), self.info.disk_type)
+        write!(f, "VhdxImage({}, {})", self.barrier.store().name().display(), self.info.disk_type)
     }
 }
 
@@ -162,7 +151,7 @@ impl Image for VhdxImage {
     }
 
     fn store(&self) -> &Arc<dyn Store> {
-        &self.barrier.store
+        self.barrier.store()
     }
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
@@ -216,7 +205,7 @@ impl ImageWriter for VhdxImage {
     }
 
     fn check_syncs(&self) -> Result<()> {
-        self.barrier.check()
+        Ok(self.barrier.check()?)
     }
 
     fn flush(&self) -> Result<()> {
