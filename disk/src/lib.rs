@@ -32,6 +32,7 @@ mod epoch;
 pub mod error;
 mod gate;
 mod holes;
+mod inside;
 mod map;
 pub mod open;
 pub mod place;

@@ -310,6 +310,12 @@ pub(crate) fn open_image(
         None => files.open(path, &options)?,
         Some(Referred { allow_devices }) => files.open_canonical(path, allow_devices, &options)?,
     };
+    if writable && !store.is_locked() {
+        warnings.push(format!(
+            "{}: nothing locks it; make sure that no other program writes to it meanwhile",
+            path.display()
+        ));
+    }
     let sector_bytes = store.sector_bytes().logical_bytes.clamp(512, 4096);
     let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
     if cache == CacheMode::Direct && store.data_file().is_some_and(|file| file.alignment_bytes <= 1) {

@@ -3,12 +3,13 @@
 //! ```text
 //!   disk.vhdx, /dev/sdb, disk.raw          ─▶ Disk       the chain of images
 //!   nbd://HOST/EXPORT, nbd+unix:///...     ─▶ NbdDevice  an export of a server; its contents are the disk itself
+//!     the same, with a format other than raw ─▶ Disk     an image of that format inside the export (`inside`)
 //! ```
 //!
-//! An export is never looked into for an image: a server has opened the image already, and a guest's raw disk that happens to
-//! begin like a VHDX must not become one.
+//! An export is never looked into for an image unless the user says its format: a server has opened the image already, and a guest's raw disk that
+//! happens to begin like a VHDX must not become one.
 
-use crate::{Disk, DiskError, OpenOptions, Result};
+use crate::{Disk, DiskError, OpenOptions, Result, inside};
 use diskwright_image::Format;
 use diskwright_nbd::{NbdDevice, NbdUri};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
@@ -47,10 +48,14 @@ pub fn in_a_file(name: &Path, task: &str) -> Result<()> {
     if !NbdUri::looks_like(name.as_os_str()) {
         return Ok(());
     }
-    Err(DiskError::Usage {
+    Err(refused(name, task))
+}
+
+fn refused(name: &Path, task: &str) -> DiskError {
+    DiskError::Usage {
         what: format!("{}: cannot {task} the export of a server, only a disk in a file", name.display()),
         hint: "do it where the server's disks lie, or copy the export into a file (diskwright convert)".into(),
-    })
+    }
 }
 
 /// Something that holds blocks, open.
@@ -63,25 +68,35 @@ pub enum Opened {
 }
 
 impl Opened {
-    /// Opens what `name` means. Of the options an export knows only [`OpenOptions::writable`].
+    /// Opens what `name` means. Of the options an export knows only [`OpenOptions::writable`], unless a format says that an image lies inside.
     ///
     /// # Errors
-    /// As [`Disk::open`]; [`DiskError::Nbd`]; [`DiskError::Usage`] for an export that should be taken as an image.
+    /// As [`Disk::open`]; [`DiskError::Nbd`].
     pub fn open(name: &Path, options: &OpenOptions) -> Result<Self> {
         let uri = match Place::parse(name)? {
             Place::File(path) => return Disk::open(path, options).map(Self::Disk),
             Place::Nbd(uri) => uri,
         };
-        if let Some(format) = options.format.filter(|&format| format != Format::Raw) {
-            return Err(DiskError::Usage {
-                what: format!(
-                    "{}: an export cannot be taken as {format}: its contents are the disk itself",
-                    name.display()
-                ),
-                hint: "leave the format out".into(),
-            });
+        if options.format.is_some_and(|format| format != Format::Raw) {
+            let files = inside::files(name, &uri, options.writable)?;
+            return Disk::open(name, &OpenOptions { files, ..options.clone() }).map(Self::Disk);
         }
         Ok(Self::Export(Arc::new(NbdDevice::open(&uri, options.writable)?)))
+    }
+
+    /// Opens a disk of images: a file, or an image inside an export whose format is said. `task` is for the refusal of other
+    /// exports, as in [`in_a_file`].
+    ///
+    /// # Errors
+    /// As [`Opened::open`]; [`DiskError::BadOptions`] for an export that is the disk itself.
+    pub fn image(name: &Path, options: &OpenOptions, task: &str) -> Result<Arc<Disk>> {
+        if options.format.is_none_or(|format| format == Format::Raw) {
+            in_a_file(name, task)?;
+        }
+        match Self::open(name, options)? {
+            Self::Disk(disk) => Ok(disk),
+            Self::Export(_) => Err(refused(name, task)),
+        }
     }
 
     /// As a block device.
@@ -150,12 +165,5 @@ mod tests {
         assert!(in_a_file(Path::new("./nbd://x"), "check").is_ok());
         let error = in_a_file(Path::new("nbd://h/x"), "check").unwrap_err().to_string();
         assert!(error.starts_with("nbd://h/x: cannot check the export") && error.contains("convert"), "{error}");
-    }
-
-    #[test]
-    fn an_export_is_no_image() {
-        let options = OpenOptions { format: Some(Format::Vhdx), ..OpenOptions::default() };
-        let error = Opened::open(Path::new("nbd+unix:///?socket=/nowhere"), &options).unwrap_err();
-        assert!(error.to_string().contains("leave the format out"), "{error}");
     }
 }

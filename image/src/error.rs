@@ -1,5 +1,6 @@
 //! What can go wrong with an image, told so that a user can act on it.
 
+use diskwright_store::BarrierError;
 use std::{io, path::PathBuf};
 
 /// Result of an image operation.
@@ -125,6 +126,15 @@ impl ImageError {
             Self::Unsupported { .. } => io::ErrorKind::Unsupported,
             Self::BadOptions { .. } => io::ErrorKind::InvalidInput,
             Self::Poisoned { .. } => io::ErrorKind::Other,
+        }
+    }
+}
+
+impl From<BarrierError> for ImageError {
+    fn from(error: BarrierError) -> Self {
+        match error {
+            BarrierError::Sync { doing, path, source } => Self::Io { doing, path, offset_bytes: 0, source },
+            BarrierError::Poisoned { path, reason } => Self::Poisoned { path, reason },
         }
     }
 }

@@ -7,26 +7,18 @@
 //! A raw file whose length is not a multiple of the sector is padded with zeros in thought: [`PaddedStore`] reads them
 //! where the file has already ended. The file itself is made longer only before the first write.
 //!
-//! Invariant: after a failed sync no later flush succeeds. One mutex guards the reason of that failure; nothing else here
-//! changes while the image is open.
+//! Invariant: after a failed sync no later flush succeeds ([`Barrier`]). Nothing else here changes while the image is open, but for
+//! the length of a padded file.
 
 use crate::{
     BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,
     SectorBitmap,
 };
 use diskwright_store::{
-    Access, DataFile, FileRange, Front, Lane, Store, Zeroing,
-    sync::{
-        Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
-    },
+    Access, Barrier, DataFile, FileRange, Front, Lane, Store, Zeroing,
+    sync::atomic::{AtomicU64, Ordering},
 };
-use std::{
-    io,
-    ops::Range,
-    path::Path,
-    sync::{Arc, PoisonError},
-};
+use std::{io, ops::Range, path::Path, sync::Arc};
 
 /// The step by which the map of an image without blocks is cut.
 pub const PSEUDO_BLOCK_BYTES: u64 = 64 << 20;
@@ -147,28 +139,17 @@ pub(crate) struct FlatWriter {
     padding_end_bytes: Option<u64>,
     /// Whether nothing lies behind the disk in its store.
     can_grow: bool,
-    failure: Mutex<Option<String>>,
+    barrier: Barrier,
 }
 
 impl FlatWriter {
     pub(crate) fn new(store: Arc<dyn Store>, size_bytes: u64, padding_end_bytes: Option<u64>, can_grow: bool) -> Self {
-        let size_bytes = AtomicU64::new(size_bytes);
-        Self { store, size_bytes, padding_end_bytes, can_grow, failure: Mutex::new(None) }
+        let (barrier, size_bytes) = (Barrier::new(Arc::clone(&store)), AtomicU64::new(size_bytes));
+        Self { barrier, store, size_bytes, padding_end_bytes, can_grow }
     }
 
     fn size_bytes(&self) -> u64 {
         self.size_bytes.load(Ordering::Acquire)
-    }
-
-    fn failure(&self) -> MutexGuard<'_, Option<String>> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn sync(&self, doing: &'static str) -> Result<()> {
-        self.store.sync_data().map_err(|e| {
-            self.failure().get_or_insert_with(|| e.to_string());
-            ImageError::io(doing, &*self.store, 0, e)
-        })
     }
 
     fn place(&self, block: u64) -> Result<u64> {
@@ -187,7 +168,7 @@ impl ImageWriter for FlatWriter {
             .allocate(FileRange { offset_bytes: end_bytes - 512, len_bytes: 512 })
             .map_err(|e| ImageError::io("extend the file to a whole sector", &*self.store, end_bytes, e))?;
         // Were the length lost and a write to the last sector kept, that sector would be half old and half new.
-        self.sync("make the file's new length durable")
+        Ok(self.barrier.sync("make the file's new length durable")?)
     }
 
     fn prepare(&self, _blocks: Range<u64>) -> Result<()> {
@@ -216,7 +197,7 @@ impl ImageWriter for FlatWriter {
         let io = |doing| move |error| ImageError::io(doing, &*self.store, present, error);
         if self.store.len_bytes().map_err(io("learn the length of the file"))? < size_bytes {
             self.store.set_len(size_bytes).map_err(io("make the disk larger"))?;
-            self.sync("make the file's new length durable")?;
+            self.barrier.sync("make the file's new length durable")?;
         }
         self.size_bytes.store(size_bytes, Ordering::Release);
         Ok(())
@@ -242,17 +223,11 @@ impl ImageWriter for FlatWriter {
     }
 
     fn check_syncs(&self) -> Result<()> {
-        match &*self.failure() {
-            Some(reason) => Err(ImageError::Poisoned { path: self.store.name().to_owned(), reason: reason.clone() }),
-            None => Ok(()),
-        }
+        Ok(self.barrier.check()?)
     }
 
     fn flush(&self) -> Result<()> {
-        self.check_syncs()?;
-        self.sync("make the written data durable")?;
-        // A sync that began after another's failure may succeed and yet have missed what the failed one dropped.
-        self.check_syncs()
+        self.barrier.share(|| Ok(self.barrier.sync("make the written data durable")?))
     }
 
     fn freed_generation(&self) -> u64 {

@@ -16,5 +16,5 @@ pub mod tls;
 pub mod uri;
 pub mod wire;
 
-pub use client::{ClientError, ExportInfo, NbdDevice};
+pub use client::{ClientError, ExportInfo, NbdDevice, NbdStore};
 pub use uri::{Endpoint, NbdUri};

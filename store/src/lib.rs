@@ -26,6 +26,7 @@
 //! devices that we serve), `ring` (the io_uring itself; for Miri, what stands in for it), `bare` (one to compare with), and in `sys`, for the system calls that no library wraps.
 
 mod bare;
+mod barrier;
 pub mod buffer;
 mod direct;
 pub mod engine;
@@ -61,6 +62,7 @@ pub mod ublk;
 mod zeros;
 
 pub use bare::{BareFound, BareLoad, bare_ring};
+pub use barrier::{Barrier, BarrierError};
 pub use buffer::{HUGE_PAGE_BYTES, IoBuf, Slab};
 pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTicket, SlotId, TargetId};
 pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes};

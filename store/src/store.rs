@@ -157,6 +157,11 @@ pub trait Store: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether the lock that was asked for when it was opened keeps other programs away.
+    fn is_locked(&self) -> bool {
+        true
+    }
+
     /// About how much of it the page cache holds, from 0 to 1: whether reading through the cache spares the disk.
     fn cached_share(&self) -> f64 {
         0.0

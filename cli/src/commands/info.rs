@@ -13,7 +13,7 @@ use crate::{
     table::Fields,
 };
 use clap::Args;
-use diskwright_disk::{Disk, DiskError, Layer, OpenOptions, Opened, Place, Reach, parent_time_doubt};
+use diskwright_disk::{DiskError, Layer, OpenOptions, Opened, Reach, parent_time_doubt};
 use diskwright_store::Files;
 use serde::Serialize;
 use std::{io::Write, iter, path::PathBuf};
@@ -70,12 +70,10 @@ struct Link {
 /// Describes.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
-    if let Place::Nbd(_) = Place::parse(&args.file)?
-        && let Opened::Export(export) = context.open(&args.file, &options)?
-    {
-        return describe_export(context, &ExportReport::from(&*export));
-    }
-    let disk = Disk::open(&args.file, &OpenOptions { reach: Reach::Found, ..options })?;
+    let disk = match context.open(&args.file, &OpenOptions { reach: Reach::Found, ..options })? {
+        Opened::Disk(disk) => disk,
+        Opened::Export(export) => return describe_export(context, &ExportReport::from(&*export)),
+    };
     let trouble = disk.broken_link();
     let descriptions: Vec<Description> = disk.layers().iter().map(Description::from).collect();
     let Some(top) = descriptions.first().cloned() else { return Ok(exit::OK) };

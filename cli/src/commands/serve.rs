@@ -22,7 +22,7 @@ use crate::{
     sizes::Human,
 };
 use clap::Args;
-use diskwright_disk::{Disk, DiskError, Layer, in_a_file};
+use diskwright_disk::{Disk, DiskError, Layer, Opened};
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
     ephemeral,
@@ -250,8 +250,7 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
     for DiskWord { name, path, format } in args.disks.iter().cloned() {
         let mut options = context.global.open_options(!args.read_only && !args.ephemeral);
         options.format = format.or(options.format);
-        in_a_file(&path, "serve")?;
-        let mut disk = Disk::open(&path, &options).map_err(|error| {
+        let mut disk = Opened::image(&path, &options, "serve").map_err(|error| {
             let twice = || served_already(&error, &path, &served).map(Failure::usage);
             twice().unwrap_or_else(|| error.into())
         })?;

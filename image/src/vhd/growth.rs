@@ -22,14 +22,13 @@
 
 use super::{
     PAGE_BYTES, corrupt,
-    flush::FlushGate,
     layout::{Blocks, Layout, Piece},
     order::{self, Met},
     table,
 };
 use crate::{ImageError, Result, space::Space};
 use diskwright_format::vhd::{BAT_UNUSED, FOOTER_BYTES, SECTOR_BYTES};
-use diskwright_store::{FileRange, Store, Zeroing};
+use diskwright_store::{Barrier, FileRange, Store, Zeroing};
 use std::{collections::HashSet, io, ops::Range};
 
 /// Holes between blocks that are remembered for use, so that a hostile file cannot fill the memory with them.
@@ -147,7 +146,7 @@ impl Growth {
     ///
     /// What looks free may be so only in the page cache: a program that was killed in a flush can have removed a block from
     /// the BAT without making that durable. So the file is synced before its free space is touched.
-    pub fn prepare(store: &dyn Store, blocks: &Blocks, footer: &FooterPlace, gate: &FlushGate) -> Result<Self> {
+    pub fn prepare(store: &dyn Store, blocks: &Blocks, footer: &FooterPlace, barrier: &Barrier) -> Result<Self> {
         let io_error = |doing, at| move |e| ImageError::io(doing, store, at, e);
         let len_bytes = store.len_bytes().map_err(io_error("learn the length of the file", 0))?;
         let Survey { blocks: placed, blocks_end_bytes, used_end_bytes, holes, tight } =
@@ -162,7 +161,7 @@ impl Growth {
             // From here on the tail moves, and a cut may find none: the copy must stand first.
             store.write_at(&footer.bytes, 0).map_err(io_error("write the copy of the footer", 0))?;
         }
-        gate.sync(store, "make the tables durable as they were found")?;
+        barrier.sync("make the tables durable as they were found")?;
         let footer_offset = tail.unwrap_or(len_bytes.next_multiple_of(SECTOR_BYTES)).max(used_end_bytes);
         zero_data(store, used_end_bytes..footer_offset.min(len_bytes))
             .map_err(io_error("clear the space after the last block", used_end_bytes))?;

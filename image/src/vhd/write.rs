@@ -15,11 +15,26 @@
 //! block's data may lie in space that looks free. Blocks that have their space are overwritten as ever.
 //!
 //! One mutex guards [`State`]: table pages, bitmaps, reservations, space. I/O on metadata is done under it, but for the
-//! writes and syncs of a flush. See [`super::flush`] for their order.
+//! writes and syncs of a flush.
+//!
+//! A flush is two ordered passes:
+//!
+//! ```text
+//!   snapshot (under the image lock)      what was committed before this instant
+//!   pass 1   bitmaps of new dynamic blocks   invisible before their BAT entry, so no order is needed
+//!            sync                            payload and those bitmaps are durable
+//!   pass 2   bitmaps of differencing blocks; BAT entries      each shows only what pass 1 made durable
+//!            sync                            (left out when there was nothing to write)
+//! ```
+//!
+//! Within pass 2 there is no order, and none is needed. A bit shows a sector whose payload is durable. An entry shows a block
+//! whose bitmap is either written, or still the zeros of its fresh space, which pass 1 made durable and which show the
+//! parent, as before the flush. Sectors may be torn apart at 512 bytes: entries and bits are independent of each other.
+//!
+//! Concurrent flushes share passes, and a failed sync refuses all later ones: see [`Barrier`].
 
 use super::{
     PAGE_BYTES, bitmap,
-    flush::FlushGate,
     growth::{FooterPlace, Growth, entry_of},
     image::{KnownLength, check_block, full_bitmap, read_bitmap},
     layout::{Blocks, Piece},
@@ -28,7 +43,7 @@ use super::{
 use crate::{BlockState, Commit, ImageError, ImageWriter, Reservation, Result, SectorBitmap};
 use diskwright_format::vhd::{BAT_UNUSED, SECTOR_BYTES};
 use diskwright_store::{
-    IoBuf, Store,
+    Barrier, IoBuf, Store,
     sync::{Mutex, MutexGuard},
 };
 use std::{
@@ -49,7 +64,7 @@ pub(super) struct Writing {
     footer: FooterPlace,
     len_bytes: KnownLength,
     state: Mutex<State>,
-    gate: FlushGate,
+    barrier: Barrier,
 }
 
 #[derive(Debug, Default)]
@@ -86,12 +101,12 @@ struct BitmapWrite {
 impl Writing {
     pub fn new(store: Arc<dyn Store>, blocks: Blocks, footer: FooterPlace, len_bytes: u64) -> Self {
         Self {
+            barrier: Barrier::new(Arc::clone(&store)),
             store,
             blocks,
             footer,
             len_bytes: KnownLength::new(len_bytes),
             state: Mutex::default(),
-            gate: FlushGate::default(),
         }
     }
 
@@ -180,7 +195,7 @@ impl Writing {
     fn growth<'a>(&self, state: &'a mut State) -> Result<&'a mut Growth> {
         match &mut state.growth {
             Some(growth) => Ok(growth),
-            empty => Ok(empty.insert(Growth::prepare(&*self.store, &self.blocks, &self.footer, &self.gate)?)),
+            empty => Ok(empty.insert(Growth::prepare(&*self.store, &self.blocks, &self.footer, &self.barrier)?)),
         }
     }
 
@@ -302,7 +317,7 @@ impl Writing {
         for (offset_bytes, bytes) in &batch.init {
             self.write(bytes, *offset_bytes, "write the bitmap of a new block")?;
         }
-        self.gate.sync(&*self.store, "make the written data durable")
+        Ok(self.barrier.sync("make the written data durable")?)
     }
 
     fn second_pass(&self, batch: &Batch) -> Result<()> {
@@ -315,7 +330,7 @@ impl Writing {
         for sector in &batch.sectors {
             self.write(&sector.bytes, sector.offset_bytes, "write the block allocation table")?;
         }
-        self.gate.sync(&*self.store, "make the block allocation table durable")
+        Ok(self.barrier.sync("make the block allocation table durable")?)
     }
 
     fn run_flush(&self) -> Result<()> {
@@ -403,11 +418,11 @@ impl ImageWriter for Writing {
     }
 
     fn check_syncs(&self) -> Result<()> {
-        self.gate.check(&*self.store)
+        Ok(self.barrier.check()?)
     }
 
     fn flush(&self) -> Result<()> {
-        self.gate.flush(&*self.store, || self.run_flush())
+        self.barrier.share(|| self.run_flush())
     }
 
     fn freed_generation(&self) -> u64 {
@@ -429,6 +444,6 @@ impl ImageWriter for Writing {
             growth.give_up(&piece);
         }
         growth.trim(&*self.store, &self.blocks)?;
-        self.gate.sync(&*self.store, "make the footer durable")
+        Ok(self.barrier.sync("make the footer durable")?)
     }
 }

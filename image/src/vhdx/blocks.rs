@@ -126,10 +126,10 @@ impl VhdxImage {
         }
         let index = self.layout.geometry.payload_index(block);
         let place = self.layout.entry_offset_bytes(index);
-        state.pages.load(&*self.barrier.store, READ_BAT, place, BAT_ENTRY_BYTES)?;
+        state.pages.load(&**self.barrier.store(), READ_BAT, place, BAT_ENTRY_BYTES)?;
         self.layout
             .block_state(block, state.entry(place), self.file_bytes()?)
-            .map_err(|invalid| self.layout.corrupt_entry(&*self.barrier.store, index, invalid))
+            .map_err(|invalid| self.layout.corrupt_entry(&**self.barrier.store(), index, invalid))
     }
 
     fn payload_entry_bytes(&self, block: u64) -> u64 {
@@ -176,7 +176,7 @@ impl VhdxImage {
         let bitmap_bytes = self.bitmap_block(state, block)?;
         let (within, len_bytes) = geometry.bitmap_place(block);
         let place = bitmap_bytes + within;
-        state.pages.load(&*self.barrier.store, "read a sector bitmap", place, len_bytes)?;
+        state.pages.load(&**self.barrier.store(), "read a sector bitmap", place, len_bytes)?;
         if current == EntryState::Absent {
             // Bits of a block that is not present have no meaning, and some writers leave them set.
             let mut stale = false;
@@ -218,10 +218,10 @@ impl VhdxImage {
     fn bitmap_block(&self, state: &mut State, block: u64) -> Result<u64> {
         let index = self.layout.geometry.bitmap_index(self.layout.geometry.chunk_of(block));
         let place = self.layout.entry_offset_bytes(index);
-        state.pages.load(&*self.barrier.store, READ_BAT, place, BAT_ENTRY_BYTES)?;
+        state.pages.load(&**self.barrier.store(), READ_BAT, place, BAT_ENTRY_BYTES)?;
         let found = self.layout.bitmap_place(state.entry(place), self.file_bytes()?);
         if let Some(offset_bytes) =
-            found.map_err(|invalid| self.layout.corrupt_entry(&*self.barrier.store, index, invalid))?
+            found.map_err(|invalid| self.layout.corrupt_entry(&**self.barrier.store(), index, invalid))?
         {
             return Ok(offset_bytes);
         }
@@ -233,7 +233,7 @@ impl VhdxImage {
     fn commit_zero(&self, state: &mut State, block: u64, current: EntryState, discard: bool) -> Result<EntryState> {
         if self.layout.fixed {
             return Err(ImageError::Unsupported {
-                path: self.barrier.store.name().to_owned(),
+                path: self.barrier.store().name().to_owned(),
                 what: "giving up the space of a fixed disk's block".into(),
                 hint: "write zeros instead".into(),
             });
@@ -276,7 +276,7 @@ impl VhdxImage {
         let block_bytes = self.layout.geometry.block_bytes();
         let Some(offset_bytes) = self.kept_place(state, block) else { return self.take(state, block_bytes) };
         self.barrier
-            .store
+            .store()
             .zero_range(FileRange { offset_bytes, len_bytes: block_bytes }, Zeroing::Keep)
             .map_err(|error| self.io("clear the space that a block has kept", offset_bytes, error))?;
         Ok(offset_bytes)
@@ -295,7 +295,7 @@ impl VhdxImage {
         for (block, offset_bytes) in std::mem::take(&mut state.reserved) {
             let place = self.payload_entry_bytes(block);
             // Without the entry it cannot be told whether it keeps the place; then the space is left alone.
-            let known = state.pages.load(&*self.barrier.store, READ_BAT, place, BAT_ENTRY_BYTES).is_ok();
+            let known = state.pages.load(&**self.barrier.store(), READ_BAT, place, BAT_ENTRY_BYTES).is_ok();
             if known
                 && self.kept_place(state, block) != Some(offset_bytes)
                 && let Some(space) = &mut state.space
@@ -312,14 +312,14 @@ impl VhdxImage {
             invalid.expected.push_str(
                 "; while an entry is damaged no new block is allocated, for its data may lie in space that looks free",
             );
-            return Err(self.layout.corrupt_entry(&*self.barrier.store, *index, invalid));
+            return Err(self.layout.corrupt_entry(&**self.barrier.store(), *index, invalid));
         }
         let Some(space) = &mut state.space else {
             return Err(self.misuse("space is taken before it was surveyed".into()));
         };
         let at_bytes = space.used_end_bytes();
         let taken = space
-            .take(&*self.barrier.store, len_bytes)
+            .take(&**self.barrier.store(), len_bytes)
             .map_err(|error| self.io("make room for a block", at_bytes, error))?;
         Ok(taken.offset_bytes)
     }
@@ -332,7 +332,7 @@ impl VhdxImage {
             return Ok(());
         }
         lock(&self.writing()?.headers).begin_file_write(&self.barrier)?;
-        let store = &*self.barrier.store;
+        let store = &**self.barrier.store();
         let file_bytes = self.file_bytes()?;
         let found = survey(&self.layout, store, file_bytes)?;
         state.damaged = found.damaged;

@@ -64,7 +64,7 @@ pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
             );
             findings.add(Severity::Note, opened.log_place.offset_bytes, message);
         }
-        let store = &*opened.barrier.store;
+        let store = &**opened.barrier.store();
         report.total_blocks = opened.layout.geometry.payload_blocks();
         let mut blocks = Blocks {
             layout: &opened.layout,

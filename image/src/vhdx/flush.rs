@@ -17,69 +17,21 @@
 //! BAT from its end to its beginning: the entry of a chunk's bitmap follows those of its payload blocks, so no durable
 //! state shows a partially present block without its bitmap.
 //!
-//! Callers share cycles: a flush is satisfied by any cycle that began after the call. One caller runs it, the others wait.
+//! Callers share cycles by the gate of the image's [`Barrier`](diskwright_store::Barrier).
 
 use super::{
+    header::{sync, write},
     image::{VhdxImage, Writing},
     lock,
     pages::Page,
 };
 use crate::error::Result;
 use diskwright_format::vhdx::MIB;
-#[cfg(feature = "shuttle")]
-use diskwright_store::sync::broken::{Rule, is_broken};
-
-/// Who flushes.
-#[derive(Debug, Default)]
-pub(super) struct Cycles {
-    running: bool,
-    /// Cycles begun so far.
-    begun: u64,
-    /// The latest cycle that succeeded.
-    succeeded: u64,
-}
-
-/// Gives the turn back, whatever happens.
-struct Turn<'a> {
-    writing: &'a Writing,
-    cycle: u64,
-    succeeded: bool,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let mut cycles = lock(&self.writing.cycles);
-        cycles.running = false;
-        if self.succeeded {
-            cycles.succeeded = self.cycle;
-        }
-        self.writing.cycle_ended.notify_all();
-    }
-}
 
 impl VhdxImage {
     /// Runs a cycle, or waits for one that began after this call.
     pub(super) fn flush_shared(&self, writing: &Writing) -> Result<()> {
-        let mut cycles = lock(&writing.cycles);
-        let wanted = cycles.begun + 1;
-        #[cfg(feature = "shuttle")]
-        let wanted = wanted - u64::from(cycles.running && is_broken(Rule::WaitsForALaterCycle));
-        loop {
-            if cycles.succeeded >= wanted {
-                return Ok(());
-            }
-            if !cycles.running {
-                break;
-            }
-            cycles = writing.cycle_ended.wait(cycles).unwrap_or_else(|poisoned| poisoned.into_inner());
-        }
-        cycles.running = true;
-        cycles.begun += 1;
-        let mut turn = Turn { writing, cycle: cycles.begun, succeeded: false };
-        drop(cycles);
-        self.cycle(writing)?;
-        turn.succeeded = true;
-        Ok(())
+        self.barrier.share(|| self.cycle(writing))
     }
 
     fn cycle(&self, writing: &Writing) -> Result<()> {
@@ -89,7 +41,7 @@ impl VhdxImage {
             (state.pages.snapshot(), state.space.as_ref().map(|space| space.file_end_bytes()))
         };
         if pages.is_empty() {
-            return self.barrier.sync();
+            return sync(&self.barrier);
         }
         let result = match file_bytes {
             Some(file_bytes) => self.carry(writing, &mut pages, file_bytes),
@@ -112,10 +64,10 @@ impl VhdxImage {
         super::tests::crash::disorder(pages);
         let mut log = lock(&writing.log);
         for part in pages.chunks(log.max_pages()) {
-            self.barrier.sync()?;
+            sync(&self.barrier)?;
             log.append(&self.barrier, &writing.headers, part, file_bytes)?;
             for (offset_bytes, page) in part {
-                self.barrier.write("write a table page to its place", page, *offset_bytes)?;
+                write(&self.barrier, "write a table page to its place", page, *offset_bytes)?;
             }
         }
         Ok(())
@@ -130,7 +82,7 @@ impl VhdxImage {
         self.flush_shared(writing)?;
         // The pages of the last cycle must be in their places before the log is emptied, and the log must be empty before
         // the file is cut: its entries promise the file's length.
-        self.barrier.sync()?;
+        sync(&self.barrier)?;
         lock(&writing.log).clear(&self.barrier, &writing.headers)?;
         let mut state = lock(&writing.state);
         let state = &mut *state;
@@ -140,12 +92,12 @@ impl VhdxImage {
         let end_bytes = space.release_tail().max(state.keep_end_bytes);
         if end_bytes < space.file_end_bytes() {
             self.barrier
-                .store
+                .store()
                 .set_len(end_bytes)
                 .map_err(|error| self.io("cut the file behind its last block", end_bytes, error))?;
             space.set_file_end(end_bytes);
         }
-        space.punch_recycled(&*self.barrier.store);
-        self.barrier.sync()
+        space.punch_recycled(&**self.barrier.store());
+        sync(&self.barrier)
     }
 }

@@ -1,52 +1,24 @@
-//! Header updates, and the barrier that everything durable of an image passes.
+//! Header updates, and the two ways in which metadata reaches the file: [`write`] and [`sync`] on the image's [`Barrier`].
 //!
 //! An update writes the slot that is not current, syncs, then does the same with the other slot, so that both are good and
 //! equal but for their numbers. A cut at any moment leaves one slot whole.
 //!
-//! The [`Barrier`] is the only way to sync. What a failed fsync dropped cannot be known, so its first failure is remembered
-//! and every later use of the image's writing side is refused with it.
+//! The [`Barrier`] is the only way to sync. After its first failure every later use of the image's writing side is refused.
 
 use super::corrupt;
 use crate::error::{ImageError, Result};
 use diskwright_format::vhdx::{Header, Invalid, Slot};
-use diskwright_store::Store;
-use std::sync::{Arc, OnceLock};
+use diskwright_store::Barrier;
 use uuid::Uuid;
 
-/// The store, and whether a sync of it has failed.
-#[derive(Debug)]
-pub(super) struct Barrier {
-    pub(super) store: Arc<dyn Store>,
-    failure: OnceLock<String>,
+/// Makes durable what was written before the call.
+pub(super) fn sync(barrier: &Barrier) -> Result<()> {
+    Ok(barrier.sync("make written data durable")?)
 }
 
-impl Barrier {
-    pub(super) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, failure: OnceLock::new() }
-    }
-
-    /// Refuses when a sync has failed before.
-    pub(super) fn check(&self) -> Result<()> {
-        match self.failure.get() {
-            None => Ok(()),
-            Some(reason) => Err(ImageError::Poisoned { path: self.store.name().to_owned(), reason: reason.clone() }),
-        }
-    }
-
-    /// Makes durable what was written before the call.
-    pub(super) fn sync(&self) -> Result<()> {
-        self.check()?;
-        self.store.sync_data().map_err(|error| {
-            let _ = self.failure.set(error.to_string());
-            ImageError::io("make written data durable", &*self.store, 0, error)
-        })
-    }
-
-    pub(super) fn write(&self, doing: &'static str, bytes: &[u8], offset_bytes: u64) -> Result<()> {
-        self.store
-            .write_at(bytes, offset_bytes)
-            .map_err(|error| ImageError::io(doing, &*self.store, offset_bytes, error))
-    }
+/// Writes metadata. `doing` is for the error.
+pub(super) fn write(barrier: &Barrier, doing: &'static str, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+    barrier.write(bytes, offset_bytes).map_err(|error| ImageError::io(doing, &**barrier.store(), offset_bytes, error))
 }
 
 /// The current header, and what this session has changed in it.
@@ -116,10 +88,10 @@ impl Headers {
             let place = self.slot.other();
             next.sequence_number = self.header.sequence_number.checked_add(1).ok_or_else(|| {
                 let invalid = Invalid::new("header", 8, "the last sequence number there is", "one that can grow");
-                corrupt(&*barrier.store, self.slot.offset_bytes(), invalid)
+                corrupt(&**barrier.store(), self.slot.offset_bytes(), invalid)
             })?;
-            barrier.write("write a header", &next.to_bytes(), place.offset_bytes())?;
-            barrier.sync()?;
+            write(barrier, "write a header", &next.to_bytes(), place.offset_bytes())?;
+            sync(barrier)?;
             self.slot = place;
             self.header = next.clone();
         }

@@ -6,15 +6,14 @@
 //!   state     table pages, space, reservations: reserve, commit, the snapshot of a flush   (blocks.rs)
 //!   log       where the next log entry goes: one flush cycle at a time                     (log_writer.rs)
 //!   headers   the current header: its updates                                              (header.rs)
-//!   cycles    who flushes, who waits: never held while anything else is done               (flush.rs)
+//!   barrier   who flushes, who waits: never held while anything else is done               (the store's)
 //! ```
 //!
 //! A read-only image has none of them: its table is read as it is asked for, and the map of the disk above remembers.
 
 use super::{
     blocks::State,
-    flush::Cycles,
-    header::{Barrier, Headers},
+    header::Headers,
     layout::{EntryState, Layout},
     lock,
     log_writer::LogWriter,
@@ -27,9 +26,9 @@ use crate::{
 };
 use diskwright_format::vhdx::{BatEntry, Invalid, bat::EntryKind};
 use diskwright_store::{
-    Store,
+    Barrier, Store,
     sync::{
-        Condvar, Mutex,
+        Mutex,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -52,8 +51,6 @@ pub(super) struct Writing {
     pub(super) state: Mutex<State>,
     pub(super) log: Mutex<LogWriter>,
     pub(super) headers: Mutex<Headers>,
-    pub(super) cycles: Mutex<Cycles>,
-    pub(super) cycle_ended: Condvar,
     /// `begin_writing` is done: asked on every write, so without a lock.
     begun: AtomicBool,
 }
@@ -64,8 +61,6 @@ impl VhdxImage {
             state: Mutex::new(State::default()),
             log: Mutex::new(LogWriter::new(opened.log_place)),
             headers: Mutex::new(opened.headers),
-            cycles: Mutex::new(Cycles::default()),
-            cycle_ended: Condvar::new(),
             begun: AtomicBool::new(false),
         });
         Self { info: opened.info, layout: opened.layout, barrier: opened.barrier, writing }
@@ -79,11 +74,11 @@ impl VhdxImage {
     }
 
     pub(super) fn io(&self, doing: &'static str, offset_bytes: u64, error: io::Error) -> ImageError {
-        ImageError::io(doing, &*self.barrier.store, offset_bytes, error)
+        ImageError::io(doing, &**self.barrier.store(), offset_bytes, error)
     }
 
     pub(super) fn file_bytes(&self) -> Result<u64> {
-        self.barrier.store.len_bytes().map_err(|error| self.io("learn the file's length", 0, error))
+        self.barrier.store().len_bytes().map_err(|error| self.io("learn the file's length", 0, error))
     }
 
     fn states(&self, cache: Option<&PageCache>, first_block: u64, out: &mut [BlockState]) -> Result<()> {
@@ -98,7 +93,7 @@ impl VhdxImage {
         let end = geometry.payload_index(first_block + count - 1) + 1;
         let mut out = out.iter_mut();
         let mut block = first_block;
-        self.layout.read_entries(&*self.barrier.store, cache, first, end - first, &mut |index, entry| {
+        self.layout.read_entries(&**self.barrier.store(), cache, first, end - first, &mut |index, entry| {
             if geometry.payload_index(block) == index {
                 if let Some(place) = out.next() {
                     let state = self.layout.block_state(block, entry, file_bytes);
@@ -112,7 +107,7 @@ impl VhdxImage {
 
     fn bitmap(&self, cache: Option<&PageCache>, block: u64) -> Result<SectorBitmap> {
         let geometry = &self.layout.geometry;
-        let store = &*self.barrier.store;
+        let store = &**self.barrier.store();
         let mut bitmap = SectorBitmap::empty(geometry.sectors_per_block(), geometry.logical_sector_bytes());
         if block >= geometry.payload_blocks() || !self.layout.has_parent {
             return Ok(bitmap);
@@ -151,7 +146,7 @@ impl VhdxImage {
 
     fn entry_at(&self, cache: Option<&PageCache>, index: u64) -> Result<BatEntry> {
         let mut found = BatEntry::default();
-        self.layout.read_entries(&*self.barrier.store, cache, index, 1, &mut |_, entry| {
+        self.layout.read_entries(&**self.barrier.store(), cache, index, 1, &mut |_, entry| {
             found = entry;
             Ok(())
         })?;
@@ -159,7 +154,7 @@ impl VhdxImage {
     }
 
     fn damage_of(&self, cache: Option<&PageCache>, block: u64) -> Result<ImageError> {
-        let store = &*self.barrier.store;
+        let store = &**self.barrier.store();
         let index = self.layout.geometry.payload_index(block);
         if block < self.layout.geometry.payload_blocks() {
             let entry = self.entry_at(cache, index)?;
@@ -186,7 +181,7 @@ impl VhdxImage {
         }
         let mut found = None;
         let indices = geometry.payload_index(first)..geometry.payload_index(end - 1) + 1;
-        self.layout.each_entry(&*self.barrier.store, cache, indices, &mut |index, _| {
+        self.layout.each_entry(&**self.barrier.store(), cache, indices, &mut |index, _| {
             if let EntryKind::Payload { block } = geometry.what_is(index) {
                 found = Some(block);
             }
@@ -198,7 +193,7 @@ impl VhdxImage {
 
 impl fmt::Debug for VhdxImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VhdxImage({}, {})", self.barrier.store.name().display(), self.info.disk_type)
+        write!(f, "VhdxImage({}, {})", self.barrier.store().name().display(), self.info.disk_type)
     }
 }
 
@@ -208,7 +203,7 @@ impl Image for VhdxImage {
     }
 
     fn stores(&self) -> &[Arc<dyn Store>] {
-        std::slice::from_ref(&self.barrier.store)
+        std::slice::from_ref(self.barrier.store())
     }
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
@@ -284,7 +279,7 @@ impl ImageWriter for VhdxImage {
     }
 
     fn check_syncs(&self) -> Result<()> {
-        self.barrier.check()
+        Ok(self.barrier.check()?)
     }
 
     fn flush(&self) -> Result<()> {

@@ -5,14 +5,14 @@
 //! header names the log, there is a sequence to replay.
 
 use super::{
-    header::{Barrier, Headers},
+    header::{Headers, sync, write},
     lock,
     pages::Page,
 };
 use crate::error::Result;
 use diskwright_format::vhdx::log::{LOG_SECTOR_BYTES, LogEntryHeader, data_entry, data_entry_bytes};
-use diskwright_store::FileRange;
 use diskwright_store::sync::Mutex;
+use diskwright_store::{Barrier, FileRange};
 use uuid::Uuid;
 
 /// Largest entry that is written, whatever the log's length: it is built in memory.
@@ -68,11 +68,11 @@ impl LogWriter {
         };
         let entry = data_entry(header, pages.iter().map(|(offset_bytes, page)| (*offset_bytes, &page[..])));
         let until_end = (self.place.len_bytes - self.next_position).min(entry.len() as u64) as usize;
-        barrier.write("write the log", &entry[..until_end], self.place.offset_bytes + self.next_position)?;
+        write(barrier, "write the log", &entry[..until_end], self.place.offset_bytes + self.next_position)?;
         if until_end < entry.len() {
-            barrier.write("write the log", &entry[until_end..], self.place.offset_bytes)?;
+            write(barrier, "write the log", &entry[until_end..], self.place.offset_bytes)?;
         }
-        barrier.sync()?;
+        sync(barrier)?;
         // The entry is durable, and a header may come to name it even if its update fails half-way: it must not be
         // overwritten by the next.
         self.next_position = (self.next_position + entry.len() as u64) % self.place.len_bytes;

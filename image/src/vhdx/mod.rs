@@ -7,7 +7,7 @@
 //!   blocks.rs   the life of a block: reserve and commit, on a cache of table pages (pages.rs)
 //!   survey.rs   what of the file is in use, once per session, before the first change
 //!   flush.rs    the cycle that makes table pages durable through the log (log_writer.rs); close
-//!   header.rs   header updates, and the barrier that remembers a failed sync
+//!   header.rs   header updates, and how metadata is written and synced
 //!   create.rs   new files
 //!   check.rs    everything that is wrong with a file
 //! ```

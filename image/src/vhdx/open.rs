@@ -10,7 +10,7 @@
 
 use super::{
     VhdxImage, corrupt,
-    header::{Barrier, Headers},
+    header::{Headers, sync},
     layout::Layout,
     log::{Ring, Sequence, Target},
 };
@@ -25,7 +25,7 @@ use diskwright_format::vhdx::{
     metadata, parent_locator,
     region::{BAT_REGION, METADATA_REGION, REGION_TABLE_BYTES, REGION_TABLE_OFFSETS},
 };
-use diskwright_store::{FileRange, OverlayStore, Store};
+use diskwright_store::{Barrier, FileRange, OverlayStore, Store};
 use std::{collections::BTreeMap, io, sync::Arc};
 use uuid::Uuid;
 
@@ -67,7 +67,7 @@ pub(super) fn load(store: Arc<dyn Store>, writable: bool) -> Result<Opened> {
     }
     let found = Found { creator, slot, log_place, log_is_sound: log_is_sound.is_ok() };
     let (barrier, headers, log) = replay(store, &found, header, writable, &mut remarks)?;
-    let (layout, info) = describe(&*barrier.store, &found, headers.current(), log, &mut remarks)?;
+    let (layout, info) = describe(&**barrier.store(), &found, headers.current(), log, &mut remarks)?;
     let info = ImageInfo { remarks, ..info };
     Ok(Opened { barrier, headers, log_place, layout, info })
 }
@@ -262,7 +262,7 @@ fn replay(
     let barrier = Barrier::new(Arc::clone(&store));
     headers.begin_file_write(&barrier)?;
     ring.replay(&sequence, Target::Disk)?;
-    barrier.sync()?;
+    sync(&barrier)?;
     headers.set_log_guid(&barrier, Uuid::nil())?;
     Ok((barrier, headers, log))
 }

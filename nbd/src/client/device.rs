@@ -13,7 +13,7 @@ use super::{
     negotiate::{self, ExportInfo},
     queue::NbdQueue,
     status,
-    tables::{Slot, StatusFound, Work},
+    tables::{Memory, Slot, StatusFound, Work},
 };
 use crate::{
     uri::NbdUri,
@@ -120,7 +120,7 @@ impl NbdDevice {
     }
 
     /// A lane and an inbox on it for one more queue: an idle lane, a new one, or the one with the fewest queues.
-    fn take_lane(&self, may_connect: bool) -> Result<(Arc<Lane>, u32)> {
+    pub(super) fn take_lane(&self, may_connect: bool) -> Result<(Arc<Lane>, u32)> {
         let mut lanes = self.lanes();
         let lane = self.choose_lane(&mut lanes, may_connect)?;
         // Under the lock, so that nobody else finds this lane idle.
@@ -162,20 +162,7 @@ impl NbdDevice {
 
     /// Status of the front of a range, as much as the server tells at once.
     fn status(&self, lane: &Lane, inbox: u32, start_bytes: u64, end_bytes: u64) -> io::Result<StatusFound> {
-        let slot = Slot {
-            inbox,
-            tag: 0,
-            buf: None,
-            work: Work::Status,
-            start_bytes,
-            end_bytes,
-            base_bytes: 0,
-            next_bytes: start_bytes,
-            pending: 0,
-            then_flush: false,
-            error: None,
-            status: StatusFound::default(),
-        };
+        let slot = Slot::new(inbox, Work::Status, start_bytes, end_bytes, Memory::None);
         let mut ended = Vec::new();
         lane.drive(inbox, std::iter::once(slot), 1, &mut ended);
         let ended = ended.pop().ok_or_else(|| io::Error::other("the connection ended no request"))?;

@@ -11,6 +11,9 @@
 //! pointless (its answer has come through another's receive, or something is to be sent and the socket is full) rings `wake`. A lane
 //! with one queue never meets anyone on the mutex.
 //!
+//! Where the export is a store, an engine's ring waits for the socket (`watch`) and calls [`Lane::pump`] when there is something to do. Its slots carry loans and have no
+//! inbox. Blocking callers may poll at the same time; whoever wakes first moves the bytes of all.
+//!
 //! What happens when the connection breaks is in `link`.
 //!
 //! Invariant: a slot is in the table until its completion is in an inbox, and its buffer in the slot as long; a call that has unsent payload does
@@ -23,8 +26,8 @@ use super::{
     inbound::{Agreed, Inbound},
     negotiate::{self, ExportInfo},
     outbound::Outbound,
-    tables::{Ended, Inbox, Slot, Table, Tables, Work},
-    transport::Transport,
+    tables::{Ended, Inbox, NO_INBOX, Slot, Table, Tables, Work},
+    transport::{Socket, Transport},
 };
 use crate::{
     uri::NbdUri,
@@ -34,7 +37,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::{
     os::fd::OwnedFd,
     sync::{
-        Condvar, Mutex, MutexGuard,
+        Arc, Condvar, Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering},
     },
     time::Instant,
@@ -74,6 +77,15 @@ struct State {
     polls_for_sending: bool,
     last_moved: Instant,
     reconnects: u64,
+}
+
+/// What [`Lane::pump`] leaves to be waited for, besides something to receive.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pumped {
+    /// That the socket takes more.
+    pub(super) wants_to_send: bool,
+    /// That the server has been silent until then, although it was asked something.
+    pub(super) silent_until: Option<Instant>,
 }
 
 /// See the module.
@@ -179,6 +191,34 @@ impl Lane {
                 self.changed.notify_all();
                 state
             };
+        }
+    }
+
+    /// Takes a slot with a loan in. Nothing is sent before the next [`Lane::pump`].
+    pub(super) fn take(&self, slot: Slot) {
+        self.take_in(&mut self.lock(), slot);
+    }
+
+    /// Moves what can be moved without waiting, for somebody who waits for the socket by other means, and fails everything when the server
+    /// has been silent for too long.
+    pub(super) fn pump(&self) -> Pumped {
+        let mut state = self.lock();
+        self.turn(&mut state, NO_INBOX);
+        let timeout = self.timeout();
+        if state.tables.calls.len() > 0 && timeout.is_some_and(|timeout| state.last_moved.elapsed() >= timeout) {
+            self.stalled(&mut state);
+        }
+        let Link::Up(transport) = &state.link else { return Pumped { wants_to_send: false, silent_until: None } };
+        let wants_to_send = !state.outbound.is_empty() || transport.has_unsent();
+        let waits = state.tables.calls.len() > 0;
+        Pumped { wants_to_send, silent_until: timeout.filter(|_| waits).map(|timeout| state.last_moved + timeout) }
+    }
+
+    /// The socket, while the connection is up.
+    pub(super) fn socket(&self) -> Option<Arc<Socket>> {
+        match &self.lock().link {
+            Link::Up(transport) => Some(transport.socket()),
+            Link::Down { .. } | Link::Dead(_) => None,
         }
     }
 
@@ -336,9 +376,12 @@ impl Lane {
 
     fn end(&self, state: &mut State, index: u32) {
         let Some(slot) = state.tables.slots.remove(index) else { return };
+        let number = slot.inbox;
         // The queue may be gone.
-        if let Some(inbox) = state.inboxes.get_mut(slot.inbox) {
-            inbox.ended.push(slot.ended());
+        if let Some(ended) = slot.ended()
+            && let Some(inbox) = state.inboxes.get_mut(number)
+        {
+            inbox.ended.push(ended);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The client: an export of an NBD server as a [`BlockDevice`](diskwright_store::BlockDevice).
+//! The client: an export of an NBD server as a [`BlockDevice`](diskwright_store::BlockDevice), or as a [`Store`](diskwright_store::Store) that holds an image.
 //!
 //! ```text
 //!   negotiate.rs   URI -> connection in the transmission phase
@@ -8,6 +8,7 @@
 //!   tables.rs      slots and calls in flight                        coverage.rs what of a read has come
 //!   outbound.rs    what is to be sent                               inbound.rs  what comes
 //!   transport.rs   a socket that never blocks, with TLS or without
+//!   store.rs       the export as a store, for an image inside         watch.rs    its lane on an engine's ring
 //!   error.rs       what can go wrong
 //! ```
 //!
@@ -23,9 +24,12 @@ mod negotiate;
 mod outbound;
 mod queue;
 mod status;
+mod store;
 mod tables;
 mod transport;
+mod watch;
 
 pub use device::NbdDevice;
 pub use error::{ClientError, Result};
 pub use negotiate::ExportInfo;
+pub use store::NbdStore;

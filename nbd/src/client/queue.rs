@@ -2,7 +2,7 @@
 
 use super::{
     lane::Lane,
-    tables::{Ended, Slot, StatusFound, Work},
+    tables::{Ended, Memory, Slot, Work},
 };
 use crate::wire::{Command, CommandFlags, TransmissionFlags};
 use diskwright_store::{BlockQueue, Completion, Geometry, Operation, PushError, Request, queue::validate};
@@ -76,20 +76,11 @@ impl NbdQueue {
             Operation::WriteZeroes | Operation::Discard => Work::Zeros(fua),
             Operation::Flush => Work::Calls(Command::FLUSH, CommandFlags::empty()),
         };
-        Ok(Slot {
-            inbox: self.inbox,
-            tag: request.tag,
-            buf: request.buf,
-            work,
-            start_bytes,
-            end_bytes: end_bytes.max(start_bytes),
-            base_bytes: request.buf_offset_bytes,
-            next_bytes: start_bytes,
-            pending: 0,
-            then_flush: flushes && can(TransmissionFlags::SEND_FLUSH),
-            error: None,
-            status: StatusFound::default(),
-        })
+        let memory = request.buf.map_or(Memory::None, Memory::Buf);
+        let mut slot = Slot::new(self.inbox, work, start_bytes, end_bytes.max(start_bytes), memory);
+        (slot.tag, slot.base_bytes) = (request.tag, request.buf_offset_bytes);
+        slot.then_flush = flushes && can(TransmissionFlags::SEND_FLUSH);
+        Ok(slot)
     }
 }
 

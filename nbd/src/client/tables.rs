@@ -1,6 +1,6 @@
 //! What is in flight on a connection: slots and calls.
 //!
-//! A *slot* is a request of a queue; it owns the buffer until the completion is made. A *call* is one message of the protocol that works for
+//! A *slot* is a request of a queue, or of an engine that uses the export as a store; it owns the buffer, or the loan of it, until it has ended. A *call* is one message of the protocol that works for
 //! a slot. Mostly there is one call to a slot; a range that is longer than the server takes at once is worked off by several, a few at a
 //! time, and a write that must be durable is followed by a flush where the server does not know FUA.
 //!
@@ -8,7 +8,7 @@
 
 use super::{ClientError, coverage::Coverage};
 use crate::wire::{Command, CommandFlags, Descriptor};
-use diskwright_store::{Completion, IoBuf};
+use diskwright_store::{Completion, IoBuf, Loan};
 use std::{io, mem};
 
 /// A table of things with numbers, whose places are used again.
@@ -69,13 +69,44 @@ pub(super) enum Work {
     Status,
 }
 
-/// A request of a queue.
+/// The inbox of slots that carry a loan: they are ended by giving it back.
+pub(super) const NO_INBOX: u32 = u32::MAX;
+
+/// Payload of a slot.
+#[derive(Debug)]
+pub(super) enum Memory {
+    None,
+    /// The request's own buffer.
+    Buf(IoBuf),
+    /// A piece of a request of an engine.
+    Loan(Loan),
+}
+
+impl Memory {
+    pub(super) fn get(&self) -> Option<&[u8]> {
+        match self {
+            Self::None => None,
+            Self::Buf(buf) => Some(buf),
+            Self::Loan(loan) => Some(loan.bytes()),
+        }
+    }
+
+    pub(super) fn get_mut(&mut self) -> Option<&mut [u8]> {
+        match self {
+            Self::None => None,
+            Self::Buf(buf) => Some(buf),
+            Self::Loan(loan) => Some(loan.bytes_mut()),
+        }
+    }
+}
+
+/// A request of a queue or of an engine.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// Whose it is.
+    /// Whose it is; [`NO_INBOX`] with a loan.
     pub(super) inbox: u32,
     pub(super) tag: u64,
-    pub(super) buf: Option<IoBuf>,
+    pub(super) memory: Memory,
     pub(super) work: Work,
     /// The range on the export.
     pub(super) start_bytes: u64,
@@ -94,6 +125,24 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    /// Work on `start_bytes..end_bytes` of the export.
+    pub(super) fn new(inbox: u32, work: Work, start_bytes: u64, end_bytes: u64, memory: Memory) -> Self {
+        Self {
+            inbox,
+            tag: 0,
+            memory,
+            work,
+            start_bytes,
+            end_bytes,
+            base_bytes: 0,
+            next_bytes: start_bytes,
+            pending: 0,
+            then_flush: false,
+            error: None,
+            status: StatusFound::default(),
+        }
+    }
+
     /// Where the byte at `offset_bytes` of the export lies in the buffer.
     pub(super) fn place(&self, offset_bytes: u64) -> usize {
         self.base_bytes + (offset_bytes - self.start_bytes) as usize
@@ -214,13 +263,21 @@ pub(super) struct Ended {
 }
 
 impl Slot {
-    /// The end of it.
-    pub(super) fn ended(mut self) -> Ended {
+    /// The end of it: a loan goes back at once, anything else is for the inbox.
+    pub(super) fn ended(mut self) -> Option<Ended> {
         let result = match self.error.take() {
             None => Ok(()),
             Some(error) => Err(io::Error::from(error)),
         };
-        Ended { completion: Completion { tag: self.tag, buf: self.buf, result }, status: mem::take(&mut self.status) }
+        let buf = match self.memory {
+            Memory::Loan(loan) => {
+                loan.complete(result);
+                return None;
+            }
+            Memory::Buf(buf) => Some(buf),
+            Memory::None => None,
+        };
+        Some(Ended { completion: Completion { tag: self.tag, buf, result }, status: mem::take(&mut self.status) })
     }
 }
 

@@ -18,7 +18,7 @@ pub enum Rule {
     AnsweredByALaterCycle,
     /// What is given up during a flush is not durably removed by it (`disk/src/device.rs`).
     FreedBeforeTheFlush,
-    /// A flush of an image that finds a cycle under way is done by one that begins after the call (`image/src/vhdx/flush.rs`, `vhd/flush.rs`).
+    /// A flush of an image that finds a cycle under way is done by one that begins after the call (`store/src/barrier.rs`).
     WaitsForALaterCycle,
     /// Table pages are dirty until the cycle that carries them has ended (`image/src/vhdx/pages.rs`).
     DirtyUntilLanded,

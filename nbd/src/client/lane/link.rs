@@ -62,6 +62,20 @@ impl Lane {
         }
     }
 
+    /// How long the server may be silent; without end, `None`.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        Some(self.uri.timeout.unwrap_or(NbdUri::TIMEOUT_DEFAULT)).filter(|timeout| !timeout.is_zero())
+    }
+
+    /// The server has been silent for too long.
+    pub(super) fn stalled(&self, state: &mut State) {
+        let (peer, seconds) = (self.peer.clone(), self.timeout().unwrap_or_default().as_secs_f64());
+        let count = state.tables.calls.len();
+        let requests = if count == 1 { "1 request was".to_owned() } else { format!("{count} requests were") };
+        let doing = format!("{requests} waiting for an answer");
+        self.broke(state, ClientError::Stalled { peer, doing, seconds });
+    }
+
     /// Waits without the mutex: for the socket, or for a server to come back.
     pub(super) fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let transport = match &state.link {
@@ -74,21 +88,17 @@ impl Lane {
         };
         let for_sending = !state.outbound.is_empty() || transport.has_unsent();
         let socket = transport.socket();
-        let timeout = self.uri.timeout.unwrap_or(NbdUri::TIMEOUT_DEFAULT);
-        let limit = (!timeout.is_zero()).then(|| timeout.saturating_sub(state.last_moved.elapsed()));
+        let timeout = self.timeout();
+        let limit = timeout.map(|timeout| timeout.saturating_sub(state.last_moved.elapsed()));
         state.polls_for_sending = for_sending;
         drop(state);
         let came = socket.wait(Some(self.wake.as_fd()), for_sending, limit);
         let mut state = self.lock();
         match came {
             Ok(true) => {}
-            Ok(false) if state.last_moved.elapsed() < timeout => {}
+            Ok(false) if timeout.is_none_or(|timeout| state.last_moved.elapsed() < timeout) => {}
             Ok(false) => {
-                let (peer, seconds) = (self.peer.clone(), timeout.as_secs_f64());
-                let count = state.tables.calls.len();
-                let requests = if count == 1 { "1 request was".to_owned() } else { format!("{count} requests were") };
-                let doing = format!("{requests} waiting for an answer");
-                self.broke(&mut state, ClientError::Stalled { peer, doing, seconds });
+                self.stalled(&mut state);
             }
             Err(source) => self.broke(&mut state, negotiate::lost(&self.peer, "waiting for answers", source)),
         }

@@ -1,0 +1,295 @@
+//! The durable barrier: the only way in which an image writes metadata and makes it durable, and the gate by
+//! which concurrent flushes share their work.
+//!
+//! ```text
+//!   write ─▶ store                        bytes in place, not durable
+//!   sync  ─▶ store.sync_data              fails: poisoned for good
+//!   share(pass) ─┬─ nobody flushes: run the pass
+//!                └─ another flushes: wait; a pass that began after this call serves all who wait
+//! ```
+//!
+//! Poison. What a failed sync dropped cannot be known: the kernel reports a failed write-back once, forgets the
+//! pages, and the next sync succeeds. So the first failure is kept, and everything that must be durable is
+//! refused with its reason from then on. A sync that began before another one failed is refused as well when
+//! it returns: it may have missed what the other dropped. An error of a plain write poisons nothing.
+//!
+//! The gate. A flush is served by any pass that *began* after the call: an earlier pass may have taken its
+//! snapshot before the caller's writes. One caller runs the pass. Those who come meanwhile wait, and one of
+//! them runs the next pass for all. A pass that fails serves nobody: each waiting caller tries for itself.
+//!
+//! One mutex guards both. It is never held while the store is called or a pass runs.
+
+#[cfg(feature = "shuttle")]
+use crate::sync::broken::{Rule, is_broken};
+use crate::{
+    store::Store,
+    sync::{Condvar, Mutex, MutexGuard},
+};
+use std::{
+    io,
+    path::PathBuf,
+    sync::{Arc, PoisonError},
+};
+
+/// Why nothing can be called durable.
+#[derive(Debug, thiserror::Error)]
+pub enum BarrierError {
+    /// This sync failed.
+    #[error("{}: cannot {doing}: {source}", path.display())]
+    Sync {
+        /// As in "make the footer durable".
+        doing: &'static str,
+        /// The store.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// An earlier one failed.
+    #[error("{}: an earlier sync failed ({reason}), so nothing can be called durable any more", path.display())]
+    Poisoned {
+        /// The store.
+        path: PathBuf,
+        /// What the first failure was.
+        reason: String,
+    },
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Why a sync failed, once it has.
+    failure: Option<String>,
+    /// A pass is under way.
+    running: bool,
+    /// Number of the last pass that began.
+    begun: u64,
+    /// Number of the last pass that succeeded.
+    succeeded: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Barrier {
+    store: Arc<dyn Store>,
+    state: Mutex<State>,
+    pass_ended: Condvar,
+}
+
+/// Gives the turn back, also when a pass panics.
+struct Turn<'a> {
+    barrier: &'a Barrier,
+    number: u64,
+    succeeded: bool,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut state = self.barrier.lock();
+        state.running = false;
+        if self.succeeded {
+            state.succeeded = self.number;
+        }
+        drop(state);
+        self.barrier.pass_ended.notify_all();
+    }
+}
+
+impl Barrier {
+    /// A barrier over `store`. There must be one only for each open store, or one will not know of the other's failures.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, state: Mutex::default(), pass_ended: Condvar::default() }
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_state(&self, state: &State) -> Result<(), BarrierError> {
+        match &state.failure {
+            None => Ok(()),
+            Some(reason) => Err(BarrierError::Poisoned { path: self.store.name().to_owned(), reason: reason.clone() }),
+        }
+    }
+
+    /// Refuses when a sync has failed before.
+    ///
+    /// # Errors
+    /// [`BarrierError::Poisoned`].
+    pub fn check(&self) -> Result<(), BarrierError> {
+        self.check_state(&self.lock())
+    }
+
+    /// Writes all of `bytes`. They are durable after a later [`Barrier::sync`].
+    ///
+    /// # Errors
+    /// The store's. Nothing is poisoned.
+    pub fn write(&self, bytes: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.store.write_at(bytes, offset_bytes)
+    }
+
+    /// Makes durable what was written before the call. `doing` is for the error, as in "make the footer durable".
+    ///
+    /// # Errors
+    /// [`BarrierError`]; from then on always.
+    pub fn sync(&self, doing: &'static str) -> Result<(), BarrierError> {
+        self.check()?;
+        let synced = self.store.sync_data();
+        self.settle(doing, synced)
+    }
+
+    /// Takes note of how a sync of the store ended that was made elsewhere (by an engine's ring), and says how it counts.
+    ///
+    /// # Errors
+    /// [`BarrierError`]; from then on always.
+    pub fn settle(&self, doing: &'static str, synced: io::Result<()>) -> Result<(), BarrierError> {
+        let mut state = self.lock();
+        match synced {
+            Ok(()) => self.check_state(&state),
+            Err(source) => {
+                state.failure.get_or_insert_with(|| source.to_string());
+                Err(BarrierError::Sync { doing, path: self.store.name().to_owned(), source })
+            }
+        }
+    }
+
+    /// Returns when a pass that began after this call has succeeded; runs `pass` for that if no other caller does.
+    ///
+    /// # Errors
+    /// What `pass` gave, to the caller that ran it (others try for themselves); [`BarrierError::Poisoned`] once a sync has failed.
+    pub fn share<E: From<BarrierError>>(&self, pass: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        let mut state = self.lock();
+        let wanted = state.begun + 1;
+        #[cfg(feature = "shuttle")]
+        let wanted = wanted - u64::from(state.running && is_broken(Rule::WaitsForALaterCycle));
+        loop {
+            self.check_state(&state)?;
+            if state.succeeded >= wanted {
+                return Ok(());
+            }
+            if !state.running {
+                break;
+            }
+            state = self.pass_ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.running = true;
+        state.begun += 1;
+        let mut turn = Turn { barrier: self, number: state.begun, succeeded: false };
+        drop(state);
+        pass()?;
+        turn.succeeded = true;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryStore;
+    use std::{
+        sync::atomic::{AtomicU32, Ordering},
+        thread,
+    };
+
+    #[derive(Debug, PartialEq, Eq)]
+    enum Failed {
+        Barrier,
+        Pass,
+    }
+
+    impl From<BarrierError> for Failed {
+        fn from(_: BarrierError) -> Self {
+            Self::Barrier
+        }
+    }
+
+    fn barrier() -> (Arc<MemoryStore>, Arc<Barrier>) {
+        let store = Arc::new(MemoryStore::new("x"));
+        (Arc::clone(&store), Arc::new(Barrier::new(store)))
+    }
+
+    #[test]
+    fn a_pass_serves_all_who_came_before_it_began() {
+        let (_, gate) = barrier();
+        let passes = Arc::new(AtomicU32::new(0));
+        let inside = Arc::new(std::sync::Barrier::new(2));
+        let first = {
+            let (gate, passes, inside) = (gate.clone(), passes.clone(), inside.clone());
+            thread::spawn(move || {
+                let pass = || -> Result<(), BarrierError> {
+                    inside.wait();
+                    inside.wait();
+                    passes.fetch_add(1, Ordering::SeqCst);
+                    Ok(())
+                };
+                gate.share(pass).unwrap();
+            })
+        };
+        inside.wait();
+        // The first pass has begun: whoever comes now must not be served by it.
+        let late: Vec<_> = (0..4)
+            .map(|_| {
+                let (gate, passes) = (gate.clone(), passes.clone());
+                thread::spawn(move || {
+                    let pass = || -> Result<(), BarrierError> {
+                        passes.fetch_add(1, Ordering::SeqCst);
+                        Ok(())
+                    };
+                    gate.share(pass).unwrap();
+                    assert!(passes.load(Ordering::SeqCst) >= 2);
+                })
+            })
+            .collect();
+        inside.wait();
+        first.join().unwrap();
+        late.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!((2..=5).contains(&passes.load(Ordering::SeqCst)));
+    }
+
+    #[test]
+    fn a_failed_pass_serves_nobody_and_poisons_nothing() {
+        let (_, gate) = barrier();
+        assert_eq!(gate.share(|| Err(Failed::Pass)), Err(Failed::Pass));
+        let mut ran = false;
+        let pass = || -> Result<(), Failed> {
+            ran = true;
+            Ok(())
+        };
+        gate.share(pass).unwrap();
+        assert!(ran);
+        let panics = Arc::clone(&gate);
+        let pass = || -> Result<(), Failed> { panic!("a pass that panics") };
+        assert!(thread::spawn(move || panics.share(pass)).join().is_err());
+        gate.share(|| -> Result<(), Failed> { Ok(()) }).unwrap();
+    }
+
+    #[test]
+    fn after_a_failed_sync_nothing_is_durable() {
+        let (store, barrier) = barrier();
+        barrier.write(&[1; 8], 0).unwrap();
+        store.limit(8);
+        assert!(barrier.write(&[1; 8], 8).is_err());
+        barrier.sync("test").unwrap();
+        store.fail_syncs(true);
+        assert!(matches!(barrier.sync("test"), Err(BarrierError::Sync { doing: "test", .. })));
+        store.fail_syncs(false);
+        assert!(matches!(barrier.sync("test"), Err(BarrierError::Poisoned { .. })));
+        assert!(matches!(barrier.check(), Err(BarrierError::Poisoned { .. })));
+        assert!(matches!(barrier.share(|| -> Result<(), BarrierError> { Ok(()) }), Err(BarrierError::Poisoned { .. })));
+        assert_eq!(store.to_vec()[..8], [1; 8]);
+    }
+
+    /// A sync that began before another one failed does not succeed either: it may have missed what the other one dropped.
+    #[test]
+    fn a_sync_that_was_under_way_meanwhile_fails() {
+        let (_, barrier) = barrier();
+        let elsewhere = barrier.settle("test", Err(io::ErrorKind::StorageFull.into()));
+        assert!(matches!(elsewhere, Err(BarrierError::Sync { .. })));
+        assert!(
+            matches!(barrier.settle("test", Ok(())), Err(BarrierError::Poisoned { reason, .. }) if !reason.is_empty())
+        );
+    }
+}
