@@ -151,9 +151,7 @@ pub(crate) enum Action {
     },
     /// A durable write found no room: itself, or the write-back of earlier ones that it waited for, which the kernel tells once only.
     /// Written again without waiting, it tells which: if there is room for it, earlier bytes were lost.
-    WriteAgain {
-        errno: Errno,
-    },
+    WriteAgain,
     Zero(Zeroing),
     Sync,
 }
@@ -166,8 +164,7 @@ pub(crate) struct Part {
     pub(crate) action: Action,
     /// Whether the memory belongs to the slab that is registered with the ring.
     pub(crate) registered: bool,
-    /// Whether neither the file nor the lane of the store holds what the store shows here.
-    pub(crate) detour: bool,
+    pub(crate) route: Route,
     /// Who carries it out.
     pub(crate) carrier: Carrier,
     pub(crate) delays: u8,
@@ -175,6 +172,17 @@ pub(crate) struct Part {
     /// For reads and writes the same as the span's.
     pub(crate) len_bytes: u64,
     pub(crate) address: *mut u8,
+}
+
+/// Where what the store shows in the range of a part is to be found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// The store has not been asked.
+    Unasked,
+    /// In its file or lane.
+    Direct,
+    /// Nowhere but in the store itself.
+    Detour,
 }
 
 /// Who carries a part out.
@@ -213,7 +221,7 @@ impl Part {
             target,
             action,
             registered,
-            detour: false,
+            route: Route::Unasked,
             carrier: Carrier::Own,
             delays: 0,
             file_offset_bytes,
@@ -224,11 +232,11 @@ impl Part {
 
     /// Whether the ring can do it: there is a file, and what O_DIRECT wants is met.
     pub(crate) fn fits_ring(&self, target: &Target) -> bool {
-        if self.detour || target.fd.is_none() {
+        if !target.is_plain_file && (self.route != Route::Direct || target.fd.is_none()) {
             return false;
         }
         match self.action {
-            Action::Read | Action::Write { .. } | Action::WriteAgain { .. } => {
+            Action::Read | Action::Write { .. } | Action::WriteAgain => {
                 (self.file_offset_bytes | self.len_bytes | self.address as u64) & target.alignment_mask == 0
             }
             // The store knows how to zero the edges past the page cache.
@@ -242,7 +250,7 @@ impl Part {
 
     /// Whether its target's lane can do it.
     pub(crate) fn fits_lane(&self, target: &Target) -> Option<LaneUse> {
-        let lane = target.lane.filter(|_| !self.detour)?;
+        let lane = target.lane.filter(|_| self.route != Route::Detour)?;
         let end_bytes = self.file_offset_bytes.checked_add(self.len_bytes)?;
         let fits = (self.file_offset_bytes | self.len_bytes) & lane.alignment_mask == 0
             && !(target.padded && end_bytes > lane.end_bytes);
@@ -255,7 +263,7 @@ impl Part {
         match self.action {
             Action::Read => LaneOp::Read { offset_bytes },
             Action::Write { durable } => LaneOp::Write { offset_bytes, durable },
-            Action::WriteAgain { .. } => LaneOp::Write { offset_bytes, durable: false },
+            Action::WriteAgain => LaneOp::Write { offset_bytes, durable: false },
             Action::Zero(how) => LaneOp::Zero { offset_bytes, len_bytes, how },
             Action::Sync => LaneOp::Sync,
         }
@@ -271,15 +279,15 @@ impl Part {
     pub(crate) fn cut_front(&mut self, target: &Target) -> Self {
         let access = match self.action {
             Action::Read => Access::Read,
-            Action::Write { .. } | Action::WriteAgain { .. } | Action::Zero(_) => Access::Write,
+            Action::Write { .. } | Action::WriteAgain | Action::Zero(_) => Access::Write,
             // A sync has no range; the file below is what is synced.
-            Action::Sync => return std::mem::replace(self, Self { len_bytes: 0, ..*self }),
+            Action::Sync => return Self { route: Route::Direct, ..*self },
         };
         let range = FileRange { offset_bytes: self.file_offset_bytes, len_bytes: self.len_bytes };
         let front = target.store.front(range, access);
         let mut piece = *self;
         piece.len_bytes = front.len_bytes.clamp(1, self.len_bytes);
-        piece.detour = !front.is_direct;
+        piece.route = if front.is_direct { Route::Direct } else { Route::Detour };
         self.file_offset_bytes += piece.len_bytes;
         self.len_bytes -= piece.len_bytes;
         if !matches!(self.action, Action::Zero(_)) {
@@ -291,7 +299,7 @@ impl Part {
     /// Its memory.
     pub(crate) fn memory(&self) -> Span {
         match self.action {
-            Action::Read | Action::Write { .. } | Action::WriteAgain { .. } => self.rest(),
+            Action::Read | Action::Write { .. } | Action::WriteAgain => self.rest(),
             Action::Zero(_) | Action::Sync => Span::EMPTY,
         }
     }
@@ -331,10 +339,10 @@ impl Part {
                 unsafe { self.rest().fill_zeros() };
                 Verdict::Done(Ok(()))
             }
-            Action::Write { .. } | Action::WriteAgain { .. } if moved_bytes == 0 => {
+            Action::Write { .. } | Action::WriteAgain if moved_bytes == 0 => {
                 Verdict::Done(Err(io::ErrorKind::WriteZero.into()))
             }
-            Action::Write { .. } | Action::WriteAgain { .. } => {
+            Action::Write { .. } | Action::WriteAgain => {
                 self.advance(moved_bytes);
                 Verdict::Again
             }
@@ -351,13 +359,11 @@ impl Part {
             // RWF_DSYNC is not known there.
             (Errno::OPNOTSUPP, Action::Write { durable: true }) => Verdict::Block,
             (Errno::NOSPC | Errno::DQUOT, Action::Write { durable: true }) => {
-                self.action = Action::WriteAgain { errno };
+                self.action = Action::WriteAgain;
                 Verdict::Again
             }
             // A file system that is stricter about O_DIRECT than it said.
-            (Errno::INVAL, Action::Read | Action::Write { .. } | Action::WriteAgain { .. })
-                if target.alignment_mask != 0 =>
-            {
+            (Errno::INVAL, Action::Read | Action::Write { .. } | Action::WriteAgain) if target.alignment_mask != 0 => {
                 Verdict::Block
             }
             _ => Verdict::Done(Err(errno.into())),
@@ -369,7 +375,7 @@ impl Part {
     pub(crate) fn settle(&self, result: io::Result<()>, target: &Target) -> io::Result<()> {
         match (self.action, &result) {
             (Action::Sync, _) => target.store.settle_sync(result),
-            (Action::WriteAgain { errno }, Ok(())) => target.store.settle_sync(Err(errno.into())),
+            (Action::WriteAgain, Ok(())) => target.store.settle_sync(Err(Errno::NOSPC.into())),
             (Action::Write { durable: true }, Err(error)) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => {
                 target.store.settle_sync(result)
             }
@@ -418,7 +424,7 @@ impl Part {
         let durable = self.action == Action::Write { durable: true };
         let written = write_blocking(target, self.blocking_file(target), bytes, self.file_offset_bytes, durable);
         match self.action {
-            Action::WriteAgain { .. } => self.settle(written, target),
+            Action::WriteAgain => self.settle(written, target),
             _ => written,
         }
     }
@@ -428,7 +434,7 @@ impl Part {
         match self.action {
             Action::Zero(how) => target.store.zero_range(range, how),
             Action::Sync => target.store.sync_data(),
-            Action::Read | Action::Write { .. } | Action::WriteAgain { .. } => Ok(()),
+            Action::Read | Action::Write { .. } | Action::WriteAgain => Ok(()),
         }
     }
 }

@@ -142,13 +142,13 @@ impl Ring {
                 opcode::ReadFixed::new(file, part.address, len_bytes, index).offset(offset_bytes).build()
             }
             (Action::Read, None) => opcode::Read::new(file, part.address, len_bytes).offset(offset_bytes).build(),
-            (Action::Write { .. } | Action::WriteAgain { .. }, Some(index)) => {
+            (Action::Write { .. } | Action::WriteAgain, Some(index)) => {
                 opcode::WriteFixed::new(file, part.address, len_bytes, index)
                     .offset(offset_bytes)
                     .rw_flags(flags)
                     .build()
             }
-            (Action::Write { .. } | Action::WriteAgain { .. }, None) => {
+            (Action::Write { .. } | Action::WriteAgain, None) => {
                 opcode::Write::new(file, part.address, len_bytes).offset(offset_bytes).rw_flags(flags).build()
             }
             (Action::Zero(how), _) => {

@@ -195,7 +195,9 @@ impl Slots {
     #[inline]
     fn vacate(&mut self, slot: u32) {
         let holder = self.get(slot);
-        holder.aside = None;
+        if holder.aside.is_some() {
+            holder.aside = None;
+        }
         holder.memory = Span::EMPTY;
         let result = mem::replace(&mut holder.result, Ok(()));
         let (tag, cookie, lost) = (holder.tag, holder.cookie, holder.lost);

@@ -5,7 +5,8 @@
 //!               │  ▲                               └─▶ again, or otherwise
 //!               │  └───────────────────────────────────────┘
 //!               └─▶ carry_out_otherwise ─┬─▶ lane or pool: a loan ─▶ take_tickets ─▶ part_ended
-//!                                        └─▶ run_blocking ─▶ part_ended
+//!                                        ├─▶ run_blocking ─▶ part_ended
+//!                                        └─▶ pieces, each started anew (a store that is not plain)
 //! ```
 //!
 //! Answers come from the engine's own ring, or from its mailbox at a shared one. Tickets and loans that others hold ring an eventfd, which
@@ -17,7 +18,7 @@ use super::{Engine, overlapping_parts};
 use crate::{
     external::Whose,
     link::Link,
-    part::{Carrier, Loan, Part, Verdict},
+    part::{Carrier, Loan, Part, Route, Verdict},
     pool,
     ring::{Answer, CANCEL, FIRST_LANE, WAKE},
 };
@@ -225,37 +226,6 @@ impl Engine {
 
     #[inline]
     pub(super) fn start(&mut self, part: Part) {
-        if self.targets[part.target as usize].is_plain_file {
-            self.take_in(part);
-        } else {
-            self.start_otherwise(part);
-        }
-    }
-
-    /// As `start`, for a target that is not a file and nothing else, or when nothing can be started any more.
-    #[cold]
-    fn start_otherwise(&mut self, mut part: Part) {
-        let target = &self.targets[part.target as usize];
-        let way = target.fd.is_some() || target.lane.is_some();
-        if self.failed {
-            self.slots.get(part.slot).fail(io::Error::other(
-                "an earlier failure of the I/O engine left requests without an answer; close the disk and open it again",
-            ));
-        } else if way && !target.store.is_plain() {
-            loop {
-                let piece = part.cut_front(&self.targets[part.target as usize]);
-                self.take_in(piece);
-                if part.len_bytes == 0 {
-                    return;
-                }
-            }
-        } else {
-            self.take_in(part);
-        }
-    }
-
-    #[inline]
-    fn take_in(&mut self, part: Part) {
         self.stats.parts += 1;
         self.slots.hold(part.slot);
         let index = match self.free_parts.pop() {
@@ -291,11 +261,34 @@ impl Engine {
         }
     }
 
+    /// Carries a part out by pieces of which the store says how they are reached.
+    fn carry_out_in_pieces(&mut self, index: u32) {
+        let mut rest = self.parts[index as usize];
+        self.stats.parts -= 1;
+        loop {
+            let piece = rest.cut_front(&self.targets[rest.target as usize]);
+            self.start(piece);
+            if rest.len_bytes == 0 {
+                break;
+            }
+        }
+        // It held the slot until now.
+        self.part_ended(index, Ok(()));
+    }
+
     /// Carries a part out by a lane, by a thread of the pool, or at once.
     #[cold]
     fn carry_out_otherwise(&mut self, index: u32) {
+        if self.failed {
+            let refused = "an earlier failure of the I/O engine left requests without an answer; close the disk and open it again";
+            return self.part_ended(index, Err(io::Error::other(refused)));
+        }
         let part = &mut self.parts[index as usize];
         let target = &self.targets[part.target as usize];
+        let is_reached = target.fd.is_some() || target.lane.is_some();
+        if part.route == Route::Unasked && is_reached && !target.store.is_plain() {
+            return self.carry_out_in_pieces(index);
+        }
         if !self.link.is_some() || target.never_blocks {
             self.stats.inline_parts += 1;
             // SAFETY: as above, and the part is not in the ring: it never was, or its answer has been taken.

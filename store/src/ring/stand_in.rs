@@ -182,7 +182,7 @@ impl Ring {
             // SAFETY: the caller of `start` has promised that this memory is alive and writable, and that nobody else reaches it. Miri sees whether that is so.
             Action::Read => unsafe { libc::pread(work.fd, work.address.cast(), len_bytes, at) },
             // SAFETY: as above, for reading.
-            Action::Write { .. } | Action::WriteAgain { .. } => unsafe {
+            Action::Write { .. } | Action::WriteAgain => unsafe {
                 libc::pwrite(work.fd, work.address.cast_const().cast(), len_bytes, at)
             },
             Action::Zero(_) => return -libc::EOPNOTSUPP,
