@@ -117,6 +117,7 @@ impl ConvertCase {
             dest: CreateRequest { files, ..self.dest.clone() },
             verify: self.verify,
             no_reflink: !self.reflink,
+            skip_damaged: false,
         }
     }
 
