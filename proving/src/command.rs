@@ -118,6 +118,7 @@ impl ConvertCase {
             skip_damaged: false,
             verify: self.verify,
             no_reflink: !self.reflink,
+            skip_damaged: false,
         }
     }
 

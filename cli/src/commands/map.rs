@@ -205,7 +205,8 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &[String]
         separator = ",\n    ";
         Ok(())
     });
-    // Damage is met on the way, and the list goes out while it is made: so what has begun ends as a document, and says why.
+    // A read of a table can fail on the way, and the list goes out while it is made: what has begun ends as a document, and
+    // says why.
     match &listed {
         Ok(()) => writeln!(context.out, "\n  ]\n}}")?,
         Err(Failure::Usage(why) | Failure::Sentence(why)) => {
