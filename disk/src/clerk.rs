@@ -18,6 +18,12 @@ use diskwright_store::sync::{
 };
 use std::sync::{Arc, OnceLock, Weak};
 
+/// Takes the jobs that have come since a call began.
+pub(crate) type Since<'a, Job> = &'a mut dyn FnMut() -> Vec<Job>;
+
+/// Does jobs.
+pub(crate) type Handle<Job> = fn(&Arc<Shared>, Vec<Job>, Since<'_, Job>);
+
 enum Item<Job> {
     Job(Job),
     /// Answered when everything before it has been done.
@@ -27,7 +33,7 @@ enum Item<Job> {
 /// One of a disk's clerks.
 pub(crate) struct Clerk<Job> {
     name: &'static str,
-    handle: fn(&Arc<Shared>, Vec<Job>, &mut dyn FnMut() -> Vec<Job>),
+    handle: Handle<Job>,
     sender: OnceLock<Sender<Item<Job>>>,
 }
 
@@ -40,7 +46,7 @@ impl<Job> std::fmt::Debug for Clerk<Job> {
 impl<Job: Send + 'static> Clerk<Job> {
     /// A clerk whose thread has this name. `handle` is given the jobs that have gathered, and a way to take those that have come
     /// since.
-    pub(crate) fn new(name: &'static str, handle: fn(&Arc<Shared>, Vec<Job>, &mut dyn FnMut() -> Vec<Job>)) -> Self {
+    pub(crate) fn new(name: &'static str, handle: Handle<Job>) -> Self {
         Self { name, handle, sender: OnceLock::new() }
     }
 
@@ -74,11 +80,7 @@ impl<Job: Send + 'static> Clerk<Job> {
     }
 }
 
-fn run<Job>(
-    disk: &Weak<Shared>,
-    receiver: &Receiver<Item<Job>>,
-    handle: fn(&Arc<Shared>, Vec<Job>, &mut dyn FnMut() -> Vec<Job>),
-) {
+fn run<Job>(disk: &Weak<Shared>, receiver: &Receiver<Item<Job>>, handle: Handle<Job>) {
     let mut settling: Vec<Sender<()>> = Vec::new();
     while let Ok(first) = receiver.recv() {
         let mut jobs = Vec::new();

@@ -71,7 +71,7 @@ pub struct OpenOptions {
     /// What moves the bytes when the disk itself does (queues say their own).
     pub engine: EngineKind,
     /// The top image's format, where the user says it; else name and contents must agree on it (see
-    /// [`probe`](diskwright_image::probe)).
+    /// [`probe`]).
     pub format: Option<Format>,
     /// Which parents may be opened.
     pub parents: ParentPolicy,

@@ -337,14 +337,13 @@ pub(crate) fn plan_write(mutation: &mut Mutation, start: u64, end: u64, draft: &
         let change = piece.commit(&chain);
         match mapping {
             None => {}
+            Some(true) if mutation.commit(top, piece.block, Commit::Whole)?.is_some() => {}
             Some(true) => {
-                if mutation.commit(top, piece.block, Commit::Whole)?.is_none() {
-                    draft.parts.truncate(parts);
-                    for (block, _) in draft.pending.commits.drain(commits..) {
-                        mutation.claims.release((top.id, block));
-                    }
-                    return Ok(Next::Work(Work::Prepare { blocks: piece.block..last_block + 1 }));
+                draft.parts.truncate(parts);
+                for (block, _) in draft.pending.commits.drain(commits..) {
+                    mutation.claims.release((top.id, block));
                 }
+                return Ok(Next::Work(Work::Prepare { blocks: piece.block..last_block + 1 }));
             }
             Some(false) => {
                 #[cfg(feature = "shuttle")]

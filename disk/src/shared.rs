@@ -17,7 +17,7 @@ use crate::{
     DiskError, Result,
     chain::{Chain, Member},
     claims::Claims,
-    clerk::Clerk,
+    clerk::{Clerk, Since},
     epoch::{Epochs, Grace},
     map::Mixed,
     work::{self, LoadJob},
@@ -306,12 +306,12 @@ fn recycle(member: &Member, generation: u64) {
     }
 }
 
-fn recycle_for(_shared: &Arc<Shared>, jobs: Vec<(Member, u64)>, _since: &mut dyn FnMut() -> Vec<(Member, u64)>) {
+fn recycle_for(_shared: &Arc<Shared>, jobs: Vec<(Member, u64)>, _since: Since<'_, (Member, u64)>) {
     jobs.iter().for_each(|(member, generation)| recycle(member, *generation));
 }
 
 /// One flush for all who have asked before it began.
-fn flush_for(shared: &Arc<Shared>, tickets: Vec<ExternalTicket>, since: &mut dyn FnMut() -> Vec<ExternalTicket>) {
+fn flush_for(shared: &Arc<Shared>, tickets: Vec<ExternalTicket>, since: Since<'_, ExternalTicket>) {
     let result = shared.flush_blocking();
     let mut tickets = tickets;
     #[cfg(feature = "shuttle")]

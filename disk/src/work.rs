@@ -10,6 +10,7 @@
 use crate::{
     chain::{Chain, Member},
     claims::Key,
+    clerk::Since,
     error,
     holes::next_known,
     map::{LayerId, Owner, Run, fold, push_joined},
@@ -51,7 +52,7 @@ pub(crate) enum Work {
 pub(crate) type LoadJob = (Arc<Chain>, Work, ExternalTicket);
 
 /// What the loader does.
-pub(crate) fn load_for(shared: &Arc<Shared>, jobs: Vec<LoadJob>, _since: &mut dyn FnMut() -> Vec<LoadJob>) {
+pub(crate) fn load_for(shared: &Arc<Shared>, jobs: Vec<LoadJob>, _since: Since<'_, LoadJob>) {
     for (chain, work, ticket) in jobs {
         ticket.complete(shared.carry_out(&chain, &work));
     }
