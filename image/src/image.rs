@@ -427,7 +427,7 @@ pub trait ImageWriter: Send + Sync {
     /// Whether anything can still be called durable. A sync that fails in a reservation ends that, too, though no flush was asked for.
     ///
     /// # Errors
-    /// [`ImageError::Poisoned`](crate::ImageError::Poisoned) once a sync of the store has failed.
+    /// [`ImageError::Poisoned`] once a sync of the store has failed.
     fn check_syncs(&self) -> Result<()>;
 
     /// Makes everything durable that was committed, and all payload whose write had completed, before the call.
