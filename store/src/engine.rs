@@ -12,7 +12,7 @@
 //! ```
 //!
 //! With a ring, a part is an entry of its submission queue, and nothing is submitted before `reap`, so a whole batch costs
-//! one system call. What the ring cannot do never blocks the engine's thread: a store with a [`Lane`](crate::Lane) is lent the
+//! one system call. What the ring cannot do never blocks the engine's thread: a store with a [`Lane`] is lent the
 //! memory and completes later, and what is left (the replaced pages of an overlay, a transfer that O_DIRECT would refuse)
 //! is carried out by a thread of the pool. Stores that never wait (memory), and everything where there is no ring
 //! ([`EngineKind::Sync`]), are driven by blocking calls where the part is started.
