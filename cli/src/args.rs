@@ -121,6 +121,9 @@ pub struct GlobalOptions {
     /// Store nothing for writes of nothing but zeros, on disks that grow.
     #[arg(long, global = true)]
     pub detect_zeroes: bool,
+    /// Memory for the map of each disk (who has each block) and the tables behind it: 64M unless said. Less costs speed, on disks of many TiB only.
+    #[arg(long, global = true, value_name = "SIZE", value_parser = crate::sizes::parse)]
+    pub map_memory: Option<u64>,
 }
 
 /// For commands that only read a disk.
@@ -168,6 +171,7 @@ impl GlobalOptions {
             parents: self.parents(),
             allow_parent_write: self.allow_parent_write,
             detect_zeroes: self.detect_zeroes,
+            map_memory_bytes: self.map_memory,
             ..OpenOptions::default()
         }
     }

@@ -539,7 +539,8 @@ impl BlockQueue for DiskQueue {
             }
             self.ended = ended;
             reaped?;
-            if out.len() >= wanted {
+            // A request that goes on may have ended at once. Nothing on the ring tells of it, so it must not be left for later.
+            if out.len() >= wanted && self.engine.ready() == 0 {
                 return Ok(());
             }
         }

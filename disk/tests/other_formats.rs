@@ -146,6 +146,30 @@ fn a_block_that_is_being_filled_is_waited_for() {
     }
 }
 
+/// A server sleeps on its ring when its queues have nothing to hand out. A request that rested, and ended at once when it was planned
+/// again, puts nothing on the ring that would wake it.
+#[test]
+fn a_request_that_ends_at_once_after_it_has_rested_is_handed_out_by_the_same_reap() {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (disk, _) = disk(false);
+        let ring = SharedRing::new(64, None).unwrap();
+        let mut queue = disk.open_queue(&QueueOptions { ring: Some(&ring), ..QueueOptions::default() }).unwrap();
+        // Its page of the map must be folded first; then it reads as zeros.
+        queue.push(Request::read(0, 4096, IoBuf::new(4096), 0)).unwrap();
+        let mut done = Vec::new();
+        queue.reap(0, &mut done).unwrap();
+        while done.is_empty() {
+            ring.wait().unwrap();
+            queue.reap(0, &mut done).unwrap();
+        }
+        drop(queue);
+        let _ = sender.send(done.len());
+    });
+    let ended = receiver.recv_timeout(std::time::Duration::from_secs(30));
+    assert_eq!(ended, Ok(1), "the request was never handed out");
+}
+
 #[test]
 fn the_first_store_alone_has_the_disks_name() {
     let (_, image) = disk(false);

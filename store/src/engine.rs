@@ -273,6 +273,11 @@ impl Engine {
         self.slots.in_flight()
     }
 
+    /// Requests that have ended and that the next `reap` hands out without waiting.
+    pub fn ready(&self) -> usize {
+        self.slots.ended()
+    }
+
     /// Begins a request.
     pub fn begin(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>) -> SlotId {
         SlotId(self.occupy(tag, cookie, buf))

@@ -1,0 +1,81 @@
+//! A map that is smaller than the disk: nothing is read wrongly, and memory stays within what was asked for.
+
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
+use diskwright_store::{BlockDevice, Blocking, EngineKind, IoBuf, QueueOptions, Request};
+use std::collections::HashMap;
+
+const MIB: u64 = 1 << 20;
+const TIB: u64 = 1 << 40;
+
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 16) % limit
+    }
+}
+
+/// Memory that the process has in use, in bytes.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// A disk of 64 TiB in blocks of 1 MiB has 65,536 pages of map: 512 MiB. Every one of them is touched.
+#[test]
+fn a_disk_of_64_tib_that_is_touched_everywhere_stays_within_its_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("large.vhdx");
+    let request =
+        CreateRequest { size_bytes: Some(64 * TIB), block_bytes: Some(MIB as u32), ..CreateRequest::default() };
+    create(&path, &request).unwrap();
+    let open = |map_memory_bytes| {
+        Disk::open(&path, &OpenOptions { writable: true, map_memory_bytes, ..OpenOptions::default() }).unwrap()
+    };
+    let mut held = HashMap::new();
+    for memory_bytes in [16 * MIB, 64 * MIB] {
+        let before = resident_bytes();
+        let disk = open((memory_bytes != 64 * MIB).then_some(memory_bytes));
+        let mut queue = disk.open_queue(&QueueOptions::default()).unwrap();
+        let mut dice = Dice(memory_bytes);
+        let (mut done, mut free) = (Vec::new(), (0..32).map(|_| IoBuf::new(4096)).collect::<Vec<_>>());
+        // Each page has 1 GiB of the disk; some are written, in places of their own.
+        for page in 0..65_536u64 {
+            let page = page * 40_503 % 65_536;
+            if free.is_empty() {
+                queue.reap(1, &mut done).unwrap();
+                for completion in done.drain(..) {
+                    completion.result.unwrap();
+                    free.extend(completion.buf);
+                }
+            }
+            let Some(mut buf) = free.pop() else { panic!("no request has ended") };
+            let at = page << 30;
+            if dice.below(512) == 0 && !held.contains_key(&at) {
+                let stamp = 1 + dice.below(255) as u8;
+                buf.fill(stamp);
+                held.insert(at, stamp);
+                queue.push(Request::write(at, 4096, buf, page)).unwrap();
+            } else {
+                queue.push(Request::read(at + dice.below(1 << 18) * 4096, 4096, buf, page)).unwrap();
+            }
+        }
+        while queue.in_flight() > 0 {
+            queue.reap(1, &mut done).unwrap();
+        }
+        done.into_iter().for_each(|completion| completion.result.unwrap());
+        let grown = resident_bytes().saturating_sub(before);
+        assert!(grown <= memory_bytes + 24 * MIB, "{} MiB of memory for {} MiB", grown / MIB, memory_bytes / MIB);
+        let mut reader = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+        let mut found = [0; 4096];
+        for (&at, &stamp) in &held {
+            reader.read(at, &mut found).unwrap();
+            assert!(found.iter().all(|&byte| byte == stamp), "{at}: {} for {stamp}", found[0]);
+        }
+        drop((queue, reader));
+        disk.close().unwrap();
+    }
+    assert!(held.len() > 100);
+}
