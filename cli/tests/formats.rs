@@ -38,7 +38,7 @@ fn a_qcow2_is_no_raw_disk_for_any_command() {
         shop.ok(&format!("convert {name} copy.vhdx --source-format raw --verify"));
         std::fs::remove_file(shop.path("copy.vhdx")).unwrap();
     }
-    let error = shop.fails(1, "create new.qcow2 --size 1G");
+    let error = shop.fails(2, "create new.qcow2 --size 1G");
     assert!(error.contains("qcow2 is not supported"), "{error}");
 }
 
