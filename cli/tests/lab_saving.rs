@@ -79,8 +79,8 @@ fn a_place_is_looked_at_before_anything_is_made() {
     assert_eq!(fs::read_to_string(shop.path("package.json")).unwrap(), "{\"name\": \"x\"}");
     // A study that is given no name has nothing to do with this one.
     fs::write(shop.path("diskwright-study.json"), "mine").unwrap();
-    let refused = shop.run("lab study zero-payload --dir nowhere");
-    assert!(refused.code != Some(0) && refused.stderr.contains("nowhere"), "{refused:#?}");
+    let refused = shop.run("lab study zero-payload --dir package.json/x");
+    assert!(refused.code != Some(0) && refused.stderr.contains("package.json"), "{refused:#?}");
     assert!(!refused.stderr.contains("diskwright-study.json"), "{refused:#?}");
 }
 
