@@ -151,7 +151,7 @@ fn what_is_wrong_is_one_sentence() {
         (2, "create nbd://localhost/x --size 1M", "cannot create the export"),
         (2, "serve nbd://localhost/x --nbd ./t", "cannot serve the export"),
         (2, "attach nbd://localhost/x", "cannot attach the export"),
-        (2, "map --format vhdx 'nbd+unix:///?socket=nowhere.sock'", "contents are the disk itself"),
+        (1, "map --format vhdx 'nbd+unix:///?socket=nowhere.sock'", "is the server running"),
     ] {
         let error = shop.fails(code, line);
         assert!(error.contains(word) && error.lines().count() == 1, "{line}: {error}");

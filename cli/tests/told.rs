@@ -38,7 +38,6 @@ fn wrong_usage_ends_with_2() {
         "create a.raw --size 1G --block-size 1M",
         "create a.vhdx --size 1G --type differencing",
         "create nbd://localhost/x --size 1G",
-        "info nbd://localhost/x --format vhdx",
         "convert disk.vhdx a.vhdx --block-size 3M",
         "convert disk.vhdx a.xyz",
         "convert disk.vhdx -",
