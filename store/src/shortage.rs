@@ -140,7 +140,8 @@ mod tests {
     fn other_errors_stay_as_they_are() {
         let error = explain(io::Error::from_raw_os_error(5), Path::new("/tmp/x"), Some(1), None);
         assert_eq!(error.raw_os_error(), Some(5));
-        let nowhere = explain(io::Error::from_raw_os_error(28), Path::new("/nonexistent/x"), Some(1), None);
+        let nowhere =
+            explain(io::Error::from_raw_os_error(28), Path::new("/no such folder of a test/x"), Some(1), None);
         assert_eq!(nowhere.raw_os_error(), Some(28));
     }
 
