@@ -69,6 +69,25 @@ pub(crate) enum Part {
     Zeroes { source: SourceId, range: FileRange, how: Zeroing },
 }
 
+/// Appends a part, or makes the last part longer where the two are one stretch of one file: small blocks that lie one behind the
+/// other are written at once.
+fn push_part(parts: &mut Vec<Part>, part: Part) {
+    match (parts.last_mut(), &part) {
+        (
+            Some(Part::Payload { source, file_offset_bytes, start, len }),
+            Part::Payload { source: next, file_offset_bytes: next_offset, start: next_start, len: more },
+        ) if source == next && *file_offset_bytes + *len as u64 == *next_offset && *start + *len == *next_start => {
+            *len += more;
+        }
+        (Some(Part::Zeroes { source, range, how }), Part::Zeroes { source: next, range: more, how: next_how })
+            if source == next && how == next_how && range.offset_bytes + range.len_bytes == more.offset_bytes =>
+        {
+            range.len_bytes += more.len_bytes;
+        }
+        _ => parts.push(part),
+    }
+}
+
 /// What has been planned of a request so far.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
@@ -355,12 +374,8 @@ pub(crate) fn plan_write(mutation: &mut Mutation, start: u64, end: u64, draft: &
                 mutation.claims.share((top.id, piece.block));
             }
         }
-        draft.parts.push(Part::Payload {
-            source,
-            file_offset_bytes,
-            start: (piece.start - start) as usize,
-            len: (piece.stop - piece.start) as usize,
-        });
+        let (start, len) = ((piece.start - start) as usize, (piece.stop - piece.start) as usize);
+        push_part(&mut draft.parts, Part::Payload { source, file_offset_bytes, start, len });
     }
     Ok(Next::Ready)
 }
@@ -454,7 +469,7 @@ pub(crate) fn plan_zero(
             }
         };
         let range = FileRange { offset_bytes, len_bytes: piece.stop - piece.start };
-        draft.parts.push(Part::Zeroes { source, range, how });
+        push_part(&mut draft.parts, Part::Zeroes { source, range, how });
         *at = piece.stop;
     }
     Ok(Next::Ready)
