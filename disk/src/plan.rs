@@ -498,3 +498,34 @@ fn zero_words(chain: &Chain, piece: &Piece) -> Words {
     }
     Words::Zero { by_top }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_join_only_within_one_stretch_of_one_file() {
+        let payload = |source, file_offset_bytes, start| Part::Payload { source, file_offset_bytes, start, len: 1024 };
+        let zeroes = |source, offset_bytes, how| Part::Zeroes {
+            source,
+            range: FileRange { offset_bytes, len_bytes: 1024 },
+            how,
+        };
+        let mut parts = Vec::new();
+        for part in [payload(0, 4096, 0), payload(0, 5120, 1024), payload(1, 6144, 2048), payload(1, 0, 3072)] {
+            push_part(&mut parts, part);
+        }
+        assert!(matches!(parts[0], Part::Payload { source: 0, file_offset_bytes: 4096, start: 0, len: 2048 }));
+        assert_eq!(parts.len(), 3, "another file, or another place in it: {parts:?}");
+        push_part(&mut parts, payload(1, 1024, 8192));
+        assert_eq!(parts.len(), 4, "other bytes of the buffer: {parts:?}");
+        let (keep, deallocate) = (Zeroing::Keep, Zeroing::Deallocate);
+        for part in
+            [zeroes(1, 2048, keep), zeroes(1, 3072, keep), zeroes(1, 4096, deallocate), zeroes(2, 5120, deallocate)]
+        {
+            push_part(&mut parts, part);
+        }
+        assert_eq!(parts.len(), 7, "{parts:?}");
+        assert!(matches!(&parts[4], Part::Zeroes { range, .. } if range.len_bytes == 2048));
+    }
+}
