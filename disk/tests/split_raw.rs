@@ -161,14 +161,16 @@ fn a_conversion_reads_every_file() {
     for (place, can_share) in [(Some(dir.path().to_owned()), false), (on_xfs.ok(), true)] {
         let Some(place) = place else { continue };
         let bytes = pattern(10 * MIB);
-        let path = split(&place, 1, &bytes, &[3 * MIB, 5 * MIB, 2 * MIB]);
+        let path = split(&place, 1, &bytes, &[5 * MIB, 3 * MIB, 2 * MIB]);
         for name in ["copy.vhdx", "copy.raw"] {
             let copy = place.join(name);
             let dest = CreateRequest { block_bytes: None, ..CreateRequest::default() };
             let options = ConvertOptions { dest, verify: true, ..ConvertOptions::default() };
             let done = convert(&path, &copy, &options, &mut |_, _| true).unwrap();
             assert_eq!(done.size_bytes, 10 * MIB);
-            assert_eq!(done.cloned_bytes > 0, can_share, "{name}: {done:?}");
+            // Of a VHDX only whole blocks are shared: 2 MiB, that lie in one file each.
+            let shared_bytes = if name == "copy.raw" { 10 * MIB } else { 8 * MIB };
+            assert_eq!(done.cloned_bytes, if can_share { shared_bytes } else { 0 }, "{name}: {done:?}");
             let mut found = vec![0; 10 << 20];
             Blocking::open(&*open(&copy, false).unwrap(), EngineKind::Sync).unwrap().read(0, &mut found).unwrap();
             assert!(found == bytes, "{name} differs");
