@@ -7,12 +7,14 @@
 //!                              └─ .003 follows, but no .002       ─▶ First, with a part missing
 //! ```
 //!
-//! A set begins at `.000` or `.001`, and ends before the first number that is not there. Numbers have three digits, and four from
-//! 1000 on. The two digits of a plain `split -d` are not looked for: `.01` and `.02` are too often something else.
+//! A set begins at `.000` or `.001`, and ends before the first number that is not there. Numbers
+//! have three digits, and four from 1000 on. The two digits of a plain `split -d` are not looked
+//! for: `.01` and `.02` are too often something else.
 //!
-//! What follows the first part was not named by the user, so it must be a regular file in the folder of the first part, opened by a
-//! path without symbolic links ([`FileSystem::open_canonical`](diskwright_store::FileSystem::open_canonical)), and no file
-//! may be there twice. Its format is raw and is not probed.
+//! What follows the first part was not named by the user, so it must be a regular file in the
+//! folder of the first part, opened by a path without symbolic links
+//! ([`FileSystem::open_canonical`](diskwright_store::FileSystem::open_canonical)), and no file may
+//! be there twice. Its format is raw and is not probed.
 
 use crate::{DiskError, Result, open::file_error};
 use diskwright_image::{
@@ -121,7 +123,8 @@ fn not_regular(path: &Path, first: &dyn Store, found: &str) -> DiskError {
 /// Looks beside `path` for other parts.
 ///
 /// # Errors
-/// [`DiskError::BadOptions`] for more than 1,024 parts, and for a link by which the others cannot be found.
+/// [`DiskError::BadOptions`] for more than 1,024 parts, and for a link by which the others cannot
+/// be found.
 pub fn parts_of(files: &Files, path: &Path) -> Result<Named> {
     if part_number(path).is_none() {
         return Ok(Named::Alone);
@@ -179,7 +182,8 @@ pub fn parts_of(files: &Files, path: &Path) -> Result<Named> {
     Ok(Named::First(Parts { later, missing }))
 }
 
-/// Checks the files of a disk in several parts: `first`, which is open, and those that [`parts_of`] found. Changes nothing.
+/// Checks the files of a disk in several parts: `first`, which is open, and those that [`parts_of`]
+/// found. Changes nothing.
 ///
 /// # Errors
 /// Those of opening; `Io`.

@@ -1,5 +1,5 @@
-//! A raw disk that continues in further files (`disk.001`, `disk.002`): what is read and written, what a flush covers, and which
-//! files are refused.
+//! A raw disk that continues in further files (`disk.001`, `disk.002`): what is read and written,
+//! what a flush covers, and which files are refused.
 
 mod common;
 #[allow(dead_code, reason = "a file system that is not filled up")]
@@ -79,7 +79,8 @@ fn against_the_model(first: u32, lens_bytes: &[u64], cache: CacheMode, engine: E
             steps.into_iter().for_each(|step| twin.apply(step));
             twin.verify();
             twin.close();
-            // Whoever joins the files has the disk; a part that ends within a sector may not have been made longer.
+            // Whoever joins the files has the disk; a part that ends within a sector may not have
+            // been made longer.
             let mut files = joined(twin.dir.path(), first, lens_bytes.len() as u32);
             files.resize(twin.model.len(), 0);
             assert!(files == twin.model, "the joined files differ from the disk");
@@ -122,7 +123,8 @@ fn every_extent_names_its_file() {
     assert_eq!((layers[0].files_len_bytes().unwrap(), layers[0].allocated_bytes().unwrap()), (3 * MIB, 2 * MIB));
 }
 
-/// A flush covers the last file as well as the first, and nothing is durable after a sync failed in any.
+/// A flush covers the last file as well as the first, and nothing is durable after a sync failed in
+/// any.
 #[test]
 fn a_failed_sync_in_one_file_ends_durability_in_all() {
     for failing in 0..3 {
@@ -284,7 +286,8 @@ fn sets_that_cannot_be_are_refused() {
     fs::create_dir(&second).unwrap();
     told(&path, &["disk.002", "a directory"]);
 
-    // A link to the first part leads to the parts beside that one; a link of such a name to another file leads nowhere.
+    // A link to the first part leads to the parts beside that one; a link of such a name to another
+    // file leads nowhere.
     let (dir, path, _) = three(&[4096, 4096, 4096]);
     symlink(&path, outside.path().join("link.001")).unwrap();
     assert_eq!(open(&outside.path().join("link.001"), true).unwrap().geometry().size_bytes, 3 * 4096);

@@ -1,7 +1,8 @@
-//! A raw disk that continues in further files: `disk.001`, `disk.002`, ... as one image of several stores.
+//! A raw disk that continues in further files: `disk.001`, `disk.002`, ... as one image of several
+//! stores.
 //!
-//! `split -d -a 3`, FTK Imager, ewfexport and others write raw disks in such parts. The first byte of a part follows the last byte of
-//! the part before it:
+//! `split -d -a 3`, FTK Imager, ewfexport and others write raw disks in such parts. The first byte
+//! of a part follows the last byte of the part before it:
 //!
 //! ```text
 //!   disk   |0           5 MiB|5 MiB          12 MiB|12 MiB  13 MiB|
@@ -9,18 +10,22 @@
 //!   block   0 1 2 3 4         5 6 7 8 9 10 11       12              (1 MiB: the largest power of two that divides 5 and 12 MiB)
 //! ```
 //!
-//! There is nothing to map. Pseudo-blocks cut the disk so that each lies in one part: their size is the largest power of two up
-//! to 64 MiB that divides the place on the disk at which each part begins. Every block is [`BlockState::Data`] for ever.
+//! There is nothing to map. Pseudo-blocks cut the disk so that each lies in one part: their size is
+//! the largest power of two up to 64 MiB that divides the place on the disk at which each part
+//! begins. Every block is [`BlockState::Data`] for ever.
 //!
-//! What must hold: every part but the last is a whole number of sectors, and more than none. The last part may end within a
-//! sector; as with a single raw file, zeros are shown there, and the file is made longer before the first write. No other length
-//! ever changes. Only [`PARTS_MAX`] parts are opened.
+//! What must hold: every part but the last is a whole number of sectors, and more than none. The
+//! last part may end within a sector; as with a single raw file, zeros are shown there, and the
+//! file is made longer before the first write. No other length ever changes. Only [`PARTS_MAX`]
+//! parts are opened.
 //!
-//! A flush syncs every part, one after the other, for the engine writes payload without telling the image which part it
-//! reached. A sync that fails in one part poisons the whole image ([`SplitWriter::check_syncs`] asks every barrier, before
-//! and after the syncs), so a flush that was under way in another part does not succeed either.
+//! A flush syncs every part, one after the other, for the engine writes payload without telling the
+//! image which part it reached. A sync that fails in one part poisons the whole image
+//! ([`SplitWriter::check_syncs`] asks every barrier, before and after the syncs), so a flush that
+//! was under way in another part does not succeed either.
 //!
-//! Names: [`part_number`] and [`part_path`] know how parts are called. Which files belong to a disk is decided by who opens it.
+//! Names: [`part_number`] and [`part_path`] know how parts are called. Which files belong to a disk
+//! is decided by who opens it.
 
 use crate::{
     BlockState, CheckReport, Commit, DiskType, Finding, Format, Image, ImageError, ImageInfo, ImageWriter, LogState,
@@ -41,7 +46,8 @@ pub const PARTS_MAX: usize = 1024;
 /// Most digits that the number of a part has: numbers above [`PARTS_MAX`] are dates and the like.
 const DIGITS_MAX: usize = 4;
 
-/// The number that a file name ends in, if it is the name of a part: `.` and three digits, or four from 1000 on.
+/// The number that a file name ends in, if it is the name of a part: `.` and three digits, or four
+/// from 1000 on.
 pub fn part_number(path: &Path) -> Option<u32> {
     let digits = path.extension()?.to_str()?;
     let fits = digits.len() == 3 || digits.len() == DIGITS_MAX && !digits.starts_with('0');
@@ -67,9 +73,9 @@ impl SplitRawImage {
     /// The disk that `parts` are, in this order. Sectors have `logical_sector_bytes`.
     ///
     /// # Errors
-    /// `Io` when a length cannot be told; `Corrupt` for a part that cannot be followed by another one; `Unsupported` for no
-    /// parts or more than [`PARTS_MAX`], for more bytes than a disk can have, and for a sector size other than a power of two
-    /// from 512 to 4096.
+    /// `Io` when a length cannot be told; `Corrupt` for a part that cannot be followed by another
+    /// one; `Unsupported` for no parts or more than [`PARTS_MAX`], for more bytes than a disk can
+    /// have, and for a sector size other than a power of two from 512 to 4096.
     pub fn new(parts: Vec<Arc<dyn Store>>, writable: bool, logical_sector_bytes: u32) -> Result<Self> {
         let Some((last, before)) = parts.split_last() else {
             return Err(unsupported(Path::new(""), "a raw disk of no files".into()));
@@ -170,7 +176,8 @@ fn fault(len_bytes: u64, sector_bytes: u32) -> Option<String> {
     }
 }
 
-/// The largest pseudo-block that never lies in two parts. Starts are multiples of the sector, so a block is no smaller.
+/// The largest pseudo-block that never lies in two parts. Starts are multiples of the sector, so a
+/// block is no smaller.
 fn block_bytes(starts: &[u64]) -> u64 {
     let common = starts.iter().fold(PSEUDO_BLOCK_BYTES, |common, start| common | start);
     1 << common.trailing_zeros()

@@ -32,7 +32,8 @@ fn names_of_parts() {
     assert_eq!(part_path(Path::new("d.999"), 1000), Path::new("d.1000"));
 }
 
-/// Every byte of every block is in the part, and at the place of that part, where the joined files have it.
+/// Every byte of every block is in the part, and at the place of that part, where the joined files
+/// have it.
 #[test]
 fn no_block_lies_in_two_parts() {
     for (lens_bytes, block_bytes) in [
@@ -181,7 +182,8 @@ impl Store for Slow {
     }
 }
 
-/// The pass has gone by the first part when that part's sync fails elsewhere: what was dropped there, the pass never saw.
+/// The pass has gone by the first part when that part's sync fails elsewhere: what was dropped
+/// there, the pass never saw.
 #[test]
 fn a_flush_fails_when_another_part_fails_meanwhile() {
     let parts = stores(&[4096, 4096]);
