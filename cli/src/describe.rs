@@ -8,7 +8,9 @@ use crate::{
 };
 use diskwright_disk::Layer;
 use diskwright_image::{ImageInfo, LogState, ParentLink};
+use diskwright_store::Store;
 use serde::Serialize;
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// One image, for JSON. Sizes are bytes; ids have no braces.
@@ -23,10 +25,13 @@ pub struct Description {
     pub disk_type: String,
     /// What a guest sees.
     pub virtual_size: u64,
-    /// What the file occupies, where the system tells.
+    /// What its files occupy together, where the system tells.
     pub size_on_disk: Option<u64>,
-    /// Length of the file.
+    /// Length of its files together.
     pub file_size: Option<u64>,
+    /// Its files, in the order of the disk, where it has several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<FileDescription>,
     /// Payload block, for formats that have blocks.
     pub block_size: Option<u64>,
     /// Virtual logical sector.
@@ -51,6 +56,14 @@ pub struct Description {
     pub payload_alignment: u32,
     /// Peculiarities.
     pub remarks: Vec<String>,
+}
+
+/// One of several files of an image, for JSON.
+#[derive(Debug, Clone, Serialize)]
+pub struct FileDescription {
+    file: String,
+    file_size: Option<u64>,
+    size_on_disk: Option<u64>,
 }
 
 /// A parent as stored in its child.
@@ -89,7 +102,12 @@ impl From<&ParentLink> for ParentDescription {
 impl From<&Layer> for Description {
     fn from(layer: &Layer) -> Self {
         let info: &ImageInfo = layer.image.info();
-        let store = layer.image.store();
+        let stores = layer.image.stores();
+        let describe = |(index, store): (u16, &Arc<dyn Store>)| FileDescription {
+            file: json::path(layer.file_path(index)),
+            file_size: store.len_bytes().ok(),
+            size_on_disk: store.allocated_bytes().ok(),
+        };
         let (state, replayed_entries) = match info.log {
             LogState::None => ("none", 0),
             LogState::Clean => ("clean", 0),
@@ -100,8 +118,9 @@ impl From<&Layer> for Description {
             format: info.format.to_string(),
             disk_type: info.disk_type.to_string(),
             virtual_size: info.size_bytes,
-            size_on_disk: store.allocated_bytes().ok(),
-            file_size: store.len_bytes().ok(),
+            size_on_disk: layer.allocated_bytes().ok(),
+            file_size: layer.files_len_bytes().ok(),
+            files: if stores.len() > 1 { (0..).zip(stores).map(describe).collect() } else { Vec::new() },
             block_size: info.has_blocks.then_some(info.block_bytes),
             logical_sector_size: info.logical_sector_bytes,
             physical_sector_size: info.physical_sector_bytes,
@@ -139,7 +158,12 @@ impl Description {
             fields.add("size on disk", Exact(bytes));
         }
         if let Some(bytes) = self.file_size {
-            fields.add("file length", Exact(bytes));
+            fields.add(if self.files.is_empty() { "file length" } else { "length of the files" }, Exact(bytes));
+        }
+        for (index, file) in self.files.iter().enumerate() {
+            let label = if index == 0 { format!("{} files", self.files.len()) } else { String::new() };
+            let size = file.file_size.map_or_else(|| "unknown".into(), |bytes| Exact(bytes).to_string());
+            fields.add(&label, format!("{}  {size}", printable(&file.file)));
         }
         if let Some(bytes) = self.block_size {
             fields.add("block size", Human(bytes));

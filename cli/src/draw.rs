@@ -229,6 +229,7 @@ mod tests {
             len_bytes: len_mib * MIB,
             kind,
             depth,
+            file: 0,
             file_offset_bytes: file_mib.map(|mib| mib * MIB),
         }
     }
@@ -291,6 +292,7 @@ mod tests {
             len_bytes: 1024,
             kind: ExtentKind::Data,
             depth: 0,
+            file: 0,
             file_offset_bytes: Some(0),
         });
         assert_eq!(drawing.rows(), [(0, "00".to_owned())]);
@@ -309,6 +311,7 @@ mod tests {
             len_bytes: 64 << 40,
             kind: ExtentKind::Data,
             depth: 0,
+            file: 0,
             file_offset_bytes: Some(u64::MAX - 5),
         });
         assert!(drawing.rows().iter().all(|(_, row)| row.chars().all(|c| c == '0')));

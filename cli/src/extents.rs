@@ -89,7 +89,7 @@ impl Iterator for Extents<'_> {
 fn joins(first: &Extent, second: &Extent) -> bool {
     first.offset_bytes + first.len_bytes == second.offset_bytes
         && first.kind == second.kind
-        && first.depth == second.depth
+        && (first.depth, first.file) == (second.depth, second.file)
         && first.file_offset_bytes.and_then(|offset| offset.checked_add(first.len_bytes)) == second.file_offset_bytes
 }
 
@@ -126,6 +126,7 @@ pub mod tests {
                     len_bytes: UNIT,
                     kind,
                     depth,
+                    file: 0,
                     file_offset_bytes: place.map(|p| p * UNIT),
                 });
             }

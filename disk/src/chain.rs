@@ -23,7 +23,11 @@ use diskwright_store::{
     Geometry, Store,
     sync::atomic::{AtomicBool, Ordering},
 };
-use std::{io, path::PathBuf, sync::Arc};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// One image of a chain.
 #[derive(Debug, Clone)]
@@ -32,6 +36,32 @@ pub struct Layer {
     pub path: PathBuf,
     /// The image.
     pub image: Arc<dyn Image>,
+}
+
+impl Layer {
+    /// Bytes that the layer's files occupy together.
+    ///
+    /// # Errors
+    /// What the system says of any of them.
+    pub fn allocated_bytes(&self) -> io::Result<u64> {
+        self.image.stores().iter().map(|store| store.allocated_bytes()).sum()
+    }
+
+    /// Lengths of the layer's files together, in bytes.
+    ///
+    /// # Errors
+    /// What the system says of any of them.
+    pub fn files_len_bytes(&self) -> io::Result<u64> {
+        self.image.stores().iter().map(|store| store.len_bytes()).sum()
+    }
+
+    /// The path of a file of the layer: its own path for the first (and for an index that it does not have).
+    pub fn file_path(&self, file: u16) -> &Path {
+        match self.image.stores().get(usize::from(file)) {
+            Some(store) if file > 0 => store.name(),
+            _ => &self.path,
+        }
+    }
 }
 
 /// An image in the chain, with what the disk knows of it.
@@ -51,6 +81,11 @@ impl Member {
     /// The id of the store with this index in the image.
     pub(crate) fn source(&self, store: u16) -> SourceId {
         self.first_source.saturating_add(store)
+    }
+
+    /// The index in the image of one of its stores: the inverse of [`Member::source`].
+    pub(crate) fn store_index(&self, source: SourceId) -> u16 {
+        source.saturating_sub(self.first_source)
     }
 
     /// Whether a store is one of this image's.

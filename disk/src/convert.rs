@@ -195,8 +195,8 @@ fn open_source(path: &Path, options: &ConvertOptions) -> Result<Opened> {
     let open = |cache| Opened::open(path, &OpenOptions { writable: false, cache, ..options.source.clone() });
     let source = open(options.cache.unwrap_or(CacheMode::Direct))?;
     let (mut held_bytes, mut all_bytes) = (0.0, 0.0);
-    for layer in source.disk().iter().flat_map(|disk| disk.layers().to_vec()) {
-        let store = layer.image.store();
+    let layers = source.disk().map(|disk| disk.layers());
+    for store in layers.iter().flat_map(|layers| layers.iter()).flat_map(|layer| layer.image.stores()) {
         let allocated_bytes = store.allocated_bytes().unwrap_or(0) as f64;
         all_bytes += allocated_bytes;
         held_bytes += allocated_bytes * store.cached_share();
@@ -292,10 +292,12 @@ fn file_of(source: &Opened, source_path: &Path, range: Range<u64>) -> PathBuf {
     let mut extents = Vec::new();
     // Whatever fails here as well: a better name is all that was wanted.
     let _ = disk.extents(range.start, range.end - range.start, &mut extents);
-    let mut depths =
-        extents.iter().filter(|extent| extent.kind == ExtentKind::Data).map(|extent| extent.depth as usize);
-    match depths.next().filter(|&first| depths.all(|depth| depth == first)) {
-        Some(depth) if depth > 0 => disk.layers()[depth].path.clone(),
+    let mut places = extents
+        .iter()
+        .filter(|extent| extent.kind == ExtentKind::Data)
+        .map(|extent| (extent.depth as usize, extent.file));
+    match places.next().filter(|&first| places.all(|place| place == first)) {
+        Some((depth, file)) if (depth, file) != (0, 0) => disk.layers()[depth].file_path(file).to_owned(),
         _ => source_path.to_owned(),
     }
 }

@@ -217,37 +217,43 @@ impl Disk {
     /// The runs of a range as extents, holes of fixed images told apart.
     fn extents_of(chain: &Chain, run: Run, out: &mut Vec<Extent>) -> io::Result<()> {
         let depth_of = |layer| chain.depth_of(layer).unwrap_or(0) as u32;
-        let extent = |kind, depth, offset_bytes, len_bytes, file_offset_bytes| Extent {
+        let extent = |kind, depth, offset_bytes, len_bytes| Extent {
             offset_bytes,
             len_bytes,
             kind,
             depth,
-            file_offset_bytes,
+            file: 0,
+            file_offset_bytes: None,
         };
         let (source, offset_bytes) = match run.owner {
             Owner::Data { source, offset_bytes } => (source, offset_bytes),
             Owner::Zero { layer } => {
-                out.push(extent(ExtentKind::Zero, depth_of(layer), run.start_bytes, run.len_bytes, None));
+                out.push(extent(ExtentKind::Zero, depth_of(layer), run.start_bytes, run.len_bytes));
                 return Ok(());
             }
             Owner::Damaged { layer } => {
-                out.push(extent(ExtentKind::Damaged, depth_of(layer), run.start_bytes, run.len_bytes, None));
+                out.push(extent(ExtentKind::Damaged, depth_of(layer), run.start_bytes, run.len_bytes));
                 return Ok(());
             }
             Owner::Packed { layer } => {
-                out.push(extent(ExtentKind::Data, depth_of(layer), run.start_bytes, run.len_bytes, None));
+                out.push(extent(ExtentKind::Data, depth_of(layer), run.start_bytes, run.len_bytes));
                 return Ok(());
             }
             Owner::Absent | Owner::Lazy { .. } => {
                 let bottom = chain.members().len() as u32 - 1;
-                out.push(extent(ExtentKind::Unallocated, bottom, run.start_bytes, run.len_bytes, None));
+                out.push(extent(ExtentKind::Unallocated, bottom, run.start_bytes, run.len_bytes));
                 return Ok(());
             }
         };
         let (Some(member), Some(store)) = (chain.member_of_source(source), chain.source(source)) else { return Ok(()) };
         let depth = depth_of(member.id);
+        let extent = |kind, offset_bytes, len_bytes, file_offset_bytes| Extent {
+            file: member.store_index(source),
+            file_offset_bytes,
+            ..extent(kind, depth, offset_bytes, len_bytes)
+        };
         if member.image.info().disk_type != DiskType::Fixed {
-            out.push(extent(ExtentKind::Data, depth, run.start_bytes, run.len_bytes, Some(offset_bytes)));
+            out.push(extent(ExtentKind::Data, run.start_bytes, run.len_bytes, Some(offset_bytes)));
             return Ok(());
         }
         let end_bytes = offset_bytes + run.len_bytes;
@@ -268,10 +274,10 @@ impl Disk {
                 None => (end_bytes, end_bytes),
             };
             if at < from {
-                out.push(extent(ExtentKind::Zero, depth, to_disk(at), from - at, None));
+                out.push(extent(ExtentKind::Zero, to_disk(at), from - at, None));
             }
             if from < to {
-                out.push(extent(ExtentKind::Data, depth, to_disk(from), to - from, Some(from)));
+                out.push(extent(ExtentKind::Data, to_disk(from), to - from, Some(from)));
             }
             at = to.max(at + 1).max(from);
         }

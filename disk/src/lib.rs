@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   open.rs      path -> chain of images, each parent found, allowed and proved to be the right one
+//!   parts.rs     which files a raw disk in several parts consists of
 //!   gate.rs      which parents may be opened; who names this image as its parent
 //!   chain.rs     the images with their ids, the map over them, the geometry: swapped as one
 //!   map.rs       who owns each unit of the disk, folded over the chain once, looked up without a lock
@@ -35,6 +36,7 @@ mod holes;
 mod inside;
 mod map;
 pub mod open;
+mod parts;
 pub mod place;
 mod plan;
 mod queue;
@@ -48,6 +50,7 @@ pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};
 pub use error::{DiskError, Result};
 pub use open::{OpenOptions, ParentPolicy, Reach, parent_time_doubt, read_without_lock};
+pub use parts::{Named, Parts, check_parts, parts_of};
 pub use place::{Opened, Place, in_a_file};
 
 /// Told how far a long operation has come; return `false` to stop it.

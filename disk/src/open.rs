@@ -11,12 +11,15 @@
 //! The top's format is probed unless it is said; a parent has the format of its child and is never probed. Of the places
 //! that a child names for its parent the first is taken whose file proves to be the parent: a wrong file at the relative path
 //! does not hide the right one at the absolute path. Where none does, the error tells all of them.
+//!
+//! A raw disk may continue in further files, `disk.001`, `disk.002` and so on: see `parts`. Only the top may.
 
 use crate::{
     DiskError, Result,
     chain::Layer,
     error::braced,
     gate::{self, Candidate, Gate, SIBLINGS_MAX, Siblings},
+    parts::{Named, parts_of},
 };
 use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
 use diskwright_image::{DiskType, Format, Image, ImageInfo, ParentLink, probe, probe::Verdict};
@@ -118,7 +121,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     // Also for writing it is first opened for reading, on a store that is locked for writing: to open a VHDX for writing may be to
     // replay its log, and a disk that is refused in the end stays as it is.
     let access = Access { writable: options.writable, ..Access::of_top(options) };
-    let (top, top_store) = open_image(&options.files, path, &access, &mut warnings)?;
+    let (top, top_stores) = open_image(&options.files, path, &access, &mut warnings)?;
     if options.writable && !options.allow_parent_write {
         let Siblings { child, not_asked } = gate::siblings_of(&options.files, path, top.info());
         if let Some(child) = child {
@@ -135,7 +138,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     let mut descent = Descent {
         options,
         gate: Gate::new(&options.files, &real, &options.parents)?,
-        seen: top_store.identity().into_iter().collect(),
+        seen: top_stores.iter().filter_map(|store| store.identity()).collect(),
         layers: vec![Layer { path: path.to_owned(), image: top }],
         real,
         warnings,
@@ -155,7 +158,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     if options.writable {
         let info = layers[0].image.info();
         let (format, sector_bytes) = (info.format, info.logical_sector_bytes);
-        layers[0].image = probe::open(top_store, Some(format), true, sector_bytes)?;
+        layers[0].image = probe::open_parts(top_stores, Verdict::told(format), true, sector_bytes)?;
     }
     Ok(Chain { layers, warnings, broken })
 }
@@ -238,9 +241,9 @@ impl Descent<'_> {
             ..Access::of_top(options)
         };
         let mut warnings = Vec::new();
-        let (image, store) = open_image(files, path, &access, &mut warnings)
+        let (image, _) = open_image(files, path, &access, &mut warnings)
             .map_err(|error| explain_parent(error, &child.path, path))?;
-        let identity = store.identity();
+        let identity = image.store().identity();
         if identity.is_some_and(|identity| self.seen.contains(&identity)) {
             return Err(is_loop());
         }
@@ -291,14 +294,13 @@ impl Access {
     }
 }
 
-/// Opens one image file. With O_DIRECT, an image whose payload lies where the device cannot reach it directly is opened
-/// again through the page cache, and a warning says so.
-pub(crate) fn open_image(
-    files: &Files,
-    path: &Path,
-    access: &Access,
-    warnings: &mut Vec<String>,
-) -> Result<(Arc<dyn Image>, Arc<dyn Store>)> {
+/// An image with its files, as they were opened.
+pub(crate) type OpenImage = (Arc<dyn Image>, Vec<Arc<dyn Store>>);
+
+/// Opens one image, and gives it with its files: several only for a raw disk that continues in further files. With O_DIRECT, an
+/// image whose payload lies where the device cannot reach it directly is opened again through the page cache, and a
+/// warning says so.
+pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: &mut Vec<String>) -> Result<OpenImage> {
     let &Access { writable, cache, .. } = access;
     let lock = match (writable, access.force_share) {
         (true, _) => LockMode::Exclusive,
@@ -310,19 +312,42 @@ pub(crate) fn open_image(
         None => files.open(path, &options)?,
         Some(Referred { allow_devices }) => files.open_canonical(path, allow_devices, &options)?,
     };
-    if writable && !store.is_locked() {
-        warnings.push(format!(
-            "{}: nothing locks it; make sure that no other program writes to it meanwhile",
-            path.display()
-        ));
-    }
     let sector_bytes = store.sector_bytes().logical_bytes.clamp(512, 4096);
     let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
-    if cache == CacheMode::Direct && store.data_file().is_some_and(|file| file.alignment_bytes <= 1) {
-        warnings.push(format!("{}: the file system has no O_DIRECT; the page cache is used", path.display()));
+    let named = match access.format {
+        None | Some(Format::Raw) if access.referred.is_none() && !store.is_block_device() => parts_of(files, path)?,
+        _ => Named::Alone,
+    };
+    let mut stores = vec![store];
+    if let Named::First(parts) = &named {
+        parts.whole(path)?;
+        let later = parts.open_later(files, &*stores[0], &options)?;
+        stores.extend(later);
     }
-    let verdict = access.format.map_or_else(|| probe::probe(&*store, writable), |format| Ok(Verdict::told(format)))?;
-    let image = probe::open_as(Arc::clone(&store), verdict, false, raw_sector_bytes)?;
+    let verdict = match (access.format, &stores[..]) {
+        (Some(format), _) => Verdict::told(format),
+        (None, [first, .., last]) => probe::probe_parts(&**first, &**last)?,
+        (None, stores) => probe::probe(&*stores[0], writable)?,
+    };
+    if let (Named::Later { beside }, None) = (&named, access.format) {
+        warn_of_part(path, beside, writable, warnings)?;
+    }
+    let aligned = |store: &Arc<dyn Store>| store.data_file().map_or(1, |file| file.alignment_bytes);
+    let shown =
+        |store: &Arc<dyn Store>| if Arc::ptr_eq(store, &stores[0]) { path } else { store.name() }.display().to_string();
+    // Of several files the first is named.
+    if let Some(store) = stores.iter().find(|store| writable && !store.is_locked()) {
+        warnings.push(format!(
+            "{}: nothing locks it; make sure that no other program writes to it meanwhile",
+            shown(store)
+        ));
+    }
+    if cache == CacheMode::Direct
+        && let Some(store) = stores.iter().find(|store| store.data_file().is_some() && aligned(store) <= 1)
+    {
+        warnings.push(format!("{}: the file system has no O_DIRECT; the page cache is used", shown(store)));
+    }
+    let image = probe::open_parts(stores.clone(), verdict, false, raw_sector_bytes)?;
     if verdict.is_guess {
         warnings.push(format!(
             "{}: taken as {}, which its contents look like; its name does not promise that, so it can only be read (--format says what it is)",
@@ -331,7 +356,7 @@ pub(crate) fn open_image(
         ));
     }
     check_size(path, image.info())?;
-    let needed_bytes = store.data_file().map_or(1, |file| file.alignment_bytes);
+    let needed_bytes = stores.iter().map(aligned).max().unwrap_or(1);
     let info = image.info();
     if needed_bytes > info.payload_alignment_bytes.min(info.logical_sector_bytes) && cache == CacheMode::Direct {
         let (payload, sector) = (info.payload_alignment_bytes, info.logical_sector_bytes);
@@ -340,10 +365,27 @@ pub(crate) fn open_image(
             path.display()
         ));
         drop(image);
-        drop(store);
+        drop(stores);
         return open_image(files, path, &Access { cache: CacheMode::PageCache, ..*access }, warnings);
     }
-    Ok((image, store))
+    Ok((image, stores))
+}
+
+/// A later part of a disk in several files can be read by itself, with a warning. It is written only where the user says its format.
+fn warn_of_part(path: &Path, beside: &Path, writable: bool, warnings: &mut Vec<String>) -> Result<()> {
+    let what = format!(
+        "{}: by its name it is a later part of a raw disk in several files, as {} lies beside it",
+        path.display(),
+        beside.display()
+    );
+    if writable {
+        return Err(DiskError::BadOptions {
+            what: format!("{what}, and a part is not written by itself"),
+            hint: "open the first part (.000 or .001), or, if this file is a disk by itself, say --format raw".into(),
+        });
+    }
+    warnings.push(format!("{what}; only this file is read: open the first part (.000 or .001) for the whole disk"));
+    Ok(())
 }
 
 /// A disk has a sector at least, and a VHD with blocks at most what its 32-bit table can reach. (VHDX is held to its limits by its image.)

@@ -69,6 +69,25 @@ pub(crate) enum Part {
     Zeroes { source: SourceId, range: FileRange, how: Zeroing },
 }
 
+/// Appends a part, or makes the last part longer where the two are one stretch of one file: small blocks that lie one behind the
+/// other are written at once.
+fn push_part(parts: &mut Vec<Part>, part: Part) {
+    match (parts.last_mut(), &part) {
+        (
+            Some(Part::Payload { source, file_offset_bytes, start, len }),
+            Part::Payload { source: next, file_offset_bytes: next_offset, start: next_start, len: more },
+        ) if source == next && *file_offset_bytes + *len as u64 == *next_offset && *start + *len == *next_start => {
+            *len += more;
+        }
+        (Some(Part::Zeroes { source, range, how }), Part::Zeroes { source: next, range: more, how: next_how })
+            if source == next && how == next_how && range.offset_bytes + range.len_bytes == more.offset_bytes =>
+        {
+            range.len_bytes += more.len_bytes;
+        }
+        _ => parts.push(part),
+    }
+}
+
 /// What has been planned of a request so far.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
@@ -354,12 +373,8 @@ pub(crate) fn plan_write(mutation: &mut Mutation, start: u64, end: u64, draft: &
                 mutation.claims.share((top.id, piece.block));
             }
         }
-        draft.parts.push(Part::Payload {
-            source,
-            file_offset_bytes,
-            start: (piece.start - start) as usize,
-            len: (piece.stop - piece.start) as usize,
-        });
+        let (start, len) = ((piece.start - start) as usize, (piece.stop - piece.start) as usize);
+        push_part(&mut draft.parts, Part::Payload { source, file_offset_bytes, start, len });
     }
     Ok(Next::Ready)
 }
@@ -453,7 +468,7 @@ pub(crate) fn plan_zero(
             }
         };
         let range = FileRange { offset_bytes, len_bytes: piece.stop - piece.start };
-        draft.parts.push(Part::Zeroes { source, range, how });
+        push_part(&mut draft.parts, Part::Zeroes { source, range, how });
         *at = piece.stop;
     }
     Ok(Next::Ready)
@@ -481,4 +496,35 @@ fn zero_words(chain: &Chain, piece: &Piece) -> Words {
         }
     }
     Words::Zero { by_top }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_join_only_within_one_stretch_of_one_file() {
+        let payload = |source, file_offset_bytes, start| Part::Payload { source, file_offset_bytes, start, len: 1024 };
+        let zeroes = |source, offset_bytes, how| Part::Zeroes {
+            source,
+            range: FileRange { offset_bytes, len_bytes: 1024 },
+            how,
+        };
+        let mut parts = Vec::new();
+        for part in [payload(0, 4096, 0), payload(0, 5120, 1024), payload(1, 6144, 2048), payload(1, 0, 3072)] {
+            push_part(&mut parts, part);
+        }
+        assert!(matches!(parts[0], Part::Payload { source: 0, file_offset_bytes: 4096, start: 0, len: 2048 }));
+        assert_eq!(parts.len(), 3, "another file, or another place in it: {parts:?}");
+        push_part(&mut parts, payload(1, 1024, 8192));
+        assert_eq!(parts.len(), 4, "other bytes of the buffer: {parts:?}");
+        let (keep, deallocate) = (Zeroing::Keep, Zeroing::Deallocate);
+        for part in
+            [zeroes(1, 2048, keep), zeroes(1, 3072, keep), zeroes(1, 4096, deallocate), zeroes(2, 5120, deallocate)]
+        {
+            push_part(&mut parts, part);
+        }
+        assert_eq!(parts.len(), 7, "{parts:?}");
+        assert!(matches!(&parts[4], Part::Zeroes { range, .. } if range.len_bytes == 2048));
+    }
 }

@@ -7,6 +7,7 @@
 //!   image.rs   the traits Image and ImageWriter: what every format offers
 //!   probe/     which format a file has (a table of those that are recognised), and opening it
 //!   raw.rs     a raw file or device as an image
+//!   split.rs   a raw disk that continues in further files
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log
 //!   space.rs   where the next payload block goes in a growing file
@@ -20,6 +21,7 @@ pub mod image;
 pub mod probe;
 pub mod raw;
 pub mod space;
+pub mod split;
 pub mod vhd;
 pub mod vhdx;
 

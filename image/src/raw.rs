@@ -40,25 +40,8 @@ impl RawImage {
     /// # Errors
     /// `Io` when the length cannot be told; `Unsupported` for a sector size other than a power of two from 512 to 4096.
     pub fn new(store: Arc<dyn Store>, writable: bool, logical_sector_bytes: u32) -> Result<Self> {
-        if !logical_sector_bytes.is_power_of_two() || !(512..=4096).contains(&logical_sector_bytes) {
-            return Err(ImageError::Unsupported {
-                path: store.name().to_owned(),
-                what: format!("a raw disk with sectors of {logical_sector_bytes} bytes"),
-                hint: "use 512 or 4096".into(),
-            });
-        }
-        let len_bytes = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", &*store, 0, e))?;
-        let size_bytes = len_bytes.checked_next_multiple_of(u64::from(logical_sector_bytes)).unwrap_or(len_bytes);
-        let mut remarks = Vec::new();
-        let store: Arc<dyn Store> = if size_bytes == len_bytes {
-            store
-        } else {
-            remarks.push(format!(
-                "The file's length of {len_bytes} bytes is not a multiple of the {logical_sector_bytes}-byte sector; the disk ends in {} bytes of zeros that the file does not have.",
-                size_bytes - len_bytes
-            ));
-            Arc::new(PaddedStore { inner: store, padded_len_bytes: size_bytes, held_bytes: AtomicU64::new(len_bytes) })
-        };
+        check_sector_bytes(&*store, logical_sector_bytes)?;
+        let Measured { store, size_bytes, padding_end_bytes, remark } = measure(store, logical_sector_bytes)?;
         let info = ImageInfo {
             format: Format::Raw,
             disk_type: DiskType::Fixed,
@@ -75,12 +58,69 @@ impl RawImage {
             parent: None,
             log: LogState::None,
             payload_alignment_bytes: FLAT_ALIGNMENT_BYTES,
-            remarks,
+            remarks: remark.into_iter().collect(),
         };
-        let padding_end_bytes = (size_bytes != len_bytes).then_some(size_bytes);
         let writer = writable.then(|| FlatWriter::new(Arc::clone(&store), size_bytes, padding_end_bytes, true));
         Ok(Self { info, store, writer })
     }
+}
+
+/// Refuses a sector size that no disk has.
+///
+/// # Errors
+/// `Unsupported`.
+pub(crate) fn check_sector_bytes(store: &dyn Store, logical_sector_bytes: u32) -> Result<()> {
+    if logical_sector_bytes.is_power_of_two() && (512..=4096).contains(&logical_sector_bytes) {
+        return Ok(());
+    }
+    Err(ImageError::Unsupported {
+        path: store.name().to_owned(),
+        what: format!("a raw disk with sectors of {logical_sector_bytes} bytes"),
+        hint: "use 512 or 4096".into(),
+    })
+}
+
+/// A raw file, as long as whole sectors are.
+pub(crate) struct Measured {
+    /// The file, followed by zeros up to the end of its last sector.
+    pub(crate) store: Arc<dyn Store>,
+    /// Length with these zeros.
+    pub(crate) size_bytes: u64,
+    /// The length that the file must be given before the first write, if it has another one.
+    pub(crate) padding_end_bytes: Option<u64>,
+    /// What to tell of that.
+    pub(crate) remark: Option<String>,
+}
+
+/// Rounds the length of a raw file up to a sector.
+///
+/// # Errors
+/// `Io` when the length cannot be told.
+pub(crate) fn measure(store: Arc<dyn Store>, logical_sector_bytes: u32) -> Result<Measured> {
+    let len_bytes = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", &*store, 0, e))?;
+    let size_bytes = len_bytes.checked_next_multiple_of(u64::from(logical_sector_bytes)).unwrap_or(len_bytes);
+    if size_bytes == len_bytes {
+        return Ok(Measured { store, size_bytes, padding_end_bytes: None, remark: None });
+    }
+    let remark = format!(
+        "The file's length of {len_bytes} bytes is not a multiple of the {logical_sector_bytes}-byte sector; the disk ends in {} bytes of zeros that the file does not have.",
+        size_bytes - len_bytes
+    );
+    let padded = PaddedStore { inner: store, padded_len_bytes: size_bytes, held_bytes: AtomicU64::new(len_bytes) };
+    Ok(Measured { store: Arc::new(padded), size_bytes, padding_end_bytes: Some(size_bytes), remark: Some(remark) })
+}
+
+/// Makes a padded file `end_bytes` long, durably.
+///
+/// # Errors
+/// `Io`; `Poisoned`.
+pub(crate) fn extend_to_sector(barrier: &Barrier, end_bytes: u64) -> Result<()> {
+    let store = &**barrier.store();
+    store
+        .allocate(FileRange { offset_bytes: end_bytes - 512, len_bytes: 512 })
+        .map_err(|e| ImageError::io("extend the file to a whole sector", store, end_bytes, e))?;
+    // Were the length lost and a write to the last sector kept, that sector would be half old and half new.
+    Ok(barrier.sync("make the file's new length durable")?)
 }
 
 impl Image for RawImage {
@@ -163,12 +203,7 @@ impl FlatWriter {
 
 impl ImageWriter for FlatWriter {
     fn begin_writing(&self) -> Result<()> {
-        let Some(end_bytes) = self.padding_end_bytes else { return Ok(()) };
-        self.store
-            .allocate(FileRange { offset_bytes: end_bytes - 512, len_bytes: 512 })
-            .map_err(|e| ImageError::io("extend the file to a whole sector", &*self.store, end_bytes, e))?;
-        // Were the length lost and a write to the last sector kept, that sector would be half old and half new.
-        Ok(self.barrier.sync("make the file's new length durable")?)
+        self.padding_end_bytes.map_or(Ok(()), |end_bytes| extend_to_sector(&self.barrier, end_bytes))
     }
 
     fn prepare(&self, _blocks: Range<u64>) -> Result<()> {

@@ -7,7 +7,7 @@
 use crate::{LabError, Result, fill, fill::Tick, job::Caching, paper::PaperContainer, run::OpenTarget};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
-use diskwright_store::{BlockDevice, CacheMode, EngineKind, RawDevice};
+use diskwright_store::{BlockDevice, CacheMode, EngineKind, RawDevice, Store};
 use serde::{Deserialize, Serialize};
 use std::{
     path::{Path, PathBuf},
@@ -230,11 +230,13 @@ pub fn open_target(name: &str, kind: &str, device: Arc<dyn BlockDevice>, cache: 
     }
 }
 
-/// A file driven by O_DIRECT has an alignment; one in the page cache has none.
+/// A file driven by O_DIRECT has an alignment; a file in the page cache has none. Where the top has several files, one in the page
+/// cache is enough for [`CacheMode::PageCache`].
 pub(crate) fn top_cache_mode(disk: &Disk) -> CacheMode {
-    let alignment =
-        disk.layers().first().and_then(|layer| layer.image.store().data_file()).map(|file| file.alignment_bytes);
-    if alignment.is_some_and(|bytes| bytes > 1) { CacheMode::Direct } else { CacheMode::PageCache }
+    let layers = disk.layers();
+    let stores = layers.first().map_or(&[][..], |layer| layer.image.stores());
+    let is_direct = |store: &Arc<dyn Store>| store.data_file().is_some_and(|file| file.alignment_bytes > 1);
+    if !stores.is_empty() && stores.iter().all(is_direct) { CacheMode::Direct } else { CacheMode::PageCache }
 }
 
 /// How targets are prepared.

@@ -104,7 +104,7 @@ pub(crate) mod tests {
                     _ => (ExtentKind::Unallocated, stripe_end),
                 };
                 let len_bytes = stop.min(end) - at;
-                out.push(Extent { offset_bytes: at, len_bytes, kind, depth: 0, file_offset_bytes: None });
+                out.push(Extent { offset_bytes: at, len_bytes, kind, depth: 0, file: 0, file_offset_bytes: None });
                 at += len_bytes;
             }
             Ok(())

@@ -187,7 +187,9 @@ pub struct Extent {
     pub kind: ExtentKind,
     /// The layer that decided: 0 is the top of the chain.
     pub depth: u32,
-    /// Where the bytes lie in that layer's file, for [`ExtentKind::Data`].
+    /// Which of that layer's files it is in, counted from 0: most layers have one file.
+    pub file: u16,
+    /// Where the bytes lie in that file, for [`ExtentKind::Data`].
     pub file_offset_bytes: Option<u64>,
 }
 
@@ -201,7 +203,14 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
 
     /// Appends the extents of a range, in order and without gaps, to `out`. A device that cannot tell says data.
     fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
-        out.push(Extent { offset_bytes, len_bytes, kind: ExtentKind::Data, depth: 0, file_offset_bytes: None });
+        out.push(Extent {
+            offset_bytes,
+            len_bytes,
+            kind: ExtentKind::Data,
+            depth: 0,
+            file: 0,
+            file_offset_bytes: None,
+        });
         Ok(())
     }
 }

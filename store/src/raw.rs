@@ -114,6 +114,7 @@ impl BlockDevice for RawDevice {
                     len_bytes: data_start - at_bytes,
                     kind,
                     depth: 0,
+                    file: 0,
                     file_offset_bytes: None,
                 });
             }
@@ -124,6 +125,7 @@ impl BlockDevice for RawDevice {
                     len_bytes: data_end - data_start,
                     kind,
                     depth: 0,
+                    file: 0,
                     file_offset_bytes: Some(data_start),
                 });
             } else if data_start < end_bytes {

@@ -16,7 +16,8 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{
-    Disk, DiskError, Layer, OpenOptions as DiskOptions, Reach, in_a_file, parent_time_doubt, read_without_lock,
+    Disk, DiskError, Layer, Named, OpenOptions as DiskOptions, Reach, check_parts, in_a_file, parent_time_doubt,
+    parts_of, read_without_lock,
 };
 use diskwright_image::{CheckReport, Finding, Format, ImageError, Severity, probe};
 use diskwright_store::{CacheMode, FileStore, Files, LockMode, OpenOptions, Store};
@@ -162,6 +163,14 @@ fn check_one(path: &Path, format: Option<Format>, lock: LockMode) -> Result<(For
     let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock };
     let store = FileStore::open(path, &options)?;
     let store: Arc<dyn Store> = Arc::new(store);
+    // A raw disk in several files is checked as one.
+    if !store.is_block_device()
+        && format.is_none_or(|format| format == Format::Raw)
+        && let files = Files::default()
+        && let Named::First(parts) = parts_of(&files, path)?
+    {
+        return Ok((Format::Raw, check_parts(&files, store, &parts, lock)?));
+    }
     let format = format.map_or_else(|| probe::probe(&*store, false).map(|verdict| verdict.format), Ok)?;
     if store.len_bytes().is_ok_and(|bytes| bytes == 0) {
         return Err(DiskError::BadOptions {

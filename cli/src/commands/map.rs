@@ -18,7 +18,7 @@ use crate::{
     table::{Align, Columns},
 };
 use clap::Args;
-use diskwright_disk::{OpenOptions, Opened};
+use diskwright_disk::{Layer, OpenOptions, Opened};
 use diskwright_store::{BlockDevice, Extent, ExtentKind};
 use serde::Serialize;
 use std::{
@@ -29,7 +29,7 @@ use std::{
 /// Arguments of `map`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Depth 0 is FILE, 1 its parent, and so on. `data` are bytes at that offset of that file; `zero` is a range that a layer says is zero; \
+Depth 0 is FILE, 1 its parent, and so on. `data` are bytes at that offset of that file (a disk may have several: disk.001, disk.002); `zero` is a range that a layer says is zero; \
 `unallocated` is known to no layer and reads as zeros; `damaged` is a range whose place in the file is lost, so that reads of it fail (`check` says why). Of an export (nbd://...) this is what its server tells, without files and offsets. With --draw every character is an equal share of the disk.
 
 EXAMPLES
@@ -91,9 +91,9 @@ struct LayerReport<'a> {
 pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
     let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
     let disk = context.open(&args.file, &options)?;
-    let names: Vec<String> = match &disk {
-        Opened::Disk(disk) => disk.layers().iter().map(|layer| json::path(&layer.path)).collect(),
-        Opened::Export(export) => vec![export.uri().to_string()],
+    let names = match &disk {
+        Opened::Disk(disk) => Names(disk.layers().iter().map(file_names).collect()),
+        Opened::Export(export) => Names(vec![vec![export.uri().to_string()]]),
     };
     let patience = context.signals.patient();
     match (args.draw, context.global.json) {
@@ -111,11 +111,31 @@ pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
     Ok(exit::OK)
 }
 
-/// Lengths of the layers' files, as far as they are known here.
-fn file_lengths(disk: &Opened) -> Vec<u64> {
+/// Names of the files of each layer, the top first. Of an export there is one name for all.
+struct Names(Vec<Vec<String>>);
+
+impl Names {
+    /// The file that an extent is in.
+    fn of(&self, extent: &Extent) -> Option<&String> {
+        self.0.get(extent.depth as usize).or(self.0.last())?.get(usize::from(extent.file))
+    }
+
+    /// The first file of each layer.
+    fn of_layers(&self) -> impl Iterator<Item = &String> {
+        self.0.iter().filter_map(|files| files.first())
+    }
+}
+
+fn file_names(layer: &Layer) -> Vec<String> {
+    (0..).zip(layer.image.stores()).map(|(file, _)| json::path(layer.file_path(file))).collect()
+}
+
+/// Lengths of the files of each layer, as far as they are known here.
+fn file_lengths(disk: &Opened) -> Vec<Vec<u64>> {
+    let lengths = |layer: &Layer| layer.image.stores().iter().map(|store| store.len_bytes().unwrap_or(0)).collect();
     match disk {
-        Opened::Disk(disk) => disk.layers().iter().map(|layer| layer.image.store().len_bytes().unwrap_or(0)).collect(),
-        Opened::Export(_) => vec![0],
+        Opened::Disk(disk) => disk.layers().iter().map(lengths).collect(),
+        Opened::Export(_) => vec![vec![0]],
     }
 }
 
@@ -133,11 +153,6 @@ fn each_extent(
     Ok(())
 }
 
-/// The file of a layer. Of an export there is one name for all.
-fn name_of(names: &[String], depth: u32) -> Option<&String> {
-    names.get(depth as usize).or(names.last())
-}
-
 fn kind_word(kind: ExtentKind) -> &'static str {
     match kind {
         ExtentKind::Data => "data",
@@ -147,9 +162,9 @@ fn kind_word(kind: ExtentKind) -> &'static str {
     }
 }
 
-fn list(context: &mut Context, disk: &Opened, names: &[String], patience: &Patience) -> Outcome<()> {
+fn list(context: &mut Context, disk: &Opened, names: &Names, patience: &Patience) -> Outcome<()> {
     // No number in the list can have more digits than the longest file, or the disk, has.
-    let longest = file_lengths(disk).into_iter().max().unwrap_or(0);
+    let longest = file_lengths(disk).into_iter().flatten().max().unwrap_or(0);
     let digits = longest.max(disk.device().geometry().size_bytes).to_string().len().max("offset".len());
     writeln!(
         context.out,
@@ -162,7 +177,7 @@ fn list(context: &mut Context, disk: &Opened, names: &[String], patience: &Patie
             ExtentKind::Unallocated => writeln!(context.out, "{start:>digits$}  {length:>digits$}      -  {kind}")?,
             _ => {
                 let offset = extent.file_offset_bytes.map_or_else(|| "-".into(), |offset| offset.to_string());
-                let name = name_of(names, extent.depth).map_or("", String::as_str);
+                let name = names.of(&extent).map_or("", String::as_str);
                 let depth = extent.depth;
                 writeln!(
                     context.out,
@@ -175,7 +190,7 @@ fn list(context: &mut Context, disk: &Opened, names: &[String], patience: &Patie
     })
 }
 
-fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &[String], patience: &Patience) -> Outcome<()> {
+fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &Names, patience: &Patience) -> Outcome<()> {
     let size_bytes = disk.device().geometry().size_bytes;
     let quoted = |text: &str| serde_json::to_string(text).map_err(|error| Failure::new(error.to_string()));
     let file = quoted(&json::path(file))?;
@@ -198,7 +213,7 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &[String]
             data: is_data,
             damaged: extent.kind == ExtentKind::Damaged,
             offset: extent.file_offset_bytes,
-            file: name_of(names, extent.depth).filter(|_| present).map(String::as_str),
+            file: names.of(&extent).filter(|_| present).map(String::as_str),
         };
         let line = serde_json::to_string(&report).map_err(|error| Failure::new(error.to_string()))?;
         write!(context.out, "{separator}{line}")?;
@@ -232,12 +247,20 @@ const TOTALS_MAX: usize = 12;
 fn draw(context: &Context, disk: &Opened, patience: &Patience) -> Outcome<Drawing> {
     let columns = context.style.columns.saturating_sub(MARGIN_COLUMNS).max(8);
     let rows = context.style.rows.map_or(ROWS_MIN, |rows| rows.saturating_sub(LEGEND_ROWS).clamp(ROWS_MIN, ROWS_MAX));
-    let file_bytes = file_lengths(disk);
+    // Several files of a layer are drawn one behind the other.
+    let lengths = file_lengths(disk);
+    let file_bytes: Vec<u64> = lengths.iter().map(|files| files.iter().sum()).collect();
     let mut drawing = Drawing::new(disk.device().geometry().size_bytes, columns, rows, &file_bytes);
     each_extent(disk.device(), patience, |mut extent| {
         // An export is drawn as one layer: of those behind it only the server knows.
         if disk.disk().is_none() {
             extent.depth = 0;
+        }
+        if extent.file > 0
+            && let (Some(offset_bytes), Some(files)) =
+                (&mut extent.file_offset_bytes, lengths.get(extent.depth as usize))
+        {
+            *offset_bytes += files.iter().take(usize::from(extent.file)).sum::<u64>();
         }
         drawing.add(&extent);
         Ok(())
@@ -245,10 +268,10 @@ fn draw(context: &Context, disk: &Opened, patience: &Patience) -> Outcome<Drawin
     Ok(drawing)
 }
 
-fn print_drawing(context: &mut Context, drawing: &Drawing, names: &[String]) -> Outcome<()> {
+fn print_drawing(context: &mut Context, drawing: &Drawing, names: &Names) -> Outcome<()> {
     let style = context.style;
     let size_bytes = drawing.data_bytes() + drawing.zero_bytes + drawing.unallocated_bytes + drawing.damaged_bytes;
-    let top = names.first().map_or("", String::as_str);
+    let top = names.of_layers().next().map_or("", String::as_str);
     let head = format!("{}: {}, {} a character", printable(top), Exact(size_bytes), Human(drawing.cell_bytes()));
     writeln!(context.out, "{}", style.paint(BOLD, head))?;
     for (offset_bytes, row) in drawing.rows() {
@@ -272,7 +295,7 @@ fn print_drawing(context: &mut Context, drawing: &Drawing, names: &[String]) -> 
     Ok(())
 }
 
-fn print_totals(context: &mut Context, drawing: &Drawing, names: &[String], size_bytes: u64) -> Outcome<()> {
+fn print_totals(context: &mut Context, drawing: &Drawing, names: &Names, size_bytes: u64) -> Outcome<()> {
     let percent = |bytes: u64| {
         if size_bytes == 0 { String::new() } else { format!("{:.1} %", bytes as f64 * 100.0 / size_bytes as f64) }
     };
@@ -285,7 +308,7 @@ fn print_totals(context: &mut Context, drawing: &Drawing, names: &[String], size
         ("out of order", Align::Right),
         ("file", Align::Left),
     ]);
-    let layers = drawing.layers.iter().zip(names).enumerate();
+    let layers = drawing.layers.iter().zip(names.of_layers()).enumerate();
     for (depth, (tally, name)) in layers.take(TOTALS_MAX) {
         table.row(vec![
             draw::layer_glyph(depth as u32).to_string(),
@@ -360,10 +383,10 @@ fn print_drawing_json(
     context: &mut Context,
     file: &Path,
     drawing: &Drawing,
-    names: &[String],
+    names: &Names,
     warnings: &[String],
 ) -> Outcome<()> {
-    let layers = drawing.layers.iter().zip(names).enumerate();
+    let layers = drawing.layers.iter().zip(names.of_layers()).enumerate();
     let report = DrawingReport {
         file: json::path(file),
         virtual_size: drawing.data_bytes() + drawing.zero_bytes + drawing.unallocated_bytes + drawing.damaged_bytes,

@@ -413,8 +413,8 @@ fn page(server: &NbdServer, served: &[Served]) -> Page {
             }
         };
         gauge("diskwright_export_size_bytes", "Size that clients see.", &|disk| Some(disk.geometry().size_bytes));
-        gauge("diskwright_export_allocated_bytes", "Space that the file of the top image takes.", &|disk| {
-            disk.layers().first()?.image.store().allocated_bytes().ok()
+        gauge("diskwright_export_allocated_bytes", "Space that the files of the top image take.", &|disk| {
+            disk.layers().first()?.allocated_bytes().ok()
         });
         out
     })

@@ -298,7 +298,8 @@ fn share(job: &Job<'_>, extent: &Extent) -> io::Result<Vec<(u64, u64)>> {
     };
     let (Some(source), Some(dest)) = (job.source.disk(), job.dest.disk()) else { return Ok(everything) };
     let layers = source.layers();
-    let store = layers[extent.depth as usize].image.store();
+    let image = &layers[extent.depth as usize].image;
+    let Some(store) = image.stores().get(usize::from(extent.file)) else { return Ok(everything) };
     let clone = |len_bytes| Disk::clone_from(dest, store.as_ref(), file_offset_bytes, extent.offset_bytes, len_bytes);
     let block_bytes = dest.layers()[0].image.info().block_bytes;
     let first_block_end = (extent.offset_bytes.next_multiple_of(block_bytes) + block_bytes).min(end);

@@ -99,6 +99,13 @@ impl Twin {
         twin
     }
 
+    /// A disk that is there, at `path`, and holds `model`.
+    pub fn of(kind: Kind, dir: TempDir, path: PathBuf, model: Vec<u8>) -> Self {
+        let mut twin = Self { dir, kind, chain: vec![path], model, disk: None, io: None };
+        twin.open();
+        twin
+    }
+
     pub fn open(&mut self) {
         let options =
             OpenOptions { writable: true, cache: self.kind.cache, engine: self.kind.engine, ..OpenOptions::default() };

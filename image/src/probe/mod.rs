@@ -14,6 +14,8 @@
 //!   nothing               one of our formats       a guess: read-only, and only if the image names no other file
 //!   nothing               a foreign one            error: not supported
 //!   nothing               several                  error
+//!   a part (.001)         nothing                  raw, with the parts that follow it (`split`)
+//!   a part (.001)         any                      error: not supported
 //! ```
 //!
 //! A guest writes what it likes into its raw disk: the front of a VHDX, or the structures of a differencing VHD whose parent is
@@ -27,7 +29,9 @@
 
 pub mod known;
 
-use crate::{CheckReport, Format, Image, ImageError, ImageInfo, Result, raw::RawImage, vhd, vhdx};
+use crate::{
+    CheckReport, Format, Image, ImageError, ImageInfo, Result, raw::RawImage, split::SplitRawImage, vhd, vhdx,
+};
 use diskwright_store::Store;
 use known::Known;
 use std::{path::Path, sync::Arc};
@@ -71,7 +75,7 @@ pub fn probe(store: &dyn Store, writable: bool) -> Result<Verdict> {
     if promised.is_some_and(|known| known.format == Some(Format::Raw)) {
         return Ok(Verdict::told(Format::Raw));
     }
-    let found = contents(store)?;
+    let found = contents(store, store)?;
     if let Some(promised) = promised {
         return match promised.format {
             Some(format) if found.contains(&promised) => Ok(Verdict::told(format)),
@@ -102,10 +106,10 @@ const SAY_WHICH: &str = "say which it is with --format (--source-format of conve
 /// How to tell that it is raw.
 const SAY_RAW: &str = "if these are the bytes of a raw disk, say so (--format raw, or --source-format raw of convert)";
 
-/// The formats that the contents show.
-fn contents(store: &dyn Store) -> Result<Vec<&'static Known>> {
-    let len_bytes = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", store, 0, e))?;
-    let read = |most_bytes: usize, at_end: bool| -> Result<Vec<u8>> {
+/// The formats that the contents show, by the beginning of `first` and the end of `last`: the same file, or two parts of a disk.
+fn contents(first: &dyn Store, last: &dyn Store) -> Result<Vec<&'static Known>> {
+    let read = |store: &dyn Store, most_bytes: usize, at_end: bool| -> Result<Vec<u8>> {
+        let len_bytes = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", store, 0, e))?;
         let bytes = len_bytes.min(most_bytes as u64);
         let offset_bytes = if at_end { len_bytes - bytes } else { 0 };
         let mut buffer = vec![0; bytes as usize];
@@ -114,7 +118,27 @@ fn contents(store: &dyn Store) -> Result<Vec<&'static Known>> {
             .map_err(|e| ImageError::io("read the signature of the image", store, offset_bytes, e))?;
         Ok(buffer)
     };
-    Ok(known::recognised(&read(known::FRONT_BYTES, false)?, &read(known::BACK_BYTES, true)?))
+    Ok(known::recognised(&read(first, known::FRONT_BYTES, false)?, &read(last, known::BACK_BYTES, true)?))
+}
+
+/// The format of a disk in several files, of which `first` and `last` are the first and the last: raw.
+///
+/// # Errors
+/// `Unsupported` where the contents, joined, are those of an image; `Io`.
+pub fn probe_parts(first: &dyn Store, last: &dyn Store) -> Result<Verdict> {
+    let found = contents(first, last)?;
+    if found.is_empty() {
+        return Ok(Verdict::told(Format::Raw));
+    }
+    Err(ImageError::Unsupported {
+        path: first.name().to_owned(),
+        what: format!(
+            "the file and those that follow it, up to {}, look like the parts of a {} image; an image of that format in several files",
+            last.name().display(),
+            names(&found)
+        ),
+        hint: format!("join the parts into one file; {SAY_RAW}; if this file is an image by itself, name its format"),
+    })
 }
 
 fn names(found: &[&Known]) -> String {
@@ -204,6 +228,27 @@ pub fn open_as(
         return Err(guess_refused(&*store, verdict.format, "it names another file as its parent"));
     }
     Ok(image)
+}
+
+/// Opens a disk in several files, the first one first; `parts` of one file is [`open_as`].
+///
+/// # Errors
+/// Those of [`open_as`] and of [`SplitRawImage::new`]; `Unsupported` for several files of a format other than raw.
+pub fn open_parts(
+    mut parts: Vec<Arc<dyn Store>>,
+    verdict: Verdict,
+    writable: bool,
+    raw_sector_bytes: u32,
+) -> Result<Arc<dyn Image>> {
+    match (parts.len(), verdict.format) {
+        (1, _) => open_as(parts.remove(0), verdict, writable, raw_sector_bytes),
+        (_, Format::Raw) => Ok(Arc::new(SplitRawImage::new(parts, writable, raw_sector_bytes)?)),
+        (_, format) => Err(ImageError::Unsupported {
+            path: parts.first().map(|part| part.name().to_owned()).unwrap_or_default(),
+            what: format!("a {format} image in several files"),
+            hint: "join the parts into one file".into(),
+        }),
+    }
 }
 
 fn names_another_file(info: &ImageInfo) -> bool {

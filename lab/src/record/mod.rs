@@ -91,7 +91,7 @@ impl End {
 pub struct TargetRecord {
     /// As given by the user.
     pub name: String,
-    /// "vhdx dynamic", "raw file", "block device", "nbd export", "null".
+    /// "vhdx dynamic", "raw file", "raw files", "block device", "nbd export", "null".
     pub kind: String,
     /// Capacity.
     pub size_bytes: u64,

@@ -1,7 +1,7 @@
 //! Opening what a user named: an image by the engine, a raw file, a block device, an export of an NBD server, or `null:`.
 //!
 //! A file is a raw disk, a VHD or a VHDX by the rules of `diskwright_image::probe`: name and contents must agree, or the user
-//! says the format. VHD and VHDX are opened as virtual disks, with their parents. A block device is always raw: what lies on
+//! says the format. VHD and VHDX are opened as virtual disks, with their parents, and a raw disk in several files as one disk. A block device is always raw: what lies on
 //! it may look like an image and not be meant as one. So is an export; its server has opened the image already.
 
 use crate::{
@@ -12,10 +12,10 @@ use crate::{
     record::ContentsRecord,
     workload::short_size,
 };
-use diskwright_disk::{Disk, OpenOptions, Opened, ParentPolicy};
+use diskwright_disk::{Disk, Named, OpenOptions, Opened, ParentPolicy, parts_of};
 use diskwright_image::{Format, probe::probe};
 use diskwright_nbd::NbdUri;
-use diskwright_store::{BlockDevice, Blocking, CacheMode, EngineKind, FileStore, LockMode, RawDevice, Store};
+use diskwright_store::{BlockDevice, Blocking, CacheMode, EngineKind, FileStore, Files, LockMode, RawDevice, Store};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -29,7 +29,7 @@ const NULL_BYTES: u64 = 1 << 40;
 pub struct OpenTarget {
     /// As given by the user.
     pub name: String,
-    /// "vhdx dynamic", "raw file", "block device", "nbd export", "null".
+    /// "vhdx dynamic", "raw file", "raw files", "block device", "nbd export", "null".
     pub kind: String,
     /// Its file, where it has one.
     pub path: Option<PathBuf>,
@@ -140,11 +140,11 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
             let device = RawDevice::open(path, how.writable, how.cache.mode())?;
             ("block device".into(), device.cache_mode(), Arc::new(device))
         }
-        Found::File(Format::Raw) => {
+        Found::RawFile => {
             let device = RawDevice::open(path, how.writable, how.cache.mode())?;
             ("raw file".into(), device.cache_mode(), Arc::new(device))
         }
-        Found::File(format) => {
+        Found::Image(format) => {
             let opened = Disk::open(
                 path,
                 &OpenOptions {
@@ -159,7 +159,11 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
             let top = opened.layers()[0].image.info().disk_type;
             let mode = crate::targets::top_cache_mode(&opened);
             disk = Some(Arc::clone(&opened));
-            (format!("{format} {top}").to_lowercase(), mode, opened)
+            let kind = match format {
+                Format::Raw => "raw files".into(),
+                _ => format!("{format} {top}").to_lowercase(),
+            };
+            (kind, mode, opened)
         }
     };
     Ok(OpenTarget {
@@ -235,7 +239,9 @@ pub fn close(targets: &[OpenTarget], progress: &mut dyn Progress) -> Result<()> 
 
 enum Found {
     BlockDevice,
-    File(Format),
+    RawFile,
+    /// Opened by the engine: a format other than raw, or a raw disk in several files.
+    Image(Format),
 }
 
 /// Looks at the bytes, unless the format is given.
@@ -245,8 +251,12 @@ fn format_of(path: &Path, how: &OpenHow) -> Result<Found> {
     if store.is_block_device() {
         return Ok(Found::BlockDevice);
     }
-    Ok(Found::File(match how.format {
+    let format = match how.format {
         Some(format) => format,
         None => probe(&store, how.writable).map_err(diskwright_disk::DiskError::from)?.format,
-    }))
+    };
+    if format == Format::Raw && parts_of(&Files::default(), path)? == Named::Alone {
+        return Ok(Found::RawFile);
+    }
+    Ok(Found::Image(format))
 }

@@ -194,7 +194,7 @@ impl BlockDevice for NbdDevice {
         }
         if self.export.allocation_context.is_none() {
             let (kind, len_bytes) = (ExtentKind::Data, shown_end - offset_bytes);
-            out.push(Extent { offset_bytes, len_bytes, kind, depth: 0, file_offset_bytes: None });
+            out.push(Extent { offset_bytes, len_bytes, kind, depth: 0, file: 0, file_offset_bytes: None });
             return Ok(());
         }
         let (lane, inbox) = self.take_lane(false)?;

@@ -87,6 +87,7 @@ impl<'a> Extents<'a> {
                 len_bytes,
                 kind: said.kind,
                 depth: said.depth,
+                file: 0,
                 file_offset_bytes: None,
             }),
         }

@@ -125,7 +125,14 @@ mod tests {
                     ..8 => ExtentKind::Zero,
                     _ => ExtentKind::Unallocated,
                 };
-                out.push(Extent { offset_bytes: at, len_bytes: stop - at, kind, depth: 1, file_offset_bytes: None });
+                out.push(Extent {
+                    offset_bytes: at,
+                    len_bytes: stop - at,
+                    kind,
+                    depth: 1,
+                    file: 0,
+                    file_offset_bytes: None,
+                });
                 at = stop;
             }
             Ok(())
