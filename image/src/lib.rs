@@ -17,11 +17,14 @@
 
 pub mod error;
 pub mod image;
+mod lacks;
 pub mod probe;
 pub mod raw;
 pub mod space;
 pub mod vhd;
 pub mod vhdx;
+#[cfg(test)]
+mod waiting;
 
 pub use error::{ImageError, Result};
 pub use image::{
