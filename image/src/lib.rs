@@ -10,6 +10,7 @@
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log
 //!   space.rs   where the next payload block goes in a growing file
+//!   lacks.rs   what reservations had to wait for, so that it can be prepared
 //!   error.rs   what can go wrong, in sentences
 //! ```
 

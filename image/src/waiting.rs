@@ -23,7 +23,7 @@ const BLOCK: u64 = MIB;
 struct Watched {
     inner: MemoryStore,
     is_forbidden: AtomicBool,
-    /// Which calls are held back, and how many are.
+    /// Which call is held back, one at a time, and how many are.
     held: Mutex<(Option<Call>, usize)>,
     changed: Condvar,
     largest_punch_bytes: AtomicU64,
@@ -56,7 +56,7 @@ impl Watched {
     fn touched(&self, call: Call) {
         assert!(!self.is_forbidden.load(Ordering::SeqCst), "{call:?} of the store, where nothing may wait for it");
         let mut held = self.held.lock().unwrap();
-        if held.0 == Some(call) {
+        if held.0 == Some(call) && held.1 == 0 {
             held.1 += 1;
             self.changed.notify_all();
             while held.0 == Some(call) {
@@ -97,8 +97,10 @@ impl Store for Watched {
         self.inner.len_bytes()
     }
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        self.inner.read_at(buf, offset_bytes)?;
+        // Held back with what it has read.
         self.touched(Call::Read);
-        self.inner.read_at(buf, offset_bytes)
+        Ok(())
     }
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
         self.touched(Call::Write);
@@ -353,6 +355,46 @@ fn no_lock_is_held_while_the_store_is_called() {
             });
         }
         writer.close().unwrap();
+    }
+}
+
+/// A page that was changed, written and dropped while another thread had read its old bytes: the read is made again.
+#[test]
+fn what_was_dropped_while_it_was_read_is_read_again() {
+    for (kind, size_bytes, pages, entries) in [(Kind::Vhdx, 3 << 40, 4400, 512), (Kind::Vhd, 1536 << 30, 1200, 1024)] {
+        for is_preparation in [false, true] {
+            let (store, image) = made(kind, DiskType::Dynamic, size_bytes);
+            let image = &*image;
+            let writer = image.writer().unwrap();
+            writer.begin_writing().unwrap();
+            writer.reserve_waiting(0).unwrap();
+            let block = 100_000;
+            let state = || {
+                let mut out = [BlockState::Zero];
+                image.block_states(block, &mut out).unwrap();
+                out[0]
+            };
+            let seen = thread::scope(|scope| {
+                store.hold(Some(Call::Read));
+                let reader = scope.spawn(|| {
+                    if is_preparation {
+                        writer.prepare(block..block + 1).unwrap();
+                    }
+                    state()
+                });
+                store.until_held();
+                let place = writer.reserve_waiting(block).unwrap().offset_bytes;
+                writer.commit_waiting(block, Commit::Whole).unwrap();
+                writer.flush().unwrap();
+                for page in 200..200 + pages {
+                    writer.prepare(page * entries..page * entries + 1).unwrap();
+                }
+                store.hold(None);
+                (reader.join().unwrap(), BlockState::data(place))
+            });
+            assert_eq!(seen.0, seen.1, "{kind:?}, preparation: {is_preparation}");
+            assert_eq!(state(), seen.1, "{kind:?}, preparation: {is_preparation}");
+        }
     }
 }
 

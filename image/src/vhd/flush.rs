@@ -1,7 +1,7 @@
 //! A flush of a writable VHD: two ordered passes.
 //!
 //! ```text
-//!   snapshot (state mutex, in memory)     what was committed before this instant
+//!   snapshot (state mutex, in memory)    what was committed before this instant
 //!   pass 1   bitmaps of new dynamic blocks   invisible before their BAT entry, so no order is needed
 //!            sync                            payload and those bitmaps are durable
 //!   pass 2   bitmaps of differencing blocks; BAT entries      each shows only what pass 1 made durable
@@ -12,7 +12,7 @@
 //! whose bitmap is either written, or still the zeros of its fresh space, which pass 1 made durable and which show the
 //! parent, as before the flush. Sectors may be torn apart at 512 bytes: entries and bits are independent of each other.
 //!
-//! Concurrent flushes share passes, and a failed sync refuses all later ones: see [`Barrier`].
+//! Concurrent flushes share passes, and a failed sync refuses all later ones: see [`Barrier`](diskwright_store::Barrier).
 
 use super::{
     bitmap,
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{ImageError, Result};
 use diskwright_store::IoBuf;
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 /// What a flush has taken to write.
 struct Batch {
@@ -73,7 +73,7 @@ impl Writing {
         let result = first.and_then(|()| self.second_pass(&batch));
         let mut state = self.lock();
         state.table.pinned = false;
-        let given_up = std::mem::take(&mut state.given_up);
+        let given_up = state.given_up.take().unwrap_or_default();
         if result.is_err() {
             state.table.restore_dirty(&batch.sectors);
             let bitmaps = batch.bitmaps.iter().map(|write| (write.block, write.piece));
@@ -108,7 +108,7 @@ impl Writing {
         }
         batch.sectors = state.table.take_dirty(&self.blocks);
         state.table.pinned = !(batch.sectors.is_empty() && batch.bitmaps.is_empty());
-        state.given_up.clear();
+        state.given_up = Some(HashSet::new());
         batch
     }
 }

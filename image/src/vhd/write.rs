@@ -19,6 +19,7 @@
 //! `None`: the caller lets go of its lock, has it supplied (`prepare.rs`), and asks again. All that can fail or lack is found
 //! before anything is changed. A second mutex, `preparing`, is held by the one that waits for the file to grow; it comes first
 //! where both are taken. `reads.rs` reads the tables, `flush.rs` makes them durable.
+
 use super::{
     PAGE_BYTES, bitmap,
     growth::{FooterPlace, Growth, entry_of},
@@ -77,8 +78,9 @@ pub(super) struct State {
     /// Bitmaps that were looked at or changed; not those that are known to be full ([`Blocks::bitmaps_are_full`]).
     pub(super) bitmaps: HashMap<u64, SectorBitmap>,
     pub(super) dirty_bitmaps: BTreeMap<u64, Piece>,
-    /// Blocks that were given up since a flush took what is dirty: it must not put their bitmaps back.
-    pub(super) given_up: HashSet<u64>,
+    /// While a flush is under way: blocks that were given up since it took what is dirty. If it fails, it must not make
+    /// their bitmaps dirty again.
+    pub(super) given_up: Option<HashSet<u64>>,
     /// How often table pages or bitmaps were dropped from memory.
     pub(super) drops: u64,
     pub(super) lacks: Lacks<Lack>,
@@ -222,7 +224,9 @@ impl Writing {
         state.reserved.remove(&block);
         state.uninitialised.remove(&block);
         state.dirty_bitmaps.remove(&block);
-        state.given_up.insert(block);
+        if let Some(given_up) = &mut state.given_up {
+            given_up.insert(block);
+        }
         if state.bitmaps.remove(&block).is_some() {
             state.drops += 1;
         }
