@@ -7,8 +7,10 @@
 //!
 //! A block without data whose entry still names a place (a fixed disk's block that was unmapped) is put back there, if
 //! nothing else names that place: so a fixed disk does not grow. Otherwise space comes from holes and the file's end. The
-//! kept place may hold the block's old bytes and is zeroed (by `prepare.rs`) before it is handed out. No other block's bytes can be there,
-//! nor a request on its way: the entry had no data when the file was opened, durably, and gets no place back in a session.
+//! kept place may hold the block's old bytes and is zeroed (by `prepare.rs`) before it is handed out. No other block's bytes
+//! can be there, nor a request on its way: the entry had no data when the file was opened, durably, and gets no place back in
+//! a session. The place must end within the file as it was surveyed. Judged by the file's present length, a place that lay
+//! beyond its end would become valid when the file grows over it, and two blocks would share it.
 //!
 //! While an entry of the table is damaged no space is handed out (`survey.rs` says why). Blocks that have their space are
 //! read and overwritten as ever.
