@@ -118,7 +118,6 @@ impl ConvertCase {
             skip_damaged: false,
             verify: self.verify,
             no_reflink: !self.reflink,
-            skip_damaged: false,
         }
     }
 
