@@ -352,15 +352,17 @@ pub trait ImageWriter: Send + Sync {
     /// DataWriteGuid, durable on return. (A reservation may call the FileWriteGuid half by itself.)
     fn begin_writing(&self) -> Result<()>;
 
-    /// Does what [`ImageWriter::reserve`] and [`ImageWriter::commit`] of these blocks would have to wait for: reads tables,
-    /// makes room in the file. Waits for the disk, so the caller holds no lock. Another thread may use up what was prepared.
+    /// Does what [`ImageWriter::reserve`] and [`ImageWriter::commit`] of these blocks had to wait for when they said `None`:
+    /// reads tables, makes room in the file. Waits for the disk, so the caller holds no lock. Then ask again: what was
+    /// prepared may not have been all, and another thread may have used it up.
     ///
     /// # Errors
-    /// `Io`, with `StorageFull` when the file cannot grow; `Corrupt` for a table in which no space can be found.
+    /// `Io`, with `StorageFull` when the file cannot grow; `Corrupt` for a table in which no space can be found. Of a full
+    /// file system nothing is kept.
     fn prepare(&self, blocks: Range<u64>) -> Result<()>;
 
-    /// Space for a block. Repeated calls for a block give the same place until it is committed or given up. `None` says that
-    /// it would have to wait for the disk: call [`ImageWriter::prepare`], without locks, and ask again.
+    /// Space for a block. Repeated calls for a block give the same place until it is committed or given up. Never touches the
+    /// store. `None` says that it would have to wait for the disk: call [`ImageWriter::prepare`], without locks, and ask again.
     ///
     /// # Errors
     /// `Poisoned`; `Corrupt` for the block's entry. The image is as it was.
@@ -439,7 +441,8 @@ pub trait ImageWriter: Send + Sync {
     fn freed_generation(&self) -> u64;
 
     /// Space given up at generations up to `generation` may be used again: its removal is durable and no request that
-    /// could still reach it is in flight. The caller has made sure of both. The file system gets its blocks back, where it can.
+    /// could still reach it is in flight. The caller has made sure of both. The file system gets its blocks back, where it can;
+    /// that waits for the disk, so the caller holds no lock.
     fn recycle(&self, generation: u64);
 
     /// Flushes, gives back slack at the file's end, leaves the log clean. Called once, when no request is in flight and

@@ -11,6 +11,7 @@
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log
 //!   space.rs   where the next payload block goes in a growing file
+//!   lacks.rs   what reservations had to wait for, so that it can be prepared
 //!   error.rs   what can go wrong, in sentences
 //! ```
 
@@ -18,12 +19,15 @@
 
 pub mod error;
 pub mod image;
+mod lacks;
 pub mod probe;
 pub mod raw;
 pub mod space;
 pub mod split;
 pub mod vhd;
 pub mod vhdx;
+#[cfg(test)]
+mod waiting;
 
 pub use error::{ImageError, Result};
 pub use image::{

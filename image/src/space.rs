@@ -4,17 +4,25 @@
 //!   0            used_end            file_end
 //!   │ in use (with holes) │ slack, zeros │          the file grows in steps, so that a block costs no `fallocate`
 //!        ▲ ▲                   │
-//!        │ └─ recycled ◀─ quarantine ◀─ given up     exact length only: blocks of an image are all alike
+//!        │ └─ ready ◀─ zeroed ─ free ◀─ punched ─ quarantine ◀─ given up       exact length only
 //!        └───────── take() ────┘
 //! ```
 //!
+//! Blocks of an image are all alike, so a free piece is used for a block of exactly its length.
+//!
 //! Space that was given up is first *quarantined*: until the removal of its mapping is durable, and no read that was begun
-//! under the old mapping is in flight, handing it out would show one block's bytes in another. Only the owner knows when
-//! both are true; it then calls [`Space::recycle`].
+//! under the old mapping is in flight, handing it out would show one block's stale data in another. The owner knows when
+//! both are true; it then takes the pieces by [`Space::recycled`], punches them by [`Punching`], and adds them by
+//! [`Space::add_free`]. A free piece may hold stale data. [`Space::take_to_zero`] and [`Space::add_ready`] are called
+//! before and after it is zeroed; only then can it be handed out.
+//!
+//! A `Space` lives inside its image's state mutex and never touches the store. What waits for the disk is done between two
+//! calls, without the mutex: [`Extension::carry_out`], [`zero_pieces`], [`Punching::punch`]. Whoever grows or zeroes must do
+//! so alone (the image's `preparing` mutex).
 //!
 //! Invariants: what `take` hands out reads as zeros, lies within the store's length, and overlaps nothing that was handed
-//! out and not recycled. Slack is never written by anybody. There is no lock here: a `Space` lives inside its image's
-//! mutex.
+//! out and not recycled. Nobody writes to slack. A piece that is punched or zeroed is in no list meanwhile, so it cannot be
+//! handed out before the call to the file system has ended.
 
 use diskwright_store::{FileRange, Store, Zeroing, is_full};
 use std::{
@@ -26,15 +34,10 @@ use std::{
 const STEP_MIN_BYTES: u64 = 16 << 20;
 /// Largest step by which a file grows, in bytes.
 const STEP_MAX_BYTES: u64 = 256 << 20;
-
-/// Space that was handed out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Taken {
-    /// First byte in the store.
-    pub offset_bytes: u64,
-    /// The store's new length, when it had to grow.
-    pub grew_to_bytes: Option<u64>,
-}
+/// Most free pieces that are zeroed at a time.
+const ZERO_PIECES: usize = 16;
+/// Most bytes that one call punches: readers of the file wait for the inode's lock meanwhile.
+const PUNCH_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, Clone, Copy)]
 struct Quarantined {
@@ -43,16 +46,47 @@ struct Quarantined {
     len_bytes: u64,
 }
 
+/// Pieces of space: length in bytes to the offsets of pieces of that length.
+#[derive(Debug, Default)]
+struct Pieces(BTreeMap<u64, BTreeSet<u64>>);
+
+impl Pieces {
+    fn add(&mut self, offset_bytes: u64, len_bytes: u64) {
+        self.0.entry(len_bytes).or_default().insert(offset_bytes);
+    }
+
+    fn remove(&mut self, offset_bytes: u64, len_bytes: u64) -> bool {
+        let Some(offsets) = self.0.get_mut(&len_bytes) else { return false };
+        let was_there = offsets.remove(&offset_bytes);
+        if offsets.is_empty() {
+            self.0.remove(&len_bytes);
+        }
+        was_there
+    }
+
+    fn first(&self, len_bytes: u64) -> Option<u64> {
+        self.0.get(&len_bytes)?.first().copied()
+    }
+
+    /// The piece that ends at `end_bytes`: offset and length.
+    fn ending_at(&self, end_bytes: u64) -> Option<(u64, u64)> {
+        self.0.iter().find_map(|(&len_bytes, offsets)| {
+            let offset_bytes = end_bytes.checked_sub(len_bytes)?;
+            offsets.contains(&offset_bytes).then_some((offset_bytes, len_bytes))
+        })
+    }
+}
+
 /// The allocator of one file. See the module.
 #[derive(Debug)]
 pub struct Space {
     used_end_bytes: u64,
     file_end_bytes: u64,
     alignment_bytes: u64,
-    /// Length in bytes to the offsets of recycled pieces of that length.
-    recycled: BTreeMap<u64, BTreeSet<u64>>,
-    /// Recycled pieces whose blocks the file system may still hold.
-    unpunched: Vec<FileRange>,
+    /// Free pieces that read as zeros.
+    ready: Pieces,
+    /// Free pieces that may hold anything.
+    free: Pieces,
     /// In order of generation.
     quarantined: VecDeque<Quarantined>,
     generation: u64,
@@ -75,69 +109,83 @@ impl Space {
             used_end_bytes,
             file_end_bytes: used_end_bytes,
             alignment_bytes,
-            recycled: BTreeMap::new(),
-            unpunched: Vec::new(),
+            ready: Pieces::default(),
+            free: Pieces::default(),
             quarantined: VecDeque::new(),
             generation: 0,
         }
     }
 
-    /// Takes `len_bytes`: a recycled piece of exactly this length (zeroed first), else slack, else the file grows.
+    /// Takes `len_bytes` and returns the first byte: a ready piece of exactly this length, else slack. `None` when a free
+    /// piece must be zeroed first ([`Space::take_to_zero`]), or the file must grow ([`Space::growth`]).
     ///
     /// # Errors
-    /// The store's; `StorageFull` when the file cannot grow. Nothing has changed then.
-    pub fn take(&mut self, store: &dyn Store, len_bytes: u64) -> io::Result<Taken> {
-        if let Some(offset_bytes) = self.recycled.get(&len_bytes).and_then(BTreeSet::first).copied() {
-            store.zero_range(FileRange { offset_bytes, len_bytes }, Zeroing::Keep)?;
-            self.forget_recycled(offset_bytes, len_bytes);
-            return Ok(Taken { offset_bytes, grew_to_bytes: None });
+    /// When no offset can express the piece's end.
+    pub fn take(&mut self, len_bytes: u64) -> io::Result<Option<u64>> {
+        if let Some(offset_bytes) = self.ready.first(len_bytes) {
+            self.ready.remove(offset_bytes, len_bytes);
+            return Ok(Some(offset_bytes));
+        }
+        if self.free.first(len_bytes).is_some() {
+            return Ok(None);
         }
         let offset_bytes = self.align_up(self.used_end_bytes)?;
         let end_bytes = offset_bytes.checked_add(len_bytes).ok_or_else(overflow)?;
-        let grew_to_bytes =
-            if end_bytes <= self.file_end_bytes { None } else { Some(self.grow(store, offset_bytes, end_bytes)?) };
+        if end_bytes > self.file_end_bytes {
+            return Ok(None);
+        }
         self.used_end_bytes = end_bytes;
-        Ok(Taken { offset_bytes, grew_to_bytes })
+        Ok(Some(offset_bytes))
     }
 
-    /// Where [`Space::take`] would find `len_bytes`.
+    /// Where [`Space::take`] will find `len_bytes`.
     ///
     /// # Errors
     /// When no offset can express it.
     pub fn next_offset_bytes(&self, len_bytes: u64) -> io::Result<u64> {
-        match self.recycled.get(&len_bytes).and_then(BTreeSet::first) {
-            Some(&offset_bytes) => Ok(offset_bytes),
+        match self.ready.first(len_bytes).or_else(|| self.free.first(len_bytes)) {
+            Some(offset_bytes) => Ok(offset_bytes),
             None => self.align_up(self.used_end_bytes),
         }
     }
 
-    /// Grows the store to at least `end_bytes`; returns its new length.
-    fn grow(&mut self, store: &dyn Store, offset_bytes: u64, end_bytes: u64) -> io::Result<u64> {
-        let step_bytes = (self.used_end_bytes / 8).clamp(STEP_MIN_BYTES, STEP_MAX_BYTES).max(end_bytes - offset_bytes);
+    /// Free pieces of `len_bytes` that must be zeroed before one can be handed out; none when one is ready. They are in no
+    /// list from now on: the caller zeroes them and calls [`Space::add_ready`], or [`Space::add_free`] where that failed.
+    pub fn take_to_zero(&mut self, len_bytes: u64) -> Vec<u64> {
+        if self.ready.first(len_bytes).is_some() {
+            return Vec::new();
+        }
+        let taken: Vec<_> = self.free.0.get(&len_bytes).into_iter().flatten().copied().take(ZERO_PIECES).collect();
+        for &offset_bytes in &taken {
+            self.free.remove(offset_bytes, len_bytes);
+        }
+        taken
+    }
+
+    /// Makes a piece that reads as zeros available.
+    pub fn add_ready(&mut self, offset_bytes: u64, len_bytes: u64) {
+        self.ready.add(offset_bytes, len_bytes);
+    }
+
+    /// How the file must grow before `len_bytes` can be taken from its end; `None` when the slack is enough, or a piece of
+    /// this length is there.
+    ///
+    /// # Errors
+    /// When no offset can express the new end.
+    pub fn growth(&self, len_bytes: u64) -> io::Result<Option<Extension>> {
+        if self.ready.first(len_bytes).is_some() || self.free.first(len_bytes).is_some() {
+            return Ok(None);
+        }
+        let offset_bytes = self.align_up(self.used_end_bytes)?;
+        let end_bytes = offset_bytes.checked_add(len_bytes).ok_or_else(overflow)?;
+        if end_bytes <= self.file_end_bytes {
+            return Ok(None);
+        }
+        let step_bytes = (self.used_end_bytes / 8).clamp(STEP_MIN_BYTES, STEP_MAX_BYTES).max(len_bytes);
         let exact_bytes = self.align_up(end_bytes)?;
         let wanted_bytes =
             offset_bytes.checked_add(step_bytes).and_then(|end| self.align_up(end).ok()).unwrap_or(exact_bytes);
-        let mut target_bytes = wanted_bytes;
-        let mut result = self.extend(store, target_bytes);
-        if target_bytes != exact_bytes && matches!(&result, Err(error) if is_full(error)) {
-            target_bytes = exact_bytes;
-            result = self.extend(store, target_bytes);
-        }
-        result?;
-        self.file_end_bytes = target_bytes;
-        Ok(target_bytes)
-    }
-
-    fn extend(&self, store: &dyn Store, target_bytes: u64) -> io::Result<()> {
-        let range = FileRange { offset_bytes: self.file_end_bytes, len_bytes: target_bytes - self.file_end_bytes };
-        // The owner may keep something at the file's end (a VHD its footer): that stays.
-        let held_bytes = store.len_bytes()?.max(self.file_end_bytes);
-        store.allocate(range).inspect_err(|_| {
-            // A file system may have extended the file before it ran full.
-            if store.len_bytes().is_ok_and(|len_bytes| len_bytes > held_bytes) {
-                let _ = store.set_len(held_bytes);
-            }
-        })
+        Ok(Some(Extension { from_bytes: self.file_end_bytes, exact_bytes, wanted_bytes }))
     }
 
     /// Gives up a piece that was handed out (or was in use when the file was opened). It is not handed out again before
@@ -152,30 +200,30 @@ impl Space {
         self.generation
     }
 
-    /// What was given up at generations up to `generation` may be handed out again.
-    pub fn recycle(&mut self, generation: u64) {
-        while let Some(piece) = self.quarantined.front().copied().filter(|piece| piece.generation <= generation) {
-            self.quarantined.pop_front();
-            self.add_free(piece.offset_bytes, piece.len_bytes);
-            self.unpunched.push(FileRange { offset_bytes: piece.offset_bytes, len_bytes: piece.len_bytes });
-        }
+    /// What was given up at generations up to `generation`, now in no list. The caller punches it and adds it as free.
+    pub fn recycled(&mut self, generation: u64) -> Punching {
+        let count = self.quarantined.partition_point(|piece| piece.generation <= generation);
+        let pieces = self.quarantined.drain(..count);
+        Punching::of(pieces.map(|piece| FileRange { offset_bytes: piece.offset_bytes, len_bytes: piece.len_bytes }))
     }
 
-    /// Gives the blocks of what was recycled since the last call, and is still free, back to the file system. A file system that
-    /// cannot do so keeps them: nothing depends on it.
-    pub fn punch_recycled(&mut self, store: &dyn Store) {
-        for piece in std::mem::take(&mut self.unpunched) {
-            let free = self.recycled.get(&piece.len_bytes).is_some_and(|offsets| offsets.contains(&piece.offset_bytes));
-            if free && piece.offset_bytes + piece.len_bytes <= self.file_end_bytes {
-                let _ = store.zero_range(piece, Zeroing::Deallocate);
-            }
-        }
+    /// For the close: all that was given up is free, and so is what was zeroed for reuse. Returned is that of it, below
+    /// [`Space::used_end_bytes`], whose blocks the file system may still hold. Call [`Space::release_tail`] between the two.
+    pub fn free_all(&mut self) -> Vec<FileRange> {
+        let ready = std::mem::take(&mut self.ready).0;
+        let ready =
+            ready.into_iter().flat_map(|(len_bytes, offsets)| offsets.into_iter().map(move |at| (at, len_bytes)));
+        let given_up = self.quarantined.drain(..).map(|piece| (piece.offset_bytes, piece.len_bytes));
+        let all: Vec<_> =
+            ready.chain(given_up).map(|(offset_bytes, len_bytes)| FileRange { offset_bytes, len_bytes }).collect();
+        all.iter().for_each(|piece| self.add_free(piece.offset_bytes, piece.len_bytes));
+        all
     }
 
-    /// Makes a piece below `used_end_bytes` that nothing refers to, durably, available at once. What it holds does not
-    /// matter.
+    /// Makes a piece below `used_end_bytes` that nothing refers to, durably, available. It is zeroed before it is handed
+    /// out, so what it holds does not matter.
     pub fn add_free(&mut self, offset_bytes: u64, len_bytes: u64) {
-        self.recycled.entry(len_bytes).or_default().insert(offset_bytes);
+        self.free.add(offset_bytes, len_bytes);
     }
 
     /// First byte after everything in use or quarantined or recycled.
@@ -195,31 +243,15 @@ impl Space {
         self.used_end_bytes = self.used_end_bytes.min(file_end_bytes);
     }
 
-    /// Forgets recycled pieces at the very end, so that the caller can cut the file at the `used_end_bytes` that is
-    /// returned. The caller must do so (and call [`Space::set_file_end`]) before the next `take`: those pieces are not
-    /// zero.
+    /// Forgets free pieces at the very end, so that the caller can cut the file at the `used_end_bytes` that is returned.
+    /// The caller must do so (and call [`Space::set_file_end`]) before the next `take`: those pieces are not zero.
     pub fn release_tail(&mut self) -> u64 {
         loop {
             let end_bytes = self.used_end_bytes;
-            let last = self.recycled.iter().find_map(|(&len_bytes, offsets)| {
-                offsets
-                    .last()
-                    .copied()
-                    .filter(|offset_bytes| offset_bytes.checked_add(len_bytes) == Some(end_bytes))
-                    .map(|offset_bytes| (offset_bytes, len_bytes))
-            });
+            let last = self.free.ending_at(end_bytes).or_else(|| self.ready.ending_at(end_bytes));
             let Some((offset_bytes, len_bytes)) = last else { return end_bytes };
-            self.forget_recycled(offset_bytes, len_bytes);
+            let _ = self.free.remove(offset_bytes, len_bytes) || self.ready.remove(offset_bytes, len_bytes);
             self.used_end_bytes = offset_bytes;
-        }
-    }
-
-    fn forget_recycled(&mut self, offset_bytes: u64, len_bytes: u64) {
-        if let Some(offsets) = self.recycled.get_mut(&len_bytes) {
-            offsets.remove(&offset_bytes);
-            if offsets.is_empty() {
-                self.recycled.remove(&len_bytes);
-            }
         }
     }
 
@@ -228,136 +260,96 @@ impl Space {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use diskwright_store::MemoryStore;
-    use proptest::prelude::*;
+/// How a file is to grow. Nothing of it is known to the [`Space`] before [`Space::set_file_end`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extension {
+    /// The end that the allocator knows.
+    pub from_bytes: u64,
+    exact_bytes: u64,
+    wanted_bytes: u64,
+}
 
-    const MIB: u64 = 1 << 20;
-
-    /// A memory store on a file system of `capacity_bytes`.
-    fn small(capacity_bytes: u64) -> MemoryStore {
-        let store = MemoryStore::new("m");
-        store.limit(capacity_bytes);
-        store
-    }
-
-    #[test]
-    fn grows_in_steps_and_hands_out_slack() {
-        let store = MemoryStore::new("m");
-        store.set_len(MIB + 1).unwrap();
-        let mut space = Space::new(MIB + 1, MIB);
-        let first = space.take(&store, 2 * MIB).unwrap();
-        assert_eq!(first, Taken { offset_bytes: 2 * MIB, grew_to_bytes: Some(18 * MIB) });
-        assert_eq!(store.len_bytes().unwrap(), 18 * MIB);
-        assert_eq!(space.take(&store, 2 * MIB).unwrap(), Taken { offset_bytes: 4 * MIB, grew_to_bytes: None });
-        assert_eq!((space.used_end_bytes(), space.file_end_bytes()), (6 * MIB, 18 * MIB));
-    }
-
-    #[test]
-    fn a_full_file_system_gives_what_is_needed_and_then_refuses_without_a_trace() {
-        let store = small(5 * MIB);
-        store.set_len(MIB).unwrap();
-        let mut space = Space::new(MIB, MIB);
-        assert_eq!(space.take(&store, 2 * MIB).unwrap().grew_to_bytes, Some(3 * MIB));
-        assert_eq!(space.take(&store, 2 * MIB).unwrap().grew_to_bytes, Some(5 * MIB));
-        assert_eq!(space.take(&store, MIB).unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert_eq!((space.used_end_bytes(), space.file_end_bytes()), (5 * MIB, 5 * MIB));
-        assert_eq!(store.len_bytes().unwrap(), 5 * MIB);
-    }
-
-    #[test]
-    fn what_the_owner_keeps_at_the_end_survives_a_full_file_system() {
-        let store = small(MIB + 4096);
-        store.set_len(MIB).unwrap();
-        store.write_at(&[7; 512], MIB).unwrap();
-        let mut space = Space::new(MIB, 4096);
-        assert_eq!(space.take(&store, MIB).unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert_eq!(store.len_bytes().unwrap(), MIB + 512);
-        let mut kept = [0; 512];
-        store.read_at(&mut kept, MIB).unwrap();
-        assert_eq!(kept, [7; 512]);
-    }
-
-    #[test]
-    fn quarantined_space_is_handed_out_only_when_recycled_and_then_reads_as_zeros() {
-        let store = MemoryStore::new("m");
-        let mut space = Space::new(0, 4096);
-        let first = space.take(&store, 8192).unwrap().offset_bytes;
-        store.write_at(&[7; 8192], first).unwrap();
-        space.quarantine(first, 8192);
-        let generation = space.generation();
-        space.quarantine(1 << 40, 8192);
-        assert_ne!(space.take(&store, 8192).unwrap().offset_bytes, first);
-        space.recycle(generation);
-        assert_ne!(space.take(&store, 4096).unwrap().offset_bytes, first, "another length must not fit");
-        assert_eq!(space.take(&store, 8192).unwrap().offset_bytes, first);
-        let mut found = [1; 8192];
-        store.read_at(&mut found, first).unwrap();
-        assert!(found.iter().all(|&byte| byte == 0));
-        assert_ne!(
-            space.take(&store, 8192).unwrap().offset_bytes,
-            1 << 40,
-            "the later generation is still in quarantine"
-        );
-    }
-
-    #[test]
-    fn lengths_near_the_end_of_the_world_are_errors() {
-        let store = MemoryStore::new("m");
-        let mut space = Space::new(u64::MAX - 5, MIB);
-        assert!(space.take(&store, 1).is_err());
-        assert!(Space::new(MIB, MIB).take(&store, u64::MAX - 3).is_err());
-    }
-
-    #[test]
-    fn the_tail_is_released_as_far_as_it_is_free() {
-        let store = MemoryStore::new("m");
-        let mut space = Space::new(0, MIB);
-        let offsets: Vec<u64> = (0..4).map(|_| space.take(&store, MIB).unwrap().offset_bytes).collect();
-        for index in [3, 0, 2] {
-            space.quarantine(offsets[index], MIB);
-        }
-        assert_eq!(space.release_tail(), 4 * MIB);
-        space.recycle(space.generation());
-        assert_eq!(space.release_tail(), 2 * MIB);
-    }
-
-    proptest! {
-        #[test]
-        fn nothing_is_handed_out_twice(steps in prop::collection::vec((0u8..4, 0usize..8), 1..60)) {
-            let store = MemoryStore::new("m");
-            let mut space = Space::new(100, 4096);
-            let mut held: Vec<(u64, u64)> = Vec::new();
-            let mut resting: Vec<(u64, u64)> = Vec::new();
-            for (what, pick) in steps {
-                match what {
-                    0 | 1 => {
-                        let len_bytes = 4096 << (pick % 2);
-                        let offset_bytes = space.take(&store, len_bytes).unwrap().offset_bytes;
-                        prop_assert_eq!(offset_bytes % 4096, 0);
-                        prop_assert!(offset_bytes + len_bytes <= store.len_bytes().unwrap());
-                        for &(other, other_len) in held.iter().chain(&resting) {
-                            prop_assert!(offset_bytes + len_bytes <= other || other + other_len <= offset_bytes);
-                        }
-                        let mut found = vec![1; len_bytes as usize];
-                        store.read_at(&mut found, offset_bytes).unwrap();
-                        prop_assert!(found.iter().all(|&byte| byte == 0));
-                        store.write_at(&vec![9; len_bytes as usize], offset_bytes).unwrap();
-                        held.push((offset_bytes, len_bytes));
-                    }
-                    2 if !held.is_empty() => {
-                        let (offset_bytes, len_bytes) = held.swap_remove(pick % held.len());
-                        space.quarantine(offset_bytes, len_bytes);
-                        resting.push((offset_bytes, len_bytes));
-                    }
-                    _ => {
-                        space.recycle(space.generation());
-                        resting.clear();
-                    }
-                }
+impl Extension {
+    /// Grows the store by a step, or, where there is no space for that, by what is needed. Returns its new end. Waits for
+    /// the disk.
+    ///
+    /// # Errors
+    /// The store's; `StorageFull` when the file cannot grow. The file's length is as it was.
+    pub fn carry_out(&self, store: &dyn Store) -> io::Result<u64> {
+        match self.extend(store, self.wanted_bytes) {
+            Err(error) if self.wanted_bytes != self.exact_bytes && is_full(&error) => {
+                self.extend(store, self.exact_bytes).map(|()| self.exact_bytes)
             }
+            result => result.map(|()| self.wanted_bytes),
         }
+    }
+
+    fn extend(&self, store: &dyn Store, target_bytes: u64) -> io::Result<()> {
+        let range = FileRange { offset_bytes: self.from_bytes, len_bytes: target_bytes - self.from_bytes };
+        // The owner may keep something at the file's end (a VHD its footer): that stays.
+        let held_bytes = store.len_bytes()?.max(self.from_bytes);
+        store.allocate(range).inspect_err(|_| {
+            // A file system may have extended the file before it ran full.
+            if store.len_bytes().is_ok_and(|len_bytes| len_bytes > held_bytes) {
+                let _ = store.set_len(held_bytes);
+            }
+        })
     }
 }
+
+/// Zeroes pieces that [`Space::take_to_zero`] gave; their space stays allocated. Returns how many are zero, and the error
+/// that ended it. Waits for the disk.
+pub fn zero_pieces(store: &dyn Store, offsets: &[u64], len_bytes: u64) -> (usize, io::Result<()>) {
+    for (done, &offset_bytes) in offsets.iter().enumerate() {
+        if let Err(error) = store.zero_range(FileRange { offset_bytes, len_bytes }, Zeroing::Keep) {
+            return (done, Err(error));
+        }
+    }
+    (offsets.len(), Ok(()))
+}
+
+/// Pieces whose blocks are given back to the file system, a stretch at a time.
+#[derive(Debug)]
+pub struct Punching {
+    /// By falling offset.
+    pieces: Vec<FileRange>,
+}
+
+impl Punching {
+    /// Of pieces that do not overlap.
+    pub fn of(pieces: impl Iterator<Item = FileRange>) -> Self {
+        let mut pieces: Vec<_> = pieces.collect();
+        pieces.sort_unstable_by_key(|piece| std::cmp::Reverse(piece.offset_bytes));
+        Self { pieces }
+    }
+
+    /// Punches the next pieces that follow each other, at most 64 MiB a call, and returns them; empty at the end. A file
+    /// system that cannot do so keeps the blocks: nothing depends on it. Waits for the disk.
+    pub fn punch(&mut self, store: &dyn Store) -> Vec<FileRange> {
+        let Some(first) = self.pieces.pop() else { return Vec::new() };
+        let (start_bytes, mut end_bytes) = (first.offset_bytes, first.offset_bytes.saturating_add(first.len_bytes));
+        let mut done = vec![first];
+        while let Some(next) = self
+            .pieces
+            .pop_if(|next| next.offset_bytes == end_bytes && end_bytes - start_bytes + next.len_bytes <= PUNCH_BYTES)
+        {
+            end_bytes = next.offset_bytes.saturating_add(next.len_bytes);
+            done.push(next);
+        }
+        let mut at = start_bytes;
+        while at < end_bytes {
+            let len_bytes = (end_bytes - at).min(PUNCH_BYTES);
+            let _ = store.zero_range(FileRange { offset_bytes: at, len_bytes }, Zeroing::Deallocate);
+            at += len_bytes;
+        }
+        done
+    }
+
+    /// Punches all. Waits for the disk.
+    pub fn punch_all(mut self, store: &dyn Store) {
+        while !self.punch(store).is_empty() {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

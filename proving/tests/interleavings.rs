@@ -278,7 +278,7 @@ fn flushes_of_an_image(case: DiskCase) -> impl Scene {
                     let writer = image.writer().ok_or("it cannot be written")?;
                     let mut after = Vec::new();
                     for block in [me, me + 3] {
-                        let reservation = writer.reserve(block).map_err(text)?;
+                        let reservation = writer.reserve_waiting(block).map_err(text)?;
                         if let Some((at, bytes)) = reservation.init {
                             image.store().write_at(&bytes, at).map_err(|error| error.to_string())?;
                             writer.initialised(block);
@@ -287,7 +287,7 @@ fn flushes_of_an_image(case: DiskCase) -> impl Scene {
                             .store()
                             .write_at(&[me as u8 + 1; 512], reservation.offset_bytes)
                             .map_err(|error| error.to_string())?;
-                        writer.commit(block, Commit::Whole).map_err(text)?;
+                        writer.commit_waiting(block, Commit::Whole).map_err(text)?;
                         writer.flush().map_err(text)?;
                         after.push((block, what_is_durable(&world)));
                     }

@@ -2,13 +2,18 @@
 //!
 //! ```text
 //!   ... last piece │ slack, zeros │ footer │                      before
-//!   ... last piece │ new piece    │ slack, zeros ... │ footer │   after growing
+//!   ... last piece │ new piece    │ slack, zeros ... │ footer │   after growing (published when the footer has moved)
 //!
 //!   a piece:   [ pad | bitmap ][ payload ]        the brackets begin at multiples of 4096
 //! ```
 //!
-//! Everything waits for the first reservation (or discard, or, where a footer is not right, write): until then a writable image is not touched. Then [`Growth::prepare`]
-//! walks over all blocks once, refuses a file whose blocks overlap, puts the copy of the footer right, and makes the slack zero.
+//! Everything waits for the first reservation (or discard, or, where a footer is not right, write): until then a writable
+//! image is not touched. Then [`Growth::prepare`] walks over all blocks once, refuses a file whose blocks overlap, puts the
+//! copy of the footer right, and makes the slack zero.
+//!
+//! A [`Growth`] lives inside the image's state mutex and touches the store only in `prepare`, before it is there, and in
+//! `trim`, at close. [`Room::make`] does what waits for the disk between two calls: [`Growth::room`] says what, and
+//! [`Growth::publish`] takes in what was done.
 //!
 //! Invariants: between the end of the last piece and the footer all bytes are zero, and nobody else writes there; the
 //! footer is at [`Space::file_end_bytes`], so the file is 512 bytes longer than the allocator knows.
@@ -26,10 +31,16 @@ use super::{
     order::{self, Met},
     table,
 };
-use crate::{ImageError, Result, space::Space};
+use crate::{
+    ImageError, Result,
+    space::{Extension, Punching, Space, zero_pieces},
+};
 use diskwright_format::vhd::{BAT_UNUSED, FOOTER_BYTES, SECTOR_BYTES};
 use diskwright_store::{Barrier, FileRange, Store, Zeroing};
 use std::{collections::HashSet, io, ops::Range};
+
+/// For errors.
+const GROW: &str = "let the file grow";
 
 /// Holes between blocks that are remembered for use, so that a hostile file cannot fill the memory with them.
 const MAX_HOLES: usize = 65536;
@@ -189,34 +200,63 @@ impl Growth {
         })
     }
 
-    /// Space for a block, all zeros; moves the footer when the file has to grow.
+    /// Space for a block, all zeros; `None` where there is none yet ([`Growth::room`]). Does not touch the store, which is for
+    /// errors.
     ///
     /// # Errors
-    /// `Io` when it cannot grow; `Unsupported` when the piece would be where a BAT entry cannot point.
-    pub fn take(&mut self, store: &dyn Store) -> Result<Piece> {
-        let old_end = self.space.file_end_bytes();
-        let too_large = |e| ImageError::io("let the file grow", store, old_end, e);
-        // Before anything is taken: a piece that no entry can name would be lost.
-        let piece = self.piece_at(self.space.next_offset_bytes(self.piece_bytes).map_err(too_large)?);
-        if entry_of(&piece).is_none() {
-            return Err(ImageError::Unsupported {
-                path: store.name().to_owned(),
-                what: "a block beyond 2 TiB in the file, where the 32-bit block allocation table cannot point,".into(),
-                hint: "convert the disk to VHDX".into(),
-            });
+    /// `Unsupported` when the piece would be where a BAT entry cannot point.
+    pub fn take(&mut self, store: &dyn Store) -> Result<Option<Piece>> {
+        self.check_next(store)?;
+        let end_bytes = self.space.file_end_bytes();
+        let taken = self.space.take(self.piece_bytes).map_err(|e| ImageError::io(GROW, store, end_bytes, e))?;
+        Ok(taken.map(|offset_bytes| self.piece_at(offset_bytes)))
+    }
+
+    /// Refuses the next piece where no BAT entry could name it. Asked before anything is taken: the piece would be lost.
+    fn check_next(&self, store: &dyn Store) -> Result<()> {
+        let end_bytes = self.space.file_end_bytes();
+        let next = self.space.next_offset_bytes(self.piece_bytes);
+        let piece = self.piece_at(next.map_err(|e| ImageError::io(GROW, store, end_bytes, e))?);
+        if entry_of(&piece).is_some() {
+            return Ok(());
         }
-        let taken = self.space.take(store, self.piece_bytes).map_err(|e| {
-            self.restore_footer(store, old_end);
-            too_large(e)
-        })?;
-        if let Some(new_end) = taken.grew_to_bytes {
-            self.move_footer(store, old_end, new_end).map_err(|e| {
-                self.restore_footer(store, old_end);
-                self.space.set_file_end(old_end);
-                ImageError::io("move the footer to the file's new end", store, new_end, e)
-            })?;
+        Err(ImageError::Unsupported {
+            path: store.name().to_owned(),
+            what: "a block beyond 2 TiB in the file, where the 32-bit block allocation table cannot point,".into(),
+            hint: "convert the disk to VHDX".into(),
+        })
+    }
+
+    /// What [`Growth::take`] waits for.
+    ///
+    /// # Errors
+    /// As [`Growth::take`].
+    pub fn room(&mut self, store: &dyn Store) -> Result<Room> {
+        self.check_next(store)?;
+        let pieces = self.space.take_to_zero(self.piece_bytes);
+        if !pieces.is_empty() {
+            return Ok(Room::Zero { pieces, piece_bytes: self.piece_bytes });
         }
-        Ok(self.piece_at(taken.offset_bytes))
+        let end_bytes = self.space.file_end_bytes();
+        let extension = self.space.growth(self.piece_bytes).map_err(|e| ImageError::io(GROW, store, end_bytes, e))?;
+        Ok(extension.map_or(Room::Enough, |extension| Room::Extend { extension, footer: Box::new(self.footer) }))
+    }
+
+    /// Takes in what [`Room::make`] gave.
+    pub fn publish(&mut self, made: &Made) {
+        match made {
+            Made::Nothing => {}
+            Made::Zeroed { ready, still, piece_bytes } => {
+                ready.iter().for_each(|&offset_bytes| self.space.add_ready(offset_bytes, *piece_bytes));
+                still.iter().for_each(|&offset_bytes| self.space.add_free(offset_bytes, *piece_bytes));
+            }
+            Made::Extended { end_bytes } => self.space.set_file_end(*end_bytes),
+        }
+    }
+
+    /// The length of the file.
+    pub fn len_bytes(&self) -> u64 {
+        self.space.file_end_bytes() + FOOTER_BYTES as u64
     }
 
     /// The piece whose space begins at `offset_bytes`.
@@ -226,21 +266,6 @@ impl Growth {
             bitmap_offset: payload_offset - self.bitmap_bytes,
             payload_offset,
             end: payload_offset.saturating_add(self.piece_bytes - self.area_bytes),
-        }
-    }
-
-    fn move_footer(&self, store: &dyn Store, old_end: u64, new_end: u64) -> io::Result<()> {
-        store.write_at(&self.footer, new_end)?;
-        // What the old footer covered becomes slack, and slack is zero.
-        let covered_bytes = (new_end - old_end).min(FOOTER_BYTES as u64) as usize;
-        store.write_at(&[0; FOOTER_BYTES][..covered_bytes], old_end)
-    }
-
-    /// After a failed growth the file may have been cut where the footer was. Best effort: the copy at 0 is right.
-    fn restore_footer(&self, store: &dyn Store, at: u64) {
-        let end = at + FOOTER_BYTES as u64;
-        if store.write_at(&self.footer, at).is_ok() && store.len_bytes().is_ok_and(|len_bytes| len_bytes > end) {
-            let _ = store.set_len(end);
         }
     }
 
@@ -260,10 +285,14 @@ impl Growth {
         self.space.generation()
     }
 
-    /// See [`Space::recycle`].
-    pub fn recycle(&mut self, store: &dyn Store, generation: u64) {
-        self.space.recycle(generation);
-        self.space.punch_recycled(store);
+    /// See [`Space::recycled`].
+    pub fn recycled(&mut self, generation: u64) -> Punching {
+        self.space.recycled(generation)
+    }
+
+    /// Pieces that were punched can be used again.
+    pub fn add_free(&mut self, pieces: &[FileRange]) {
+        pieces.iter().for_each(|piece| self.space.add_free(piece.offset_bytes, piece.len_bytes));
     }
 
     /// Cuts the file after the last block and ends it with the footer. Everything that was given up is durably gone, and the
@@ -272,10 +301,11 @@ impl Growth {
     /// # Errors
     /// `Io`.
     pub fn trim(&mut self, store: &dyn Store, blocks: &Blocks) -> Result<()> {
-        self.space.recycle(self.space.generation());
+        let mut given_up = self.space.free_all();
         let old_end = self.space.file_end_bytes();
         let used_end = self.space.used_end_bytes();
         let mut new_end = self.space.release_tail();
+        given_up.retain(|piece| piece.offset_bytes < self.space.used_end_bytes());
         if new_end < used_end {
             // What was released began at a page; the block before it, or the table, may have ended earlier.
             new_end = blocks.tables_end_bytes(old_end);
@@ -294,8 +324,76 @@ impl Growth {
             store.set_len(new_end + FOOTER_BYTES as u64).map_err(io_error)?;
             self.space.set_file_end(new_end);
         }
-        self.space.punch_recycled(store);
+        Punching::of(given_up.into_iter()).punch_all(store);
         Ok(())
+    }
+}
+
+/// What must be done to the file before a piece can be taken.
+#[derive(Debug)]
+pub(super) enum Room {
+    /// Nothing.
+    Enough,
+    /// Free pieces are to be zeroed.
+    Zero { pieces: Vec<u64>, piece_bytes: u64 },
+    /// The file is to grow, and the footer to move.
+    Extend { extension: Extension, footer: Box<[u8; FOOTER_BYTES]> },
+}
+
+/// What was done to the file.
+#[derive(Debug)]
+pub(super) enum Made {
+    Nothing,
+    Zeroed { ready: Vec<u64>, still: Vec<u64>, piece_bytes: u64 },
+    Extended { end_bytes: u64 },
+}
+
+impl Room {
+    /// Does it. Waits for the disk; the caller sees to it that nobody else does the same. What was done is to be published
+    /// though there is an error.
+    pub fn make(self, store: &dyn Store) -> (Made, Result<()>) {
+        match self {
+            Self::Enough => (Made::Nothing, Ok(())),
+            Self::Zero { mut pieces, piece_bytes } => {
+                let (zeroed, result) = zero_pieces(store, &pieces, piece_bytes);
+                let at = pieces.get(zeroed).copied().unwrap_or(0);
+                let still = pieces.split_off(zeroed);
+                (
+                    Made::Zeroed { ready: pieces, still, piece_bytes },
+                    result.map_err(|e| ImageError::io(GROW, store, at, e)),
+                )
+            }
+            Self::Extend { extension, footer } => match extend(store, &extension, &footer) {
+                Ok(end_bytes) => (Made::Extended { end_bytes }, Ok(())),
+                Err(error) => {
+                    restore_footer(store, &footer, extension.from_bytes);
+                    (Made::Nothing, Err(error))
+                }
+            },
+        }
+    }
+}
+
+fn extend(store: &dyn Store, extension: &Extension, footer: &[u8; FOOTER_BYTES]) -> Result<u64> {
+    let old_end = extension.from_bytes;
+    let new_end = extension.carry_out(store).map_err(|e| ImageError::io(GROW, store, old_end, e))?;
+    move_footer(store, footer, old_end, new_end)
+        .map_err(|e| ImageError::io("move the footer to the file's new end", store, new_end, e))?;
+    Ok(new_end)
+}
+
+fn move_footer(store: &dyn Store, footer: &[u8; FOOTER_BYTES], old_end: u64, new_end: u64) -> io::Result<()> {
+    store.write_at(footer, new_end)?;
+    // What the old footer covered becomes slack, and slack is zero.
+    let covered_bytes = (new_end - old_end).min(FOOTER_BYTES as u64) as usize;
+    store.write_at(&[0; FOOTER_BYTES][..covered_bytes], old_end)
+}
+
+/// After a failed growth the file may have been cut where the footer was. Best effort: the copy at 0 is right.
+fn restore_footer(store: &dyn Store, footer: &[u8; FOOTER_BYTES], at: u64) {
+    let end = at + FOOTER_BYTES as u64;
+    if store.write_at(footer, at).is_ok() && store.len_bytes().is_ok_and(|len_bytes| len_bytes > end) {
+        let _ = store.set_len(end);
     }
 }
 

@@ -8,7 +8,10 @@
 //!   batmap.rs    XenServer's map of full blocks, which is kept clear of
 //!   bitmap.rs    sector bitmaps: most significant bit first in the file, least significant first in memory
 //!   image.rs     the trait Image: block states and bitmaps
-//!   write.rs     the trait ImageWriter: reserve, commit, discard, and the two ordered passes that make it all durable
+//!   write.rs     the trait ImageWriter: reserve, commit, discard, in memory
+//!   prepare.rs   what reserve and commit had to wait for
+//!   reads.rs     what a writable image says of its blocks
+//!   flush.rs     the two ordered passes that make it all durable
 //!   growth.rs    the file's end: pieces for new blocks, and the footer that moves with it
 //!   create.rs    new files
 //!   check.rs     what is wrong with a file
@@ -23,18 +26,22 @@
 //! - Space that a block gave up is not used again before the removal of its BAT entry is durable
 //!   ([`ImageWriter::recycle`](crate::ImageWriter::recycle)).
 //!
-//! A writable image has one mutex, over its table pages, bitmaps and space ([`write`]), and beside it the
-//! [`Barrier`](diskwright_store::Barrier) that lets concurrent flushes share a pass. Reads of a read-only image take no lock.
+//! A writable image has a mutex over its table pages, bitmaps and space, under which nothing waits for the file ([`write`]); one
+//! for whoever lets the file grow (`prepare.rs`); and the [`Barrier`](diskwright_store::Barrier) that lets concurrent
+//! flushes share a pass. Reads of a read-only image take no lock.
 
 mod batmap;
 mod bitmap;
 mod check;
 mod create;
+mod flush;
 mod footers;
 mod growth;
 mod image;
 mod layout;
 mod order;
+mod prepare;
+mod reads;
 mod table;
 mod write;
 

@@ -1,8 +1,11 @@
 //! The BAT, read by the entry or cached by the page. Never whole: a header may claim two gigabytes of it.
 //!
-//! A read-only image reads just the entries that it is asked for. A writable one keeps the pages that it has touched as they are to be;
-//! a page is written by the 512-byte sectors that changed. Pages that are clean may be dropped to bound the memory,
-//! but not while a flush has taken changes that are not in the file yet ([`Table::pinned`]).
+//! A read-only image reads just the entries that it is asked for. A writable one keeps the pages whose entries it changes; a
+//! page is written by the 512-byte sectors that changed. Pages that are clean may be dropped to bound the memory, but not
+//! while a flush has taken changes that are not in the file yet ([`Table::pinned`]). A [`Table`] never touches the file.
+//!
+//! Invariant: a page that is not here is in the file as it should be. Whoever reads the file without the state mutex looks at
+//! the image's count of drops before and after, and reads again where it has moved (`prepare.rs`).
 
 use super::layout::Blocks;
 use crate::{ImageError, Result};
@@ -34,6 +37,17 @@ pub(super) fn read_entries(store: &dyn Store, blocks: &Blocks, first: u64, out: 
         at += chunk.len() as u64;
     }
     Ok(())
+}
+
+/// The page whose first entry is that of `first_block`.
+pub(super) fn read_page(store: &dyn Store, blocks: &Blocks, first_block: u64) -> Result<Box<[u8]>> {
+    let start = first_block * 4;
+    let mut page = vec![0; (blocks.table_bytes() - start).min(PAGE_BYTES) as usize].into_boxed_slice();
+    let offset = blocks.table_offset + start;
+    store
+        .read_at(&mut page, offset)
+        .map_err(|e| ImageError::io("read the block allocation table", store, offset, e))?;
+    Ok(page)
 }
 
 /// Calls `visit(block, entry)` for every entry in use of the first `count`, until it says `false`.
@@ -69,40 +83,45 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// The entry of `block`, which is below `blocks.count`.
-    pub fn entry(&mut self, store: &dyn Store, blocks: &Blocks, block: u64) -> Result<u32> {
-        let page = self.page(store, blocks, block / ENTRIES_PER_PAGE)?;
+    /// The entry of `block`, if its page is here.
+    pub fn entry(&self, block: u64) -> Option<u32> {
+        let page = self.pages.get(&(block / ENTRIES_PER_PAGE))?;
         let at = (block % ENTRIES_PER_PAGE) as usize * 4;
-        Ok(u32::from_be_bytes([page[at], page[at + 1], page[at + 2], page[at + 3]]))
+        Some(u32::from_be_bytes([page[at], page[at + 1], page[at + 2], page[at + 3]]))
     }
 
-    /// Changes the entry of `block`.
-    pub fn set(&mut self, store: &dyn Store, blocks: &Blocks, block: u64, entry: u32) -> Result<()> {
-        let page = self.page(store, blocks, block / ENTRIES_PER_PAGE)?;
-        let at = (block % ENTRIES_PER_PAGE) as usize * 4;
-        page[at..at + 4].copy_from_slice(&entry.to_be_bytes());
-        self.dirty.insert(block * 4 / SECTOR_BYTES);
-        Ok(())
-    }
-
-    fn page(&mut self, store: &dyn Store, blocks: &Blocks, index: u64) -> Result<&mut [u8]> {
-        if !self.pages.contains_key(&index) {
-            if self.pages.len() >= MAX_CLEAN_PAGES && !self.pinned {
-                let dirty = &self.dirty;
-                let sectors_per_page = PAGE_BYTES / SECTOR_BYTES;
-                self.pages.retain(|page, _| {
-                    dirty.range(page * sectors_per_page..(page + 1) * sectors_per_page).next().is_some()
-                });
-            }
-            let start = index * PAGE_BYTES;
-            let mut page = vec![0; (blocks.table_bytes() - start).min(PAGE_BYTES) as usize].into_boxed_slice();
-            let offset = blocks.table_offset + start;
-            store
-                .read_at(&mut page, offset)
-                .map_err(|e| ImageError::io("read the block allocation table", store, offset, e))?;
-            self.pages.insert(index, page);
+    /// Changes the entry of `block`, whose page is here.
+    pub fn set(&mut self, block: u64, entry: u32) {
+        if let Some(page) = self.pages.get_mut(&(block / ENTRIES_PER_PAGE)) {
+            let at = (block % ENTRIES_PER_PAGE) as usize * 4;
+            page[at..at + 4].copy_from_slice(&entry.to_be_bytes());
+            self.dirty.insert(block * 4 / SECTOR_BYTES);
         }
-        Ok(self.pages.entry(index).or_default())
+    }
+
+    /// The first block of the page of `block`, where that page is not here.
+    pub fn missing(&self, block: u64) -> Option<u64> {
+        let index = block / ENTRIES_PER_PAGE;
+        (!self.pages.contains_key(&index)).then_some(index * ENTRIES_PER_PAGE)
+    }
+
+    /// Takes in a page as the file has it, if it is still absent. Says whether others were dropped for it.
+    pub fn insert(&mut self, first_block: u64, page: Box<[u8]>) -> bool {
+        let before = self.pages.len();
+        if before >= MAX_CLEAN_PAGES && !self.pinned {
+            let dirty = &self.dirty;
+            let sectors_per_page = PAGE_BYTES / SECTOR_BYTES;
+            self.pages
+                .retain(|page, _| dirty.range(page * sectors_per_page..(page + 1) * sectors_per_page).next().is_some());
+        }
+        let has_dropped = self.pages.len() < before;
+        self.pages.entry(first_block / ENTRIES_PER_PAGE).or_insert(page);
+        has_dropped
+    }
+
+    /// Bytes of the pages that may be dirty, at most.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty.len() as u64 * PAGE_BYTES
     }
 
     pub fn is_dirty(&self) -> bool {

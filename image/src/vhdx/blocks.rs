@@ -1,12 +1,16 @@
 //! The life of a block: reserve and commit.
 //!
-//! Both change only memory (and the file's length): the table pages in the cache become dirty, and a flush carries them to the
-//! file. All that can fail is done before the first page is changed, so a failure leaves the tables as they were.
+//! Both change only memory, and never touch the file: the table pages in the cache become dirty, and a flush carries them
+//! to the file. What is not in memory (a table page, the survey, space that reads as zeros) is noted as a [`Lack`], and the
+//! answer is `None`: the caller lets go of its lock, has `prepare.rs` supply it, and asks again. All that can fail or lack is
+//! found before the first page is changed, so a failure leaves the tables as they were.
 //!
 //! A block without data whose entry still names a place (a fixed disk's block that was unmapped) is put back there, if
 //! nothing else names that place: so a fixed disk does not grow. Otherwise space comes from holes and the file's end. The
-//! kept place may hold the block's old bytes and is zeroed before it is handed out. No other block's bytes can be there,
-//! nor a request on its way: the entry had no data when the file was opened, durably, and gets no place back in a session.
+//! kept place may hold the block's old bytes and is zeroed (by `prepare.rs`) before it is handed out. No other block's bytes
+//! can be there, nor a request on its way: the entry had no data when the file was opened, durably, and gets no place back in
+//! a session. The place must end within the file as it was surveyed. Judged by the file's present length, a place that lay
+//! beyond its end would become valid when the file grows over it, and two blocks would share it.
 //!
 //! While an entry of the table is damaged no space is handed out (`survey.rs` says why). Blocks that have their space are
 //! read and overwritten as ever.
@@ -18,27 +22,39 @@
 use super::{
     image::VhdxImage,
     layout::EntryState,
-    lock,
     pages::PageCache,
-    survey::{Marks, survey},
+    prepare::MAKE_ROOM,
+    survey::{Marks, Survey},
 };
 use crate::{
     error::{ImageError, Result},
     image::{Commit, Reservation},
+    lacks::Lacks,
     space::Space,
 };
-use diskwright_format::vhdx::{
-    BITMAP_BLOCK_BYTES, BatEntry, BitmapState, Invalid, MIB, PayloadState, bat::BAT_ENTRY_BYTES,
+use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, BitmapState, Invalid, PayloadState, bat::BAT_ENTRY_BYTES};
+use std::{
+    collections::{HashMap, HashSet},
+    io,
 };
-use diskwright_store::{FileRange, Store, Zeroing};
-use std::{collections::HashMap, io};
 
-const READ_BAT: &str = "read the block allocation table";
+/// What a block's reservation or commit had to wait for, beside the page of its table entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lack {
+    /// The survey.
+    Survey,
+    /// The survey, and space for the payload that reads as zeros.
+    Payload,
+    /// The survey, and the bits of the block: in the cache, or space for a bitmap block.
+    Bitmap,
+}
 
 /// What the image's state mutex guards.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) pages: PageCache,
+    /// The file's length when it was opened, or surveyed. Later `space` knows how it has grown.
+    surveyed_bytes: u64,
     /// Made by the first change of a session; stays `None` while an entry is damaged.
     pub(super) space: Option<Space>,
     /// Why no space is handed out: the index of a damaged entry and what is wrong with it, found by the first change.
@@ -49,21 +65,48 @@ pub(super) struct State {
     pub(super) keep_end_bytes: u64,
     /// Blocks whose space is taken and not yet committed, with the first byte of it.
     pub(super) reserved: HashMap<u64, u64>,
+    /// Blocks whose kept place reads as zeros and was not handed out since.
+    cleared: HashSet<u64>,
+    pub(super) lacks: Lacks<Lack>,
 }
 
 impl State {
+    pub(super) fn of_file(file_bytes: u64) -> Self {
+        Self { surveyed_bytes: file_bytes, ..Self::default() }
+    }
+
+    /// The file's length as far as tables and space may count on it.
+    pub(super) fn file_bytes(&self) -> u64 {
+        self.space.as_ref().map_or(self.surveyed_bytes, Space::file_end_bytes)
+    }
+
     pub(super) fn freed_generation(&self) -> u64 {
         self.space.as_ref().map_or(0, Space::generation)
     }
 
-    pub(super) fn recycle(&mut self, store: &dyn Store, generation: u64) {
-        if let Some(space) = &mut self.space {
-            space.recycle(generation);
-            space.punch_recycled(store);
+    /// Whether the survey was made, so that tables may be changed.
+    pub(super) fn is_surveyed(&self) -> bool {
+        self.space.is_some() || self.damaged.is_some()
+    }
+
+    /// Takes in what a survey of `file_bytes` found: `space` with its free pieces, or damage.
+    pub(super) fn install(&mut self, file_bytes: u64, found: Survey, space: Option<(Space, u64)>) {
+        self.surveyed_bytes = file_bytes;
+        self.damaged = found.damaged;
+        if let Some((mut space, keep_end_bytes)) = space {
+            found.free.iter().for_each(|&(offset_bytes, len_bytes)| space.add_free(offset_bytes, len_bytes));
+            self.contested = found.contested;
+            self.keep_end_bytes = keep_end_bytes;
+            self.space = Some(space);
         }
     }
 
-    fn entry(&self, entry_offset_bytes: u64) -> BatEntry {
+    /// The kept place of a block reads as zeros from now on.
+    pub(super) fn is_cleared(&mut self, block: u64) {
+        self.cleared.insert(block);
+    }
+
+    pub(super) fn entry(&self, entry_offset_bytes: u64) -> BatEntry {
         let mut raw = [0; BAT_ENTRY_BYTES as usize];
         self.pages.overlay(&mut raw, entry_offset_bytes);
         BatEntry::from_le_bytes(raw)
@@ -76,25 +119,31 @@ impl State {
 }
 
 impl VhdxImage {
-    pub(super) fn reserve_block(&self, state: &mut State, block: u64) -> Result<Reservation> {
+    pub(super) fn reserve_block(&self, state: &mut State, block: u64) -> Result<Option<Reservation>> {
         self.barrier.check()?;
+        let at = |offset_bytes| Some(Reservation { store: 0, offset_bytes, init: None });
         if let Some(&offset_bytes) = state.reserved.get(&block) {
-            return Ok(Reservation { store: 0, offset_bytes, init: None });
+            return Ok(at(offset_bytes));
         }
-        let offset_bytes = match self.current(state, block)? {
-            EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes } => offset_bytes,
-            EntryState::Absent | EntryState::Zero => {
-                let offset_bytes = self.place_for(state, block)?;
-                state.reserved.insert(block, offset_bytes);
-                offset_bytes
-            }
-        };
-        Ok(Reservation { store: 0, offset_bytes, init: None })
+        Ok(match self.current(state, block)? {
+            None => None,
+            Some(EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes }) => at(offset_bytes),
+            Some(EntryState::Absent | EntryState::Zero) => match self.place_for(state, block)? {
+                Some(offset_bytes) => {
+                    state.reserved.insert(block, offset_bytes);
+                    at(offset_bytes)
+                }
+                None => {
+                    state.lacks.note(block, Lack::Payload);
+                    None
+                }
+            },
+        })
     }
 
-    pub(super) fn commit_block(&self, state: &mut State, block: u64, change: Commit) -> Result<EntryState> {
+    pub(super) fn commit_block(&self, state: &mut State, block: u64, change: Commit) -> Result<Option<EntryState>> {
         self.barrier.check()?;
-        let current = self.current(state, block)?;
+        let Some(current) = self.current(state, block)? else { return Ok(None) };
         match change {
             Commit::Zero | Commit::Discard => self.commit_zero(state, block, current, change == Commit::Discard),
             Commit::Sectors { first, count } if self.layout.has_parent => {
@@ -105,7 +154,7 @@ impl VhdxImage {
                     )));
                 }
                 match current {
-                    EntryState::Data { .. } => Ok(current),
+                    EntryState::Data { .. } => Ok(Some(current)),
                     EntryState::Zero => self.commit_whole(state, block, current),
                     EntryState::Absent | EntryState::Partial { .. } => {
                         self.commit_sectors(state, block, current, first, count)
@@ -116,8 +165,8 @@ impl VhdxImage {
         }
     }
 
-    /// The block's state, with the page of its entry loaded.
-    fn current(&self, state: &mut State, block: u64) -> Result<EntryState> {
+    /// The block's state; `None` where the page of its entry is not in the cache.
+    pub(super) fn current(&self, state: &State, block: u64) -> Result<Option<EntryState>> {
         if block >= self.layout.geometry.payload_blocks() {
             return Err(self.misuse(format!(
                 "block {block} lies beyond the disk's {} blocks",
@@ -126,13 +175,14 @@ impl VhdxImage {
         }
         let index = self.layout.geometry.payload_index(block);
         let place = self.layout.entry_offset_bytes(index);
-        state.pages.load(&**self.barrier.store(), READ_BAT, place, BAT_ENTRY_BYTES)?;
-        self.layout
-            .block_state(block, state.entry(place), self.file_bytes()?)
-            .map_err(|invalid| self.layout.corrupt_entry(&**self.barrier.store(), index, invalid))
+        if !state.pages.has(place, BAT_ENTRY_BYTES) {
+            return Ok(None);
+        }
+        let current = self.layout.block_state(block, state.entry(place), state.file_bytes());
+        current.map(Some).map_err(|invalid| self.layout.corrupt_entry(&**self.barrier.store(), index, invalid))
     }
 
-    fn payload_entry_bytes(&self, block: u64) -> u64 {
+    pub(super) fn payload_entry_bytes(&self, block: u64) -> u64 {
         self.layout.entry_offset_bytes(self.layout.geometry.payload_index(block))
     }
 
@@ -147,15 +197,18 @@ impl VhdxImage {
         }
     }
 
-    fn commit_whole(&self, state: &mut State, block: u64, current: EntryState) -> Result<EntryState> {
+    fn commit_whole(&self, state: &mut State, block: u64, current: EntryState) -> Result<Option<EntryState>> {
         if let EntryState::Data { .. } = current {
-            return Ok(current);
+            return Ok(Some(current));
         }
         let offset_bytes = self.payload_place(state, block, current)?;
-        self.begin_change(state)?;
+        if !state.is_surveyed() {
+            state.lacks.note(block, Lack::Survey);
+            return Ok(None);
+        }
         state.reserved.remove(&block);
         state.set_entry(self.payload_entry_bytes(block), BatEntry::payload(PayloadState::FullyPresent, offset_bytes));
-        Ok(EntryState::Data { offset_bytes })
+        Ok(Some(EntryState::Data { offset_bytes }))
     }
 
     fn commit_sectors(
@@ -165,18 +218,18 @@ impl VhdxImage {
         current: EntryState,
         first: u32,
         count: u32,
-    ) -> Result<EntryState> {
+    ) -> Result<Option<EntryState>> {
         let geometry = &self.layout.geometry;
         let in_disk = (geometry.bytes_in_disk(block) / u64::from(geometry.logical_sector_bytes())) as u32;
         if first == 0 && count >= in_disk {
             return self.commit_whole(state, block, current);
         }
         let offset_bytes = self.payload_place(state, block, current)?;
-        self.begin_change(state)?;
-        let bitmap_bytes = self.bitmap_block(state, block)?;
-        let (within, len_bytes) = geometry.bitmap_place(block);
-        let place = bitmap_bytes + within;
-        state.pages.load(&**self.barrier.store(), "read a sector bitmap", place, len_bytes)?;
+        let Some(place) = self.bits_place(state, block)? else {
+            state.lacks.note(block, Lack::Bitmap);
+            return Ok(None);
+        };
+        let (_, len_bytes) = geometry.bitmap_place(block);
         if current == EntryState::Absent {
             // Bits of a block that is not present have no meaning, and some writers leave them set.
             let mut stale = false;
@@ -211,26 +264,50 @@ impl VhdxImage {
                 BatEntry::payload(PayloadState::PartiallyPresent, offset_bytes),
             );
         }
-        Ok(EntryState::Partial { offset_bytes })
+        Ok(Some(EntryState::Partial { offset_bytes }))
     }
 
-    /// The sector bitmap block of a block's chunk, made if there is none yet.
-    fn bitmap_block(&self, state: &mut State, block: u64) -> Result<u64> {
+    /// Where the bitmap block of a block's chunk is. `Err` in `Ok` where it has none: then the place of its table entry.
+    /// `None` where that is not in the cache.
+    pub(super) fn bitmap_block(&self, state: &State, block: u64) -> Result<Option<Result<u64, u64>>> {
         let index = self.layout.geometry.bitmap_index(self.layout.geometry.chunk_of(block));
         let place = self.layout.entry_offset_bytes(index);
-        state.pages.load(&**self.barrier.store(), READ_BAT, place, BAT_ENTRY_BYTES)?;
-        let found = self.layout.bitmap_place(state.entry(place), self.file_bytes()?);
-        if let Some(offset_bytes) =
-            found.map_err(|invalid| self.layout.corrupt_entry(&**self.barrier.store(), index, invalid))?
-        {
-            return Ok(offset_bytes);
+        if !state.pages.has(place, BAT_ENTRY_BYTES) {
+            return Ok(None);
         }
-        let offset_bytes = self.take(state, BITMAP_BLOCK_BYTES)?;
-        state.set_entry(place, BatEntry::bitmap(BitmapState::Present, offset_bytes));
-        Ok(offset_bytes)
+        let found = self.layout.bitmap_place(state.entry(place), state.file_bytes());
+        let found = found.map_err(|invalid| self.layout.corrupt_entry(&**self.barrier.store(), index, invalid))?;
+        Ok(Some(found.ok_or(place)))
     }
 
-    fn commit_zero(&self, state: &mut State, block: u64, current: EntryState, discard: bool) -> Result<EntryState> {
+    /// Where a block's bits are, all of them in the cache; the bitmap block is made if there is none yet. `None` where the
+    /// pages or the space are not there.
+    fn bits_place(&self, state: &mut State, block: u64) -> Result<Option<u64>> {
+        let (within, len_bytes) = self.layout.geometry.bitmap_place(block);
+        if !state.is_surveyed() {
+            return Ok(None);
+        }
+        let entry_place = match self.bitmap_block(state, block)? {
+            None => return Ok(None),
+            Some(Ok(offset_bytes)) => {
+                let place = offset_bytes + within;
+                return Ok(state.pages.has(place, len_bytes).then_some(place));
+            }
+            Some(Err(entry_place)) => entry_place,
+        };
+        let Some(offset_bytes) = self.take(state, BITMAP_BLOCK_BYTES)? else { return Ok(None) };
+        state.set_entry(entry_place, BatEntry::bitmap(BitmapState::Present, offset_bytes));
+        state.pages.insert_zeros(offset_bytes + within, len_bytes);
+        Ok(Some(offset_bytes + within))
+    }
+
+    fn commit_zero(
+        &self,
+        state: &mut State,
+        block: u64,
+        current: EntryState,
+        discard: bool,
+    ) -> Result<Option<EntryState>> {
         if self.layout.fixed {
             return Err(ImageError::Unsupported {
                 path: self.barrier.store().name().to_owned(),
@@ -247,9 +324,12 @@ impl VhdxImage {
             EntryState::Data { .. } | EntryState::Partial { .. } => false,
         };
         if nothing_to_do && !state.reserved.contains_key(&block) {
-            return Ok(current);
+            return Ok(Some(current));
         }
-        self.begin_change(state)?;
+        if !state.is_surveyed() {
+            state.lacks.note(block, Lack::Survey);
+            return Ok(None);
+        }
         let block_bytes = self.layout.geometry.block_bytes();
         let kept = self.kept_place(state, block);
         let had = match current {
@@ -262,41 +342,49 @@ impl VhdxImage {
             given_up.into_iter().flatten().for_each(|offset_bytes| space.quarantine(offset_bytes, block_bytes));
         }
         if nothing_to_do {
-            return Ok(current);
+            return Ok(Some(current));
         }
         // What was there before may be read from an unmapped block (2.5.1.1). Without an offset that is nothing; but of a child's it is its parent's.
         let next = if discard && !self.layout.has_parent { PayloadState::Unmapped } else { PayloadState::Zero };
         state.set_entry(place, BatEntry::payload(next, 0));
-        Ok(EntryState::Zero)
+        state.cleared.remove(&block);
+        Ok(Some(EntryState::Zero))
     }
 
-    /// Space for a block that has none. It reads as zeros.
-    fn place_for(&self, state: &mut State, block: u64) -> Result<u64> {
-        self.begin_change(state)?;
-        let block_bytes = self.layout.geometry.block_bytes();
-        let Some(offset_bytes) = self.kept_place(state, block) else { return self.take(state, block_bytes) };
-        self.barrier
-            .store()
-            .zero_range(FileRange { offset_bytes, len_bytes: block_bytes }, Zeroing::Keep)
-            .map_err(|error| self.io("clear the space that a block has kept", offset_bytes, error))?;
-        Ok(offset_bytes)
+    /// Space for a block that has none. It reads as zeros. `None` where there is none yet.
+    fn place_for(&self, state: &mut State, block: u64) -> Result<Option<u64>> {
+        if !state.is_surveyed() {
+            return Ok(None);
+        }
+        match self.kept_place(state, block) {
+            Some(offset_bytes) => Ok(state.cleared.remove(&block).then_some(offset_bytes)),
+            None => self.take(state, self.layout.geometry.block_bytes()),
+        }
+    }
+
+    /// The place that [`State::is_cleared`] is to be told of: kept by the block, not reserved, and perhaps not zero.
+    pub(super) fn place_to_clear(&self, state: &State, block: u64) -> Option<u64> {
+        let is_known = state.reserved.contains_key(&block) || state.cleared.contains(&block);
+        self.kept_place(state, block).filter(|_| !is_known)
     }
 
     /// The place that the block's entry keeps though it has no data, if nothing else names it. `None` before the survey.
-    fn kept_place(&self, state: &State, block: u64) -> Option<u64> {
-        let file_bytes = state.space.as_ref()?.file_end_bytes();
-        let offset_bytes = self.layout.kept_place(state.entry(self.payload_entry_bytes(block)), file_bytes)?;
+    pub(super) fn kept_place(&self, state: &State, block: u64) -> Option<u64> {
+        state.space.as_ref()?;
+        // By the length at the survey: a place beyond that is now slack, or another block's.
+        let entry = state.entry(self.payload_entry_bytes(block));
+        let offset_bytes = self.layout.kept_place(entry, state.surveyed_bytes)?;
         let end_bytes = offset_bytes + self.layout.geometry.block_bytes();
         (!state.contested.touch(offset_bytes, end_bytes)).then_some(offset_bytes)
     }
 
-    /// Gives back what was reserved and never committed. Called when the image is closed.
+    /// Gives back what was reserved and never committed. Called when the image is closed, with the pages of those blocks'
+    /// entries in the cache as far as they can be read.
     pub(super) fn release_reserved(&self, state: &mut State) {
         for (block, offset_bytes) in std::mem::take(&mut state.reserved) {
             let place = self.payload_entry_bytes(block);
             // Without the entry it cannot be told whether it keeps the place; then the space is left alone.
-            let known = state.pages.load(&**self.barrier.store(), READ_BAT, place, BAT_ENTRY_BYTES).is_ok();
-            if known
+            if state.pages.has(place, BAT_ENTRY_BYTES)
                 && self.kept_place(state, block) != Some(offset_bytes)
                 && let Some(space) = &mut state.space
             {
@@ -305,8 +393,8 @@ impl VhdxImage {
         }
     }
 
-    fn take(&self, state: &mut State, len_bytes: u64) -> Result<u64> {
-        self.begin_change(state)?;
+    /// Takes space that reads as zeros. `None` where there is none yet, or the survey is lacking.
+    fn take(&self, state: &mut State, len_bytes: u64) -> Result<Option<u64>> {
         if let Some((index, invalid)) = &state.damaged {
             let mut invalid = invalid.clone();
             invalid.expected.push_str(
@@ -314,74 +402,9 @@ impl VhdxImage {
             );
             return Err(self.layout.corrupt_entry(&**self.barrier.store(), *index, invalid));
         }
-        let Some(space) = &mut state.space else {
-            return Err(self.misuse("space is taken before it was surveyed".into()));
-        };
+        let Some(space) = &mut state.space else { return Ok(None) };
         let at_bytes = space.used_end_bytes();
-        let taken = space
-            .take(&**self.barrier.store(), len_bytes)
-            .map_err(|error| self.io("make room for a block", at_bytes, error))?;
-        Ok(taken.offset_bytes)
-    }
-
-    /// Before the first change of a session: a new FileWriteGuid, durable; then what is in use, so that new space reads as
-    /// zeros and the file's length no longer shrinks while log entries promise it. Where an entry is damaged the length stays
-    /// as it is.
-    fn begin_change(&self, state: &mut State) -> Result<()> {
-        if state.space.is_some() || state.damaged.is_some() {
-            return Ok(());
-        }
-        lock(&self.writing()?.headers).begin_file_write(&self.barrier)?;
-        let store = &**self.barrier.store();
-        let file_bytes = self.file_bytes()?;
-        let found = survey(&self.layout, store, file_bytes)?;
-        state.damaged = found.damaged;
-        if state.damaged.is_some() {
-            return Ok(());
-        }
-        state.contested = found.contested;
-        let (space, keep_end_bytes) =
-            self.settle_slack(store, found.end_bytes, file_bytes, found.unallocated_blocks)?;
-        let space = state.space.insert(space);
-        for (offset_bytes, len_bytes) in found.free {
-            space.add_free(offset_bytes, len_bytes);
-        }
-        state.keep_end_bytes = keep_end_bytes;
-        Ok(())
-    }
-
-    /// Makes what lies beyond the last block read as zeros: cut off, or zeroed where the file was made with room for all
-    /// its blocks.
-    fn settle_slack(
-        &self,
-        store: &dyn Store,
-        end_bytes: u64,
-        file_bytes: u64,
-        unallocated_blocks: u64,
-    ) -> Result<(Space, u64)> {
-        let io = |error: io::Error| self.io("cut or zero the file behind its last block", end_bytes, error);
-        let mut space = Space::new(end_bytes, MIB);
-        let slack_bytes = file_bytes.saturating_sub(end_bytes);
-        let room_bytes = unallocated_blocks * self.layout.geometry.block_bytes();
-        let keep = slack_bytes > 0 && (self.layout.fixed || (room_bytes > 0 && slack_bytes >= room_bytes));
-        if !keep {
-            if file_bytes != end_bytes {
-                store.set_len(end_bytes).map_err(io)?;
-            }
-            return Ok((space, 0));
-        }
-        let used = store.next_data(end_bytes).map_err(io)?.is_some_and(|range| range.offset_bytes < file_bytes);
-        if used {
-            store
-                .zero_range(FileRange { offset_bytes: end_bytes, len_bytes: slack_bytes }, Zeroing::Keep)
-                .map_err(io)?;
-        }
-        let kept_bytes = file_bytes.next_multiple_of(MIB);
-        if kept_bytes != file_bytes {
-            store.set_len(kept_bytes).map_err(io)?;
-        }
-        space.set_file_end(kept_bytes);
-        Ok((space, kept_bytes))
+        space.take(len_bytes).map_err(|error| self.io(MAKE_ROOM, at_bytes, error))
     }
 
     fn misuse(&self, what: String) -> ImageError {

@@ -11,6 +11,7 @@ use super::{
     layout::{EntryState, Layout},
     open::{check_log_place, load, read_if_there, read_slots},
     survey::beyond_end,
+    tables::Tables,
 };
 use crate::{
     error::{ImageError, Result},
@@ -236,7 +237,7 @@ impl Blocks<'_> {
         // Chunk of the last bitmap entry that was seen follows its payload entries, so partial blocks wait for it.
         let mut partial: Option<(u64, u64)> = None;
         let layout = self.layout;
-        layout.each_entry(self.store, None, 0..layout.entries(), &mut |index, entry| {
+        layout.each_entry(&Tables::of_file(self.store), 0..layout.entries(), &mut |index, entry| {
             match layout.geometry.what_is(index) {
                 EntryKind::Payload { block } if block >= layout.geometry.payload_blocks() => {
                     self.beyond_end(index, block, entry, file_bytes);

@@ -25,7 +25,7 @@ use super::{
     lock,
     pages::Page,
 };
-use crate::error::Result;
+use crate::{error::Result, space::Punching};
 use diskwright_format::vhdx::MIB;
 
 impl VhdxImage {
@@ -84,20 +84,27 @@ impl VhdxImage {
         // the file is cut: its entries promise the file's length.
         sync(&self.barrier)?;
         lock(&writing.log).clear(&self.barrier, &writing.headers)?;
-        let mut state = lock(&writing.state);
-        let state = &mut *state;
-        self.release_reserved(state);
-        let Some(space) = &mut state.space else { return Ok(()) };
-        space.recycle(space.generation());
-        let end_bytes = space.release_tail().max(state.keep_end_bytes);
-        if end_bytes < space.file_end_bytes() {
-            self.barrier
-                .store()
+        self.load_reserved(writing);
+        let (end_bytes, file_bytes, given_up) = {
+            let mut state = lock(&writing.state);
+            let state = &mut *state;
+            self.release_reserved(state);
+            let Some(space) = &mut state.space else { return Ok(()) };
+            let mut given_up = space.free_all();
+            let used_bytes = space.release_tail();
+            given_up.retain(|piece| piece.offset_bytes < used_bytes);
+            (used_bytes.max(state.keep_end_bytes), space.file_end_bytes(), given_up)
+        };
+        let store = &**self.barrier.store();
+        if end_bytes < file_bytes {
+            store
                 .set_len(end_bytes)
                 .map_err(|error| self.io("cut the file behind its last block", end_bytes, error))?;
-            space.set_file_end(end_bytes);
+            if let Some(space) = &mut lock(&writing.state).space {
+                space.set_file_end(end_bytes);
+            }
         }
-        space.punch_recycled(&**self.barrier.store());
+        Punching::of(given_up.into_iter()).punch_all(store);
         sync(&self.barrier)
     }
 }

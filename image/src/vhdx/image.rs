@@ -3,11 +3,16 @@
 //! Locks, in the order in which they may be taken together:
 //!
 //! ```text
-//!   state     table pages, space, reservations: reserve, commit, the snapshot of a flush   (blocks.rs)
-//!   log       where the next log entry goes: one flush cycle at a time                     (log_writer.rs)
-//!   headers   the current header: its updates                                              (header.rs)
-//!   barrier   who flushes, who waits: never held while anything else is done               (the store's)
+//!   preparing  who surveys, grows the file, zeroes free space: one at a time, while it waits   (prepare.rs)
+//!   log        where the next log entry goes: one flush cycle at a time, while it waits        (log_writer.rs)
+//!   headers    the current header: its updates, while they wait                                (header.rs)
+//!   state      table pages, space, reservations: memory only                                   (blocks.rs)
+//!   barrier    who flushes, who waits: never held while anything else is done                  (the store's)
 //! ```
+//!
+//! The disk above calls `reserve` and `commit` under its own lock, and they take `state`. So nothing waits for the file under
+//! `state`, but for `close`, when no request is left. Reads of the tables take it only to lay the cached pages over what they
+//! have read (`tables.rs`).
 //!
 //! A read-only image has none of them: its table is read as it is asked for, and the map of the disk above remembers.
 
@@ -18,7 +23,8 @@ use super::{
     lock,
     log_writer::LogWriter,
     open::Opened,
-    pages::PageCache,
+    prepare::READ_BITMAP,
+    tables::Tables,
 };
 use crate::{
     error::{ImageError, Result},
@@ -48,6 +54,7 @@ pub struct VhdxImage {
 
 /// What only a writable image has.
 pub(super) struct Writing {
+    pub(super) preparing: Mutex<()>,
     pub(super) state: Mutex<State>,
     pub(super) log: Mutex<LogWriter>,
     pub(super) headers: Mutex<Headers>,
@@ -58,7 +65,8 @@ pub(super) struct Writing {
 impl VhdxImage {
     pub(super) fn new(opened: Opened, writable: bool) -> Self {
         let writing = writable.then(|| Writing {
-            state: Mutex::new(State::default()),
+            preparing: Mutex::new(()),
+            state: Mutex::new(State::of_file(opened.file_bytes)),
             log: Mutex::new(LogWriter::new(opened.log_place)),
             headers: Mutex::new(opened.headers),
             begun: AtomicBool::new(false),
@@ -81,22 +89,33 @@ impl VhdxImage {
         self.barrier.store().len_bytes().map_err(|error| self.io("learn the file's length", 0, error))
     }
 
-    fn states(&self, cache: Option<&PageCache>, first_block: u64, out: &mut [BlockState]) -> Result<()> {
+    /// The tables, to be read without a lock.
+    fn tables(&self) -> Tables<'_> {
+        Tables::now(&**self.barrier.store(), self.writing.as_ref().map(|writing| &writing.state))
+    }
+
+    fn states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
         out.fill(BlockState::Absent);
         let geometry = &self.layout.geometry;
         let count = geometry.payload_blocks().saturating_sub(first_block).min(out.len() as u64);
         if count == 0 {
             return Ok(());
         }
-        let file_bytes = self.file_bytes()?;
+        let tables = self.tables();
+        let mut file_bytes = tables.file_bytes()?;
         let first = geometry.payload_index(first_block);
         let end = geometry.payload_index(first_block + count - 1) + 1;
         let mut out = out.iter_mut();
         let mut block = first_block;
-        self.layout.read_entries(&**self.barrier.store(), cache, first, end - first, &mut |index, entry| {
+        self.layout.read_entries(&tables, first, end - first, &mut |index, entry| {
             if geometry.payload_index(block) == index {
                 if let Some(place) = out.next() {
-                    let state = self.layout.block_state(block, entry, file_bytes);
+                    let mut state = self.layout.block_state(block, entry, file_bytes);
+                    if state.is_err() {
+                        // The file may have grown since its length was asked.
+                        file_bytes = tables.file_bytes()?;
+                        state = self.layout.block_state(block, entry, file_bytes);
+                    }
                     *place = state.map_or(BlockState::Damaged, BlockState::from);
                 }
                 block += 1;
@@ -105,38 +124,31 @@ impl VhdxImage {
         })
     }
 
-    fn bitmap(&self, cache: Option<&PageCache>, block: u64) -> Result<SectorBitmap> {
+    fn bitmap(&self, block: u64) -> Result<SectorBitmap> {
         let geometry = &self.layout.geometry;
-        let store = &**self.barrier.store();
+        let tables = self.tables();
         let mut bitmap = SectorBitmap::empty(geometry.sectors_per_block(), geometry.logical_sector_bytes());
         if block >= geometry.payload_blocks() || !self.layout.has_parent {
             return Ok(bitmap);
         }
-        let place = match self.bitmap_block_of(cache, block)? {
+        let place = match self.bitmap_block_of(block)? {
             Ok(place) => place,
-            Err((index, invalid)) => return Err(self.layout.corrupt_entry(store, index, invalid)),
+            Err((index, invalid)) => return Err(self.layout.corrupt_entry(tables.store(), index, invalid)),
         };
         let (within, len_bytes) = geometry.bitmap_place(block);
         let mut bytes = vec![0; len_bytes as usize];
-        store
-            .read_at(&mut bytes, place + within)
-            .map_err(|error| self.io("read a sector bitmap", place + within, error))?;
-        if let Some(cache) = cache {
-            cache.overlay(&mut bytes, place + within);
-        }
+        tables.read(READ_BITMAP, &mut bytes, place + within)?;
         for (word, raw) in bitmap.words.iter_mut().zip(bytes.as_chunks::<8>().0) {
             *word = u64::from_le_bytes(*raw);
         }
         Ok(bitmap)
     }
-}
 
-impl VhdxImage {
     /// Where the bitmap block of a partially present block is; or the index of its entry, and what is wrong with that.
-    fn bitmap_block_of(&self, cache: Option<&PageCache>, block: u64) -> Result<Result<u64, (u64, Invalid)>> {
+    fn bitmap_block_of(&self, block: u64) -> Result<Result<u64, (u64, Invalid)>> {
         let index = self.layout.geometry.bitmap_index(self.layout.geometry.chunk_of(block));
-        let entry = self.entry_at(cache, index)?;
-        let place = self.layout.bitmap_place(entry, self.file_bytes()?);
+        let entry = self.entry_at(index)?;
+        let place = self.layout.bitmap_place(entry, self.tables().file_bytes()?);
         let missing = || {
             let expected = format!("one, as block {block} is partially present");
             Invalid::new("BAT entry", 0, "no sector bitmap block", expected)
@@ -144,25 +156,25 @@ impl VhdxImage {
         Ok(place.and_then(|place| place.ok_or_else(missing)).map_err(|invalid| (index, invalid)))
     }
 
-    fn entry_at(&self, cache: Option<&PageCache>, index: u64) -> Result<BatEntry> {
+    fn entry_at(&self, index: u64) -> Result<BatEntry> {
         let mut found = BatEntry::default();
-        self.layout.read_entries(&**self.barrier.store(), cache, index, 1, &mut |_, entry| {
+        self.layout.read_entries(&self.tables(), index, 1, &mut |_, entry| {
             found = entry;
             Ok(())
         })?;
         Ok(found)
     }
 
-    fn damage_of(&self, cache: Option<&PageCache>, block: u64) -> Result<ImageError> {
-        let store = &**self.barrier.store();
+    fn damage_of(&self, block: u64) -> Result<ImageError> {
+        let tables = self.tables();
         let index = self.layout.geometry.payload_index(block);
         if block < self.layout.geometry.payload_blocks() {
-            let entry = self.entry_at(cache, index)?;
-            match self.layout.block_state(block, entry, self.file_bytes()?) {
-                Err(invalid) => return Ok(self.layout.corrupt_entry(store, index, invalid)),
+            let entry = self.entry_at(index)?;
+            match self.layout.block_state(block, entry, tables.file_bytes()?) {
+                Err(invalid) => return Ok(self.layout.corrupt_entry(tables.store(), index, invalid)),
                 Ok(EntryState::Partial { .. }) => {
-                    if let Err((index, invalid)) = self.bitmap_block_of(cache, block)? {
-                        return Ok(self.layout.corrupt_entry(store, index, invalid));
+                    if let Err((index, invalid)) = self.bitmap_block_of(block)? {
+                        return Ok(self.layout.corrupt_entry(tables.store(), index, invalid));
                     }
                 }
                 Ok(_) => {}
@@ -173,7 +185,7 @@ impl VhdxImage {
     }
 
     /// The first of the blocks `first .. end` whose entry is not zero. Holes of a sparse table are not read.
-    fn next_entry(&self, cache: Option<&PageCache>, first: u64, end: u64) -> Result<Option<u64>> {
+    fn next_entry(&self, first: u64, end: u64) -> Result<Option<u64>> {
         let geometry = &self.layout.geometry;
         let end = end.min(geometry.payload_blocks());
         if first >= end {
@@ -181,7 +193,7 @@ impl VhdxImage {
         }
         let mut found = None;
         let indices = geometry.payload_index(first)..geometry.payload_index(end - 1) + 1;
-        self.layout.each_entry(&**self.barrier.store(), cache, indices, &mut |index, _| {
+        self.layout.each_entry(&self.tables(), indices, &mut |index, _| {
             if let EntryKind::Payload { block } = geometry.what_is(index) {
                 found = Some(block);
             }
@@ -207,31 +219,19 @@ impl Image for VhdxImage {
     }
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
-        match &self.writing {
-            None => self.states(None, first_block, out),
-            Some(writing) => self.states(Some(&lock(&writing.state).pages), first_block, out),
-        }
+        self.states(first_block, out)
     }
 
     fn damage(&self, block: u64) -> Result<ImageError> {
-        match &self.writing {
-            None => self.damage_of(None, block),
-            Some(writing) => self.damage_of(Some(&lock(&writing.state).pages), block),
-        }
+        self.damage_of(block)
     }
 
     fn next_block(&self, first_block: u64, end_block: u64) -> Result<Option<u64>> {
-        match &self.writing {
-            None => self.next_entry(None, first_block, end_block),
-            Some(writing) => self.next_entry(Some(&lock(&writing.state).pages), first_block, end_block),
-        }
+        self.next_entry(first_block, end_block)
     }
 
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
-        match &self.writing {
-            None => self.bitmap(None, block),
-            Some(writing) => self.bitmap(Some(&lock(&writing.state).pages), block),
-        }
+        self.bitmap(block)
     }
 
     fn writer(&self) -> Option<&dyn ImageWriter> {
@@ -250,13 +250,13 @@ impl ImageWriter for VhdxImage {
         Ok(())
     }
 
-    fn prepare(&self, _blocks: Range<u64>) -> Result<()> {
-        Ok(())
+    fn prepare(&self, blocks: Range<u64>) -> Result<()> {
+        self.prepare_blocks(self.writing()?, blocks)
     }
 
     fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
         let writing = self.writing()?;
-        self.reserve_block(&mut lock(&writing.state), block).map(Some)
+        self.reserve_block(&mut lock(&writing.state), block)
     }
 
     fn initialised(&self, _block: u64) {}
@@ -267,7 +267,7 @@ impl ImageWriter for VhdxImage {
 
     fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
         let writing = self.writing()?;
-        self.commit_block(&mut lock(&writing.state), block, change).map(|state| Some(state.into()))
+        Ok(self.commit_block(&mut lock(&writing.state), block, change)?.map(BlockState::from))
     }
 
     fn can_store_zero(&self) -> bool {
@@ -292,7 +292,7 @@ impl ImageWriter for VhdxImage {
 
     fn recycle(&self, generation: u64) {
         if let Some(writing) = &self.writing {
-            lock(&writing.state).recycle(self.store().as_ref(), generation);
+            self.recycle_pieces(writing, generation);
         }
     }
 

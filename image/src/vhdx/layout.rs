@@ -15,10 +15,7 @@
 //! An entry without data may name a place: the space that the block had and keeps ([`Layout::kept_place`]). A differencing
 //! disk that was made smaller has entries for blocks beyond its end; they mean nothing, but their space stays reserved.
 
-use super::{
-    corrupt,
-    pages::{PAGE_BYTES, PageCache},
-};
+use super::{corrupt, tables::Tables};
 use crate::{
     error::{ImageError, Result},
     image::BlockState,
@@ -31,6 +28,9 @@ use std::ops::{ControlFlow, Range};
 
 /// Most bytes of the BAT that are read at once.
 const READ_BYTES: u64 = 64 << 10;
+
+/// For errors.
+pub(super) const READ_BAT: &str = "read the block allocation table";
 
 /// What a payload entry says of its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,24 +90,22 @@ impl Layout {
         self.metadata.get(after).is_some_and(|&(start, _)| start < end_bytes)
     }
 
-    /// Visits `count` entries from `first`, as the cache has them where it does, else as the store does.
+    /// Visits `count` entries from `first`.
     pub(super) fn read_entries(
         &self,
-        store: &dyn Store,
-        cache: Option<&PageCache>,
+        tables: &Tables<'_>,
         first: u64,
         count: u64,
         visit: &mut dyn FnMut(u64, BatEntry) -> Result<()>,
     ) -> Result<()> {
         let mut visit = |index, entry| visit(index, entry).map(ControlFlow::Continue);
-        self.read_until(store, cache, first, count, &mut visit).map(drop)
+        self.read_until(tables, first, count, &mut visit).map(drop)
     }
 
     /// The same, until `visit` breaks.
     fn read_until(
         &self,
-        store: &dyn Store,
-        cache: Option<&PageCache>,
+        tables: &Tables<'_>,
         first: u64,
         count: u64,
         visit: &mut dyn FnMut(u64, BatEntry) -> Result<ControlFlow<()>>,
@@ -119,12 +117,7 @@ impl Layout {
         while offset_bytes < end_bytes {
             let len_bytes = (end_bytes - offset_bytes).min(READ_BYTES) as usize;
             let piece = &mut buf[..len_bytes];
-            store
-                .read_at(piece, offset_bytes)
-                .map_err(|error| ImageError::io("read the block allocation table", store, offset_bytes, error))?;
-            if let Some(cache) = cache {
-                cache.overlay(piece, offset_bytes);
-            }
+            tables.read(READ_BAT, piece, offset_bytes)?;
             for raw in piece.as_chunks::<8>().0 {
                 if visit(index, BatEntry::from_le_bytes(*raw))?.is_break() {
                     return Ok(ControlFlow::Break(()));
@@ -136,12 +129,11 @@ impl Layout {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Visits the entries of `indices` that are not zero, as the cache or the store has them, until `visit` breaks. Holes of
-    /// the file are skipped, unless the cache has a page there.
+    /// Visits the entries of `indices` that are not zero, until `visit` breaks. Holes of the file are skipped, unless the
+    /// cache has a page there that is not in the file yet.
     pub(super) fn each_entry(
         &self,
-        store: &dyn Store,
-        cache: Option<&PageCache>,
+        tables: &Tables<'_>,
         indices: Range<u64>,
         visit: &mut dyn FnMut(u64, BatEntry) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
@@ -151,24 +143,10 @@ impl Layout {
             if entry.0 == 0 { Ok(ControlFlow::Continue(())) } else { visit(index, entry) }
         };
         while at_bytes < end_bytes {
-            let found = store.next_data(at_bytes).map_err(|error| {
-                ImageError::io("find the used parts of the block allocation table", store, at_bytes, error)
-            })?;
-            let data_bytes = found.as_ref().map_or(end_bytes, |range| range.offset_bytes.clamp(at_bytes, end_bytes));
-            let cached_bytes = cache.and_then(|cache| cache.first_in(at_bytes, data_bytes));
-            let (start_bytes, stop_bytes) = match (cached_bytes, found) {
-                (Some(page_bytes), _) => {
-                    (page_bytes, (page_bytes - page_bytes % PAGE_BYTES + PAGE_BYTES).min(end_bytes))
-                }
-                (None, Some(range)) if data_bytes < end_bytes => {
-                    let stop_bytes = range.offset_bytes.saturating_add(range.len_bytes);
-                    (data_bytes, stop_bytes.clamp(data_bytes + 1, end_bytes))
-                }
-                (None, _) => break,
-            };
+            let Some((start_bytes, stop_bytes)) = tables.next_stretch(at_bytes, end_bytes)? else { break };
             let first = (start_bytes - self.bat_offset_bytes) / BAT_ENTRY_BYTES;
             let last = (stop_bytes - self.bat_offset_bytes).div_ceil(BAT_ENTRY_BYTES);
-            if self.read_until(store, cache, first, last - first, &mut unless_zero)?.is_break() {
+            if self.read_until(tables, first, last - first, &mut unless_zero)?.is_break() {
                 break;
             }
             at_bytes = self.entry_offset_bytes(last);

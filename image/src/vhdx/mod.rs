@@ -4,7 +4,9 @@
 //!   open.rs     file -> headers -> (log.rs: replay) -> region table -> metadata -> Layout, ImageInfo
 //!   layout.rs   where the tables are; BAT entries <-> block states, checked
 //!   image.rs    VhdxImage: the traits Image and ImageWriter, and which lock guards what
-//!   blocks.rs   the life of a block: reserve and commit, on a cache of table pages (pages.rs)
+//!   tables.rs   the tables as they are now: the file's bytes under the cached pages
+//!   blocks.rs   the life of a block: reserve and commit, in memory, on a cache of table pages (pages.rs)
+//!   prepare.rs  what reserve and commit had to wait for: pages, the survey, space
 //!   survey.rs   what of the file is in use, once per session, before the first change
 //!   flush.rs    the cycle that makes table pages durable through the log (log_writer.rs); close
 //!   header.rs   header updates, and how metadata is written and synced
@@ -26,7 +28,9 @@ mod log;
 mod log_writer;
 mod open;
 mod pages;
+mod prepare;
 mod survey;
+mod tables;
 #[cfg(test)]
 mod tests;
 

@@ -51,6 +51,8 @@ pub(super) struct Opened {
     pub(super) log_place: FileRange,
     pub(super) layout: Layout,
     pub(super) info: ImageInfo,
+    /// The file's length, the log replayed.
+    pub(super) file_bytes: u64,
 }
 
 pub(super) fn load(store: Arc<dyn Store>, writable: bool) -> Result<Opened> {
@@ -69,7 +71,9 @@ pub(super) fn load(store: Arc<dyn Store>, writable: bool) -> Result<Opened> {
     let (barrier, headers, log) = replay(store, &found, header, writable, &mut remarks)?;
     let (layout, info) = describe(&**barrier.store(), &found, headers.current(), log, &mut remarks)?;
     let info = ImageInfo { remarks, ..info };
-    Ok(Opened { barrier, headers, log_place, layout, info })
+    let store = &**barrier.store();
+    let file_bytes = store.len_bytes().map_err(|error| ImageError::io("learn the file's length", store, 0, error))?;
+    Ok(Opened { headers, log_place, layout, info, file_bytes, barrier })
 }
 
 /// What is known before the log is replayed.

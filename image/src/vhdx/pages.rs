@@ -1,21 +1,28 @@
 //! A cache of the 4 KiB pages of the BAT and of sector bitmap blocks, for a writable image.
 //!
-//! A page is loaded when it is first changed (or its bits are asked for), stays while it is dirty or on its way through the
-//! log, and may be dropped when clean and the cache is large. So memory follows what is touched, not what a header claims.
-//! Lives inside the image's state mutex.
+//! A page is put here before it is first changed, stays while it is dirty or on its way through the log, and may be dropped
+//! when it is clean and the cache is large. So memory follows what is touched, not what a header claims. The cache lives
+//! inside the image's state mutex and never touches the file.
 //!
-//! Invariant: a page that is not here is in the file as it should be.
+//! ```text
+//!   missing + drops ─▶ read the file, without the mutex ─▶ drops as before? ─▶ insert what is still absent   (prepare.rs)
+//!             drops ─▶ read the file, without the mutex ─▶ drops as before? ─▶ overlay                       (tables.rs)
+//! ```
+//!
+//! Invariant: a page that is not here is in the file as it should be. So bytes that were read without the mutex are old only
+//! if their page was changed, written and dropped meanwhile. [`PageCache::drops`] tells: it grows with each drop, and whoever
+//! finds that it has moved reads again.
 
-use crate::error::{ImageError, Result};
-use diskwright_store::Store;
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
-use std::collections::{BTreeSet, HashMap, hash_map::Entry};
+use std::collections::{BTreeSet, HashMap};
 
 /// Size of a page in bytes: the sector of the log.
 pub(super) const PAGE_BYTES: u64 = 4096;
-/// Clean pages are dropped above this number: 64 MiB.
-const MAX_CLEAN_PAGES: usize = 16 << 10;
+/// Clean pages are dropped above this number: 16 MiB.
+const MAX_CLEAN_PAGES: usize = 4 << 10;
+/// Dirty pages above which a flush is due though nobody asks for one: 16 MiB.
+const MAX_DIRTY_PAGES: usize = 4 << 10;
 
 /// A page on its way through the log: file offset and bytes.
 pub(super) type Page = (u64, Box<[u8]>);
@@ -29,35 +36,62 @@ pub(super) struct PageCache {
     dirty: BTreeSet<u64>,
     /// Snapshot, not yet durable.
     in_flight: BTreeSet<u64>,
+    /// How often pages were dropped.
+    drops: u64,
+}
+
+/// The file offsets of the pages that hold a range.
+fn pages_of(start_bytes: u64, len_bytes: u64) -> impl Iterator<Item = u64> {
+    (start_bytes - start_bytes % PAGE_BYTES..start_bytes + len_bytes).step_by(PAGE_BYTES as usize)
 }
 
 impl PageCache {
-    /// Sees to it that the pages of a range are here.
-    pub(super) fn load(
-        &mut self,
-        store: &dyn Store,
-        doing: &'static str,
-        start_bytes: u64,
-        len_bytes: u64,
-    ) -> Result<()> {
-        let first = start_bytes - start_bytes % PAGE_BYTES;
-        for offset_bytes in (first..start_bytes + len_bytes).step_by(PAGE_BYTES as usize) {
-            if let Entry::Vacant(place) = self.pages.entry(offset_bytes) {
-                let mut page = vec![0; PAGE_BYTES as usize].into_boxed_slice();
-                store
-                    .read_at(&mut page, offset_bytes)
-                    .map_err(|error| ImageError::io(doing, store, offset_bytes, error))?;
-                place.insert(page);
-            }
+    /// Whether all pages of a range are here.
+    pub(super) fn has(&self, start_bytes: u64, len_bytes: u64) -> bool {
+        pages_of(start_bytes, len_bytes).all(|offset_bytes| self.pages.contains_key(&offset_bytes))
+    }
+
+    /// The file offsets of the pages of a range that are not here.
+    pub(super) fn missing(&self, start_bytes: u64, len_bytes: u64) -> Vec<u64> {
+        pages_of(start_bytes, len_bytes).filter(|offset_bytes| !self.pages.contains_key(offset_bytes)).collect()
+    }
+
+    /// A number that grows whenever a page is dropped.
+    pub(super) fn drops(&self) -> u64 {
+        self.drops
+    }
+
+    /// Takes in pages as the file has them, those that are still absent. The caller has seen to it that [`PageCache::drops`]
+    /// is as it was before they were read.
+    pub(super) fn insert(&mut self, pages: Vec<Page>) {
+        self.drop_clean(pages.len());
+        for (offset_bytes, page) in pages {
+            self.pages.entry(offset_bytes).or_insert(page);
         }
-        Ok(())
+    }
+
+    /// Sees to it that the pages of a range are here that the file has as zeros. They are about to be changed, and nothing
+    /// is dropped for them.
+    pub(super) fn insert_zeros(&mut self, start_bytes: u64, len_bytes: u64) {
+        for offset_bytes in pages_of(start_bytes, len_bytes) {
+            self.pages.entry(offset_bytes).or_insert_with(|| vec![0; PAGE_BYTES as usize].into_boxed_slice());
+        }
+    }
+
+    /// Drops the clean pages when there are too many with `more` to come.
+    fn drop_clean(&mut self, more: usize) {
+        let (dirty, in_flight) = (&self.dirty, &self.in_flight);
+        if self.pages.len() + more > MAX_CLEAN_PAGES + dirty.len() + in_flight.len() {
+            let before = self.pages.len();
+            self.pages.retain(|offset, _| dirty.contains(offset) || in_flight.contains(offset));
+            self.drops += u64::from(self.pages.len() < before);
+        }
     }
 
     /// Visits the loaded pieces of a range, page by page, for reading. Pieces that are not loaded are left out.
     pub(super) fn each_piece(&self, start_bytes: u64, len_bytes: u64, visit: &mut dyn FnMut(usize, &[u8])) {
         let end_bytes = start_bytes + len_bytes;
-        let first = start_bytes - start_bytes % PAGE_BYTES;
-        for offset_bytes in (first..end_bytes).step_by(PAGE_BYTES as usize) {
+        for offset_bytes in pages_of(start_bytes, len_bytes) {
             if let Some(page) = self.pages.get(&offset_bytes) {
                 let (from, to) = (offset_bytes.max(start_bytes), (offset_bytes + PAGE_BYTES).min(end_bytes));
                 visit(
@@ -92,8 +126,7 @@ impl PageCache {
     /// dirty.
     pub(super) fn change(&mut self, start_bytes: u64, len_bytes: u64, change: &mut dyn FnMut(usize, &mut [u8])) {
         let end_bytes = start_bytes + len_bytes;
-        let first = start_bytes - start_bytes % PAGE_BYTES;
-        for offset_bytes in (first..end_bytes).step_by(PAGE_BYTES as usize) {
+        for offset_bytes in pages_of(start_bytes, len_bytes) {
             if let Some(page) = self.pages.get_mut(&offset_bytes) {
                 let (from, to) = (offset_bytes.max(start_bytes), (offset_bytes + PAGE_BYTES).min(end_bytes));
                 change(
@@ -114,6 +147,11 @@ impl PageCache {
         !self.dirty.is_empty() || !self.in_flight.is_empty()
     }
 
+    /// Whether so many pages are dirty that a flush is due.
+    pub(super) fn is_flush_due(&self) -> bool {
+        self.dirty.len() > MAX_DIRTY_PAGES
+    }
+
     /// Copies of all dirty pages, which are in flight from now on, by rising offset.
     pub(super) fn snapshot(&mut self) -> Vec<Page> {
         self.in_flight = std::mem::take(&mut self.dirty);
@@ -123,14 +161,43 @@ impl PageCache {
     /// What was in flight is durable and in its place.
     pub(super) fn landed(&mut self) {
         self.in_flight.clear();
-        if self.pages.len() > MAX_CLEAN_PAGES {
-            let dirty = &self.dirty;
-            self.pages.retain(|offset, _| dirty.contains(offset));
-        }
+        self.drop_clean(0);
     }
 
     /// What was in flight is dirty again.
     pub(super) fn failed(&mut self) {
         self.dirty.append(&mut self.in_flight);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(offset_bytes: u64) -> Page {
+        (offset_bytes, vec![0; PAGE_BYTES as usize].into_boxed_slice())
+    }
+
+    #[test]
+    fn clean_pages_are_bounded_while_they_are_loaded_and_dirty_ones_stay() {
+        let mut pages = PageCache::default();
+        let at = |number: usize| number as u64 * PAGE_BYTES;
+        for number in 0..3 * MAX_CLEAN_PAGES {
+            pages.insert(vec![page(at(number))]);
+            assert!(pages.has(at(number), PAGE_BYTES));
+            if number < 10 {
+                pages.change(at(number), 1, &mut |_, piece| piece[0] = 7);
+            }
+            if number == 4 {
+                assert_eq!(pages.snapshot().len(), 5);
+            }
+            assert!(pages.pages.len() <= MAX_CLEAN_PAGES + 10, "{} pages", pages.pages.len());
+        }
+        assert!(pages.drops() > 0);
+        let mut bytes = vec![0; at(10) as usize];
+        pages.overlay(&mut bytes, 0);
+        assert!((0..10).all(|number| bytes[at(number) as usize] == 7), "dirty, or on its way through the log");
+        pages.landed();
+        assert_eq!(pages.snapshot().len(), 5);
     }
 }

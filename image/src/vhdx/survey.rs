@@ -17,7 +17,10 @@
 //! space is handed out and the length stays as it is. Changes that need no space go on: bits of bitmap blocks that exist,
 //! and blocks that become whole or zero.
 
-use super::layout::{EntryState, Layout};
+use super::{
+    layout::{EntryState, Layout},
+    tables::Tables,
+};
 use crate::error::Result;
 use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, Invalid, MIB, bat::EntryKind};
 use diskwright_store::Store;
@@ -89,7 +92,7 @@ impl Marks {
     }
 }
 
-/// Surveys a file whose log is empty.
+/// Surveys a file whose log is empty, and of whose tables nothing was changed in this session.
 ///
 /// # Errors
 /// `Io`; `Corrupt` for blocks with data that share space.
@@ -111,7 +114,7 @@ pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Res
     }
     let mut found = Found { kept: Marks::default(), contested: Marks::default(), owned: marks };
     let (mut allocated_blocks, mut damaged) = (0, None);
-    layout.each_entry(store, None, 0..layout.entries(), &mut |index, entry| {
+    layout.each_entry(&Tables::of_file(store), 0..layout.entries(), &mut |index, entry| {
         let owned = match layout.geometry.what_is(index) {
             EntryKind::Payload { block } if block >= layout.geometry.payload_blocks() => {
                 found.keep(beyond_end(layout, block, entry, file_bytes), layout.geometry.block_bytes());

@@ -401,3 +401,23 @@ fn what_was_created_is_what_is_opened() {
     assert!(info.creator.starts_with("diskwright ") && info.remarks.is_empty());
     assert_eq!(check(store).unwrap().worst(), None);
 }
+
+/// However long no client flushes: the table pages that are not in the file yet are bounded.
+#[test]
+fn many_dirty_pages_are_flushed_though_nobody_asks() {
+    let store = Driver::create(&options(DiskType::Differencing, 3 << 40, 1 << 20));
+    let driver = Driver::open(&store, true);
+    driver.writer().begin_writing().unwrap();
+    let commit = |page: u64| driver.writer().commit_waiting(page * 512, Commit::Zero).unwrap();
+    commit(0);
+    let before = store.with(|power| power.syncs);
+    for page in 1..4000 {
+        commit(page);
+    }
+    assert_eq!(store.with(|power| power.syncs), before, "16 MiB of pages are kept");
+    for page in 4000..4200 {
+        commit(page);
+    }
+    assert!(store.with(|power| power.syncs) > before, "more than 16 MiB of pages are dirty, and none was written");
+    assert_eq!(driver.state(4199 * 512), BlockState::Zero);
+}

@@ -1,0 +1,114 @@
+//! A flush of a writable VHD: two ordered passes.
+//!
+//! ```text
+//!   snapshot (state mutex, in memory)    what was committed before this instant
+//!   pass 1   bitmaps of new dynamic blocks   invisible before their BAT entry, so no order is needed
+//!            sync                            payload and those bitmaps are durable
+//!   pass 2   bitmaps of differencing blocks; BAT entries      each shows only what pass 1 made durable
+//!            sync                            (left out when there was nothing to write)
+//! ```
+//!
+//! Within pass 2 there is no order, and none is needed. A bit shows a sector whose payload is durable. An entry shows a block
+//! whose bitmap is either written, or still the zeros of its fresh space, which pass 1 made durable and which show the
+//! parent, as before the flush. Sectors may be torn apart at 512 bytes: entries and bits are independent of each other.
+//!
+//! Concurrent flushes share passes, and a failed sync refuses all later ones: see [`Barrier`](diskwright_store::Barrier).
+
+use super::{
+    bitmap,
+    layout::Piece,
+    table::TableSector,
+    write::{State, Writing},
+};
+use crate::{ImageError, Result};
+use diskwright_store::IoBuf;
+use std::{collections::HashSet, sync::Arc};
+
+/// What a flush has taken to write.
+struct Batch {
+    /// Pass 1: (offset, bytes).
+    init: Vec<(u64, Arc<IoBuf>)>,
+    init_blocks: Vec<(u64, Piece)>,
+    /// Pass 2.
+    bitmaps: Vec<BitmapWrite>,
+    sectors: Vec<TableSector>,
+}
+
+struct BitmapWrite {
+    block: u64,
+    piece: Piece,
+    bytes: Vec<u8>,
+}
+
+impl Writing {
+    fn write(&self, bytes: &[u8], offset_bytes: u64, doing: &'static str) -> Result<()> {
+        self.store.write_at(bytes, offset_bytes).map_err(|e| ImageError::io(doing, &*self.store, offset_bytes, e))
+    }
+
+    fn first_pass(&self, batch: &Batch) -> Result<()> {
+        for (offset_bytes, bytes) in &batch.init {
+            self.write(bytes, *offset_bytes, "write the bitmap of a new block")?;
+        }
+        Ok(self.barrier.sync("make the written data durable")?)
+    }
+
+    fn second_pass(&self, batch: &Batch) -> Result<()> {
+        if batch.bitmaps.is_empty() && batch.sectors.is_empty() {
+            return Ok(());
+        }
+        for BitmapWrite { piece, bytes, .. } in &batch.bitmaps {
+            self.write(bytes, piece.bitmap_offset, "write a sector bitmap")?;
+        }
+        for sector in &batch.sectors {
+            self.write(&sector.bytes, sector.offset_bytes, "write the block allocation table")?;
+        }
+        Ok(self.barrier.sync("make the block allocation table durable")?)
+    }
+
+    /// Both passes.
+    pub(super) fn run_flush(&self) -> Result<()> {
+        let batch = self.take_batch(&mut self.lock());
+        let first = self.first_pass(&batch);
+        let first_failed = first.is_err();
+        let result = first.and_then(|()| self.second_pass(&batch));
+        let mut state = self.lock();
+        state.table.pinned = false;
+        let given_up = state.given_up.take().unwrap_or_default();
+        if result.is_err() {
+            state.table.restore_dirty(&batch.sectors);
+            let bitmaps = batch.bitmaps.iter().map(|write| (write.block, write.piece));
+            state.dirty_bitmaps.extend(bitmaps.filter(|(block, _)| !given_up.contains(block)));
+            if first_failed {
+                let init = batch.init_blocks.iter().copied();
+                state.uninitialised.extend(init.filter(|(block, _)| !given_up.contains(block)));
+            }
+        }
+        result
+    }
+
+    /// Takes everything that is dirty, as it is at this instant.
+    fn take_batch(&self, state: &mut State) -> Batch {
+        let mut batch = Batch { init: Vec::new(), init_blocks: Vec::new(), bitmaps: Vec::new(), sectors: Vec::new() };
+        let committed: Vec<_> = state
+            .uninitialised
+            .iter()
+            .filter(|(block, _)| !state.reserved.contains_key(block))
+            .map(|(&block, &piece)| (block, piece))
+            .collect();
+        for &(block, piece) in &committed {
+            batch.init.push((self.area_offset(&piece), self.init_bytes(state)));
+            state.uninitialised.remove(&block);
+        }
+        batch.init_blocks = committed;
+        for (block, piece) in std::mem::take(&mut state.dirty_bitmaps) {
+            if let Some(bits) = state.bitmaps.get(&block) {
+                let bytes = bitmap::to_file(bits, self.blocks.bitmap_bytes as usize);
+                batch.bitmaps.push(BitmapWrite { block, piece, bytes });
+            }
+        }
+        batch.sectors = state.table.take_dirty(&self.blocks);
+        state.table.pinned = !(batch.sectors.is_empty() && batch.bitmaps.is_empty());
+        state.given_up = Some(HashSet::new());
+        batch
+    }
+}

@@ -1,0 +1,167 @@
+//! What reserve and commit of a VHD had to wait for, supplied without the state mutex.
+//!
+//! ```text
+//!   reserve, commit ─▶ None, and a Lack in State ─▶ (the caller lets go of its lock) ─▶ prepare ─▶ asked again
+//!
+//!   prepare:   much is dirty?  flush                                 so that memory stays bounded
+//!              table pages     read; inserted if still absent        (reads.rs says when they are read again)
+//!              a lack          under `preparing`, one at a time:
+//!                growth        the walk over the blocks, footers put right ─▶ installed once
+//!                space         free pieces zeroed; or the file grown and its footer moved ─▶ published
+//!                bitmap        read; inserted if still absent
+//! ```
+//!
+//! What must hold: the state mutex is held for memory work only, never while the store is called. What is zeroed is in no
+//! list meanwhile, and the new end of the file is published when the footer has moved, so `reserve` never hands out space
+//! that is not ready.
+//!
+//! `preparing` is held while the store is called. It keeps two threads from growing the file, or moving its footer, at the
+//! same time. Lock order: `preparing`, then the state mutex. The walk needs no other lock, since no BAT entry changes before
+//! its result is installed.
+
+use super::{
+    growth::Growth,
+    image::read_bitmap,
+    table,
+    write::{Lack, Writing},
+};
+use crate::Result;
+use std::{ops::Range, sync::PoisonError};
+
+/// Most blocks that are looked at by one preparation.
+const MAX_BLOCKS: u64 = 1024;
+/// Bytes of tables and bitmaps that may be dirty above which a flush is due though nobody asks for one.
+const MAX_DIRTY_BYTES: u64 = 16 << 20;
+
+impl Writing {
+    /// Supplies what reserve and commit of these blocks lacked, of the first 1024 of them.
+    pub(super) fn prepare_blocks(&self, blocks: Range<u64>) -> Result<()> {
+        self.barrier.check()?;
+        let dirty_bytes = {
+            let state = self.lock();
+            state.table.dirty_bytes() + state.dirty_bitmaps.len() as u64 * self.blocks.bitmap_bytes
+        };
+        if dirty_bytes > MAX_DIRTY_BYTES {
+            self.barrier.share(|| self.run_flush())?;
+        }
+        let end = blocks.end.min(self.blocks.count).min(blocks.start.saturating_add(MAX_BLOCKS));
+        if blocks.start >= end {
+            return Ok(());
+        }
+        // A page has 1024 entries, so these are all of them.
+        self.load_page(blocks.start)?;
+        self.load_page(end - 1)?;
+        let blocks = blocks.start..end;
+        if self.lock().lacks.of(blocks.clone()).is_empty() {
+            return Ok(());
+        }
+        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        let lacks = self.lock().lacks.of(blocks);
+        for (block, lack) in lacks {
+            let supplied = self.supply(block, lack);
+            self.lock().lacks.supplied(block);
+            supplied?;
+        }
+        Ok(())
+    }
+
+    fn supply(&self, block: u64, lack: Lack) -> Result<()> {
+        match lack {
+            Lack::Growth => self.begin_growth(),
+            Lack::Space => {
+                self.begin_growth()?;
+                self.make_room()
+            }
+            Lack::Bitmap => self.load_bitmap(block),
+        }
+    }
+
+    /// Sees to it that the page of a block's BAT entry is in memory.
+    fn load_page(&self, block: u64) -> Result<()> {
+        loop {
+            let (missing, drops) = {
+                let state = self.lock();
+                (state.table.missing(block), state.drops)
+            };
+            let Some(first_block) = missing else { return Ok(()) };
+            let page = table::read_page(&*self.store, &self.blocks, first_block)?;
+            let mut state = self.lock();
+            if state.drops == drops {
+                let has_dropped = state.table.insert(first_block, page);
+                state.drops += u64::from(has_dropped);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sees to it that the bitmap of a block with space is in memory.
+    fn load_bitmap(&self, block: u64) -> Result<()> {
+        loop {
+            let (piece, drops) = {
+                let state = self.lock();
+                if state.bitmaps.contains_key(&block) {
+                    return Ok(());
+                }
+                (self.piece(&state, block)?.flatten(), state.drops)
+            };
+            let Some(piece) = piece else { return Ok(()) };
+            let bits = read_bitmap(&*self.store, &self.blocks, &piece)?;
+            let mut state = self.lock();
+            if state.drops == drops {
+                if !state.bitmaps.contains_key(&block) {
+                    self.remember(&mut state, block, bits);
+                }
+                return Ok(());
+            }
+        }
+    }
+
+    /// The same as [`Writing::begin_growth`], for those who do not hold `preparing`.
+    pub(super) fn begin_growth_alone(&self) -> Result<()> {
+        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.begin_growth()
+    }
+
+    /// Makes the file ready to grow, once in a session. The caller holds `preparing`.
+    fn begin_growth(&self) -> Result<()> {
+        if self.lock().growth.is_some() {
+            return Ok(());
+        }
+        let growth = Growth::prepare(&*self.store, &self.blocks, &self.footer, &self.barrier)?;
+        let mut state = self.lock();
+        state.len_bytes = state.len_bytes.max(growth.len_bytes());
+        state.growth = Some(growth);
+        Ok(())
+    }
+
+    /// Sees to it that a piece can be taken. The caller holds `preparing`.
+    fn make_room(&self) -> Result<()> {
+        let room = match &mut self.lock().growth {
+            Some(growth) => growth.room(&*self.store)?,
+            None => return Ok(()),
+        };
+        let (made, result) = room.make(&*self.store);
+        let mut state = self.lock();
+        if let Some(growth) = &mut state.growth {
+            growth.publish(&made);
+            let len_bytes = growth.len_bytes();
+            state.len_bytes = state.len_bytes.max(len_bytes);
+        }
+        result
+    }
+
+    /// Makes what was given up free again, its blocks punched. A piece is not handed out before its punch has ended.
+    pub(super) fn recycle_pieces(&self, generation: u64) {
+        let punching = self.lock().growth.as_mut().map(|growth| growth.recycled(generation));
+        let Some(mut punching) = punching else { return };
+        loop {
+            let done = punching.punch(&*self.store);
+            if done.is_empty() {
+                return;
+            }
+            if let Some(growth) = &mut self.lock().growth {
+                growth.add_free(&done);
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What a writable VHD says of its blocks: the file's tables, with what is in memory over them.
+//!
+//! ```text
+//!   drops ─▶ read the file, without the mutex ─▶ state mutex: drops as before? ─▶ entries and bitmaps in memory win
+//! ```
+//!
+//! What must hold: the state mutex is never held while the store is called. What is not in memory is in the file as it should
+//! be. So bytes from the file are old only if what they tell was changed, written and dropped between the two steps;
+//! [`State::drops`] tells, and the read is made again.
+
+use super::{
+    bitmap,
+    image::{check_block, full_bitmap, read_bitmap},
+    layout::Piece,
+    table,
+    write::{State, Writing},
+};
+use crate::{BlockState, ImageError, Result, SectorBitmap};
+use diskwright_format::vhd::SECTOR_BYTES;
+
+/// Entries that are read at a time.
+const READ_ENTRIES: usize = 1024;
+
+impl Writing {
+    pub fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
+        out.fill(BlockState::Absent);
+        let inside = self.blocks.count.saturating_sub(first_block).min(out.len() as u64) as usize;
+        for (first, out) in (first_block..).step_by(READ_ENTRIES).zip(out[..inside].chunks_mut(READ_ENTRIES)) {
+            self.with_entries(first, out.len(), &mut |state, entries| {
+                for ((block, &entry), out) in (first..).zip(entries).zip(&mut *out) {
+                    *out = match self.piece_of(state, block, entry) {
+                        Ok(piece) => self.state_of_piece(state, block, piece),
+                        Err(ImageError::Corrupt { .. }) => BlockState::Damaged,
+                        Err(error) => return Err(error),
+                    };
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Shows the entries of `first ..` as they are now, with the state.
+    fn with_entries(
+        &self,
+        first: u64,
+        count: usize,
+        visit: &mut dyn FnMut(&State, &[u32]) -> Result<()>,
+    ) -> Result<()> {
+        let mut entries = vec![0; count];
+        loop {
+            let drops = self.lock().drops;
+            table::read_entries(&*self.store, &self.blocks, first, &mut entries)?;
+            let state = self.lock();
+            if state.drops != drops {
+                continue;
+            }
+            for (block, entry) in (first..).zip(&mut entries) {
+                *entry = state.table.entry(block).unwrap_or(*entry);
+            }
+            return visit(&state, &entries);
+        }
+    }
+
+    pub fn damage(&self, block: u64) -> Result<ImageError> {
+        check_block(&*self.store, &self.blocks, block)?;
+        let (mut entry, mut len_bytes) = (0, 0);
+        self.with_entries(block, 1, &mut |state, entries| {
+            (entry, len_bytes) = (entries[0], state.len_bytes);
+            Ok(())
+        })?;
+        self.blocks.damage_of(&*self.store, block, entry, len_bytes)
+    }
+
+    pub fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
+        check_block(&*self.store, &self.blocks, block)?;
+        loop {
+            let (mut known, mut drops): (Result<SectorBitmap, Piece>, u64) =
+                (Ok(SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32)), 0);
+            self.with_entries(block, 1, &mut |state, entries| {
+                drops = state.drops;
+                if let Some(piece) = self.piece_of(state, block, entries[0])? {
+                    known = self.bits_in_memory(state, block).ok_or(piece);
+                }
+                Ok(())
+            })?;
+            let piece = match known {
+                Ok(bits) => return Ok(bits),
+                Err(piece) => piece,
+            };
+            let bits = read_bitmap(&*self.store, &self.blocks, &piece)?;
+            let mut state = self.lock();
+            if state.drops != drops {
+                continue;
+            }
+            return Ok(match self.bits_in_memory(&state, block) {
+                Some(newer) => newer,
+                None => {
+                    self.remember(&mut state, block, bits.clone());
+                    bits
+                }
+            });
+        }
+    }
+
+    /// The bitmap of a block that has space, if the file need not be asked for it.
+    fn bits_in_memory(&self, state: &State, block: u64) -> Option<SectorBitmap> {
+        if self.blocks.bitmaps_are_full || state.uninitialised.contains_key(&block) {
+            return Some(state.bitmaps.get(&block).cloned().unwrap_or_else(|| full_bitmap(&self.blocks)));
+        }
+        state.bitmaps.get(&block).cloned()
+    }
+
+    /// What an entry says.
+    pub(super) fn piece_of(&self, state: &State, block: u64, entry: u32) -> Result<Option<Piece>> {
+        self.blocks.piece(&*self.store, block, entry, state.len_bytes)
+    }
+
+    pub(super) fn state_of_piece(&self, state: &State, block: u64, piece: Option<Piece>) -> BlockState {
+        match piece {
+            Some(Piece { payload_offset, .. }) if self.is_known_full(state, block) => BlockState::data(payload_offset),
+            piece => self.blocks.state_of(piece),
+        }
+    }
+
+    fn is_known_full(&self, state: &State, block: u64) -> bool {
+        self.blocks.bitmaps_are_full
+            || state.uninitialised.contains_key(&block)
+            || state.bitmaps.get(&block).is_some_and(|bits| bitmap::is_full_to(bits, self.blocks.sectors_of(block)))
+    }
+}

@@ -1,0 +1,253 @@
+//! What reserve and commit had to wait for, supplied without the state mutex.
+//!
+//! ```text
+//!   reserve, commit ─▶ None, and a Lack in State ─▶ (the caller lets go of its lock) ─▶ prepare ─▶ asked again
+//!
+//!   prepare:   many dirty pages?  flush                              so that memory stays bounded
+//!              table pages        read; inserted if still absent     pages.rs says when they are read again
+//!              a lack             under `preparing`, one at a time:
+//!                survey           new FileWriteGuid, durable; the BAT; slack cut or zeroed ─▶ installed once
+//!                payload          kept place zeroed; or free pieces zeroed, or the file grown ─▶ published
+//!                bitmap           the bits' pages; or space for a bitmap block
+//! ```
+//!
+//! What must hold: the state mutex is held for memory work only, never while the store is called. What is zeroed is in no
+//! list meanwhile, and the new end of the file is published when it is there. So `reserve` never hands out space that is not
+//! ready.
+//!
+//! `preparing` is held while the store is called. It keeps two threads from surveying, growing, or zeroing the same place:
+//! the second zeroing could hit payload. Lock order: `preparing`, then `headers` or `state`. The survey needs no other lock,
+//! since no table changes before it is installed.
+//!
+//! Another thread may take what was supplied first; then the caller is told `None` again and comes back. Space is supplied
+//! only where a reservation or a commit lacked it. To supply it for every block of the range was rejected: a discard on a
+//! full file system would fail, though it needs none.
+
+use super::{
+    blocks::Lack,
+    image::{VhdxImage, Writing},
+    layout::READ_BAT,
+    lock,
+    pages::PAGE_BYTES,
+    survey::survey,
+};
+use crate::{
+    error::{ImageError, Result},
+    space::{Space, zero_pieces},
+};
+use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, MIB, bat::BAT_ENTRY_BYTES};
+use diskwright_store::{FileRange, Store, Zeroing};
+use std::{io, ops::Range};
+
+/// Most blocks whose table entries are read by one preparation.
+const MAX_BLOCKS: u64 = 1024;
+
+/// For errors.
+pub(super) const MAKE_ROOM: &str = "make room for a block";
+/// For errors.
+pub(super) const READ_BITMAP: &str = "read a sector bitmap";
+
+impl VhdxImage {
+    /// Supplies what reserve and commit of these blocks lacked, of the first 1024 of them.
+    pub(super) fn prepare_blocks(&self, writing: &Writing, blocks: Range<u64>) -> Result<()> {
+        self.barrier.check()?;
+        if lock(&writing.state).pages.is_flush_due() {
+            self.flush_shared(writing)?;
+        }
+        let end = blocks.end.min(self.layout.geometry.payload_blocks()).min(blocks.start.saturating_add(MAX_BLOCKS));
+        if blocks.start >= end {
+            return Ok(());
+        }
+        let blocks = blocks.start..end;
+        let first_bytes = self.payload_entry_bytes(blocks.start);
+        let end_bytes = self.payload_entry_bytes(blocks.end - 1) + BAT_ENTRY_BYTES;
+        self.load(writing, READ_BAT, first_bytes, end_bytes - first_bytes)?;
+        if lock(&writing.state).lacks.of(blocks.clone()).is_empty() {
+            return Ok(());
+        }
+        let _turn = lock(&writing.preparing);
+        let lacks = lock(&writing.state).lacks.of(blocks);
+        for (block, lack) in lacks {
+            let supplied = self.supply(writing, block, lack);
+            lock(&writing.state).lacks.supplied(block);
+            supplied?;
+        }
+        Ok(())
+    }
+
+    fn supply(&self, writing: &Writing, block: u64, lack: Lack) -> Result<()> {
+        self.begin_change(writing)?;
+        match lack {
+            Lack::Survey => Ok(()),
+            Lack::Payload => self.supply_payload(writing, block),
+            Lack::Bitmap => self.supply_bitmap(writing, block),
+        }
+    }
+
+    /// Sees to it that the pages of a range are in the cache.
+    fn load(&self, writing: &Writing, doing: &'static str, start_bytes: u64, len_bytes: u64) -> Result<()> {
+        let store = &**self.barrier.store();
+        loop {
+            let (missing, drops) = {
+                let pages = &lock(&writing.state).pages;
+                (pages.missing(start_bytes, len_bytes), pages.drops())
+            };
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let mut read = Vec::with_capacity(missing.len());
+            for offset_bytes in missing {
+                let mut page = vec![0; PAGE_BYTES as usize].into_boxed_slice();
+                store
+                    .read_at(&mut page, offset_bytes)
+                    .map_err(|error| ImageError::io(doing, store, offset_bytes, error))?;
+                read.push((offset_bytes, page));
+            }
+            let pages = &mut lock(&writing.state).pages;
+            if pages.drops() == drops {
+                pages.insert(read);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads the table pages of the blocks that are reserved. Those that cannot be read stay away.
+    pub(super) fn load_reserved(&self, writing: &Writing) {
+        let blocks: Vec<u64> = lock(&writing.state).reserved.keys().copied().collect();
+        for block in blocks {
+            let _ = self.load(writing, READ_BAT, self.payload_entry_bytes(block), BAT_ENTRY_BYTES);
+        }
+    }
+
+    fn supply_payload(&self, writing: &Writing, block: u64) -> Result<()> {
+        let to_clear = self.place_to_clear(&lock(&writing.state), block);
+        let Some(offset_bytes) = to_clear else {
+            let is_needed = {
+                let state = lock(&writing.state);
+                self.kept_place(&state, block).is_none() && !state.reserved.contains_key(&block)
+            };
+            return if is_needed { self.make_room(writing, self.layout.geometry.block_bytes()) } else { Ok(()) };
+        };
+        self.barrier
+            .store()
+            .zero_range(FileRange { offset_bytes, len_bytes: self.layout.geometry.block_bytes() }, Zeroing::Keep)
+            .map_err(|error| self.io("clear the space that a block has kept", offset_bytes, error))?;
+        let mut state = lock(&writing.state);
+        // A commit of zeros may have given the place up meanwhile.
+        if self.place_to_clear(&state, block) == Some(offset_bytes) {
+            state.is_cleared(block);
+        }
+        Ok(())
+    }
+
+    fn supply_bitmap(&self, writing: &Writing, block: u64) -> Result<()> {
+        let geometry = &self.layout.geometry;
+        let entry_bytes = self.layout.entry_offset_bytes(geometry.bitmap_index(geometry.chunk_of(block)));
+        self.load(writing, READ_BAT, entry_bytes, BAT_ENTRY_BYTES)?;
+        let found = self.bitmap_block(&lock(&writing.state), block)?;
+        match found {
+            None => Ok(()),
+            Some(Ok(offset_bytes)) => {
+                let (within, len_bytes) = geometry.bitmap_place(block);
+                self.load(writing, READ_BITMAP, offset_bytes + within, len_bytes)
+            }
+            Some(Err(_)) => self.make_room(writing, BITMAP_BLOCK_BYTES),
+        }
+    }
+
+    /// Sees to it that a piece of `len_bytes` can be taken: zeroes free ones, or lets the file grow. The caller holds
+    /// `preparing`.
+    fn make_room(&self, writing: &Writing, len_bytes: u64) -> Result<()> {
+        let store = &**self.barrier.store();
+        let (to_zero, growth, at_bytes) = {
+            let mut state = lock(&writing.state);
+            // Damaged: the reservation says why there is no space.
+            let Some(space) = &mut state.space else { return Ok(()) };
+            let at_bytes = space.used_end_bytes();
+            (space.take_to_zero(len_bytes), space.growth(len_bytes), at_bytes)
+        };
+        let io = |error| self.io(MAKE_ROOM, at_bytes, error);
+        if to_zero.is_empty() {
+            let Some(growth) = growth.map_err(io)? else { return Ok(()) };
+            let end_bytes = growth.carry_out(store).map_err(io)?;
+            if let Some(space) = &mut lock(&writing.state).space {
+                space.set_file_end(end_bytes);
+            }
+            return Ok(());
+        }
+        let (zeroed, result) = zero_pieces(store, &to_zero, len_bytes);
+        if let Some(space) = &mut lock(&writing.state).space {
+            to_zero[..zeroed].iter().for_each(|&offset_bytes| space.add_ready(offset_bytes, len_bytes));
+            to_zero[zeroed..].iter().for_each(|&offset_bytes| space.add_free(offset_bytes, len_bytes));
+        }
+        result.map_err(io)
+    }
+
+    /// Makes what was given up free again, its blocks punched. A piece is not handed out before its punch has ended.
+    pub(super) fn recycle_pieces(&self, writing: &Writing, generation: u64) {
+        let punching = lock(&writing.state).space.as_mut().map(|space| space.recycled(generation));
+        let Some(mut punching) = punching else { return };
+        loop {
+            let done = punching.punch(&**self.barrier.store());
+            if done.is_empty() {
+                return;
+            }
+            if let Some(space) = &mut lock(&writing.state).space {
+                done.iter().for_each(|piece| space.add_free(piece.offset_bytes, piece.len_bytes));
+            }
+        }
+    }
+
+    /// Before the first change of a session: a new FileWriteGuid, durable; then what is in use, so that new space reads as
+    /// zeros and the file's length no longer shrinks while log entries promise it. Where an entry is damaged the length stays
+    /// as it is. The caller holds `preparing`.
+    fn begin_change(&self, writing: &Writing) -> Result<()> {
+        if lock(&writing.state).is_surveyed() {
+            return Ok(());
+        }
+        lock(&writing.headers).begin_file_write(&self.barrier)?;
+        let store = &**self.barrier.store();
+        let file_bytes = self.file_bytes()?;
+        let found = survey(&self.layout, store, file_bytes)?;
+        let space = match found.damaged {
+            Some(_) => None,
+            None => Some(self.settle_slack(store, found.end_bytes, file_bytes, found.unallocated_blocks)?),
+        };
+        lock(&writing.state).install(file_bytes, found, space);
+        Ok(())
+    }
+
+    /// Makes what lies beyond the last block read as zeros: cut off, or zeroed where the file was made with room for all
+    /// its blocks.
+    fn settle_slack(
+        &self,
+        store: &dyn Store,
+        end_bytes: u64,
+        file_bytes: u64,
+        unallocated_blocks: u64,
+    ) -> Result<(Space, u64)> {
+        let io = |error: io::Error| self.io("cut or zero the file behind its last block", end_bytes, error);
+        let mut space = Space::new(end_bytes, MIB);
+        let slack_bytes = file_bytes.saturating_sub(end_bytes);
+        let room_bytes = unallocated_blocks * self.layout.geometry.block_bytes();
+        let keep = slack_bytes > 0 && (self.layout.fixed || (room_bytes > 0 && slack_bytes >= room_bytes));
+        if !keep {
+            if file_bytes != end_bytes {
+                store.set_len(end_bytes).map_err(io)?;
+            }
+            return Ok((space, 0));
+        }
+        let used = store.next_data(end_bytes).map_err(io)?.is_some_and(|range| range.offset_bytes < file_bytes);
+        if used {
+            store
+                .zero_range(FileRange { offset_bytes: end_bytes, len_bytes: slack_bytes }, Zeroing::Keep)
+                .map_err(io)?;
+        }
+        let kept_bytes = file_bytes.next_multiple_of(MIB);
+        if kept_bytes != file_bytes {
+            store.set_len(kept_bytes).map_err(io)?;
+        }
+        space.set_file_end(kept_bytes);
+        Ok((space, kept_bytes))
+    }
+}

@@ -1,0 +1,94 @@
+//! Reading the tables (the BAT and the sector bitmaps) as they are at this moment.
+//!
+//! ```text
+//!   read-only, check, survey   the file alone
+//!   a writable image           the file, read without a lock ─▶ state mutex ─▶ the cached pages over it
+//! ```
+//!
+//! What must hold: the state mutex is never held while the store is called. A page that was changed, written and dropped
+//! between the two steps would leave old bytes in the buffer; the cache's count of drops tells, and the read is made again.
+//! Each read is as of one moment, several reads are not; the disk above asks again where a block was changed in between.
+
+use super::{blocks::State, lock, pages::PAGE_BYTES};
+use crate::error::{ImageError, Result};
+use diskwright_store::{Store, sync::Mutex};
+
+/// See the module.
+#[derive(Clone, Copy)]
+pub(super) struct Tables<'a> {
+    store: &'a dyn Store,
+    state: Option<&'a Mutex<State>>,
+}
+
+impl<'a> Tables<'a> {
+    /// The tables as the file has them: of an image that nobody changes, or of which nothing was changed yet.
+    pub(super) fn of_file(store: &'a dyn Store) -> Self {
+        Self { store, state: None }
+    }
+
+    /// The tables of an image with `state`, if it is writable.
+    pub(super) fn now(store: &'a dyn Store, state: Option<&'a Mutex<State>>) -> Self {
+        Self { store, state }
+    }
+
+    /// The store.
+    pub(super) fn store(&self) -> &'a dyn Store {
+        self.store
+    }
+
+    /// Fills `buf` from `offset_bytes`. `doing` is for the error.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) fn read(&self, doing: &'static str, buf: &mut [u8], offset_bytes: u64) -> Result<()> {
+        loop {
+            let drops = self.state.map(|state| lock(state).pages.drops());
+            self.store
+                .read_at(buf, offset_bytes)
+                .map_err(|error| ImageError::io(doing, self.store, offset_bytes, error))?;
+            let Some(state) = self.state else { return Ok(()) };
+            let state = lock(state);
+            if drops == Some(state.pages.drops()) {
+                state.pages.overlay(buf, offset_bytes);
+                return Ok(());
+            }
+        }
+    }
+
+    /// The file's length in bytes: no less than at the last read, so all places that were read can be judged by it.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) fn file_bytes(&self) -> Result<u64> {
+        match self.state {
+            Some(state) => Ok(lock(state).file_bytes()),
+            None => {
+                self.store.len_bytes().map_err(|error| ImageError::io("learn the file's length", self.store, 0, error))
+            }
+        }
+    }
+
+    /// The first stretch at or after `start_bytes` that may be other than zeros, cut to `end_bytes`: data of the file, or a
+    /// page that the file does not have yet.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) fn next_stretch(&self, start_bytes: u64, end_bytes: u64) -> Result<Option<(u64, u64)>> {
+        // First the cache: a page that is written meanwhile is data of the file when that is asked.
+        let cached_bytes = self.state.and_then(|state| lock(state).pages.first_in(start_bytes, end_bytes));
+        let found = self.store.next_data(start_bytes).map_err(|error| {
+            ImageError::io("find the used parts of the block allocation table", self.store, start_bytes, error)
+        })?;
+        let data_bytes = found.as_ref().map_or(end_bytes, |range| range.offset_bytes.clamp(start_bytes, end_bytes));
+        Ok(match (cached_bytes.filter(|&page_bytes| page_bytes < data_bytes), found) {
+            (Some(page_bytes), _) => {
+                Some((page_bytes, (page_bytes - page_bytes % PAGE_BYTES + PAGE_BYTES).min(end_bytes)))
+            }
+            (None, Some(range)) if data_bytes < end_bytes => {
+                let stop_bytes = range.offset_bytes.saturating_add(range.len_bytes);
+                Some((data_bytes, stop_bytes.clamp(data_bytes + 1, end_bytes)))
+            }
+            (None, _) => None,
+        })
+    }
+}
