@@ -28,6 +28,7 @@ use crate::{
     map::{Owner, SourceId},
     plan::{self, Draft, Next, Part, Pending, settle},
     shared::Shared,
+    work::Work,
 };
 use diskwright_image::ImageWriter;
 use diskwright_store::{
@@ -291,7 +292,11 @@ impl DiskQueue {
                         return self.issue(errand, parity, Ok(()), !done);
                     }
                 }
-                Ok(Next::Work(_) | Next::Busy(_)) if has_stage && self.goes_in_stages(&errand.request) => {
+                Ok(next @ (Next::Work(_) | Next::Busy(_))) if has_stage && self.goes_in_stages(&errand.request) => {
+                    // The next stage asks for it again; a block must not stay excluded for work that is not done now.
+                    if let Next::Work(Work::CopyUp { block }) = next {
+                        mutation.claims.end_exclusion((self.chain.top().id, block));
+                    }
                     drop(mutation);
                     return self.issue(errand, parity, Ok(()), true);
                 }

@@ -170,6 +170,23 @@ fn a_request_that_ends_at_once_after_it_has_rested_is_handed_out_by_the_same_rea
     assert_eq!(ended, Ok(1), "the request was never handed out");
 }
 
+/// The zeros end in a packed block, which must be filled, after a block that is zeroed in place.
+#[test]
+fn zeros_that_reach_from_one_block_into_a_packed_one_are_done_in_stages() {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (disk, _) = disk(false);
+        let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
+        writer.write_zeroes(3 * BLOCK - 512, 1024).unwrap();
+        let mut wanted = packed(3, 0, BLOCK);
+        wanted[..512].fill(0);
+        assert!(read(&disk, 3 * BLOCK, BLOCK as usize).unwrap() == wanted);
+        let _ = sender.send(());
+    });
+    let ended = receiver.recv_timeout(std::time::Duration::from_secs(30));
+    assert_eq!(ended, Ok(()), "the request never ended");
+}
+
 #[test]
 fn the_first_store_alone_has_the_disks_name() {
     let (_, image) = disk(false);
