@@ -189,7 +189,7 @@ impl Space {
     }
 
     /// Gives up a piece that was handed out (or was in use when the file was opened). It is not handed out again before
-    /// [`Space::recycle`].
+    /// [`Space::recycled`].
     pub fn quarantine(&mut self, offset_bytes: u64, len_bytes: u64) {
         self.generation += 1;
         self.quarantined.push_back(Quarantined { generation: self.generation, offset_bytes, len_bytes });

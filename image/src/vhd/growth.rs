@@ -269,7 +269,7 @@ impl Growth {
         }
     }
 
-    /// Gives up the space of a block. It is not used again before [`Growth::recycle`].
+    /// Gives up the space of a block. It is not used again before [`Growth::recycled`].
     pub fn give_up(&mut self, piece: &Piece) {
         if self.tight.has(piece.payload_offset) {
             // Whole pages, which are fewer than a piece has: this space is not used for a new piece, only cut off at the end.
