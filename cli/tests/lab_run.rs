@@ -291,3 +291,22 @@ fn a_profile_that_somebody_wrote_stays() {
     assert_eq!(fs::read_to_string(shop.path("mine.toml")).unwrap(), mine);
     shop.ok("lab run null: --profile mine.run.toml --no-save");
 }
+
+#[test]
+fn what_the_user_allows_of_a_disk_holds_in_the_lab_too() {
+    let shop = Workshop::new();
+    shop.ok("create base.vhdx --size 64M");
+    shop.ok("create child.vhdx --parent base.vhdx");
+    let run = format!("lab run base.vhdx --destroy-data --read-percent 0 --no-save {SHORT}");
+    let refused = shop.fails(1, &run);
+    assert!(refused.contains("--allow-parent-write"), "{refused}");
+    shop.ok(&format!("{run} --allow-parent-write"));
+    // Zeros are stored by the one run and not by the other.
+    let held_bytes = |name: &str| shop.json(&format!("info {name}"))["size_on_disk"].as_u64().expect("a size");
+    shop.ok("create plain.vhdx --size 64M");
+    shop.ok("create spared.vhdx --size 64M");
+    let zeros = format!("--destroy-data --read-percent 0 --contents zero --no-save {SHORT}");
+    shop.ok(&format!("lab run plain.vhdx {zeros}"));
+    shop.ok(&format!("lab run spared.vhdx {zeros} --detect-zeroes"));
+    assert!(held_bytes("plain.vhdx") > held_bytes("spared.vhdx") + 8 * MIB);
+}

@@ -6,6 +6,7 @@
 //!
 //! ```text
 //!   lab ── ChildLauncher::open ────▶ <program> <args...> open PATH OFFSET LENGTH direct|page ──▶ child_main ──▶ JSON
+//!          ChildLauncher::touch ───▶ <program> <args...> touch PATH MAP_MEMORY                 ─▶
 //!          ChildLauncher::long_run ─▶ <program> <args...> run REQUESTS                         ─▶
 //! ```
 
@@ -17,6 +18,10 @@ use crate::{
 };
 use diskwright_disk::{Disk, OpenOptions};
 use diskwright_store::{Blocking, CacheMode, EngineKind};
+use rand_xoshiro::{
+    Xoshiro256PlusPlus,
+    rand_core::{Rng, SeedableRng},
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     ffi::{OsStr, OsString},
@@ -57,6 +62,16 @@ impl ChildLauncher {
     pub fn open(&self, path: &Path, offset_bytes: u64, len_bytes: u64, cache: CacheMode) -> Result<OpenCost> {
         let mut command = self.command("open");
         command.arg(path).arg(offset_bytes.to_string()).arg(len_bytes.to_string()).arg(cache_word(cache));
+        self.ask(command)
+    }
+
+    /// Opens `path` in a child and reads at random from every page of its map.
+    ///
+    /// # Errors
+    /// As [`ChildLauncher::open`].
+    pub fn touch(&self, path: &Path, map_memory_bytes: u64) -> Result<TouchCost> {
+        let mut command = self.command("touch");
+        command.arg(path).arg(map_memory_bytes.to_string());
         self.ask(command)
     }
 
@@ -129,6 +144,51 @@ pub fn open_cost(path: &Path, offset_bytes: u64, len_bytes: u64, cache: CacheMod
     Ok(OpenCost { images, size_bytes, open_ns, read_ns, resident_before_bytes, resident_peak_bytes })
 }
 
+/// What it cost to read a disk everywhere.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct TouchCost {
+    /// Reads that were made.
+    pub reads: u64,
+    /// How long they took, nanoseconds.
+    pub took_ns: u64,
+    /// Resident memory of the process with the disk open and one page of its map in use.
+    pub resident_before_bytes: u64,
+    /// Its highest resident memory until the end (`VmHWM`).
+    pub resident_peak_bytes: u64,
+}
+
+/// Distance between the reads of [`touch_cost`]: less than what a page of any map, or of any table behind it, has.
+const TOUCH_STEP_BYTES: u64 = 256 << 20;
+
+/// Opens `path` in this process and reads 4 KiB at a random place of every 256 MiB, in an order that jumps.
+///
+/// # Errors
+/// As [`open_cost`].
+pub fn touch_cost(path: &Path, map_memory_bytes: u64) -> Result<TouchCost> {
+    let options = OpenOptions { map_memory_bytes: Some(map_memory_bytes), ..OpenOptions::default() };
+    let disk = Disk::open(path, &options)?;
+    let size_bytes = diskwright_store::BlockDevice::geometry(&*disk).size_bytes;
+    let steps = (size_bytes / TOUCH_STEP_BYTES).max(1);
+    let failed = || LabError::file("read", path);
+    let mut device = Blocking::open(&*disk, EngineKind::Auto).map_err(failed())?;
+    let mut piece = [0; 4096];
+    device.read(0, &mut piece).map_err(failed())?;
+    let (resident_before_bytes, _) = machine::resident_bytes();
+    let start = Instant::now();
+    let mut dice = Xoshiro256PlusPlus::seed_from_u64(steps);
+    let mut order: Vec<u64> = (0..steps).collect();
+    for left in (1..order.len()).rev() {
+        order.swap(left, (dice.next_u64() % (left as u64 + 1)) as usize);
+    }
+    for step in order {
+        let inside_bytes = (dice.next_u64() % TOUCH_STEP_BYTES.min(size_bytes)) & !4095;
+        device.read(step * TOUCH_STEP_BYTES + inside_bytes, &mut piece).map_err(failed())?;
+    }
+    let took_ns = start.elapsed().as_nanos() as u64;
+    let (_, resident_peak_bytes) = machine::resident_bytes();
+    Ok(TouchCost { reads: steps, took_ns, resident_before_bytes, resident_peak_bytes })
+}
+
 /// What it cost to make many requests of nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunCost {
@@ -182,6 +242,9 @@ pub fn child_main(args: &[OsString]) -> Result<String> {
                 .ok_or_else(bad)?;
             serde_json::to_string(&open_cost(Path::new(path), number(offset)?, number(len)?, mode)?)
         }
+        [verb, path, map_memory] if verb == OsStr::new("touch") => {
+            serde_json::to_string(&touch_cost(Path::new(path), number(map_memory)?)?)
+        }
         [verb, requests] if verb == OsStr::new("run") => serde_json::to_string(&run_cost(number(requests)?)?),
         _ => return Err(bad()),
     };
@@ -222,6 +285,7 @@ mod tests {
             &["close", "x", "0", "512", "page"],
             &["open", "x", "0", "y", "page"],
             &["run", "x"],
+            &["touch", "x", "y"],
         ] {
             assert!(matches!(child_main(&args(words)), Err(LabError::BadOptions { .. })), "{words:?}");
         }
@@ -239,6 +303,16 @@ mod tests {
         let cost: OpenCost = serde_json::from_str(&child_main(&args).unwrap()).unwrap();
         assert_eq!((cost.images, cost.size_bytes), (2, 64 << 20));
         assert!(cost.resident_peak_bytes > 0 && cost.open_ns > 0);
+    }
+
+    #[test]
+    fn the_cost_of_touching_a_disk_everywhere_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = create_empty(Container::VhdxDynamic, dir.path(), 1 << 40).unwrap();
+        let args: Vec<OsString> = ["touch".into(), path.into(), (16 << 20).to_string().into()].to_vec();
+        let cost: TouchCost = serde_json::from_str(&child_main(&args).unwrap()).unwrap();
+        assert_eq!(cost.reads, 4096);
+        assert!(cost.resident_before_bytes > 0 && cost.resident_peak_bytes >= cost.resident_before_bytes);
     }
 
     #[test]

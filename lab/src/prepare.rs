@@ -105,7 +105,7 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
         if !target.is_export() {
             in_all_bytes += sets.iter().map(|set| set.end - set.start).sum::<u64>();
         }
-        let engine = options.open.engine;
+        let engine = options.open.disk.engine;
         let look = |target: &OpenTarget| inspect::look(&target.name, &*target.device, &sets, job.seed, engine);
         let is_own = made.has(&target.name) || target.path.as_deref().is_some_and(guard::is_own);
         let mut seen = None;
@@ -162,7 +162,7 @@ fn allow(
         path: target.path.as_deref(),
         device: &*target.device,
         ranges: &ranges,
-        engine: options.open.engine,
+        engine: options.open.disk.engine,
     };
     let message = format!("{}: whether there is data in it", target.name);
     inspect::allow(&writing, options.destroy_data, &mut |done| report(progress, "look", done, total, &message))
@@ -192,7 +192,7 @@ fn fill_sets(
         report(progress, "fill", done_bytes, total_bytes, &message)
     };
     let mut make = contents_of(job.contents, job.seed);
-    fill::fill_ranges(&target.name, &*target.device, sets, options.open.engine, &mut *make, &mut tick)?;
+    fill::fill_ranges(&target.name, &*target.device, sets, options.open.disk.engine, &mut *make, &mut tick)?;
     fill::check_populated_ranges(&target.name, &*target.device, sets, false)?;
     Ok(total_bytes)
 }

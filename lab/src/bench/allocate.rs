@@ -171,6 +171,7 @@ pub(crate) fn random_writes(bench: &Bench<'_>, progress: &mut dyn Progress) -> R
             flush(0),
             flush(1)
         )],
+        ..Found::default()
     })
 }
 

@@ -74,6 +74,7 @@ pub(crate) fn open(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fou
         notes: vec![format!(
             "VHDX of 40 GiB each, 256 MiB in the base, data of their own in the lowest 64 children; {rounds} fresh processes, files in the page cache"
         )],
+        ..Found::default()
     })
 }
 

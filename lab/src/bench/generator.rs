@@ -292,7 +292,7 @@ pub(crate) fn null(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fou
         iops.push(ours.run(&RANDOM_READ, true, round as u64)?.iops());
     }
     let name = "null:, 4K random read, QD 32, all latencies taken: IOPS on one core";
-    Ok(Found { checks: vec![Check::absolute(name, "IOPS", &iops, Bar::AtLeast(10e6))], notes: Vec::new() })
+    Ok(Found { checks: vec![Check::absolute(name, "IOPS", &iops, Bar::AtLeast(10e6))], ..Found::default() })
 }
 
 /// What a run of eight nines keeps in memory: 10^9 latencies, in a process of its own, because a process's peak never falls.
@@ -316,7 +316,7 @@ pub(crate) fn memory(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<F
         duration(cost.took_ns as f64),
         grouped(cost.points as f64)
     )];
-    Ok(Found { checks: vec![check], notes })
+    Ok(Found { checks: vec![check], notes, ..Found::default() })
 }
 
 /// Whether it finds what fio finds.

@@ -1,12 +1,12 @@
-//! Large disks: 64 TiB opened, 40 GiB allocated.
+//! Large disks: 64 TiB opened, and the memory of its map; 40 GiB allocated.
 
 use crate::{
     LabError, Result,
     bench::{Bar, Bench, Check, Found},
     progress::{Progress, report},
     study::containers::creation,
-    table::bytes,
-    targets::{Container, Target, create_empty},
+    table::{bytes, grouped},
+    targets::{Container, Target, create_empty, create_with_blocks},
 };
 use diskwright_store::{Blocking, CacheMode};
 
@@ -14,6 +14,9 @@ const LARGE_BYTES: u64 = 64 << 40;
 const OPEN_NS: f64 = 50e6;
 const OPEN_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
 const BLOCK_BYTES: u64 = 2 << 20;
+const SMALL_BLOCK_BYTES: u32 = 1 << 20;
+/// The usual limit, and a small one.
+const MAP_MEMORY_BYTES: [u64; 2] = [64 << 20, 16 << 20];
 const FIXED_BYTES: u64 = 40 << 30;
 const CREATE_NS: f64 = 1e9;
 
@@ -50,7 +53,38 @@ pub(crate) fn open(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fou
             Check::absolute("peak resident memory of the process", "bytes", &peaks, Bar::AtMost(OPEN_BYTES)),
         ],
         notes: vec![format!("{rounds} fresh processes; blocks at the beginning, the middle and the end in turn")],
+        ..Found::default()
     })
+}
+
+/// A disk of 64 TiB in blocks of 1 MiB would have 512 MiB of map and as much of table.
+pub(crate) fn map_memory(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let Some(launcher) = &bench.options.launcher else {
+        return Ok(Found::skipped("memory of a map", "the caller gave no way to start a fresh process to measure in"));
+    };
+    bench.scratch.need("a disk of 64 TiB, empty", 2 << 30)?;
+    let path = create_with_blocks(Container::VhdxDynamic, bench.scratch.path(), LARGE_BYTES, Some(SMALL_BLOCK_BYTES))?;
+    let rounds = bench.rounds(bench.pick(1, 3));
+    let mut found = Found::default();
+    for (index, limit_bytes) in MAP_MEMORY_BYTES.into_iter().enumerate() {
+        let mut grown = Vec::new();
+        for round in 0..rounds {
+            let done = (index * rounds + round) as u64;
+            let total = (MAP_MEMORY_BYTES.len() * rounds) as u64;
+            report(progress, "touch", done, total, &format!("--map-memory {}", bytes(limit_bytes)))?;
+            let cost = launcher.touch(&path, limit_bytes)?;
+            grown.push(cost.resident_peak_bytes.saturating_sub(cost.resident_before_bytes) as f64);
+            if round == 0 {
+                let speed = cost.reads as f64 * 1e9 / cost.took_ns.max(1) as f64;
+                let what = format!("{} reads, {} a second", grouped(cost.reads as f64), grouped(speed));
+                found.notes.push(format!("--map-memory {}: {what}", bytes(limit_bytes)));
+            }
+        }
+        let name = format!("growth of the process at --map-memory {}", bytes(limit_bytes));
+        found.checks.push(Check::absolute(name, "bytes", &grown, Bar::AtMost(limit_bytes as f64)));
+    }
+    found.notes.push("each 256 MiB of the disk is read once, in random order; a fresh process each round".into());
+    Ok(found)
 }
 
 pub(crate) fn create_fixed(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {

@@ -7,7 +7,8 @@
 //! ```text
 //!   populated.rs   populated disks against the raw file; the same from the page cache
 //!   chains.rs      a chain of 1,024 against one; opening it
-//!   large.rs       64 TiB; creating 40 GiB
+//!   large.rs       64 TiB: opened, and its map's memory; creating 40 GiB
+//!   discard.rs     reads beside a discard of 1 TiB
 //!   allocate.rs    unallocated blocks against qemu-io; random writes into an empty disk
 //!   convert.rs     against qemu-img, and with reflinks on XFS
 //!   serve/         disks that are served by NBD, or attached, against other servers
@@ -18,6 +19,7 @@
 mod allocate;
 mod chains;
 mod convert;
+mod discard;
 mod fio;
 mod generator;
 mod judge;
@@ -65,6 +67,10 @@ pub enum Row {
     OpenChain,
     /// Opening a 64 TiB VHDX and reading one block.
     OpenLarge,
+    /// Memory of a 64 TiB VHDX that is touched everywhere.
+    MapMemory,
+    /// Reads while a large discard is under way on another queue.
+    Discard,
     /// 4 KiB into each of many unallocated blocks, against qemu-io.
     Allocate,
     /// 4K random writes into an empty dynamic VHDX against a preallocated raw file.
@@ -103,12 +109,14 @@ pub enum Row {
 
 impl Row {
     /// All rows, in the order of the table.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::Workloads,
         Self::PageCache,
         Self::Chain,
         Self::OpenChain,
         Self::OpenLarge,
+        Self::MapMemory,
+        Self::Discard,
         Self::Allocate,
         Self::RandomWrite,
         Self::CreateFixed,
@@ -139,6 +147,8 @@ impl Row {
             Self::Chain => "chain",
             Self::OpenChain => "open-chain",
             Self::OpenLarge => "open-large",
+            Self::MapMemory => "map-memory",
+            Self::Discard => "discard",
             Self::Allocate => "allocate",
             Self::RandomWrite => "random-write",
             Self::CreateFixed => "create-fixed",
@@ -168,12 +178,20 @@ impl Row {
     pub fn title(self) -> &'static str {
         match self {
             Self::Workloads => {
-                "populated dynamic and differencing disks against the raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU"
+                "populated dynamic and differencing disks against the raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons"
             }
-            Self::PageCache => "the same, 4K random read from the page cache: 0.90 of the IOPS",
+            Self::PageCache => {
+                "the same, 4K random read from the page cache, which reading has filled: 0.95 of the IOPS"
+            }
             Self::Chain => "chain of 1,024 disks against a chain of one, 4K random and 64K sequential read: 0.95",
             Self::OpenChain => "opening a chain of 1,024 disks of 40 GiB: under 1 s and 256 MiB",
             Self::OpenLarge => "opening a VHDX of 64 TiB and reading one block: under 50 ms and 32 MiB",
+            Self::MapMemory => {
+                "a VHDX of 64 TiB in blocks of 1 MiB, touched everywhere at random: the memory of its map within what is asked for"
+            }
+            Self::Discard => {
+                "4K random read at QD 8 while another queue discards 1 TiB of allocated blocks: at most twice the p99"
+            }
             Self::Allocate => {
                 "4 KiB into each of many unallocated 2 MiB blocks, then a flush, against qemu-io: 20 times as fast on VHDX, 6 on VHD"
             }
@@ -276,7 +294,7 @@ pub struct BenchReport {
 }
 
 impl BenchReport {
-    /// Whether no row failed. Skipped rows do not count, either way.
+    /// Whether no row failed. Skipped and unsure rows do not count, either way.
     pub fn passed(&self) -> bool {
         self.rows.iter().all(|row| row.outcome != Outcome::Fail)
     }
@@ -293,12 +311,14 @@ pub(crate) struct Bench<'a> {
 pub(crate) struct Found {
     pub(crate) checks: Vec<Check>,
     pub(crate) notes: Vec<String>,
+    /// So many of the checks may be missed or unsure, and the row is kept all the same.
+    pub(crate) may_miss: usize,
 }
 
 impl Found {
     /// A row that cannot be run here.
     pub(crate) fn skipped(name: &str, why: impl Into<String>) -> Self {
-        Self { checks: vec![Check::skipped(name, why)], notes: Vec::new() }
+        Self { checks: vec![Check::skipped(name, why)], ..Self::default() }
     }
 }
 
@@ -384,6 +404,8 @@ fn run_row(row: Row, bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<R
         Row::Chain => chains::reads(bench, progress),
         Row::OpenChain => chains::open(bench, progress),
         Row::OpenLarge => large::open(bench, progress),
+        Row::MapMemory => large::map_memory(bench, progress),
+        Row::Discard => discard::beside_reads(bench, progress),
         Row::Allocate => allocate::blocks(bench, progress),
         Row::RandomWrite => allocate::random_writes(bench, progress),
         Row::CreateFixed => large::create_fixed(bench, progress),
@@ -405,13 +427,13 @@ fn run_row(row: Row, bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<R
     let found = match found {
         Ok(found) => found,
         Err(LabError::Stopped) => return Err(LabError::Stopped),
-        Err(error) => Found { checks: vec![Check::broken(row.name(), error.to_string())], notes: Vec::new() },
+        Err(error) => Found { checks: vec![Check::broken(row.name(), error.to_string())], ..Found::default() },
     };
     remove_contents(bench)?;
     Ok(RowResult {
         row,
         title: row.title().into(),
-        outcome: judge::worst(&found.checks),
+        outcome: judge::worst(&found.checks, found.may_miss),
         checks: found.checks,
         notes: found.notes,
         took_ns: start.elapsed().as_nanos() as u64,

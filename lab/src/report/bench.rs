@@ -15,7 +15,8 @@ use maud::Markup;
 /// The chapter. `id` is unique in the report; `name` is that of the file.
 pub fn chapter(report: &BenchReport, id: &str, name: &str) -> Chapter {
     let count = |outcome| report.rows.iter().filter(|row| row.outcome == outcome).count();
-    let (kept, broken, skipped) = (count(Outcome::Pass), count(Outcome::Fail), count(Outcome::Skipped));
+    let (kept, broken, skipped) =
+        (count(Outcome::Pass), count(Outcome::Fail), count(Outcome::Skipped) + count(Outcome::Unsure));
     let mut blocks = vec![Block::Table(overview(report))];
     for (index, row) in report.rows.iter().enumerate() {
         blocks.push(Block::Heading(format!("{}: {}", row.row.name(), row.title)));
@@ -55,6 +56,7 @@ fn word(outcome: Outcome) -> Cell {
     match outcome {
         Outcome::Pass => Cell::text("kept").toned(Tone::Good),
         Outcome::Fail => Cell::text("broken").toned(Tone::Bad),
+        Outcome::Unsure => Cell::text("open").toned(Tone::Doubt),
         Outcome::Skipped => Cell::text("skipped").toned(Tone::Faint),
     }
 }

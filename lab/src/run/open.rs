@@ -12,7 +12,7 @@ use crate::{
     record::ContentsRecord,
     workload::short_size,
 };
-use diskwright_disk::{Disk, Named, OpenOptions, Opened, ParentPolicy, parts_of};
+use diskwright_disk::{Disk, Named, OpenOptions, Opened, parts_of};
 use diskwright_image::{Format, probe::probe};
 use diskwright_nbd::NbdUri;
 use diskwright_store::{BlockDevice, Blocking, CacheMode, EngineKind, FileStore, Files, LockMode, RawDevice, Store};
@@ -84,12 +84,16 @@ pub struct OpenHow {
     pub writable: bool,
     /// Cache mode that is asked for.
     pub cache: Caching,
-    /// What moves the bytes of metadata.
-    pub engine: EngineKind,
-    /// The format, where it is not to be found out.
-    pub format: Option<Format>,
-    /// Which parents may be opened.
-    pub parents: ParentPolicy,
+    /// All else of a disk: its format where that is not to be found out, which parents may be opened, what may be written to. The two
+    /// fields above replace what stands in it.
+    pub disk: OpenOptions,
+}
+
+impl OpenHow {
+    /// As the engine takes it.
+    fn options(&self) -> OpenOptions {
+        OpenOptions { writable: self.writable, cache: self.cache.mode(), ..self.disk.clone() }
+    }
 }
 
 impl Caching {
@@ -145,17 +149,7 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
             ("raw file".into(), device.cache_mode(), Arc::new(device))
         }
         Found::Image(format) => {
-            let opened = Disk::open(
-                path,
-                &OpenOptions {
-                    writable: how.writable,
-                    cache: how.cache.mode(),
-                    engine: how.engine,
-                    format: how.format,
-                    parents: how.parents.clone(),
-                    ..OpenOptions::default()
-                },
-            )?;
+            let opened = Disk::open(path, &how.options())?;
             let top = opened.layers()[0].image.info().disk_type;
             let mode = crate::targets::top_cache_mode(&opened);
             disk = Some(Arc::clone(&opened));
@@ -179,8 +173,7 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
 }
 
 fn open_export(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
-    let options = OpenOptions { writable: how.writable, format: how.format, ..OpenOptions::default() };
-    let opened = Opened::open(Path::new(spec), &options)?;
+    let opened = Opened::open(Path::new(spec), &how.options())?;
     let behind = match &opened {
         Opened::Export(export) => Some(Behind::of_export(export)),
         Opened::Disk(_) => None,
@@ -251,7 +244,7 @@ fn format_of(path: &Path, how: &OpenHow) -> Result<Found> {
     if store.is_block_device() {
         return Ok(Found::BlockDevice);
     }
-    let format = match how.format {
+    let format = match how.disk.format {
         Some(format) => format,
         None => probe(&store, how.writable).map_err(diskwright_disk::DiskError::from)?.format,
     };

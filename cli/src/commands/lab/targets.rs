@@ -36,13 +36,7 @@ impl TargetArgs {
             create_bytes: self.create_size.map(|size| size.0),
             fill: self.fill,
             destroy_data: self.destroy_data,
-            open: OpenHow {
-                writable: false,
-                cache: job.cache,
-                engine: context.global.engine(),
-                format: context.global.format.map(crate::args::FormatArg::format),
-                parents: context.global.parents(),
-            },
+            open: OpenHow { writable: false, cache: job.cache, disk: context.global.open_options(false) },
         };
         let mut steps = context.steps();
         Ok(prepare::prepare(job, targets, &options, &mut steps)?)

@@ -101,5 +101,6 @@ pub(crate) fn nbdcopy(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<
             bytes(size_bytes),
             bytes(u64::from(REQUEST_BYTES))
         )],
+        ..Found::default()
     })
 }

@@ -260,6 +260,7 @@ pub(crate) fn empty(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fo
             ours.note("diskwright"),
             theirs.note("qemu-nbd"),
         ],
+        ..Found::default()
     })
 }
 

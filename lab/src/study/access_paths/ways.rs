@@ -206,7 +206,8 @@ impl Disks {
             what: format!("the name of the scratch folder {} is not UTF-8", self.dir.display()),
             hint: "use another folder (--dir)".into(),
         })?;
-        let how = OpenHow { writable: true, engine: self.engine, format, ..OpenHow::default() };
+        let disk = OpenOptions { engine: self.engine, format, ..OpenOptions::default() };
+        let how = OpenHow { writable: true, disk, ..OpenHow::default() };
         run::open(spec, &how)
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     scratch::Scratch,
     warning::Warning,
 };
+use diskwright_disk::OpenOptions;
 use diskwright_store::EngineKind;
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -60,7 +61,8 @@ pub(super) fn make(
     scratch: &Scratch,
     progress: &mut dyn Progress,
 ) -> Result<Made> {
-    let open = OpenHow { cache: settings.cache, engine: options.study.engine, ..OpenHow::default() };
+    let disk = OpenOptions { engine: options.study.engine, ..OpenOptions::default() };
+    let open = OpenHow { cache: settings.cache, disk, ..OpenHow::default() };
     // A load that reads and writes, so that everything is filled, guarded and looked at.
     let mut job = super::plan::job(super::Stage::Depths, settings, Duration::from_secs(1))?;
     if !settings.targets.is_empty() {

@@ -44,6 +44,7 @@ use crate::{
     targets::{self, Container},
     warning::Warning,
 };
+use diskwright_disk::OpenOptions;
 use diskwright_image::Format;
 use diskwright_store::EngineKind;
 use ground::{Ground, Wanted};
@@ -305,13 +306,8 @@ fn prepare(ground: &Ground, settings: &Settings, progress: &mut dyn Progress) ->
     let total_bytes = things.len() as u64 * settings.size_bytes;
     let (mut subjects, mut warnings): (Vec<Subject>, Vec<Warning>) = (Vec::new(), Vec::new());
     for (name, path, format) in things {
-        let how = OpenHow {
-            writable: true,
-            cache: Caching::Direct,
-            engine: settings.engine,
-            format: Some(format),
-            ..OpenHow::default()
-        };
+        let disk = OpenOptions { engine: settings.engine, format: Some(format), ..OpenOptions::default() };
+        let how = OpenHow { writable: true, cache: Caching::Direct, disk };
         let mut target = run::open(&path.to_string_lossy(), &how)?;
         target.name = name;
         let before_bytes = subjects.len() as u64 * settings.size_bytes;

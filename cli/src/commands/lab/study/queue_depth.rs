@@ -99,13 +99,7 @@ pub fn run(context: &mut Context, args: &QueueDepthArgs) -> Outcome {
             create_bytes: args.prepare.create_size.map(|size| size.0),
             fill: args.prepare.fill,
             destroy_data: args.prepare.destroy_data,
-            open: OpenHow {
-                writable: false,
-                cache,
-                engine: context.global.engine(),
-                format: context.global.format.map(crate::args::FormatArg::format),
-                parents: context.global.parents(),
-            },
+            open: OpenHow { writable: false, cache, disk: context.global.open_options(false) },
         },
     };
     let mut steps = context.steps();
