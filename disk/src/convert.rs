@@ -113,8 +113,9 @@ pub fn convert(
     }
     let geometry = source.device().geometry();
     let format = format_for(dest_path, options.dest.format)?;
-    // Only VHDX can tell its guest of sectors other than 512, and only of 4096. (A server may have others.)
-    let inherited = (format == Format::Vhdx && matches!(geometry.logical_sector_bytes, 512 | 4096)).then_some(geometry);
+    // A server may have sectors that no image can tell its guest of.
+    let sectors = format.driver().logical_sectors_bytes;
+    let inherited = (sectors.len() > 1 && sectors.contains(&geometry.logical_sector_bytes)).then_some(geometry);
     let mut request = options.dest.clone();
     request.size_bytes = Some(request.size_bytes.unwrap_or(geometry.size_bytes).max(geometry.size_bytes));
     request.logical_sector_bytes = request.logical_sector_bytes.or(inherited.map(|from| from.logical_sector_bytes));

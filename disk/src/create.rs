@@ -8,8 +8,8 @@ use crate::{
     DiskError, ParentPolicy, Result, gate,
     open::{Access, file_error, open_image},
 };
-use diskwright_image::{CreateOptions, DiskType, Format, ImageError, ImageInfo, ParentLink, probe, vhd, vhdx};
-use diskwright_store::{CacheMode, Files, LockMode, OpenOptions, Store, store::FileRange};
+use diskwright_image::{CreateOptions, DiskType, Format, ImageError, ImageInfo, ParentLink, probe};
+use diskwright_store::{CacheMode, Files, LockMode, OpenOptions};
 use std::{
     io,
     path::{Component, Path, PathBuf},
@@ -84,7 +84,7 @@ pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> R
         path,
         &OpenOptions { writable: true, create_new: true, cache: CacheMode::PageCache, lock: LockMode::Exclusive },
     )?;
-    let made = fill(&store, format, &options).and_then(|()| {
+    let made = format.driver().create(Arc::clone(&store), &options).map_err(DiskError::from).and_then(|()| {
         files.sync_directory_of(path).map_err(|source| file_error("make the new file's folder durable", path, source))
     });
     if made.is_err() {
@@ -97,23 +97,6 @@ pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> R
         }
         other => other,
     })
-}
-
-fn fill(store: &Arc<dyn Store>, format: Format, options: &CreateOptions) -> Result<()> {
-    match format {
-        Format::Vhd => vhd::create(Arc::clone(store), options)?,
-        Format::Vhdx => vhdx::create(Arc::clone(store), options)?,
-        Format::Raw => {
-            let made = if options.preallocate {
-                store.allocate(FileRange { offset_bytes: 0, len_bytes: options.size_bytes })
-            } else {
-                store.set_len(options.size_bytes)
-            };
-            made.and_then(|()| store.sync_data())
-                .map_err(|source| file_error("allocate the space of the new file", store.name(), source))?;
-        }
-    }
-    Ok(())
 }
 
 /// The format that was asked for, or the one that the extension means.
@@ -148,8 +131,7 @@ fn unfit(path: &Path, what: impl Into<String>, hint: impl Into<String>) -> DiskE
 fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<CreateOptions> {
     let disk_type = request.disk_type.unwrap_or(match (&request.parent, format) {
         (Some(_), _) => DiskType::Differencing,
-        (None, Format::Raw) => DiskType::Fixed,
-        (None, _) => DiskType::Dynamic,
+        (None, format) => format.driver().usual_type,
     });
     match (&request.parent, disk_type) {
         (None, DiskType::Differencing) => {
@@ -164,7 +146,7 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
         }
         _ => {}
     }
-    if format == Format::Raw {
+    if !format.driver().has_blocks {
         if disk_type != DiskType::Fixed {
             return Err(bad(
                 path,
@@ -206,7 +188,6 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
             "leave out --sector-size: a chain has one sector size",
         ));
     }
-    let physical_default = if format == Format::Vhd { 512 } else { 4096 };
     Ok(CreateOptions {
         disk_type,
         size_bytes,
@@ -218,12 +199,14 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
         physical_sector_bytes: request
             .physical_sector_bytes
             .or(parent_info.as_ref().map(|info| info.physical_sector_bytes))
-            .unwrap_or(physical_default)
+            .unwrap_or(format.driver().physical_sector_bytes)
             .max(logical_sector_bytes),
         parent: link,
         preallocate: request.preallocate,
-        // A fork of a VHDX is the same disk to its guest (MS-VHDX 2.6.1.2); a VHD's id is the file's.
-        disk_id: parent_info.as_ref().filter(|info| info.format == Format::Vhdx).and_then(|info| info.disk_id),
+        disk_id: parent_info
+            .as_ref()
+            .filter(|info| info.format.driver().child_keeps_disk_id)
+            .and_then(|info| info.disk_id),
     })
 }
 

@@ -171,7 +171,7 @@ pub(crate) fn siblings_of(files: &Files, path: &Path, info: &ImageInfo) -> Sibli
 fn parent_link(files: &Files, path: &Path, info: &ImageInfo) -> Option<ParentLink> {
     let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::None };
     let store = files.open_canonical(path, false, &options).ok()?;
-    probe::parent_link(&*store, info.format).ok()?
+    info.format.driver().parent_link(&*store).ok()?
 }
 
 #[cfg(test)]

@@ -21,7 +21,6 @@ use crate::{
     gate::{self, Candidate, Gate, SIBLINGS_MAX, Siblings},
     parts::{Named, parts_of},
 };
-use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
 use diskwright_image::{DiskType, Format, Image, ImageInfo, ParentLink, probe, probe::Verdict};
 use diskwright_store::{CacheMode, EngineKind, Files, LockMode, Store};
 use std::{
@@ -390,7 +389,7 @@ fn warn_of_part(path: &Path, beside: &Path, writable: bool, warnings: &mut Vec<S
 
 /// A disk has a sector at least, and a VHD with blocks at most what its 32-bit table can reach. (VHDX is held to its limits by its image.)
 fn check_size(path: &Path, info: &ImageInfo) -> Result<()> {
-    let max_bytes = if info.format == Format::Vhd && info.has_blocks { MAX_DYNAMIC_BYTES } else { u64::MAX };
+    let max_bytes = if info.has_blocks { info.format.driver().size_max_bytes } else { u64::MAX };
     if (1..=max_bytes).contains(&info.size_bytes) {
         return Ok(());
     }

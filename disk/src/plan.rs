@@ -28,7 +28,7 @@ use crate::{
     shared::{Mutation, Shared},
     work::{Decoded, Work},
 };
-use diskwright_image::{Commit, DiskType, Format};
+use diskwright_image::{Commit, DiskType};
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
@@ -403,7 +403,7 @@ pub(crate) fn plan_zero(
     draft.is_for(mutation, top);
     let info = top.image.info();
     // A fixed image promises its space, so a discard in it only zeroes; a raw file promises nothing.
-    let promises_space = info.disk_type == DiskType::Fixed && info.format != Format::Raw;
+    let promises_space = info.disk_type == DiskType::Fixed && info.format.driver().promises_space;
     let how = if discard && !promises_space { Zeroing::Deallocate } else { Zeroing::Keep };
     let whole_commit = if discard { Commit::Discard } else { Commit::Zero };
     let hold_end = at.saturating_add(top.block_bytes.saturating_mul(BLOCKS_PER_HOLD)).min(end);
@@ -528,7 +528,7 @@ mod tests {
             disk_id: None,
         };
         vhd::create(Arc::clone(&store), &options).unwrap();
-        let image = probe::open(store, Some(Format::Vhd), true, 512).unwrap();
+        let image = probe::open(store, Some(diskwright_image::Format::Vhd), true, 512).unwrap();
         let chain = Chain::new(vec![Layer { path: "disk".into(), image }], 1 << 20).unwrap();
         let shared = Shared::new(chain, Vec::new());
         let chain = shared.chain();

@@ -43,11 +43,7 @@ pub enum DiskType {
 
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Format::Raw => "raw",
-            Format::Vhd => "vhd",
-            Format::Vhdx => "vhdx",
-        })
+        f.write_str(self.driver().name)
     }
 }
 

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!   image.rs   the traits Image and ImageWriter: what every format offers
+//!   driver.rs  what a format can do, and how its images are opened: one record for each
 //!   probe/     which format a file has (a table of those that are recognised), and opening it
 //!   raw.rs     a raw file or device as an image
 //!   split.rs   a raw disk that continues in further files
@@ -17,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod driver;
 pub mod error;
 pub mod image;
 mod lacks;
@@ -29,6 +31,7 @@ pub mod vhdx;
 #[cfg(test)]
 mod waiting;
 
+pub use driver::Driver;
 pub use error::{ImageError, Result};
 pub use image::{
     BlockState, CheckReport, Commit, CreateOptions, DiskType, Finding, Format, Image, ImageInfo, ImageWriter, LogState,

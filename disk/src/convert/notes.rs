@@ -14,11 +14,8 @@ pub(crate) fn of_copy(source: Geometry, name: &Path, copy: &Disk) -> Vec<String>
     let mut notes = Vec::new();
     let (from, to) = (source.logical_sector_bytes, copy.geometry().logical_sector_bytes);
     if from != to {
-        let why = match copy.layers().first().map(|layer| layer.image.info().format) {
-            Some(Format::Vhd) => "VHD knows only 512",
-            Some(Format::Raw) => "a raw file records none, and readers take 512",
-            _ => "as asked for",
-        };
+        let why =
+            copy.layers().first().map_or("as asked for", |layer| layer.image.info().format.driver().sectors_because);
         notes.push(format!(
             "{}: sectors of {from} bytes became sectors of {to} ({why}); partition tables and some file systems made for {from} will not be recognised: keep a VHDX with {from}-byte sectors where a guest boots from it",
             name.display()

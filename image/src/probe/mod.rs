@@ -29,9 +29,7 @@
 
 pub mod known;
 
-use crate::{
-    CheckReport, Format, Image, ImageError, ImageInfo, Result, raw::RawImage, split::SplitRawImage, vhd, vhdx,
-};
+use crate::{CheckReport, Format, Image, ImageError, ImageInfo, Result, split::SplitRawImage};
 use diskwright_store::Store;
 use known::Known;
 use std::{path::Path, sync::Arc};
@@ -219,11 +217,7 @@ pub fn open_as(
     writable: bool,
     raw_sector_bytes: u32,
 ) -> Result<Arc<dyn Image>> {
-    let image: Arc<dyn Image> = match verdict.format {
-        Format::Raw => Arc::new(RawImage::new(Arc::clone(&store), writable, raw_sector_bytes)?),
-        Format::Vhd => Arc::new(vhd::open(Arc::clone(&store), writable)?),
-        Format::Vhdx => Arc::new(vhdx::open(Arc::clone(&store), writable)?),
-    };
+    let image = verdict.format.driver().open(Arc::clone(&store), writable, raw_sector_bytes)?;
     if verdict.is_guess && names_another_file(image.info()) {
         return Err(guess_refused(&*store, verdict.format, "it names another file as its parent"));
     }
@@ -262,25 +256,7 @@ fn names_another_file(info: &ImageInfo) -> bool {
 /// Those of [`probe`], and of the format's own `check`.
 pub fn check(store: Arc<dyn Store>, format: Option<Format>) -> Result<(Format, CheckReport)> {
     let format = format.map_or_else(|| probe(&*store, false).map(|verdict| verdict.format), Ok)?;
-    let report = match format {
-        Format::Raw => CheckReport::default(),
-        Format::Vhd => vhd::check(store)?,
-        Format::Vhdx => vhdx::check(store)?,
-    };
-    Ok((format, report))
-}
-
-/// The parent that an image of `format` names, by its headers alone: no log is replayed and no table of blocks is read. So it
-/// may be asked of a file that another program is writing to. `None` for an image that has no parent.
-///
-/// # Errors
-/// Those of the format's own structures.
-pub fn parent_link(store: &dyn Store, format: Format) -> Result<Option<crate::ParentLink>> {
-    match format {
-        Format::Raw => Ok(None),
-        Format::Vhd => vhd::parent_link(store),
-        Format::Vhdx => vhdx::parent_link(store),
-    }
+    Ok((format, format.driver().check(store)?))
 }
 
 #[cfg(test)]

@@ -35,11 +35,7 @@ fn image(name: &str, format: Format, disk_type: DiskType) -> Arc<MemoryStore> {
         preallocate: false,
         disk_id: None,
     };
-    match format {
-        Format::Vhd => vhd::create(Arc::clone(&store) as Arc<dyn Store>, &options).unwrap(),
-        Format::Vhdx => vhdx::create(Arc::clone(&store) as Arc<dyn Store>, &options).unwrap(),
-        Format::Raw => store.set_len(4 << 20).unwrap(),
-    }
+    format.driver().create(Arc::clone(&store) as Arc<dyn Store>, &options).unwrap();
     store
 }
 
@@ -162,11 +158,11 @@ fn a_fixed_vhd_stays_one_whatever_its_guest_writes() {
 fn a_parent_link_is_read_without_opening() {
     for format in [Format::Vhd, Format::Vhdx] {
         let store = image("x", format, DiskType::Differencing);
-        let link = parent_link(&*store, format).unwrap().unwrap();
+        let link = format.driver().parent_link(&*store).unwrap().unwrap();
         let opened = open(Arc::clone(&store) as Arc<dyn Store>, Some(format), false, 512).unwrap();
         assert_eq!(Some(&link), opened.info().parent.as_ref());
         let alone = image("x", format, DiskType::Dynamic);
-        assert_eq!(parent_link(&*alone, format).unwrap(), None);
+        assert_eq!(format.driver().parent_link(&*alone).unwrap(), None);
     }
 }
 
