@@ -24,6 +24,8 @@
 //! Invariant: a request is counted in `in_flight` from its push until [`DiskQueue::finish`] gives it out, and in the epoch of its parity
 //! while anything that it looked up is in use.
 
+mod pieces;
+
 use crate::{
     chain::Chain,
     epoch::{Entered, Parity, QueueEpoch},
@@ -36,7 +38,7 @@ use crate::{
 use diskwright_image::ImageWriter;
 use diskwright_store::{
     BlockQueue, Completion, Engine, EngineCompletion, ExternalTicket, IoBuf, Operation, PushError, QueueOptions,
-    Request, TargetId, all_zero, queue::validate,
+    Request, Segments, SlotId, TargetId, queue::validate,
 };
 use std::{collections::HashMap, fmt, io, sync::Arc};
 
@@ -66,6 +68,9 @@ impl Cookie {
     }
 }
 
+/// A request's memory: one buffer, or several pieces.
+type Payload = (Option<IoBuf>, Option<Box<Segments>>);
+
 /// A request on its way, with what has been planned of it.
 #[derive(Debug)]
 struct Errand {
@@ -73,6 +78,19 @@ struct Errand {
     draft: Draft,
     /// Of zeros and discards: where the next stage begins.
     at: u64,
+    /// A write that becomes zeros without payload. Looked at once, for memory that others may change (a guest's) may show something else later.
+    is_zeros: bool,
+}
+
+impl Errand {
+    /// Whether it is zeroing, which is planned some blocks at a time.
+    fn goes_in_stages(&self) -> bool {
+        match self.request.operation {
+            Operation::WriteZeroes | Operation::Discard => true,
+            Operation::Write => self.is_zeros,
+            Operation::Read | Operation::Flush => false,
+        }
+    }
 }
 
 /// What is kept of a request while the engine has it.
@@ -199,29 +217,38 @@ impl DiskQueue {
     }
 
     /// Ends a request at once.
-    fn end_with(&mut self, tag: u64, cookie: Cookie, buf: Option<IoBuf>, result: io::Result<()>) {
-        let slot = self.engine.begin(tag, cookie.0, buf);
+    fn end_with(&mut self, tag: u64, cookie: Cookie, payload: Payload, result: io::Result<()>) {
+        let slot = self.begin(tag, cookie, payload);
         if let Err(error) = result {
             self.engine.fail(&slot, error);
         }
         self.engine.end(slot);
     }
 
+    #[inline]
+    fn begin(&mut self, tag: u64, cookie: Cookie, (buf, segments): Payload) -> SlotId {
+        let slot = self.engine.begin(tag, cookie.0, buf);
+        self.engine.attach(&slot, segments);
+        slot
+    }
+
     fn read(&mut self, mut request: Request, parity: Option<Parity>) {
         if let Some(Owner::Data { source, offset_bytes: file_offset_bytes }) =
             self.chain.map.lookup(request.offset_bytes, request.len_bytes)
-            && let Some(buf) = request.buf.take()
         {
+            let Some(buf) = request.buf.take() else {
+                return self.transfer_pieces(request, parity, source, file_offset_bytes);
+            };
             match self.target(source) {
                 Ok(target) => {
                     let cookie = Cookie::new(parity, 0);
                     self.engine.read_one(request.tag, cookie.0, target, file_offset_bytes, buf, request.buf_range());
                 }
-                Err(error) => self.end_with(request.tag, Cookie::new(parity, 0), Some(buf), Err(error)),
+                Err(error) => self.end_with(request.tag, Cookie::new(parity, 0), (Some(buf), None), Err(error)),
             }
             return;
         }
-        self.begin_errand(request, parity);
+        self.begin_errand(request, parity, false);
     }
 
     fn write(&mut self, mut request: Request, parity: Option<Parity>) {
@@ -229,8 +256,10 @@ impl DiskQueue {
             self.chain.map.lookup(request.offset_bytes, request.len_bytes)
             && self.chain.top().has_source(source)
             && self.chain.top().has_begun_writing()
-            && let Some(buf) = request.buf.take()
         {
+            let Some(buf) = request.buf.take() else {
+                return self.transfer_pieces(request, parity, source, file_offset_bytes);
+            };
             let (tag, fua, range) = (request.tag, request.fua, request.buf_range());
             let ready = if fua { self.shared.check_poison(self.chain.top()) } else { Ok(()) };
             let dirty = fua && self.chain.top().image.writer().is_some_and(ImageWriter::is_dirty);
@@ -243,17 +272,17 @@ impl DiskQueue {
                     let cookie = Cookie::new(parity, kept);
                     self.engine.write_one(tag, cookie.0, target, file_offset_bytes, buf, range, fua && !dirty);
                 }
-                Err(error) => self.end_with(tag, Cookie::new(parity, 0), Some(buf), Err(error)),
+                Err(error) => self.end_with(tag, Cookie::new(parity, 0), (Some(buf), None), Err(error)),
             }
             return;
         }
-        self.begin_errand(request, parity);
+        self.begin_errand(request, parity, false);
     }
 
-    fn begin_errand(&mut self, request: Request, parity: Option<Parity>) {
+    fn begin_errand(&mut self, request: Request, parity: Option<Parity>, is_zeros: bool) {
         let at = request.offset_bytes;
         let draft = std::mem::take(&mut self.spare);
-        self.advance(Errand { request, draft, at }, parity);
+        self.advance(Errand { request, draft, at, is_zeros }, parity);
     }
 
     /// Plans an errand as often as it takes, and carries out, parks or ends it.
@@ -275,7 +304,7 @@ impl DiskQueue {
                     let discard = errand.request.operation == Operation::Discard;
                     plan::plan_zero(&mut mutation, &mut errand.at, end, discard, &mut errand.draft)
                 }
-                Operation::Write if self.is_zeros(&errand.request) => {
+                Operation::Write if errand.is_zeros => {
                     plan::plan_zero(&mut mutation, &mut errand.at, end, false, &mut errand.draft)
                 }
                 Operation::Write | Operation::Flush => {
@@ -295,12 +324,12 @@ impl DiskQueue {
                 }
                 Ok(Next::Ready) => {
                     drop(mutation);
-                    let done = errand.at >= end || !self.goes_in_stages(&errand.request);
+                    let done = errand.at >= end || !errand.goes_in_stages();
                     if done || has_stage {
                         return self.issue(errand, parity, Ok(()), !done);
                     }
                 }
-                Ok(next @ (Next::Work(_) | Next::Busy(_))) if has_stage && self.goes_in_stages(&errand.request) => {
+                Ok(next @ (Next::Work(_) | Next::Busy(_))) if has_stage && errand.goes_in_stages() => {
                     // The next stage asks for it again; a block must not stay excluded for work that is not done now.
                     if let Next::Work(Work::CopyUp { block }) = next {
                         mutation.claims.end_exclusion((self.chain.top().id, block));
@@ -332,20 +361,6 @@ impl DiskQueue {
         }
     }
 
-    /// Whether a request is zeroing, which is planned some blocks at a time.
-    fn goes_in_stages(&self, request: &Request) -> bool {
-        match request.operation {
-            Operation::WriteZeroes | Operation::Discard => true,
-            Operation::Write => self.is_zeros(request),
-            Operation::Read | Operation::Flush => false,
-        }
-    }
-
-    /// Whether a write becomes zeros without payload.
-    fn is_zeros(&self, request: &Request) -> bool {
-        self.shared.detect_zeroes && writes_zeros(request)
-    }
-
     /// Lays an errand by, until its ticket is completed.
     fn rest(&mut self, errand: Errand) -> ExternalTicket {
         let tag = errand.request.tag;
@@ -359,15 +374,16 @@ impl DiskQueue {
     fn issue(&mut self, mut errand: Errand, parity: Option<Parity>, planned: io::Result<()>, goes_on: bool) {
         let Request { tag, fua, buf_offset_bytes, .. } = errand.request;
         let is_read = errand.request.operation == Operation::Read;
-        let buf = errand.request.buf.take();
+        let payload = (errand.request.buf.take(), errand.request.segments.take());
+        let in_one = payload.1.as_ref().is_none_or(|segments| segments.count() <= 1);
         let mut pending = std::mem::take(&mut errand.draft.pending);
         pending.flush_after = fua && !goes_on && !is_read;
-        let durable = planned.is_ok() && self.is_durable_alone(&pending, &errand.draft.parts);
+        let durable = planned.is_ok() && in_one && self.is_durable_alone(&pending, &errand.draft.parts);
         (pending.flush_after, pending.is_durable) = (pending.flush_after && !durable, durable);
         let mut draft = std::mem::take(&mut errand.draft);
         let offset_bytes = errand.request.offset_bytes;
         let kept = if is_read { 0 } else { self.keep(Kept::Parts(pending, goes_on.then(|| Box::new(errand)))) };
-        let slot = self.engine.begin(tag, Cookie::new(parity, kept).0, buf);
+        let slot = self.begin(tag, Cookie::new(parity, kept), payload);
         if let Err(error) = planned {
             self.engine.fail(&slot, error);
         } else {
@@ -427,18 +443,18 @@ impl DiskQueue {
     fn flush(&mut self, tag: u64, parity: Option<Parity>) {
         let plain = Cookie::new(parity, 0);
         if self.chain.geometry.read_only {
-            return self.end_with(tag, plain, None, Ok(()));
+            return self.end_with(tag, plain, (None, None), Ok(()));
         }
         // What another queue has written to a new top, and was told of, is to be durable too, though this request was counted in
         // the epoch before.
         self.chain = self.shared.chain();
         if let Err(error) = self.shared.check_poison(self.chain.top()) {
-            return self.end_with(tag, plain, None, Err(error));
+            return self.end_with(tag, plain, (None, None), Err(error));
         }
         // Several files, or metadata: that takes steps that wait for each other.
         let dirty = !self.chain.writes_one_file || self.chain.top().image.writer().is_some_and(ImageWriter::is_dirty);
         if dirty {
-            return self.request_flush(tag, plain, None);
+            return self.request_flush(tag, plain, (None, None));
         }
         match self.target(self.chain.top().source(0)) {
             Ok(target) => {
@@ -448,18 +464,18 @@ impl DiskQueue {
                 self.engine.sync(&slot, target);
                 self.engine.end(slot);
             }
-            Err(error) => self.end_with(tag, plain, None, Err(error)),
+            Err(error) => self.end_with(tag, plain, (None, None), Err(error)),
         }
     }
 
-    fn request_flush(&mut self, tag: u64, cookie: Cookie, buf: Option<IoBuf>) {
-        let ticket = self.engine.external(tag, cookie.0, buf);
+    fn request_flush(&mut self, tag: u64, cookie: Cookie, (buf, segments): Payload) {
+        let ticket = self.engine.external_with(tag, cookie.0, buf, segments);
         self.shared.request_flush(ticket);
     }
 
     /// What a finished request of the engine means. `None` when it goes on.
     fn finish(&mut self, ended: EngineCompletion) -> Option<Completion> {
-        let EngineCompletion { tag, cookie, mut buf, mut result, lost } = ended;
+        let EngineCompletion { tag, cookie, mut buf, mut segments, mut result, lost } = ended;
         if lost {
             // The kernel may still write where this request was sent, and nothing can tell when it has ended: what it reaches is
             // never used again, and nothing is called durable any more.
@@ -477,7 +493,7 @@ impl DiskQueue {
                     self.advance(*errand, parity);
                     return None;
                 }
-                buf = errand.request.buf.take();
+                (buf, segments) = (errand.request.buf.take(), errand.request.segments.take());
             }
             Some(Kept::Parts(pending, goes_on)) => {
                 is_durable = pending.is_durable;
@@ -488,14 +504,14 @@ impl DiskQueue {
                     result = settle(&self.shared, &pending, result);
                 }
                 if let Some(mut errand) = goes_on.filter(|_| result.is_ok() && !self.is_closing) {
-                    errand.request.buf = buf;
+                    (errand.request.buf, errand.request.segments) = (buf, segments);
                     self.leave(cookie.parity());
                     let parity = self.enter();
                     self.advance(*errand, parity);
                     return None;
                 }
                 if pending.flush_after && result.is_ok() {
-                    self.request_flush(tag, Cookie::new(cookie.parity(), 0), buf);
+                    self.request_flush(tag, Cookie::new(cookie.parity(), 0), (buf, segments));
                     return None;
                 }
             }
@@ -508,7 +524,7 @@ impl DiskQueue {
             self.leave(cookie.parity());
         }
         self.in_flight -= 1;
-        Some(Completion { tag, buf, result })
+        Some(Completion { tag, buf, segments, result })
     }
 }
 
@@ -521,6 +537,11 @@ impl BlockQueue for DiskQueue {
         self.in_flight
     }
 
+    fn memory_alignment_bytes(&self) -> usize {
+        let stores = self.chain.top().image.stores().iter();
+        stores.filter_map(|store| store.data_file()).map(|file| file.alignment_bytes as usize).max().unwrap_or(1).max(1)
+    }
+
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
         if self.in_flight >= self.depth {
             return Err(Box::new(PushError { request, reason: io::ErrorKind::WouldBlock.into() }));
@@ -531,12 +552,17 @@ impl BlockQueue for DiskQueue {
             return Err(Box::new(PushError { request, reason }));
         }
         self.in_flight += 1;
+        let is_zeros = self.shared.detect_zeroes && pieces::writes_zeros(&request);
         match request.operation {
             Operation::Flush => self.flush(request.tag, parity),
-            _ if request.len_bytes == 0 => self.end_with(request.tag, Cookie::new(parity, 0), request.buf, Ok(())),
+            _ if request.len_bytes == 0 => {
+                self.end_with(request.tag, Cookie::new(parity, 0), (request.buf, request.segments), Ok(()));
+            }
             Operation::Read => self.read(request, parity),
-            Operation::Write if !self.is_zeros(&request) => self.write(request, parity),
-            Operation::Write | Operation::WriteZeroes | Operation::Discard => self.begin_errand(request, parity),
+            Operation::Write if !is_zeros => self.write(request, parity),
+            Operation::Write | Operation::WriteZeroes | Operation::Discard => {
+                self.begin_errand(request, parity, is_zeros);
+            }
         }
         Ok(())
     }
@@ -604,10 +630,4 @@ fn unpacked<'a>(
     let (block, within) = (start_bytes / block_bytes, (start_bytes % block_bytes) as usize);
     let (.., cell) = draft.decoded.iter().find(|(of, number, _)| (*of, *number) == (layer, block))?;
     cell.get()?.get(within..within + len_bytes as usize)
-}
-
-/// Whether a write's payload is nothing but zeros.
-fn writes_zeros(request: &Request) -> bool {
-    let payload = request.buf.as_ref().and_then(|buf| buf.get(request.buf_range())).unwrap_or_default();
-    !payload.is_empty() && all_zero(payload)
 }

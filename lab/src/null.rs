@@ -60,7 +60,7 @@ impl BlockQueue for NullQueue {
         if let Err(reason) = validate(&request, &self.geometry) {
             return Err(Box::new(PushError { request, reason }));
         }
-        self.done.push(Completion { tag: request.tag, buf: request.buf, result: Ok(()) });
+        self.done.push(Completion { tag: request.tag, buf: request.buf, segments: request.segments, result: Ok(()) });
         Ok(())
     }
 

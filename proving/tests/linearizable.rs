@@ -241,7 +241,12 @@ impl BlockQueue for LiarQueue {
         let due = self.pushes + PLAN.depth as u64 + 4;
         let lies = self.requests.fetch_add(1, Ordering::Relaxed) % 41 == 40;
         let bytes = |request: &Request| request.buf.as_ref().unwrap()[..request.len_bytes as usize].to_vec();
-        let invent = |request: Request| Completion { tag: request.tag, buf: request.buf, result: Ok(()) };
+        let invent = |request: Request| Completion {
+            tag: request.tag,
+            buf: request.buf,
+            segments: request.segments,
+            result: Ok(()),
+        };
         match (request.operation, if lies { self.lie } else { Lie::None }) {
             (Operation::Write, Lie::LateWrite) => {
                 self.owed.push((due, request.offset_bytes, bytes(&request)));

@@ -73,6 +73,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) enters: Counter,
     /// Reads that were held back (`reserve`).
     pub(crate) held: Arc<Counter>,
+    /// Bytes of payload that were copied out of receive windows.
+    pub(crate) copied_bytes: Counter,
 }
 
 impl WorkerMetrics {
@@ -125,6 +127,8 @@ pub struct Totals {
     pub enters: u64,
     /// Reads that waited in the server until a batch of the disk's had ended.
     pub held: u64,
+    /// Bytes of payload that the server copied, because they could not be written from where they were received.
+    pub copied_bytes: u64,
 }
 
 /// Of one command.
@@ -169,6 +173,7 @@ impl Metrics {
             totals.broken += worker.broken.get();
             totals.enters += worker.enters.get();
             totals.held += worker.held.get();
+            totals.copied_bytes += worker.copied_bytes.get();
             for (sum, of) in totals.commands.iter_mut().zip(&worker.commands) {
                 sum.requests += of.requests.get();
                 sum.bytes += of.bytes.get();

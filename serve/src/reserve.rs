@@ -76,8 +76,8 @@ impl Reserve {
     fn let_go(&mut self, out: &mut Vec<Completion>) {
         for request in self.held.drain(..) {
             if let Err(refused) = self.inner.push(request) {
-                let Request { tag, buf, .. } = refused.request;
-                out.push(Completion { tag, buf, result: Err(refused.reason) });
+                let Request { tag, buf, segments, .. } = refused.request;
+                out.push(Completion { tag, buf, segments, result: Err(refused.reason) });
             }
         }
     }
@@ -90,6 +90,10 @@ impl BlockQueue for Reserve {
 
     fn in_flight(&self) -> usize {
         self.inner.in_flight() + self.held.len()
+    }
+
+    fn memory_alignment_bytes(&self) -> usize {
+        self.inner.memory_alignment_bytes()
     }
 
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
@@ -159,6 +163,7 @@ mod tests {
             out.extend(waiting.drain(..count).map(|request| Completion {
                 tag: request.tag,
                 buf: request.buf,
+                segments: request.segments,
                 result: Ok(()),
             }));
             Ok(())

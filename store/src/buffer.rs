@@ -6,8 +6,18 @@
 //! use the piece by its index (`READ_FIXED`). The allocation lives until the slab and all its pieces are gone.
 //!
 //! Invariant: no two `IoBuf`s overlap. [`Slab::take_all`] gives the pieces out at most once; `IoBuf` cannot be cloned.
+//!
+//! A payload of several pieces, some of which may be shared or another process's, is in `segments`; the memory of another process in `mapped`.
 
 #![allow(unsafe_code)]
+
+mod mapped;
+mod segments;
+
+pub use mapped::MappedMemory;
+pub(crate) use mapped::{copy_from_foreign, copy_to_foreign};
+pub(crate) use segments::{Cursor, Cut};
+pub use segments::{SEGMENTS_MAX, Segment, SegmentMemory, Segments};
 
 use std::{
     alloc::{Layout, alloc, dealloc, handle_alloc_error},

@@ -35,13 +35,14 @@
 
 #![allow(unsafe_code)]
 
+mod segments;
 mod settle;
 mod work;
 
 pub use crate::external::ExternalTicket;
 
 use crate::{
-    IoBuf, SharedRing, Slab,
+    IoBuf, Segments, SharedRing, Slab,
     external::{Ended, Externals},
     lane::Lane,
     link::Link,
@@ -87,6 +88,8 @@ pub struct EngineCompletion {
     pub cookie: u64,
     /// The request's buffer.
     pub buf: Option<IoBuf>,
+    /// The request's payload in pieces.
+    pub segments: Option<Box<Segments>>,
     /// `Ok` when every part succeeded; else the first error.
     pub result: io::Result<()>,
     /// Part of it was never answered, and may still be carried out later: a write may reach the store at any time. The buffer is
@@ -289,6 +292,17 @@ impl Engine {
         self.slots.occupy(tag, cookie, buf, registered)
     }
 
+    /// Gives a request that was begun without a buffer its payload in pieces, if it has one. What is said of the buffer
+    /// elsewhere is meant of the pieces then, one behind the other. Before its first part.
+    ///
+    /// # Panics
+    /// When the request has segments or a part.
+    pub fn attach(&mut self, slot: &SlotId, segments: Option<Box<Segments>>) {
+        if let Some(segments) = segments {
+            self.slots.attach(slot.0, segments);
+        }
+    }
+
     /// Adds a read of `target` at `file_offset_bytes` into `range` of the request's buffer.
     pub fn read(&mut self, slot: &SlotId, target: TargetId, file_offset_bytes: u64, range: Range<usize>) {
         self.transfer(slot.0, target, Action::Read, file_offset_bytes, range);
@@ -310,8 +324,7 @@ impl Engine {
     fn transfer(&mut self, slot: u32, target: TargetId, action: Action, file_offset_bytes: u64, range: Range<usize>) {
         let holder = self.slots.get(slot);
         let Some(memory) = holder.memory.slice(range.clone()) else {
-            let what = format!("bytes {range:?} of a buffer that holds {}", holder.memory.len_bytes);
-            return holder.fail(io::Error::new(io::ErrorKind::InvalidInput, what));
+            return self.transfer_segments(slot, target, action, file_offset_bytes, range);
         };
         if memory.len_bytes > 0 {
             let part = Part::new(slot, target.0, action, file_offset_bytes, memory, holder.registered);
@@ -336,8 +349,7 @@ impl Engine {
             // SAFETY: the memory is the slot's buffer, which nobody else reaches; it is not lent, and the kernel is not using this range of it,
             // or, if the caller breaks its promise, both write bytes that nobody has a reference to.
             Some(memory) => unsafe { memory.fill_zeros() },
-            None => holder
-                .fail(io::Error::new(io::ErrorKind::InvalidInput, format!("zeros at {range:?}, beyond the buffer"))),
+            None => self.fill_segments(slot.0, range, None),
         }
     }
 
@@ -347,10 +359,7 @@ impl Engine {
         match holder.memory.slice(start..start.saturating_add(bytes.len())) {
             // SAFETY: as in `fill_zeros`.
             Some(memory) => unsafe { memory.copy_from(bytes) },
-            None => holder.fail(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("{} bytes at {start}, beyond the buffer", bytes.len()),
-            )),
+            None => self.fill_segments(slot.0, start..start.saturating_add(bytes.len()), Some(bytes)),
         }
     }
 
@@ -443,7 +452,19 @@ impl Engine {
 
     /// Begins a request that another thread ends by the ticket.
     pub fn external(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>) -> ExternalTicket {
+        self.external_with(tag, cookie, buf, None)
+    }
+
+    /// As [`Engine::external`], for a request whose payload may be in pieces.
+    pub fn external_with(
+        &mut self,
+        tag: u64,
+        cookie: u64,
+        buf: Option<IoBuf>,
+        segments: Option<Box<Segments>>,
+    ) -> ExternalTicket {
         let slot = self.occupy(tag, cookie, buf);
+        self.attach(&SlotId(slot), segments);
         self.slots.hold(slot);
         self.slots.seal(slot);
         self.tickets += 1;
@@ -498,5 +519,7 @@ fn lacks_ring(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod lane_tests;
+#[cfg(all(test, not(miri)))]
+mod segment_tests;
 #[cfg(test)]
 mod tests;

@@ -63,7 +63,7 @@ mod zeros;
 
 pub use bare::{BareFound, BareLoad, bare_ring};
 pub use barrier::{Barrier, BarrierError};
-pub use buffer::{HUGE_PAGE_BYTES, IoBuf, Slab};
+pub use buffer::{HUGE_PAGE_BYTES, IoBuf, MappedMemory, SEGMENTS_MAX, Segment, SegmentMemory, Segments, Slab};
 pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTicket, SlotId, TargetId};
 pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes};
 pub use files::{FileFacts, FileSystem, Files, LocalFiles};

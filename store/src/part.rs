@@ -11,8 +11,9 @@
 //! are cut where that changes ([`Part::cut_front`]), and the pieces that must be made up are marked as detours.
 //!
 //! A part names memory by address, since the kernel may be writing there: no reference to those bytes may exist while it is
-//! in flight. Invariant: the memory belongs to the part's slot (its buffer, or bytes the slot shares) or is static, and
-//! the slot keeps it until the part has ended. Whoever starts or runs a part vouches for that.
+//! in flight. Invariant: the memory belongs to the part's slot (its buffer, its segments, or bytes the slot shares) or is static, and
+//! the slot keeps it until the part has ended. Whoever starts or runs a part vouches for that. Memory of another process
+//! (`is_foreign`) is exchanged for a copy before a reference to it could be made (`engine/segments.rs`).
 
 #![allow(unsafe_code)]
 
@@ -164,6 +165,8 @@ pub(crate) struct Part {
     pub(crate) action: Action,
     /// Whether the memory belongs to the slab that is registered with the ring.
     pub(crate) registered: bool,
+    /// Whether others may change the memory at any time: the ring may name it, everybody else gets a copy.
+    pub(crate) is_foreign: bool,
     pub(crate) route: Route,
     /// Who carries it out.
     pub(crate) carrier: Carrier,
@@ -221,6 +224,7 @@ impl Part {
             target,
             action,
             registered,
+            is_foreign: false,
             route: Route::Unasked,
             carrier: Carrier::Own,
             delays: 0,

@@ -2,7 +2,8 @@
 //!
 //! A [`BlockDevice`] is shared by threads. Each thread opens a [`BlockQueue`] of its own, pushes [`Request`]s until
 //! the depth is reached, and reaps [`Completion`]s. A request owns its buffer while it is in flight and gives it back in
-//! its completion, so nobody can touch memory that the kernel is writing to.
+//! its completion, so nobody can touch memory that the kernel is writing to. The memory is one [`IoBuf`], or, for requests
+//! whose payload is in several pieces, shared with another write, or another process's, [`Segments`].
 //!
 //! ```text
 //!   push(Request{op, offset, buf, tag}) ─▶ in flight ─▶ reap() ─▶ Completion{tag, buf, result}
@@ -12,7 +13,7 @@
 //! every queue of the device; it is durable after a flush that was pushed after its completion, or when it
 //! carried [`Request::fua`].
 
-use crate::{Engine, EngineKind, IoBuf, SharedRing, Slab};
+use crate::{Engine, EngineKind, IoBuf, Segments, SharedRing, Slab, buffer::BUFFER_ALIGNMENT_BYTES};
 use std::{fmt, io, ops::Range};
 
 /// What to do with a range of blocks.
@@ -41,7 +42,9 @@ pub struct Request {
     pub len_bytes: u64,
     /// The memory for reads and writes.
     pub buf: Option<IoBuf>,
-    /// Where in the buffer the payload begins, so that something can stand before it (the header of a reply). A multiple of 4096 keeps
+    /// The memory of a read or write that has no buffer, but several pieces.
+    pub segments: Option<Box<Segments>>,
+    /// Where in the buffer, or in all segments together, the payload begins, so that something can stand before it (the header of a reply). A multiple of 4096 keeps
     /// the payload aligned for every device.
     pub buf_offset_bytes: usize,
     /// Given back in the completion.
@@ -59,6 +62,17 @@ impl Request {
     /// A write of the first `len_bytes` of `buf` at `offset_bytes`.
     pub fn write(offset_bytes: u64, len_bytes: usize, buf: IoBuf, tag: u64) -> Self {
         Self { operation: Operation::Write, len_bytes: len_bytes as u64, buf: Some(buf), ..Self::of(offset_bytes, tag) }
+    }
+
+    /// A read into all of `segments`, at `offset_bytes`.
+    pub fn read_segments(offset_bytes: u64, segments: Box<Segments>, tag: u64) -> Self {
+        let len_bytes = segments.len() as u64;
+        Self { operation: Operation::Read, len_bytes, segments: Some(segments), ..Self::of(offset_bytes, tag) }
+    }
+
+    /// A write of all of `segments` at `offset_bytes`.
+    pub fn write_segments(offset_bytes: u64, segments: Box<Segments>, tag: u64) -> Self {
+        Self { operation: Operation::Write, ..Self::read_segments(offset_bytes, segments, tag) }
     }
 
     /// Zeros over a range.
@@ -79,7 +93,7 @@ impl Request {
     /// A request of nothing, for the others to fill in.
     fn of(offset_bytes: u64, tag: u64) -> Self {
         let operation = Operation::Flush;
-        Self { operation, offset_bytes, len_bytes: 0, buf: None, buf_offset_bytes: 0, tag, fua: false }
+        Self { operation, offset_bytes, len_bytes: 0, buf: None, segments: None, buf_offset_bytes: 0, tag, fua: false }
     }
 
     /// Where in the buffer the payload lies. Only for a request that [`validate`] has let pass.
@@ -96,6 +110,8 @@ pub struct Completion {
     pub tag: u64,
     /// The request's buffer.
     pub buf: Option<IoBuf>,
+    /// The request's payload in pieces.
+    pub segments: Option<Box<Segments>>,
     /// `Ok` when the whole range was done. There are no partial successes.
     pub result: io::Result<()>,
 }
@@ -223,6 +239,11 @@ pub trait BlockQueue: fmt::Debug {
     /// Requests pushed and not yet reaped.
     fn in_flight(&self) -> usize;
 
+    /// What the address of a write's memory must be a multiple of: other memory is taken too, but copied on its way.
+    fn memory_alignment_bytes(&self) -> usize {
+        BUFFER_ALIGNMENT_BYTES
+    }
+
     /// Takes a request. It may start now or at the next [`BlockQueue::reap`]. The error is boxed, as it is rare and carries the request.
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>>;
 
@@ -259,9 +280,29 @@ pub fn validate(request: &Request, geometry: &Geometry) -> io::Result<()> {
     if matches!(request.operation, Operation::Read | Operation::Write) {
         let held_bytes =
             request.buf.as_ref().map_or(0, |buf| buf.len().saturating_sub(request.buf_offset_bytes) as u64);
-        if held_bytes < request.len_bytes {
-            return invalid(format!("the buffer holds {held_bytes} bytes, the request needs {}", request.len_bytes));
+        if held_bytes < request.len_bytes || request.segments.is_some() {
+            return validate_memory(request, held_bytes);
         }
+    }
+    Ok(())
+}
+
+/// Checks the memory of a read or write that has segments, or not enough.
+#[cold]
+fn validate_memory(request: &Request, held_bytes: u64) -> io::Result<()> {
+    let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    let Some(segments) = &request.segments else {
+        return invalid(format!("the buffer holds {held_bytes} bytes, the request needs {}", request.len_bytes));
+    };
+    if request.buf.is_some() {
+        return invalid("a request has a buffer or segments, not both".to_owned());
+    }
+    let held_bytes = segments.len().saturating_sub(request.buf_offset_bytes) as u64;
+    if held_bytes < request.len_bytes {
+        return invalid(format!("the segments hold {held_bytes} bytes, the request needs {}", request.len_bytes));
+    }
+    if request.operation == Operation::Read && !segments.is_writable() {
+        return invalid("a read cannot go into memory that is shared, or was mapped for reading only".to_owned());
     }
     Ok(())
 }

@@ -5,8 +5,8 @@
 //!
 //! A file whose length is no whole number of sectors is shown rounded up; what lies beyond its end reads as zeros, and a write
 //! there lengthens the file. A flush is one `fdatasync`, which covers completed writes of every queue. Zeroing with
-//! force unit access is a zeroing followed by a sync, as no system call does both: the queue holds the first
-//! completion back and starts the sync.
+//! force unit access is a zeroing followed by a sync, as no system call does both, and so is such a write of several
+//! segments: the queue holds the first completion back and starts the sync.
 
 use crate::{
     CacheMode, Engine, EngineCompletion, FileStore, LockMode, OpenOptions, TargetId,
@@ -168,6 +168,10 @@ impl BlockQueue for RawQueue {
         self.engine.in_flight()
     }
 
+    fn memory_alignment_bytes(&self) -> usize {
+        self.store.data_file().map_or(1, |file| file.alignment_bytes.max(1) as usize)
+    }
+
     #[inline]
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
         if self.engine.in_flight() >= self.depth {
@@ -184,13 +188,23 @@ impl BlockQueue for RawQueue {
             (Operation::Write, Some(buf)) => {
                 self.engine.write_one(tag, 0, target, offset_bytes, buf, range, request.fua);
             }
-            // A transfer of nothing, which needs no buffer.
-            (Operation::Read | Operation::Write, None) => {
-                let slot = self.engine.begin(tag, 0, None);
+            // In pieces; or a transfer of nothing, which needs no buffer.
+            (operation @ (Operation::Read | Operation::Write), None) => {
+                // Several parts would each be made durable by itself, and one sync behind them is cheaper.
+                let parts = request.segments.as_ref().map_or(0, |segments| segments.count());
+                let then_sync = request.fua && operation == Operation::Write && parts > 1;
+                let slot = self.engine.begin(tag, if then_sync { THEN_SYNC } else { 0 }, None);
+                self.engine.attach(&slot, request.segments);
+                match operation {
+                    _ if parts == 0 => {}
+                    Operation::Read => self.engine.read(&slot, target, offset_bytes, range),
+                    _ => self.engine.write(&slot, target, offset_bytes, range, request.fua && !then_sync),
+                }
                 self.engine.end(slot);
             }
             (Operation::Flush, buf) => {
                 let slot = self.engine.begin(tag, 0, buf);
+                self.engine.attach(&slot, request.segments);
                 self.engine.sync(&slot, target);
                 self.engine.end(slot);
             }
@@ -201,6 +215,7 @@ impl BlockQueue for RawQueue {
                 };
                 let how = if operation == Operation::Discard { Zeroing::Deallocate } else { Zeroing::Keep };
                 let slot = self.engine.begin(tag, if request.fua { THEN_SYNC } else { 0 }, buf);
+                self.engine.attach(&slot, request.segments);
                 self.engine.write_zeroes(&slot, target, range, how);
                 self.engine.end(slot);
             }
@@ -216,11 +231,13 @@ impl BlockQueue for RawQueue {
             for ended in self.done.drain(..) {
                 if ended.cookie == THEN_SYNC && ended.result.is_ok() {
                     let slot = self.engine.begin(ended.tag, 0, ended.buf);
+                    self.engine.attach(&slot, ended.segments);
                     self.engine.sync(&slot, self.target);
                     self.engine.end(slot);
                     syncs_started = true;
                 } else {
-                    out.push(Completion { tag: ended.tag, buf: ended.buf, result: ended.result });
+                    let EngineCompletion { tag, buf, segments, result, .. } = ended;
+                    out.push(Completion { tag, buf, segments, result });
                     missing = missing.saturating_sub(1);
                 }
             }

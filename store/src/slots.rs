@@ -4,7 +4,7 @@
 //! completion made, when it has been given all its parts and the last of them has ended. Invariant: the buffer, and what
 //! the slot shares with the caller, stays in the slot until then, so that the kernel always has memory to write to.
 
-use crate::{EngineCompletion, IoBuf, part::Span};
+use crate::{EngineCompletion, IoBuf, Segments, part::Span};
 use std::{io, mem, sync::Arc};
 
 /// A request that has not ended.
@@ -13,7 +13,9 @@ pub(crate) struct Slot {
     tag: u64,
     cookie: u64,
     buf: Option<IoBuf>,
-    /// All of the buffer.
+    /// The payload of a request that has no buffer but several pieces.
+    segments: Option<Box<Segments>>,
+    /// All of the buffer. Empty for segments, so that only requests that have some look at them.
     pub(crate) memory: Span,
     /// Whether the buffer belongs to the slab that is registered with the ring.
     pub(crate) registered: bool,
@@ -35,6 +37,15 @@ struct Aside {
     shared: Vec<Arc<IoBuf>>,
     /// Memory that is lent out.
     lent: Vec<Lent>,
+    /// Copies that stand for memory of another process while it is read into.
+    bounces: Vec<Bounce>,
+}
+
+/// A buffer of the engine that is read into, and the memory of another process into which it is to be copied then.
+#[derive(Debug)]
+pub(crate) struct Bounce {
+    pub(crate) buf: IoBuf,
+    pub(crate) into: Span,
 }
 
 /// Memory that is lent to a thread or a lane, by address.
@@ -64,6 +75,23 @@ impl Slot {
     /// Keeps memory until the request has ended.
     pub(crate) fn keep(&mut self, bytes: &Arc<IoBuf>) {
         self.aside.get_or_insert_default().shared.push(Arc::clone(bytes));
+    }
+
+    /// The payload in pieces, if it is one.
+    pub(crate) fn segments(&self) -> Option<&Segments> {
+        self.segments.as_deref()
+    }
+
+    /// Keeps a bounce buffer until [`Slot::take_bounce`], or until the request has ended.
+    pub(crate) fn keep_bounce(&mut self, bounce: Bounce) {
+        self.aside.get_or_insert_default().bounces.push(bounce);
+    }
+
+    /// Takes out the bounce buffer that was read into as `memory`, if that is one.
+    pub(crate) fn take_bounce(&mut self, memory: Span) -> Option<Bounce> {
+        let bounces = &mut self.aside.as_mut()?.bounces;
+        let place = bounces.iter().position(|bounce| Span::of(&bounce.buf).address == memory.address)?;
+        Some(bounces.swap_remove(place))
     }
 
     /// Whether part of `memory` is lent to somebody who writes into it, or to anybody where the caller would write.
@@ -126,6 +154,7 @@ impl Slots {
             tag,
             cookie,
             buf,
+            segments: None,
             memory,
             registered,
             sealed: false,
@@ -144,6 +173,17 @@ impl Slots {
                 u32::try_from(self.slots.len() - 1).expect("more requests in flight than memory could hold")
             }
         }
+    }
+
+    /// Gives a request its payload in pieces.
+    ///
+    /// # Panics
+    /// When it has segments or parts: the kernel may use its memory.
+    pub(crate) fn attach(&mut self, slot: u32, segments: Box<Segments>) {
+        let holder = self.get(slot);
+        let is_new = !holder.sealed && holder.pending == 0 && holder.segments.is_none();
+        assert!(is_new, "segments were given to a request that has begun");
+        holder.segments = Some(segments);
     }
 
     #[inline]
@@ -201,7 +241,8 @@ impl Slots {
         holder.memory = Span::EMPTY;
         let result = mem::replace(&mut holder.result, Ok(()));
         let (tag, cookie, lost) = (holder.tag, holder.cookie, holder.lost);
-        let ended = EngineCompletion { tag, cookie, buf: holder.buf.take(), result, lost };
+        let (buf, segments) = (holder.buf.take(), holder.segments.take());
+        let ended = EngineCompletion { tag, cookie, buf, segments, result, lost };
         self.ended.push(ended);
         self.free.push(slot);
     }
@@ -223,6 +264,8 @@ impl Slots {
             holder.lost = true;
             let fresh = holder.buf.as_ref().map(|buf| IoBuf::new(buf.len().max(1)));
             mem::forget(mem::replace(&mut holder.buf, fresh));
+            let fresh = holder.segments.as_ref().map(|segments| Box::new(segments.replacement()));
+            mem::forget(mem::replace(&mut holder.segments, fresh));
             mem::forget(holder.aside.take());
             holder.registered = false;
             holder.memory = holder.buf.as_ref().map_or(Span::EMPTY, Span::of);

@@ -277,6 +277,7 @@ impl<'a> Lane<'a> {
             offset_bytes: ask.offset_bytes,
             len_bytes: u64::from(ask.len_bytes),
             buf: Some(buf),
+            segments: None,
             buf_offset_bytes: 0,
             tag: u64::from(slot),
             fua,
@@ -325,8 +326,12 @@ impl<'a> Lane<'a> {
     #[inline]
     fn push(&mut self, request: Request, now_ns: u64, shared: &Shared) {
         if let Err(refused) = self.queue.push(request) {
-            let completion =
-                Completion { tag: refused.request.tag, buf: refused.request.buf, result: Err(refused.reason) };
+            let completion = Completion {
+                tag: refused.request.tag,
+                buf: refused.request.buf,
+                segments: None,
+                result: Err(refused.reason),
+            };
             let slot = completion.tag as u32;
             self.count(completion, now_ns, shared);
             self.free.push(slot);

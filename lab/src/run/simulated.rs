@@ -120,7 +120,8 @@ impl BlockQueue for SimulatedQueue {
         let server = self.free_at.iter_mut().min().unwrap();
         let ends = now.max(*server) + service;
         *server = ends;
-        self.pending.push((ends, Completion { tag: request.tag, buf: request.buf, result }));
+        let Request { tag, buf, segments, .. } = request;
+        self.pending.push((ends, Completion { tag, buf, segments, result }));
         Ok(())
     }
 

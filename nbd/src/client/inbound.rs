@@ -376,7 +376,7 @@ fn place(tables: &mut Tables, call: u32, at_bytes: u64, len_bytes: u64) -> Optio
     let slot = tables.calls.get(call)?.slot;
     let slot = tables.slots.get_mut(slot)?;
     let start = slot.place(at_bytes);
-    slot.memory.get_mut()?.get_mut(start..start.checked_add(usize::try_from(len_bytes).ok()?)?)
+    slot.memory.get_mut(start..start.checked_add(usize::try_from(len_bytes).ok()?)?)
 }
 
 fn refusal(call: &Call, code: ErrorCode, message: &str, peer: &str) -> ClientError {

@@ -318,7 +318,9 @@ impl Lane {
             }
             let start_bytes = slot.next_bytes;
             let (command, flags, most_bytes) = match slot.work {
-                Work::Calls(command @ (Command::READ | Command::WRITE), flags) => (command, flags, self.payload_max()),
+                Work::Calls(command @ (Command::READ | Command::WRITE), flags) => {
+                    (command, flags, self.payload_max().min(slot.memory.left_in_piece(slot.place(start_bytes))))
+                }
                 Work::Calls(command, flags) => (command, flags, RANGE_BYTES),
                 Work::Zeros(flags) => (Command::WRITE, flags, ZEROS_BYTES.min(self.payload_max())),
                 Work::Status => (Command::BLOCK_STATUS, CommandFlags::empty(), left_bytes),

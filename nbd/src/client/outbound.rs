@@ -116,7 +116,7 @@ impl Outbound {
                 // A call whose payload has not been sent has not ended, so the buffer is there.
                 Piece::Payload { call, start, end } => {
                     let slot = tables.calls.get(call).and_then(|call| tables.slots.get(call.slot));
-                    slot.and_then(|slot| slot.memory.get()?.get(start..end)).unwrap_or(&[])
+                    slot.and_then(|slot| slot.memory.get(start..end)).unwrap_or(&[])
                 }
                 Piece::Zeros(len) => &ZEROS[..len.min(ZEROS.len())],
             };

@@ -5,7 +5,9 @@ use super::{
     tables::{Ended, Memory, Slot, Work},
 };
 use crate::wire::{Command, CommandFlags, TransmissionFlags};
-use diskwright_store::{BlockQueue, Completion, Geometry, Operation, PushError, Request, queue::validate};
+use diskwright_store::{
+    BlockQueue, Completion, Geometry, IoBuf, Operation, PushError, Request, Segments, queue::validate,
+};
 use std::{io, sync::Arc};
 
 /// See the module.
@@ -40,6 +42,13 @@ impl NbdQueue {
 
     /// How the protocol says it.
     fn slot(&self, mut request: Request) -> Result<Slot, Box<PushError>> {
+        let pieces = request.segments.take().map(|segments| (segments, request.buf_offset_bytes));
+        if let Some((segments, start)) = &pieces
+            && let Err(reason) = self.copy_pieces(&mut request, segments, *start)
+        {
+            request.segments = pieces.map(|(segments, _)| segments);
+            return Err(Box::new(PushError { request, reason }));
+        }
         let can = |flag| self.flags.contains(flag);
         let (start_bytes, end_bytes) = match request.operation {
             Operation::Flush => (0, 0),
@@ -64,6 +73,9 @@ impl NbdQueue {
                         self.export_bytes
                     );
                     let reason = io::Error::new(io::ErrorKind::InvalidInput, what);
+                    if let Some((segments, start)) = pieces {
+                        (request.buf, request.buf_offset_bytes, request.segments) = (None, start, Some(segments));
+                    }
                     return Err(Box::new(PushError { request, reason }));
                 }
                 Work::Calls(Command::WRITE, fua)
@@ -76,11 +88,34 @@ impl NbdQueue {
             Operation::WriteZeroes | Operation::Discard => Work::Zeros(fua),
             Operation::Flush => Work::Calls(Command::FLUSH, CommandFlags::empty()),
         };
-        let memory = request.buf.map_or(Memory::None, Memory::Buf);
+        let memory = match (request.buf, pieces) {
+            (Some(buf), Some((segments, start))) => Memory::Copied { buf, segments, start },
+            (Some(buf), None) => Memory::Buf(buf),
+            (None, Some((segments, _))) => Memory::Segments(segments),
+            (None, None) => Memory::None,
+        };
         let mut slot = Slot::new(self.inbox, work, start_bytes, end_bytes.max(start_bytes), memory);
         (slot.tag, slot.base_bytes) = (request.tag, request.buf_offset_bytes);
         slot.then_flush = flushes && can(TransmissionFlags::SEND_FLUSH);
         Ok(slot)
+    }
+}
+
+impl NbdQueue {
+    /// Gives a request whose pieces cannot be moved one by one a buffer with a copy of them.
+    fn copy_pieces(&self, request: &mut Request, segments: &Segments, start: usize) -> io::Result<()> {
+        let unit_bytes = self.geometry.logical_sector_bytes as usize;
+        let ends_inside = request.offset_bytes.saturating_add(request.len_bytes) <= self.export_bytes;
+        let moves = matches!(request.operation, Operation::Read | Operation::Write) && request.len_bytes > 0;
+        if !moves || ends_inside && segments.can_be_sliced(start, unit_bytes) {
+            return Ok(());
+        }
+        let mut buf = IoBuf::new(request.len_bytes as usize);
+        if request.operation == Operation::Write {
+            segments.copy_out(start, &mut buf)?;
+        }
+        (request.buf, request.buf_offset_bytes) = (Some(buf), 0);
+        Ok(())
     }
 }
 
@@ -98,6 +133,10 @@ impl BlockQueue for NbdQueue {
 
     fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    fn memory_alignment_bytes(&self) -> usize {
+        1
     }
 
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {

@@ -8,8 +8,8 @@
 
 use super::{ClientError, coverage::Coverage};
 use crate::wire::{Command, CommandFlags, Descriptor};
-use diskwright_store::{Completion, IoBuf, Loan};
-use std::{io, mem};
+use diskwright_store::{Completion, IoBuf, Loan, Segments};
+use std::{io, mem, ops::Range};
 
 /// A table of things with numbers, whose places are used again.
 #[derive(Debug)]
@@ -78,24 +78,44 @@ pub(super) enum Memory {
     None,
     /// The request's own buffer.
     Buf(IoBuf),
+    /// The request's own pieces. A call moves bytes of one of them.
+    Segments(Box<Segments>),
+    /// A copy of the request's pieces, which cannot be moved as they are, from this byte of them on.
+    Copied {
+        buf: IoBuf,
+        segments: Box<Segments>,
+        start: usize,
+    },
     /// A piece of a request of an engine.
     Loan(Loan),
 }
 
 impl Memory {
-    pub(super) fn get(&self) -> Option<&[u8]> {
+    /// Bytes that one call sends.
+    pub(super) fn get(&self, range: Range<usize>) -> Option<&[u8]> {
         match self {
             Self::None => None,
-            Self::Buf(buf) => Some(buf),
-            Self::Loan(loan) => Some(loan.bytes()),
+            Self::Buf(buf) | Self::Copied { buf, .. } => buf.get(range),
+            Self::Segments(segments) => segments.slice(range),
+            Self::Loan(loan) => loan.bytes().get(range),
         }
     }
 
-    pub(super) fn get_mut(&mut self) -> Option<&mut [u8]> {
+    /// Where what one call receives is put.
+    pub(super) fn get_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         match self {
             Self::None => None,
-            Self::Buf(buf) => Some(buf),
-            Self::Loan(loan) => Some(loan.bytes_mut()),
+            Self::Buf(buf) | Self::Copied { buf, .. } => buf.get_mut(range),
+            Self::Segments(segments) => segments.slice_mut(range),
+            Self::Loan(loan) => loan.bytes_mut().get_mut(range),
+        }
+    }
+
+    /// Most bytes from `at` on that one call may move.
+    pub(super) fn left_in_piece(&self, at: usize) -> u64 {
+        match self {
+            Self::Segments(segments) => (segments.left_in_segment(at) as u64).max(1),
+            _ => u64::MAX,
         }
     }
 }
@@ -269,15 +289,22 @@ impl Slot {
             None => Ok(()),
             Some(error) => Err(io::Error::from(error)),
         };
-        let buf = match self.memory {
+        let is_read = matches!(self.work, Work::Calls(Command::READ, _));
+        let (buf, segments, result) = match self.memory {
             Memory::Loan(loan) => {
                 loan.complete(result);
                 return None;
             }
-            Memory::Buf(buf) => Some(buf),
-            Memory::None => None,
+            Memory::Buf(buf) => (Some(buf), None, result),
+            Memory::Segments(segments) => (None, Some(segments), result),
+            Memory::Copied { buf, mut segments, start } => {
+                let result = if is_read { result.and_then(|()| segments.copy_in(start, &buf)) } else { result };
+                (None, Some(segments), result)
+            }
+            Memory::None => (None, None, result),
         };
-        Some(Ended { completion: Completion { tag: self.tag, buf, result }, status: mem::take(&mut self.status) })
+        let completion = Completion { tag: self.tag, buf, segments, result };
+        Some(Ended { completion, status: mem::take(&mut self.status) })
     }
 }
 

@@ -297,7 +297,7 @@ impl Session {
     fn push(&mut self, request: Request) {
         if let Err(refused) = self.queue.push(request) {
             let Request { tag, buf, .. } = refused.request;
-            self.ended(Completion { tag, buf, result: Err(refused.reason) });
+            self.ended(Completion { tag, buf, segments: None, result: Err(refused.reason) });
         }
     }
 
@@ -384,7 +384,7 @@ impl Session {
     }
 
     fn ended(&mut self, completion: Completion) {
-        let Completion { tag, buf, result } = completion;
+        let Completion { tag, buf, result, .. } = completion;
         if tag == PATCH {
             if buf.is_some() {
                 self.scratch = buf;

@@ -3,27 +3,26 @@
 //! ```text
 //!   stream ─▶ window ─┬─▶ handshake ─▶ answers ─────────────────────┐
 //!     (TLS between)   └─▶ requests ─▶ disk ─▶ replies ─▶ outbox ─▶ stream
-//!                           └─ payload of a write ─▶ its own buffer
+//!                           └─ payload of a write ─▶ written from the window, or received into its own buffer
 //! ```
 //!
-//! The *window* holds bytes that were received and not yet understood. One receive brings as many requests as the client had sent; the
-//! payload of a write is copied from the window as far as it is there already, and what is missing is received in place.
+//! The *window* holds bytes that were received and not yet understood. One receive brings as many requests as the client had sent. What of
+//! a write's payload is there already is written from the window, or copied (`window` says when), and what is missing is received in place.
 //!
 //! Bounds: a client's requests in flight, and the bytes of their payloads, count from the moment they are taken until their
-//! replies have been sent ([`Connection::share`]); at the limit nothing more is received from it.
+//! replies have been sent ([`Connection::share`]); at the limit nothing more is received from it. A window that is *retired*, because
+//! writes of its bytes are in flight when the next receive needs one, counts with its other bytes until the last of these writes has ended.
 
 use super::{
-    flights::Asked,
+    flights::{Asked, Contents},
     handshake::{Handshake, Session},
     outbox::{Outbox, Share},
-    pool::{HEADER_ROOM_BYTES, Pool},
+    pool::{HEADER_ROOM_BYTES, PIECE_BYTES, Pool},
     secure::{RAW_BYTES, Secure},
+    window::{Retired, Window},
 };
-use diskwright_store::{IoBuf, Piece, StreamId};
-use std::{fmt, io};
-
-/// Bytes of a window: an option of the largest size fits, or thirty writes of 4 KiB.
-const WINDOW_BYTES: usize = 128 << 10;
+use diskwright_store::{IoBuf, Piece, Segments, StreamId};
+use std::{collections::VecDeque, fmt, io, sync::Arc};
 
 /// Who is at the other end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,16 +54,25 @@ pub(crate) enum Phase {
 pub(crate) struct Incoming {
     pub(crate) asked: Asked,
     pub(crate) fua: bool,
-    /// Where it is put, unless it is on its way to the kernel.
+    /// What is there, of a payload that is not in one buffer.
+    pub(crate) segments: Option<Box<Segments>>,
+    /// Bytes for which there is no memory yet: behind the segments and the buffers.
+    pub(crate) left_bytes: usize,
+    /// Where the next bytes are put, unless it is on its way to the kernel.
     pub(crate) buf: Option<IoBuf>,
     /// Bytes in the buffer.
     pub(crate) filled_bytes: usize,
     /// Bytes that the buffer will hold.
     pub(crate) piece_bytes: usize,
-    /// Bytes of the pieces before this one.
-    pub(crate) before_bytes: u64,
-    /// For a write in pieces: its group, and the number of this piece.
-    pub(crate) group: Option<(u32, u32)>,
+    /// A buffer for what follows, so that a receive is not cut where the first is full: its bytes that were filled, and those that it will hold.
+    pub(crate) next: Option<(Option<IoBuf>, usize, usize)>,
+}
+
+impl Incoming {
+    pub(crate) fn new(asked: Asked, fua: bool) -> Self {
+        let left_bytes = asked.len_bytes as usize;
+        Self { asked, fua, segments: None, left_bytes, buf: None, filled_bytes: 0, piece_bytes: 0, next: None }
+    }
 }
 
 /// What the next bytes are.
@@ -88,72 +96,6 @@ pub(crate) enum State {
     Closing,
 }
 
-/// Bytes that were received and not yet understood.
-#[derive(Debug, Default)]
-pub(crate) struct Window {
-    buf: Option<IoBuf>,
-    start: usize,
-    end: usize,
-}
-
-impl Window {
-    pub(crate) fn new(pool: &mut Pool) -> Self {
-        Self { buf: Some(pool.take(WINDOW_BYTES)), start: 0, end: 0 }
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.buf.as_ref().map_or(&[], |buf| &buf[self.start..self.end])
-    }
-
-    pub(crate) fn consume(&mut self, bytes: usize) {
-        self.start = (self.start + bytes).min(self.end);
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        }
-    }
-
-    /// Moves what is left to the front, so that there is room behind it.
-    fn compact(&mut self) {
-        if self.start > 0
-            && let Some(buf) = &mut self.buf
-        {
-            buf.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
-    }
-
-    /// The room behind what is there, to write to. As large as can be.
-    pub(crate) fn room(&mut self) -> &mut [u8] {
-        self.compact();
-        let end = self.end;
-        self.buf.as_mut().map_or(&mut [], |buf| &mut buf[end..])
-    }
-
-    /// Lends the buffer for a receive into the room.
-    pub(crate) fn lend(&mut self) -> Option<(IoBuf, std::ops::Range<usize>)> {
-        self.compact();
-        self.buf.take().map(|buf| {
-            let room = self.end..buf.len();
-            (buf, room)
-        })
-    }
-
-    /// Takes the buffer back.
-    pub(crate) fn give(&mut self, buf: IoBuf) {
-        self.buf = Some(buf);
-    }
-
-    /// So many bytes were put into the room.
-    pub(crate) fn fill(&mut self, bytes: usize) {
-        self.end += bytes;
-    }
-
-    fn release(&mut self, pool: &mut Pool) {
-        (self.start, self.end) = (0, 0);
-        self.buf.take().into_iter().for_each(|buf| pool.give(buf));
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -163,6 +105,8 @@ pub(crate) struct Connection {
     pub(crate) state: State,
     pub(crate) secure: Option<Box<Secure>>,
     pub(crate) window: Window,
+    /// Windows of which bytes are being written, oldest first.
+    retired: VecDeque<Retired>,
     pub(crate) input: Input,
     pub(crate) outbox: Outbox,
     /// A receive is in flight.
@@ -194,6 +138,7 @@ impl Connection {
             state: State::Open,
             secure: None,
             window: Window::new(pool),
+            retired: VecDeque::new(),
             input: Input::Header,
             outbox: Outbox::default(),
             receiving: false,
@@ -218,40 +163,61 @@ impl Connection {
         self.state == State::Closing && !self.receiving && !self.outbox.is_sending() && self.share.requests == 0
     }
 
-    /// Gives up everything that is not in flight. The group of a write that was coming in is for the caller to end.
-    pub(crate) fn release(&mut self, pool: &mut Pool) -> Option<u32> {
+    /// Gives up everything that is not in flight.
+    pub(crate) fn release(&mut self, pool: &mut Pool) {
         let dropped = self.outbox.clear(pool);
         self.share.sub(dropped);
-        self.window.release(pool);
+        self.abandon_input(pool);
+        if let Some(retired) = self.window.release(pool) {
+            self.retire(retired);
+        }
         if let Some(secure) = &mut self.secure {
             secure.raw.take().into_iter().for_each(|buf| pool.give(buf));
         }
-        self.abandon_input(pool)
     }
 
-    /// Takes nothing more. The group of a write that was coming in is for the caller to end.
-    pub(crate) fn abandon_input(&mut self, pool: &mut Pool) -> Option<u32> {
-        match std::mem::replace(&mut self.input, Input::Skip(u64::MAX)) {
-            Input::Payload(incoming) => {
-                incoming.buf.into_iter().for_each(|buf| pool.give(buf));
-                if incoming.group.is_none() {
-                    self.share.sub(Share::of(incoming.asked.held_bytes()));
+    /// Takes nothing more.
+    pub(crate) fn abandon_input(&mut self, pool: &mut Pool) {
+        if let Input::Payload(mut incoming) = std::mem::replace(&mut self.input, Input::Skip(u64::MAX)) {
+            let next = incoming.next.and_then(|(buf, ..)| buf);
+            let contents = Contents::of(incoming.buf, incoming.segments.as_deref_mut());
+            contents.into_bufs().chain(next).for_each(|buf| pool.give(buf));
+            self.share.sub(Share::of(incoming.asked.held_bytes()));
+        }
+    }
+
+    fn retire(&mut self, retired: Retired) {
+        self.share.bytes += retired.other_bytes;
+        self.retired.push_back(retired);
+    }
+
+    /// Writes have ended: takes back the windows of which no byte is being written any more. One that is still in use keeps those behind it.
+    pub(crate) fn reclaim(&mut self, pool: &mut Pool) {
+        while let Some(Retired { window, other_bytes }) = self.retired.pop_front() {
+            match Arc::try_unwrap(window) {
+                Ok(buf) => {
+                    pool.give(buf);
+                    self.share.bytes -= other_bytes;
                 }
-                incoming.group.map(|(group, _)| group)
+                Err(window) => return self.retired.push_front(Retired { window, other_bytes }),
             }
-            Input::Header | Input::Skip(_) => None,
         }
     }
 
     /// A receive has ended: takes the buffers back.
     pub(crate) fn take_back(&mut self, buf: Option<IoBuf>, mut pieces: Vec<Piece>, pool: &mut Pool) {
         self.receiving = false;
-        // The window was lent last, the payload's buffer, if there was one, before it.
+        // The window was lent last, the payload's buffers, if there were any, before it.
         let window = buf.or_else(|| pieces.pop().map(|(buf, _)| buf));
-        match (pieces.pop(), &mut self.input) {
-            (Some((buf, _)), Input::Payload(incoming)) => incoming.buf = Some(buf),
-            (Some((buf, _)), _) => pool.give(buf),
-            (None, _) => {}
+        let next = if pieces.len() > 1 { pieces.pop().map(|(buf, _)| buf) } else { None };
+        let buf = pieces.pop().map(|(buf, _)| buf);
+        if let Input::Payload(incoming) = &mut self.input {
+            incoming.buf = buf.or(incoming.buf.take());
+            if let (Some(of), Some(buf)) = (&mut incoming.next, next) {
+                of.0 = Some(buf);
+            }
+        } else {
+            buf.into_iter().chain(next).for_each(|buf| pool.give(buf));
         }
         if pieces.capacity() > 0 {
             self.spare = pieces;
@@ -269,10 +235,13 @@ impl Connection {
         self.spare = list;
     }
 
-    /// What is lent for the next receive: the room of the payload that is coming in, if one is, and the window.
+    /// What is lent for the next receive: the rooms for the payload that is coming in, if one is, and the window.
     pub(crate) fn lend(&mut self, pool: &mut Pool) -> Vec<Piece> {
         self.receiving = true;
         let mut pieces = std::mem::take(&mut self.spare);
+        if let Some(retired) = self.window.renew(pool) {
+            self.retire(retired);
+        }
         if let Some(secure) = &mut self.secure {
             // What is plain is no more than what is raw.
             let room_bytes = self.window.room().len().min(RAW_BYTES);
@@ -284,6 +253,14 @@ impl Connection {
             && let Some(buf) = incoming.buf.take()
         {
             pieces.push((buf, payload_range(incoming.filled_bytes, incoming.piece_bytes)));
+            if incoming.next.is_none() && incoming.left_bytes > 0 {
+                let next_bytes = incoming.left_bytes.min(PIECE_BYTES);
+                incoming.left_bytes -= next_bytes;
+                incoming.next = Some((Some(pool.take(next_bytes)), 0, next_bytes));
+            }
+            if let Some((next, filled_bytes, next_bytes)) = &mut incoming.next {
+                pieces.extend(next.take().map(|buf| (buf, payload_range(*filled_bytes, *next_bytes))));
+            }
         }
         pieces.extend(self.window.lend());
         pieces
@@ -306,6 +283,11 @@ impl Connection {
             let in_place = left_bytes.min(incoming.piece_bytes - incoming.filled_bytes);
             incoming.filled_bytes += in_place;
             left_bytes -= in_place;
+            if let Some((_, filled_bytes, next_bytes)) = &mut incoming.next {
+                let in_place = left_bytes.min(*next_bytes - *filled_bytes);
+                *filled_bytes += in_place;
+                left_bytes -= in_place;
+            }
         }
         self.window.fill(left_bytes);
         Ok(())

@@ -6,6 +6,9 @@
 //!                            └─ WRITE ─▶ payload, piece by piece ─▶ launch ─┘
 //! ```
 //!
+//! A request of a client is one request of a queue, however long it is: a payload above [`PIECE_BYTES`] is in segments. What of a write has come with
+//! its header is written from where it was received, if the queue takes memory at any address and the window is worth it (`window`).
+//!
 //! The desk has everything that a worker has but its connections, so that it can work on one of those.
 //!
 //! Everything that a client says is checked here: its range against the disk, its flags against the command, its length against
@@ -25,7 +28,7 @@ use crate::metrics::WorkerMetrics;
 use diskwright_nbd::wire::{
     Command, CommandFlags, Decoded, ErrorCode, Framing, PAYLOAD_BYTES_DEFAULT, RequestHeader, WireError,
 };
-use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request};
+use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, Segments};
 use std::{
     io,
     sync::Arc,
@@ -35,8 +38,8 @@ use std::{
 /// Most requests of one queue in flight. A queue has many clients.
 pub(crate) const QUEUE_DEPTH: usize = 8192;
 
-/// Room in a queue that one request of a client may need.
-const FLIGHTS_MAX: usize = PAYLOAD_BYTES_DEFAULT as usize / PIECE_BYTES + 1;
+/// Lists of segments that are kept for the next payloads.
+const SPARE_LISTS: usize = 256;
 
 /// Bytes that are cleared at once; more are cleared step by step, so that others get their turn.
 const STEP_BYTES: u64 = 256 << 20;
@@ -84,6 +87,9 @@ pub(crate) struct Desk {
     pub(crate) pushed: bool,
     /// For answers that are put together before they are sent.
     pub(crate) scratch: Vec<u8>,
+    /// Empty lists of segments, boxed as requests have them.
+    #[expect(clippy::vec_box, reason = "the boxes are what is spared")]
+    spare_lists: Vec<Box<Segments>>,
 }
 
 /// A request that cannot be done.
@@ -104,6 +110,7 @@ impl Desk {
             now_ns: 0,
             pushed: false,
             scratch: Vec::new(),
+            spare_lists: Vec::new(),
         }
     }
 
@@ -133,6 +140,7 @@ impl Desk {
                     buf[payload_range(incoming.filled_bytes, incoming.filled_bytes + now)]
                         .copy_from_slice(&there[..now]);
                     incoming.filled_bytes += now;
+                    self.metrics.copied_bytes.add(now as u64);
                     conn.window.consume(now);
                     if incoming.filled_bytes < incoming.piece_bytes {
                         return Ok(());
@@ -163,8 +171,7 @@ impl Desk {
     }
 
     fn has_room_for(&self, conn: &Connection, session: &Session) -> bool {
-        let queue_has_room =
-            self.queues[session.export].as_ref().is_none_or(|queue| queue.in_flight() + FLIGHTS_MAX <= QUEUE_DEPTH);
+        let queue_has_room = self.queues[session.export].as_ref().is_none_or(|queue| queue.in_flight() < QUEUE_DEPTH);
         let share = conn.share;
         queue_has_room
             && (share.requests == 0 || share.requests < self.limit.requests && share.bytes < self.limit.bytes)
@@ -201,13 +208,7 @@ impl Desk {
         match command {
             Command::READ => self.read(conn, &asked),
             Command::WRITE => {
-                let in_pieces = len_bytes > PIECE_BYTES as u64;
-                let group = in_pieces.then(|| (self.begin_group(&asked, None), 0));
-                let piece_bytes = len_bytes.min(PIECE_BYTES as u64) as usize;
-                let buf = Some(self.pool.take(piece_bytes));
-                let (filled_bytes, before_bytes) = (0, 0);
-                conn.input =
-                    Input::Payload(Incoming { asked, fua, buf, filled_bytes, piece_bytes, before_bytes, group });
+                self.go_on_with_payload(conn, Incoming::new(asked, fua));
             }
             Command::FLUSH => self.launch_single(conn, &asked, Request::flush(0)),
             Command::TRIM => self.clear(conn, &asked, Operation::Discard, fua),
@@ -283,83 +284,118 @@ impl Desk {
         Ok(())
     }
 
-    fn begin_group(&mut self, asked: &Asked, steps: Option<Steps>) -> u32 {
-        self.groups.insert(Group { asked: *asked, pending: 1, error: None, pieces: Vec::new(), steps })
-    }
-
-    /// Hands a request to the export's queue. It comes back with its buffer where that refuses.
-    fn launch(&mut self, flight: Flight, request: Request) -> Result<(), (Option<IoBuf>, io::Error)> {
+    /// Hands a request to the export's queue. It comes back where that refuses.
+    fn launch(&mut self, flight: Flight, request: Request) -> Result<(), (Request, io::Error)> {
         let Some(queue) = &mut self.queues[flight.asked.export as usize] else {
-            return Err((request.buf, io::Error::other("the export has no queue")));
+            return Err((request, io::Error::other("the export has no queue")));
         };
         let tag = self.flights.insert(flight);
         self.pushed = true;
         queue.push(Request { tag: tag.into(), ..request }).map_err(|refused| {
             self.flights.remove(tag);
-            (refused.request.buf, refused.reason)
+            (refused.request, refused.reason)
         })
     }
 
     /// A request of a client that is one of the queue.
     fn launch_single(&mut self, conn: &mut Connection, asked: &Asked, request: Request) {
-        if let Err((buf, error)) = self.launch(Flight { asked: *asked, group: None }, request) {
-            buf.into_iter().for_each(|buf| self.pool.give(buf));
-            self.reply(conn, asked, Err(error), Contents::default());
+        if let Err((Request { buf, segments, .. }, error)) = self.launch(Flight { asked: *asked, group: None }, request)
+        {
+            let contents = self.contents(buf, segments);
+            self.reply(conn, asked, Err(error), contents);
         }
     }
 
-    /// One of several requests of a queue.
-    fn launch_piece(&mut self, group: u32, piece: u32, request: Request) {
-        let Some(of) = self.groups.get(group) else { return };
-        of.pending += 1;
-        let flight = Flight { asked: of.asked, group: Some((group, piece)) };
-        if let Err((buf, error)) = self.launch(flight, request) {
-            buf.into_iter().for_each(|buf| self.pool.give(buf));
-            if let Some(of) = self.groups.get(group) {
-                of.pending -= 1;
-                of.error.get_or_insert(error);
-            }
+    /// The buffers of a request that has ended. Its list of segments is kept.
+    pub(crate) fn contents(&mut self, buf: Option<IoBuf>, segments: Option<Box<Segments>>) -> Contents {
+        let Some(mut segments) = segments else { return Contents::of(buf, None) };
+        let contents = Contents::of(buf, Some(&mut segments));
+        if self.spare_lists.len() < SPARE_LISTS {
+            self.spare_lists.push(segments);
         }
+        contents
     }
 
     fn read(&mut self, conn: &mut Connection, asked: &Asked) {
-        let read = |offset_bytes, len_bytes, buf| Request {
-            buf_offset_bytes: HEADER_ROOM_BYTES,
-            ..Request::read(offset_bytes, len_bytes, buf, 0)
-        };
         if asked.len_bytes <= PIECE_BYTES as u64 {
             let buf = self.pool.take(asked.len_bytes as usize);
-            return self.launch_single(conn, asked, read(asked.offset_bytes, asked.len_bytes as usize, buf));
+            let read = Request::read(asked.offset_bytes, asked.len_bytes as usize, buf, 0);
+            return self.launch_single(conn, asked, Request { buf_offset_bytes: HEADER_ROOM_BYTES, ..read });
         }
-        let group = self.begin_group(asked, None);
-        let mut done_bytes = 0;
-        for piece in 0.. {
-            let piece_bytes = (asked.len_bytes - done_bytes).min(PIECE_BYTES as u64);
-            if piece_bytes == 0 {
-                break;
+        let mut segments = self.spare_lists.pop().unwrap_or_default();
+        let mut left_bytes = asked.len_bytes as usize;
+        while left_bytes > 0 {
+            let piece_bytes = left_bytes.min(PIECE_BYTES);
+            left_bytes -= piece_bytes;
+            if let Err(error) = segments.push(self.pool.take(piece_bytes), payload_range(0, piece_bytes)) {
+                let contents = self.contents(None, Some(segments));
+                return self.reply(conn, asked, Err(error), contents);
             }
-            let buf = self.pool.take(piece_bytes as usize);
-            self.launch_piece(group, piece, read(asked.offset_bytes + done_bytes, piece_bytes as usize, buf));
-            done_bytes += piece_bytes;
         }
-        self.group_is_complete(conn, group);
+        self.launch_single(conn, asked, Request::read_segments(asked.offset_bytes, segments, 0));
     }
 
     /// The buffer of the payload that is coming in is full.
     fn piece_has_come(&mut self, conn: &mut Connection) {
-        let Input::Payload(incoming) = std::mem::replace(&mut conn.input, Input::Header) else { return };
-        let Incoming { asked, fua, buf: Some(buf), piece_bytes, before_bytes, group, .. } = incoming else { return };
-        let write = Request::write(asked.offset_bytes + before_bytes, piece_bytes, buf, 0);
-        let write = Request { buf_offset_bytes: HEADER_ROOM_BYTES, fua, ..write };
-        let Some((group, piece)) = group else { return self.launch_single(conn, &asked, write) };
-        self.launch_piece(group, piece, write);
-        let before_bytes = before_bytes + piece_bytes as u64;
-        let piece_bytes = (asked.len_bytes - before_bytes).min(PIECE_BYTES as u64) as usize;
-        if piece_bytes == 0 {
-            return self.group_is_complete(conn, group);
+        let Input::Payload(mut incoming) = std::mem::replace(&mut conn.input, Input::Header) else { return };
+        if incoming.segments.is_none()
+            && incoming.left_bytes == 0
+            && incoming.next.is_none()
+            && let Some(buf) = incoming.buf.take()
+        {
+            // All of it in one buffer.
+            let Incoming { asked, fua, piece_bytes, .. } = incoming;
+            let write = Request::write(asked.offset_bytes, piece_bytes, buf, 0);
+            return self.launch_single(conn, &asked, Request { buf_offset_bytes: HEADER_ROOM_BYTES, fua, ..write });
         }
-        let (buf, group) = (Some(self.pool.take(piece_bytes)), Some((group, piece + 1)));
-        conn.input = Input::Payload(Incoming { asked, fua, buf, filled_bytes: 0, piece_bytes, before_bytes, group });
+        if let Some(buf) = incoming.buf.take() {
+            let segments = incoming.segments.get_or_insert_with(|| self.spare_lists.pop().unwrap_or_default());
+            if let Err(error) = segments.push(buf, payload_range(0, incoming.piece_bytes)) {
+                return self.give_up_payload(conn, incoming, error);
+            }
+        }
+        if let Some((buf, filled_bytes, piece_bytes)) = incoming.next.take() {
+            (incoming.buf, incoming.filled_bytes, incoming.piece_bytes) = (buf, filled_bytes, piece_bytes);
+            conn.input = Input::Payload(incoming);
+            return;
+        }
+        self.go_on_with_payload(conn, incoming);
+    }
+
+    /// Takes what there is of a payload where it lies, if that is worth it, and finds memory for what is to come; or launches the write when
+    /// there is nothing more to come.
+    fn go_on_with_payload(&mut self, conn: &mut Connection, mut incoming: Incoming) {
+        let takes_any_address = self.queues[incoming.asked.export as usize]
+            .as_ref()
+            .is_some_and(|queue| queue.memory_alignment_bytes() == 1);
+        if takes_any_address && let Some((window, range)) = conn.window.share(incoming.left_bytes) {
+            incoming.left_bytes -= range.len();
+            let segments = incoming.segments.get_or_insert_with(|| self.spare_lists.pop().unwrap_or_default());
+            if let Err(error) = segments.push(window, range) {
+                return self.give_up_payload(conn, incoming, error);
+            }
+        }
+        if incoming.left_bytes > 0 {
+            incoming.piece_bytes = incoming.left_bytes.min(PIECE_BYTES);
+            incoming.left_bytes -= incoming.piece_bytes;
+            (incoming.buf, incoming.filled_bytes) = (Some(self.pool.take(incoming.piece_bytes)), 0);
+            conn.input = Input::Payload(incoming);
+        } else if let Some(segments) = incoming.segments {
+            let write = Request::write_segments(incoming.asked.offset_bytes, segments, 0);
+            self.launch_single(conn, &incoming.asked, Request { fua: incoming.fua, ..write });
+        }
+    }
+
+    /// A payload whose memory could not be put together.
+    fn give_up_payload(&mut self, conn: &mut Connection, incoming: Incoming, error: io::Error) {
+        let (next, next_left) = match incoming.next {
+            Some((buf, filled_bytes, piece_bytes)) => (buf, piece_bytes - filled_bytes),
+            None => (None, 0),
+        };
+        conn.input = Input::Skip((incoming.left_bytes + next_left) as u64);
+        next.into_iter().for_each(|buf| self.pool.give(buf));
+        let contents = self.contents(incoming.buf, incoming.segments);
+        self.reply(conn, &incoming.asked, Err(error), contents);
     }
 
     fn clear(&mut self, conn: &mut Connection, asked: &Asked, operation: Operation, fua: bool) {
@@ -369,9 +405,11 @@ impl Desk {
         }
         let end_bytes = asked.offset_bytes + asked.len_bytes;
         let steps = Steps { operation, next_bytes: asked.offset_bytes, end_bytes, fua };
-        let group = self.begin_group(asked, Some(steps));
+        let group = self.groups.insert(Group { asked: *asked, pending: 1, error: None, steps });
         self.step(group);
-        self.group_is_complete(conn, group);
+        if let Some(Landed { asked, result, contents }) = self.let_go(group) {
+            self.reply(conn, &asked, result, contents);
+        }
     }
 
     /// Begins nothing more for a connection that is closed.
@@ -388,55 +426,47 @@ impl Desk {
     /// Starts the next step of a range that is cleared, if there is one and nothing has failed.
     fn step(&mut self, group: u32) {
         let Some(of) = self.groups.get(group) else { return };
-        if let (Some(steps), None) = (&mut of.steps, &of.error)
-            && steps.next_bytes < steps.end_bytes
-        {
-            let Steps { operation, next_bytes, end_bytes, fua } = *steps;
-            let len_bytes = STEP_BYTES.min(end_bytes - next_bytes);
-            steps.next_bytes += len_bytes;
-            let request = Request { operation, fua, ..Request::discard(next_bytes, len_bytes, 0) };
-            self.launch_piece(group, 0, request);
+        let Steps { operation, next_bytes, end_bytes, fua } = of.steps;
+        if of.error.is_some() || next_bytes == end_bytes {
+            return;
         }
-    }
-
-    /// The group has been given all its flights.
-    fn group_is_complete(&mut self, conn: &mut Connection, group: u32) {
-        if let Some(Landed { asked, result, contents }) = self.let_go(group) {
-            self.reply(conn, &asked, result, contents);
+        let len_bytes = STEP_BYTES.min(end_bytes - next_bytes);
+        of.steps.next_bytes += len_bytes;
+        of.pending += 1;
+        let request = Request { operation, fua, ..Request::discard(next_bytes, len_bytes, 0) };
+        let flight = Flight { asked: of.asked, group: Some(group) };
+        if let Err((_, error)) = self.launch(flight, request)
+            && let Some(of) = self.groups.get(group)
+        {
+            of.pending -= 1;
+            of.error.get_or_insert(error);
         }
     }
 
     /// One thing fewer that a group waits for. Its end, if that was the last.
-    pub(crate) fn let_go(&mut self, group: u32) -> Option<Landed> {
+    fn let_go(&mut self, group: u32) -> Option<Landed> {
         let of = self.groups.get(group)?;
         of.pending -= 1;
         if of.pending > 0 {
             return None;
         }
-        let mut of = self.groups.remove(group)?;
-        of.pieces.sort_unstable_by_key(|&(piece, _)| piece);
-        let mut bufs = of.pieces.into_iter().map(|(_, buf)| buf);
-        let contents = Contents { first: bufs.next(), more: bufs.collect() };
-        Some(Landed { asked: of.asked, result: of.error.map_or(Ok(()), Err), contents })
+        let of = self.groups.remove(group)?;
+        Some(Landed { asked: of.asked, result: of.error.map_or(Ok(()), Err), contents: Contents::default() })
     }
 
     /// A request of a queue has ended. What that means for a client's request, if it has ended with it.
     pub(crate) fn landed(&mut self, completion: Completion) -> Option<Landed> {
-        let Completion { tag, buf, result } = completion;
+        let Completion { tag, buf, segments, result } = completion;
         let flight = self.flights.remove(tag as u32)?;
-        let Some((group, piece)) = flight.group else {
-            let contents = Contents { first: buf, more: Vec::new() };
+        let Some(group) = flight.group else {
+            let contents = self.contents(buf, segments);
             return Some(Landed { asked: flight.asked, result, contents });
         };
         let of = self.groups.get(group)?;
         if let Err(error) = result {
             of.error.get_or_insert(error);
         }
-        match buf {
-            Some(buf) if flight.asked.command == Command::READ => of.pieces.push((piece, buf)),
-            Some(buf) => self.pool.give(buf),
-            None => self.step(group),
-        }
+        self.step(group);
         self.let_go(group)
     }
 

@@ -1,12 +1,11 @@
 //! What a worker's disks are working on, and for whom.
 //!
-//! A request of a client becomes one request of a block queue, a *flight*, whose number is the tag; or several, where its payload is in
-//! pieces or its range is cleared step by step: these are a *group*, which ends when it has been given all its flights and
-//! the last of them has landed.
+//! A request of a client becomes one request of a block queue, a *flight*, whose number is the tag; or several, one after the other, where its
+//! range is cleared step by step: these are a *group*, which ends when nothing is left to clear and the last flight has landed.
 
 use super::handshake::Session;
 use diskwright_nbd::wire::{Answering, Command, Framing, PAYLOAD_BYTES_DEFAULT};
-use diskwright_store::{IoBuf, Operation};
+use diskwright_store::{IoBuf, Operation, SegmentMemory, Segments};
 use std::io;
 
 /// A request of a client.
@@ -62,6 +61,18 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
+    /// The buffers of a request: the one, or those of its segments, which are left empty.
+    pub(crate) fn of(buf: Option<IoBuf>, segments: Option<&mut Segments>) -> Self {
+        let own = |memory| match memory {
+            SegmentMemory::Own(buf) => Some(buf),
+            SegmentMemory::Shared(_) | SegmentMemory::Mapped(_) => None,
+        };
+        let Some(segments) = segments else { return Self { first: buf, more: Vec::new() } };
+        let mut bufs = segments.clear().filter_map(|segment| own(segment.memory));
+        let first = buf.or_else(|| bufs.next());
+        Self { first, more: bufs.collect() }
+    }
+
     pub(crate) fn into_bufs(self) -> impl Iterator<Item = IoBuf> {
         self.first.into_iter().chain(self.more)
     }
@@ -80,8 +91,8 @@ pub(crate) struct Landed {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flight {
     pub(crate) asked: Asked,
-    /// The group, and which of its pieces this is.
-    pub(crate) group: Option<(u32, u32)>,
+    /// The group, if it is one step of several.
+    pub(crate) group: Option<u32>,
 }
 
 /// The rest of a range that is cleared step by step.
@@ -101,9 +112,7 @@ pub(crate) struct Group {
     pub(crate) pending: u32,
     /// The first error.
     pub(crate) error: Option<io::Error>,
-    /// What was read, by the number of the piece.
-    pub(crate) pieces: Vec<(u32, IoBuf)>,
-    pub(crate) steps: Option<Steps>,
+    pub(crate) steps: Steps,
 }
 
 /// A table with a free list.

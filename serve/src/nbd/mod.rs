@@ -31,6 +31,7 @@ mod secure;
 pub mod server;
 pub mod settings;
 mod status;
+mod window;
 mod worker;
 
 pub use export::{Export, ExportError};

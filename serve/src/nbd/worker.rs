@@ -173,6 +173,7 @@ impl Worker {
     fn answer(&mut self, landed: Landed) {
         let Landed { asked, result, contents } = landed;
         if let Some(conn) = self.connections.get(asked.connection) {
+            conn.reclaim(&mut self.desk.pool);
             self.desk.reply(conn, &asked, result, contents);
             self.settle(asked.connection);
         }
@@ -405,9 +406,7 @@ impl Worker {
         let Some(conn) = self.connections.get(number) else { return };
         if conn.state == State::Open {
             (conn.state, conn.since_ns) = (State::Draining, self.desk.now_ns);
-            if let Some(group) = conn.abandon_input(&mut self.desk.pool) {
-                self.let_go(group);
-            }
+            conn.abandon_input(&mut self.desk.pool);
             self.keep_ticking();
         }
         self.settle(number);
@@ -437,22 +436,9 @@ impl Worker {
     fn close(&mut self, number: u32) {
         let Some(conn) = self.connections.get(number) else { return };
         conn.state = State::Closing;
-        let group = conn.release(&mut self.desk.pool);
+        conn.release(&mut self.desk.pool);
         self.streams.close(conn.stream);
         self.desk.abandon(number);
-        if let Some(group) = group {
-            self.let_go(group);
-        }
-    }
-
-    /// A write in pieces that will not come to its end.
-    fn let_go(&mut self, group: u32) {
-        if let Some(of) = self.desk.groups.get(group) {
-            of.error.get_or_insert_with(|| io::Error::other("the rest of the payload never came"));
-        }
-        if let Some(landed) = self.desk.let_go(group) {
-            self.answer(landed);
-        }
     }
 
     fn stop(&mut self) {

@@ -81,7 +81,7 @@ impl Session {
         self.in_flight += 1;
         if let Err(refused) = self.queue.push(request) {
             let Request { tag, buf, .. } = refused.request;
-            self.ended(Completion { tag, buf, result: Err(refused.reason) });
+            self.ended(Completion { tag, buf, segments: None, result: Err(refused.reason) });
         }
     }
 
@@ -97,7 +97,7 @@ impl Session {
     }
 
     fn ended(&mut self, completion: Completion) {
-        let Completion { tag, buf, result } = completion;
+        let Completion { tag, buf, result, .. } = completion;
         let tag = tag as u16;
         let (moved_bytes, buf) = match (self.held[usize::from(tag)].take(), buf) {
             (Some(Held::Transfer { len_bytes }), Some(buf)) => (len_bytes, buf),

@@ -55,7 +55,12 @@ impl BlockQueue for StepQueue {
         }
         let (first, rest) = ((DEPTH - HELD) as usize, HELD as usize);
         let ended = self.waiting.drain(..self.batch);
-        out.extend(ended.map(|request| Completion { tag: request.tag, buf: request.buf, result: Ok(()) }));
+        out.extend(ended.map(|request| Completion {
+            tag: request.tag,
+            buf: request.buf,
+            segments: request.segments,
+            result: Ok(()),
+        }));
         self.batch = if self.batch == first { rest } else { first };
         Ok(())
     }

@@ -17,7 +17,7 @@ use std::{
 
 /// A store in memory behind a lane that answers when a test says so.
 #[derive(Debug)]
-struct Remote {
+pub(super) struct Remote {
     memory: MemoryStore,
     waiting: Mutex<Vec<(LaneOp, Loan)>>,
     /// Loans that may be answered by the next `drive`.
@@ -27,7 +27,7 @@ struct Remote {
 }
 
 impl Remote {
-    fn new(bytes: Vec<u8>) -> Arc<Self> {
+    pub(super) fn new(bytes: Vec<u8>) -> Arc<Self> {
         Arc::new(Self {
             memory: MemoryStore::with_bytes("remote", bytes),
             waiting: Mutex::default(),
@@ -38,7 +38,7 @@ impl Remote {
     }
 
     /// Lets `count` more loans be answered, the last first, by whoever drives.
-    fn release(&self, count: usize) {
+    pub(super) fn release(&self, count: usize) {
         *self.released.lock().unwrap() += count;
         rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
     }
@@ -86,7 +86,7 @@ impl Lane for Remote {
 
 /// The store of a lane.
 #[derive(Debug)]
-struct Far(Arc<Remote>);
+pub(super) struct Far(pub(super) Arc<Remote>);
 
 impl Store for Far {
     fn name(&self) -> &Path {

@@ -3,9 +3,9 @@ use crate::{CacheMode, FileStore, LockMode, MemoryStore, OpenOptions};
 use proptest::prelude::*;
 use std::{fs, path::Path, thread, time::Duration};
 
-const KINDS: [EngineKind; 2] = [EngineKind::Uring, EngineKind::Sync];
+pub(super) const KINDS: [EngineKind; 2] = [EngineKind::Uring, EngineKind::Sync];
 
-fn file(path: &Path, bytes: &[u8], cache: CacheMode) -> Arc<dyn Store> {
+pub(super) fn file(path: &Path, bytes: &[u8], cache: CacheMode) -> Arc<dyn Store> {
     fs::write(path, bytes).expect("a file");
     Arc::new(
         FileStore::open(path, &OpenOptions { writable: true, create_new: false, cache, lock: LockMode::Exclusive })
@@ -14,7 +14,7 @@ fn file(path: &Path, bytes: &[u8], cache: CacheMode) -> Arc<dyn Store> {
 }
 
 /// An engine, or `None` where the machine has no io_uring.
-fn engine(kind: EngineKind, depth: usize, slab: Option<&Slab>) -> Option<Engine> {
+pub(super) fn engine(kind: EngineKind, depth: usize, slab: Option<&Slab>) -> Option<Engine> {
     match Engine::new(kind, depth, slab) {
         Ok(engine) => {
             assert_eq!(engine.kind(), kind);
@@ -29,7 +29,7 @@ fn engine(kind: EngineKind, depth: usize, slab: Option<&Slab>) -> Option<Engine>
 }
 
 /// One of each kind, and one on a shared ring.
-fn engines(depth: usize) -> impl Iterator<Item = Engine> {
+pub(super) fn engines(depth: usize) -> impl Iterator<Item = Engine> {
     let own = KINDS.into_iter().filter_map(move |kind| engine(kind, depth, None));
     own.chain(SharedRing::new(depth, None).ok().map(|ring| Engine::on(&ring)))
 }
@@ -40,7 +40,7 @@ fn filled(len_bytes: usize, byte: u8) -> IoBuf {
     buf
 }
 
-fn pattern(len_bytes: usize) -> Vec<u8> {
+pub(super) fn pattern(len_bytes: usize) -> Vec<u8> {
     (0..len_bytes).map(|n| (n % 251) as u8 ^ (n >> 12) as u8).collect()
 }
 
@@ -52,7 +52,7 @@ fn reap_all(engine: &mut Engine) -> Vec<EngineCompletion> {
     done
 }
 
-fn only(engine: &mut Engine) -> EngineCompletion {
+pub(super) fn only(engine: &mut Engine) -> EngineCompletion {
     let mut done = reap_all(engine);
     assert_eq!(done.len(), 1);
     done.remove(0)

@@ -221,6 +221,7 @@ impl Engine {
         };
         self.tickets -= 1;
         self.slots.get(part.slot).lent_is_back(part.memory(), part.fills());
+        self.bounce_back(index, &result);
         self.part_ended(index, result);
     }
 
@@ -250,9 +251,10 @@ impl Engine {
         if block || !part.fits_ring(target) {
             return self.carry_out_otherwise(index);
         }
-        // SAFETY: the part fits. Its memory is its slot's buffer, memory the slot shares, or static zeros; the slot keeps it
+        // SAFETY: the part fits. Its memory is its slot's buffer or segments, memory the slot shares, or static zeros; the slot keeps it
         // and lets nobody reach it until the part has ended, which is when its answer has been taken. `registered`
-        // was set from the slab that the ring has registered. Reads are made of the slot's own buffer only.
+        // was set from the slab that the ring has registered. Reads are made into the slot's own memory only, or into another process's, of
+        // which nobody has a reference.
         let start = |ring: &mut crate::ring::Ring| unsafe { ring.start(part, target, user_data) };
         match self.link.with(start) {
             Some(Ok(())) => self.in_ring += 1,
@@ -289,10 +291,17 @@ impl Engine {
         if part.route == Route::Unasked && is_reached && !target.store.is_plain() {
             return self.carry_out_in_pieces(index);
         }
+        if part.is_foreign {
+            self.bounce(index);
+        }
+        let part = &mut self.parts[index as usize];
+        let target = &self.targets[part.target as usize];
         if !self.link.is_some() || target.never_blocks {
             self.stats.inline_parts += 1;
-            // SAFETY: as above, and the part is not in the ring: it never was, or its answer has been taken.
+            // SAFETY: as above, and the part is not in the ring: it never was, or its answer has been taken. It names no memory of another
+            // process any more.
             let result = unsafe { part.run_blocking(target) };
+            self.bounce_back(index, &result);
             return self.part_ended(index, result);
         }
         let (memory, fills) = (part.memory(), part.fills());

@@ -178,6 +178,7 @@ fn check_against_model(engine: EngineKind, registered: bool, cache: CacheMode, b
                     offset_bytes,
                     len_bytes,
                     buf: Some(buf),
+                    segments: None,
                     buf_offset_bytes: 0,
                     tag: region as u64,
                     fua: step.fua,

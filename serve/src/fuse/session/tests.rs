@@ -76,7 +76,7 @@ impl BlockQueue for Unruly {
                 (Operation::Write, Some(memory)) => place.copy_from_slice(memory),
                 _ => place.fill(0),
             }
-            out.push(Completion { tag, buf, result: Ok(()) });
+            out.push(Completion { tag, buf, segments: None, result: Ok(()) });
         }
         Ok(())
     }

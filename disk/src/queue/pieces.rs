@@ -1,0 +1,54 @@
+//! Requests whose payload is in pieces, where they differ from those with one buffer.
+//!
+//! A request in pieces is planned as any other: plans count bytes of the payload, and the engine finds the memory of each
+//! (`store/src/buffer/segments.rs`). What differs is here: a request that needs no plan has several parts, and a look at the payload must
+//! not be repeated, because a guest may change its memory meanwhile.
+
+use super::{Cookie, DURABLE, DiskQueue, Kept};
+use crate::{epoch::Parity, map::SourceId, plan::Pending};
+use diskwright_image::ImageWriter;
+use diskwright_store::{Operation, Request, all_zero};
+
+impl DiskQueue {
+    /// A read or a write of several pieces, of whose place in a file the map knows.
+    pub(super) fn transfer_pieces(
+        &mut self,
+        mut request: Request,
+        parity: Option<Parity>,
+        source: SourceId,
+        offset_bytes: u64,
+    ) {
+        let (tag, range, segments) = (request.tag, request.buf_range(), request.segments.take());
+        let is_write = request.operation == Operation::Write;
+        let fua = is_write && request.fua;
+        let top = self.chain.top();
+        let ready = if fua { self.shared.check_poison(top) } else { Ok(()) };
+        let dirty = top.image.writer().is_some_and(ImageWriter::is_dirty);
+        // Several parts would each be made durable by itself, and one flush behind them is cheaper.
+        let flush_after = fua && (dirty || segments.as_ref().is_some_and(|segments| segments.count() > 1));
+        let kept = if flush_after {
+            self.keep(Kept::Parts(Pending { flush_after, ..Pending::default() }, None))
+        } else {
+            u64::from(fua) * DURABLE
+        };
+        let slot = self.begin(tag, Cookie::new(parity, kept), (None, segments));
+        match ready.and_then(|()| self.target(source)) {
+            Ok(target) if is_write => self.engine.write(&slot, target, offset_bytes, range, fua && !flush_after),
+            Ok(target) => self.engine.read(&slot, target, offset_bytes, range),
+            Err(error) => self.engine.fail(&slot, error),
+        }
+        self.engine.end(slot);
+    }
+}
+
+/// Whether a request is a write whose payload is nothing but zeros.
+pub(super) fn writes_zeros(request: &Request) -> bool {
+    if request.operation != Operation::Write {
+        return false;
+    }
+    if let Some(segments) = &request.segments {
+        return segments.is_zero(request.buf_range());
+    }
+    let payload = request.buf.as_ref().and_then(|buf| buf.get(request.buf_range())).unwrap_or_default();
+    !payload.is_empty() && all_zero(payload)
+}

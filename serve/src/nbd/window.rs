@@ -1,0 +1,240 @@
+//! Bytes that were received and not yet understood, and payloads that are written from where they were received.
+//!
+//! ```text
+//!   receive ─▶ | header | payload | header | payload | head..|      own: the connection's alone
+//!                           │ share ─▶ a segment of a write          shared: read by writes in flight
+//!   next receive ─▶ renew ─▶ a new buffer with the rest in front; the old one is retired until its writes have ended
+//! ```
+//!
+//! A payload of at least [`IN_PLACE_BYTES_MIN`], or a front of one of at least [`FRONT_BYTES_MIN`], is written from the window when half of
+//! the window was received at once. All others are copied into buffers of their own. Copying less than a page costs about what the lists and
+//! counts of a shared payload cost, so there is nothing to win. A window that is shared takes a new buffer with the next receive: for one small write that would bind 128 KiB instead of 4,
+//! and a client that sends writes one by one would use its share up with an eighth of the requests. From half a window on, what is bound
+//! is at most about twice the payload. TLS brings less than that at once, so its payloads, which were moved by decryption, are copied.
+//!
+//! Invariant: nothing is received into a shared window. Bytes of a retired window that are not payload count as the client's.
+
+use super::pool::Pool;
+use diskwright_store::IoBuf;
+use std::{mem, ops::Range, sync::Arc};
+
+/// Bytes of a window: an option of the largest size fits, or thirty writes of 4 KiB.
+const WINDOW_BYTES: usize = 128 << 10;
+
+/// The shortest payload that is written from the window.
+const IN_PLACE_BYTES_MIN: usize = 4096;
+
+/// The shortest front of a payload that is. Where the front ends, the disk has a unit to gather and one or two parts more to move.
+const FRONT_BYTES_MIN: usize = 16 << 10;
+
+/// Whose the buffer is.
+#[derive(Debug, Default)]
+enum Holder {
+    /// It is on its way to the kernel, or was given up.
+    #[default]
+    Nobody,
+    Own(IoBuf),
+    Shared(Arc<IoBuf>),
+}
+
+/// A window of which bytes are being written.
+#[derive(Debug)]
+pub(crate) struct Retired {
+    pub(crate) window: Arc<IoBuf>,
+    /// Those that are not payload of a write, which counts by itself.
+    pub(crate) other_bytes: usize,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Window {
+    holder: Holder,
+    start: usize,
+    end: usize,
+    /// Received into this buffer since it was empty.
+    received_bytes: usize,
+    /// Of a shared window: payload that was handed out.
+    shared_bytes: usize,
+}
+
+impl Window {
+    pub(crate) fn new(pool: &mut Pool) -> Self {
+        Self { holder: Holder::Own(pool.take(WINDOW_BYTES)), ..Self::default() }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match &self.holder {
+            Holder::Nobody => &[],
+            Holder::Own(buf) => &buf[self.start..self.end],
+            Holder::Shared(buf) => &buf[self.start..self.end],
+        }
+    }
+
+    pub(crate) fn consume(&mut self, bytes: usize) {
+        self.start = (self.start + bytes).min(self.end);
+    }
+
+    /// Hands out what there is of the next `payload_bytes`, for a write, and goes on behind that, if payload and window are worth it.
+    pub(crate) fn share(&mut self, payload_bytes: usize) -> Option<(Arc<IoBuf>, Range<usize>)> {
+        let bytes = (self.end - self.start).min(payload_bytes);
+        if bytes < if bytes < payload_bytes { FRONT_BYTES_MIN } else { IN_PLACE_BYTES_MIN } {
+            return None;
+        }
+        let range = self.start..self.start + bytes;
+        let window = match mem::take(&mut self.holder) {
+            Holder::Own(buf) if self.received_bytes >= WINDOW_BYTES / 2 => Arc::new(buf),
+            Holder::Shared(window) => window,
+            other => {
+                self.holder = other;
+                return None;
+            }
+        };
+        self.holder = Holder::Shared(Arc::clone(&window));
+        self.shared_bytes += bytes;
+        self.start = range.end;
+        Some((window, range))
+    }
+
+    /// Has the window ready for a receive: what is left of it in front, in a buffer that is its own. Gives a window that writes still use.
+    pub(crate) fn renew(&mut self, pool: &mut Pool) -> Option<Retired> {
+        let left = self.start..self.end;
+        (self.start, self.end, self.received_bytes) = (0, left.len(), left.len());
+        let other_bytes = mem::take(&mut self.shared_bytes);
+        let shared = match &mut self.holder {
+            Holder::Nobody => return None,
+            Holder::Own(buf) => {
+                if left.start > 0 {
+                    buf.copy_within(left, 0);
+                }
+                return None;
+            }
+            Holder::Shared(shared) => shared,
+        };
+        if let Some(buf) = Arc::get_mut(shared) {
+            buf.copy_within(left, 0);
+            if let Holder::Shared(shared) = mem::take(&mut self.holder) {
+                self.holder = Arc::try_unwrap(shared).map_or(Holder::Nobody, Holder::Own);
+            }
+            return None;
+        }
+        let mut buf = pool.take(WINDOW_BYTES);
+        buf[..left.len()].copy_from_slice(&shared[left]);
+        let window = Arc::clone(shared);
+        self.holder = Holder::Own(buf);
+        let other_bytes = window.len().saturating_sub(other_bytes);
+        Some(Retired { window, other_bytes })
+    }
+
+    /// The room behind what is there, to write to. Nothing unless the window was renewed.
+    pub(crate) fn room(&mut self) -> &mut [u8] {
+        match &mut self.holder {
+            Holder::Own(buf) => &mut buf[self.end..],
+            Holder::Nobody | Holder::Shared(_) => &mut [],
+        }
+    }
+
+    /// Lends the buffer for a receive into the room. Nothing unless the window was renewed.
+    pub(crate) fn lend(&mut self) -> Option<(IoBuf, Range<usize>)> {
+        match mem::take(&mut self.holder) {
+            Holder::Own(buf) => {
+                let room = self.end..buf.len();
+                Some((buf, room))
+            }
+            other => {
+                self.holder = other;
+                None
+            }
+        }
+    }
+
+    /// Takes the buffer back.
+    pub(crate) fn give(&mut self, buf: IoBuf) {
+        self.holder = Holder::Own(buf);
+    }
+
+    /// So many bytes were put into the room.
+    pub(crate) fn fill(&mut self, bytes: usize) {
+        self.end += bytes;
+        self.received_bytes += bytes;
+    }
+
+    /// Gives the buffer up: to the pool, or, while writes use it, to the caller.
+    pub(crate) fn release(&mut self, pool: &mut Pool) -> Option<Retired> {
+        (self.start, self.end) = (0, 0);
+        let other_bytes = mem::take(&mut self.shared_bytes);
+        match mem::take(&mut self.holder) {
+            Holder::Nobody => None,
+            Holder::Own(buf) => {
+                pool.give(buf);
+                None
+            }
+            Holder::Shared(window) => match Arc::try_unwrap(window) {
+                Ok(buf) => {
+                    pool.give(buf);
+                    None
+                }
+                Err(window) => {
+                    let other_bytes = window.len().saturating_sub(other_bytes);
+                    Some(Retired { window, other_bytes })
+                }
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(pool: &mut Pool, bytes: usize) -> Window {
+        let mut window = Window::new(pool);
+        assert!(window.renew(pool).is_none());
+        let (mut buf, room) = window.lend().unwrap();
+        buf[room.start..room.start + bytes].iter_mut().zip(0_u32..).for_each(|(byte, n)| *byte = (n % 251) as u8);
+        window.give(buf);
+        window.fill(bytes);
+        window
+    }
+
+    #[test]
+    fn a_window_that_is_half_full_is_shared_and_then_another_takes_its_place() {
+        let mut pool = Pool::new();
+        let mut window = filled(&mut pool, 100_000);
+        window.consume(28);
+        let (shared, range) = window.share(60_000).unwrap();
+        assert_eq!((range.clone(), window.bytes().len()), (28..60_028, 39_972));
+        assert!(window.share(4095).is_none(), "too short");
+        assert!(window.room().is_empty() && window.lend().is_none(), "it would be received into what is written");
+        window.consume(39_960);
+        let rest = window.bytes().to_vec();
+        let retired = window.renew(&mut pool).unwrap();
+        assert_eq!(retired.other_bytes, shared.len() - 60_000);
+        assert_eq!((window.bytes(), rest.len()), (&rest[..], 12));
+        assert_eq!(window.lend().unwrap().1.start, 12);
+        assert!(shared[range].iter().zip(28_u32..).all(|(&byte, n)| byte == (n % 251) as u8));
+    }
+
+    #[test]
+    fn a_window_whose_writes_have_ended_is_used_again() {
+        let mut pool = Pool::new();
+        let mut window = filled(&mut pool, 100_000);
+        let address = window.bytes().as_ptr();
+        drop(window.share(99_999).unwrap());
+        assert!(window.share(20_000).is_none(), "a front of one byte");
+        assert!(window.renew(&mut pool).is_none());
+        assert_eq!((window.bytes(), window.bytes().as_ptr()), (&[(99_999 % 251) as u8][..], address));
+        assert!(window.release(&mut pool).is_none());
+        assert_eq!(pool.take(WINDOW_BYTES).as_ptr(), address, "it went back to the pool");
+    }
+
+    #[test]
+    fn a_window_with_little_in_it_is_not_shared() {
+        let mut pool = Pool::new();
+        let mut window = filled(&mut pool, 60_000);
+        assert!(window.share(60_000).is_none() && window.bytes().len() == 60_000);
+        assert!(window.renew(&mut pool).is_none());
+        window.fill(10_000);
+        assert_eq!(window.share(80_000).unwrap().1, 0..70_000, "a front");
+        assert_eq!(window.release(&mut pool).map(|retired| retired.other_bytes), None, "nobody uses it");
+    }
+}

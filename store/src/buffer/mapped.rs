@@ -1,0 +1,245 @@
+//! Memory of another process, mapped into this one: a guest's memory, given to us as a memfd.
+//!
+//! ```text
+//!   memfd ─▶ MappedMemory::of_memfd ─▶ Arc ─┬─▶ Segment ─▶ request ─▶ the kernel, by address
+//!                                           └─▶ copy_out / copy_in: raw copies
+//! ```
+//!
+//! The other process may change the bytes at any time. So no reference to them ever exists: a request names them to the
+//! kernel by address, and everything else copies them, with volatile accesses.
+//!
+//! Invariant: the file cannot shrink. An access behind the end of a mapped file ends the process with SIGBUS, and the other
+//! process could cut its file at any time. [`MappedMemory::of_memfd`] therefore puts the seal `F_SEAL_SHRINK` on the file, and
+//! refuses a file that cannot have it. (QEMU's `memory-backend-memfd` has it unless told otherwise.)
+//!
+//! The mapping lives until the last [`Arc`] of it is gone; each segment in flight holds one.
+
+#![allow(unsafe_code)]
+
+use crate::store::FileRange;
+use rustix::{
+    fs::SealFlags,
+    io::Errno,
+    mm::{MapFlags, ProtFlags},
+};
+use std::{
+    fmt, io,
+    os::fd::BorrowedFd,
+    ptr::{self, NonNull},
+    sync::Arc,
+};
+
+/// See the module.
+pub struct MappedMemory {
+    base: NonNull<u8>,
+    len_bytes: usize,
+    writable: bool,
+}
+
+// SAFETY: an address and a length. The bytes are reached by the kernel and by volatile copies only, never by reference.
+unsafe impl Send for MappedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for MappedMemory {}
+
+impl MappedMemory {
+    /// Maps a range of a memfd, shared with whoever has it. Reads of a disk can go into it if it is `writable`.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a range that is empty, does not begin on a page, or reaches beyond the end of the file. `Unsupported` for a file that
+    /// cannot be kept from shrinking (no memfd with `MFD_ALLOW_SEALING`). Else what the kernel says.
+    pub fn of_memfd(fd: BorrowedFd<'_>, range: FileRange, writable: bool) -> io::Result<Arc<Self>> {
+        let FileRange { offset_bytes, len_bytes } = range;
+        seal(fd)?;
+        let file_bytes = rustix::fs::fstat(fd)?.st_size as u64;
+        let len = usize::try_from(len_bytes).ok().filter(|&len| len > 0 && isize::try_from(len).is_ok());
+        let end_bytes = offset_bytes.checked_add(len_bytes).filter(|&end_bytes| end_bytes <= file_bytes);
+        let is_on_page = offset_bytes.is_multiple_of(rustix::param::page_size() as u64);
+        let (Some(len), Some(_), true) = (len, end_bytes, is_on_page) else {
+            let what = format!(
+                "{len_bytes} bytes at {offset_bytes} of shared memory of {file_bytes} bytes cannot be mapped: the range must lie within it and begin on a page"
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        };
+        let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping, at a place of the kernel's choosing.
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, offset_bytes) }?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped nothing"))?;
+        Ok(Arc::new(Self { base, len_bytes: len, writable }))
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Whether it has no bytes: never.
+    pub fn is_empty(&self) -> bool {
+        self.len_bytes == 0
+    }
+
+    /// Whether reads of a disk can go into it.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Copies the bytes at `start` into `out`.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a range beyond the end.
+    pub fn copy_out(&self, start: usize, out: &mut [u8]) -> io::Result<()> {
+        let from = self.place(start, out.len())?;
+        // SAFETY: `place` has checked the range, and the mapping lives as long as `self`.
+        unsafe { copy_from_foreign(from, out) };
+        Ok(())
+    }
+
+    /// Copies `bytes` to `start`.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a range beyond the end, `PermissionDenied` where it is not writable.
+    pub fn copy_in(&self, start: usize, bytes: &[u8]) -> io::Result<()> {
+        let to = self.place(start, bytes.len())?;
+        if !self.writable {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the memory was mapped for reading only"));
+        }
+        // SAFETY: as in `copy_out`, and the mapping may be written.
+        unsafe { copy_to_foreign(bytes, to) };
+        Ok(())
+    }
+
+    fn place(&self, start: usize, len: usize) -> io::Result<*mut u8> {
+        match start.checked_add(len) {
+            Some(end) if end <= self.len_bytes => Ok(self.base.as_ptr().wrapping_add(start)),
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{len} bytes at {start} of mapped memory of {} bytes", self.len_bytes),
+            )),
+        }
+    }
+
+    /// Its address. Valid as long as the mapping lives.
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+}
+
+impl Drop for MappedMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `of_memfd` with this length; no reference into it exists, and who uses its address holds an `Arc` of it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes) };
+    }
+}
+
+impl fmt::Debug for MappedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let access = if self.writable { "read and write" } else { "read" };
+        write!(f, "MappedMemory({} bytes, {access})", self.len_bytes)
+    }
+}
+
+/// Sees to it that a file cannot shrink.
+fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let unsealed = |errno: Errno| {
+        let what = format!(
+            "shared memory must be a memfd that can be sealed against shrinking (MFD_ALLOW_SEALING, F_SEAL_SHRINK), as its owner could end this process otherwise: {errno}"
+        );
+        io::Error::new(io::ErrorKind::Unsupported, what)
+    };
+    if rustix::fs::fcntl_get_seals(fd).map_err(unsealed)?.contains(SealFlags::SHRINK) {
+        return Ok(());
+    }
+    rustix::fs::fcntl_add_seals(fd, SealFlags::SHRINK).map_err(unsealed)
+}
+
+/// Copies from memory that others may change meanwhile, eight bytes at a time where the address is aligned.
+///
+/// # Safety
+/// The memory from `from` on, as long as `out`, is mapped and readable.
+pub(crate) unsafe fn copy_from_foreign(from: *const u8, out: &mut [u8]) {
+    let head = from.align_offset(8).min(out.len());
+    let (words_bytes, mut at) = ((out.len() - head) & !7, 0);
+    while at < out.len() {
+        let place = from.wrapping_add(at);
+        if at >= head && at < head + words_bytes {
+            // SAFETY: within the memory, as promised by the caller, and aligned.
+            let word = unsafe { place.cast::<u64>().read_volatile() };
+            out[at..at + 8].copy_from_slice(&word.to_ne_bytes());
+            at += 8;
+        } else {
+            // SAFETY: within the memory.
+            out[at] = unsafe { place.read_volatile() };
+            at += 1;
+        }
+    }
+}
+
+/// Copies to memory that others may use meanwhile.
+///
+/// # Safety
+/// The memory from `to` on, as long as `bytes`, is mapped and writable, and no reference to it exists.
+pub(crate) unsafe fn copy_to_foreign(bytes: &[u8], to: *mut u8) {
+    let head = to.align_offset(8).min(bytes.len());
+    let (words_bytes, mut at) = ((bytes.len() - head) & !7, 0);
+    while at < bytes.len() {
+        let place = to.wrapping_add(at);
+        if at >= head && at < head + words_bytes {
+            let word = u64::from_ne_bytes(std::array::from_fn(|n| bytes[at + n]));
+            // SAFETY: within the memory, as promised by the caller, and aligned.
+            unsafe { place.cast::<u64>().write_volatile(word) };
+            at += 8;
+        } else {
+            // SAFETY: within the memory.
+            unsafe { place.write_volatile(bytes[at]) };
+            at += 1;
+        }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use rustix::fs::MemfdFlags;
+    use std::os::fd::AsFd;
+
+    const LEN: u64 = 3 * 4096;
+
+    fn range(offset_bytes: u64, len_bytes: u64) -> FileRange {
+        FileRange { offset_bytes, len_bytes }
+    }
+
+    #[test]
+    fn a_memfd_is_mapped_sealed_and_shared() {
+        let fd = rustix::fs::memfd_create("guest", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, LEN).unwrap();
+        let memory = MappedMemory::of_memfd(fd.as_fd(), range(4096, 8192), true).unwrap();
+        let bytes: Vec<u8> = (0..5000u32).map(|n| (n % 251) as u8).collect();
+        for start in [0, 1, 7, 13, 3192] {
+            memory.copy_in(start, &bytes).unwrap();
+            let (mut ours, mut theirs) = (vec![0; bytes.len()], vec![0; bytes.len()]);
+            memory.copy_out(start, &mut ours).unwrap();
+            rustix::io::pread(&fd, &mut theirs, 4096 + start as u64).unwrap();
+            assert!(ours == bytes && theirs == bytes, "{start}");
+        }
+        assert!(memory.copy_in(3193, &bytes).is_err() && memory.copy_out(usize::MAX, &mut [0]).is_err());
+        assert!(rustix::fs::ftruncate(&fd, 4096).is_err(), "the file could shrink below its mapping");
+        let again = MappedMemory::of_memfd(fd.as_fd(), range(0, LEN), false).unwrap();
+        assert_eq!(again.copy_in(0, &[1]).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn what_could_end_the_process_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(LEN).unwrap();
+        let refused = |fd: BorrowedFd<'_>, range| MappedMemory::of_memfd(fd, range, true).unwrap_err().kind();
+        assert_eq!(refused(file.as_fd(), range(0, LEN)), io::ErrorKind::Unsupported, "a file on a disk");
+        let unsealable = rustix::fs::memfd_create("guest", MemfdFlags::empty()).unwrap();
+        rustix::fs::ftruncate(&unsealable, LEN).unwrap();
+        assert_eq!(refused(unsealable.as_fd(), range(0, LEN)), io::ErrorKind::Unsupported);
+        let fd = rustix::fs::memfd_create("guest", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, LEN).unwrap();
+        for bad in [range(0, LEN + 1), range(0, 0), range(1, 4096), range(u64::MAX - 4095, 4096), range(4096, u64::MAX)]
+        {
+            assert_eq!(refused(fd.as_fd(), bad), io::ErrorKind::InvalidInput, "{bad:?}");
+        }
+    }
+}
