@@ -9,8 +9,11 @@
 //! Requests that reach their bytes by the map alone are not counted here: epochs count those (`epoch.rs`). So a block's
 //! words must not lead to its bytes while it is excluded, or the holder waits for a grace period first.
 //!
-//! A request takes its blocks by rising number, and an excluded block is worked on by a thread that waits for no other
-//! block. So no two requests wait for each other. Everything here is guarded by the disk's mutation lock.
+//! A request that waits holds no block, and an excluded block is worked on by a thread that waits for no other block. So
+//! no two requests wait for each other. Everything here is guarded by the disk's mutation lock.
+//!
+//! What a queue's own requests hold is released when the queue hands their parts' ends on. So a queue does not sleep
+//! until *all* its requests have ended while one of them rests (`queue.rs`).
 
 use crate::map::LayerId;
 use diskwright_store::ExternalTicket;
@@ -18,6 +21,10 @@ use std::collections::HashMap;
 
 /// A block of a layer.
 pub(crate) type Key = (LayerId, u64);
+
+/// The block that stands for the filling of any block of a layer. It is excluded while a layer is new on top: requests that began
+/// before may still write to the layer below, and what they write must not be missed by a copy of it.
+pub(crate) const FILLING: u64 = u64::MAX;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -79,6 +86,15 @@ impl Claims {
         self.wake_if_free(key);
     }
 
+    /// Fails the tickets for which `of` holds: those of a queue that is closed, which would wait for them.
+    pub(crate) fn give_up(&mut self, of: impl Fn(&ExternalTicket) -> bool) {
+        for claim in self.blocks.values_mut() {
+            for ticket in claim.waiting.extract_if(.., |ticket| of(ticket)) {
+                ticket.complete(Err(std::io::Error::other("the queue was closed before the block was free")));
+            }
+        }
+    }
+
     fn wake_if_free(&mut self, key: Key) {
         if self.blocks.get(&key).is_some_and(|claim| claim.shared == 0 && !claim.excluded)
             && let Some(claim) = self.blocks.remove(&key)
@@ -114,5 +130,24 @@ mod tests {
         claims.end_exclusion(key);
         engine.reap(1, &mut ended).unwrap();
         assert!(ended.len() == 2 && claims.blocks.is_empty());
+    }
+
+    #[test]
+    fn a_queue_that_is_closed_waits_for_no_block() {
+        let engine = || Engine::new(EngineKind::Sync, 4, None).unwrap();
+        let (mut closed, mut other) = (engine(), engine());
+        let mut claims = Claims::default();
+        assert!(claims.exclude((0, 7)));
+        claims.wait((0, 7), closed.external(1, 0, None));
+        claims.wait((0, 7), other.external(2, 0, None));
+        claims.give_up(|ticket| closed.owns(ticket));
+        let mut ended = Vec::new();
+        closed.reap(1, &mut ended).unwrap();
+        assert!(ended.pop().unwrap().result.is_err());
+        other.reap(0, &mut ended).unwrap();
+        assert!(ended.is_empty());
+        claims.end_exclusion((0, 7));
+        other.reap(1, &mut ended).unwrap();
+        ended.pop().unwrap().result.unwrap();
     }
 }

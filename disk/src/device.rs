@@ -10,6 +10,7 @@
 use crate::{
     DiskError, OpenOptions, Result,
     chain::{Chain, Layer},
+    claims::FILLING,
     error,
     map::{Owner, Run, push_joined},
     open,
@@ -92,7 +93,8 @@ impl Disk {
     /// later flush.
     pub fn push_top(&self, top: Layer) -> Result<()> {
         let shared = &self.shared;
-        let before = {
+        let _turn = shared.begin_change();
+        let (before, filling) = {
             let mut mutation = shared.lock();
             let before = Arc::clone(&mutation.chain);
             let (was, info) = (before.geometry, top.image.info());
@@ -110,16 +112,21 @@ impl Disk {
                 });
             }
             let chain = before.with_top(top)?;
+            let filling = (chain.top().id, FILLING);
+            mutation.claims.exclude(filling);
             shared.publish(&mut mutation, chain);
-            before
+            (before, filling)
         };
-        shared.wait_for_grace();
+        let at_rest = shared.wait_for_grace();
+        shared.lock().claims.end_exclusion(filling);
         let former = before.top();
         let path = before.layers()[0].path.clone();
-        shared.check_poison(former).and_then(|()| Ok(former.writer()?.flush()?)).map_err(|source| {
-            shared.poison();
-            DiskError::File { doing: "make the former top durable", path, source }
-        })
+        at_rest.and_then(|()| shared.check_poison(former)).and_then(|()| Ok(former.writer()?.flush()?)).map_err(
+            |source| {
+                shared.poison();
+                DiskError::File { doing: "make the former top durable", path, source }
+            },
+        )
     }
 
     /// Makes the virtual disk larger, while queues are open and requests are in flight. Queues see the new size from their next
@@ -129,6 +136,7 @@ impl Disk {
     /// [`DiskError::Image`] where the image cannot be that large, or would have to shrink.
     pub fn grow(&self, size_bytes: u64) -> Result<()> {
         let shared = &self.shared;
+        let _turn = shared.begin_change();
         let chain = shared.chain();
         let sector_bytes = u64::from(chain.geometry.logical_sector_bytes);
         if size_bytes < chain.geometry.size_bytes || !size_bytes.is_multiple_of(sector_bytes) {
@@ -148,8 +156,7 @@ impl Disk {
         let grown = mutation.chain.measured_anew()?;
         shared.publish(&mut mutation, grown);
         drop(mutation);
-        shared.wait_for_grace();
-        Ok(())
+        shared.wait_for_grace().map_err(image_error)
     }
 
     /// Shares `len_bytes` at `file_offset_bytes` of `source` into this disk at `offset_bytes` by reflink: the whole blocks among them

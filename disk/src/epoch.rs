@@ -18,7 +18,7 @@
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::sync::{
     Mutex,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 use std::sync::{Arc, Weak};
 
@@ -30,6 +30,8 @@ struct Counters([AtomicU64; 2]);
 #[derive(Debug, Default)]
 pub(crate) struct Epochs {
     current: Arc<AtomicU64>,
+    /// A queue is gone whose requests stay counted for good.
+    is_stuck: Arc<AtomicBool>,
     queues: Mutex<Vec<Weak<Counters>>>,
 }
 
@@ -37,6 +39,7 @@ pub(crate) struct Epochs {
 #[derive(Debug)]
 pub(crate) struct QueueEpoch {
     current: Arc<AtomicU64>,
+    is_stuck: Arc<AtomicBool>,
     counters: Arc<Counters>,
 }
 
@@ -55,7 +58,8 @@ pub(crate) struct Entered {
 /// A grace period under way.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grace {
-    parity: usize,
+    /// The epoch that it ended.
+    old: u64,
 }
 
 impl Epochs {
@@ -65,13 +69,18 @@ impl Epochs {
         let mut queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         queues.retain(|queue| queue.strong_count() > 0);
         queues.push(Arc::downgrade(&counters));
-        QueueEpoch { current: Arc::clone(&self.current), counters }
+        QueueEpoch { current: Arc::clone(&self.current), is_stuck: Arc::clone(&self.is_stuck), counters }
     }
 
-    /// Begins a grace period. The one before must be over.
+    /// Begins a grace period. The one before must be over: with two under way, each would wait for one parity only, and requests of
+    /// the other parity that are older than both would be missed.
     pub(crate) fn begin_grace(&self) -> Grace {
-        let old = self.current.fetch_add(1, Ordering::SeqCst);
-        Grace { parity: (old & 1) as usize }
+        Grace { old: self.current.fetch_add(1, Ordering::SeqCst) }
+    }
+
+    /// Whether no grace period can end any more, because requests were lost.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.is_stuck.load(Ordering::Acquire)
     }
 
     /// Whether every request that began before the grace period has ended.
@@ -80,8 +89,11 @@ impl Epochs {
         if is_broken(Rule::GraceIsWaitedFor) {
             return true;
         }
+        let parity = (grace.old & 1) as usize;
         let queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        queues.iter().filter_map(Weak::upgrade).all(|counters| counters.0[grace.parity].load(Ordering::SeqCst) == 0)
+        queues.iter().filter_map(Weak::upgrade).all(|counters| counters.0[parity].load(Ordering::SeqCst) == 0)
+            // A later grace period has begun, so this one was over; its parity counts new requests now.
+            || self.current.load(Ordering::SeqCst) > grace.old + 1
     }
 }
 
@@ -107,6 +119,7 @@ impl QueueEpoch {
 
     /// Leaves the queue's requests counted for good: it is unknown when they end.
     pub(crate) fn abandon(self) {
+        self.is_stuck.store(true, Ordering::Release);
         std::mem::forget(self.counters);
     }
 
@@ -136,6 +149,28 @@ mod tests {
         assert!(epochs.grace_over(grace));
         assert_ne!(before, after);
         queue.leave(after);
+    }
+
+    #[test]
+    fn who_asks_late_is_not_held_up_by_requests_of_a_later_epoch() {
+        let epochs = Epochs::default();
+        let queue = epochs.join();
+        let first = epochs.begin_grace();
+        let second = epochs.begin_grace();
+        let same_parity_as_the_first = queue.enter();
+        assert!(epochs.grace_over(first) && epochs.grace_over(second));
+        queue.leave(same_parity_as_the_first.parity);
+    }
+
+    #[test]
+    fn an_abandoned_queue_is_told_of() {
+        let epochs = Epochs::default();
+        let queue = epochs.join();
+        queue.enter();
+        let grace = epochs.begin_grace();
+        assert!(!epochs.is_stuck());
+        queue.abandon();
+        assert!(epochs.is_stuck() && !epochs.grace_over(grace));
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //!   plan.rs      what a request means, decided from memory alone
 //!   work.rs      what a plan lacks: tables read, space prepared, blocks filled or decoded, without the lock
 //!   claims.rs    blocks that are being changed, and requests that wait for them
+//!   guard.rs     a panic ends its request, and no other disk
 //!   clerk.rs     threads that wait for the disk, so that queues need not
 //!   device.rs    the Disk: a BlockDevice
 //!   queue.rs     one thread's way through the map to the engine
@@ -32,6 +33,7 @@ pub mod device;
 mod epoch;
 pub mod error;
 mod gate;
+mod guard;
 mod holes;
 mod inside;
 mod map;

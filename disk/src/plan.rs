@@ -15,12 +15,15 @@
 //! - Where the format cannot say which sectors are its own, the block is filled from below first (copy-up), alone.
 //! - A whole block of zeros becomes metadata, or, where it reads as zeros already through the whole chain, nothing.
 //!
-//! Invariant: whatever a plan shares is named in its [`Pending`], and [`settle`] lets go of it, also when the plan broke off
-//! half-way. A plan that is not `Ready` has committed nothing but whole blocks of zeros that were asked for, and keeps nothing but
-//! reservations.
+//! Invariant: whatever a plan shares is named in its [`Pending`], and [`settle`] lets go of it, also when the plan failed
+//! half-way, and when a commit panics. A plan of a write that is not `Ready` shares nothing: a request that rests holds no
+//! block, so it can wait neither for itself nor for one that waits for it. It has committed nothing but whole blocks of zeros
+//! that were asked for, and its reservations stay with the image, which gives the same place again.
 
 use crate::{
     chain::{Chain, Member},
+    claims,
+    guard::guarded,
     map::{LayerId, Owner, Run, SourceId, push_joined},
     shared::{Mutation, Shared},
     work::{Decoded, Work},
@@ -45,7 +48,7 @@ pub(crate) enum Next {
     /// This must be done first.
     Work(Work),
     /// This block must be free first.
-    Busy(crate::claims::Key),
+    Busy(claims::Key),
 }
 
 /// What must happen when a request's payload is in place.
@@ -103,37 +106,36 @@ impl Draft {
     /// Prepares for a plan whose commits are for `top`. What was reserved in another image, which was the top when the request was
     /// planned before, is left to that image.
     fn is_for(&mut self, mutation: &mut Mutation, top: &Member) {
-        match &self.pending.member {
-            Some(member) if member.id == top.id => return,
-            Some(member) => {
-                for block in self.pending.initialised.drain(..) {
-                    mutation.claims.release((member.id, block));
-                }
-                self.parts.clear();
-            }
-            None => {}
+        if self.pending.member.as_ref().is_some_and(|member| member.id == top.id) {
+            return;
         }
+        self.start_over(mutation);
         self.pending.member = Some(top.clone());
+    }
+
+    /// Forgets the plan, and lets go of all blocks.
+    fn start_over(&mut self, mutation: &mut Mutation) {
+        self.parts.clear();
+        let Pending { member: Some(member), commits, initialised, .. } = &mut self.pending else { return };
+        for block in commits.drain(..).map(|(block, _)| block).chain(initialised.drain(..)) {
+            mutation.claims.release((member.id, block));
+        }
     }
 }
 
 /// Applies what a finished payload made true, or takes back that it was on its way.
 pub(crate) fn settle(shared: &Shared, pending: &Pending, result: io::Result<()>) -> io::Result<()> {
     let Some(member) = &pending.member else { return result };
-    let mut outcome = result;
-    for &(block, change) in &pending.commits {
-        if outcome.is_ok() {
-            outcome = shared.commit_blocking(member, block, change);
-        }
-        shared.lock().claims.release((member.id, block));
-    }
-    for &block in &pending.initialised {
-        if outcome.is_ok()
-            && let Ok(writer) = member.writer()
-        {
-            writer.initialised(block);
-        }
-        shared.lock().claims.release((member.id, block));
+    let outcome = guarded(shared, || {
+        result?;
+        pending.commits.iter().try_for_each(|&(block, change)| shared.commit_blocking(member, block, change))?;
+        let writer = member.writer()?;
+        pending.initialised.iter().for_each(|&block| writer.initialised(block));
+        Ok(())
+    });
+    let mut mutation = shared.lock();
+    for &block in pending.commits.iter().map(|(block, _)| block).chain(&pending.initialised) {
+        mutation.claims.release((member.id, block));
     }
     outcome
 }
@@ -278,6 +280,10 @@ fn fill_first(mutation: &mut Mutation, chain: &Chain, piece: &Piece, owner: Owne
             return Ok(Some(Next::Work(Work::Decide { unit, layer })));
         }
     }
+    let filling = (top.id, claims::FILLING);
+    if mutation.claims.is_excluded(filling) {
+        return Ok(Some(Next::Busy(filling)));
+    }
     let key = (top.id, piece.block);
     Ok(Some(if mutation.claims.exclude(key) {
         Next::Work(Work::CopyUp { block: piece.block })
@@ -308,6 +314,14 @@ fn reserve(
 
 /// Decides, block by block, where a write goes and what follows when it is there.
 pub(crate) fn plan_write(mutation: &mut Mutation, start: u64, end: u64, draft: &mut Draft) -> io::Result<Next> {
+    let next = plan_blocks(mutation, start, end, draft)?;
+    if !matches!(next, Next::Ready) {
+        draft.start_over(mutation);
+    }
+    Ok(next)
+}
+
+fn plan_blocks(mutation: &mut Mutation, start: u64, end: u64, draft: &mut Draft) -> io::Result<Next> {
     let chain = Arc::clone(&mutation.chain);
     let top = chain.top();
     top.writer()?;
@@ -350,20 +364,12 @@ pub(crate) fn plan_write(mutation: &mut Mutation, start: u64, end: u64, draft: &
         };
         places.push((piece, place));
     }
-    let parts = draft.parts.len();
-    let commits = draft.pending.commits.len();
     for (piece, ((source, file_offset_bytes), mapping)) in places {
         let change = piece.commit(&chain);
         match mapping {
             None => {}
             Some(true) if mutation.commit(top, piece.block, Commit::Whole)?.is_some() => {}
-            Some(true) => {
-                draft.parts.truncate(parts);
-                for (block, _) in draft.pending.commits.drain(commits..) {
-                    mutation.claims.release((top.id, block));
-                }
-                return Ok(Next::Work(Work::Prepare { blocks: piece.block..last_block + 1 }));
-            }
+            Some(true) => return Ok(Next::Work(Work::Prepare { blocks: piece.block..last_block + 1 })),
             Some(false) => {
                 #[cfg(feature = "shuttle")]
                 if is_broken(Rule::MappedAfterPayload) {
@@ -501,6 +507,48 @@ fn zero_words(chain: &Chain, piece: &Piece) -> Words {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use crate::chain::Layer;
+    use diskwright_image::{CreateOptions, probe, vhd};
+    use diskwright_store::{MemoryStore, Store};
+
+    const BLOCK: u64 = 1 << 20;
+
+    /// The first writer of a dynamic VHD's block writes the block's bitmap along, and shares the block until that is done.
+    #[test]
+    fn a_write_that_must_wait_holds_no_block() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new("disk"));
+        let options = CreateOptions {
+            disk_type: DiskType::Dynamic,
+            size_bytes: 8 * BLOCK,
+            block_bytes: Some(BLOCK as u32),
+            logical_sector_bytes: 512,
+            physical_sector_bytes: 512,
+            parent: None,
+            preallocate: false,
+            disk_id: None,
+        };
+        vhd::create(Arc::clone(&store), &options).unwrap();
+        let image = probe::open(store, Some(Format::Vhd), true, 512).unwrap();
+        let chain = Chain::new(vec![Layer { path: "disk".into(), image }], 1 << 20).unwrap();
+        let shared = Shared::new(chain, Vec::new());
+        let chain = shared.chain();
+        let [first, second] = [0, 1].map(|block| (chain.top().id, block));
+        let mut draft = Draft::default();
+        let plan = |draft: &mut Draft| loop {
+            let next = plan_write(&mut shared.lock(), 0, 2 * BLOCK, draft).unwrap();
+            let Next::Work(work) = next else { return next };
+            assert!(!shared.lock().claims.is_shared(first), "{work:?}");
+            shared.carry_out(&chain, &work).unwrap();
+        };
+        assert!(shared.lock().claims.exclude(second));
+        assert!(matches!(plan(&mut draft), Next::Busy(key) if key == second));
+        assert!(!shared.lock().claims.is_shared(first) && draft.parts.is_empty());
+        shared.lock().claims.end_exclusion(second);
+        assert!(matches!(plan(&mut draft), Next::Ready));
+        assert!(shared.lock().claims.is_shared(second));
+        settle(&shared, &draft.pending, Err(io::ErrorKind::StorageFull.into())).unwrap_err();
+        assert!(shared.lock().claims.exclude(first) && shared.lock().claims.exclude(second));
+    }
 
     #[test]
     fn parts_join_only_within_one_stretch_of_one_file() {

@@ -16,8 +16,10 @@
 //! only its own requests wait. A queue that shares its ring hands it to the loader, so that nobody else's requests wait.
 //!
 //! A request that *rests* is a ticket of the engine: whoever completes it wakes the queue's thread, and the request is
-//! planned again. It is not counted in any epoch meanwhile, so it holds up nobody who waits for one; what it has reserved is
-//! kept by claims of blocks. A large discard goes in stages of some blocks each, and rests, when it must, between two of them.
+//! planned again. It is not counted in any epoch meanwhile, so it holds up nobody who waits for one, and it holds no block. A
+//! large discard goes in stages of some blocks each, and rests, when it must, between two of them. A request that rests may
+//! wait for another of the same queue, whose block is free when `reap` has seen its end: so while a request rests, `reap`
+//! waits for one end at a time, and a queue that is dropped fails what rests.
 //!
 //! Invariant: a request is counted in `in_flight` from its push until [`DiskQueue::finish`] gives it out, and in the epoch of its parity
 //! while anything that it looked up is in use.
@@ -25,6 +27,7 @@
 use crate::{
     chain::Chain,
     epoch::{Entered, Parity, QueueEpoch},
+    guard::guarded,
     map::{Owner, SourceId},
     plan::{self, Draft, Next, Part, Pending, settle},
     shared::Shared,
@@ -35,12 +38,7 @@ use diskwright_store::{
     BlockQueue, Completion, Engine, EngineCompletion, ExternalTicket, IoBuf, Operation, PushError, QueueOptions,
     Request, TargetId, all_zero, queue::validate,
 };
-use std::{
-    collections::HashMap,
-    fmt, io,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use std::{collections::HashMap, fmt, io, sync::Arc};
 
 /// Marks a write that was sent with RWF_DSYNC: it needs no flush and has no `Kept` entry.
 const DURABLE: u64 = u64::MAX >> 2;
@@ -102,7 +100,11 @@ pub(crate) struct DiskQueue {
     depth: usize,
     in_flight: usize,
     kept: HashMap<u64, Kept>,
+    /// How many of them rest.
+    resting: usize,
     last_kept: u64,
+    /// The queue is being dropped: nothing goes on.
+    is_closing: bool,
     ended: Vec<EngineCompletion>,
     /// An errand's draft, kept for its vectors.
     spare: Draft,
@@ -140,7 +142,9 @@ impl DiskQueue {
             depth: options.depth.max(1),
             in_flight: 0,
             kept: HashMap::new(),
+            resting: 0,
             last_kept: 0,
+            is_closing: false,
             ended: Vec::new(),
             spare: Draft::default(),
             has_lost: false,
@@ -158,6 +162,10 @@ impl DiskQueue {
     #[cold]
     fn add_target(&mut self, source: SourceId) -> io::Result<TargetId> {
         let gone = || io::Error::other("a file of the disk has left the chain; try again");
+        if self.chain.source(source).is_none() {
+            // The map is shared with a chain that was published after this one, and another queue has written to its new top.
+            self.chain = self.shared.chain();
+        }
         let target = self.engine.add_target(self.chain.source(source).ok_or_else(gone)?)?;
         if self.targets.len() <= usize::from(source) {
             self.targets.resize(usize::from(source) + 1, None);
@@ -249,7 +257,7 @@ impl DiskQueue {
     }
 
     /// Plans an errand as often as it takes, and carries out, parks or ends it.
-    fn advance(&mut self, mut errand: Errand, mut parity: Option<Parity>) {
+    fn advance(&mut self, mut errand: Errand, parity: Option<Parity>) {
         loop {
             let shared = Arc::clone(&self.shared);
             let mut mutation = shared.lock();
@@ -307,15 +315,16 @@ impl DiskQueue {
                 }
                 Ok(Next::Work(work)) => {
                     drop(mutation);
-                    self.leave(parity);
                     if self.hands_over {
                         let chain = Arc::clone(&self.chain);
                         let ticket = self.rest(errand);
-                        return shared.loader.request(&shared, (chain, work, ticket));
+                        shared.loader.request(&shared, (chain, work, ticket));
+                        // Only now: whoever changes the chain waits for what is counted, and then for the loader.
+                        return self.leave(parity);
                     }
-                    let done = guarded(&shared, || shared.carry_out(&self.chain, &work));
-                    parity = self.enter();
-                    if let Err(error) = done {
+                    // Counted meanwhile, for it may write to an image that is not to be written any more when the chain has changed. It
+                    // waits for no grace period.
+                    if let Err(error) = guarded(&shared, || shared.carry_out(&self.chain, &work)) {
                         return self.issue(errand, parity, Err(error), false);
                     }
                 }
@@ -340,6 +349,7 @@ impl DiskQueue {
     /// Lays an errand by, until its ticket is completed.
     fn rest(&mut self, errand: Errand) -> ExternalTicket {
         let tag = errand.request.tag;
+        self.resting += 1;
         let kept = self.keep(Kept::Resting(Box::new(errand)));
         self.engine.external(tag, Cookie::new(None, kept).0, None)
     }
@@ -419,6 +429,9 @@ impl DiskQueue {
         if self.chain.geometry.read_only {
             return self.end_with(tag, plain, None, Ok(()));
         }
+        // What another queue has written to a new top, and was told of, is to be durable too, though this request was counted in
+        // the epoch before.
+        self.chain = self.shared.chain();
         if let Err(error) = self.shared.check_poison(self.chain.top()) {
             return self.end_with(tag, plain, None, Err(error));
         }
@@ -457,26 +470,24 @@ impl DiskQueue {
         let mut is_durable = cookie.kept() == Some(DURABLE);
         match cookie.kept().and_then(|id| self.kept.remove(&id)) {
             None => {}
-            Some(Kept::Resting(mut errand)) => match result {
-                Ok(()) => {
+            Some(Kept::Resting(mut errand)) => {
+                self.resting -= 1;
+                if result.is_ok() && !self.is_closing {
                     let parity = self.enter();
                     self.advance(*errand, parity);
                     return None;
                 }
-                Err(error) => {
-                    buf = errand.request.buf.take();
-                    result = self.settled(&errand.draft.pending, Err(error));
-                }
-            },
+                buf = errand.request.buf.take();
+            }
             Some(Kept::Parts(pending, goes_on)) => {
                 is_durable = pending.is_durable;
                 if pending.is_sync && result.is_err() {
                     self.shared.poison();
                 }
                 if !pending.commits.is_empty() || !pending.initialised.is_empty() {
-                    result = self.settled(&pending, result);
+                    result = settle(&self.shared, &pending, result);
                 }
-                if let Some(mut errand) = goes_on.filter(|_| result.is_ok()) {
+                if let Some(mut errand) = goes_on.filter(|_| result.is_ok() && !self.is_closing) {
                     errand.request.buf = buf;
                     self.leave(cookie.parity());
                     let parity = self.enter();
@@ -498,10 +509,6 @@ impl DiskQueue {
         }
         self.in_flight -= 1;
         Some(Completion { tag, buf, result })
-    }
-
-    fn settled(&self, pending: &Pending, result: io::Result<()>) -> io::Result<()> {
-        guarded(&self.shared, || settle(&self.shared, pending, result))
     }
 }
 
@@ -538,7 +545,8 @@ impl BlockQueue for DiskQueue {
         let wanted = out.len() + at_least.min(self.in_flight);
         loop {
             let mut ended = std::mem::take(&mut self.ended);
-            let reaped = self.engine.reap(wanted.saturating_sub(out.len()), &mut ended);
+            let missing = wanted.saturating_sub(out.len());
+            let reaped = self.engine.reap(if self.resting > 0 { missing.min(1) } else { missing }, &mut ended);
             for completion in ended.drain(..) {
                 out.extend(self.finish(completion));
             }
@@ -553,8 +561,14 @@ impl BlockQueue for DiskQueue {
 }
 
 impl Drop for DiskQueue {
-    /// Waits for what is in flight, so that commits are not lost and blocks do not stay taken.
+    /// Waits for what is in flight, so that commits are not lost and blocks do not stay taken. What rests is not waited for: the block
+    /// may be held by a request of this queue, or of another queue of this thread.
     fn drop(&mut self) {
+        self.is_closing = true;
+        if self.resting > 0 {
+            let engine = &self.engine;
+            self.shared.lock().claims.give_up(|ticket| engine.owns(ticket));
+        }
         // A request may go on (a write, then a flush for FUA), so there may be several rounds.
         while self.in_flight > 0 {
             let mut ended = Vec::new();
@@ -590,17 +604,6 @@ fn unpacked<'a>(
     let (block, within) = (start_bytes / block_bytes, (start_bytes % block_bytes) as usize);
     let (.., cell) = draft.decoded.iter().find(|(of, number, _)| (*of, *number) == (layer, block))?;
     cell.get()?.get(within..within + len_bytes as usize)
-}
-
-/// Runs what reads tables and changes the map. A panic there is an error of this program: it ends the request, and the disk, whose
-/// map it may have left half changed, is not called durable any more. Other disks of the process go on.
-fn guarded<T>(shared: &Shared, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
-        shared.poison();
-        Err(io::Error::other(
-            "internal error: the request was given up; close the disk, run `diskwright check`, and report what stands on standard error",
-        ))
-    })
 }
 
 /// Whether a write's payload is nothing but zeros.

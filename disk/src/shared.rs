@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Nothing waits for the disk while it holds the mutation lock. What must wait is [`Work`](crate::work::Work), done without the lock.
-//! Lock order: mutation, then `current`, then whatever an image locks inside.
+//! Lock order: `changing`, mutation, then `current`, then whatever an image locks inside.
 //!
 //! Invariant: the chain is changed only under the mutation lock, and published in `current` before the epoch moves on. So a
 //! request that was counted in after that sees the new chain, and a grace period waits for those that may not.
@@ -19,6 +19,7 @@ use crate::{
     claims::Claims,
     clerk::{Clerk, Since},
     epoch::{Epochs, Grace},
+    guard::guarded,
     map::Mixed,
     work::{self, LoadJob},
 };
@@ -44,9 +45,17 @@ pub(crate) struct Mutation {
     pub(crate) chain: Arc<Chain>,
     pub(crate) mixed: Mixed,
     pub(crate) claims: Claims,
-    /// The grace period under way, and what may be recycled after it.
-    grace: Option<(Grace, Member, u64)>,
+    /// The grace period under way. There is one at a time: see [`Epochs::begin_grace`].
+    grace: Option<Period>,
     recycled_generation: u64,
+}
+
+/// A grace period, and what follows it.
+#[derive(Debug)]
+struct Period {
+    grace: Grace,
+    /// What may be recycled then. `None` where a thread waits for the end itself.
+    recycles: Option<(Member, u64)>,
 }
 
 impl Mutation {
@@ -77,6 +86,8 @@ pub(crate) struct Shared {
     pub(crate) detect_zeroes: bool,
     mutation: Mutex<Mutation>,
     current: Mutex<Arc<Chain>>,
+    /// Held by whoever changes the chain, from before the image is touched until the old chain is out of use.
+    changing: Mutex<()>,
     /// Set for good when a sync failed, or when it is unknown what the kernel still writes: nothing can be called durable any more.
     poisoned: AtomicBool,
     closing: Mutex<Closing>,
@@ -99,6 +110,7 @@ impl Shared {
             recycler: Clerk::new("recycler", recycle_for),
             detect_zeroes: false,
             current: Mutex::new(Arc::clone(&chain)),
+            changing: Mutex::new(()),
             mutation: Mutex::new(Mutation {
                 chain,
                 mixed: Mixed::default(),
@@ -140,21 +152,45 @@ impl Shared {
         *lock(&self.current) = chain;
     }
 
-    /// Waits until every request that was counted in before this call has ended. Not to be called by a thread that has requests
-    /// in flight.
-    pub(crate) fn wait_for_grace(&self) {
+    /// Has changes of the chain made one after the other. Before the mutation lock in the lock order.
+    pub(crate) fn begin_change(&self) -> MutexGuard<'_, ()> {
+        lock(&self.changing)
+    }
+
+    /// Waits until every request that was counted in before this call has ended, and what it had the clerks do. Not to be called
+    /// by a thread that has requests in flight, nor by a clerk.
+    ///
+    /// # Errors
+    /// A request was lost, so nothing can tell when it ends.
+    pub(crate) fn wait_for_grace(self: &Arc<Self>) -> io::Result<()> {
+        let pause = || {
+            pause();
+            if self.epochs.is_stuck() {
+                return Err(io::Error::other(
+                    "an earlier request of this disk was never answered, and may still be under way: close the disk, check it, open it again",
+                ));
+            }
+            Ok(())
+        };
         let grace = loop {
             let mut mutation = self.lock();
-            self.recycle_if_over(None, &mut mutation);
+            self.try_recycle(&mut mutation);
             if mutation.grace.is_none() {
-                break self.epochs.begin_grace();
+                let grace = self.epochs.begin_grace();
+                mutation.grace = Some(Period { grace, recycles: None });
+                break grace;
             }
             drop(mutation);
-            pause();
+            pause()?;
         };
         while !self.epochs.grace_over(grace) {
-            pause();
+            pause()?;
         }
+        self.try_recycle(&mut self.lock());
+        // A request is counted until its work is in the loader's hands.
+        self.loader.settle();
+        self.recycler.settle();
+        Ok(())
     }
 
     /// Nothing can be called durable from now on.
@@ -202,38 +238,30 @@ impl Shared {
                 freed = generation;
             }
         }
+        // A sync that a queue made meanwhile may have failed, and dropped what this one never saw.
+        self.check_poison(top)?;
         #[cfg(feature = "shuttle")]
         if is_broken(Rule::FreedBeforeTheFlush) {
             freed = top.writer()?.freed_generation();
         }
         let mut mutation = self.lock();
-        self.recycle_if_over(Some(self), &mut mutation);
+        self.try_recycle(&mut mutation);
         if mutation.grace.is_none() && freed > mutation.recycled_generation && mutation.chain.top().id == top.id {
-            mutation.grace = Some((self.epochs.begin_grace(), top.clone(), freed));
-            self.recycle_if_over(Some(self), &mut mutation);
+            mutation.grace = Some(Period { grace: self.epochs.begin_grace(), recycles: Some((top.clone(), freed)) });
+            self.try_recycle(&mut mutation);
         }
         Ok(())
     }
 
     /// Has space given back to the image if its grace period is over. The recycler does it, for a file system may take its time.
     pub(crate) fn try_recycle(self: &Arc<Self>, mutation: &mut Mutation) {
-        if mutation.grace.is_some() {
-            self.recycle_if_over(Some(self), mutation);
+        let Some(over) = mutation.grace.take_if(|period| self.epochs.grace_over(period.grace)) else { return };
+        let Some((member, generation)) = over.recycles else { return };
+        // Another image may be the top by now, whose generations begin anew.
+        if member.id == mutation.chain.top().id {
+            mutation.recycled_generation = generation;
         }
-    }
-
-    fn recycle_if_over(&self, this: Option<&Arc<Self>>, mutation: &mut Mutation) {
-        let Some((grace, member, generation)) = mutation.grace.take_if(|(grace, ..)| self.epochs.grace_over(*grace))
-        else {
-            return;
-        };
-        let _ = grace;
-        mutation.recycled_generation = generation;
-        match this {
-            Some(this) => this.recycler.request(this, (member, generation)),
-            // Whoever waits for a grace period may wait for this too.
-            None => recycle(&member, generation),
-        }
+        self.recycler.request(self, (member, generation));
     }
 
     /// A queue is going to be opened.
@@ -272,10 +300,12 @@ impl Shared {
             self.loader.settle();
             self.recycler.settle();
         }
-        if let Some(writer) = chain.top().image.writer() {
-            self.check_poison(chain.top()).map_err(|source| DiskError::File {
+        // Former tops too, from the bottom up: no child names a parent that is not closed yet.
+        for (member, layer) in chain.members().iter().zip(chain.layers().iter()).rev() {
+            let Some(writer) = member.image.writer() else { continue };
+            self.check_poison(member).map_err(|source| DiskError::File {
                 doing: "close the disk cleanly",
-                path: chain.layers()[0].path.clone(),
+                path: layer.path.clone(),
                 source,
             })?;
             writer.close()?;
@@ -300,19 +330,21 @@ fn pause() {
     thread::yield_now();
 }
 
-fn recycle(member: &Member, generation: u64) {
-    if let Some(writer) = member.image.writer() {
-        writer.recycle(generation);
+fn recycle_for(shared: &Arc<Shared>, jobs: Vec<(Member, u64)>, _since: Since<'_, (Member, u64)>) {
+    for (member, generation) in jobs {
+        // A panic has poisoned the disk; the space stays unused until the disk is opened again.
+        let _ = guarded(shared, || {
+            if let Some(writer) = member.image.writer() {
+                writer.recycle(generation);
+            }
+            Ok(())
+        });
     }
-}
-
-fn recycle_for(_shared: &Arc<Shared>, jobs: Vec<(Member, u64)>, _since: Since<'_, (Member, u64)>) {
-    jobs.iter().for_each(|(member, generation)| recycle(member, *generation));
 }
 
 /// One flush for all who have asked before it began.
 fn flush_for(shared: &Arc<Shared>, tickets: Vec<ExternalTicket>, since: Since<'_, ExternalTicket>) {
-    let result = shared.flush_blocking();
+    let result = guarded(shared, || shared.flush_blocking());
     let mut tickets = tickets;
     #[cfg(feature = "shuttle")]
     if is_broken(Rule::AnsweredByALaterCycle) {
@@ -332,5 +364,30 @@ fn same(result: &io::Result<()>) -> io::Result<()> {
             Some(code) => Err(io::Error::from_raw_os_error(code)),
             None => Err(io::Error::new(error.kind(), error.to_string())),
         },
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::chain::Layer;
+    use diskwright_image::{Format, probe};
+    use diskwright_store::{MemoryStore, Store};
+
+    #[test]
+    fn nobody_waits_for_a_request_that_was_lost() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("disk", vec![0; 4096]));
+        let image = probe::open(store, Some(Format::Raw), true, 512).unwrap();
+        let chain = Chain::new(vec![Layer { path: "disk".into(), image }], 1 << 20).unwrap();
+        let shared = Arc::new(Shared::new(chain, Vec::new()));
+        shared.wait_for_grace().unwrap();
+        let queue = shared.epochs.join();
+        queue.enter();
+        queue.abandon();
+        // The second finds a grace period that the first left under way.
+        for _ in 0..2 {
+            let error = shared.wait_for_grace().unwrap_err().to_string();
+            assert!(error.contains("was never answered"), "{error}");
+        }
     }
 }

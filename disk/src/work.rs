@@ -12,6 +12,7 @@ use crate::{
     claims::Key,
     clerk::Since,
     error,
+    guard::guarded,
     holes::next_known,
     map::{LayerId, Owner, Run, fold, push_joined},
     plan,
@@ -54,7 +55,7 @@ pub(crate) type LoadJob = (Arc<Chain>, Work, ExternalTicket);
 /// What the loader does.
 pub(crate) fn load_for(shared: &Arc<Shared>, jobs: Vec<LoadJob>, _since: Since<'_, LoadJob>) {
     for (chain, work, ticket) in jobs {
-        ticket.complete(shared.carry_out(&chain, &work));
+        ticket.complete(guarded(shared, || shared.carry_out(&chain, &work)));
     }
 }
 
@@ -76,66 +77,74 @@ impl Shared {
         }
     }
 
-    /// The owners of a page's units. `keep` puts the page into the map.
-    fn folded(&self, chain: &Arc<Chain>, page: u64, keep: bool) -> io::Result<Vec<Owner>> {
+    /// The owners of a page's units. `keep` puts the page into the map. `None` where the map is another one by now, and knows
+    /// nothing of what changed meanwhile.
+    fn folded(&self, chain: &Arc<Chain>, page: u64, keep: bool) -> io::Result<Option<Vec<Owner>>> {
         loop {
-            self.lock().mixed.begin_fold(page);
-            let mut folded = fold::fold_page(chain, page);
+            let begun = self.lock().mixed.begin_fold(page);
+            // What is begun is ended, also when reading panics: else changes of the page would be noted for ever.
+            let mut folded = guarded(self, || fold::fold_page(chain, page).map_err(error::to_io));
             let mut mutation = self.lock();
-            let good = mutation.mixed.end_fold(&chain.map, page, folded.as_mut().ok());
             let current = Arc::ptr_eq(&chain.map, &mutation.chain.map);
-            if !good && current && folded.is_ok() {
-                continue;
+            let owners = folded.as_mut().ok().filter(|_| current);
+            let good = mutation.mixed.end_fold(&chain.map, page, begun, owners);
+            let owners = folded?;
+            if !current {
+                return Ok(None);
             }
-            if let Ok(owners) = &folded
-                && keep
-                && current
-            {
-                chain.map.install(page, owners);
+            if good {
+                if keep {
+                    chain.map.install(page, &owners);
+                }
+                return Ok(Some(owners));
             }
-            return folded.map_err(error::to_io);
         }
     }
 
+    /// Decides a unit and remembers the outcome, unless something changed meanwhile: whoever needs it finds it missing again.
     fn decide(&self, chain: &Arc<Chain>, unit: u64, layer: LayerId) -> io::Result<()> {
-        self.lock().mixed.begin_decide(unit);
-        let decided = fold::decide(chain, unit, layer);
+        let begun = self.lock().mixed.begin_decide(unit);
+        let decided = guarded(self, || fold::decide(chain, unit, layer).map_err(error::to_io));
         let mut mutation = self.lock();
-        let known = Arc::ptr_eq(&chain.map, &mutation.chain.map);
-        match decided {
-            Ok(runs) => {
-                mutation.mixed.end_decide(&chain.map, unit, known.then_some(runs));
-                Ok(())
-            }
-            Err(error) => {
-                mutation.mixed.end_decide(&chain.map, unit, None);
-                Err(error::to_io(error))
-            }
-        }
+        let current = Arc::ptr_eq(&chain.map, &mutation.chain.map);
+        let (runs, result) = match decided {
+            Ok(runs) => (Some(runs).filter(|_| current), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        mutation.mixed.end_decide(&chain.map, unit, begun, runs);
+        result
     }
 
-    /// The runs of a range, for those who may wait.
+    /// The runs of a range, for those who may wait. Returns a chain that knows all that they name.
     pub(crate) fn runs_blocking(&self, start: u64, end: u64, runs: &mut Vec<Run>) -> io::Result<Arc<Chain>> {
+        runs.clear();
+        let mut at = start;
         loop {
             let (chain, next) = {
                 let mutation = self.lock();
-                runs.clear();
-                let next = plan::owned_runs(&mutation, start, end, runs);
+                let next = plan::owned_runs(&mutation, at, end, runs);
                 (Arc::clone(&mutation.chain), next)
             };
-            match next {
-                None => return Ok(chain),
-                Some(work) => self.carry_out(&chain, &work)?,
-            }
+            let Some(work) = next else { return Ok(chain) };
+            // On from there, and not all over: a range can have more runs than are remembered at a time, so what stood at
+            // its beginning may be forgotten when its end is known.
+            at = runs.last().map_or(start, Run::end_bytes);
+            self.carry_out(&chain, &work)?;
         }
     }
 
     /// The runs of a range for a tool that walks the whole disk. Pages that are not here are folded in passing and not
     /// kept, so that walking 64 TiB does not put other pages out of memory. Returns the chain that the runs name.
-    pub(crate) fn walk(&self, chain: Arc<Chain>, start: u64, end: u64, out: &mut Vec<Run>) -> io::Result<Arc<Chain>> {
-        let map = &*chain.map;
+    pub(crate) fn walk(
+        &self,
+        mut chain: Arc<Chain>,
+        start: u64,
+        end: u64,
+        out: &mut Vec<Run>,
+    ) -> io::Result<Arc<Chain>> {
         let mut at = start;
         while at < end {
+            let map = Arc::clone(&chain.map);
             let page = map.page_of(at);
             let stop = map.page_end_bytes(page).min(end);
             if !map.is_resident(page) {
@@ -149,18 +158,29 @@ impl Shared {
             }
             if map.is_resident(page) {
                 let mut runs = Vec::new();
-                self.runs_blocking(at, stop, &mut runs)?;
+                // A layer may have joined meanwhile, and have some of the runs.
+                chain = self.runs_blocking(at, stop, &mut runs)?;
                 runs.into_iter().for_each(|run| push_joined(out, run));
+                at = stop;
             } else {
-                self.walk_page(&chain, page, at, stop, out)?;
+                (chain, at) = self.walk_page(&chain, page, at, stop, out)?;
             }
-            at = stop;
         }
         Ok(chain)
     }
 
-    fn walk_page(&self, chain: &Arc<Chain>, page: u64, at: u64, stop: u64, out: &mut Vec<Run>) -> io::Result<()> {
-        let owners = self.folded(chain, page, false)?;
+    /// Walks `at..stop` of a page. Returns how far it came, which is `at` when the map is another one by now, and a chain that knows
+    /// what was found.
+    fn walk_page(
+        &self,
+        chain: &Arc<Chain>,
+        page: u64,
+        at: u64,
+        stop: u64,
+        out: &mut Vec<Run>,
+    ) -> io::Result<(Arc<Chain>, u64)> {
+        let Some(owners) = self.folded(chain, page, false)? else { return Ok((self.chain(), at)) };
+        let mut newest = Arc::clone(chain);
         let (first_unit, _) = chain.map.units_of_page(page);
         for (unit, owner) in (first_unit..).zip(owners) {
             let (unit_start, unit_end) = chain.map.unit_range(unit);
@@ -169,10 +189,13 @@ impl Shared {
                 continue;
             }
             if let Owner::Lazy { layer } = owner {
-                self.lock().mixed.begin_decide(unit);
-                let decided = fold::decide(chain, unit, layer);
-                let runs = decided.map_err(error::to_io);
-                let again = !self.lock().mixed.end_decide_in_passing(unit);
+                let begun = self.lock().mixed.begin_decide(unit);
+                let runs = guarded(self, || fold::decide(chain, unit, layer).map_err(error::to_io));
+                let again = {
+                    let mut mutation = self.lock();
+                    let good = mutation.mixed.end_decide_in_passing(unit, begun);
+                    !good || !Arc::ptr_eq(&chain.map, &mutation.chain.map)
+                };
                 for run in runs? {
                     if again {
                         break;
@@ -181,7 +204,7 @@ impl Shared {
                 }
                 if again {
                     let mut runs = Vec::new();
-                    self.runs_blocking(from, to, &mut runs)?;
+                    newest = self.runs_blocking(from, to, &mut runs)?;
                     runs.into_iter().for_each(|run| push_joined(out, run));
                 }
             } else {
@@ -189,7 +212,7 @@ impl Shared {
                 push_joined(out, Run { start_bytes: from, len_bytes: to - from, owner });
             }
         }
-        Ok(())
+        Ok((newest, stop))
     }
 
     /// Commits a change, for those who may wait.
@@ -208,7 +231,12 @@ impl Shared {
         let top = chain.top();
         let (start, end) = top.block_range(block, chain.geometry.size_bytes);
         let mut runs = Vec::new();
-        self.runs_blocking(start, end, &mut runs)?;
+        let now = self.runs_blocking(start, end, &mut runs)?;
+        if now.top().id != top.id || now.geometry != chain.geometry {
+            // An image has joined on top, or the block has become longer: the request is planned anew.
+            return Ok(());
+        }
+        let chain = &now;
         let reservation = top.writer()?.reserve_waiting(block)?;
         let store = top.image.stores().get(usize::from(reservation.store)).unwrap_or(top.image.store());
         if let Some((offset_bytes, bytes)) = &reservation.init {

@@ -455,6 +455,11 @@ impl Engine {
         ExternalTicket::new(slot, &self.externals)
     }
 
+    /// Whether a ticket is for a request of this engine.
+    pub fn owns(&self, ticket: &ExternalTicket) -> bool {
+        ticket.is_of(&self.externals)
+    }
+
     /// Waits until everything has ended, for lanes no longer than the [patience](Engine::set_patience), and appends all that has.
     /// Requests that were begun and not [ended](Engine::end) stay. For whoever closes: [`Engine::reap`] waits for a lane without a limit.
     ///

@@ -132,6 +132,11 @@ impl ExternalTicket {
         Self { slot, externals: Arc::clone(externals), sent: false }
     }
 
+    /// Whether it is answered to the holder of this list.
+    pub(crate) fn is_of(&self, externals: &Arc<Externals>) -> bool {
+        Arc::ptr_eq(&self.externals, externals)
+    }
+
     /// Ends the request.
     pub fn complete(mut self, result: io::Result<()>) {
         self.sent = true;

@@ -34,15 +34,38 @@ pub(crate) struct Mixed {
 #[derive(Debug)]
 struct Reading<T> {
     readers: u32,
-    /// In the order in which they were made.
+    /// In the order in which they were made, those after the last break.
     changes: Vec<T>,
-    /// Changes that cannot be put over the answer: it must be read again.
-    again: bool,
+    /// Changes so far that cannot be put over an answer. Who began to read before the last of them must read again, who began
+    /// later need not: else two who read in turns would find no end.
+    breaks: u64,
 }
+
+impl<T> Reading<T> {
+    fn begin(&mut self) -> Begun {
+        self.readers += 1;
+        Begun(self.breaks)
+    }
+
+    fn is_good(&self, begun: Begun) -> bool {
+        self.breaks == begun.0
+    }
+
+    /// Something changed that cannot be put over an answer.
+    fn break_off(&mut self) {
+        self.breaks += 1;
+        self.changes.clear();
+    }
+}
+
+/// What [`Mixed::begin_fold`] and [`Mixed::begin_decide`] give to the call that ends it.
+#[derive(Debug, Clone, Copy)]
+#[must_use = "what is begun must be ended"]
+pub(crate) struct Begun(u64);
 
 impl<T> Default for Reading<T> {
     fn default() -> Self {
-        Self { readers: 0, changes: Vec::new(), again: false }
+        Self { readers: 0, changes: Vec::new(), breaks: 0 }
     }
 }
 
@@ -69,19 +92,19 @@ impl Mixed {
     }
 
     /// A page is going to be folded. Each call needs one [`Mixed::end_fold`].
-    pub(crate) fn begin_fold(&mut self, page: u64) {
-        self.folding.entry(page).or_default().readers += 1;
+    pub(crate) fn begin_fold(&mut self, page: u64) -> Begun {
+        self.folding.entry(page).or_default().begin()
     }
 
     /// A page has been folded: `owners`, or `None` where that failed. Puts what changed meanwhile over it. `false` says that
     /// the page must be folded again.
-    pub(crate) fn end_fold(&mut self, map: &Map, page: u64, owners: Option<&mut Vec<Owner>>) -> bool {
+    pub(crate) fn end_fold(&mut self, map: &Map, page: u64, begun: Begun, owners: Option<&mut Vec<Owner>>) -> bool {
         let Some(reading) = self.folding.get_mut(&page) else { return true };
-        let good = !reading.again;
-        if let Some(owners) = owners {
+        let good = reading.is_good(begun);
+        if let Some(owners) = owners.filter(|_| good) {
             let (first_unit, _) = map.units_of_page(page);
             for &(unit, owner) in &reading.changes {
-                if let Some(place) = owners.get_mut((unit - first_unit) as usize) {
+                if let Some(place) = unit.checked_sub(first_unit).and_then(|at| owners.get_mut(at as usize)) {
                     *place = owner;
                 }
             }
@@ -94,15 +117,15 @@ impl Mixed {
     }
 
     /// A unit's bitmaps are going to be read. Each call needs one [`Mixed::end_decide`].
-    pub(crate) fn begin_decide(&mut self, unit: u64) {
-        self.deciding.entry(unit).or_default().readers += 1;
+    pub(crate) fn begin_decide(&mut self, unit: u64) -> Begun {
+        self.deciding.entry(unit).or_default().begin()
     }
 
     /// A unit has been decided: its `runs`, or `None` where that failed. Puts what changed meanwhile over them and remembers
     /// the outcome. `false` says that the unit must be decided again.
-    pub(crate) fn end_decide(&mut self, map: &Map, unit: u64, runs: Option<Vec<Run>>) -> bool {
+    pub(crate) fn end_decide(&mut self, map: &Map, unit: u64, begun: Begun, runs: Option<Vec<Run>>) -> bool {
         let Some(reading) = self.deciding.get_mut(&unit) else { return true };
-        let good = !reading.again;
+        let good = reading.is_good(begun);
         let decided = runs.filter(|_| good).map(|mut runs| {
             for &change in &reading.changes {
                 overlay(&mut runs, change);
@@ -123,9 +146,9 @@ impl Mixed {
 
     /// A unit has been decided by a caller that does not need the outcome to be remembered. `false` says that something changed
     /// meanwhile.
-    pub(crate) fn end_decide_in_passing(&mut self, unit: u64) -> bool {
+    pub(crate) fn end_decide_in_passing(&mut self, unit: u64, begun: Begun) -> bool {
         let Some(reading) = self.deciding.get_mut(&unit) else { return true };
-        let good = !reading.again && reading.changes.is_empty();
+        let good = reading.is_good(begun) && reading.changes.is_empty();
         reading.readers -= 1;
         if reading.readers == 0 {
             self.deciding.remove(&unit);
@@ -199,7 +222,7 @@ impl Mixed {
         if let Some(reading) = self.deciding.get_mut(&unit) {
             let (start_bytes, end) = map.unit_range(unit);
             match owner {
-                Owner::Lazy { .. } => reading.again = true,
+                Owner::Lazy { .. } => reading.break_off(),
                 owner => reading.changes.push(Run { start_bytes, len_bytes: end - start_bytes, owner }),
             }
         }
@@ -237,7 +260,7 @@ impl Mixed {
             reading.changes.push((unit, Owner::Lazy { layer: top }));
         }
         if let Some(reading) = self.deciding.get_mut(&unit) {
-            reading.again = true;
+            reading.break_off();
         }
     }
 
@@ -245,8 +268,8 @@ impl Mixed {
     pub(crate) fn start_over(&mut self) {
         self.units.clear();
         self.runs = 0;
-        self.folding.values_mut().for_each(|reading| reading.again = true);
-        self.deciding.values_mut().for_each(|reading| reading.again = true);
+        self.folding.values_mut().for_each(Reading::break_off);
+        self.deciding.values_mut().for_each(Reading::break_off);
     }
 }
 
@@ -297,10 +320,10 @@ mod tests {
     fn what_changes_while_a_page_is_folded_is_put_over_it() {
         let map = Map::new(10 * UNIT * 512, UNIT * 512, 1 << 20);
         let mut mixed = Mixed::default();
-        mixed.begin_fold(0);
+        let begun = mixed.begin_fold(0);
         mixed.whole_changed(&map, 3, Owner::Zero { layer: 0 });
         let mut owners = vec![Owner::Absent; 10];
-        assert!(mixed.end_fold(&map, 0, Some(&mut owners)));
+        assert!(mixed.end_fold(&map, 0, begun, Some(&mut owners)));
         assert_eq!(owners[3], Owner::Zero { layer: 0 });
         assert!(mixed.folding.is_empty());
     }
@@ -310,17 +333,40 @@ mod tests {
         let map = Map::new(4 * UNIT * 512, UNIT * 512, 1 << 20);
         map.install(0, &[Owner::Lazy { layer: 0 }; 4]);
         let mut mixed = Mixed::default();
-        mixed.begin_decide(1);
+        let begun = mixed.begin_decide(1);
         let (start, end) = map.unit_range(1);
         let written =
             Run { start_bytes: start + 512, len_bytes: 512, owner: Owner::Data { source: 0, offset_bytes: 1 << 20 } };
         mixed.part_changed(&map, 1, 0, written);
         let before = Run { start_bytes: start, len_bytes: end - start, owner: Owner::Absent };
-        assert!(mixed.end_decide(&map, 1, Some(vec![before])));
+        assert!(mixed.end_decide(&map, 1, begun, Some(vec![before])));
         assert_eq!(mixed.get(1).unwrap().len(), 3);
         assert_eq!(mixed.get(1).unwrap()[1], written);
         mixed.whole_changed(&map, 1, Owner::Zero { layer: 0 });
         assert!(mixed.get(1).is_none() && map.word(1) == Some(Owner::Zero { layer: 0 }));
+    }
+
+    /// Two who read one unit, the next always begun before the last has ended.
+    #[test]
+    fn who_begins_to_read_after_a_break_need_not_read_again() {
+        let map = Map::new(4 * UNIT * 512, UNIT * 512, 1 << 20);
+        map.install(0, &[Owner::Absent; 4]);
+        let (start, end) = map.unit_range(1);
+        let all = |owner| Run { start_bytes: start, len_bytes: end - start, owner };
+        let mut mixed = Mixed::default();
+        let (fold, decide) = (mixed.begin_fold(0), mixed.begin_decide(1));
+        // A change that a later break makes untrue.
+        mixed.whole_changed(&map, 1, Owner::Zero { layer: 0 });
+        mixed.forget(&map, 1, 0);
+        mixed.start_over();
+        let (fold_again, decide_again) = (mixed.begin_fold(0), mixed.begin_decide(1));
+        let mut owners = vec![Owner::Absent; 4];
+        assert!(!mixed.end_fold(&map, 0, fold, Some(&mut owners)));
+        assert!(!mixed.end_decide(&map, 1, decide, Some(vec![all(Owner::Absent)])));
+        assert!(mixed.end_fold(&map, 0, fold_again, Some(&mut owners)) && owners == [Owner::Absent; 4]);
+        assert!(mixed.end_decide(&map, 1, decide_again, Some(vec![all(Owner::Packed { layer: 0 })])));
+        assert_eq!(map.word(1), Some(Owner::Packed { layer: 0 }));
+        assert!(mixed.folding.is_empty() && mixed.deciding.is_empty());
     }
 
     proptest! {

@@ -1,0 +1,291 @@
+//! Images and stores that a test meddles with: they panic, or hold a call back, where the test says so.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use diskwright_disk::Layer;
+use diskwright_image::{
+    BlockState, Commit, CreateOptions, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, ParentLink,
+    Reservation, Result, SectorBitmap, probe, vhd, vhdx,
+};
+use diskwright_store::{
+    MemoryStore, Store,
+    store::{DataFile, FileRange, Zeroing},
+};
+use std::{
+    io,
+    ops::Range,
+    path::Path,
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+pub const MIB: u64 = 1 << 20;
+
+/// Fails a test that hangs, instead of hanging with it.
+pub fn within_seconds<T: Send + 'static>(seconds: u64, what: &str, test: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = mpsc::channel();
+    let runs = thread::spawn(move || {
+        let _ = sender.send(test());
+    });
+    match receiver.recv_timeout(Duration::from_secs(seconds)) {
+        Ok(value) => value,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what}: still waiting after {seconds} seconds"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match runs.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => unreachable!("the test sent its value"),
+        },
+    }
+}
+
+/// Holds one call back: the next one after it was closed, until it is opened.
+#[derive(Debug, Default)]
+pub struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum GateState {
+    #[default]
+    Open,
+    Closed,
+    /// A call waits.
+    Holds,
+}
+
+impl Gate {
+    pub fn close(&self) {
+        *self.state.lock().unwrap() = GateState::Closed;
+    }
+
+    pub fn open(&self) {
+        *self.state.lock().unwrap() = GateState::Open;
+        self.changed.notify_all();
+    }
+
+    /// Waits until a call waits here.
+    pub fn wait_for_caller(&self) {
+        let state = self.state.lock().unwrap();
+        drop(self.changed.wait_while(state, |state| *state != GateState::Holds).unwrap());
+    }
+
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        if *state == GateState::Closed {
+            *state = GateState::Holds;
+            self.changed.notify_all();
+            drop(self.changed.wait_while(state, |state| *state == GateState::Holds).unwrap());
+        }
+    }
+}
+
+/// A store in memory without a descriptor, so that a ring has the pool carry its parts out.
+#[derive(Debug)]
+pub struct Gated {
+    inner: MemoryStore,
+    pub reads: Gate,
+    pub writes: Gate,
+}
+
+impl Gated {
+    pub fn new(name: &str) -> Arc<Self> {
+        Arc::new(Self { inner: MemoryStore::new(name), reads: Gate::default(), writes: Gate::default() })
+    }
+}
+
+impl Store for Gated {
+    fn name(&self) -> &Path {
+        self.inner.name()
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.inner.len_bytes()
+    }
+    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        self.reads.pass();
+        self.inner.read_at(buf, offset_bytes)
+    }
+    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.writes.pass();
+        self.inner.write_at(buf, offset_bytes)
+    }
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.inner.set_len(len_bytes)
+    }
+    fn allocate(&self, range: FileRange) -> io::Result<()> {
+        self.inner.allocate(range)
+    }
+    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+        self.inner.zero_range(range, how)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.inner.sync_data()
+    }
+    fn data_file(&self) -> Option<DataFile<'_>> {
+        None
+    }
+}
+
+pub fn options(disk_type: DiskType, size_bytes: u64) -> CreateOptions {
+    CreateOptions {
+        disk_type,
+        size_bytes,
+        block_bytes: Some(MIB as u32),
+        logical_sector_bytes: 512,
+        physical_sector_bytes: 512,
+        parent: (disk_type == DiskType::Differencing).then(|| ParentLink {
+            relative_path: Some(r".\below".into()),
+            linkage: uuid::Uuid::from_u128(1),
+            ..ParentLink::default()
+        }),
+        preallocate: false,
+        disk_id: None,
+    }
+}
+
+/// A new image in `store`, in blocks of 1 MiB.
+pub fn image(store: Arc<dyn Store>, format: Format, disk_type: DiskType, size_bytes: u64) -> Arc<dyn Image> {
+    let options = options(disk_type, size_bytes);
+    match format {
+        Format::Vhd => vhd::create(Arc::clone(&store), &options).unwrap(),
+        Format::Vhdx => vhdx::create(Arc::clone(&store), &options).unwrap(),
+        Format::Raw => store.set_len(size_bytes).unwrap(),
+    }
+    probe::open(store, Some(format), true, 512).unwrap()
+}
+
+pub fn layer(name: &str, disk_type: DiskType, size_bytes: u64) -> Layer {
+    let image = image(Arc::new(MemoryStore::new(name)), Format::Vhdx, disk_type, size_bytes);
+    Layer { path: name.into(), image }
+}
+
+/// Another image, with what a test does to it.
+#[derive(Debug)]
+pub struct Meddled {
+    inner: Arc<dyn Image>,
+    /// The method whose next call panics.
+    pub panics: Mutex<Option<&'static str>>,
+    /// Where look-ups of tables wait.
+    pub tables: Gate,
+    pub recycled: AtomicU64,
+    /// Whether it claims that it cannot record single sectors.
+    pub fills_blocks: bool,
+}
+
+impl Meddled {
+    pub fn new(inner: Arc<dyn Image>, fills_blocks: bool) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            panics: Mutex::default(),
+            tables: Gate::default(),
+            recycled: AtomicU64::new(0),
+            fills_blocks,
+        })
+    }
+
+    pub fn layer(self: &Arc<Self>, name: &str) -> Layer {
+        Layer { path: name.into(), image: Arc::clone(self) as Arc<dyn Image> }
+    }
+
+    /// Has the next call of this method panic.
+    pub fn break_at(&self, method: &'static str) {
+        *self.panics.lock().unwrap_or_else(PoisonError::into_inner) = Some(method);
+    }
+
+    fn called(&self, method: &'static str) {
+        let mut panics = self.panics.lock().unwrap_or_else(PoisonError::into_inner);
+        if *panics == Some(method) {
+            *panics = None;
+            drop(panics);
+            panic!("a test has {method} panic");
+        }
+    }
+
+    fn inner_writer(&self) -> &dyn ImageWriter {
+        self.inner.writer().unwrap()
+    }
+}
+
+impl Image for Meddled {
+    fn info(&self) -> &ImageInfo {
+        self.inner.info()
+    }
+    fn stores(&self) -> &[Arc<dyn Store>] {
+        self.inner.stores()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+    fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
+        self.called("block_states");
+        self.tables.pass();
+        self.inner.block_states(first_block, out)
+    }
+    fn damage(&self, block: u64) -> Result<ImageError> {
+        self.inner.damage(block)
+    }
+    fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
+        self.called("sector_bitmap");
+        self.inner.sector_bitmap(block)
+    }
+    fn writer(&self) -> Option<&dyn ImageWriter> {
+        Some(self)
+    }
+}
+
+impl ImageWriter for Meddled {
+    fn begin_writing(&self) -> Result<()> {
+        self.called("begin_writing");
+        self.inner_writer().begin_writing()
+    }
+    fn prepare(&self, blocks: Range<u64>) -> Result<()> {
+        self.called("prepare");
+        self.inner_writer().prepare(blocks)
+    }
+    fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
+        self.called("reserve");
+        self.inner_writer().reserve(block)
+    }
+    fn initialised(&self, block: u64) {
+        self.inner_writer().initialised(block);
+    }
+    fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
+        self.called("commit");
+        self.inner_writer().commit(block, change)
+    }
+    fn tracks_sectors(&self) -> bool {
+        !self.fills_blocks && self.inner_writer().tracks_sectors()
+    }
+    /// It is as large as is asked for already.
+    fn resize(&self, _size_bytes: u64) -> Result<()> {
+        Ok(())
+    }
+    fn can_store_zero(&self) -> bool {
+        self.inner_writer().can_store_zero()
+    }
+    fn is_dirty(&self) -> bool {
+        self.inner_writer().is_dirty()
+    }
+    fn check_syncs(&self) -> Result<()> {
+        self.inner_writer().check_syncs()
+    }
+    fn flush(&self) -> Result<()> {
+        self.called("flush");
+        self.inner_writer().flush()
+    }
+    fn freed_generation(&self) -> u64 {
+        self.inner_writer().freed_generation()
+    }
+    fn recycle(&self, generation: u64) {
+        self.called("recycle");
+        self.inner_writer().recycle(generation);
+        self.recycled.fetch_add(1, Ordering::SeqCst);
+    }
+    fn close(&self) -> Result<()> {
+        self.inner_writer().close()
+    }
+}
