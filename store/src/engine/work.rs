@@ -18,11 +18,14 @@ use super::{Engine, overlapping_parts};
 use crate::{
     external::Whose,
     link::Link,
-    part::{Carrier, Loan, Part, Route, Verdict},
+    part::{Carrier, Loan, Part, Route, Target, Verdict},
     pool,
     ring::{Answer, CANCEL, FIRST_LANE, WAKE},
 };
-use std::{io, mem};
+use std::{
+    io, mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 impl Engine {
     /// Submits everything, and works until `wanted` requests are ready.
@@ -292,8 +295,8 @@ impl Engine {
         if !self.link.is_some() || target.never_blocks {
             self.stats.inline_parts += 1;
             // SAFETY: as above, and the part is not in the ring: it never was, or its answer has been taken.
-            let result = unsafe { part.run_blocking(target) };
-            return self.part_ended(index, result);
+            let result = catch_unwind(AssertUnwindSafe(|| unsafe { part.run_blocking(target) }));
+            return self.part_ended(index, result.unwrap_or_else(|_| Err(panicked(target))));
         }
         let (memory, fills) = (part.memory(), part.fills());
         let holder = self.slots.get(part.slot);
@@ -355,4 +358,11 @@ impl Engine {
         self.free_parts.push(index);
         self.slots.let_go(self.parts[index as usize].slot, result);
     }
+}
+
+/// A store panicked while it carried a part out for the engine's own thread. That ends the part, and not the thread's other requests.
+#[cold]
+fn panicked(target: &Target) -> io::Error {
+    let name = target.store.name().display();
+    io::Error::other(format!("{name}: internal error: the request was given up; report what stands on standard error"))
 }
