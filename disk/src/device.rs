@@ -12,6 +12,7 @@ use crate::{
     chain::{Chain, Layer},
     claims::FILLING,
     error,
+    guard::guarded,
     map::{Owner, Run, push_joined},
     open,
     queue::DiskQueue,
@@ -305,8 +306,10 @@ impl BlockDevice for Disk {
     fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
         let chain = self.shared.chain();
         let end_bytes = offset_bytes.saturating_add(len_bytes).min(chain.geometry.size_bytes);
-        let mut runs = Vec::new();
-        let chain = self.shared.walk(chain, offset_bytes, end_bytes, &mut runs)?;
-        runs.into_iter().try_for_each(|run| Self::extents_of(&chain, run, out))
+        guarded(&self.shared, || {
+            let mut runs = Vec::new();
+            let chain = self.shared.walk(chain, offset_bytes, end_bytes, &mut runs)?;
+            runs.into_iter().try_for_each(|run| Self::extents_of(&chain, run, out))
+        })
     }
 }

@@ -89,13 +89,11 @@ impl Epochs {
         if is_broken(Rule::GraceIsWaitedFor) {
             return true;
         }
-        // A later grace period has begun, so this one was over; its parity counts new requests now.
-        if self.current.load(Ordering::SeqCst) > grace.old + 1 {
-            return true;
-        }
         let parity = (grace.old & 1) as usize;
         let queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         queues.iter().filter_map(Weak::upgrade).all(|counters| counters.0[parity].load(Ordering::SeqCst) == 0)
+            // A later grace period has begun, so this one was over; its parity counts new requests now.
+            || self.current.load(Ordering::SeqCst) > grace.old + 1
     }
 }
 

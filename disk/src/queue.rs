@@ -197,10 +197,22 @@ impl DiskQueue {
     fn enter(&mut self) -> Option<Parity> {
         let Entered { parity, epoch } = self.epoch.as_ref()?.enter();
         if epoch != self.chain_epoch {
-            self.chain = self.shared.chain();
             self.chain_epoch = epoch;
+            self.fetch_chain();
         }
         Some(parity)
+    }
+
+    /// Takes the chain as it is now, and gives up the files that have left it: each is closed when no request uses it any more. A
+    /// queue that has nothing to do keeps them until its next request.
+    #[cold]
+    fn fetch_chain(&mut self) {
+        self.chain = self.shared.chain();
+        for (source, target) in (0..).zip(&mut self.targets) {
+            if let Some(left) = target.take_if(|_| self.chain.source(source).is_none()) {
+                self.engine.remove_target(left);
+            }
+        }
     }
 
     #[inline]

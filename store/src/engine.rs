@@ -35,6 +35,7 @@
 
 #![allow(unsafe_code)]
 
+mod leave;
 mod segments;
 mod settle;
 mod work;
@@ -133,6 +134,10 @@ pub struct Engine {
     /// Answers from a shared ring, while they are worked off.
     mail: Vec<Mail>,
     targets: Vec<Target>,
+    /// Places of stores that have left.
+    free_targets: Vec<u32>,
+    /// Stores that leave when no part uses them any more.
+    leaving: Vec<u32>,
     slots: Slots,
     parts: Vec<Part>,
     free_parts: Vec<u32>,
@@ -188,6 +193,8 @@ impl Engine {
             link,
             mail: Vec::new(),
             targets: Vec::new(),
+            free_targets: Vec::new(),
+            leaving: Vec::new(),
             slots: Slots::default(),
             parts: Vec::new(),
             free_parts: Vec::new(),
@@ -222,7 +229,8 @@ impl Engine {
         EngineStats { enters, ..self.stats }
     }
 
-    /// Makes a store known. The same store may be added once only by the caller; the engine keeps it open.
+    /// Makes a store known. The same store may be added once only by the caller; the engine keeps it open until it is
+    /// [given up](Engine::remove_target).
     pub fn add_target(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
         self.add(store, false)
     }
@@ -242,6 +250,10 @@ impl Engine {
             target.file_index = self.link.with(|ring| ring.register_file(fd)).flatten();
         } else if let Some(lane) = store.lane().filter(|_| self.link.is_some()) {
             target.lane = Some(self.use_lane(lane, store.len_bytes()?)?);
+        }
+        if let Some(index) = self.free_targets.pop() {
+            self.targets[index as usize] = target;
+            return Ok(TargetId(index));
         }
         self.targets.push(target);
         Ok(TargetId(index))
@@ -500,6 +512,9 @@ impl Engine {
     pub fn reap(&mut self, at_least: usize, out: &mut Vec<EngineCompletion>) -> io::Result<()> {
         let result = self.work_until(at_least.min(self.slots.sealed()));
         self.slots.hand_out(out);
+        if !self.leaving.is_empty() {
+            self.let_leave();
+        }
         result
     }
 }

@@ -563,3 +563,60 @@ fn a_ring_that_fails_ends_its_requests_as_lost() {
     }
     drop(writer);
 }
+
+/// A store that panics when it is read, and one that does so and never waits.
+#[derive(Debug)]
+struct Panics {
+    never_blocks: bool,
+}
+
+impl Store for Panics {
+    fn name(&self) -> &Path {
+        Path::new("panics")
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(1 << 20)
+    }
+    fn read_at(&self, _buf: &mut [u8], _offset_bytes: u64) -> io::Result<()> {
+        panic!("a test has the store panic")
+    }
+    fn write_at(&self, _buf: &[u8], _offset_bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_len(&self, _len_bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+    fn allocate(&self, _range: FileRange) -> io::Result<()> {
+        Ok(())
+    }
+    fn zero_range(&self, _range: FileRange, _how: Zeroing) -> io::Result<()> {
+        Ok(())
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn data_file(&self) -> Option<DataFile<'_>> {
+        None
+    }
+    fn never_blocks(&self) -> bool {
+        self.never_blocks
+    }
+}
+
+#[test]
+fn a_store_that_panics_fails_its_request_and_no_other() {
+    for mut engine in ring_engines().into_iter().chain(Engine::new(EngineKind::Sync, 8, None).ok()) {
+        for never_blocks in [false, true] {
+            let broken = engine.add_target(&(Arc::new(Panics { never_blocks }) as Arc<dyn Store>)).unwrap();
+            let sound = engine.add_target(&(Arc::new(MemoryStore::with_bytes("m", vec![1; 512])) as _)).unwrap();
+            engine.read_one(1, 0, broken, 0, IoBuf::new(512), 0..512);
+            engine.read_one(2, 0, sound, 0, IoBuf::new(512), 0..512);
+            engine.write_one(3, 0, broken, 0, IoBuf::new(512), 0..512, false);
+            let mut done = Vec::new();
+            engine.reap(3, &mut done).unwrap();
+            done.sort_by_key(|ended| ended.tag);
+            let ended: Vec<_> = done.iter().map(|ended| (ended.result.is_ok(), ended.lost)).collect();
+            assert_eq!(ended, [(false, false), (true, false), (true, false)]);
+        }
+    }
+}

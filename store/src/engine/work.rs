@@ -18,11 +18,14 @@ use super::{Engine, overlapping_parts};
 use crate::{
     external::Whose,
     link::Link,
-    part::{Carrier, Loan, Part, Route, Verdict},
+    part::{Carrier, Loan, Part, Route, Target, Verdict},
     pool,
     ring::{Answer, CANCEL, FIRST_LANE, WAKE},
 };
-use std::{io, mem};
+use std::{
+    io, mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 impl Engine {
     /// Submits everything, and works until `wanted` requests are ready.
@@ -300,7 +303,8 @@ impl Engine {
             self.stats.inline_parts += 1;
             // SAFETY: as above, and the part is not in the ring: it never was, or its answer has been taken. It names no memory of another
             // process any more.
-            let result = unsafe { part.run_blocking(target) };
+            let result = catch_unwind(AssertUnwindSafe(|| unsafe { part.run_blocking(target) }));
+            let result = result.unwrap_or_else(|_| Err(panicked(target)));
             self.bounce_back(index, &result);
             return self.part_ended(index, result);
         }
@@ -364,4 +368,11 @@ impl Engine {
         self.free_parts.push(index);
         self.slots.let_go(self.parts[index as usize].slot, result);
     }
+}
+
+/// A store panicked while it carried a part out for the engine's own thread. That ends the part, and not the thread's other requests.
+#[cold]
+fn panicked(target: &Target) -> io::Error {
+    let name = target.store.name().display();
+    io::Error::other(format!("{name}: internal error: the request was given up; report what stands on standard error"))
 }

@@ -1,0 +1,105 @@
+//! Stores that leave an engine.
+//!
+//! ```text
+//!   remove_target ─▶ leaving ─ no part uses it any more (looked at after each reap) ─▶ store dropped, places free
+//! ```
+//!
+//! A request that is in flight keeps its store. Nothing is counted for that on the way of a request: the table of parts is
+//! searched while a store is leaving, which is rare. A part that was lost keeps its store for good, since the kernel may still
+//! use the file. A lane stays open with its engine.
+
+use super::{Engine, TargetId};
+use crate::{MemoryStore, part::Target, store::Store};
+use std::{collections::HashSet, sync::Arc};
+
+impl Engine {
+    /// Gives up a store: it is dropped, and its file closed if nobody else has it, when no request of this engine uses it any more. Its
+    /// place among the ring's registered files is used again. New parts must not name it.
+    pub fn remove_target(&mut self, target: TargetId) {
+        if !self.leaving.contains(&target.0) {
+            self.leaving.push(target.0);
+            self.let_leave();
+        }
+    }
+
+    /// Drops the stores that are leaving and are not in use.
+    #[cold]
+    pub(super) fn let_leave(&mut self) {
+        let free: HashSet<u32> = self.free_parts.iter().copied().collect();
+        let used: HashSet<u32> =
+            (0..).zip(&self.parts).filter(|(index, _)| !free.contains(index)).map(|(_, part)| part.target).collect();
+        for target in self.leaving.extract_if(.., |target| !used.contains(target)) {
+            // What is named by mistake is empty, and says so.
+            let nothing: Arc<dyn Store> = Arc::new(MemoryStore::new("a file that was given up"));
+            let left = std::mem::replace(&mut self.targets[target as usize], Target::new(&nothing, false));
+            if let Some(index) = left.file_index {
+                self.link.with(|ring| ring.unregister_file(index));
+            }
+            self.free_targets.push(target);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Engine, EngineKind, FileStore, IoBuf, OpenOptions, SharedRing, store::Store};
+    use std::{fs, path::Path, sync::Arc};
+
+    fn open(path: &Path) -> Arc<dyn Store> {
+        Arc::new(FileStore::open(path, &OpenOptions::default()).unwrap())
+    }
+
+    /// Descriptors of this process that lead to a file.
+    fn descriptors(path: &Path) -> usize {
+        let found = fs::read_dir("/proc/self/fd").unwrap();
+        found.filter(|entry| fs::read_link(entry.as_ref().unwrap().path()).is_ok_and(|to| to == path)).count()
+    }
+
+    fn engines() -> Vec<Engine> {
+        let own = Engine::new(EngineKind::Uring, 8, None).ok();
+        let shared = SharedRing::new(8, None).ok().map(|ring| Engine::on(&ring));
+        own.into_iter().chain(shared).chain(Engine::new(EngineKind::Sync, 8, None).ok()).collect()
+    }
+
+    #[test]
+    fn a_store_that_leaves_is_closed_when_no_request_uses_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (gone, stays) = (directory.path().join("gone"), directory.path().join("stays"));
+        fs::write(&gone, vec![1; 8192]).unwrap();
+        fs::write(&stays, vec![2; 8192]).unwrap();
+        for mut engine in engines() {
+            let (leaving, other) = (open(&gone), open(&stays));
+            let target = engine.add_target(&leaving).unwrap();
+            let kept = engine.add_target(&other).unwrap();
+            drop((leaving, other));
+            assert_eq!(descriptors(&gone), 1);
+            let uses_ring = engine.kind() == EngineKind::Uring;
+            engine.read_one(1, 0, target, 0, IoBuf::new(4096), 0..4096);
+            engine.remove_target(target);
+            engine.remove_target(target);
+            assert_eq!(descriptors(&gone), usize::from(uses_ring), "in use, where it was not read at once");
+            let mut done = Vec::new();
+            engine.reap(1, &mut done).unwrap();
+            let ended = done.pop().unwrap();
+            ended.result.unwrap();
+            assert!(ended.buf.unwrap()[..4096].iter().all(|&byte| byte == 1));
+            assert_eq!(descriptors(&gone), 0, "{:?}", engine.kind());
+            // Its places are used again, by another file.
+            let file_index = |engine: &Engine, target: super::TargetId| engine.targets[target.0 as usize].file_index;
+            let again = engine.add_target(&open(&gone)).unwrap();
+            assert_eq!((again, engine.targets.len()), (target, 2));
+            assert!(!uses_ring || file_index(&engine, again) == Some(0), "{:?}", file_index(&engine, again));
+            for (tag, target) in [(1, again), (2, kept)] {
+                engine.read_one(tag, 0, target, 0, IoBuf::new(4096), 0..4096);
+                engine.reap(1, &mut done).unwrap();
+                let ended = done.pop().unwrap();
+                assert!(ended.result.is_ok() && ended.buf.unwrap()[..4096].iter().all(|&byte| u64::from(byte) == tag));
+            }
+            // One that is named all the same.
+            engine.remove_target(again);
+            engine.read_one(3, 0, again, 0, IoBuf::new(512), 0..512);
+            engine.reap(1, &mut done).unwrap();
+            assert!(done.pop().unwrap().result.is_err());
+        }
+    }
+}
