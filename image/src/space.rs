@@ -284,6 +284,14 @@ impl Extension {
         }
     }
 
+    /// Makes the store as long as is needed, without space in the file system. Returns its new end.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn carry_out_sparsely(&self, store: &dyn Store) -> io::Result<u64> {
+        store.set_len(self.exact_bytes).map(|()| self.exact_bytes)
+    }
+
     fn extend(&self, store: &dyn Store, target_bytes: u64) -> io::Result<()> {
         let range = FileRange { offset_bytes: self.from_bytes, len_bytes: target_bytes - self.from_bytes };
         // The owner may keep something at the file's end (a VHD its footer): that stays.
