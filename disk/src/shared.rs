@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Nothing waits for the disk while it holds the mutation lock. What must wait is [`Work`](crate::work::Work), done without the lock.
-//! Lock order: mutation, then `current`, then whatever an image locks inside.
+//! Lock order: growing (one change of the size at a time), mutation, then `current`, then whatever an image locks inside.
 //!
 //! Invariant: the chain is changed only under the mutation lock, and published in `current` before the epoch moves on. So a
 //! request that was counted in after that sees the new chain, and a grace period waits for those that may not.
@@ -27,6 +27,7 @@ use diskwright_image::{BlockState, Commit};
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
     ExternalTicket,
+    resize::SizeWatchers,
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -80,6 +81,9 @@ pub(crate) struct Shared {
     /// Set for good when a sync failed, or when it is unknown what the kernel still writes: nothing can be called durable any more.
     poisoned: AtomicBool,
     closing: Mutex<Closing>,
+    /// One growth at a time, and its watchers in the same order.
+    growing: Mutex<()>,
+    pub(crate) watchers: SizeWatchers,
     pub(crate) warnings: Vec<String>,
     /// Why the chain ends before its base.
     pub(crate) broken: Option<DiskError>,
@@ -108,6 +112,8 @@ impl Shared {
             }),
             poisoned: AtomicBool::new(false),
             closing: Mutex::default(),
+            growing: Mutex::default(),
+            watchers: SizeWatchers::default(),
             warnings,
             broken: None,
         }
@@ -116,6 +122,11 @@ impl Shared {
     /// Takes the mutation lock. A panic elsewhere poisons the disk (`guard.rs`), not the lock: reads go on.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Mutation> {
         lock(&self.mutation)
+    }
+
+    /// Taken by who changes the size, before any other lock.
+    pub(crate) fn lock_size(&self) -> MutexGuard<'_, ()> {
+        lock(&self.growing)
     }
 
     /// The chain as it is now.
