@@ -180,7 +180,7 @@ image.open(sys.argv[1])
 print(image.get_media_size(), *(image.read_buffer_at_offset(1, int(at))[0] for at in sys.argv[2:]))
 ";
 
-/// Images that have grown while they were open, in place and with a table that moved, by qemu and by libvhdi.
+/// Images that have grown while they were open, in place and with a table that moved, by qemu, and VHDX by libvhdi.
 #[test]
 fn others_read_the_disks_that_have_grown() {
     for (format, disk_type, block_bytes, sizes) in [
@@ -228,6 +228,10 @@ fn others_read_the_disks_that_have_grown() {
         let said = program("qemu-io", &args).unwrap();
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
         assert!(said.matches("read 4096/4096").count() == 6 && !said.contains("failed"), "{what}: {said}");
+        if format == Format::Vhd {
+            // libvhdi 20210425 takes the size at which a VHD was created (original_size) for its size.
+            continue;
+        }
         let places = held.map(|(at, _)| at.to_string());
         let mut args = vec!["-c", SIZE_BY_LIBVHDI, name];
         args.extend(places.iter().map(String::as_str));
