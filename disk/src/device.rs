@@ -19,7 +19,9 @@ use crate::{
     shared::Shared,
 };
 use diskwright_image::{Commit, DiskType};
-use diskwright_store::{BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store, store::FileRange};
+use diskwright_store::{
+    BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store, resize::SizeWatcher, store::FileRange,
+};
 use std::{io, path::Path, sync::Arc};
 
 /// Memory of the map and of the tables behind it, in bytes, unless the user says otherwise.
@@ -130,34 +132,51 @@ impl Disk {
         )
     }
 
-    /// Makes the virtual disk larger, while queues are open and requests are in flight. Queues see the new size from their next
-    /// request on. Waits for requests in flight, so a thread that has some must not call it.
+    /// Makes the virtual disk larger, while queues are open and requests are in flight. The new range reads as zeros. It is
+    /// durable when this returns; after a power cut meanwhile the disk has its old size or the new one. Queues see the new size
+    /// from their next request on, and those who watch it are told. Waits for requests in flight, so a thread that has
+    /// some must not call it.
     ///
     /// # Errors
-    /// [`DiskError::Image`] where the image cannot be that large, or would have to shrink.
+    /// [`DiskError::BadOptions`] for a smaller size, a part of a sector, or a parent that is larger than the disk;
+    /// [`DiskError::Image`] where the image cannot be that large; [`DiskError::File`] when it cannot be written.
     pub fn grow(&self, size_bytes: u64) -> Result<()> {
         let shared = &self.shared;
         let _turn = shared.begin_change();
         let chain = shared.chain();
+        let path = &chain.layers()[0].path;
+        let present_bytes = chain.geometry.size_bytes;
+        let refused = |hint| {
+            let what = format!(
+                "{}: cannot change the size of {present_bytes} bytes to {size_bytes} bytes while the disk is open",
+                path.display()
+            );
+            Err(DiskError::BadOptions { what, hint })
+        };
         let sector_bytes = u64::from(chain.geometry.logical_sector_bytes);
-        if size_bytes < chain.geometry.size_bytes || !size_bytes.is_multiple_of(sector_bytes) {
-            return Err(DiskError::BadOptions {
-                what: format!(
-                    "{}: cannot change the size of {} bytes to {size_bytes} bytes while the disk is open",
-                    chain.layers()[0].path.display(),
-                    chain.geometry.size_bytes
-                ),
-                hint: format!("name a larger size, a multiple of the sector of {sector_bytes} bytes"),
-            });
+        if size_bytes < present_bytes || !size_bytes.is_multiple_of(sector_bytes) {
+            return refused(format!("name a larger size, a multiple of the sector of {sector_bytes} bytes"));
         }
-        let image_error = |error: io::Error| error::from_io("make it larger", &chain.layers()[0].path, error);
+        // What the parent has there was never on this disk, and would show through.
+        if let Some(parent) = chain.members().get(1).filter(|parent| parent.size_bytes > present_bytes) {
+            let parent_path = chain.layers()[1].path.display();
+            return refused(format!(
+                "its parent {parent_path} has {} bytes, and the bytes behind the disk's end would show: convert the disk to a new one of the size that is wanted",
+                parent.size_bytes
+            ));
+        }
+        let image_error = |error: io::Error| error::from_io("make it larger", path, error);
         chain.top().begin_writing().map_err(image_error)?;
         chain.top().writer().map_err(image_error)?.resize(size_bytes)?;
         let mut mutation = shared.lock();
         let grown = mutation.chain.measured_anew()?;
         shared.publish(&mut mutation, grown);
         drop(mutation);
-        shared.wait_for_grace().map_err(image_error)
+        shared.wait_for_grace().map_err(image_error)?;
+        if size_bytes > present_bytes {
+            shared.watchers.tell(size_bytes);
+        }
+        Ok(())
     }
 
     /// Shares `len_bytes` at `file_offset_bytes` of `source` into this disk at `offset_bytes` by reflink: the whole blocks among them
@@ -296,6 +315,10 @@ impl Disk {
 impl BlockDevice for Disk {
     fn geometry(&self) -> Geometry {
         self.shared.chain().geometry
+    }
+
+    fn watch_size(&self, watcher: &Arc<SizeWatcher>) {
+        self.shared.watchers.add(watcher);
     }
 
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {

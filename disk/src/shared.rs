@@ -28,6 +28,7 @@ use diskwright_image::{BlockState, Commit};
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
     ExternalTicket,
+    resize::SizeWatchers,
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -91,6 +92,7 @@ pub(crate) struct Shared {
     /// Set for good when a sync failed, or when it is unknown what the kernel still writes: nothing can be called durable any more.
     poisoned: AtomicBool,
     closing: Mutex<Closing>,
+    pub(crate) watchers: SizeWatchers,
     pub(crate) warnings: Vec<String>,
     /// Why the chain ends before its base.
     pub(crate) broken: Option<DiskError>,
@@ -120,6 +122,7 @@ impl Shared {
             }),
             poisoned: AtomicBool::new(false),
             closing: Mutex::default(),
+            watchers: SizeWatchers::default(),
             warnings,
             broken: None,
         }

@@ -7,11 +7,12 @@ use diskwright_disk::{Disk, Layer};
 use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
 use diskwright_store::{
     BlockDevice, Blocking, Completion, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, SharedRing, Store,
+    resize::SizeWatcher,
 };
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -200,24 +201,101 @@ fn only_a_fitting_image_goes_on_top() {
     assert_eq!(disk.layers().len(), 1);
 }
 
+/// Grows a disk by steps while it is written, and looks at the new range and at the image afterwards.
+fn grows(name: &str, layers: Vec<Layer>, sizes: [u64; 3]) {
+    let store = Arc::clone(layers[0].image.store());
+    let format = layers[0].image.info().format;
+    let disk = Disk::from_layers(layers, Vec::new()).unwrap();
+    let size_bytes = disk.geometry().size_bytes;
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let watcher: Arc<SizeWatcher> = {
+        let heard = Arc::clone(&heard);
+        Arc::new(move |size_bytes| heard.lock().unwrap().push(size_bytes))
+    };
+    disk.watch_size(&watcher);
+    let mut early = Blocking::open(&disk, EngineKind::Auto).unwrap();
+    assert!(early.write(size_bytes, &[1; 512], false).is_err(), "{name}: beyond the end");
+    while_in_use(&disk, size_bytes / SECTOR, |disk| {
+        let mut present_bytes = size_bytes;
+        for size_bytes in sizes {
+            pause();
+            disk.grow(size_bytes).unwrap();
+            assert_eq!(disk.geometry().size_bytes, size_bytes, "{name}");
+            let mut found = [1; 512];
+            for at in [present_bytes, (present_bytes + size_bytes) / 1024 * 512, size_bytes - 512] {
+                early.read(at, &mut found).unwrap();
+                assert_eq!(found, [0; 512], "{name} at {at}");
+            }
+            early.write(present_bytes, &[3; 512], false).unwrap();
+            present_bytes = size_bytes;
+        }
+    });
+    let [first, .., last] = sizes;
+    early.write(last - 512, &[2; 512], false).unwrap();
+    assert!(early.write(last, &[1; 512], false).is_err(), "{name}: beyond the new end");
+    let error = disk.grow(first).unwrap_err().to_string();
+    assert!(error.contains(&format!("of {last} bytes to {first} bytes while")), "{name}: {error}");
+    assert_eq!(*heard.lock().unwrap(), sizes, "{name}: who watches is told");
+    drop(early);
+    disk.close().unwrap();
+    let again = probe::open(store, Some(format), false, 512).unwrap();
+    assert_eq!(again.size_bytes(), last, "{name}: opened again");
+    let again = Disk::from_layers(vec![Layer { path: name.into(), image: again }], Vec::new()).unwrap();
+    let mut reader = Blocking::open(&again, EngineKind::Auto).unwrap();
+    let mut found = [1; 512];
+    for (at, wanted) in [(size_bytes, 3), (first, 3), (last - 512, 2), (last - 1024, 0)] {
+        reader.read(at, &mut found).unwrap();
+        assert_eq!(found, [wanted; 512], "{name} opened again, at {at}");
+    }
+}
+
 #[test]
 fn a_disk_grows_while_it_is_written() {
     let size_bytes = 4 * MIB;
-    let disk = Disk::from_layers(vec![layer("raw", Format::Raw, &options(DiskType::Fixed, size_bytes, 0))], Vec::new())
-        .unwrap();
-    let mut early = Blocking::open(&disk, EngineKind::Auto).unwrap();
-    assert!(early.write(size_bytes, &[1; 512], false).is_err(), "beyond the end");
-    while_in_use(&disk, size_bytes / SECTOR, |disk| {
-        for megabytes in [5, 8, 200] {
-            pause();
-            disk.grow(megabytes * MIB).unwrap();
-            assert_eq!(disk.geometry().size_bytes, megabytes * MIB);
-        }
-    });
-    early.write(200 * MIB - 512, &[1; 512], false).unwrap();
-    let mut found = [1; 512];
-    early.read(100 * MIB, &mut found).unwrap();
-    assert_eq!(found, [0; 512]);
-    let error = disk.grow(MIB).unwrap_err().to_string();
-    assert!(error.contains("cannot change the size of 209715200 bytes to 1048576 bytes while"), "{error}");
+    let sizes = [5 * MIB, 8 * MIB, 200 * MIB];
+    grows("raw", vec![layer("raw", Format::Raw, &options(DiskType::Fixed, size_bytes, 0))], sizes);
+}
+
+#[test]
+fn images_of_all_formats_grow_while_they_are_written() {
+    for (format, disk_type, block_bytes) in [
+        (Format::Vhdx, DiskType::Fixed, 1 << 20),
+        (Format::Vhdx, DiskType::Dynamic, 1 << 20),
+        (Format::Vhd, DiskType::Fixed, 2 << 20),
+        (Format::Vhd, DiskType::Dynamic, 64 << 10),
+    ] {
+        // An end within a block.
+        let image = layer("image", format, &options(disk_type, 5 * MIB - 4096, block_bytes));
+        grows(&format!("{disk_type} {format}"), vec![image], [5 * MIB, 9 * MIB + 512, 40 * MIB]);
+    }
+}
+
+#[test]
+fn children_grow_beyond_their_parents() {
+    for (format, block_bytes) in [(Format::Vhdx, 1 << 20), (Format::Vhd, 64 << 10)] {
+        let size_bytes = 5 * MIB - 4096;
+        let top = layer("top", format, &options(DiskType::Differencing, size_bytes, block_bytes));
+        let base = layer("base", format, &options(DiskType::Dynamic, size_bytes, block_bytes));
+        grows(&format!("differencing {format}"), vec![top, base], [5 * MIB, 9 * MIB + 512, 40 * MIB]);
+    }
+}
+
+/// A BAT region of 1 MiB has entries for 128 GiB in blocks of 1 MiB: the table moves while it is written.
+#[test]
+fn a_vhdx_whose_table_must_move_grows_while_it_is_written() {
+    let size_bytes = 16 * MIB;
+    let disk = vec![layer("large", Format::Vhdx, &options(DiskType::Dynamic, size_bytes, MIB as u32))];
+    grows("large", disk, [200 << 30, 400 << 30, 1 << 40]);
+}
+
+/// The parent's bytes behind the end of a smaller child were never on the disk.
+#[test]
+fn a_child_does_not_grow_over_a_larger_parent() {
+    let top = layer("top", Format::Vhdx, &options(DiskType::Differencing, 4 * MIB, MIB as u32));
+    let base = layer("base", Format::Vhdx, &options(DiskType::Dynamic, 8 * MIB, MIB as u32));
+    let disk = Disk::from_layers(vec![top, base], Vec::new()).unwrap();
+    let error = disk.grow(6 * MIB).unwrap_err().to_string();
+    assert!(error.contains("its parent base has 8388608 bytes"), "{error}");
+    assert_eq!(disk.geometry().size_bytes, 4 * MIB);
+    disk.close().unwrap();
 }

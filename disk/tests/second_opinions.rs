@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Kind, Step, Twin};
-use diskwright_disk::{Disk, OpenOptions};
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use rand_xoshiro::{
@@ -165,6 +165,83 @@ fn we_read_and_change_what_qemu_writes() {
         }
         must("qemu-img", &["convert", "-f", qemu, "-O", "raw", image_name, raw.to_str().unwrap()]);
         same_file(&raw, &all);
+    }
+}
+
+/// Reads one image with libvhdi: its size, then the first byte at each offset that it is given.
+const SIZE_BY_LIBVHDI: &str = "
+import sys
+try:
+    import pyvhdi
+except ImportError:
+    sys.exit(77)
+image = pyvhdi.file()
+image.open(sys.argv[1])
+print(image.get_media_size(), *(image.read_buffer_at_offset(1, int(at))[0] for at in sys.argv[2:]))
+";
+
+/// Images that have grown while they were open, in place and with a table that moved, by qemu, and VHDX by libvhdi.
+#[test]
+fn others_read_the_disks_that_have_grown() {
+    for (format, disk_type, block_bytes, sizes) in [
+        (Format::Vhd, DiskType::Fixed, None, [5 * MIB, 70 * MIB]),
+        (Format::Vhd, DiskType::Dynamic, Some(2 << 20), [5 * MIB, 70 * MIB]),
+        (Format::Vhd, DiskType::Dynamic, Some(512 << 10), [5 * MIB, 300 << 30]),
+        (Format::Vhdx, DiskType::Fixed, None, [5 * MIB, 70 * MIB]),
+        (Format::Vhdx, DiskType::Dynamic, Some(2 << 20), [5 * MIB, 70 * MIB]),
+        (Format::Vhdx, DiskType::Dynamic, Some(1 << 20), [5 * MIB, 300 << 30]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(format!("grown.{format}"));
+        let request = CreateRequest {
+            disk_type: Some(disk_type),
+            size_bytes: Some(sizes[0]),
+            block_bytes,
+            ..CreateRequest::default()
+        };
+        create(&path, &request).unwrap();
+        let [old_bytes, new_bytes] = sizes;
+        let held = [(0, 1), (old_bytes - 4096, 2), (old_bytes, 3), (new_bytes - 4096, 4)];
+        {
+            let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+            let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+            held[..2].iter().for_each(|&(at, byte)| io.write(at, &[byte; 4096], false).unwrap());
+            disk.grow(new_bytes).unwrap();
+            held[2..].iter().for_each(|&(at, byte)| io.write(at, &[byte; 4096], false).unwrap());
+            drop(io);
+            disk.close().unwrap();
+        }
+        let (name, qemu) = (path.to_str().unwrap(), qemu_name(format));
+        let what = format!("{disk_type} {format}");
+        let Some(info) = program("qemu-img", &["info", "-f", qemu, "--output", "json", name]) else { return };
+        let info = String::from_utf8_lossy(&info.stdout).into_owned();
+        assert!(info.contains(&format!("\"virtual-size\": {new_bytes}")), "{what}: {info}");
+        if format == Format::Vhdx {
+            must("qemu-img", &["check", "-q", "-f", qemu, name]);
+        }
+        let mut args = vec!["-r".to_owned(), "-f".into(), qemu.into()];
+        for (at, byte) in held.into_iter().chain([(old_bytes + 4096, 0), (new_bytes - 8192, 0)]) {
+            args.extend(["-c".to_owned(), format!("read -P {byte} {at} 4096")]);
+        }
+        args.push(name.to_owned());
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let said = program("qemu-io", &args).unwrap();
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        assert!(said.matches("read 4096/4096").count() == 6 && !said.contains("failed"), "{what}: {said}");
+        if format == Format::Vhd {
+            // libvhdi 20210425 takes the size at which a VHD was created (original_size) for its size.
+            continue;
+        }
+        let places = held.map(|(at, _)| at.to_string());
+        let mut args = vec!["-c", SIZE_BY_LIBVHDI, name];
+        args.extend(places.iter().map(String::as_str));
+        let Some(output) = program("/usr/bin/python3", &args) else { return };
+        if output.status.code() == Some(77) {
+            println!("skipped: python3-libvhdi is not installed");
+            continue;
+        }
+        let found = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        assert_eq!(found, format!("{new_bytes} 1 2 3 4"), "{what}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 

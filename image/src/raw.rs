@@ -16,9 +16,17 @@ use crate::{
 };
 use diskwright_store::{
     Access, Barrier, DataFile, FileRange, Front, Lane, Store, Zeroing,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
-use std::{io, ops::Range, path::Path, sync::Arc};
+use std::{
+    fmt, io,
+    ops::Range,
+    path::Path,
+    sync::{Arc, PoisonError},
+};
 
 /// The step by which the map of an image without blocks is cut.
 pub const PSEUDO_BLOCK_BYTES: u64 = 64 << 20;
@@ -60,7 +68,8 @@ impl RawImage {
             payload_alignment_bytes: FLAT_ALIGNMENT_BYTES,
             remarks: remark.into_iter().collect(),
         };
-        let writer = writable.then(|| FlatWriter::new(Arc::clone(&store), size_bytes, padding_end_bytes, true));
+        let writer =
+            writable.then(|| FlatWriter::new(Arc::clone(&store), size_bytes, padding_end_bytes, Behind::Nothing));
         Ok(Self { info, store, writer })
     }
 }
@@ -177,18 +186,37 @@ pub(crate) struct FlatWriter {
     size_bytes: AtomicU64,
     /// The length that the store must be given before the first write.
     padding_end_bytes: Option<u64>,
-    /// Whether nothing lies behind the disk in its store.
-    can_grow: bool,
+    behind: Behind,
+    /// One growth at a time.
+    growing: Mutex<()>,
     barrier: Barrier,
 }
 
+/// What lies behind the disk in its store.
+#[derive(Debug)]
+pub(crate) enum Behind {
+    /// Nothing: the store ends with the disk.
+    Nothing,
+    /// Something that moves when the disk grows.
+    Moves(Box<dyn MoveBehind>),
+}
+
+/// Moves what lies behind a disk.
+pub(crate) trait MoveBehind: Send + Sync + fmt::Debug {
+    /// Makes the disk `to_bytes` long instead of `from_bytes`, durably. What is added reads as zeros.
+    ///
+    /// # Errors
+    /// The disk has its old size then.
+    fn move_behind(&self, barrier: &Barrier, from_bytes: u64, to_bytes: u64) -> Result<()>;
+}
+
 impl FlatWriter {
-    pub(crate) fn new(store: Arc<dyn Store>, size_bytes: u64, padding_end_bytes: Option<u64>, can_grow: bool) -> Self {
+    pub(crate) fn new(store: Arc<dyn Store>, size_bytes: u64, padding_end_bytes: Option<u64>, behind: Behind) -> Self {
         let (barrier, size_bytes) = (Barrier::new(Arc::clone(&store)), AtomicU64::new(size_bytes));
-        Self { barrier, store, size_bytes, padding_end_bytes, can_grow }
+        Self { barrier, store, size_bytes, padding_end_bytes, behind, growing: Mutex::default() }
     }
 
-    fn size_bytes(&self) -> u64 {
+    pub(crate) fn size_bytes(&self) -> u64 {
         self.size_bytes.load(Ordering::Acquire)
     }
 
@@ -221,13 +249,21 @@ impl ImageWriter for FlatWriter {
     }
 
     fn resize(&self, size_bytes: u64) -> Result<()> {
+        let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let present = self.size_bytes();
-        if !self.can_grow || size_bytes < present {
+        if size_bytes < present {
             return Err(ImageError::Unsupported {
                 path: self.store.name().to_owned(),
                 what: format!("a new size of {size_bytes} bytes for this open disk of {present} bytes"),
-                hint: "convert the disk to an image of the size that is wanted".into(),
+                hint: "the size must be at least the present one".into(),
             });
+        }
+        if let Behind::Moves(behind) = &self.behind {
+            if size_bytes > present {
+                behind.move_behind(&self.barrier, present, size_bytes)?;
+            }
+            self.size_bytes.store(size_bytes, Ordering::Release);
+            return Ok(());
         }
         let io = |doing| move |error| ImageError::io(doing, &*self.store, present, error);
         if self.store.len_bytes().map_err(io("learn the length of the file"))? < size_bytes {

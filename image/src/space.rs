@@ -270,6 +270,16 @@ pub struct Extension {
 }
 
 impl Extension {
+    /// By `len_bytes` from the end that the allocator knows.
+    ///
+    /// # Errors
+    /// When no offset can express the new end.
+    pub fn by(space: &Space, len_bytes: u64) -> io::Result<Self> {
+        let from_bytes = space.file_end_bytes;
+        let end_bytes = space.align_up(from_bytes.checked_add(len_bytes).ok_or_else(overflow)?)?;
+        Ok(Self { from_bytes, exact_bytes: end_bytes, wanted_bytes: end_bytes })
+    }
+
     /// Grows the store by a step, or, where there is no space for that, by what is needed. Returns its new end. Waits for
     /// the disk.
     ///
@@ -282,6 +292,14 @@ impl Extension {
             }
             result => result.map(|()| self.wanted_bytes),
         }
+    }
+
+    /// Makes the store as long as is needed, without space in the file system. Returns its new end.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn carry_out_sparsely(&self, store: &dyn Store) -> io::Result<u64> {
+        store.set_len(self.exact_bytes).map(|()| self.exact_bytes)
     }
 
     fn extend(&self, store: &dyn Store, target_bytes: u64) -> io::Result<()> {

@@ -43,6 +43,7 @@ mod part;
 mod pool;
 pub mod queue;
 pub mod raw;
+pub mod resize;
 #[cfg(not(miri))]
 mod ring;
 #[cfg(miri)]

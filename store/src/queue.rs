@@ -13,8 +13,10 @@
 //! every queue of the device; it is durable after a flush that was pushed after its completion, or when it
 //! carried [`Request::fua`].
 
-use crate::{Engine, EngineKind, IoBuf, Segments, SharedRing, Slab, buffer::BUFFER_ALIGNMENT_BYTES};
-use std::{fmt, io, ops::Range};
+use crate::{
+    Engine, EngineKind, IoBuf, Segments, SharedRing, Slab, buffer::BUFFER_ALIGNMENT_BYTES, resize::SizeWatcher,
+};
+use std::{fmt, io, ops::Range, sync::Arc};
 
 /// What to do with a range of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,8 +213,12 @@ pub struct Extent {
 
 /// Anything that holds blocks: a raw file, a device, a virtual disk, later an export or a LUN.
 pub trait BlockDevice: Send + Sync + fmt::Debug {
-    /// Its sizes.
+    /// Its sizes, as of now.
     fn geometry(&self) -> Geometry;
+
+    /// Has `watcher` called when the device has another size, for as long as the caller keeps the watcher. Devices that keep
+    /// their size call nobody.
+    fn watch_size(&self, _watcher: &Arc<SizeWatcher>) {}
 
     /// A queue for the calling thread.
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>>;

@@ -168,6 +168,26 @@ impl Footer {
         bytes
     }
 
+    /// The bytes of a sound footer, for a disk of another size. What this crate does not know of it stays as it is.
+    ///
+    /// A creator that means the geometry where it says a size ([`Footer::size_bytes`]) becomes that of Windows where the
+    /// geometry cannot express the new size.
+    pub fn resized(bytes: &[u8; FOOTER_BYTES], size_bytes: u64) -> [u8; FOOTER_BYTES] {
+        let mut new = *bytes;
+        let mut put = |at: usize, value: &[u8]| new[at..at + value.len()].copy_from_slice(value);
+        let geometry = Chs::from_size(size_bytes);
+        put(48, &size_bytes.to_be_bytes());
+        put(56, &geometry.cylinders.to_be_bytes());
+        put(58, &[geometry.heads, geometry.sectors]);
+        let app: [u8; 4] = field(bytes, 28);
+        if matches!(&app, b"vpc " | b"qemu") && geometry != Chs::MAX && geometry.size_bytes() != size_bytes {
+            put(28, &CREATOR_APP);
+        }
+        let sum = checksum(&new, CHECKSUM_AT..CHECKSUM_AT + 4);
+        new[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_be_bytes());
+        new
+    }
+
     /// Whether the file was made by this program.
     pub fn is_ours(&self) -> bool {
         (self.creator_app, self.creator_version) == (CREATOR_APP, CREATOR_VERSION)

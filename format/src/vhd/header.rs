@@ -130,6 +130,17 @@ impl DynamicHeader {
         })
     }
 
+    /// The bytes of a sound header, for a table of `max_table_entries` at `table_offset`. Only the first 512 bytes differ: the
+    /// header can be replaced by writing one sector.
+    pub fn with_table(bytes: &[u8; HEADER_BYTES], table_offset: u64, max_table_entries: u32) -> [u8; HEADER_BYTES] {
+        let mut new = *bytes;
+        new[16..24].copy_from_slice(&table_offset.to_be_bytes());
+        new[28..32].copy_from_slice(&max_table_entries.to_be_bytes());
+        let sum = checksum(&new, CHECKSUM_AT..CHECKSUM_AT + 4);
+        new[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_be_bytes());
+        new
+    }
+
     /// The header as bytes, its checksum computed. Of the name, whole characters that leave room for a terminator are kept.
     pub fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];

@@ -36,7 +36,7 @@ const VERSION_WITHOUT: u32 = 1;
 const CHECKED_SHIFT: u32 = 21 + 3;
 
 /// A batmap that lies where it may. See the module.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Batmap {
     header: BatmapHeader,
     header_offset: u64,

@@ -36,7 +36,7 @@ const MIN_BLOCK_BYTES: u32 = 4096;
 /// Largest block that is created, in bytes.
 const MAX_BLOCK_BYTES: u32 = 256 << 20;
 /// Largest BAT that is created, in bytes.
-const MAX_TABLE_BYTES: u64 = 64 << 20;
+pub(super) const MAX_TABLE_BYTES: u64 = 64 << 20;
 /// Most bytes before a BAT that is created: footer, header, and two parent locators of the largest length.
 const MAX_TABLES_BEFORE_BAT_BYTES: u64 = 256 << 10;
 /// How much of a BAT is written at a time.
@@ -141,7 +141,7 @@ fn check_options(store: &dyn Store, options: &CreateOptions) -> Result<()> {
 }
 
 /// Whether the BAT can point to every block when all have space, wherever locators of any length put the BAT.
-fn fits(size_bytes: u64, block_bytes: u32) -> bool {
+pub(super) fn fits(size_bytes: u64, block_bytes: u32) -> bool {
     let count = size_bytes.div_ceil(u64::from(block_bytes));
     let area_bytes = bitmap_bytes(block_bytes).next_multiple_of(PAGE_BYTES);
     let tables_bytes = MAX_TABLES_BEFORE_BAT_BYTES + (count * 4).next_multiple_of(PAGE_BYTES);

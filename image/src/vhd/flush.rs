@@ -22,7 +22,10 @@ use super::{
 };
 use crate::{ImageError, Result};
 use diskwright_store::IoBuf;
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::HashSet,
+    sync::{Arc, PoisonError},
+};
 
 /// What a flush has taken to write.
 struct Batch {
@@ -67,6 +70,7 @@ impl Writing {
 
     /// Both passes.
     pub(super) fn run_flush(&self) -> Result<()> {
+        let _turn = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         let batch = self.take_batch(&mut self.lock());
         let first = self.first_pass(&batch);
         let first_failed = first.is_err();
@@ -106,7 +110,8 @@ impl Writing {
                 batch.bitmaps.push(BitmapWrite { block, piece, bytes });
             }
         }
-        batch.sectors = state.table.take_dirty(&self.blocks);
+        let blocks = Arc::clone(&state.blocks);
+        batch.sectors = state.table.take_dirty(&blocks);
         state.table.pinned = !(batch.sectors.is_empty() && batch.bitmaps.is_empty());
         state.given_up = Some(HashSet::new());
         batch

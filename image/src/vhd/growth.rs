@@ -233,13 +233,67 @@ impl Growth {
     /// As [`Growth::take`].
     pub fn room(&mut self, store: &dyn Store) -> Result<Room> {
         self.check_next(store)?;
-        let pieces = self.space.take_to_zero(self.piece_bytes);
+        self.room_for(store, self.piece_bytes)
+    }
+
+    /// What taking `piece_bytes` of space waits for.
+    ///
+    /// # Errors
+    /// `Io` when the file cannot be that long.
+    fn room_for(&mut self, store: &dyn Store, piece_bytes: u64) -> Result<Room> {
+        let pieces = self.space.take_to_zero(piece_bytes);
         if !pieces.is_empty() {
-            return Ok(Room::Zero { pieces, piece_bytes: self.piece_bytes });
+            return Ok(Room::Zero { pieces, piece_bytes });
         }
         let end_bytes = self.space.file_end_bytes();
-        let extension = self.space.growth(self.piece_bytes).map_err(|e| ImageError::io(GROW, store, end_bytes, e))?;
+        let extension = self.space.growth(piece_bytes).map_err(|e| ImageError::io(GROW, store, end_bytes, e))?;
         Ok(extension.map_or(Room::Enough, |extension| Room::Extend { extension, footer: Box::new(self.footer) }))
+    }
+
+    /// Space for a table of `len_bytes`, whole pages, all zeros; or what that waits for.
+    ///
+    /// # Errors
+    /// `Io` when the file cannot be that long.
+    pub fn take_table(&mut self, store: &dyn Store, len_bytes: u64) -> Result<Result<u64, Room>> {
+        let end_bytes = self.space.file_end_bytes();
+        match self.space.take(len_bytes).map_err(|e| ImageError::io(GROW, store, end_bytes, e))? {
+            Some(offset_bytes) => Ok(Ok(offset_bytes)),
+            None => self.room_for(store, len_bytes).map(Err),
+        }
+    }
+
+    /// Gives back what [`Growth::take_table`] gave and nothing names.
+    pub fn give_back_table(&mut self, offset_bytes: u64, len_bytes: u64) {
+        self.space.add_free(offset_bytes, len_bytes);
+    }
+
+    /// How the file must grow before it has room for so many more blocks and bytes; `None` where no space was reserved.
+    ///
+    /// # Errors
+    /// `Io` when the file cannot be that long.
+    pub fn reserved_room(&self, store: &dyn Store, blocks: u64, other_bytes: u64) -> Result<Option<Room>> {
+        let len_bytes = blocks.saturating_mul(self.piece_bytes).saturating_add(other_bytes);
+        if self.keep_end_bytes == 0 || len_bytes == 0 {
+            return Ok(None);
+        }
+        let end_bytes = self.space.file_end_bytes();
+        let extension = Extension::by(&self.space, len_bytes).map_err(|e| ImageError::io(GROW, store, end_bytes, e))?;
+        Ok(Some(Room::Extend { extension, footer: Box::new(self.footer) }))
+    }
+
+    /// The file is not cut below its present end.
+    pub fn keep_end(&mut self) {
+        self.keep_end_bytes = self.space.file_end_bytes();
+    }
+
+    /// The footer, and where it lies at the file's end.
+    pub fn footer(&self) -> ([u8; FOOTER_BYTES], u64) {
+        (self.footer, self.space.file_end_bytes())
+    }
+
+    /// The file has another footer from now on.
+    pub fn set_footer(&mut self, footer: [u8; FOOTER_BYTES]) {
+        self.footer = footer;
     }
 
     /// Takes in what [`Room::make`] gave.

@@ -14,6 +14,7 @@
 
 use super::{
     PAGE_BYTES, bitmap, corrupt,
+    grow::FixedFooter,
     growth::FooterPlace,
     layout::{Blocks, Layout, Piece},
     table,
@@ -22,7 +23,7 @@ use super::{
 use crate::{
     BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, ParentLink, Result,
     SectorBitmap,
-    raw::{self, FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES},
+    raw::{self, Behind, FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES},
 };
 use diskwright_format::vhd::{BAT_UNUSED, DiskKind, Footer, SECTOR_BYTES};
 use diskwright_store::{
@@ -147,7 +148,10 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     };
     let (len_bytes, footer) = (layout.len_bytes, FooterPlace::of(&layout));
     let kind = match layout.blocks {
-        None => Kind::Fixed(writable.then(|| FlatWriter::new(Arc::clone(&store), layout.size_bytes, None, false))),
+        None => Kind::Fixed(writable.then(|| {
+            let behind = Behind::Moves(Box::new(FixedFooter::new(layout.footer_bytes)));
+            FlatWriter::new(Arc::clone(&store), layout.size_bytes, None, behind)
+        })),
         Some(blocks) if writable => {
             Kind::Writable(Box::new(Writing::new(Arc::clone(&store), blocks, footer, len_bytes)))
         }
@@ -216,9 +220,17 @@ impl Image for VhdImage {
         std::slice::from_ref(&self.store)
     }
 
+    fn size_bytes(&self) -> u64 {
+        match &self.kind {
+            Kind::Fixed(Some(writer)) => writer.size_bytes(),
+            Kind::Writable(writing) => writing.blocks().size_bytes(),
+            Kind::Fixed(None) | Kind::ReadOnly { .. } => self.info.size_bytes,
+        }
+    }
+
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
         match &self.kind {
-            Kind::Fixed(_) => raw::flat_states(self.info.size_bytes, first_block, out),
+            Kind::Fixed(_) => raw::flat_states(self.size_bytes(), first_block, out),
             Kind::Writable(writing) => writing.block_states(first_block, out)?,
             Kind::ReadOnly { blocks, len_bytes } => {
                 out.fill(BlockState::Absent);

@@ -33,8 +33,8 @@ pub(super) struct Layout {
     pub blocks: Option<Blocks>,
 }
 
-/// The part of a layout that fixed disks do not have.
-#[derive(Debug)]
+/// The part of a layout that fixed disks do not have. It never changes: an image that grows gets another one (`grow.rs`).
+#[derive(Debug, Clone)]
 pub(super) struct Blocks {
     pub header: DynamicHeader,
     pub header_offset_bytes: u64,
@@ -111,6 +111,11 @@ impl Blocks {
             let used = header.locators.iter().filter(|entry| entry.is_used()).count();
             (used > 0).then(|| format!("a parent, by {used} parent locator{}", if used == 1 { "" } else { "s" }))
         }
+    }
+
+    /// Virtual size in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.count.saturating_sub(1) * self.block_bytes + u64::from(self.last_sectors) * SECTOR_BYTES
     }
 
     /// Bytes of the BAT that count.

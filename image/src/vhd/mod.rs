@@ -12,6 +12,7 @@
 //!   prepare.rs   what reserve and commit had to wait for
 //!   reads.rs     what a writable image says of its blocks
 //!   flush.rs     the two ordered passes that make it all durable
+//!   grow.rs      a larger disk, while it is open
 //!   growth.rs    the file's end: pieces for new blocks, and the footer that moves with it
 //!   create.rs    new files
 //!   check.rs     what is wrong with a file
@@ -36,6 +37,7 @@ mod check;
 mod create;
 mod flush;
 mod footers;
+mod grow;
 mod growth;
 mod image;
 mod layout;

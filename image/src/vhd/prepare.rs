@@ -20,13 +20,16 @@
 //! its result is installed.
 
 use super::{
-    growth::Growth,
+    growth::{Growth, Room},
     image::read_bitmap,
     table,
     write::{Lack, Writing},
 };
 use crate::Result;
-use std::{ops::Range, sync::PoisonError};
+use std::{
+    ops::Range,
+    sync::{Arc, PoisonError},
+};
 
 /// Most blocks that are looked at by one preparation.
 const MAX_BLOCKS: u64 = 1024;
@@ -44,7 +47,7 @@ impl Writing {
         if dirty_bytes > MAX_DIRTY_BYTES {
             self.barrier.share(|| self.run_flush())?;
         }
-        let end = blocks.end.min(self.blocks.count).min(blocks.start.saturating_add(MAX_BLOCKS));
+        let end = blocks.end.min(self.blocks().count).min(blocks.start.saturating_add(MAX_BLOCKS));
         if blocks.start >= end {
             return Ok(());
         }
@@ -79,14 +82,14 @@ impl Writing {
     /// Sees to it that the page of a block's BAT entry is in memory.
     fn load_page(&self, block: u64) -> Result<()> {
         loop {
-            let (missing, drops) = {
+            let (missing, drops, blocks) = {
                 let state = self.lock();
-                (state.table.missing(block), state.drops)
+                (state.table.missing(block), state.drops, Arc::clone(&state.blocks))
             };
             let Some(first_block) = missing else { return Ok(()) };
-            let page = table::read_page(&*self.store, &self.blocks, first_block)?;
+            let page = table::read_page(&*self.store, &blocks, first_block)?;
             let mut state = self.lock();
-            if state.drops == drops {
+            if state.drops == drops && Arc::ptr_eq(&state.blocks, &blocks) {
                 let has_dropped = state.table.insert(first_block, page);
                 state.drops += u64::from(has_dropped);
                 return Ok(());
@@ -123,11 +126,11 @@ impl Writing {
     }
 
     /// Makes the file ready to grow, once in a session. The caller holds `preparing`.
-    fn begin_growth(&self) -> Result<()> {
+    pub(super) fn begin_growth(&self) -> Result<()> {
         if self.lock().growth.is_some() {
             return Ok(());
         }
-        let growth = Growth::prepare(&*self.store, &self.blocks, &self.footer, &self.barrier)?;
+        let growth = Growth::prepare(&*self.store, &self.blocks(), &self.footer, &self.barrier)?;
         let mut state = self.lock();
         state.len_bytes = state.len_bytes.max(growth.len_bytes());
         state.growth = Some(growth);
@@ -140,6 +143,11 @@ impl Writing {
             Some(growth) => growth.room(&*self.store)?,
             None => return Ok(()),
         };
+        self.carry_out_room(room)
+    }
+
+    /// Does what must be done to the file before something can be taken. The caller holds `preparing`.
+    pub(super) fn carry_out_room(&self, room: Room) -> Result<()> {
         let (made, result) = room.make(&*self.store);
         let mut state = self.lock();
         if let Some(growth) = &mut state.growth {

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! What must hold: the state mutex is never held while the store is called. What is not in memory is in the file as it should
-//! be. So bytes from the file are old only if what they tell was changed, written and dropped between the two steps;
-//! [`State::drops`] tells, and the read is made again.
+//! be. So bytes from the file are old only if what they tell was changed, written and dropped between the two steps, which
+//! [`State::drops`] tells, or if the table was moved (`grow.rs`). Then the read is made again.
 
 use super::{
     bitmap,
@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{BlockState, ImageError, Result, SectorBitmap};
 use diskwright_format::vhd::SECTOR_BYTES;
+use std::sync::Arc;
 
 /// Entries that are read at a time.
 const READ_ENTRIES: usize = 1024;
@@ -24,7 +25,7 @@ const READ_ENTRIES: usize = 1024;
 impl Writing {
     pub fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
         out.fill(BlockState::Absent);
-        let inside = self.blocks.count.saturating_sub(first_block).min(out.len() as u64) as usize;
+        let inside = self.blocks().count.saturating_sub(first_block).min(out.len() as u64) as usize;
         for (first, out) in (first_block..).step_by(READ_ENTRIES).zip(out[..inside].chunks_mut(READ_ENTRIES)) {
             self.with_entries(first, out.len(), &mut |state, entries| {
                 for ((block, &entry), out) in (first..).zip(entries).zip(&mut *out) {
@@ -49,10 +50,13 @@ impl Writing {
     ) -> Result<()> {
         let mut entries = vec![0; count];
         loop {
-            let drops = self.lock().drops;
-            table::read_entries(&*self.store, &self.blocks, first, &mut entries)?;
+            let (drops, blocks) = {
+                let state = self.lock();
+                (state.drops, Arc::clone(&state.blocks))
+            };
+            table::read_entries(&*self.store, &blocks, first, &mut entries)?;
             let state = self.lock();
-            if state.drops != drops {
+            if state.drops != drops || !Arc::ptr_eq(&state.blocks, &blocks) {
                 continue;
             }
             for (block, entry) in (first..).zip(&mut entries) {
@@ -63,17 +67,17 @@ impl Writing {
     }
 
     pub fn damage(&self, block: u64) -> Result<ImageError> {
-        check_block(&*self.store, &self.blocks, block)?;
+        check_block(&*self.store, &self.blocks(), block)?;
         let (mut entry, mut len_bytes) = (0, 0);
         self.with_entries(block, 1, &mut |state, entries| {
             (entry, len_bytes) = (entries[0], state.len_bytes);
             Ok(())
         })?;
-        self.blocks.damage_of(&*self.store, block, entry, len_bytes)
+        self.blocks().damage_of(&*self.store, block, entry, len_bytes)
     }
 
     pub fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
-        check_block(&*self.store, &self.blocks, block)?;
+        check_block(&*self.store, &self.blocks(), block)?;
         loop {
             let (mut known, mut drops): (Result<SectorBitmap, Piece>, u64) =
                 (Ok(SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32)), 0);
@@ -113,7 +117,7 @@ impl Writing {
 
     /// What an entry says.
     pub(super) fn piece_of(&self, state: &State, block: u64, entry: u32) -> Result<Option<Piece>> {
-        self.blocks.piece(&*self.store, block, entry, state.len_bytes)
+        state.blocks.piece(&*self.store, block, entry, state.len_bytes)
     }
 
     pub(super) fn state_of_piece(&self, state: &State, block: u64, piece: Option<Piece>) -> BlockState {
@@ -126,6 +130,6 @@ impl Writing {
     fn is_known_full(&self, state: &State, block: u64) -> bool {
         self.blocks.bitmaps_are_full
             || state.uninitialised.contains_key(&block)
-            || state.bitmaps.get(&block).is_some_and(|bits| bitmap::is_full_to(bits, self.blocks.sectors_of(block)))
+            || state.bitmaps.get(&block).is_some_and(|bits| bitmap::is_full_to(bits, state.blocks.sectors_of(block)))
     }
 }

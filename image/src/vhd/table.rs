@@ -119,6 +119,17 @@ impl Table {
         has_dropped
     }
 
+    /// The table has `new_bytes` instead of `old_bytes` from now on, the new entries unused.
+    pub fn lengthen(&mut self, old_bytes: u64, new_bytes: u64) {
+        let last = old_bytes.saturating_sub(1) / PAGE_BYTES;
+        if let Some(page) = self.pages.get_mut(&last) {
+            let mut longer = std::mem::take(page).into_vec();
+            let len = (new_bytes - last * PAGE_BYTES).min(PAGE_BYTES) as usize;
+            longer.resize(len.max(longer.len()), BAT_UNUSED.to_be_bytes()[0]);
+            *page = longer.into_boxed_slice();
+        }
+    }
+
     /// Bytes of the pages that may be dirty, at most.
     pub fn dirty_bytes(&self) -> u64 {
         self.dirty.len() as u64 * PAGE_BYTES

@@ -47,9 +47,12 @@ const MAX_CLEAN_BITMAP_BYTES: u64 = 12 << 20;
 #[derive(Debug)]
 pub(super) struct Writing {
     pub(super) store: Arc<dyn Store>,
-    pub(super) blocks: Blocks,
+    /// As they were when opened. The present ones are in the state: the same, but for size, header and the table's place.
+    pub(super) blocks: Arc<Blocks>,
     pub(super) footer: FooterPlace,
     pub(super) preparing: Mutex<()>,
+    /// Held by a flush from the moment in which it takes what is dirty, and by whoever moves the table.
+    pub(super) flushing: Mutex<()>,
     state: Mutex<State>,
     pub(super) barrier: Barrier,
 }
@@ -65,8 +68,10 @@ pub(super) enum Lack {
     Bitmap,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct State {
+    /// Where everything is and how large the disk is, as of now.
+    pub(super) blocks: Arc<Blocks>,
     pub(super) table: Table,
     /// `None` until the first reservation or discard.
     pub(super) growth: Option<Growth>,
@@ -90,18 +95,39 @@ pub(super) struct State {
 
 impl Writing {
     pub fn new(store: Arc<dyn Store>, blocks: Blocks, footer: FooterPlace, len_bytes: u64) -> Self {
+        let blocks = Arc::new(blocks);
+        let state = State {
+            blocks: Arc::clone(&blocks),
+            table: Table::default(),
+            growth: None,
+            len_bytes,
+            reserved: HashMap::new(),
+            uninitialised: BTreeMap::new(),
+            bitmaps: HashMap::new(),
+            dirty_bitmaps: BTreeMap::new(),
+            given_up: None,
+            drops: 0,
+            lacks: Lacks::default(),
+            init: None,
+        };
         Self {
             barrier: Barrier::new(Arc::clone(&store)),
             store,
             blocks,
             footer,
             preparing: Mutex::new(()),
-            state: Mutex::new(State { len_bytes, ..State::default() }),
+            flushing: Mutex::new(()),
+            state: Mutex::new(state),
         }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where everything is and how large the disk is, as of now.
+    pub(super) fn blocks(&self) -> Arc<Blocks> {
+        Arc::clone(&self.lock().blocks)
     }
 
     fn misuse(&self, block: u64, what: &str) -> ImageError {
@@ -177,7 +203,7 @@ impl Writing {
             self.remember(state, block, full_bitmap(&self.blocks));
             return Ok(Some(()));
         }
-        let valid = self.blocks.sectors_of(block);
+        let valid = state.blocks.sectors_of(block);
         let all = self.blocks.sectors;
         let Some(bits) = state.bitmaps.get_mut(&block) else { return Ok(None) };
         let mut changed = bitmap::set(bits, first, count);
@@ -249,9 +275,9 @@ impl ImageWriter for Writing {
     }
 
     fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
-        check_block(&*self.store, &self.blocks, block)?;
         let mut state = self.lock();
         let state = &mut *state;
+        check_block(&*self.store, &state.blocks, block)?;
         let Some(placed) = self.piece(state, block)? else { return Ok(None) };
         if let Some(piece) = state.reserved.get(&block).copied().or(placed) {
             return Ok(Some(Reservation { store: 0, offset_bytes: piece.payload_offset, init: None }));
@@ -285,14 +311,18 @@ impl ImageWriter for Writing {
     }
 
     fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
-        check_block(&*self.store, &self.blocks, block)?;
         let mut state = self.lock();
+        check_block(&*self.store, &state.blocks, block)?;
         let done = match change {
             Commit::Whole => self.commit_payload(&mut state, block, 0, self.blocks.sectors)?,
             Commit::Sectors { first, count } => self.commit_payload(&mut state, block, first, count)?,
             Commit::Zero | Commit::Discard => self.commit_nothing(&mut state, block)?,
         };
         if done.is_some() { self.state_of(&state, block) } else { Ok(None) }
+    }
+
+    fn resize(&self, size_bytes: u64) -> Result<()> {
+        self.grow(size_bytes)
     }
 
     fn can_store_zero(&self) -> bool {
@@ -328,7 +358,7 @@ impl ImageWriter for Writing {
         };
         let Some(mut growth) = growth else { return Ok(()) };
         reserved.values().for_each(|piece| growth.give_up(piece));
-        let trimmed = growth.trim(&*self.store, &self.blocks);
+        let trimmed = growth.trim(&*self.store, &self.blocks());
         self.lock().growth = Some(growth);
         trimmed?;
         Ok(self.barrier.sync("make the footer durable")?)

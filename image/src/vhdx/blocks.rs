@@ -21,7 +21,7 @@
 
 use super::{
     image::VhdxImage,
-    layout::EntryState,
+    layout::{EntryState, Layout},
     pages::PageCache,
     prepare::MAKE_ROOM,
     survey::{Marks, Survey},
@@ -36,6 +36,7 @@ use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, BitmapState, Invalid
 use std::{
     collections::{HashMap, HashSet},
     io,
+    sync::Arc,
 };
 
 /// What a block's reservation or commit had to wait for, beside the page of its table entry.
@@ -50,8 +51,10 @@ pub(super) enum Lack {
 }
 
 /// What the image's state mutex guards.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct State {
+    /// Where the tables are and how large the disk is, as of now.
+    pub(super) layout: Arc<Layout>,
     pub(super) pages: PageCache,
     /// The file's length when it was opened, or surveyed. Later `space` knows how it has grown.
     surveyed_bytes: u64,
@@ -71,8 +74,19 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn of_file(file_bytes: u64) -> Self {
-        Self { surveyed_bytes: file_bytes, ..Self::default() }
+    pub(super) fn of_file(layout: Arc<Layout>, file_bytes: u64) -> Self {
+        Self {
+            layout,
+            pages: PageCache::default(),
+            surveyed_bytes: file_bytes,
+            space: None,
+            damaged: None,
+            contested: Marks::default(),
+            keep_end_bytes: 0,
+            reserved: HashMap::new(),
+            cleared: HashSet::new(),
+            lacks: Lacks::default(),
+        }
     }
 
     /// The file's length as far as tables and space may count on it.
@@ -112,7 +126,7 @@ impl State {
         BatEntry::from_le_bytes(raw)
     }
 
-    fn set_entry(&mut self, entry_offset_bytes: u64, entry: BatEntry) {
+    pub(super) fn set_entry(&mut self, entry_offset_bytes: u64, entry: BatEntry) {
         self.pages
             .change(entry_offset_bytes, BAT_ENTRY_BYTES, &mut |_, piece| piece.copy_from_slice(&entry.to_le_bytes()));
     }
@@ -147,7 +161,7 @@ impl VhdxImage {
         match change {
             Commit::Zero | Commit::Discard => self.commit_zero(state, block, current, change == Commit::Discard),
             Commit::Sectors { first, count } if self.layout.has_parent => {
-                let sectors = self.layout.geometry.sectors_per_block();
+                let sectors = state.layout.geometry.sectors_per_block();
                 if count == 0 || first.checked_add(count).is_none_or(|end| end > sectors) {
                     return Err(self.misuse(format!(
                         "sectors {first} and {count} more of a block of {sectors} cannot be committed"
@@ -167,23 +181,23 @@ impl VhdxImage {
 
     /// The block's state; `None` where the page of its entry is not in the cache.
     pub(super) fn current(&self, state: &State, block: u64) -> Result<Option<EntryState>> {
-        if block >= self.layout.geometry.payload_blocks() {
+        if block >= state.layout.geometry.payload_blocks() {
             return Err(self.misuse(format!(
                 "block {block} lies beyond the disk's {} blocks",
-                self.layout.geometry.payload_blocks()
+                state.layout.geometry.payload_blocks()
             )));
         }
-        let index = self.layout.geometry.payload_index(block);
-        let place = self.layout.entry_offset_bytes(index);
+        let index = state.layout.geometry.payload_index(block);
+        let place = state.layout.entry_offset_bytes(index);
         if !state.pages.has(place, BAT_ENTRY_BYTES) {
             return Ok(None);
         }
-        let current = self.layout.block_state(block, state.entry(place), state.file_bytes());
-        current.map(Some).map_err(|invalid| self.layout.corrupt_entry(&**self.barrier.store(), index, invalid))
+        let current = state.layout.block_state(block, state.entry(place), state.file_bytes());
+        current.map(Some).map_err(|invalid| state.layout.corrupt_entry(&**self.barrier.store(), index, invalid))
     }
 
-    pub(super) fn payload_entry_bytes(&self, block: u64) -> u64 {
-        self.layout.entry_offset_bytes(self.layout.geometry.payload_index(block))
+    pub(super) fn payload_entry_bytes(&self, state: &State, block: u64) -> u64 {
+        state.layout.entry_offset_bytes(state.layout.geometry.payload_index(block))
     }
 
     /// Where the block's payload is or was reserved.
@@ -207,7 +221,8 @@ impl VhdxImage {
             return Ok(None);
         }
         state.reserved.remove(&block);
-        state.set_entry(self.payload_entry_bytes(block), BatEntry::payload(PayloadState::FullyPresent, offset_bytes));
+        let place = self.payload_entry_bytes(state, block);
+        state.set_entry(place, BatEntry::payload(PayloadState::FullyPresent, offset_bytes));
         Ok(Some(EntryState::Data { offset_bytes }))
     }
 
@@ -219,7 +234,7 @@ impl VhdxImage {
         first: u32,
         count: u32,
     ) -> Result<Option<EntryState>> {
-        let geometry = &self.layout.geometry;
+        let geometry = state.layout.geometry;
         let in_disk = (geometry.bytes_in_disk(block) / u64::from(geometry.logical_sector_bytes())) as u32;
         if first == 0 && count >= in_disk {
             return self.commit_whole(state, block, current);
@@ -259,10 +274,8 @@ impl VhdxImage {
         }
         if current == EntryState::Absent {
             state.reserved.remove(&block);
-            state.set_entry(
-                self.payload_entry_bytes(block),
-                BatEntry::payload(PayloadState::PartiallyPresent, offset_bytes),
-            );
+            let place = self.payload_entry_bytes(state, block);
+            state.set_entry(place, BatEntry::payload(PayloadState::PartiallyPresent, offset_bytes));
         }
         Ok(Some(EntryState::Partial { offset_bytes }))
     }
@@ -270,20 +283,20 @@ impl VhdxImage {
     /// Where the bitmap block of a block's chunk is. `Err` in `Ok` where it has none: then the place of its table entry.
     /// `None` where that is not in the cache.
     pub(super) fn bitmap_block(&self, state: &State, block: u64) -> Result<Option<Result<u64, u64>>> {
-        let index = self.layout.geometry.bitmap_index(self.layout.geometry.chunk_of(block));
-        let place = self.layout.entry_offset_bytes(index);
+        let index = state.layout.geometry.bitmap_index(state.layout.geometry.chunk_of(block));
+        let place = state.layout.entry_offset_bytes(index);
         if !state.pages.has(place, BAT_ENTRY_BYTES) {
             return Ok(None);
         }
-        let found = self.layout.bitmap_place(state.entry(place), state.file_bytes());
-        let found = found.map_err(|invalid| self.layout.corrupt_entry(&**self.barrier.store(), index, invalid))?;
+        let found = state.layout.bitmap_place(state.entry(place), state.file_bytes());
+        let found = found.map_err(|invalid| state.layout.corrupt_entry(&**self.barrier.store(), index, invalid))?;
         Ok(Some(found.ok_or(place)))
     }
 
     /// Where a block's bits are, all of them in the cache; the bitmap block is made if there is none yet. `None` where the
     /// pages or the space are not there.
     fn bits_place(&self, state: &mut State, block: u64) -> Result<Option<u64>> {
-        let (within, len_bytes) = self.layout.geometry.bitmap_place(block);
+        let (within, len_bytes) = state.layout.geometry.bitmap_place(block);
         if !state.is_surveyed() {
             return Ok(None);
         }
@@ -315,7 +328,7 @@ impl VhdxImage {
                 hint: "write zeros instead".into(),
             });
         }
-        let place = self.payload_entry_bytes(block);
+        let place = self.payload_entry_bytes(state, block);
         let found = state.entry(place).payload_state();
         let nothing_to_do = match current {
             // Without a parent, a block that is not present reads as zeros by every implementation.
@@ -330,7 +343,7 @@ impl VhdxImage {
             state.lacks.note(block, Lack::Survey);
             return Ok(None);
         }
-        let block_bytes = self.layout.geometry.block_bytes();
+        let block_bytes = state.layout.geometry.block_bytes();
         let kept = self.kept_place(state, block);
         let had = match current {
             EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes } => Some(offset_bytes),
@@ -358,7 +371,7 @@ impl VhdxImage {
         }
         match self.kept_place(state, block) {
             Some(offset_bytes) => Ok(state.cleared.remove(&block).then_some(offset_bytes)),
-            None => self.take(state, self.layout.geometry.block_bytes()),
+            None => self.take(state, state.layout.geometry.block_bytes()),
         }
     }
 
@@ -372,9 +385,9 @@ impl VhdxImage {
     pub(super) fn kept_place(&self, state: &State, block: u64) -> Option<u64> {
         state.space.as_ref()?;
         // By the length at the survey: a place beyond that is now slack, or another block's.
-        let entry = state.entry(self.payload_entry_bytes(block));
-        let offset_bytes = self.layout.kept_place(entry, state.surveyed_bytes)?;
-        let end_bytes = offset_bytes + self.layout.geometry.block_bytes();
+        let entry = state.entry(self.payload_entry_bytes(state, block));
+        let offset_bytes = state.layout.kept_place(entry, state.surveyed_bytes)?;
+        let end_bytes = offset_bytes + state.layout.geometry.block_bytes();
         (!state.contested.touch(offset_bytes, end_bytes)).then_some(offset_bytes)
     }
 
@@ -382,29 +395,33 @@ impl VhdxImage {
     /// entries in the cache as far as they can be read.
     pub(super) fn release_reserved(&self, state: &mut State) {
         for (block, offset_bytes) in std::mem::take(&mut state.reserved) {
-            let place = self.payload_entry_bytes(block);
+            let place = self.payload_entry_bytes(state, block);
             // Without the entry it cannot be told whether it keeps the place; then the space is left alone.
             if state.pages.has(place, BAT_ENTRY_BYTES)
                 && self.kept_place(state, block) != Some(offset_bytes)
                 && let Some(space) = &mut state.space
             {
-                space.add_free(offset_bytes, self.layout.geometry.block_bytes());
+                space.add_free(offset_bytes, state.layout.geometry.block_bytes());
             }
         }
     }
 
     /// Takes space that reads as zeros. `None` where there is none yet, or the survey is lacking.
-    fn take(&self, state: &mut State, len_bytes: u64) -> Result<Option<u64>> {
-        if let Some((index, invalid)) = &state.damaged {
-            let mut invalid = invalid.clone();
-            invalid.expected.push_str(
-                "; while an entry is damaged no new block is allocated, for its data may lie in space that looks free",
-            );
-            return Err(self.layout.corrupt_entry(&**self.barrier.store(), *index, invalid));
-        }
+    pub(super) fn take(&self, state: &mut State, len_bytes: u64) -> Result<Option<u64>> {
+        self.check_undamaged(state)?;
         let Some(space) = &mut state.space else { return Ok(None) };
         let at_bytes = space.used_end_bytes();
         space.take(len_bytes).map_err(|error| self.io(MAKE_ROOM, at_bytes, error))
+    }
+
+    /// Refuses where an entry is damaged: then no space may be handed out.
+    pub(super) fn check_undamaged(&self, state: &State) -> Result<()> {
+        let Some((index, invalid)) = &state.damaged else { return Ok(()) };
+        let mut invalid = invalid.clone();
+        invalid.expected.push_str(
+            "; while an entry is damaged no new block is allocated, for its data may lie in space that looks free",
+        );
+        Err(state.layout.corrupt_entry(&**self.barrier.store(), *index, invalid))
     }
 
     fn misuse(&self, what: String) -> ImageError {

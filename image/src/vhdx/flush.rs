@@ -22,11 +22,14 @@
 use super::{
     header::{sync, write},
     image::{VhdxImage, Writing},
+    layout::Layout,
     lock,
+    log_writer::LogWriter,
     pages::Page,
 };
 use crate::{error::Result, space::Punching};
 use diskwright_format::vhdx::MIB;
+use std::sync::Arc;
 
 impl VhdxImage {
     /// Runs a cycle, or waits for one that began after this call.
@@ -36,17 +39,22 @@ impl VhdxImage {
 
     fn cycle(&self, writing: &Writing) -> Result<()> {
         self.barrier.check()?;
-        let (mut pages, file_bytes) = {
+        // From the snapshot on: whoever has this lock may move the table (`grow.rs`), and no page is on its way then.
+        let mut log = lock(&writing.log);
+        let (mut pages, file_bytes, layout) = {
             let mut state = lock(&writing.state);
-            (state.pages.snapshot(), state.space.as_ref().map(|space| space.file_end_bytes()))
+            let file_bytes = state.space.as_ref().map(|space| space.file_end_bytes());
+            (state.pages.snapshot(), file_bytes, Arc::clone(&state.layout))
         };
         if pages.is_empty() {
             return sync(&self.barrier);
         }
         let result = match file_bytes {
-            Some(file_bytes) => self.carry(writing, &mut pages, file_bytes),
+            Some(file_bytes) => self.carry(writing, &mut log, &layout, &mut pages, file_bytes),
             // Damaged entries: the file keeps its length, which another program may have left between two MiB.
-            None => self.file_bytes().and_then(|bytes| self.carry(writing, &mut pages, bytes - bytes % MIB)),
+            None => self
+                .file_bytes()
+                .and_then(|bytes| self.carry(writing, &mut log, &layout, &mut pages, bytes - bytes % MIB)),
         };
         let mut state = lock(&writing.state);
         match result {
@@ -57,12 +65,18 @@ impl VhdxImage {
     }
 
     /// Steps 2 to 4.
-    fn carry(&self, writing: &Writing, pages: &mut [Page], file_bytes: u64) -> Result<()> {
-        let bat = self.layout.bat_offset_bytes..self.layout.bat_end_bytes();
+    fn carry(
+        &self,
+        writing: &Writing,
+        log: &mut LogWriter,
+        layout: &Layout,
+        pages: &mut [Page],
+        file_bytes: u64,
+    ) -> Result<()> {
+        let bat = layout.bat_offset_bytes..layout.bat_end_bytes();
         pages.sort_unstable_by_key(|(offset_bytes, _)| (bat.contains(offset_bytes), std::cmp::Reverse(*offset_bytes)));
         #[cfg(test)]
         super::tests::crash::disorder(pages);
-        let mut log = lock(&writing.log);
         for part in pages.chunks(log.max_pages()) {
             sync(&self.barrier)?;
             log.append(&self.barrier, &writing.headers, part, file_bytes)?;

@@ -47,7 +47,8 @@ use std::{
 /// A VHDX, open. See [`open`](super::open).
 pub struct VhdxImage {
     info: ImageInfo,
-    pub(super) layout: Layout,
+    /// As it was when opened. A writable image has its present one in its state.
+    pub(super) layout: Arc<Layout>,
     pub(super) barrier: Barrier,
     pub(super) writing: Option<Writing>,
 }
@@ -62,16 +63,24 @@ pub(super) struct Writing {
     begun: AtomicBool,
 }
 
+impl Writing {
+    /// Where the tables are and how large the disk is, as of now.
+    pub(super) fn layout(&self) -> Arc<Layout> {
+        Arc::clone(&lock(&self.state).layout)
+    }
+}
+
 impl VhdxImage {
     pub(super) fn new(opened: Opened, writable: bool) -> Self {
+        let layout = Arc::new(opened.layout);
         let writing = writable.then(|| Writing {
             preparing: Mutex::new(()),
-            state: Mutex::new(State::of_file(opened.file_bytes)),
+            state: Mutex::new(State::of_file(Arc::clone(&layout), opened.file_bytes)),
             log: Mutex::new(LogWriter::new(opened.log_place)),
             headers: Mutex::new(opened.headers),
             begun: AtomicBool::new(false),
         });
-        Self { info: opened.info, layout: opened.layout, barrier: opened.barrier, writing }
+        Self { info: opened.info, layout, barrier: opened.barrier, writing }
     }
 
     /// The writing side. The trait hands it out only when it is there.
@@ -94,9 +103,28 @@ impl VhdxImage {
         Tables::now(&**self.barrier.store(), self.writing.as_ref().map(|writing| &writing.state))
     }
 
-    fn states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
+    /// Where the tables are and how large the disk is, as of now.
+    pub(super) fn layout(&self) -> Arc<Layout> {
+        self.writing.as_ref().map_or_else(|| Arc::clone(&self.layout), Writing::layout)
+    }
+
+    /// What `read` finds in the tables. It is asked again where the tables were moved meanwhile: then it may have read the
+    /// place where they were before.
+    fn steady<T>(&self, mut read: impl FnMut(&Layout) -> Result<T>) -> Result<T> {
+        let mut layout = self.layout();
+        loop {
+            let found = read(&layout);
+            let now = self.layout();
+            if Arc::ptr_eq(&now, &layout) {
+                return found;
+            }
+            layout = now;
+        }
+    }
+
+    fn states(&self, layout: &Layout, first_block: u64, out: &mut [BlockState]) -> Result<()> {
         out.fill(BlockState::Absent);
-        let geometry = &self.layout.geometry;
+        let geometry = &layout.geometry;
         let count = geometry.payload_blocks().saturating_sub(first_block).min(out.len() as u64);
         if count == 0 {
             return Ok(());
@@ -107,14 +135,14 @@ impl VhdxImage {
         let end = geometry.payload_index(first_block + count - 1) + 1;
         let mut out = out.iter_mut();
         let mut block = first_block;
-        self.layout.read_entries(&tables, first, end - first, &mut |index, entry| {
+        layout.read_entries(&tables, first, end - first, &mut |index, entry| {
             if geometry.payload_index(block) == index {
                 if let Some(place) = out.next() {
-                    let mut state = self.layout.block_state(block, entry, file_bytes);
+                    let mut state = layout.block_state(block, entry, file_bytes);
                     if state.is_err() {
                         // The file may have grown since its length was asked.
                         file_bytes = tables.file_bytes()?;
-                        state = self.layout.block_state(block, entry, file_bytes);
+                        state = layout.block_state(block, entry, file_bytes);
                     }
                     *place = state.map_or(BlockState::Damaged, BlockState::from);
                 }
@@ -124,16 +152,16 @@ impl VhdxImage {
         })
     }
 
-    fn bitmap(&self, block: u64) -> Result<SectorBitmap> {
-        let geometry = &self.layout.geometry;
+    fn bitmap(&self, layout: &Layout, block: u64) -> Result<SectorBitmap> {
+        let geometry = &layout.geometry;
         let tables = self.tables();
         let mut bitmap = SectorBitmap::empty(geometry.sectors_per_block(), geometry.logical_sector_bytes());
-        if block >= geometry.payload_blocks() || !self.layout.has_parent {
+        if block >= geometry.payload_blocks() || !layout.has_parent {
             return Ok(bitmap);
         }
-        let place = match self.bitmap_block_of(block)? {
+        let place = match self.bitmap_block_of(layout, block)? {
             Ok(place) => place,
-            Err((index, invalid)) => return Err(self.layout.corrupt_entry(tables.store(), index, invalid)),
+            Err((index, invalid)) => return Err(layout.corrupt_entry(tables.store(), index, invalid)),
         };
         let (within, len_bytes) = geometry.bitmap_place(block);
         let mut bytes = vec![0; len_bytes as usize];
@@ -145,10 +173,10 @@ impl VhdxImage {
     }
 
     /// Where the bitmap block of a partially present block is; or the index of its entry, and what is wrong with that.
-    fn bitmap_block_of(&self, block: u64) -> Result<Result<u64, (u64, Invalid)>> {
-        let index = self.layout.geometry.bitmap_index(self.layout.geometry.chunk_of(block));
-        let entry = self.entry_at(index)?;
-        let place = self.layout.bitmap_place(entry, self.tables().file_bytes()?);
+    fn bitmap_block_of(&self, layout: &Layout, block: u64) -> Result<Result<u64, (u64, Invalid)>> {
+        let index = layout.geometry.bitmap_index(layout.geometry.chunk_of(block));
+        let entry = self.entry_at(layout, index)?;
+        let place = layout.bitmap_place(entry, self.tables().file_bytes()?);
         let missing = || {
             let expected = format!("one, as block {block} is partially present");
             Invalid::new("BAT entry", 0, "no sector bitmap block", expected)
@@ -156,44 +184,44 @@ impl VhdxImage {
         Ok(place.and_then(|place| place.ok_or_else(missing)).map_err(|invalid| (index, invalid)))
     }
 
-    fn entry_at(&self, index: u64) -> Result<BatEntry> {
+    fn entry_at(&self, layout: &Layout, index: u64) -> Result<BatEntry> {
         let mut found = BatEntry::default();
-        self.layout.read_entries(&self.tables(), index, 1, &mut |_, entry| {
+        layout.read_entries(&self.tables(), index, 1, &mut |_, entry| {
             found = entry;
             Ok(())
         })?;
         Ok(found)
     }
 
-    fn damage_of(&self, block: u64) -> Result<ImageError> {
+    fn damage_of(&self, layout: &Layout, block: u64) -> Result<ImageError> {
         let tables = self.tables();
-        let index = self.layout.geometry.payload_index(block);
-        if block < self.layout.geometry.payload_blocks() {
-            let entry = self.entry_at(index)?;
-            match self.layout.block_state(block, entry, tables.file_bytes()?) {
-                Err(invalid) => return Ok(self.layout.corrupt_entry(tables.store(), index, invalid)),
+        let index = layout.geometry.payload_index(block);
+        if block < layout.geometry.payload_blocks() {
+            let entry = self.entry_at(layout, index)?;
+            match layout.block_state(block, entry, tables.file_bytes()?) {
+                Err(invalid) => return Ok(layout.corrupt_entry(tables.store(), index, invalid)),
                 Ok(EntryState::Partial { .. }) => {
-                    if let Err((index, invalid)) = self.bitmap_block_of(block)? {
-                        return Ok(self.layout.corrupt_entry(tables.store(), index, invalid));
+                    if let Err((index, invalid)) = self.bitmap_block_of(layout, block)? {
+                        return Ok(layout.corrupt_entry(tables.store(), index, invalid));
                     }
                 }
                 Ok(_) => {}
             }
         }
         let sound = io::Error::other(format!("block {block} was damaged when it was looked up, and is not any more"));
-        Err(self.io("explain the damage of a block", self.layout.entry_offset_bytes(index), sound))
+        Err(self.io("explain the damage of a block", layout.entry_offset_bytes(index), sound))
     }
 
     /// The first of the blocks `first .. end` whose entry is not zero. Holes of a sparse table are not read.
-    fn next_entry(&self, first: u64, end: u64) -> Result<Option<u64>> {
-        let geometry = &self.layout.geometry;
+    fn next_entry(&self, layout: &Layout, first: u64, end: u64) -> Result<Option<u64>> {
+        let geometry = &layout.geometry;
         let end = end.min(geometry.payload_blocks());
         if first >= end {
             return Ok(None);
         }
         let mut found = None;
         let indices = geometry.payload_index(first)..geometry.payload_index(end - 1) + 1;
-        self.layout.each_entry(&self.tables(), indices, &mut |index, _| {
+        layout.each_entry(&self.tables(), indices, &mut |index, _| {
             if let EntryKind::Payload { block } = geometry.what_is(index) {
                 found = Some(block);
             }
@@ -218,20 +246,24 @@ impl Image for VhdxImage {
         std::slice::from_ref(self.barrier.store())
     }
 
+    fn size_bytes(&self) -> u64 {
+        self.layout().geometry.size_bytes()
+    }
+
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
-        self.states(first_block, out)
+        self.steady(|layout| self.states(layout, first_block, out))
     }
 
     fn damage(&self, block: u64) -> Result<ImageError> {
-        self.damage_of(block)
+        self.steady(|layout| self.damage_of(layout, block))
     }
 
     fn next_block(&self, first_block: u64, end_block: u64) -> Result<Option<u64>> {
-        self.next_entry(first_block, end_block)
+        self.steady(|layout| self.next_entry(layout, first_block, end_block))
     }
 
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
-        self.bitmap(block)
+        self.steady(|layout| self.bitmap(layout, block))
     }
 
     fn writer(&self) -> Option<&dyn ImageWriter> {
@@ -272,6 +304,10 @@ impl ImageWriter for VhdxImage {
 
     fn can_store_zero(&self) -> bool {
         !self.layout.fixed
+    }
+
+    fn resize(&self, size_bytes: u64) -> Result<()> {
+        self.grow(self.writing()?, size_bytes)
     }
 
     fn is_dirty(&self) -> bool {

@@ -1,6 +1,7 @@
 //! Where a VHDX keeps its tables, and what a BAT entry means in this file.
 //!
-//! A [`Layout`] never changes while an image is open. It reads the BAT in pieces, never whole, and turns entries into block
+//! A [`Layout`] never changes. An image that grows gets another one (`grow.rs`), and whoever read tables by the old one
+//! reads again. A layout reads the BAT in pieces, never whole, and turns entries into block
 //! states; an entry is believed only when the block it names lies inside the file and clear of all metadata.
 //!
 //! Entries that the specification forbids, but that have only one meaning, are read as Microsoft's own code (openvmm,
@@ -57,7 +58,7 @@ impl From<EntryState> for BlockState {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Layout {
     pub(super) geometry: BatGeometry,
     pub(super) has_parent: bool,

@@ -9,6 +9,7 @@
 //!   prepare.rs  what reserve and commit had to wait for: pages, the survey, space
 //!   survey.rs   what of the file is in use, once per session, before the first change
 //!   flush.rs    the cycle that makes table pages durable through the log (log_writer.rs); close
+//!   grow.rs     a larger disk, while it is open
 //!   header.rs   header updates, and how metadata is written and synced
 //!   create.rs   new files
 //!   check.rs    everything that is wrong with a file
@@ -21,6 +22,7 @@ mod blocks;
 mod check;
 mod create;
 mod flush;
+mod grow;
 mod header;
 mod image;
 mod layout;

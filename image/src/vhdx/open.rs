@@ -282,7 +282,7 @@ fn replay_in_memory(store: &Arc<dyn Store>, ring: &Ring<'_>, sequence: &Sequence
     Ok(Arc::new(OverlayStore::new(Arc::clone(store), pages, sequence.last_file_bytes()).map_err(io)?))
 }
 
-fn read_regions(store: &dyn Store, remarks: &mut Vec<String>) -> Result<RegionTable> {
+pub(super) fn read_regions(store: &dyn Store, remarks: &mut Vec<String>) -> Result<RegionTable> {
     let mut first_error = None;
     for offset_bytes in REGION_TABLE_OFFSETS {
         let mut bytes = vec![0; REGION_TABLE_BYTES];
@@ -311,14 +311,19 @@ fn read_regions(store: &dyn Store, remarks: &mut Vec<String>) -> Result<RegionTa
     Err(corrupt(store, offset_bytes, invalid))
 }
 
-fn required_region(store: &dyn Store, regions: &RegionTable, id: Uuid, name: &'static str) -> Result<Region> {
+pub(super) fn required_region(
+    store: &dyn Store,
+    regions: &RegionTable,
+    id: Uuid,
+    name: &'static str,
+) -> Result<Region> {
     regions
         .find(id)
         .copied()
         .ok_or_else(|| corrupt(store, REGION_TABLE_OFFSETS[0], Invalid::new(name, 0, "no such region", "one")))
 }
 
-fn read_metadata_table(store: &dyn Store, region: &Region) -> Result<MetadataTable> {
+pub(super) fn read_metadata_table(store: &dyn Store, region: &Region) -> Result<MetadataTable> {
     let io = |error| ImageError::io("read the metadata table", store, region.offset_bytes, error);
     let at_region = |invalid| corrupt(store, region.offset_bytes, invalid);
     let mut bytes = vec![0; metadata::METADATA_HEADER_BYTES];

@@ -152,6 +152,20 @@ impl PageCache {
         self.dirty.len() > MAX_DIRTY_PAGES
     }
 
+    /// The file's `len_bytes` at `from_bytes` are at `to_bytes` from now on; all multiples of 4096. No page of them is in flight.
+    pub(super) fn move_range(&mut self, from_bytes: u64, len_bytes: u64, to_bytes: u64) {
+        for offset_bytes in pages_of(from_bytes, len_bytes) {
+            let moved_bytes = offset_bytes - from_bytes + to_bytes;
+            if let Some(page) = self.pages.remove(&offset_bytes) {
+                self.pages.insert(moved_bytes, page);
+            }
+            if self.dirty.remove(&offset_bytes) {
+                self.dirty.insert(moved_bytes);
+            }
+        }
+        self.drops += 1;
+    }
+
     /// Copies of all dirty pages, which are in flight from now on, by rising offset.
     pub(super) fn snapshot(&mut self) -> Vec<Page> {
         self.in_flight = std::mem::take(&mut self.dirty);

@@ -54,13 +54,15 @@ impl VhdxImage {
         if lock(&writing.state).pages.is_flush_due() {
             self.flush_shared(writing)?;
         }
-        let end = blocks.end.min(self.layout.geometry.payload_blocks()).min(blocks.start.saturating_add(MAX_BLOCKS));
+        let layout = writing.layout();
+        let end = blocks.end.min(layout.geometry.payload_blocks()).min(blocks.start.saturating_add(MAX_BLOCKS));
         if blocks.start >= end {
             return Ok(());
         }
         let blocks = blocks.start..end;
-        let first_bytes = self.payload_entry_bytes(blocks.start);
-        let end_bytes = self.payload_entry_bytes(blocks.end - 1) + BAT_ENTRY_BYTES;
+        let entry_bytes = |block| layout.entry_offset_bytes(layout.geometry.payload_index(block));
+        let first_bytes = entry_bytes(blocks.start);
+        let end_bytes = entry_bytes(blocks.end - 1) + BAT_ENTRY_BYTES;
         self.load(writing, READ_BAT, first_bytes, end_bytes - first_bytes)?;
         if lock(&writing.state).lacks.of(blocks.clone()).is_empty() {
             return Ok(());
@@ -85,7 +87,7 @@ impl VhdxImage {
     }
 
     /// Sees to it that the pages of a range are in the cache.
-    fn load(&self, writing: &Writing, doing: &'static str, start_bytes: u64, len_bytes: u64) -> Result<()> {
+    pub(super) fn load(&self, writing: &Writing, doing: &'static str, start_bytes: u64, len_bytes: u64) -> Result<()> {
         let store = &**self.barrier.store();
         loop {
             let (missing, drops) = {
@@ -115,7 +117,8 @@ impl VhdxImage {
     pub(super) fn load_reserved(&self, writing: &Writing) {
         let blocks: Vec<u64> = lock(&writing.state).reserved.keys().copied().collect();
         for block in blocks {
-            let _ = self.load(writing, READ_BAT, self.payload_entry_bytes(block), BAT_ENTRY_BYTES);
+            let entry_bytes = self.payload_entry_bytes(&lock(&writing.state), block);
+            let _ = self.load(writing, READ_BAT, entry_bytes, BAT_ENTRY_BYTES);
         }
     }
 
@@ -141,8 +144,9 @@ impl VhdxImage {
     }
 
     fn supply_bitmap(&self, writing: &Writing, block: u64) -> Result<()> {
-        let geometry = &self.layout.geometry;
-        let entry_bytes = self.layout.entry_offset_bytes(geometry.bitmap_index(geometry.chunk_of(block)));
+        let layout = writing.layout();
+        let geometry = &layout.geometry;
+        let entry_bytes = layout.entry_offset_bytes(geometry.bitmap_index(geometry.chunk_of(block)));
         self.load(writing, READ_BAT, entry_bytes, BAT_ENTRY_BYTES)?;
         let found = self.bitmap_block(&lock(&writing.state), block)?;
         match found {
@@ -157,7 +161,7 @@ impl VhdxImage {
 
     /// Sees to it that a piece of `len_bytes` can be taken: zeroes free ones, or lets the file grow. The caller holds
     /// `preparing`.
-    fn make_room(&self, writing: &Writing, len_bytes: u64) -> Result<()> {
+    pub(super) fn make_room(&self, writing: &Writing, len_bytes: u64) -> Result<()> {
         let store = &**self.barrier.store();
         let (to_zero, growth, at_bytes) = {
             let mut state = lock(&writing.state);
@@ -201,14 +205,14 @@ impl VhdxImage {
     /// Before the first change of a session: a new FileWriteGuid, durable; then what is in use, so that new space reads as
     /// zeros and the file's length no longer shrinks while log entries promise it. Where an entry is damaged the length stays
     /// as it is. The caller holds `preparing`.
-    fn begin_change(&self, writing: &Writing) -> Result<()> {
+    pub(super) fn begin_change(&self, writing: &Writing) -> Result<()> {
         if lock(&writing.state).is_surveyed() {
             return Ok(());
         }
         lock(&writing.headers).begin_file_write(&self.barrier)?;
         let store = &**self.barrier.store();
         let file_bytes = self.file_bytes()?;
-        let found = survey(&self.layout, store, file_bytes)?;
+        let found = survey(&writing.layout(), store, file_bytes)?;
         let space = match found.damaged {
             Some(_) => None,
             None => Some(self.settle_slack(store, found.end_bytes, file_bytes, found.unallocated_blocks)?),

@@ -137,6 +137,17 @@ pub fn wait_until(patience: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Gives a loop device the length that its file has now.
+///
+/// # Errors
+/// What the system says.
+pub fn follow_size(path: &Path, file: &Path) -> io::Result<()> {
+    // The kernel learns the length of a FUSE file when somebody asks for it.
+    rustix::fs::stat(file)?;
+    let device = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(loop_device::set_capacity(device.as_fd())?)
+}
+
 /// Takes the file from a loop device. `Ok(false)`: another process has the device open, and the kernel frees it when that process closes it.
 ///
 /// # Errors

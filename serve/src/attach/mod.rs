@@ -165,3 +165,6 @@ fn clear_if_stale(home: &Home, mut record: Record, lock: &Held) -> Result<bool, 
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod growing;

@@ -2,7 +2,7 @@
 //! until the device is stopped or the file unmounted.
 //!
 //! What it has to say it says on its standard output, a line of JSON each ([`ServerSays`]), to the supervisor that started it: first that
-//! the disk is there (or why not), at the end that it is closed (or what was lost). Stopping and unmounting are how it is told to end. It does nothing
+//! the disk is there (or why not), then each new size that the disk gets, at the end that it is closed (or what was lost). Stopping and unmounting are how it is told to end. It does nothing
 //! else, so nothing else can take it down with it, and when it dies all the same, the supervisor sees that its output has ended.
 
 use crate::{
@@ -11,12 +11,13 @@ use crate::{
     ublk,
 };
 use diskwright_disk::Disk;
-use diskwright_store::{BlockDevice, EngineKind};
+use diskwright_store::{BlockDevice, EngineKind, resize::SizeWatcher};
 use serde::{Deserialize, Serialize};
 use std::{
     io::Write,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError, mpsc::channel},
+    thread,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -64,6 +65,11 @@ pub enum ServerSays {
         #[serde(default)]
         machine: bool,
     },
+    /// The disk has another size.
+    Resized {
+        /// Size in bytes.
+        size: u64,
+    },
     /// It was unmounted, or its device stopped: nobody can ask for anything any more, and it is being closed.
     Closing,
     /// It was unmounted, or its device stopped, and closed. With an error, what was written and not flushed may be lost.
@@ -92,21 +98,43 @@ pub(crate) fn now_seconds() -> u64 {
 ///
 /// # Errors
 /// What it has said already.
-pub fn serve_disk(disk: Arc<Disk>, at: &At, engine: EngineKind, out: &mut dyn Write) -> Result<(), AttachError> {
+pub fn serve_disk(
+    disk: Arc<Disk>,
+    at: &At,
+    engine: EngineKind,
+    out: &mut (dyn Write + Send),
+) -> Result<(), AttachError> {
     // Memory that the kernel frees by writing to this disk must not be waited for here. Without the right to ask for that it is a risk that
     // every user-space disk has.
     let _ = rustix::process::configure_io_flusher_behavior(true);
+    let out = Mutex::new(out);
+    let say = |says: ServerSays| says.say(&mut **out.lock().unwrap_or_else(PoisonError::into_inner));
+    let (tell, told) = channel();
+    let watcher: Arc<SizeWatcher> = Arc::new(move |size| {
+        let _ = tell.send(size);
+    });
+    disk.watch_size(&watcher);
+    thread::scope(|scope| {
+        scope.spawn(|| told.into_iter().for_each(|size| say(ServerSays::Resized { size })));
+        let result = serve_and_close(&disk, at, engine, &say);
+        // With it goes the sender of the channel, and the thread ends.
+        drop(watcher);
+        result
+    })
+}
+
+fn serve_and_close(disk: &Arc<Disk>, at: &At, engine: EngineKind, say: &dyn Fn(ServerSays)) -> Result<(), AttachError> {
     let mut is_ready = false;
     let served = match at {
-        At::Mount(point) => serve_file(&disk, point, engine, &mut |says| {
+        At::Mount(point) => serve_file(disk, point, engine, &mut |says| {
             is_ready = true;
-            says.say(out);
+            say(says);
         }),
         At::Ublk(mark) => {
             let device: Arc<dyn BlockDevice> = disk.clone();
             let served = ublk::serve(device, *mark, engine, |number| {
                 is_ready = true;
-                ready(&disk, Shown::Ublk(number)).say(out);
+                say(ready(disk, Shown::Ublk(number)));
             });
             served.map_err(AttachError::Ublk)
         }
@@ -115,13 +143,13 @@ pub fn serve_disk(disk: Arc<Disk>, at: &At, engine: EngineKind, out: &mut dyn Wr
         && !is_ready
     {
         let machine = matches!(error, AttachError::Fuse(FuseError::NoDevice { .. } | FuseError::Mount { .. }));
-        ServerSays::Failed { error: error.to_string(), machine }.say(out);
+        say(ServerSays::Failed { error: error.to_string(), machine });
         return served;
     }
-    ServerSays::Closing.say(out);
+    say(ServerSays::Closing);
     let closed = disk.close().map_err(|error| AttachError::Server(error.to_string()));
     let result = served.and(closed);
-    ServerSays::Closed { error: result.as_ref().err().map(ToString::to_string) }.say(out);
+    say(ServerSays::Closed { error: result.as_ref().err().map(ToString::to_string) });
     result
 }
 

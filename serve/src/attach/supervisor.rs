@@ -282,7 +282,8 @@ impl Attached {
                     return Err(AttachError::Machine(error));
                 }
                 Ok(Event::Server(ServerSays::Failed { error, .. })) => return Err(AttachError::Server(error)),
-                Ok(Event::Server(ServerSays::Closing | ServerSays::Closed { .. })) => {}
+                // A size that it gets before it is there is in `Ready`.
+                Ok(Event::Server(ServerSays::Resized { .. } | ServerSays::Closing | ServerSays::Closed { .. })) => {}
                 Ok(Event::Asked(mut stream)) => {
                     let refused = Answer::Refused("it is just being attached; try again in a moment".into());
                     let _ = control::answer(&mut stream, &refused);
@@ -416,8 +417,25 @@ impl Attached {
         Ok(ended)
     }
 
+    /// The disk has another size: so has its loop device now. (The server of a ublk device sees to that itself.)
+    fn follow_size(&mut self, size: u64) {
+        self.record.size = size;
+        if let (ShownBy::Loop, Some(device)) = (self.record.by, &self.record.device)
+            && let Err(error) = loop_device::follow_size(device, &self.record.fuse_file)
+        {
+            let (file, device) = (self.record.file.display(), device.display());
+            tracing::warn!(
+                "{file} has {size} bytes now, and {device} keeps its size until the disk is attached anew: {error}"
+            );
+        }
+        if let Err(error) = self.home.write(&self.record) {
+            tracing::warn!("the disk's new size of {size} bytes is not recorded: {error}");
+        }
+    }
+
     fn hear(&mut self, says: ServerSays) {
         match says {
+            ServerSays::Resized { size } => self.follow_size(size),
             ServerSays::Closing => self.closing = true,
             ServerSays::Closed { error } => self.closed = Some(error),
             ServerSays::Ready { .. } | ServerSays::Failed { .. } => {}

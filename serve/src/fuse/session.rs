@@ -155,10 +155,24 @@ impl Session {
         self.busy_slots + self.waiting.len() + usize::from(self.patching.is_some())
     }
 
+    /// Asks the disk for its size. Done where the size is told, and where a request reaches beyond it: not on the way of every
+    /// read and write.
+    fn learn_size(&mut self) {
+        self.view.size_bytes = self.device.geometry().size_bytes;
+    }
+
     /// Takes a message of `len_bytes`, which lies at [`MESSAGE_START`] of `buf`.
     pub(crate) fn take(&mut self, buf: IoBuf, len_bytes: usize) -> Result<(), FuseError> {
         let (Header { unique, node, .. }, message) = wire::parse(&buf[MESSAGE_START..][..len_bytes])?;
         let on_disk = self.view.is_disk(node);
+        if let Message::Lookup { .. }
+        | Message::GetAttr
+        | Message::SetAttr { .. }
+        | Message::StatFs
+        | Message::Lseek { .. } = message
+        {
+            self.learn_size();
+        }
         match message {
             Message::Read { .. } | Message::Write { .. } | Message::Fallocate { .. } | Message::Lseek { .. }
                 if !on_disk =>
@@ -305,6 +319,9 @@ impl Session {
         if size_bytes > MAX_TRANSFER_BYTES {
             return self.refuse(buf, unique, Errno::INVAL);
         }
+        if offset_bytes.saturating_add(size_bytes.into()) > self.view.size_bytes {
+            self.learn_size();
+        }
         let left_bytes = self.view.size_bytes.saturating_sub(offset_bytes);
         let len = u64::from(size_bytes).min(left_bytes);
         if len == 0 {
@@ -340,7 +357,10 @@ impl Session {
     }
 
     /// The part of a change that lies on the disk, or `None` when nothing does and something should.
-    fn clip(&self, offset_bytes: u64, len_bytes: u64) -> Option<Range<u64>> {
+    fn clip(&mut self, offset_bytes: u64, len_bytes: u64) -> Option<Range<u64>> {
+        if offset_bytes.saturating_add(len_bytes) > self.view.size_bytes {
+            self.learn_size();
+        }
         let end_bytes = offset_bytes.saturating_add(len_bytes).min(self.view.size_bytes);
         if len_bytes == 0 {
             return Some(0..0);
@@ -355,11 +375,12 @@ impl Session {
             // To reserve space is nothing that a disk knows.
             _ => return self.refuse(buf, unique, Errno::OPNOTSUPP),
         };
+        let clipped = self.clip(offset_bytes, len_bytes);
         let beyond = offset_bytes.saturating_add(len_bytes) > self.view.size_bytes;
         if beyond && mode & mode::KEEP_SIZE == 0 {
             return self.refuse(buf, unique, Errno::NOSPC);
         }
-        match self.clip(offset_bytes, len_bytes) {
+        match clipped {
             Some(bytes) => self.change(Waiting { unique, change, bytes, buf }),
             None => self.answer(buf, unique, Ok(()), |_, ()| {}),
         }

@@ -5,7 +5,7 @@
 //!   Shape::Directory    node 1: .    node 2: ./disk    `attach --fuse DIR`
 //! ```
 //!
-//! Nothing here ever changes, so the kernel may keep every name and attribute for good. The permissions are checked by the kernel
+//! Nothing here changes but the size of the disk, so the kernel may keep every name for good. The permissions are checked by the kernel
 //! (`default_permissions`). Pure: no I/O.
 
 use crate::fuse::wire::{Answer, Attributes, ROOT, attribute};
@@ -41,7 +41,7 @@ impl Shape {
 pub struct View {
     /// File or directory.
     pub shape: Shape,
-    /// Size of the disk.
+    /// Size of the disk, as of when it was last asked for.
     pub size_bytes: u64,
     /// The unit that is good to transfer: the disk's physical sector.
     pub unit_bytes: u32,

@@ -317,7 +317,8 @@ pub struct Attributes {
     pub unit_bytes: u32,
 }
 
-/// How long the kernel may keep names and attributes: for good, as nobody but the kernel changes them.
+/// How long the kernel may keep names: for good, as they never change. Attributes it may not keep: the disk may grow. They are
+/// asked for when a file is opened or looked at, and not when it is read or written.
 const VALID_SECONDS: u64 = 365 * 24 * 3600;
 
 /// An answer under construction, at the front of a buffer. What does not fit is left out, and the header then tells a shorter length,
@@ -376,14 +377,14 @@ impl<'a> Answer<'a> {
 
     /// `struct fuse_attr_out`.
     pub fn attr_out(&mut self, of: &Attributes) {
-        self.u64(VALID_SECONDS);
+        self.u64(0);
         self.u64(0);
         self.attributes(of);
     }
 
     /// `struct fuse_entry_out`.
     pub fn entry_out(&mut self, of: &Attributes) {
-        for value in [of.node, 0, VALID_SECONDS, VALID_SECONDS, 0] {
+        for value in [of.node, 0, VALID_SECONDS, 0, 0] {
             self.u64(value);
         }
         self.attributes(of);

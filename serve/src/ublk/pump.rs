@@ -20,6 +20,7 @@ use crate::{
 };
 use diskwright_store::{
     BlockDevice, EngineKind, QueueOptions, SharedRing, Slab,
+    resize::SizeWatcher,
     ublk::{UblkControl, UblkDevice, UblkEnd, UblkQueue},
 };
 use rustix::io::Errno;
@@ -80,10 +81,26 @@ fn serve_added(
         kernel.fetch(tag, buf);
     }
     ring.go_on().map_err(UblkError::Queue)?;
+    let watcher = follow_size(number);
+    device.watch_size(&watcher);
     ready(number);
     // Without a ring the disk's requests end only where they are waited for.
     let waits_for_disk = engine == EngineKind::Sync;
     Pump { kernel, session, live: depth }.run(&ring, waits_for_disk)
+}
+
+/// Tells the kernel each new size of the disk, in the thread that changes it: the queue's own may be needed meanwhile.
+fn follow_size(number: u32) -> Arc<SizeWatcher> {
+    Arc::new(move |size_bytes| {
+        let updated = control()
+            .map_err(|error| error.to_string())
+            .and_then(|mut control| control.update_size(number, size_bytes).map_err(|error| error.to_string()));
+        if let Err(error) = updated {
+            tracing::warn!(
+                "the disk has {size_bytes} bytes now, and /dev/ublkb{number} keeps its size until the disk is attached anew: {error}"
+            );
+        }
+    })
 }
 
 struct Pump {

@@ -13,6 +13,7 @@ use rustix::{
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 const LOOP_CLR_FD: Opcode = 0x4C01;
+const LOOP_SET_CAPACITY: Opcode = 0x4C07;
 const LOOP_CONFIGURE: Opcode = 0x4C0A;
 const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
 const BLKPG: Opcode = 0x1269;
@@ -161,6 +162,14 @@ pub fn configure(device: BorrowedFd<'_>, config: &LoopConfig<'_>) -> io::Result<
     // SAFETY: the opcode is LOOP_CONFIGURE, which reads one `struct loop_config`, and `Configuration` has its layout.
     let request = unsafe { Setter::<LOOP_CONFIGURE, Configuration>::new(configuration) };
     // SAFETY: the call reads the struct, which lives in `request`; both descriptors are open, as they are borrowed.
+    unsafe { ioctl(device, request) }
+}
+
+/// Has a loop device look at the length of its file again, and take that as its own.
+pub fn set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: LOOP_SET_CAPACITY takes no argument.
+    let request = unsafe { NoArg::<LOOP_SET_CAPACITY>::new() };
+    // SAFETY: it touches no memory of ours.
     unsafe { ioctl(device, request) }
 }
 

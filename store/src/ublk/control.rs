@@ -10,7 +10,8 @@
 #![allow(unsafe_code)]
 
 use super::layout::{
-    self, COMMAND_BYTES, FEATURE_IOCTL_ENCODE, FEATURES_BYTES, PAYLOAD_BYTES, UblkDevice, UblkFacts, command,
+    self, COMMAND_BYTES, FEATURE_IOCTL_ENCODE, FEATURE_UPDATE_SIZE, FEATURES_BYTES, PAYLOAD_BYTES, UblkDevice,
+    UblkFacts, command,
 };
 use crate::Geometry;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
@@ -41,6 +42,8 @@ type Payload = Box<[u8; PAYLOAD_BYTES]>;
 pub struct UblkControl {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     file: OwnedFd,
+    /// What the driver can do.
+    features: u64,
     /// The number of the last command, by which its answer is told from a late one.
     commands: u64,
 }
@@ -59,7 +62,7 @@ impl UblkControl {
     pub fn open() -> io::Result<Self> {
         let file = rustix::fs::open(UBLK_CONTROL, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let ring = IoUring::builder().build(4)?;
-        let mut control = Self { ring, file, commands: 0 };
+        let mut control = Self { ring, file, features: 0, commands: 0 };
         let too_old = || io::Error::new(io::ErrorKind::Unsupported, "its ublk driver is too old; it takes Linux 6.5");
         let (_, features) = control
             .run(command::GET_FEATURES, ANY, Some((Payload::new([0; PAYLOAD_BYTES]), FEATURES_BYTES)), 0)
@@ -68,7 +71,8 @@ impl UblkControl {
                 _ => too_old(),
             })?;
         let word: [u8; 8] = features[..8].try_into().expect("eight bytes");
-        if u64::from_ne_bytes(word) & FEATURE_IOCTL_ENCODE == 0 {
+        control.features = u64::from_ne_bytes(word);
+        if control.features & FEATURE_IOCTL_ENCODE == 0 {
             return Err(too_old());
         }
         Ok(control)
@@ -100,6 +104,18 @@ impl UblkControl {
     /// What the kernel says.
     pub fn start(&mut self, number: u32, server: u32) -> io::Result<()> {
         self.run(command::START_DEVICE, number, None, server.into()).map(drop)
+    }
+
+    /// Gives a device another size. Its server need not do anything for that.
+    ///
+    /// # Errors
+    /// `Unsupported` where the driver cannot: it takes Linux 6.16. Otherwise what the kernel says.
+    pub fn update_size(&mut self, number: u32, size_bytes: u64) -> io::Result<()> {
+        if self.features & FEATURE_UPDATE_SIZE == 0 {
+            let what = "its ublk driver cannot change the size of a device; it takes Linux 6.16";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+        }
+        self.run(command::UPDATE_SIZE, number, None, layout::size_in_sectors(size_bytes)).map(drop)
     }
 
     /// Stops a device: what was written goes out, `/dev/ublkbN` goes, and every fetch ends with ENODEV.

@@ -32,6 +32,7 @@ pub(super) mod command {
     pub(in crate::ublk) const START_DEVICE: Opcode = opcode::read_write::<Control>(GROUP, 0x06);
     pub(in crate::ublk) const STOP_DEVICE: Opcode = opcode::read_write::<Control>(GROUP, 0x07);
     pub(in crate::ublk) const SET_PARAMETERS: Opcode = opcode::read_write::<Control>(GROUP, 0x08);
+    pub(in crate::ublk) const UPDATE_SIZE: Opcode = opcode::read_write::<Control>(GROUP, 0x15);
     pub(in crate::ublk) const GET_FEATURES: Opcode = opcode::read::<Control>(GROUP, 0x13);
     pub(in crate::ublk) const FETCH: Opcode = opcode::read_write::<Io>(GROUP, 0x20);
     pub(in crate::ublk) const COMMIT_AND_FETCH: Opcode = opcode::read_write::<Io>(GROUP, 0x21);
@@ -39,6 +40,14 @@ pub(super) mod command {
 
 /// `UBLK_F_CMD_IOCTL_ENCODE`.
 pub(super) const FEATURE_IOCTL_ENCODE: u64 = 1 << 6;
+
+/// `UBLK_F_UPDATE_SIZE`, from Linux 6.16.
+pub(super) const FEATURE_UPDATE_SIZE: u64 = 1 << 10;
+
+/// The size of a device as [`command::UPDATE_SIZE`] takes it: sectors of 512 bytes.
+pub(super) fn size_in_sectors(size_bytes: u64) -> u64 {
+    size_bytes / SECTOR_BYTES
+}
 
 /// The operations in a descriptor.
 mod operation {
@@ -233,7 +242,18 @@ mod tests {
     fn the_numbers_of_the_commands_are_the_kernels() {
         assert_eq!(command::ADD_DEVICE, 0xC020_7504);
         assert_eq!(command::GET_FEATURES, 0x8020_7513);
+        assert_eq!(command::UPDATE_SIZE, 0xC020_7515);
         assert_eq!(command::FETCH, 0xC010_7520);
+    }
+
+    /// `ublk_ctrl_set_size` reads the new size from the command's first data word, in sectors of 512 bytes.
+    #[test]
+    fn a_new_size_is_told_in_sectors() {
+        let bytes = control_command(7, None, size_in_sectors(3 << 30));
+        assert_eq!(u32::from_ne_bytes(get(&bytes, 0)), 7);
+        assert_eq!(u16::from_ne_bytes(get(&bytes, 4)), u16::MAX);
+        assert_eq!(u64::from_ne_bytes(get(&bytes, 8)), 0, "no payload");
+        assert_eq!(u64::from_ne_bytes(get(&bytes, 16)), (3 << 30) / 512);
     }
 
     #[test]

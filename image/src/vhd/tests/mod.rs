@@ -1,8 +1,10 @@
-//! Tests of VHD images as a whole: against a model, with hostile files, and before other programs. (Power cuts are in `proving/`.)
+//! Tests of VHD images as a whole: against a model, with hostile files, and before other programs. (Power cuts are in `proving/`, but for
+//! those of a disk that grows.)
 
 mod bitmaps;
 mod damage;
 mod foreign;
+mod grow;
 mod hostile;
 mod model;
 mod places;

@@ -60,7 +60,7 @@ fn verify(left: Contents, allowed: &Allowed, rewrite: bool, what: &str) {
 }
 
 /// What several power cuts leave: torn at 512 bytes, and with whole writes kept or lost.
-fn cuts(power: &Power, numbers: &mut Numbers) -> Vec<(&'static str, Contents)> {
+pub(super) fn cuts(power: &Power, numbers: &mut Numbers) -> Vec<(&'static str, Contents)> {
     let mut left = Vec::new();
     for (name, odds) in [("nothing", 0), ("half", 50), ("most", 90), ("all", 100)] {
         left.push((name, power.cut(&mut |_| numbers.below(100) < odds)));

@@ -4,6 +4,7 @@
 //!   mod.rs      a store that keeps volatile and durable apart, and a tiny disk that drives an image
 //!   model.rs    random sessions against an array of sectors; what a session may and may not change
 //!   replay.rs   hand-made logs
+//!   grow.rs     a disk that grows, and power cuts meanwhile
 //!   crash.rs    the power is cut in a flush of many pages
 //!   hostile.rs  damaged and malicious files
 //!   odd.rs      what other programs write, kept places, and damage of single blocks
@@ -11,6 +12,7 @@
 //! ```
 
 pub(super) mod crash;
+mod grow;
 mod hostile;
 mod model;
 mod odd;

@@ -1,0 +1,308 @@
+//! A larger disk, while it is open and written.
+//!
+//! Dynamic and differencing:
+//!
+//! ```text
+//!   1  the last block's bytes beyond the disk's old end    zeroed, if the block has space
+//!   2  a BAT with entries for the new blocks               longer in its place, or a copy where the file ends
+//!   3  sync ─▶ header: place and length of the BAT ─▶ sync
+//!   4  copy of the footer at 0 ─▶ sync ─▶ footer at the tail ─▶ sync      the tail is the instant of change
+//! ```
+//!
+//! Fixed:
+//!
+//! ```text
+//!   1  the new footer at the new end of the file ─▶ sync                 the instant of change
+//!   2  the old footer, which lies in the disk now, becomes zeros ─▶ sync
+//! ```
+//!
+//! Why no cut can hurt. A header with a longer table suits the old size too: entries beyond the disk's end mean
+//! nothing. Only the first 512 bytes of the header change, so it cannot be torn. Of two footers that differ in their size
+//! the tail's is believed (`footers.rs`), and both sizes have their tables by then. In a fixed disk the tail is all there is: one write makes
+//! the file longer and puts the footer there, and file systems make a file's length durable no earlier than the bytes
+//! that were written behind its old end. A cut between the two steps leaves the old footer's 512 bytes at the beginning of the
+//! new range, where the guest has not written anything yet.
+//!
+//! Why writers go on. Reservations and commits change entries in memory only. `flushing` is held from before the table is
+//! copied until the new place is known: no entry reaches the file meanwhile. `preparing` is held throughout: nobody grows the
+//! file or moves its footer, and no space that was given up is handed out, so a block that was seen in step 1 keeps its place.
+//!
+//! The space of a table that has moved is not used again before the file is opened the next time.
+
+use super::{
+    PAGE_BYTES,
+    create::{MAX_FIXED_BYTES, MAX_TABLE_BYTES, fits},
+    layout::{Blocks, overlaps},
+    table,
+    write::Writing,
+};
+use crate::{BlockState, ImageError, Result, raw::MoveBehind};
+use diskwright_format::vhd::{
+    BAT_UNUSED, DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, MAX_DYNAMIC_BYTES, SECTOR_BYTES,
+};
+use diskwright_store::{Barrier, FileRange, Store, Zeroing, sync::Mutex};
+use std::{
+    ops::Range,
+    sync::{Arc, PoisonError},
+};
+
+/// How much of a table is copied or written at once.
+const STEP_BYTES: u64 = 1 << 20;
+
+/// For errors.
+const WRITE_TABLE: &str = "write the block allocation table";
+
+fn refused(store: &dyn Store, size_bytes: u64, present_bytes: u64, hint: String) -> ImageError {
+    ImageError::Unsupported {
+        path: store.name().to_owned(),
+        what: format!("a new size of {size_bytes} bytes for this open disk of {present_bytes} bytes"),
+        hint,
+    }
+}
+
+/// Refuses sizes that a disk with at most `max_bytes` cannot get.
+fn check_size(store: &dyn Store, size_bytes: u64, present_bytes: u64, max_bytes: u64) -> Result<()> {
+    let hint = if size_bytes < present_bytes {
+        "the size must be at least the present one".into()
+    } else if !size_bytes.is_multiple_of(SECTOR_BYTES) {
+        format!("the size must be a multiple of {SECTOR_BYTES} bytes")
+    } else if size_bytes > max_bytes {
+        format!("a VHD of this type has at most {max_bytes} bytes; convert it to VHDX, which goes up to 64 TiB")
+    } else {
+        return Ok(());
+    };
+    Err(refused(store, size_bytes, present_bytes, hint))
+}
+
+/// The footer of a fixed disk.
+#[derive(Debug)]
+pub(super) struct FixedFooter(Mutex<[u8; FOOTER_BYTES]>);
+
+impl FixedFooter {
+    pub fn new(bytes: [u8; FOOTER_BYTES]) -> Self {
+        Self(Mutex::new(bytes))
+    }
+}
+
+impl MoveBehind for FixedFooter {
+    fn move_behind(&self, barrier: &Barrier, from_bytes: u64, to_bytes: u64) -> Result<()> {
+        let store = &**barrier.store();
+        check_size(store, to_bytes, from_bytes, MAX_FIXED_BYTES)?;
+        barrier.check()?;
+        let mut footer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = Footer::resized(&footer, to_bytes);
+        if let Err(error) = barrier.write(&new, to_bytes) {
+            // A file system may have made the file longer before it failed.
+            let _ = store.set_len(from_bytes + FOOTER_BYTES as u64);
+            return Err(ImageError::io("write the footer at the file's new end", store, to_bytes, error));
+        }
+        barrier.sync("make the disk's new size durable")?;
+        *footer = new;
+        barrier
+            .write(&[0; FOOTER_BYTES], from_bytes)
+            .map_err(|e| ImageError::io("clear the old footer", store, from_bytes, e))?;
+        Ok(barrier.sync("clear the old footer durably")?)
+    }
+}
+
+impl Writing {
+    /// See the module.
+    pub(super) fn grow(&self, size_bytes: u64) -> Result<()> {
+        self.barrier.check()?;
+        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.blocks();
+        if size_bytes == before.size_bytes() {
+            return Ok(());
+        }
+        let count = self.check_new_size(&before, size_bytes)?;
+        self.begin_growth()?;
+        self.clear_tail(&before)?;
+        let last_bytes = size_bytes - (count - 1) * before.block_bytes;
+        let last_sectors = (last_bytes / SECTOR_BYTES) as u32;
+        let mut after = Blocks { count, last_sectors, ..Blocks::clone(&before) };
+        let moved = if self.fits_in_place(&before, count)? { None } else { Some(self.take_table(count)?) };
+        if let Some(offset_bytes) = moved {
+            after.table_offset = offset_bytes;
+        }
+        after.header.table_offset = after.table_offset;
+        after.header.max_table_entries = after.header.max_table_entries.max(count as u32);
+        for range in after.metadata.iter_mut().filter(|range| range.start == before.table_offset) {
+            *range = after.table_offset..after.table_offset + count * 4;
+        }
+        let mut header_may_name_it = false;
+        let result = self
+            .keep_room(count - before.count, moved.map_or(0, |_| table_space(count)))
+            .and_then(|()| self.commit_table(&before, &after, &mut header_may_name_it));
+        if let (Err(_), Some(offset_bytes), false, Some(growth)) =
+            (&result, moved, header_may_name_it, &mut self.lock().growth)
+        {
+            growth.give_back_table(offset_bytes, table_space(count));
+        }
+        result?;
+        self.commit_size(size_bytes, after)
+    }
+
+    /// The blocks of a disk of `size_bytes`, if it can have that size.
+    fn check_new_size(&self, before: &Blocks, size_bytes: u64) -> Result<u64> {
+        let (store, present_bytes) = (&*self.store, before.size_bytes());
+        check_size(store, size_bytes, present_bytes, MAX_DYNAMIC_BYTES)?;
+        let count = size_bytes.div_ceil(before.block_bytes);
+        let hint = if before.batmap.is_some() {
+            "its block allocation table has XenServer's batmap behind it; convert it to a new disk of that size"
+        } else if count * 4 > MAX_TABLE_BYTES || !fits(size_bytes, before.header.block_bytes) {
+            "its blocks are too small for that; convert it to a disk with larger blocks, or to VHDX"
+        } else if !before.header_offset_bytes.is_multiple_of(SECTOR_BYTES) {
+            "its header does not lie at a multiple of 512; convert it to a new disk of that size"
+        } else {
+            return Ok(count);
+        };
+        Err(refused(store, size_bytes, present_bytes, hint.into()))
+    }
+
+    /// What the last block holds beyond the disk's end is nobody's: a program that made the disk smaller may have left it.
+    fn clear_tail(&self, blocks: &Blocks) -> Result<()> {
+        let within_bytes = u64::from(blocks.last_sectors) * SECTOR_BYTES;
+        let mut state = [BlockState::Absent];
+        if within_bytes < blocks.block_bytes {
+            self.block_states(blocks.count - 1, &mut state)?;
+        }
+        if let [BlockState::Data { offset_bytes, .. } | BlockState::Partial { offset_bytes, .. }] = state {
+            let offset_bytes = offset_bytes + within_bytes;
+            let range = FileRange { offset_bytes, len_bytes: blocks.block_bytes - within_bytes };
+            self.store.zero_range(range, Zeroing::Keep).map_err(|e| {
+                ImageError::io("clear the last block beyond the disk's end", &*self.store, offset_bytes, e)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether the table can have `count` entries where it is: within the sectors that it has, and clear of all blocks.
+    fn fits_in_place(&self, blocks: &Blocks, count: u64) -> Result<bool> {
+        let claimed_bytes = (u64::from(blocks.header.max_table_entries) * 4).next_multiple_of(SECTOR_BYTES);
+        let range = blocks.table_offset + blocks.table_bytes()..blocks.table_offset + count * 4;
+        if count * 4 > claimed_bytes {
+            return Ok(false);
+        }
+        let claimed = blocks.table_offset..blocks.table_offset + u64::from(blocks.header.max_table_entries) * 4;
+        let others = blocks.tables(u64::MAX).into_iter().filter(|table| *table != claimed);
+        if others.into_iter().any(|table| overlaps(&table, &range)) {
+            return Ok(false);
+        }
+        let mut is_clear = true;
+        table::scan(&*self.store, blocks, blocks.count, |_, entry| {
+            let piece = blocks.place(entry);
+            is_clear = !overlaps(&(piece.bitmap_offset..piece.end), &range);
+            Ok(is_clear)
+        })?;
+        Ok(is_clear)
+    }
+
+    /// Space for a table of `count` entries. The caller holds `preparing`.
+    fn take_table(&self, count: u64) -> Result<u64> {
+        loop {
+            let room = match &mut self.lock().growth {
+                Some(growth) => match growth.take_table(&*self.store, table_space(count))? {
+                    Ok(offset_bytes) => return Ok(offset_bytes),
+                    Err(room) => room,
+                },
+                None => return Err(self.no_growth()),
+            };
+            self.carry_out_room(room)?;
+        }
+    }
+
+    /// Where space was reserved for all blocks, it is reserved for the new ones too.
+    fn keep_room(&self, blocks: u64, other_bytes: u64) -> Result<()> {
+        let room = match &self.lock().growth {
+            Some(growth) => growth.reserved_room(&*self.store, blocks, other_bytes)?,
+            None => None,
+        };
+        let Some(room) = room else { return Ok(()) };
+        self.carry_out_room(room)?;
+        if let Some(growth) = &mut self.lock().growth {
+            growth.keep_end();
+        }
+        Ok(())
+    }
+
+    fn no_growth(&self) -> ImageError {
+        let closed = std::io::Error::other("the disk is being closed");
+        ImageError::io("make the disk larger", &*self.store, 0, closed)
+    }
+
+    /// Steps 2 and 3. From here on the table has its new place; the size is the old one.
+    fn commit_table(&self, before: &Blocks, after: &Blocks, header_may_name_it: &mut bool) -> Result<()> {
+        let _turn = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+        let old_end = before.table_bytes();
+        if after.table_offset != before.table_offset {
+            self.copy_table(before.table_offset..before.table_offset + old_end, after.table_offset)?;
+        }
+        let unused_end = if after.table_offset == before.table_offset {
+            after.table_bytes()
+        } else {
+            after.table_bytes().next_multiple_of(SECTOR_BYTES)
+        };
+        let unused = vec![BAT_UNUSED.to_be_bytes()[0]; STEP_BYTES.min(unused_end - old_end) as usize];
+        for at in (old_end..unused_end).step_by(STEP_BYTES as usize) {
+            let piece = &unused[..STEP_BYTES.min(unused_end - at) as usize];
+            self.put(WRITE_TABLE, piece, after.table_offset + at)?;
+        }
+        self.barrier.sync("make the longer block allocation table durable")?;
+        if after.header != before.header {
+            let at = before.header_offset_bytes;
+            let mut bytes = [0; HEADER_BYTES];
+            let read = self.store.read_at(&mut bytes, at);
+            read.map_err(|e| ImageError::io("read the dynamic disk header", &*self.store, at, e))?;
+            let new = DynamicHeader::with_table(&bytes, after.table_offset, after.header.max_table_entries);
+            *header_may_name_it = true;
+            let written = self.barrier.write(&new[..SECTOR_BYTES as usize], at);
+            if written.is_err() {
+                // Nobody knows which table the file names now, so none may be written.
+                self.barrier.settle("write the dynamic disk header", written)?;
+            }
+            self.barrier.sync("make the dynamic disk header durable")?;
+        }
+        let mut state = self.lock();
+        let same_size = Blocks { count: before.count, last_sectors: before.last_sectors, ..after.clone() };
+        state.blocks = Arc::new(same_size);
+        Ok(())
+    }
+
+    fn copy_table(&self, from: Range<u64>, to_bytes: u64) -> Result<()> {
+        let mut buf = vec![0; STEP_BYTES.min(from.end - from.start) as usize];
+        for at in from.clone().step_by(STEP_BYTES as usize) {
+            let piece = &mut buf[..STEP_BYTES.min(from.end - at) as usize];
+            let read = self.store.read_at(piece, at);
+            read.map_err(|e| ImageError::io("read the block allocation table", &*self.store, at, e))?;
+            self.put(WRITE_TABLE, piece, at - from.start + to_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Step 4.
+    fn commit_size(&self, size_bytes: u64, after: Blocks) -> Result<()> {
+        let (old, tail_offset) = self.lock().growth.as_ref().ok_or_else(|| self.no_growth())?.footer();
+        let footer = Footer::resized(&old, size_bytes);
+        self.put("write the copy of the footer", &footer, 0)?;
+        self.barrier.sync("make the copy of the footer durable")?;
+        self.put("write the footer", &footer, tail_offset)?;
+        self.barrier.sync("make the disk's new size durable")?;
+        let mut state = self.lock();
+        if let Some(growth) = &mut state.growth {
+            growth.set_footer(footer);
+        }
+        let old_bytes = state.blocks.table_bytes();
+        state.table.lengthen(old_bytes, after.table_bytes());
+        state.blocks = Arc::new(after);
+        Ok(())
+    }
+
+    fn put(&self, doing: &'static str, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        self.barrier.write(bytes, offset_bytes).map_err(|e| ImageError::io(doing, &*self.store, offset_bytes, e))
+    }
+}
+
+/// Bytes of the file that a table of `count` entries takes: whole pages.
+fn table_space(count: u64) -> u64 {
+    (count * 4).next_multiple_of(PAGE_BYTES)
+}
