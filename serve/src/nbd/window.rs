@@ -147,6 +147,11 @@ impl Window {
         }
     }
 
+    /// Whether the buffer is on its way to the kernel, or was given up.
+    pub(crate) fn is_lent(&self) -> bool {
+        matches!(self.holder, Holder::Nobody)
+    }
+
     /// Takes the buffer back.
     pub(crate) fn give(&mut self, buf: IoBuf) {
         self.holder = Holder::Own(buf);
