@@ -1,4 +1,5 @@
-//! Payloads go to the disk in the memory in which they were received, and a large one in one request: counted, and bounded.
+//! Payloads go to the disk in the memory in which they were received, and a large one in one
+//! request: counted, and bounded.
 
 mod common;
 mod seen;
@@ -33,8 +34,8 @@ fn serve_file(path: &Path, cache: CacheMode, alignment_bytes: Option<usize>) -> 
     (disk, served)
 }
 
-/// Sends a message while the server is stopped, so that as much as the socket takes is there when it goes on. Before it, a write of 512
-/// bytes, by which the server is stopped.
+/// Sends a message while the server is stopped, so that as much as the socket takes is there when
+/// it goes on. Before it, a write of 512 bytes, by which the server is stopped.
 fn say_at_once(disk: &Watched, client: &mut Client, message: &[u8]) {
     disk.stop(true);
     let mut first = client.request(Command::WRITE, NONE, 15 << 20, 512);

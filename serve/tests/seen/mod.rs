@@ -1,4 +1,5 @@
-//! A disk that writes down which memory its requests come with, and can be stopped: in the middle of a push, or by ending nothing.
+//! A disk that writes down which memory its requests come with, and can be stopped: in the middle
+//! of a push, or by ending nothing.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
