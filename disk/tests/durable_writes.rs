@@ -5,7 +5,7 @@
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::{DiskType, Format, probe};
 use diskwright_store::{
-    Blocking, EngineKind, MemoryStore, Store,
+    BlockDevice, Blocking, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, Segments, Store,
     store::{DataFile, FileRange, Zeroing},
 };
 use std::{
@@ -108,6 +108,18 @@ fn they_need_no_flusher_where_the_block_has_its_space() {
         for (at_bytes, fill) in [(4096, 3), (MIB, 4)] {
             io.write(at_bytes, &[fill; 4096], true).unwrap();
             assert_eq!(store.syncs(), (0, 1), "{what} at {at_bytes}");
+        }
+        // Of several pieces each would be synced by itself: all of them are followed by one flush. A piece alone is as a buffer is.
+        for (pieces, expected) in [(5, (1, 0)), (1, (0, 1))] {
+            let mut segments = Segments::new();
+            (0..pieces).for_each(|_| segments.push(IoBuf::new(4096), 0..4096).unwrap());
+            let mut queue = disk.open_queue(&QueueOptions { engine: EngineKind::Sync, ..Default::default() }).unwrap();
+            let write = Request::write_segments(2 * MIB - 65_536, Box::new(segments), 1);
+            queue.push(Request { fua: true, ..write }).unwrap();
+            let mut done = Vec::new();
+            queue.reap(1, &mut done).unwrap();
+            assert!(done.len() == 1 && done[0].result.is_ok(), "{what}: {done:?}");
+            assert_eq!(store.syncs(), expected, "{what}: {pieces} pieces");
         }
         // A block that gets its space with the write needs its mapping durable too, and so does what is written while that waits.
         if block_bytes.is_some() {

@@ -1,4 +1,5 @@
-//! Requests whose payload is in pieces: the bytes on the disk are the bytes in the pieces, in order, whatever memory they lie in.
+//! Requests whose payload is in pieces: the bytes on the disk are the bytes in the pieces, in
+//! order, whatever memory they lie in.
 
 mod common;
 mod patchwork;
@@ -33,7 +34,8 @@ enum Memory {
 /// Whose memory, how many bytes, and where in it.
 type Cut = (Memory, usize, usize);
 
-/// `bytes` in pieces like these, again and again. A read cannot go into shared memory, so that is own memory there.
+/// `bytes` in pieces like these, again and again. A read cannot go into shared memory, so that is
+/// own memory there.
 fn pieces(bytes: &[u8], cuts: &[Cut], is_read: bool) -> Box<Segments> {
     let mut segments = Segments::new();
     let mut at = 0;
@@ -109,7 +111,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         })
 }
 
-/// Drives a new disk of this kind by `steps`, with a queue on a ring of its own and with one on a shared ring.
+/// Drives a new disk of this kind by `steps`, with a queue on a ring of its own and with one on a
+/// shared ring.
 fn run(kind: Kind, steps: &[Step]) {
     const SIZE: u64 = 2 << 20;
     for (shares, detect_zeroes) in [(false, false), (false, true), (true, true)] {
@@ -185,7 +188,8 @@ proptest! {
     }
 }
 
-/// Blocks of two files, zero and packed ones, read into pieces that cross their limits, and written over.
+/// Blocks of two files, zero and packed ones, read into pieces that cross their limits, and written
+/// over.
 #[test]
 fn packed_blocks_are_decoded_into_pieces_and_filled_below_them() {
     let states = vec![
@@ -256,7 +260,8 @@ fn a_mirror_writes_the_same_pieces_to_two_disks_at_once() {
     }
 }
 
-/// What a guest writes into its buffer after its request was taken may or may not be on the disk, but the request ends, and nothing else changes.
+/// What a guest writes into its buffer after its request was taken may or may not be on the disk,
+/// but the request ends, and nothing else changes.
 #[test]
 fn a_guest_may_change_its_memory_while_it_is_written() {
     let mut twin = Twin::new(Kind::new(Format::Vhdx, DiskType::Dynamic, Some(1 << 20)), 4 << 20);

@@ -7,7 +7,8 @@ use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_nbd::{NbdDevice, NbdUri, wire::Framing};
 use diskwright_serve::nbd::Options;
 use diskwright_store::{
-    BlockDevice, Blocking, CacheMode, EngineKind, Extent, ExtentKind, Operation, QueueOptions, Request, Slab,
+    BlockDevice, Blocking, CacheMode, EngineKind, Extent, ExtentKind, IoBuf, Operation, QueueOptions, Request,
+    Segments, Slab,
 };
 use proptest::prelude::*;
 use std::{sync::Arc, thread};
@@ -38,6 +39,50 @@ fn lengths_beyond_four_gigabytes() {
     let mut found = [1; 512];
     queue.read(20 << 30, &mut found).unwrap();
     assert_eq!(found, [0; 512]);
+}
+
+#[test]
+fn payloads_in_pieces_go_through_a_client() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = raw_file(&dir.path().join("disk"), MIB, CacheMode::PageCache);
+    let Some(served) = serve(vec![("disk", device)], Options::default()) else { return };
+    let device = open(&served.uri("disk"));
+    let mut queue = device.open_queue(&QueueOptions::default()).unwrap();
+    let mut ended = |request| {
+        queue.push(request).unwrap();
+        let mut done = Vec::new();
+        queue.reap(1, &mut done).unwrap();
+        let done = done.remove(0);
+        done.result.unwrap();
+        let segments = done.segments.expect("the pieces come back");
+        let mut bytes = vec![0; segments.len()];
+        segments.copy_out(0, &mut bytes).unwrap();
+        bytes
+    };
+    let bytes: Vec<u8> = (0..200_704_u32).map(|n| (n % 251) as u8).collect();
+    // Sectors in each piece, which are sent from where they lie; and pieces that must be put together.
+    for (turn, lengths) in [[4096, 512, 131_072, 65_024], [1, 4095, 511, 196_097]].into_iter().enumerate() {
+        let pieces = |is_shared: bool, bytes: &[u8]| {
+            let (mut segments, mut at) = (Segments::new(), 0);
+            for (n, len) in lengths.into_iter().enumerate() {
+                let mut buf = IoBuf::new(len + 7);
+                buf[7..].copy_from_slice(&bytes[at..at + len]);
+                at += len;
+                if is_shared && n % 2 == 0 {
+                    segments.push(Arc::new(buf), 7..len + 7).unwrap();
+                } else {
+                    segments.push(buf, 7..len + 7).unwrap();
+                }
+            }
+            Box::new(segments)
+        };
+        let offset = 512 + turn as u64 * 262_144;
+        let write = Request::write_segments(offset, pieces(true, &bytes), 1);
+        assert!(ended(Request { fua: true, ..write }) == bytes);
+        assert!(ended(Request::read_segments(offset, pieces(false, &vec![0; bytes.len()]), 2)) == bytes);
+        let file = std::fs::read(dir.path().join("disk")).unwrap();
+        assert!(file[offset as usize..][..bytes.len()] == bytes);
+    }
 }
 
 #[test]

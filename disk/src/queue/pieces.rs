@@ -1,8 +1,9 @@
 //! Requests whose payload is in pieces, where they differ from those with one buffer.
 //!
-//! A request in pieces is planned as any other: plans count bytes of the payload, and the engine finds the memory of each
-//! (`store/src/buffer/segments.rs`). What differs is here: a request that needs no plan has several parts, and a look at the payload must
-//! not be repeated, because a guest may change its memory meanwhile.
+//! A request in pieces is planned as any other: plans count bytes of the payload, and the engine
+//! finds the memory of each (`store/src/buffer/segments.rs`). What differs is here: a request that
+//! needs no plan has several parts, and a look at the payload must not be repeated, because a guest
+//! may change its memory meanwhile.
 
 use super::{Cookie, DURABLE, DiskQueue, Kept};
 use crate::{epoch::Parity, map::SourceId, plan::Pending};

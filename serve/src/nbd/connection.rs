@@ -208,7 +208,8 @@ impl Connection {
     pub(crate) fn take_back(&mut self, buf: Option<IoBuf>, mut pieces: Vec<Piece>, pool: &mut Pool) {
         self.receiving = false;
         // The window was lent last, the payload's buffers, if there were any, before it.
-        let window = buf.or_else(|| pieces.pop().map(|(buf, _)| buf));
+        let has_window = self.secure.is_some() || self.window.is_lent();
+        let window = if has_window { buf.or_else(|| pieces.pop().map(|(buf, _)| buf)) } else { None };
         let next = if pieces.len() > 1 { pieces.pop().map(|(buf, _)| buf) } else { None };
         let buf = pieces.pop().map(|(buf, _)| buf);
         if let Input::Payload(incoming) = &mut self.input {
@@ -235,7 +236,8 @@ impl Connection {
         self.spare = list;
     }
 
-    /// What is lent for the next receive: the rooms for the payload that is coming in, if one is, and the window.
+    /// What is lent for the next receive: the rooms for the payload that is coming in, if one is, and, unless more of it will follow, the
+    /// window.
     pub(crate) fn lend(&mut self, pool: &mut Pool) -> Vec<Piece> {
         self.receiving = true;
         let mut pieces = std::mem::take(&mut self.spare);
@@ -262,7 +264,9 @@ impl Connection {
                 pieces.extend(next.take().map(|buf| (buf, payload_range(*filled_bytes, *next_bytes))));
             }
         }
-        pieces.extend(self.window.lend());
+        if !matches!(&self.input, Input::Payload(incoming) if incoming.left_bytes > 0) {
+            pieces.extend(self.window.lend());
+        }
         pieces
     }
 

@@ -1,4 +1,5 @@
-//! Bytes that were received and not yet understood, and payloads that are written from where they were received.
+//! Bytes that were received and not yet understood, and payloads that are written from where they
+//! were received.
 //!
 //! ```text
 //!   receive ─▶ | header | payload | header | payload | head..|      own: the connection's alone
@@ -6,13 +7,17 @@
 //!   next receive ─▶ renew ─▶ a new buffer with the rest in front; the old one is retired until its writes have ended
 //! ```
 //!
-//! A payload of at least [`IN_PLACE_BYTES_MIN`], or a front of one of at least [`FRONT_BYTES_MIN`], is written from the window when half of
-//! the window was received at once. All others are copied into buffers of their own. Copying less than a page costs about what the lists and
-//! counts of a shared payload cost, so there is nothing to win. A window that is shared takes a new buffer with the next receive: for one small write that would bind 128 KiB instead of 4,
-//! and a client that sends writes one by one would use its share up with an eighth of the requests. From half a window on, what is bound
-//! is at most about twice the payload. TLS brings less than that at once, so its payloads, which were moved by decryption, are copied.
+//! A payload of at least [`IN_PLACE_BYTES_MIN`], or a front of one of at least [`FRONT_BYTES_MIN`],
+//! is written from the window when half of the window was received at once. All others are copied
+//! into buffers of their own. Why not share every payload: a shared one takes a list, a count and a
+//! look at the window, for less than a page of copying. And a window that is shared is replaced
+//! before the next receive: one write of 4 KiB would bind 132 KiB instead of 8, so a client that
+//! sends its writes one by one would use up its share with an eighth of the requests. From half a
+//! window on, what is bound is about twice the payload at most. TLS brings less than half a window
+//! at once, so its payloads are copied.
 //!
-//! Invariant: nothing is received into a shared window. Bytes of a retired window that are not payload count as the client's.
+//! Invariant: nothing is received into a shared window. Bytes of a retired window that are not
+//! payload count as the client's.
 
 use super::pool::Pool;
 use diskwright_store::IoBuf;
@@ -24,7 +29,8 @@ const WINDOW_BYTES: usize = 128 << 10;
 /// The shortest payload that is written from the window.
 const IN_PLACE_BYTES_MIN: usize = 4096;
 
-/// The shortest front of a payload that is. Where the front ends, the disk has a unit to gather and one or two parts more to move.
+/// The shortest front of a payload that is. Where the front ends, the disk has a unit to gather and
+/// one or two parts more to move.
 const FRONT_BYTES_MIN: usize = 16 << 10;
 
 /// Whose the buffer is.
@@ -74,7 +80,8 @@ impl Window {
         self.start = (self.start + bytes).min(self.end);
     }
 
-    /// Hands out what there is of the next `payload_bytes`, for a write, and goes on behind that, if payload and window are worth it.
+    /// Hands out what there is of the next `payload_bytes`, for a write, and goes on behind that,
+    /// if payload and window are worth it.
     pub(crate) fn share(&mut self, payload_bytes: usize) -> Option<(Arc<IoBuf>, Range<usize>)> {
         let bytes = (self.end - self.start).min(payload_bytes);
         if bytes < if bytes < payload_bytes { FRONT_BYTES_MIN } else { IN_PLACE_BYTES_MIN } {
@@ -95,7 +102,8 @@ impl Window {
         Some((window, range))
     }
 
-    /// Has the window ready for a receive: what is left of it in front, in a buffer that is its own. Gives a window that writes still use.
+    /// Has the window ready for a receive: what is left of it in front, in a buffer that is its
+    /// own. Gives a window that writes still use.
     pub(crate) fn renew(&mut self, pool: &mut Pool) -> Option<Retired> {
         let left = self.start..self.end;
         (self.start, self.end, self.received_bytes) = (0, left.len(), left.len());
@@ -145,6 +153,11 @@ impl Window {
                 None
             }
         }
+    }
+
+    /// Whether the buffer is on its way to the kernel, or was given up.
+    pub(crate) fn is_lent(&self) -> bool {
+        matches!(self.holder, Holder::Nobody)
     }
 
     /// Takes the buffer back.

@@ -5,12 +5,14 @@
 //!                                           └─▶ copy_out / copy_in: raw copies
 //! ```
 //!
-//! The other process may change the bytes at any time. So no reference to them ever exists: a request names them to the
-//! kernel by address, and everything else copies them, with volatile accesses.
+//! The other process may change the bytes at any time. So no reference to them ever exists: a
+//! request names them to the kernel by address, and everything else copies them, with volatile
+//! accesses.
 //!
-//! Invariant: the file cannot shrink. An access behind the end of a mapped file ends the process with SIGBUS, and the other
-//! process could cut its file at any time. [`MappedMemory::of_memfd`] therefore puts the seal `F_SEAL_SHRINK` on the file, and
-//! refuses a file that cannot have it. (QEMU's `memory-backend-memfd` has it unless told otherwise.)
+//! Invariant: the file cannot shrink. An access behind the end of a mapped file ends the process
+//! with SIGBUS, and the other process could cut its file at any time. [`MappedMemory::of_memfd`]
+//! therefore puts the seal `F_SEAL_SHRINK` on the file, and refuses a file that cannot have it.
+//! (QEMU's `memory-backend-memfd` has it unless told otherwise.)
 //!
 //! The mapping lives until the last [`Arc`] of it is gone; each segment in flight holds one.
 
@@ -36,17 +38,20 @@ pub struct MappedMemory {
     writable: bool,
 }
 
-// SAFETY: an address and a length. The bytes are reached by the kernel and by volatile copies only, never by reference.
+// SAFETY: an address and a length. The bytes are reached by the kernel and by volatile copies only,
+// never by reference.
 unsafe impl Send for MappedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for MappedMemory {}
 
 impl MappedMemory {
-    /// Maps a range of a memfd, shared with whoever has it. Reads of a disk can go into it if it is `writable`.
+    /// Maps a range of a memfd, shared with whoever has it. Reads of a disk can go into it if it is
+    /// `writable`.
     ///
     /// # Errors
-    /// `InvalidInput` for a range that is empty, does not begin on a page, or reaches beyond the end of the file. `Unsupported` for a file that
-    /// cannot be kept from shrinking (no memfd with `MFD_ALLOW_SEALING`). Else what the kernel says.
+    /// `InvalidInput` for a range that is empty, does not begin on a page, or reaches beyond the
+    /// end of the file. `Unsupported` for a file that cannot be kept from shrinking (no memfd with
+    /// `MFD_ALLOW_SEALING`). Else what the kernel says.
     pub fn of_memfd(fd: BorrowedFd<'_>, range: FileRange, writable: bool) -> io::Result<Arc<Self>> {
         let FileRange { offset_bytes, len_bytes } = range;
         seal(fd)?;
@@ -125,7 +130,8 @@ impl MappedMemory {
 
 impl Drop for MappedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped in `of_memfd` with this length; no reference into it exists, and who uses its address holds an `Arc` of it.
+        // SAFETY: mapped in `of_memfd` with this length; no reference into it exists, and who uses
+        // its address holds an `Arc` of it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes) };
     }
 }
@@ -151,7 +157,8 @@ fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
     rustix::fs::fcntl_add_seals(fd, SealFlags::SHRINK).map_err(unsealed)
 }
 
-/// Copies from memory that others may change meanwhile, eight bytes at a time where the address is aligned.
+/// Copies from memory that others may change meanwhile, eight bytes at a time where the address is
+/// aligned.
 ///
 /// # Safety
 /// The memory from `from` on, as long as `out`, is mapped and readable.
@@ -176,7 +183,8 @@ pub(crate) unsafe fn copy_from_foreign(from: *const u8, out: &mut [u8]) {
 /// Copies to memory that others may use meanwhile.
 ///
 /// # Safety
-/// The memory from `to` on, as long as `bytes`, is mapped and writable, and no reference to it exists.
+/// The memory from `to` on, as long as `bytes`, is mapped and writable, and no reference to it
+/// exists.
 pub(crate) unsafe fn copy_to_foreign(bytes: &[u8], to: *mut u8) {
     let head = to.align_offset(8).min(bytes.len());
     let (words_bytes, mut at) = ((bytes.len() - head) & !7, 0);

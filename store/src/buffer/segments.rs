@@ -7,18 +7,21 @@
 //!
 //! - *Own* memory belongs to the request alone, as the one buffer of an ordinary request does.
 //! - *Shared* memory may be in several writes at a time (a mirror), and is only ever read.
-//! - *Mapped* memory is another process's, which may change it at any time. No reference to it exists.
+//! - *Mapped* memory is another process's, which may change it at any time. No reference to it
+//!   exists.
 //!
-//! The request owns the list while it is in flight and gives it back in its completion, so all owners live until the kernel has done
-//! with the memory. [`Segments::clear`] makes a list that came back ready to be filled again, without an allocation.
+//! The request owns the list while it is in flight and gives it back in its completion, so all
+//! owners live until the kernel has done with the memory. [`Segments::clear`] makes a list that
+//! came back ready to be filled again, without an allocation.
 //!
-//! **Cuts.** A request of several segments becomes several parts of the engine, not one `READV` or `WRITEV`: each part is resumed,
-//! lent, retried and moved through registered buffers as any other, and they all go out in one system call. A vector would be all or
-//! nothing: one segment that O_DIRECT or a lane cannot take would send all of them through the pool.
+//! **Cuts.** A request of several segments becomes several parts of the engine, not one `READV` or
+//! `WRITEV`: each part is resumed, lent, retried and moved through registered buffers as any other,
+//! and they all go out in one system call. A vector would be all or nothing: one segment that
+//! O_DIRECT or a lane cannot take would send all of them through the pool.
 //!
-//! A write is not cut within [`UNIT_BYTES`] of the payload, for a sector written by two parts could be torn by a power cut, or be seen half
-//! by a reader. Where two segments meet within such a unit, the unit is gathered: copied into a buffer of the engine. A read is cut
-//! wherever segments meet.
+//! A write is not cut within [`UNIT_BYTES`] of the payload, for a sector written by two parts could
+//! be torn by a power cut, or be seen half by a reader. Where two segments meet within such a unit,
+//! the unit is gathered: copied into a buffer of the engine. A read is cut wherever segments meet.
 
 use super::{IoBuf, MappedMemory};
 use crate::part::Span;
@@ -27,7 +30,8 @@ use std::{fmt, io, ops::Range, sync::Arc};
 /// Most segments of one request: as many as the kernel takes in one vector (`UIO_MAXIOV`).
 pub const SEGMENTS_MAX: usize = 1024;
 
-/// A write is not cut between two multiples of this, counted from the beginning of the payload: the largest sector of a disk.
+/// A write is not cut between two multiples of this, counted from the beginning of the payload: the
+/// largest sector of a disk.
 pub(crate) const UNIT_BYTES: usize = 4096;
 
 /// Neighbouring units are gathered together up to this length.
@@ -155,10 +159,12 @@ impl Segments {
         Self::default()
     }
 
-    /// Appends a stretch of `memory`. What follows the last segment in the same shared or mapped memory makes that one longer.
+    /// Appends a stretch of `memory`. What follows the last segment in the same shared or mapped
+    /// memory makes that one longer.
     ///
     /// # Errors
-    /// `InvalidInput` for a stretch that is empty or does not lie within the memory, and for more than [`SEGMENTS_MAX`] segments. The memory is dropped then.
+    /// `InvalidInput` for a stretch that is empty or does not lie within the memory, and for more
+    /// than [`SEGMENTS_MAX`] segments. The memory is dropped then.
     pub fn push(&mut self, memory: impl Into<SegmentMemory>, range: Range<usize>) -> io::Result<()> {
         let memory = memory.into();
         if range.start >= range.end || range.end > memory.len() {
@@ -199,7 +205,8 @@ impl Segments {
         self.list.iter()
     }
 
-    /// Whether a read can go into all of them: not into shared memory, nor into memory that was mapped for reading only.
+    /// Whether a read can go into all of them: not into shared memory, nor into memory that was
+    /// mapped for reading only.
     pub fn is_writable(&self) -> bool {
         self.list.iter().all(|segment| segment.memory.is_writable())
     }
@@ -234,7 +241,8 @@ impl Segments {
     /// Copies `bytes` into the payload, from `start` on.
     ///
     /// # Errors
-    /// `InvalidInput` when the payload ends before, `PermissionDenied` where a segment is not writable.
+    /// `InvalidInput` when the payload ends before, `PermissionDenied` where a segment is not
+    /// writable.
     pub fn copy_in(&mut self, start: usize, bytes: &[u8]) -> io::Result<()> {
         let mut cursor = Cursor::default();
         let mut done = 0;
@@ -253,8 +261,9 @@ impl Segments {
         Ok(())
     }
 
-    /// Whether `range` of the payload is nothing but zeros; not so for an empty range or one that the payload does not have. Mapped memory
-    /// may change at once, so the answer counts for the moment only.
+    /// Whether `range` of the payload is nothing but zeros; not so for an empty range or one that
+    /// the payload does not have. Mapped memory may change at once, so the answer counts for the
+    /// moment only.
     pub fn is_zero(&self, range: Range<usize>) -> bool {
         let mut piece = [0; UNIT_BYTES];
         let mut at = range.start;
@@ -268,8 +277,9 @@ impl Segments {
         range.start < range.end
     }
 
-    /// Whether the payload from `start` on can be moved segment by segment by a device that needs references and whole sectors of at most
-    /// `unit_bytes`: no memory is another process's, and segments meet at multiples of `unit_bytes` from `start` only.
+    /// Whether the payload from `start` on can be moved segment by segment by a device that needs
+    /// references and whole sectors of at most `unit_bytes`: no memory is another process's, and
+    /// segments meet at multiples of `unit_bytes` from `start` only.
     pub fn can_be_sliced(&self, start: usize, unit_bytes: usize) -> bool {
         let mut seam = 0;
         self.list.iter().all(|segment| {
@@ -298,7 +308,8 @@ impl Segments {
         buf.get_mut(of.clone())?.get_mut(within..within.checked_add(range.len())?)
     }
 
-    /// The segment that holds byte `at` of the payload, and how far inside of it. A cursor only goes forward.
+    /// The segment that holds byte `at` of the payload, and how far inside of it. A cursor only
+    /// goes forward.
     fn locate(&self, cursor: &mut Cursor, at: usize) -> Option<(&Segment, usize)> {
         loop {
             let segment = self.list.get(cursor.index)?;
@@ -311,7 +322,8 @@ impl Segments {
         }
     }
 
-    /// What of `at..end` is moved next by one part. `None` where the payload has no such bytes, or a part that `fills` memory may not.
+    /// What of `at..end` is moved next by one part. `None` where the payload has no such bytes, or
+    /// a part that `fills` memory may not.
     pub(crate) fn cut(&self, cursor: &mut Cursor, at: usize, end: usize, fills: bool) -> Option<Cut<'_>> {
         let (segment, within) = self.locate(cursor, at)?;
         if fills && !segment.memory.is_writable() {
@@ -331,7 +343,8 @@ impl Segments {
         Some(Cut::Direct { span, buf: segment.memory.buf() })
     }
 
-    /// Where gathering stops that begins at `at`: at a unit that lies in one segment, or at the end.
+    /// Where gathering stops that begins at `at`: at a unit that lies in one segment, or at the
+    /// end.
     fn gathered_until(&self, mut cursor: Cursor, at: usize, end: usize) -> usize {
         let mut stop = (at / UNIT_BYTES + 1) * UNIT_BYTES;
         while stop < end && stop - at < GATHER_BYTES {
@@ -343,7 +356,8 @@ impl Segments {
         stop.min(end)
     }
 
-    /// The same list for a request of which nothing will be heard again: fresh memory in the place of what was its own.
+    /// The same list for a request of which nothing will be heard again: fresh memory in the place
+    /// of what was its own.
     pub(crate) fn replacement(&self) -> Self {
         let list = self.list.iter().map(|segment| {
             let memory = match &segment.memory {

@@ -1,4 +1,5 @@
-//! Payloads in pieces: own, shared and another process's, cut anywhere, through the ring, the pool, lanes and blocking calls.
+//! Payloads in pieces: own, shared and another process's, cut anywhere, through the ring, the pool,
+//! lanes and blocking calls.
 
 use super::{
     lane_tests::{Far, Remote},

@@ -6,9 +6,11 @@
 //!   carry_out_otherwise ─▶ bounce: the part gets a copy to work on ─▶ run, or lend ─▶ bounce_back: what was read is copied into its place
 //! ```
 //!
-//! The ring moves memory of another process by its address. Blocking calls and lanes want references, so they work on a copy.
+//! The ring moves memory of another process by its address. Blocking calls and lanes want
+//! references, so they work on a copy.
 //!
-//! Invariant: a part that is not in the ring and whose memory is looked at names no memory of another process.
+//! Invariant: a part that is not in the ring and whose memory is looked at names no memory of
+//! another process.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +23,8 @@ use crate::{
 };
 use std::{io, ops::Range, sync::Arc};
 
-/// A bounce buffer. Its length is the part's, so the memory that it takes is what the request has anyway.
+/// A bounce buffer. Its length is the part's, so the memory that it takes is what the request has
+/// anyway.
 fn bounce_buf(len_bytes: usize) -> IoBuf {
     IoBuf::new(len_bytes.max(1))
 }
@@ -52,7 +55,8 @@ impl Engine {
                     (span, buf.is_some_and(|buf| self.link.has_registered(buf)), buf.is_none())
                 }
                 Cut::Gather { len_bytes } => {
-                    // At the same place in a page as in the payload, so that O_DIRECT takes it where it would take the payload.
+                    // At the same place in a page as in the payload, so that O_DIRECT takes it
+                    // where it would take the payload.
                     let lead = at % crate::buffer::BUFFER_ALIGNMENT_BYTES;
                     let mut buf = bounce_buf(lead + len_bytes);
                     if let Err(error) = segments.copy_out(at, &mut buf[lead..]) {
@@ -83,8 +87,9 @@ impl Engine {
                 return holder.fail(overlapping_parts());
             }
             let done = at - range.start;
-            // SAFETY: the memory is the slot's own, as in `fill_zeros`, or another process's: that is alive and writable, as `cut` checks for
-            // memory that is filled, and nobody has a reference to it.
+            // SAFETY: the memory is the slot's own, as in `fill_zeros`, or another process's: that
+            // is alive and writable, as `cut` checks for memory that is filled, and nobody has a
+            // reference to it.
             match bytes {
                 Some(bytes) => unsafe { span.copy_from(&bytes[done..done + span.len_bytes]) },
                 None => unsafe { span.fill_zeros() },
@@ -115,7 +120,8 @@ impl Engine {
         if part.fills() {
             holder.keep_bounce(Bounce { buf, into: memory });
         } else {
-            // SAFETY: the slot's segments keep the mapping, and `cut` gave a stretch that lies within it.
+            // SAFETY: the slot's segments keep the mapping, and `cut` gave a stretch that lies
+            // within it.
             unsafe { copy_from_foreign(memory.address, &mut buf) };
             holder.keep(&Arc::new(buf));
         }
@@ -131,7 +137,8 @@ impl Engine {
         if let Some(Bounce { buf, into }) = self.slots.get(part.slot).take_bounce(memory)
             && result.is_ok()
         {
-            // SAFETY: as in `bounce`, and memory that is read into is writable, as `cut` has checked.
+            // SAFETY: as in `bounce`, and memory that is read into is writable, as `cut` has
+            // checked.
             unsafe { copy_to_foreign(&buf[..into.len_bytes], into.address) };
         }
     }

@@ -1,0 +1,196 @@
+//! Payloads go to the disk in the memory in which they were received, and a large one in one
+//! request: counted, and bounded.
+
+mod common;
+mod seen;
+
+use common::{Client, Served, eventually, raw_file, serve};
+use diskwright_nbd::wire::{Command, CommandFlags, Framing};
+use diskwright_serve::nbd::Options;
+use diskwright_store::{BlockDevice, CacheMode, Operation};
+use seen::Watched;
+use std::{
+    collections::HashMap,
+    fs,
+    io::{ErrorKind, Write},
+    path::Path,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+const NONE: CommandFlags = CommandFlags::empty();
+const MIB: usize = 1 << 20;
+
+fn pattern(len_bytes: usize, seed: u8) -> Vec<u8> {
+    (0..len_bytes).map(|n| (n % 251) as u8 ^ (n >> 12) as u8 ^ seed).collect()
+}
+
+/// A server with one worker for a raw file of 16 MiB.
+fn serve_file(path: &Path, cache: CacheMode, alignment_bytes: Option<usize>) -> (Watched, Option<Served>) {
+    let disk = Watched::new(raw_file(path, 16 << 20, cache), alignment_bytes);
+    let options = Options { workers: 1, ..Options::default() };
+    let served = serve(vec![("disk", Arc::new(disk.clone()) as Arc<dyn BlockDevice>)], options);
+    (disk, served)
+}
+
+/// Sends a message while the server is stopped, so that as much as the socket takes is there when
+/// it goes on. Before it, a write of 512 bytes, by which the server is stopped.
+fn say_at_once(disk: &Watched, client: &mut Client, message: &[u8]) {
+    disk.stop(true);
+    let mut first = client.request(Command::WRITE, NONE, 15 << 20, 512);
+    first.extend([1; 512]);
+    client.say(&first);
+    disk.wait_for_push();
+    client.stream.set_nonblocking(true).unwrap();
+    let mut said = 0;
+    while said < message.len() {
+        match client.stream.write(&message[said..]) {
+            Ok(count) => said += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(said >= message.len().min(128 << 10), "the socket took {said} bytes only");
+    client.stream.set_nonblocking(false).unwrap();
+    disk.stop(false);
+    client.say(&message[said..]);
+    assert!(client.reply(0).is_ok());
+}
+
+/// 32 writes of 4 KiB in one message, and what the file holds then.
+fn small_writes(client: &mut Client, seed: u8) -> (Vec<u8>, Vec<u8>) {
+    let payload = pattern(32 * 4096, seed);
+    let mut message = Vec::new();
+    for (n, bytes) in (0..).zip(payload.chunks(4096)) {
+        message.extend(client.request(Command::WRITE, NONE, n * 8192, 4096));
+        message.extend(bytes);
+    }
+    let mut expected = vec![0; 64 * 4096];
+    expected.chunks_mut(8192).zip(payload.chunks(4096)).for_each(|(place, bytes)| place[..4096].copy_from_slice(bytes));
+    (message, expected)
+}
+
+#[test]
+fn small_writes_are_not_copied_and_cost_no_more_calls_than_with_a_copy() {
+    const ROUNDS: u64 = 8;
+    let dir = tempfile::tempdir().unwrap();
+    let mut enters = Vec::new();
+    // As it is; as if the disk wanted aligned memory; and one that does.
+    let ways = [(CacheMode::PageCache, None), (CacheMode::PageCache, Some(4096)), (CacheMode::Direct, None)];
+    for (cache, alignment_bytes) in ways {
+        let path = dir.path().join("disk");
+        let (disk, Some(served)) = serve_file(&path, cache, alignment_bytes) else { return };
+        let copies = cache == CacheMode::Direct || alignment_bytes.is_some();
+        let mut client = served.client().go("disk", Framing::Structured, &[]);
+        let before = served.server().metrics().totals();
+        for round in 0..ROUNDS {
+            let (message, expected) = small_writes(&mut client, round as u8);
+            say_at_once(&disk, &mut client, &message);
+            (0..32).for_each(|_| assert!(client.reply(0).is_ok()));
+            let seen = disk.take();
+            assert_eq!(seen.len(), 33);
+            if copies {
+                assert!(seen.iter().all(|request| request.segments == 0 && request.is_aligned), "{seen:?}");
+            } else {
+                let window = &seen[1].shared;
+                assert!(seen[1..].iter().all(|request| request.segments == 1 && request.shared == *window), "{seen:?}");
+            }
+            let held = client.read(0, expected.len() as u64).unwrap();
+            assert!(held == expected, "{cache:?}");
+            disk.take();
+        }
+        let after = served.server().metrics().totals();
+        let payload_bytes = if copies { 512 + 32 * 4096 } else { 512 };
+        assert_eq!(after.copied_bytes - before.copied_bytes, ROUNDS * payload_bytes, "{cache:?} {alignment_bytes:?}");
+        enters.push(after.enters - before.enters);
+        drop(served);
+        fs::remove_file(&path).unwrap();
+    }
+    assert!(enters[0] <= enters[1] + ROUNDS, "calls of io_uring_enter: {enters:?}");
+}
+
+#[test]
+fn a_large_request_is_one_request_of_the_disk_and_nothing_of_it_is_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    for (cache, framing) in [(CacheMode::PageCache, Framing::Simple), (CacheMode::Direct, Framing::Extended)] {
+        let path = dir.path().join("disk");
+        let (disk, Some(served)) = serve_file(&path, cache, None) else { return };
+        let mut client = served.client().go("disk", framing, &[]);
+        let flags = if framing == Framing::Extended { CommandFlags::PAYLOAD_LEN } else { NONE };
+        for (offset, len, fua) in [(0, 4 * MIB, NONE), (4096, 4 * MIB + 4096, CommandFlags::FUA)] {
+            let data = pattern(len, 7);
+            let mut message = client.request(Command::WRITE, flags | fua, offset, len as u64);
+            message.extend(&data);
+            let before = served.server().metrics().totals().copied_bytes;
+            if framing == Framing::Simple {
+                say_at_once(&disk, &mut client, &message);
+            } else {
+                client.say(&message);
+            }
+            assert!(client.reply(0).is_ok());
+            let large: Vec<_> = disk.take().into_iter().filter(|request| request.len_bytes > 512).collect();
+            assert!(large.len() == 1 && large[0].len_bytes == len as u64, "{large:?}");
+            let copied = served.server().metrics().totals().copied_bytes - before;
+            if cache == CacheMode::PageCache {
+                assert_eq!((copied, large[0].shared.len()), (512, 1), "what came with the header lies in the window");
+            } else {
+                // What came with the header is copied to where it is aligned.
+                assert!(copied <= 132 << 10 && large[0].shared.is_empty() && large[0].is_aligned, "{copied}");
+            }
+            assert!(client.read(offset, len as u64).unwrap() == data);
+            let read = disk.take();
+            assert!(read.len() == 1 && read[0].operation == Operation::Read && read[0].segments == len.div_ceil(MIB));
+            assert!(read[0].is_aligned);
+        }
+        drop(served);
+        fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn windows_that_are_being_written_count_as_the_clients() {
+    const LIMIT: usize = 2 * MIB;
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Watched::new(raw_file(&dir.path().join("disk"), 16 << 20, CacheMode::PageCache), None);
+    let options = Options { workers: 1, requests_max: 100_000, request_bytes_max: LIMIT, ..Options::default() };
+    let Some(served) = serve(vec![("disk", Arc::new(disk.clone()) as Arc<dyn BlockDevice>)], options) else { return };
+    let mut client = served.client().go("disk", Framing::Structured, &[]);
+    disk.hold(true);
+    // One payload that is worth its window, and many that are copied.
+    let mut message = Vec::new();
+    for n in 0..110 {
+        let len = if n == 0 { 4096 } else { 512 };
+        message.extend(client.request(Command::WRITE, NONE, n * 4096, len));
+        message.resize(message.len() + len as usize, 3);
+    }
+    client.stream.set_nonblocking(true).unwrap();
+    let (mut at, mut last) = (0, Instant::now());
+    while last.elapsed() < Duration::from_millis(500) {
+        match client.stream.write(&message[at..]) {
+            Ok(count) => (at, last) = ((at + count) % message.len(), Instant::now()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let seen = disk.take();
+    let windows: HashMap<usize, usize> = seen.iter().flat_map(|request| request.shared.clone()).collect();
+    let copied: u64 = seen.iter().filter(|request| request.shared.is_empty()).map(|request| request.len_bytes).sum();
+    let held = windows.values().sum::<usize>() + copied as usize;
+    // Before anything can fail: a server that stops waits for its disks.
+    disk.hold(false);
+    assert!(windows.len() > 4, "only {} windows were shared", windows.len());
+    // The last request may be taken just below the limit, and one window is being worked off.
+    assert!(held <= LIMIT + (256 << 10), "{held} bytes are held for one client, in {} windows", windows.len());
+    drop(client);
+    let mut other = served.client().go("disk", Framing::Structured, &[]);
+    eventually("the disk goes on, and the first client's requests end", || {
+        other.read(0, 512).unwrap();
+        served.server().metrics().totals().connections == 1
+    });
+    // All windows have come back, so another client finds room.
+    let (message, expected) = small_writes(&mut other, 9);
+    say_at_once(&disk, &mut other, &message);
+    (0..32).for_each(|_| assert!(other.reply(0).is_ok()));
+    assert!(other.read(0, expected.len() as u64).unwrap()[..4096] == expected[..4096]);
+}
