@@ -99,7 +99,7 @@ pub struct ImageInfo {
     pub format: Format,
     /// Its type.
     pub disk_type: DiskType,
-    /// Virtual size in bytes.
+    /// Virtual size in bytes, when it was opened: [`Image::size_bytes`] is the present one.
     pub size_bytes: u64,
     /// Payload block; for raw and fixed VHD, where there is none, a power of two by which the map may be cut.
     pub block_bytes: u64,
@@ -403,11 +403,14 @@ pub trait ImageWriter: Send + Sync {
     /// written in part must be given all its sectors first.
     fn tracks_sectors(&self) -> bool;
 
-    /// Makes the virtual disk larger; what is added is `Absent`, or reads as zeros. Durable on return. Blocks that exist
-    /// stay where they are.
+    /// Makes the virtual disk larger; what is added is `Absent`, or reads as zeros. Durable on return; a power cut
+    /// meanwhile leaves the old size or the new one. Blocks that exist stay where they are. Other threads may reserve, commit and
+    /// flush meanwhile. The caller holds no lock, and sees to it that a parent is no larger than the disk: its bytes behind the
+    /// old end would show.
     ///
     /// # Errors
-    /// `Unsupported` where the image cannot grow, or would have to shrink; `Io`.
+    /// `Unsupported` where the image cannot grow so far, or would have to shrink; `Io`: the size is the old one, unless a sync
+    /// failed; `Corrupt` for a table in which no space can be found.
     fn resize(&self, size_bytes: u64) -> Result<()> {
         Err(ImageError::Unsupported {
             path: Default::default(),
@@ -493,7 +496,7 @@ impl CheckReport {
 pub struct CreateOptions {
     /// Type.
     pub disk_type: DiskType,
-    /// Virtual size in bytes.
+    /// Virtual size in bytes, when it was opened: [`Image::size_bytes`] is the present one.
     pub size_bytes: u64,
     /// Payload block; `None` for the format's default of 2 MiB.
     pub block_bytes: Option<u32>,
