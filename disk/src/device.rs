@@ -17,6 +17,8 @@ use crate::{
     shared::Shared,
 };
 use diskwright_image::{Commit, DiskType};
+#[cfg(feature = "shuttle")]
+use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store, store::FileRange};
 use std::{io, path::Path, sync::Arc};
 
@@ -82,7 +84,7 @@ impl Disk {
     }
 
     /// Puts an image on top of the chain, while queues are open and requests are in flight: from now on it is the one that is
-    /// written, and the image that was the top shows through. When this returns, no request writes to that any more, and all
+    /// written, and the image that was the top shows through. When this returns, its file is not written any more, and all
     /// that was written to it is durable; its file stays open. Waits for requests in flight, so a thread that has some must
     /// not call it.
     ///
@@ -92,9 +94,17 @@ impl Disk {
     /// later flush.
     pub fn push_top(&self, top: Layer) -> Result<()> {
         let shared = &self.shared;
+        let present = shared.chain();
+        // Work that changes the file of the present top ends first, and none begins any more.
+        let mut retired = present.top().retiring();
         let before = {
             let mut mutation = shared.lock();
             let before = Arc::clone(&mutation.chain);
+            if before.top().id != present.top().id {
+                drop(mutation);
+                drop(retired);
+                return self.push_top(top);
+            }
             let (was, info) = (before.geometry, top.image.info());
             let fits = top.image.writer().is_some()
                 && info.disk_type == DiskType::Differencing
@@ -113,7 +123,16 @@ impl Disk {
             shared.publish(&mut mutation, chain);
             before
         };
+        *retired = true;
+        drop(retired);
+        #[cfg(feature = "shuttle")]
+        if !is_broken(Rule::FormerTopIsAtRest) {
+            shared.wait_for_grace();
+        }
+        #[cfg(not(feature = "shuttle"))]
         shared.wait_for_grace();
+        // The file must not change any more: a child may remember when its parent was last changed.
+        shared.settle_recycler();
         let former = before.top();
         let path = before.layers()[0].path.clone();
         shared.check_poison(former).and_then(|()| Ok(former.writer()?.flush()?)).map_err(|source| {

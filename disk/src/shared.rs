@@ -157,6 +157,11 @@ impl Shared {
         }
     }
 
+    /// Waits until all space has been given back whose grace period is over.
+    pub(crate) fn settle_recycler(&self) {
+        self.recycler.settle();
+    }
+
     /// Nothing can be called durable from now on.
     pub(crate) fn poison(&self) {
         self.poisoned.store(true, Ordering::Release);
