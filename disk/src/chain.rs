@@ -19,14 +19,19 @@ use crate::{
     open,
 };
 use diskwright_image::{Image, ImageWriter};
+#[cfg(feature = "shuttle")]
+use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
     Geometry, Store,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        RwLock, RwLockWriteGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, PoisonError},
 };
 
 /// One image of a chain.
@@ -75,6 +80,8 @@ pub(crate) struct Member {
     pub(crate) block_bytes: u64,
     /// Whether the image has been told that guest-visible writes begin.
     began: Arc<AtomicBool>,
+    /// Whether another image has joined on top. Held for reading by whoever changes the image's file for a request that is still to be planned.
+    retired: Arc<RwLock<bool>>,
 }
 
 impl Member {
@@ -117,6 +124,22 @@ impl Member {
             self.began.store(true, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// Runs `work`, which changes the image's file, unless another image has joined on top meanwhile: then nothing is to be done, and
+    /// the request is planned again. The caller holds no lock.
+    pub(crate) fn while_top(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        #[cfg(feature = "shuttle")]
+        if is_broken(Rule::WorkIsForTheTop) {
+            return work();
+        }
+        let retired = self.retired.read().unwrap_or_else(PoisonError::into_inner);
+        if *retired { Ok(()) } else { work() }
+    }
+
+    /// Waits for all [`Member::while_top`], and keeps others out until the guard is dropped. Taken before the mutation lock.
+    pub(crate) fn retiring(&self) -> RwLockWriteGuard<'_, bool> {
+        self.retired.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The first byte of a block on the disk, and the first byte after it.
@@ -305,5 +328,6 @@ fn join(layer: &Layer, id: usize, sources: &mut Vec<Option<Arc<dyn Store>>>) -> 
         size_bytes: layer.image.size_bytes(),
         block_bytes: layer.image.info().block_bytes,
         began: Arc::default(),
+        retired: Arc::default(),
     })
 }

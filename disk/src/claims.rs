@@ -17,6 +17,8 @@
 
 use crate::map::LayerId;
 use diskwright_store::ExternalTicket;
+#[cfg(feature = "shuttle")]
+use diskwright_store::sync::broken::{Rule, is_broken};
 use std::collections::HashMap;
 
 /// A block of a layer.
@@ -67,6 +69,8 @@ impl Claims {
     pub(crate) fn exclude(&mut self, key: Key) -> bool {
         let claim = self.blocks.entry(key).or_default();
         let free = claim.shared == 0 && !claim.excluded;
+        #[cfg(feature = "shuttle")]
+        let free = free || is_broken(Rule::ExcludedAlone) && !claim.excluded;
         claim.excluded |= free;
         free
     }
@@ -99,10 +103,24 @@ impl Claims {
         if self.blocks.get(&key).is_some_and(|claim| claim.shared == 0 && !claim.excluded)
             && let Some(claim) = self.blocks.remove(&key)
         {
+            #[cfg(feature = "shuttle")]
+            let claim = forgetful(claim);
             claim.waiting.into_iter().for_each(|ticket| ticket.complete(Ok(())));
         }
     }
 }
+
+/// Loses the last of those that wait, when that rule is broken.
+#[cfg(feature = "shuttle")]
+fn forgetful(mut claim: Claim) -> Claim {
+    if is_broken(Rule::WaitersAreWoken) {
+        std::mem::forget(claim.waiting.pop());
+    }
+    claim
+}
+
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {

@@ -12,6 +12,8 @@
 //! left then are dropped, which completes their tickets with an error.
 
 use crate::shared::Shared;
+#[cfg(feature = "shuttle")]
+use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::sync::{
     mpsc::{Receiver, Sender, channel},
     thread,
@@ -90,6 +92,10 @@ fn run<Job>(disk: &Weak<Shared>, receiver: &Receiver<Item<Job>>, handle: Handle<
         };
         sort(first, &mut jobs);
         receiver.try_iter().for_each(|item| sort(item, &mut jobs));
+        #[cfg(feature = "shuttle")]
+        if is_broken(Rule::EveryJobIsDone) && jobs.len() > 1 {
+            std::mem::forget(jobs.pop());
+        }
         if !jobs.is_empty()
             && let Some(shared) = disk.upgrade()
         {

@@ -19,6 +19,8 @@ use crate::{
     shared::Shared,
 };
 use diskwright_image::{Commit, DiskType};
+#[cfg(feature = "shuttle")]
+use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
     BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store, resize::SizeWatcher, store::FileRange,
 };
@@ -86,7 +88,7 @@ impl Disk {
     }
 
     /// Puts an image on top of the chain, while queues are open and requests are in flight: from now on it is the one that is
-    /// written, and the image that was the top shows through. When this returns, no request writes to that any more, and all
+    /// written, and the image that was the top shows through. When this returns, its file is not written any more, and all
     /// that was written to it is durable; its file stays open. Waits for requests in flight, so a thread that has some must
     /// not call it.
     ///
@@ -97,6 +99,9 @@ impl Disk {
     pub fn push_top(&self, top: Layer) -> Result<()> {
         let shared = &self.shared;
         let _turn = shared.begin_change();
+        // Work that changes the file of the present top ends first, and none begins any more.
+        let present = shared.chain();
+        let mut retired = present.top().retiring();
         let (before, filling) = {
             let mut mutation = shared.lock();
             let before = Arc::clone(&mutation.chain);
@@ -120,6 +125,11 @@ impl Disk {
             shared.publish(&mut mutation, chain);
             (before, filling)
         };
+        *retired = true;
+        drop(retired);
+        #[cfg(feature = "shuttle")]
+        let at_rest = if is_broken(Rule::FormerTopIsAtRest) { Ok(()) } else { shared.wait_for_grace() };
+        #[cfg(not(feature = "shuttle"))]
         let at_rest = shared.wait_for_grace();
         shared.lock().claims.end_exclusion(filling);
         let former = before.top();

@@ -36,6 +36,8 @@ use crate::{
     work::Work,
 };
 use diskwright_image::ImageWriter;
+#[cfg(feature = "shuttle")]
+use diskwright_store::sync::broken::{Rule, is_broken, uses_loader};
 use diskwright_store::{
     BlockQueue, Completion, Engine, EngineCompletion, ExternalTicket, IoBuf, Operation, PushError, QueueOptions,
     Request, Segments, SlotId, TargetId, queue::validate,
@@ -148,8 +150,11 @@ impl DiskQueue {
         };
         let chain = shared.chain();
         let epoch = (!chain.geometry.read_only).then(|| shared.epochs.join());
+        let hands_over = options.ring.is_some();
+        #[cfg(feature = "shuttle")]
+        let hands_over = hands_over || uses_loader();
         Ok(Self {
-            hands_over: options.ring.is_some(),
+            hands_over,
             shared,
             chain,
             // Before any epoch that there can be: the first request fetches the chain.
@@ -196,6 +201,10 @@ impl DiskQueue {
     #[inline]
     fn enter(&mut self) -> Option<Parity> {
         let Entered { parity, epoch } = self.epoch.as_ref()?.enter();
+        #[cfg(feature = "shuttle")]
+        if is_broken(Rule::ChainIsFetchedAnew) && self.chain_epoch != u64::MAX {
+            return Some(parity);
+        }
         if epoch != self.chain_epoch {
             self.chain_epoch = epoch;
             self.fetch_chain();
@@ -343,6 +352,8 @@ impl DiskQueue {
                 }
                 Ok(next @ (Next::Work(_) | Next::Busy(_))) if has_stage && errand.goes_in_stages() => {
                     // The next stage asks for it again; a block must not stay excluded for work that is not done now.
+                    #[cfg(feature = "shuttle")]
+                    let next = if is_broken(Rule::ExclusionEnds) { Next::Ready } else { next };
                     if let Next::Work(Work::CopyUp { block }) = next {
                         mutation.claims.end_exclusion((self.chain.top().id, block));
                     }

@@ -250,6 +250,8 @@ impl ImageWriter for FlatWriter {
 
     fn resize(&self, size_bytes: u64) -> Result<()> {
         let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        // A file that is long enough already may be so because of a growth whose sync failed.
+        self.barrier.check()?;
         let present = self.size_bytes();
         if size_bytes < present {
             return Err(ImageError::Unsupported {
@@ -500,6 +502,18 @@ mod tests {
         assert_eq!(writer.commit_waiting(0, Commit::Whole).unwrap(), BlockState::data(0));
         assert_eq!(writer.reserve_waiting(1).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         writer.close().unwrap();
+    }
+
+    #[test]
+    fn a_failed_growth_is_not_tried_again_into_a_success() {
+        let (store, image) = image(512, true);
+        let writer = image.writer().unwrap();
+        store.fail_syncs(true);
+        writer.resize(4096).unwrap_err();
+        store.fail_syncs(false);
+        assert_eq!(store.to_vec().len(), 4096, "as long as it should be, but perhaps not durably");
+        assert!(matches!(writer.resize(4096), Err(ImageError::Poisoned { .. })));
+        assert_eq!(image.size_bytes(), 512);
     }
 
     #[test]

@@ -1,21 +1,39 @@
 //! Several queues of one disk at the same time, as a case: power cuts while many requests are in flight, flushes that are answered together, allocations that race.
 //!
 //! Each player ([`crate::player`]) has sectors of its own in blocks that all share, and tells its ledger whenever that changes; the truth at any moment is all ledgers
-//! of that moment. Their order is the machine's, which no seed repeats; but the history says what it was, and that is what is cut and judged.
+//! of that moment. Where the disk changes while it is in use, one more thread puts images on top of it, or makes it larger, while all play. Their order is the machine's, which no seed repeats; but the history says what it was, and that is what is cut and judged.
 
 use crate::{
-    disk::DiskCase,
+    disk::{Changes, DiskCase},
     ledger::{Ledger, Window},
     mutation::Phase,
     player::{Player, Told, share_out},
     stage::{Case, Depth, Outcome, Stage},
     world::World,
 };
+use diskwright_disk::Disk;
 use diskwright_store::{
-    EngineKind,
-    sync::{Mutex, thread},
+    BlockDevice, FileSystem,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+        thread,
+    },
 };
 use std::sync::PoisonError;
+
+/// How often the disk of a crowd changes while all play.
+const CHANGES: u64 = 2;
+
+/// What the users of a crowd's disk may count on.
+#[derive(Debug, Clone)]
+pub struct CrowdTruth {
+    ledgers: Vec<Ledger>,
+    /// Images that have joined for sure.
+    top: u32,
+    /// The size that is durable.
+    size_bytes: u64,
+}
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -36,75 +54,138 @@ impl Crowd {
         Self { disk: DiskCase { windows: windows.concat(), block_bytes, ..kind }, windows, requests }
     }
 
-    fn look(&self, world: &World, ledgers: &[Ledger]) -> Outcome<Vec<Ledger>> {
-        self.disk.check(world, &self.disk.path())?;
+    fn look(&self, world: &World, truth: &CrowdTruth) -> Outcome<Vec<Ledger>> {
+        let top = self.disk.top_of(world);
+        if top < truth.top {
+            return Err(format!("image {top} is the top, where {} should be", truth.top));
+        }
+        // An image that nobody has counted on yet may not be whole: then the old chain is what there is.
+        if top > truth.top
+            && (self.disk.check(world, &self.disk.path_of(top)).is_err() || self.disk.open_disk(world, false).is_err())
+        {
+            world.remove(&self.disk.path_of(top)).map_err(|error| error.to_string())?;
+        }
+        for number in 0..=self.disk.top_of(world) {
+            self.disk.check(world, &self.disk.path_of(number))?;
+        }
         let disk = self.disk.open_disk(world, false)?;
+        let size_bytes = disk.geometry().size_bytes;
+        if size_bytes < truth.size_bytes {
+            return Err(format!("the disk has {size_bytes} bytes, where it should have {}", truth.size_bytes));
+        }
         let look = |(number, ledger): (usize, &Ledger)| {
             let mut player = Player::with(ledger.clone(), 0);
-            player.look(&*disk, EngineKind::Sync, true).map_err(|error| format!("player {number}: {error}"))?;
+            player.look(&*disk, self.disk.engine(), true).map_err(|error| format!("player {number}: {error}"))?;
             Ok(player.into_ledger())
         };
-        ledgers.iter().enumerate().map(look).collect()
+        truth.ledgers.iter().enumerate().map(look).collect()
+    }
+
+    /// Changes the disk while others use it: so often, spread over what they do. `tell` hears before an image joins, and after the disk has grown.
+    fn change(&self, world: &World, disk: &Disk, done: &AtomicU64, tell: &dyn Fn(u32, u64)) -> Outcome {
+        let all = self.requests * self.windows.len() as u64;
+        let mut top = self.disk.top_of(world);
+        for turn in 1..=CHANGES {
+            while done.load(Ordering::SeqCst) < all * turn / (CHANGES + 2) {
+                thread::yield_now();
+            }
+            match self.disk.changes {
+                Changes::None => {}
+                Changes::Snapshots => {
+                    top += 1;
+                    let layer = self.disk.make_next_top(world, disk, top)?;
+                    tell(top, 0);
+                    disk.push_top(layer).map_err(|error| format!("an image does not join: {error}"))?;
+                }
+                Changes::Grows { .. } => {
+                    let size_bytes = disk.geometry().size_bytes + (64 << 10);
+                    disk.grow(size_bytes).map_err(|error| format!("it does not grow: {error}"))?;
+                    tell(top, size_bytes);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// All play until each has had its requests; then the disk is closed.
-    fn play(&self, world: &World, mut players: Vec<Player>, tell: &(dyn Fn(&[Ledger]) + Sync)) -> Outcome<Vec<Ledger>> {
-        let ledgers = Mutex::new(players.iter().map(|player| player.ledger().clone()).collect::<Vec<_>>());
-        let change = |number: Option<(usize, &Ledger)>| {
-            let mut ledgers = ledgers.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((number, ledger)) = number {
-                ledgers[number] = ledger.clone();
-            }
-            tell(&ledgers);
-        };
-        change(None);
+    fn play(
+        &self,
+        world: &World,
+        mut players: Vec<Player>,
+        tell: &(dyn Fn(&CrowdTruth) + Sync),
+    ) -> Outcome<CrowdTruth> {
+        let ledgers = players.iter().map(|player| player.ledger().clone()).collect();
         world.phase(Some(Phase::Open));
         let disk = self.disk.open_disk(world, true)?;
         world.phase(None);
+        let first = CrowdTruth { ledgers, top: self.disk.top_of(world), size_bytes: disk.geometry().size_bytes };
+        tell(&first);
+        let truth = Mutex::new(first);
+        let change = |change: &dyn Fn(&mut CrowdTruth)| {
+            let mut truth = truth.lock().unwrap_or_else(PoisonError::into_inner);
+            change(&mut truth);
+            tell(&truth);
+        };
+        let done = AtomicU64::new(0);
         let outcomes: Vec<Outcome> = thread::scope(|scope| {
-            let threads: Vec<_> = players
+            let mut threads: Vec<_> = players
                 .iter_mut()
                 .enumerate()
                 .map(|(number, player)| {
-                    let (disk, change) = (&disk, &change);
+                    let (disk, change, done) = (&disk, &change, &done);
                     scope.spawn(move || {
                         let mut left = self.requests;
                         let mut goes_on = |told: Told, ledger: &Ledger| {
                             if told != Told::After(0) {
-                                change(Some((number, ledger)));
+                                change(&|truth| truth.ledgers[number] = ledger.clone());
                             }
-                            if let Told::After(done) = told {
-                                left = left.saturating_sub(done);
+                            if let Told::After(count) = told {
+                                done.fetch_add(count.min(left), Ordering::SeqCst);
+                                left = left.saturating_sub(count);
                             }
                             left > 0
                         };
-                        player.play(&**disk, EngineKind::Sync, &mut goes_on).map_err(|error| error.to_string())
+                        let played = player.play(&**disk, self.disk.engine(), &mut goes_on);
+                        // Whoever waits for its requests need not wait any longer.
+                        done.fetch_add(left, Ordering::SeqCst);
+                        played.map_err(|error| error.to_string())
                     })
                 })
                 .collect();
+            if self.disk.changes != Changes::None {
+                let (disk, change, done) = (&disk, &change, &done);
+                threads.push(scope.spawn(move || {
+                    self.change(world, disk, done, &|top, size_bytes| {
+                        change(&|truth| {
+                            (truth.top, truth.size_bytes) = (truth.top.max(top), truth.size_bytes.max(size_bytes));
+                        });
+                    })
+                }));
+            }
             let ended = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("it panicked".into())));
             ended.collect()
         });
         outcomes.into_iter().collect::<Outcome<Vec<()>>>()?;
         for (number, player) in players.iter_mut().enumerate() {
-            let shown = player.read_windows(&*disk, EngineKind::Sync)?;
+            let shown = player.read_windows(&*disk, self.disk.engine())?;
             let judged = player.ledger().judge(&shown, false);
             judged.map_err(|error| format!("without any cut, player {number}: {error}"))?;
         }
         world.phase(Some(Phase::Close));
         disk.close().map_err(|error| format!("it does not close: {error}"))?;
         world.phase(None);
-        let mut ledgers: Vec<Ledger> = players.into_iter().map(Player::into_ledger).collect();
-        for ledger in &mut ledgers {
+        let mut truth = truth.into_inner().unwrap_or_else(PoisonError::into_inner);
+        truth.ledgers = players.into_iter().map(Player::into_ledger).collect();
+        for ledger in &mut truth.ledgers {
             ledger.flushed(ledger.mark());
         }
-        tell(&ledgers);
-        Ok(ledgers)
+        tell(&truth);
+        Ok(truth)
     }
 }
 
 impl Case for Crowd {
-    type Truth = Vec<Ledger>;
+    type Truth = CrowdTruth;
 
     fn name(&self) -> String {
         format!("{}, {} queues", self.disk.name, self.windows.len())
@@ -114,15 +195,15 @@ impl Case for Crowd {
         self.disk.make(world)
     }
 
-    fn run(&self, stage: &Stage<Vec<Ledger>>, seed: u64) -> Outcome {
+    fn run(&self, stage: &Stage<CrowdTruth>, seed: u64) -> Outcome {
         let player = |(number, windows): (u64, &Vec<Window>)| {
             Player::new(windows, |sector| self.disk.untouched(sector), seed << 8 | number)
         };
         let players = (0..).zip(&self.windows).map(player).collect();
-        self.play(&stage.world, players, &|ledgers| stage.tell(ledgers.to_vec())).map(drop)
+        self.play(&stage.world, players, &|truth| stage.tell(truth.clone())).map(drop)
     }
 
-    fn judge(&self, world: &World, truth: &Vec<Ledger>, seed: u64, depth: Depth) -> Outcome<u64> {
+    fn judge(&self, world: &World, truth: &CrowdTruth, seed: u64, depth: Depth) -> Outcome<u64> {
         let ledgers = self.look(world, truth)?;
         if depth.go_on {
             world.settle();
@@ -146,5 +227,10 @@ pub fn crowds() -> Vec<Crowd> {
         Crowd::on(kind("vhd differencing 16K"), 64 << 10, 24),
         Crowd::on(kind("vhdx dynamic 1M"), 1 << 20, 24),
         Crowd::on(kind("vhdx differencing 1M"), 1 << 20, 24),
+        Crowd::on(kind("raw, growing"), 32 << 10, 24),
+        Crowd::on(kind("vhd dynamic 16K, with snapshots"), 64 << 10, 24),
+        Crowd::on(kind("vhdx dynamic 1M, with snapshots"), 1 << 20, 24),
+        Crowd::on(kind("packed 16K, over a parent"), 64 << 10, 24),
+        Crowd::on(kind("vhd dynamic 16K, late"), 64 << 10, 24),
     ]
 }

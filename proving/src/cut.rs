@@ -44,10 +44,14 @@ pub enum Way {
     NoLengths,
     /// Lengths, but no bytes.
     OnlyLengths,
+    /// All of one file, and nothing of the others. Each operation by itself where one file has changed.
+    OneFile,
+    /// Nothing of one file, and all of the others; as before.
+    AllButOneFile,
 }
 
 /// All ways, those that find most first.
-pub const WAYS: [Way; 16] = [
+pub const WAYS: [Way; 18] = [
     Way::Nothing,
     Way::Everything,
     Way::Whole(50),
@@ -56,6 +60,7 @@ pub const WAYS: [Way; 16] = [
     Way::Small,
     Way::Suffix,
     Way::AllButOne,
+    Way::OneFile,
     Way::Sectors(90),
     Way::OnlyOne,
     Way::Large,
@@ -63,6 +68,7 @@ pub const WAYS: [Way; 16] = [
     Way::Whole(85),
     Way::Sectors(10),
     Way::OnlyLengths,
+    Way::AllButOneFile,
     Way::Whole(15),
 ];
 
@@ -154,6 +160,9 @@ impl<'a> Cutter<'a> {
         let total = self.pending() as u64;
         let chosen = if total > 0 { dice.below(total) } else { 0 };
         let mut number = 0;
+        let several = self.pending.len() > 1;
+        let one_file =
+            if several { self.pending.keys().nth(dice.below(self.pending.len() as u64) as usize) } else { None };
         for (file, changes) in &self.pending {
             let Some(contents) = left.files.get_mut(file) else { continue };
             for change in changes {
@@ -162,6 +171,9 @@ impl<'a> Cutter<'a> {
                     Way::Nothing => Some(false),
                     Way::Everything => Some(true),
                     Way::Whole(chance) => Some(dice.percent(chance.into())),
+                    Way::OneFile if several => Some(one_file == Some(file)),
+                    Way::AllButOneFile if several => Some(one_file != Some(file)),
+                    Way::OneFile | Way::AllButOneFile => Some(dice.percent(50)),
                     Way::Prefix if number == chosen => None,
                     Way::Prefix => Some(number < chosen),
                     Way::Suffix => Some(number > chosen),

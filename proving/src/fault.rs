@@ -32,16 +32,29 @@ pub enum FaultKind {
     Short,
     /// It takes a while, and succeeds.
     Slow,
+    /// A lane never answers it (see `world/late.rs`). Such a fault counts the operations of lanes.
+    Silent,
 }
 
 impl FaultKind {
     /// What the system says.
     pub fn error(self) -> io::Error {
         io::Error::from_raw_os_error(match self {
-            Self::Io | Self::Slow => 5,
+            Self::Io | Self::Slow | Self::Silent => 5,
             Self::Full | Self::Short => 28,
         })
     }
+}
+
+/// What fails after the operation that failed first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lasts {
+    /// Nothing.
+    Once,
+    /// All that follows.
+    ForEver,
+    /// All that follows on the same file.
+    InThatFile,
 }
 
 /// A fault that is planned.
@@ -51,18 +64,29 @@ pub struct Fault {
     pub kind: FaultKind,
     /// The operation that fails, from 1 on.
     pub at: u64,
-    /// Whether all that follow fail too.
-    pub from_then_on: bool,
+    /// What fails after it.
+    pub lasts: Lasts,
 }
 
 impl Fault {
     /// How operation `number` fails, if it does. Space runs out only where space is asked for.
-    pub(crate) fn strikes(&self, number: u64, moment: Moment) -> Option<FaultKind> {
-        let due = number == self.at || (self.from_then_on && number > self.at);
+    pub(crate) fn strikes(&self, number: u64, moment: Moment, same_file: bool) -> Option<FaultKind> {
+        let lasts = match self.lasts {
+            Lasts::Once => false,
+            Lasts::ForEver => true,
+            Lasts::InThatFile => same_file,
+        };
+        let due = number == self.at || (lasts && number > self.at);
         let possible = match self.kind {
+            FaultKind::Silent => false,
             FaultKind::Io | FaultKind::Slow => true,
             FaultKind::Full | FaultKind::Short => moment != Moment::Read,
         };
         (due && possible).then_some(self.kind)
+    }
+
+    /// Whether operation `number` of lanes is never answered.
+    pub(crate) fn silences(&self, number: u64) -> bool {
+        self.kind == FaultKind::Silent && (number == self.at || (self.lasts != Lasts::Once && number > self.at))
     }
 }

@@ -10,21 +10,25 @@
 use crate::{
     cut::{Cutter, Way},
     dice::Dice,
-    fault::{Fault, FaultKind, Moment},
+    fault::{Fault, FaultKind, Lasts, Moment},
     mutation::Phase,
     stage::{Case, Depth, Outcome, Stage},
     world::World,
 };
 
-/// All that can go wrong with an operation: how, and whether all that follow fail too.
-pub const FAULTS: [(FaultKind, bool); 6] = [
-    (FaultKind::Io, false),
-    (FaultKind::Io, true),
-    (FaultKind::Full, false),
-    (FaultKind::Full, true),
-    (FaultKind::Short, false),
-    (FaultKind::Slow, false),
+/// All that can go wrong with an operation: how, and what fails after it.
+pub const FAULTS: [(FaultKind, Lasts); 6] = [
+    (FaultKind::Io, Lasts::Once),
+    (FaultKind::Io, Lasts::ForEver),
+    (FaultKind::Full, Lasts::Once),
+    (FaultKind::Full, Lasts::ForEver),
+    (FaultKind::Short, Lasts::Once),
+    (FaultKind::Slow, Lasts::Once),
 ];
+
+/// What can go wrong besides with a disk of several files: one of them fails, or is full, and the others are not.
+pub const FAULTS_OF_ONE_FILE: [(FaultKind, Lasts); 2] =
+    [(FaultKind::Io, Lasts::InThatFile), (FaultKind::Full, Lasts::InThatFile)];
 
 /// What a faulty run tells.
 #[derive(Debug, Clone, Default)]
@@ -40,6 +44,11 @@ pub trait FaultyCase: Case {
 
     /// Whether the case has another way when such an operation fails, so that nobody need be told.
     fn has_another_way(&self, _moment: Moment) -> bool {
+        false
+    }
+
+    /// Whether the disk has several files that are written, of which one may fail alone.
+    fn has_several_files(&self) -> bool {
         false
     }
 }
@@ -58,7 +67,7 @@ pub struct Tally {
 /// Whether somebody must be told of it.
 fn must_be_told(kind: FaultKind, moment: Moment, phase: Option<Phase>) -> bool {
     match (kind, moment) {
-        (FaultKind::Slow, _) | (_, Moment::Punch | Moment::Share) => false,
+        (FaultKind::Slow | FaultKind::Silent, _) | (_, Moment::Punch | Moment::Share) => false,
         (FaultKind::Full | FaultKind::Short, Moment::Length) => false,
         (_, Moment::Read) => phase != Some(Phase::Open),
         _ => true,
@@ -103,16 +112,20 @@ fn try_one<C: FaultyCase>(case: &C, fault: Fault, tally: &mut Tally) -> Outcome 
     // What is there now, and what would be there had the power failed as well.
     let (start, history) = world.history();
     let truths = stage.truths();
-    let mut cutter = Cutter::new(start, &history, fault.at);
-    while cutter.next().is_some() {
-        cutter.step();
-    }
-    let Some(truth) = cutter.truth.and_then(|number| truths.get(number)) else { return Ok(()) };
+    let cutter_by = |turn: u64| {
+        // Which of the changes a failed sync loses is chosen anew.
+        let mut cutter = Cutter::new(start.clone(), &history, fault.at * 64 + fault.kind as u64 * 8 + turn);
+        while cutter.next().is_some() {
+            cutter.step();
+        }
+        cutter
+    };
+    let Some(truth) = cutter_by(0).truth.and_then(|number| truths.get(number)) else { return Ok(()) };
     let mut dice = Dice::new(fault.at, 0xfa);
     let depth = Depth { go_on: true, cut_again: 0 };
     case.judge(&World::of(world.snapshot()), truth, fault.at, depth).map_err(|error| format!("afterwards, {error}"))?;
-    for way in [Way::Nothing, Way::Whole(50), Way::Sectors(50)] {
-        let left = cutter.ruin(way, &mut dice);
+    for (turn, way) in (1..).zip([Way::Nothing, Way::Whole(50), Way::Sectors(50)]) {
+        let left = cutter_by(turn).ruin(way, &mut dice);
         let depth = Depth { go_on: way == Way::Whole(50), cut_again: 0 };
         case.judge(&World::of(left), truth, fault.at, depth)
             .map_err(|error| format!("after a power cut that followed ({way:?}), {error}"))?;
@@ -130,9 +143,10 @@ pub fn hunt<C: FaultyCase>(case: &C) -> Outcome<Tally> {
         return Err(format!("without a fault: {:?}", told.errors));
     }
     let mut tally = Tally { operations, ..Tally::default() };
+    let of_one_file = if case.has_several_files() { &FAULTS_OF_ONE_FILE[..] } else { &[] };
     for at in 1..=operations {
-        for (kind, from_then_on) in FAULTS {
-            let fault = Fault { kind, at, from_then_on };
+        for &(kind, lasts) in FAULTS.iter().chain(of_one_file) {
+            let fault = Fault { kind, at, lasts };
             try_one(case, fault, &mut tally).map_err(|error| format!("{fault:?} of {operations}: {error}"))?;
         }
     }

@@ -18,6 +18,8 @@
 //!   command.rs    commands that make files: create, convert
 //!   fault.rs      what can go wrong below; faulty.rs: at every single operation
 //!   mutation.rs   rules broken from below; meddler.rs: rules broken from above
+//!   packed.rs     an image of a format that does not exist: two files, packed blocks, no record of sectors
+//!   watchdog.rs   what hangs is told, and ended
 //!   opinion.rs    what qemu-img and libvhdi make of it
 //! ```
 //!
@@ -40,6 +42,8 @@ pub mod linear;
 pub mod meddler;
 pub mod mutation;
 pub mod opinion;
+pub mod packed;
 pub mod player;
 pub mod stage;
+pub mod watchdog;
 pub mod world;

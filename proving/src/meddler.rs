@@ -19,6 +19,8 @@ pub enum Meddling {
     SectorsForgotten,
     /// All of a block is called written when some of its sectors are.
     SectorsMadeWhole,
+    /// An image without a record of sectors says that it has one, so that no block is filled before a part of it is written.
+    NeverFills,
     /// Tables stay in memory: a flush only makes payload durable.
     FlushesPayloadOnly,
     /// A flush whose sync failed is tried once more, and passed for a success when the second one fails no more.
@@ -80,6 +82,14 @@ impl Image for Meddler {
         self.inner.sector_bitmap(block)
     }
 
+    fn read_packed(&self, block: u64, within_bytes: u64, out: &mut [u8]) -> Result<()> {
+        self.inner.read_packed(block, within_bytes, out)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+
     fn damage(&self, block: u64) -> Result<diskwright_image::ImageError> {
         self.inner.damage(block)
     }
@@ -99,7 +109,7 @@ impl ImageWriter for Meddler {
     }
 
     fn tracks_sectors(&self) -> bool {
-        self.inner.writer().is_some_and(ImageWriter::tracks_sectors)
+        self.meddling == Meddling::NeverFills || self.inner.writer().is_some_and(ImageWriter::tracks_sectors)
     }
 
     fn reserve(&self, block: u64) -> Result<Option<Reservation>> {

@@ -1,7 +1,10 @@
 //! Rules broken on purpose, from outside: the code under test is as it is shipped, and the world below it (or the image
 //! between, see [`meddler`](crate::meddler)) does not do what it was asked for. What is not caught then is not tested.
 
-use crate::contents::{Change, Contents};
+use crate::{
+    contents::{Change, Contents},
+    history::FileId,
+};
 
 /// What the code under test is doing, so that a rule can be broken in one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,6 +17,10 @@ pub enum Phase {
     DurableWrite,
     /// A flush.
     Flush,
+    /// An image joins on top of a disk that is in use.
+    Snapshot,
+    /// A disk that is in use grows.
+    Grow,
     /// Closing.
     Close,
     /// A command: create, convert.
@@ -30,6 +37,10 @@ pub enum Mutation {
     Disordered(Phase),
     /// No sync of a phase of this kind does anything: what was promised is not there.
     NotDurable(Phase),
+    /// Syncs of a phase of this kind reach the file that was made first, and no other.
+    FirstFileOnly(Phase),
+    /// A lane answers a write before it is carried out, which is when the lane is driven next.
+    AnsweredTooEarly,
     /// Names are not made durable.
     NoDirectorySync,
     /// Space is not zeroed before it is used again.
@@ -42,11 +53,12 @@ pub enum Mutation {
 
 impl Mutation {
     /// Whether this sync is left out, and if so whether it is made up for at the end of the phase.
-    pub(crate) fn leaves_out(self, in_phase: Phase, number: u32) -> Option<bool> {
+    pub(crate) fn leaves_out(self, in_phase: Phase, number: u32, file: FileId) -> Option<bool> {
         match self {
             Self::Unordered(phase, which) if phase == in_phase && which == number => Some(true),
             Self::Disordered(phase) if phase == in_phase => Some(true),
             Self::NotDurable(phase) if phase == in_phase => Some(false),
+            Self::FirstFileOnly(phase) if phase == in_phase && file > 0 => Some(false),
             _ => None,
         }
     }

@@ -3,21 +3,27 @@
 //! `DISKWRIGHT_SOAK_ROUNDS` says how many rounds each kind of disk gets (`./test --nightly` asks for many), `DISKWRIGHT_SOAK_SEED` the first seed, and
 //! `DISKWRIGHT_SOAK_ENGINE=pread` that no ring is used, for a sanitizer that cannot see what the kernel does (`.ci/tsan`).
 
-use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
-use diskwright_image::{DiskType, Format};
-use diskwright_proving::linear::{Mix, Plan, Tally, round};
+use diskwright_disk::{CreateRequest, Disk, Layer, OpenOptions, create};
+use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
+use diskwright_proving::{
+    linear::{Mix, Plan, Tally, round, round_beside},
+    packed::{self, PackedImage},
+};
 use diskwright_store::{
-    BlockDevice, BlockQueue, Blocking, CacheMode, Completion, EngineKind, Geometry, MemoryStore, Operation, PushError,
-    QueueOptions, RawDevice, Request,
+    BlockDevice, BlockQueue, Blocking, CacheMode, Completion, EngineKind, Files, Geometry, MemoryStore, Operation,
+    PushError, QueueOptions, RawDevice, Request, SharedRing, Store,
 };
 use std::{
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
+    time::Duration,
 };
+use uuid::Uuid;
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
@@ -30,6 +36,8 @@ const PLAN: Plan = Plan {
     engine: EngineKind::Auto,
     block_sectors: 64,
     sectors_max: 96,
+    shared_rings: false,
+    sweeps: false,
     mix: Mix::USUAL,
     seed: 1,
 };
@@ -140,6 +148,169 @@ fn vhdx_differencing() {
 fn vhdx_differencing_without_a_ring() {
     let engine = EngineKind::Sync;
     soak("vhdx differencing, pread", &Kind { engine, ..kind(Format::Vhdx, DiskType::Differencing, 1 << 20, 3 << 20) });
+}
+
+/// Rounds on a disk that is open, every other queue handing what must wait to the disk's loader; `beside` changes the disk meanwhile.
+fn soak_on(name: &str, disk: &Disk, plan: Plan, beside: &mut dyn FnMut(&Disk) -> Result<(), String>) {
+    let without_ring = std::env::var("DISKWRIGHT_SOAK_ENGINE").is_ok_and(|engine| engine == "pread");
+    let engine = if without_ring { EngineKind::Sync } else { plan.engine };
+    let shared_rings = !without_ring && SharedRing::new(8, None).is_ok();
+    if !shared_rings {
+        println!("soak: {name}: no ring, so no queue shares one, and the loader is not tried");
+    }
+    let (first, rounds) = (number("DISKWRIGHT_SOAK_SEED", 1), number("DISKWRIGHT_SOAK_ROUNDS", 3));
+    let mut base = vec![0; disk.geometry().size_bytes as usize];
+    Blocking::open(disk, engine).unwrap().read(0, &mut base).unwrap();
+    let mut tally = Tally::default();
+    for seed in first..first + rounds {
+        let plan = Plan { engine, shared_rings, seed, ..plan };
+        match round_beside(disk, &plan, &mut base, || beside(disk)) {
+            Ok(done) => tally += done,
+            Err(error) => panic!(
+                "{name}, seed {seed}: {error}\n  again: DISKWRIGHT_SOAK_SEED={first} DISKWRIGHT_SOAK_ROUNDS={rounds}"
+            ),
+        }
+    }
+    disk.close().unwrap();
+    println!("soak: {name}: {tally} (seeds {first} to {})", first + rounds - 1);
+}
+
+fn nothing_beside(_: &Disk) -> Result<(), String> {
+    Ok(())
+}
+
+fn new_file(path: &Path) -> Arc<dyn Store> {
+    let options =
+        diskwright_store::OpenOptions { writable: true, create_new: true, ..diskwright_store::OpenOptions::default() };
+    Files::default().open(path, &options).unwrap()
+}
+
+fn made(path: &Path, request: &CreateRequest) -> Arc<Disk> {
+    create(path, request).unwrap();
+    Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap()
+}
+
+/// Images join while the disk is used: with the same blocks, and with smaller ones, for which the map is made anew.
+fn soak_with_snapshots(format: Format, size_bytes: u64, block_bytes: [u32; 2]) {
+    let dir = tempfile::tempdir().unwrap();
+    let request =
+        CreateRequest { size_bytes: Some(size_bytes), block_bytes: Some(block_bytes[0]), ..CreateRequest::default() };
+    let disk = made(&dir.path().join(format!("disk.{format}")), &request);
+    let mut joined = 0;
+    let mut beside = |disk: &Disk| {
+        for block_bytes in block_bytes {
+            thread::sleep(Duration::from_millis(10));
+            joined += 1;
+            let path = dir.path().join(format!("disk-{joined}.{format}"));
+            let parent = ParentLink {
+                relative_path: Some(r".\below".into()),
+                linkage: Uuid::from_u128(1),
+                ..ParentLink::default()
+            };
+            let options = CreateOptions {
+                disk_type: DiskType::Differencing,
+                size_bytes,
+                block_bytes: Some(block_bytes),
+                logical_sector_bytes: 512,
+                physical_sector_bytes: 512,
+                parent: Some(parent),
+                preallocate: false,
+                disk_id: None,
+            };
+            let store = new_file(&path);
+            let made = match format {
+                Format::Vhd => vhd::create(Arc::clone(&store), &options),
+                _ => vhdx::create(Arc::clone(&store), &options),
+            };
+            made.map_err(|error| error.to_string())?;
+            let image = probe::open(store, Some(format), true, 512).map_err(|error| error.to_string())?;
+            disk.push_top(Layer { path, image }).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    };
+    let plan = Plan { block_sectors: u64::from(block_bytes[0]) / 512, ..PLAN };
+    soak_on(&format!("{format} dynamic, with snapshots"), &disk, plan, &mut beside);
+    assert!(disk.layers().len() > 2);
+}
+
+#[test]
+fn vhd_with_snapshots() {
+    soak_with_snapshots(Format::Vhd, 1 << 20, [32 << 10, 16 << 10]);
+}
+
+#[test]
+fn vhdx_with_snapshots() {
+    soak_with_snapshots(Format::Vhdx, 4 << 20, [2 << 20, 1 << 20]);
+}
+
+#[test]
+fn raw_growing() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk =
+        made(&dir.path().join("disk.raw"), &CreateRequest { size_bytes: Some(512 << 10), ..CreateRequest::default() });
+    let mut beside = |disk: &Disk| {
+        for _ in 0..4 {
+            thread::sleep(Duration::from_millis(5));
+            disk.grow(disk.geometry().size_bytes + (24 << 10)).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    };
+    soak_on("raw, growing", &disk, PLAN, &mut beside);
+}
+
+/// Blocks that must be filled before a part of them is written: some packed, some a parent's.
+#[test]
+fn blocks_that_are_filled_first() {
+    let size_bytes = 1_u64 << 20;
+    for (name, block_bytes) in [("packed 8K", 8_u64 << 10), ("packed 64K", 64 << 10)] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let parent = new_file(&path("parent"));
+        let bytes: Vec<u8> = (0..size_bytes).map(|at| at as u8 ^ (at >> 9) as u8 | 1).collect();
+        parent.write_at(&bytes, 0).unwrap();
+        let stores = [new_file(&path("table")), new_file(&path("blocks"))];
+        packed::create(&*stores[0], size_bytes / block_bytes).unwrap();
+        let image = Arc::new(PackedImage::open(stores, size_bytes, block_bytes, true).unwrap());
+        let parent = probe::open(parent, Some(Format::Raw), false, 512).unwrap();
+        let layers = vec![Layer { path: path("table"), image }, Layer { path: path("parent"), image: parent }];
+        let disk = Disk::from_layers(layers, Vec::new()).unwrap();
+        let plan = Plan { block_sectors: block_bytes / 512, ..PLAN };
+        soak_on(name, &disk, plan, &mut nothing_beside);
+    }
+}
+
+/// More blocks than are zeroed under one hold of the lock, discarded in stages while others write them.
+#[test]
+fn large_discards_that_meet_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let request = CreateRequest { size_bytes: Some(1100 * 4096), block_bytes: Some(4096), ..CreateRequest::default() };
+    let disk = made(&dir.path().join("disk.vhd"), &request);
+    let plan = Plan { block_sectors: 8, sweeps: true, steps: 250, ..PLAN };
+    soak_on("vhd dynamic 4K, swept", &disk, plan, &mut nothing_beside);
+}
+
+#[test]
+fn the_loader_works_beside_queues_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    for (format, size_bytes, block_bytes) in [(Format::Vhd, 1 << 20, 32 << 10), (Format::Vhdx, 3 << 20, 1 << 20)] {
+        let base = dir.path().join(format!("base.{format}"));
+        let request =
+            CreateRequest { size_bytes: Some(size_bytes), block_bytes: Some(block_bytes), ..CreateRequest::default() };
+        let disk = made(&base, &request);
+        let mut queue = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+        for start in (0..size_bytes).step_by(12 << 10) {
+            queue.write(start, &[start as u8 | 1; 4 << 10], false).unwrap();
+        }
+        drop(queue);
+        disk.close().unwrap();
+        drop(disk);
+        let disk = made(
+            &dir.path().join(format!("disk.{format}")),
+            &CreateRequest { parent: Some(base), block_bytes: Some(block_bytes), ..CreateRequest::default() },
+        );
+        let plan = Plan { block_sectors: u64::from(block_bytes) / 512, ..PLAN };
+        soak_on(&format!("{format} differencing, with a loader"), &disk, plan, &mut nothing_beside);
+    }
 }
 
 /// How a disk breaks its word, seldom.

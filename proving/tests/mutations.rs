@@ -78,7 +78,7 @@ fn a_sync_that_failed_is_not_tried_again_into_a_success() {
 
 /// Or says by name that it cannot.
 fn can_play(case: &disk::DiskCase) -> bool {
-    let missing = case.front.missing();
+    let missing = case.missing();
     if let Some(what) = &missing {
         println!("skipped: broken rules of {}: {what}", case.name);
     }
@@ -176,5 +176,49 @@ fn commands_make_files_and_names_durable_in_order() {
     for case in command::conversions() {
         must_be_caught("a copy's name is durable", &case, Some(Mutation::NoDirectorySync));
         must_be_caught("a copy is durable before it has its name", &case, Some(Mutation::Disordered(Phase::Command)));
+    }
+}
+
+#[test]
+fn a_disk_of_several_files_is_durable_in_all_of_them() {
+    for case in ["raw in three parts", "packed 16K, over a parent"] {
+        let phases = [("a flush", Phase::Flush), ("a close", Phase::Close), ("a write with FUA", Phase::DurableWrite)];
+        for (what, phase) in phases {
+            broken_below(&format!("{what} reaches every file"), case, Mutation::FirstFileOnly(phase));
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_changes_keeps_what_it_has() {
+    for case in ["vhd dynamic 16K, with snapshots", "vhdx dynamic 1M, with snapshots"] {
+        broken_below("a former top is durable when another has joined", case, Mutation::NotDurable(Phase::Snapshot));
+        broken_below("the image that joins has its name", case, Mutation::NoDirectorySync);
+    }
+    broken_below("a disk that has grown stays so", "raw, growing", Mutation::NotDurable(Phase::Grow));
+}
+
+#[test]
+fn blocks_that_are_filled_before_a_part_is_written() {
+    let case = "packed 16K, over a parent";
+    broken_above("a block that is written in part is filled first", case, Meddling::NeverFills);
+    broken_above("zeros hide a packed block and a parent", case, Meddling::ZeroesForgotten);
+    broken_below("a filled block before the entry that names it", case, Mutation::Unordered(Phase::Flush, 1));
+    let crowd = Crowd::on(disk::DiskCase { meddling: Some(Meddling::NeverFills), ..disk::named(case) }, 64 << 10, 24);
+    must_be_caught("a block that is written in part is filled first, in a crowd", &crowd, None);
+}
+
+#[test]
+fn every_stage_of_a_large_discard_counts() {
+    broken_above("zeros are recorded in every stage", "vhd dynamic 4K, swept", Meddling::ZeroesForgotten);
+}
+
+#[test]
+fn a_store_that_answers_late_has_done_what_it_answers() {
+    for case in ["raw, late", "vhd dynamic 16K, late", "vhdx differencing 1M, late"] {
+        if can_play(&disk::named(case)) {
+            broken_below("a late answer to a flush makes durable", case, Mutation::NotDurable(Phase::Flush));
+            broken_below("an answer comes when the write was carried out", case, Mutation::AnsweredTooEarly);
+        }
     }
 }

@@ -17,14 +17,14 @@
 //! **A lane that does not answer.** A lane must end every loan within a time that it chooses itself (the
 //! NBD client: the `timeout` of the URI), because only the lane knows its peer. The engine does not rely
 //! on that when it closes: [`Engine::finish`](crate::Engine::finish), and the engine's drop, wait for
-//! lanes for a limited time only. A loan that is still out then is given up: its request ends with an
+//! lanes for a limited time only ([`Lane::patience`]). A loan that is still out then is given up: its request ends with an
 //! error and a fresh buffer, and the memory that was lent is leaked, so a late answer writes to memory
 //! that nobody uses.
 
 pub use crate::part::Loan;
 
-use crate::store::Zeroing;
-use std::{fmt, os::fd::BorrowedFd};
+use crate::{engine::LANE_PATIENCE, store::Zeroing};
+use std::{fmt, os::fd::BorrowedFd, time::Duration};
 
 /// What a lane is asked to do. Payload is in the loan, and so is the length of reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,5 +71,11 @@ pub trait Lane: Send + Sync + fmt::Debug {
     /// methods of the store, in a thread of the pool.
     fn alignment_bytes(&self) -> u32 {
         1
+    }
+
+    /// How long an engine that closes waits for the loans that this lane has. The engine's own
+    /// [patience](crate::Engine::set_patience) is the upper limit.
+    fn patience(&self) -> Duration {
+        LANE_PATIENCE
     }
 }

@@ -1,6 +1,6 @@
 //! A short session that does something of everything, in which each operation below fails once.
 
-use super::{DiskCase, DiskTruth, Front};
+use super::{Beneath, Changes, DiskCase, DiskTruth, Front, session::Session};
 use crate::{
     contents::SECTOR_BYTES,
     fault::FaultKind,
@@ -9,6 +9,7 @@ use crate::{
     mutation::Phase,
     stage::{Outcome, Stage},
 };
+use diskwright_image::Format;
 
 impl FaultyCase for DiskCase {
     fn run_on(&self, stage: &Stage<DiskTruth>, told: &mut Told) -> Outcome {
@@ -28,11 +29,12 @@ impl FaultyCase for DiskCase {
                 return Ok(());
             }
         };
-        let (first, last) = (self.windows[0], self.windows[self.windows.len() - 1]);
+        let there = self.windows.iter().filter(|window| window.first * SECTOR_BYTES < self.size_at_first());
+        let (first, last) = (self.windows[0], *there.last().unwrap_or(&self.windows[0]));
         let unit = (u64::from(self.sector_bytes) / SECTOR_BYTES).max(if self.gentle { 8 } else { 1 });
         let small = |window: Window, at: u64| (window.first + at * unit, unit);
         let whole = |window: Window| (window.first, window.count);
-        let steps: Vec<FaultyStep> = vec![
+        let mut steps: Vec<FaultyStep> = vec![
             FaultyStep::Write(small(first, 1), false),
             FaultyStep::Write(small(last, 0), false),
             FaultyStep::Flush,
@@ -49,6 +51,17 @@ impl FaultyCase for DiskCase {
             FaultyStep::Write(small(first, 2), false),
             FaultyStep::Flush,
         ];
+        if self.changes != Changes::None {
+            // What failed is tried again. (Of a VHDX that takes long, and its snapshots are those of a VHD.)
+            let times = if self.format == Format::Vhdx { 1 } else { 3 };
+            [7, 7, 4][3 - times..].iter().for_each(|&at| steps.insert(at, FaultyStep::Change));
+        }
+        if let Some(both) = self.windows.get(1).filter(|_| matches!(self.beneath, Beneath::Parts(_))) {
+            steps.splice(
+                7..7,
+                [FaultyStep::Write(whole(*both), false), FaultyStep::Flush, FaultyStep::Write(whole(*both), true)],
+            );
+        }
         for (version, step) in (1..).zip(steps) {
             if self.gentle && matches!(step, FaultyStep::Zero(..)) {
                 continue;
@@ -57,13 +70,14 @@ impl FaultyCase for DiskCase {
             let announced = match step {
                 FaultyStep::Write((first, count), _) => Some(truth.ledger.announce(first, count, version)),
                 FaultyStep::Zero((first, count), _) => Some(truth.ledger.announce(first, count, 0)),
-                FaultyStep::Flush | FaultyStep::Read => None,
+                FaultyStep::Flush | FaultyStep::Read | FaultyStep::Change => None,
             };
             stage.tell(truth.clone());
             let (durable, outcome) = match step {
                 FaultyStep::Write((first, count), durable) => (durable, session.write(first, count, version, durable)),
                 FaultyStep::Zero((first, count), discard) => (false, session.zero(first, count, discard, false)),
                 FaultyStep::Flush => (false, session.flush()),
+                FaultyStep::Change => (false, self.change_once(stage, &mut session, &mut truth)),
                 FaultyStep::Read => {
                     let shown = session.read_windows();
                     if let Ok(shown) = &shown {
@@ -95,14 +109,26 @@ impl FaultyCase for DiskCase {
         stage.tell(truth);
         Ok(())
     }
+
+    fn has_several_files(&self) -> bool {
+        self.files_written() > 1
+    }
 }
 
 impl DiskCase {
+    fn change_once(&self, stage: &Stage<DiskTruth>, session: &mut Session<'_>, truth: &mut DiskTruth) -> Outcome {
+        match self.changes {
+            Changes::None => Ok(()),
+            Changes::Snapshots => self.play_snapshot(stage, session, truth),
+            Changes::Grows { .. } => self.play_growth(stage, session, truth, truth.changed.size_bytes + (256 << 10)),
+        }
+    }
+
     /// Over a wire, the first error says what went wrong below. (Later ones say that the disk is closed to flushes, or what is still wrong.)
     fn judge_errno(&self, stage: &Stage<DiskTruth>, error: &str) -> Outcome {
         let (Front::Nbd, (_, Some((kind, ..)))) = (self.front, stage.world.strikes()) else { return Ok(()) };
         let name = match kind {
-            FaultKind::Io | FaultKind::Slow => "EIO",
+            FaultKind::Io | FaultKind::Slow | FaultKind::Silent => "EIO",
             FaultKind::Full | FaultKind::Short => "ENOSPC",
         };
         if error.contains(name) { Ok(()) } else { Err(format!("{kind:?} came over the wire without {name}: {error}")) }
@@ -115,4 +141,6 @@ enum FaultyStep {
     Zero((u64, u64), bool),
     Flush,
     Read,
+    /// An image joins, or the disk grows.
+    Change,
 }

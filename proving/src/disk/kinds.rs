@@ -1,6 +1,6 @@
 //! The kinds of disks that are tried.
 
-use super::{Damage, DiskCase, Front};
+use super::{Beneath, Changes, Damage, DiskCase, Front};
 use crate::{contents::SECTOR_BYTES, ledger::Window};
 use diskwright_image::{DiskType, Format};
 
@@ -24,6 +24,9 @@ pub fn all() -> Vec<DiskCase> {
             gentle: false,
             churns: false,
             damage: None,
+            beneath: Beneath::File,
+            changes: Changes::None,
+            sweeps: false,
             front: Front::Queue,
             steps: 24,
             meddling: None,
@@ -129,6 +132,57 @@ pub fn all() -> Vec<DiskCase> {
         )),
         served(kind("vhdx dynamic 1M, over NBD", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 30, 63])),
         served(kind("vhdx differencing 1M, over NBD", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])),
+        // Windows that lie in two files each, so that a write has a part in both.
+        DiskCase {
+            beneath: Beneath::Parts(&[640 << 10, 192 << 10, 1216 << 10]),
+            windows: [0, 1280 - 64, 1664 - 64, 4096 - 128].map(|first| Window { first, count: 128 }).into(),
+            ..kind("raw in three parts", Format::Raw, DiskType::Fixed, 0, 2 * m, &[])
+        },
+        DiskCase {
+            changes: Changes::Grows { from_bytes: 256 << 10 },
+            ..kind("raw, growing", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 3, 5, 12, 31])
+        },
+        DiskCase {
+            changes: Changes::Snapshots,
+            ..kind(
+                "vhd dynamic 16K, with snapshots",
+                Format::Vhd,
+                DiskType::Dynamic,
+                16 * kib,
+                4 * m,
+                &[0, 1, 2, 127, 128, 255],
+            )
+        },
+        DiskCase {
+            changes: Changes::Snapshots,
+            ..kind("vhdx dynamic 1M, with snapshots", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 40])
+        },
+        DiskCase {
+            beneath: Beneath::Packed,
+            ..kind(
+                "packed 16K, over a parent",
+                Format::Raw,
+                DiskType::Dynamic,
+                16 * kib,
+                8 * m,
+                &[0, 1, 2, 3, 64, 65, 511],
+            )
+        },
+        // More blocks than are zeroed under one hold of a lock.
+        DiskCase {
+            sweeps: true,
+            ..kind(
+                "vhd dynamic 4K, swept",
+                Format::Vhd,
+                DiskType::Dynamic,
+                4 * kib,
+                2100 * 4096,
+                &[0, 1, 1023, 1024, 1025, 2048, 2099],
+            )
+        },
+        late(kind("raw, late", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
+        late(kind("vhd dynamic 16K, late", Format::Vhd, DiskType::Dynamic, 16 * kib, 8 * m, &[0, 1, 2, 128, 511])),
+        late(kind("vhdx differencing 1M, late", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])),
     ]
     .into_iter()
     .map(|case| {
@@ -145,6 +199,11 @@ pub fn all() -> Vec<DiskCase> {
 /// The same behind an NBD server.
 fn served(case: DiskCase) -> DiskCase {
     DiskCase { front: Front::Nbd, ..case }
+}
+
+/// The same in a store that answers late.
+fn late(case: DiskCase) -> DiskCase {
+    DiskCase { beneath: Beneath::Late, ..case }
 }
 
 /// The kind of this name.

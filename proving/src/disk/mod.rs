@@ -11,15 +11,22 @@
 //! 4. it goes on: another session writes, flushes and closes, and finds again what it wrote and what it saw;
 //! 5. where asked for, that session's power is cut too.
 //!
+//! What lies under a disk is a file, several, a store that answers late, or an image of no format ([`Beneath`]); and some change while they are in use (`changes.rs`).
+//!
 //! `kinds.rs` lists what is tried; `front.rs` puts a server between; `session.rs` drives one open disk; `play.rs` makes the random sessions; `faults.rs` the short one in which
 //! every operation fails once.
 
+mod beneath;
+mod changes;
 mod faults;
 mod front;
 mod kinds;
 mod play;
 mod session;
+pub mod silence;
 
+pub use beneath::Beneath;
+pub use changes::{Changed, Changes};
 pub use front::Front;
 pub use kinds::{all, named};
 
@@ -36,7 +43,7 @@ use crate::{
 };
 use diskwright_disk::{CreateRequest, Disk, Layer, OpenOptions, create};
 use diskwright_image::{DiskType, Format, Severity, probe};
-use diskwright_store::{EngineKind, FileSystem, LockMode};
+use diskwright_store::{FileSystem, LockMode};
 use session::Session;
 use std::{
     path::{Path, PathBuf},
@@ -46,6 +53,9 @@ use uuid::Uuid;
 
 /// The headers of a VHDX, which change when the identities do.
 const VHDX_HEADERS: std::ops::Range<u64> = 64 << 10..192 << 10;
+
+/// By which stores answer late.
+const LATE_SEED: u64 = 7;
 
 /// Damage that is there before a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +89,12 @@ pub struct DiskCase {
     pub churns: bool,
     /// What is wrong from the start.
     pub damage: Option<Damage>,
+    /// What lies under it.
+    pub beneath: Beneath,
+    /// How it changes while it is in use.
+    pub changes: Changes,
+    /// Whether all of it is discarded now and then, in several stages.
+    pub sweeps: bool,
     /// Through what it is driven when it is written to.
     pub front: Front,
     /// Steps of a run.
@@ -90,6 +106,8 @@ pub struct DiskCase {
 /// What is known of a file when a session begins.
 #[derive(Debug)]
 pub struct SessionStart {
+    /// The image that was the top: see [`DiskCase::path_of`].
+    top: u32,
     file: Contents,
     file_write_id: Option<Uuid>,
     linkage_id: Option<Uuid>,
@@ -108,12 +126,17 @@ impl SessionStart {
 pub struct DiskTruth {
     ledger: Ledger,
     session: Arc<SessionStart>,
+    changed: Changed,
 }
 
 impl DiskCase {
-    /// The file of the disk.
+    /// The file of the disk, as it is made.
     pub fn path(&self) -> PathBuf {
-        format!("/d/disk.{}", self.format).into()
+        match self.beneath {
+            Beneath::File | Beneath::Late => format!("/d/disk.{}", self.format).into(),
+            Beneath::Parts(_) => "/d/disk.001".into(),
+            Beneath::Packed => "/d/disk.table".into(),
+        }
     }
 
     fn parent_path(&self) -> PathBuf {
@@ -126,7 +149,8 @@ impl DiskCase {
 
     /// What an untouched sector shows. A parent holds something in every other 4 KiB.
     pub fn untouched(&self, sector: u64) -> Version {
-        if self.is_child() && (sector / 8).is_multiple_of(2) { PARENT } else { 0 }
+        let has_parent = self.is_child() || self.beneath == Beneath::Packed;
+        if has_parent && (sector / 8).is_multiple_of(2) { PARENT } else { 0 }
     }
 
     /// What a new disk shows.
@@ -138,7 +162,7 @@ impl DiskCase {
     pub fn open_options(&self, world: &World, writable: bool) -> OpenOptions {
         OpenOptions {
             writable,
-            engine: EngineKind::Sync,
+            engine: self.engine(),
             format: Some(self.format),
             files: world.files(),
             ..OpenOptions::default()
@@ -168,7 +192,7 @@ impl DiskCase {
 
     fn request(&self, world: &World) -> CreateRequest {
         CreateRequest {
-            size_bytes: Some(self.size_bytes),
+            size_bytes: Some(self.size_at_first()),
             format: Some(self.format),
             disk_type: Some(self.disk_type),
             block_bytes: self.block_bytes,
@@ -183,6 +207,10 @@ impl DiskCase {
     /// # Errors
     /// What went wrong.
     pub fn make_again(&self, world: &World) -> Outcome {
+        match self.beneath {
+            Beneath::File | Beneath::Late => {}
+            Beneath::Parts(_) | Beneath::Packed => return self.make_beneath(world),
+        }
         let parent = self.is_child().then(|| self.parent_path());
         let request = CreateRequest { parent, ..self.request(world) };
         create(self.path(), &request).map(drop).map_err(|error| error.to_string())
@@ -205,8 +233,16 @@ impl DiskCase {
     /// # Errors
     /// What went wrong.
     pub fn read_at(&self, world: &World, path: &Path) -> Outcome<Vec<Vec<u8>>> {
-        let disk = Disk::open(path, &self.open_options(world, false)).map_err(|error| error.to_string())?;
-        Session::of(self, disk)?.read_windows()
+        Session::of(self, self.open_at(world, path)?)?.read_windows()
+    }
+
+    /// Opens the disk whose top is at `path`, for reading.
+    fn open_at(&self, world: &World, path: &Path) -> Outcome<Arc<Disk>> {
+        world.answer_late(None);
+        if self.beneath == Beneath::Packed {
+            return self.open_packed(world, false);
+        }
+        Disk::open(path, &self.open_options(world, false)).map_err(|error| error.to_string())
     }
 
     /// What the user of a disk may count on that has just been made.
@@ -217,7 +253,7 @@ impl DiskCase {
         let ledger = self.fresh_ledger();
         let visible = ledger.judge(&self.read_at(world, &self.path())?, false)?;
         let session = Arc::new(self.session_start(world, visible)?);
-        Ok(DiskTruth { ledger, session })
+        Ok(DiskTruth { ledger, session, changed: Changed::not_yet(self) })
     }
 
     fn do_damage(&self, world: &World) -> Outcome {
@@ -241,7 +277,11 @@ impl DiskCase {
     /// # Errors
     /// Why it does not open.
     pub fn open_disk(&self, world: &World, writable: bool) -> Outcome<Arc<Disk>> {
-        let path = self.path();
+        let path = self.path_of(self.top_of(world));
+        world.answer_late((writable && self.beneath == Beneath::Late).then_some(LATE_SEED));
+        if self.beneath == Beneath::Packed {
+            return self.open_packed(world, writable).map_err(|error| format!("it does not open: {error}"));
+        }
         let opened = match self.meddling.filter(|meddling| writable && !meddling.is_of_server()) {
             None => Disk::open(&path, &self.open_options(world, writable)),
             Some(meddling) => self.open_meddled(world, meddling)?,
@@ -256,8 +296,12 @@ impl DiskCase {
             let store = world.open(path, &options).map_err(|error| error.to_string())?;
             probe::open(store, Some(self.format), writable, self.sector_bytes).map_err(|error| error.to_string())
         };
-        let top = Arc::new(Meddler::new(image(&self.path(), true)?, meddling));
-        let mut layers = vec![Layer { path: self.path(), image: top }];
+        let top = self.top_of(world);
+        let above = Arc::new(Meddler::new(image(&self.path_of(top), true)?, meddling));
+        let mut layers = vec![Layer { path: self.path_of(top), image: above }];
+        for below in (0..top).rev() {
+            layers.push(Layer { path: self.path_of(below), image: image(&self.path_of(below), false)? });
+        }
         if self.is_child() {
             layers.push(Layer { path: self.parent_path(), image: image(&self.parent_path(), false)? });
         }
@@ -269,10 +313,17 @@ impl DiskCase {
     /// # Errors
     /// What it found.
     pub fn check(&self, world: &World, path: &Path) -> Outcome {
-        let options = diskwright_store::OpenOptions::default();
-        let store = world.open(path, &options).map_err(|error| error.to_string())?;
-        let (_, report) =
-            probe::check(store, Some(self.format)).map_err(|error| format!("it cannot be checked: {error}"))?;
+        let report = match self.beneath {
+            // It is checked when it is opened.
+            Beneath::Packed => return Ok(()),
+            Beneath::Parts(_) => self.check_parts(world)?,
+            Beneath::File | Beneath::Late => {
+                let options = diskwright_store::OpenOptions::default();
+                let store = world.open(path, &options).map_err(|error| error.to_string())?;
+                let checked = probe::check(store, Some(self.format));
+                checked.map_err(|error| format!("it cannot be checked: {error}"))?.1
+            }
+        };
         // A dynamic VHD's bitmap does not matter to us, but to libvhdi.
         let is_known = |message: &str| {
             self.damage == Some(Damage::FooterCopy)
@@ -288,29 +339,33 @@ impl DiskCase {
     }
 
     fn session_start(&self, world: &World, visible: Vec<Version>) -> Outcome<SessionStart> {
-        let file = world.snapshot().file(&self.path()).cloned().unwrap_or_default();
-        let disk = Disk::open(self.path(), &self.open_options(world, false)).map_err(|error| error.to_string())?;
+        let top = self.top_of(world);
+        let file = world.snapshot().file(&self.path_of(top)).cloned().unwrap_or_default();
+        let disk = self.open_at(world, &self.path_of(top))?;
         let layers = disk.layers();
         let info = layers[0].image.info();
-        Ok(SessionStart { file, file_write_id: info.file_write_id, linkage_id: info.linkage_id, visible })
+        Ok(SessionStart { top, file, file_write_id: info.file_write_id, linkage_id: info.linkage_id, visible })
     }
 
     /// The identities of a VHDX tell of every change.
     fn judge_identities(&self, world: &World, disk: &Disk, truth: &DiskTruth, shown: &[Version]) -> Outcome {
-        let layers = disk.layers();
-        let info = layers[0].image.info();
         if self.format != Format::Vhdx {
             return Ok(());
         }
         let start = &truth.session;
+        // An image that has joined since is not the one that was the top.
+        let joined = self.top_of(world).saturating_sub(start.top);
+        let layers = disk.layers();
+        let Some(layer) = layers.get(joined as usize) else { return Ok(()) };
+        let info = layer.image.info();
         let snapshot = world.snapshot();
-        let Some(file) = snapshot.file(&self.path()) else { return Ok(()) };
+        let Some(file) = snapshot.file(&self.path_of(start.top)) else { return Ok(()) };
         if info.file_write_id == start.file_write_id
             && let Some(at) = start.file.first_difference(file, &VHDX_HEADERS)
         {
             return Err(format!("byte {at} of the file changed, but its FileWriteGuid did not"));
         }
-        if info.linkage_id == start.linkage_id && shown != start.visible {
+        if joined == 0 && info.linkage_id == start.linkage_id && shown != start.visible {
             return Err("what a guest sees changed, but the DataWriteGuid did not".into());
         }
         Ok(())
@@ -318,8 +373,10 @@ impl DiskCase {
 
     /// What the disk shows, and whether that may be.
     fn look(&self, world: &World, truth: &DiskTruth) -> Outcome<Vec<Version>> {
-        self.check(world, &self.path())?;
+        let top = self.judge_tops(world, truth)?;
+        (0..=top).try_for_each(|number| self.check(world, &self.path_of(number)))?;
         let mut session = self.open(world, false)?;
+        self.judge_size(&session.disk, truth)?;
         let shown = session.read_windows()?;
         let versions = truth.ledger.judge(&shown, true)?;
         self.judge_identities(world, &session.disk, truth, &versions)?;
@@ -354,7 +411,7 @@ impl Case for DiskCase {
         let stage = Stage::new(world.clone());
         let mut dice = Dice::new(seed, 0x600d);
         let session = Arc::new(self.session_start(world, shown.clone())?);
-        let mut next = DiskTruth { ledger: truth.ledger.settled(shown), session };
+        let mut next = DiskTruth { ledger: truth.ledger.settled(shown), session, changed: self.changed_now(world)? };
         // A server takes longer to start than most sessions last.
         let front = if depth.cut_again == 0 { Front::Queue } else { self.front };
         let unmeddled = Self { meddling: None, front, ..self.clone() };
@@ -401,6 +458,10 @@ impl Case for DiskCase {
             Ok(_) => Opinion::Disagrees(format!("{who} reads something else than we do")),
             Err(error) => Opinion::Disagrees(format!("as {who} reads it, {error}")),
         };
+        // Their programs are asked about one image, and about a child and its parent.
+        if self.top_of(&world) > 0 || self.beneath == Beneath::Packed {
+            return None;
+        }
         // qemu-img knows no sectors of 4096 bytes, and no VHD without the copy of its footer.
         if self.sector_bytes != 512 || self.damage.is_some() {
             return None;

@@ -1,7 +1,7 @@
 //! Random sessions of a disk, and what its user may count on at each step.
 
 use super::{
-    DiskCase, DiskTruth,
+    Changes, DiskCase, DiskTruth,
     session::{Session, write_by_another},
 };
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     mutation::Phase,
     stage::{Outcome, Stage},
 };
+use diskwright_disk::Disk;
 use diskwright_store::sync::Mutex;
 use std::sync::{Arc, PoisonError};
 
@@ -31,22 +32,31 @@ impl DiskCase {
         world.phase(None);
         for _ in 0..steps {
             *version += 1;
+            if self.changes != Changes::None && dice.percent(10) {
+                self.play_change(stage, &mut session, truth, dice)?;
+                continue;
+            }
+            if self.sweeps && dice.percent(8) {
+                let all = (0, DiskCase::sectors_now(&session.disk));
+                self.play_zero(stage, &mut session, truth, all, dice.percent(70), false)?;
+                continue;
+            }
             match if self.churns { churning(dice) } else { dice.below(100) } {
                 0..46 => {
-                    let (first, count) = self.some_range(dice, 40);
+                    let (first, count) = self.some_range(dice, &session.disk, 40);
                     self.play_write(stage, &mut session, truth, (first, count), *version, dice.percent(12))?;
                 }
                 46..54 if !self.gentle => {
-                    let (first, count) = self.some_range(dice, 3000);
+                    let (first, count) = self.some_range(dice, &session.disk, 3000);
                     self.play_zero(stage, &mut session, truth, (first, count), dice.percent(50), dice.percent(12))?;
                 }
                 54..60 if !self.gentle => {
                     // A whole window: whole blocks, mostly.
-                    let Window { first, count } = *dice.pick(&self.windows);
+                    let Window { first, count } = self.some_window(dice, &session.disk);
                     self.play_zero(stage, &mut session, truth, (first, count), dice.percent(50), false)?;
                 }
                 60..64 => {
-                    let Window { first, count } = *dice.pick(&self.windows);
+                    let Window { first, count } = self.some_window(dice, &session.disk);
                     self.play_write(stage, &mut session, truth, (first, count), *version, false)?;
                 }
                 64..78 => self.play_flush(stage, &mut session, truth, dice, version)?,
@@ -105,10 +115,17 @@ impl DiskCase {
         Ok(session)
     }
 
+    /// A window to which the disk has grown.
+    fn some_window(&self, dice: &mut Dice, disk: &Disk) -> Window {
+        let end = Self::sectors_now(disk);
+        let there = self.windows.iter().filter(|window| window.first < end).count();
+        self.windows[dice.below(there as u64) as usize]
+    }
+
     /// A range of the disk's sectors within one window.
-    fn some_range(&self, dice: &mut Dice, most: u64) -> (u64, u64) {
+    fn some_range(&self, dice: &mut Dice, disk: &Disk, most: u64) -> (u64, u64) {
         let unit = if self.gentle { 8 } else { u64::from(self.sector_bytes) / SECTOR_BYTES };
-        let window = dice.pick(&self.windows);
+        let window = self.some_window(dice, disk);
         let units = window.count / unit;
         let first = dice.below(units);
         // Small, mostly.
@@ -186,7 +203,7 @@ impl DiskCase {
                 })));
             }
             1..4 if session.has_written => {
-                let ranges: Vec<(u64, u64)> = (0..3).map(|_| self.some_range(dice, 40)).collect();
+                let ranges: Vec<(u64, u64)> = (0..3).map(|_| self.some_range(dice, &session.disk, 40)).collect();
                 let first_version = *version + 1;
                 *version += ranges.len() as Version;
                 // Whether it is done or not: it may be there from now on.

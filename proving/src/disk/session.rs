@@ -48,7 +48,7 @@ impl<'a> Session<'a> {
 
     /// Drives a disk through a front.
     pub(super) fn through(front: Front, case: &'a DiskCase, disk: Arc<Disk>) -> Outcome<Self> {
-        let options = QueueOptions { depth: 1, engine: EngineKind::Sync, slab: None, ring: None };
+        let options = QueueOptions { depth: 1, engine: case.engine(), slab: None, ring: None };
         let served = match front {
             Front::Queue => None,
             Front::Nbd => Some(Served::start(device_of(case, &disk))?),
@@ -102,8 +102,14 @@ impl<'a> Session<'a> {
 
     pub(super) fn read_windows(&mut self) -> Outcome<Vec<Vec<u8>>> {
         let mut shown = Vec::new();
+        let end = DiskCase::sectors_now(&self.disk);
         for window in self.case.windows.clone() {
             let len = (window.count * SECTOR_BYTES) as usize;
+            if window.first >= end {
+                // The disk has not grown to there.
+                shown.push(vec![0; len]);
+                continue;
+            }
             let buf = self.buf.take().ok_or("the buffer was lost")?;
             self.run(Request::read(window.first * SECTOR_BYTES, len, buf, 0))
                 .map_err(|error| format!("it does not read: {error}"))?;

@@ -6,9 +6,10 @@ use crate::{
     dice::Dice,
     ledger::{Version, stamp},
     stage::Outcome,
+    watchdog::Watchdog,
 };
 use diskwright_store::{
-    BlockDevice, Blocking, Completion, EngineKind, IoBuf, Operation, QueueOptions, Request, sync::thread,
+    BlockDevice, Blocking, Completion, EngineKind, IoBuf, Operation, QueueOptions, Request, SharedRing, sync::thread,
 };
 use std::{
     collections::HashMap,
@@ -42,6 +43,10 @@ pub struct Plan {
     pub block_sectors: u64,
     /// Most sectors of a request that is not for whole blocks.
     pub sectors_max: u64,
+    /// Whether every other queue is on a ring that it would share, so that the disk's loader does what must wait.
+    pub shared_rings: bool,
+    /// Whether some discards are of the whole disk.
+    pub sweeps: bool,
     /// What they ask for.
     pub mix: Mix,
     /// Chooses. Rounds of one disk have seeds that follow each other.
@@ -105,7 +110,9 @@ impl fmt::Display for Tally {
 pub fn drive(device: &dyn BlockDevice, plan: &Plan, me: u64, clock: &Clock) -> Outcome<Vec<Event>> {
     let text = |error: std::io::Error| error.to_string();
     let mut dice = Dice::new(plan.seed, 0x11fe + me);
-    let options = QueueOptions { depth: plan.depth, engine: plan.engine, ..QueueOptions::default() };
+    let ring = if plan.shared_rings && me % 2 == 1 { Some(SharedRing::new(64, None).map_err(text)?) } else { None };
+    let options =
+        QueueOptions { depth: plan.depth, engine: plan.engine, ring: ring.as_ref(), ..QueueOptions::default() };
     let mut queue = device.open_queue(&options).map_err(text)?;
     let geometry = device.geometry();
     let unit = u64::from(geometry.logical_sector_bytes) / SECTOR_BYTES;
@@ -170,6 +177,9 @@ fn choose(dice: &mut Dice, plan: &Plan, all: u64, unit: u64) -> (Operation, u64,
         _ => Operation::Write,
     };
     let zeroes = matches!(operation, Operation::Discard | Operation::WriteZeroes);
+    if plan.sweeps && operation == Operation::Discard && dice.percent(10) {
+        return (operation, 0, all);
+    }
     if zeroes && dice.percent(60) {
         let block = dice.below(all.div_ceil(plan.block_sectors));
         let first = block * plan.block_sectors;
@@ -181,23 +191,67 @@ fn choose(dice: &mut Dice, plan: &Plan, all: u64, unit: u64) -> (Operation, u64,
     (operation, first, count.min(all - first))
 }
 
+/// Every block is written in part, and every second one given up whole, when nobody else is there: no block has stayed taken.
+fn sweep(device: &dyn BlockDevice, plan: &Plan, clock: &Clock, events: &mut Vec<Event>) -> Outcome {
+    let text = |error: std::io::Error| error.to_string();
+    let mut queue = Blocking::open(device, plan.engine).map_err(text)?;
+    let geometry = device.geometry();
+    let unit = u64::from(geometry.logical_sector_bytes) / SECTOR_BYTES;
+    let all = geometry.size_bytes / SECTOR_BYTES;
+    for (step, first) in (0..all).step_by(plan.block_sectors as usize).enumerate() {
+        let (act, count) = match step % 2 {
+            // Far from what any thread writes.
+            0 => (1 << 31 | (plan.seed as Version).wrapping_mul(4096).wrapping_add(step as Version) >> 1, unit),
+            _ => (0, plan.block_sectors.min(all - first)),
+        };
+        let begin = clock.tick();
+        if act == 0 {
+            queue.discard(first * SECTOR_BYTES, count * SECTOR_BYTES).map_err(text)?;
+        } else {
+            let mut bytes = vec![0; (count * SECTOR_BYTES) as usize];
+            stamp(&mut bytes, first, act);
+            queue.write(first * SECTOR_BYTES, &bytes, false).map_err(text)?;
+        }
+        events.push(Event { act: Act::Write(act), first, count, begin, end: clock.tick() });
+    }
+    Ok(())
+}
+
 /// One round: all threads, and then a look at everything, which becomes what the next round begins with.
 ///
 /// # Errors
 /// A result that no linearizable disk gives, or a request that failed.
 pub fn round(device: &dyn BlockDevice, plan: &Plan, base: &mut Vec<u8>) -> Outcome<Tally> {
+    round_beside(device, plan, base, || Ok(()))
+}
+
+/// As [`round`], while `beside` does something else to the device, in this thread. The device may have grown by it.
+///
+/// # Errors
+/// As [`round`], and those of `beside`.
+pub fn round_beside(
+    device: &dyn BlockDevice,
+    plan: &Plan,
+    base: &mut Vec<u8>,
+    beside: impl FnOnce() -> Outcome,
+) -> Outcome<Tally> {
+    let _watch = Watchdog::over(format!("a round of {} threads on a disk, seed {}", plan.threads, plan.seed));
     let clock = Clock::default();
     let outcomes: Vec<Outcome<Vec<Event>>> = thread::scope(|scope| {
         let clock = &clock;
         let threads: Vec<_> = (0..plan.threads).map(|me| scope.spawn(move || drive(device, plan, me, clock))).collect();
+        let done = beside().map(|()| Vec::new());
         let ended = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into())));
-        ended.collect()
+        ended.chain([done]).collect()
     });
     let mut events = Vec::new();
     for outcome in outcomes {
         events.extend(outcome?);
     }
+    sweep(device, plan, &clock, &mut events)?;
     let begin = clock.tick();
+    // What was added reads as zeros.
+    base.resize(device.geometry().size_bytes as usize, 0);
     let mut shown = vec![0; base.len()];
     let mut queue = Blocking::open(device, plan.engine).map_err(|error| error.to_string())?;
     queue.read(0, &mut shown).map_err(|error| error.to_string())?;

@@ -20,7 +20,7 @@
 
 mod drive;
 
-pub use drive::{Clock, Mix, Plan, Tally, drive, round};
+pub use drive::{Clock, Mix, Plan, Tally, drive, round, round_beside};
 
 use crate::{
     contents::SECTOR_BYTES,

@@ -7,10 +7,14 @@
 //!                                                 └─ broken rules                  (a sync that does nothing, ...; see `mutation`)
 //! ```
 //!
-//! There is no data file, so the engine moves payload through the store's own methods, and it is recorded like the rest.
+//! There is no data file, so the engine moves payload through the store's own methods, and it is recorded like the rest. A world can be told to answer
+//! late ([`World::answer_late`]): then payload goes through lanes (`late.rs`), which carry the same methods out in another order, or never.
 //! One mutex guards it all. Paths are names in a flat space: directories are there when something is in them.
 
+mod late;
 mod store;
+
+pub use late::Afterwards;
 
 use crate::{
     contents::{Change, Contents},
@@ -22,6 +26,7 @@ use diskwright_store::{
     FileFacts, FileSystem, Files, LockMode, OpenError, OpenOptions, Store,
     sync::{Mutex, MutexGuard, thread},
 };
+use late::{LateLane, Silent};
 use std::{
     collections::BTreeMap,
     fmt, io,
@@ -72,6 +77,14 @@ struct State {
     /// How often it struck.
     struck: u64,
     last_strike: Option<(FaultKind, Moment, Option<Phase>)>,
+    /// The file that it struck first.
+    struck_file: Option<FileId>,
+    /// Stores have lanes that answer late, by this seed.
+    late: Option<u64>,
+    /// Operations of lanes since a fault was planned.
+    lane_operations: u64,
+    /// What lanes never answered.
+    silent: Vec<Silent>,
 }
 
 /// A fault that waits. See [`World::suspend`].
@@ -149,6 +162,14 @@ impl World {
         self.state().mutation = mutation;
     }
 
+    /// Whether this rule is broken: then it makes a difference now.
+    fn breaks(&self, mutation: Mutation) -> bool {
+        let mut state = self.state();
+        let breaks = state.mutation == Some(mutation);
+        state.mutated += u64::from(breaks);
+        breaks
+    }
+
     /// How often the broken rule made a difference to what was done.
     pub fn mutated(&self) -> u64 {
         self.state().mutated
@@ -173,6 +194,7 @@ impl World {
     pub fn plan(&self, fault: Option<Fault>) {
         let mut state = self.state();
         (state.fault, state.operations, state.struck, state.last_strike) = (fault, 0, 0, None);
+        (state.struck_file, state.lane_operations) = (None, 0);
     }
 
     /// Nothing fails until [`World::resume`], and nothing is counted.
@@ -203,14 +225,16 @@ impl World {
         self.state().locks.values().any(|holders| holders.writer || holders.readers > 0)
     }
 
-    /// Counts an operation, and says how it is to fail.
-    fn meet_fault(&self, moment: Moment) -> Option<FaultKind> {
+    /// Counts an operation on a file, or on a name, and says how it is to fail.
+    fn meet_fault(&self, moment: Moment, file: Option<FileId>) -> Option<FaultKind> {
         let kind = {
             let mut state = self.state();
             state.operations += 1;
             let number = state.operations;
-            let kind = state.fault.as_ref().and_then(|fault| fault.strikes(number, moment))?;
+            let same_file = file.is_some() && file == state.struck_file;
+            let kind = state.fault.as_ref().and_then(|fault| fault.strikes(number, moment, same_file))?;
             state.struck += 1;
+            state.struck_file = state.struck_file.or(file);
             state.last_strike = Some((kind, moment, state.phase));
             kind
         };
@@ -228,7 +252,7 @@ impl World {
             self.0.hook.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(hook);
         }
         self.check_alive(life)?;
-        if let Some(kind) = self.meet_fault(Moment::Sync) {
+        if let Some(kind) = self.meet_fault(Moment::Sync, Some(file)) {
             self.state().history.push(Event::SyncFailed(file));
             return Err(kind.error());
         }
@@ -239,7 +263,7 @@ impl World {
             let most = state.syncs_seen.entry(phase).or_default();
             *most = (*most).max(number);
             if let Some(mutation) = state.mutation
-                && let Some(made_up_for) = mutation.leaves_out(phase, number)
+                && let Some(made_up_for) = mutation.leaves_out(phase, number, file)
             {
                 state.mutated += 1;
                 if made_up_for {
@@ -294,13 +318,13 @@ fn not_found() -> io::Error {
 
 impl FileSystem for World {
     fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
-        let failed = |source| OpenError::Io { doing: "open", path: path.to_owned(), source };
         let path = plain(path);
+        let failed = |source| OpenError::Io { doing: "open", path: path.clone(), source };
         let known = self.state().now.names.get(&path).copied();
         let file = match (known, options.create_new) {
             (Some(file), false) => file,
             (None, true) => {
-                if let Some(kind) = self.meet_fault(Moment::Name) {
+                if let Some(kind) = self.meet_fault(Moment::Name, None) {
                     return Err(failed(kind.error()));
                 }
                 let file = {
@@ -331,15 +355,19 @@ impl FileSystem for World {
             LockMode::Shared => holders.readers += 1,
             LockMode::Exclusive => holders.writer = true,
         }
-        let life = state.life;
+        let (life, late) = (state.life, state.late);
         drop(state);
         let (world, writable, lock) = (self.clone(), options.writable, options.lock);
-        Ok(Arc::new(WorldStore { world, name: path, file, writable, lock, life }))
+        let mut store = WorldStore { world, name: path.clone(), file, writable, lock, life, lane: None };
+        if let Some(seed) = late {
+            store.lane = Some(Arc::new(LateLane::new(store.unlocked(), seed).map_err(failed)?));
+        }
+        Ok(Arc::new(store))
     }
 
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
         let (from, to) = (plain(from), plain(to));
-        if let Some(kind) = self.meet_fault(Moment::Name) {
+        if let Some(kind) = self.meet_fault(Moment::Name, None) {
             return Err(kind.error());
         }
         let file = {
@@ -355,7 +383,7 @@ impl FileSystem for World {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         let path = plain(path);
-        if let Some(kind) = self.meet_fault(Moment::Name) {
+        if let Some(kind) = self.meet_fault(Moment::Name, None) {
             return Err(kind.error());
         }
         if !self.state().now.names.contains_key(&path) {
@@ -367,7 +395,7 @@ impl FileSystem for World {
 
     fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
         let path = plain(path);
-        if let Some(kind) = self.meet_fault(Moment::Name) {
+        if let Some(kind) = self.meet_fault(Moment::Name, None) {
             return Err(kind.error());
         }
         let mut state = self.state();

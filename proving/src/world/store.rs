@@ -1,15 +1,16 @@
 //! An open file of a [`World`].
 
-use super::{DEVICE, World};
+use super::{DEVICE, World, late::LateLane};
 use crate::{
     contents::{Change, Contents},
     fault::{FaultKind, Moment},
     history::FileId,
 };
-use diskwright_store::{DataFile, FileRange, LockMode, Store, Zeroing};
+use diskwright_store::{DataFile, FileRange, LockMode, Store, Zeroing, lane::Lane};
 use std::{
     fmt, io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// An open file of a [`World`].
@@ -20,6 +21,8 @@ pub(super) struct WorldStore {
     pub(super) writable: bool,
     pub(super) lock: LockMode,
     pub(super) life: u64,
+    /// Of a world that answers late.
+    pub(super) lane: Option<Arc<LateLane>>,
 }
 
 impl fmt::Debug for WorldStore {
@@ -48,6 +51,13 @@ fn end_of(range: FileRange) -> io::Result<u64> {
 }
 
 impl WorldStore {
+    /// The same open file once more, without the lock and without a lane.
+    pub(super) fn unlocked(&self) -> Self {
+        let (world, name) = (self.world.clone(), self.name.clone());
+        let (file, writable, life) = (self.file, self.writable, self.life);
+        Self { world, name, file, writable, lock: LockMode::None, life, lane: None }
+    }
+
     fn check_writable(&self) -> io::Result<()> {
         self.world.check_alive(self.life)?;
         if self.writable { Ok(()) } else { Err(io::Error::from_raw_os_error(9)) }
@@ -73,7 +83,7 @@ impl Store for WorldStore {
 
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         self.world.check_alive(self.life)?;
-        if let Some(kind) = self.world.meet_fault(Moment::Read) {
+        if let Some(kind) = self.world.meet_fault(Moment::Read, Some(self.file)) {
             return Err(kind.error());
         }
         let end = end_of(FileRange { offset_bytes, len_bytes: buf.len() as u64 })?;
@@ -89,7 +99,7 @@ impl Store for WorldStore {
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
         self.check_writable()?;
         end_of(FileRange { offset_bytes, len_bytes: buf.len() as u64 })?;
-        match self.world.meet_fault(Moment::Write) {
+        match self.world.meet_fault(Moment::Write, Some(self.file)) {
             None => self.world.change(self.file, Change::Write(offset_bytes, buf.into())),
             Some(kind) => {
                 // A part of it may have gone through before the error: never the last sector.
@@ -105,7 +115,7 @@ impl Store for WorldStore {
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
         self.check_writable()?;
-        if let Some(kind) = self.world.meet_fault(Moment::Length) {
+        if let Some(kind) = self.world.meet_fault(Moment::Length, Some(self.file)) {
             return Err(kind.error());
         }
         self.world.change(self.file, Change::Length(len_bytes));
@@ -116,7 +126,7 @@ impl Store for WorldStore {
         self.check_writable()?;
         let end = end_of(range)?;
         let held = self.len_bytes()?;
-        match self.world.meet_fault(Moment::Length) {
+        match self.world.meet_fault(Moment::Length, Some(self.file)) {
             None if end > held => self.world.change(self.file, Change::Length(end)),
             None => {}
             Some(kind) => {
@@ -137,7 +147,7 @@ impl Store for WorldStore {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let moment = if how == Zeroing::Deallocate { Moment::Punch } else { Moment::Write };
-        if let Some(kind) = self.world.meet_fault(moment) {
+        if let Some(kind) = self.world.meet_fault(moment, Some(self.file)) {
             return Err(kind.error());
         }
         self.world.change(self.file, Change::Zero(range));
@@ -152,8 +162,12 @@ impl Store for WorldStore {
         None
     }
 
+    fn lane(&self) -> Option<Arc<dyn Lane>> {
+        self.lane.as_ref().map(|lane| Arc::clone(lane) as Arc<dyn Lane>)
+    }
+
     fn never_blocks(&self) -> bool {
-        true
+        self.lane.is_none()
     }
 
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
@@ -165,7 +179,7 @@ impl Store for WorldStore {
         let mut bytes = vec![0; usize::try_from(range.len_bytes).map_err(io::Error::other)?];
         source.read_at(&mut bytes, range.offset_bytes)?;
         self.check_writable()?;
-        if let Some(kind) = self.world.meet_fault(Moment::Share) {
+        if let Some(kind) = self.world.meet_fault(Moment::Share, Some(self.file)) {
             return Err(kind.error());
         }
         self.world.change(self.file, Change::Write(offset_bytes, bytes.into()));

@@ -221,6 +221,27 @@ fn a_lane_answers_late_and_out_of_order() {
     }
 }
 
+/// A thread with several queues looks at each without waiting. Nobody else drives the lane.
+#[test]
+fn a_lane_is_heard_by_an_engine_that_never_waits() {
+    let Ok(mut engine) = Engine::new(EngineKind::Uring, 8, None) else { return };
+    let remote = Remote::new(pattern(64 << 10));
+    let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+    let started = Instant::now();
+    for tag in 0..3 {
+        engine.read_one(tag, 0, target, tag * 4096, IoBuf::new(4096), 0..4096);
+        let mut done = Vec::new();
+        engine.reap(0, &mut done).unwrap();
+        assert!(done.is_empty());
+        remote.release(1);
+        while done.is_empty() {
+            assert!(started.elapsed() < Duration::from_secs(20), "the lane was not driven again");
+            engine.reap(0, &mut done).unwrap();
+        }
+        assert_eq!(done[0].buf.as_ref().unwrap()[..], pattern(64 << 10)[tag as usize * 4096..][..4096]);
+    }
+}
+
 #[test]
 fn a_lane_writes_zeroes_and_syncs_and_unaligned_parts_go_to_the_pool() {
     for mut engine in ring_engines() {

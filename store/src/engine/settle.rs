@@ -37,7 +37,7 @@ impl Engine {
                 return outcome;
             }
             if self.lane_parts > 0 {
-                let left = self.patience.saturating_sub(started.elapsed());
+                let left = self.patience_with_lanes().saturating_sub(started.elapsed());
                 if left.is_zero() {
                     self.lanes_failed();
                     continue;
@@ -54,6 +54,12 @@ impl Engine {
                 self.externals.wait();
             }
         }
+    }
+
+    /// How long lanes are waited for: as long as the most patient of those that have parts says, within the engine's own limit.
+    fn patience_with_lanes(&self) -> Duration {
+        let longest = self.lanes.iter().filter(|open| open.parts > 0).map(|open| open.lane.patience()).max();
+        longest.map_or(self.patience, |longest| longest.min(self.patience))
     }
 
     fn look_at_ring(&mut self, waits: bool) -> io::Result<()> {
@@ -124,7 +130,7 @@ impl Engine {
     /// Nothing that lanes have is waited for any longer.
     fn lanes_failed(&mut self) {
         self.stop_starting();
-        let seconds = self.patience.as_secs_f64();
+        let seconds = self.patience_with_lanes().as_secs_f64();
         for index in self.parts_in_flight(Carrier::Lane) {
             let part = &mut self.parts[index];
             part.carrier = Carrier::Own;

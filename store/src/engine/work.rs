@@ -54,6 +54,10 @@ impl Engine {
         let mut looked = false;
         loop {
             self.drive_lanes();
+            // Also when nothing is waited for: whoever only looks, again and again, must come to hear of a lane.
+            if self.lane_parts > 0 && self.listen()? {
+                continue;
+            }
             let missing = wanted.saturating_sub(self.slots.ended());
             let Link::Own(ring) = &mut self.link else { return Ok(()) };
             if missing == 0 && ring.unsubmitted() == 0 && (looked || !ring.has_task_work()) {

@@ -1,0 +1,172 @@
+//! Claims and clerks under a scheduler of tests (`store/src/sync.rs`), without a disk around them: who rests is woken once, and nobody is
+//! forgotten. A request that is never woken leaves all threads waiting, which the scheduler tells.
+
+use super::*;
+use crate::{
+    chain::{Chain, Layer},
+    clerk::{Clerk, Since},
+    shared::Shared,
+};
+use diskwright_image::raw::RawImage;
+use diskwright_store::{
+    Engine, EngineKind, MemoryStore,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+        broken::break_rule,
+        thread::{spawn, yield_now},
+    },
+};
+use shuttle::{
+    Config, FailurePersistence, Runner,
+    scheduler::{PctScheduler, RandomScheduler},
+};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+const KEY: Key = (0, 7);
+/// How often each thread takes the block, or has a job done.
+const ROUNDS: usize = 2;
+/// These are short: so many for each that is asked for of longer ones.
+const SCHEDULES_FOR_ONE: usize = 8;
+
+fn schedules() -> usize {
+    let asked =
+        std::env::var("DISKWRIGHT_SHUTTLE_RUNS").map_or(120, |text| text.parse().expect("a number of schedules"));
+    asked * SCHEDULES_FOR_ONE
+}
+
+/// Waits for the one ticket of an engine.
+fn wait(engine: &mut Engine) -> std::io::Result<()> {
+    let mut ended = Vec::new();
+    engine.reap(1, &mut ended).expect("no ring, which could fail");
+    assert_eq!((ended.len(), engine.in_flight()), (1, 0), "woken once");
+    ended.pop().map_or(Ok(()), |ended| ended.result)
+}
+
+/// Takes the block, in one way or the other, as often as it takes; rests meanwhile.
+fn take(claims: &Mutex<Claims>, engine: &mut Engine, alone: bool) {
+    loop {
+        {
+            let mut claims = claims.lock().expect("no thread panics");
+            if alone && claims.exclude(KEY) {
+                return;
+            }
+            if !alone && !claims.is_excluded(KEY) {
+                return claims.share(KEY);
+            }
+            claims.wait(KEY, engine.external(1, 0, None));
+        }
+        wait(engine).expect("a block that is free");
+    }
+}
+
+/// Two threads share a block, two take it alone.
+fn one_block_and_four_who_want_it() {
+    let claims = Arc::new(Mutex::new(Claims::default()));
+    // Who has it: 1 for each that shares it, 100 for each that has it alone.
+    let held = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = [true, false, true, false]
+        .into_iter()
+        .map(|alone| {
+            let (claims, held) = (Arc::clone(&claims), Arc::clone(&held));
+            spawn(move || {
+                let mut engine = Engine::new(EngineKind::Sync, 1, None).expect("an engine without a ring");
+                for _ in 0..ROUNDS {
+                    take(&claims, &mut engine, alone);
+                    let mine = if alone { 100 } else { 1 };
+                    let before = held.fetch_add(mine, Ordering::SeqCst);
+                    assert!(before == 0 || !alone && before < 100, "the block is held by {before} others");
+                    yield_now();
+                    held.fetch_sub(mine, Ordering::SeqCst);
+                    let mut claims = claims.lock().expect("no thread panics");
+                    if alone {
+                        claims.end_exclusion(KEY);
+                    } else {
+                        claims.release(KEY);
+                    }
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().expect("a block that is taken in turn");
+    }
+    assert!(claims.lock().expect("no thread panics").blocks.is_empty(), "nobody has the block any more");
+}
+
+fn complete(_shared: &Arc<Shared>, tickets: Vec<ExternalTicket>, _since: Since<'_, ExternalTicket>) {
+    tickets.into_iter().for_each(|ticket| ticket.complete(Ok(())));
+}
+
+fn a_disk() -> Arc<Shared> {
+    let store = Arc::new(MemoryStore::with_bytes("raw", vec![0; 4096]));
+    let image = Arc::new(RawImage::new(store, true, 512).expect("a raw image"));
+    let chain = Chain::new(vec![Layer { path: "raw".into(), image }], 1 << 20).expect("a chain of one");
+    Arc::new(Shared::new(chain, Vec::new()))
+}
+
+/// Three threads have a clerk work for them. Those that still have the disk hear that the job was done; one that gives it up hears at least
+/// that it was not.
+fn a_clerk_and_three_who_wait_for_it() {
+    let clerk = Arc::new(Clerk::new("clerk", complete));
+    let disk = a_disk();
+    let threads: Vec<_> = (0..3)
+        .map(|_| {
+            let (clerk, disk) = (Arc::clone(&clerk), Arc::clone(&disk));
+            spawn(move || {
+                let mut engine = Engine::new(EngineKind::Sync, 1, None).expect("an engine without a ring");
+                for _ in 0..ROUNDS {
+                    clerk.request(&disk, engine.external(1, 0, None));
+                    wait(&mut engine).expect("a job that is done");
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().expect("jobs that are done");
+    }
+    clerk.settle();
+    let mut engine = Engine::new(EngineKind::Sync, 1, None).expect("an engine without a ring");
+    clerk.request(&disk, engine.external(1, 0, None));
+    drop(disk);
+    let _ = wait(&mut engine);
+}
+
+/// What goes wrong in some schedule, if anything does.
+fn goes_wrong(rule: Option<Rule>, scene: fn()) -> bool {
+    break_rule(rule);
+    let config = || {
+        let mut config = Config::new();
+        config.failure_persistence = FailurePersistence::None;
+        config
+    };
+    let ran = catch_unwind(AssertUnwindSafe(|| {
+        Runner::new(RandomScheduler::new_from_seed(1, schedules()), config()).run(scene);
+        Runner::new(PctScheduler::new_from_seed(1, 3, schedules()), config()).run(scene);
+    }));
+    break_rule(None);
+    ran.is_err()
+}
+
+#[test]
+fn every_request_that_rests_is_woken() {
+    assert!(!goes_wrong(None, one_block_and_four_who_want_it));
+    assert!(!goes_wrong(None, a_clerk_and_three_who_wait_for_it));
+    println!("schedules: claims and clerks alone: {} schedules", 4 * schedules());
+}
+
+#[test]
+fn a_request_that_is_not_woken_is_found() {
+    assert!(goes_wrong(Some(Rule::WaitersAreWoken), one_block_and_four_who_want_it));
+    assert!(goes_wrong(Some(Rule::EveryJobIsDone), a_clerk_and_three_who_wait_for_it));
+    println!("schedules: caught: WaitersAreWoken, EveryJobIsDone (claims and clerks alone)");
+}
+
+#[test]
+fn a_block_that_two_have_is_found() {
+    assert!(goes_wrong(Some(Rule::ExcludedAlone), one_block_and_four_who_want_it));
+    println!("schedules: caught: ExcludedAlone (claims alone)");
+}

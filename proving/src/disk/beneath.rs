@@ -1,0 +1,138 @@
+//! What lies under a disk.
+//!
+//! ```text
+//!   File     one file of a format, perhaps with a parent
+//!   Late     the same, in a store whose answers come late and out of order (`world/late.rs`)
+//!   Parts    a raw disk in several files, each of which loses its own unsynced writes
+//!   Packed   two files of a format that does not exist (`packed.rs`), over a parent in a raw file
+//! ```
+
+use super::{Changes, DiskCase};
+use crate::{
+    contents::SECTOR_BYTES,
+    ledger::{PARENT, stamp},
+    meddler::Meddler,
+    packed::{self, PackedImage, packed_version},
+    stage::Outcome,
+    world::World,
+};
+use diskwright_disk::{Disk, Layer, Named, check_parts, parts_of};
+use diskwright_image::{CheckReport, Format, Image, probe};
+use diskwright_store::{Engine, EngineKind, FileSystem, LockMode, OpenOptions, Store};
+use std::{path::Path, sync::Arc};
+
+/// See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beneath {
+    /// One file.
+    File,
+    /// A store that answers late. Needs a ring.
+    Late,
+    /// Several files of these lengths, in bytes.
+    Parts(&'static [u64]),
+    /// A format that does not exist.
+    Packed,
+}
+
+const PARENT_OF_PACKED: &str = "/d/parent.raw";
+const BLOCKS_OF_PACKED: &str = "/d/disk.blocks";
+
+impl DiskCase {
+    /// What moves the payload. By blocking calls a store answers at once.
+    pub fn engine(&self) -> EngineKind {
+        if self.beneath == Beneath::Late { EngineKind::Uring } else { EngineKind::Sync }
+    }
+
+    /// What keeps the case from being tried here, if anything: for a skip by name.
+    pub fn missing(&self) -> Option<String> {
+        let ring = match self.engine() {
+            EngineKind::Uring => Engine::new(EngineKind::Uring, 1, None).err(),
+            EngineKind::Auto | EngineKind::Sync => None,
+        };
+        ring.map(|error| format!("io_uring for a store that answers late: {error}")).or_else(|| self.front.missing())
+    }
+
+    /// Files that are written.
+    pub(super) fn files_written(&self) -> usize {
+        match self.beneath {
+            Beneath::File | Beneath::Late => 1,
+            Beneath::Parts(lens_bytes) => lens_bytes.len(),
+            Beneath::Packed => 2,
+        }
+    }
+
+    /// The virtual size of a disk that was just made.
+    pub(super) fn size_at_first(&self) -> u64 {
+        match self.changes {
+            Changes::Grows { from_bytes } => from_bytes,
+            Changes::None | Changes::Snapshots => self.size_bytes,
+        }
+    }
+
+    /// Makes the files of a disk that no command makes.
+    pub(super) fn make_beneath(&self, world: &World) -> Outcome {
+        let text = |error: std::io::Error| error.to_string();
+        let make = |path: &Path| -> Outcome<Arc<dyn Store>> {
+            let options = OpenOptions { writable: true, create_new: true, ..OpenOptions::default() };
+            world.open(path, &options).map_err(|error| error.to_string())
+        };
+        match self.beneath {
+            Beneath::File | Beneath::Late => {}
+            Beneath::Parts(lens_bytes) => {
+                for (number, &len_bytes) in (1..).zip(lens_bytes) {
+                    let part = make(format!("/d/disk.{number:03}").as_ref())?;
+                    part.set_len(len_bytes).map_err(text)?;
+                }
+            }
+            Beneath::Packed => {
+                let block_bytes = u64::from(self.block_bytes.unwrap_or(16 << 10));
+                packed::create(&*make(&self.path())?, self.size_bytes / block_bytes).map_err(text)?;
+                make(BLOCKS_OF_PACKED.as_ref())?;
+                let parent = make(PARENT_OF_PACKED.as_ref())?;
+                let mut bytes = [0; 8 * SECTOR_BYTES as usize];
+                for window in &self.windows {
+                    for first in (window.first..window.first + window.count).step_by(16) {
+                        stamp(&mut bytes, first, PARENT);
+                        parent.write_at(&bytes, first * SECTOR_BYTES).map_err(text)?;
+                    }
+                }
+                parent.set_len(self.size_bytes).map_err(text)?;
+                debug_assert!(packed_version(0) == PARENT && packed_version(8) == 0, "as the parent");
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the format that does not exist, over its parent; for writing, with the rules broken that are to be.
+    pub(super) fn open_packed(&self, world: &World, writable: bool) -> Outcome<Arc<Disk>> {
+        let open = |path: &Path, writable: bool| {
+            let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
+            world
+                .open(path, &OpenOptions { writable, lock, ..OpenOptions::default() })
+                .map_err(|error| error.to_string())
+        };
+        let block_bytes = u64::from(self.block_bytes.unwrap_or(16 << 10));
+        let stores = [open(&self.path(), writable)?, open(BLOCKS_OF_PACKED.as_ref(), writable)?];
+        let image =
+            PackedImage::open(stores, self.size_bytes, block_bytes, writable).map_err(|error| error.to_string())?;
+        let image: Arc<dyn Image> = match self.meddling.filter(|_| writable) {
+            None => Arc::new(image),
+            Some(meddling) => Arc::new(Meddler::new(Arc::new(image), meddling)),
+        };
+        let parent = probe::open(open(PARENT_OF_PACKED.as_ref(), false)?, Some(Format::Raw), false, self.sector_bytes);
+        let parent = Layer { path: PARENT_OF_PACKED.into(), image: parent.map_err(|error| error.to_string())? };
+        let layers = vec![Layer { path: self.path(), image }, parent];
+        Disk::from_layers(layers, Vec::new()).map(Arc::new).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn check_parts(&self, world: &World) -> Outcome<CheckReport> {
+        let files = world.files();
+        let first = world.open(&self.path(), &OpenOptions::default()).map_err(|error| error.to_string())?;
+        match parts_of(&files, &self.path()).map_err(|error| error.to_string())? {
+            Named::First(parts) => {
+                check_parts(&files, first, &parts, LockMode::Shared).map_err(|error| error.to_string())
+            }
+            other => Err(format!("the disk in several files is taken for {other:?}")),
+        }
+    }
+}
