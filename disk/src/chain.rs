@@ -162,7 +162,13 @@ pub(crate) struct Chain {
     pub(crate) geometry: Geometry,
     /// Whether all that a flush must sync is one file.
     pub(crate) writes_one_file: bool,
-    map_limit_bytes: u64,
+    /// For the map, and for the tables of images that are written.
+    memory_bytes: u64,
+}
+
+/// The map's share of a disk's memory. The rest is for the tables of the images that are written.
+const fn map_share(memory_bytes: u64) -> u64 {
+    memory_bytes / 4 * 3
 }
 
 impl Chain {
@@ -170,13 +176,13 @@ impl Chain {
     ///
     /// # Errors
     /// `BadOptions` for no layers; `BadChain` for more than a chain may have.
-    pub(crate) fn new(layers: Vec<Layer>, map_limit_bytes: u64) -> Result<Self> {
+    pub(crate) fn new(layers: Vec<Layer>, memory_bytes: u64) -> Result<Self> {
         let mut members = Vec::with_capacity(layers.len());
         let mut sources = Vec::new();
         for (id, layer) in layers.iter().enumerate() {
             members.push(join(layer, id, &mut sources)?);
         }
-        Self::assemble(layers, members, sources, None, map_limit_bytes)
+        Self::assemble(layers, members, sources, None, memory_bytes)
     }
 
     /// The same chain with another layer on top.
@@ -188,7 +194,7 @@ impl Chain {
         let member = join(&top, self.depths.len(), &mut sources)?;
         let layers = std::iter::once(top).chain(self.layers.iter().cloned()).collect();
         let members = std::iter::once(member).chain(self.members.iter().cloned()).collect();
-        Self::assemble(layers, members, sources, Some(self), self.map_limit_bytes)
+        Self::assemble(layers, members, sources, Some(self), self.memory_bytes)
     }
 
     /// The same layers, asked anew for their sizes.
@@ -200,7 +206,7 @@ impl Chain {
         for member in &mut members {
             member.size_bytes = member.image.size_bytes();
         }
-        Self::assemble(self.layers.to_vec(), members, self.sources.clone(), Some(self), self.map_limit_bytes)
+        Self::assemble(self.layers.to_vec(), members, self.sources.clone(), Some(self), self.memory_bytes)
     }
 
     fn assemble(
@@ -208,7 +214,7 @@ impl Chain {
         members: Vec<Member>,
         sources: Vec<Option<Arc<dyn Store>>>,
         before: Option<&Self>,
-        map_limit_bytes: u64,
+        memory_bytes: u64,
     ) -> Result<Self> {
         let (Some(top), Some(top_layer)) = (members.first(), layers.first()) else {
             return Err(DiskError::BadOptions {
@@ -231,16 +237,19 @@ impl Chain {
             |before: &&Self| before.geometry.size_bytes == geometry.size_bytes && before.map.unit_bytes() == unit_bytes;
         let map = match before.filter(same_units) {
             Some(before) => Arc::clone(&before.map),
-            None => Arc::new(Map::new(geometry.size_bytes, unit_bytes, map_limit_bytes)),
+            None => Arc::new(Map::new(geometry.size_bytes, unit_bytes, map_share(memory_bytes))),
         };
         let ids = members.iter().map(|member| usize::from(member.id) + 1).max().unwrap_or(0);
         let mut depths = vec![None; ids.max(before.map_or(0, |before| before.depths.len()))];
         for (depth, member) in members.iter().enumerate() {
             depths[usize::from(member.id)] = Some(depth as u16);
         }
-        let writers = members.iter().filter(|member| member.image.writer().is_some()).count();
-        let writes_one_file = writers <= 1 && members[0].stores == 1;
-        Ok(Self { layers: layers.into(), members, depths, sources, map, geometry, writes_one_file, map_limit_bytes })
+        // Images that are read only keep no tables in memory.
+        let writers: Vec<_> = members.iter().filter_map(|member| member.image.writer()).collect();
+        let tables_bytes = (memory_bytes - map_share(memory_bytes)) / writers.len().max(1) as u64;
+        writers.iter().for_each(|writer| writer.limit_tables(tables_bytes));
+        let writes_one_file = writers.len() <= 1 && members[0].stores == 1;
+        Ok(Self { layers: layers.into(), members, depths, sources, map, geometry, writes_one_file, memory_bytes })
     }
 
     /// The images with their paths, the top first.

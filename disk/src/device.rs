@@ -29,11 +29,6 @@ use std::{io, path::Path, sync::Arc};
 /// Memory of the map and of the tables behind it, in bytes, unless the user says otherwise.
 pub const MAP_MEMORY_BYTES: u64 = 64 << 20;
 
-/// The map's own share of that. The rest is for table pages of the image that is written.
-const fn map_share(memory_bytes: u64) -> u64 {
-    memory_bytes / 4 * 3
-}
-
 /// A virtual disk, open.
 #[derive(Debug)]
 pub struct Disk {
@@ -48,19 +43,20 @@ impl Disk {
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
         let chain = open::open_chain(path.as_ref(), options)?;
         let limit_bytes = options.map_memory_bytes.unwrap_or(MAP_MEMORY_BYTES);
-        let mut shared = Shared::new(Chain::new(chain.layers, map_share(limit_bytes))?, chain.warnings);
+        let mut shared = Shared::new(Chain::new(chain.layers, limit_bytes)?, chain.warnings);
         let grows = shared.chain().top().image.info().disk_type != DiskType::Fixed;
         shared.detect_zeroes = options.detect_zeroes && grows;
         shared.broken = chain.broken;
         Ok(Arc::new(Self { shared: Arc::new(shared) }))
     }
 
-    /// A disk of images that are open already, the top first (for tests, and for images that are in no file).
+    /// A disk of images that are open already, the top first (for tests, and for images that are in no file), with
+    /// [`MAP_MEMORY_BYTES`].
     ///
     /// # Errors
     /// [`DiskError::BadChain`] for no images, or more than a chain may have.
     pub fn from_layers(layers: Vec<Layer>, warnings: Vec<String>) -> Result<Self> {
-        let shared = Shared::new(Chain::new(layers, map_share(MAP_MEMORY_BYTES))?, warnings);
+        let shared = Shared::new(Chain::new(layers, MAP_MEMORY_BYTES)?, warnings);
         Ok(Self { shared: Arc::new(shared) })
     }
 

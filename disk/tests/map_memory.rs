@@ -1,8 +1,15 @@
 //! A map that is smaller than the disk: nothing is read wrongly, and memory stays within what was asked for.
 
+mod meddled;
+
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
-use diskwright_store::{BlockDevice, Blocking, EngineKind, IoBuf, QueueOptions, Request};
-use std::collections::HashMap;
+use diskwright_image::{DiskType, Format};
+use diskwright_store::{BlockDevice, Blocking, EngineKind, IoBuf, MemoryStore, QueueOptions, Request};
+use meddled::Meddled;
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering},
+};
 
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
@@ -78,4 +85,36 @@ fn a_disk_of_64_tib_that_is_touched_everywhere_stays_within_its_memory() {
         disk.close().unwrap();
     }
     assert!(held.len() > 100);
+}
+
+/// Images that join on top while the disk is open keep tables in memory as long as they are open for writing. All of them
+/// together may have a quarter of what was asked for; the map has the rest.
+#[test]
+fn the_tables_of_several_layers_share_the_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("base.vhdx");
+    let size_bytes = 64 * MIB;
+    let block_bytes = Some(MIB as u32);
+    create(&path, &CreateRequest { size_bytes: Some(size_bytes), block_bytes, ..CreateRequest::default() }).unwrap();
+    let options = OpenOptions { writable: true, map_memory_bytes: Some(16 * MIB), ..OpenOptions::default() };
+    let disk = Disk::open(&path, &options).unwrap();
+    let mut writer = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+    let mut layers: Vec<Arc<Meddled>> = Vec::new();
+    for number in 0..3 {
+        let store = Arc::new(MemoryStore::new("layer"));
+        let image = meddled::image(store, Format::Vhdx, DiskType::Differencing, size_bytes);
+        layers.push(Meddled::new(image, false));
+        disk.push_top(layers[number].layer("layer")).unwrap();
+        // With the base.
+        let writers = number as u64 + 2;
+        for layer in &layers {
+            assert_eq!(layer.tables_bytes.load(Ordering::SeqCst), 4 * MIB / writers);
+        }
+        writer.write(number as u64 * 4096, &[number as u8 + 1; 4096], false).unwrap();
+    }
+    let mut found = [0; 3 * 4096];
+    writer.read(0, &mut found).unwrap();
+    assert!(found.chunks(4096).zip(1..).all(|(bytes, byte)| bytes.iter().all(|&found| found == byte)));
+    drop(writer);
+    disk.close().unwrap();
 }

@@ -422,6 +422,11 @@ pub trait ImageWriter: Send + Sync {
     /// Whether a block can be made to read as zeros without payload (false for a differencing VHD).
     fn can_store_zero(&self) -> bool;
 
+    /// Bounds the memory for table pages and sector bitmaps to about `bytes`, those on their way to the file included. An image keeps a
+    /// minimum of some hundred KiB, and its own bound unless this is called. May be called at any time. Images without tables keep
+    /// this default, which does nothing.
+    fn limit_tables(&self, _bytes: u64) {}
+
     /// Whether anything committed is not yet durable.
     fn is_dirty(&self) -> bool;
 

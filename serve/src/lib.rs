@@ -8,6 +8,7 @@
 //!   fuse/          the disk as a file, by the FUSE protocol on the block queue
 //!   turn.rs        how much a worker answers at once
 //!   reserve.rs     a few requests held back from a disk that ends them in batches
+//!   contained.rs   a panic of one disk fails that disk's requests
 //!   walk.rs        how much of a disk is looked at to find its extents
 //!   attach/        the disk as a block device of this machine by one of these, mounted if wanted
 //! ```
@@ -18,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub mod attach;
+mod contained;
 pub mod ephemeral;
 pub mod fuse;
 pub mod metrics;

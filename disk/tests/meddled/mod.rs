@@ -172,6 +172,8 @@ pub struct Meddled {
     /// Where look-ups of tables wait.
     pub tables: Gate,
     pub recycled: AtomicU64,
+    /// The last limit for its tables.
+    pub tables_bytes: AtomicU64,
     /// Whether it claims that it cannot record single sectors.
     pub fills_blocks: bool,
 }
@@ -183,6 +185,7 @@ impl Meddled {
             panics: Mutex::default(),
             tables: Gate::default(),
             recycled: AtomicU64::new(0),
+            tables_bytes: AtomicU64::new(u64::MAX),
             fills_blocks,
         })
     }
@@ -266,6 +269,10 @@ impl ImageWriter for Meddled {
     }
     fn can_store_zero(&self) -> bool {
         self.inner_writer().can_store_zero()
+    }
+    fn limit_tables(&self, bytes: u64) {
+        self.inner_writer().limit_tables(bytes);
+        self.tables_bytes.store(bytes, Ordering::SeqCst);
     }
     fn is_dirty(&self) -> bool {
         self.inner_writer().is_dirty()

@@ -33,18 +33,17 @@ use std::{
 
 /// Most blocks that are looked at by one preparation.
 const MAX_BLOCKS: u64 = 1024;
-/// Bytes of tables and bitmaps that may be dirty above which a flush is due though nobody asks for one.
-const MAX_DIRTY_BYTES: u64 = 16 << 20;
 
 impl Writing {
     /// Supplies what reserve and commit of these blocks lacked, of the first 1024 of them.
     pub(super) fn prepare_blocks(&self, blocks: Range<u64>) -> Result<()> {
         self.barrier.check()?;
-        let dirty_bytes = {
+        let is_flush_due = {
             let state = self.lock();
-            state.table.dirty_bytes() + state.dirty_bitmaps.len() as u64 * self.blocks.bitmap_bytes
+            let bitmap_bytes = state.dirty_bitmaps.len() as u64 * self.blocks.bitmap_bytes;
+            state.table.dirty_bytes() + bitmap_bytes > state.limits.dirty_bytes
         };
-        if dirty_bytes > MAX_DIRTY_BYTES {
+        if is_flush_due {
             self.barrier.share(|| self.run_flush())?;
         }
         let end = blocks.end.min(self.blocks().count).min(blocks.start.saturating_add(MAX_BLOCKS));
@@ -90,7 +89,8 @@ impl Writing {
             let page = table::read_page(&*self.store, &blocks, first_block)?;
             let mut state = self.lock();
             if state.drops == drops && Arc::ptr_eq(&state.blocks, &blocks) {
-                let has_dropped = state.table.insert(first_block, page);
+                let most_pages = state.limits.table_pages;
+                let has_dropped = state.table.insert(first_block, page, most_pages);
                 state.drops += u64::from(has_dropped);
                 return Ok(());
             }

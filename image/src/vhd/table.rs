@@ -16,8 +16,6 @@ use std::collections::{BTreeSet, HashMap};
 const PAGE_BYTES: u64 = 4096;
 const ENTRIES_PER_PAGE: u64 = PAGE_BYTES / 4;
 const SECTOR_BYTES: u64 = 512;
-/// Pages beyond which clean ones are dropped: 4 MiB, which is the whole table of nearly every disk.
-const MAX_CLEAN_PAGES: usize = 1024;
 /// Entries that are read at a time by a scan.
 const SCAN_ENTRIES: u64 = 16384;
 
@@ -105,10 +103,11 @@ impl Table {
         (!self.pages.contains_key(&index)).then_some(index * ENTRIES_PER_PAGE)
     }
 
-    /// Takes in a page as the file has it, if it is still absent. Says whether others were dropped for it.
-    pub fn insert(&mut self, first_block: u64, page: Box<[u8]>) -> bool {
+    /// Takes in a page as the file has it, if it is still absent. Says whether others were dropped for it:
+    /// Beyond `most_pages` the clean ones are.
+    pub fn insert(&mut self, first_block: u64, page: Box<[u8]>, most_pages: usize) -> bool {
         let before = self.pages.len();
-        if before >= MAX_CLEAN_PAGES && !self.pinned {
+        if before >= most_pages && !self.pinned {
             let dirty = &self.dirty;
             let sectors_per_page = PAGE_BYTES / SECTOR_BYTES;
             self.pages

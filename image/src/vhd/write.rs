@@ -40,8 +40,36 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-/// Memory for bitmaps beyond which clean ones are dropped, in bytes of bitmap. With the table's pages: 16 MiB.
-const MAX_CLEAN_BITMAP_BYTES: u64 = 12 << 20;
+/// How much of the tables may be in memory.
+#[derive(Debug)]
+pub(super) struct Limits {
+    /// Pages of the BAT beyond which clean ones are dropped.
+    pub table_pages: usize,
+    /// Bytes of bitmaps beyond which clean ones are dropped.
+    bitmap_bytes: u64,
+    /// Bytes of both that may be dirty above which a flush is due though nobody asks for one.
+    pub dirty_bytes: u64,
+}
+
+impl Default for Limits {
+    /// 4 MiB of the BAT, which is the whole of nearly every disk's; with the bitmaps 16 MiB.
+    fn default() -> Self {
+        Self { table_pages: 1024, bitmap_bytes: 12 << 20, dirty_bytes: MAX_DIRTY_BYTES }
+    }
+}
+
+impl Limits {
+    /// A quarter each for the BAT and what is dirty, the rest for bitmaps, and what a request needs at the same time at least.
+    fn of(bytes: u64) -> Self {
+        Self {
+            table_pages: usize::try_from(bytes / 4 / PAGE_BYTES).unwrap_or(usize::MAX).max(16),
+            bitmap_bytes: bytes / 2,
+            dirty_bytes: (bytes / 4).clamp(64 << 10, MAX_DIRTY_BYTES),
+        }
+    }
+}
+
+const MAX_DIRTY_BYTES: u64 = 16 << 20;
 
 /// A writable image. See the module.
 #[derive(Debug)]
@@ -73,6 +101,7 @@ pub(super) struct State {
     /// Where everything is and how large the disk is, as of now.
     pub(super) blocks: Arc<Blocks>,
     pub(super) table: Table,
+    pub(super) limits: Limits,
     /// `None` until the first reservation or discard.
     pub(super) growth: Option<Growth>,
     /// The file's length as far as BAT entries may count on it.
@@ -99,6 +128,7 @@ impl Writing {
         let state = State {
             blocks: Arc::clone(&blocks),
             table: Table::default(),
+            limits: Limits::default(),
             growth: None,
             len_bytes,
             reserved: HashMap::new(),
@@ -146,7 +176,7 @@ impl Writing {
 
     /// Keeps a bitmap in memory; drops clean ones when there are too many.
     pub(super) fn remember(&self, state: &mut State, block: u64, bits: SectorBitmap) {
-        let most = (MAX_CLEAN_BITMAP_BYTES / self.blocks.bitmap_bytes).max(16) as usize;
+        let most = usize::try_from(state.limits.bitmap_bytes / self.blocks.bitmap_bytes).unwrap_or(usize::MAX).max(16);
         if state.bitmaps.len() >= most + state.dirty_bitmaps.len() && !state.table.pinned {
             let dirty = &state.dirty_bitmaps;
             state.bitmaps.retain(|block, _| dirty.contains_key(block));
@@ -329,6 +359,11 @@ impl ImageWriter for Writing {
         !self.blocks.is_differencing && self.blocks.batmap.is_none()
     }
 
+    fn limit_tables(&self, bytes: u64) {
+        // What is too much goes when the next page or bitmap comes.
+        self.lock().limits = Limits::of(bytes);
+    }
+
     fn is_dirty(&self) -> bool {
         let state = self.lock();
         state.table.pinned || state.table.is_dirty() || !state.dirty_bitmaps.is_empty()
@@ -362,5 +397,48 @@ impl ImageWriter for Writing {
         self.lock().growth = Some(growth);
         trimmed?;
         Ok(self.barrier.sync("make the footer durable")?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CreateOptions, DiskType, ParentLink};
+    use diskwright_store::MemoryStore;
+
+    /// A child with a bitmap of 512 bytes for each block of 2 MiB.
+    #[test]
+    fn tables_and_bitmaps_stay_within_the_limit() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new("child"));
+        let parent = Some(ParentLink { relative_path: Some(r".\base.vhd".into()), ..ParentLink::default() });
+        let options = CreateOptions {
+            disk_type: DiskType::Differencing,
+            size_bytes: 1 << 40,
+            block_bytes: Some(2 << 20),
+            logical_sector_bytes: 512,
+            physical_sector_bytes: 512,
+            parent,
+            preallocate: false,
+            disk_id: None,
+        };
+        super::super::create(Arc::clone(&store), &options).unwrap();
+        let (layout, _) = super::super::layout::Layout::read(&*store).unwrap();
+        let footer = FooterPlace::of(&layout);
+        let writing = Writing::new(store, layout.blocks.unwrap(), footer, layout.len_bytes);
+        writing.limit_tables(0);
+        let held = |writing: &Writing| writing.lock().bitmaps.len();
+        for block in 0..40 {
+            let bits = SectorBitmap::empty(writing.blocks.sectors, SECTOR_BYTES as u32);
+            writing.remember(&mut writing.lock(), block, bits);
+            assert!(held(&writing) <= 16, "{} bitmaps", held(&writing));
+        }
+        // Pages of 1024 entries each.
+        for page in 0..200 {
+            let block = page * 1024;
+            writing.prepare(block..block + 1).unwrap();
+            assert!(writing.lock().table.missing(block).is_none());
+        }
+        let present = (0..200).filter(|page| writing.lock().table.missing(page * 1024).is_none()).count();
+        assert!(present <= 16, "{present} pages");
     }
 }

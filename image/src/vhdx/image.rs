@@ -310,6 +310,12 @@ impl ImageWriter for VhdxImage {
         self.grow(self.writing()?, size_bytes)
     }
 
+    fn limit_tables(&self, bytes: u64) {
+        if let Some(writing) = &self.writing {
+            lock(&writing.state).pages.limit(bytes);
+        }
+    }
+
     fn is_dirty(&self) -> bool {
         self.writing.as_ref().is_some_and(|writing| lock(&writing.state).pages.is_dirty())
     }

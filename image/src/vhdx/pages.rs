@@ -19,17 +19,32 @@ use std::collections::{BTreeSet, HashMap};
 
 /// Size of a page in bytes: the sector of the log.
 pub(super) const PAGE_BYTES: u64 = 4096;
-/// Clean pages are dropped above this number: 16 MiB.
+/// Clean pages are dropped above this number, unless another limit is set: 16 MiB.
 const MAX_CLEAN_PAGES: usize = 4 << 10;
-/// Dirty pages above which a flush is due though nobody asks for one: 16 MiB.
+/// Dirty pages above which a flush is due though nobody asks for one, unless a lower limit is set: 16 MiB.
 const MAX_DIRTY_PAGES: usize = 4 << 10;
+/// Pages of each kind that there may be however low the limit: a request needs some of them at the same time.
+const MIN_PAGES: usize = 64;
 
 /// A page on its way through the log: file offset and bytes.
 pub(super) type Page = (u64, Box<[u8]>);
 
+#[derive(Debug)]
+struct Limits {
+    clean_pages: usize,
+    dirty_pages: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { clean_pages: MAX_CLEAN_PAGES, dirty_pages: MAX_DIRTY_PAGES }
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct PageCache {
+    limits: Limits,
     /// By file offset, a multiple of 4096.
     pages: HashMap<u64, Box<[u8]>>,
     /// Changed since they were last snapshot.
@@ -61,6 +76,14 @@ impl PageCache {
         self.drops
     }
 
+    /// Bounds the memory of all pages: three quarters for clean ones, the rest for dirty ones.
+    pub(super) fn limit(&mut self, bytes: u64) {
+        let pages = usize::try_from(bytes / PAGE_BYTES).unwrap_or(usize::MAX);
+        self.limits.clean_pages = (pages / 4 * 3).max(MIN_PAGES);
+        self.limits.dirty_pages = (pages / 4).clamp(MIN_PAGES, MAX_DIRTY_PAGES);
+        self.drop_clean(0);
+    }
+
     /// Takes in pages as the file has them, those that are still absent. The caller has seen to it that [`PageCache::drops`]
     /// is as it was before they were read.
     pub(super) fn insert(&mut self, pages: Vec<Page>) {
@@ -81,7 +104,7 @@ impl PageCache {
     /// Drops the clean pages when there are too many with `more` to come.
     fn drop_clean(&mut self, more: usize) {
         let (dirty, in_flight) = (&self.dirty, &self.in_flight);
-        if self.pages.len() + more > MAX_CLEAN_PAGES + dirty.len() + in_flight.len() {
+        if self.pages.len() + more > self.limits.clean_pages + dirty.len() + in_flight.len() {
             let before = self.pages.len();
             self.pages.retain(|offset, _| dirty.contains(offset) || in_flight.contains(offset));
             self.drops += u64::from(self.pages.len() < before);
@@ -149,7 +172,7 @@ impl PageCache {
 
     /// Whether so many pages are dirty that a flush is due.
     pub(super) fn is_flush_due(&self) -> bool {
-        self.dirty.len() > MAX_DIRTY_PAGES
+        self.dirty.len() > self.limits.dirty_pages
     }
 
     /// The file's `len_bytes` at `from_bytes` are at `to_bytes` from now on; all multiples of 4096. No page of them is in flight.
@@ -213,5 +236,23 @@ mod tests {
         assert!((0..10).all(|number| bytes[at(number) as usize] == 7), "dirty, or on its way through the log");
         pages.landed();
         assert_eq!(pages.snapshot().len(), 5);
+    }
+
+    #[test]
+    fn a_lower_limit_holds_at_once_and_leaves_what_a_request_needs() {
+        let mut pages = PageCache::default();
+        pages.insert((0..1000).map(|number| page(number * PAGE_BYTES)).collect());
+        pages.change(0, 200 * PAGE_BYTES, &mut |_, piece| piece[0] = 7);
+        assert!(!pages.is_flush_due());
+        pages.limit(0);
+        assert_eq!(pages.pages.len(), 200, "the dirty ones stay");
+        assert!(pages.is_flush_due() && pages.drops() > 0);
+        pages.snapshot();
+        pages.landed();
+        assert!(pages.pages.len() <= MIN_PAGES);
+        for number in 0..1000 {
+            pages.insert(vec![page(number * PAGE_BYTES)]);
+            assert!(pages.pages.len() <= MIN_PAGES && pages.has(number * PAGE_BYTES, 1));
+        }
     }
 }

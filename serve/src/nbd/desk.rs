@@ -24,7 +24,7 @@ use super::{
     pool::{HEADER_ROOM_BYTES, PIECE_BYTES, Pool},
     status::{self, StatusRequest},
 };
-use crate::metrics::WorkerMetrics;
+use crate::{contained::contained, metrics::WorkerMetrics};
 use diskwright_nbd::wire::{
     Command, CommandFlags, Decoded, ErrorCode, Framing, PAYLOAD_BYTES_DEFAULT, RequestHeader, WireError,
 };
@@ -482,7 +482,7 @@ impl Desk {
         answer.clear();
         let device = &self.exports.get(session.export).device;
         let began = Instant::now();
-        let found = status::answer(device.as_ref(), contexts, &request, status::PATIENCE, &mut answer);
+        let found = contained(|| status::answer(device.as_ref(), contexts, &request, status::PATIENCE, &mut answer));
         // However it ended: to fail slowly holds up the others no less.
         conn.gives_way |= began.elapsed() > STATUS_TURN;
         match found {

@@ -16,7 +16,7 @@ use super::{
     settings::Settings,
     worker::Worker,
 };
-use crate::metrics::Metrics;
+use crate::{contained::contained, metrics::Metrics};
 use diskwright_store::{Blocking, EngineKind, IoBuf, SharedRing, StreamEnd, StreamId, Streams};
 use rustix::net::sockopt;
 use std::{
@@ -170,7 +170,7 @@ impl NbdServer {
         let ended = self.end_threads();
         let mut flushed = Ok(());
         for export in self.settings.exports.iter().filter(|export| export.is_writable()) {
-            let flush = Blocking::open(export.device.as_ref(), EngineKind::Auto).and_then(|mut disk| disk.flush());
+            let flush = contained(|| Blocking::open(export.device.as_ref(), EngineKind::Auto)?.flush());
             if let Err(source) = flush {
                 flushed = flushed.and(Err(ServeError::Flush { export: export.name.clone(), source }));
             }

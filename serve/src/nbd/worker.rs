@@ -20,7 +20,12 @@ use super::{
     secure::Secure,
     settings::Settings,
 };
-use crate::{metrics::WorkerMetrics, reserve::Reserve, turn::Pace};
+use crate::{
+    contained::{Contained, contained},
+    metrics::WorkerMetrics,
+    reserve::Reserve,
+    turn::Pace,
+};
 use diskwright_store::{Completion, IoBuf, QueueOptions, SharedRing, StreamEnd, StreamId, Streams};
 use std::{
     collections::VecDeque,
@@ -309,7 +314,8 @@ impl Worker {
                             if queue.is_none() {
                                 let ring = Some(&self.ring);
                                 let options = QueueOptions { depth: QUEUE_DEPTH, ring, ..QueueOptions::default() };
-                                let opened = export.device.open_queue(&options).map_err(Departure::Queue)?;
+                                let opened = contained(|| export.device.open_queue(&options));
+                                let opened = Box::new(Contained::over(opened.map_err(Departure::Queue)?));
                                 let held = Arc::clone(&self.metrics.held);
                                 *queue = Some(Box::new(Reserve::over(opened, &self.ring, held)));
                             }
