@@ -163,7 +163,13 @@ impl DiskQueue {
     #[cold]
     fn add_target(&mut self, source: SourceId) -> io::Result<TargetId> {
         let gone = || io::Error::other("a file of the disk has left the chain; try again");
-        let target = self.engine.add_target(self.chain.source(source).ok_or_else(gone)?)?;
+        let mut store = self.chain.source(source).cloned();
+        if store.is_none() && looks_again() {
+            // An image has joined since the chain was fetched, and the map, which both chains have,
+            // names its file already.
+            store = self.shared.chain().source(source).cloned();
+        }
+        let target = self.engine.add_target(&store.ok_or_else(gone)?)?;
         if self.targets.len() <= usize::from(source) {
             self.targets.resize(usize::from(source) + 1, None);
         }
@@ -587,6 +593,15 @@ impl Drop for DiskQueue {
         }
         self.shared.queue_closed();
     }
+}
+
+/// Whether a queue looks into the present chain for a file that its own chain does not know. True,
+/// unless that rule is broken.
+fn looks_again() -> bool {
+    #[cfg(feature = "shuttle")]
+    return !is_broken(Rule::MapMayBeAhead);
+    #[cfg(not(feature = "shuttle"))]
+    true
 }
 
 /// The bytes of a stretch of a packed block.

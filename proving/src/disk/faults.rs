@@ -52,7 +52,8 @@ impl FaultyCase for DiskCase {
             FaultyStep::Flush,
         ];
         if self.changes != Changes::None {
-            // What failed is tried again. (Of a VHDX that takes long, and its snapshots are those of a VHD.)
+            // What failed is tried again. (Of a VHDX that takes long, and its snapshots are those
+            // of a VHD.)
             let times = if self.format == Format::Vhdx { 1 } else { 3 };
             [7, 7, 4][3 - times..].iter().for_each(|&at| steps.insert(at, FaultyStep::Change));
         }
