@@ -11,7 +11,9 @@
 //! (`shared.rs`); a queue keeps the chain that it looks things up in until the epoch moves on. Ids of layers and stores keep
 //! their meaning from chain to chain, so the map is kept where its units stay the same.
 //!
-//! Invariant: every id in a word of the map is known to every chain that has this map.
+//! Invariant: every id in a word of the map is known to the present chain. A queue whose chain is
+//! older, and has the same map, may find an id of an image that has joined since; then it looks
+//! into the present chain.
 
 use crate::{
     DiskError, Result,
@@ -80,7 +82,8 @@ pub(crate) struct Member {
     pub(crate) block_bytes: u64,
     /// Whether the image has been told that guest-visible writes begin.
     began: Arc<AtomicBool>,
-    /// Whether another image has joined on top. Held for reading by whoever changes the image's file for a request that is still to be planned.
+    /// Whether another image has joined on top. Held for reading by whoever changes the image's
+    /// file for a request that is still to be planned.
     retired: Arc<RwLock<bool>>,
 }
 
@@ -126,8 +129,9 @@ impl Member {
         Ok(())
     }
 
-    /// Runs `work`, which changes the image's file, unless another image has joined on top meanwhile: then nothing is to be done, and
-    /// the request is planned again. The caller holds no lock.
+    /// Runs `work`, which changes the image's file, unless another image has joined on top
+    /// meanwhile: then nothing is to be done, and the request is planned again. The caller holds no
+    /// lock.
     pub(crate) fn while_top(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         #[cfg(feature = "shuttle")]
         if is_broken(Rule::WorkIsForTheTop) {
@@ -137,7 +141,8 @@ impl Member {
         if *retired { Ok(()) } else { work() }
     }
 
-    /// Waits for all [`Member::while_top`], and keeps others out until the guard is dropped. Taken before the mutation lock.
+    /// Waits for all [`Member::while_top`], and keeps others out until the guard is dropped. Taken
+    /// before the mutation lock.
     pub(crate) fn retiring(&self) -> RwLockWriteGuard<'_, bool> {
         self.retired.write().unwrap_or_else(PoisonError::into_inner)
     }

@@ -84,7 +84,8 @@ impl Disk {
     }
 
     /// Puts an image on top of the chain, while queues are open and requests are in flight: from now on it is the one that is
-    /// written, and the image that was the top shows through. When this returns, its file is not written any more, and all
+    /// written, and the image that was the top shows through. When this returns, its file is not
+    /// written any more, and all
     /// that was written to it is durable; its file stays open. Waits for requests in flight, so a thread that has some must
     /// not call it.
     ///

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Nothing waits for the disk while it holds the mutation lock. What must wait is [`Work`](crate::work::Work), done without the lock.
-//! Lock order: `changing`, mutation, then `current`, then whatever an image locks inside.
+//! Lock order: `changing`, `retired` of a layer (`chain.rs`), mutation, then `current`, then whatever an image locks inside.
 //!
 //! Invariant: the chain is changed only under the mutation lock, and published in `current` before the epoch moves on. So a
 //! request that was counted in after that sees the new chain, and a grace period waits for those that may not.

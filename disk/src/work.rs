@@ -7,8 +7,9 @@
 //! A plan that lacks something changes nothing that a second plan would not find (`plan.rs`), so the same work may be done
 //! twice, by two requests, and none of it depends on who asked.
 //!
-//! A request that waits for work is not counted in an epoch, and its chain may be old when the work begins. So work that changes the file of the top image is
-//! done only while that image is the top (`Member::while_top`); otherwise a snapshot would get what was written after it.
+//! A request that waits for work is not counted in an epoch, and its chain may be old when the work
+//! begins. So work that changes the file of the top image is done only while that image is the top
+//! (`Member::while_top`); otherwise a snapshot would get what was written after it.
 
 use crate::{
     chain::{Chain, Member},

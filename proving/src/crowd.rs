@@ -1,7 +1,9 @@
 //! Several queues of one disk at the same time, as a case: power cuts while many requests are in flight, flushes that are answered together, allocations that race.
 //!
 //! Each player ([`crate::player`]) has sectors of its own in blocks that all share, and tells its ledger whenever that changes; the truth at any moment is all ledgers
-//! of that moment. Where the disk changes while it is in use, one more thread puts images on top of it, or makes it larger, while all play. Their order is the machine's, which no seed repeats; but the history says what it was, and that is what is cut and judged.
+//! of that moment. Where the disk changes while it is in use, one more thread puts images on top of
+//! it, or makes it larger, while all play. Their order is the machine's, which no seed repeats; but
+//! the history says what it was, and that is what is cut and judged.
 
 use crate::{
     disk::{Changes, DiskCase},
@@ -59,7 +61,8 @@ impl Crowd {
         if top < truth.top {
             return Err(format!("image {top} is the top, where {} should be", truth.top));
         }
-        // An image that nobody has counted on yet may not be whole: then the old chain is what there is.
+        // An image that nobody has counted on yet may not be whole: then the old chain is what
+        // there is.
         if top > truth.top
             && (self.disk.check(world, &self.disk.path_of(top)).is_err() || self.disk.open_disk(world, false).is_err())
         {
@@ -81,7 +84,8 @@ impl Crowd {
         truth.ledgers.iter().enumerate().map(look).collect()
     }
 
-    /// Changes the disk while others use it: so often, spread over what they do. `tell` hears before an image joins, and after the disk has grown.
+    /// Changes the disk while others use it: so often, spread over what they do. `tell` hears
+    /// before an image joins, and after the disk has grown.
     fn change(&self, world: &World, disk: &Disk, done: &AtomicU64, tell: &dyn Fn(u32, u64)) -> Outcome {
         let all = self.requests * self.windows.len() as u64;
         let mut top = self.disk.top_of(world);

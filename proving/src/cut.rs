@@ -44,7 +44,8 @@ pub enum Way {
     NoLengths,
     /// Lengths, but no bytes.
     OnlyLengths,
-    /// All of one file, and nothing of the others. Each operation by itself where one file has changed.
+    /// All of one file, and nothing of the others. Each operation by itself where one file has
+    /// changed.
     OneFile,
     /// Nothing of one file, and all of the others; as before.
     AllButOneFile,

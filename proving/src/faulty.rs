@@ -26,7 +26,8 @@ pub const FAULTS: [(FaultKind, Lasts); 6] = [
     (FaultKind::Slow, Lasts::Once),
 ];
 
-/// What can go wrong besides with a disk of several files: one of them fails, or is full, and the others are not.
+/// What can go wrong besides with a disk of several files: one of them fails, or is full, and the
+/// others are not.
 pub const FAULTS_OF_ONE_FILE: [(FaultKind, Lasts); 2] =
     [(FaultKind::Io, Lasts::InThatFile), (FaultKind::Full, Lasts::InThatFile)];
 

@@ -19,7 +19,8 @@ pub enum Meddling {
     SectorsForgotten,
     /// All of a block is called written when some of its sectors are.
     SectorsMadeWhole,
-    /// An image without a record of sectors says that it has one, so that no block is filled before a part of it is written.
+    /// An image without a record of sectors says that it has one, so that no block is filled before
+    /// a part of it is written.
     NeverFills,
     /// Tables stay in memory: a flush only makes payload durable.
     FlushesPayloadOnly,

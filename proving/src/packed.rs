@@ -1,17 +1,20 @@
-//! An image of a format that does not exist, for what no format of ours has yet: blocks in a second file, packed blocks, and no
-//! record of which sectors of a block are the image's own.
+//! An image of a format that does not exist, for what no format of ours has yet: blocks in a second
+//! file, packed blocks, and no record of which sectors of a block are the image's own.
 //!
 //! ```text
 //!   table file    8 bytes a block: absent (a parent shows), packed, zeros, or an offset in the file of blocks
 //!   block file    blocks, one behind the other; space is not used again while the image is open
 //! ```
 //!
-//! So a write of a part of a block that is absent over a parent, or packed, has to wait until the block is filled. A packed block decodes to what
-//! a parent of the other kinds holds ([`packed_version`]).
+//! So a write of a part of a block that is absent over a parent, or packed, has to wait until the
+//! block is filled. A packed block decodes to what a parent of the other kinds holds
+//! ([`packed_version`]).
 //!
-//! What must hold, so that power cuts can be tried on it: a flush takes the table as it is, makes the blocks durable, then the table
-//! (an entry never crosses a sector). Before the first write of a session the table is durable, and slack behind the last block is cut off,
-//! durably: the space may have been another block's. One mutex guards table and space; nothing waits for the store under it.
+//! What must hold, so that power cuts can be tried on it: a flush takes the table as it is, makes
+//! the blocks durable, then the table (an entry never crosses a sector). Before the first write of
+//! a session the table is durable, and slack behind the last block is cut off, durably: the space
+//! may have been another block's. One mutex guards table and space; nothing waits for the store
+//! under it.
 
 use crate::{
     contents::SECTOR_BYTES,

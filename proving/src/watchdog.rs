@@ -1,7 +1,9 @@
-//! What hangs is told by name, and ended: a request that rests for ever would otherwise stop a test without a word.
+//! What hangs is told by name, and ended: a request that rests for ever would otherwise stop a test
+//! without a word.
 //!
-//! A guard is held while something runs. When its time is over before it is dropped, the alarm says what was under way and ends the process,
-//! for threads that wait cannot be ended one by one. Under a scheduler of tests nothing needs it: the scheduler tells when all threads wait.
+//! A guard is held while something runs. When its time is over before it is dropped, the alarm says
+//! what was under way and ends the process, for threads that wait cannot be ended one by one. Under
+//! a scheduler of tests nothing needs it: the scheduler tells when all threads wait.
 
 use std::{
     sync::mpsc::{RecvTimeoutError, Sender, channel},
@@ -32,7 +34,8 @@ impl Watchdog {
         })
     }
 
-    /// As [`Watchdog::over`], with another limit and another alarm, which is told what was under way.
+    /// As [`Watchdog::over`], with another limit and another alarm, which is told what was under
+    /// way.
     pub fn with_alarm(what: impl Into<String>, limit: Duration, alarm: impl FnOnce(&str) + Send + 'static) -> Self {
         let (alive, gone) = channel();
         let what = what.into();

@@ -150,7 +150,8 @@ fn vhdx_differencing_without_a_ring() {
     soak("vhdx differencing, pread", &Kind { engine, ..kind(Format::Vhdx, DiskType::Differencing, 1 << 20, 3 << 20) });
 }
 
-/// Rounds on a disk that is open, every other queue handing what must wait to the disk's loader; `beside` changes the disk meanwhile.
+/// Rounds on a disk that is open, every other queue handing what must wait to the disk's loader;
+/// `beside` changes the disk meanwhile.
 fn soak_on(name: &str, disk: &Disk, plan: Plan, beside: &mut dyn FnMut(&Disk) -> Result<(), String>) {
     let without_ring = std::env::var("DISKWRIGHT_SOAK_ENGINE").is_ok_and(|engine| engine == "pread");
     let engine = if without_ring { EngineKind::Sync } else { plan.engine };
@@ -190,7 +191,8 @@ fn made(path: &Path, request: &CreateRequest) -> Arc<Disk> {
     Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap()
 }
 
-/// Images join while the disk is used: with the same blocks, and with smaller ones, for which the map is made anew.
+/// Images join while the disk is used: with the same blocks, and with smaller ones, for which the
+/// map is made anew.
 fn soak_with_snapshots(format: Format, size_bytes: u64, block_bytes: [u32; 2]) {
     let dir = tempfile::tempdir().unwrap();
     let request =
@@ -279,7 +281,8 @@ fn blocks_that_are_filled_first() {
     }
 }
 
-/// More blocks than are zeroed under one hold of the lock, discarded in stages while others write them.
+/// More blocks than are zeroed under one hold of the lock, discarded in stages while others write
+/// them.
 #[test]
 fn large_discards_that_meet_writes() {
     let dir = tempfile::tempdir().unwrap();

@@ -3,7 +3,8 @@
 
 use diskwright_proving::{campaign::power_cuts, command, crowd, disk};
 
-/// Shares into which the states are divided: each kind of disk one, all creations one, all conversions one, all crowds eight.
+/// Shares into which the states are divided: each kind of disk one, all creations one, all
+/// conversions one, all crowds eight.
 fn shares() -> u64 {
     disk::all().len() as u64 + 10
 }

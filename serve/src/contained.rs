@@ -117,7 +117,8 @@ impl BlockQueue for Contained {
             self.give_up();
             Ok(())
         });
-        out.extend(self.failed.drain(..).map(|tag| Completion { tag, buf: None, result: Err(panicked()) }));
+        let failed = |tag| Completion { tag, buf: None, segments: None, result: Err(panicked()) };
+        out.extend(self.failed.drain(..).map(failed));
         reaped
     }
 }
@@ -148,7 +149,7 @@ mod tests {
         }
         fn reap(&mut self, _at_least: usize, out: &mut Vec<Completion>) -> io::Result<()> {
             let Some(Request { tag, buf, .. }) = self.waiting.pop() else { return Ok(()) };
-            out.push(Completion { tag, buf, result: Ok(()) });
+            out.push(Completion { tag, buf, segments: None, result: Ok(()) });
             assert!(!self.panics_at_reap, "a test has reap panic");
             Ok(())
         }

@@ -17,7 +17,8 @@
 //! **A lane that does not answer.** A lane must end every loan within a time that it chooses itself (the
 //! NBD client: the `timeout` of the URI), because only the lane knows its peer. The engine does not rely
 //! on that when it closes: [`Engine::finish`](crate::Engine::finish), and the engine's drop, wait for
-//! lanes for a limited time only ([`Lane::patience`]). A loan that is still out then is given up: its request ends with an
+//! lanes for a limited time only ([`Lane::patience`]). A loan that is still out then is given up:
+//! its request ends with an
 //! error and a fresh buffer, and the memory that was lent is leaked, so a late answer writes to memory
 //! that nobody uses.
 

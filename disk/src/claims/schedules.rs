@@ -1,5 +1,6 @@
-//! Claims and clerks under a scheduler of tests (`store/src/sync.rs`), without a disk around them: who rests is woken once, and nobody is
-//! forgotten. A request that is never woken leaves all threads waiting, which the scheduler tells.
+//! Claims and clerks under a scheduler of tests (`store/src/sync.rs`), without a disk around them:
+//! who rests is woken once, and nobody is forgotten. A request that is never woken leaves all
+//! threads waiting, which the scheduler tells.
 
 use super::*;
 use crate::{
@@ -108,8 +109,8 @@ fn a_disk() -> Arc<Shared> {
     Arc::new(Shared::new(chain, Vec::new()))
 }
 
-/// Three threads have a clerk work for them. Those that still have the disk hear that the job was done; one that gives it up hears at least
-/// that it was not.
+/// Three threads have a clerk work for them. Those that still have the disk hear that the job was
+/// done; one that gives it up hears at least that it was not.
 fn a_clerk_and_three_who_wait_for_it() {
     let clerk = Arc::new(Clerk::new("clerk", complete));
     let disk = a_disk();

@@ -103,7 +103,8 @@ impl DiskCase {
         Ok(())
     }
 
-    /// Opens the format that does not exist, over its parent; for writing, with the rules broken that are to be.
+    /// Opens the format that does not exist, over its parent; for writing, with the rules broken
+    /// that are to be.
     pub(super) fn open_packed(&self, world: &World, writable: bool) -> Outcome<Arc<Disk>> {
         let open = |path: &Path, writable: bool| {
             let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };

@@ -1,12 +1,15 @@
-//! A disk that changes while it is in use: an image that joins on top of its chain, and a size that grows.
+//! A disk that changes while it is in use: an image that joins on top of its chain, and a size that
+//! grows.
 //!
 //! ```text
 //!   snapshot   new image, durable ─▶ told ─▶ Disk::push_top ─▶ all that was written before is durable
 //!   grow       told ─▶ Disk::grow ─▶ the size is durable
 //! ```
 //!
-//! Which chain counts after a cut, the files say: the image with the highest number is the top. Before it is told that the image will join, nothing was written to
-//! it, so where it opens, both chains show what the user may count on; where it does not open, or is not there, the old chain counts.
+//! Which chain counts after a cut, the files say: the image with the highest number is the top.
+//! Before it is told that the image will join, nothing was written to it, so where it opens, both
+//! chains show what the user may count on; where it does not open, or is not there, the old chain
+//! counts.
 
 use super::{DiskCase, DiskTruth, session::Session};
 use crate::{
@@ -39,7 +42,8 @@ pub enum Changes {
 const JOIN_MAX: u32 = 6;
 /// Sizes are multiples of this, so that a window is within the disk or behind it.
 const GROWTH_BYTES: u64 = 64 << 10;
-/// The time of every file of a [`World`], in a VHD's seconds. A child remembers when its parent was last changed.
+/// The time of every file of a [`World`], in a VHD's seconds. A child remembers when its parent was
+/// last changed.
 const PARENT_MODIFIED_SECONDS: u32 = 1_700_000_000 - 946_684_800;
 
 /// What is known of how a disk has changed.
@@ -92,7 +96,8 @@ impl DiskCase {
         Ok(Changed { top, next_top: top, size_bytes, next_size_bytes: size_bytes })
     }
 
-    /// Decides which chain counts, and removes an image that is not whole and that nobody has counted on. Where both chains are there, the shorter one is judged here.
+    /// Decides which chain counts, and removes an image that is not whole and that nobody has
+    /// counted on. Where both chains are there, the shorter one is judged here.
     pub(super) fn judge_tops(&self, world: &World, truth: &DiskTruth) -> Outcome<u32> {
         let Changed { top, next_top, .. } = truth.changed;
         let found = self.top_of(world);
@@ -129,7 +134,8 @@ impl DiskCase {
     pub fn make_next_top(&self, world: &World, disk: &Disk, number: u32) -> Outcome<Layer> {
         let layers = disk.layers();
         let below = self.path_of(number - 1);
-        // Its identity changes with the first write, and the new image must name the one that stays.
+        // Its identity changes with the first write, and the new image must name the one that
+        // stays.
         let writer = layers[0].image.writer().ok_or("the disk is not writable")?;
         writer.begin_writing().map_err(|error| error.to_string())?;
         let text = |error: diskwright_image::ImageError| error.to_string();
@@ -172,7 +178,8 @@ impl DiskCase {
         Ok(Layer { path, image })
     }
 
-    /// Changes the disk of a session: an image joins, or it grows. Both promise that something is durable when they return.
+    /// Changes the disk of a session: an image joins, or it grows. Both promise that something is
+    /// durable when they return.
     pub(super) fn play_change(
         &self,
         stage: &Stage<DiskTruth>,

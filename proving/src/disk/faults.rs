@@ -29,8 +29,8 @@ impl FaultyCase for DiskCase {
                 return Ok(());
             }
         };
-        let there = self.windows.iter().filter(|window| window.first * SECTOR_BYTES < self.size_at_first());
-        let (first, last) = (self.windows[0], *there.last().unwrap_or(&self.windows[0]));
+        let mut there = self.windows.iter().filter(|window| window.first * SECTOR_BYTES < self.size_at_first());
+        let (first, last) = (self.windows[0], *there.next_back().unwrap_or(&self.windows[0]));
         let unit = (u64::from(self.sector_bytes) / SECTOR_BYTES).max(if self.gentle { 8 } else { 1 });
         let small = |window: Window, at: u64| (window.first + at * unit, unit);
         let whole = |window: Window| (window.first, window.count);
@@ -52,7 +52,8 @@ impl FaultyCase for DiskCase {
             FaultyStep::Flush,
         ];
         if self.changes != Changes::None {
-            // What failed is tried again. (Of a VHDX that takes long, and its snapshots are those of a VHD.)
+            // What failed is tried again. (Of a VHDX that takes long, and its snapshots are those
+            // of a VHD.)
             let times = if self.format == Format::Vhdx { 1 } else { 3 };
             [7, 7, 4][3 - times..].iter().for_each(|&at| steps.insert(at, FaultyStep::Change));
         }

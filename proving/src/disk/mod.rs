@@ -11,7 +11,8 @@
 //! 4. it goes on: another session writes, flushes and closes, and finds again what it wrote and what it saw;
 //! 5. where asked for, that session's power is cut too.
 //!
-//! What lies under a disk is a file, several, a store that answers late, or an image of no format ([`Beneath`]); and some change while they are in use (`changes.rs`).
+//! What lies under a disk is a file, several, a store that answers late, or an image of no format
+//! ([`Beneath`]); and some change while they are in use (`changes.rs`).
 //!
 //! `kinds.rs` lists what is tried; `front.rs` puts a server between; `session.rs` drives one open disk; `play.rs` makes the random sessions; `faults.rs` the short one in which
 //! every operation fails once.

@@ -1,4 +1,5 @@
-//! A store that never answers: a session in which one operation of a lane, or all from one on, stays without an answer.
+//! A store that never answers: a session in which one operation of a lane, or all from one on,
+//! stays without an answer.
 //!
 //! ```text
 //!   requests, one after the other ─▶ one does not end ─▶ the queue is dropped: it gives up
@@ -7,8 +8,8 @@
 //!     ─▶ the files are judged, after a power cut too
 //! ```
 //!
-//! What must hold: a queue can be dropped; memory that the lane still has is used for nothing else; nothing is called durable afterwards; what was durable is
-//! there, and the disk opens again.
+//! What must hold: a queue can be dropped; memory that the lane still has is used for nothing else;
+//! nothing is called durable afterwards; what was durable is there, and the disk opens again.
 
 use super::{DiskCase, DiskTruth, session::Session};
 use crate::{
@@ -25,11 +26,13 @@ use diskwright_disk::Disk;
 use diskwright_store::{BlockDevice, BlockQueue, EngineKind, IoBuf, QueueOptions, Request, SharedRing};
 use std::{sync::Arc, thread, time::Duration};
 
-/// How often a queue is asked, with a pause, before an operation that was not answered counts as the reason why a request does not end.
+/// How often a queue is asked, with a pause, before an operation that was not answered counts as
+/// the reason why a request does not end.
 const LOOKS: u32 = 4;
 const PAUSE: Duration = Duration::from_micros(300);
 
-/// Buffers that are made when a queue has given up: they would lie where memory lies that was given back too early.
+/// Buffers that are made when a queue has given up: they would lie where memory lies that was given
+/// back too early.
 const BUFFERS: usize = 64;
 
 /// What was tried.
@@ -122,7 +125,8 @@ impl DiskCase {
         Ok(false)
     }
 
-    /// A session in which operation `at` of lanes is not answered. Returns whether it came to that, and how many answers came late.
+    /// A session in which operation `at` of lanes is not answered. Returns whether it came to that,
+    /// and how many answers came late.
     fn silent_once(&self, fault: Fault, afterwards: Afterwards, shares_ring: bool) -> Outcome<(bool, u64, u64)> {
         let _watch = Watchdog::over(format!("{}, {fault:?} ({afterwards:?})", self.name));
         let world = World::default();
@@ -214,7 +218,8 @@ impl DiskCase {
         Ok(())
     }
 
-    /// Leaves every operation of a lane without an answer, one after the other: alone, and with all that follow.
+    /// Leaves every operation of a lane without an answer, one after the other: alone, and with all
+    /// that follow.
     ///
     /// # Errors
     /// The first promise that is broken.

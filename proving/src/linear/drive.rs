@@ -43,7 +43,8 @@ pub struct Plan {
     pub block_sectors: u64,
     /// Most sectors of a request that is not for whole blocks.
     pub sectors_max: u64,
-    /// Whether every other queue is on a ring that it would share, so that the disk's loader does what must wait.
+    /// Whether every other queue is on a ring that it would share, so that the disk's loader does
+    /// what must wait.
     pub shared_rings: bool,
     /// Whether some discards are of the whole disk.
     pub sweeps: bool,
@@ -191,7 +192,8 @@ fn choose(dice: &mut Dice, plan: &Plan, all: u64, unit: u64) -> (Operation, u64,
     (operation, first, count.min(all - first))
 }
 
-/// Every block is written in part, and every second one given up whole, when nobody else is there: no block has stayed taken.
+/// Every block is written in part, and every second one given up whole, when nobody else is there:
+/// no block has stayed taken.
 fn sweep(device: &dyn BlockDevice, plan: &Plan, clock: &Clock, events: &mut Vec<Event>) -> Outcome {
     let text = |error: std::io::Error| error.to_string();
     let mut queue = Blocking::open(device, plan.engine).map_err(text)?;
@@ -225,7 +227,8 @@ pub fn round(device: &dyn BlockDevice, plan: &Plan, base: &mut Vec<u8>) -> Outco
     round_beside(device, plan, base, || Ok(()))
 }
 
-/// As [`round`], while `beside` does something else to the device, in this thread. The device may have grown by it.
+/// As [`round`], while `beside` does something else to the device, in this thread. The device may
+/// have grown by it.
 ///
 /// # Errors
 /// As [`round`], and those of `beside`.

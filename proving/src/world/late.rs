@@ -6,11 +6,13 @@
 //!                               └─▶ silent: never answered, until a test lets them go on (World::end_silence)
 //! ```
 //!
-//! What is carried out passes through the store's own methods, so that history, faults and broken rules are those of every other store.
-//! A sync that is carried out when it comes covers nothing that came later, though it is answered later. One mutex guards what waits;
-//! nothing is carried out under it, since a sync may call back ([`super::SyncHook`]).
+//! What is carried out passes through the store's own methods, so that history, faults and broken
+//! rules are those of every other store. A sync that is carried out when it comes covers nothing
+//! that came later, though it is answered later. One mutex guards what waits; nothing is carried
+//! out under it, since a sync may call back ([`super::SyncHook`]).
 //!
-//! Tried and rejected: a thread that answers after a pause. Its order would be the machine's, which no seed repeats.
+//! Tried and rejected: a thread that answers after a pause. Its order would be the machine's, which
+//! no seed repeats.
 
 use super::{World, WorldStore};
 use crate::{dice::Dice, mutation::Mutation};
@@ -29,7 +31,8 @@ use std::{
 /// How long an engine that closes waits for what is never answered.
 pub(super) const PATIENCE: Duration = Duration::from_millis(30);
 
-/// What lanes ask offsets and lengths to be multiples of. Bytes that are not go to a thread of the pool.
+/// What lanes ask offsets and lengths to be multiples of. Bytes that are not go to a thread of the
+/// pool.
 const ALIGNMENT_BYTES: u32 = 512;
 
 /// A loan that waits for its answer, and how its operation ended if it was carried out already.

@@ -7,8 +7,10 @@
 //!                                                 └─ broken rules                  (a sync that does nothing, ...; see `mutation`)
 //! ```
 //!
-//! There is no data file, so the engine moves payload through the store's own methods, and it is recorded like the rest. A world can be told to answer
-//! late ([`World::answer_late`]): then payload goes through lanes (`late.rs`), which carry the same methods out in another order, or never.
+//! There is no data file, so the engine moves payload through the store's own methods, and it is
+//! recorded like the rest. A world can be told to answer late ([`World::answer_late`]): then
+//! payload goes through lanes (`late.rs`), which carry the same methods out in another order, or
+//! never.
 //! One mutex guards it all. Paths are names in a flat space: directories are there when something is in them.
 
 mod late;

@@ -56,7 +56,8 @@ impl Engine {
         }
     }
 
-    /// How long lanes are waited for: as long as the most patient of those that have parts says, within the engine's own limit.
+    /// How long lanes are waited for: as long as the most patient of those that have parts says,
+    /// within the engine's own limit.
     fn patience_with_lanes(&self) -> Duration {
         let longest = self.lanes.iter().filter(|open| open.parts > 0).map(|open| open.lane.patience()).max();
         longest.map_or(self.patience, |longest| longest.min(self.patience))

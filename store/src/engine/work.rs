@@ -54,7 +54,8 @@ impl Engine {
         let mut looked = false;
         loop {
             self.drive_lanes();
-            // Also when nothing is waited for: whoever only looks, again and again, must come to hear of a lane.
+            // Also when nothing is waited for: whoever only looks, again and again, must come to
+            // hear of a lane.
             if self.lane_parts > 0 && self.listen()? {
                 continue;
             }

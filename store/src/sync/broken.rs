@@ -22,17 +22,24 @@ pub enum Rule {
     WaitsForALaterCycle,
     /// Every request that waits for a block is woken when the block is free (`disk/src/claims.rs`).
     WaitersAreWoken,
-    /// A block is filled from below only when no write of the block is on its way (`disk/src/claims.rs`).
+    /// A block is filled from below only when no write of the block is on its way
+    /// (`disk/src/claims.rs`).
     ExcludedAlone,
-    /// A block does not stay excluded for work that another stage of the request asks for again (`disk/src/queue.rs`).
+    /// A block does not stay excluded for work that another stage of the request asks for again
+    /// (`disk/src/queue.rs`).
     ExclusionEnds,
     /// A clerk does every job that has gathered (`disk/src/clerk.rs`).
     EveryJobIsDone,
     /// A queue fetches the chain anew when the epoch has moved on (`disk/src/queue.rs`).
     ChainIsFetchedAnew,
-    /// Work that changes the file of an image is done only while the image is the top (`disk/src/chain.rs`).
+    /// Work that changes the file of an image is done only while the image is the top
+    /// (`disk/src/chain.rs`).
     WorkIsForTheTop,
-    /// A former top is called durable when no request can write to it any more (`disk/src/device.rs`).
+    /// The map may name a file that joined after a queue had fetched its chain
+    /// (`disk/src/queue.rs`).
+    MapMayBeAhead,
+    /// A former top is called durable when no request can write to it any more
+    /// (`disk/src/device.rs`).
     FormerTopIsAtRest,
     /// Table pages are dirty until the cycle that carries them has ended (`image/src/vhdx/pages.rs`).
     DirtyUntilLanded,
@@ -43,8 +50,8 @@ thread_local! {
     static LOADING: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
-/// Has every other queue that is opened from now on hand what must wait to the disk's loader, as a queue on a shared ring does. Under
-/// a scheduler there are no rings.
+/// Has every other queue that is opened from now on hand what must wait to the disk's loader, as a
+/// queue on a shared ring does. Under a scheduler there are no rings.
 pub fn use_loaders(every_other: bool) {
     LOADING.set(every_other.then_some(false));
 }
