@@ -170,8 +170,9 @@ fn queues_of_the_epoch_before_see_what_was_written_to_a_new_top() {
         writer.discard(MIB, MIB).unwrap();
         writer.flush().unwrap();
         // In the epoch of that grace period.
-        let mut early = Blocking::open(&disk, EngineKind::Auto).unwrap();
-        early.read(4 * MIB, &mut [0; 512]).unwrap();
+        let [mut reads, mut flushes] = [0, 1].map(|_| Blocking::open(&disk, EngineKind::Auto).unwrap());
+        reads.read(4 * MIB, &mut [0; 512]).unwrap();
+        flushes.read(4 * MIB, &mut [0; 512]).unwrap();
         writer.read(4 * MIB, &mut [0; 512]).unwrap();
         let child = layer("child", DiskType::Differencing, SIZE);
         let new_top = Arc::clone(&child.image);
@@ -184,10 +185,10 @@ fn queues_of_the_epoch_before_see_what_was_written_to_a_new_top() {
             // A block without space: it goes to the new top.
             writer.write(5 * MIB, &vec![7; MIB as usize], false).unwrap();
             assert!(new_top.writer().unwrap().is_dirty());
-            early.flush().unwrap();
+            flushes.flush().unwrap();
             assert!(!new_top.writer().unwrap().is_dirty(), "a completed write was not made durable");
             let mut found = [0; 4096];
-            early.read(5 * MIB, &mut found).unwrap();
+            reads.read(5 * MIB, &mut found).unwrap();
             assert_eq!(found, [7; 4096]);
             store.reads.open();
             slow.reap(1, &mut Vec::new()).unwrap();
