@@ -87,6 +87,10 @@ impl BlockQueue for Contained {
         self.inner.as_ref().map_or(self.failed.len(), |inner| inner.in_flight())
     }
 
+    fn memory_alignment_bytes(&self) -> usize {
+        self.inner.as_ref().map_or(1, |inner| inner.memory_alignment_bytes())
+    }
+
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
         let Some(inner) = &mut self.inner else {
             return Err(Box::new(PushError { request, reason: panicked() }));
