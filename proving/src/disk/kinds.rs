@@ -142,6 +142,23 @@ pub fn all() -> Vec<DiskCase> {
             changes: Changes::Grows { from_bytes: 256 << 10 },
             ..kind("raw, growing", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 3, 5, 12, 31])
         },
+        // Its table needs more sectors on the way, so it moves.
+        DiskCase {
+            changes: Changes::Grows { from_bytes: 512 << 10 },
+            ..kind(
+                "vhd dynamic 16K, growing",
+                Format::Vhd,
+                DiskType::Dynamic,
+                16 * kib,
+                4 * m,
+                &[0, 1, 31, 32, 130, 255],
+            )
+        },
+        DiskCase {
+            changes: Changes::Grows { from_bytes: 512 << 10 },
+            windows: windows_of_64k(&[0, 7, 8, 15, 16, 40, 63]),
+            ..kind("vhdx dynamic 1M, growing", Format::Vhdx, DiskType::Dynamic, mib, 4 * m, &[])
+        },
         DiskCase {
             changes: Changes::Snapshots,
             ..kind(
@@ -213,4 +230,10 @@ fn late(case: DiskCase) -> DiskCase {
 pub fn named(name: &str) -> DiskCase {
     let found = all().into_iter().find(|case| case.name == name);
     found.unwrap_or_else(|| panic!("there is no kind of disk named {name}"))
+}
+
+/// Windows that a disk whose size is a multiple of 64 KiB has whole, or not at all.
+fn windows_of_64k(numbers: &[u64]) -> Vec<Window> {
+    const SECTORS: u64 = (64 << 10) / SECTOR_BYTES;
+    numbers.iter().map(|number| Window { first: number * SECTORS, count: SECTORS }).collect()
 }
