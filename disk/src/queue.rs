@@ -601,8 +601,9 @@ impl BlockQueue for DiskQueue {
             }
             self.ended = ended;
             reaped?;
-            // A request that goes on may have ended at once. Nothing on the ring tells of it, so it must not be left for later.
-            if out.len() >= wanted && self.engine.ready() == 0 {
+            // A request that goes on may have ended at once, or may have parts that a lane is to send. Nothing on the ring tells of
+            // it, so it must not be left for later.
+            if out.len() >= wanted && !self.engine.wants_reap() {
                 return Ok(());
             }
         }

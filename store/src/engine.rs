@@ -288,9 +288,10 @@ impl Engine {
         self.slots.in_flight()
     }
 
-    /// Requests that have ended and that the next `reap` hands out without waiting.
-    pub fn ready(&self) -> usize {
-        self.slots.ended()
+    /// Whether a reap that does not wait has something to do: requests that have ended, or lanes that were given parts
+    /// since they were last driven. Nothing on the ring tells of either, so the thread must not sleep before.
+    pub fn wants_reap(&self) -> bool {
+        self.slots.ended() > 0 || self.lane_parts > 0 && self.lanes.iter().any(|open| open.is_due)
     }
 
     /// Begins a request.
