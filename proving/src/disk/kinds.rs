@@ -142,18 +142,6 @@ pub fn all() -> Vec<DiskCase> {
             changes: Changes::Grows { from_bytes: 256 << 10 },
             ..kind("raw, growing", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 3, 5, 12, 31])
         },
-        // Its table needs more sectors on the way, so it moves.
-        DiskCase {
-            changes: Changes::Grows { from_bytes: 512 << 10 },
-            ..kind(
-                "vhd dynamic 16K, growing",
-                Format::Vhd,
-                DiskType::Dynamic,
-                16 * kib,
-                4 * m,
-                &[0, 1, 31, 32, 130, 255],
-            )
-        },
         DiskCase {
             changes: Changes::Grows { from_bytes: 512 << 10 },
             windows: windows_of_64k(&[0, 7, 8, 15, 16, 40, 63]),
