@@ -121,7 +121,8 @@ fn a_write_that_goes_wrong_is_found_and_named() {
     // Whichever of the two places is read first: the one that got what is not its own, or the one that did not get it.
     assert!(misdirected.contains("misdirected") || misdirected.contains("stale"), "{misdirected}");
     let torn = said(Fault::Torn);
-    assert!(torn.contains("torn") || torn.contains("foreign"), "{torn}");
+    // While the next write of the place is in flight, the half that was left out is only known to be older than it may be.
+    assert!(torn.contains("torn") || torn.contains("foreign") || torn.contains("stale"), "{torn}");
 }
 
 #[test]
