@@ -86,7 +86,7 @@ impl Disk {
     /// Puts an image on top of the chain, while queues are open and requests are in flight: from now on it is the one that is
     /// written, and the image that was the top shows through. When this returns, its file is not
     /// written any more, and all
-    /// that was written to it is durable; its file stays open. Waits for requests in flight, so a thread that has some must
+    /// that was written to it is durable and closed cleanly; its file stays open for reading. Waits for requests in flight, so a thread that has some must
     /// not call it.
     ///
     /// # Errors
@@ -131,7 +131,7 @@ impl Disk {
         shared.lock().claims.end_exclusion(filling);
         let former = before.top();
         let path = before.layers()[0].path.clone();
-        at_rest.and_then(|()| shared.check_poison(former)).and_then(|()| Ok(former.writer()?.flush()?)).map_err(
+        at_rest.and_then(|()| shared.check_poison(former)).and_then(|()| Ok(former.writer()?.close()?)).map_err(
             |source| {
                 shared.poison();
                 DiskError::File { doing: "make the former top durable", path, source }

@@ -303,8 +303,9 @@ impl Shared {
             self.loader.settle();
             self.recycler.settle();
         }
-        // Former tops too, from the bottom up: no child names a parent that is not closed yet.
-        for (member, layer) in chain.members().iter().zip(chain.layers().iter()).rev() {
+        // Former tops were closed when another image joined, and are not written any more: a child may remember when its parent was
+        // last changed.
+        for (member, layer) in chain.members().iter().zip(chain.layers().iter()).take(1) {
             let Some(writer) = member.image.writer() else { continue };
             self.check_poison(member).map_err(|source| DiskError::File {
                 doing: "close the disk cleanly",
