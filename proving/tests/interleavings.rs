@@ -434,7 +434,7 @@ fn broken_rules_of_requests_that_rest_are_found() {
 
 #[test]
 fn broken_rules_of_a_chain_that_changes_are_found() {
-    for rule in [Rule::ChainIsFetchedAnew, Rule::FormerTopIsAtRest, Rule::WorkIsForTheTop, Rule::MapMayBeAhead] {
+    for rule in [Rule::ChainIsFetchedAnew, Rule::FormerTopIsAtRest, Rule::MapMayBeAhead] {
         let scene = images_join(small("vhd dynamic 16K, with snapshots", 4));
         must_be_found(rule, "vhd dynamic 16K, with snapshots", scene);
     }

@@ -32,9 +32,6 @@ pub enum Rule {
     EveryJobIsDone,
     /// A queue fetches the chain anew when the epoch has moved on (`disk/src/queue.rs`).
     ChainIsFetchedAnew,
-    /// Work that changes the file of an image is done only while the image is the top
-    /// (`disk/src/chain.rs`).
-    WorkIsForTheTop,
     /// The map may name a file that joined after a queue had fetched its chain
     /// (`disk/src/queue.rs`).
     MapMayBeAhead,
