@@ -23,15 +23,12 @@ use crate::{
 use diskwright_image::{Image, ImageWriter};
 use diskwright_store::{
     Geometry, Store,
-    sync::{
-        RwLock, RwLockWriteGuard,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
 };
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError},
+    sync::Arc,
 };
 
 /// One image of a chain.
@@ -80,9 +77,9 @@ pub(crate) struct Member {
     pub(crate) block_bytes: u64,
     /// Whether the image has been told that guest-visible writes begin.
     began: Arc<AtomicBool>,
-    /// Whether another image has joined on top. Held for reading by whoever changes the image's
-    /// file for a request that is still to be planned.
-    retired: Arc<RwLock<bool>>,
+    /// Whether its files are not written any more: it was opened read-only, or it was the top until
+    /// another image joined, and has been closed cleanly since.
+    pub(crate) is_at_rest: bool,
 }
 
 impl Member {
@@ -125,20 +122,6 @@ impl Member {
             self.began.store(true, Ordering::Release);
         }
         Ok(())
-    }
-
-    /// Runs `work`, which changes the image's file, unless another image has joined on top
-    /// meanwhile: then nothing is to be done, and the request is planned again. The caller holds no
-    /// lock.
-    pub(crate) fn while_top(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        let retired = self.retired.read().unwrap_or_else(PoisonError::into_inner);
-        if *retired { Ok(()) } else { work() }
-    }
-
-    /// Waits for all [`Member::while_top`], and keeps others out until the guard is dropped. Taken
-    /// before the mutation lock.
-    pub(crate) fn retiring(&self) -> RwLockWriteGuard<'_, bool> {
-        self.retired.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The first byte of a block on the disk, and the first byte after it.
@@ -208,6 +191,16 @@ impl Chain {
         Self::assemble(self.layers.to_vec(), members, self.sources.clone(), Some(self), self.memory_bytes)
     }
 
+    /// The same layers, where the layer `id` is not written any more.
+    ///
+    /// # Errors
+    /// As [`Chain::new`].
+    pub(crate) fn with_at_rest(&self, id: LayerId) -> Result<Self> {
+        let mut members = self.members.clone();
+        members.iter_mut().filter(|member| member.id == id).for_each(|member| member.is_at_rest = true);
+        Self::assemble(self.layers.to_vec(), members, self.sources.clone(), Some(self), self.memory_bytes)
+    }
+
     fn assemble(
         layers: Vec<Layer>,
         members: Vec<Member>,
@@ -243,11 +236,12 @@ impl Chain {
         for (depth, member) in members.iter().enumerate() {
             depths[usize::from(member.id)] = Some(depth as u16);
         }
-        // Images that are read only keep no tables in memory.
+        // Images that were opened read-only keep no tables in memory; a former top keeps its own.
         let writers: Vec<_> = members.iter().filter_map(|member| member.image.writer()).collect();
         let tables_bytes = (memory_bytes - map_share(memory_bytes)) / writers.len().max(1) as u64;
         writers.iter().for_each(|writer| writer.limit_tables(tables_bytes));
-        let writes_one_file = writers.len() <= 1 && members[0].stores == 1;
+        let written = members.iter().filter(|member| !member.is_at_rest).count();
+        let writes_one_file = written <= 1 && members[0].stores == 1;
         Ok(Self { layers: layers.into(), members, depths, sources, map, geometry, writes_one_file, memory_bytes })
     }
 
@@ -336,6 +330,6 @@ fn join(layer: &Layer, id: usize, sources: &mut Vec<Option<Arc<dyn Store>>>) -> 
         size_bytes: layer.image.size_bytes(),
         block_bytes: layer.image.info().block_bytes,
         began: Arc::default(),
-        retired: Arc::default(),
+        is_at_rest: layer.image.writer().is_none(),
     })
 }

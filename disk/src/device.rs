@@ -96,9 +96,6 @@ impl Disk {
     pub fn push_top(&self, top: Layer) -> Result<()> {
         let shared = &self.shared;
         let _turn = shared.begin_change();
-        // Work that changes the file of the present top ends first, and none begins any more.
-        let present = shared.chain();
-        let mut retired = present.top().retiring();
         let (before, filling) = {
             let mut mutation = shared.lock();
             let before = Arc::clone(&mutation.chain);
@@ -122,8 +119,6 @@ impl Disk {
             shared.publish(&mut mutation, chain);
             (before, filling)
         };
-        *retired = true;
-        drop(retired);
         #[cfg(feature = "shuttle")]
         let at_rest = if is_broken(Rule::FormerTopIsAtRest) { Ok(()) } else { shared.wait_for_grace() };
         #[cfg(not(feature = "shuttle"))]
@@ -131,12 +126,16 @@ impl Disk {
         shared.lock().claims.end_exclusion(filling);
         let former = before.top();
         let path = before.layers()[0].path.clone();
-        at_rest.and_then(|()| shared.check_poison(former)).and_then(|()| Ok(former.writer()?.close()?)).map_err(
-            |source| {
-                shared.poison();
-                DiskError::File { doing: "make the former top durable", path, source }
-            },
-        )
+        let closed = at_rest.and_then(|()| shared.check_poison(former)).and_then(|()| Ok(former.writer()?.close()?));
+        if let Err(source) = closed {
+            shared.poison();
+            return Err(DiskError::File { doing: "make the former top durable", path, source });
+        }
+        // Flushes leave it alone from now on.
+        let mut mutation = shared.lock();
+        let chain = mutation.chain.with_at_rest(former.id)?;
+        shared.publish(&mut mutation, chain);
+        Ok(())
     }
 
     /// Makes the virtual disk larger, while queues are open and requests are in flight. The new range reads as zeros. It is

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Nothing waits for the disk while it holds the mutation lock. What must wait is [`Work`](crate::work::Work), done without the lock.
-//! Lock order: `changing`, `retired` of a layer (`chain.rs`), mutation, then `current`, then whatever an image locks inside.
+//! Lock order: `changing`, mutation, then `current`, then whatever an image locks inside.
 //!
 //! Invariant: the chain is changed only under the mutation lock, and published in `current` before the epoch moves on. So a
 //! request that was counted in after that sees the new chain, and a grace period waits for those that may not.
@@ -220,13 +220,13 @@ impl Shared {
         self.flusher.request(self, ticket);
     }
 
-    /// Makes payload and metadata durable, blocking: of the top, and of a layer below that was the top a moment ago.
+    /// Makes payload and metadata durable, blocking: of the top, and of a former top that is not at rest yet.
     pub(crate) fn flush_blocking(self: &Arc<Self>) -> io::Result<()> {
         let chain = self.chain();
         self.check_poison(chain.top())?;
         let top = chain.top();
         let mut freed = 0;
-        for member in chain.members().iter().rev() {
+        for member in chain.members().iter().rev().filter(|member| !member.is_at_rest) {
             let Some(writer) = member.image.writer() else { continue };
             let generation = writer.freed_generation();
             if let Err(error) = writer.flush().map_err(io::Error::from) {

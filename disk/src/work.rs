@@ -7,9 +7,9 @@
 //! A plan that lacks something changes nothing that a second plan would not find (`plan.rs`), so the same work may be done
 //! twice, by two requests, and none of it depends on who asked.
 //!
-//! A request that waits for work is not counted in an epoch, and its chain may be old when the work
-//! begins. So work that changes the file of the top image is done only while that image is the top
-//! (`Member::while_top`); otherwise a snapshot would get what was written after it.
+//! Work that changes the file of the top image may be done while another image joins on top. It is over
+//! before [`Disk::push_top`](crate::Disk::push_top) closes the former top: a request is counted in its epoch until the loader
+//! has its work, and a grace period waits for both.
 
 use crate::{
     chain::{Chain, Member},
@@ -67,13 +67,13 @@ impl Shared {
     /// Does what is missing. May wait for the disk; the caller holds no lock.
     pub(crate) fn carry_out(&self, chain: &Arc<Chain>, work: &Work) -> io::Result<()> {
         match work {
-            Work::Begin => chain.top().while_top(|| chain.top().begin_writing()),
+            Work::Begin => chain.top().begin_writing(),
             Work::Fold { page } => self.folded(chain, *page, true).map(drop),
             Work::Decide { unit, layer } => self.decide(chain, *unit, *layer),
-            Work::Prepare { blocks } => chain.top().while_top(|| Ok(chain.top().writer()?.prepare(blocks.clone())?)),
+            Work::Prepare { blocks } => Ok(chain.top().writer()?.prepare(blocks.clone())?),
             Work::CopyUp { block } => {
                 let exclusion = Exclusion { shared: self, key: (chain.top().id, *block) };
-                let copied = chain.top().while_top(|| self.copy_up(chain, *block));
+                let copied = self.copy_up(chain, *block);
                 drop(exclusion);
                 copied
             }

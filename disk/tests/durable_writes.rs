@@ -1,9 +1,10 @@
 //! A write with force unit access to a block that has its space: the write itself is durable, and the flusher has nothing to do.
+//! A flush where nothing but payload is to be made durable: one sync of the top's file.
 //!
 //! Seen by which thread syncs. The store has no file, so what would be RWF_DSYNC is a write and a sync in the thread of the queue.
 
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
-use diskwright_image::{DiskType, Format, probe};
+use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
 use diskwright_store::{
     BlockDevice, Blocking, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, Segments, Store,
     store::{DataFile, FileRange, Zeroing},
@@ -134,6 +135,60 @@ fn they_need_no_flusher_where_the_block_has_its_space() {
         let mut held = [0; 4096];
         io.read(4096, &mut held).unwrap();
         assert_eq!(held, [3; 4096], "{what}");
+        drop(io);
+        disk.close().unwrap();
+    }
+}
+
+/// The former top of a disk is closed when another image joins. No later flush syncs its file.
+#[test]
+fn after_a_snapshot_a_flush_syncs_the_new_top_alone() {
+    for format in [Format::Vhd, Format::Vhdx] {
+        let layer = |name: &str, disk_type| {
+            let inner = MemoryStore::new(name);
+            let store = Arc::new(Watched { inner, by_flusher: AtomicU32::new(0), by_others: AtomicU32::new(0) });
+            let is_child = disk_type == DiskType::Differencing;
+            let options = CreateOptions {
+                disk_type,
+                size_bytes: 16 * MIB,
+                block_bytes: Some(MIB as u32),
+                logical_sector_bytes: 512,
+                physical_sector_bytes: 512,
+                parent: is_child.then(|| ParentLink {
+                    relative_path: Some(r".\below".into()),
+                    linkage: uuid::Uuid::from_u128(1),
+                    ..ParentLink::default()
+                }),
+                preallocate: false,
+                disk_id: None,
+            };
+            match format {
+                Format::Vhd => vhd::create(Arc::clone(&store) as Arc<dyn Store>, &options).unwrap(),
+                _ => vhdx::create(Arc::clone(&store) as Arc<dyn Store>, &options).unwrap(),
+            }
+            let image = probe::open(Arc::clone(&store) as Arc<dyn Store>, Some(format), true, 512).unwrap();
+            (store, Layer { path: name.into(), image })
+        };
+        let (below, base) = layer("below", DiskType::Dynamic);
+        let (above, top) = layer("above", DiskType::Differencing);
+        let disk = Disk::from_layers(vec![base], Vec::new()).unwrap();
+        let mut io = Blocking::open(&disk, EngineKind::Sync).unwrap();
+        let mut write_and_flush = |fill| {
+            io.write(0, &[fill; 4096], false).unwrap();
+            io.flush().unwrap();
+        };
+        write_and_flush(1);
+        below.syncs();
+        write_and_flush(2);
+        assert_eq!(below.syncs(), (0, 1), "{format}: one image");
+        disk.push_top(top).unwrap();
+        below.syncs();
+        write_and_flush(3);
+        let (by_flusher, by_others) = above.syncs();
+        assert!(by_flusher > 0, "{format}: a new block of the child: {by_flusher} {by_others}");
+        write_and_flush(4);
+        assert_eq!(above.syncs(), (0, 1), "{format}: the child");
+        assert_eq!(below.syncs(), (0, 0), "{format}: the former top");
         drop(io);
         disk.close().unwrap();
     }

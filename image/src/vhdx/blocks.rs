@@ -254,14 +254,23 @@ impl VhdxImage {
             }
         }
         let (first_byte, last_byte) = (first / 8, (first + count - 1) / 8);
-        state.pages.change(place + u64::from(first_byte), u64::from(last_byte - first_byte) + 1, &mut |at, piece| {
-            for (byte, bits) in (first_byte as usize + at..).zip(piece) {
-                let base = byte as u32 * 8;
-                let from = first.max(base) - base;
-                let to = (first + count).min(base + 8) - base;
-                *bits |= (((1u16 << to) - 1) & !((1u16 << from) - 1)) as u8;
-            }
+        let (bits_place, bits_len) = (place + u64::from(first_byte), u64::from(last_byte - first_byte) + 1);
+        // The bits of a byte of the bitmap that the range covers.
+        let covered = |byte: usize| {
+            let base = byte as u32 * 8;
+            let (from, to) = (first.max(base) - base, (first + count).min(base + 8) - base);
+            (((1u16 << to) - 1) & !((1u16 << from) - 1)) as u8
+        };
+        let mut are_set = true;
+        state.pages.each_piece(bits_place, bits_len, &mut |at, piece| {
+            are_set &= (first_byte as usize + at..).zip(piece).all(|(byte, bits)| !bits & covered(byte) == 0);
         });
+        // A page becomes dirty only where a bit changes: what is the child's already needs nothing of the next flush.
+        if !are_set {
+            state.pages.change(bits_place, bits_len, &mut |at, piece| {
+                (first_byte as usize + at..).zip(piece).for_each(|(byte, bits)| *bits |= covered(byte));
+            });
+        }
         let mut missing = 0;
         state.pages.each_piece(place, u64::from(in_disk.div_ceil(8)), &mut |at, piece| {
             for (byte, bits) in (at..).zip(piece) {
