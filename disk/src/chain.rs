@@ -18,7 +18,6 @@
 use crate::{
     DiskError, Result,
     map::{LayerId, Map, Owner, SourceId},
-    open,
 };
 use diskwright_image::{Image, ImageWriter};
 use diskwright_store::{
@@ -30,6 +29,9 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+
+/// Longest chain, as in the paper and in Windows.
+pub(crate) const CHAIN_MAX: usize = 1024;
 
 /// One image of a chain.
 #[derive(Debug, Clone)]
@@ -214,8 +216,8 @@ impl Chain {
                 hint: "name the image to open".into(),
             });
         };
-        if layers.len() > open::CHAIN_MAX {
-            return Err(open::too_long(&top_layer.path));
+        if layers.len() > CHAIN_MAX {
+            return Err(too_long(&top_layer.path));
         }
         let info = top.image.info();
         let geometry = Geometry {
@@ -309,6 +311,16 @@ impl Chain {
             BlockState::Packed => Some(Owner::Packed { layer }),
             BlockState::Damaged => Some(Owner::Damaged { layer }),
         }
+    }
+}
+
+/// The error for a chain that is too long.
+pub(crate) fn too_long(top: &Path) -> DiskError {
+    DiskError::BadChain {
+        path: top.to_owned(),
+        what: format!(
+            "its chain of parents is longer than {CHAIN_MAX} disks; convert a disk further down the chain to a new image and build on that"
+        ),
     }
 }
 

@@ -11,7 +11,6 @@
 //! A clerk's thread is started by its first job, holds only a weak reference to the disk, and ends with it. Jobs that are
 //! left then are dropped, which completes their tickets with an error.
 
-use crate::shared::Shared;
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::sync::{
@@ -23,8 +22,8 @@ use std::sync::{Arc, OnceLock, Weak};
 /// Takes the jobs that have come since a call began.
 pub(crate) type Since<'a, Job> = &'a mut dyn FnMut() -> Vec<Job>;
 
-/// Does jobs.
-pub(crate) type Handle<Job> = fn(&Arc<Shared>, Vec<Job>, Since<'_, Job>);
+/// Does jobs for a disk.
+pub(crate) type Handle<Disk, Job> = fn(&Arc<Disk>, Vec<Job>, Since<'_, Job>);
 
 enum Item<Job> {
     Job(Job),
@@ -33,32 +32,32 @@ enum Item<Job> {
 }
 
 /// One of a disk's clerks.
-pub(crate) struct Clerk<Job> {
+pub(crate) struct Clerk<Disk, Job> {
     name: &'static str,
-    handle: Handle<Job>,
+    handle: Handle<Disk, Job>,
     sender: OnceLock<Sender<Item<Job>>>,
 }
 
-impl<Job> std::fmt::Debug for Clerk<Job> {
+impl<Disk, Job> std::fmt::Debug for Clerk<Disk, Job> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Clerk({})", self.name)
     }
 }
 
-impl<Job: Send + 'static> Clerk<Job> {
+impl<Disk: Send + Sync + 'static, Job: Send + 'static> Clerk<Disk, Job> {
     /// A clerk whose thread has this name. `handle` is given the jobs that have gathered, and a way to take those that have come
     /// since.
-    pub(crate) fn new(name: &'static str, handle: Handle<Job>) -> Self {
+    pub(crate) fn new(name: &'static str, handle: Handle<Disk, Job>) -> Self {
         Self { name, handle, sender: OnceLock::new() }
     }
 
     /// Has a job done. Where no thread can be started, the calling thread does it.
-    pub(crate) fn request(&self, shared: &Arc<Shared>, job: Job) {
+    pub(crate) fn request(&self, disk: &Arc<Disk>, job: Job) {
         if self.sender.get().is_none() {
             let (sender, receiver) = channel();
             // Of several who are here at once, one starts the thread.
             if self.sender.set(sender).is_ok() {
-                let (disk, handle) = (Arc::downgrade(shared), self.handle);
+                let (disk, handle) = (Arc::downgrade(disk), self.handle);
                 // Should it not start, the receiver is dropped with the closure, and sending fails below.
                 let _ = thread::Builder::new().name(self.name.into()).spawn(move || run(&disk, &receiver, handle));
             }
@@ -67,7 +66,7 @@ impl<Job: Send + 'static> Clerk<Job> {
         if let Err(unsent) = sender.send(Item::Job(job))
             && let Item::Job(job) = unsent.0
         {
-            (self.handle)(shared, vec![job], &mut Vec::new);
+            (self.handle)(disk, vec![job], &mut Vec::new);
         }
     }
 
@@ -82,7 +81,7 @@ impl<Job: Send + 'static> Clerk<Job> {
     }
 }
 
-fn run<Job>(disk: &Weak<Shared>, receiver: &Receiver<Item<Job>>, handle: Handle<Job>) {
+fn run<Disk, Job>(disk: &Weak<Disk>, receiver: &Receiver<Item<Job>>, handle: Handle<Disk, Job>) {
     let mut settling: Vec<Sender<()>> = Vec::new();
     while let Ok(first) = receiver.recv() {
         let mut jobs = Vec::new();
@@ -97,14 +96,14 @@ fn run<Job>(disk: &Weak<Shared>, receiver: &Receiver<Item<Job>>, handle: Handle<
             std::mem::forget(jobs.pop());
         }
         if !jobs.is_empty()
-            && let Some(shared) = disk.upgrade()
+            && let Some(disk) = disk.upgrade()
         {
             let mut since = || {
                 let mut later = Vec::new();
                 receiver.try_iter().for_each(|item| sort(item, &mut later));
                 later
             };
-            handle(&shared, jobs, &mut since);
+            handle(&disk, jobs, &mut since);
         }
         for answer in settling.drain(..) {
             // Who asked may have gone.

@@ -26,8 +26,8 @@ use crate::{
     CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result,
     compare::{Damage, compare_with},
     create::{create_as, format_for, is_there},
+    error::file_error,
     error::from_io,
-    open::file_error,
 };
 use copy::{Failure, Job, Outcome};
 use diskwright_image::Format;

@@ -5,8 +5,10 @@
 //! a relative and by an absolute path, written as Windows writes them.
 
 use crate::{
-    DiskError, ParentPolicy, Result, gate,
-    open::{Access, file_error, open_image},
+    DiskError, ParentPolicy, Result,
+    error::file_error,
+    gate,
+    image_file::{Access, open_image},
 };
 use diskwright_image::{CreateOptions, DiskType, Format, ImageError, ImageInfo, ParentLink, probe};
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions};

@@ -128,7 +128,7 @@ impl Disk {
         let path = before.layers()[0].path.clone();
         let closed = at_rest.and_then(|()| shared.check_poison(former)).and_then(|()| Ok(former.writer()?.close()?));
         if let Err(source) = closed {
-            shared.poison();
+            shared.poison.set();
             return Err(DiskError::File { doing: "make the former top durable", path, source });
         }
         // Flushes leave it alone from now on.
@@ -335,7 +335,7 @@ impl BlockDevice for Disk {
     fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
         let chain = self.shared.chain();
         let end_bytes = offset_bytes.saturating_add(len_bytes).min(chain.geometry.size_bytes);
-        guarded(&self.shared, || {
+        guarded(&self.shared.poison, || {
             let mut runs = Vec::new();
             let chain = self.shared.walk(chain, offset_bytes, end_bytes, &mut runs)?;
             runs.into_iter().try_for_each(|run| Self::extents_of(&chain, run, out))

@@ -213,6 +213,11 @@ impl From<diskwright_store::OpenError> for DiskError {
     }
 }
 
+/// Wraps an error of the file system.
+pub(crate) fn file_error(doing: &'static str, path: &Path, source: io::Error) -> DiskError {
+    DiskError::File { doing, path: path.to_owned(), source }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@
 //! locators, and at last its parent's bare name. Backslashes are read as slashes. A Windows drive letter means nothing
 //! here unless the user maps it. A candidate that is not the parent hides none of those behind it (see `open`).
 
-use crate::{ParentPolicy, Result, open::file_error};
+use crate::{ParentPolicy, Result, error::file_error};
 use diskwright_image::{ImageInfo, ParentLink, probe};
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions};
 use std::{

@@ -1,14 +1,18 @@
 //! A virtual disk: a chain of images, seen as one block device; and its life.
 //!
 //! ```text
+//!   options.rs   how a disk is opened
 //!   open.rs      path -> chain of images, each parent found, allowed and proved to be the right one
+//!   image_file.rs one image with its files
 //!   parts.rs     which files a raw disk in several parts consists of
 //!   gate.rs      which parents may be opened; who names this image as its parent
 //!   chain.rs     the images with their ids, the map over them, the geometry: swapped as one
 //!   map.rs       who owns each unit of the disk, folded over the chain once, looked up without a lock
 //!   shared.rs    what a disk and its queues share: the mutation lock, flush, grace periods, close
 //!   plan.rs      what a request means, decided from memory alone
-//!   work.rs      what a plan lacks: tables read, space prepared, blocks filled or decoded, without the lock
+//!   mutation.rs  what the mutation lock guards
+//!   work.rs      what a plan lacks: tables read, space prepared, blocks filled or decoded
+//!   carry_out.rs how that is done, without the lock
 //!   claims.rs    blocks that are being changed, and requests that wait for them
 //!   guard.rs     a panic ends its request, and no other disk
 //!   clerk.rs     threads that wait for the disk, so that queues need not
@@ -23,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod carry_out;
 mod chain;
 mod claims;
 mod clerk;
@@ -35,13 +40,18 @@ pub mod error;
 mod gate;
 mod guard;
 mod holes;
+mod image_file;
 mod inside;
 mod map;
-pub mod open;
+mod mutation;
+mod open;
+mod options;
 mod parts;
 pub mod place;
 mod plan;
 mod queue;
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;
 mod shared;
 mod work;
 
@@ -51,7 +61,8 @@ pub use convert::{ConvertOptions, ConvertOutcome, Lost, LostRange, convert, size
 pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};
 pub use error::{DiskError, Result};
-pub use open::{OpenOptions, ParentPolicy, Reach, parent_time_doubt, read_without_lock};
+pub use open::{parent_time_doubt, read_without_lock};
+pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{Named, Parts, check_parts, parts_of};
 pub use place::{Opened, Place, in_a_file};
 

@@ -5,94 +5,32 @@
 //! ```
 //!
 //! The top is opened as the caller wants it; parents are always opened read-only, with a lock that readers share. A
-//! child is hostile input: its parent is looked for only where the [`ParentPolicy`] lets it lie (see `gate`), a chain is at
+//! child is hostile input: its parent is looked for only where the [`ParentPolicy`](crate::ParentPolicy) lets it lie (see `gate`), a chain is at
 //! most 1,024 long, and an image that is in the chain already ends it with an error.
 //!
 //! The top's format is probed unless it is said; a parent has the format of its child and is never probed. Of the places
 //! that a child names for its parent the first is taken whose file proves to be the parent: a wrong file at the relative path
 //! does not hide the right one at the absolute path. Where none does, the error tells all of them.
 //!
-//! A raw disk may continue in further files, `disk.001`, `disk.002` and so on: see `parts`. Only the top may.
+//! A raw disk may continue in further files, `disk.001`, `disk.002` and so on: see `parts`. Only the top may. How one image is
+//! opened is in `image_file.rs`.
 
 use crate::{
-    DiskError, Result,
-    chain::Layer,
-    error::braced,
+    DiskError, OpenOptions, Reach, Result,
+    chain::{CHAIN_MAX, Layer, too_long},
+    error::{braced, file_error},
     gate::{self, Candidate, Gate, SIBLINGS_MAX, Siblings},
-    parts::{Named, parts_of},
+    image_file::{Access, Referred, open_image},
 };
-use diskwright_image::{DiskType, Format, Image, ImageInfo, ParentLink, probe, probe::Verdict};
-use diskwright_store::{CacheMode, EngineKind, Files, LockMode, Store};
+use diskwright_image::{DiskType, ImageInfo, ParentLink, probe, probe::Verdict};
+use diskwright_store::Files;
 use std::{
     collections::HashSet,
-    io,
     path::{Path, PathBuf},
-    sync::Arc,
 };
-
-/// Longest chain, as in the paper and in Windows.
-pub const CHAIN_MAX: usize = 1024;
 
 /// A parent's time stamp may differ by this much: file systems and copies round.
 const TIMESTAMP_SLACK_SECONDS: u32 = 2;
-
-/// Which parents may be opened.
-#[derive(Debug, Clone, Default)]
-pub struct ParentPolicy {
-    /// Folders, besides those of the images already opened, beneath which parents may lie.
-    pub allowed_dirs: Vec<PathBuf>,
-    /// Any place will do.
-    pub allow_any: bool,
-    /// Windows drives and where they are here: `('C', "/mnt/c")`. Paths on other drives are passed over.
-    pub drives: Vec<(char, PathBuf)>,
-    /// A parent may be a block device, and not only a regular file.
-    pub allow_devices: bool,
-    /// Write to a differencing VHD although its parent file's time stamp is not the one that the child recorded.
-    pub ignore_timestamp: bool,
-}
-
-/// How much of a chain is opened. But for the whole, only to be read: what a layer that is missing holds reads as zeros.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Reach {
-    /// All of it, to the disk that has no parent, or none.
-    #[default]
-    Whole,
-    /// As far as it can be followed. What stopped that is told by [`Disk::broken_link`](crate::Disk::broken_link).
-    Found,
-    /// The top image alone.
-    Top,
-}
-
-/// How to open a disk.
-#[derive(Debug, Clone, Default)]
-pub struct OpenOptions {
-    /// For writing.
-    pub writable: bool,
-    /// Page cache or O_DIRECT, for payload.
-    pub cache: CacheMode,
-    /// What moves the bytes when the disk itself does (queues say their own).
-    pub engine: EngineKind,
-    /// The top image's format, where the user says it; else name and contents must agree on it (see
-    /// [`probe`]).
-    pub format: Option<Format>,
-    /// Which parents may be opened.
-    pub parents: ParentPolicy,
-    /// Write even though another image in the folder names this one as its parent.
-    pub allow_parent_write: bool,
-    /// Take no lock on a disk that is opened read-only, so that another program may have it open for writing. What is read may
-    /// then be of no single moment; a warning says so.
-    pub force_share: bool,
-    /// How much of the chain must be there.
-    pub reach: Reach,
-    /// Look at what is written, and make a write of nothing but zeros a change of metadata wherever that spares space, as Hyper-V's
-    /// dynamic disks do. It costs a look at every buffer. Fixed disks, whose space is there, store zeros like anything else.
-    pub detect_zeroes: bool,
-    /// Most memory that the map of who owns each block may take, in bytes; the tables of images count too.
-    /// `None` for [`MAP_MEMORY_BYTES`](crate::MAP_MEMORY_BYTES).
-    pub map_memory_bytes: Option<u64>,
-    /// Where paths lead.
-    pub files: Files,
-}
 
 /// A chain, open.
 #[derive(Debug)]
@@ -263,149 +201,6 @@ fn no_parent(child: &Path, refused: impl Iterator<Item = DiskError>, missing: Ve
     if others.is_empty() { first } else { DiskError::NoParentFits { first: Box::new(first), others } }
 }
 
-/// How one image file is opened.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Access {
-    /// Its format, where it is known.
-    pub(crate) format: Option<Format>,
-    /// Whether the store is for writing. (The image is for reading.)
-    pub(crate) writable: bool,
-    /// Page cache or O_DIRECT.
-    pub(crate) cache: CacheMode,
-    /// Without a lock, unless it is for writing.
-    pub(crate) force_share: bool,
-    /// Another file names it, by a path that has no symbolic links; the user did not.
-    pub(crate) referred: Option<Referred>,
-}
-
-/// What holds for a file that another file names.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Referred {
-    /// It may be a block device.
-    pub(crate) allow_devices: bool,
-}
-
-impl Access {
-    /// As the options say, but read-only.
-    fn of_top(options: &OpenOptions) -> Self {
-        let &OpenOptions { format, cache, force_share, .. } = options;
-        Self { format, cache, force_share, ..Self::default() }
-    }
-}
-
-/// An image with its files, as they were opened.
-pub(crate) type OpenImage = (Arc<dyn Image>, Vec<Arc<dyn Store>>);
-
-/// Opens one image, and gives it with its files: several only for a raw disk that continues in further files. With O_DIRECT, an
-/// image whose payload lies where the device cannot reach it directly is opened again through the page cache, and a
-/// warning says so.
-pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: &mut Vec<String>) -> Result<OpenImage> {
-    let &Access { writable, cache, .. } = access;
-    let lock = match (writable, access.force_share) {
-        (true, _) => LockMode::Exclusive,
-        (false, false) => LockMode::Shared,
-        (false, true) => LockMode::None,
-    };
-    let options = diskwright_store::OpenOptions { writable, create_new: false, cache, lock };
-    let store = match access.referred {
-        None => files.open(path, &options)?,
-        Some(Referred { allow_devices }) => files.open_canonical(path, allow_devices, &options)?,
-    };
-    let sector_bytes = store.sector_bytes().logical_bytes.clamp(512, 4096);
-    let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
-    let named = match access.format {
-        None | Some(Format::Raw) if access.referred.is_none() && !store.is_block_device() => parts_of(files, path)?,
-        _ => Named::Alone,
-    };
-    let mut stores = vec![store];
-    if let Named::First(parts) = &named {
-        parts.whole(path)?;
-        let later = parts.open_later(files, &*stores[0], &options)?;
-        stores.extend(later);
-    }
-    let verdict = match (access.format, &stores[..]) {
-        (Some(format), _) => Verdict::told(format),
-        (None, [first, .., last]) => probe::probe_parts(&**first, &**last)?,
-        (None, stores) => probe::probe(&*stores[0], writable)?,
-    };
-    if let (Named::Later { beside }, None) = (&named, access.format) {
-        warn_of_part(path, beside, writable, warnings)?;
-    }
-    let aligned = |store: &Arc<dyn Store>| store.data_file().map_or(1, |file| file.alignment_bytes);
-    let shown =
-        |store: &Arc<dyn Store>| if Arc::ptr_eq(store, &stores[0]) { path } else { store.name() }.display().to_string();
-    // Of several files the first is named.
-    if let Some(store) = stores.iter().find(|store| writable && !store.is_locked()) {
-        warnings.push(format!(
-            "{}: nothing locks it; make sure that no other program writes to it meanwhile",
-            shown(store)
-        ));
-    }
-    if cache == CacheMode::Direct
-        && let Some(store) = stores.iter().find(|store| store.data_file().is_some() && aligned(store) <= 1)
-    {
-        warnings.push(format!("{}: the file system has no O_DIRECT; the page cache is used", shown(store)));
-    }
-    let image = probe::open_parts(stores.clone(), verdict, false, raw_sector_bytes)?;
-    if verdict.is_guess {
-        warnings.push(format!(
-            "{}: taken as {}, which its contents look like; its name does not promise that, so it can only be read (--format says what it is)",
-            path.display(),
-            verdict.format
-        ));
-    }
-    check_size(path, image.info())?;
-    let needed_bytes = stores.iter().map(aligned).max().unwrap_or(1);
-    let info = image.info();
-    if needed_bytes > info.payload_alignment_bytes.min(info.logical_sector_bytes) && cache == CacheMode::Direct {
-        let (payload, sector) = (info.payload_alignment_bytes, info.logical_sector_bytes);
-        warnings.push(format!(
-            "{}: its device needs O_DIRECT requests at multiples of {needed_bytes} bytes, but the disk has payload at multiples of {payload} and sectors of {sector}; the page cache is used",
-            path.display()
-        ));
-        drop(image);
-        drop(stores);
-        return open_image(files, path, &Access { cache: CacheMode::PageCache, ..*access }, warnings);
-    }
-    Ok((image, stores))
-}
-
-/// A later part of a disk in several files can be read by itself, with a warning. It is written only where the user says its format.
-fn warn_of_part(path: &Path, beside: &Path, writable: bool, warnings: &mut Vec<String>) -> Result<()> {
-    let what = format!(
-        "{}: by its name it is a later part of a raw disk in several files, as {} lies beside it",
-        path.display(),
-        beside.display()
-    );
-    if writable {
-        return Err(DiskError::BadOptions {
-            what: format!("{what}, and a part is not written by itself"),
-            hint: "open the first part (.000 or .001), or, if this file is a disk by itself, say --format raw".into(),
-        });
-    }
-    warnings.push(format!("{what}; only this file is read: open the first part (.000 or .001) for the whole disk"));
-    Ok(())
-}
-
-/// A disk has a sector at least, and a VHD with blocks at most what its 32-bit table can reach. (VHDX is held to its limits by its image.)
-fn check_size(path: &Path, info: &ImageInfo) -> Result<()> {
-    let max_bytes = if info.has_blocks { info.format.driver().size_max_bytes } else { u64::MAX };
-    if (1..=max_bytes).contains(&info.size_bytes) {
-        return Ok(());
-    }
-    let expected = match max_bytes {
-        u64::MAX => "at least one sector".to_owned(),
-        _ => format!("at least one sector, and at most {max_bytes} bytes"),
-    };
-    Err(DiskError::BadChain {
-        path: path.to_owned(),
-        what: format!(
-            "found a {} {} disk with a size of {} bytes, expected {expected}; if this is the right file, get it anew from where it came from",
-            info.disk_type, info.format, info.size_bytes
-        ),
-    })
-}
-
 /// A parent of another format than its child's gets an error about the chain, not about a signature; one that is no file, one that names the child.
 fn explain_parent(error: DiskError, child: &Path, parent: &Path) -> DiskError {
     match error {
@@ -496,19 +291,4 @@ fn check_timestamp(
     }
     warnings.push(format!("{}: {what}", child_path.display()));
     Ok(())
-}
-
-/// The error for a chain that is too long.
-pub(crate) fn too_long(top: &Path) -> DiskError {
-    DiskError::BadChain {
-        path: top.to_owned(),
-        what: format!(
-            "its chain of parents is longer than {CHAIN_MAX} disks; convert a disk further down the chain to a new image and build on that"
-        ),
-    }
-}
-
-/// Wraps an error of the file system.
-pub(crate) fn file_error(doing: &'static str, path: &Path, source: io::Error) -> DiskError {
-    DiskError::File { doing, path: path.to_owned(), source }
 }

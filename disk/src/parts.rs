@@ -16,7 +16,7 @@
 //! ([`FileSystem::open_canonical`](diskwright_store::FileSystem::open_canonical)), and no file may
 //! be there twice. Its format is raw and is not probed.
 
-use crate::{DiskError, Result, open::file_error};
+use crate::{DiskError, Result, error::file_error};
 use diskwright_image::{
     CheckReport,
     split::{self, PARTS_MAX, part_number, part_path},

@@ -15,7 +15,7 @@
 //! - Where the format cannot say which sectors are its own, the block is filled from below first (copy-up), alone.
 //! - A whole block of zeros becomes metadata, or, where it reads as zeros already through the whole chain, nothing.
 //!
-//! Invariant: whatever a plan shares is named in its [`Pending`], and [`settle`] lets go of it, also when the plan failed
+//! Invariant: whatever a plan shares is named in its [`Pending`], and [`Shared::settle`](crate::shared::Shared::settle) lets go of it, also when the plan failed
 //! half-way, and when a commit panics. A plan of a write that is not `Ready` shares nothing: a request that rests holds no
 //! block, so it can wait neither for itself nor for one that waits for it. It has committed nothing but whole blocks of zeros
 //! that were asked for, and its reservations stay with the image, which gives the same place again.
@@ -23,9 +23,8 @@
 use crate::{
     chain::{Chain, Member},
     claims,
-    guard::guarded,
     map::{LayerId, Owner, Run, SourceId, push_joined},
-    shared::{Mutation, Shared},
+    mutation::Mutation,
     work::{Decoded, Work},
 };
 use diskwright_image::{Commit, DiskType};
@@ -125,23 +124,6 @@ impl Draft {
             mutation.claims.release((member.id, block));
         }
     }
-}
-
-/// Applies what a finished payload made true, or takes back that it was on its way.
-pub(crate) fn settle(shared: &Shared, pending: &Pending, result: io::Result<()>) -> io::Result<()> {
-    let Some(member) = &pending.member else { return result };
-    let outcome = guarded(shared, || {
-        result?;
-        pending.commits.iter().try_for_each(|&(block, change)| shared.commit_blocking(member, block, change))?;
-        let writer = member.writer()?;
-        pending.initialised.iter().for_each(|&block| writer.initialised(block));
-        Ok(())
-    });
-    let mut mutation = shared.lock();
-    for &block in pending.commits.iter().map(|(block, _)| block).chain(&pending.initialised) {
-        mutation.claims.release((member.id, block));
-    }
-    outcome
 }
 
 /// Appends the runs of `start..end`, in order and without gaps. Returns what is missing, if anything is.
@@ -509,74 +491,4 @@ fn zero_words(chain: &Chain, piece: &Piece) -> Words {
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
-mod tests {
-    use super::*;
-    use crate::chain::Layer;
-    use diskwright_image::{CreateOptions, probe, vhd};
-    use diskwright_store::{MemoryStore, Store};
-
-    const BLOCK: u64 = 1 << 20;
-
-    /// The first writer of a dynamic VHD's block writes the block's bitmap along, and shares the block until that is done.
-    #[test]
-    fn a_write_that_must_wait_holds_no_block() {
-        let store: Arc<dyn Store> = Arc::new(MemoryStore::new("disk"));
-        let options = CreateOptions {
-            disk_type: DiskType::Dynamic,
-            size_bytes: 8 * BLOCK,
-            block_bytes: Some(BLOCK as u32),
-            logical_sector_bytes: 512,
-            physical_sector_bytes: 512,
-            parent: None,
-            preallocate: false,
-            disk_id: None,
-        };
-        vhd::create(Arc::clone(&store), &options).unwrap();
-        let image = probe::open(store, Some(diskwright_image::Format::Vhd), true, 512).unwrap();
-        let chain = Chain::new(vec![Layer { path: "disk".into(), image }], 1 << 20).unwrap();
-        let shared = Shared::new(chain, Vec::new());
-        let chain = shared.chain();
-        let [first, second] = [0, 1].map(|block| (chain.top().id, block));
-        let mut draft = Draft::default();
-        let plan = |draft: &mut Draft| loop {
-            let next = plan_write(&mut shared.lock(), 0, 2 * BLOCK, draft).unwrap();
-            let Next::Work(work) = next else { return next };
-            assert!(!shared.lock().claims.is_shared(first), "{work:?}");
-            shared.carry_out(&chain, &work).unwrap();
-        };
-        assert!(shared.lock().claims.exclude(second));
-        assert!(matches!(plan(&mut draft), Next::Busy(key) if key == second));
-        assert!(!shared.lock().claims.is_shared(first) && draft.parts.is_empty());
-        shared.lock().claims.end_exclusion(second);
-        assert!(matches!(plan(&mut draft), Next::Ready));
-        assert!(shared.lock().claims.is_shared(second));
-        settle(&shared, &draft.pending, Err(io::ErrorKind::StorageFull.into())).unwrap_err();
-        assert!(shared.lock().claims.exclude(first) && shared.lock().claims.exclude(second));
-    }
-
-    #[test]
-    fn parts_join_only_within_one_stretch_of_one_file() {
-        let payload = |source, file_offset_bytes, start| Part::Payload { source, file_offset_bytes, start, len: 1024 };
-        let zeroes = |source, offset_bytes, how| Part::Zeroes {
-            source,
-            range: FileRange { offset_bytes, len_bytes: 1024 },
-            how,
-        };
-        let mut parts = Vec::new();
-        for part in [payload(0, 4096, 0), payload(0, 5120, 1024), payload(1, 6144, 2048), payload(1, 0, 3072)] {
-            push_part(&mut parts, part);
-        }
-        assert!(matches!(parts[0], Part::Payload { source: 0, file_offset_bytes: 4096, start: 0, len: 2048 }));
-        assert_eq!(parts.len(), 3, "another file, or another place in it: {parts:?}");
-        push_part(&mut parts, payload(1, 1024, 8192));
-        assert_eq!(parts.len(), 4, "other bytes of the buffer: {parts:?}");
-        let (keep, deallocate) = (Zeroing::Keep, Zeroing::Deallocate);
-        for part in
-            [zeroes(1, 2048, keep), zeroes(1, 3072, keep), zeroes(1, 4096, deallocate), zeroes(2, 5120, deallocate)]
-        {
-            push_part(&mut parts, part);
-        }
-        assert_eq!(parts.len(), 7, "{parts:?}");
-        assert!(matches!(&parts[4], Part::Zeroes { range, .. } if range.len_bytes == 2048));
-    }
-}
+mod tests;

@@ -27,11 +27,12 @@
 mod pieces;
 
 use crate::{
+    carry_out,
     chain::Chain,
     epoch::{Entered, Parity, QueueEpoch},
     guard::guarded,
     map::{Owner, SourceId},
-    plan::{self, Draft, Next, Part, Pending, settle},
+    plan::{self, Draft, Next, Part, Pending},
     shared::Shared,
     work::Work,
 };
@@ -315,7 +316,7 @@ impl DiskQueue {
                 self.chain = Arc::clone(&mutation.chain);
             }
             let end = errand.request.offset_bytes + errand.request.len_bytes;
-            let planned = guarded(&shared, || match errand.request.operation {
+            let planned = guarded(&shared.poison, || match errand.request.operation {
                 // A disk that shrank may have left the request without its range.
                 _ if end > self.chain.geometry.size_bytes => Err(validate(&errand.request, &self.chain.geometry)
                     .err()
@@ -370,13 +371,13 @@ impl DiskQueue {
                     if self.hands_over {
                         let chain = Arc::clone(&self.chain);
                         let ticket = self.rest(errand);
-                        shared.loader.request(&shared, (chain, work, ticket));
+                        shared.request_work(carry_out::load(chain, work, ticket));
                         // Only now: whoever changes the chain waits for what is counted, and then for the loader.
                         return self.leave(parity);
                     }
                     // Counted meanwhile, for it may write to an image that is not to be written any more when the chain has changed. It
                     // waits for no grace period.
-                    if let Err(error) = guarded(&shared, || shared.carry_out(&self.chain, &work)) {
+                    if let Err(error) = guarded(&shared.poison, || shared.carry_out(&self.chain, &work)) {
                         return self.issue(errand, parity, Err(error), false);
                     }
                 }
@@ -502,7 +503,7 @@ impl DiskQueue {
         if lost {
             // The kernel may still write where this request was sent, and nothing can tell when it has ended: what it reaches is
             // never used again, and nothing is called durable any more.
-            self.shared.poison();
+            self.shared.poison.set();
             self.has_lost = true;
         }
         let cookie = Cookie(cookie);
@@ -521,10 +522,10 @@ impl DiskQueue {
             Some(Kept::Parts(pending, goes_on)) => {
                 is_durable = pending.is_durable;
                 if pending.is_sync && result.is_err() {
-                    self.shared.poison();
+                    self.shared.poison.set();
                 }
                 if !pending.commits.is_empty() || !pending.initialised.is_empty() {
-                    result = settle(&self.shared, &pending, result);
+                    result = self.shared.settle(&pending, result);
                 }
                 if let Some(mut errand) = goes_on.filter(|_| result.is_ok() && !self.is_closing) {
                     (errand.request.buf, errand.request.segments) = (buf, segments);
@@ -623,7 +624,7 @@ impl Drop for DiskQueue {
         while self.in_flight > 0 {
             let mut ended = Vec::new();
             if self.engine.finish(&mut ended).is_err() {
-                self.shared.poison();
+                self.shared.poison.set();
                 self.has_lost = true;
             }
             if ended.is_empty() {

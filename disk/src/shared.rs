@@ -16,58 +16,22 @@
 use crate::{
     DiskError, Result,
     chain::{Chain, Member},
-    claims::Claims,
     clerk::{Clerk, Since},
-    epoch::{Epochs, Grace},
-    guard::guarded,
-    map::Mixed,
-    work::{self, LoadJob},
+    epoch::Epochs,
+    guard::{Poison, guarded},
+    mutation::{Mutation, Period},
 };
-use diskwright_image::{BlockState, Commit};
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
     ExternalTicket,
     resize::SizeWatchers,
-    sync::{
-        Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
-        thread,
-    },
+    sync::{Mutex, MutexGuard, thread},
 };
 use std::{
     io,
     sync::{Arc, PoisonError},
 };
-
-/// What the mutation lock guards.
-#[derive(Debug)]
-pub(crate) struct Mutation {
-    pub(crate) chain: Arc<Chain>,
-    pub(crate) mixed: Mixed,
-    pub(crate) claims: Claims,
-    /// The grace period under way. There is one at a time: see [`Epochs::begin_grace`].
-    grace: Option<Period>,
-    recycled_generation: u64,
-}
-
-/// A grace period, and what follows it.
-#[derive(Debug)]
-struct Period {
-    grace: Grace,
-    /// What may be recycled then. `None` where a thread waits for the end itself.
-    recycles: Option<(Member, u64)>,
-}
-
-impl Mutation {
-    /// Changes the mapping of a block, and what is known of it. `None` says that the image must be prepared first.
-    pub(crate) fn commit(&mut self, member: &Member, block: u64, change: Commit) -> io::Result<Option<BlockState>> {
-        let Some(state) = member.writer()?.commit(block, change)? else { return Ok(None) };
-        let chain = Arc::clone(&self.chain);
-        self.mixed.changed(&chain, member, block, change, state);
-        Ok(Some(state))
-    }
-}
 
 /// Whether the disk is closed, and what keeps it from being closed.
 #[derive(Debug, Default)]
@@ -76,21 +40,23 @@ struct Closing {
     queues: usize,
 }
 
+/// What a clerk does for a disk.
+pub(crate) type Job = Box<dyn FnOnce(&Arc<Shared>) + Send>;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) epochs: Epochs,
-    flusher: Clerk<ExternalTicket>,
-    pub(crate) loader: Clerk<LoadJob>,
-    recycler: Clerk<(Member, u64)>,
+    flusher: Clerk<Shared, ExternalTicket>,
+    loader: Clerk<Shared, Job>,
+    recycler: Clerk<Shared, Job>,
     /// [`OpenOptions::detect_zeroes`](crate::OpenOptions::detect_zeroes), on a disk that grows.
     pub(crate) detect_zeroes: bool,
     mutation: Mutex<Mutation>,
     current: Mutex<Arc<Chain>>,
     /// Held by whoever changes the chain, from before the image is touched until the old chain is out of use.
     changing: Mutex<()>,
-    /// Set for good when a sync failed, or when it is unknown what the kernel still writes: nothing can be called durable any more.
-    poisoned: AtomicBool,
+    pub(crate) poison: Poison,
     closing: Mutex<Closing>,
     pub(crate) watchers: SizeWatchers,
     pub(crate) warnings: Vec<String>,
@@ -108,19 +74,13 @@ impl Shared {
         Self {
             epochs: Epochs::default(),
             flusher: Clerk::new("flusher", flush_for),
-            loader: Clerk::new("loader", work::load_for),
-            recycler: Clerk::new("recycler", recycle_for),
+            loader: Clerk::new("loader", do_jobs),
+            recycler: Clerk::new("recycler", do_jobs),
             detect_zeroes: false,
             current: Mutex::new(Arc::clone(&chain)),
             changing: Mutex::new(()),
-            mutation: Mutex::new(Mutation {
-                chain,
-                mixed: Mixed::default(),
-                claims: Claims::default(),
-                grace: None,
-                recycled_generation: 0,
-            }),
-            poisoned: AtomicBool::new(false),
+            mutation: Mutex::new(Mutation::new(chain)),
+            poison: Poison::default(),
             closing: Mutex::default(),
             watchers: SizeWatchers::default(),
             warnings,
@@ -196,14 +156,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Nothing can be called durable from now on.
-    pub(crate) fn poison(&self) {
-        self.poisoned.store(true, Ordering::Release);
-    }
-
     /// Fails once a sync has failed, of the disk's or of its image's.
     pub(crate) fn check_poison(&self, top: &Member) -> io::Result<()> {
-        if self.poisoned.load(Ordering::Acquire) {
+        if self.poison.is_set() {
             return Err(io::Error::other(
                 "an earlier flush of this disk failed, so nothing can be called durable any more: close it, check it, open it again",
             ));
@@ -213,6 +168,11 @@ impl Shared {
             writer.check_syncs()?;
         }
         Ok(())
+    }
+
+    /// Has work done by the loader.
+    pub(crate) fn request_work(self: &Arc<Self>, job: Job) {
+        self.loader.request(self, job);
     }
 
     /// Has a flush done by the flusher, and the ticket completed then.
@@ -233,7 +193,7 @@ impl Shared {
                 // A table that found no space is still in memory, and goes out with the next flush. (Where it was a sync that found
                 // none, the image refuses by itself from now on.)
                 if !diskwright_store::is_full(&error) {
-                    self.poison();
+                    self.poison.set();
                 }
                 return Err(error);
             }
@@ -264,7 +224,16 @@ impl Shared {
         if member.id == mutation.chain.top().id {
             mutation.recycled_generation = generation;
         }
-        self.recycler.request(self, (member, generation));
+        let recycle = move |shared: &Arc<Self>| {
+            // A panic has poisoned the disk; the space stays unused until the disk is opened again.
+            let _ = guarded(&shared.poison, || {
+                if let Some(writer) = member.image.writer() {
+                    writer.recycle(generation);
+                }
+                Ok(())
+            });
+        };
+        self.recycler.request(self, Box::new(recycle));
     }
 
     /// A queue is going to be opened.
@@ -334,21 +303,13 @@ fn pause() {
     thread::yield_now();
 }
 
-fn recycle_for(shared: &Arc<Shared>, jobs: Vec<(Member, u64)>, _since: Since<'_, (Member, u64)>) {
-    for (member, generation) in jobs {
-        // A panic has poisoned the disk; the space stays unused until the disk is opened again.
-        let _ = guarded(shared, || {
-            if let Some(writer) = member.image.writer() {
-                writer.recycle(generation);
-            }
-            Ok(())
-        });
-    }
+fn do_jobs(shared: &Arc<Shared>, jobs: Vec<Job>, _since: Since<'_, Job>) {
+    jobs.into_iter().for_each(|job| job(shared));
 }
 
 /// One flush for all who have asked before it began.
 fn flush_for(shared: &Arc<Shared>, tickets: Vec<ExternalTicket>, since: Since<'_, ExternalTicket>) {
-    let result = guarded(shared, || shared.flush_blocking());
+    let result = guarded(&shared.poison, || shared.flush_blocking());
     let mut tickets = tickets;
     #[cfg(feature = "shuttle")]
     if is_broken(Rule::AnsweredByALaterCycle) {

@@ -6,12 +6,10 @@
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
 use diskwright_store::{
-    BlockDevice, Blocking, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, Segments, Store,
-    store::{DataFile, FileRange, Zeroing},
+    BlockDevice, Blocking, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, Segments, Store, testing::PassesOn,
 };
 use std::{
     io,
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -35,36 +33,15 @@ impl Watched {
     }
 }
 
-impl Store for Watched {
-    fn name(&self) -> &Path {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.inner.len_bytes()
-    }
-    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
-        self.inner.read_at(buf, offset_bytes)
-    }
-    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        self.inner.write_at(buf, offset_bytes)
-    }
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.inner.set_len(len_bytes)
-    }
-    fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.inner.allocate(range)
-    }
-    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        self.inner.zero_range(range, how)
+impl PassesOn for Watched {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
     fn sync_data(&self) -> io::Result<()> {
         let is_flusher = std::thread::current().name() == Some("flusher");
         let counter = if is_flusher { &self.by_flusher } else { &self.by_others };
         counter.fetch_add(1, Ordering::SeqCst);
         Ok(())
-    }
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        None
     }
 
     fn never_blocks(&self) -> bool {

@@ -2,13 +2,9 @@
 
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::probe;
-use diskwright_store::{
-    Blocking, EngineKind, MemoryStore, Store,
-    store::{DataFile, FileRange, Zeroing},
-};
+use diskwright_store::{Blocking, EngineKind, MemoryStore, Store, testing::PassesOn};
 use std::{
     io,
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -26,34 +22,13 @@ struct Counted {
     reads: AtomicU64,
 }
 
-impl Store for Counted {
-    fn name(&self) -> &Path {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.inner.len_bytes()
+impl PassesOn for Counted {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.inner.read_at(buf, offset_bytes)
-    }
-    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        self.inner.write_at(buf, offset_bytes)
-    }
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.inner.set_len(len_bytes)
-    }
-    fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.inner.allocate(range)
-    }
-    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        self.inner.zero_range(range, how)
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        self.inner.sync_data()
-    }
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        None
     }
 }
 

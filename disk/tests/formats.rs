@@ -4,7 +4,10 @@
 use diskwright_disk::{ConvertOptions, CreateRequest, Disk, DiskError, OpenOptions, ParentPolicy, convert, create};
 use diskwright_format::vhdx::header::{self, HEADER_BYTES};
 use diskwright_image::{DiskType, Format};
-use diskwright_store::{BlockDevice, Blocking, EngineKind, FileFacts, FileSystem, Files, LocalFiles, OpenError, Store};
+use diskwright_store::{
+    BlockDevice, Blocking, EngineKind, FileFacts, FileSystem, Files, LocalFiles, OpenError, Store,
+    testing::{PassesFilesOn, PassesOn},
+};
 use std::{
     fs, io,
     os::unix::fs::symlink,
@@ -244,10 +247,11 @@ impl Watched {
     }
 }
 
-impl FileSystem for Watched {
+impl PassesFilesOn for Watched {
     fn open(&self, path: &Path, options: &diskwright_store::OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
         Ok(self.counted(path, LocalFiles.open(path, options)?))
     }
+
     fn open_canonical(
         &self,
         path: &Path,
@@ -256,27 +260,13 @@ impl FileSystem for Watched {
     ) -> Result<Arc<dyn Store>, OpenError> {
         Ok(self.counted(path, LocalFiles.open_canonical(path, allow_devices, options)?))
     }
-    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
-        LocalFiles.rename(from, to, replace)
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.remove(path)
-    }
-    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.sync_directory_of(path)
-    }
-    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
-        LocalFiles.canonical(path)
-    }
+
     fn facts(&self, path: &Path) -> io::Result<FileFacts> {
         if let Some((folder, other)) = self.swap.lock().unwrap().take() {
             fs::rename(&folder, folder.with_extension("away"))?;
             symlink(other, folder)?;
         }
         LocalFiles.facts(path)
-    }
-    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
-        LocalFiles.list(directory)
     }
 }
 
@@ -286,37 +276,17 @@ struct Counted {
     read_bytes: Arc<Mutex<u64>>,
 }
 
-impl Store for Counted {
-    fn name(&self) -> &Path {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.inner.len_bytes()
+impl PassesOn for Counted {
+    fn inner(&self) -> &dyn Store {
+        &*self.inner
     }
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         *self.read_bytes.lock().unwrap() += buf.len() as u64;
         self.inner.read_at(buf, offset_bytes)
     }
-    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        self.inner.write_at(buf, offset_bytes)
-    }
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.inner.set_len(len_bytes)
-    }
-    fn allocate(&self, range: diskwright_store::FileRange) -> io::Result<()> {
-        self.inner.allocate(range)
-    }
-    fn zero_range(&self, range: diskwright_store::FileRange, how: diskwright_store::Zeroing) -> io::Result<()> {
-        self.inner.zero_range(range, how)
-    }
+
     fn data_file(&self) -> Option<diskwright_store::DataFile<'_>> {
         self.inner.data_file()
-    }
-    fn identity(&self) -> Option<(u64, u64)> {
-        self.inner.identity()
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        self.inner.sync_data()
     }
 }
 

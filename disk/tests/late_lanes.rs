@@ -3,14 +3,13 @@
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::{Format, probe};
 use diskwright_store::{
-    BlockDevice, IoBuf, Lane, LaneOp, Loan, MemoryStore, QueueOptions, Request, SharedRing, Store,
-    store::{DataFile, FileRange, Zeroing},
+    BlockDevice, IoBuf, Lane, LaneOp, Loan, MemoryStore, QueueOptions, Request, SharedRing, Store, store::FileRange,
+    testing::PassesOn,
 };
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     os::unix::net::UnixStream,
-    path::Path,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -53,34 +52,14 @@ impl Lane for Far {
     }
 }
 
-impl Store for FarStore {
-    fn name(&self) -> &Path {
-        Path::new("far")
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.0.memory.len_bytes()
-    }
-    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
-        self.0.memory.read_at(buf, offset_bytes)
-    }
-    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        self.0.memory.write_at(buf, offset_bytes)
-    }
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.0.memory.set_len(len_bytes)
-    }
-    fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.0.memory.allocate(range)
-    }
-    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        self.0.memory.zero_range(range, how)
+impl PassesOn for FarStore {
+    fn inner(&self) -> &dyn Store {
+        &self.0.memory
     }
     fn sync_data(&self) -> io::Result<()> {
         Ok(())
     }
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        None
-    }
+
     fn lane(&self) -> Option<Arc<dyn Lane>> {
         Some(Arc::clone(&self.0) as Arc<dyn Lane>)
     }

@@ -2,13 +2,9 @@
 
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::probe;
-use diskwright_store::{
-    Blocking, EngineKind, MemoryStore, Store,
-    store::{DataFile, FileRange, Zeroing},
-};
+use diskwright_store::{Blocking, EngineKind, MemoryStore, Store, testing::PassesOn};
 use std::{
     io,
-    path::Path,
     sync::{Arc, Mutex, mpsc},
     thread,
 };
@@ -35,27 +31,9 @@ struct Gated {
     syncs: Mutex<Syncs>,
 }
 
-impl Store for Gated {
-    fn name(&self) -> &Path {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.inner.len_bytes()
-    }
-    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
-        self.inner.read_at(buf, offset_bytes)
-    }
-    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        self.inner.write_at(buf, offset_bytes)
-    }
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.inner.set_len(len_bytes)
-    }
-    fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.inner.allocate(range)
-    }
-    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        self.inner.zero_range(range, how)
+impl PassesOn for Gated {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
     fn sync_data(&self) -> io::Result<()> {
         let mut syncs = self.syncs.lock().unwrap();
@@ -72,9 +50,6 @@ impl Store for Gated {
                 Ok(())
             }
         }
-    }
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        None
     }
 }
 

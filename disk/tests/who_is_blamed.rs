@@ -2,8 +2,8 @@
 
 use diskwright_disk::{ConvertOptions, CreateRequest, Disk, OpenOptions, compare, convert, create};
 use diskwright_store::{
-    Blocking, CacheMode, EngineKind, FileFacts, FileSystem, Files, LocalFiles, Store,
-    store::{DataFile, FileRange, Zeroing},
+    Blocking, CacheMode, EngineKind, FileSystem, Files, LocalFiles, Store,
+    testing::{PassesFilesOn, PassesOn},
 };
 use std::{
     fs, io,
@@ -94,7 +94,7 @@ struct Failing {
     reads: bool,
 }
 
-impl FileSystem for Failing {
+impl PassesFilesOn for Failing {
     fn open(
         &self,
         path: &Path,
@@ -105,24 +105,6 @@ impl FileSystem for Failing {
         let is_meant = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(self.file));
         Ok(if is_meant { Arc::new(FailingStore { inner, reads: self.reads }) } else { inner })
     }
-    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
-        LocalFiles.rename(from, to, replace)
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.remove(path)
-    }
-    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.sync_directory_of(path)
-    }
-    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
-        LocalFiles.canonical(path)
-    }
-    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
-        LocalFiles.facts(path)
-    }
-    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
-        LocalFiles.list(directory)
-    }
 }
 
 /// Transfers of a MiB, which are payload here, fail.
@@ -132,12 +114,9 @@ struct FailingStore {
     reads: bool,
 }
 
-impl Store for FailingStore {
-    fn name(&self) -> &Path {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.inner.len_bytes()
+impl PassesOn for FailingStore {
+    fn inner(&self) -> &dyn Store {
+        &*self.inner
     }
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         if self.reads && buf.len() as u64 == MIB {
@@ -145,25 +124,11 @@ impl Store for FailingStore {
         }
         self.inner.read_at(buf, offset_bytes)
     }
+
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
         if !self.reads && buf.len() as u64 == MIB {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.inner.write_at(buf, offset_bytes)
-    }
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.inner.set_len(len_bytes)
-    }
-    fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.inner.allocate(range)
-    }
-    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        self.inner.zero_range(range, how)
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        self.inner.sync_data()
-    }
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        None
     }
 }

@@ -2,10 +2,9 @@
 //! go on while another thread waits for it.
 
 use crate::{BlockState, Commit, CreateOptions, DiskType, Image, ImageWriter, ParentLink, vhd, vhdx};
-use diskwright_store::{DataFile, FileRange, MemoryStore, Store, Zeroing};
+use diskwright_store::{FileRange, MemoryStore, Store, Zeroing, testing::PassesOn};
 use std::{
     io,
-    path::Path,
     sync::{
         Arc, Condvar, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -88,32 +87,37 @@ impl Watched {
     }
 }
 
-impl Store for Watched {
-    fn name(&self) -> &Path {
-        self.inner.name()
+impl PassesOn for Watched {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
     fn len_bytes(&self) -> io::Result<u64> {
         self.touched(Call::Length);
         self.inner.len_bytes()
     }
+
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         self.inner.read_at(buf, offset_bytes)?;
         // Held back with what it has read.
         self.touched(Call::Read);
         Ok(())
     }
+
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
         self.touched(Call::Write);
         self.inner.write_at(buf, offset_bytes)
     }
+
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
         self.touched(Call::Length);
         self.inner.set_len(len_bytes)
     }
+
     fn allocate(&self, range: FileRange) -> io::Result<()> {
         self.touched(Call::Grow);
         self.inner.allocate(range)
     }
+
     fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
         if how == Zeroing::Deallocate {
             self.touched(Call::Punch);
@@ -124,13 +128,12 @@ impl Store for Watched {
         }
         self.inner.zero_range(range, how)
     }
+
     fn sync_data(&self) -> io::Result<()> {
         self.touched(Call::Sync);
         self.inner.sync_data()
     }
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        None
-    }
+
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
         self.touched(Call::Read);
         self.inner.next_data(offset_bytes)

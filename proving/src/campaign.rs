@@ -3,7 +3,7 @@
 //! How much, by environment variables (the defaults are those of `./test`):
 //!
 //! ```text
-//!   DISKWRIGHT_PROVE_STATES   states in all, over all cases (at least)             34900
+//!   DISKWRIGHT_PROVE_STATES   states in all, over all cases (at least)             35700
 //!   DISKWRIGHT_PROVE_FIRST    the first seed                                       1
 //!   DISKWRIGHT_PROVE_SEED     this one seed only: how a failure is seen again
 //!   DISKWRIGHT_PROVE_CASE     only cases whose name has this in it
@@ -64,7 +64,7 @@ impl Effort {
         if wanted.is_some_and(|wanted| !case.contains(&wanted)) {
             return None;
         }
-        let states = from_environment("DISKWRIGHT_PROVE_STATES").unwrap_or(34_900_u64).div_ceil(cases);
+        let states = from_environment("DISKWRIGHT_PROVE_STATES").unwrap_or(35_700_u64).div_ceil(cases);
         let seed = from_environment("DISKWRIGHT_PROVE_SEED");
         let first = from_environment("DISKWRIGHT_PROVE_FIRST").unwrap_or(1);
         let opinions = (states / 100).clamp(3, 40);

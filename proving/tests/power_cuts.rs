@@ -61,6 +61,7 @@ kinds! {
     vhdx_differencing_over_nbd: "vhdx differencing 1M, over NBD",
     raw_in_parts: "raw in three parts",
     raw_growing: "raw, growing",
+    vhd_dynamic_growing: "vhd dynamic 16K, growing",
     vhdx_dynamic_growing: "vhdx dynamic 1M, growing",
     vhd_dynamic_with_snapshots: "vhd dynamic 16K, with snapshots",
     vhdx_dynamic_with_snapshots: "vhdx dynamic 1M, with snapshots",

@@ -9,12 +9,12 @@ use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_nbd::wire::{Command, CommandFlags, Framing};
 use diskwright_serve::nbd::Options;
 use diskwright_store::{
-    BlockDevice, CacheMode, DataFile, FileFacts, FileRange, FileSystem, Files, LocalFiles, OpenError, SectorSizes,
-    Store, Zeroing,
+    BlockDevice, CacheMode, DataFile, FileSystem, Files, LocalFiles, OpenError, Store,
+    testing::{PassesFilesOn, PassesOn},
 };
 use std::{
     io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -53,27 +53,9 @@ impl Counts {
 #[derive(Debug)]
 struct CountedFiles(Arc<Counts>);
 
-impl FileSystem for CountedFiles {
+impl PassesFilesOn for CountedFiles {
     fn open(&self, path: &Path, options: &diskwright_store::OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
         Ok(Arc::new(CountedStore { inner: LocalFiles.open(path, options)?, counts: Arc::clone(&self.0) }))
-    }
-    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
-        LocalFiles.rename(from, to, replace)
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.remove(path)
-    }
-    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.sync_directory_of(path)
-    }
-    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
-        LocalFiles.canonical(path)
-    }
-    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
-        LocalFiles.facts(path)
-    }
-    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
-        LocalFiles.list(directory)
     }
 }
 
@@ -83,52 +65,32 @@ struct CountedStore {
     counts: Arc<Counts>,
 }
 
-impl Store for CountedStore {
-    fn name(&self) -> &Path {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.inner.len_bytes()
+impl PassesOn for CountedStore {
+    fn inner(&self) -> &dyn Store {
+        &*self.inner
     }
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         self.counts.reads.fetch_add(1, Relaxed);
         self.inner.read_at(buf, offset_bytes)
     }
+
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
         self.counts.writes.fetch_add(1, Relaxed);
         self.inner.write_at(buf, offset_bytes)
     }
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.inner.set_len(len_bytes)
-    }
-    fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.inner.allocate(range)
-    }
-    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        self.inner.zero_range(range, how)
-    }
+
     fn sync_data(&self) -> io::Result<()> {
         self.counts.syncs.fetch_add(1, Relaxed);
         self.inner.sync_data()
     }
+
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
         self.counts.syncs.fetch_add(1, Relaxed);
         self.inner.settle_sync(result)
     }
+
     fn data_file(&self) -> Option<DataFile<'_>> {
         self.inner.data_file()
-    }
-    fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
-        self.inner.next_data(offset_bytes)
-    }
-    fn identity(&self) -> Option<(u64, u64)> {
-        self.inner.identity()
-    }
-    fn sector_bytes(&self) -> SectorSizes {
-        self.inner.sector_bytes()
-    }
-    fn allocated_bytes(&self) -> io::Result<u64> {
-        self.inner.allocated_bytes()
     }
 }
 

@@ -56,6 +56,8 @@ pub mod store;
 pub mod streams;
 pub mod sync;
 pub mod sys;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod transfer;
 // It names its commands by a type that is another where system calls go by libc, as they do under Miri, which knows none of them.
 #[cfg(not(miri))]

@@ -4,40 +4,24 @@
 
 use super::*;
 use crate::{
-    chain::{Chain, Layer},
     clerk::{Clerk, Since},
-    shared::Shared,
+    schedules::{goes_wrong, schedules},
 };
-use diskwright_image::raw::RawImage;
 use diskwright_store::{
-    Engine, EngineKind, MemoryStore,
+    Engine, EngineKind,
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
-        broken::break_rule,
         thread::{spawn, yield_now},
     },
 };
-use shuttle::{
-    Config, FailurePersistence, Runner,
-    scheduler::{PctScheduler, RandomScheduler},
-};
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 const KEY: Key = (0, 7);
 /// How often each thread takes the block, or has a job done.
 const ROUNDS: usize = 2;
 /// These are short: so many for each that is asked for of longer ones.
 const SCHEDULES_FOR_ONE: usize = 8;
-
-fn schedules() -> usize {
-    let asked =
-        std::env::var("DISKWRIGHT_SHUTTLE_RUNS").map_or(120, |text| text.parse().expect("a number of schedules"));
-    asked * SCHEDULES_FOR_ONE
-}
 
 /// Waits for the one ticket of an engine.
 fn wait(engine: &mut Engine) -> std::io::Result<()> {
@@ -98,22 +82,15 @@ fn one_block_and_four_who_want_it() {
     assert!(claims.lock().expect("no thread panics").blocks.is_empty(), "nobody has the block any more");
 }
 
-fn complete(_shared: &Arc<Shared>, tickets: Vec<ExternalTicket>, _since: Since<'_, ExternalTicket>) {
+fn complete(_disk: &Arc<()>, tickets: Vec<ExternalTicket>, _since: Since<'_, ExternalTicket>) {
     tickets.into_iter().for_each(|ticket| ticket.complete(Ok(())));
-}
-
-fn a_disk() -> Arc<Shared> {
-    let store = Arc::new(MemoryStore::with_bytes("raw", vec![0; 4096]));
-    let image = Arc::new(RawImage::new(store, true, 512).expect("a raw image"));
-    let chain = Chain::new(vec![Layer { path: "raw".into(), image }], 1 << 20).expect("a chain of one");
-    Arc::new(Shared::new(chain, Vec::new()))
 }
 
 /// Three threads have a clerk work for them. Those that still have the disk hear that the job was
 /// done; one that gives it up hears at least that it was not.
 fn a_clerk_and_three_who_wait_for_it() {
     let clerk = Arc::new(Clerk::new("clerk", complete));
-    let disk = a_disk();
+    let disk = Arc::new(());
     let threads: Vec<_> = (0..3)
         .map(|_| {
             let (clerk, disk) = (Arc::clone(&clerk), Arc::clone(&disk));
@@ -136,38 +113,22 @@ fn a_clerk_and_three_who_wait_for_it() {
     let _ = wait(&mut engine);
 }
 
-/// What goes wrong in some schedule, if anything does.
-fn goes_wrong(rule: Option<Rule>, scene: fn()) -> bool {
-    break_rule(rule);
-    let config = || {
-        let mut config = Config::new();
-        config.failure_persistence = FailurePersistence::None;
-        config
-    };
-    let ran = catch_unwind(AssertUnwindSafe(|| {
-        Runner::new(RandomScheduler::new_from_seed(1, schedules()), config()).run(scene);
-        Runner::new(PctScheduler::new_from_seed(1, 3, schedules()), config()).run(scene);
-    }));
-    break_rule(None);
-    ran.is_err()
-}
-
 #[test]
 fn every_request_that_rests_is_woken() {
-    assert!(!goes_wrong(None, one_block_and_four_who_want_it));
-    assert!(!goes_wrong(None, a_clerk_and_three_who_wait_for_it));
-    println!("schedules: claims and clerks alone: {} schedules", 4 * schedules());
+    assert!(!goes_wrong(None, schedules(SCHEDULES_FOR_ONE), one_block_and_four_who_want_it));
+    assert!(!goes_wrong(None, schedules(SCHEDULES_FOR_ONE), a_clerk_and_three_who_wait_for_it));
+    println!("schedules: claims and clerks alone: {} schedules", 4 * schedules(SCHEDULES_FOR_ONE));
 }
 
 #[test]
 fn a_request_that_is_not_woken_is_found() {
-    assert!(goes_wrong(Some(Rule::WaitersAreWoken), one_block_and_four_who_want_it));
-    assert!(goes_wrong(Some(Rule::EveryJobIsDone), a_clerk_and_three_who_wait_for_it));
+    assert!(goes_wrong(Some(Rule::WaitersAreWoken), schedules(SCHEDULES_FOR_ONE), one_block_and_four_who_want_it));
+    assert!(goes_wrong(Some(Rule::EveryJobIsDone), schedules(SCHEDULES_FOR_ONE), a_clerk_and_three_who_wait_for_it));
     println!("schedules: caught: WaitersAreWoken, EveryJobIsDone (claims and clerks alone)");
 }
 
 #[test]
 fn a_block_that_two_have_is_found() {
-    assert!(goes_wrong(Some(Rule::ExcludedAlone), one_block_and_four_who_want_it));
+    assert!(goes_wrong(Some(Rule::ExcludedAlone), schedules(SCHEDULES_FOR_ONE), one_block_and_four_who_want_it));
     println!("schedules: caught: ExcludedAlone (claims alone)");
 }

@@ -4,15 +4,8 @@
 //! word up and use the space where it says that they may. None of them may find what the next owner has put there.
 
 use super::*;
-use diskwright_store::sync::{
-    broken::break_rule,
-    thread::{spawn, yield_now},
-};
-use shuttle::{
-    Config, FailurePersistence, Runner,
-    scheduler::{PctScheduler, RandomScheduler},
-};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::schedules::{goes_wrong, schedules};
+use diskwright_store::sync::thread::{spawn, yield_now};
 
 /// In the map: the space is ours. Otherwise we have none.
 const OURS: u64 = 1;
@@ -20,12 +13,6 @@ const OURS: u64 = 1;
 const ROUNDS: u64 = 3;
 /// These are short: so many for each that is asked for of longer ones.
 const SCHEDULES_FOR_ONE: usize = 32;
-
-fn schedules() -> usize {
-    let asked =
-        std::env::var("DISKWRIGHT_SHUTTLE_RUNS").map_or(120, |text| text.parse().expect("a number of schedules"));
-    asked * SCHEDULES_FOR_ONE
-}
 
 /// Requests of two threads, while the space comes and goes.
 fn space_comes_and_goes() {
@@ -68,36 +55,20 @@ fn space_comes_and_goes() {
     }
 }
 
-/// Whether some schedule goes wrong.
-fn goes_wrong(rule: Option<Rule>) -> bool {
-    break_rule(rule);
-    let config = || {
-        let mut config = Config::new();
-        config.failure_persistence = FailurePersistence::None;
-        config
-    };
-    let ran = catch_unwind(AssertUnwindSafe(|| {
-        Runner::new(RandomScheduler::new_from_seed(1, schedules()), config()).run(space_comes_and_goes);
-        Runner::new(PctScheduler::new_from_seed(1, 3, schedules()), config()).run(space_comes_and_goes);
-    }));
-    break_rule(None);
-    ran.is_err()
-}
-
 #[test]
 fn no_schedule_reaches_space_that_another_uses() {
-    assert!(!goes_wrong(None));
-    println!("schedules: epochs alone: {} schedules", 2 * schedules());
+    assert!(!goes_wrong(None, schedules(SCHEDULES_FOR_ONE), space_comes_and_goes));
+    println!("schedules: epochs alone: {} schedules", 2 * schedules(SCHEDULES_FOR_ONE));
 }
 
 #[test]
 fn a_grace_period_that_does_not_wait_is_found() {
-    assert!(goes_wrong(Some(Rule::GraceIsWaitedFor)));
+    assert!(goes_wrong(Some(Rule::GraceIsWaitedFor), schedules(SCHEDULES_FOR_ONE), space_comes_and_goes));
     println!("schedules: caught: GraceIsWaitedFor (epochs alone)");
 }
 
 #[test]
 fn a_request_counted_in_an_epoch_that_is_over_is_found() {
-    assert!(goes_wrong(Some(Rule::CountedInTheCurrentEpoch)));
+    assert!(goes_wrong(Some(Rule::CountedInTheCurrentEpoch), schedules(SCHEDULES_FOR_ONE), space_comes_and_goes));
     println!("schedules: caught: CountedInTheCurrentEpoch (epochs alone)");
 }

@@ -7,14 +7,10 @@ use diskwright_image::{
     BlockState, Commit, CreateOptions, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, ParentLink,
     Reservation, Result, SectorBitmap, probe, vhd, vhdx,
 };
-use diskwright_store::{
-    MemoryStore, Store,
-    store::{DataFile, FileRange, Zeroing},
-};
+use diskwright_store::{MemoryStore, Store, testing::PassesOn};
 use std::{
     io,
     ops::Range,
-    path::Path,
     sync::{
         Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -98,35 +94,18 @@ impl Gated {
     }
 }
 
-impl Store for Gated {
-    fn name(&self) -> &Path {
-        self.inner.name()
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.inner.len_bytes()
+impl PassesOn for Gated {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         self.reads.pass();
         self.inner.read_at(buf, offset_bytes)
     }
+
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
         self.writes.pass();
         self.inner.write_at(buf, offset_bytes)
-    }
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.inner.set_len(len_bytes)
-    }
-    fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.inner.allocate(range)
-    }
-    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        self.inner.zero_range(range, how)
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        self.inner.sync_data()
-    }
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        None
     }
 }
 

@@ -1,8 +1,5 @@
 use super::*;
-use diskwright_store::{
-    DataFile, MemoryStore,
-    store::{FileRange, Zeroing},
-};
+use diskwright_store::{MemoryStore, testing::PassesOn};
 use std::sync::{OnceLock, Weak};
 
 const MIB: u64 = 1 << 20;
@@ -142,43 +139,14 @@ struct Slow {
     of: OnceLock<Weak<SplitWriter>>,
 }
 
-impl Store for Slow {
-    fn name(&self) -> &Path {
-        self.inner.name()
+impl PassesOn for Slow {
+    fn inner(&self) -> &dyn Store {
+        &*self.inner
     }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.inner.len_bytes()
-    }
-
-    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
-        self.inner.read_at(buf, offset_bytes)
-    }
-
-    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        self.inner.write_at(buf, offset_bytes)
-    }
-
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.inner.set_len(len_bytes)
-    }
-
-    fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.inner.allocate(range)
-    }
-
-    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        self.inner.zero_range(range, how)
-    }
-
     fn sync_data(&self) -> io::Result<()> {
         let writer = self.of.get().and_then(Weak::upgrade).unwrap();
         assert!(writer.barriers[0].settle("test", Err(io::ErrorKind::TimedOut.into())).is_err());
         self.inner.sync_data()
-    }
-
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        None
     }
 }
 

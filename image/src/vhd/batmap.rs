@@ -1,4 +1,4 @@
-//! XenServer's batmap: found, kept clear of and checked. It is never written.
+//! XenServer's batmap: found, and kept clear of. It is never written. `check_batmap.rs` compares it with the disk.
 //!
 //! ```text
 //!   BAT │ batmap header │ map │ parent locators │ first block ...        as blktap's libvhd lays a file out
@@ -19,13 +19,8 @@
 //! XenServer decides by the creator ("tap") and its version (above 0.1) whether there is a batmap, and so does this module. In
 //! files by others the cookie may be a sector bitmap, which a guest shapes by what it writes.
 
-use super::{
-    check::Findings,
-    image::read_bitmap,
-    layout::{Blocks, overlaps},
-    table,
-};
-use crate::{ImageError, Result, Severity};
+use super::overlaps;
+use crate::{ImageError, Result};
 use diskwright_format::vhd::{BATMAP_HEADER_BYTES, BatmapHeader, DynamicHeader, Footer, SECTOR_BYTES};
 use diskwright_store::Store;
 use std::ops::Range;
@@ -38,10 +33,10 @@ const CHECKED_SHIFT: u32 = 21 + 3;
 /// A batmap that lies where it may. See the module.
 #[derive(Debug, Clone)]
 pub(super) struct Batmap {
-    header: BatmapHeader,
-    header_offset: u64,
+    pub header: BatmapHeader,
+    pub header_offset: u64,
     /// Bytes of the map that the checksum covers.
-    checked_bytes: u64,
+    pub checked_bytes: u64,
 }
 
 impl Batmap {
@@ -86,51 +81,5 @@ impl Batmap {
     pub fn ranges(&self) -> [Range<u64>; 2] {
         let map = self.header.map_offset..self.header.map_offset + self.header.map_bytes();
         [self.header_offset..self.header_offset + BATMAP_HEADER_BYTES as u64, map]
-    }
-
-    /// Compares the map with its checksum, the BAT and the sector bitmaps.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub fn check(&self, store: &dyn Store, blocks: &Blocks, data_end: u64, findings: &mut Findings) -> Result<()> {
-        // At most 128 KiB: the size of the disk is checked, and the map lies in the file.
-        let mut map = vec![0; self.checked_bytes as usize];
-        let at = self.header.map_offset;
-        store.read_at(&mut map, at).map_err(|e| ImageError::io("read XenServer's batmap", store, at, e))?;
-        let checksum = self.header.checksum_of(&map);
-        if checksum != self.header.checksum {
-            let message = format!(
-                "The checksum of XenServer's batmap is {:#010x}, its map gives {checksum:#010x}: XenServer will not write to this disk.",
-                self.header.checksum
-            );
-            findings.add(Severity::Corrupt, self.header_offset + 24, message);
-            return Ok(());
-        }
-        let mut left = map.clone();
-        table::scan(store, blocks, blocks.count, |block, entry| {
-            let (index, bit) = ((block / 8) as usize, 0x80u8 >> (block % 8));
-            let piece = blocks.place(entry);
-            if map.get(index).is_none_or(|byte| byte & bit == 0) || blocks.fault_of(&piece, data_end).is_some() {
-                return Ok(true);
-            }
-            left[index] &= !bit;
-            let bits = read_bitmap(store, blocks, &piece)?;
-            if !bits.is_full() {
-                let message = format!(
-                    "XenServer's batmap calls block {block} full, but its bitmap lacks {} of {} sectors: XenServer shows other bytes there.",
-                    bits.sectors - bits.count(),
-                    bits.sectors
-                );
-                findings.add(Severity::Corrupt, piece.bitmap_offset, message);
-            }
-            Ok(true)
-        })?;
-        let without_space = (0..blocks.count.min(left.len() as u64 * 8))
-            .filter(|block| left[(block / 8) as usize] & 0x80 >> (block % 8) != 0);
-        for block in without_space {
-            let message = format!("XenServer's batmap calls block {block} full, but the block has no space.");
-            findings.add(Severity::Corrupt, at + block / 8, message);
-        }
-        Ok(())
     }
 }

@@ -1,7 +1,25 @@
 //! Sector bitmaps: most significant bit first in the file, least significant first in memory.
 
-use crate::SectorBitmap;
+use super::layout::{Blocks, Piece};
+use crate::{ImageError, Result, SectorBitmap};
 use diskwright_format::vhd::SECTOR_BYTES;
+use diskwright_store::Store;
+
+/// Reads the bitmap of a block from the file.
+pub(super) fn read(store: &dyn Store, blocks: &Blocks, piece: &Piece) -> Result<SectorBitmap> {
+    let mut bytes = vec![0; blocks.bitmap_bytes as usize];
+    store
+        .read_at(&mut bytes, piece.bitmap_offset)
+        .map_err(|e| ImageError::io("read a sector bitmap", store, piece.bitmap_offset, e))?;
+    Ok(from_file(&bytes, blocks.sectors))
+}
+
+/// The bitmap of a block that is all this layer's own.
+pub(super) fn full(blocks: &Blocks) -> SectorBitmap {
+    let mut full = SectorBitmap::empty(blocks.sectors, SECTOR_BYTES as u32);
+    set(&mut full, 0, blocks.sectors);
+    full
+}
 
 /// A bitmap of `sectors` bits from the bytes of the file. Bytes that are not there count as zero.
 pub(super) fn from_file(bytes: &[u8], sectors: u32) -> SectorBitmap {

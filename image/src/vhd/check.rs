@@ -4,57 +4,21 @@
 //! and of the other blocks? What lies between the tables, the blocks and the footer is leaked. The bitmaps of dynamic disks
 //! should be all ones. XenServer's batmap should agree with them.
 //!
-//! Memory is bounded by what [`order`] says, and by [`MAX_FINDINGS`] for each severity; what is beyond is counted and
-//! summed up in one sentence.
+//! Memory is bounded by what [`order`] says, and by what [`findings`](super::findings) keeps.
 
 use super::{
     PAGE_BYTES, bitmap,
+    check_batmap::check_batmap,
+    findings::{Findings, MAX_FINDINGS},
     footers::Footers,
-    image::read_bitmap,
     layout::{Blocks, Layout, by_trust, read_locator},
     order::{self, Met},
     table,
 };
-use crate::{CheckReport, Finding, ImageError, Result, Severity};
+use crate::{CheckReport, ImageError, Result, Severity};
 use diskwright_format::vhd::{DiskKind, FEATURE_RESERVED, FOOTER_BYTES};
 use diskwright_store::Store;
 use std::{collections::HashMap, sync::Arc};
-
-/// Findings that are told one by one, of each severity.
-const MAX_FINDINGS: usize = 1000;
-
-/// The findings so far.
-#[derive(Default)]
-pub(super) struct Findings {
-    list: Vec<Finding>,
-    /// By severity: told, and left out.
-    counts: [(usize, u64); 3],
-}
-
-impl Findings {
-    pub fn add(&mut self, severity: Severity, offset_bytes: u64, message: impl Into<String>) {
-        let (told, left_out) = &mut self.counts[severity as usize];
-        if *told < MAX_FINDINGS {
-            *told += 1;
-            self.list.push(Finding { severity, offset_bytes, message: message.into() });
-        } else {
-            *left_out += 1;
-        }
-    }
-
-    fn finish(mut self) -> Vec<Finding> {
-        self.list.sort_by_key(|finding| finding.offset_bytes);
-        let severities = [Severity::Note, Severity::Leak, Severity::Corrupt];
-        for (severity, (_, left_out)) in severities.into_iter().zip(self.counts) {
-            if left_out > 0 {
-                let offset_bytes = self.list.last().map_or(0, |finding| finding.offset_bytes);
-                let message = format!("{left_out} more findings of this kind were left out.");
-                self.list.push(Finding { severity, offset_bytes, message });
-            }
-        }
-        self.list
-    }
-}
 
 /// Checks the VHD in `store`.
 ///
@@ -206,7 +170,7 @@ fn check_blocks(
         }
         unaligned += u64::from(!piece.payload_offset.is_multiple_of(PAGE_BYTES));
         if !blocks.is_differencing {
-            let bits = read_bitmap(store, blocks, &piece)?;
+            let bits = bitmap::read(store, blocks, &piece)?;
             if !bitmap::is_full_to(&bits, blocks.sectors) {
                 holed.0 += 1;
                 holed.1.get_or_insert(piece.bitmap_offset);
@@ -228,7 +192,7 @@ fn check_blocks(
         findings.add(Severity::Note, first, message);
     }
     if let Some(batmap) = &blocks.batmap {
-        batmap.check(store, blocks, data_end, findings)?;
+        check_batmap(batmap, store, blocks, data_end, findings)?;
     }
     check_places(store, blocks, data_end, findings, report)
 }

@@ -6,7 +6,8 @@
 //!   1  the last block's bytes beyond the disk's old end    zeroed, if the block has space
 //!   2  a BAT with entries for the new blocks               longer in its place, or a copy where the file ends
 //!   3  sync ─▶ header: place and length of the BAT ─▶ sync
-//!   4  copy of the footer at 0 ─▶ sync ─▶ footer at the tail ─▶ sync      the tail is the instant of change
+//!   4  the footer at the tail cleared ─▶ sync ─▶ the copy at 0 ─▶ sync     the copy is the instant of change
+//!   5  the new footer at the tail ─▶ sync
 //! ```
 //!
 //! Fixed:
@@ -17,8 +18,9 @@
 //! ```
 //!
 //! Why no cut can hurt. A header with a longer table suits the old size too: entries beyond the disk's end mean
-//! nothing. Only the first 512 bytes of the header change, so it cannot be torn. Of two footers that differ in their size
-//! the tail's is believed (`footers.rs`), and both sizes have their tables by then. In a fixed disk the tail is all there is: one write makes
+//! nothing. Only the first 512 bytes of the header change, so it cannot be torn. There are never two
+//! valid footers that differ in their size: no program could know which of them to believe. While the tail is cleared the
+//! copy serves, as after any growth of the file that was cut short. Both sizes have their tables by then. In a fixed disk the tail is all there is: one write makes
 //! the file longer and puts the footer there, and file systems make a file's length durable no earlier than the bytes
 //! that were written behind its old end. A cut between the two steps leaves the old footer's 512 bytes at the beginning of the
 //! new range, where the guest has not written anything yet.
@@ -32,8 +34,8 @@
 use super::{
     PAGE_BYTES,
     create::{MAX_FIXED_BYTES, MAX_TABLE_BYTES, fits},
-    layout::{Blocks, overlaps},
-    table,
+    layout::Blocks,
+    overlaps, table,
     write::Writing,
 };
 use crate::{BlockState, ImageError, Result, raw::MoveBehind};
@@ -279,14 +281,22 @@ impl Writing {
         Ok(())
     }
 
-    /// Step 4.
+    /// Steps 4 and 5.
     fn commit_size(&self, size_bytes: u64, after: Blocks) -> Result<()> {
         let (old, tail_offset) = self.lock().growth.as_ref().ok_or_else(|| self.no_growth())?.footer();
         let footer = Footer::resized(&old, size_bytes);
-        self.put("write the copy of the footer", &footer, 0)?;
-        self.barrier.sync("make the copy of the footer durable")?;
-        self.put("write the footer", &footer, tail_offset)?;
+        let cleared = self.put("clear the footer", &[0; FOOTER_BYTES], tail_offset);
+        let replaced = cleared
+            .and_then(|()| Ok(self.barrier.sync("clear the footer durably")?))
+            .and_then(|()| self.put("write the copy of the footer", &footer, 0));
+        if let Err(error) = replaced {
+            // The copy has the old size. Should the tail stay cleared, the next open for writing restores it from the copy.
+            let _ = self.put("restore the footer", &old, tail_offset);
+            return Err(error);
+        }
         self.barrier.sync("make the disk's new size durable")?;
+        self.put("write the footer", &footer, tail_offset)?;
+        self.barrier.sync("make the footer durable")?;
         let mut state = self.lock();
         if let Some(growth) = &mut state.growth {
             growth.set_footer(footer);

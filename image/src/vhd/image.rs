@@ -30,7 +30,7 @@ use diskwright_store::{
     Store,
     sync::atomic::{AtomicU64, Ordering},
 };
-use std::{io, sync::Arc};
+use std::sync::Arc;
 
 /// Windows attaches nothing smaller, in bytes.
 const WINDOWS_MIN_BYTES: u64 = 3 << 20;
@@ -202,15 +202,6 @@ impl VhdImage {
     }
 }
 
-/// Reads the bitmap of a block from the file.
-pub(super) fn read_bitmap(store: &dyn Store, blocks: &Blocks, piece: &Piece) -> Result<SectorBitmap> {
-    let mut bytes = vec![0; blocks.bitmap_bytes as usize];
-    store
-        .read_at(&mut bytes, piece.bitmap_offset)
-        .map_err(|e| ImageError::io("read a sector bitmap", store, piece.bitmap_offset, e))?;
-    Ok(bitmap::from_file(&bytes, blocks.sectors))
-}
-
 impl Image for VhdImage {
     fn info(&self) -> &ImageInfo {
         &self.info
@@ -261,7 +252,7 @@ impl Image for VhdImage {
             }),
             Kind::Writable(writing) => writing.damage(block),
             Kind::ReadOnly { blocks, len_bytes } => {
-                check_block(&*self.store, blocks, block)?;
+                blocks.check_block(&*self.store, block)?;
                 let mut entry = [BAT_UNUSED];
                 table::read_entries(&*self.store, blocks, block, &mut entry)?;
                 let len_bytes = len_bytes.covering(&*self.store, blocks.place(entry[0]).end)?;
@@ -275,13 +266,13 @@ impl Image for VhdImage {
             Kind::Fixed(_) => Ok(raw::flat_bitmap(SECTOR_BYTES as u32)),
             Kind::Writable(writing) => writing.sector_bitmap(block),
             Kind::ReadOnly { blocks, len_bytes } => {
-                check_block(&*self.store, blocks, block)?;
+                blocks.check_block(&*self.store, block)?;
                 let mut entry = [BAT_UNUSED];
                 table::read_entries(&*self.store, blocks, block, &mut entry)?;
                 match self.piece(blocks, len_bytes, block, entry[0])? {
                     None => Ok(SectorBitmap::empty(blocks.sectors, SECTOR_BYTES as u32)),
-                    Some(_) if blocks.bitmaps_are_full => Ok(full_bitmap(blocks)),
-                    Some(piece) => read_bitmap(&*self.store, blocks, &piece),
+                    Some(_) if blocks.bitmaps_are_full => Ok(bitmap::full(blocks)),
+                    Some(piece) => bitmap::read(&*self.store, blocks, &piece),
                 }
             }
         }
@@ -294,21 +285,4 @@ impl Image for VhdImage {
             Kind::Writable(writing) => Some(&**writing),
         }
     }
-}
-
-/// The bitmap of a block that is all this layer's own.
-pub(super) fn full_bitmap(blocks: &Blocks) -> SectorBitmap {
-    let mut full = SectorBitmap::empty(blocks.sectors, SECTOR_BYTES as u32);
-    bitmap::set(&mut full, 0, blocks.sectors);
-    full
-}
-
-/// Refuses a block that the disk does not have.
-pub(super) fn check_block(store: &dyn Store, blocks: &Blocks, block: u64) -> Result<()> {
-    if block < blocks.count {
-        return Ok(());
-    }
-    let beyond =
-        io::Error::new(io::ErrorKind::InvalidInput, format!("the disk has {} blocks, none at {block}", blocks.count));
-    Err(ImageError::io("find a block", store, blocks.table_offset, beyond))
 }

@@ -9,6 +9,7 @@ use super::{
     batmap::Batmap,
     corrupt, damaged,
     footers::{Chosen, Footers},
+    overlaps,
 };
 use crate::{BlockState, ImageError, ParentLink, Result};
 use diskwright_format::vhd::{
@@ -67,6 +68,19 @@ pub(super) struct Piece {
 }
 
 impl Blocks {
+    /// Refuses a block that the disk does not have.
+    ///
+    /// # Errors
+    /// `Io` of the kind `InvalidInput`.
+    pub fn check_block(&self, store: &dyn Store, block: u64) -> Result<()> {
+        if block < self.count {
+            return Ok(());
+        }
+        let beyond =
+            io::Error::new(io::ErrorKind::InvalidInput, format!("the disk has {} blocks, none at {block}", self.count));
+        Err(ImageError::io("find a block", store, self.table_offset, beyond))
+    }
+
     /// Bytes kept for a new block's bitmap, so that payload after it is at a multiple of [`PAGE_BYTES`].
     pub fn bitmap_area_bytes(&self) -> u64 {
         self.bitmap_bytes.next_multiple_of(PAGE_BYTES)
@@ -207,11 +221,6 @@ impl Blocks {
             Some(Piece { payload_offset: offset_bytes, .. }) => BlockState::partial(offset_bytes),
         }
     }
-}
-
-/// Whether two ranges have a byte in common.
-pub(super) fn overlaps(one: &Range<u64>, other: &Range<u64>) -> bool {
-    one.start < other.end && other.start < one.end
 }
 
 impl Layout {

@@ -15,7 +15,7 @@
 //!   grow.rs      a larger disk, while it is open
 //!   growth.rs    the file's end: pieces for new blocks, and the footer that moves with it
 //!   create.rs    new files
-//!   check.rs     what is wrong with a file
+//!   check.rs     what is wrong with a file, its batmap (check_batmap.rs) included (findings.rs)
 //! ```
 //!
 //! VHD has no log, so the order of writes is all there is against a power cut. These hold at every instant:
@@ -34,7 +34,9 @@
 mod batmap;
 mod bitmap;
 mod check;
+mod check_batmap;
 mod create;
+mod findings;
 mod flush;
 mod footers;
 mod grow;
@@ -57,9 +59,15 @@ pub use image::{VhdImage, open, parent_link};
 use crate::ImageError;
 use diskwright_format::vhd::VhdError;
 use diskwright_store::Store;
+use std::ops::Range;
 
 /// Payload of new blocks lies at multiples of this, as Windows 7 and later place it; and so does the BAT of new files.
 const PAGE_BYTES: u64 = 4096;
+
+/// Whether two ranges have a byte in common.
+fn overlaps(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
 
 fn corrupt(
     store: &dyn Store,

@@ -20,8 +20,8 @@
 //! its result is installed.
 
 use super::{
+    bitmap,
     growth::{Growth, Room},
-    image::read_bitmap,
     table,
     write::{Lack, Writing},
 };
@@ -108,7 +108,7 @@ impl Writing {
                 (self.piece(&state, block)?.flatten(), state.drops)
             };
             let Some(piece) = piece else { return Ok(()) };
-            let bits = read_bitmap(&*self.store, &self.blocks, &piece)?;
+            let bits = bitmap::read(&*self.store, &self.blocks, &piece)?;
             let mut state = self.lock();
             if state.drops == drops {
                 if !state.bitmaps.contains_key(&block) {

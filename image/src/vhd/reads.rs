@@ -10,7 +10,6 @@
 
 use super::{
     bitmap,
-    image::{check_block, full_bitmap, read_bitmap},
     layout::Piece,
     table,
     write::{State, Writing},
@@ -67,7 +66,7 @@ impl Writing {
     }
 
     pub fn damage(&self, block: u64) -> Result<ImageError> {
-        check_block(&*self.store, &self.blocks(), block)?;
+        self.blocks().check_block(&*self.store, block)?;
         let (mut entry, mut len_bytes) = (0, 0);
         self.with_entries(block, 1, &mut |state, entries| {
             (entry, len_bytes) = (entries[0], state.len_bytes);
@@ -77,7 +76,7 @@ impl Writing {
     }
 
     pub fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
-        check_block(&*self.store, &self.blocks(), block)?;
+        self.blocks().check_block(&*self.store, block)?;
         loop {
             let (mut known, mut drops): (Result<SectorBitmap, Piece>, u64) =
                 (Ok(SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32)), 0);
@@ -92,7 +91,7 @@ impl Writing {
                 Ok(bits) => return Ok(bits),
                 Err(piece) => piece,
             };
-            let bits = read_bitmap(&*self.store, &self.blocks, &piece)?;
+            let bits = bitmap::read(&*self.store, &self.blocks, &piece)?;
             let mut state = self.lock();
             if state.drops != drops {
                 continue;
@@ -110,7 +109,7 @@ impl Writing {
     /// The bitmap of a block that has space, if the file need not be asked for it.
     fn bits_in_memory(&self, state: &State, block: u64) -> Option<SectorBitmap> {
         if self.blocks.bitmaps_are_full || state.uninitialised.contains_key(&block) {
-            return Some(state.bitmaps.get(&block).cloned().unwrap_or_else(|| full_bitmap(&self.blocks)));
+            return Some(state.bitmaps.get(&block).cloned().unwrap_or_else(|| bitmap::full(&self.blocks)));
         }
         state.bitmaps.get(&block).cloned()
     }

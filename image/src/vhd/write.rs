@@ -23,7 +23,6 @@
 use super::{
     PAGE_BYTES, bitmap,
     growth::{FooterPlace, Growth, entry_of},
-    image::{check_block, full_bitmap},
     layout::{Blocks, Piece},
     table::Table,
 };
@@ -212,7 +211,7 @@ impl Writing {
         let needs_bits = !self.blocks.bitmaps_are_full && (!is_new || self.blocks.is_differencing);
         if needs_bits && !state.bitmaps.contains_key(&block) {
             let bits = if state.uninitialised.contains_key(&block) {
-                full_bitmap(&self.blocks)
+                bitmap::full(&self.blocks)
             } else if is_new {
                 SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32)
             } else {
@@ -230,7 +229,7 @@ impl Writing {
             return Ok(Some(()));
         }
         if !needs_bits {
-            self.remember(state, block, full_bitmap(&self.blocks));
+            self.remember(state, block, bitmap::full(&self.blocks));
             return Ok(Some(()));
         }
         let valid = state.blocks.sectors_of(block);
@@ -307,7 +306,7 @@ impl ImageWriter for Writing {
     fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
         let mut state = self.lock();
         let state = &mut *state;
-        check_block(&*self.store, &state.blocks, block)?;
+        state.blocks.check_block(&*self.store, block)?;
         let Some(placed) = self.piece(state, block)? else { return Ok(None) };
         if let Some(piece) = state.reserved.get(&block).copied().or(placed) {
             return Ok(Some(Reservation { store: 0, offset_bytes: piece.payload_offset, init: None }));
@@ -342,7 +341,7 @@ impl ImageWriter for Writing {
 
     fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
         let mut state = self.lock();
-        check_block(&*self.store, &state.blocks, block)?;
+        state.blocks.check_block(&*self.store, block)?;
         let done = match change {
             Commit::Whole => self.commit_payload(&mut state, block, 0, self.blocks.sectors)?,
             Commit::Sectors { first, count } => self.commit_payload(&mut state, block, first, count)?,

@@ -21,116 +21,18 @@
 
 use super::{
     image::VhdxImage,
-    layout::{EntryState, Layout},
-    pages::PageCache,
-    prepare::MAKE_ROOM,
-    survey::{Marks, Survey},
+    layout::EntryState,
+    state::{Lack, State},
 };
 use crate::{
     error::{ImageError, Result},
     image::{Commit, Reservation},
-    lacks::Lacks,
-    space::Space,
 };
-use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, BitmapState, Invalid, PayloadState, bat::BAT_ENTRY_BYTES};
-use std::{
-    collections::{HashMap, HashSet},
-    io,
-    sync::Arc,
-};
+use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, BitmapState, PayloadState, bat::BAT_ENTRY_BYTES};
+use std::io;
 
-/// What a block's reservation or commit had to wait for, beside the page of its table entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lack {
-    /// The survey.
-    Survey,
-    /// The survey, and space for the payload that reads as zeros.
-    Payload,
-    /// The survey, and the bits of the block: in the cache, or space for a bitmap block.
-    Bitmap,
-}
-
-/// What the image's state mutex guards.
-#[derive(Debug)]
-pub(super) struct State {
-    /// Where the tables are and how large the disk is, as of now.
-    pub(super) layout: Arc<Layout>,
-    pub(super) pages: PageCache,
-    /// The file's length when it was opened, or surveyed. Later `space` knows how it has grown.
-    surveyed_bytes: u64,
-    /// Made by the first change of a session; stays `None` while an entry is damaged.
-    pub(super) space: Option<Space>,
-    /// Why no space is handed out: the index of a damaged entry and what is wrong with it, found by the first change.
-    damaged: Option<(u64, Invalid)>,
-    /// Places that entries without data name, but not they alone.
-    contested: Marks,
-    /// The file is not cut below this: it was made with room for all its blocks.
-    pub(super) keep_end_bytes: u64,
-    /// Blocks whose space is taken and not yet committed, with the first byte of it.
-    pub(super) reserved: HashMap<u64, u64>,
-    /// Blocks whose kept place reads as zeros and was not handed out since.
-    cleared: HashSet<u64>,
-    pub(super) lacks: Lacks<Lack>,
-}
-
-impl State {
-    pub(super) fn of_file(layout: Arc<Layout>, file_bytes: u64) -> Self {
-        Self {
-            layout,
-            pages: PageCache::default(),
-            surveyed_bytes: file_bytes,
-            space: None,
-            damaged: None,
-            contested: Marks::default(),
-            keep_end_bytes: 0,
-            reserved: HashMap::new(),
-            cleared: HashSet::new(),
-            lacks: Lacks::default(),
-        }
-    }
-
-    /// The file's length as far as tables and space may count on it.
-    pub(super) fn file_bytes(&self) -> u64 {
-        self.space.as_ref().map_or(self.surveyed_bytes, Space::file_end_bytes)
-    }
-
-    pub(super) fn freed_generation(&self) -> u64 {
-        self.space.as_ref().map_or(0, Space::generation)
-    }
-
-    /// Whether the survey was made, so that tables may be changed.
-    pub(super) fn is_surveyed(&self) -> bool {
-        self.space.is_some() || self.damaged.is_some()
-    }
-
-    /// Takes in what a survey of `file_bytes` found: `space` with its free pieces, or damage.
-    pub(super) fn install(&mut self, file_bytes: u64, found: Survey, space: Option<(Space, u64)>) {
-        self.surveyed_bytes = file_bytes;
-        self.damaged = found.damaged;
-        if let Some((mut space, keep_end_bytes)) = space {
-            found.free.iter().for_each(|&(offset_bytes, len_bytes)| space.add_free(offset_bytes, len_bytes));
-            self.contested = found.contested;
-            self.keep_end_bytes = keep_end_bytes;
-            self.space = Some(space);
-        }
-    }
-
-    /// The kept place of a block reads as zeros from now on.
-    pub(super) fn is_cleared(&mut self, block: u64) {
-        self.cleared.insert(block);
-    }
-
-    pub(super) fn entry(&self, entry_offset_bytes: u64) -> BatEntry {
-        let mut raw = [0; BAT_ENTRY_BYTES as usize];
-        self.pages.overlay(&mut raw, entry_offset_bytes);
-        BatEntry::from_le_bytes(raw)
-    }
-
-    pub(super) fn set_entry(&mut self, entry_offset_bytes: u64, entry: BatEntry) {
-        self.pages
-            .change(entry_offset_bytes, BAT_ENTRY_BYTES, &mut |_, piece| piece.copy_from_slice(&entry.to_le_bytes()));
-    }
-}
+/// For errors.
+pub(super) const MAKE_ROOM: &str = "make room for a block";
 
 impl VhdxImage {
     pub(super) fn reserve_block(&self, state: &mut State, block: u64) -> Result<Option<Reservation>> {

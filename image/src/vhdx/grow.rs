@@ -26,10 +26,11 @@ use super::{
     corrupt,
     header::{sync, write},
     image::{VhdxImage, Writing},
-    layout::{Layout, READ_BAT},
+    layout::Layout,
     lock,
     open::{read_metadata_table, read_regions, required_region},
     pages::{PAGE_BYTES, Page},
+    tables::READ_BAT,
 };
 use crate::{
     BlockState,

@@ -1,4 +1,4 @@
-//! [`VhdxImage`]: an open VHDX.
+//! [`VhdxImage`]: an open VHDX, and its reads. Its writes are in `writer.rs`.
 //!
 //! Locks, in the order in which they may be taken together:
 //!
@@ -6,7 +6,7 @@
 //!   preparing  who surveys, grows the file, zeroes free space: one at a time, while it waits   (prepare.rs)
 //!   log        where the next log entry goes: one flush cycle at a time, while it waits        (log_writer.rs)
 //!   headers    the current header: its updates, while they wait                                (header.rs)
-//!   state      table pages, space, reservations: memory only                                   (blocks.rs)
+//!   state      table pages, space, reservations: memory only                                   (state.rs)
 //!   barrier    who flushes, who waits: never held while anything else is done                  (the store's)
 //! ```
 //!
@@ -17,34 +17,38 @@
 //! A read-only image has none of them: its table is read as it is asked for, and the map of the disk above remembers.
 
 use super::{
-    blocks::State,
     header::Headers,
     layout::{EntryState, Layout},
     lock,
     log_writer::LogWriter,
-    open::Opened,
-    prepare::READ_BITMAP,
-    tables::Tables,
+    open::{Opened, load},
+    state::State,
+    tables::{READ_BITMAP, Tables},
 };
 use crate::{
     error::{ImageError, Result},
-    image::{BlockState, Commit, Image, ImageInfo, ImageWriter, Reservation, SectorBitmap},
+    image::{BlockState, Image, ImageInfo, ImageWriter, SectorBitmap},
 };
 use diskwright_format::vhdx::{BatEntry, Invalid, bat::EntryKind};
 use diskwright_store::{
     Barrier, Store,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Mutex, atomic::AtomicBool},
 };
-use std::{
-    fmt, io,
-    ops::{ControlFlow, Range},
-    sync::Arc,
-};
+use std::{fmt, io, ops::ControlFlow, sync::Arc};
 
-/// A VHDX, open. See [`open`](super::open).
+/// Opens a VHDX.
+///
+/// Read-only, a log that is not empty is replayed in memory, and the image's store is an [`OverlayStore`]. Writable, it is
+/// replayed on disk; otherwise nothing is written before the first [`ImageWriter`](crate::ImageWriter) call that needs it.
+///
+/// # Errors
+/// [`ImageError::NotAnImage`] when the file is no VHDX, `Corrupt` or `Unsupported` for one that cannot be used, `Io`.
+pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdxImage> {
+    let opened = load(store, writable)?;
+    Ok(VhdxImage::new(opened, writable))
+}
+
+/// A VHDX, open. See [`open`].
 pub struct VhdxImage {
     info: ImageInfo,
     /// As it was when opened. A writable image has its present one in its state.
@@ -60,7 +64,7 @@ pub(super) struct Writing {
     pub(super) log: Mutex<LogWriter>,
     pub(super) headers: Mutex<Headers>,
     /// `begin_writing` is done: asked on every write, so without a lock.
-    begun: AtomicBool,
+    pub(super) begun: AtomicBool,
 }
 
 impl Writing {
@@ -268,77 +272,5 @@ impl Image for VhdxImage {
 
     fn writer(&self) -> Option<&dyn ImageWriter> {
         self.writing.is_some().then_some(self as &dyn ImageWriter)
-    }
-}
-
-impl ImageWriter for VhdxImage {
-    fn begin_writing(&self) -> Result<()> {
-        self.barrier.check()?;
-        let writing = self.writing()?;
-        if !writing.begun.load(Ordering::Acquire) {
-            lock(&writing.headers).begin_data_write(&self.barrier)?;
-            writing.begun.store(true, Ordering::Release);
-        }
-        Ok(())
-    }
-
-    fn prepare(&self, blocks: Range<u64>) -> Result<()> {
-        self.prepare_blocks(self.writing()?, blocks)
-    }
-
-    fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
-        let writing = self.writing()?;
-        self.reserve_block(&mut lock(&writing.state), block)
-    }
-
-    fn initialised(&self, _block: u64) {}
-
-    fn tracks_sectors(&self) -> bool {
-        self.layout.has_parent
-    }
-
-    fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
-        let writing = self.writing()?;
-        Ok(self.commit_block(&mut lock(&writing.state), block, change)?.map(BlockState::from))
-    }
-
-    fn can_store_zero(&self) -> bool {
-        !self.layout.fixed
-    }
-
-    fn resize(&self, size_bytes: u64) -> Result<()> {
-        self.grow(self.writing()?, size_bytes)
-    }
-
-    fn limit_tables(&self, bytes: u64) {
-        if let Some(writing) = &self.writing {
-            lock(&writing.state).pages.limit(bytes);
-        }
-    }
-
-    fn is_dirty(&self) -> bool {
-        self.writing.as_ref().is_some_and(|writing| lock(&writing.state).pages.is_dirty())
-    }
-
-    fn check_syncs(&self) -> Result<()> {
-        Ok(self.barrier.check()?)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.flush_shared(self.writing()?)
-    }
-
-    fn freed_generation(&self) -> u64 {
-        self.writing.as_ref().map_or(0, |writing| lock(&writing.state).freed_generation())
-    }
-
-    fn recycle(&self, generation: u64) {
-        if let Some(writing) = &self.writing {
-            self.recycle_pieces(writing, generation);
-        }
-    }
-
-    fn close(&self) -> Result<()> {
-        self.close_file(self.writing()?)
     }
 }

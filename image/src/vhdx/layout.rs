@@ -1,8 +1,8 @@
 //! Where a VHDX keeps its tables, and what a BAT entry means in this file.
 //!
 //! A [`Layout`] never changes. An image that grows gets another one (`grow.rs`), and whoever read tables by the old one
-//! reads again. A layout reads the BAT in pieces, never whole, and turns entries into block
-//! states; an entry is believed only when the block it names lies inside the file and clear of all metadata.
+//! reads again. A layout turns entries into block states. An entry is believed only when the block it names lies inside
+//! the file and clear of all metadata.
 //!
 //! Entries that the specification forbids, but that have only one meaning, are read as Microsoft's own code (openvmm,
 //! vm/devices/storage/vhdx) reads them, and `check` notes them:
@@ -16,22 +16,12 @@
 //! An entry without data may name a place: the space that the block had and keeps ([`Layout::kept_place`]). A differencing
 //! disk that was made smaller has entries for blocks beyond its end; they mean nothing, but their space stays reserved.
 
-use super::{corrupt, tables::Tables};
-use crate::{
-    error::{ImageError, Result},
-    image::BlockState,
-};
+use super::corrupt;
+use crate::{error::ImageError, image::BlockState};
 use diskwright_format::vhdx::{
     BITMAP_BLOCK_BYTES, BatEntry, BatGeometry, BitmapState, Invalid, MIB, PayloadState, bat::BAT_ENTRY_BYTES,
 };
 use diskwright_store::Store;
-use std::ops::{ControlFlow, Range};
-
-/// Most bytes of the BAT that are read at once.
-const READ_BYTES: u64 = 64 << 10;
-
-/// For errors.
-pub(super) const READ_BAT: &str = "read the block allocation table";
 
 /// What a payload entry says of its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,70 +79,6 @@ impl Layout {
     pub(super) fn touches_metadata(&self, start_bytes: u64, end_bytes: u64) -> bool {
         let after = self.metadata.partition_point(|&(_, end)| end <= start_bytes);
         self.metadata.get(after).is_some_and(|&(start, _)| start < end_bytes)
-    }
-
-    /// Visits `count` entries from `first`.
-    pub(super) fn read_entries(
-        &self,
-        tables: &Tables<'_>,
-        first: u64,
-        count: u64,
-        visit: &mut dyn FnMut(u64, BatEntry) -> Result<()>,
-    ) -> Result<()> {
-        let mut visit = |index, entry| visit(index, entry).map(ControlFlow::Continue);
-        self.read_until(tables, first, count, &mut visit).map(drop)
-    }
-
-    /// The same, until `visit` breaks.
-    fn read_until(
-        &self,
-        tables: &Tables<'_>,
-        first: u64,
-        count: u64,
-        visit: &mut dyn FnMut(u64, BatEntry) -> Result<ControlFlow<()>>,
-    ) -> Result<ControlFlow<()>> {
-        let mut offset_bytes = self.entry_offset_bytes(first);
-        let end_bytes = self.entry_offset_bytes(first + count);
-        let mut index = first;
-        let mut buf = vec![0; (end_bytes - offset_bytes).min(READ_BYTES) as usize];
-        while offset_bytes < end_bytes {
-            let len_bytes = (end_bytes - offset_bytes).min(READ_BYTES) as usize;
-            let piece = &mut buf[..len_bytes];
-            tables.read(READ_BAT, piece, offset_bytes)?;
-            for raw in piece.as_chunks::<8>().0 {
-                if visit(index, BatEntry::from_le_bytes(*raw))?.is_break() {
-                    return Ok(ControlFlow::Break(()));
-                }
-                index += 1;
-            }
-            offset_bytes += len_bytes as u64;
-        }
-        Ok(ControlFlow::Continue(()))
-    }
-
-    /// Visits the entries of `indices` that are not zero, until `visit` breaks. Holes of the file are skipped, unless the
-    /// cache has a page there that is not in the file yet.
-    pub(super) fn each_entry(
-        &self,
-        tables: &Tables<'_>,
-        indices: Range<u64>,
-        visit: &mut dyn FnMut(u64, BatEntry) -> Result<ControlFlow<()>>,
-    ) -> Result<()> {
-        let end_bytes = self.entry_offset_bytes(indices.end);
-        let mut at_bytes = self.entry_offset_bytes(indices.start);
-        let mut unless_zero = |index, entry: BatEntry| {
-            if entry.0 == 0 { Ok(ControlFlow::Continue(())) } else { visit(index, entry) }
-        };
-        while at_bytes < end_bytes {
-            let Some((start_bytes, stop_bytes)) = tables.next_stretch(at_bytes, end_bytes)? else { break };
-            let first = (start_bytes - self.bat_offset_bytes) / BAT_ENTRY_BYTES;
-            let last = (stop_bytes - self.bat_offset_bytes).div_ceil(BAT_ENTRY_BYTES);
-            if self.read_until(tables, first, last - first, &mut unless_zero)?.is_break() {
-                break;
-            }
-            at_bytes = self.entry_offset_bytes(last);
-        }
-        Ok(())
     }
 
     /// What a payload entry says of its block. `file_bytes` is the file's length.

@@ -3,11 +3,13 @@
 //! ```text
 //!   open.rs     file -> headers -> (log.rs: replay) -> region table -> metadata -> Layout, ImageInfo
 //!   layout.rs   where the tables are; BAT entries <-> block states, checked
-//!   image.rs    VhdxImage: the traits Image and ImageWriter, and which lock guards what
+//!   image.rs    VhdxImage: what it consists of, which lock guards what, and its reads
+//!   writer.rs   its writes, each handed to the file that does it
+//!   state.rs    what is in memory of an image that is written: table pages (pages.rs), space, reservations
 //!   tables.rs   the tables as they are now: the file's bytes under the cached pages
-//!   blocks.rs   the life of a block: reserve and commit, in memory, on a cache of table pages (pages.rs)
+//!   blocks.rs   the life of a block: reserve and commit, in memory
 //!   prepare.rs  what reserve and commit had to wait for: pages, the survey, space
-//!   survey.rs   what of the file is in use, once per session, before the first change
+//!   survey.rs   what of the file is in use (marks.rs), once per session, before the first change
 //!   flush.rs    the cycle that makes table pages durable through the log (log_writer.rs); close
 //!   grow.rs     a larger disk, while it is open
 //!   header.rs   header updates, and how metadata is written and synced
@@ -28,18 +30,21 @@ mod image;
 mod layout;
 mod log;
 mod log_writer;
+mod marks;
 mod open;
 mod pages;
 mod prepare;
+mod state;
 mod survey;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 pub use check::check;
 pub use create::create;
-pub use image::VhdxImage;
-pub use open::{open, parent_link};
+pub use image::{VhdxImage, open};
+pub use open::parent_link;
 
 use crate::error::ImageError;
 use diskwright_format::vhdx::Invalid;

@@ -9,7 +9,7 @@
 //! The BAT is not read here. With an empty log nothing is written, even for a writable open.
 
 use super::{
-    VhdxImage, corrupt,
+    corrupt,
     header::{Headers, sync},
     layout::Layout,
     log::{Ring, Sequence, Target},
@@ -31,18 +31,6 @@ use uuid::Uuid;
 
 /// Longest parent locator that is read.
 const MAX_LOCATOR_BYTES: u32 = 256 << 10;
-
-/// Opens a VHDX.
-///
-/// Read-only, a log that is not empty is replayed in memory, and the image's store is an [`OverlayStore`]. Writable, it is
-/// replayed on disk; otherwise nothing is written before the first [`ImageWriter`](crate::ImageWriter) call that needs it.
-///
-/// # Errors
-/// [`ImageError::NotAnImage`] when the file is no VHDX, `Corrupt` or `Unsupported` for one that cannot be used, `Io`.
-pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdxImage> {
-    let opened = load(store, writable)?;
-    Ok(VhdxImage::new(opened, writable))
-}
 
 /// Everything that opening finds out.
 pub(super) struct Opened {

@@ -24,12 +24,13 @@
 //! full file system would fail, though it needs none.
 
 use super::{
-    blocks::Lack,
+    blocks::MAKE_ROOM,
     image::{VhdxImage, Writing},
-    layout::READ_BAT,
     lock,
     pages::PAGE_BYTES,
+    state::Lack,
     survey::survey,
+    tables::{READ_BAT, READ_BITMAP},
 };
 use crate::{
     error::{ImageError, Result},
@@ -41,11 +42,6 @@ use std::{io, ops::Range};
 
 /// Most blocks whose table entries are read by one preparation.
 const MAX_BLOCKS: u64 = 1024;
-
-/// For errors.
-pub(super) const MAKE_ROOM: &str = "make room for a block";
-/// For errors.
-pub(super) const READ_BITMAP: &str = "read a sector bitmap";
 
 impl VhdxImage {
     /// Supplies what reserve and commit of these blocks lacked, of the first 1024 of them.
@@ -213,11 +209,14 @@ impl VhdxImage {
         let store = &**self.barrier.store();
         let file_bytes = self.file_bytes()?;
         let found = survey(&writing.layout(), store, file_bytes)?;
-        let space = match found.damaged {
-            Some(_) => None,
-            None => Some(self.settle_slack(store, found.end_bytes, file_bytes, found.unallocated_blocks)?),
-        };
-        lock(&writing.state).install(file_bytes, found, space);
+        if let Some(damaged) = found.damaged {
+            lock(&writing.state).install_damaged(file_bytes, damaged);
+            return Ok(());
+        }
+        let (mut space, keep_end_bytes) =
+            self.settle_slack(store, found.end_bytes, file_bytes, found.unallocated_blocks)?;
+        found.free.iter().for_each(|&(offset_bytes, len_bytes)| space.add_free(offset_bytes, len_bytes));
+        lock(&writing.state).install(file_bytes, space, found.contested, keep_end_bytes);
         Ok(())
     }
 

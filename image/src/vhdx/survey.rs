@@ -1,7 +1,7 @@
 //! What of a file is in use: asked once in a session, before the first change.
 //!
 //! The BAT is read from beginning to end (holes of a sparse one are skipped), and every MiB that something refers to is
-//! marked in a bitmap, which for 64 TiB takes 8 MiB. The survey finds the end of what is in use, and the holes before it, which
+//! marked (`marks.rs`). The survey finds the end of what is in use, and the holes before it, which
 //! can be used again.
 //!
 //! ```text
@@ -19,6 +19,7 @@
 
 use super::{
     layout::{EntryState, Layout},
+    marks::Marks,
     tables::Tables,
 };
 use crate::error::Result;
@@ -44,52 +45,6 @@ pub(super) struct Survey {
     pub(super) contested: Marks,
     /// Index of the first entry that cannot be right, and why.
     pub(super) damaged: Option<(u64, Invalid)>,
-}
-
-/// One bit for each MiB of the file.
-#[derive(Debug, Default)]
-pub(super) struct Marks(Vec<u64>);
-
-impl Marks {
-    fn get(&self, mib: u64) -> bool {
-        self.0.get((mib / 64) as usize).is_some_and(|word| word >> (mib % 64) & 1 == 1)
-    }
-
-    /// Whether any of a range of bytes is marked.
-    pub(super) fn touch(&self, start_bytes: u64, end_bytes: u64) -> bool {
-        !self.0.is_empty() && (start_bytes / MIB..end_bytes.div_ceil(MIB)).any(|mib| self.get(mib))
-    }
-
-    /// Marks what is marked in `other`, as far as `keep` lets it through: told a word of this and the same one of `other`.
-    fn merge(&mut self, other: &Self, keep: impl Fn(u64, u64) -> u64) {
-        if self.0.len() < other.0.len() {
-            self.0.resize(other.0.len(), 0);
-        }
-        for (index, word) in self.0.iter_mut().enumerate() {
-            *word = keep(*word, other.0.get(index).copied().unwrap_or(0));
-        }
-    }
-
-    /// Marks a range of bytes; says whether any of it was marked. The caller has checked the end against `MAX_FILE_MIB`.
-    fn mark(&mut self, start_bytes: u64, end_bytes: u64) -> bool {
-        let mut taken = false;
-        let end_mib = end_bytes.div_ceil(MIB);
-        let words = end_mib.div_ceil(64) as usize;
-        if self.0.len() < words {
-            self.0.resize(words, 0);
-        }
-        for mib in start_bytes / MIB..end_mib {
-            let word = &mut self.0[(mib / 64) as usize];
-            taken |= *word >> (mib % 64) & 1 == 1;
-            *word |= 1 << (mib % 64);
-        }
-        taken
-    }
-
-    fn end_mib(&self) -> u64 {
-        let last = self.0.iter().rposition(|&word| word != 0);
-        last.map_or(0, |index| 64 * index as u64 + 64 - u64::from(self.0[index].leading_zeros()))
-    }
 }
 
 /// Surveys a file whose log is empty, and of whose tables nothing was changed in this session.
@@ -154,7 +109,7 @@ pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Res
         Ok(ControlFlow::Continue(()))
     })?;
     let Found { owned, kept, mut contested } = found;
-    let mut both = Marks(owned.0.clone());
+    let mut both = owned.clone();
     both.merge(&kept, |owned, kept| owned & kept);
     contested.merge(&both, |contested, both| contested | both);
     if contested.end_mib() == 0 {

@@ -7,11 +7,21 @@
 //!
 //! What must hold: the state mutex is never held while the store is called. A page that was changed, written and dropped
 //! between the two steps would leave old bytes in the buffer; the cache's count of drops tells, and the read is made again.
-//! Each read is as of one moment, several reads are not; the disk above asks again where a block was changed in between.
+//! The BAT is read in pieces, never whole. Each read is as of one moment, several reads are not; the disk above asks again where a block was changed in between.
 
-use super::{blocks::State, lock, pages::PAGE_BYTES};
+use super::{layout::Layout, lock, pages::PAGE_BYTES, state::State};
 use crate::error::{ImageError, Result};
+use diskwright_format::vhdx::{BatEntry, bat::BAT_ENTRY_BYTES};
 use diskwright_store::{Store, sync::Mutex};
+use std::ops::{ControlFlow, Range};
+
+/// Most bytes of the BAT that are read at once.
+const READ_BYTES: u64 = 64 << 10;
+
+/// For errors.
+pub(super) const READ_BAT: &str = "read the block allocation table";
+/// For errors.
+pub(super) const READ_BITMAP: &str = "read a sector bitmap";
 
 /// See the module.
 #[derive(Clone, Copy)]
@@ -90,5 +100,71 @@ impl<'a> Tables<'a> {
             }
             (None, _) => None,
         })
+    }
+}
+
+impl Layout {
+    /// Visits `count` entries from `first`.
+    pub(super) fn read_entries(
+        &self,
+        tables: &Tables<'_>,
+        first: u64,
+        count: u64,
+        visit: &mut dyn FnMut(u64, BatEntry) -> Result<()>,
+    ) -> Result<()> {
+        let mut visit = |index, entry| visit(index, entry).map(ControlFlow::Continue);
+        self.read_until(tables, first, count, &mut visit).map(drop)
+    }
+
+    /// The same, until `visit` breaks.
+    fn read_until(
+        &self,
+        tables: &Tables<'_>,
+        first: u64,
+        count: u64,
+        visit: &mut dyn FnMut(u64, BatEntry) -> Result<ControlFlow<()>>,
+    ) -> Result<ControlFlow<()>> {
+        let mut offset_bytes = self.entry_offset_bytes(first);
+        let end_bytes = self.entry_offset_bytes(first + count);
+        let mut index = first;
+        let mut buf = vec![0; (end_bytes - offset_bytes).min(READ_BYTES) as usize];
+        while offset_bytes < end_bytes {
+            let len_bytes = (end_bytes - offset_bytes).min(READ_BYTES) as usize;
+            let piece = &mut buf[..len_bytes];
+            tables.read(READ_BAT, piece, offset_bytes)?;
+            for raw in piece.as_chunks::<8>().0 {
+                if visit(index, BatEntry::from_le_bytes(*raw))?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+                index += 1;
+            }
+            offset_bytes += len_bytes as u64;
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Visits the entries of `indices` that are not zero, until `visit` breaks. Holes of the file are skipped, unless the
+    /// cache has a page there that is not in the file yet.
+    pub(super) fn each_entry(
+        &self,
+        tables: &Tables<'_>,
+        indices: Range<u64>,
+        visit: &mut dyn FnMut(u64, BatEntry) -> Result<ControlFlow<()>>,
+    ) -> Result<()> {
+        let end_bytes = self.entry_offset_bytes(indices.end);
+        let mut at_bytes = self.entry_offset_bytes(indices.start);
+        let mut unless_zero = |index, entry: BatEntry| {
+            if entry.0 == 0 { Ok(ControlFlow::Continue(())) } else { visit(index, entry) }
+        };
+        while at_bytes < end_bytes {
+            let Some((start_bytes, stop_bytes)) = tables.next_stretch(at_bytes, end_bytes)? else { break };
+            let first = (start_bytes - self.bat_offset_bytes) / BAT_ENTRY_BYTES;
+            let last = (stop_bytes - self.bat_offset_bytes).div_ceil(BAT_ENTRY_BYTES);
+            if self.read_until(tables, first, last - first, &mut unless_zero)?.is_break() {
+                break;
+            }
+            at_bytes = self.entry_offset_bytes(last);
+        }
+        Ok(())
     }
 }

@@ -143,6 +143,17 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("raw, growing", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 3, 5, 12, 31])
         },
         DiskCase {
+            changes: Changes::Grows { from_bytes: 256 << 10 },
+            ..kind(
+                "vhd dynamic 16K, growing",
+                Format::Vhd,
+                DiskType::Dynamic,
+                16 * kib,
+                2 * m,
+                &[0, 1, 15, 16, 40, 127],
+            )
+        },
+        DiskCase {
             changes: Changes::Grows { from_bytes: 512 << 10 },
             windows: windows_of_64k(&[0, 7, 8, 15, 16, 40, 63]),
             ..kind("vhdx dynamic 1M, growing", Format::Vhdx, DiskType::Dynamic, mib, 4 * m, &[])

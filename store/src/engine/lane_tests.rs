@@ -3,13 +3,13 @@
 use super::*;
 use crate::{
     Access, DataFile, FileStore, Front, LaneOp, Loan, MemoryStore, OverlayStore, lane::Lane, overlay::PAGE_BYTES,
+    testing::PassesOn,
 };
 use rustix::event::EventfdFlags;
 use std::{
     collections::BTreeMap,
     fs,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::Path,
     sync::{Condvar, Mutex},
     thread,
     time::{Duration, Instant},
@@ -88,45 +88,32 @@ impl Lane for Remote {
 #[derive(Debug)]
 pub(super) struct Far(pub(super) Arc<Remote>);
 
-impl Store for Far {
-    fn name(&self) -> &Path {
-        Path::new("far")
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.0.memory.len_bytes()
-    }
-    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
-        self.0.memory.read_at(buf, offset_bytes)
-    }
-    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        self.0.memory.write_at(buf, offset_bytes)
-    }
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.0.memory.set_len(len_bytes)
-    }
-    fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.0.memory.allocate(range)
-    }
-    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        self.0.memory.zero_range(range, how)
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        self.0.memory.sync_data()
-    }
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        None
+impl PassesOn for Far {
+    fn inner(&self) -> &dyn Store {
+        &self.0.memory
     }
     fn lane(&self) -> Option<Arc<dyn Lane>> {
         Some(Arc::clone(&self.0) as Arc<dyn Lane>)
     }
 }
 
+fn a_mib(name: &str) -> MemoryStore {
+    MemoryStore::with_bytes(name, vec![0; 1 << 20])
+}
+
 /// A store without file or lane whose reads wait until they are let through.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Slow {
+    inner: MemoryStore,
     open: Mutex<bool>,
     changed: Condvar,
     readers: Mutex<Vec<thread::ThreadId>>,
+}
+
+impl Default for Slow {
+    fn default() -> Self {
+        Self { inner: a_mib("slow"), open: Mutex::default(), changed: Condvar::new(), readers: Mutex::default() }
+    }
 }
 
 impl Slow {
@@ -136,12 +123,9 @@ impl Slow {
     }
 }
 
-impl Store for Slow {
-    fn name(&self) -> &Path {
-        Path::new("slow")
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        Ok(1 << 20)
+impl PassesOn for Slow {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         self.readers.lock().unwrap().push(thread::current().id());
@@ -151,24 +135,6 @@ impl Store for Slow {
         }
         buf.fill(7);
         Ok(())
-    }
-    fn write_at(&self, _buf: &[u8], _offset_bytes: u64) -> io::Result<()> {
-        Ok(())
-    }
-    fn set_len(&self, _len_bytes: u64) -> io::Result<()> {
-        Ok(())
-    }
-    fn allocate(&self, _range: FileRange) -> io::Result<()> {
-        Ok(())
-    }
-    fn zero_range(&self, _range: FileRange, _how: Zeroing) -> io::Result<()> {
-        Ok(())
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        None
     }
 }
 
@@ -515,37 +481,19 @@ fn a_ring_that_fails_ends_its_requests_as_lost() {
     let (reader, writer) = io::pipe().unwrap();
     /// A file whose reads never end.
     #[derive(Debug)]
-    struct Pipe(OwnedFd);
-    impl Store for Pipe {
-        fn name(&self) -> &Path {
-            Path::new("pipe")
-        }
-        fn len_bytes(&self) -> io::Result<u64> {
-            Ok(1 << 20)
-        }
-        fn read_at(&self, _buf: &mut [u8], _offset_bytes: u64) -> io::Result<()> {
-            Ok(())
-        }
-        fn write_at(&self, _buf: &[u8], _offset_bytes: u64) -> io::Result<()> {
-            Ok(())
-        }
-        fn set_len(&self, _len_bytes: u64) -> io::Result<()> {
-            Ok(())
-        }
-        fn allocate(&self, _range: FileRange) -> io::Result<()> {
-            Ok(())
-        }
-        fn zero_range(&self, _range: FileRange, _how: Zeroing) -> io::Result<()> {
-            Ok(())
-        }
-        fn sync_data(&self) -> io::Result<()> {
-            Ok(())
+    struct Pipe {
+        inner: MemoryStore,
+        reader: OwnedFd,
+    }
+    impl PassesOn for Pipe {
+        fn inner(&self) -> &dyn Store {
+            &self.inner
         }
         fn data_file(&self) -> Option<DataFile<'_>> {
-            Some(DataFile { fd: self.0.as_fd(), alignment_bytes: 1 })
+            Some(DataFile { fd: self.reader.as_fd(), alignment_bytes: 1 })
         }
     }
-    let store: Arc<dyn Store> = Arc::new(Pipe(reader.into()));
+    let store: Arc<dyn Store> = Arc::new(Pipe { inner: a_mib("pipe"), reader: reader.into() });
     for mut engine in ring_engines() {
         let target = engine.add_target(&store).unwrap();
         let slow = Arc::new(Slow::default());
@@ -588,37 +536,18 @@ fn a_ring_that_fails_ends_its_requests_as_lost() {
 /// A store that panics when it is read, and one that does so and never waits.
 #[derive(Debug)]
 struct Panics {
+    inner: MemoryStore,
     never_blocks: bool,
 }
 
-impl Store for Panics {
-    fn name(&self) -> &Path {
-        Path::new("panics")
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        Ok(1 << 20)
+impl PassesOn for Panics {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
     fn read_at(&self, _buf: &mut [u8], _offset_bytes: u64) -> io::Result<()> {
         panic!("a test has the store panic")
     }
-    fn write_at(&self, _buf: &[u8], _offset_bytes: u64) -> io::Result<()> {
-        Ok(())
-    }
-    fn set_len(&self, _len_bytes: u64) -> io::Result<()> {
-        Ok(())
-    }
-    fn allocate(&self, _range: FileRange) -> io::Result<()> {
-        Ok(())
-    }
-    fn zero_range(&self, _range: FileRange, _how: Zeroing) -> io::Result<()> {
-        Ok(())
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        None
-    }
+
     fn never_blocks(&self) -> bool {
         self.never_blocks
     }
@@ -628,7 +557,9 @@ impl Store for Panics {
 fn a_store_that_panics_fails_its_request_and_no_other() {
     for mut engine in ring_engines().into_iter().chain(Engine::new(EngineKind::Sync, 8, None).ok()) {
         for never_blocks in [false, true] {
-            let broken = engine.add_target(&(Arc::new(Panics { never_blocks }) as Arc<dyn Store>)).unwrap();
+            let broken = engine
+                .add_target(&(Arc::new(Panics { inner: a_mib("panics"), never_blocks }) as Arc<dyn Store>))
+                .unwrap();
             let sound = engine.add_target(&(Arc::new(MemoryStore::with_bytes("m", vec![1; 512])) as _)).unwrap();
             engine.read_one(1, 0, broken, 0, IoBuf::new(512), 0..512);
             engine.read_one(2, 0, sound, 0, IoBuf::new(512), 0..512);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{CacheMode, FileStore, LockMode, MemoryStore, OpenOptions};
+use crate::{CacheMode, FileStore, LockMode, MemoryStore, OpenOptions, testing::PassesOn};
 use proptest::prelude::*;
 use std::{fs, path::Path, thread, time::Duration};
 
@@ -193,35 +193,19 @@ fn errors_are_reported_and_leave_the_engine_usable() {
 #[derive(Debug)]
 struct Tells(FileStore, std::sync::atomic::AtomicUsize);
 
-impl Store for Tells {
-    fn name(&self) -> &Path {
-        self.0.name()
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.0.len_bytes()
-    }
-    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
-        self.0.read_at(buf, offset_bytes)
-    }
-    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        self.0.write_at(buf, offset_bytes)
-    }
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.0.set_len(len_bytes)
-    }
-    fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.0.allocate(range)
-    }
-    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        self.0.zero_range(range, how)
+impl PassesOn for Tells {
+    fn inner(&self) -> &dyn Store {
+        &self.0
     }
     fn sync_data(&self) -> io::Result<()> {
-        self.settle_sync(self.0.sync_data())
+        PassesOn::settle_sync(self, self.0.sync_data())
     }
+
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
         self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         result.and(Err(io::Error::other("lost")))
     }
+
     fn data_file(&self) -> Option<crate::DataFile<'_>> {
         self.0.data_file()
     }

@@ -1,42 +1,24 @@
 use super::*;
-use std::{os::fd::AsFd, path::Path, sync::Mutex};
+use crate::{MemoryStore, testing::PassesOn};
+use std::{os::fd::AsFd, sync::Mutex};
 
 /// A file that writes down how syncs ended that it was told of.
 #[derive(Debug)]
 struct Told {
+    inner: MemoryStore,
     file: std::fs::File,
     syncs: Mutex<Vec<Option<i32>>>,
 }
 
-impl Store for Told {
-    fn name(&self) -> &Path {
-        Path::new("told")
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        Ok(1 << 20)
-    }
-    fn read_at(&self, _buf: &mut [u8], _offset_bytes: u64) -> io::Result<()> {
-        Ok(())
-    }
-    fn write_at(&self, _buf: &[u8], _offset_bytes: u64) -> io::Result<()> {
-        Ok(())
-    }
-    fn set_len(&self, _len_bytes: u64) -> io::Result<()> {
-        Ok(())
-    }
-    fn allocate(&self, _range: FileRange) -> io::Result<()> {
-        Ok(())
-    }
-    fn zero_range(&self, _range: FileRange, _how: Zeroing) -> io::Result<()> {
-        Ok(())
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        Ok(())
+impl PassesOn for Told {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
         self.syncs.lock().unwrap().push(result.as_ref().err().and_then(io::Error::raw_os_error));
         result
     }
+
     fn data_file(&self) -> Option<DataFile<'_>> {
         Some(DataFile { fd: self.file.as_fd(), alignment_bytes: 1 })
     }
@@ -44,7 +26,7 @@ impl Store for Told {
 
 fn told() -> (Arc<Told>, Target) {
     let file = std::fs::File::options().write(true).open("/dev/null").unwrap();
-    let store = Arc::new(Told { file, syncs: Mutex::default() });
+    let store = Arc::new(Told { inner: MemoryStore::new("told"), file, syncs: Mutex::default() });
     let target = Target::new(&(Arc::clone(&store) as Arc<dyn Store>), false);
     (store, target)
 }

@@ -1,0 +1,300 @@
+//! Carries out what a plan lacks, without the mutation lock, and what follows when a payload is in place.
+//!
+//! ```text
+//!   plan ─▶ Work ─▶ by the queue's own thread, or by the loader while the request rests ─▶ plan again
+//!        ─▶ Ready ─▶ the engine ─▶ settle: commits, blocks let go
+//! ```
+//!
+//! Work that changes the file of the top image may be done while another image joins on top. It is over
+//! before [`Disk::push_top`](crate::Disk::push_top) closes the former top: a request is counted in its epoch until the loader
+//! has its work, and a grace period waits for both.
+
+use crate::{
+    chain::{Chain, Member},
+    claims::Key,
+    error,
+    guard::guarded,
+    holes::next_known,
+    map::{LayerId, Owner, Run, fold, push_joined},
+    plan::{self, Pending},
+    shared::{Job, Shared},
+    work::{Decoded, Work},
+};
+use diskwright_image::Commit;
+use diskwright_store::ExternalTicket;
+use std::{io, sync::Arc};
+
+/// Most bytes that are copied at once when a block is filled from below.
+const COPY_BYTES: u64 = 1 << 20;
+
+/// The loader's part for a request that rests: the chain that was planned with, what is missing, and the request's ticket.
+pub(crate) fn load(chain: Arc<Chain>, work: Work, ticket: ExternalTicket) -> Job {
+    Box::new(move |shared| ticket.complete(guarded(&shared.poison, || shared.carry_out(&chain, &work))))
+}
+
+impl Shared {
+    /// Does what is missing. May wait for the disk; the caller holds no lock.
+    pub(crate) fn carry_out(&self, chain: &Arc<Chain>, work: &Work) -> io::Result<()> {
+        match work {
+            Work::Begin => chain.top().begin_writing(),
+            Work::Fold { page } => self.folded(chain, *page, true).map(drop),
+            Work::Decide { unit, layer } => self.decide(chain, *unit, *layer),
+            Work::Prepare { blocks } => Ok(chain.top().writer()?.prepare(blocks.clone())?),
+            Work::CopyUp { block } => {
+                let exclusion = Exclusion { shared: self, key: (chain.top().id, *block) };
+                let copied = self.copy_up(chain, *block);
+                drop(exclusion);
+                copied
+            }
+            Work::Unpack { layer, block, into } => unpack(chain, *layer, *block, into),
+        }
+    }
+
+    /// The owners of a page's units. `keep` puts the page into the map. `None` where the map is another one by now, and knows
+    /// nothing of what changed meanwhile.
+    fn folded(&self, chain: &Arc<Chain>, page: u64, keep: bool) -> io::Result<Option<Vec<Owner>>> {
+        loop {
+            let begun = self.lock().mixed.begin_fold(page);
+            // What is begun is ended, also when reading panics: else changes of the page would be noted for ever.
+            let mut folded = guarded(&self.poison, || fold::fold_page(chain, page).map_err(error::to_io));
+            let mut mutation = self.lock();
+            let current = Arc::ptr_eq(&chain.map, &mutation.chain.map);
+            let owners = folded.as_mut().ok().filter(|_| current);
+            let good = mutation.mixed.end_fold(&chain.map, page, begun, owners);
+            let owners = folded?;
+            if !current {
+                return Ok(None);
+            }
+            if good {
+                if keep {
+                    chain.map.install(page, &owners);
+                }
+                return Ok(Some(owners));
+            }
+        }
+    }
+
+    /// Decides a unit and remembers the outcome, unless something changed meanwhile: whoever needs it finds it missing again.
+    fn decide(&self, chain: &Arc<Chain>, unit: u64, layer: LayerId) -> io::Result<()> {
+        let begun = self.lock().mixed.begin_decide(unit);
+        let decided = guarded(&self.poison, || fold::decide(chain, unit, layer).map_err(error::to_io));
+        let mut mutation = self.lock();
+        let current = Arc::ptr_eq(&chain.map, &mutation.chain.map);
+        let (runs, result) = match decided {
+            Ok(runs) => (Some(runs).filter(|_| current), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        mutation.mixed.end_decide(&chain.map, unit, begun, runs);
+        result
+    }
+
+    /// The runs of a range, for those who may wait. Returns a chain that knows all that they name.
+    pub(crate) fn runs_blocking(&self, start: u64, end: u64, runs: &mut Vec<Run>) -> io::Result<Arc<Chain>> {
+        runs.clear();
+        let mut at = start;
+        loop {
+            let (chain, next) = {
+                let mutation = self.lock();
+                let next = plan::owned_runs(&mutation, at, end, runs);
+                (Arc::clone(&mutation.chain), next)
+            };
+            let Some(work) = next else { return Ok(chain) };
+            // On from there, and not all over: a range can have more runs than are remembered at a time, so what stood at
+            // its beginning may be forgotten when its end is known.
+            at = runs.last().map_or(start, Run::end_bytes);
+            self.carry_out(&chain, &work)?;
+        }
+    }
+
+    /// The runs of a range for a tool that walks the whole disk. Pages that are not here are folded in passing and not
+    /// kept, so that walking 64 TiB does not put other pages out of memory. Returns the chain that the runs name.
+    pub(crate) fn walk(
+        &self,
+        mut chain: Arc<Chain>,
+        start: u64,
+        end: u64,
+        out: &mut Vec<Run>,
+    ) -> io::Result<Arc<Chain>> {
+        let mut at = start;
+        while at < end {
+            let map = Arc::clone(&chain.map);
+            let page = map.page_of(at);
+            let stop = map.page_end_bytes(page).min(end);
+            if !map.is_resident(page) {
+                // Of a nearly empty disk most pages need not be folded.
+                let known = next_known(chain.layers(), at, end).map_err(error::to_io)?;
+                if known > at {
+                    push_joined(out, Run { start_bytes: at, len_bytes: known - at, owner: Owner::Absent });
+                    at = known;
+                    continue;
+                }
+            }
+            if map.is_resident(page) {
+                let mut runs = Vec::new();
+                // A layer may have joined meanwhile, and have some of the runs.
+                chain = self.runs_blocking(at, stop, &mut runs)?;
+                runs.into_iter().for_each(|run| push_joined(out, run));
+                at = stop;
+            } else {
+                (chain, at) = self.walk_page(&chain, page, at, stop, out)?;
+            }
+        }
+        Ok(chain)
+    }
+
+    /// Walks `at..stop` of a page. Returns how far it came, which is `at` when the map is another one by now, and a chain that knows
+    /// what was found.
+    fn walk_page(
+        &self,
+        chain: &Arc<Chain>,
+        page: u64,
+        at: u64,
+        stop: u64,
+        out: &mut Vec<Run>,
+    ) -> io::Result<(Arc<Chain>, u64)> {
+        let Some(owners) = self.folded(chain, page, false)? else { return Ok((self.chain(), at)) };
+        let mut newest = Arc::clone(chain);
+        let (first_unit, _) = chain.map.units_of_page(page);
+        for (unit, owner) in (first_unit..).zip(owners) {
+            let (unit_start, unit_end) = chain.map.unit_range(unit);
+            let (from, to) = (unit_start.max(at), unit_end.min(stop));
+            if from >= to {
+                continue;
+            }
+            if let Owner::Lazy { layer } = owner {
+                let begun = self.lock().mixed.begin_decide(unit);
+                let runs = guarded(&self.poison, || fold::decide(chain, unit, layer).map_err(error::to_io));
+                let again = {
+                    let mut mutation = self.lock();
+                    let good = mutation.mixed.end_decide_in_passing(unit, begun);
+                    !good || !Arc::ptr_eq(&chain.map, &mutation.chain.map)
+                };
+                for run in runs? {
+                    if again {
+                        break;
+                    }
+                    plan::clip(&run, from, to).into_iter().for_each(|run| push_joined(out, run));
+                }
+                if again {
+                    let mut runs = Vec::new();
+                    newest = self.runs_blocking(from, to, &mut runs)?;
+                    runs.into_iter().for_each(|run| push_joined(out, run));
+                }
+            } else {
+                let owner = owner.advanced(from - unit_start);
+                push_joined(out, Run { start_bytes: from, len_bytes: to - from, owner });
+            }
+        }
+        Ok((newest, stop))
+    }
+
+    /// Commits a change, for those who may wait.
+    pub(crate) fn commit_blocking(&self, member: &Member, block: u64, change: Commit) -> io::Result<()> {
+        loop {
+            if self.lock().commit(member, block, change)?.is_some() {
+                return Ok(());
+            }
+            member.writer()?.prepare(block..block + 1)?;
+        }
+    }
+
+    /// Applies what a finished payload made true, or takes back that it was on its way.
+    pub(crate) fn settle(&self, pending: &Pending, result: io::Result<()>) -> io::Result<()> {
+        let Some(member) = &pending.member else { return result };
+        let outcome = guarded(&self.poison, || {
+            result?;
+            pending.commits.iter().try_for_each(|&(block, change)| self.commit_blocking(member, block, change))?;
+            let writer = member.writer()?;
+            pending.initialised.iter().for_each(|&block| writer.initialised(block));
+            Ok(())
+        });
+        let mut mutation = self.lock();
+        for &block in pending.commits.iter().map(|(block, _)| block).chain(&pending.initialised) {
+            mutation.claims.release((member.id, block));
+        }
+        outcome
+    }
+
+    /// Fills a block from below, so that all its sectors are the top's. The caller has excluded the block; requests that read it
+    /// meanwhile are served by what they found.
+    fn copy_up(&self, chain: &Arc<Chain>, block: u64) -> io::Result<()> {
+        let top = chain.top();
+        let (start, end) = top.block_range(block, chain.geometry.size_bytes);
+        let mut runs = Vec::new();
+        let now = self.runs_blocking(start, end, &mut runs)?;
+        if now.top().id != top.id || now.geometry != chain.geometry {
+            // An image has joined on top, or the block has become longer: the request is planned anew.
+            return Ok(());
+        }
+        let chain = &now;
+        let reservation = top.writer()?.reserve_waiting(block)?;
+        let store = top.image.stores().get(usize::from(reservation.store)).unwrap_or(top.image.store());
+        if let Some((offset_bytes, bytes)) = &reservation.init {
+            store.write_at(bytes, *offset_bytes)?;
+            top.writer()?.initialised(block);
+        }
+        let mut buf = vec![0; (end - start).min(COPY_BYTES) as usize];
+        let mut decoded: Option<(LayerId, u64, Decoded)> = None;
+        for run in runs {
+            let place = reservation.offset_bytes + (run.start_bytes - start);
+            let own = top.source(reservation.store);
+            if run.owner == (Owner::Data { source: own, offset_bytes: place }) {
+                continue;
+            }
+            for at in (run.start_bytes..run.end_bytes()).step_by(COPY_BYTES as usize) {
+                let buf = &mut buf[..(run.end_bytes() - at).min(COPY_BYTES) as usize];
+                match run.owner.advanced(at - run.start_bytes) {
+                    Owner::Data { source, offset_bytes } => {
+                        let source =
+                            chain.source(source).ok_or_else(|| io::Error::other("a layer has left the chain"))?;
+                        source.read_at(buf, offset_bytes)?;
+                    }
+                    Owner::Damaged { layer } => return Err(chain.damage(layer, at)),
+                    Owner::Packed { layer } => {
+                        let member = chain.member(layer).unwrap_or(top);
+                        let packed_block = at / member.block_bytes;
+                        let cell = match &decoded {
+                            Some((of_layer, of_block, cell)) if (*of_layer, *of_block) == (layer, packed_block) => {
+                                Arc::clone(cell)
+                            }
+                            _ => {
+                                let cell = Decoded::default();
+                                unpack(chain, layer, packed_block, &cell)?;
+                                decoded = Some((layer, packed_block, Arc::clone(&cell)));
+                                cell
+                            }
+                        };
+                        let within = (at % member.block_bytes) as usize;
+                        let bytes = cell.get().and_then(|bytes| bytes.get(within..within + buf.len()));
+                        buf.copy_from_slice(bytes.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?);
+                    }
+                    Owner::Zero { .. } | Owner::Absent | Owner::Lazy { .. } => buf.fill(0),
+                }
+                store.write_at(buf, place + (at - run.start_bytes))?;
+            }
+        }
+        self.commit_blocking(top, block, Commit::Whole)
+    }
+}
+
+fn unpack(chain: &Chain, layer: LayerId, block: u64, into: &Decoded) -> io::Result<()> {
+    let member = chain.member(layer).ok_or_else(|| io::Error::other("a layer has left the chain"))?;
+    let (start, end) = member.block_range(block, member.size_bytes);
+    let mut bytes = vec![0; (end - start) as usize].into_boxed_slice();
+    member.image.read_packed(block, 0, &mut bytes)?;
+    // Another may have been faster, with the same bytes.
+    let _ = into.set(bytes);
+    Ok(())
+}
+
+/// Ends an exclusion, also when what was done failed or panicked.
+struct Exclusion<'a> {
+    shared: &'a Shared,
+    key: Key,
+}
+
+impl Drop for Exclusion<'_> {
+    fn drop(&mut self) {
+        self.shared.lock().claims.end_exclusion(self.key);
+    }
+}

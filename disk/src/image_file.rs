@@ -1,0 +1,159 @@
+//! One image with its files: opened, locked, probed, and not yet trusted with writes.
+//!
+//! ```text
+//!   path ─▶ store (locked) ─▶ further files of a split raw disk ─▶ format: said, or name and contents agree ─▶ image, to be read
+//! ```
+//!
+//! The top of a chain may be named by the user, and its format is probed unless it is said. What another file names (a parent)
+//! has the format that this file gives it, and its path has no symbolic links.
+
+use crate::{
+    DiskError, OpenOptions, Result,
+    parts::{Named, parts_of},
+};
+use diskwright_image::{Format, Image, ImageInfo, probe, probe::Verdict};
+use diskwright_store::{CacheMode, Files, LockMode, Store};
+use std::{path::Path, sync::Arc};
+
+/// How one image file is opened.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Access {
+    /// Its format, where it is known.
+    pub(crate) format: Option<Format>,
+    /// Whether the store is for writing. (The image is for reading.)
+    pub(crate) writable: bool,
+    /// Page cache or O_DIRECT.
+    pub(crate) cache: CacheMode,
+    /// Without a lock, unless it is for writing.
+    pub(crate) force_share: bool,
+    /// Another file names it, by a path that has no symbolic links; the user did not.
+    pub(crate) referred: Option<Referred>,
+}
+
+/// What holds for a file that another file names.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Referred {
+    /// It may be a block device.
+    pub(crate) allow_devices: bool,
+}
+
+impl Access {
+    /// As the options say, but read-only.
+    pub(crate) fn of_top(options: &OpenOptions) -> Self {
+        let &OpenOptions { format, cache, force_share, .. } = options;
+        Self { format, cache, force_share, ..Self::default() }
+    }
+}
+
+/// An image with its files, as they were opened.
+pub(crate) type OpenImage = (Arc<dyn Image>, Vec<Arc<dyn Store>>);
+
+/// Opens one image, and gives it with its files: several only for a raw disk that continues in further files. With O_DIRECT, an
+/// image whose payload lies where the device cannot reach it directly is opened again through the page cache, and a
+/// warning says so.
+pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: &mut Vec<String>) -> Result<OpenImage> {
+    let &Access { writable, cache, .. } = access;
+    let lock = match (writable, access.force_share) {
+        (true, _) => LockMode::Exclusive,
+        (false, false) => LockMode::Shared,
+        (false, true) => LockMode::None,
+    };
+    let options = diskwright_store::OpenOptions { writable, create_new: false, cache, lock };
+    let store = match access.referred {
+        None => files.open(path, &options)?,
+        Some(Referred { allow_devices }) => files.open_canonical(path, allow_devices, &options)?,
+    };
+    let sector_bytes = store.sector_bytes().logical_bytes.clamp(512, 4096);
+    let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
+    let named = match access.format {
+        None | Some(Format::Raw) if access.referred.is_none() && !store.is_block_device() => parts_of(files, path)?,
+        _ => Named::Alone,
+    };
+    let mut stores = vec![store];
+    if let Named::First(parts) = &named {
+        parts.whole(path)?;
+        let later = parts.open_later(files, &*stores[0], &options)?;
+        stores.extend(later);
+    }
+    let verdict = match (access.format, &stores[..]) {
+        (Some(format), _) => Verdict::told(format),
+        (None, [first, .., last]) => probe::probe_parts(&**first, &**last)?,
+        (None, stores) => probe::probe(&*stores[0], writable)?,
+    };
+    if let (Named::Later { beside }, None) = (&named, access.format) {
+        warn_of_part(path, beside, writable, warnings)?;
+    }
+    let aligned = |store: &Arc<dyn Store>| store.data_file().map_or(1, |file| file.alignment_bytes);
+    let shown =
+        |store: &Arc<dyn Store>| if Arc::ptr_eq(store, &stores[0]) { path } else { store.name() }.display().to_string();
+    // Of several files the first is named.
+    if let Some(store) = stores.iter().find(|store| writable && !store.is_locked()) {
+        warnings.push(format!(
+            "{}: nothing locks it; make sure that no other program writes to it meanwhile",
+            shown(store)
+        ));
+    }
+    if cache == CacheMode::Direct
+        && let Some(store) = stores.iter().find(|store| store.data_file().is_some() && aligned(store) <= 1)
+    {
+        warnings.push(format!("{}: the file system has no O_DIRECT; the page cache is used", shown(store)));
+    }
+    let image = probe::open_parts(stores.clone(), verdict, false, raw_sector_bytes)?;
+    if verdict.is_guess {
+        warnings.push(format!(
+            "{}: taken as {}, which its contents look like; its name does not promise that, so it can only be read (--format says what it is)",
+            path.display(),
+            verdict.format
+        ));
+    }
+    check_size(path, image.info())?;
+    let needed_bytes = stores.iter().map(aligned).max().unwrap_or(1);
+    let info = image.info();
+    if needed_bytes > info.payload_alignment_bytes.min(info.logical_sector_bytes) && cache == CacheMode::Direct {
+        let (payload, sector) = (info.payload_alignment_bytes, info.logical_sector_bytes);
+        warnings.push(format!(
+            "{}: its device needs O_DIRECT requests at multiples of {needed_bytes} bytes, but the disk has payload at multiples of {payload} and sectors of {sector}; the page cache is used",
+            path.display()
+        ));
+        drop(image);
+        drop(stores);
+        return open_image(files, path, &Access { cache: CacheMode::PageCache, ..*access }, warnings);
+    }
+    Ok((image, stores))
+}
+
+/// A later part of a disk in several files can be read by itself, with a warning. It is written only where the user says its format.
+fn warn_of_part(path: &Path, beside: &Path, writable: bool, warnings: &mut Vec<String>) -> Result<()> {
+    let what = format!(
+        "{}: by its name it is a later part of a raw disk in several files, as {} lies beside it",
+        path.display(),
+        beside.display()
+    );
+    if writable {
+        return Err(DiskError::BadOptions {
+            what: format!("{what}, and a part is not written by itself"),
+            hint: "open the first part (.000 or .001), or, if this file is a disk by itself, say --format raw".into(),
+        });
+    }
+    warnings.push(format!("{what}; only this file is read: open the first part (.000 or .001) for the whole disk"));
+    Ok(())
+}
+
+/// A disk has a sector at least, and a VHD with blocks at most what its 32-bit table can reach. (VHDX is held to its limits by its image.)
+fn check_size(path: &Path, info: &ImageInfo) -> Result<()> {
+    let max_bytes = if info.has_blocks { info.format.driver().size_max_bytes } else { u64::MAX };
+    if (1..=max_bytes).contains(&info.size_bytes) {
+        return Ok(());
+    }
+    let expected = match max_bytes {
+        u64::MAX => "at least one sector".to_owned(),
+        _ => format!("at least one sector, and at most {max_bytes} bytes"),
+    };
+    Err(DiskError::BadChain {
+        path: path.to_owned(),
+        what: format!(
+            "found a {} {} disk with a size of {} bytes, expected {expected}; if this is the right file, get it anew from where it came from",
+            info.disk_type, info.format, info.size_bytes
+        ),
+    })
+}

@@ -1,0 +1,57 @@
+//! Whether XenServer's batmap agrees with its checksum, the BAT and the sector bitmaps.
+
+use super::{batmap::Batmap, bitmap, findings::Findings, layout::Blocks, table};
+use crate::{ImageError, Result, Severity};
+use diskwright_store::Store;
+
+/// Compares XenServer's batmap with its checksum, the BAT and the sector bitmaps.
+///
+/// # Errors
+/// `Io`.
+pub(super) fn check_batmap(
+    batmap: &Batmap,
+    store: &dyn Store,
+    blocks: &Blocks,
+    data_end: u64,
+    findings: &mut Findings,
+) -> Result<()> {
+    // At most 128 KiB: the size of the disk is checked, and the map lies in the file.
+    let mut map = vec![0; batmap.checked_bytes as usize];
+    let at = batmap.header.map_offset;
+    store.read_at(&mut map, at).map_err(|e| ImageError::io("read XenServer's batmap", store, at, e))?;
+    let checksum = batmap.header.checksum_of(&map);
+    if checksum != batmap.header.checksum {
+        let message = format!(
+            "The checksum of XenServer's batmap is {:#010x}, its map gives {checksum:#010x}: XenServer will not write to this disk.",
+            batmap.header.checksum
+        );
+        findings.add(Severity::Corrupt, batmap.header_offset + 24, message);
+        return Ok(());
+    }
+    let mut left = map.clone();
+    table::scan(store, blocks, blocks.count, |block, entry| {
+        let (index, bit) = ((block / 8) as usize, 0x80u8 >> (block % 8));
+        let piece = blocks.place(entry);
+        if map.get(index).is_none_or(|byte| byte & bit == 0) || blocks.fault_of(&piece, data_end).is_some() {
+            return Ok(true);
+        }
+        left[index] &= !bit;
+        let bits = bitmap::read(store, blocks, &piece)?;
+        if !bits.is_full() {
+            let message = format!(
+                "XenServer's batmap calls block {block} full, but its bitmap lacks {} of {} sectors: XenServer shows other bytes there.",
+                bits.sectors - bits.count(),
+                bits.sectors
+            );
+            findings.add(Severity::Corrupt, piece.bitmap_offset, message);
+        }
+        Ok(true)
+    })?;
+    let without_space = (0..blocks.count.min(left.len() as u64 * 8))
+        .filter(|block| left[(block / 8) as usize] & 0x80 >> (block % 8) != 0);
+    for block in without_space {
+        let message = format!("XenServer's batmap calls block {block} full, but the block has no space.");
+        findings.add(Severity::Corrupt, at + block / 8, message);
+    }
+    Ok(())
+}

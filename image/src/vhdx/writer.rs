@@ -1,0 +1,81 @@
+//! The trait [`ImageWriter`] of a VHDX: each call goes to the file that does it.
+
+use super::{image::VhdxImage, lock};
+use crate::{
+    error::Result,
+    image::{BlockState, Commit, ImageWriter, Reservation},
+};
+use diskwright_store::sync::atomic::Ordering;
+use std::ops::Range;
+
+impl ImageWriter for VhdxImage {
+    fn begin_writing(&self) -> Result<()> {
+        self.barrier.check()?;
+        let writing = self.writing()?;
+        if !writing.begun.load(Ordering::Acquire) {
+            lock(&writing.headers).begin_data_write(&self.barrier)?;
+            writing.begun.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    fn prepare(&self, blocks: Range<u64>) -> Result<()> {
+        self.prepare_blocks(self.writing()?, blocks)
+    }
+
+    fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
+        let writing = self.writing()?;
+        self.reserve_block(&mut lock(&writing.state), block)
+    }
+
+    fn initialised(&self, _block: u64) {}
+
+    fn tracks_sectors(&self) -> bool {
+        self.layout.has_parent
+    }
+
+    fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
+        let writing = self.writing()?;
+        Ok(self.commit_block(&mut lock(&writing.state), block, change)?.map(BlockState::from))
+    }
+
+    fn can_store_zero(&self) -> bool {
+        !self.layout.fixed
+    }
+
+    fn resize(&self, size_bytes: u64) -> Result<()> {
+        self.grow(self.writing()?, size_bytes)
+    }
+
+    fn limit_tables(&self, bytes: u64) {
+        if let Some(writing) = &self.writing {
+            lock(&writing.state).pages.limit(bytes);
+        }
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.writing.as_ref().is_some_and(|writing| lock(&writing.state).pages.is_dirty())
+    }
+
+    fn check_syncs(&self) -> Result<()> {
+        Ok(self.barrier.check()?)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.flush_shared(self.writing()?)
+    }
+
+    fn freed_generation(&self) -> u64 {
+        self.writing.as_ref().map_or(0, |writing| lock(&writing.state).freed_generation())
+    }
+
+    fn recycle(&self, generation: u64) {
+        if let Some(writing) = &self.writing {
+            self.recycle_pieces(writing, generation);
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        self.close_file(self.writing()?)
+    }
+}
