@@ -4,13 +4,14 @@
 //! everything back and compare, and check that the extents say "data" from end to end. A target that would measure
 //! metadata instead of storage never reaches a measurement.
 
-use crate::{LabError, Result, fill, fill::Tick, job::Caching, paper::PaperContainer, run::OpenTarget};
+use crate::{LabError, Result, data, fill, fill::Tick, job::Caching, paper::PaperContainer, run::OpenTarget};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, CacheMode, EngineKind, RawDevice, Store};
 use serde::{Deserialize, Serialize};
 use std::{
     path::{Path, PathBuf},
+    slice,
     sync::Arc,
 };
 
@@ -278,6 +279,41 @@ pub fn make_filled_with_blocks(
     Ok(path)
 }
 
+/// Bytes of one file before the next one's turn, where several are filled side by side.
+const STRETCH_BYTES: u64 = 64 << 20;
+
+/// Creates, fills, flushes and closes several containers, each in its folder, a stretch of each in turns. So all of them lie all over
+/// the same part of the disk: files that are made one after the other differ by their place alone. `tick` is told the bytes
+/// written to all.
+///
+/// # Errors
+/// Whatever fails; the files stay where they are.
+pub fn make_filled_side_by_side(
+    wanted: &[(Container, &Path)],
+    how: &Preparation,
+    tick: &mut Tick<'_>,
+) -> Result<Vec<PathBuf>> {
+    let mut targets = Vec::new();
+    for &(container, dir) in wanted {
+        let path = create_empty(container, dir, how.size_bytes)?;
+        targets.push(Target::open(container, path, how.cache, how.engine)?);
+    }
+    let mut written_bytes = 0;
+    for start in (0..how.size_bytes).step_by(STRETCH_BYTES as usize) {
+        let stretch = start..(start + STRETCH_BYTES).min(how.size_bytes);
+        for target in &targets {
+            let mut tick = |done| tick(written_bytes + done);
+            let mut make = |offset, buf: &mut [u8]| data::fill(how.seed, offset, buf);
+            let ranges = slice::from_ref(&stretch);
+            fill::fill_ranges(target.name(), target.device(), ranges, how.engine, &mut make, &mut tick)?;
+            written_bytes += stretch.end - stretch.start;
+        }
+    }
+    let paths = targets.iter().map(|target| target.path.clone()).collect();
+    targets.into_iter().try_for_each(Target::close)?;
+    Ok(paths)
+}
+
 /// Opens a filled container again, reads all of it back, and checks its size and that all of it is data of its own. `tick` is
 /// told the bytes read.
 ///
@@ -317,6 +353,32 @@ mod tests {
             let target = open_verified(container, path, &how, &mut |_| Ok(())).unwrap();
             assert_eq!(target.cache, CacheMode::PageCache);
             target.close().unwrap();
+        }
+    }
+
+    #[test]
+    fn containers_that_are_filled_side_by_side_hold_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let others = dir.path().join("others");
+        std::fs::create_dir(&others).unwrap();
+        // Two stretches, the second a part.
+        let size_bytes = STRETCH_BYTES + (3 << 20);
+        let how = Preparation { size_bytes, seed: 5, cache: CacheMode::PageCache, engine: EngineKind::Auto };
+        let wanted = [
+            (Container::Raw, dir.path()),
+            (Container::VhdDifferencing, dir.path()),
+            (Container::VhdxDynamic, dir.path()),
+            (Container::Raw, &*others),
+        ];
+        let mut told = Vec::new();
+        let paths = make_filled_side_by_side(&wanted, &how, &mut |done| {
+            told.push(done);
+            Ok(())
+        })
+        .unwrap();
+        assert!(told.is_sorted() && told.last() == Some(&(4 * size_bytes)), "{told:?}");
+        for ((container, _), path) in wanted.into_iter().zip(paths) {
+            open_verified(container, path, &how, &mut |_| Ok(())).unwrap().close().unwrap();
         }
     }
 
