@@ -13,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
     slice,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 /// What holds the blocks.
@@ -112,12 +113,22 @@ pub fn create_with_blocks(
     size_bytes: u64,
     block_bytes: Option<u32>,
 ) -> Result<PathBuf> {
+    create_as(container, dir, size_bytes, block_bytes, container.disk_type() == DiskType::Fixed)
+}
+
+fn create_as(
+    container: Container,
+    dir: &Path,
+    size_bytes: u64,
+    block_bytes: Option<u32>,
+    preallocate: bool,
+) -> Result<PathBuf> {
     let path = dir.join(container.file_name());
     let mut request = CreateRequest {
         format: Some(container.format()),
         disk_type: Some(container.disk_type()),
         size_bytes: Some(size_bytes),
-        preallocate: container.disk_type() == DiskType::Fixed,
+        preallocate,
         block_bytes,
         ..CreateRequest::default()
     };
@@ -282,9 +293,18 @@ pub fn make_filled_with_blocks(
 /// Bytes of one file before the next one's turn, where several are filled side by side.
 const STRETCH_BYTES: u64 = 64 << 20;
 
+/// A container that was filled.
+#[derive(Debug)]
+pub struct Filled {
+    /// Its file.
+    pub path: PathBuf,
+    /// What creating, filling and flushing it took.
+    pub took: Duration,
+}
+
 /// Creates, fills, flushes and closes several containers, each in its folder, a stretch of each in turns. So all of them lie all over
-/// the same part of the disk: files that are made one after the other differ by their place alone. `tick` is told the bytes
-/// written to all.
+/// the same part of the disk: files that are made one after the other differ by their place alone. For the same reason fixed
+/// disks are not given their space beforehand. `tick` is told the bytes written to all.
 ///
 /// # Errors
 /// Whatever fails; the files stay where they are.
@@ -292,26 +312,33 @@ pub fn make_filled_side_by_side(
     wanted: &[(Container, &Path)],
     how: &Preparation,
     tick: &mut Tick<'_>,
-) -> Result<Vec<PathBuf>> {
-    let mut targets = Vec::new();
+) -> Result<Vec<Filled>> {
+    let (mut targets, mut filled) = (Vec::new(), Vec::new());
     for &(container, dir) in wanted {
-        let path = create_empty(container, dir, how.size_bytes)?;
-        targets.push(Target::open(container, path, how.cache, how.engine)?);
+        let begun = Instant::now();
+        let path = create_as(container, dir, how.size_bytes, None, false)?;
+        targets.push(Target::open(container, path.clone(), how.cache, how.engine)?);
+        filled.push(Filled { path, took: begun.elapsed() });
     }
     let mut written_bytes = 0;
     for start in (0..how.size_bytes).step_by(STRETCH_BYTES as usize) {
         let stretch = start..(start + STRETCH_BYTES).min(how.size_bytes);
-        for target in &targets {
+        for (target, filled) in targets.iter().zip(&mut filled) {
+            let begun = Instant::now();
             let mut tick = |done| tick(written_bytes + done);
             let mut make = |offset, buf: &mut [u8]| data::fill(how.seed, offset, buf);
             let ranges = slice::from_ref(&stretch);
             fill::fill_ranges(target.name(), target.device(), ranges, how.engine, &mut make, &mut tick)?;
             written_bytes += stretch.end - stretch.start;
+            filled.took += begun.elapsed();
         }
     }
-    let paths = targets.iter().map(|target| target.path.clone()).collect();
-    targets.into_iter().try_for_each(Target::close)?;
-    Ok(paths)
+    for (target, filled) in targets.into_iter().zip(&mut filled) {
+        let begun = Instant::now();
+        target.close()?;
+        filled.took += begun.elapsed();
+    }
+    Ok(filled)
 }
 
 /// Opens a filled container again, reads all of it back, and checks its size and that all of it is data of its own. `tick` is
@@ -371,13 +398,14 @@ mod tests {
             (Container::Raw, &*others),
         ];
         let mut told = Vec::new();
-        let paths = make_filled_side_by_side(&wanted, &how, &mut |done| {
+        let filled = make_filled_side_by_side(&wanted, &how, &mut |done| {
             told.push(done);
             Ok(())
         })
         .unwrap();
         assert!(told.is_sorted() && told.last() == Some(&(4 * size_bytes)), "{told:?}");
-        for ((container, _), path) in wanted.into_iter().zip(paths) {
+        for ((container, _), Filled { path, took }) in wanted.into_iter().zip(filled) {
+            assert!(took > Duration::ZERO);
             open_verified(container, path, &how, &mut |_| Ok(())).unwrap().close().unwrap();
         }
     }

@@ -206,12 +206,12 @@ fn prepare(
     let all_bytes = wanted.len() as u64 * size_bytes;
     bench.scratch.need("these disks", all_bytes + (1 << 30))?;
     let mut tick = |done| report(progress, "prepare", done, 2 * all_bytes, "filling");
-    let paths = targets::make_filled_side_by_side(&wanted, &how, &mut tick)?;
+    let filled = targets::make_filled_side_by_side(&wanted, &how, &mut tick)?;
     let mut targets = Vec::new();
-    for (index, ((container, _), path)) in wanted.iter().zip(paths).enumerate() {
+    for (index, ((container, _), filled)) in wanted.iter().zip(filled).enumerate() {
         let before = all_bytes + index as u64 * size_bytes;
         let mut tick = |done| report(progress, "prepare", before + done, 2 * all_bytes, container.name());
-        let target = targets::open_verified(*container, path, &how, &mut tick)?;
+        let target = targets::open_verified(*container, filled.path, &how, &mut tick)?;
         targets.push(if index < TARGETS.len() { target } else { target.named(CONTROL) });
     }
     Ok(targets)

@@ -1,7 +1,8 @@
 //! The seven containers: made, filled, proved.
 //!
-//! All are filled before the first is read back, so that none is proved out of what the page cache or the device remember of its
-//! writing. A quick run measures its first fill, and makes smaller disks where all would take too long.
+//! All are filled side by side, so that no disk has a better place than another. All are filled before the first is read back, so that
+//! none is proved out of what the page cache or the device remember of its writing. A quick run first fills one raw file, and
+//! makes smaller disks where all would take too long.
 
 use super::{
     CHAIN_BYTES,
@@ -18,7 +19,6 @@ use crate::{
 };
 use std::{
     os::unix::fs::MetadataExt,
-    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -34,44 +34,26 @@ pub(crate) fn prepare(
     progress: &mut dyn Progress,
 ) -> Result<(Vec<Target>, Vec<PreparedRecord>)> {
     let count = Container::ALL.len() as u64;
-    let mut dir = scratch.folder("disks")?;
-    let mut made: Vec<(Container, PathBuf, u64)> = Vec::new();
+    // The disks, the base of the chain, and room for metadata and for the chain's many small files.
     let usual_bytes = settings.how.size_bytes;
-    let mut next = 0;
-    while next < Container::ALL.len() {
-        let (container, size_bytes) = (Container::ALL[next], settings.how.size_bytes);
-        // The disks, the base of the chain, and room for metadata and for the chain's many small files.
-        scratch.need("the study", (count - next as u64) * size_bytes + size_bytes.min(CHAIN_BYTES) + (4 << 30))?;
-        let total = count * size_bytes;
-        let before = next as u64 * size_bytes;
-        let start = Instant::now();
-        let path = targets::make_filled(container, &dir, &settings.how, &mut |done| {
-            report(progress, "prepare", before + done, total, container.name())
-        })?;
-        let took = start.elapsed();
-        if next == 0
-            && settings.quick
-            && settings.asked_bytes.is_none()
-            && took > QUICK_FILL
-            && size_bytes > QUICK_MIN_BYTES
-        {
-            let share = QUICK_FILL.as_secs_f64() / took.as_secs_f64();
-            let fitting = (size_bytes as f64 * share) as u64 / SIZE_STEP_BYTES * SIZE_STEP_BYTES;
-            settings.how.size_bytes = fitting.max(QUICK_MIN_BYTES);
+    scratch.need("the study", count * usual_bytes + usual_bytes.min(CHAIN_BYTES) + (4 << 30))?;
+    if settings.quick && settings.asked_bytes.is_none() && usual_bytes > QUICK_MIN_BYTES {
+        settings.how.size_bytes = quick_size(settings, scratch, progress)?;
+        if settings.how.size_bytes < usual_bytes {
             warnings.push(Warning::SmallerDisks { size_bytes: settings.how.size_bytes, usual_bytes });
-            std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
-            dir = scratch.folder("smaller-disks")?;
-            continue;
         }
-        made.push((container, path, took.as_nanos() as u64));
-        next += 1;
     }
-    let (mut targets, mut records) = (Vec::new(), Vec::new());
     let size_bytes = settings.how.size_bytes;
-    for (index, (container, path, fill_ns)) in made.into_iter().enumerate() {
+    let dir = scratch.folder("disks")?;
+    let wanted = Container::ALL.map(|container| (container, &*dir));
+    let filled = targets::make_filled_side_by_side(&wanted, &settings.how, &mut |done| {
+        report(progress, "prepare", done, count * size_bytes, "filling")
+    })?;
+    let (mut targets, mut records) = (Vec::new(), Vec::new());
+    for (index, (container, filled)) in Container::ALL.into_iter().zip(filled).enumerate() {
         let before = index as u64 * size_bytes;
         let start = Instant::now();
-        let target = targets::open_verified(container, path, &settings.how, &mut |done| {
+        let target = targets::open_verified(container, filled.path, &settings.how, &mut |done| {
             report(progress, "verify", before + done, count * size_bytes, container.name())
         })?;
         let metadata = std::fs::metadata(&target.path).map_err(LabError::file("examine", &target.path))?;
@@ -80,7 +62,7 @@ pub(crate) fn prepare(
             target: container.name().into(),
             cache: cache_word(target.cache).into(),
             filled_bytes: size_bytes,
-            fill_ns,
+            fill_ns: filled.took.as_nanos() as u64,
             verified_bytes: size_bytes,
             verify_ns: start.elapsed().as_nanos() as u64,
             populated: true,
@@ -94,4 +76,22 @@ pub(crate) fn prepare(
         warnings.push(Warning::DirectNotHonoured { targets: cached });
     }
     Ok((targets, records))
+}
+
+/// The size of disk that can be filled in [`QUICK_FILL`], at most the usual one: told by filling one raw file, which is removed.
+fn quick_size(settings: &Settings, scratch: &Scratch, progress: &mut dyn Progress) -> Result<u64> {
+    let usual_bytes = settings.how.size_bytes;
+    let dir = scratch.folder("probe")?;
+    let start = Instant::now();
+    targets::make_filled(Container::Raw, &dir, &settings.how, &mut |done| {
+        report(progress, "prepare", done, usual_bytes, "a look at the disk")
+    })?;
+    let took = start.elapsed();
+    std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
+    if took <= QUICK_FILL {
+        return Ok(usual_bytes);
+    }
+    let share = QUICK_FILL.as_secs_f64() / took.as_secs_f64();
+    let fitting = (usual_bytes as f64 * share) as u64 / SIZE_STEP_BYTES * SIZE_STEP_BYTES;
+    Ok(fitting.max(QUICK_MIN_BYTES))
 }
