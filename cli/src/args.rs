@@ -91,7 +91,8 @@ pub struct GlobalOptions {
     pub quiet: bool,
     /// Take the file as this format, or make one of it, whatever its contents or extension say. Without it name and contents must
     /// agree: .raw and block devices are raw, .vhd .avhd .vhdx .avhdx must hold what they promise, and any other file
-    /// that looks like an image is opened read-only or refused.
+    /// that looks like an image is opened read-only or refused. An NBD export is a raw disk unless this says that an
+    /// image of this format lies inside it.
     #[arg(long, global = true, value_enum, value_name = "FORMAT")]
     pub format: Option<FormatArg>,
     /// What moves the bytes; auto is io_uring where the kernel has it.
