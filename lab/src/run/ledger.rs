@@ -21,6 +21,7 @@ use crate::{
         histogram::Sum,
         tally::{Tally, Totals},
         thread::Cut,
+        ticks::Ticks,
     },
 };
 use std::collections::BTreeMap;
@@ -41,6 +42,10 @@ struct Stretch {
 }
 
 impl Stretch {
+    fn is_empty(&self) -> bool {
+        self.read_ios == 0 && self.write_ios == 0
+    }
+
     fn add(&mut self, tally: &Tally) {
         let Tally { reads, writes, .. } = tally;
         self.read_ios += reads.ios;
@@ -108,7 +113,7 @@ pub(crate) struct Lately {
 pub(crate) struct Ledger {
     interval_ns: u64,
     points_max: usize,
-    tick_ns: u64,
+    tick_of: Ticks,
     totals: Vec<Vec<Totals>>,
     /// How far each thread has come.
     until_ns: Vec<u64>,
@@ -121,11 +126,11 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     /// For threads with so many targets each.
-    pub(crate) fn new(targets_of_threads: &[usize], interval_ns: u64, tick_ns: u64) -> Self {
+    pub(crate) fn new(targets_of_threads: &[usize], interval_ns: u64, tick_of: Ticks) -> Self {
         Self {
-            interval_ns,
+            interval_ns: interval_ns.max(1),
             points_max: POINTS_MAX,
-            tick_ns,
+            tick_of,
             totals: targets_of_threads.iter().map(|targets| vec![Totals::default(); *targets]).collect(),
             until_ns: vec![0; targets_of_threads.len()],
             open: BTreeMap::new(),
@@ -141,7 +146,7 @@ impl Ledger {
             self.join();
         }
         let interval = self.open.entry(cut.from_ns / self.interval_ns).or_default();
-        let tick = self.ticks.entry(cut.from_ns - cut.from_ns % self.tick_ns).or_default();
+        let tick = self.ticks.entry(self.tick_of.start_of(cut.from_ns)).or_default();
         for (tally, totals) in cut.tallies.iter().zip(&mut self.totals[cut.thread]) {
             interval.add(tally);
             tick.add(tally);
@@ -150,15 +155,15 @@ impl Ledger {
             }
         }
         self.until_ns[cut.thread] = cut.until_ns;
-        let all_until_ns = self.until_ns.iter().copied().min().unwrap_or(0);
+        let all_until_ns = self.all_until_ns();
         while let Some(entry) = self.open.first_entry()
-            && (entry.key() + 1) * self.interval_ns <= all_until_ns
+            && (entry.key() + 1).saturating_mul(self.interval_ns) <= all_until_ns
         {
             let (number, stretch) = entry.remove_entry();
             self.close(number, &stretch, self.interval_ns);
         }
         while let Some(entry) = self.ticks.first_entry()
-            && entry.key() + 2 * LOOK_BACK_NS + self.tick_ns < cut.from_ns
+            && entry.key() + 2 * LOOK_BACK_NS + self.tick_of.longest_ns() < cut.from_ns
         {
             entry.remove();
         }
@@ -195,11 +200,22 @@ impl Ledger {
         &self.series
     }
 
-    /// What was going on in the second before `now_ns`, leaving out the tick that is not over.
+    /// How far all threads have come.
+    fn all_until_ns(&self) -> u64 {
+        self.until_ns.iter().copied().min().unwrap_or(0)
+    }
+
+    /// What was going on in the second before `now_ns`, in whole ticks. A tick that is over but whose count is still on its way
+    /// from a thread is left out, for at most the length of a tick: a thread that says nothing for longer is blocked by its target.
     pub(crate) fn lately(&self, now_ns: u64) -> Lately {
-        let until_ns = now_ns - now_ns % self.tick_ns;
-        let from_ns = until_ns.saturating_sub(LOOK_BACK_NS.max(self.tick_ns));
-        let from_ns = from_ns.next_multiple_of(self.tick_ns);
+        let longest_ns = self.tick_of.longest_ns();
+        let seen_ns = self.all_until_ns().max(now_ns.saturating_sub(longest_ns)).min(now_ns);
+        let until_ns = self.tick_of.start_of(seen_ns);
+        let from_ns = until_ns.saturating_sub(LOOK_BACK_NS.max(longest_ns));
+        let from_ns = match self.tick_of.start_of(from_ns) {
+            start_ns if start_ns == from_ns => from_ns,
+            _ => self.tick_of.end_of(from_ns),
+        };
         let (mut ios, mut bytes, mut latency) = (0, 0, Sum::default());
         for stretch in self.ticks.range(from_ns..until_ns.max(from_ns)).map(|(_, stretch)| stretch) {
             ios += stretch.read_ios + stretch.write_ios;
@@ -219,8 +235,16 @@ impl Ledger {
     pub(crate) fn finish(mut self, end_ns: u64) -> (Vec<Vec<Totals>>, Vec<SeriesPoint>) {
         for (number, stretch) in std::mem::take(&mut self.open) {
             let start_ns = number * self.interval_ns;
-            let len_ns = end_ns.saturating_sub(start_ns).clamp(1, self.interval_ns);
-            self.close(number, &stretch, len_ns);
+            // A bin that began at the very end and holds nothing is no interval: its rate would be 0 for no time.
+            if start_ns < end_ns || !stretch.is_empty() {
+                self.close(number, &stretch, end_ns.saturating_sub(start_ns).clamp(1, self.interval_ns));
+            }
+        }
+        // A target that stalls at the end has intervals of which no thread has said anything.
+        while let start_ns = (self.series.len() as u64).saturating_mul(self.interval_ns)
+            && start_ns < end_ns
+        {
+            self.series.push(Stretch::default().point(start_ns, (end_ns - start_ns).min(self.interval_ns)));
         }
         (self.totals, self.series)
     }
@@ -243,7 +267,7 @@ mod tests {
     }
 
     fn ledger(threads: usize) -> Ledger {
-        Ledger::new(&vec![1; threads], S, S / 4)
+        Ledger::new(&vec![1; threads], S, Ticks::new(S))
     }
 
     #[test]
@@ -268,6 +292,52 @@ mod tests {
         let (totals, series) = ledger.finish(5 * S);
         assert_eq!(series.iter().map(|point| point.read_ios).collect::<Vec<_>>(), [1, 0, 0, 0, 1]);
         assert_eq!(totals[0][0].record().0.ios, 0, "it was not in the window");
+    }
+
+    #[test]
+    fn the_last_interval_has_its_true_length() {
+        // A second and a half in intervals of 700 ms, a request each millisecond, in the bins that a thread makes of them.
+        let (ms, interval_ns, end_ns) = (1_000_000, 700_000_000, 1_500_000_000);
+        let ticks = Ticks::new(interval_ns);
+        let mut ledger = Ledger::new(&[1], interval_ns, ticks);
+        let mut from_ns = 0;
+        while from_ns < end_ns {
+            let until_ns = ticks.end_of(from_ns).min(end_ns);
+            let ios = (until_ns.div_ceil(ms) - from_ns.div_ceil(ms)) as usize;
+            ledger.enter(&cut(0, from_ns, until_ns, &vec![10; ios]), true);
+            from_ns = until_ns;
+        }
+        let (_, series) = ledger.finish(end_ns);
+        let points: Vec<_> = series.iter().map(|point| (point.start_ns, point.len_ns, point.read_ios)).collect();
+        assert_eq!(
+            points,
+            [(0, interval_ns, 700), (interval_ns, interval_ns, 700), (2 * interval_ns, 100 * ms, 100)],
+            "1,000 IOPS in each, by its own length"
+        );
+    }
+
+    #[test]
+    fn the_series_ends_where_the_load_ends() {
+        // A bin that begins at the end and holds nothing is no interval.
+        let mut ended = ledger(1);
+        ended.enter(&cut(0, 0, S, &[10]), true);
+        ended.enter(&cut(0, S, S, &[]), true);
+        assert_eq!(ended.finish(S).1.len(), 1);
+        // A target that stalls at the end leaves empty intervals until the end.
+        let mut stalled = ledger(1);
+        stalled.enter(&cut(0, 0, 2 * S + S / 2, &[10]), true);
+        let lengths: Vec<u64> = stalled.finish(2 * S + S / 2).1.iter().map(|point| point.len_ns).collect();
+        assert_eq!(lengths, [S, S, S / 2]);
+    }
+
+    #[test]
+    fn a_count_that_is_on_its_way_is_not_an_idle_target() {
+        let mut ledger = ledger(1);
+        for tick in 0..4 {
+            ledger.enter(&cut(0, tick * S / 4, (tick + 1) * S / 4, &[100; 5]), true);
+        }
+        assert_eq!(ledger.lately(S + S / 4 + 1).iops, 20.0, "the tick that ended just now is not known yet");
+        assert_eq!(ledger.lately(S + S / 2 + 1).iops, 15.0, "a thread that says nothing for longer stands still");
     }
 
     #[test]

@@ -125,7 +125,7 @@ impl Loop<'_, '_> {
         if self.thread.to_make == 0 {
             shared.cpu_end.take_again();
         }
-        self.send(now_ns.max(self.bin_start_ns));
+        self.send(now_ns.min(shared.stop_ns()).max(self.bin_start_ns));
         let _ = self.thread.events.send(Event::Ended { overdue });
     }
 
@@ -189,7 +189,7 @@ impl Loop<'_, '_> {
         if now_ns >= shared.stop_ns() {
             return true;
         }
-        let last_tick_ns = now_ns - now_ns % shared.tick_ns;
+        let last_tick_ns = shared.ticks.start_of(now_ns);
         let passed = |boundary_ns: u64| if boundary_ns <= now_ns { boundary_ns } else { 0 };
         let from_ns = last_tick_ns.max(passed(opens_ns)).max(passed(closes_ns));
         if from_ns > self.bin_start_ns {
@@ -212,7 +212,7 @@ impl Loop<'_, '_> {
 
 /// The next time at which a bin ends.
 fn next_boundary_ns(shared: &Shared, now_ns: u64) -> u64 {
-    let next_tick_ns = (now_ns / shared.tick_ns + 1) * shared.tick_ns;
+    let next_tick_ns = shared.ticks.end_of(now_ns);
     [shared.window_start_ns(), shared.window_end_ns()]
         .into_iter()
         .filter(|boundary_ns| *boundary_ns > now_ns)
