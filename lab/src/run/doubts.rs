@@ -1,7 +1,7 @@
 //! Reasons for doubt that a run finds in itself.
 
 use crate::{
-    clock::Moment,
+    clock::{self, Moment},
     job::{Caching, Job, Load, Phase, Rate},
     machine::{Machine, OtherLoad},
     record::{PhaseRecord, ThreadRecord},
@@ -52,9 +52,7 @@ impl Doubts {
                 warnings.push(Warning::Polls { load: format!("phase \"{}\", {}", phase.name, load.title()) });
             }
         }
-        if !machine.clock_source.is_empty()
-            && !["tsc", "kvm-clock", "arch_sys_counter"].contains(&&*machine.clock_source)
-        {
+        if !machine.clock_source.is_empty() && !clock::is_fast(&machine.clock_source) {
             warnings.push(Warning::SlowClock { source: machine.clock_source.clone() });
         }
         Self(warnings)
