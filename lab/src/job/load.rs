@@ -264,6 +264,11 @@ impl Load {
         self.block.shares().iter().any(|share| share.read_percent.unwrap_or(self.read_percent) < 100.0)
     }
 
+    /// Whether any request of it goes on behind the one before.
+    pub fn is_partly_sequential(&self) -> bool {
+        self.block.shares().iter().any(|share| share.random_percent.unwrap_or(self.random_percent) < 100.0)
+    }
+
     /// Whether something else than a completion decides when requests are made: a rate, pauses, bursts.
     pub fn is_paced(&self) -> bool {
         self.rate.is_some() || self.burst.is_some() || !self.think_time.is_zero()
