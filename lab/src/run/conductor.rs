@@ -100,7 +100,6 @@ pub(crate) struct Conductor<'a> {
     stopped: bool,
     /// When the last thread had its last completion.
     last_ns: u64,
-    overdue: u64,
     settling: Option<Settling>,
 }
 
@@ -140,7 +139,6 @@ impl<'a> Conductor<'a> {
             next_look_ns: LOOK_NS + LOOK_AFTER_TICK_NS,
             stopped: false,
             last_ns: 0,
-            overdue: 0,
             settling: job.phases[progress.index]
                 .steady_within
                 .map(|within| Settling::new(within.as_nanos(), interval_ns)),
@@ -161,17 +159,17 @@ impl<'a> Conductor<'a> {
             let sleep = Duration::from_nanos(self.next_ns(now_ns).saturating_sub(now_ns));
             match self.inbox.recv_timeout(sleep) {
                 Ok(Event::Cut(mut cut)) => {
-                    let (opens_ns, closes_ns) = (self.shared.window_start_ns(), self.shared.window_end_ns());
-                    self.ledger.enter(&cut, (opens_ns..closes_ns).contains(&cut.from_ns));
+                    let window = self.shared.window_start_ns()..self.shared.window_end_ns();
+                    self.ledger.enter(&cut, &window);
                     self.last_ns = self.last_ns.max(cut.until_ns);
                     self.settle();
                     cut.tallies.iter_mut().for_each(Tally::clear);
                     // A thread that has ended needs no more.
                     let _ = self.returns[cut.thread].send(cut.tallies);
                 }
-                Ok(Event::Ended { overdue }) => {
+                Ok(Event::Ended(thread)) => {
                     running -= 1;
-                    self.overdue += overdue;
+                    self.ledger.ended(thread);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -292,6 +290,7 @@ impl<'a> Conductor<'a> {
                     reads,
                     writes,
                     flushes,
+                    overdue: totals.overdue,
                 });
             }
         }
@@ -308,7 +307,6 @@ impl<'a> Conductor<'a> {
             },
             stopped: self.stopped,
             failures: self.shared.failures(),
-            overdue: self.overdue,
         }
     }
 }

@@ -79,8 +79,9 @@ impl Doubts {
             let threads: Vec<&ThreadRecord> = ended.record.threads.iter().filter(of_load).collect();
             if let Some(rate) = load.rate {
                 let share = rate_share(rate, &threads, &ended.record);
-                if share < RATE_SHARE && phase.count.is_none() {
-                    self.0.push(Warning::RateNotKept { load: name(), share, overdue: ended.overdue });
+                let overdue = threads.iter().map(|thread| thread.overdue).sum();
+                if (share < RATE_SHARE || overdue > 0) && phase.count.is_none() {
+                    self.0.push(Warning::RateNotKept { load: name(), share, overdue });
                 }
             } else if fills_its_depth(load) && phase.count.is_none() {
                 let asked: f64 = threads.iter().map(|thread| f64::from(thread.queue_depth)).sum();

@@ -45,8 +45,6 @@ pub(crate) struct Ended {
     pub(crate) stopped: bool,
     /// The first failure, and how many.
     pub(crate) failures: Option<(String, u64)>,
-    /// Requests that were due at the end and had not been made.
-    pub(crate) overdue: u64,
 }
 
 /// Carries out phase number `progress.index`.

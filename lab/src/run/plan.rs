@@ -137,6 +137,7 @@ fn rules(job: &Job, load: &Load, target: &OpenTarget) -> LaneRules {
         flush_every: load.flush_every,
         durable: matches!(job.cache, Caching::WriteThrough | Caching::DirectWriteThrough),
         reads: load.reads(),
+        read_share: load.mean_read_percent() / 100.0,
         writes: load.writes(),
     }
 }

@@ -67,6 +67,7 @@ pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
         reads,
         writes,
         flushes: DirectionRecord::default(),
+        overdue: 0,
     };
     let phase = PhaseRecord {
         name: "main".into(),
