@@ -107,6 +107,7 @@ pub mod result;
 pub mod run;
 pub mod scratch;
 pub mod screen;
+mod seeds;
 mod server;
 pub mod stats;
 pub mod steady;

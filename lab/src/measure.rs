@@ -7,18 +7,15 @@
 use crate::{
     LabError, Result,
     figures::Figures,
-    job::{Bytes, Job, Mover},
+    job::{Job, Mover},
     progress::{Progress, report},
     record::{End, PhaseRecord},
     run::{self, OpenTarget, RunOptions, Watch},
+    seeds,
     stats::{self, Interval, Summary},
     workload::Workload,
 };
 use diskwright_store::EngineKind;
-use rand_xoshiro::{
-    Xoshiro256PlusPlus,
-    rand_core::{Rng, SeedableRng},
-};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::{slice, time::Duration};
 
@@ -49,19 +46,13 @@ impl Plan {
 }
 
 impl Plan {
-    /// The job of one round. The same round does the same on every target; rounds differ in where random requests go and where
-    /// sequential ones begin.
+    /// The job of one round: `workload` is the cell of [`seeds`].
     fn job(&self, workload: &Workload, target: &OpenTarget, round: usize) -> Job {
-        let mut load = workload.load();
-        let seed = self.seed ^ round as u64;
-        if workload.is_partly_sequential() {
-            // Else short cells would measure the first blocks of the target again and again.
-            let blocks = target.device.geometry().size_bytes / u64::from(workload.block_bytes.max(1));
-            let block = Xoshiro256PlusPlus::seed_from_u64(seed).next_u64() % blocks.max(1);
-            load.stream_start = Bytes(block * u64::from(workload.block_bytes));
-        }
-        let mut job = Job::simple(&workload.name, load, self.warm_up.into(), self.measured.into());
-        (job.seed, job.cache, job.engine) = (seed, target.cache, Mover::from(self.engine));
+        let mut job = Job::simple(&workload.name, workload.load(), self.warm_up.into(), self.measured.into());
+        let cell = format!("{} at QD {}", workload.name, workload.queue_depth);
+        job.seed = seeds::of_window(self.seed, &cell, round);
+        (job.cache, job.engine) = (target.cache, Mover::from(self.engine));
+        seeds::begin_streams(&mut job, target.device.geometry().size_bytes);
         job
     }
 }
@@ -366,6 +357,9 @@ mod tests {
         assert_ne!(job(3).phases[0].loads[0].stream_start, job(4).phases[0].loads[0].stream_start);
         assert_ne!(job(3).seed, job(4).seed);
         assert!(job(4).phases[0].loads[0].stream_start.0 < 1 << 20);
+        let deeper = Workload { queue_depth: 8, ..workload.clone() };
+        assert_ne!(plan(1).job(&deeper, &null("a"), 3).seed, job(3).seed, "a deeper queue asks for other blocks");
+        assert_eq!(plan(1).job(&workload, &null("b"), 3), job(3), "targets are alike");
     }
 
     #[test]

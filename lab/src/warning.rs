@@ -136,7 +136,7 @@ pub enum Warning {
         load: String,
         /// Share of the rate that was reached.
         share: f64,
-        /// Requests that were due at the end and had not been made.
+        /// Requests that were due in the window and were not made, or did not end.
         overdue: u64,
     },
     /// The clock is slow to read, so latencies and CPU time are too high.
@@ -290,9 +290,11 @@ impl fmt::Display for Warning {
             ),
             Self::RateNotKept { load, share, overdue } => write!(
                 f,
-                "{load}: only {:.1} % of the rate was reached, and {} requests were due and not made at the end; the target, or the machine, cannot hold this rate: use a lower one, or more depth",
+                "{load}: {:.1} % of the rate was reached, and {} request{} due in the measured time {} not made or not finished at its end; latencies count only the time that they had waited by then. The target, or the machine, cannot hold this rate: use a lower one, or more depth",
                 share * 100.0,
-                crate::table::grouped(*overdue as f64)
+                crate::table::grouped(*overdue as f64),
+                if *overdue == 1 { "" } else { "s" },
+                if *overdue == 1 { "was" } else { "were" }
             ),
             Self::ClockStepped { by_s } => write!(
                 f,

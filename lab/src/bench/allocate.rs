@@ -4,6 +4,7 @@
 //! opens and closes the same disk. Ours is the time from the first write to the end of the flush. Both go past the page cache, one
 //! request at a time.
 
+use super::SEED;
 use crate::{
     LabError, Result,
     bench::{
@@ -14,7 +15,7 @@ use crate::{
     measure,
     progress::{Progress, report},
     run::RunOptions,
-    scratch,
+    scratch, seeds,
     stats::round_order,
     table::{bytes, duration, grouped},
     targets::{Container, Target, create_empty},
@@ -146,7 +147,8 @@ pub(crate) fn random_writes(bench: &Bench<'_>, progress: &mut dyn Progress) -> R
             bench.scratch.settle()?;
             let target = Target::open(pair[who], path.clone(), CacheMode::Direct, bench.options.engine)?;
             let mut job = Job::simple(&workload.name, workload.load(), Span::default(), Span::from_secs(1));
-            (job.phases[0].count, job.seed, job.engine) = (Some(count), round as u64, bench.options.engine.into());
+            (job.phases[0].count, job.engine) = (Some(count), bench.options.engine.into());
+            job.seed = seeds::of_window(SEED, &workload.name, round);
             let phase = measure::window(&job, &target.to_measure(), &RunOptions::default(), progress.watch())?;
             rates[who].push(phase.iops());
             let start = Instant::now();

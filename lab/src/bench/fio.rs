@@ -1,7 +1,8 @@
 //! fio: as a peer of the generator, the same load by its io_uring engine, and what it says of itself; and as a client of servers, by its
 //! nbd engine.
 
-use crate::{LabError, Result, bench::peer, run::SUBMIT_EVERY};
+use super::SEED;
+use crate::{LabError, Result, bench::peer, run::SUBMIT_EVERY, seeds};
 use serde::Deserialize;
 use std::{
     path::{Path, PathBuf},
@@ -36,6 +37,22 @@ pub(crate) enum Setup {
         /// Of the places.
         seed: u64,
     },
+}
+
+impl FioLoad {
+    /// Seed of this load in `round`, for fio and for our generator.
+    pub(crate) fn seed(&self, round: usize) -> u64 {
+        let Self { rw, block_bytes, read_percent, queue_depth, .. } = self;
+        seeds::of_window(SEED, &format!("{rw} of {block_bytes}, {read_percent} % read, at QD {queue_depth}"), round)
+    }
+}
+
+impl NbdLoad {
+    /// Seed of this load in `round`.
+    pub(crate) fn seed(&self, round: usize) -> u64 {
+        let Self { rw, connections, queue_depth, .. } = self;
+        seeds::of_window(SEED, &format!("{rw} over {connections} connections at QD {queue_depth}"), round)
+    }
 }
 
 impl Setup {

@@ -89,7 +89,7 @@ struct Ours {
 }
 
 impl Ours {
-    fn run(&self, load: &FioLoad, record_latency: bool, round: u64) -> Result<PhaseRecord> {
+    fn run(&self, load: &FioLoad, record_latency: bool, round: usize) -> Result<PhaseRecord> {
         let of_ours = Load {
             block: Blocks::One(Bytes(u64::from(load.block_bytes))),
             read_percent: f64::from(load.read_percent),
@@ -99,7 +99,7 @@ impl Ours {
             ..Load::default()
         };
         let mut job = Job::simple("selftest", of_ours, Span::default(), Span::from(self.length));
-        (job.cache, job.seed) = (self.target.cache, round + 1);
+        (job.cache, job.seed) = (self.target.cache, load.seed(round));
         let options = RunOptions { record_latency, buffers: self.buffers.clone(), ..RunOptions::default() };
         measure::window(&job, &self.target, &options, &Unwatched)
     }
@@ -233,7 +233,7 @@ fn against_fio(
             // Who is first changes from round to round.
             for turn in 0..3 {
                 match (turn + round) % 3 {
-                    0 => sides.ours.push((measure.ours)(&ours.run(&load, true, round as u64)?)),
+                    0 => sides.ours.push((measure.ours)(&ours.run(&load, true, round)?)),
                     1 => sides.fio.push((measure.fio)(&fio::run(&program, &prepared.path, &load, prepared.cell)?)),
                     _ => match bare_ring(&prepared.path, &prepared.bare(&load, mode)) {
                         Ok(found) => sides.bare.push((measure.bare)(&found)),
@@ -264,7 +264,7 @@ pub(crate) fn recording(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resul
         report(progress, "measure", round as u64, prepared.rounds as u64, "with and without latencies")?;
         for turn in 0..2 {
             let records = (turn + round) % 2 == 0;
-            let phase = ours.run(&RANDOM_READ, records, round as u64)?;
+            let phase = ours.run(&RANDOM_READ, records, round)?;
             if records { &mut with } else { &mut without }.push(phase.cpu_ns_per_io());
         }
     }
@@ -289,7 +289,7 @@ pub(crate) fn null(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fou
     let mut iops = Vec::new();
     for round in 0..rounds {
         report(progress, "measure", round as u64, rounds as u64, "null:")?;
-        iops.push(ours.run(&RANDOM_READ, true, round as u64)?.iops());
+        iops.push(ours.run(&RANDOM_READ, true, round)?.iops());
     }
     let name = "null:, 4K random read, QD 32, all latencies taken: IOPS on one core";
     Ok(Found { checks: vec![Check::absolute(name, "IOPS", &iops, Bar::AtLeast(10e6))], ..Found::default() })
@@ -339,10 +339,10 @@ pub(crate) fn agreement(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resul
             report(progress, "measure", step, (AGREEMENT.len() * prepared.rounds) as u64, &name)?;
             for turn in 0..2 {
                 if (turn + round) % 2 == 0 {
-                    let phase = ours.run(load, true, round as u64)?;
+                    let phase = ours.run(load, true, round)?;
                     our_side.push((phase.iops(), phase.total().both.service.mean_ns()));
                 } else {
-                    let load = FioLoad { setup: Setup::AsOurs { seed: round as u64 + 1 }, ..*load };
+                    let load = FioLoad { setup: Setup::AsOurs { seed: load.seed(round) }, ..*load };
                     let theirs = fio::run(&program, &prepared.path, &load, prepared.cell)?;
                     their_side.push((theirs.iops, theirs.mean_ns));
                 }

@@ -50,6 +50,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Seed of every benchmark's contents and requests; see [`crate::seeds`].
+const SEED: u64 = 0x6265_6e63;
+
 /// Schema of [`BenchReport`].
 pub const SCHEMA: &str = "diskwright.bench/1";
 
@@ -339,7 +342,7 @@ impl Bench<'_> {
     }
 
     pub(crate) fn preparation(&self, size_bytes: u64, cache: CacheMode) -> Preparation {
-        Preparation { size_bytes, seed: 0x6265_6e63, cache, engine: self.options.engine }
+        Preparation { size_bytes, seed: SEED, cache, engine: self.options.engine }
     }
 }
 

@@ -14,6 +14,7 @@
 //! Pages that lie idle may be taken from the page cache though memory is free (clouds do that, by DAMON), and then a read of it is one of the
 //! disk. So each file is read through right before each window on it, and the kernel's account says whether a window was what it should be.
 
+use super::SEED;
 use crate::{
     LabError, Result,
     bench::{Bar, Bench, Check, Found, Outcome, peer},
@@ -23,6 +24,7 @@ use crate::{
     measure::{self, Plan, Ratio, Steps},
     progress::{Progress, report},
     run::OpenTarget,
+    seeds,
     stats::Summary,
     table::{bytes, duration},
     targets::{self, Container, Target},
@@ -274,8 +276,7 @@ fn compare(
             warm_up: Duration::ZERO,
             measured: Duration::ZERO,
             engine: bench.options.engine,
-            // Rounds differ in the low bits, workloads and batches above them.
-            seed: (1 + index as u64 + ((batch as u64) << 16)) << 16,
+            seed: seeds::of_window(SEED, "batch", batch),
         }
         .with_cell(bench.cell());
         let mut steps = Steps { progress, phase: "measure", done, total: count as u64 * cells };

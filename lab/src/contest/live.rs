@@ -12,7 +12,7 @@ use crate::{
     machine::{Machine, Versions},
     progress::{Progress, report},
     record::{End, Run},
-    stats,
+    seeds, stats,
 };
 
 /// How to measure.
@@ -54,8 +54,8 @@ pub fn live(
                 Err(LabError::Stopped) => break 'rounds,
                 other => other?,
             }
-            // Each round draws its requests anew, and alike for all.
-            let job = Job { seed: job.seed.wrapping_add(round as u64), ..job.clone() };
+            // Each round makes other requests, and the same ones on all targets.
+            let job = Job { seed: seeds::of_window(job.seed, &job.name, round), ..job.clone() };
             let run = measure(index, &job)?;
             done += 1;
             match run.end {

@@ -64,7 +64,7 @@ pub(super) fn figures(rows: &mut Rows, name: &str, run: &Run, head: bool) -> Res
                 put_all(rows, &row)?;
             }
         }
-        let Total { reads, writes, both, flushes, queue_depth } = phase.total();
+        let Total { reads, writes, both, flushes, queue_depth, .. } = phase.total();
         let directions = [("read", &reads), ("write", &writes), ("both", &both), ("flush", &flushes)];
         for (word, direction) in directions.into_iter().filter(stands) {
             let mut row = lead("phase");

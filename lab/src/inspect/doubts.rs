@@ -41,12 +41,12 @@ pub fn working_sets(job: &Job, target: usize, size_bytes: u64, which: impl Fn(&L
 
 /// Whether a load writes.
 pub fn writes(load: &Load) -> bool {
-    load.block.shares().iter().any(|share| share.read_percent.unwrap_or(load.read_percent) < 100.0)
+    load.writes()
 }
 
 /// Whether a load reads.
 pub fn reads(load: &Load) -> bool {
-    load.block.shares().iter().any(|share| share.read_percent.unwrap_or(load.read_percent) > 0.0)
+    load.reads()
 }
 
 /// What must be said of one target.

@@ -232,14 +232,47 @@ impl Load {
             Blocks::One(size) => size.to_string(),
             Blocks::Mix(shares) => shares.iter().map(|share| share.size.to_string()).collect::<Vec<_>>().join("/"),
         };
+        let tenth = |percent: f64| (percent * 10.0).round() / 10.0;
         let share = |percent: f64, whole: &str, none: &str| match percent {
             100.0 => whole.to_owned(),
             0.0 => none.to_owned(),
             some => format!("{some} % {whole}"),
         };
-        let pattern = share(self.random_percent, "random", "sequential");
-        let direction = share(self.read_percent, "read", "write");
+        let random_percent = self.mean_percent(|share| share.random_percent, self.random_percent);
+        let pattern = share(tenth(random_percent), "random", "sequential");
+        let direction = share(tenth(self.mean_read_percent()), "read", "write");
         format!("{block} {pattern} {direction}, {} x {}", self.threads, self.queue_depth)
+    }
+
+    /// Share of reads over all sizes of the mix, percent.
+    pub fn mean_read_percent(&self) -> f64 {
+        self.mean_percent(|share| share.read_percent, self.read_percent)
+    }
+
+    /// A percentage over all sizes of the mix, by their weights. `whole` is the load's own, for sizes without one.
+    fn mean_percent(&self, of: impl Fn(&SizeShare) -> Option<f64>, whole: f64) -> f64 {
+        let shares = self.block.shares();
+        if shares.iter().all(|share| of(share).is_none()) {
+            return whole;
+        }
+        let weight: f64 = shares.iter().map(|share| share.weight).sum();
+        let sum: f64 = shares.iter().map(|share| share.weight * of(share).unwrap_or(whole)).sum();
+        sum / weight
+    }
+
+    /// Whether any request of it reads.
+    pub fn reads(&self) -> bool {
+        self.block.shares().iter().any(|share| share.read_percent.unwrap_or(self.read_percent) > 0.0)
+    }
+
+    /// Whether any request of it writes. A size of a mix may write although the load's own share of reads is 100 %.
+    pub fn writes(&self) -> bool {
+        self.block.shares().iter().any(|share| share.read_percent.unwrap_or(self.read_percent) < 100.0)
+    }
+
+    /// Whether any request of it goes on behind the one before.
+    pub fn is_partly_sequential(&self) -> bool {
+        self.block.shares().iter().any(|share| share.random_percent.unwrap_or(self.random_percent) < 100.0)
     }
 
     /// Whether something else than a completion decides when requests are made: a rate, pauses, bursts.

@@ -185,7 +185,7 @@ impl Job {
 
     /// Whether any load of it writes.
     pub fn writes(&self) -> bool {
-        self.phases.iter().flat_map(|phase| &phase.loads).any(|load| load.read_percent < 100.0)
+        self.phases.iter().flat_map(|phase| &phase.loads).any(Load::writes)
     }
 
     /// Checks what can be checked without a target.
@@ -257,6 +257,22 @@ mod tests {
         let job = Job::simple("oltp", load, Span::from_secs(5), Span::from_secs(30));
         let text = job.to_toml();
         assert_eq!(Job::from_toml(&text).unwrap(), job, "{text}");
+    }
+
+    #[test]
+    fn a_size_of_a_mix_that_writes_makes_the_job_write() {
+        let share = |read_percent| SizeShare { size: Bytes(4096), weight: 1.0, read_percent, random_percent: None };
+        let job = |read_percent, shares: &[Option<f64>]| {
+            let block = Blocks::Mix(shares.iter().copied().map(share).collect());
+            let load = Load { read_percent, block, ..Load::default() };
+            Job::simple("mix", load, Span::default(), Span::from_secs(1))
+        };
+        let hidden = job(100.0, &[None, Some(0.0)]);
+        assert!(hidden.writes() && hidden.phases[0].loads[0].reads());
+        assert_eq!(hidden.phases[0].loads[0].title(), "4K/4K random 50 % read, 1 x 32");
+        // And the other way: every size reads, whatever the load's own share says.
+        assert!(!job(0.0, &[Some(100.0), Some(100.0)]).writes());
+        assert!(!job(100.0, &[None, None]).writes());
     }
 
     #[test]

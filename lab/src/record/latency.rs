@@ -15,7 +15,8 @@ pub struct DirectionRecord {
     pub errors: u64,
     /// From the making of a request to its completion.
     pub service: LatencyRecord,
-    /// From the intended start; none where there is no schedule, and then it is the service time.
+    /// From the intended start, of the requests that were due in the window; none where there is no schedule, and then it is the service
+    /// time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<LatencyRecord>,
 }

@@ -12,7 +12,9 @@
 //!
 //! Two latencies are told apart. *Service time* runs from the moment a request was made. *Response time* runs from the moment it
 //! should have been made; they differ only where a rate gives requests a schedule, and then the response time is what a user
-//! of the device feels.
+//! of the device feels. Requests, bytes and service times are of what *ended* in the window. Response times are of all that was *due* in
+//! it: what was in flight when the load ended was waited for, and a request that was never made counts with the time that it had waited by
+//! then ([`ThreadRecord::overdue`]). So there may be more or fewer response times than requests.
 
 mod latency;
 
@@ -171,6 +173,11 @@ pub struct ThreadRecord {
     /// Flushes, which are no requests of the workload: they stand in neither its rate nor its latency.
     #[serde(deserialize_with = "latency::flushes")]
     pub flushes: DirectionRecord,
+    /// Requests that were due in the window and were not made, or did not end, by the end of the load. In `response` they count with the
+    /// time that they had waited by then, which is a lower bound; they are in no other figure. 0 without a rate, and in results of
+    /// earlier versions.
+    #[serde(default)]
+    pub overdue: u64,
 }
 
 /// Reads and writes together.
@@ -186,6 +193,8 @@ pub struct Total {
     pub flushes: DirectionRecord,
     /// In flight at most, over all threads.
     pub queue_depth: u64,
+    /// Requests that were due and not made, or did not end; see [`ThreadRecord::overdue`].
+    pub overdue: u64,
 }
 
 impl Total {
@@ -197,6 +206,7 @@ impl Total {
             total.writes.add(&thread.writes);
             total.flushes.add(&thread.flushes);
             total.queue_depth += u64::from(thread.queue_depth);
+            total.overdue = total.overdue.saturating_add(thread.overdue);
         }
         total.both = total.reads.clone();
         total.both.add(&total.writes);

@@ -27,6 +27,8 @@ use std::{
 
 /// Snapshots come at least this far apart.
 const LOOK_NS: u64 = 250_000_000;
+/// How long after the end of a tick a snapshot is taken: a thread that sleeps between due times counts the tick this much later.
+const LOOK_AFTER_TICK_NS: u64 = 50_000_000;
 
 /// Where a phase stands in its run.
 #[derive(Debug, Clone, Copy)]
@@ -94,10 +96,10 @@ pub(crate) struct Conductor<'a> {
     cores_end: Option<Cores>,
     /// When there was a snapshot last, and the CPU time then.
     last_look: (u64, CpuTime),
+    next_look_ns: u64,
     stopped: bool,
     /// When the last thread had its last completion.
     last_ns: u64,
-    overdue: u64,
     settling: Option<Settling>,
 }
 
@@ -125,7 +127,7 @@ impl<'a> Conductor<'a> {
             progress,
             phases: job.phases.len(),
             shared,
-            ledger: Ledger::new(&targets_of_threads, interval_ns, shared.tick_ns),
+            ledger: Ledger::new(&targets_of_threads, interval_ns, shared.ticks),
             outlines,
             inbox,
             returns: Vec::new(),
@@ -134,9 +136,9 @@ impl<'a> Conductor<'a> {
             cores_start: None,
             cores_end: None,
             last_look: (0, CpuTime::default()),
+            next_look_ns: LOOK_NS + LOOK_AFTER_TICK_NS,
             stopped: false,
             last_ns: 0,
-            overdue: 0,
             settling: job.phases[progress.index]
                 .steady_within
                 .map(|within| Settling::new(within.as_nanos(), interval_ns)),
@@ -157,17 +159,17 @@ impl<'a> Conductor<'a> {
             let sleep = Duration::from_nanos(self.next_ns(now_ns).saturating_sub(now_ns));
             match self.inbox.recv_timeout(sleep) {
                 Ok(Event::Cut(mut cut)) => {
-                    let (opens_ns, closes_ns) = (self.shared.window_start_ns(), self.shared.window_end_ns());
-                    self.ledger.enter(&cut, (opens_ns..closes_ns).contains(&cut.from_ns));
+                    let window = self.shared.window_start_ns()..self.shared.window_end_ns();
+                    self.ledger.enter(&cut, &window);
                     self.last_ns = self.last_ns.max(cut.until_ns);
                     self.settle();
                     cut.tallies.iter_mut().for_each(Tally::clear);
                     // A thread that has ended needs no more.
                     let _ = self.returns[cut.thread].send(cut.tallies);
                 }
-                Ok(Event::Ended { overdue }) => {
+                Ok(Event::Ended(thread)) => {
                     running -= 1;
-                    self.overdue += overdue;
+                    self.ledger.ended(thread);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -184,8 +186,9 @@ impl<'a> Conductor<'a> {
         let now_ns = self.shared.origin().elapsed().as_nanos() as u64;
         let is_over = settling.tracker.reached().is_some() || now_ns >= settling.within_ns;
         if self.shared.window_start_ns() == NEVER && is_over && now_ns >= self.phase.warm_up.as_nanos() {
-            // A tick that no thread has begun: one that begins after the next.
-            let start_ns = (now_ns / self.shared.tick_ns + 2) * self.shared.tick_ns;
+            // A tick that no thread has begun: the one after the next.
+            let ticks = self.shared.ticks;
+            let start_ns = ticks.end_of(ticks.end_of(now_ns));
             let end_ns = start_ns.saturating_add(self.phase.duration.as_nanos());
             self.shared.plan(start_ns, end_ns, end_ns.saturating_add(self.phase.cool_down.as_nanos()));
         }
@@ -193,11 +196,10 @@ impl<'a> Conductor<'a> {
 
     /// When there is something to do next.
     fn next_ns(&self, now_ns: u64) -> u64 {
-        let look_ns = self.last_look.0 + LOOK_NS;
         [self.shared.window_start_ns(), self.shared.window_end_ns()]
             .into_iter()
             .filter(|boundary_ns| *boundary_ns > now_ns)
-            .fold(look_ns, u64::min)
+            .fold(self.next_look_ns, u64::min)
     }
 
     /// Does what is due: the cores' times, a snapshot.
@@ -210,7 +212,8 @@ impl<'a> Conductor<'a> {
             self.cores_end = Some(Cores::now());
             self.shared.cpu_end.take();
         }
-        if now_ns >= self.last_look.0 + LOOK_NS && now_ns < self.shared.stop_ns() {
+        if now_ns >= self.next_look_ns && now_ns < self.shared.stop_ns() {
+            self.next_look_ns = now_ns + LOOK_NS;
             let cpu = CpuTime::of_process();
             let spent_ns = (cpu - self.last_look.1).total_ns() as f64;
             let cpus = spent_ns / (now_ns - self.last_look.0) as f64;
@@ -287,6 +290,7 @@ impl<'a> Conductor<'a> {
                     reads,
                     writes,
                     flushes,
+                    overdue: totals.overdue,
                 });
             }
         }
@@ -303,7 +307,6 @@ impl<'a> Conductor<'a> {
             },
             stopped: self.stopped,
             failures: self.shared.failures(),
-            overdue: self.overdue,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Reasons for doubt that a run finds in itself.
 
 use crate::{
-    clock::Moment,
+    clock::{self, Moment},
     job::{Caching, Job, Load, Phase, Rate},
     machine::{Machine, OtherLoad},
     record::{PhaseRecord, ThreadRecord},
@@ -52,9 +52,7 @@ impl Doubts {
                 warnings.push(Warning::Polls { load: format!("phase \"{}\", {}", phase.name, load.title()) });
             }
         }
-        if !machine.clock_source.is_empty()
-            && !["tsc", "kvm-clock", "arch_sys_counter"].contains(&&*machine.clock_source)
-        {
+        if !machine.clock_source.is_empty() && !clock::is_fast(&machine.clock_source) {
             warnings.push(Warning::SlowClock { source: machine.clock_source.clone() });
         }
         Self(warnings)
@@ -81,8 +79,9 @@ impl Doubts {
             let threads: Vec<&ThreadRecord> = ended.record.threads.iter().filter(of_load).collect();
             if let Some(rate) = load.rate {
                 let share = rate_share(rate, &threads, &ended.record);
-                if share < RATE_SHARE && phase.count.is_none() {
-                    self.0.push(Warning::RateNotKept { load: name(), share, overdue: ended.overdue });
+                let overdue = threads.iter().map(|thread| thread.overdue).sum();
+                if (share < RATE_SHARE || overdue > 0) && phase.count.is_none() {
+                    self.0.push(Warning::RateNotKept { load: name(), share, overdue });
                 }
             } else if fills_its_depth(load) && phase.count.is_none() {
                 let asked: f64 = threads.iter().map(|thread| f64::from(thread.queue_depth)).sum();

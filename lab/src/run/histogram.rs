@@ -97,6 +97,17 @@ impl Default for Sum {
 }
 
 impl Sum {
+    /// Counts `count` (above 0) of this latency.
+    pub(crate) fn add_many(&mut self, latency_ns: u64, count: u64) {
+        let latency_ns = latency_ns.min(LARGEST);
+        self.counts[bucket_of(latency_ns)] += count;
+        self.count += count;
+        self.sum_ns += u128::from(latency_ns) * u128::from(count);
+        self.squares += latency_ns as f64 * latency_ns as f64 * count as f64;
+        self.min_ns = self.min_ns.min(latency_ns);
+        self.max_ns = self.max_ns.max(latency_ns);
+    }
+
     /// Adds what a thread counted.
     pub(crate) fn add(&mut self, latencies: &Latencies) {
         if latencies.count == 0 {

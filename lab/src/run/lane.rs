@@ -18,15 +18,15 @@
 
 use crate::run::{
     contents::Contents,
-    pace::Pacer,
+    pace::{Overdue, Pacer},
     plan::LanePlan,
     requests::{Ask, Requests},
     shared::{Failure, NEVER, Shared},
-    tally::{DirectionTally, Tally},
+    tally::{DirectionTally, Late, Tally},
     verify::Generations,
 };
 use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request};
-use std::{io, sync::Arc};
+use std::{io, ops::Range, sync::Arc};
 
 /// How often a write is drawn again whose place is being written.
 const DRAWS_MAX: u32 = 16;
@@ -38,12 +38,24 @@ pub(crate) type QueueFailure = (String, io::Error);
 #[derive(Debug, Clone, Copy)]
 struct Flight {
     made_ns: u64,
+    /// [`NEVER`] once it has ended.
     intended_ns: u64,
     ask: Ask,
     is_flush: bool,
 }
 
 impl Flight {
+    /// Whether a request with a schedule is in flight that was due in `window`.
+    fn was_due_in(&self, window: &Range<u64>) -> bool {
+        !self.is_flush && window.contains(&self.intended_ns)
+    }
+
+    /// Its response time, for the bin in which it was due.
+    fn late(&self, now_ns: u64) -> Late {
+        let &Self { intended_ns, ask: Ask { is_read, .. }, .. } = self;
+        Late { intended_ns, response_ns: now_ns.saturating_sub(intended_ns), is_read }
+    }
+
     /// A flush, which has neither place nor schedule.
     const fn flush(made_ns: u64) -> Self {
         let ask = Ask { offset_bytes: 0, len_bytes: 0, is_read: false };
@@ -75,6 +87,21 @@ pub(crate) struct LaneRules {
     pub(crate) durable: bool,
     pub(crate) reads: bool,
     pub(crate) writes: bool,
+    /// Of the requests, from 0 to 1.
+    pub(crate) read_share: f64,
+}
+
+/// What a lane leaves undone at the end of the load.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Undone {
+    /// Requests that were due in the window and were not made.
+    pub(crate) overdue: Overdue,
+    /// Requests that were due in the window, were made, and will not end.
+    pub(crate) unfinished: u64,
+    /// Share of reads among those that were not made, from 0 to 1.
+    pub(crate) read_share: f64,
+    /// When they were given up; none where no latency is taken.
+    pub(crate) waited_until_ns: Option<u64>,
 }
 
 impl LaneRules {
@@ -103,6 +130,8 @@ pub(crate) struct Lane<'a> {
     /// For each slot, what its read may find at least.
     before: Vec<Vec<u64>>,
     tally: Tally,
+    /// When the bin began that it counts into.
+    bin_start_ns: u64,
     done: Vec<Completion>,
     /// Those that are being settled.
     settling: Vec<Completion>,
@@ -132,7 +161,7 @@ impl<'a> Lane<'a> {
             requests,
             contents,
             pacer,
-            flights: vec![Flight::flush(0); rules.queue_depth as usize],
+            flights: vec![Flight::flush(NEVER); rules.queue_depth as usize],
             free: (0..rules.queue_depth).rev().collect(),
             for_reads,
             for_writes,
@@ -140,6 +169,7 @@ impl<'a> Lane<'a> {
             before: vec![Vec::new(); if generations.is_some() { rules.queue_depth as usize } else { 0 }],
             generations,
             tally,
+            bin_start_ns: 0,
             done: Vec::with_capacity(rules.queue_depth as usize),
             settling: Vec::with_capacity(rules.queue_depth as usize),
         }
@@ -163,9 +193,20 @@ impl<'a> Lane<'a> {
         Tally::new(self.pacer.as_ref().is_some_and(Pacer::has_schedule))
     }
 
-    /// Goes on with an empty tally, and gives the full one away.
-    pub(crate) fn exchange(&mut self, empty: Tally) -> Tally {
+    /// Goes on with an empty tally for the bin that begins at `bin_start_ns`, and gives the full one away.
+    pub(crate) fn exchange(&mut self, empty: Tally, bin_start_ns: u64) -> Tally {
+        self.bin_start_ns = bin_start_ns;
         std::mem::replace(&mut self.tally, empty)
+    }
+
+    /// Every request with a schedule that was due before this time has ended; [`NEVER`] without a schedule.
+    pub(crate) fn settled_ns(&self) -> u64 {
+        match &self.pacer {
+            Some(pacer) if pacer.has_schedule() => {
+                self.flights.iter().map(|flight| flight.intended_ns).fold(pacer.next_intended_ns(), u64::min)
+            }
+            _ => NEVER,
+        }
     }
 
     /// When there will be something to do that is not a completion; [`NEVER`] for a lane that has all in flight that it may.
@@ -177,9 +218,20 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Requests that should have been made and were not.
-    pub(crate) fn overdue(&self, now_ns: u64) -> u64 {
-        self.pacer.as_ref().map_or(0, |pacer| pacer.overdue(now_ns))
+    /// Gives up the requests with a schedule that were due in `window` and were not made, or have not ended because the queue broke.
+    /// Each counts with the time that it has waited until `now_ns`.
+    pub(crate) fn give_up(&mut self, window: &Range<u64>, now_ns: u64, shared: &Shared) -> Undone {
+        let (rules, waited_until_ns) = (&self.rules, shared.record_latency.then_some(now_ns));
+        let mut undone = Undone { read_share: rules.read_share, waited_until_ns, ..Undone::default() };
+        let Some(pacer) = self.pacer.as_ref().filter(|pacer| pacer.has_schedule()) else { return undone };
+        undone.overdue = pacer.overdue(window);
+        for flight in self.flights.iter().filter(|flight| flight.was_due_in(window)) {
+            undone.unfinished += 1;
+            if shared.record_latency {
+                self.tally.late.push(flight.late(now_ns));
+            }
+        }
+        undone
     }
 
     /// Starts what was pushed, and takes completions, of which there is at least one if `wait` (and anything is in flight).
@@ -220,18 +272,26 @@ impl<'a> Lane<'a> {
         }
         self.settling = settling;
         if !self.free.is_empty() || self.pacer.is_some() {
-            self.make_more(now_ns, to_make, shared);
+            self.make_more(now_ns, now_ns, to_make, shared);
         }
         outcome
     }
 
-    /// Makes requests in free slots: at the beginning, and where something paces them.
-    fn make_more(&mut self, now_ns: u64, to_make: &mut u64, shared: &Shared) {
+    /// At the end of the load: makes the requests of the schedule that were due before it and for which slots were free. The thread
+    /// was late for them, not the target.
+    pub(crate) fn make_due(&mut self, now_ns: u64, to_make: &mut u64, shared: &Shared) {
+        if self.pacer.as_ref().is_some_and(Pacer::has_schedule) && shared.errors() == 0 {
+            self.make_more(now_ns, shared.stop_ns().min(now_ns).saturating_sub(1), to_make, shared);
+        }
+    }
+
+    /// Makes requests in free slots: at the beginning, and those that were due by `due_ns` where something paces them.
+    fn make_more(&mut self, now_ns: u64, due_ns: u64, to_make: &mut u64, shared: &Shared) {
         while *to_make > 0 {
             let mut intended_ns = now_ns;
             if let Some(pacer) = &mut self.pacer {
                 self.free.extend(pacer.rested(now_ns));
-                match pacer.intended_ns(now_ns) {
+                match pacer.intended_ns(due_ns) {
                     Some(start_ns) => intended_ns = start_ns,
                     None => return,
                 }
@@ -340,22 +400,42 @@ impl<'a> Lane<'a> {
 
     #[inline]
     fn count(&mut self, mut completion: Completion, now_ns: u64, shared: &Shared) {
-        let flight = self.flights[completion.tag as usize];
-        if self.generations.is_some() {
-            self.verified(&mut completion, &flight);
-        }
-        let is_read = flight.ask.is_read;
-        if let Some(buf) = completion.buf {
-            if is_read { self.for_reads.push(buf) } else { self.for_writes.push(buf) }
-        }
-        let direction = flight.counted_in(&mut self.tally);
+        let flight = self.land(&mut completion);
         match completion.result {
-            Ok(()) => record(direction, &flight, now_ns, shared.record_latency),
+            Ok(()) => {
+                let direction = flight.counted_in(&mut self.tally);
+                direction.ios += 1;
+                direction.bytes += u64::from(flight.ask.len_bytes);
+                if shared.record_latency {
+                    direction.service.record(now_ns - flight.made_ns);
+                    match &mut direction.response {
+                        Some(response) if flight.intended_ns >= self.bin_start_ns => {
+                            response.record(now_ns - flight.intended_ns);
+                        }
+                        Some(_) => self.tally.late.push(flight.late(now_ns)),
+                        None => {}
+                    }
+                }
+            }
             Err(why) => {
-                direction.errors += 1;
+                flight.counted_in(&mut self.tally).errors += 1;
                 self.failed(&flight, &why, now_ns, shared);
             }
         }
+    }
+
+    /// Takes what came back with a completion, and gives what its request was about.
+    #[inline]
+    fn land(&mut self, completion: &mut Completion) -> Flight {
+        let flight = self.flights[completion.tag as usize];
+        self.flights[completion.tag as usize].intended_ns = NEVER;
+        if self.generations.is_some() {
+            self.verified(completion, &flight);
+        }
+        if let Some(buf) = completion.buf.take() {
+            if flight.ask.is_read { self.for_reads.push(buf) } else { self.for_writes.push(buf) }
+        }
+        flight
     }
 
     #[cold]
@@ -369,33 +449,26 @@ impl<'a> Lane<'a> {
         shared.fail(&Failure { target: self.target, operation, offset_bytes, len_bytes, why }, now_ns);
     }
 
-    /// Waits for all that is in flight. Nothing of it is counted, but for failures.
-    pub(crate) fn drain(&mut self, now_ns: u64, shared: &Shared) -> Result<(), QueueFailure> {
-        while self.in_flight() > 0 {
-            if self.done.is_empty() {
-                self.queue.reap(1, &mut self.done).map_err(|error| (self.target.to_owned(), error))?;
-            }
-            for mut completion in std::mem::take(&mut self.done) {
-                let flight = self.flights[completion.tag as usize];
-                self.verified(&mut completion, &flight);
-                if let Err(why) = completion.result {
+    /// Starts what was pushed, and takes completions; waits for one if `wait`.
+    pub(crate) fn reap_last(&mut self, wait: bool) -> Result<(), QueueFailure> {
+        self.queue.reap(usize::from(wait), &mut self.done).map_err(|error| (self.target.to_owned(), error))
+    }
+
+    /// Settles what ended after the load. Only failures are counted of it, and the response times of requests with a schedule: they were
+    /// due while the load went on.
+    pub(crate) fn settle_last(&mut self, now_ns: u64, shared: &Shared) {
+        for mut completion in std::mem::take(&mut self.done) {
+            let flight = self.land(&mut completion);
+            match completion.result {
+                Err(why) => {
                     flight.counted_in(&mut self.tally).errors += 1;
                     self.failed(&flight, &why, now_ns, shared);
                 }
+                Ok(()) if shared.record_latency && flight.counted_in(&mut self.tally).response.is_some() => {
+                    self.tally.late.push(flight.late(now_ns));
+                }
+                Ok(()) => {}
             }
-        }
-        Ok(())
-    }
-}
-
-#[inline]
-fn record(direction: &mut DirectionTally, flight: &Flight, now_ns: u64, latency: bool) {
-    direction.ios += 1;
-    direction.bytes += u64::from(flight.ask.len_bytes);
-    if latency {
-        direction.service.record(now_ns - flight.made_ns);
-        if let Some(response) = &mut direction.response {
-            response.record(now_ns - flight.intended_ns);
         }
     }
 }

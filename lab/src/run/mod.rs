@@ -16,7 +16,7 @@
 //! | `pace.rs` | when it may be made |
 //! | `contents.rs`, `verify.rs` | what it writes; checking what it reads |
 //! | `lane.rs`, `thread.rs`, `buffers.rs` | the loop, and its memory |
-//! | `shared.rs` | clock, window, end, first failure |
+//! | `shared.rs`, `ticks.rs` | clock, window, end, first failure; where time is cut |
 //! | `histogram.rs`, `tally.rs`, `ledger.rs` | counting, and adding up elsewhere |
 //! | `phase.rs`, `conductor.rs`, `watch.rs`, `cpu.rs`, `doubts.rs` | beginning and ending, telling, processors, reasons for doubt |
 //!
@@ -41,6 +41,7 @@ mod requests;
 mod shared;
 mod tally;
 mod thread;
+mod ticks;
 mod verify;
 mod watch;
 
@@ -217,3 +218,5 @@ mod simulated;
 mod tests;
 #[cfg(test)]
 mod tests_settled;
+#[cfg(test)]
+mod tests_time;

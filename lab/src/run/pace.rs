@@ -11,12 +11,13 @@
 //! A thread without any of these has no pacer, and pays nothing.
 
 use crate::job::{Burst, Load, Rate};
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range};
 
 /// See the module.
 #[derive(Debug, Clone)]
 pub(crate) struct Pacer {
     schedule: Option<Schedule>,
+    mean_request_bytes: f64,
     burst: Option<Burst>,
     left_in_burst: u32,
     /// Nothing is made before this.
@@ -44,6 +45,22 @@ impl Schedule {
     }
 }
 
+/// Requests that were due and were not made, evenly spread over time.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Overdue {
+    pub(crate) count: u64,
+    /// Intended start of the first.
+    first_ns: f64,
+    step_ns: f64,
+}
+
+impl Overdue {
+    /// Intended start of number `number`, from 0.
+    pub(crate) fn intended_ns(&self, number: u64) -> u64 {
+        (self.first_ns + number as f64 * self.step_ns) as u64
+    }
+}
+
 impl Pacer {
     /// The pacer of a load's thread, if it needs one. Threads, of which this is number `thread` of `threads`, take turns within a step of the rate.
     pub(crate) fn new(load: &Load, thread: u64, threads: u64) -> Option<Self> {
@@ -58,8 +75,12 @@ impl Pacer {
             let start_ns = ns_per_unit * units * thread as f64 / threads.max(1) as f64;
             Schedule { rate, start_ns, units: 0.0, ns_per_unit }
         });
+        let shares = load.block.shares();
+        let weight: f64 = shares.iter().map(|share| share.weight).sum();
+        let weighted_bytes: f64 = shares.iter().map(|share| share.weight * share.size.0 as f64).sum();
         Some(Self {
             schedule,
+            mean_request_bytes: weighted_bytes / weight,
             burst: load.burst,
             left_in_burst: load.burst.map_or(0, |burst| burst.requests),
             pause_until_ns: 0,
@@ -126,15 +147,32 @@ impl Pacer {
         free_ns.max(self.due_ns())
     }
 
-    /// How many requests should have been made by `now_ns` and were not.
-    pub(crate) fn overdue(&self, now_ns: u64) -> u64 {
-        let Some(schedule) = self.schedule else { return 0 };
-        let units = ((now_ns as f64 - schedule.start_ns) / schedule.ns_per_unit - schedule.units).max(0.0);
-        match schedule.rate {
-            Rate::Iops { .. } => units as u64,
-            // In requests of no known size: told as one if there is any.
-            Rate::Throughput { .. } => u64::from(units > 0.0),
+    /// The requests that have their intended start in `window` and were not made. Under a throughput the sizes of requests that were not
+    /// made are not known; they are taken to be of the mean size.
+    pub(crate) fn overdue(&self, window: &Range<u64>) -> Overdue {
+        let Some(schedule) = self.schedule.filter(|_| !window.is_empty()) else { return Overdue::default() };
+        let due = |before_ns: u64| ((before_ns as f64 - schedule.start_ns) / schedule.ns_per_unit).max(0.0);
+        let (start, end) = (due(window.start), due(window.end));
+        let (first, count, units_each) = match schedule.rate {
+            Rate::Iops { .. } => {
+                let first = start.ceil().max(schedule.units);
+                (first, end.ceil() - first, 1.0)
+            }
+            Rate::Throughput { .. } => {
+                let first = start.max(schedule.units);
+                (first, ((end - first) / self.mean_request_bytes).ceil(), self.mean_request_bytes)
+            }
+        };
+        Overdue {
+            count: count.max(0.0) as u64,
+            first_ns: schedule.start_ns + first * schedule.ns_per_unit,
+            step_ns: units_each * schedule.ns_per_unit,
         }
+    }
+
+    /// Intended start of the next request; `u64::MAX` without a schedule.
+    pub(crate) fn next_intended_ns(&self) -> u64 {
+        self.schedule.map_or(u64::MAX, |schedule| schedule.next_ns())
     }
 }
 
@@ -165,7 +203,14 @@ mod tests {
         }
         assert_eq!(intended, [0, 1_000_000, 2_000_000, 3_000_000]);
         assert_eq!(pacer.wake_ns(true), 4_000_000);
-        assert_eq!(pacer.overdue(6_500_000), 2);
+        // Due at 4, 5 and 6 ms.
+        let overdue = pacer.overdue(&(0..6_500_000));
+        assert_eq!((overdue.count, overdue.intended_ns(0), overdue.intended_ns(2)), (3, 4_000_000, 6_000_000));
+        assert_eq!(pacer.overdue(&(0..6_000_000)).count, 2, "a window does not contain its end");
+        let overdue = pacer.overdue(&(5_000_000..7_000_000));
+        assert_eq!((overdue.count, overdue.intended_ns(0)), (2, 5_000_000), "what was due before it is not its own");
+        assert_eq!(pacer.overdue(&(5_000_001..7_000_000)).count, 1);
+        assert_eq!([0..3_000_000, 0..0].map(|window| pacer.overdue(&window).count), [0, 0]);
     }
 
     #[test]
@@ -191,6 +236,8 @@ mod tests {
         pacer.made(4096, 0);
         pacer.made(8192, 0);
         assert_eq!(pacer.wake_ns(true), 3_000_000);
+        // 12 KiB and a byte of 4,096,000 a second: three requests of 4 KiB and one more.
+        assert_eq!(pacer.overdue(&(0..6_000_001)).count, 4);
     }
 
     #[test]

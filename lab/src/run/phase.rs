@@ -23,6 +23,7 @@ use crate::{
         shared::{NEVER, Shared},
         tally::Tally,
         thread::{Event, Thread},
+        ticks::Ticks,
         verify::Generations,
         watch::Watch,
     },
@@ -36,9 +37,6 @@ use std::{
     thread::{self, Scope},
 };
 
-/// Bins are at most this long, and snapshots come this far apart.
-const TICK_NS: u64 = 250_000_000;
-
 /// A phase that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
@@ -47,8 +45,6 @@ pub(crate) struct Ended {
     pub(crate) stopped: bool,
     /// The first failure, and how many.
     pub(crate) failures: Option<(String, u64)>,
-    /// Requests that were due at the end and had not been made.
-    pub(crate) overdue: u64,
 }
 
 /// Carries out phase number `progress.index`.
@@ -65,9 +61,8 @@ pub(crate) fn run(
 ) -> Result<Ended> {
     let phase = &job.phases[progress.index];
     let plans = plan::threads_of(job, progress.index, targets, generations)?;
-    let interval_ns = job.interval.as_nanos();
-    let tick_ns = interval_ns / interval_ns.div_ceil(TICK_NS);
-    let shared = Shared::new(tick_ns, options.keep_going, options.record_latency);
+    let ticks = Ticks::new(job.interval.as_nanos());
+    let shared = Shared::new(ticks, options.keep_going, options.record_latency);
     plan_window(phase, &shared);
     let contents = Contents::new(job.contents, job.seed);
     let (events, inbox) = mpsc::channel();

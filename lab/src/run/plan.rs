@@ -130,16 +130,15 @@ fn targets_of(load: &Load, name: &str, targets: &[OpenTarget]) -> Result<Vec<usi
 fn rules(job: &Job, load: &Load, target: &OpenTarget) -> LaneRules {
     let is_device = target.kind != "null" && !target.is_export();
     let is_direct = matches!(target.cache, Caching::Direct | Caching::DirectWriteThrough);
-    let shares = load.block.shares();
-    let read_percent = |share: &crate::job::SizeShare| share.read_percent.unwrap_or(load.read_percent);
     LaneRules {
         queue_depth: load.queue_depth,
         batch: load.batch,
         submit_every: if load.batch == 1 && is_device && is_direct { SUBMIT_EVERY } else { u32::MAX },
         flush_every: load.flush_every,
         durable: matches!(job.cache, Caching::WriteThrough | Caching::DirectWriteThrough),
-        reads: shares.iter().any(|share| read_percent(share) > 0.0),
-        writes: shares.iter().any(|share| read_percent(share) < 100.0),
+        reads: load.reads(),
+        read_share: load.mean_read_percent() / 100.0,
+        writes: load.writes(),
     }
 }
 
@@ -158,9 +157,7 @@ fn working_set(load: &Load, name: &str, target: &OpenTarget) -> Result<WorkingSe
             return Err(LabError::NotSectors { target: target_name(), load: load_name(), field, bytes, sector_bytes });
         }
     }
-    if geometry.read_only
-        && load.block.shares().iter().any(|share| share.read_percent.unwrap_or(load.read_percent) < 100.0)
-    {
+    if geometry.read_only && load.writes() {
         return Err(LabError::ReadOnlyTarget { target: target_name(), load: load_name() });
     }
     let len_bytes = match load.working_set.0 {

@@ -3,7 +3,7 @@
 //! All of it is read by measuring threads with one relaxed load a turn, from a cache line that hardly ever changes; the one lock is taken when
 //! something has failed.
 
-use crate::run::cpu::Reading;
+use crate::run::{cpu::Reading, ticks::Ticks};
 use diskwright_store::Operation;
 use std::{
     io,
@@ -27,8 +27,8 @@ pub(crate) struct Shared {
     window_start_ns: AtomicU64,
     window_end_ns: AtomicU64,
     stop_ns: AtomicU64,
-    /// Length of a bin between cuts.
-    pub(crate) tick_ns: u64,
+    /// Where bins are cut.
+    pub(crate) ticks: Ticks,
     pub(crate) cpu_start: Reading,
     pub(crate) cpu_end: Reading,
     pub(crate) keep_going: bool,
@@ -50,14 +50,14 @@ pub(crate) struct Failure<'a> {
 }
 
 impl Shared {
-    pub(crate) fn new(tick_ns: u64, keep_going: bool, record_latency: bool) -> Self {
+    pub(crate) fn new(ticks: Ticks, keep_going: bool, record_latency: bool) -> Self {
         Self {
             gate: RwLock::new(()),
             origin: OnceLock::new(),
             window_start_ns: AtomicU64::new(NEVER),
             window_end_ns: AtomicU64::new(NEVER),
             stop_ns: AtomicU64::new(NEVER),
-            tick_ns,
+            ticks,
             cpu_start: Reading::default(),
             cpu_end: Reading::default(),
             keep_going,

@@ -8,6 +8,9 @@
 //!
 //! A thread owns what it counts into, so counting takes no lock and shares no cache line. Several times a second it gives that away
 //! whole and goes on with an empty one; that is the only time when it speaks to anyone.
+//!
+//! **Under a rate** requests and bytes are counted in the bin in which they ended, as always, but a response time belongs to the bin in
+//! which its request was due. Most requests end in the bin in which they were due; those that end later are in a list, [`Late`].
 
 use crate::{
     record::DirectionRecord,
@@ -21,7 +24,7 @@ pub(crate) struct DirectionTally {
     pub(crate) bytes: u64,
     pub(crate) errors: u64,
     pub(crate) service: Latencies,
-    /// Where there is a schedule.
+    /// Response times of requests that were due in this bin and ended in it; none without a schedule.
     pub(crate) response: Option<Latencies>,
 }
 
@@ -44,6 +47,15 @@ impl DirectionTally {
     }
 }
 
+/// The response time of a request that was due in an earlier bin than the one in which it ended, or that ended after the load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Late {
+    /// Intended start, from the beginning of the phase.
+    pub(crate) intended_ns: u64,
+    pub(crate) response_ns: u64,
+    pub(crate) is_read: bool,
+}
+
 /// One target, between two cuts.
 #[derive(Debug, Clone)]
 pub(crate) struct Tally {
@@ -51,6 +63,7 @@ pub(crate) struct Tally {
     pub(crate) writes: DirectionTally,
     /// They have no schedule: what one delays shows in the requests behind it.
     pub(crate) flushes: DirectionTally,
+    pub(crate) late: Vec<Late>,
 }
 
 impl Tally {
@@ -59,6 +72,7 @@ impl Tally {
             reads: DirectionTally::new(has_schedule),
             writes: DirectionTally::new(has_schedule),
             flushes: DirectionTally::new(false),
+            late: Vec::new(),
         }
     }
 
@@ -66,6 +80,7 @@ impl Tally {
         self.reads.clear();
         self.writes.clear();
         self.flushes.clear();
+        self.late.clear();
     }
 }
 
@@ -107,6 +122,8 @@ pub(crate) struct Totals {
     reads: DirectionTotals,
     writes: DirectionTotals,
     flushes: DirectionTotals,
+    /// Requests that were due and were not made, or did not end.
+    pub(crate) overdue: u64,
 }
 
 impl Totals {
@@ -114,6 +131,12 @@ impl Totals {
         self.reads.add(&tally.reads);
         self.writes.add(&tally.writes);
         self.flushes.add(&tally.flushes);
+    }
+
+    /// Adds a response time of `count` (above 0) requests that were due in the window.
+    pub(crate) fn add_responses(&mut self, response_ns: u64, count: u64, is_read: bool) {
+        let direction = if is_read { &mut self.reads } else { &mut self.writes };
+        direction.response.get_or_insert_default().add_many(response_ns, count);
     }
 
     /// Reads, writes, flushes.

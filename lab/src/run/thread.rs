@@ -13,10 +13,16 @@
 //! it closes. What completes in a bin is counted there, by the clock reading that saw it. Requests in flight when the window closes are
 //! not counted, as many were in flight when it opened; so neither rate nor latency is biased.
 //!
+//! **Under a rate** the response times of a window are those of the requests that were due in it, whenever they end: a target that stalls
+//! at the end of the window would otherwise hide its worst requests. So the thread waits for all that is in flight when the load ends,
+//! takes the response times, and tells for each lane which requests of the window were not made or did not end (*overdue*). Those count with
+//! the time that they have waited until then, which is less than they would have waited: left out, they would make a percentile look
+//! better the more of them there are.
+//!
 //! The thread takes no lock, and allocates nothing but the list that it sends at a cut.
 
 use crate::run::{
-    lane::{Lane, QueueFailure},
+    lane::{Lane, QueueFailure, Undone},
     shared::{NEVER, Shared},
     tally::Tally,
 };
@@ -39,18 +45,20 @@ pub(crate) struct Cut {
     pub(crate) from_ns: u64,
     /// The bins before this time will not be heard of again from this thread.
     pub(crate) until_ns: u64,
+    /// Requests with a schedule that were due before this time will not be heard of again from this thread.
+    pub(crate) settled_ns: u64,
     /// One for each lane.
     pub(crate) tallies: Vec<Tally>,
+    /// One for each lane in a thread's last cut; empty before.
+    pub(crate) undone: Vec<Undone>,
 }
 
 /// What a thread tells the conductor.
 #[derive(Debug)]
 pub(crate) enum Event {
     Cut(Cut),
-    /// It has ended, and this many requests were due and not made.
-    Ended {
-        overdue: u64,
-    },
+    /// The thread of this number has ended.
+    Ended(usize),
 }
 
 /// See the module.
@@ -113,10 +121,12 @@ impl Loop<'_, '_> {
             }
             now_ns = self.now_ns();
         };
-        let overdue = self.thread.lanes.iter().map(|lane| lane.overdue(self.thread.shared.stop_ns().min(now_ns))).sum();
         let shared = self.thread.shared;
-        let drained =
-            outcome.and_then(|()| self.thread.lanes.iter_mut().try_for_each(|lane| lane.drain(now_ns, shared)));
+        let drained = outcome.and_then(|()| {
+            let Thread { lanes, to_make, .. } = &mut *self.thread;
+            lanes.iter_mut().for_each(|lane| lane.make_due(now_ns, to_make, shared));
+            self.drain()
+        });
         if let Err((target, error)) = drained {
             shared.fail_as(now_ns, || format!("{target}: its queue failed: {error}"));
             // Nothing can be had from a broken queue, also when the run is to go on.
@@ -125,8 +135,13 @@ impl Loop<'_, '_> {
         if self.thread.to_make == 0 {
             shared.cpu_end.take_again();
         }
-        self.send(now_ns.max(self.bin_start_ns));
-        let _ = self.thread.events.send(Event::Ended { overdue });
+        let until_ns = now_ns.min(shared.stop_ns()).max(self.bin_start_ns);
+        // A count that is complete leaves nothing undone, however its schedule goes on.
+        let window = if self.thread.to_make == 0 { 0..0 } else { shared.window_start_ns()..shared.window_end_ns() };
+        let given_up_ns = self.now_ns();
+        let undone = self.thread.lanes.iter_mut().map(|lane| lane.give_up(&window, given_up_ns, shared)).collect();
+        self.send(until_ns, until_ns, undone);
+        let _ = self.thread.events.send(Event::Ended(self.thread.number));
     }
 
     fn in_flight(&self) -> usize {
@@ -170,6 +185,30 @@ impl Loop<'_, '_> {
         Ok(())
     }
 
+    /// Waits for all that is in flight at the end of the load.
+    fn drain(&mut self) -> Result<(), QueueFailure> {
+        loop {
+            let (now_ns, shared) = (self.now_ns(), self.thread.shared);
+            self.thread.lanes.iter_mut().for_each(|lane| lane.settle_last(now_ns, shared));
+            if self.in_flight() == 0 {
+                return Ok(());
+            }
+            if let [lane] = &mut self.thread.lanes[..] {
+                lane.reap_last(true)?;
+                continue;
+            }
+            // Of several targets a completion of any is seen when it comes.
+            self.thread.lanes.iter_mut().try_for_each(|lane| lane.reap_last(false))?;
+            if self.thread.lanes.iter().any(Lane::has_completions) {
+                continue;
+            }
+            match &self.thread.ring {
+                Some(ring) => ring.wait().map_err(|error| ("the ring of its thread".to_owned(), error))?,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+
     /// Takes what has ended, without waiting.
     fn look(&mut self) -> Result<(), QueueFailure> {
         self.thread.lanes.iter_mut().try_for_each(|lane| lane.reap(false))
@@ -189,22 +228,24 @@ impl Loop<'_, '_> {
         if now_ns >= shared.stop_ns() {
             return true;
         }
-        let last_tick_ns = now_ns - now_ns % shared.tick_ns;
+        let last_tick_ns = shared.ticks.start_of(now_ns);
         let passed = |boundary_ns: u64| if boundary_ns <= now_ns { boundary_ns } else { 0 };
         let from_ns = last_tick_ns.max(passed(opens_ns)).max(passed(closes_ns));
         if from_ns > self.bin_start_ns {
-            self.send(from_ns);
+            let settled_ns = self.thread.lanes.iter().map(Lane::settled_ns).fold(from_ns, u64::min);
+            self.send(from_ns, settled_ns, Vec::new());
             self.bin_start_ns = from_ns;
         }
         self.next_cut_ns = next_boundary_ns(shared, now_ns);
         false
     }
 
-    fn send(&mut self, until_ns: u64) {
+    /// Sends the bin that ends at `until_ns`.
+    fn send(&mut self, until_ns: u64, settled_ns: u64, undone: Vec<Undone>) {
         let lanes = &mut self.thread.lanes;
         let empty = self.thread.emptied.try_recv().unwrap_or_else(|_| lanes.iter().map(Lane::empty_tally).collect());
-        let tallies = lanes.iter_mut().zip(empty).map(|(lane, empty)| lane.exchange(empty)).collect();
-        let cut = Cut { thread: self.thread.number, from_ns: self.bin_start_ns, until_ns, tallies };
+        let tallies = lanes.iter_mut().zip(empty).map(|(lane, empty)| lane.exchange(empty, until_ns)).collect();
+        let cut = Cut { thread: self.thread.number, from_ns: self.bin_start_ns, until_ns, settled_ns, tallies, undone };
         // The conductor outlives its threads.
         let _ = self.thread.events.send(Event::Cut(cut));
     }
@@ -212,7 +253,7 @@ impl Loop<'_, '_> {
 
 /// The next time at which a bin ends.
 fn next_boundary_ns(shared: &Shared, now_ns: u64) -> u64 {
-    let next_tick_ns = (now_ns / shared.tick_ns + 1) * shared.tick_ns;
+    let next_tick_ns = shared.ticks.end_of(now_ns);
     [shared.window_start_ns(), shared.window_end_ns()]
         .into_iter()
         .filter(|boundary_ns| *boundary_ns > now_ns)

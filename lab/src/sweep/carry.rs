@@ -17,7 +17,7 @@ use crate::{
     machine::{Machine, Versions},
     progress::{Progress, report},
     record::{End, Run, TargetRecord},
-    stats,
+    seeds, stats,
     warning::Warning,
 };
 use std::{path::Path, time::Instant};
@@ -147,7 +147,9 @@ fn measure_all(
             if record.cells[index].rounds.len() > round {
                 continue;
             }
-            let job = plan::job(&record.options, &record.cells[index], round);
+            let mut job = plan::job(&record.options, &record.cells[index], round);
+            let sizes = record.targets.iter().map(|target| target.size_bytes);
+            seeds::begin_streams(&mut job, sizes.min().unwrap_or(0));
             let done: usize = record.cells.iter().map(|cell| cell.rounds.len()).sum();
             let message = format!("round {} of {rounds}, {}", round + 1, plan::title(&record.cells[index].point));
             match report(progress, "sweep", done as u64, all, &message) {

@@ -5,6 +5,7 @@ use crate::{
     LabError, Result,
     job::{Bytes, Job},
     record::LatencyRecord,
+    seeds,
 };
 use std::collections::HashSet;
 
@@ -178,11 +179,11 @@ pub fn title(point: &[Coordinate]) -> String {
     point.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The job that measures `cell` in `round`. Each round draws its requests anew, and alike for all cells.
+/// The job that measures `cell` in `round`. Cells and rounds make different requests; see [`seeds`].
 pub fn job(options: &SweepOptions, cell: &SweepCell, round: usize) -> Job {
     let mut job = options.job.clone();
     job.name = format!("{}: {}", options.job.name, title(&cell.point));
-    job.seed = job.seed.wrapping_add(round as u64);
+    job.seed = seeds::of_window(job.seed, &title(&cell.point), round);
     for load in job.phases.iter_mut().flat_map(|phase| &mut phase.loads) {
         for Coordinate { knob, value } in &cell.point {
             knob.set(load, *value);
@@ -232,7 +233,13 @@ pub(super) mod tests {
         let cells = cells(&options).unwrap();
         let job = job(&options, &cells[3], 2);
         let load = &job.phases[0].loads[0];
-        assert_eq!((load.threads, load.queue_depth, job.seed), (2, 8, 3));
+        assert_eq!((load.threads, load.queue_depth), (2, 8));
+        // No cell repeats the requests of another one, which a cache would answer, and no round those of another round.
+        let seeds: HashSet<u64> = cells
+            .iter()
+            .flat_map(|cell| (0..3).map(|round| super::job(&options, cell, round).seed).collect::<Vec<_>>())
+            .collect();
+        assert_eq!(seeds.len(), 12);
         assert_eq!(job.name, "oltp: threads 2, queue-depth 8");
     }
 

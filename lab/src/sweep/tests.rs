@@ -10,6 +10,7 @@ use crate::{
     record::{
         CpuRecord, DirectionRecord, End, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, TargetRecord, ThreadRecord,
     },
+    seeds,
 };
 
 pub(crate) fn target(name: &str) -> TargetRecord {
@@ -35,8 +36,11 @@ fn simulated(job: &Job, files: usize) -> Run {
 pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
     let load = &job.phases[0].loads[0];
     let in_flight = u64::from(load.threads) * u64::from(load.queue_depth) * files as u64;
-    // A hundredth of noise that is the same whenever the same round is measured.
-    let noise = ((job.seed * 31 + in_flight * 17 + u64::from(load.threads) * 5) % 7) as f64 / 300.0 - 0.01;
+    // A hundredth of noise that is the same whenever the same round is measured. A sweep's seed tells which round of a cell it is.
+    let cell = job.name.rsplit_once(": ").map_or("", |(_, cell)| cell);
+    let round = (0..100).find(|round| seeds::of_window(1, cell, *round) == job.seed);
+    let seed = round.map_or(job.seed, |round| 1 + round as u64);
+    let noise = ((seed * 31 + in_flight * 17 + u64::from(load.threads) * 5) % 7) as f64 / 300.0 - 0.01;
     let iops = (in_flight.min(servers) as f64 * 10_000.0 * (1.0 + noise)) as u64;
     let mean_ns = in_flight * 1_000_000_000 / iops;
     let direction = |ios: u64| DirectionRecord {
@@ -63,6 +67,7 @@ pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
         reads,
         writes,
         flushes: DirectionRecord::default(),
+        overdue: 0,
     };
     let phase = PhaseRecord {
         name: "main".into(),

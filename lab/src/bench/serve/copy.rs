@@ -7,11 +7,13 @@
 use super::{Exported, Served, Who, carrier, serve};
 use crate::{
     LabError, Result,
+    bench::SEED,
     bench::{Bar, Bench, Check, Found, Outcome, peer},
     job::{Job, Span},
     measure::{self, Ratio},
     progress::{Progress, report},
     run::RunOptions,
+    seeds,
     stats::{Summary, round_order},
     table::bytes,
     targets::{self, Container, Target},
@@ -56,7 +58,8 @@ pub(crate) fn nbdcopy(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<
     let read_disk = |round: usize, progress: &mut dyn Progress| {
         let mut job = Job::simple(&workload.name, workload.load(), Span::default(), Span::from_secs(1));
         job.phases[0].count = Some(size_bytes / u64::from(REQUEST_BYTES));
-        (job.seed, job.engine) = (round as u64, bench.options.engine.into());
+        job.seed = seeds::of_window(SEED, &workload.name, round);
+        job.engine = bench.options.engine.into();
         Ok::<_, LabError>(
             measure::window(&job, &disk.to_measure(), &RunOptions::default(), progress.watch())?.mb_per_s(),
         )

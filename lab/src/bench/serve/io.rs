@@ -97,7 +97,7 @@ impl Contest<'_> {
 
     /// One cell.
     fn measure(&self, served: &Served, load: &NbdLoad, round: usize, side: &mut Side) -> Result<()> {
-        let run = || fio::run_nbd(&self.fio, &served.uri, load, round as u64 + 1, &self.dir);
+        let run = || fio::run_nbd(&self.fio, &served.uri, load, load.seed(round), &self.dir);
         let (found, cpu_ns) = cost_of(&served.server, run)?;
         side.iops.push(found.iops);
         side.cpu_ns.push(cpu_ns as f64 / found.requests.max(1.0));

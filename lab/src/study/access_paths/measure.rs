@@ -12,6 +12,7 @@ use crate::{
     progress::{Progress, report as tell},
     record::{End, Run},
     run::{self, RunOptions, Watch},
+    seeds,
     stats::{self, Summary},
     table,
     warning::Warning,
@@ -63,7 +64,8 @@ pub(super) fn measure(disks: &Disks, ways: &[Way], plan: &Plan, progress: &mut d
             for index in stats::round_order(ways.len(), round, plan.seed ^ ((number as u64) << 32)) {
                 let way = ways[index];
                 let message = format!("{}, {name} load, round {} of {}", way.name(), round + 1, plan.rounds);
-                let job = job(outstanding, plan, round);
+                let mut job = job(outstanding, plan);
+                job.seed = seeds::of_window(plan.seed, name, round);
                 let outcome = tell(progress, "measure", done, total, &message)
                     .and_then(|()| cell(disks, way, &job, progress.watch()));
                 let (record, run) = match outcome {
@@ -109,7 +111,7 @@ impl Cells {
     }
 }
 
-fn job(outstanding: u32, plan: &Plan, round: usize) -> Job {
+fn job(outstanding: u32, plan: &Plan) -> Job {
     let load = Load {
         name: format!("OLTP, {CLIENTS} clients x {outstanding}"),
         block: Blocks::One(Bytes(8 << 10)),
@@ -122,7 +124,6 @@ fn job(outstanding: u32, plan: &Plan, round: usize) -> Job {
     let warm_up = (plan.cell / 5).min(Duration::from_secs(30));
     let mut job = Job::simple("access paths", load, warm_up.into(), plan.cell.saturating_sub(warm_up).into());
     job.interval = Span::from_millis(250).min(plan.cell.max(Duration::from_millis(10)).into());
-    job.seed = plan.seed ^ round as u64;
     job.engine = match plan.engine {
         EngineKind::Auto => Mover::Auto,
         EngineKind::Uring => Mover::IoUring,

@@ -20,6 +20,7 @@ use crate::{
     result::ExpandingRecord,
     run::{OpenTarget, RunOptions, Watch},
     scratch::Scratch,
+    seeds,
     stats::{Summary, round_order},
     targets::{self, Preparation, Target},
     workload::{Direction, Pattern, Workload},
@@ -92,7 +93,8 @@ impl Expanding<'_> {
                     let message = format!("{}, {} {state}", workload.name, full.name);
                     report(steps.progress, steps.phase, steps.done, steps.total, &message)?;
                     let mut job = Job::simple(&workload.name, workload.load(), Span::default(), Span::from_secs(1));
-                    (job.phases[0].count, job.seed) = (Some(writes), self.how.seed ^ round as u64);
+                    job.phases[0].count = Some(writes);
+                    job.seed = seeds::of_window(self.how.seed, &workload.name, round);
                     (job.engine, job.cache) = (self.how.engine.into(), full.cache);
                     let watch = steps.progress.watch();
                     rounds[who].push(match who {

@@ -38,7 +38,7 @@ use crate::{
     record::{End, TargetRecord},
     run::{self, OpenHow, OpenTarget, RunOptions, Watch},
     scratch::Scratch,
-    stats,
+    seeds, stats,
     study::{StudyOptions, StudyReport, budget::Budget},
     sweep,
     targets::{self, Container},
@@ -363,8 +363,9 @@ fn measure(
                 let subject = &subjects[index];
                 let message = format!("{name}, {}", subject.target.name);
                 let went_on = tell(progress, "measure", done as u64, all as u64, &message);
-                // Each round draws its requests anew, and alike for all.
-                let job = Job { seed: SEED ^ round as u64, ..job.clone() };
+                let of_cell = format!("{name} at QD {}", record.queue_depth);
+                let mut job = Job { seed: seeds::of_window(SEED, &of_cell, round), ..job.clone() };
+                seeds::begin_streams(&mut job, settings.size_bytes);
                 let ended = match went_on {
                     Err(LabError::Stopped) => None,
                     Err(error) => return Err(error),

@@ -30,6 +30,7 @@ use crate::{
     progress::{Progress, report as tell},
     run::{OpenTarget, RunOptions, Watch},
     scratch::Scratch,
+    seeds,
     stats::{self, Summary},
     study::{StudyOptions, StudyReport},
     targets::{self, open_target},
@@ -261,7 +262,7 @@ fn measure_all(
                 let message = format!("{}, {}", test.0, subject.target.name);
                 tell(progress, "measure", done, total, &message)?;
                 let mut job = job(&test, subject.payload, cell, engine);
-                job.seed = SEED ^ round as u64;
+                job.seed = seeds::of_window(SEED, test.0, round);
                 measured[index].push(measure_cell(&job, subject, progress.watch())?);
                 done += 1;
             }
