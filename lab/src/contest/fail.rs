@@ -4,7 +4,7 @@
 //! rounds are few, and one that waits for proof lets small losses through; the default waits for proof. Where there are too few rounds for any
 //! proof it would let everything through, and that is told ([`FailIf::unjudged`]).
 
-use super::{Comparison, ContestRecord, Said, judge::rounds_needed};
+use super::{Comparison, ContestRecord, Said};
 use crate::figures::Metric;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -94,7 +94,7 @@ impl FailIf {
         let ((base, ours), family) = (first.rounds, record.family(first));
         Some(format!(
             "--fail-if '{self}' {judged}: {base} and {ours} rounds cannot show a difference with {family} comparisons; measure at least {} rounds of each, compare fewer figures, or be content with --fail-when estimate or possible",
-            rounds_needed(family, record.paired)
+            record.fewest_rounds(first)
         ))
     }
 

@@ -1,6 +1,6 @@
 //! What a comparison prints: the verdict, a table, reasons for doubt.
 
-use super::{Comparison, ContestRecord, Said, judge::rounds_needed};
+use super::{Comparison, ContestRecord, Said};
 use crate::{
     figures::Metric,
     table::{Align, Cell, Table, Tone, figure, paint},
@@ -73,7 +73,7 @@ fn sentence(record: &ContestRecord, side: usize, of: &[&Comparison]) -> String {
                 "{n} and {m} rounds cannot show a difference between {ours} and {base} with {family} comparisons, whatever they are: {} {}; measure at least {} rounds of each",
                 first.metric.title(),
                 change(first),
-                rounds_needed(family, record.paired || first.group.is_empty()),
+                record.fewest_rounds(first),
             )
         }
     };

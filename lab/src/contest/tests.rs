@@ -233,6 +233,43 @@ fn many_cells_are_judged_together_too() {
     );
 }
 
+/// A side of `groups` cells, each of a few rounds.
+fn of_cells(groups: u32, rounds_each: usize, iops: f64, seed: u64) -> Side {
+    let mut made = side("x", Vec::new());
+    made.groups = (1..=groups)
+        .map(|depth| Group {
+            name: format!("queue-depth {depth}"),
+            workload: format!("1 x {depth}"),
+            rounds: rounds(rounds_each, iops * f64::from(depth), 0.01, seed + u64::from(depth), 0.0),
+            stretches: Vec::new(),
+        })
+        .collect();
+    made
+}
+
+/// Five figures over seven cells: Holm asks for p below 0.01, and the smallest p-value of seven pairs is 0.0156.
+#[test]
+fn cells_are_judged_together_only_where_that_can_show_anything() {
+    let judged = |cells, metrics: &[Metric]| {
+        let sides = vec![of_cells(cells, 5, 10_000.0, 1), of_cells(cells, 5, 5_000.0, 100)];
+        judge(sides, &JudgeOptions { metrics: metrics.to_vec(), ..JudgeOptions::default() })
+    };
+    for cells in [6, 7] {
+        let record = judged(cells, &[]);
+        assert!(record.overall.is_empty(), "{cells} cells: {:?}", record.overall);
+        assert!(!record.verdict.contains(&format!("{cells} and {cells} rounds")), "{}", record.verdict);
+    }
+    let record = judged(8, &[]);
+    assert!(record.overall.len() == 5 && record.overall[0].said == Said::Worse, "{:?}", record.overall);
+    // One figure needs six cells, two need seven.
+    for (cells, metrics) in [(6, &[Metric::Iops][..]), (7, &[Metric::Iops, Metric::P99])] {
+        let record = judged(cells, metrics);
+        assert!(record.overall.iter().all(|one| one.said == Said::Worse), "{:?}", record.overall);
+        assert_eq!(record.overall.len(), metrics.len());
+        assert!(judged(cells - 1, metrics).overall.is_empty());
+    }
+}
+
 fn run(iops: u64, seconds: u64, seed: u64) -> Run {
     let mut chance = Chance::with_seed(seed);
     let series: Vec<SeriesPoint> = (0..seconds + 2)
