@@ -6,7 +6,7 @@
 //!
 //! MB/s is left out where all requests are alike in size: it says what IOPS say, and each question asked makes every answer dearer.
 
-use super::{Comparison, ContestRecord, FailIf, Group, Said, Side, record::CONTEST_SCHEMA, report};
+use super::{Comparison, ContestRecord, FailIf, Group, Said, Side, fail::Unjudged, record::CONTEST_SCHEMA, report};
 use crate::{
     figures::{Figures, Metric},
     inference::{self, Design, RankTest, SIGNIFICANT, Shift},
@@ -43,6 +43,7 @@ pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ContestRecord {
         comparisons: Vec::new(),
         failed: Vec::new(),
         unjudged: Vec::new(),
+        undecided: false,
         warnings: Vec::new(),
         sides,
     };
@@ -75,7 +76,9 @@ pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ContestRecord {
     let design = record.design();
     correct(&mut record.comparisons, design);
     record.failed = options.fail_if.iter().flat_map(|condition| condition.holding(&record)).collect();
-    record.unjudged = options.fail_if.iter().filter_map(|condition| condition.unjudged(&record)).collect();
+    let unjudged: Vec<Unjudged> = options.fail_if.iter().filter_map(|condition| condition.unjudged(&record)).collect();
+    record.undecided = unjudged.iter().any(|condition| condition.undecided);
+    record.unjudged = unjudged.into_iter().map(|condition| condition.why).collect();
     record.verdict = report::verdict(&record);
     record
 }

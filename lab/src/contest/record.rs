@@ -30,6 +30,10 @@ pub struct ContestRecord {
     /// Conditions of `--fail-if` that could not be judged, or not of everything, and why.
     #[serde(default)]
     pub unjudged: Vec<String>,
+    /// Whether a condition of `--fail-if` is neither met nor ruled out for want of rounds or of the figure. Of a condition that was
+    /// judged over all measurements together this is false.
+    #[serde(default)]
+    pub undecided: bool,
     /// Reasons for doubt.
     pub warnings: Vec<Warning>,
 }
