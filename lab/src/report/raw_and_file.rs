@@ -205,7 +205,7 @@ fn workloads(result: &RawAndFileResult) -> Table {
             "the paper’s",
             "generator’s",
             "ratio",
-            "MHz per IOPS",
+            "machine’s MHz per IOPS",
         ],
     );
     for workload in &result.workloads {

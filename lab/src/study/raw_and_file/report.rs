@@ -26,7 +26,8 @@ pub fn render(result: &RawAndFileResult, colour: bool) -> String {
         let _ = write!(text, "\nEach workload, 64 in flight\n\n{}", workloads(result, colour));
         text.push_str(
             "\n  medians of the rounds; ratios are to the block device in the same round. CPU/IO: CPU time for each request, of the whole machine as the\n  \
-             paper has it, and of the generator alone. MHz/IOPS: the paper's formula, with the clock of the time-stamp counter.\n",
+             paper has it, and of the generator alone. MHz/IOPS: of the whole machine, by the paper's formula, with the\n  \
+             clock of the time-stamp counter.\n",
         );
     }
     if !result.warnings.is_empty() {
