@@ -196,13 +196,10 @@ fn whole(path: &Path, mut from: impl Read) -> Result<Vec<u8>, ReadError> {
         if read_up_to(limit, &mut bytes)? {
             return Ok(bytes);
         }
-        match schema_at_beginning(path, &bytes)? {
-            Some(schema) => {
-                known(path, &schema)?;
-                let ended = read_up_to(LONGEST_BYTES + 1, &mut bytes)?;
-                return if ended { Ok(bytes) } else { Err(ReadError::TooLong { path: path.to_owned() }) };
-            }
-            None => {}
+        if let Some(schema) = schema_at_beginning(path, &bytes)? {
+            known(path, &schema)?;
+            let ended = read_up_to(LONGEST_BYTES + 1, &mut bytes)?;
+            return if ended { Ok(bytes) } else { Err(ReadError::TooLong { path: path.to_owned() }) };
         }
     }
     let found = format!("it has no \"schema\" in its first {} MiB", bytes.len() >> 20);
