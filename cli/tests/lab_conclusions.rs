@@ -79,12 +79,13 @@ fn results_are_compared_and_a_condition_decides_the_exit_code() {
     assert_eq!(ended.code, Some(1), "{ended:#?}");
     assert!(ended.stdout.starts_with("FAILED: fast"), "{ended:#?}");
     shop.ok("lab compare base:slow.json same:slow.json --fail-if 'slower-than 5%'");
-    // What so few rounds cannot decide is told, and does not fail.
+    // What so few rounds cannot decide is told, and has not passed.
     let one = "lab sweep null: --vary read-percent=100 --rounds 2 --warm-up 0 --duration 30ms --output few.json";
     shop.ok(one);
     let ended = shop.run("lab compare a:few.json b:few.json --fail-if 'slower-than 5%' --quiet --json");
-    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    assert_eq!(ended.code, Some(2), "{ended:#?}");
     assert!(ended.stderr.contains("--fail-if 'iops worse-than 5%' could not be judged"), "{ended:#?}");
+    assert!(ended.stderr.contains("measure at least 5 rounds of each"), "{ended:#?}");
     let found: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(found["unjudged"].as_array().map(Vec::len), Some(1), "{found}");
     // Could not compare is 2, as everywhere.

@@ -4,7 +4,8 @@
 //!   file ──▶ JSON? ──▶ "schema"? ──▶ a kind known here? ──▶ its version? ──▶ its fields? ──▶ sound? ──▶ Document
 //! ```
 //!
-//! A file comes from anywhere. It is read up to a limit, and what later code adds up or indexes with is checked here once: sums that
+//! A file comes from anywhere, and may be a disk that was named by mistake. Its first 64 KiB must begin a JSON object with a schema
+//! that is known here; only then is the rest read, up to a limit. What later code adds up or indexes with is checked here once: sums that
 //! do not overflow, histograms that rise, numbers of targets that exist.
 
 use crate::{
@@ -20,8 +21,13 @@ use crate::{
     },
     sweep::{SWEEP_SCHEMA, SweepRecord},
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Serialize,
+    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
+};
 use std::{
+    borrow::Cow,
+    fmt,
     fs::File,
     io::{self, Read},
     path::{Path, PathBuf},
@@ -31,6 +37,9 @@ use std::{
 pub const BUNDLE_SCHEMA: &str = "diskwright.lab.results/1";
 /// Files longer than this are no results: a run of a week has a tenth of it.
 const LONGEST_BYTES: u64 = 1 << 30;
+/// How much is read before the file is known to hold a result: our files begin with the schema; those whose keys another program
+/// has sorted have it after their cells or phases.
+const BYTES_WITHOUT_SCHEMA: [u64; 2] = [64 << 10, 64 << 20];
 
 /// Any result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -170,13 +179,74 @@ struct BundleBody {
 /// # Errors
 /// [`ReadError`], each reason its own.
 pub fn read(path: &Path) -> Result<Vec<Document>, ReadError> {
-    let failed = |source| ReadError::File { path: path.to_owned(), source };
+    let file = File::open(path).map_err(|source| ReadError::File { path: path.to_owned(), source })?;
+    parse(path, &whole(path, file)?)
+}
+
+/// All bytes of a result: the rest is read only once the beginning shows that it is one.
+fn whole(path: &Path, mut from: impl Read) -> Result<Vec<u8>, ReadError> {
     let mut bytes = Vec::new();
-    File::open(path).map_err(failed)?.take(LONGEST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > LONGEST_BYTES {
-        return Err(ReadError::TooLong { path: path.to_owned() });
+    let mut read_up_to = |limit: u64, bytes: &mut Vec<u8>| {
+        let more = limit - bytes.len() as u64;
+        let read = from.by_ref().take(more).read_to_end(bytes);
+        // Whether this is all of it.
+        read.map(|read| (read as u64) < more).map_err(|source| ReadError::File { path: path.to_owned(), source })
+    };
+    for limit in BYTES_WITHOUT_SCHEMA {
+        if read_up_to(limit, &mut bytes)? {
+            return Ok(bytes);
+        }
+        if let Some(schema) = schema_at_beginning(path, &bytes)? {
+            known(path, &schema)?;
+            let ended = read_up_to(LONGEST_BYTES + 1, &mut bytes)?;
+            return if ended { Ok(bytes) } else { Err(ReadError::TooLong { path: path.to_owned() }) };
+        }
     }
-    parse(path, &bytes)
+    let found = format!("it has no \"schema\" in its first {} MiB", bytes.len() >> 20);
+    Err(ReadError::NoResult { path: path.to_owned(), found })
+}
+
+/// The schema of an object of which `bytes` are the beginning; `None` where it may come later.
+///
+/// # Errors
+/// [`ReadError::NotJson`] and [`ReadError::NoResult`], where `bytes` cannot begin such an object.
+fn schema_at_beginning(path: &Path, bytes: &[u8]) -> Result<Option<String>, ReadError> {
+    let mut schema = None;
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let object = serde::Deserializer::deserialize_map(&mut deserializer, SchemaOf(&mut schema));
+    // Behind an object there is nothing.
+    match object.and_then(|()| deserializer.end()) {
+        Err(error) if schema.is_none() && error.is_data() => Err(ReadError::NoResult {
+            path: path.to_owned(),
+            found: "it is not an object with a text for \"schema\"".into(),
+        }),
+        Err(error) if schema.is_none() && !error.is_eof() => {
+            Err(ReadError::NotJson { path: path.to_owned(), line: error.line(), column: error.column() })
+        }
+        _ => Ok(schema),
+    }
+}
+
+/// Keeps the schema of an object even if the object then breaks off.
+struct SchemaOf<'a>(&'a mut Option<String>);
+
+impl<'de> Visitor<'de> for SchemaOf<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with a schema")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key::<Cow<'de, str>>()? {
+            if key == "schema" {
+                *self.0 = Some(map.next_value()?);
+                return Ok(());
+            }
+            map.next_value::<IgnoredAny>()?;
+        }
+        Ok(())
+    }
 }
 
 /// The same for bytes; `path` is for messages.
@@ -208,7 +278,7 @@ fn schema_of(path: &Path, bytes: &[u8]) -> Result<String, ReadError> {
             Err(ReadError::CutOff { path: path(), line: error.line() })
         }
         // An array is taken for a structure's fields, and is one too many or too few.
-        Err(_) if serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok() => {
+        Err(_) if serde_json::from_slice::<IgnoredAny>(bytes).is_ok() => {
             Err(no_result("it is not an object with a \"schema\"".into()))
         }
         Err(error) => Err(ReadError::NotJson { path: path(), line: error.line(), column: error.column() }),
@@ -422,6 +492,58 @@ mod tests {
         assert!(damaged.contains("it is damaged") && damaged.contains("column"), "{damaged}");
         let missing = read(Path::new("/nonexistent/r.json")).unwrap_err().to_string();
         assert!(missing.starts_with("cannot read the result /nonexistent/r.json"), "{missing}");
+    }
+
+    /// A reader that counts what is read of it.
+    struct Counting<R>(R, u64);
+
+    impl<R: Read> Read for Counting<R> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            let read = self.0.read(into)?;
+            self.1 += read as u64;
+            Ok(read)
+        }
+    }
+
+    #[test]
+    fn a_disk_given_for_a_result_is_hardly_read() {
+        let refused = |begins: &str, filled_with: u8| {
+            let disk = begins.as_bytes().chain(io::repeat(filled_with).take(2 << 30));
+            let mut counting = Counting(disk, 0);
+            let error = whole(Path::new("big.raw"), &mut counting).unwrap_err().to_string();
+            (error, counting.1)
+        };
+        // A disk of zeros, one with a boot sector, text, another program's JSON, and an object that breaks off.
+        for (begins, words) in [
+            ("", "big.raw is not JSON (line 1, column 1)"),
+            ("\u{eb}X", "is not JSON (line 1, column 1)"),
+            ("[1, 2, 3, ", "it is not an object with"),
+            ("{\"schema\": \"fio/3\", ", "its schema is \"fio/3\""),
+            ("{\"jobs\": 1}", "is not JSON (line 1, column 12)"),
+            ("{\"schema\": 7, ", "it is not an object with a text"),
+        ] {
+            let (error, read) = refused(begins, 0);
+            assert!(error.contains(words) && read == 64 << 10, "{begins}: {error}, {read} bytes read");
+        }
+        // An object without end, all of it spaces.
+        let (error, read) = refused("{", b' ');
+        assert!(error.contains("no \"schema\" in its first 64 MiB") && read == 64 << 20, "{error}, {read} bytes read");
+    }
+
+    #[test]
+    fn a_long_result_is_read_wherever_its_schema_stands() {
+        let mut run = example::run();
+        let phase = run.phases[0].clone();
+        run.phases.resize(400, phase);
+        let document = Document::Run(Box::new(run));
+        let first = serde_json::to_string(&document).unwrap();
+        // Keys in the order of the alphabet: "schema" comes after "phases".
+        let sorted = serde_json::to_value(&document).unwrap().to_string();
+        for json in [first, sorted] {
+            assert!(json.len() > 256 << 10, "{} bytes are no test", json.len());
+            let bytes = whole(Path::new("r.json"), json.as_bytes()).unwrap();
+            assert_eq!(parse(Path::new("r.json"), &bytes).unwrap(), std::slice::from_ref(&document));
+        }
     }
 
     #[test]

@@ -19,9 +19,6 @@ use diskwright_store::EngineKind;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::{slice, time::Duration};
 
-/// Resamples of a bootstrap: the ends of a 95 % interval are then known to about half a percent of its ranks.
-const RESAMPLES: usize = 2000;
-
 /// How to measure a cell.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
@@ -119,8 +116,9 @@ pub struct Ratio {
     /// Median, extremes and deviation of the rounds' ratios.
     #[serde(flatten)]
     pub summary: Summary,
-    /// 95 % confidence interval of the median, by bootstrap; little more than the extremes when rounds are few.
-    pub confidence: Interval,
+    /// 95 % confidence interval of the median ([`stats::median_interval`], over the logarithms); `None` of a single round, or where
+    /// a ratio is 0.
+    pub confidence: Option<Interval>,
     /// Each round's ratio.
     pub each: Vec<f64>,
 }
@@ -130,7 +128,10 @@ impl Ratio {
     pub fn of(ours: &[f64], base: &[f64]) -> Option<Self> {
         let each = stats::ratios(ours, base);
         let summary = Summary::of(&each)?;
-        Some(Self { summary, confidence: stats::bootstrap_median(&each, 0.95, RESAMPLES, 1)?, each })
+        let logarithms: Vec<f64> = each.iter().map(|ratio| ratio.ln()).collect();
+        let confidence = stats::median_interval(&logarithms, 0.95)
+            .map(|ends| Interval { low: ends.low.exp(), high: ends.high.exp() });
+        Some(Self { summary, confidence, each })
     }
 
     /// The median.

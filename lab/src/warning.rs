@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// More cells than this are not named in a sentence.
+const CELLS_SHOWN: usize = 3;
+
 /// One reason for doubt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -177,11 +180,24 @@ pub enum Warning {
         /// How many.
         rounds: u32,
     },
+    /// Something that is true of some cells of a sweep, not of all.
+    InCells {
+        /// Which.
+        cells: Vec<String>,
+        /// What is true of them.
+        warning: Box<Warning>,
+        /// Further cells with a warning of this kind, of which only the number is kept because there are many.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        alike: Vec<String>,
+    },
 }
 
 impl Warning {
     /// Whether it says that something else was measured than storage: then it belongs into the first line of whatever is shown.
     pub fn voids(&self) -> bool {
+        if let Self::InCells { warning, .. } = self {
+            return warning.voids();
+        }
         matches!(
             self,
             Self::Unallocated { .. }
@@ -190,6 +206,14 @@ impl Warning {
                 | Self::Memory { .. }
                 | Self::DirectNotHonoured { .. }
         )
+    }
+
+    /// The same, with `sweep` before the names of its cells: where the warnings of several sweeps stand together.
+    pub(crate) fn in_cells_of(mut self, sweep: &str) -> Self {
+        if let Self::InCells { cells, alike, .. } = &mut self {
+            cells.iter_mut().chain(alike).for_each(|cell| *cell = format!("{sweep}, {cell}"));
+        }
+        self
     }
 
     /// Sorts the gravest first: what voids a result, then the rest in the order in which it was found.
@@ -313,6 +337,16 @@ impl fmt::Display for Warning {
             Self::OfSide { side, warning } => write!(f, "{side}: {warning}"),
             Self::FewRounds { rounds } => {
                 write!(f, "{rounds} rounds cannot tell chance from truth; use five or more (--rounds)")
+            }
+            Self::InCells { cells, warning, alike } => {
+                let shown = cells.iter().take(CELLS_SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
+                let more = cells.len().saturating_sub(CELLS_SHOWN);
+                let more = if more > 0 { format!(" and {more} more cells") } else { String::new() };
+                write!(f, "at {shown}{more}: {warning}")?;
+                match alike.len() {
+                    0 => Ok(()),
+                    others => write!(f, " ({others} more cells have a warning of this kind)"),
+                }
             }
             Self::SlowClock { source } => {
                 write!(

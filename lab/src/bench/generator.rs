@@ -16,7 +16,7 @@ use crate::{
     progress::{Progress, report},
     record::PhaseRecord,
     run::{self, Buffers, OpenHow, OpenTarget, RunOptions, Unwatched},
-    stats::{self, Summary},
+    stats::Summary,
     table::{duration, grouped},
     targets::{self, Container},
 };
@@ -40,6 +40,10 @@ const RANDOM_READ: FioLoad = FioLoad {
     setup: Setup::Defaults,
 };
 
+/// Ours and fio's are alike within this factor.
+const ALIKE: f64 = 1.05;
+/// Rounds of the agreement: an interval of 99 % takes eight at least.
+const AGREEMENT_ROUNDS: usize = 9;
 /// Ten workloads in which both must find the same.
 const AGREEMENT: [FioLoad; 10] = [
     of("randread", 100, 4 << 10, 1),
@@ -322,7 +326,8 @@ pub(crate) fn memory(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<F
 /// Whether it finds what fio finds.
 pub(crate) fn agreement(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let Some(program) = fio::find() else { return Ok(Found::skipped("fio", peer::missing("fio", "fio"))) };
-    let prepared = Prepared::new(bench, bench.pick(256 << 20, 1 << 30), CacheMode::Direct, progress)?;
+    let mut prepared = Prepared::new(bench, bench.pick(256 << 20, 1 << 30), CacheMode::Direct, progress)?;
+    prepared.rounds = bench.rounds(AGREEMENT_ROUNDS);
     let ours = prepared.ours(Caching::Direct, true)?;
     let mut found = Found::default();
     for (index, load) in AGREEMENT.iter().enumerate() {
@@ -350,11 +355,8 @@ pub(crate) fn agreement(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resul
         }
         let figures = |side: &[(f64, f64)], which: fn(&(f64, f64)) -> f64| side.iter().map(which).collect::<Vec<f64>>();
         for (what, which) in [("IOPS", (|pair| pair.0) as fn(&(f64, f64)) -> f64), ("mean latency", |pair| pair.1)] {
-            found.checks.push(agrees(
-                format!("{name}: {what}"),
-                &figures(&our_side, which),
-                &figures(&their_side, which),
-            ));
+            let name = format!("{name}: {what}");
+            found.checks.push(agrees(&name, &figures(&our_side, which), &figures(&their_side, which)));
         }
     }
     prepared.note(&mut found);
@@ -362,20 +364,15 @@ pub(crate) fn agreement(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resul
         "what a device sees is the same: registered buffers in huge pages, other places in each round, as many requests submitted together".into(),
     );
     found.notes.push(
-        "the figure is the distance between the medians, as a share of the distance between fio's own extremes".into(),
+        "the figure is the ratio of ours to fio's within rounds, turned so that it is above 1; judged is its 99 % interval, which a noisy fio widens".into(),
     );
     Ok(found)
 }
 
-/// The distance between our median and fio's, in spreads of fio's own runs.
-fn agrees(name: String, ours: &[f64], theirs: &[f64]) -> Check {
-    let (Some(our_median), Some(their)) = (stats::median(ours), Summary::of(theirs)) else {
-        return Check::broken(&name, "nothing was measured");
-    };
-    let distance = (our_median - their.median).abs();
-    let spreads = if distance == 0.0 { 0.0 } else { distance / (their.max - their.min).max(f64::MIN_POSITIVE) };
-    let check = Check::absolute(name, "ratio", &[spreads], Bar::AtMost(1.0));
-    Check { sides_unit: "".into(), ours: Summary::of(ours), peer: Some(their), ..check }
+/// Whether ours is what fio finds, within [`ALIKE`] either way.
+fn agrees(name: &str, ours: &[f64], theirs: &[f64]) -> Check {
+    let Some(ratio) = Ratio::of(ours, theirs) else { return Check::broken(name, "nothing was measured") };
+    Check { ours: Summary::of(ours), peer: Summary::of(theirs), ..Check::alike(name, &ratio, ALIKE) }
 }
 
 #[cfg(test)]
@@ -384,12 +381,25 @@ mod tests {
     use crate::bench::Outcome;
 
     #[test]
-    fn agreement_is_measured_by_fio_s_own_spread() {
-        let theirs = [100.0, 104.0, 96.0];
-        assert_eq!(agrees("x".into(), &[107.0, 107.0, 90.0], &theirs).outcome, Outcome::Pass);
-        assert_eq!(agrees("x".into(), &[109.0, 109.0, 100.0], &theirs).outcome, Outcome::Fail);
-        assert_eq!(agrees("x".into(), &[100.0], &[100.0]).outcome, Outcome::Pass);
-        assert_eq!(agrees("x".into(), &[101.0], &[100.0]).outcome, Outcome::Fail);
-        assert_eq!(agrees("x".into(), &[], &theirs).outcome, Outcome::Fail);
+    fn a_noisy_fio_leaves_the_agreement_open_and_never_makes_it_pass() {
+        // Each round of fio is off by up to `noise`, ours by none.
+        let outcome = |ours: f64, noise: f64, rounds: usize| {
+            let off = |round: usize| 1.0 + noise * (2.0 * round as f64 / (rounds - 1) as f64 - 1.0);
+            let theirs: Vec<f64> = (0..rounds).map(|round| 1000.0 * off(round)).collect();
+            agrees("x", &vec![1000.0 * ours; rounds], &theirs).outcome
+        };
+        assert_eq!(outcome(1.0, 0.01, 9), Outcome::Pass);
+        assert_eq!(outcome(0.98, 0.01, 9), Outcome::Pass);
+        // Both too slow and too fast disagree.
+        assert_eq!([0.8, 1.3].map(|ours| outcome(ours, 0.01, 9)), [Outcome::Fail; 2]);
+        // The rule that measured the distance in spreads of fio passed these: half as fast as a fio that scatters by half.
+        assert_eq!(outcome(0.9, 0.3, 9), Outcome::Unsure);
+        assert_eq!(outcome(1.0, 0.3, 9), Outcome::Unsure);
+        assert_ne!(outcome(0.5, 0.6, 9), Outcome::Pass);
+        // Rounds enough make a noisy fio as good as a quiet one.
+        assert_eq!(outcome(1.0, 0.1, 60), Outcome::Pass);
+        // As few as these are never so sure.
+        assert_eq!(outcome(1.0, 0.0, 5), Outcome::Unsure);
+        assert_eq!(agrees("x", &[], &[100.0]).outcome, Outcome::Fail);
     }
 }

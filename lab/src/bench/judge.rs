@@ -92,7 +92,7 @@ impl Check {
 
     /// A ratio that was made already.
     pub(crate) fn of_ratio(name: impl Into<String>, ratio: &Ratio, bar: Bar) -> Self {
-        let confidence = (ratio.each.len() >= 3).then_some(ratio.confidence);
+        let confidence = ratio.confidence.filter(|_| ratio.each.len() >= 3);
         Self { confidence, ..Self::judged(name.into(), "ratio", Some(ratio.summary), bar) }
     }
 
@@ -112,6 +112,29 @@ impl Check {
             _ => Outcome::Unsure,
         };
         Self { confidence: Some(interval), outcome, ..Self::judged(name.into(), "ratio", Some(ratio.summary), bar) }
+    }
+
+    /// Whether a ratio is 1 within `factor` either way (1.05): the ratio is turned so that it is above 1, and judged like that of
+    /// [`Self::of_interval`]. Noise widens the interval, so it leaves the answer open and never makes it a pass.
+    pub(crate) fn alike(name: &str, ratio: &Ratio, factor: f64) -> Self {
+        let logarithms: Vec<f64> = ratio.each.iter().map(|ratio| ratio.ln()).collect();
+        let Some(shift) = paired_shift(&logarithms, INTERVAL_CONFIDENCE) else {
+            return Self::broken(name, "nothing was measured");
+        };
+        let (low, high) = (shift.interval.low, shift.interval.high);
+        // The distance from 1 on both sides; none where 1 lies inside.
+        let nearest = if low <= 0.0 && high >= 0.0 { 0.0 } else { low.abs().min(high.abs()) };
+        let interval = Interval { low: nearest.exp(), high: low.abs().max(high.abs()).exp() };
+        let bar = Bar::AtMost(factor);
+        let is_sure = shift.confidence >= INTERVAL_CONFIDENCE;
+        let outcome = match (bar.reached_by(interval.high), bar.reached_by(interval.low)) {
+            (true, _) if is_sure => Outcome::Pass,
+            (_, false) if is_sure => Outcome::Fail,
+            _ => Outcome::Unsure,
+        };
+        let distances: Vec<f64> = logarithms.iter().map(|logarithm| logarithm.abs().exp()).collect();
+        let figure = Summary::of(&distances).map(|each| Summary { median: shift.estimate.abs().exp(), ..each });
+        Self { confidence: Some(interval), outcome, ..Self::judged(name.to_owned(), "ratio", figure, bar) }
     }
 
     /// A figure by itself, round by round, in `unit`.

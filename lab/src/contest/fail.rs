@@ -2,9 +2,10 @@
 //!
 //! How sure it must be is the user's choice ([`Certainty`]): a gate that holds back every change that *may* be slower fails good ones when
 //! rounds are few, and one that waits for proof lets small losses through; the default waits for proof. Where there are too few rounds for any
-//! proof it would let everything through, and that is told ([`FailIf::unjudged`]).
+//! proof it would let everything through. Such a condition is undecided ([`FailIf::unjudged`]), and the command does not end as one
+//! that has passed.
 
-use super::{Comparison, ContestRecord, Said, judge::rounds_needed};
+use super::{Comparison, ContestRecord, Said};
 use crate::figures::Metric;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -61,6 +62,15 @@ impl FromStr for FailIf {
     }
 }
 
+/// A condition that could not be judged of everything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unjudged {
+    /// Why, of what, and what to do.
+    pub why: String,
+    /// Whether nothing else decides the condition: a loss may be there, and so few rounds cannot show it.
+    pub undecided: bool,
+}
+
 /// As it is written: `p99 worse-than 10%`.
 impl fmt::Display for FailIf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,21 +80,23 @@ impl fmt::Display for FailIf {
 }
 
 impl FailIf {
-    /// Why, and of what, it could not be judged; nothing where it was, of everything.
-    pub fn unjudged(&self, record: &ContestRecord) -> Option<String> {
+    /// Why, and of what, it could not be judged; `None` where it was judged of everything.
+    pub fn unjudged(&self, record: &ContestRecord) -> Option<Unjudged> {
         let of_metric = |comparison: &&Comparison| comparison.metric == self.metric;
         let blind = |comparison: &&Comparison| comparison.said == Said::TooFewRounds;
         let each: Vec<&Comparison> = record.comparisons.iter().filter(of_metric).collect();
         if each.is_empty() {
-            return Some(format!(
+            let why = format!(
                 "--fail-if '{self}' could not be judged: the {} was not compared, for not both sides have it, or --figures leaves it out",
                 self.metric.title()
-            ));
+            );
+            return Some(Unjudged { why, undecided: true });
         }
         // An estimate and an interval are there however few the rounds are.
         let first = each.iter().copied().find(blind).filter(|_| self.certainty == Certainty::Shown)?;
         let (seen, all) = (each.iter().copied().filter(|one| !blind(one)).count(), each.len());
-        let judged = if record.overall.iter().filter(of_metric).any(|one| !blind(&one)) {
+        let together = record.overall.iter().filter(of_metric).any(|one| !blind(&one));
+        let judged = if together {
             "could be judged over all measurements only".to_owned()
         } else if seen > 0 {
             format!("could be judged of {seen} of {all} measurements only")
@@ -92,10 +104,11 @@ impl FailIf {
             "could not be judged".to_owned()
         };
         let ((base, ours), family) = (first.rounds, record.family(first));
-        Some(format!(
+        let why = format!(
             "--fail-if '{self}' {judged}: {base} and {ours} rounds cannot show a difference with {family} comparisons; measure at least {} rounds of each, compare fewer figures, or be content with --fail-when estimate or possible",
-            rounds_needed(family, record.paired)
-        ))
+            record.fewest_rounds(first)
+        );
+        Some(Unjudged { why, undecided: !together })
     }
 
     /// Where it holds, in words; one sentence for each side and group.

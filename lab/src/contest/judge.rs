@@ -6,18 +6,13 @@
 //!
 //! MB/s is left out where all requests are alike in size: it says what IOPS say, and each question asked makes every answer dearer.
 
-use super::{Comparison, ContestRecord, FailIf, Group, Said, Side, record::CONTEST_SCHEMA, report};
+use super::{Comparison, ContestRecord, FailIf, Group, Said, Side, fail::Unjudged, record::CONTEST_SCHEMA, report};
 use crate::{
     figures::{Figures, Metric},
-    inference::{self, RankTest, Shift},
+    inference::{self, Design, RankTest, SIGNIFICANT, Shift},
     stats::{Interval, median},
     warning::Warning,
 };
-
-/// Fewer groups together say nothing that each of them does not.
-const FEWEST_GROUPS: usize = 6;
-/// Corrected p-values below this are differences.
-const SIGNIFICANT: f64 = 0.05;
 
 /// How to compare.
 #[derive(Debug, Clone)]
@@ -48,6 +43,7 @@ pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ContestRecord {
         comparisons: Vec::new(),
         failed: Vec::new(),
         unjudged: Vec::new(),
+        undecided: false,
         warnings: Vec::new(),
         sides,
     };
@@ -66,7 +62,6 @@ pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ContestRecord {
                         found.push(comparison(index + 1, &group.name, metric, (&base, &ours), test, change, options));
                     }
                 }
-                record.overall.extend(overall(index + 1, metric, &found, options));
                 record.comparisons.extend(found);
             }
             circumstances(base, side, &mut record.warnings);
@@ -75,11 +70,15 @@ pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ContestRecord {
     if within {
         record.warnings.push(Warning::WithinRun);
     }
+    record.overall = overall(&record.comparisons, options);
     // Groups together are pairs of medians, whatever their rounds are.
-    correct(&mut record.overall, true);
-    correct(&mut record.comparisons, options.paired);
+    correct(&mut record.overall, Design::Paired);
+    let design = record.design();
+    correct(&mut record.comparisons, design);
     record.failed = options.fail_if.iter().flat_map(|condition| condition.holding(&record)).collect();
-    record.unjudged = options.fail_if.iter().filter_map(|condition| condition.unjudged(&record)).collect();
+    let unjudged: Vec<Unjudged> = options.fail_if.iter().filter_map(|condition| condition.unjudged(&record)).collect();
+    record.undecided = unjudged.iter().any(|condition| condition.undecided);
+    record.unjudged = unjudged.into_iter().map(|condition| condition.why).collect();
     record.verdict = report::verdict(&record);
     record
 }
@@ -220,23 +219,33 @@ fn comparison(
     }
 }
 
-/// All groups together: whether their ratios lie on one side of 1. Each group is one value, so a group that scatters
-/// counts no more than another.
-fn overall(side: usize, metric: Metric, found: &[Comparison], options: &JudgeOptions) -> Option<Comparison> {
-    if found.len() < FEWEST_GROUPS {
-        return None;
+/// All groups together, for each side and figure: whether their ratios lie on one side of 1. Each group is one value, so a group
+/// that scatters counts no more than another. Only sides and figures that have groups enough for the corrected test to reject.
+fn overall(comparisons: &[Comparison], options: &JudgeOptions) -> Vec<Comparison> {
+    let mut families: Vec<(usize, Metric, Vec<&Comparison>)> = Vec::new();
+    for one in comparisons {
+        match families.iter_mut().find(|(side, metric, _)| (*side, *metric) == (one.side, one.metric)) {
+            Some((_, _, groups)) => groups.push(one),
+            None => families.push((one.side, one.metric, vec![one])),
+        }
     }
-    let ours: Vec<f64> = found.iter().map(|comparison| (1.0 + comparison.change.estimate).ln()).collect();
+    let fewest = Design::Paired.fewest(families.len());
+    families.retain(|(_, _, groups)| groups.len() >= fewest);
+    families.iter().filter_map(|(side, metric, groups)| together(*side, *metric, groups, options)).collect()
+}
+
+fn together(side: usize, metric: Metric, groups: &[&Comparison], options: &JudgeOptions) -> Option<Comparison> {
+    let options = JudgeOptions { paired: true, ..options.clone() };
+    let ours: Vec<f64> = groups.iter().map(|comparison| (1.0 + comparison.change.estimate).ln()).collect();
     let base = vec![0.0; ours.len()];
-    let (test, change) = test(&base, &ours, &JudgeOptions { paired: true, ..options.clone() })?;
-    let mut comparison =
-        comparison(side, "", metric, (&base, &ours), test, change, &JudgeOptions { paired: true, ..options.clone() });
+    let (test, change) = test(&base, &ours, &options)?;
+    let mut comparison = comparison(side, "", metric, (&base, &ours), test, change, &options);
     // There is no such thing as the IOPS of all cells; the ratio is what there is.
     (comparison.base, comparison.ours) = (1.0, 1.0 + change.estimate);
     Some(comparison)
 }
 
-fn correct(comparisons: &mut [Comparison], paired: bool) {
+fn correct(comparisons: &mut [Comparison], design: Design) {
     let family = comparisons.len();
     let corrected = inference::holm(&comparisons.iter().map(|comparison| comparison.p).collect::<Vec<_>>());
     for (comparison, p) in comparisons.iter_mut().zip(corrected) {
@@ -244,20 +253,11 @@ fn correct(comparisons: &mut [Comparison], paired: bool) {
         let more = comparison.change.estimate > 0.0;
         comparison.said = if p < SIGNIFICANT {
             if more == comparison.metric.more_is_better() { Said::Better } else { Said::Worse }
-        } else if smallest_p(comparison.rounds, paired) * family as f64 >= SIGNIFICANT {
+        } else if design.can_show(comparison.rounds.0, comparison.rounds.1, family) {
+            Said::NoDifference
+        } else {
             // Not even rounds that do not overlap at all would have shown it.
             Said::TooFewRounds
-        } else {
-            Said::NoDifference
         };
     }
-}
-
-fn smallest_p((base, ours): (usize, usize), paired: bool) -> f64 {
-    if paired { inference::smallest_paired_p(base.min(ours)) } else { inference::smallest_unpaired_p(base, ours) }
-}
-
-/// Rounds of each side with which `family` comparisons can show a difference.
-pub fn rounds_needed(family: usize, paired: bool) -> usize {
-    (2..).find(|rounds| smallest_p((*rounds, *rounds), paired) * (family as f64) < SIGNIFICANT).unwrap_or(usize::MAX)
 }

@@ -18,7 +18,7 @@ use crate::{
 /// How to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct LiveOptions {
-    /// How often each target is measured. Fewer than six cannot show a difference.
+    /// How often each target is measured. Few rounds cannot show a difference: see `inference::Design::fewest`.
     pub rounds: usize,
 }
 

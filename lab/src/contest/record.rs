@@ -2,7 +2,7 @@
 
 use crate::{
     figures::{Figures, Metric},
-    inference::Shift,
+    inference::{Design, Shift},
     warning::Warning,
 };
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,10 @@ pub struct ContestRecord {
     /// Conditions of `--fail-if` that could not be judged, or not of everything, and why.
     #[serde(default)]
     pub unjudged: Vec<String>,
+    /// Whether a condition of `--fail-if` is neither met nor ruled out for want of rounds or of the figure. Of a condition that was
+    /// judged over all measurements together this is false.
+    #[serde(default)]
+    pub undecided: bool,
     /// Reasons for doubt.
     pub warnings: Vec<Warning>,
 }
@@ -116,6 +120,18 @@ pub enum Said {
 }
 
 impl ContestRecord {
+    /// How the rounds of two sides belong together.
+    pub fn design(&self) -> Design {
+        if self.paired { Design::Paired } else { Design::Unpaired }
+    }
+
+    /// Rounds of each side (groups, of all together) with which a comparison like this one can show a difference.
+    pub fn fewest_rounds(&self, comparison: &Comparison) -> usize {
+        let together = comparison.group.is_empty() && !self.overall.is_empty();
+        let design = if together { Design::Paired } else { self.design() };
+        design.fewest(self.family(comparison))
+    }
+
     /// How many comparisons the correction of `comparison` reckoned with.
     pub fn family(&self, comparison: &Comparison) -> usize {
         if comparison.group.is_empty() && !self.overall.is_empty() {

@@ -1,6 +1,6 @@
 //! What a comparison prints: the verdict, a table, reasons for doubt.
 
-use super::{Comparison, ContestRecord, Said, judge::rounds_needed};
+use super::{Comparison, ContestRecord, Said};
 use crate::{
     figures::Metric,
     table::{Align, Cell, Table, Tone, figure, paint},
@@ -70,10 +70,10 @@ fn sentence(record: &ContestRecord, side: usize, of: &[&Comparison]) -> String {
             let (n, m) = first.rounds;
             let family = record.family(first);
             format!(
-                "{n} and {m} rounds cannot show a difference between {ours} and {base} with {family} comparisons, whatever they are: {} {}; measure at least {} rounds of each",
+                "{n} and {m} rounds cannot show a difference between {ours} and {base} with {family} comparisons, whatever they are; measure at least {} rounds of each (not shown: {} {})",
+                record.fewest_rounds(first),
                 first.metric.title(),
                 change(first),
-                rounds_needed(family, record.paired || first.group.is_empty()),
             )
         }
     };
@@ -93,6 +93,9 @@ fn sentence(record: &ContestRecord, side: usize, of: &[&Comparison]) -> String {
 /// `+5.2 % (95 % interval +4.1 % to +6.3 %)`.
 pub fn change(comparison: &Comparison) -> String {
     let shift = &comparison.change;
+    if shift.confidence == 0.0 {
+        return format!("{} (one round has no interval)", percent(shift.estimate));
+    }
     format!(
         "{} ({:.0} % interval {} to {})",
         percent(shift.estimate),
@@ -104,6 +107,17 @@ pub fn change(comparison: &Comparison) -> String {
 
 fn estimate(comparison: &Comparison) -> String {
     percent(comparison.change.estimate)
+}
+
+/// `+4.1 % to +6.3 %`, with its confidence where that is below the 95 % of the others.
+fn interval(comparison: &Comparison) -> String {
+    let shift = &comparison.change;
+    let ends = format!("{} to {}", percent(shift.interval.low), percent(shift.interval.high));
+    match shift.confidence {
+        0.0 => "none".into(),
+        less if less < 0.95 => format!("{ends} ({:.0} %)", less * 100.0),
+        _ => ends,
+    }
 }
 
 fn percent(share: f64) -> String {
@@ -198,13 +212,15 @@ fn table(record: &ContestRecord, comparisons: &[Comparison], colour: bool) -> St
             Said::NoDifference => (Tone::Faint, "no difference seen"),
             Said::TooFewRounds => (Tone::Faint, "too few rounds to tell"),
         };
-        let ends = &comparison.change.interval;
+        // A change that so few rounds cannot show is no finding: only its interval is, with the confidence that it has.
+        let blind = comparison.said == Said::TooFewRounds;
+        let change = if blind { "not shown".into() } else { estimate(comparison) };
         row.extend([
             Cell::new(comparison.metric.title()),
             Cell::new(show(comparison.base)),
             Cell::new(show(comparison.ours)),
-            Cell::toned(estimate(comparison), tone),
-            Cell::toned(format!("{} to {}", percent(ends.low), percent(ends.high)), Tone::Faint),
+            Cell::toned(change, tone),
+            Cell::toned(interval(comparison), Tone::Faint),
             Cell::new(p(comparison.p_corrected)),
             Cell::toned(word, tone),
         ]);

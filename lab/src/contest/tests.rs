@@ -132,6 +132,24 @@ fn few_rounds_say_that_they_are_few() {
     assert!(record.verdict.contains("at least 8 rounds of each"), "{}", record.verdict);
 }
 
+/// Three rounds of 4.60 and 4.31: no "-6.5 %" stands by itself, neither on a terminal nor in the page.
+#[test]
+fn a_change_that_so_few_rounds_cannot_show_is_not_printed_as_a_finding() {
+    let sides = vec![side("a", rounds(3, 4600.0, 0.001, 1, 0.0)), side("b", rounds(3, 4310.0, 0.001, 2, 0.0))];
+    let record = judge(sides, &paired());
+    let change = record.comparisons[0].change;
+    assert!((change.estimate + 0.063).abs() < 0.003 && change.confidence == 0.75, "{change:?}");
+    let text = render(&record, false);
+    let row = text.lines().find(|line| line.trim_start().starts_with("IOPS")).unwrap();
+    assert!(row.contains("not shown") && row.contains("(75 %)") && row.ends_with("too few rounds to tell"), "{row}");
+    assert_eq!(row.matches("-6.").count(), 2, "the ends of the interval only: {row}");
+    assert!(record.verdict.contains("measure at least 8 rounds of each (not shown: IOPS -6."), "{}", record.verdict);
+    // One round has no interval at all.
+    let alone =
+        judge(vec![side("a", rounds(1, 4600.0, 0.0, 1, 0.0)), side("b", rounds(1, 4310.0, 0.0, 2, 0.0))], &paired());
+    assert!(alone.verdict.contains("-6.3 % (one round has no interval)"), "{}", alone.verdict);
+}
+
 #[test]
 fn conditions_hold_as_surely_as_asked_for() {
     let judge_with = |text: &str, certainty, ours: f64| {
@@ -165,19 +183,32 @@ fn a_condition_that_cannot_be_judged_is_told() {
     };
     let slower: FailIf = "slower-than 5%".parse().unwrap();
     let few = judged(3, slower.clone(), &[]);
-    assert!(few.failed.is_empty());
+    assert!(few.failed.is_empty() && few.undecided);
     let [told] = &few.unjudged[..] else { panic!("{:?}", few.unjudged) };
     assert!(told.starts_with("--fail-if 'iops worse-than 5%' could not be judged: 3 and 3 rounds cannot"), "{told}");
     assert!(told.contains("with 5 comparisons; measure at least 5 rounds of each"), "{told}");
     // As many as it says are enough, and so are fewer figures, or less than proof.
     let enough = judged(5, slower.clone(), &[]);
-    assert!(enough.unjudged.is_empty() && enough.failed.len() == 1, "{:?}", enough.unjudged);
+    assert!(enough.unjudged.is_empty() && enough.failed.len() == 1 && !enough.undecided, "{:?}", enough.unjudged);
     assert!(judged(4, slower.clone(), &[Metric::Iops]).unjudged.is_empty());
     let estimate = judged(3, FailIf { certainty: Certainty::Estimate, ..slower.clone() }, &[]);
     assert!(estimate.unjudged.is_empty() && estimate.failed.len() == 1);
     // A figure that is not among those that are compared.
     let absent = judged(6, slower, &[Metric::P99]);
-    assert!(absent.failed.is_empty() && absent.unjudged[0].contains("IOPS was not compared"), "{:?}", absent.unjudged);
+    assert!(
+        absent.undecided && absent.failed.is_empty() && absent.unjudged[0].contains("IOPS was not compared"),
+        "{:?}",
+        absent.unjudged
+    );
+    // Cells of three rounds cannot decide it, twelve of them together can.
+    let sides = vec![of_cells(12, 3, 10_000.0, 1), of_cells(12, 3, 10_000.0, 100)];
+    let together =
+        judge(sides, &JudgeOptions { fail_if: vec!["slower-than 5%".parse().unwrap()], ..JudgeOptions::default() });
+    assert!(
+        together.unjudged[0].contains("over all measurements only") && !together.undecided,
+        "{:?}",
+        together.unjudged
+    );
     // MB/s is left out where it is IOPS in other words, but not where it is asked for.
     let megabytes = judged(6, "mb worse-than 5%".parse().unwrap(), &[]);
     assert!(megabytes.unjudged.is_empty() && megabytes.failed.len() == 1, "{:?}", megabytes.unjudged);
@@ -231,6 +262,43 @@ fn many_cells_are_judged_together_too() {
             .iter()
             .any(|warning| matches!(warning, Warning::LeftOut { what, .. } if what.contains("queue-depth 12")))
     );
+}
+
+/// A side of `groups` cells, each of a few rounds.
+fn of_cells(groups: u32, rounds_each: usize, iops: f64, seed: u64) -> Side {
+    let mut made = side("x", Vec::new());
+    made.groups = (1..=groups)
+        .map(|depth| Group {
+            name: format!("queue-depth {depth}"),
+            workload: format!("1 x {depth}"),
+            rounds: rounds(rounds_each, iops * f64::from(depth), 0.01, seed + u64::from(depth), 0.0),
+            stretches: Vec::new(),
+        })
+        .collect();
+    made
+}
+
+/// Five figures over seven cells: Holm asks for p below 0.01, and the smallest p-value of seven pairs is 0.0156.
+#[test]
+fn cells_are_judged_together_only_where_that_can_show_anything() {
+    let judged = |cells, metrics: &[Metric]| {
+        let sides = vec![of_cells(cells, 5, 10_000.0, 1), of_cells(cells, 5, 5_000.0, 100)];
+        judge(sides, &JudgeOptions { metrics: metrics.to_vec(), ..JudgeOptions::default() })
+    };
+    for cells in [6, 7] {
+        let record = judged(cells, &[]);
+        assert!(record.overall.is_empty(), "{cells} cells: {:?}", record.overall);
+        assert!(!record.verdict.contains(&format!("{cells} and {cells} rounds")), "{}", record.verdict);
+    }
+    let record = judged(8, &[]);
+    assert!(record.overall.len() == 5 && record.overall[0].said == Said::Worse, "{:?}", record.overall);
+    // One figure needs six cells, two need seven.
+    for (cells, metrics) in [(6, &[Metric::Iops][..]), (7, &[Metric::Iops, Metric::P99])] {
+        let record = judged(cells, metrics);
+        assert!(record.overall.iter().all(|one| one.said == Said::Worse), "{:?}", record.overall);
+        assert_eq!(record.overall.len(), metrics.len());
+        assert!(judged(cells - 1, metrics).overall.is_empty());
+    }
 }
 
 fn run(iops: u64, seconds: u64, seed: u64) -> Run {

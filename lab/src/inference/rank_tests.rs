@@ -7,60 +7,37 @@
 //! has a small p-value, so read it beside the shift. Mann-Whitney also answers to a difference in spread alone. The signed rank test
 //! takes differences to be symmetric around their middle, which differences of two targets in the same round nearly are.
 
-use super::ranks::{both_tails, ranks, sums_of_chosen, sums_of_coins};
-use statrs::distribution::{ContinuousCDF, Normal};
-
-/// Up to so many values both tests count exactly; beyond it the normal approximation is good to three digits.
-const EXACT_UP_TO: usize = 50;
+use super::ranks::{Counted, Null, all_differences, pairwise_means};
 
 /// What a rank test found.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RankTest {
-    /// U of the first group, or the sum of the positive ranks.
+    /// U of the first group, or the sum of the positive ranks; equal values share a rank, a difference of 0 counts half.
     pub statistic: f64,
-    /// Probability of a statistic at least as far out if nothing differs; two-sided.
+    /// Probability of a statistic at least as far out if nothing differs; two-sided; conservative where values are equal.
     pub p: f64,
-    /// Whether `p` is exact; else it comes from the normal approximation with corrections for ties and continuity.
+    /// Whether `p` is exact but for equal values; else it comes from the normal approximation, corrected for continuity.
     pub exact: bool,
 }
 
-/// Mann and Whitney's U. `None` when a group is empty or something is not a number.
-pub fn mann_whitney(first: &[f64], second: &[f64]) -> Option<RankTest> {
-    let all: Vec<f64> = first.iter().chain(second).copied().collect();
-    if first.is_empty() || second.is_empty() || all.iter().any(|value| value.is_nan()) {
-        return None;
+impl RankTest {
+    fn of(counted: &Counted) -> Self {
+        Self { statistic: counted.statistic(), p: counted.p(), exact: counted.is_exact() }
     }
-    let (n, m) = (first.len() as f64, second.len() as f64);
-    let found = ranks(&all);
-    let doubled_sum: usize = found.doubled[..first.len()].iter().sum();
-    let statistic = doubled_sum as f64 / 2.0 - n * (n + 1.0) / 2.0;
-    if all.len() <= EXACT_UP_TO {
-        let p = both_tails(&sums_of_chosen(&found.doubled, first.len()), doubled_sum);
-        return Some(RankTest { statistic, p, exact: true });
-    }
-    let total = n + m;
-    let variance = n * m / 12.0 * (total + 1.0 - found.tie_term / (total * (total - 1.0)));
-    Some(RankTest { statistic, p: normal_p(statistic - n * m / 2.0, variance), exact: false })
 }
 
-/// Wilcoxon's signed rank test of whether `differences` lie around 0. Differences of exactly 0 say nothing and are left out; if all
-/// are 0, nothing differs and p is 1. `None` for none, or when one is not a number.
+/// Mann and Whitney's U. `None` when a group is empty, something is not a number, or there are more than 4 million pairs.
+pub fn mann_whitney(first: &[f64], second: &[f64]) -> Option<RankTest> {
+    let null = Null::mann_whitney(first.len(), second.len());
+    Some(RankTest::of(&Counted::new(all_differences(first, second)?, null)?))
+}
+
+/// Wilcoxon's signed rank test of whether `differences` lie around 0. Differences of exactly 0 are kept, as in [`super::paired_shift`]:
+/// rounds in which nothing differs speak for no difference (Pratt 1959). If all are 0, p is 1. `None` for none, when one is not a
+/// number, or for more than 2,827.
 pub fn wilcoxon_signed_rank(differences: &[f64]) -> Option<RankTest> {
-    if differences.is_empty() || differences.iter().any(|value| value.is_nan()) {
-        return None;
-    }
-    let told: Vec<f64> = differences.iter().copied().filter(|value| *value != 0.0).collect();
-    let found = ranks(&told.iter().map(|value| value.abs()).collect::<Vec<_>>());
-    let positive = found.doubled.iter().zip(&told).filter(|(_, value)| **value > 0.0).map(|(rank, _)| rank);
-    let doubled_sum: usize = positive.sum();
-    let statistic = doubled_sum as f64 / 2.0;
-    if told.len() <= EXACT_UP_TO {
-        let p = both_tails(&sums_of_coins(&found.doubled), doubled_sum);
-        return Some(RankTest { statistic, p, exact: true });
-    }
-    let n = told.len() as f64;
-    let variance = n * (n + 1.0) * (2.0 * n + 1.0) / 24.0 - found.tie_term / 48.0;
-    Some(RankTest { statistic, p: normal_p(statistic - n * (n + 1.0) / 4.0, variance), exact: false })
+    let null = Null::signed_rank(differences.len());
+    Some(RankTest::of(&Counted::new(pairwise_means(differences)?, null)?))
 }
 
 /// The smallest p-value that so many pairs can give.
@@ -74,14 +51,6 @@ pub fn smallest_unpaired_p(first: usize, second: usize) -> f64 {
     // 2 / (all over few)
     let choices = (0..few).fold(1.0, |product, index| product * (all - index) as f64 / (index + 1) as f64);
     (2.0 / choices).min(1.0)
-}
-
-fn normal_p(distance: f64, variance: f64) -> f64 {
-    if variance <= 0.0 {
-        return 1.0;
-    }
-    let z = (distance.abs() - 0.5).max(0.0) / variance.sqrt();
-    (2.0 * Normal::standard().sf(z)).min(1.0)
 }
 
 #[cfg(test)]
@@ -137,20 +106,37 @@ mod tests {
         close(smallest_unpaired_p(1, 1), 1.0);
     }
 
+    /// One value more makes 51 and the normal approximation; the p-values of neighbours lie close together.
     #[test]
     fn the_approximation_continues_the_exact_test() {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
-        // Few distinct values, so that there are many ties.
-        let mut draw = |upper: u64, n: usize| -> Vec<f64> { (0..n).map(|_| (rng.next_u64() % upper) as f64).collect() };
+        let mut draw = |n: usize| -> Vec<f64> { (0..n).map(|_| (rng.next_u64() >> 11) as f64).collect() };
         for _ in 0..20 {
-            let (first, second) = (draw(9, 25), draw(11, 25));
+            let (first, mut second) = (draw(25), draw(25));
             let exact = mann_whitney(&first, &second).unwrap();
-            assert!(exact.exact);
-            let all: Vec<f64> = first.iter().chain(&second).copied().collect();
-            let (n, ties) = (25.0, ranks(&all).tie_term);
-            let variance = n * n / 12.0 * (51.0 - ties / (50.0 * 49.0));
-            assert!((exact.p - normal_p(exact.statistic - n * n / 2.0, variance)).abs() < 0.02, "{exact:?}");
+            let middle = crate::stats::median(&first).unwrap();
+            second.push(middle);
+            let normal = mann_whitney(&first, &second).unwrap();
+            assert!(exact.exact && !normal.exact);
+            assert!((exact.p - normal.p).abs() < 0.02, "{exact:?} {normal:?}");
         }
+    }
+
+    /// Nothing differs, and values are equal more often than not: the test must not reject more often than it says.
+    #[test]
+    fn equal_values_make_no_difference() {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(11);
+        let mut draw = |n: usize| -> Vec<f64> { (0..n).map(|_| (rng.next_u64() % 3) as f64 - 1.0).collect() };
+        let (mut paired, mut unpaired, trials) = (0, 0, 2000);
+        for _ in 0..trials {
+            paired += u32::from(wilcoxon_signed_rank(&draw(12)).unwrap().p < 0.05);
+            unpaired += u32::from(mann_whitney(&draw(9), &draw(9)).unwrap().p < 0.05);
+        }
+        // 5 % are 100; five standard deviations above that.
+        assert!(paired <= 150 && unpaired <= 150, "paired {paired}, unpaired {unpaired} of {trials}");
+        // Ten rounds without any difference and two with one show nothing.
+        let mostly_zero = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 4.0];
+        assert_eq!(wilcoxon_signed_rank(&mostly_zero).unwrap().p, 1.0);
     }
 
     proptest! {
@@ -167,9 +153,9 @@ mod tests {
             prop_assert!((there.p - back.p).abs() < 1e-9);
         }
 
-        /// The definition itself: over every choice of a group among the pooled values.
+        /// The definition itself: over every choice of a group among the pooled values, which are all different.
         #[test]
-        fn the_exact_p_is_the_share_of_all_choices(values in prop::collection::vec(0_i32..6, 2..9), split in 1_usize..8) {
+        fn the_exact_p_is_the_share_of_all_choices(values in prop::collection::hash_set(0_i32..60, 2..9), split in 1_usize..8) {
             let values: Vec<f64> = values.into_iter().map(f64::from).collect();
             let split = split.min(values.len() - 1);
             let test = mann_whitney(&values[..split], &values[split..]).unwrap();

@@ -1,19 +1,14 @@
 //! By how much: Hodges and Lehmann's estimate, and the interval of all shifts that the rank test would not reject.
 //!
-//! Given logarithms, a shift is a ratio. The interval belongs to the test: it leaves out 0 exactly when the test, uncorrected, finds a difference.
+//! Given logarithms, a shift is a ratio. The interval belongs to the test: it leaves out 0 exactly when the test,
+//! uncorrected, finds a difference, with equal values and differences of 0 too, because both are counted from one list ([`Counted`]).
 //!
 //! Weak for few rounds: no interval can be surer than the smallest p-value allows (five pairs: 93.75 %), so the confidence that was really
 //! reached comes with it. And "the shift" takes the two to differ by a shift alone; where one also scatters more, it is the middle of the differences.
 
-use super::ranks::{sums_of_chosen, sums_of_coins};
+use super::ranks::{Counted, Null, all_differences, pairwise_means};
 use crate::stats::{Interval, median};
 use serde::{Deserialize, Serialize};
-use statrs::distribution::{ContinuousCDF, Normal};
-
-/// Beyond so many values ranks are taken as normal.
-const EXACT_UP_TO: usize = 50;
-/// Beyond so many differences the estimate would cost more than it is worth; rounds are never so many.
-const PAIRS_MAX: usize = 4_000_000;
 
 /// An estimate and its interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -31,81 +26,25 @@ pub fn middle(values: &[f64]) -> Option<f64> {
     median(&pairwise_means(values)?)
 }
 
-fn pairwise_means(values: &[f64]) -> Option<Vec<f64>> {
-    let n = values.len();
-    if n == 0 || n.checked_mul(n + 1)? / 2 > PAIRS_MAX {
-        return None;
-    }
-    let mut means = Vec::with_capacity(n * (n + 1) / 2);
-    for (index, a) in values.iter().enumerate() {
-        means.extend(values[index..].iter().map(|b| (a + b) / 2.0));
-    }
-    Some(means)
-}
-
-/// The middle of `differences`: the median of their pairwise means. `None` for none, or when one is not a number.
+/// The middle of `differences`: the median of their pairwise means. `None` for none, when one is not a number, or for more than
+/// 2,827.
 pub fn paired_shift(differences: &[f64], confidence: f64) -> Option<Shift> {
-    let means = pairwise_means(differences)?;
-    let n = differences.len();
-    let tail = (1.0 - confidence) / 2.0;
-    let (cut, reached) = if n <= EXACT_UP_TO {
-        exact_cut(&sums_of_coins(&(1..=n).collect::<Vec<_>>()), 0, tail)
-    } else {
-        let n = n as f64;
-        normal_cut(n * (n + 1.0) / 4.0, n * (n + 1.0) * (2.0 * n + 1.0) / 24.0, confidence)
-    };
-    between(means, cut, reached)
+    let null = Null::signed_rank(differences.len());
+    Some(Shift::of(&Counted::new(pairwise_means(differences)?, null)?, confidence))
 }
 
-/// How far `ours` lie above `base`: the median of all differences between the two. `None` when one of them is empty, or something
-/// is not a number.
+/// How far `ours` lie above `base`: the median of all differences between the two. `None` when one of them is empty, something is
+/// not a number, or there are more than 4 million pairs.
 pub fn unpaired_shift(ours: &[f64], base: &[f64], confidence: f64) -> Option<Shift> {
-    let (n, m) = (ours.len(), base.len());
-    if n == 0 || m == 0 || n.checked_mul(m)? > PAIRS_MAX {
-        return None;
-    }
-    let differences: Vec<f64> = ours.iter().flat_map(|ours| base.iter().map(move |base| ours - base)).collect();
-    let tail = (1.0 - confidence) / 2.0;
-    let (cut, reached) = if n + m <= EXACT_UP_TO {
-        exact_cut(&sums_of_chosen(&(1..=n + m).collect::<Vec<_>>(), n), n * (n + 1) / 2, tail)
-    } else {
-        let (n, m) = (n as f64, m as f64);
-        normal_cut(n * m / 2.0, n * m * (n + m + 1.0) / 12.0, confidence)
-    };
-    between(differences, cut, reached)
+    let null = Null::mann_whitney(ours.len(), base.len());
+    Some(Shift::of(&Counted::new(all_differences(ours, base)?, null)?, confidence))
 }
 
-/// How many of the sorted differences are cut off at each end, at least 1 being left to cut at: the most for which each tail keeps
-/// `tail`; and the confidence that this reaches. `least` is the smallest possible sum.
-fn exact_cut(distribution: &[f64], least: usize, tail: f64) -> (usize, f64) {
-    let (mut below, mut cut) = (0.0, 0);
-    // The end of the interval is the (cut + 1)-th difference; it is passed with the probability of a sum of `cut` or less.
-    for share in distribution.iter().skip(least) {
-        if below + share > tail {
-            break;
-        }
-        below += share;
-        cut += 1;
+impl Shift {
+    fn of(counted: &Counted, confidence: f64) -> Self {
+        let (interval, confidence) = counted.interval(confidence);
+        Self { estimate: counted.estimate(), interval, confidence }
     }
-    if cut == 0 {
-        // Not even the extremes are so sure.
-        let extreme = distribution.get(least).copied().unwrap_or(1.0);
-        return (0, (1.0 - 2.0 * extreme).max(0.0));
-    }
-    (cut - 1, 1.0 - 2.0 * below)
-}
-
-fn normal_cut(mean: f64, variance: f64, confidence: f64) -> (usize, f64) {
-    let z = Normal::standard().inverse_cdf(1.0 - (1.0 - confidence) / 2.0);
-    ((mean - z * variance.sqrt() - 0.5).floor().max(0.0) as usize, confidence)
-}
-
-fn between(mut differences: Vec<f64>, cut: usize, confidence: f64) -> Option<Shift> {
-    let estimate = median(&differences)?;
-    differences.sort_by(f64::total_cmp);
-    let cut = cut.min((differences.len() - 1) / 2);
-    let interval = Interval { low: differences[cut], high: differences[differences.len() - 1 - cut] };
-    Some(Shift { estimate, interval, confidence })
 }
 
 #[cfg(test)]
@@ -180,21 +119,33 @@ mod tests {
     }
 
     proptest! {
-        /// The interval and the test are one thing said twice.
+        /// The interval and the test are one thing said twice, whatever values are equal or 0. `p` is compared with the level that
+        /// so few values really reach.
         #[test]
-        fn zero_is_outside_exactly_when_the_test_rejects(values in prop::collection::vec(-30.0_f64..40.0, 6..20)) {
-            // Values without ties, which exact intervals assume.
-            let distinct = |values: &[f64]| values.iter().map(|v| v.abs().to_bits()).collect::<std::collections::HashSet<_>>().len() == values.len();
-            prop_assume!(distinct(&values) && !values.contains(&0.0));
-            let shift = paired_shift(&values, 0.95).unwrap();
-            let outside = shift.interval.low > 0.0 || shift.interval.high < 0.0;
-            prop_assert_eq!(outside, wilcoxon_signed_rank(&values).unwrap().p <= 0.05);
-            let (ours, base) = values.split_at(values.len() / 2);
-            let shift = unpaired_shift(ours, base, 0.95).unwrap();
-            if shift.confidence >= 0.95 {
-                let outside = shift.interval.low > 0.0 || shift.interval.high < 0.0;
-                prop_assert_eq!(outside, mann_whitney(ours, base).unwrap().p <= 0.05);
+        fn zero_is_outside_exactly_when_the_test_rejects(
+            values in prop::collection::vec(prop_oneof![(-6_i32..8).prop_map(f64::from), -6.0_f64..8.0], 1..56), split in 0_usize..56) {
+            let agree = |shift: Shift, p: f64| {
+                // One value has no interval of any confidence.
+                let outside = shift.interval.low > 0.0 || shift.interval.high < 0.0 || shift.confidence == 0.0;
+                prop_assert_eq!(outside, p <= 1.0 - shift.confidence + 1e-12, "{:?} {}", shift, p);
+                Ok(())
+            };
+            for confidence in [0.8, 0.95, 0.99] {
+                agree(paired_shift(&values, confidence).unwrap(), wilcoxon_signed_rank(&values).unwrap().p)?;
+                let (ours, base) = values.split_at(split.min(values.len()));
+                let Some(test) = mann_whitney(ours, base) else { continue };
+                agree(unpaired_shift(ours, base, confidence).unwrap(), test.p)?;
             }
         }
+    }
+
+    /// Eight rounds without a difference and six with one: the test that dropped the eight rejected (p = 0.031), and the interval
+    /// that kept them began at 0.
+    #[test]
+    fn rounds_without_a_difference_count_in_the_test_as_in_the_interval() {
+        let values = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let (shift, test) = (paired_shift(&values, 0.95).unwrap(), wilcoxon_signed_rank(&values).unwrap());
+        assert_eq!(shift.interval.low, 0.0);
+        assert!(test.p > 0.05, "{test:?}");
     }
 }

@@ -16,7 +16,8 @@
 //!   sequential writes this gives its own answer, 15. (Taken as percent of the values themselves the rule says the same as power, because IOPS
 //!   times latency is the load.) It depends on how far the sweep goes, which is the weakness of reading graphs.
 //!
-//! The intervals are bootstrap intervals of *the loads that were measured*: a knee between two of them is told as one of them. They
+//! The intervals are bootstrap intervals of *the loads that were measured*: a knee between two of them is told as one of them. Chance is drawn from
+//! five neighbouring loads together, so three rounds of each are fifteen values; the tests hold the coverage of three rounds and of five. They
 //! rest on two assumptions, that a round hits all loads alike but for chance (rounds are interleaved so that it does), and that neighbouring
 //! loads scatter alike. Where the noise hides the answer, where there are two peaks, where the line still rises at its end, no point
 //! is told, for a point with an interval as wide as the sweep would be taken for an answer.

@@ -264,6 +264,14 @@ impl PhaseRecord {
         busy as f64 / ios.max(1) as f64
     }
 
+    /// MHz per IOPS as the VMFS paper has it: of the whole machine, CPU time times the rate of the time-stamp counter. Cycles a second
+    /// for each request a second are cycles for each request, in millions. `None` where the counter or the machine's CPU time is
+    /// not known.
+    pub fn machine_mhz_per_iops(&self) -> Option<f64> {
+        let is_known = self.cpu.tsc_hz > 0.0 && !self.cpu.cores.is_empty();
+        is_known.then(|| self.machine_cpu_ns_per_io() / 1e9 * self.cpu.tsc_hz / 1e6)
+    }
+
     /// Requests in flight on average, by Little's law: rate times mean service time.
     pub fn depth_reached(&self) -> f64 {
         let sum_ns: f64 =

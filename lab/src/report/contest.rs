@@ -50,7 +50,8 @@ fn badges(record: &ContestRecord) -> Vec<(Tone, String)> {
         badges.push((Tone::Bad, "failed".to_owned()));
     }
     if !record.unjudged.is_empty() {
-        badges.push((Tone::Doubt, "a condition could not be judged".to_owned()));
+        let text = if record.undecided { "a condition is undecided" } else { "a condition was judged in part" };
+        badges.push((Tone::Doubt, text.to_owned()));
     }
     badges.push(match record.paired {
         true => (Tone::Good, "rounds took turns".into()),
@@ -84,7 +85,10 @@ fn bars(record: &ContestRecord, side: usize, metric: Metric, id: &str) -> Option
                 name: if comparison.group.is_empty() { side_name.clone() } else { comparison.group.clone() },
                 parts: vec![Part { value: 1.0 + change.estimate, style: 0 }],
                 range: Some(((1.0 + change.interval.low).max(0.0), 1.0 + change.interval.high)),
-                figure: format!("{} ({})", percent(change.estimate), word(comparison.said).1),
+                figure: match comparison.said {
+                    Said::TooFewRounds => word(comparison.said).1.into(),
+                    said => format!("{} ({})", percent(change.estimate), word(said).1),
+                },
                 says: format!(
                     "{}: {} against {}, {} to {} with {:.0} % confidence",
                     comparison.group,
@@ -147,15 +151,23 @@ fn table(record: &ContestRecord, comparisons: &[Comparison]) -> Table {
         };
         let (tone, said) = word(comparison.said);
         let ends = &comparison.change.interval;
+        let is_shown = comparison.said != Said::TooFewRounds;
         table.row(vec![
             Cell::text(record.sides.get(comparison.side).map_or("", |side| side.name.as_str())),
             Cell::text(if comparison.group.is_empty() { "all" } else { comparison.group.as_str() }),
             Cell::text(comparison.metric.title()),
             show(comparison.base),
             show(comparison.ours),
-            Cell::figure(1.0 + comparison.change.estimate, ratio),
-            Cell::figure(comparison.change.estimate, percent),
-            Cell::text(format!("{} to {}", percent(ends.low), percent(ends.high))),
+            // So few rounds show no change, only an interval of little confidence.
+            Cell::maybe(is_shown.then_some(1.0 + comparison.change.estimate), ratio),
+            Cell::maybe(is_shown.then_some(comparison.change.estimate), percent),
+            Cell::text(match comparison.change.confidence {
+                0.0 => "none".into(),
+                less if less < 0.95 => {
+                    format!("{} to {} ({:.0} %)", percent(ends.low), percent(ends.high), less * 100.0)
+                }
+                _ => format!("{} to {}", percent(ends.low), percent(ends.high)),
+            }),
             Cell::figure(comparison.p_corrected, |p| if p < 0.0005 { "< 0.001".into() } else { format!("{p:.3}") }),
             Cell::text(said).toned(tone),
         ]);
@@ -182,4 +194,32 @@ fn sides(record: &ContestRecord) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::example;
+
+    /// The example has one round a side: whatever it measured, no change is shown.
+    #[test]
+    fn a_change_that_so_few_rounds_cannot_show_is_not_in_the_page() {
+        let mut record = example::contest();
+        let of = |record: &ContestRecord| {
+            let blocks = chapter(record, "c", "c").blocks;
+            let plot = blocks.iter().find_map(|block| match block {
+                Block::Plots(plots) => Some(plots[0].0.clone()),
+                _ => None,
+            });
+            (table(record, &record.comparisons[..1]), plot.unwrap())
+        };
+        record.comparisons[0].change.estimate = -0.4321;
+        record.comparisons[0].said = Said::NoDifference;
+        let (table, plot) = of(&record);
+        assert!(format!("{table:?}").contains("-43.2 %") && plot.contains("-43.2 %"), "{table:?}");
+        record.comparisons[0].said = Said::TooFewRounds;
+        let (table, plot) = of(&record);
+        assert!(!format!("{table:?}").contains("-43.2 %") && !plot.contains("-43.2 %"), "{table:?}");
+        assert!(format!("{table:?}").contains("too few rounds to tell"));
+    }
 }

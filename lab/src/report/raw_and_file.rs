@@ -165,7 +165,7 @@ fn overall(result: &RawAndFileResult) -> Table {
         let name = name_of(result, one.subject);
         let papers = conclude::papers(&result.workloads, one.part, one.figure)
             .filter(|_| is_file(name, result.ground.file_system));
-        let word = said(one);
+        let word = said(result, one);
         let tone = match word {
             "yes, worse" => Tone::Bad,
             "yes, better" => Tone::Good,
@@ -205,7 +205,7 @@ fn workloads(result: &RawAndFileResult) -> Table {
             "the paper’s",
             "generator’s",
             "ratio",
-            "MHz per IOPS",
+            "machine’s MHz per IOPS",
         ],
     );
     for workload in &result.workloads {

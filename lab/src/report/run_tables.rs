@@ -143,8 +143,8 @@ pub(super) fn thread_table(run: &Run, phase: &PhaseRecord) -> Table {
 
 pub(super) fn cpu_table(run: &Run) -> Table {
     let mut table = Table::new(
-        "CPU time for each request; cycles are CPU time times the rate of the time-stamp counter",
-        &["phase", "generator", "user", "system", "whole machine", "cycles", "MHz per IOPS"],
+        "CPU time for each request; cycles and MHz are CPU time times the rate of the time-stamp counter. Generator: this process. MHz per IOPS: of the whole machine, as in the VMFS paper",
+        &["phase", "generator", "user", "system", "whole machine", "generator’s cycles", "machine’s MHz per IOPS"],
     );
     for phase in &run.phases {
         let ios = phase.total().both.ios.max(1) as f64;
@@ -160,8 +160,7 @@ pub(super) fn cpu_table(run: &Run) -> Table {
             per_io(phase.cpu.process_system_ns),
             Cell::maybe(machine, time),
             Cell::maybe(known.then_some(cycles), count),
-            // Cycles a second for each request a second are cycles for each request.
-            Cell::maybe(known.then_some(cycles / 1e6), |mhz| format!("{mhz:.5}")),
+            Cell::maybe(phase.machine_mhz_per_iops(), |mhz| format!("{mhz:.4}")),
         ]);
     }
     table
@@ -193,4 +192,29 @@ pub(super) fn target_table(run: &Run) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{record::CoreRecord, report::example, screen};
+
+    /// The machine is busy for ten times what the generator is: page and terminal must mean the same one.
+    #[test]
+    fn mhz_per_iops_is_the_machines_in_the_page_and_on_a_terminal() {
+        let mut run = example::run();
+        run.phases.truncate(1);
+        let phase = &mut run.phases[0];
+        let ios = phase.total().both.ios;
+        (phase.cpu.process_user_ns, phase.cpu.process_system_ns) = (1000 * ios, 0);
+        phase.cpu.cores = vec![CoreRecord { user_ns: 10_000 * ios, ..CoreRecord::default() }];
+        phase.cpu.tsc_hz = 2e9;
+        let table = cpu_table(&run);
+        assert_eq!(table.rows[0].cells[6].text, "0.0200");
+        let text = screen::render(&run, &screen::ScreenOptions::default());
+        assert!(text.contains("the whole machine: 10.0 µs = 0.0200 MHz per IOPS of the whole machine"), "{text}");
+        run.phases[0].cpu.cores.clear();
+        assert_eq!(cpu_table(&run).rows[0].cells[6].value, None);
+        assert!(!screen::render(&run, &screen::ScreenOptions::default()).contains("MHz"));
+    }
 }

@@ -231,7 +231,7 @@ fn percentiles(rows: &[Row]) -> Table {
     if across.width() > WIDE && down.width() < across.width() { down } else { across }
 }
 
-/// What a request cost: in time, in cycles of the time-stamp counter, and in the VMFS paper's MHz per IOPS.
+/// What a request cost: in time and cycles of the time-stamp counter of the generator, and in the whole machine's time and MHz per IOPS.
 fn cpu(phase: &PhaseRecord) -> String {
     let ios: u64 = phase.threads.iter().map(|thread| thread.reads.ios + thread.writes.ios).sum();
     if ios == 0 {
@@ -239,7 +239,6 @@ fn cpu(phase: &PhaseRecord) -> String {
     }
     let each = |ns: u64| duration(ns as f64 / ios as f64);
     let own_ns = phase.cpu_ns_per_io();
-    let machine_ns = phase.machine_cpu_ns_per_io();
     let mut text = format!(
         "CPU for each request: {} ({} user, {} kernel)",
         duration(own_ns),
@@ -252,9 +251,11 @@ fn cpu(phase: &PhaseRecord) -> String {
     if let Some(cycles) = phase.cpu.hardware_cycles {
         let _ = write!(text, " = {} cycles by the hardware's counter", grouped(cycles as f64 / ios as f64));
     }
-    let _ = write!(text, "; the whole machine: {}", duration(machine_ns));
-    if phase.cpu.tsc_hz > 0.0 {
-        let _ = write!(text, " = {:.4} MHz per IOPS", machine_ns * phase.cpu.tsc_hz / 1e9 / 1e6);
+    if !phase.cpu.cores.is_empty() {
+        let _ = write!(text, "; the whole machine: {}", duration(phase.machine_cpu_ns_per_io()));
+    }
+    if let Some(mhz) = phase.machine_mhz_per_iops() {
+        let _ = write!(text, " = {mhz:.4} MHz per IOPS of the whole machine");
     }
     text
 }

@@ -7,7 +7,7 @@
 use super::{
     SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord,
     conclude::{conclude, unfinished},
-    plan,
+    doubts, plan,
 };
 use crate::{
     LabError, Result, clock,
@@ -107,7 +107,7 @@ pub fn resume(mut saved: SweepRecord, options: SweepOptions, targets: &[TargetRe
     let here = Machine::detect();
     if (&saved.machine.cpu_model, &saved.machine.kernel) != (&here.cpu_model, &here.kernel) {
         let machine = |machine: &Machine| format!("{}, {}", machine.cpu_model, machine.kernel);
-        add_warning(
+        doubts::of_all(
             &mut saved.warnings,
             Warning::NotAlike { what: "machine".into(), first: machine(&saved.machine), second: machine(&here) },
         );
@@ -159,7 +159,10 @@ fn measure_all(
             let began = Instant::now();
             let run = measure(&job, record.cells[index].files as usize)?;
             record.took_ns = record.took_ns.saturating_add(began.elapsed().as_nanos() as u64);
-            run.warnings.into_iter().for_each(|warning| add_warning(&mut record.warnings, warning));
+            let cell = plan::title(&record.cells[index].point);
+            for warning in run.warnings {
+                doubts::of_cell(&mut record.warnings, &cell, warning);
+            }
             match run.end {
                 End::Complete => {}
                 // Half a window, or one with failures, is no round.
@@ -184,15 +187,4 @@ fn measure_all(
 fn add_round(cell: &mut SweepCell, figures: Figures, latency: &crate::record::LatencyRecord) {
     cell.rounds.push(figures);
     cell.latency.add(latency);
-}
-
-/// One of each kind; of load by others the heaviest.
-pub(crate) fn add_warning(warnings: &mut Vec<Warning>, warning: Warning) {
-    let same = |other: &&mut Warning| std::mem::discriminant(*other) == std::mem::discriminant(&warning);
-    match (warnings.iter_mut().find(same), &warning) {
-        (None, _) => warnings.push(warning),
-        (Some(Warning::OtherLoad { cpus }), Warning::OtherLoad { cpus: more })
-        | (Some(Warning::StolenTime { cpus }), Warning::StolenTime { cpus: more }) => *cpus = cpus.max(*more),
-        (Some(_), _) => {}
-    }
 }

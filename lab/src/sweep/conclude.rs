@@ -2,7 +2,7 @@
 //!
 //! Whatever is concluded is reckoned anew from the cells each time, so that a sweep that goes on never carries an old conclusion.
 
-use super::{BestCells, Coordinate, KneeRow, Knob, SweepRecord, plan};
+use super::{BestCells, Coordinate, KneeRow, Knob, SweepRecord, doubts, plan};
 use crate::{
     figures::Metric,
     knee::{self, LoadRounds, Mark, MarkedPoint},
@@ -26,6 +26,7 @@ pub fn conclude(record: &mut SweepRecord) {
     }
     record.knees = knees(record);
     record.best = if record.knees.is_empty() { best(record) } else { None };
+    doubts::settle(&mut record.warnings, record.cells.len());
     record.warnings.retain(|warning| !matches!(warning, Warning::FewRounds { .. }));
     if record.options.rounds < FEW_ROUNDS {
         record.warnings.push(Warning::FewRounds { rounds: record.options.rounds });

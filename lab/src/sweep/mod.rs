@@ -15,6 +15,7 @@ pub mod array;
 pub mod axis;
 mod carry;
 mod conclude;
+mod doubts;
 pub mod plan;
 pub mod record;
 mod report;
@@ -23,8 +24,8 @@ pub(crate) mod tests;
 
 pub use array::{ArrayFigures, ArrayOptions};
 pub use axis::{Axis, Coordinate, Knob};
-pub(crate) use carry::add_warning;
 pub use carry::{Keep, Measure, begin, carry_out, read, resume};
+pub(crate) use doubts::{of_cell as add_warning_of_cell, settle as settle_warnings};
 pub use record::{BestCells, KneeRow, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord};
 pub use report::render;
 pub(crate) use report::{marks, untold as told_points};

@@ -30,8 +30,8 @@ differences, because what slows the machine slows both.
 
 \"No difference seen\" comes with the interval in which a difference may still lie. p-values are corrected for the number of comparisons.
 
-EXIT CODES  0 compared (a --fail-if that so few rounds cannot decide is told on standard error, and does not fail), 1 a --fail-if holds, \
-2 could not compare, 130 stopped
+EXIT CODES  0 compared, and no --fail-if holds; 1 a --fail-if holds; 2 could not compare, or a --fail-if could not be decided (standard \
+error says why, and how many rounds it takes); 130 stopped
 
 EXAMPLES
   diskwright lab compare old.json new.json
@@ -103,10 +103,12 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     // Also with --quiet: a gate that lets everything through must not look like one that has looked.
     record.unjudged.iter().for_each(|sentence| context.warn_always(sentence));
     saved?;
-    Ok(match (record.comparisons.is_empty(), record.failed.is_empty()) {
-        (true, _) => exit::NOT_COMPARED,
-        (false, true) => exit::OK,
-        (false, false) => exit::FAILED,
+    Ok(match (record.comparisons.is_empty(), record.failed.is_empty(), record.undecided) {
+        (true, ..) => exit::NOT_COMPARED,
+        (_, false, _) => exit::FAILED,
+        // What so few rounds cannot decide has not passed.
+        (_, _, true) => exit::NOT_COMPARED,
+        _ => exit::OK,
     })
 }
 

@@ -14,10 +14,16 @@ use crate::{
     figures::Figures,
     knee::{Doubt, Knee, LoadInterval, Mark, MarkedPoint},
     record::End,
+    stats::Summary,
     sweep::{ArrayFigures, ArrayOptions, SweepCell, SweepRecord},
     table::{duration, figure, grouped},
 };
 use serde::{Deserialize, Serialize};
+
+/// Rounds that lie further apart than this, as a share of their median, leave a depth unsure.
+const FAR_APART: f64 = 0.2;
+/// A throughput within this share of the most is not told to be below it: saturation is at 95 %.
+const NEAR_THE_PEAK: f64 = 0.05;
 
 /// By what a point was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,8 +89,23 @@ pub struct Found {
     pub p99_ns: f64,
     /// CPU time of the generator for each request.
     pub cpu_ns_per_io: f64,
+    /// How far the rounds of that cell lie apart, as a share of their median throughput.
+    #[serde(default)]
+    pub scatter: f64,
+    /// The load of this stage with the most throughput, where that is above the throughput here by more than 5 %.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak: Option<Peak>,
     /// What it asks of each device below; of one device without copies where nothing is known of them.
     pub array: ArrayFigures,
+}
+
+/// See [`Found::peak`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Peak {
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// Millions of bytes a second, median over the rounds.
+    pub mb_per_s: f64,
 }
 
 /// What the paper settled at for a kind of load, reckoned as ours.
@@ -167,12 +188,24 @@ pub(super) fn findings(stages: &[StageRecord], array: Option<ArrayOptions>) -> V
                     cell = combinations.cells.get(best.cell);
                     as_good = best.rivals.as_ref().map(Vec::len);
                 }
-                Finding { stage, found: cell.and_then(|cell| found(rule, &point, cell, as_good, array)), why: None }
+                Finding {
+                    stage,
+                    found: cell.and_then(|cell| found(rule, &point, cell, as_good, array, peak(&sweep.cells))),
+                    why: None,
+                }
             }
         };
         findings.push(finding);
     }
     findings
+}
+
+/// The cell with the most throughput.
+fn peak(cells: &[SweepCell]) -> Option<Peak> {
+    let measured = cells
+        .iter()
+        .filter_map(|cell| Some(Peak { in_flight: cell.total_depth, mb_per_s: cell.median(|round| round.mb_per_s)? }));
+    measured.max_by(|a, b| a.mb_per_s.total_cmp(&b.mb_per_s))
 }
 
 fn found(
@@ -181,6 +214,7 @@ fn found(
     cell: &SweepCell,
     as_good: Option<usize>,
     array: Option<ArrayOptions>,
+    peak: Option<Peak>,
 ) -> Option<Found> {
     let median = |figure: fn(&Figures) -> f64| cell.median(figure);
     let (iops, mb_per_s) = (median(|round| round.iops)?, median(|round| round.mb_per_s)?);
@@ -199,6 +233,8 @@ fn found(
         mean_ns: median(|round| round.mean_ns)?,
         p99_ns: median(|round| round.p99_ns)?,
         cpu_ns_per_io: median(|round| round.cpu_ns_per_io)?,
+        scatter: Summary::of(&cell.rounds.iter().map(|round| round.mb_per_s).collect::<Vec<_>>())?.spread(),
+        peak: peak.filter(|peak| peak.mb_per_s > mb_per_s * (1.0 + NEAR_THE_PEAK)),
         array: array.unwrap_or(ArrayOptions { copies: 1, devices: 1 }).figures(
             read_share,
             cell.total_depth,
@@ -247,8 +283,20 @@ fn clause(finding: &Finding) -> String {
         return format!("for {load} no depth can be named ({why})");
     };
     if finding.stage != Stage::Depths {
-        let said = if found.rule == Rule::Saturation { "are saturated from" } else { "do best with" };
-        return format!("{load} {said} {} in flight ({} MB/s)", found.in_flight, figure(found.mb_per_s));
+        let said = match found.rule {
+            Rule::Efficient => "are most efficient with",
+            Rule::Saturation => "are saturated from",
+            Rule::Paper => "by the paper's rule need",
+        };
+        let peak = found.peak.map_or_else(String::new, |peak| {
+            format!("; the most is {} MB/s with {}", figure(peak.mb_per_s), peak.in_flight)
+        });
+        return format!(
+            "{load} {said} {} in flight ({} MB/s{peak}){}",
+            found.in_flight,
+            figure(found.mb_per_s),
+            hedge(found)
+        );
     }
     let files = if found.files > 1 { format!("{} files x ", found.files) } else { String::new() };
     let as_good = match found.as_good {
@@ -257,13 +305,29 @@ fn clause(finding: &Finding) -> String {
         Some(others) => format!(", {others} other splits as good"),
     };
     format!(
-        "{load} does best with {} in flight, as {files}{} threads x {}{as_good}: {} IOPS at {}",
+        "{load} {} {} in flight, as {files}{} threads x {}{as_good}: {} IOPS at {}{}",
+        match found.rule {
+            Rule::Efficient => "is most efficient with",
+            Rule::Saturation => "is saturated from",
+            Rule::Paper => "by the paper's rule needs",
+        },
         found.in_flight,
         found.threads,
         found.queue_depth,
         grouped(found.iops),
-        duration(found.mean_ns)
+        duration(found.mean_ns),
+        hedge(found)
     )
+}
+
+/// What makes the depth unsure: rounds that lie far apart, and an interval of more than one load.
+fn hedge(found: &Found) -> String {
+    let scatter =
+        (found.scatter > FAR_APART).then(|| format!("its rounds lie {} % apart", figure(found.scatter * 100.0)));
+    let ends = found.interval.filter(|ends| scatter.is_some() && ends.low < ends.high);
+    let interval = ends.map(|ends| format!("chance allows {} to {} in flight", ends.low, ends.high));
+    let why: Vec<String> = scatter.into_iter().chain(interval).collect();
+    if why.is_empty() { String::new() } else { format!(", unsure: {}", why.join(", ")) }
 }
 
 fn and(words: &[String]) -> String {

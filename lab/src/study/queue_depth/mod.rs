@@ -388,8 +388,13 @@ impl Study<'_> {
         let result = &mut *self.result;
         result.findings = findings::findings(&result.stages, result.settings.array);
         let of_runs = result.pre_test.iter().flat_map(|run| &run.warnings);
-        let of_stages = result.stages.iter().flat_map(|record| &record.sweep.warnings);
-        let found: Vec<Warning> = of_runs.chain(of_stages).cloned().collect();
+        let of_stage = |record: &StageRecord| {
+            let named = |warning: &Warning| warning.clone().in_cells_of(record.stage.phase());
+            record.sweep.warnings.iter().map(named).collect::<Vec<_>>()
+        };
+        let found: Vec<Warning> = of_runs.cloned().chain(result.stages.iter().flat_map(of_stage)).collect();
+        // Those of cells are told anew, as far as their stages have come.
+        result.warnings.retain(|warning| !matches!(warning, Warning::InCells { .. }));
         for warning in found {
             if !result.warnings.iter().any(|known| is_same(known, &warning)) {
                 result.warnings.push(warning);
@@ -421,7 +426,8 @@ impl Study<'_> {
 
 /// What is true of every stage is said once, and depths that were not reached are told by the load.
 fn is_same(a: &Warning, b: &Warning) -> bool {
-    let by_kind = |warning: &Warning| !matches!(warning, Warning::DepthNotReached { .. } | Warning::LeftOut { .. });
+    use Warning::{DepthNotReached, InCells, LeftOut};
+    let by_kind = |warning: &Warning| !matches!(warning, DepthNotReached { .. } | LeftOut { .. } | InCells { .. });
     a == b || by_kind(a) && std::mem::discriminant(a) == std::mem::discriminant(b)
 }
 

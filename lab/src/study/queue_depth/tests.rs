@@ -77,7 +77,11 @@ fn what_the_device_can_do_is_found() {
     assert!((random.array.depth_per_device - 5.85).abs() < 0.01, "{random:?}");
     assert_eq!((reads.array.depth_per_device, writes.array.depth_per_device), (1.5, 1.5));
     assert!((writes.array.amplification - 2.0).abs() < 1e-9);
-    assert!(result.verdict.starts_with("Random 8K (70 % read) does best with 36 in flight"), "{}", result.verdict);
+    assert!(
+        result.verdict.starts_with("Random 8K (70 % read) is most efficient with 36 in flight"),
+        "{}",
+        result.verdict
+    );
     assert!(result.verdict.ends_with("the paper's eight SSDs wanted 120, 31 and 15."), "{}", result.verdict);
 }
 
@@ -133,6 +137,35 @@ fn where_no_rule_tells_a_depth_the_reason_is_told() {
     assert!(findings::verdict(&result).starts_with("Partial: "), "a stopped study says so first");
     result.findings.clear();
     assert!(findings::verdict(&result).ends_with("No depth can be named yet."));
+}
+
+/// A device that wants one write at a time, and gives a fourth more with three.
+#[test]
+fn the_most_efficient_depth_is_not_called_the_best() {
+    let mut result = result();
+    let found = result.findings[2].found.as_mut().unwrap();
+    (found.rule, found.in_flight, found.mb_per_s) = (Rule::Efficient, 1, 2378.0);
+    found.peak = Some(findings::Peak { in_flight: 3, mb_per_s: 2978.0 });
+    let words =
+        "512K sequential writes are most efficient with 1 in flight (2,378 MB/s; the most is 2,978 MB/s with 3);";
+    let verdict = findings::verdict(&result);
+    assert!(verdict.contains(words) && !verdict.contains("best"), "{verdict}");
+    // Rounds that scatter: from the cells, not by hand.
+    let writes = result.stages.iter_mut().find(|record| record.stage == Stage::Writes).unwrap();
+    for cell in &mut writes.sweep.cells {
+        cell.rounds[0].mb_per_s *= 1.4;
+    }
+    let found = findings::findings(&result.stages, None)[2].found.clone().unwrap();
+    assert!((found.scatter - 0.4).abs() < 0.05 && found.peak.is_none(), "{found:?}");
+    result.findings = findings::findings(&result.stages, None);
+    assert!(findings::verdict(&result).contains(", unsure: its rounds lie 4"), "{}", findings::verdict(&result));
+    // The peak is that of the stage.
+    let writes = result.stages.iter_mut().find(|record| record.stage == Stage::Writes).unwrap();
+    let last = writes.sweep.cells.last_mut().unwrap();
+    last.rounds.iter_mut().for_each(|round| round.mb_per_s *= 2.0);
+    let in_flight = last.total_depth;
+    let peak = findings::findings(&result.stages, None)[2].found.clone().unwrap().peak.unwrap();
+    assert_eq!(peak.in_flight, in_flight);
 }
 
 #[test]

@@ -2,14 +2,19 @@
 //!
 //! Each workload counts once, by the median of its rounds' ratios, so a workload that scatters counts no more than another. What is
 //! compared is the logarithm, so that twice and half lie equally far from 1. Whether a ratio is chance is asked of Wilcoxon's signed ranks over the
-//! workloads, corrected by Holm for the number of questions; with fewer than eight workloads no answer is possible.
+//! workloads, corrected by Holm for the number of questions; with too few workloads for that number
+//! no answer is possible ([`Design::fewest`]).
 
 use super::{FileSystem, Pattern, RawAndFileResult, SideRecord, WorkloadRecord, paper, report::is_file};
-use crate::{inference, measure::Ratio, record::End, stats::Interval, warning::Warning};
+use crate::{
+    inference::{self, Design, SIGNIFICANT},
+    measure::Ratio,
+    record::End,
+    stats::Interval,
+    warning::Warning,
+};
 use serde::{Deserialize, Serialize};
 
-/// Corrected p-values below this are differences.
-pub const SIGNIFICANT: f64 = 0.05;
 /// A throughput that is nearer to 1 than this is called the same, sure or not.
 const ALIKE: f64 = 0.02;
 /// Rounds that lie further apart than this, as a share of their median, are told.
@@ -112,6 +117,12 @@ impl Overall {
     pub fn differs(&self) -> bool {
         self.p_corrected.is_some_and(|p| p < SIGNIFICANT)
     }
+}
+
+/// Whether so many workloads can show a difference at all: the tests over all workloads are corrected together.
+pub(crate) fn can_show(result: &RawAndFileResult, one: &Overall) -> bool {
+    let tests = result.overall.iter().filter(|overall| overall.p_corrected.is_some()).count();
+    Design::Paired.can_show(one.workloads, one.workloads, tests)
 }
 
 /// Every subject, part and figure.

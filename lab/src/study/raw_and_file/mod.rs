@@ -343,7 +343,8 @@ fn measure(
 ) -> Result<Measured> {
     let jobs = jobs(settings.quick, settings.engine)?;
     let mut measured = Measured { workloads: Vec::new(), warnings: Vec::new(), tsc_hz: 0.0, end: End::Complete };
-    let all = jobs.len() * settings.rounds * subjects.len();
+    let cells = jobs.len() * subjects.len();
+    let all = cells * settings.rounds;
     let mut done = 0;
     for job in jobs {
         let cell = settings.budget.cell(Instant::now(), all - done);
@@ -375,7 +376,9 @@ fn measure(
                     measured.end = End::Stopped;
                     break 'rounds;
                 };
-                ended.warnings.into_iter().for_each(|warning| sweep::add_warning(&mut measured.warnings, warning));
+                for warning in ended.warnings {
+                    sweep::add_warning_of_cell(&mut measured.warnings, &message, warning);
+                }
                 measured.tsc_hz = ended.phases[0].cpu.tsc_hz;
                 rounds[index].push(Figures::of(&ended.phases[0]));
                 done += 1;
@@ -392,6 +395,7 @@ fn measure(
             break;
         }
     }
+    sweep::settle_warnings(&mut measured.warnings, cells);
     if measured.workloads.is_empty() { Err(LabError::Stopped) } else { Ok(measured) }
 }
 

@@ -12,9 +12,6 @@ use crate::{
 };
 use std::fmt::Write as _;
 
-/// Fewer workloads cannot show anything beyond chance with nine questions.
-const FEWEST: usize = 8;
-
 /// The whole report as text. `colour` only for a terminal.
 pub fn render(result: &RawAndFileResult, colour: bool) -> String {
     let mut text = format!("{}\n\n{}", result.verdict, conditions(result));
@@ -29,7 +26,8 @@ pub fn render(result: &RawAndFileResult, colour: bool) -> String {
         let _ = write!(text, "\nEach workload, 64 in flight\n\n{}", workloads(result, colour));
         text.push_str(
             "\n  medians of the rounds; ratios are to the block device in the same round. CPU/IO: CPU time for each request, of the whole machine as the\n  \
-             paper has it, and of the generator alone. MHz/IOPS: the paper's formula, with the clock of the time-stamp counter.\n",
+             paper has it, and of the generator alone. MHz/IOPS: of the whole machine, by the paper's formula, with the\n  \
+             clock of the time-stamp counter.\n",
         );
     }
     if !result.warnings.is_empty() {
@@ -106,10 +104,10 @@ fn overall(result: &RawAndFileResult, colour: bool) -> String {
             Cell::new(if is_new { name } else { "" }),
             Cell::new(if is_new_part { part } else { String::new() }),
             Cell::new(one.figure.name()),
-            Cell::toned(format!("{:.2}", one.ratio), tone(one)),
+            Cell::toned(format!("{:.2}", one.ratio), tone(result, one)),
             Cell::toned(format!("{:.2}..{:.2}", one.interval.low, one.interval.high), Tone::Faint),
             Cell::toned(format!("{:.2}..{:.2}", one.least, one.most), Tone::Faint),
-            Cell::new(said(one)),
+            Cell::new(said(result, one)),
             Cell::toned(papers.map_or_else(String::new, |ratio| format!("{ratio:.2}")), Tone::Faint),
         ]);
     }
@@ -122,19 +120,19 @@ pub(crate) fn is_file(name: &str, file_system: FileSystem) -> bool {
 }
 
 /// Whether a ratio is chance, in a word; nothing where nobody asked.
-pub(crate) fn said(one: &Overall) -> &'static str {
+pub(crate) fn said(result: &RawAndFileResult, one: &Overall) -> &'static str {
     let worse = (one.figure == Figure::Throughput) == (one.ratio < 1.0);
     match (one.p_corrected, one.differs(), worse) {
         (None, ..) => "",
         (_, true, true) => "yes, worse",
         (_, true, false) => "yes, better",
-        (_, false, _) if one.workloads < FEWEST => "too few to tell",
+        (_, false, _) if !conclude::can_show(result, one) => "too few to tell",
         (_, false, _) => "no",
     }
 }
 
-fn tone(one: &Overall) -> Tone {
-    match said(one) {
+fn tone(result: &RawAndFileResult, one: &Overall) -> Tone {
+    match said(result, one) {
         "yes, worse" => Tone::Bad,
         "yes, better" => Tone::Good,
         _ => Tone::Plain,

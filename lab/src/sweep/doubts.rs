@@ -1,0 +1,144 @@
+//! The warnings of many windows as the few of a sweep.
+//!
+//! ```text
+//!   window of a cell ──▶ warning ──▶ true of the machine? ──▶ one for the sweep, the heaviest
+//!                                    as another cell's?   ──▶ the cell joins it
+//!                                    as this cell's, but for numbers (an earlier round)? ──▶ dropped
+//!                                    else                 ──▶ a warning of its own; beyond eight of a kind only its cell is kept
+//!   the end          ──▶ what is true of all cells names none
+//! ```
+//!
+//! What is kept is bounded by the number of cells and kinds, not by the number of windows.
+
+use crate::warning::Warning;
+use std::mem::discriminant;
+
+/// Warnings of one kind that differ and are kept in full.
+const OF_A_KIND_MAX: usize = 8;
+
+/// Adds what was found in a window of `cell`.
+pub(crate) fn of_cell(warnings: &mut Vec<Warning>, cell: &str, warning: Warning) {
+    if matches!(warning, Warning::OtherLoad { .. } | Warning::StolenTime { .. }) || warnings.contains(&warning) {
+        return of_all(warnings, warning);
+    }
+    let (mut of_kind, mut last) = (0, None);
+    for (index, known) in warnings.iter_mut().enumerate() {
+        let Warning::InCells { cells, warning: same, alike } = known else {
+            // Settled as true of all cells before the sweep went on with more rounds.
+            if words(known) == words(&warning) {
+                return;
+            }
+            continue;
+        };
+        if **same == warning {
+            return add(cells, cell);
+        }
+        if discriminant(&**same) == discriminant(&warning) {
+            let is_here = cells.iter().chain(alike.iter()).any(|known| known == cell);
+            if is_here && (of_kind + 1 >= OF_A_KIND_MAX || words(same) == words(&warning)) {
+                return;
+            }
+            (of_kind, last) = (of_kind + 1, Some(index));
+        }
+    }
+    match last.and_then(|index| warnings.get_mut(index)) {
+        Some(Warning::InCells { alike, .. }) if of_kind >= OF_A_KIND_MAX => add(alike, cell),
+        _ => warnings.push(Warning::InCells {
+            cells: vec![cell.to_owned()],
+            warning: Box::new(warning),
+            alike: Vec::new(),
+        }),
+    }
+}
+
+/// Adds what is true of the sweep as a whole; of load by others the heaviest.
+pub(crate) fn of_all(warnings: &mut Vec<Warning>, warning: Warning) {
+    for known in warnings.iter_mut() {
+        match (known, &warning) {
+            (Warning::OtherLoad { cpus }, Warning::OtherLoad { cpus: more })
+            | (Warning::StolenTime { cpus }, Warning::StolenTime { cpus: more }) => {
+                *cpus = cpus.max(*more);
+                return;
+            }
+            _ => {}
+        }
+    }
+    if !warnings.contains(&warning) {
+        warnings.push(warning);
+    }
+}
+
+/// What all of `cells` cells have names none of them.
+pub(crate) fn settle(warnings: &mut [Warning], cells: usize) {
+    for known in warnings {
+        if let Warning::InCells { cells: of, warning, .. } = known
+            && of.len() >= cells
+        {
+            *known = (**warning).clone();
+        }
+    }
+}
+
+fn add(cells: &mut Vec<String>, cell: &str) {
+    if !cells.iter().any(|known| known == cell) {
+        cells.push(cell.to_owned());
+    }
+}
+
+/// A warning without its numbers, which differ from round to round.
+fn words(warning: &Warning) -> Option<serde_json::Value> {
+    let mut value = serde_json::to_value(warning).ok()?;
+    value.as_object_mut()?.retain(|_, field| !field.is_number());
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn depth(reached: f64, asked: f64) -> Warning {
+        Warning::DepthNotReached { load: format!("1 x {asked}"), reached, asked }
+    }
+
+    #[test]
+    fn warnings_of_one_kind_that_differ_are_all_kept_with_their_cells() {
+        let mut warnings = Vec::new();
+        for round in 0..3 {
+            let noise = f64::from(round) * 0.01;
+            for (cell, asked) in [("queue-depth 8", 8.0), ("queue-depth 16", 16.0), ("queue-depth 32", 32.0)] {
+                of_cell(&mut warnings, cell, Warning::DebugBuild);
+                of_cell(&mut warnings, cell, Warning::OtherLoad { cpus: 0.5 + noise });
+                if asked > 10.0 {
+                    of_cell(&mut warnings, cell, depth(7.0 + noise, asked));
+                    of_cell(&mut warnings, cell, Warning::Polls { load: "all".into() });
+                }
+            }
+        }
+        settle(&mut warnings, 3);
+        let told: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(warnings.len(), 5, "{told:#?}");
+        assert!(warnings[0] == Warning::DebugBuild && warnings[1] == Warning::OtherLoad { cpus: 0.52 }, "{told:#?}");
+        assert!(told[2].starts_with("at queue-depth 16: 1 x 16: only 7.0 of 16"), "{told:#?}");
+        assert!(told[3].starts_with("at queue-depth 16; queue-depth 32: all: its threads drive"), "{told:#?}");
+        assert!(told[4].starts_with("at queue-depth 32: 1 x 32: only 7.0 of 32"), "{told:#?}");
+    }
+
+    #[test]
+    fn however_many_cells_there_are_the_warnings_stay_few() {
+        let mut warnings = Vec::new();
+        for round in 0..4 {
+            for cell in 1..=100_u32 {
+                let warning = depth(f64::from(round) + 0.5, f64::from(cell));
+                of_cell(&mut warnings, &format!("queue-depth {cell}"), warning);
+            }
+        }
+        assert_eq!(warnings.len(), OF_A_KIND_MAX);
+        let last = warnings[OF_A_KIND_MAX - 1].to_string();
+        assert!(last.ends_with("(92 more cells have a warning of this kind)"), "{last}");
+        // It survives the file, and going on with the sweep adds nothing.
+        let json = serde_json::to_string(&warnings).unwrap();
+        let mut read: Vec<Warning> = serde_json::from_str(&json).unwrap();
+        of_cell(&mut read, "queue-depth 50", depth(1.0, 50.0));
+        assert_eq!(read, warnings);
+    }
+}
