@@ -184,6 +184,7 @@ mod tests {
             reads: direction(700, 1_000_000),
             writes: direction(300, 3_000_000),
             flushes: DirectionRecord::default(),
+            iops_std_dev: None,
         };
         let phase = PhaseRecord {
             name: "main".into(),

@@ -276,6 +276,7 @@ fn run(iops: u64, seconds: u64, seed: u64) -> Run {
             reads,
             writes: DirectionRecord::default(),
             flushes: DirectionRecord::default(),
+            iops_std_dev: None,
         }],
         series,
         interval_ns: 1_000_000_000,

@@ -158,7 +158,7 @@ impl<'a> Conductor<'a> {
             match self.inbox.recv_timeout(sleep) {
                 Ok(Event::Cut(mut cut)) => {
                     let (opens_ns, closes_ns) = (self.shared.window_start_ns(), self.shared.window_end_ns());
-                    self.ledger.enter(&cut, (opens_ns..closes_ns).contains(&cut.from_ns));
+                    self.ledger.enter(&cut, &(opens_ns..closes_ns));
                     self.last_ns = self.last_ns.max(cut.until_ns);
                     self.settle();
                     cut.tallies.iter_mut().for_each(Tally::clear);
@@ -274,10 +274,11 @@ impl<'a> Conductor<'a> {
         };
         let cpu = cpu::record(&self.shared.cpu_start, &self.shared.cpu_end, cores, self.counter.hz());
         let interval_ns = self.ledger.interval_ns();
+        let std_devs = self.ledger.iops_std_devs();
         let (totals, series) = self.ledger.finish(self.last_ns);
         let mut threads = Vec::new();
-        for (number, (outlines, totals)) in self.outlines.iter().zip(totals).enumerate() {
-            for (outline, totals) in outlines.iter().zip(totals) {
+        for (number, ((outlines, totals), std_devs)) in self.outlines.iter().zip(totals).zip(std_devs).enumerate() {
+            for ((outline, totals), iops_std_dev) in outlines.iter().zip(totals).zip(std_devs) {
                 let (reads, writes, flushes) = totals.record();
                 threads.push(ThreadRecord {
                     thread: number as u32,
@@ -287,6 +288,7 @@ impl<'a> Conductor<'a> {
                     reads,
                     writes,
                     flushes,
+                    iops_std_dev,
                 });
             }
         }

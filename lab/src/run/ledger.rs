@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   Cut ─┬─ lies in the window? ─▶ Totals of its thread and target
+//!        ├─▶ Scatter of its thread and target (scatter.rs)
 //!        ├─▶ interval of the series, closed when every thread has passed it
 //!        └─▶ tick, forgotten after a second or two                                 ─▶ Snapshot
 //! ```
@@ -16,14 +17,15 @@
 //! Invariant: memory does not grow with the length of the run, once the series is full.
 
 use crate::{
-    record::SeriesPoint,
+    record::{IopsStdDev, SeriesPoint},
     run::{
         histogram::Sum,
+        scatter::Scatter,
         tally::{Tally, Totals},
         thread::Cut,
     },
 };
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 /// Most points of a series, an even number: a day and a half at a second each, in 10 MiB.
 pub(crate) const POINTS_MAX: usize = 1 << 17;
@@ -110,6 +112,9 @@ pub(crate) struct Ledger {
     points_max: usize,
     tick_ns: u64,
     totals: Vec<Vec<Totals>>,
+    /// As the job asks for them, however long those of the series have become.
+    asked_interval_ns: u64,
+    scatters: Vec<Vec<Scatter>>,
     /// How far each thread has come.
     until_ns: Vec<u64>,
     /// By number, those that are not closed.
@@ -127,6 +132,8 @@ impl Ledger {
             points_max: POINTS_MAX,
             tick_ns,
             totals: targets_of_threads.iter().map(|targets| vec![Totals::default(); *targets]).collect(),
+            asked_interval_ns: interval_ns,
+            scatters: targets_of_threads.iter().map(|targets| vec![Scatter::default(); *targets]).collect(),
             until_ns: vec![0; targets_of_threads.len()],
             open: BTreeMap::new(),
             series: Vec::new(),
@@ -134,8 +141,13 @@ impl Ledger {
         }
     }
 
-    /// Enters a bin.
-    pub(crate) fn enter(&mut self, cut: &Cut, in_window: bool) {
+    /// Enters a bin. `window_ns` is the measured window, as far as it is known.
+    pub(crate) fn enter(&mut self, cut: &Cut, window_ns: &Range<u64>) {
+        let in_window = window_ns.contains(&cut.from_ns);
+        for (tally, scatter) in cut.tallies.iter().zip(&mut self.scatters[cut.thread]) {
+            let counts = [tally.reads.ios, tally.writes.ios];
+            scatter.add(cut.from_ns..cut.until_ns, counts, self.asked_interval_ns, window_ns);
+        }
         // Before any is closed: whoever follows the series has seen the points that become one.
         if self.series.len() >= self.points_max && self.series.len().is_multiple_of(2) {
             self.join();
@@ -215,6 +227,12 @@ impl Ledger {
         }
     }
 
+    /// How the rates scattered, by thread and target.
+    pub(crate) fn iops_std_devs(&self) -> Vec<Vec<Option<IopsStdDev>>> {
+        let of = |scatters: &Vec<Scatter>| scatters.iter().map(|one| one.std_dev(self.asked_interval_ns)).collect();
+        self.scatters.iter().map(of).collect()
+    }
+
     /// The window's totals by thread and target, and the series until `end_ns`.
     pub(crate) fn finish(mut self, end_ns: u64) -> (Vec<Vec<Totals>>, Vec<SeriesPoint>) {
         for (number, stretch) in std::mem::take(&mut self.open) {
@@ -231,6 +249,7 @@ mod tests {
     use super::*;
 
     const S: u64 = 1_000_000_000;
+    const ALWAYS: Range<u64> = 0..u64::MAX;
 
     fn cut(thread: usize, from_ns: u64, until_ns: u64, latencies: &[u64]) -> Cut {
         let mut tally = Tally::new(false);
@@ -249,10 +268,10 @@ mod tests {
     #[test]
     fn an_interval_is_closed_when_all_threads_have_passed_it() {
         let mut ledger = ledger(2);
-        ledger.enter(&cut(0, 0, S, &[10]), true);
-        ledger.enter(&cut(0, S, 2 * S, &[20]), true);
+        ledger.enter(&cut(0, 0, S, &[10]), &ALWAYS);
+        ledger.enter(&cut(0, S, 2 * S, &[20]), &ALWAYS);
         assert_eq!(ledger.series().len(), 0);
-        ledger.enter(&cut(1, 0, S, &[30, 40]), true);
+        ledger.enter(&cut(1, 0, S, &[30, 40]), &ALWAYS);
         assert_eq!(ledger.series().len(), 1);
         let (totals, series) = ledger.finish(S + S / 2);
         assert_eq!(series.iter().map(|point| (point.start_ns, point.read_ios)).collect::<Vec<_>>(), [(0, 3), (S, 1)]);
@@ -261,10 +280,25 @@ mod tests {
     }
 
     #[test]
+    fn each_thread_has_the_scatter_of_its_own_intervals() {
+        let mut ledger = ledger(2);
+        for second in 0..4 {
+            // The first thread is unsteady, the second makes up for it: together they are steady.
+            let (first, second_thread) = if second % 2 == 0 { (1, 3) } else { (3, 1) };
+            ledger.enter(&cut(0, second * S, (second + 1) * S, &vec![10; first]), &(0..4 * S));
+            ledger.enter(&cut(1, second * S, (second + 1) * S, &vec![10; second_thread]), &(0..4 * S));
+        }
+        for thread in ledger.iops_std_devs() {
+            assert_eq!(thread, [Some(IopsStdDev { reads: 1.0, writes: 0.0, both: 1.0 })]);
+        }
+        assert!(ledger.series().iter().all(|point| point.read_ios == 4));
+    }
+
+    #[test]
     fn a_stall_stands_in_the_series() {
         let mut ledger = ledger(1);
-        ledger.enter(&cut(0, 0, S, &[10]), false);
-        ledger.enter(&cut(0, 4 * S, 5 * S, &[4 * S]), false);
+        ledger.enter(&cut(0, 0, S, &[10]), &(0..0));
+        ledger.enter(&cut(0, 4 * S, 5 * S, &[4 * S]), &(0..0));
         let (totals, series) = ledger.finish(5 * S);
         assert_eq!(series.iter().map(|point| point.read_ios).collect::<Vec<_>>(), [1, 0, 0, 0, 1]);
         assert_eq!(totals[0][0].record().0.ios, 0, "it was not in the window");
@@ -280,7 +314,7 @@ mod tests {
                 for thread in 0..threads {
                     // One thread is ahead of the other, so that an interval is open when two become one.
                     let second = if thread == 0 { second + 1 } else { second };
-                    ledger.enter(&cut(thread, second * S, (second + 1) * S, &[10 + second; 3]), true);
+                    ledger.enter(&cut(thread, second * S, (second + 1) * S, &[10 + second; 3]), &ALWAYS);
                 }
                 figures.extend(rounds.follow(ledger.series()));
                 assert!(ledger.series().len() <= 9, "{}", ledger.series().len());
@@ -306,7 +340,7 @@ mod tests {
     fn lately_is_the_last_second_of_whole_ticks() {
         let mut ledger = ledger(1);
         for tick in 0..12 {
-            ledger.enter(&cut(0, tick * S / 4, (tick + 1) * S / 4, &[100; 5]), true);
+            ledger.enter(&cut(0, tick * S / 4, (tick + 1) * S / 4, &[100; 5]), &ALWAYS);
         }
         let lately = ledger.lately(2 * S + S / 10);
         assert_eq!((lately.iops, lately.p50_ns), (20.0, 100));

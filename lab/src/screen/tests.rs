@@ -43,6 +43,7 @@ fn a_run() -> Run {
         reads: direction(70_000),
         writes: direction(30_000),
         flushes: DirectionRecord::default(),
+        iops_std_dev: None,
     };
     let machine = Machine {
         cpu_model: "Some CPU".into(),

@@ -63,6 +63,7 @@ pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
         reads,
         writes,
         flushes: DirectionRecord::default(),
+        iops_std_dev: None,
     };
     let phase = PhaseRecord {
         name: "main".into(),
