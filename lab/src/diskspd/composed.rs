@@ -1,5 +1,6 @@
-//! `-X` with what DiskSpd lets stand beside it: `-d -W -C -z -R -v` replace what the profile says, and the targets of the command line take the
-//! places of its templates (`*1` is the first of them). Every other switch is refused by name.
+//! `-X` with what DiskSpd lets stand beside it: `-d -W -C -z -R -v` replace what the profile says,
+//! and the targets of the command line take the places of its templates (`*1` is the first of
+//! them). Every other switch is refused by name.
 
 use super::{
     profile::Profile,
@@ -21,7 +22,8 @@ impl Composed {
     /// Reads a command line; `None` when it has no `-X`.
     ///
     /// # Errors
-    /// [`SwitchError`]: `-X` without a file or twice, a switch that cannot stand beside it, a bad value.
+    /// [`SwitchError`]: `-X` without a file or twice, a switch that cannot stand beside it, a bad
+    /// value.
     pub fn parse(words: &[String]) -> Result<Option<Self>, SwitchError> {
         let words: Vec<String> = words.iter().map(|word| switches::plain_hyphen(word)).collect();
         let (switches, targets) = switches::split(&words)?;

@@ -1,7 +1,8 @@
-//! Hints in the words of who typed DiskSpd's switches. The lab's errors and warnings name the options of `lab run`; here each is followed
-//! by, or replaced with, the switch that does the same.
+//! Hints in the words of who typed DiskSpd's switches. The lab's errors and warnings name the
+//! options of `lab run`; here each is followed by, or replaced with, the switch that does the same.
 //!
-//! `--destroy-data` stays: `diskspd` has it too. So do options of other commands (`diskwright serve --cache direct`).
+//! `--destroy-data` stays: `diskspd` has it too. So do options of other commands (`diskwright serve
+//! --cache direct`).
 
 /// What the lab says, and what says the same to a user of `diskspd`.
 const HINTS: [(&str, &str); 17] = [

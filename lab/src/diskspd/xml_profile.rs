@@ -4,7 +4,8 @@
 //!   bytes ─▶ text (UTF-8, or UTF-16 as PowerShell writes it) ─▶ elements (xml_tree.rs) ─▶ Profile
 //! ```
 //!
-//! Every element is known, or refused by name. Whatever is wrong is told with its line, what was found and what was expected.
+//! Every element is known, or refused by name. Whatever is wrong is told with its line, what was
+//! found and what was expected.
 
 use super::{
     profile::{Order, Processor, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents},

@@ -1,7 +1,9 @@
-//! An XML document as a tree of elements that know their line, so that whatever is wrong with a value is told with its place.
+//! An XML document as a tree of elements that know their line, so that whatever is wrong with a
+//! value is told with its place.
 //!
-//! The document comes from anywhere: elements nest at most [`DEPTH_MAX`] deep, document types (and so entities of their own) are
-//! refused, and the tree is no larger than a small multiple of the text.
+//! The document comes from anywhere: elements nest at most [`DEPTH_MAX`] deep, document types (and
+//! so entities of their own) are refused, and the tree is no larger than a small multiple of the
+//! text.
 
 use super::xml_profile::ProfileError;
 use quick_xml::{
@@ -137,7 +139,8 @@ impl Element {
         self.line
     }
 
-    /// Refuses children and attributes that are not named here. Those of `once` may come once, those of `many` again and again.
+    /// Refuses children and attributes that are not named here. Those of `once` may come once,
+    /// those of `many` again and again.
     pub(super) fn known(&self, attributes: &[&str], once: &[&str], many: &[&str]) -> Result<(), ProfileError> {
         for (index, child) in self.children.iter().enumerate() {
             let name = child.name.as_str();

@@ -136,8 +136,8 @@ pub struct Load {
     pub stride: Option<Bytes>,
     /// Whether the threads of one target share one sequential stream (DiskSpd's `-si`); else each has its own.
     pub interlocked: bool,
-    /// Whether each request in flight has a sequential stream of its own, all with the same beginning (DiskSpd's `-p`); else a thread's requests
-    /// share one.
+    /// Whether each request in flight has a sequential stream of its own, all with the same
+    /// beginning (DiskSpd's `-p`); else a thread's requests share one.
     #[serde(skip_serializing_if = "is_false")]
     pub parallel: bool,
     /// Threads for each target, or in all with `across_targets`.
@@ -145,7 +145,8 @@ pub struct Load {
     /// Whether every thread drives all targets; else each drives one.
     #[serde(skip_serializing_if = "is_false")]
     pub across_targets: bool,
-    /// Processors that the threads of the phase take in turns; an empty list: all that the process may use; none: the kernel places them.
+    /// Processors that the threads of the phase take in turns; an empty list: all that the process
+    /// may use; none: the kernel places them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<Vec<u32>>,
     /// Requests in flight for each thread on its target, or on each of them.

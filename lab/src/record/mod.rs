@@ -176,7 +176,8 @@ pub struct ThreadRecord {
     pub iops_std_dev: Option<IopsStdDev>,
 }
 
-/// Standard deviation of the requests a second over the whole intervals inside the window, as the job asks for intervals.
+/// Standard deviation of the requests a second over the whole intervals inside the window, as the
+/// job asks for intervals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct IopsStdDev {
     /// Of reads.

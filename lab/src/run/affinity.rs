@@ -1,12 +1,15 @@
 //! Threads bound to processors (`Load::cpus`).
 //!
-//! The threads of a phase are numbered through all its loads. Thread `n` of a load with a list of processors runs on entry `n` modulo the
-//! length of the list; an empty list stands for all processors that the process may use, in ascending order. This is DiskSpd's round robin.
+//! The threads of a phase are numbered through all its loads. Thread `n` of a load with a list of
+//! processors runs on entry `n` modulo the length of the list; an empty list stands for all
+//! processors that the process may use, in ascending order. This is DiskSpd's round robin.
 //!
-//! A thread binds itself when its queues are open and before its first request. Threads that it starts later (the engine's pool for
-//! blocking calls) inherit the processor; the kernel's own workers of io_uring do not belong to it.
+//! A thread binds itself when its queues are open and before its first request. Threads that it
+//! starts later (the engine's pool for blocking calls) inherit the processor; the workers of
+//! io_uring have an affinity of their own, which is not changed.
 //!
-//! Invariant: a processor is checked against those of the process before anything runs, so a job that names a missing one is refused whole.
+//! Invariant: a processor is checked against those of the process before anything runs, so a job
+//! that names a missing one is refused whole.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::io;

@@ -5,9 +5,10 @@
 //!                                                     └─ else behind the request before, or, interlocked, behind that of any thread
 //! ```
 //!
-//! A sequential stream begins at its own start, behind it by its thread's, goes on by the stride (or by the length of what was asked), and from the
-//! beginning of the working set again when what would come next does not fit. After a random request it goes on behind that one.
-//! With `parallel` every slot of the thread has such a stream of its own, and all of them begin at the same place.
+//! A sequential stream begins at its own start, behind it by its thread's, goes on by the stride
+//! (or by the length of what was asked), and from the beginning of the working set again when what
+//! would come next does not fit. After a random request it goes on behind that one. With `parallel`
+//! every slot of the thread has such a stream of its own, and all of them begin at the same place.
 //!
 //! Invariant: every request lies within the working set, and begins at a multiple of what the load asks for; both are
 //! counted from the working set's start.

@@ -1,12 +1,12 @@
-//! How the rate of one thread on one target scatters: the standard deviation over the intervals of the series that lie wholly inside the
-//! window.
+//! How the rate of one thread on one target scatters: the standard deviation over the intervals of
+//! the series that lie wholly inside the window.
 //!
 //! ```text
 //!   bin ─▶ counts of its interval ─ the thread has passed the interval ─▶ inside the window? ─▶ mean and squares (Welford)
 //! ```
 //!
-//! Intervals are those that the job asks for, also when the series itself has gone on with longer ones. Memory does not grow with
-//! the length of the run.
+//! Intervals are those that the job asks for, also when the series itself has gone on with longer
+//! ones. Memory does not grow with the length of the run.
 
 use crate::record::IopsStdDev;
 use std::{collections::BTreeMap, ops::Range};
@@ -14,7 +14,8 @@ use std::{collections::BTreeMap, ops::Range};
 /// See the module.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scatter {
-    /// Reads and writes of the intervals that the thread has not passed, by number; hardly ever more than one.
+    /// Reads and writes of the intervals that the thread has not passed, by number; hardly ever
+    /// more than one.
     open: BTreeMap<u64, [u64; 2]>,
     /// Intervals before this one are entered.
     next: u64,

@@ -17,13 +17,15 @@
 //! drawn again; that is the only difference that checking makes to the requests. What was on the target before is accepted, and
 //! counted, where the run has not written yet.
 //!
-//! After a failed write a unit may hold the old contents, the new ones, or sectors of both: its `ended` is [`UNKNOWN`], and reads of it
-//! are not checked. The unit stays unknown until a later write of it succeeds. That a later write is in flight changes nothing
-//! ([`UNKNOWN_IN_FLIGHT`]), and a write that is taken back before it was sent leaves `UNKNOWN` as it was.
+//! After a failed write a unit may hold the old contents, the new ones, or sectors of both: its
+//! `ended` is [`UNKNOWN`], and reads of it are not checked. The unit stays unknown until a later
+//! write of it succeeds. That a later write is in flight changes nothing ([`UNKNOWN_IN_FLIGHT`]),
+//! and a write that is taken back before it was sent leaves `UNKNOWN` as it was.
 //!
-//! Invariant: a unit's `begun` is one more than its `ended` while exactly one write of it is in flight, and equal to it otherwise;
-//! of an unknown unit `ended` alone says whether a write is in flight. The words are changed by compare-and-swap; the table grows with
-//! what is touched, by pieces.
+//! Invariant: a unit's `begun` is one more than its `ended` while exactly one write of it is in
+//! flight, and equal to it otherwise; of an unknown unit `ended` alone says whether a write is in
+//! flight. The words are changed by compare-and-swap; the table grows with what is touched, by
+//! pieces.
 
 use crate::job::{Job, Load};
 use std::{
