@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Workshop;
+use common::{Running, Workshop};
 use std::{
     collections::BTreeSet,
     fs,
@@ -153,11 +153,104 @@ fn diskspd_names_the_switch_that_is_wrong() {
     let shop = Workshop::new();
     assert!(shop.fails(2, "diskspd -r -k7 null:").contains("-k7 is no switch"));
     assert!(shop.fails(2, "diskspd -w101 null:").contains("-w101"));
-    assert!(shop.fails(2, "diskspd -ePROCESS null:").contains("-ePROCESS cannot be had here"));
+    assert!(shop.fails(2, "diskspd -ePROCESS null:").contains("-ePROCESS is not supported"));
     assert!(shop.ok("diskspd -?").contains("-b<size>"));
     let profile = shop.ok("diskspd -Rpxml -r -b4K -d1 -W0 null:64M");
     fs::write(shop.path("p.xml"), &profile).unwrap();
     assert!(shop.ok("diskspd -Xp.xml -Rtext").contains("using random I/O (alignment: 4096)"));
     fs::write(shop.path("bad.xml"), profile.replace("BlockSize", "BlokSize")).unwrap();
-    assert!(shop.fails(1, "diskspd -Xbad.xml").contains("BlokSize"));
+    let sentence = shop.fails(1, "diskspd -Xbad.xml");
+    assert!(sentence.contains("bad.xml: line ") && sentence.contains("found <BlokSize> in <Target>"), "{sentence}");
+}
+
+#[test]
+fn diskspd_takes_switches_and_targets_beside_a_profile() {
+    let shop = Workshop::new();
+    let profile = shop.ok("diskspd -Rp -b4K -d300 -W200 *1 *2");
+    assert!(profile.contains("<Path>*1</Path>"), "{profile}");
+    fs::write(shop.path("p.xml"), &profile).unwrap();
+    let report = shop.ok("diskspd -Xp.xml -d1 -W0 -Rtext null:64M null:32M");
+    for told in ["duration: 1s", "warm up time: 0s", "path: 'null:64M'", "path: 'null:32M'", "total:"] {
+        assert!(report.contains(told), "{told}: {report}");
+    }
+    assert!(shop.fails(2, "diskspd -Xp.xml -b8K null:64M null:32M").contains("-b8K cannot be used with -X"));
+    assert!(shop.fails(1, "diskspd -Xp.xml -d1 null:64M").contains("*2 is a template"));
+}
+
+#[test]
+fn diskspd_c_refuses_a_disk_that_is_smaller_and_names_its_own_switches() {
+    let shop = Workshop::new();
+    shop.ok("create small.vhdx --size 8M");
+    let sentence = shop.fails(1, "diskspd -c16M -r -d1 -W0 small.vhdx");
+    assert!(sentence.contains("small.vhdx exists and has 8388608 bytes") && sentence.contains("(-c)"), "{sentence}");
+    let sentence = shop.fails(1, "diskspd -c4M -f8M -r -d1 -W0 small.dat");
+    assert!(sentence.contains("(-f, -B)") && !sentence.contains("--"), "{sentence}");
+    let ended = shop.run("diskspd -r -d1 -W0 -b4K small.vhdx");
+    assert!(ended.stderr.contains("let -c make it") && !ended.stderr.contains("--fill"), "{ended:?}");
+}
+
+/// The processors of each measuring thread of a run, as the kernel tells them.
+fn processors_of_threads(shop: &Workshop, switches: &[&str]) -> BTreeSet<(String, String)> {
+    let line: Vec<&str> = ["diskspd", "-b4K", "-r", "-t2", "-d3", "-W0"]
+        .into_iter()
+        .chain(switches.iter().copied())
+        .chain(["null:64M"])
+        .collect();
+    let run = Running::start(shop.command(&line).stdout(Stdio::null()).stderr(Stdio::null()));
+    let found = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", run.id())).into_iter().flatten();
+        let of = |task: std::io::Result<fs::DirEntry>| {
+            let task = task.ok()?.path();
+            let name = fs::read_to_string(task.join("comm")).ok()?;
+            let status = fs::read_to_string(task.join("status")).ok()?;
+            let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+            name.starts_with("load-").then(|| (name.trim().to_owned(), list.trim().to_owned()))
+        };
+        tasks.filter_map(of).collect::<BTreeSet<_>>()
+    };
+    // A thread binds itself a moment after it was started: what is told after a while is what holds.
+    let mut last = BTreeSet::new();
+    for _ in 0..20 {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let now = found();
+        if now.len() == 2 {
+            last = now;
+        }
+    }
+    last
+}
+
+#[test]
+fn diskspd_binds_its_threads_to_processors_in_turns() {
+    let shop = Workshop::new();
+    let of = |switches: &[&str]| {
+        processors_of_threads(&shop, switches).into_iter().map(|(_, list)| list).collect::<Vec<_>>()
+    };
+    let free = of(&["-n"]);
+    assert_eq!(free.len(), 2);
+    assert_eq!(free[0], free[1]);
+    if free[0].parse::<u32>().is_ok() {
+        println!("skipped: this process may use one processor only");
+        return;
+    }
+    let first: String = free[0].chars().take_while(char::is_ascii_digit).collect();
+    assert_eq!(of(&[&format!("-a{first}")]), [first.clone(), first.clone()]);
+    let turns = of(&[]);
+    assert_eq!(turns[0], first);
+    assert!(turns[1] != first && turns[1].parse::<u32>().is_ok(), "{turns:?}");
+}
+
+#[test]
+fn diskspd_binds_threads_and_tells_the_scatter_of_each() {
+    let shop = Workshop::new();
+    let line = "-b4K -r -o4 -t2 -d1 -W0 -D100 null:64M";
+    let report = shop.ok(&format!("diskspd -a0 {line}"));
+    assert!(report.contains("advanced affinity round robin (group/core): 0/0"), "{report}");
+    let rows: Vec<&str> = report.lines().skip_while(|line| *line != "Total IO").skip(3).take(2).collect();
+    for row in rows {
+        assert!(row.split('|').nth(5).unwrap().trim().parse::<f64>().unwrap() > 0.0, "{row}");
+    }
+    let sentence = shop.fails(1, &format!("diskspd -a250 {line}"));
+    assert!(sentence.contains("processor 250 is not available"), "{sentence}");
+    assert!(shop.ok(&format!("diskspd -n {line}")).contains("affinity disabled"));
 }

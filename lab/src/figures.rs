@@ -185,6 +185,7 @@ mod tests {
             writes: direction(300, 3_000_000),
             flushes: DirectionRecord::default(),
             overdue: 0,
+            iops_std_dev: None,
         };
         let phase = PhaseRecord {
             name: "main".into(),

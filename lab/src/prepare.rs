@@ -93,6 +93,9 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
         let writable = is_written(job, number) || options.fill || is_own;
         targets.push(run::open(spec, &OpenHow { writable, ..options.open.clone() })?);
     }
+    for target in &targets {
+        refuse_smaller(target, options)?;
+    }
     run::check(job, &targets)?;
     let mut warnings = Vec::new();
     let mut in_all_bytes = 0;
@@ -166,6 +169,22 @@ fn allow(
     };
     let message = format!("{}: whether there is data in it", target.name);
     inspect::allow(&writing, options.destroy_data, &mut |done| report(progress, "look", done, total, &message))
+}
+
+/// Refuses a virtual disk that exists and is smaller than asked for: the job would run on the smaller one.
+fn refuse_smaller(target: &OpenTarget, options: &PrepareOptions) -> Result<()> {
+    let size_bytes = target.device.geometry().size_bytes;
+    match (options.create_bytes, &target.path) {
+        (Some(asked_bytes), Some(path)) if path.is_file() && size_bytes < asked_bytes => Err(LabError::BadOptions {
+            what: format!(
+                "{} exists and has {size_bytes} bytes, fewer than the {asked_bytes} asked for (--create-size); \
+                 a virtual disk that exists is not made larger",
+                target.name
+            ),
+            hint: "ask for its own size or less, use another name, or remove the file to have it created anew".into(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Fills the working sets, and proves by the extents that they have space. Returns the bytes written.
@@ -251,6 +270,11 @@ fn contents_of(contents: Contents, seed: u64) -> Box<fill::Make<'static>> {
     }
 }
 
+fn resize(path: &Path, size_bytes: u64) -> Result<()> {
+    let resized = OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(size_bytes));
+    resized.map_err(LabError::file("resize", path))
+}
+
 /// Files that were made here. Dropped, it removes them, unless they are to be kept.
 #[derive(Debug, Default)]
 struct Made {
@@ -274,16 +298,32 @@ impl Made {
             Ok(found) if !found.is_file() => {
                 return bad(format!("{spec} is no file and cannot be made"), "leave --create-size out");
             }
-            // A disk has another length than its file; that it is there is enough.
+            // The length of the file is not the size of the disk: `refuse_smaller` looks when the disk is open.
             Ok(_) if is_disk => return Ok(()),
             Ok(found) if found.len() == size_bytes => return Ok(()),
-            Ok(_) if guard::is_own(path) => {
-                let again = OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(size_bytes));
-                return again.map_err(LabError::file("resize", path));
+            Ok(_) if guard::is_own(path) => return resize(path, size_bytes),
+            Ok(_) if options.destroy_data => {
+                guard::refuse_used(spec, path)?;
+                // A virtual disk with an unusual name would be torn by a new length.
+                let found = run::open(spec, &OpenHow { writable: false, ..options.open.clone() })?;
+                if found.kind != "raw file" {
+                    return Ok(());
+                }
+                drop(found);
+                resize(path, size_bytes)?;
+                // Filled like a file that was created here.
+                guard::mark_own(path);
+                return Ok(());
             }
             Ok(found) => {
-                let what = format!("{spec} is there with {} bytes, and was not made by the lab", found.len());
-                return bad(what, "use another name, its own size, or leave --create-size out");
+                let what = format!(
+                    "{spec} exists with {} bytes, not with the {size_bytes} asked for, and was not made by the lab",
+                    found.len()
+                );
+                return bad(
+                    what,
+                    "use another name, its own size, --destroy-data to make it anew, or leave --create-size out",
+                );
             }
             Err(_) => {}
         }

@@ -107,6 +107,50 @@ fn a_file_that_is_made_is_filled_and_used_again() {
 }
 
 #[test]
+fn a_virtual_disk_smaller_than_asked_for_is_refused() {
+    let folder = Folder::new();
+    for (name, other_name) in [("small.vhdx", "small.bin"), ("small.vhd", "other.bin")] {
+        let spec = folder.spec(name);
+        create(Path::new(&spec), &CreateRequest { size_bytes: Some(8 * MIB), ..CreateRequest::default() }).unwrap();
+        let before = fs::read(&spec).unwrap();
+        for destroy_data in [false, true] {
+            let asked = |size| PrepareOptions { create_bytes: Some(size), destroy_data, ..options() };
+            let error = go(&writing(), &spec, &asked(16 * MIB)).unwrap_err().to_string();
+            for said in [name, "8388608", "16777216", "--create-size"] {
+                assert!(error.contains(said), "{said}: {error}");
+            }
+            assert_eq!(fs::read(&spec).unwrap(), before);
+            for enough in [4 * MIB, 8 * MIB] {
+                go(&job(Load::default()), &spec, &asked(enough)).unwrap();
+            }
+        }
+        // With another name it is still no raw file whose length may be changed.
+        fs::rename(&spec, folder.spec(other_name)).unwrap();
+        let asked = PrepareOptions { create_bytes: Some(16 * MIB), destroy_data: true, ..options() };
+        go(&writing(), &folder.spec(other_name), &asked).unwrap_err();
+        assert_eq!(fs::read(folder.spec(other_name)).unwrap(), before);
+    }
+}
+
+#[test]
+fn a_raw_file_gets_the_size_asked_for_where_its_data_may_be_lost() {
+    let folder = Folder::new();
+    for (len_bytes, asked_bytes) in [(4 * MIB, 8 * MIB), (8 * MIB, 4 * MIB)] {
+        let spec = folder.sparse(&format!("raw-{len_bytes}.dat"), len_bytes);
+        let asked = PrepareOptions { create_bytes: Some(asked_bytes), ..options() };
+        let error = go(&job(Load::default()), &spec, &asked).unwrap_err().to_string();
+        assert!(error.contains("--destroy-data"), "{error}");
+        assert_eq!(fs::metadata(&spec).unwrap().len(), len_bytes);
+        let prepared =
+            go(&job(Load::default()), &spec, &PrepareOptions { destroy_data: true, ..asked.clone() }).unwrap();
+        assert_eq!(prepared.targets[0].device.geometry().size_bytes, asked_bytes);
+        if guard::is_own(Path::new(&spec)) {
+            assert_eq!(prepared.targets[0].contents.unwrap().allocated, 1.0, "it is filled");
+        }
+    }
+}
+
+#[test]
 fn what_was_made_for_a_run_that_cannot_be_is_removed() {
     let folder = Folder::new();
     let too_large = job(Load { working_set: Bytes(1 << 30), ..Load::default() });

@@ -14,7 +14,7 @@ use crate::{
 };
 use clap::{ArgAction, Args, CommandFactory};
 use diskwright_lab::{
-    diskspd::{self, Profile, ResultForm, SwitchError},
+    diskspd::{self, Composed, Profile, ResultForm, SwitchError},
     job::Bytes,
     output::{Kind, Output},
     record::End,
@@ -43,9 +43,12 @@ SWITCHES are DiskSpd's: one word with its value, and upper and lower case differ
   -c<size>  make the files         -f<size> -B<offset>[:length]  the part in use     -T<offset>  from thread to thread
   -S[b|u|w|h] -h  caching          -Z | -Zr | -Z<size>  zeros or random data         -g<bytes/ms> | -g<n>i  limit a thread
   -L  latencies                    -D[ms]  scatter of the IOPS                       -i<n> -j<ms>  bursts, pauses
-  -F<n> -O<n>  threads in all, requests for each of them                             -z[seed]    -X<file>  XML profile
+  -F<n> -O<n>  threads in all, requests for each of them                             -z[seed]  seed
+  -a[g<n>,]<cpu>,...  bind threads to these processors in turns [all]                -n  do not bind threads
+  -p  each request in flight goes through the target by itself (sequential only)
+  -X<file>  XML profile; -d -W -C -z -R -v replace what it says, targets take the places of its templates *1, *2
   -R[p]<text|xml>  form of the results; -Rp tells the profile and runs nothing
--a -f<rst> -I -l -n -P -v -x are accepted and have no effect here; -e -N -p -y -Sr -Sm are refused.
+-f<rst> -I -l -P -v -x are accepted and have no effect; -e -N -y -Sr -Sm are not supported.
 
 Files that -c makes are filled with incompressible data first. Percentiles are told only where ten requests or more lie beyond them.
 
@@ -74,6 +77,14 @@ pub struct DiskspdArgs {
 
 /// Runs what the switches say, prints the report.
 pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
+    carry_out(context, args).map_err(|failure| match failure {
+        Failure::Sentence(sentence) => Failure::Sentence(diskspd::with_diskspds_switches(&sentence)),
+        Failure::Usage(sentence) => Failure::Usage(diskspd::with_diskspds_switches(&sentence)),
+        other => other,
+    })
+}
+
+fn carry_out(context: &mut Context, args: &DiskspdArgs) -> Outcome {
     let mut own = Own { destroy_data: args.destroy_data, save: args.save.clone(), ..Own::default() };
     let words = own.take(&args.words)?;
     if own.help {
@@ -119,7 +130,7 @@ pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
     // What was measured is shown though it cannot be saved.
     let saved = output.map_or(Ok(()), |output| output.save(&run));
     for warning in &run.warnings {
-        context.warn(&warning.to_string());
+        context.warn(&diskspd::with_diskspds_switches(&warning.to_string()));
     }
     if context.global.json {
         context.print_result(&run)?;
@@ -177,31 +188,25 @@ impl Own {
     }
 }
 
-/// The profile of the switches, or of the file behind `-X`.
+/// The profile of the switches, or of the file behind `-X` with what stands beside it.
 fn profile(words: &[String]) -> Outcome<Result<Profile, SwitchError>> {
-    let Some(file) = words.iter().find_map(|word| word.strip_prefix("-X").filter(|file| !file.is_empty())) else {
-        return Ok(diskspd::parse(words));
+    let composed = match Composed::parse(words) {
+        Ok(Some(composed)) => composed,
+        Ok(None) => return Ok(diskspd::parse(words)),
+        Err(error) => return Ok(Err(error)),
     };
-    let mut form = None;
-    for word in words.iter().filter(|word| !word.starts_with("-X")) {
-        form = match word.as_str() {
-            "-Rtext" => Some(ResultForm::Text),
-            "-Rxml" => Some(ResultForm::Xml),
-            other => {
-                return Ok(Err(SwitchError::Together(format!(
-                    "{other} cannot be used with -X; a profile says all but -R itself"
-                ))));
-            }
-        };
-    }
-    let path = Path::new(file);
+    let path = Path::new(&composed.file);
     let failed = |error| Failure::doing(format!("cannot read the profile {}", path.display()), error);
-    let mut text = String::new();
-    File::open(path).map_err(failed)?.take(PROFILE_MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
-    let line = format!("diskwright diskspd {}", words.join(" "));
-    let profile = diskspd::read_xml_profile(&text, &line)
+    let mut bytes = Vec::new();
+    File::open(path).map_err(failed)?.take(PROFILE_MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > PROFILE_MAX_BYTES {
+        return Err(Failure::new(format!("{} is no profile: it is longer than 1 MiB", path.display())));
+    }
+    let profile = diskspd::xml_profile_text(&bytes)
+        .and_then(|text| diskspd::read_xml_profile(&text, ""))
+        .and_then(|profile| composed.apply(profile))
         .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
-    Ok(Ok(Profile { form: form.unwrap_or(profile.form), ..profile }))
+    Ok(Ok(profile))
 }
 
 /// The size of the files to make, which all targets of a profile must share.

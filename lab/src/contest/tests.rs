@@ -345,6 +345,7 @@ fn run(iops: u64, seconds: u64, seed: u64) -> Run {
             writes: DirectionRecord::default(),
             flushes: DirectionRecord::default(),
             overdue: 0,
+            iops_std_dev: None,
         }],
         series,
         interval_ns: 1_000_000_000,

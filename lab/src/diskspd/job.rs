@@ -34,6 +34,13 @@ pub fn job(profile: &Profile) -> Result<(Job, Vec<String>), JobError> {
             "give all targets the same",
         ));
     }
+    if let Some(number) = all().find_map(Target::template) {
+        return Err(wrong(
+            &format!("the profile's target *{number}"),
+            "it is a template, and no target of the command line takes its place",
+            "name the targets behind the switches",
+        ));
+    }
     let phases = profile
         .time_spans
         .iter()
@@ -55,11 +62,15 @@ pub fn job(profile: &Profile) -> Result<(Job, Vec<String>), JobError> {
 }
 
 fn phase(index: usize, span: &TimeSpan, paths: &[String]) -> Result<Phase, JobError> {
-    let loads = if span.threads_in_all > 0 {
+    let mut loads: Vec<Load> = if span.threads_in_all > 0 {
         vec![across(span, paths)?]
     } else {
         span.targets.iter().map(|target| load(target, paths)).collect::<Result<_, _>>()?
     };
+    if !span.affinity_disabled {
+        let cpus = cpus(span)?;
+        loads.iter_mut().for_each(|load| load.cpus = Some(cpus.clone()));
+    }
     Ok(Phase {
         name: format!("timespan {}", index + 1),
         warm_up: Span::from_secs(span.warm_up_s),
@@ -69,6 +80,18 @@ fn phase(index: usize, span: &TimeSpan, paths: &[String]) -> Result<Phase, JobEr
         steady_within: None,
         loads,
     })
+}
+
+/// `-a`: the processors that threads take in turns; none: all that there are.
+fn cpus(span: &TimeSpan) -> Result<Vec<u32>, JobError> {
+    match span.affinity.iter().find(|processor| processor.group > 0) {
+        None => Ok(span.affinity.iter().map(|processor| processor.number).collect()),
+        Some(processor) => Err(JobError {
+            place: format!("-a, processor {processor} (group/core)"),
+            what: "there is no such group: Linux has one group of processors, 0".into(),
+            hint: "give the processor's number in group 0, as in -a64".into(),
+        }),
+    }
 }
 
 /// `-F`: every thread drives all targets, which must be alike.
@@ -132,6 +155,7 @@ fn load(target: &Target, paths: &[String]) -> Result<Load, JobError> {
             load.random_percent = 0.0;
             load.stride = stride_bytes.map(Bytes);
             load.interlocked = interlocked;
+            load.parallel = target.parallel;
         }
         Order::Random { align_bytes, percent } => {
             load.random_percent = percent;

@@ -71,6 +71,8 @@ pub struct Target {
     pub create_bytes: Option<u64>,
     /// `-r`, `-s`.
     pub order: Order,
+    /// `-p`: every request in flight goes through the target by itself.
+    pub parallel: bool,
     /// `-rd`.
     pub spots: Vec<Spot>,
     /// `-w`.
@@ -105,6 +107,7 @@ impl Target {
             max_bytes: 0,
             create_bytes: None,
             order: Order::Sequential { stride_bytes: None, interlocked: false },
+            parallel: false,
             spots: Vec::new(),
             write_percent: 0,
             requests: 2,
@@ -119,12 +122,34 @@ impl Target {
         }
     }
 
+    /// The number behind the `*` of a template: a place that a target of the command line takes.
+    pub fn template(&self) -> Option<usize> {
+        let digits = self.path.strip_prefix('*')?;
+        let number: usize = digits.parse().ok()?;
+        (number > 0 && digits.bytes().all(|digit| digit.is_ascii_digit())).then_some(number)
+    }
+
     /// Alignment of random offsets, or distance of sequential ones.
     pub fn alignment_bytes(&self) -> u64 {
         match self.order {
             Order::Sequential { stride_bytes, .. } => stride_bytes.unwrap_or(self.block_bytes),
             Order::Random { align_bytes, .. } => align_bytes.unwrap_or(self.block_bytes),
         }
+    }
+}
+
+/// A processor as `-a` names it. Linux has one group of them, number 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Processor {
+    /// Its group.
+    pub group: u32,
+    /// Its number in the group.
+    pub number: u32,
+}
+
+impl std::fmt::Display for Processor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.group, self.number)
     }
 }
 
@@ -149,6 +174,8 @@ pub struct TimeSpan {
     pub requests_in_all: u32,
     /// `-n`.
     pub affinity_disabled: bool,
+    /// `-a`: the processors that threads take in turns; empty: all that there are.
+    pub affinity: Vec<Processor>,
     /// `-Zr`.
     pub random_write_data: bool,
     /// The targets.
@@ -167,6 +194,7 @@ impl Default for TimeSpan {
             threads_in_all: 0,
             requests_in_all: 0,
             affinity_disabled: false,
+            affinity: Vec::new(),
             random_write_data: false,
             targets: Vec::new(),
         }

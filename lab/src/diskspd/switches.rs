@@ -4,7 +4,7 @@
 //! 1024) and `b` (blocks of `-b`, wherever `-b` stands). Switches that concern Windows alone are accepted with a note where a test means
 //! the same without them, and refused where it does not.
 
-use super::profile::{Order, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents};
+use super::profile::{Order, Processor, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents};
 use crate::job::{Bytes, Caching, Spot};
 
 /// What is wrong with a command line.
@@ -18,8 +18,8 @@ pub enum SwitchError {
         /// As given.
         switch: String,
     },
-    /// A switch that cannot be had here.
-    #[error("{switch} cannot be had here: {why}")]
+    /// A switch of DiskSpd's that is not supported.
+    #[error("{switch} is not supported: {why}")]
     Refused {
         /// As given.
         switch: String,
@@ -41,37 +41,93 @@ pub enum SwitchError {
 
 type Result<T, E = SwitchError> = std::result::Result<T, E>;
 
-/// Reads the words behind `diskspd`. `-X` is not among them: a profile is a file, and reading it is [`super::xml::profile`]'s.
+/// Reads the words behind `diskspd`. A command line with `-X` is [`super::Composed`]'s.
 ///
 /// # Errors
 /// [`SwitchError`].
 pub fn parse(words: &[String]) -> Result<Profile> {
     let words: Vec<String> = words.iter().map(|word| plain_hyphen(word)).collect();
-    let first_target = words.iter().position(|word| !word.starts_with('-')).unwrap_or(words.len());
-    let (switches, paths) = words.split_at(first_target);
-    if let Some(late) = paths.iter().find(|word| word.starts_with('-') && word.len() > 1) {
-        return Err(SwitchError::Together(format!("{late} stands behind a target; switches come first")));
-    }
+    let (switches, paths) = split(&words)?;
     if paths.is_empty() {
         return Err(SwitchError::Together("there is no target; name at least one file, disk or block device".into()));
-    }
-    if let Some(windows) = paths.iter().find(|path| is_windows_device(path)) {
-        return Err(SwitchError::Together(format!(
-            "{windows} names a disk in the way of Windows; name a block device, as in /dev/sdb"
-        )));
     }
     let mut reader = Reader::new(block_size(switches)?);
     for switch in switches {
         reader.read(switch)?;
     }
     let mut profile = reader.finish(paths)?;
-    profile.command_line =
-        std::iter::once("diskwright diskspd").chain(words.iter().map(String::as_str)).collect::<Vec<_>>().join(" ");
+    profile.command_line = command_line(&words);
     Ok(profile)
 }
 
+/// The switches, and the targets behind them.
+pub(super) fn split(words: &[String]) -> Result<(&[String], &[String])> {
+    let first_target = words.iter().position(|word| !word.starts_with('-')).unwrap_or(words.len());
+    let (switches, paths) = words.split_at(first_target);
+    if let Some(late) = paths.iter().find(|word| word.starts_with('-') && word.len() > 1) {
+        return Err(SwitchError::Together(format!("{late} stands behind a target; switches come first")));
+    }
+    if let Some(windows) = paths.iter().find(|path| is_windows_device(path)) {
+        return Err(SwitchError::Together(format!(
+            "{windows} names a disk in the way of Windows; name a block device, as in /dev/sdb"
+        )));
+    }
+    Ok((switches, paths))
+}
+
+/// As the report tells it.
+pub(super) fn command_line(words: &[String]) -> String {
+    std::iter::once("diskwright diskspd").chain(words.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
+}
+
+/// What the switches say that can also stand beside a profile.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Given {
+    pub(super) duration_s: Option<u64>,
+    pub(super) warm_up_s: Option<u64>,
+    pub(super) cool_down_s: Option<u64>,
+    pub(super) seed: Option<u64>,
+    pub(super) verbose: bool,
+    pub(super) form: Option<ResultForm>,
+    pub(super) profile_only: bool,
+}
+
+impl Given {
+    /// Takes a switch. `false`: it is not one of these.
+    pub(super) fn read(&mut self, switch: &str) -> Result<bool> {
+        let mut letters = switch.chars();
+        letters.next();
+        let letter = letters.next();
+        let value = letters.as_str();
+        match letter {
+            Some('d') => self.duration_s = Some(number(switch, value, 1, YEAR_S)?),
+            Some('W') => self.warm_up_s = Some(number(switch, value, 0, YEAR_S)?),
+            Some('C') => self.cool_down_s = Some(number(switch, value, 0, YEAR_S)?),
+            Some('z') => {
+                self.seed = Some(if value.is_empty() { time_seed() } else { number(switch, value, 0, u64::MAX)? });
+            }
+            Some('v') if value.is_empty() || value == "s" => self.verbose = true,
+            Some('R') => self.results(switch, value)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn results(&mut self, switch: &str, value: &str) -> Result<()> {
+        let form = value.strip_prefix('p').inspect(|_| self.profile_only = true).unwrap_or(value);
+        self.form = match form {
+            "text" => Some(ResultForm::Text),
+            "xml" => Some(ResultForm::Xml),
+            // The profile's own form.
+            "" if self.profile_only => self.form,
+            _ => return Err(bad(switch, format!("\"{form}\" is no form of results; there are text and xml"))),
+        };
+        Ok(())
+    }
+}
+
 /// Word processors make dashes of hyphens, and the paper's own text has them.
-fn plain_hyphen(word: &str) -> String {
+pub(super) fn plain_hyphen(word: &str) -> String {
     match word.chars().next() {
         Some(dash @ ('\u{2010}'..='\u{2015}' | '\u{2212}')) => format!("-{}", &word[dash.len_utf8()..]),
         _ => word.to_owned(),
@@ -131,9 +187,7 @@ const YEAR_S: u64 = 366 * 24 * 3600;
 struct Reader {
     span: TimeSpan,
     target: Target,
-    verbose: bool,
-    form: ResultForm,
-    profile_only: bool,
+    given: Given,
     notes: Vec<String>,
     buffered: Option<bool>,
     write_through: bool,
@@ -150,9 +204,7 @@ impl Reader {
         Self {
             span: TimeSpan::default(),
             target: Target { block_bytes, ..Target::new("") },
-            verbose: false,
-            form: ResultForm::Text,
-            profile_only: false,
+            given: Given::default(),
             notes: Vec::new(),
             buffered: None,
             write_through: false,
@@ -166,6 +218,9 @@ impl Reader {
     }
 
     fn read(&mut self, switch: &str) -> Result<()> {
+        if self.given.read(switch)? {
+            return Ok(());
+        }
         let mut letters = switch.chars();
         letters.next();
         let Some(letter) = letters.next() else { return Err(SwitchError::Unknown { switch: switch.into() }) };
@@ -173,8 +228,7 @@ impl Reader {
         let block = Some(self.target.block_bytes);
         match letter {
             'a' => {
-                affinity(switch, value)?;
-                self.note(switch, "threads are not bound to processors here; use taskset for that");
+                self.span.affinity = affinity(switch, value)?;
             }
             'b' => {}
             'B' => {
@@ -183,8 +237,6 @@ impl Reader {
                 self.part_bytes = length.map(|length| size(switch, length, block)).transpose()?;
             }
             'c' => self.target.create_bytes = Some(positive(switch, size(switch, value, block)?)?),
-            'C' => self.span.cool_down_s = number(switch, value, 0, YEAR_S)?,
-            'd' => self.span.duration_s = number(switch, value, 1, YEAR_S)?,
             'D' => {
                 self.span.iops_every_ms =
                     Some(if value.is_empty() { 1000 } else { number(switch, value, 10, 3_600_000)? })
@@ -222,12 +274,7 @@ impl Reader {
             'N' => return refuse(switch, "it is about files mapped into memory, and requests are made here"),
             'o' => self.target.requests = small(switch, value, 1, crate::job::QUEUE_DEPTH_MAX)?,
             'O' => self.span.requests_in_all = small(switch, value, 1, crate::job::QUEUE_DEPTH_MAX)?,
-            'p' if value.is_empty() => {
-                return refuse(
-                    switch,
-                    "a thread's requests have an offset each; several threads (-t) on one sequential pattern come near it",
-                );
-            }
+            'p' if value.is_empty() => self.target.parallel = true,
             'P' => {
                 if !value.is_empty() {
                     number(switch, value, 0, u64::MAX)?;
@@ -235,7 +282,6 @@ impl Reader {
                 self.note(switch, "progress is shown as time, on standard error");
             }
             'r' => self.random(switch, value)?,
-            'R' => self.results(switch, value)?,
             's' => {
                 let stride = value.strip_prefix('i');
                 self.interlocked |= stride.is_some();
@@ -250,19 +296,9 @@ impl Reader {
                 self.threads_given = true;
             }
             'T' => self.target.thread_stride_bytes = positive(switch, size(switch, value, block)?)?,
-            'v' if value.is_empty() || value == "s" => self.verbose = true,
             'w' => self.target.write_percent = if value.is_empty() { 0 } else { small(switch, value, 0, 100)? },
-            'W' => self.span.warm_up_s = number(switch, value, 0, YEAR_S)?,
             'x' if value.is_empty() => self.note(switch, "completions come from io_uring in any case"),
-            'X' => {
-                return Err(SwitchError::Together(format!(
-                    "{switch} cannot be used with other parameters, but for -R"
-                )));
-            }
             'y' => return refuse(switch, "it is about events of Windows; start and stop the program from a script"),
-            'z' => {
-                self.span.seed = if value.is_empty() { time_seed() } else { number(switch, value, 0, u64::MAX)? };
-            }
             'Z' => self.write_contents(switch, value)?,
             _ => return Err(SwitchError::Unknown { switch: switch.into() }),
         }
@@ -289,17 +325,6 @@ impl Reader {
                 (!value.is_empty()).then(|| size(switch, value, block).and_then(|align| positive(switch, align)));
             self.random = Some(align.transpose()?);
         }
-        Ok(())
-    }
-
-    fn results(&mut self, switch: &str, value: &str) -> Result<()> {
-        let form = value.strip_prefix('p').inspect(|_| self.profile_only = true).unwrap_or(value);
-        self.form = match form {
-            "text" => ResultForm::Text,
-            "xml" => ResultForm::Xml,
-            "" if self.profile_only => ResultForm::Xml,
-            _ => return Err(bad(switch, format!("\"{form}\" is no form of results; there are text and xml"))),
-        };
         Ok(())
     }
 
@@ -362,7 +387,26 @@ impl Reader {
         if self.interlocked && self.target.thread_stride_bytes > 0 {
             return together("-si and -T exclude each other: interlocked threads share one stream");
         }
+        if self.span.affinity_disabled && !self.span.affinity.is_empty() {
+            return together("-n and -a exclude each other: -n leaves threads to the kernel, -a places them");
+        }
         let random = self.random.is_some() || self.random_percent.is_some() || !self.target.spots.is_empty();
+        if self.target.parallel {
+            if random {
+                return together("-p and -r exclude each other: -p is about sequential requests");
+            }
+            if self.interlocked {
+                return together(
+                    "-p and -si exclude each other: -p gives each request its own stream, -si one to all threads",
+                );
+            }
+            if self.span.requests_in_all > 0 {
+                return together("-p and -O exclude each other; use -o for the requests of each thread on its target");
+            }
+            if self.target.requests == 1 {
+                self.notes.push("-p has no effect: each thread has only one request in flight (-o1)".into());
+            }
+        }
         if random && (self.stride.is_some() || self.interlocked) {
             self.notes.push("-s has no effect: -r was given too".into());
         }
@@ -390,12 +434,17 @@ impl Reader {
                 "without -Z DiskSpd writes the bytes 0 to 255 again and again, which says little about devices that compress; incompressible bytes are written here".into(),
             );
         }
+        self.span.duration_s = self.given.duration_s.unwrap_or(self.span.duration_s);
+        self.span.warm_up_s = self.given.warm_up_s.unwrap_or(self.span.warm_up_s);
+        self.span.cool_down_s = self.given.cool_down_s.unwrap_or(self.span.cool_down_s);
+        self.span.seed = self.given.seed.unwrap_or(self.span.seed);
         self.span.targets = paths.iter().map(|path| Target { path: path.clone(), ..self.target.clone() }).collect();
         Ok(Profile {
             command_line: String::new(),
-            verbose: self.verbose,
-            form: self.form,
-            profile_only: self.profile_only,
+            verbose: self.given.verbose,
+            // What -Rp tells is XML in any case.
+            form: self.given.form.unwrap_or(if self.given.profile_only { ResultForm::Xml } else { ResultForm::Text }),
+            profile_only: self.given.profile_only,
             time_spans: vec![self.span],
             notes: self.notes,
         })
@@ -410,13 +459,28 @@ fn positive(switch: &str, value: u64) -> Result<u64> {
     if value == 0 { Err(bad(switch, "0 is too small")) } else { Ok(value) }
 }
 
-/// `-a`, `-ag`, `-a0,1`, `-ag0,0,1,g1,2`.
-fn affinity(switch: &str, value: &str) -> Result<()> {
-    let is_number = |text: &str| !text.is_empty() && text.len() <= 5 && text.bytes().all(|b| b.is_ascii_digit());
-    let sound = value.is_empty()
-        || value == "g"
-        || value.split(',').all(|part| is_number(part.strip_prefix('g').unwrap_or(part))) && !value.ends_with(',');
-    if sound { Ok(()) } else { Err(bad(switch, "no list of processors; as in -a0,1,2 or -ag0,0,1")) }
+/// `-a`, `-ag`, `-a0,1`, `-ag0,0,1,g1,2`: a number behind `g` is the group of those that follow. Empty: all processors.
+fn affinity(switch: &str, value: &str) -> Result<Vec<Processor>> {
+    let wrong = || bad(switch, "no list of processors; as in -a0,1,2 or -ag0,0,1");
+    // DiskSpd's own limits.
+    let number = |text: &str, max: u32| {
+        let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        text.parse().ok().filter(|number: &u32| digits && *number <= max).ok_or_else(wrong)
+    };
+    if value.is_empty() || value == "g" {
+        return Ok(Vec::new());
+    }
+    let (mut group, mut group_is_used, mut processors) = (0, true, Vec::new());
+    for part in value.split(',') {
+        match part.strip_prefix('g') {
+            Some(text) => (group, group_is_used) = (number(text, u32::from(u16::MAX))?, false),
+            None => {
+                processors.push(Processor { group, number: number(part, u32::from(u8::MAX))? });
+                group_is_used = true;
+            }
+        }
+    }
+    if group_is_used { Ok(processors) } else { Err(wrong()) }
 }
 
 /// `pct90/10:10/90` and `abs95/10G:5/90G`.

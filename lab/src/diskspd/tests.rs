@@ -157,11 +157,11 @@ fn switches_become_loads() {
 
 #[test]
 fn what_has_no_effect_is_noted_and_what_cannot_be_had_is_refused_by_name() {
-    for switch in ["-a0,1", "-ag", "-ag0,0,1,g1,2", "-frs", "-I1", "-P100", "-x"] {
+    for switch in ["-frs", "-I1", "-P100", "-x"] {
         let profile = parsed(&format!("{switch} x"));
         assert!(profile.notes.len() == 1 && profile.notes[0].starts_with(switch), "{switch}: {:?}", profile.notes);
     }
-    for switch in ["-e", "-ePROCESS", "-Nvni", "-p", "-Sr", "-Sm", "-ysgo", "-Z1M,file"] {
+    for switch in ["-e", "-ePROCESS", "-Nvni", "-Sr", "-Sm", "-ysgo", "-Z1M,file"] {
         let error = parse(&words(&format!("{switch} x"))).unwrap_err();
         assert!(matches!(&error, SwitchError::Refused { switch: named, .. } if named == switch), "{switch}: {error}");
         assert!(error.to_string().starts_with(switch), "{error}");
@@ -184,12 +184,30 @@ fn what_has_no_effect_is_noted_and_what_cannot_be_had_is_refused_by_name() {
         "-Sx",
         "-Rjson",
         "-a0,",
+        "-ag0",
+        "-agg0,1",
+        "-a256",
         "-f0",
     ] {
         let error = parse(&words(&format!("{switch} x"))).unwrap_err();
         assert!(matches!(&error, SwitchError::BadValue { switch: named, .. } if named == switch), "{switch}: {error}");
     }
-    for line in ["-F2 -t2 x", "-O4 x", "-i5 x", "-si -T1M x", "-Su -Sb x", "-h -Sh x", "-r", "x -r", "#1", "F:"] {
+    for line in [
+        "-F2 -t2 x",
+        "-O4 x",
+        "-i5 x",
+        "-si -T1M x",
+        "-Su -Sb x",
+        "-h -Sh x",
+        "-n -a0 x",
+        "-p -r x",
+        "-p -si x",
+        "-p -F2 -O4 x",
+        "-r",
+        "x -r",
+        "#1",
+        "F:",
+    ] {
         assert!(matches!(parse(&words(line)), Err(SwitchError::Together(_))), "{line}");
     }
 }
@@ -201,6 +219,8 @@ fn a_profile_comes_back_from_its_xml() {
         "-s64K -si -d5 -C2 -D500 -L a b",
         "-rs30 -rdpct90/10:10/90 -g500i -w100 -Z -F2 -O4 a b",
         "-b4K -B1M -f1G -j5 -i2 -T16M -Sw -z3 -n x&y",
+        "-p -o4 -a0,2,1 a",
+        "-g100 -rdabs95/10G:5/90G a",
     ] {
         let profile = parsed(line);
         let back = read_xml_profile(&profile_xml(&profile), &profile.command_line)
@@ -223,17 +243,179 @@ fn a_profile_comes_back_from_its_xml() {
     }
 }
 
+fn with_target(inner: &str) -> String {
+    format!(
+        "<Profile>\n<TimeSpans>\n<TimeSpan>\n<Targets>\n<Target>\n<Path>x</Path>\n{inner}</Target></Targets></TimeSpan></TimeSpans></Profile>"
+    )
+}
+
 #[test]
-fn an_xml_element_that_is_not_known_is_named() {
-    let xml = |inner: &str| {
-        format!(
-            "<Profile><TimeSpans><TimeSpan><Targets><Target><Path>x</Path>{inner}</Target></Targets></TimeSpan></TimeSpans></Profile>"
-        )
-    };
-    let error = |inner: &str| read_xml_profile(&xml(inner), "").unwrap_err().to_string();
-    assert!(error("<Nonsense>1</Nonsense>").contains("Nonsense"), "{}", error("<Nonsense>1</Nonsense>"));
-    assert!(error("<ParallelAsyncIO>true</ParallelAsyncIO>").contains("<ParallelAsyncIO>"));
-    assert!(error("<BlockSize>many</BlockSize>").contains("cannot be read"));
-    assert!(read_xml_profile("<Profile><TimeSpans/></Profile>", "").unwrap_err().to_string().contains("<TimeSpan>"));
-    assert_eq!(read_xml_profile(&xml(""), "").unwrap().time_spans[0].targets[0], Target::new("x"));
+fn a_bad_profile_is_told_with_its_line_what_was_found_and_what_was_expected() {
+    let error = |inner: &str| read_xml_profile(&with_target(inner), "").unwrap_err().to_string();
+    for (inner, sentence) in [
+        ("<Nonsense>1</Nonsense>", "line 7: found <Nonsense> in <Target>, expected <Path>, <BlockSize>,"),
+        (
+            "\n\n<BlockSize>many</BlockSize>",
+            "line 9: found \"many\" in <BlockSize>, expected a whole number from 0 to 4294967295",
+        ),
+        (
+            "<WriteRatio>101</WriteRatio>",
+            "line 7: found \"101\" in <WriteRatio>, expected a whole number from 0 to 100",
+        ),
+        ("<WriteThrough>yes</WriteThrough>", "line 7: found \"yes\" in <WriteThrough>, expected true or false"),
+        (
+            "<WriteRatio>1</WriteRatio>\n<WriteRatio>2</WriteRatio>",
+            "line 8: found <WriteRatio> a second time in <Target>",
+        ),
+        (
+            "<Throughput unit=\"MBPS\">5</Throughput>",
+            "line 7: found the unit \"MBPS\" of <Throughput>, expected BPMS or IOPS",
+        ),
+        ("<MemoryMappedIo>true</MemoryMappedIo>", "line 7: <MemoryMappedIo> is not supported: files are not mapped"),
+        (
+            "<ParallelAsyncIO>true</ParallelAsyncIO><Random>4096</Random>",
+            "line 7: found \"true\" in <ParallelAsyncIO>, expected false",
+        ),
+        ("<Distribution><Percent><Range>5</Range></Percent></Distribution>", "<Range> without the attribute IO"),
+        ("<BlockSize>4096</BlokSize>", "line 7: found "),
+        ("<BlockSize>&huge;</BlockSize>", "line 7: found the unknown entity"),
+    ] {
+        let told = error(inner);
+        assert!(told.contains(sentence), "{inner}: {told}");
+    }
+    let of = |xml: &str| read_xml_profile(xml, "").unwrap_err().to_string();
+    assert_eq!(
+        of("<Profile>\n<TimeSpans/></Profile>"),
+        "line 2: found <TimeSpans> without <TimeSpan>, expected <TimeSpan>"
+    );
+    assert!(of("<Job/>").contains("line 1: found <Job>, expected <Profile>"));
+    assert!(of("name = \"x\"\n").contains("line 1: found \"name = "));
+    assert!(of("<Profile>\n<TimeSpans>\n").contains("the end of the file within <TimeSpans> of line 2"));
+    assert!(of("<!DOCTYPE x [<!ENTITY a \"b\">]><Profile/>").contains("a document type"));
+    assert!(of(&"<Profile>".repeat(1000)).contains("nested 16 deep"));
+    assert!(of(&with_target("").replace(">x<", ">*0<")).contains("\"*0\" in <Path>, expected a template"));
+    let target = read_xml_profile(&with_target(""), "").unwrap().time_spans.remove(0).targets.remove(0);
+    assert_eq!(target, Target::new("x"));
+}
+
+#[test]
+fn a_profile_is_text_in_utf_8_or_in_utf_16_with_its_mark() {
+    let text = with_target("").replace(">x<", ">d\u{e4}ta<");
+    let units = |to: fn(u16) -> [u8; 2]| text.encode_utf16().flat_map(to).collect::<Vec<u8>>();
+    let marked = |mark: &[u8], bytes: Vec<u8>| [mark, &bytes].concat();
+    for bytes in [
+        text.clone().into_bytes(),
+        marked(&[0xef, 0xbb, 0xbf], text.clone().into_bytes()),
+        marked(&[0xff, 0xfe], units(u16::to_le_bytes)),
+        marked(&[0xfe, 0xff], units(u16::to_be_bytes)),
+    ] {
+        assert_eq!(xml_profile_text(&bytes).unwrap(), text);
+    }
+    let error = xml_profile_text(b"<Profile>\n\xe4").unwrap_err().to_string();
+    assert!(error.starts_with("line 2: found the byte 0xe4, expected text"), "{error}");
+}
+
+fn composed(line: &str, xml: &str) -> Result<Profile, String> {
+    let composed = Composed::parse(&words(line)).map_err(|error| error.to_string())?.expect("it has -X");
+    let profile = read_xml_profile(xml, "").map_err(|error| error.to_string())?;
+    composed.apply(profile).map_err(|error| error.to_string())
+}
+
+#[test]
+fn switches_beside_a_profile_replace_what_it_says() {
+    let xml = profile_xml(&parsed("-b4K -r -d100 -W50 -C3 -z9 -o7 x"));
+    let profile = composed("-d5 -W0 -Xp.xml -z7 -v -Rxml", &xml).unwrap();
+    let span = &profile.time_spans[0];
+    assert_eq!((span.duration_s, span.warm_up_s, span.cool_down_s, span.seed), (5, 0, 3, 7));
+    assert_eq!((profile.verbose, profile.form, profile.profile_only), (true, ResultForm::Xml, false));
+    assert_eq!((span.targets[0].block_bytes, span.targets[0].requests), (4096, 7));
+    assert_eq!(profile.command_line, "diskwright diskspd -d5 -W0 -Xp.xml -z7 -v -Rxml");
+    let unchanged = composed("-Xp.xml", &xml).unwrap();
+    assert_eq!((unchanged.time_spans[0].duration_s, unchanged.form), (100, ResultForm::Text));
+    for refused in ["-b8K -Xp.xml", "-Xp.xml -r", "-Xp.xml -t2", "-Xp.xml -c1G"] {
+        let switch = refused.split(' ').find(|word| !word.starts_with("-X")).unwrap();
+        assert!(composed(refused, &xml).unwrap_err().starts_with(&format!("{switch} cannot be used with -X")));
+    }
+    for wrong in ["-X", "-Xa -Xb", "-Xa -d0", "-Xa -Rjson", "x -Xa"] {
+        assert!(Composed::parse(&words(wrong)).is_err(), "{wrong}");
+    }
+    assert_eq!(Composed::parse(&words("-r x")), Ok(None));
+}
+
+#[test]
+fn targets_of_the_command_line_take_the_places_of_templates() {
+    let xml = profile_xml(&parsed("-b4K *2 fixed *1 *2"));
+    let paths =
+        |profile: &Profile| profile.time_spans[0].targets.iter().map(|target| target.path.clone()).collect::<Vec<_>>();
+    assert_eq!(paths(&composed("-Xp.xml a b", &xml).unwrap()), ["b", "fixed", "a", "b"]);
+    assert!(
+        composed("-Xp.xml a", &xml).unwrap_err().contains("*2 is a template, and the command line names 1 targets")
+    );
+    assert!(composed("-Xp.xml a b c", &xml).unwrap_err().contains("template *3, so c would not be used"));
+    assert!(composed("-Xp.xml", &xml).unwrap_err().contains("*2 is a template"));
+    // Told and not run, it may keep its places.
+    let told = composed("-Rp -Xp.xml", &xml).unwrap();
+    assert_eq!(paths(&told), ["*2", "fixed", "*1", "*2"]);
+    assert!(report(&told, &of_the_paper().1).contains("path: template target '2'"));
+    assert!(job(&told).unwrap_err().to_string().contains("*2: it is a template"));
+}
+
+#[test]
+fn a_limit_and_a_distribution_are_told_among_the_input_parameters() {
+    let run = of_the_paper().1;
+    let text = |line: &str| report(&parsed(line), &run);
+    assert!(text("-g500i x").contains("\t\tIO priority: normal\n\t\tthroughput rate-limited to 500 IOPS\n"));
+    assert!(text("-g100 x").contains("\t\tthroughput rate-limited to 100 B/ms\n"));
+    assert!(!text("x").contains("rate-limited") && !text("x").contains("Distribution"));
+    assert!(text("-rdpct90/10:0/10:10/80 x").contains(
+        "\t\tIO Distribution:\n\t\t    90% of IO => [ 0% -  10%) of target\n\t\t     0% of IO => [10% -  20%) of target\n\t\t    10% of IO => [20% - 100%) of target\n"
+    ));
+    assert!(text("-rdabs95/10G:5/1536M x").contains(
+        "\t\tIO Distribution:\n\t\t    95% of IO => [     0    -     10GiB)\n\t\t     5% of IO => [    10GiB -  11.50GiB)\n"
+    ));
+    assert!(
+        text("-F2 -O4 a b")
+            .contains("\tthread pool with 2 threads\n\tnumber of outstanding I/O operations per thread: 4\n")
+    );
+}
+
+#[test]
+fn threads_are_bound_in_turns_unless_n_leaves_them_alone() {
+    let cpus = |line: &str| job(&parsed(line)).unwrap().0.phases[0].loads[0].cpus.clone();
+    assert_eq!(cpus("x"), Some(vec![]));
+    assert_eq!(cpus("-a x"), Some(vec![]));
+    assert_eq!(cpus("-ag x"), Some(vec![]));
+    assert_eq!(cpus("-n x"), None);
+    assert_eq!(cpus("-a0,2,1 x"), Some(vec![0, 2, 1]));
+    assert_eq!(cpus("-ag0,0,1 x"), Some(vec![0, 1]));
+    let error = job(&parsed("-ag0,0,g1,2 x")).unwrap_err().to_string();
+    assert!(error.contains("1/2") && error.contains("one group of processors"), "{error}");
+    let text = report(&parsed("-a0,1 x"), &of_the_paper().1);
+    assert!(text.contains("\tadvanced affinity round robin (group/core): 0/0, 0/1\n"), "{text}");
+}
+
+#[test]
+fn p_gives_each_request_a_stream_of_its_own() {
+    let load = |line: &str| job(&parsed(line)).unwrap().0.phases[0].loads[0].clone();
+    assert!(load("-p -o4 x").parallel && !load("-o4 x").parallel);
+    assert!(parsed("-p -o1 x").notes[0].starts_with("-p has no effect"));
+    assert!(report(&parsed("-p x"), &of_the_paper().1).contains("\t\tusing parallel async I/O\n"));
+}
+
+#[test]
+fn each_thread_tells_the_scatter_of_its_own_intervals() {
+    let (mut profile, mut run) = of_the_paper();
+    profile.time_spans[0].iops_every_ms = Some(1000);
+    for (number, thread) in run.phases[0].threads.iter_mut().enumerate() {
+        let reads = number as f64;
+        thread.iops_std_dev = Some(crate::record::IopsStdDev { reads, writes: reads + 0.25, both: reads + 0.5 });
+    }
+    let text = report(&profile, &run);
+    for (name, part) in [("Read IO", 0.0), ("Write IO", 0.25), ("Total IO", 0.5)] {
+        let rows = text.lines().skip_while(|line| *line != name).skip(3).take(run.phases[0].threads.len());
+        for (number, row) in rows.enumerate() {
+            let cell = row.split('|').nth(6).unwrap().trim();
+            assert_eq!(cell, format!("{:.2}", number as f64 + part), "{name}: {row}");
+        }
+    }
 }

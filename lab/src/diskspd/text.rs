@@ -4,10 +4,12 @@
 //! One thing is otherwise on purpose: a percentile is printed only where ten requests or more lie beyond it. DiskSpd prints all nines of
 //! any sample.
 
-use super::profile::{Order, Profile, Target, TimeSpan, WriteContents};
+use super::profile::{Order, Profile, Target, Throughput, TimeSpan, WriteContents};
 use crate::{
     job::Caching,
-    record::{CpuRecord, DirectionRecord, LatencyRecord, PhaseRecord, Run, SeriesPoint, ThreadRecord, Total},
+    record::{
+        CpuRecord, DirectionRecord, IopsStdDev, LatencyRecord, PhaseRecord, Run, SeriesPoint, ThreadRecord, Total,
+    },
 };
 use std::fmt::Write as _;
 
@@ -51,6 +53,14 @@ fn time_span(text: &mut String, span: &TimeSpan) -> Written {
         writeln!(text, "\tgathering IOPS at intervals of {ms}ms")?;
     }
     writeln!(text, "\trandom seed: {}", span.seed)?;
+    if span.threads_in_all > 0 {
+        writeln!(text, "\tthread pool with {} threads", span.threads_in_all)?;
+        writeln!(text, "\tnumber of outstanding I/O operations per thread: {}", span.requests_in_all)?;
+    }
+    if !span.affinity.is_empty() {
+        let assigned: Vec<String> = span.affinity.iter().map(ToString::to_string).collect();
+        writeln!(text, "\tadvanced affinity round robin (group/core): {}", assigned.join(", "))?;
+    }
     if span.random_write_data {
         writeln!(text, "\tgenerating random data for each write IO")?;
     }
@@ -58,7 +68,10 @@ fn time_span(text: &mut String, span: &TimeSpan) -> Written {
 }
 
 fn target(text: &mut String, span: &TimeSpan, target: &Target) -> Written {
-    writeln!(text, "\tpath: '{}'", target.path)?;
+    match target.template() {
+        Some(number) => writeln!(text, "\tpath: template target '{number}'")?,
+        None => writeln!(text, "\tpath: '{}'", target.path)?,
+    }
     writeln!(text, "\t\tthink time: {}ms", target.think_ms)?;
     writeln!(text, "\t\tburst size: {}", target.burst)?;
     let (cache, through) = match target.cache {
@@ -76,6 +89,9 @@ fn target(text: &mut String, span: &TimeSpan, target: &Target) -> Written {
             writeln!(text, "\t\twrite buffer size: {buffer_bytes}")?
         }
         _ => {}
+    }
+    if target.parallel {
+        writeln!(text, "\t\tusing parallel async I/O")?;
     }
     match target.write_percent {
         0 => writeln!(text, "\t\tperforming read test")?,
@@ -112,7 +128,54 @@ fn target(text: &mut String, span: &TimeSpan, target: &Target) -> Written {
         2 => "low",
         _ => "normal",
     };
-    writeln!(text, "\t\tIO priority: {priority}")
+    writeln!(text, "\t\tIO priority: {priority}")?;
+    match target.throughput {
+        Some(Throughput::Iops(limit)) => writeln!(text, "\t\tthroughput rate-limited to {limit} IOPS")?,
+        Some(Throughput::BytesPerMs(limit)) => writeln!(text, "\t\tthroughput rate-limited to {limit} B/ms")?,
+        None => {}
+    }
+    distribution(text, target)
+}
+
+/// Which share of the requests goes to which part of the target; DiskSpd's `-rd`.
+fn distribution(text: &mut String, target: &Target) -> Written {
+    if target.spots.is_empty() {
+        return Ok(());
+    }
+    writeln!(text, "\t\tIO Distribution:")?;
+    let (mut from_percent, mut from_bytes) = (0.0, 0_u64);
+    for spot in &target.spots {
+        write!(text, "\t\t   {:3}% of IO => [", spot.io_percent)?;
+        match spot.length {
+            None => {
+                let to_percent = from_percent + spot.target_percent;
+                writeln!(text, "{from_percent:2}% - {to_percent:3}%) of target")?;
+                from_percent = to_percent;
+            }
+            Some(length) => {
+                let from = if from_bytes == 0 { "     0   ".to_owned() } else { aligned_size(from_bytes) };
+                let to_bytes = from_bytes.saturating_add(length.0);
+                // A range of no length stands for the rest of the target.
+                let to = if length.0 == 0 { "      end".to_owned() } else { aligned_size(to_bytes) };
+                writeln!(text, "{from} - {to})")?;
+                from_bytes = to_bytes;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A size in the largest unit that it reaches, in six columns.
+fn aligned_size(bytes: u64) -> String {
+    for (unit_bytes, name) in [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
+        if bytes >= unit_bytes {
+            return match bytes.is_multiple_of(unit_bytes) {
+                true => format!("{:6}{name}", bytes / unit_bytes),
+                false => format!("{:6.2}{name}", bytes as f64 / unit_bytes as f64),
+            };
+        }
+    }
+    bytes.to_string()
 }
 
 fn results(text: &mut String, number: usize, span: &TimeSpan, phase: Option<&PhaseRecord>, run: &Run) -> Written {
@@ -193,6 +256,14 @@ impl Section {
         }
     }
 
+    fn std_dev(self, of: IopsStdDev) -> f64 {
+        match self {
+            Self::Both => of.both,
+            Self::Reads => of.reads,
+            Self::Writes => of.writes,
+        }
+    }
+
     fn ios(self, point: &SeriesPoint) -> u64 {
         match self {
             Self::Both => point.read_ios + point.write_ios,
@@ -246,8 +317,7 @@ fn table(text: &mut String, section: Section, span: &TimeSpan, phase: &PhaseReco
     };
     for thread in &phase.threads {
         write!(text, "{:6} |", thread.thread)?;
-        // The time series is of all threads together.
-        row(text, section.of(&Total::of([thread])), None)?;
+        row(text, section.of(&Total::of([thread])), thread.iops_std_dev.map(|std_dev| section.std_dev(std_dev)))?;
         writeln!(text, " | {}", place(thread))?;
     }
     write!(text, "{border}\ntotal:  ")?;

@@ -3,7 +3,7 @@
 //! As in the tables, percentiles are given only where ten requests or more lie beyond them.
 
 use super::{
-    profile::{Order, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents},
+    profile::{Order, Processor, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents},
     text::{core_shares, in_window, mean_shares, supported_ns},
 };
 use crate::{
@@ -111,6 +111,13 @@ fn profile_span(xml: &mut Xml, span: &TimeSpan) {
     xml.value("RequestCount", span.requests_in_all);
     xml.value("IoBucketDuration", span.iops_every_ms.unwrap_or(1000));
     xml.value("RandSeed", span.seed);
+    if !span.affinity.is_empty() {
+        xml.within("Affinity", |xml| {
+            for Processor { group, number } in &span.affinity {
+                xml.line(&format!("<AffinityGroupAssignment Group=\"{group}\" Processor=\"{number}\"/>"));
+            }
+        });
+    }
     xml.within("Targets", |xml| {
         for target in &span.targets {
             xml.within("Target", |xml| profile_target(xml, target));
@@ -140,7 +147,7 @@ fn profile_target(xml: &mut Xml, target: &Target) {
             xml.within("RandomDataSource", |xml| xml.value("SizeInBytes", buffer_bytes));
         }
     });
-    xml.value("ParallelAsyncIO", false);
+    xml.value("ParallelAsyncIO", target.parallel);
     if let Some(size) = target.create_bytes {
         xml.value("FileSize", size);
     }

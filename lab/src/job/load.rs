@@ -136,11 +136,19 @@ pub struct Load {
     pub stride: Option<Bytes>,
     /// Whether the threads of one target share one sequential stream (DiskSpd's `-si`); else each has its own.
     pub interlocked: bool,
+    /// Whether each request in flight has a sequential stream of its own, all with the same
+    /// beginning (DiskSpd's `-p`); else a thread's requests share one.
+    #[serde(skip_serializing_if = "is_false")]
+    pub parallel: bool,
     /// Threads for each target, or in all with `across_targets`.
     pub threads: u32,
     /// Whether every thread drives all targets; else each drives one.
     #[serde(skip_serializing_if = "is_false")]
     pub across_targets: bool,
+    /// Processors that the threads of the phase take in turns; an empty list: all that the process
+    /// may use; none: the kernel places them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<Vec<u32>>,
     /// Requests in flight for each thread on its target, or on each of them.
     pub queue_depth: u32,
     /// Completions that a thread waits for before it makes new requests (fio's `iodepth_batch_complete_min`). More than 1 saves system calls
@@ -185,8 +193,10 @@ impl Default for Load {
             align: None,
             stride: None,
             interlocked: false,
+            parallel: false,
             threads: 1,
             across_targets: false,
+            cpus: None,
             queue_depth: 32,
             batch: 1,
             start: Bytes(0),
@@ -301,6 +311,15 @@ impl Load {
         }
         if !(1..=THREADS_MAX).contains(&self.threads) {
             return wrong("threads", "not between 1 and 1024", "as many as cores, or fewer");
+        }
+        let sizes = self.block.shares();
+        let is_random = |share: &SizeShare| share.random_percent.unwrap_or(self.random_percent) > 0.0;
+        if self.parallel && (self.interlocked || sizes.iter().any(is_random)) {
+            return wrong(
+                "parallel",
+                "the requests are random, or the threads are interlocked",
+                "make them sequential",
+            );
         }
         if !(1..=self.queue_depth).contains(&self.batch) {
             return wrong("batch", "not between 1 and the queue depth", "leave it out for 1");

@@ -178,6 +178,21 @@ pub struct ThreadRecord {
     /// earlier versions.
     #[serde(default)]
     pub overdue: u64,
+    /// How its rate scattered; none where no whole interval lies in the window, and in results of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iops_std_dev: Option<IopsStdDev>,
+}
+
+/// Standard deviation of the requests a second over the whole intervals inside the window, as the
+/// job asks for intervals.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct IopsStdDev {
+    /// Of reads.
+    pub reads: f64,
+    /// Of writes.
+    pub writes: f64,
+    /// Of both together.
+    pub both: f64,
 }
 
 /// Reads and writes together.

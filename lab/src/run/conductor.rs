@@ -277,10 +277,11 @@ impl<'a> Conductor<'a> {
         };
         let cpu = cpu::record(&self.shared.cpu_start, &self.shared.cpu_end, cores, self.counter.hz());
         let interval_ns = self.ledger.interval_ns();
+        let std_devs = self.ledger.iops_std_devs();
         let (totals, series) = self.ledger.finish(self.last_ns);
         let mut threads = Vec::new();
-        for (number, (outlines, totals)) in self.outlines.iter().zip(totals).enumerate() {
-            for (outline, totals) in outlines.iter().zip(totals) {
+        for (number, ((outlines, totals), std_devs)) in self.outlines.iter().zip(totals).zip(std_devs).enumerate() {
+            for ((outline, totals), iops_std_dev) in outlines.iter().zip(totals).zip(std_devs) {
                 let (reads, writes, flushes) = totals.record();
                 threads.push(ThreadRecord {
                     thread: number as u32,
@@ -291,6 +292,7 @@ impl<'a> Conductor<'a> {
                     writes,
                     flushes,
                     overdue: totals.overdue,
+                    iops_std_dev,
                 });
             }
         }

@@ -348,7 +348,7 @@ impl<'a> Lane<'a> {
     /// Which request comes next; none, where contents are verified and all places that were drawn are being written.
     #[inline]
     fn next_ask(&mut self, slot: u32) -> Option<Ask> {
-        let ask = self.requests.draw();
+        let ask = self.requests.draw_for(slot);
         if self.generations.is_none() { Some(ask) } else { self.next_verified(slot, ask) }
     }
 
@@ -363,7 +363,7 @@ impl<'a> Lane<'a> {
             if generations.begin_write(ask.offset_bytes, len) {
                 return Some(ask);
             }
-            ask = self.requests.draw();
+            ask = self.requests.draw_for(slot);
         }
         None
     }

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   Cut ─┬─ lies in the window? ─▶ Totals of its thread and target
+//!        ├─▶ Scatter of its thread and target (scatter.rs)
 //!        ├─▶ interval of the series, closed when every thread has passed it
 //!        └─▶ tick, forgotten after a second or two                                 ─▶ Snapshot
 //! ```
@@ -21,10 +22,11 @@
 //! Invariant: memory does not grow with the length of the run, once the series is full.
 
 use crate::{
-    record::SeriesPoint,
+    record::{IopsStdDev, SeriesPoint},
     run::{
         histogram::Sum,
         lane::Undone,
+        scatter::Scatter,
         tally::{Tally, Totals},
         thread::Cut,
         ticks::Ticks,
@@ -126,6 +128,9 @@ pub(crate) struct Ledger {
     points_max: usize,
     tick_of: Ticks,
     totals: Vec<Vec<Totals>>,
+    /// As the job asks for them, however long those of the series have become.
+    asked_interval_ns: u64,
+    scatters: Vec<Vec<Scatter>>,
     /// How far each thread has come.
     until_ns: Vec<u64>,
     /// Up to when all requests of each thread that were due have ended.
@@ -145,6 +150,8 @@ impl Ledger {
             points_max: POINTS_MAX,
             tick_of,
             totals: targets_of_threads.iter().map(|targets| vec![Totals::default(); *targets]).collect(),
+            asked_interval_ns: interval_ns.max(1),
+            scatters: targets_of_threads.iter().map(|targets| vec![Scatter::default(); *targets]).collect(),
             until_ns: vec![0; targets_of_threads.len()],
             settled_ns: vec![0; targets_of_threads.len()],
             open: BTreeMap::new(),
@@ -155,6 +162,10 @@ impl Ledger {
 
     /// Enters a bin. `window` is the measured part of the phase.
     pub(crate) fn enter(&mut self, cut: &Cut, window: &Range<u64>) {
+        for (tally, scatter) in cut.tallies.iter().zip(&mut self.scatters[cut.thread]) {
+            let counts = [tally.reads.ios, tally.writes.ios];
+            scatter.add(cut.from_ns..cut.until_ns, counts, self.asked_interval_ns, window);
+        }
         // Before any is closed: whoever follows the series has seen the points that become one.
         if self.series.len() >= self.points_max && self.series.len().is_multiple_of(2) {
             self.join();
@@ -298,6 +309,12 @@ impl Ledger {
         }
     }
 
+    /// How the rates scattered, by thread and target.
+    pub(crate) fn iops_std_devs(&self) -> Vec<Vec<Option<IopsStdDev>>> {
+        let of = |scatters: &Vec<Scatter>| scatters.iter().map(|one| one.std_dev(self.asked_interval_ns)).collect();
+        self.scatters.iter().map(of).collect()
+    }
+
     /// The window's totals by thread and target, and the series until `end_ns`.
     pub(crate) fn finish(mut self, end_ns: u64) -> (Vec<Vec<Totals>>, Vec<SeriesPoint>) {
         for (number, stretch) in std::mem::take(&mut self.open) {
@@ -350,6 +367,21 @@ mod tests {
         assert_eq!(series.iter().map(|point| (point.start_ns, point.read_ios)).collect::<Vec<_>>(), [(0, 3), (S, 1)]);
         assert_eq!((series[0].p50_ns, series[0].max_ns, series[1].len_ns), (30, 40, S / 2));
         assert_eq!(totals.iter().map(|thread| thread[0].record().0.ios).collect::<Vec<_>>(), [2, 2]);
+    }
+
+    #[test]
+    fn each_thread_has_the_scatter_of_its_own_intervals() {
+        let mut ledger = ledger(2);
+        for second in 0..4 {
+            // The first thread is unsteady, the second makes up for it: together they are steady.
+            let (first, second_thread) = if second % 2 == 0 { (1, 3) } else { (3, 1) };
+            ledger.enter(&cut(0, second * S, (second + 1) * S, &vec![10; first]), &(0..4 * S));
+            ledger.enter(&cut(1, second * S, (second + 1) * S, &vec![10; second_thread]), &(0..4 * S));
+        }
+        for thread in ledger.iops_std_devs() {
+            assert_eq!(thread, [Some(IopsStdDev { reads: 1.0, writes: 0.0, both: 1.0 })]);
+        }
+        assert!(ledger.series().iter().all(|point| point.read_ios == 4));
     }
 
     #[test]

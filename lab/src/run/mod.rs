@@ -16,13 +16,15 @@
 //! | `pace.rs` | when it may be made |
 //! | `contents.rs`, `verify.rs` | what it writes; checking what it reads |
 //! | `lane.rs`, `thread.rs`, `buffers.rs` | the loop, and its memory |
+//! | `affinity.rs` | which processor a thread runs on |
 //! | `shared.rs`, `ticks.rs` | clock, window, end, first failure; where time is cut |
-//! | `histogram.rs`, `tally.rs`, `ledger.rs` | counting, and adding up elsewhere |
+//! | `histogram.rs`, `tally.rs`, `ledger.rs`, `scatter.rs` | counting, and adding up elsewhere |
 //! | `phase.rs`, `conductor.rs`, `watch.rs`, `cpu.rs`, `doubts.rs` | beginning and ending, telling, processors, reasons for doubt |
 //!
 //! A request that fails is counted, told once with its target, offset and length, and ends the run soon, unless it is to go on. Such a run
 //! has ended as [`End::Failed`], and keeps what it measured. A run that its watcher ends keeps it too.
 
+mod affinity;
 mod buffers;
 mod conductor;
 mod contents;
@@ -38,6 +40,7 @@ mod phase;
 mod plan;
 mod random;
 mod requests;
+mod scatter;
 mod shared;
 mod tally;
 mod thread;

@@ -114,6 +114,7 @@ impl<'scope, 'env: 'scope> Crew<'scope, 'env> {
         for (number, plan) in plans.into_iter().enumerate() {
             let (back, emptied) = mpsc::channel();
             let (opened, events) = (opened.clone(), events.clone());
+            let cpu = plan.cpu;
             let work = move || {
                 // In this thread, to which its rings belong.
                 let (answer, ready) = match open_lanes(plan.lanes, targets, contents, engine, buffers) {
@@ -126,7 +127,7 @@ impl<'scope, 'env: 'scope> Crew<'scope, 'env> {
                 drop(shared.gate.read());
                 if let (Some(Opened { lanes, ring, mut memory }), false) = (ready, shared.is_aborted()) {
                     let to_make = count.unwrap_or(NEVER);
-                    memory.pieces = Thread { number, lanes, ring, shared, to_make, events, emptied }.run();
+                    memory.pieces = Thread { number, cpu, lanes, ring, shared, to_make, events, emptied }.run();
                     buffers.keep(memory);
                 }
             };

@@ -11,7 +11,7 @@ use crate::{
     LabError, Result,
     job::{Caching, Job, Load},
     run::{
-        OpenTarget,
+        OpenTarget, affinity,
         lane::LaneRules,
         pace::Pacer,
         requests::{Place, Requests, WorkingSet},
@@ -30,6 +30,8 @@ pub(crate) const SUBMIT_EVERY: u32 = 4;
 pub(crate) struct ThreadPlan {
     pub(crate) load: usize,
     pub(crate) lanes: Vec<LanePlan>,
+    /// The processor that it is bound to.
+    pub(crate) cpu: Option<u32>,
 }
 
 /// What a thread will do with a target.
@@ -58,6 +60,10 @@ pub(crate) fn threads_of(
     for (number, load) in job.phases[phase].loads.iter().enumerate() {
         let name = format!("phase \"{}\", load {} ({})", job.phases[phase].name, number + 1, load.title());
         let chosen = targets_of(load, &name, targets)?;
+        let cpus = affinity::list(load.cpus.as_deref()).map_err(|what| LabError::BadOptions {
+            what: format!("in {name}, {what}"),
+            hint: "choose among these".into(),
+        })?;
         let sets: Vec<WorkingSet> =
             chosen.iter().map(|target| working_set(load, &name, &targets[*target])).collect::<Result<_>>()?;
         let streams: Vec<Option<Arc<AtomicU64>>> =
@@ -88,13 +94,15 @@ pub(crate) fn threads_of(
         if load.across_targets {
             for thread in 0..u64::from(load.threads) {
                 let lanes = (0..chosen.len()).map(|which| lane(which, thread, thread)).collect::<Result<_>>()?;
-                threads.push(ThreadPlan { load: number, lanes });
+                let cpu = affinity::of_thread(cpus.as_deref(), threads.len());
+                threads.push(ThreadPlan { load: number, lanes, cpu });
             }
         } else {
             for which in 0..chosen.len() {
                 for thread in 0..u64::from(load.threads) {
                     let paced_thread = which as u64 * u64::from(load.threads) + thread;
-                    threads.push(ThreadPlan { load: number, lanes: vec![lane(which, thread, paced_thread)?] });
+                    let cpu = affinity::of_thread(cpus.as_deref(), threads.len());
+                    threads.push(ThreadPlan { load: number, lanes: vec![lane(which, thread, paced_thread)?], cpu });
                 }
             }
         }

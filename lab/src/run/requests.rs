@@ -5,8 +5,10 @@
 //!                                                     └─ else behind the request before, or, interlocked, behind that of any thread
 //! ```
 //!
-//! A sequential stream begins at its own start, behind it by its thread's, goes on by the stride (or by the length of what was asked), and from the
-//! beginning of the working set again when what would come next does not fit. After a random request it goes on behind that one.
+//! A sequential stream begins at its own start, behind it by its thread's, goes on by the stride
+//! (or by the length of what was asked), and from the beginning of the working set again when what
+//! would come next does not fit. After a random request it goes on behind that one. With `parallel`
+//! every slot of the thread has such a stream of its own, and all of them begin at the same place.
 //!
 //! Invariant: every request lies within the working set, and begins at a multiple of what the load asks for; both are
 //! counted from the working set's start.
@@ -60,6 +62,8 @@ pub(crate) struct Requests {
     stride_bytes: Option<u64>,
     /// Where the stream goes on, from the start of the working set.
     next_bytes: u64,
+    /// The same for each slot, where every request in flight has its own stream; else empty.
+    of_slots: Vec<u64>,
     /// The same, for all threads of a target.
     interlocked: Option<Arc<AtomicU64>>,
     rng: Random,
@@ -106,15 +110,27 @@ impl Requests {
             });
         }
         let start_bytes = load.thread_start.0.saturating_mul(place.thread).saturating_add(load.stream_start.0);
+        let next_bytes = if set.len_bytes == 0 { 0 } else { start_bytes % set.len_bytes };
         Ok(Self {
             set,
             sizes,
             up_to,
             stride_bytes: load.stride.map(|stride| stride.0),
-            next_bytes: if set.len_bytes == 0 { 0 } else { start_bytes % set.len_bytes },
+            next_bytes,
+            of_slots: vec![next_bytes; if load.parallel { load.queue_depth as usize } else { 0 }],
             interlocked,
             rng: random_for(seed, &[place.phase, place.load, place.target, place.thread]),
         })
+    }
+
+    /// The next one for a slot: of the slot's own stream, where slots have one.
+    #[inline]
+    pub(crate) fn draw_for(&mut self, slot: u32) -> Ask {
+        let Some(own_bytes) = self.of_slots.get(slot as usize) else { return self.draw() };
+        self.next_bytes = *own_bytes;
+        let ask = self.draw();
+        self.of_slots[slot as usize] = self.next_bytes;
+        ask
     }
 
     /// The next one.

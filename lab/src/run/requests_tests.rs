@@ -24,6 +24,24 @@ fn offsets(asks: &[Ask]) -> Vec<u64> {
 }
 
 #[test]
+fn parallel_slots_each_go_through_the_set_from_its_beginning() {
+    let load = Load { random_percent: 0.0, parallel: true, queue_depth: 2, ..Load::default() };
+    load.validate("load").unwrap();
+    let set = WorkingSet { start_bytes: 8192, len_bytes: 3 * 4096 };
+    let place = Place { phase: 0, load: 0, target: 0, thread: 0 };
+    let mut requests = Requests::new(&load, set, 1, place, None).unwrap();
+    let at = |requests: &mut Requests, slot| (requests.draw_for(slot).offset_bytes - 8192) / 4096;
+    let drawn: Vec<_> = [0, 1, 0, 0, 1, 0].map(|slot| at(&mut requests, slot)).into();
+    assert_eq!(drawn, [0, 0, 1, 2, 1, 0]);
+    // Without it they share one stream.
+    let mut requests = Requests::new(&Load { parallel: false, ..load.clone() }, set, 1, place, None).unwrap();
+    assert_eq!([0, 1, 0].map(|slot| at(&mut requests, slot)), [0, 1, 2]);
+    for wrong in [Load { random_percent: 1.0, ..load.clone() }, Load { interlocked: true, ..load }] {
+        assert!(wrong.validate("load").unwrap_err().to_string().contains("parallel"));
+    }
+}
+
+#[test]
 fn a_stream_goes_on_and_wraps() {
     assert_eq!(offsets(&draws(&sequential(), 0, 66)), (0..64).chain(0..2).collect::<Vec<_>>());
     let strided = Load { stride: Some(Bytes(30 * 4096)), ..sequential() };

@@ -22,6 +22,7 @@
 //! The thread takes no lock, and allocates nothing but the list that it sends at a cut.
 
 use crate::run::{
+    affinity,
     lane::{Lane, QueueFailure, Undone},
     shared::{NEVER, Shared},
     tally::Tally,
@@ -65,6 +66,8 @@ pub(crate) enum Event {
 #[derive(Debug)]
 pub(crate) struct Thread<'a> {
     pub(crate) number: usize,
+    /// The processor that it binds itself to.
+    pub(crate) cpu: Option<u32>,
     pub(crate) lanes: Vec<Lane<'a>>,
     /// Which all lanes are on, where there are several, or times to keep.
     pub(crate) ring: Option<SharedRing>,
@@ -88,6 +91,12 @@ impl Thread<'_> {
     /// Runs until the end of the phase, or of its count, and tells the conductor. Gives the buffers back that its queues have not kept.
     pub(crate) fn run(mut self) -> Vec<IoBuf> {
         let origin = self.shared.origin();
+        if let Some(cpu) = self.cpu
+            && let Err(error) = affinity::bind(cpu)
+        {
+            let number = self.number;
+            self.shared.fail_as(0, || format!("thread {number} cannot be bound to processor {cpu}: {error}"));
+        }
         let next_cut_ns = next_boundary_ns(self.shared, 0);
         let mut running = Loop { thread: &mut self, origin, bin_start_ns: 0, next_cut_ns };
         running.run();

@@ -17,8 +17,15 @@
 //! drawn again; that is the only difference that checking makes to the requests. What was on the target before is accepted, and
 //! counted, where the run has not written yet.
 //!
-//! Invariant: a unit's `begun` is one more than its `ended` while exactly one write of it is in flight, and equal to it otherwise.
-//! The words are changed by compare-and-swap; the table grows with what is touched, by pieces.
+//! After a failed write a unit may hold the old contents, the new ones, or sectors of both: its
+//! `ended` is [`UNKNOWN`], and reads of it are not checked. The unit stays unknown until a later
+//! write of it succeeds. That a later write is in flight changes nothing ([`UNKNOWN_IN_FLIGHT`]),
+//! and a write that is taken back before it was sent leaves `UNKNOWN` as it was.
+//!
+//! Invariant: a unit's `begun` is one more than its `ended` while exactly one write of it is in
+//! flight, and equal to it otherwise; of an unknown unit `ended` alone says whether a write is in
+//! flight. The words are changed by compare-and-swap; the table grows with what is touched, by
+//! pieces.
 
 use crate::job::{Job, Load};
 use std::{
@@ -35,8 +42,10 @@ const HEADER_BYTES: usize = 24;
 const CRC_AT: usize = 20;
 /// Units in a piece of the table: 512 KiB.
 const PIECE_UNITS: u64 = 1 << 16;
-/// An `ended` that says that nobody knows: the last write failed.
+/// An `ended` of a unit whose last write failed, with no write in flight: its contents are unknown.
 const UNKNOWN: u32 = u32::MAX;
+/// An `ended` of such a unit while the next write of it is in flight.
+const UNKNOWN_IN_FLIGHT: u32 = u32::MAX - 1;
 
 /// What was begun and ended on a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +65,22 @@ impl State {
 
     fn is_quiet(self) -> bool {
         self.begun == self.ended || self.ended == UNKNOWN
+    }
+
+    fn is_unknown(self) -> bool {
+        matches!(self.ended, UNKNOWN | UNKNOWN_IN_FLIGHT)
+    }
+
+    /// One more write in flight.
+    fn begin(self) -> Self {
+        let ended = if self.ended == UNKNOWN { UNKNOWN_IN_FLIGHT } else { self.ended };
+        Self { begun: self.begun + 1, ended }
+    }
+
+    /// As before [`Self::begin`].
+    fn take_back(self) -> Self {
+        let ended = if self.ended == UNKNOWN_IN_FLIGHT { UNKNOWN } else { self.ended };
+        Self { begun: self.begun - 1, ended }
     }
 }
 
@@ -94,17 +119,13 @@ impl Generations {
             let begun = self.unit(unit).is_some_and(|word| {
                 let begin = |word| {
                     let state = State::of(word);
-                    let next = State {
-                        begun: state.begun + 1,
-                        ended: if state.ended == UNKNOWN { state.begun } else { state.ended },
-                    };
-                    state.is_quiet().then(|| next.word())
+                    state.is_quiet().then(|| state.begin().word())
                 };
                 word.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin).is_ok()
             });
             if !begun {
                 for taken in units.start..unit {
-                    self.change(taken, |state| State { begun: state.begun - 1, ..state });
+                    self.change(taken, State::take_back);
                 }
                 return false;
             }
@@ -152,7 +173,7 @@ impl Generations {
         let first_unit = offset_bytes / self.unit_bytes;
         for (unit, before) in (first_unit..).zip(before) {
             let (before, after) = (State::of(*before), self.state(unit));
-            if after.ended == UNKNOWN || before.ended == UNKNOWN {
+            if after.is_unknown() || before.is_unknown() {
                 continue;
             }
             let from_bytes = (unit * self.unit_bytes).max(offset_bytes);

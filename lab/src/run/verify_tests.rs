@@ -93,6 +93,32 @@ fn after_a_failed_write_nobody_knows_until_the_next() {
 }
 
 #[test]
+fn a_write_that_is_taken_back_leaves_an_unknown_unit_unknown() {
+    let generations = generations();
+    let mut disk = vec![7; SIZE];
+    write(&generations, &mut disk, 0, 8192);
+    let old = disk.clone();
+    // The first unit's next write fails, and has not reached the disk.
+    assert!(generations.begin_write(0, 4096));
+    generations.end_write(0, 4096, false);
+    // A write of both units finds the second one in flight, and is taken back.
+    assert!(generations.begin_write(4096, 4096));
+    assert!(!generations.begin_write(0, 8192));
+    read(&generations, &old, 0, 4096).expect("the failed write may have left the old contents");
+    generations.end_write(4096, 4096, false);
+    // The failed write may have arrived as well.
+    generations.seal(0, &mut disk[..4096]);
+    read(&generations, &disk, 0, 4096).expect("or the new ones");
+    // While the next write is in flight the old contents are possible still.
+    assert!(generations.begin_write(0, 8192));
+    read(&generations, &old, 0, 8192).expect("nothing was written since");
+    generations.seal(0, &mut disk[..8192]);
+    generations.end_write(0, 8192, true);
+    read(&generations, &disk, 0, 8192).unwrap();
+    assert!(read(&generations, &old, 0, 4096).is_err(), "from here on the contents are known");
+}
+
+#[test]
 fn a_fill_is_generation_nought_and_a_lost_first_write_shows() {
     let generations = generations();
     let mut disk = vec![7; SIZE];

@@ -44,6 +44,7 @@ fn a_run() -> Run {
         writes: direction(30_000),
         flushes: DirectionRecord::default(),
         overdue: 0,
+        iops_std_dev: None,
     };
     let machine = Machine {
         cpu_model: "Some CPU".into(),

@@ -68,6 +68,7 @@ pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
         writes,
         flushes: DirectionRecord::default(),
         overdue: 0,
+        iops_std_dev: None,
     };
     let phase = PhaseRecord {
         name: "main".into(),
