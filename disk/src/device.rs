@@ -318,6 +318,14 @@ impl Disk {
     }
 }
 
+impl Drop for Disk {
+    /// A clerk holds the disk, and with it the locks of its files, for a moment after its last job. Whoever opens the files again at once
+    /// must not find them in use.
+    fn drop(&mut self) {
+        self.shared.settle_clerks();
+    }
+}
+
 impl BlockDevice for Disk {
     fn geometry(&self) -> Geometry {
         self.shared.chain().geometry

@@ -236,6 +236,13 @@ impl Shared {
         self.recycler.request(self, Box::new(recycle));
     }
 
+    /// Waits until the clerks have done all that they were given, and hold the disk no longer. Not to be called by a clerk.
+    pub(crate) fn settle_clerks(&self) {
+        self.flusher.settle();
+        self.loader.settle();
+        self.recycler.settle();
+    }
+
     /// A queue is going to be opened.
     ///
     /// # Errors
@@ -268,9 +275,7 @@ impl Shared {
             return Ok(());
         }
         if settle {
-            self.flusher.settle();
-            self.loader.settle();
-            self.recycler.settle();
+            self.settle_clerks();
         }
         // Former tops were closed when another image joined, and are not written any more: a child may remember when its parent was
         // last changed.

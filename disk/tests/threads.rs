@@ -3,8 +3,9 @@
 mod common;
 
 use common::{Kind, Twin};
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
-use diskwright_store::{BlockDevice, Completion, IoBuf, QueueOptions, Request};
+use diskwright_store::{BlockDevice, Blocking, Completion, EngineKind, IoBuf, QueueOptions, Request};
 use rand_xoshiro::{
     Xoshiro256PlusPlus,
     rand_core::{Rng, SeedableRng},
@@ -120,4 +121,20 @@ fn vhd_differencing() {
 fn whole_blocks_are_discarded_and_their_space_is_used_again() {
     // Blocks of 32 KiB: a stripe is a block, so discards free and writes allocate all the time.
     run(Kind::new(Format::Vhd, DiskType::Dynamic, Some(32 << 10)));
+}
+
+/// The flusher holds the disk for a moment after its last job. The file must not be locked any more when the disk is dropped.
+#[test]
+fn a_disk_that_is_dropped_can_be_opened_again_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.vhdx");
+    let request = CreateRequest { size_bytes: Some(512 << 20), block_bytes: Some(1 << 20), ..CreateRequest::default() };
+    create(&path, &request).unwrap();
+    for block in 0..400 {
+        let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() })
+            .unwrap_or_else(|error| panic!("time {block}: {error}"));
+        let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+        io.write(block << 20, &[1; 4096], false).unwrap();
+        io.flush().unwrap();
+    }
 }
