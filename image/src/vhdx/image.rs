@@ -38,7 +38,8 @@ use std::{fmt, io, ops::ControlFlow, sync::Arc};
 
 /// Opens a VHDX.
 ///
-/// Read-only, a log that is not empty is replayed in memory, and the image's store is an [`OverlayStore`]. Writable, it is
+/// Read-only, a log that is not empty is replayed in memory, and the image's store is an
+/// [`OverlayStore`](diskwright_store::OverlayStore). Writable, it is
 /// replayed on disk; otherwise nothing is written before the first [`ImageWriter`](crate::ImageWriter) call that needs it.
 ///
 /// # Errors
