@@ -3,12 +3,14 @@
 //! Writers stamp sectors and remember what they wrote last; nothing that was acknowledged may be lost, whatever changes
 //! meanwhile.
 
+mod images;
+
 use diskwright_disk::{Disk, Layer};
-use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
+use diskwright_image::{DiskType, Format, probe};
 use diskwright_store::{
-    BlockDevice, Blocking, Completion, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, SharedRing, Store,
-    resize::SizeWatcher,
+    BlockDevice, Blocking, Completion, EngineKind, IoBuf, QueueOptions, Request, SharedRing, resize::SizeWatcher,
 };
+use images::new_layer;
 use std::{
     collections::HashMap,
     sync::{
@@ -20,33 +22,6 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 const SECTOR: u64 = 512;
-
-fn options(disk_type: DiskType, size_bytes: u64, block_bytes: u32) -> CreateOptions {
-    CreateOptions {
-        disk_type,
-        size_bytes,
-        block_bytes: Some(block_bytes),
-        logical_sector_bytes: 512,
-        physical_sector_bytes: 512,
-        parent: (disk_type == DiskType::Differencing).then(|| ParentLink {
-            relative_path: Some(r".\below".into()),
-            linkage: uuid::Uuid::from_u128(1),
-            ..ParentLink::default()
-        }),
-        preallocate: false,
-        disk_id: None,
-    }
-}
-
-fn layer(name: &str, format: Format, options: &CreateOptions) -> Layer {
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new(name));
-    match format {
-        Format::Vhd => vhd::create(Arc::clone(&store), options).unwrap(),
-        Format::Vhdx => vhdx::create(Arc::clone(&store), options).unwrap(),
-        Format::Raw => store.set_len(options.size_bytes).unwrap(),
-    }
-    Layer { path: name.into(), image: probe::open(store, Some(format), true, 512).unwrap() }
-}
 
 /// Numbers that a seed repeats.
 struct Dice(u64);
@@ -141,13 +116,13 @@ fn pause() {
 
 fn layers_join(format: Format, block_bytes: [u32; 3]) {
     let size_bytes = 16 * MIB;
-    let base = layer("base", format, &options(DiskType::Dynamic, size_bytes, block_bytes[0]));
+    let base = new_layer("base", format, DiskType::Dynamic, size_bytes, block_bytes[0]);
     let disk = Disk::from_layers(vec![base], Vec::new()).unwrap();
     while_in_use(&disk, size_bytes / SECTOR, |disk| {
         for (name, block_bytes) in ["first", "second"].into_iter().zip(&block_bytes[1..]) {
             pause();
             let below = disk.layers();
-            disk.push_top(layer(name, format, &options(DiskType::Differencing, size_bytes, *block_bytes))).unwrap();
+            disk.push_top(new_layer(name, format, DiskType::Differencing, size_bytes, *block_bytes)).unwrap();
             assert!(!below[0].image.writer().unwrap().is_dirty(), "the former top is durable");
             assert_eq!(disk.layers().len(), below.len() + 1);
         }
@@ -170,12 +145,12 @@ fn layers_with_smaller_blocks_join_and_the_map_is_made_anew() {
 #[test]
 fn a_former_top_is_not_written_any_more() {
     let size_bytes = 8 * MIB;
-    let base = layer("base", Format::Vhdx, &options(DiskType::Dynamic, size_bytes, MIB as u32));
+    let base = new_layer("base", Format::Vhdx, DiskType::Dynamic, size_bytes, MIB as u32);
     let below = Arc::clone(base.image.store());
     let disk = Disk::from_layers(vec![base], Vec::new()).unwrap();
     let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
     writer.write(0, &[1; 4096], false).unwrap();
-    disk.push_top(layer("top", Format::Vhdx, &options(DiskType::Differencing, size_bytes, MIB as u32))).unwrap();
+    disk.push_top(new_layer("top", Format::Vhdx, DiskType::Differencing, size_bytes, MIB as u32)).unwrap();
     let mut before = vec![0; below.len_bytes().unwrap() as usize];
     below.read_at(&mut before, 0).unwrap();
     writer.write(0, &[2; 512], false).unwrap();
@@ -192,10 +167,10 @@ fn a_former_top_is_not_written_any_more() {
 #[test]
 fn only_a_fitting_image_goes_on_top() {
     let size_bytes = 8 * MIB;
-    let base = layer("base", Format::Vhdx, &options(DiskType::Dynamic, size_bytes, MIB as u32));
+    let base = new_layer("base", Format::Vhdx, DiskType::Dynamic, size_bytes, MIB as u32);
     let disk = Disk::from_layers(vec![base], Vec::new()).unwrap();
     for (disk_type, size_bytes) in [(DiskType::Dynamic, size_bytes), (DiskType::Differencing, 2 * size_bytes)] {
-        let error = disk.push_top(layer("top", Format::Vhdx, &options(disk_type, size_bytes, MIB as u32))).unwrap_err();
+        let error = disk.push_top(new_layer("top", Format::Vhdx, disk_type, size_bytes, MIB as u32)).unwrap_err();
         assert!(error.to_string().starts_with("top: cannot go on top of a disk that is open"), "{error}");
     }
     assert_eq!(disk.layers().len(), 1);
@@ -253,7 +228,7 @@ fn grows(name: &str, layers: Vec<Layer>, sizes: [u64; 3]) {
 fn a_disk_grows_while_it_is_written() {
     let size_bytes = 4 * MIB;
     let sizes = [5 * MIB, 8 * MIB, 200 * MIB];
-    grows("raw", vec![layer("raw", Format::Raw, &options(DiskType::Fixed, size_bytes, 0))], sizes);
+    grows("raw", vec![new_layer("raw", Format::Raw, DiskType::Fixed, size_bytes, 0)], sizes);
 }
 
 #[test]
@@ -265,7 +240,7 @@ fn images_of_all_formats_grow_while_they_are_written() {
         (Format::Vhd, DiskType::Dynamic, 64 << 10),
     ] {
         // An end within a block.
-        let image = layer("image", format, &options(disk_type, 5 * MIB - 4096, block_bytes));
+        let image = new_layer("image", format, disk_type, 5 * MIB - 4096, block_bytes);
         grows(&format!("{disk_type} {format}"), vec![image], [5 * MIB, 9 * MIB + 512, 40 * MIB]);
     }
 }
@@ -274,8 +249,8 @@ fn images_of_all_formats_grow_while_they_are_written() {
 fn children_grow_beyond_their_parents() {
     for (format, block_bytes) in [(Format::Vhdx, 1 << 20), (Format::Vhd, 64 << 10)] {
         let size_bytes = 5 * MIB - 4096;
-        let top = layer("top", format, &options(DiskType::Differencing, size_bytes, block_bytes));
-        let base = layer("base", format, &options(DiskType::Dynamic, size_bytes, block_bytes));
+        let top = new_layer("top", format, DiskType::Differencing, size_bytes, block_bytes);
+        let base = new_layer("base", format, DiskType::Dynamic, size_bytes, block_bytes);
         grows(&format!("differencing {format}"), vec![top, base], [5 * MIB, 9 * MIB + 512, 40 * MIB]);
     }
 }
@@ -284,15 +259,15 @@ fn children_grow_beyond_their_parents() {
 #[test]
 fn a_vhdx_whose_table_must_move_grows_while_it_is_written() {
     let size_bytes = 16 * MIB;
-    let disk = vec![layer("large", Format::Vhdx, &options(DiskType::Dynamic, size_bytes, MIB as u32))];
+    let disk = vec![new_layer("large", Format::Vhdx, DiskType::Dynamic, size_bytes, MIB as u32)];
     grows("large", disk, [200 << 30, 400 << 30, 1 << 40]);
 }
 
 /// The parent's bytes behind the end of a smaller child were never on the disk.
 #[test]
 fn a_child_does_not_grow_over_a_larger_parent() {
-    let top = layer("top", Format::Vhdx, &options(DiskType::Differencing, 4 * MIB, MIB as u32));
-    let base = layer("base", Format::Vhdx, &options(DiskType::Dynamic, 8 * MIB, MIB as u32));
+    let top = new_layer("top", Format::Vhdx, DiskType::Differencing, 4 * MIB, MIB as u32);
+    let base = new_layer("base", Format::Vhdx, DiskType::Dynamic, 8 * MIB, MIB as u32);
     let disk = Disk::from_layers(vec![top, base], Vec::new()).unwrap();
     let error = disk.grow(6 * MIB).unwrap_err().to_string();
     assert!(error.contains("its parent base has 8388608 bytes"), "{error}");

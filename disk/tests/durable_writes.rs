@@ -3,11 +3,14 @@
 //!
 //! Seen by which thread syncs. The store has no file, so what would be RWF_DSYNC is a write and a sync in the thread of the queue.
 
+mod images;
+
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
-use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
+use diskwright_image::{DiskType, Format, probe};
 use diskwright_store::{
     BlockDevice, Blocking, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, Segments, Store, testing::PassesOn,
 };
+use images::new_image;
 use std::{
     io,
     sync::{
@@ -124,26 +127,8 @@ fn after_a_snapshot_a_flush_syncs_the_new_top_alone() {
         let layer = |name: &str, disk_type| {
             let inner = MemoryStore::new(name);
             let store = Arc::new(Watched { inner, by_flusher: AtomicU32::new(0), by_others: AtomicU32::new(0) });
-            let is_child = disk_type == DiskType::Differencing;
-            let options = CreateOptions {
-                disk_type,
-                size_bytes: 16 * MIB,
-                block_bytes: Some(MIB as u32),
-                logical_sector_bytes: 512,
-                physical_sector_bytes: 512,
-                parent: is_child.then(|| ParentLink {
-                    relative_path: Some(r".\below".into()),
-                    linkage: uuid::Uuid::from_u128(1),
-                    ..ParentLink::default()
-                }),
-                preallocate: false,
-                disk_id: None,
-            };
-            match format {
-                Format::Vhd => vhd::create(Arc::clone(&store) as Arc<dyn Store>, &options).unwrap(),
-                _ => vhdx::create(Arc::clone(&store) as Arc<dyn Store>, &options).unwrap(),
-            }
-            let image = probe::open(Arc::clone(&store) as Arc<dyn Store>, Some(format), true, 512).unwrap();
+            let shared = Arc::clone(&store) as Arc<dyn Store>;
+            let image = new_image(shared, format, disk_type, 16 * MIB, MIB as u32);
             (store, Layer { path: name.into(), image })
         };
         let (below, base) = layer("below", DiskType::Dynamic);

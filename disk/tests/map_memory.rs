@@ -1,5 +1,6 @@
 //! A map that is smaller than the disk: nothing is read wrongly, and memory stays within what was asked for.
 
+mod images;
 mod meddled;
 
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};

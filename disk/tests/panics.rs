@@ -1,6 +1,7 @@
 //! A panic in the work of one request ends that request and poisons its disk. No other request hangs, no thread of the
 //! program ends, and other disks go on.
 
+mod images;
 mod meddled;
 
 use diskwright_disk::Disk;

@@ -1,5 +1,6 @@
 //! Requests that wait for each other, queues that are dropped while they do, and chains that change meanwhile.
 
+mod images;
 mod meddled;
 
 use diskwright_disk::{Disk, Layer};
@@ -35,6 +36,16 @@ fn chain() -> Disk {
 
 fn queue(disk: &Disk, ring: Option<&SharedRing>) -> Box<dyn BlockQueue> {
     disk.open_queue(&QueueOptions { depth: 8, ring, ..QueueOptions::default() }).unwrap()
+}
+
+/// A queue whose read of the first 4 KiB has begun, and goes on when the test opens `store.reads`.
+fn queue_with_held_read(disk: &Disk, store: &Gated) -> Box<dyn BlockQueue> {
+    let mut slow = queue(disk, None);
+    store.reads.close();
+    slow.push(Request::read(0, 4096, IoBuf::new(4096), 0)).unwrap();
+    slow.reap(0, &mut Vec::new()).unwrap();
+    store.reads.wait_for_caller();
+    slow
 }
 
 fn read(disk: &Disk, offset_bytes: u64, len: usize) -> Vec<u8> {
@@ -119,11 +130,7 @@ fn space_is_not_used_again_while_a_request_is_in_flight_that_is_older_than_a_cha
         let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
         writer.write(0, &vec![1; 2 * MIB as usize], false).unwrap();
         writer.flush().unwrap();
-        let mut slow = queue(&disk, None);
-        store.reads.close();
-        slow.push(Request::read(0, 4096, IoBuf::new(4096), 0)).unwrap();
-        slow.reap(0, &mut Vec::new()).unwrap();
-        store.reads.wait_for_caller();
+        let mut slow = queue_with_held_read(&disk, &store);
         thread::scope(|scope| {
             let grows = scope.spawn(|| disk.grow(SIZE).unwrap());
             thread::sleep(Duration::from_millis(100));
@@ -162,11 +169,7 @@ fn queues_of_the_epoch_before_see_what_was_written_to_a_new_top() {
         let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
         writer.write(0, &vec![1; 2 * MIB as usize], false).unwrap();
         writer.flush().unwrap();
-        let mut slow = queue(&disk, None);
-        store.reads.close();
-        slow.push(Request::read(0, 4096, IoBuf::new(4096), 0)).unwrap();
-        slow.reap(0, &mut Vec::new()).unwrap();
-        store.reads.wait_for_caller();
+        let mut slow = queue_with_held_read(&disk, &store);
         writer.discard(MIB, MIB).unwrap();
         writer.flush().unwrap();
         // In the epoch of that grace period.

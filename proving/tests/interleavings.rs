@@ -6,6 +6,7 @@
 //! test tries (or its share of them), `DISKWRIGHT_SHUTTLE_SEED` the first seed. Shuttle's memory is sequentially consistent: what weaker orderings would allow is the thread sanitizer's business.
 #![cfg(feature = "shuttle")]
 
+use diskwright_disk::Disk;
 use diskwright_image::{BlockState, Commit, ImageWriter};
 use diskwright_proving::{
     campaign::{Closeness, Tally, cut_one, words_of},
@@ -139,6 +140,21 @@ fn small(name: &str, blocks: u64) -> DiskCase {
     DiskCase { size_bytes: blocks * block_sectors * 512, windows, ..kind }
 }
 
+/// What the threads of a plan did to a disk and saw.
+fn driven(disk: &Arc<Disk>, plan: Plan, clock: &Arc<Clock>) -> Outcome<Vec<Event>> {
+    let threads: Vec<_> = (0..plan.threads)
+        .map(|me| {
+            let (disk, clock) = (Arc::clone(disk), Arc::clone(clock));
+            thread::spawn(move || drive(&*disk, &plan, me, &clock))
+        })
+        .collect();
+    let mut events = Vec::new();
+    for thread in threads {
+        events.extend(thread.join().map_err(|panic| words_of(&*panic))??);
+    }
+    Ok(events)
+}
+
 /// Threads that do everything to the same sectors; what they saw is judged, sector by sector.
 fn everything_at_once(case: DiskCase) -> impl Scene {
     move |seed| {
@@ -151,16 +167,7 @@ fn everything_at_once(case: DiskCase) -> impl Scene {
         let block_sectors = case.windows[0].count;
         let plan = Plan { block_sectors, sectors_max: block_sectors.min(64), seed, ..PLAN };
         let clock = Arc::new(Clock::default());
-        let threads: Vec<_> = (0..plan.threads)
-            .map(|me| {
-                let (disk, clock) = (Arc::clone(&disk), Arc::clone(&clock));
-                thread::spawn(move || drive(&*disk, &plan, me, &clock))
-            })
-            .collect();
-        let mut events = Vec::new();
-        for thread in threads {
-            events.extend(thread.join().map_err(|panic| words_of(&*panic))??);
-        }
+        let mut events = driven(&disk, plan, &clock)?;
         let look = |events: &mut Vec<Event>, disk: &dyn BlockDevice| -> Outcome {
             let mut shown = vec![0; base.len()];
             let begin = clock.tick();
@@ -214,16 +221,7 @@ fn images_join(case: DiskCase) -> impl Scene {
             }
         };
         let joined = thread::spawn(joins);
-        let threads: Vec<_> = (0..plan.threads)
-            .map(|me| {
-                let (disk, clock) = (Arc::clone(&disk), Arc::clone(&clock));
-                thread::spawn(move || drive(&*disk, &plan, me, &clock))
-            })
-            .collect();
-        let mut events = Vec::new();
-        for thread in threads {
-            events.extend(thread.join().map_err(|panic| words_of(&*panic))??);
-        }
+        let mut events = driven(&disk, plan, &clock)?;
         let formers = joined.join().map_err(|panic| words_of(&*panic))??;
         disk.close().map_err(|error| error.to_string())?;
         drop(disk);

@@ -2,10 +2,10 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+use crate::images::{new_image, new_layer};
 use diskwright_disk::Layer;
 use diskwright_image::{
-    BlockState, Commit, CreateOptions, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, ParentLink,
-    Reservation, Result, SectorBitmap, probe, vhd, vhdx,
+    BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, Reservation, Result, SectorBitmap,
 };
 use diskwright_store::{MemoryStore, Store, testing::PassesOn};
 use std::{
@@ -109,37 +109,14 @@ impl PassesOn for Gated {
     }
 }
 
-pub fn options(disk_type: DiskType, size_bytes: u64) -> CreateOptions {
-    CreateOptions {
-        disk_type,
-        size_bytes,
-        block_bytes: Some(MIB as u32),
-        logical_sector_bytes: 512,
-        physical_sector_bytes: 512,
-        parent: (disk_type == DiskType::Differencing).then(|| ParentLink {
-            relative_path: Some(r".\below".into()),
-            linkage: uuid::Uuid::from_u128(1),
-            ..ParentLink::default()
-        }),
-        preallocate: false,
-        disk_id: None,
-    }
-}
-
 /// A new image in `store`, in blocks of 1 MiB.
 pub fn image(store: Arc<dyn Store>, format: Format, disk_type: DiskType, size_bytes: u64) -> Arc<dyn Image> {
-    let options = options(disk_type, size_bytes);
-    match format {
-        Format::Vhd => vhd::create(Arc::clone(&store), &options).unwrap(),
-        Format::Vhdx => vhdx::create(Arc::clone(&store), &options).unwrap(),
-        Format::Raw => store.set_len(size_bytes).unwrap(),
-    }
-    probe::open(store, Some(format), true, 512).unwrap()
+    new_image(store, format, disk_type, size_bytes, MIB as u32)
 }
 
+/// A new VHDX in a store of its own, in blocks of 1 MiB.
 pub fn layer(name: &str, disk_type: DiskType, size_bytes: u64) -> Layer {
-    let image = image(Arc::new(MemoryStore::new(name)), Format::Vhdx, disk_type, size_bytes);
-    Layer { path: name.into(), image }
+    new_layer(name, Format::Vhdx, disk_type, size_bytes, MIB as u32)
 }
 
 /// Another image, with what a test does to it.

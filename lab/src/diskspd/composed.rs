@@ -4,8 +4,8 @@
 
 use super::{
     profile::Profile,
+    profile_error::ProfileError,
     switches::{self, Given, SwitchError},
-    xml_profile::ProfileError,
 };
 
 /// A command line with `-X`.

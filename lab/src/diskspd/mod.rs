@@ -14,6 +14,7 @@ mod composed;
 mod hints;
 mod job;
 mod profile;
+mod profile_error;
 mod switches;
 #[cfg(test)]
 mod tests;
@@ -26,7 +27,8 @@ pub use composed::Composed;
 pub use hints::with_diskspds_switches;
 pub use job::job;
 pub use profile::{Order, Processor, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents};
+pub use profile_error::ProfileError;
 pub use switches::{SwitchError, parse};
 pub use text::report;
 pub use xml::{profile as profile_xml, results as results_xml};
-pub use xml_profile::{ProfileError, read as read_xml_profile, text_of as xml_profile_text};
+pub use xml_profile::{read as read_xml_profile, text_of as xml_profile_text};

@@ -5,7 +5,7 @@
 //! so entities of their own) are refused, and the tree is no larger than a small multiple of the
 //! text.
 
-use super::xml_profile::ProfileError;
+use super::profile_error::ProfileError;
 use quick_xml::{
     Reader,
     escape::resolve_predefined_entity,

@@ -1,0 +1,44 @@
+//! New images in memory, for tests that make their disks from layers.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use diskwright_disk::Layer;
+use diskwright_image::{CreateOptions, DiskType, Format, Image, ParentLink, probe, vhd, vhdx};
+use diskwright_store::{MemoryStore, Store};
+use std::sync::Arc;
+
+/// A new image in `store`, open for writing. A differencing image names a parent that nobody looks for.
+pub fn new_image(
+    store: Arc<dyn Store>,
+    format: Format,
+    disk_type: DiskType,
+    size_bytes: u64,
+    block_bytes: u32,
+) -> Arc<dyn Image> {
+    let options = CreateOptions {
+        disk_type,
+        size_bytes,
+        block_bytes: Some(block_bytes),
+        logical_sector_bytes: 512,
+        physical_sector_bytes: 512,
+        parent: (disk_type == DiskType::Differencing).then(|| ParentLink {
+            relative_path: Some(r".\below".into()),
+            linkage: uuid::Uuid::from_u128(1),
+            ..ParentLink::default()
+        }),
+        preallocate: false,
+        disk_id: None,
+    };
+    match format {
+        Format::Vhd => vhd::create(Arc::clone(&store), &options).unwrap(),
+        Format::Vhdx => vhdx::create(Arc::clone(&store), &options).unwrap(),
+        Format::Raw => store.set_len(size_bytes).unwrap(),
+    }
+    probe::open(store, Some(format), true, 512).unwrap()
+}
+
+/// The same in a store of its own, as a layer of a chain.
+pub fn new_layer(name: &str, format: Format, disk_type: DiskType, size_bytes: u64, block_bytes: u32) -> Layer {
+    let image = new_image(Arc::new(MemoryStore::new(name)), format, disk_type, size_bytes, block_bytes);
+    Layer { path: name.into(), image }
+}
