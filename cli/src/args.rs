@@ -1,7 +1,7 @@
 //! The command line: the commands, and the options that all of them share.
 //!
-//! Each command keeps its own arguments in `commands/`; here are only the list of them and the global options, which may stand
-//! before or behind the command.
+//! Each command keeps its own arguments in `commands/`; here are only the list of them and the
+//! global options, which may stand before or behind the command.
 
 use crate::commands;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -10,7 +10,8 @@ use diskwright_image::{DiskType, Format};
 use diskwright_store::{CacheMode, EngineKind};
 use std::{path::PathBuf, time::Duration};
 
-/// Make, look at, check, convert and measure virtual disks: raw, VHD and VHDX, fixed, dynamic and differencing.
+/// Make, look at, check, convert and measure virtual disks: raw, VHD and VHDX, fixed, dynamic and
+/// differencing.
 #[derive(Debug, Parser)]
 #[command(name = "diskwright", version, max_term_width = 120, after_help = AFTER_HELP)]
 pub struct Cli {
@@ -89,16 +90,18 @@ pub struct GlobalOptions {
     /// Show no progress and no warnings.
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// Take the file as this format, or make one of it, whatever its contents or extension say. Without it name and contents must
-    /// agree: .raw and block devices are raw, .vhd .avhd .vhdx .avhdx must hold what they promise, and any other file
-    /// that looks like an image is opened read-only or refused. An NBD export is a raw disk unless this says that an
-    /// image of this format lies inside it.
+    /// Take the file as this format, or make one of it, whatever its contents or extension say.
+    /// Without it name and contents must agree: .raw and block devices are raw, .vhd .avhd .vhdx
+    /// .avhdx must hold what they promise, and any other file that looks like an image is opened
+    /// read-only or refused. An NBD export is a raw disk unless this says that an image of this
+    /// format lies inside it.
     #[arg(long, global = true, value_enum, value_name = "FORMAT")]
     pub format: Option<FormatArg>,
     /// What moves the bytes; auto is io_uring where the kernel has it.
     #[arg(long, global = true, value_enum, value_name = "ENGINE", default_value_t = EngineArg::Auto)]
     pub io_engine: EngineArg,
-    /// Go through the page cache, or past it with O_DIRECT. [default: direct for convert (but what the page cache holds is read from there), compare and the lab, else page]
+    /// Go through the page cache, or past it with O_DIRECT. [default: direct for convert (but what
+    /// the page cache holds is read from there), compare and the lab, else page]
     #[arg(long, global = true, value_enum, value_name = "MODE")]
     pub cache: Option<CacheArg>,
     /// Open parents beneath DIR too, not only beneath the child's own folder (may be repeated).
@@ -113,7 +116,8 @@ pub struct GlobalOptions {
     /// Find what parents' Windows paths call LETTER: beneath DIR (may be repeated).
     #[arg(long, global = true, value_name = "LETTER=DIR", value_parser = drive)]
     pub map_drive: Vec<(char, PathBuf)>,
-    /// Write to a child although its parent's time stamp is not the one that the child recorded (VHD).
+    /// Write to a child although its parent's time stamp is not the one that the child recorded
+    /// (VHD).
     #[arg(long, global = true)]
     pub ignore_parent_timestamp: bool,
     /// Write to an image even though another one in its folder names it as its parent.
@@ -122,7 +126,8 @@ pub struct GlobalOptions {
     /// Store nothing for writes of nothing but zeros, on disks that grow.
     #[arg(long, global = true)]
     pub detect_zeroes: bool,
-    /// Memory for the map of each disk (who has each block) and the tables behind it: 64M unless said. Less costs speed, on disks of many TiB only.
+    /// Memory for the map of each disk (who has each block) and the tables behind it: 64M unless
+    /// said. Less costs speed, on disks of many TiB only.
     #[arg(long, global = true, value_name = "SIZE", value_parser = crate::sizes::parse)]
     pub map_memory: Option<u64>,
 }
@@ -130,7 +135,8 @@ pub struct GlobalOptions {
 /// For commands that only read a disk.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct ShareArgs {
-    /// Take no lock, so that a disk can be read that another program has open for writing. What is read may be of no single moment.
+    /// Take no lock, so that a disk can be read that another program has open for writing. What is
+    /// read may be of no single moment.
     #[arg(long, short = 'U')]
     pub force_share: bool,
 }
@@ -156,8 +162,8 @@ impl GlobalOptions {
         }
     }
 
-    /// How to open a disk that is read or written as a whole: past the page cache unless told otherwise, which costs
-    /// less CPU and leaves other programs' pages where they are.
+    /// How to open a disk that is read or written as a whole: past the page cache unless told
+    /// otherwise, which costs less CPU and leaves other programs' pages where they are.
     pub fn bulk_options(&self) -> OpenOptions {
         OpenOptions { cache: self.cache.map_or(CacheMode::Direct, CacheArg::mode), ..self.open_options(false) }
     }

@@ -1,7 +1,9 @@
-//! What every command is given: the global options, the signals, standard output, and a way to warn.
+//! What every command is given: the global options, the signals, standard output, and a way to
+//! warn.
 //!
-//! Standard output is buffered and flushed by `main` when the command has ended, so that a command that fails half-way has usually
-//! printed nothing, and a long listing does not cost a system call a line.
+//! Standard output is buffered and flushed by `main` when the command has ended, so that a command
+//! that fails half-way has usually printed nothing, and a long listing does not cost a system call
+//! a line.
 
 use crate::{
     args::GlobalOptions, describe::printable_lines, exit::Outcome, json, progress::ProgressDisplay, signals::Signals,
@@ -15,7 +17,8 @@ use std::{
     path::Path,
 };
 
-/// A sentence of this program on standard error, whatever the names in it are made of. (`eprintln!` panics when standard error is closed.)
+/// A sentence of this program on standard error, whatever the names in it are made of. (`eprintln!`
+/// panics when standard error is closed.)
 pub fn say(sentence: &str) {
     let _ = writeln!(io::stderr(), "diskwright: {}", printable_lines(sentence));
 }
@@ -51,13 +54,15 @@ impl Context {
 
     /// Prints a screen of the lab; `render` is told whether colour is wanted.
     ///
-    /// A screen names files, profiles and servers, which may hold control characters. Where the screen without colour has any besides
-    /// line feeds, it is shown escaped and without colour, for nobody could tell them from those that colour text.
+    /// A screen names files, profiles and servers, which may hold control characters. Where the
+    /// screen without colour has any besides line feeds, it is shown escaped and without colour,
+    /// for nobody could tell them from those that colour text.
     pub fn print_screen(&mut self, render: impl Fn(bool) -> String) -> Outcome<()> {
         Ok(self.out.write_all(screen_text(self.style.colour, render).as_bytes())?)
     }
 
-    /// Prints text that other programs may read: as it is into a file or a pipe, escaped on a terminal.
+    /// Prints text that other programs may read: as it is into a file or a pipe, escaped on a
+    /// terminal.
     pub fn print_text(&mut self, text: &str) -> Outcome<()> {
         let shown = if io::stdout().is_terminal() { Cow::from(printable_lines(text)) } else { text.into() };
         Ok(self.out.write_all(shown.as_bytes())?)
@@ -70,13 +75,15 @@ impl Context {
         }
     }
 
-    /// A sentence on standard error, with `--quiet` too: for what is no warning but the reason of an exit code.
+    /// A sentence on standard error, with `--quiet` too: for what is no warning but the reason of
+    /// an exit code.
     pub fn warn_always(&mut self, sentence: &str) {
         let _ = self.out.flush();
         say(sentence);
     }
 
-    /// Opens a disk or an export, with a warning on standard error for each thing that the user should know about it.
+    /// Opens a disk or an export, with a warning on standard error for each thing that the user
+    /// should know about it.
     pub fn open(&mut self, name: &Path, options: &OpenOptions) -> Outcome<Opened> {
         let disk = Opened::open(name, options)?;
         disk.warnings().iter().for_each(|warning| self.warn(warning));

@@ -231,7 +231,8 @@ impl ParentDescription {
     }
 }
 
-/// Text from a file, made safe for a terminal: control characters, which could move the cursor or fake lines, are escaped.
+/// Text from a file, made safe for a terminal: control characters, which could move the cursor or
+/// fake lines, are escaped.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }

@@ -5,8 +5,10 @@
 //!          └─▶ tallies     per layer: bytes, fragments, and which tenth of the disk each stretch of its file holds
 //! ```
 //!
-//! The glyph of a cell is the layer that owns most of it. Data that are too few to win against zeros or nothing would vanish from a
-//! drawing of a large disk, so such a cell gets a glyph of its own; and so does every cell in which anything is damaged. Memory depends on the screen and the number of layers, not on the disk.
+//! The glyph of a cell is the layer that owns most of it. Data that are too few to win against
+//! zeros or nothing would vanish from a drawing of a large disk, so such a cell gets a glyph of its
+//! own; and so does every cell in which anything is damaged. Memory depends on the screen and the
+//! number of layers, not on the disk.
 
 use crate::style::{FAINT, RED, Style};
 use diskwright_store::{Extent, ExtentKind};
@@ -87,7 +89,8 @@ impl LayerTally {
         }
     }
 
-    /// One glyph for each stretch of the file: the tenth of the disk whose data lie there most, or nothing.
+    /// One glyph for each stretch of the file: the tenth of the disk whose data lie there most, or
+    /// nothing.
     pub fn file_line(&self) -> String {
         let glyph = |tenths: &[u64; 10]| {
             let most = (0..10).rev().max_by_key(|&tenth| tenths[tenth]).unwrap_or(0);
@@ -114,7 +117,8 @@ pub struct Drawing {
 }
 
 impl Drawing {
-    /// An empty drawing of `columns` by at most `rows` cells. `file_bytes` are the lengths of the layers' files, top first.
+    /// An empty drawing of `columns` by at most `rows` cells. `file_bytes` are the lengths of the
+    /// layers' files, top first.
     pub fn new(size_bytes: u64, columns: usize, rows: usize, file_bytes: &[u64]) -> Self {
         let columns = columns.max(1);
         let cells = ((columns * rows.max(1)) as u64).min((size_bytes / MIN_CELL_BYTES).max(1)) as usize;
@@ -207,7 +211,8 @@ fn glyph(owners: &[(Owner, u64)]) -> char {
     }
 }
 
-// Share i of n begins at the first byte b with b * n / total >= i, so that the two functions agree on every byte.
+// Share i of n begins at the first byte b with b * n / total >= i, so that the two functions agree
+// on every byte.
 fn share_of(at_bytes: u64, total_bytes: u64, shares: u64) -> u64 {
     (u128::from(at_bytes) * u128::from(shares) / u128::from(total_bytes.max(1))) as u64
 }

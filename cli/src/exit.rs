@@ -9,12 +9,14 @@
 //!   others     done          failed               used wrongly (clap)     -              stopped
 //! ```
 //!
-//! The codes are those of qemu-img, because scripts know them. So a usage error of `check` is 1 and not clap's 2, which
-//! would read as "corrupt"; for `compare` clap's 2 is right as it is. A reader that goes away (`| head`) is no error.
+//! The codes are those of qemu-img, because scripts know them. So a usage error of `check` is 1 and
+//! not clap's 2, which would read as "corrupt"; for `compare` clap's 2 is right as it is. A reader
+//! that goes away (`| head`) is no error.
 //!
-//! Wrong usage is what the command line alone shows: a word that `io` does not know, a size of 0, a block size that the format
-//! does not have, one disk named twice. It ends as an error of clap's does ([`Failure::Usage`]). What depends on files, such as a
-//! parent of another format or a name that is taken, has failed. [`Codes`] is the one place where both become numbers.
+//! Wrong usage is what the command line alone shows: a word that `io` does not know, a size of 0, a
+//! block size that the format does not have, one disk named twice. It ends as an error of clap's
+//! does ([`Failure::Usage`]). What depends on files, such as a parent of another format or a name
+//! that is taken, has failed. [`Codes`] is the one place where both become numbers.
 
 use diskwright_disk::DiskError;
 use diskwright_image::ImageError;
@@ -107,7 +109,8 @@ impl Failure {
     }
 }
 
-// The system's errors say "(os error 2)" behind their words, which helps nobody who reads a sentence.
+// The system's errors say "(os error 2)" behind their words, which helps nobody who reads a
+// sentence.
 fn without_errno(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -162,7 +165,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// For writes to standard output only: everything else says what it was doing by [`Failure::doing`].
+/// For writes to standard output only: everything else says what it was doing by
+/// [`Failure::doing`].
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {

@@ -1,15 +1,17 @@
 //! The extents of a whole disk, one after the other, in bounded memory.
 //!
-//! A disk can have millions of extents, so they are asked for by windows, and only one window is held at a time. Windows grow while they
-//! are nearly empty, so that 64 TB of nothing is soon told, and shrink while they are crowded. What the edge of a window has cut is
-//! joined again, so callers see the longest runs whatever the windows.
+//! A disk can have millions of extents, so they are asked for by windows, and only one window is
+//! held at a time. Windows grow while they are nearly empty, so that 64 TB of nothing is soon told,
+//! and shrink while they are crowded. What the edge of a window has cut is joined again, so callers
+//! see the longest runs whatever the windows.
 
 use diskwright_store::{BlockDevice, Extent};
 use std::{io, vec};
 
 /// The first window.
 const WINDOW_BYTES: u64 = 1 << 30;
-/// The smallest and the largest. Every second sector of the largest may belong to another layer, and its extents must still fit in memory.
+/// The smallest and the largest. Every second sector of the largest may belong to another layer,
+/// and its extents must still fit in memory.
 const WINDOW_MIN_BYTES: u64 = 64 << 20;
 const WINDOW_MAX_BYTES: u64 = 16 << 30;
 /// A window with fewer extents lets the next one be twice as large.
@@ -17,7 +19,8 @@ const FEW: usize = 1 << 10;
 /// One with more, half as large.
 const MANY: usize = 1 << 16;
 
-/// Iterates over a device's extents in order, without gaps, like neighbours joined. Ends after the first error.
+/// Iterates over a device's extents in order, without gaps, like neighbours joined. Ends after the
+/// first error.
 #[derive(Debug)]
 pub struct Extents<'a> {
     device: &'a dyn BlockDevice,
@@ -99,7 +102,8 @@ pub mod tests {
     use diskwright_store::{BlockQueue, ExtentKind, Geometry, QueueOptions};
     use proptest::prelude::*;
 
-    /// A device that has extents and nothing else: each unit is a kind, a depth, and a place in the file.
+    /// A device that has extents and nothing else: each unit is a kind, a depth, and a place in the
+    /// file.
     #[derive(Debug)]
     pub struct Paper(pub Vec<(ExtentKind, u32, Option<u64>)>);
 

@@ -1,8 +1,10 @@
-//! The envelope of everything that is printed for programs: one JSON document with a `schema` field.
+//! The envelope of everything that is printed for programs: one JSON document with a `schema`
+//! field.
 //!
-//! A schema is `diskwright.COMMAND/VERSION`. Fields may be added without a new version; a field that changes its meaning
-//! or goes away makes a new one. Sizes and offsets are plain numbers of bytes. Errors are not JSON: they go to standard error as
-//! text, and standard output stays empty, so a reader that gets no document knows that the exit code says why.
+//! A schema is `diskwright.COMMAND/VERSION`. Fields may be added without a new version; a field
+//! that changes its meaning or goes away makes a new one. Sizes and offsets are plain numbers of
+//! bytes. Errors are not JSON: they go to standard error as text, and standard output stays empty,
+//! so a reader that gets no document knows that the exit code says why.
 
 use serde::Serialize;
 use std::io::{self, Write};

@@ -1,8 +1,9 @@
-//! A run while it is under way: one line that is drawn again on a terminal, a line every few seconds elsewhere, nothing with
-//! `--quiet`.
+//! A run while it is under way: one line that is drawn again on a terminal, a line every few
+//! seconds elsewhere, nothing with `--quiet`.
 //!
-//! The lab calls from the thread that conducts a run, at most four times a second; no measuring thread ever waits for a screen. The
-//! answer is `false` once a signal has come: the run then ends, and keeps what it has measured.
+//! The lab calls from the thread that conducts a run, at most four times a second; no measuring
+//! thread ever waits for a screen. The answer is `false` once a signal has come: the run then ends,
+//! and keeps what it has measured.
 
 use crate::{describe::printable, signals::Patience, style::DEFAULT_COLUMNS};
 use diskwright_lab::{

@@ -1,4 +1,5 @@
-//! The face of Diskwright: commands, screens, exit codes. No logic that a user of the libraries would miss.
+//! The face of Diskwright: commands, screens, exit codes. No logic that a user of the libraries
+//! would miss.
 //!
 //! ```text
 //!   args.rs        the command line, the global options
@@ -13,8 +14,8 @@
 //!   sizes.rs  timestamp.rs  table.rs  json.rs     how things are written
 //! ```
 //!
-//! What a command found goes to standard output; progress, warnings and errors go to standard error. With `--json` standard output
-//! holds one document, or nothing when the command failed.
+//! What a command found goes to standard output; progress, warnings and errors go to standard
+//! error. With `--json` standard output holds one document, or nothing when the command failed.
 
 #![forbid(unsafe_code)]
 
@@ -106,8 +107,8 @@ fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(if error.use_stderr() { usage_code(std::env::args_os()) } else { exit::OK })
 }
 
-// A usage error of `check` must not end with 2, which says "corrupt". The line cannot be parsed, so it is parsed again leniently for the
-// name of the command alone.
+// A usage error of `check` must not end with 2, which says "corrupt". The line cannot be parsed, so
+// it is parsed again leniently for the name of the command alone.
 fn usage_code(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
     let matches = Cli::command().ignore_errors(true).try_get_matches_from(arguments);
     match matches.as_ref().ok().and_then(|matches| matches.subcommand_name()) {

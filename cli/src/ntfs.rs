@@ -1,6 +1,8 @@
-//! Holes on NTFS: Windows does not attach a virtual disk whose file is sparse there (0xC03A001A), so whoever makes one is told.
+//! Holes on NTFS: Windows does not attach a virtual disk whose file is sparse there (0xC03A001A),
+//! so whoever makes one is told.
 //!
-//! Elsewhere nothing is said: a copy to Windows has no holes, unless the program that copies makes some.
+//! Elsewhere nothing is said: a copy to Windows has no holes, unless the program that copies makes
+//! some.
 
 use std::path::Path;
 

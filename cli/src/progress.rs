@@ -1,8 +1,9 @@
-//! How far a long operation has come: a bar on a terminal, a line every few seconds elsewhere, nothing with `--quiet`,
-//! and nothing at all for what is done within two seconds.
+//! How far a long operation has come: a bar on a terminal, a line every few seconds elsewhere,
+//! nothing with `--quiet`, and nothing at all for what is done within two seconds.
 //!
-//! Everything goes to standard error. The library calls back with bytes done and bytes in all; the answer is `false` once a
-//! signal has come, upon which the library takes back what it has half made.
+//! Everything goes to standard error. The library calls back with bytes done and bytes in all; the
+//! answer is `false` once a signal has come, upon which the library takes back what it has half
+//! made.
 
 use crate::{signals::Patience, sizes::Human};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};

@@ -1,12 +1,15 @@
 //! Ctrl-C, SIGTERM and SIGHUP; and SIGXFSZ, which must not end the program.
 //!
-//! The signals are blocked in every thread and taken by one thread that waits for them, so no system call is ever
-//! interrupted and no handler runs in the middle of anything. While a command has said that it will stop by itself
-//! ([`Signals::patient`]), the first signal sets a flag that the command looks at between steps, so that it can take back what it has half
-//! made; a later signal, or one when nobody is listening, ends the program at once with 130. Images stand a sudden end at any moment.
+//! The signals are blocked in every thread and taken by one thread that waits for them, so no
+//! system call is ever interrupted and no handler runs in the middle of anything. While a command
+//! has said that it will stop by itself ([`Signals::patient`]), the first signal sets a flag that
+//! the command looks at between steps, so that it can take back what it has half made; a later
+//! signal, or one when nobody is listening, ends the program at once with 130. Images stand a
+//! sudden end at any moment.
 //!
-//! *Later* means by a second: `timeout` sends its signal twice, to the program and to the group that the program is in, and a terminal that is
-//! closed sends a hang-up to whoever it likes. A hang-up is a signal like the others, unless a command asked to be told of it
+//! *Later* means by a second: `timeout` sends its signal twice, to the program and to the group
+//! that the program is in, and a terminal that is closed sends a hang-up to whoever it likes. A
+//! hang-up is a signal like the others, unless a command asked to be told of it
 //! ([`Patience::listen_for_hangups`]).
 
 use crate::exit;
@@ -21,9 +24,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Lets a write beyond `ulimit -f` fail with EFBIG, where the kernel would else end the whole program by SIGXFSZ, a server with all
-/// its clients included. The signal is blocked, which has the effect of ignoring it; std unblocks all signals in the programs that it
-/// starts, so those have it as usual. Call in `main`, before any other thread starts.
+/// Lets a write beyond `ulimit -f` fail with EFBIG, where the kernel would else end the whole
+/// program by SIGXFSZ, a server with all its clients included. The signal is blocked, which has the
+/// effect of ignoring it; std unblocks all signals in the programs that it starts, so those have it
+/// as usual. Call in `main`, before any other thread starts.
 pub fn let_full_files_fail() {
     // Where that fails the program still works, but ends at that limit.
     let _ = SigSet::from(Signal::SIGXFSZ).thread_block();
@@ -66,7 +70,8 @@ pub struct Patience {
 }
 
 impl Signals {
-    /// Blocks the signals and starts the thread that waits for them. Call in `main`, before any other thread starts.
+    /// Blocks the signals and starts the thread that waits for them. Call in `main`, before any
+    /// other thread starts.
     pub fn install() -> Self {
         let signals = Self::default();
         let mut set = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
@@ -126,7 +131,8 @@ impl Drop for Patience {
     }
 }
 
-/// Whether the program was started under `nohup`. A blocked signal would be seen although it is ignored.
+/// Whether the program was started under `nohup`. A blocked signal would be seen although it is
+/// ignored.
 fn hangups_are_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

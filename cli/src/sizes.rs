@@ -1,8 +1,9 @@
 //! Sizes as people write and read them: `40G` in, `40 GiB` out.
 //!
-//! All factors are powers of 1024, as in qemu-img. On the way in a size is a decimal number with an optional letter
-//! (`k M G T`, either case, optionally followed by `iB`); a fraction is taken when it comes out at whole bytes. On the
-//! way out the largest unit is chosen that leaves at least 1, with as many digits as tell three figures.
+//! All factors are powers of 1024, as in qemu-img. On the way in a size is a decimal number with an
+//! optional letter (`k M G T`, either case, optionally followed by `iB`); a fraction is taken when
+//! it comes out at whole bytes. On the way out the largest unit is chosen that leaves at least 1,
+//! with as many digits as tell three figures.
 
 use std::fmt;
 

@@ -1,8 +1,9 @@
-//! How far a run of the lab is: a bar on a terminal, a line when a phase begins and every few seconds elsewhere, nothing with
-//! `--quiet`.
+//! How far a run of the lab is: a bar on a terminal, a line when a phase begins and every few
+//! seconds elsewhere, nothing with `--quiet`.
 //!
-//! The lab calls between measurements, and, where one lasts, at most four times a second from the thread that conducts it; nothing here has a
-//! thread of its own, so the display costs no measurement anything. The answer is `false` once a signal has come.
+//! The lab calls between measurements, and, where one lasts, at most four times a second from the
+//! thread that conducts it; nothing here has a thread of its own, so the display costs no
+//! measurement anything. The answer is `false` once a signal has come.
 
 use crate::{describe::printable, live, signals::Patience};
 use diskwright_lab::{
@@ -24,7 +25,8 @@ pub struct StepDisplay {
     cells: Arc<CellDisplay>,
 }
 
-/// Shows what is being measured now; the part of a [`StepDisplay`] that may be held while the lab has the rest.
+/// Shows what is being measured now; the part of a [`StepDisplay`] that may be held while the lab
+/// has the rest.
 #[derive(Debug)]
 pub struct CellDisplay {
     bar: Option<ProgressBar>,

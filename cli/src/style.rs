@@ -1,7 +1,8 @@
 //! The terminal: its width, and whether colour is wanted.
 //!
-//! Colour is used on a terminal only, never when `NO_COLOR` is set to anything (<https://no-color.org>) or the terminal is
-//! `dumb`; and it never carries what the text does not say too.
+//! Colour is used on a terminal only, never when `NO_COLOR` is set to anything
+//! (<https://no-color.org>) or the terminal is `dumb`; and it never carries what the text does not
+//! say too.
 
 use std::{env, fmt::Display, io::IsTerminal, os::fd::AsFd};
 

@@ -2,7 +2,8 @@
 
 use std::io::{self, Write};
 
-/// Labelled values, one a line, the values in one column. A value with line feeds, or a repeated empty label, goes on beneath.
+/// Labelled values, one a line, the values in one column. A value with line feeds, or a repeated
+/// empty label, goes on beneath.
 #[derive(Debug, Default)]
 pub struct Fields {
     rows: Vec<(String, String)>,

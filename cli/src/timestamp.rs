@@ -3,15 +3,16 @@
 /// Days from 1970-01-01 to 2000-01-01.
 const DAYS_BEFORE_2000: i64 = 10_957;
 
-/// `2026-02-03 04:05:06 UTC` for seconds since 2000-01-01 00:00 UTC, in the proleptic Gregorian calendar.
+/// `2026-02-03 04:05:06 UTC` for seconds since 2000-01-01 00:00 UTC, in the proleptic Gregorian
+/// calendar.
 pub fn utc_from_2000(seconds: u32) -> String {
     let (year, month, day) = civil_from_days(i64::from(seconds / 86_400) + DAYS_BEFORE_2000);
     let of_day = seconds % 86_400;
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", of_day / 3600, of_day / 60 % 60, of_day % 60)
 }
 
-// Counts years from 1 March, so that the leap day ends a year and months have a regular pattern of lengths
-// (153 days in five months); an era is 400 years, after which the calendar repeats.
+// Counts years from 1 March, so that the leap day ends a year and months have a regular pattern of
+// lengths (153 days in five months); an era is 400 years, after which the calendar repeats.
 fn civil_from_days(days_since_1970: i64) -> (i64, i64, i64) {
     let days = days_since_1970 + 719_468;
     let era = days.div_euclid(146_097);

@@ -1,4 +1,5 @@
-//! `attach`, `attached` and `detach`, as the user types them, with real loop devices and real file systems.
+//! `attach`, `attached` and `detach`, as the user types them, with real loop devices and real file
+//! systems.
 
 mod attaching;
 mod common;
@@ -352,7 +353,8 @@ fn whoever_holds_what_was_unmounted_does_not_hold_up_the_others_for_ever() {
     place.ok("check disk.vhdx");
 }
 
-/// A process with a copy of all mounts that lie in this place. (Those of other tests, which run meanwhile, it would hold up too.)
+/// A process with a copy of all mounts that lie in this place. (Those of other tests, which run
+/// meanwhile, it would hold up too.)
 fn another_mount_namespace(place: &Place) -> Running {
     const SCRIPT: &str = r#"
         while read -r _ _ _ _ dir rest; do

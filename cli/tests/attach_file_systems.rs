@@ -1,4 +1,5 @@
-//! Attached disks whose file systems show themselves differently in the table of mounts, and users without a run-time folder.
+//! Attached disks whose file systems show themselves differently in the table of mounts, and users
+//! without a run-time folder.
 
 mod attaching;
 mod common;
@@ -17,7 +18,8 @@ fn disk_with(place: &Place, file_system: &str) -> String {
     name
 }
 
-/// Mounted by `attach`, refused by a plain `detach`, unmounted and detached by `--unmount`; and `--force` leaves no mount behind.
+/// Mounted by `attach`, refused by a plain `detach`, unmounted and detached by `--unmount`; and
+/// `--force` leaves no mount behind.
 fn comes_and_goes(file_system: &str) {
     let Some(place) = Place::as_root(&[&format!("mkfs.{file_system}")]) else { return };
     let name = disk_with(&place, file_system);

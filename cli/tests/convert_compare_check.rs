@@ -166,7 +166,8 @@ fn a_chain_is_checked_to_its_end() {
     let said = shop.ok("check top.vhdx --chain");
     assert!(said.contains("top.vhdx: sound") && said.contains("base.vhdx: sound"), "{said}");
     std::fs::remove_file(shop.path("base.vhdx")).unwrap();
-    // The file itself is sound, and yet every read of the disk is refused: that is no success, with --chain or without.
+    // The file itself is sound, and yet every read of the disk is refused: that is no success, with
+    // --chain or without.
     for line in ["check top.vhdx", "check top.vhdx --chain"] {
         let ended = shop.run(line);
         assert_eq!(ended.code, Some(1), "{line}");
@@ -203,7 +204,8 @@ fn a_vhd_parent_that_was_changed_later_is_noted() {
     assert_eq!(found["files"][1]["findings"][0]["severity"], "note");
     let said = shop.ok("check middle.vhd");
     assert!(said.contains("middle.vhd: sound, 1 note") && !said.contains("base.vhd: "), "{said}");
-    // Who knows that it was only copied is not told again; and without --chain a file's own link is all that is judged.
+    // Who knows that it was only copied is not told again; and without --chain a file's own link is
+    // all that is judged.
     for line in ["check top.vhd --chain --ignore-parent-timestamp", "check top.vhd"] {
         let said = shop.ok(line);
         assert!(!said.contains("time stamp"), "{line}: {said}");

@@ -140,7 +140,8 @@ fn a_promise_is_measured() {
     let ended = shop.run("bench open-large --quick --json --output result.json");
     let json: serde_json::Value = serde_json::from_str(&ended.stdout).expect("one JSON document");
     assert_eq!((&json["schema"], &json["rows"][0]["row"]), (&"diskwright.bench/1".into(), &"open-large".into()));
-    // Whether it is kept is for a quiet machine to say; that code and document agree is for every machine.
+    // Whether it is kept is for a quiet machine to say; that code and document agree is for every
+    // machine.
     let failed = json["rows"][0]["outcome"].as_str().expect("an outcome").to_lowercase().contains("fail");
     assert_eq!(ended.code, Some(i32::from(failed)), "{ended:#?}");
     let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(shop.path("result.json")).unwrap()).unwrap();

@@ -1,4 +1,5 @@
-//! Formats are never guessed to the user's harm, by any command; and who reads a disk is told what to doubt.
+//! Formats are never guessed to the user's harm, by any command; and who reads a disk is told what
+//! to doubt.
 
 mod common;
 mod serving;
@@ -6,7 +7,8 @@ mod serving;
 use common::Workshop;
 use serving::Serving;
 
-/// Every command that opens a disk refuses a container that it does not know, by the container's name, and changes nothing.
+/// Every command that opens a disk refuses a container that it does not know, by the container's
+/// name, and changes nothing.
 #[test]
 fn a_qcow2_is_no_raw_disk_for_any_command() {
     let shop = Workshop::new();
@@ -42,7 +44,8 @@ fn a_qcow2_is_no_raw_disk_for_any_command() {
     assert!(error.contains("qcow2 is not supported"), "{error}");
 }
 
-/// The guest of `disk.img` writes a VHDX over its front. Reading by the guess is told; writing needs the user's word.
+/// The guest of `disk.img` writes a VHDX over its front. Reading by the guess is told; writing
+/// needs the user's word.
 #[test]
 fn a_guess_reads_with_a_warning_and_never_writes() {
     let shop = Workshop::new();
@@ -84,7 +87,8 @@ fn serve_takes_a_format_for_each_disk() {
     assert_eq!(found, [("a", Some(16 << 20)), ("image.img", Some(8 << 20)), ("x.vhdx", Some(8 << 20))]);
 }
 
-/// A VHD's parent was changed after its child was made: everybody who reads the child says so, in words and in JSON.
+/// A VHD's parent was changed after its child was made: everybody who reads the child says so, in
+/// words and in JSON.
 #[test]
 fn a_doubtful_parent_is_told_by_all_who_read_through_it() {
     let shop = Workshop::new();
@@ -111,7 +115,8 @@ fn a_doubtful_parent_is_told_by_all_who_read_through_it() {
     assert_eq!(shop.json("info child.vhd --chain")["chain"][1]["timestamp_ok"], false);
 }
 
-/// As `qemu-img -U`: a disk that a server has open for writing is looked at, copied and compared without its lock.
+/// As `qemu-img -U`: a disk that a server has open for writing is looked at, copied and compared
+/// without its lock.
 #[test]
 fn a_disk_in_use_is_read_with_force_share() {
     let shop = Workshop::new();

@@ -1,5 +1,6 @@
-//! The NBD client of another kernel, in a guest: it makes a file system on a disk that we serve, writes, trims, unmounts and goes; then what the image
-//! holds is compared with what the guest said.
+//! The NBD client of another kernel, in a guest: it makes a file system on a disk that we serve,
+//! writes, trims, unmounts and goes; then what the image holds is compared with what the guest
+//! said.
 
 mod common;
 mod guest_machine;
@@ -83,7 +84,8 @@ fn a_file_system_made_by_the_kernels_client_in_a_guest_is_whole_in_the_image() {
         assert_eq!(found.split_whitespace().next(), Some(sum.as_str()), "{name} differs");
         std::fs::remove_file(&copy).unwrap();
     }
-    // What was trimmed is not in the image any more. The journal and the tables have been written, and blocks are of 2 MiB.
+    // What was trimmed is not in the image any more. The journal and the tables have been written,
+    // and blocks are of 2 MiB.
     let map = shop.json("map disk.vhdx");
     let data_bytes: u64 = map["extents"]
         .as_array()

@@ -1,5 +1,6 @@
-//! Attaching by ublk, in a guest whose kernel has the driver: a partitioned disk is attached, gets a file system, is written, trimmed and detached; servers
-//! and supervisors are killed; then what the image holds is compared with what the guest said.
+//! Attaching by ublk, in a guest whose kernel has the driver: a partitioned disk is attached, gets
+//! a file system, is written, trimmed and detached; servers and supervisors are killed; then what
+//! the image holds is compared with what the guest said.
 
 mod common;
 mod guest_machine;
@@ -175,7 +176,8 @@ fn a_disk_attached_by_ublk_in_a_guest_is_whole_and_leaves_nothing_behind() {
         said("sum").into_iter().map(|words| (words[1].clone(), words[0].clone())).collect();
     assert_eq!(sums.len(), 22, "{console}");
 
-    // The image is sound, and so is the file system in it, though a server was killed in the middle of writing; what was flushed before is there.
+    // The image is sound, and so is the file system in it, though a server was killed in the middle
+    // of writing; what was flushed before is there.
     let image = shop.path("disk.vhdx");
     tool("debugfs", &["-R", &format!("dump disk.vhdx {}", image.display())], &carrier);
     let checked = shop.run("check disk.vhdx");

@@ -1,8 +1,9 @@
-//! `kill -9` of the real program, on real files, again and again: what was flushed is there, the rest is old or new, `check` finds nothing
-//! corrupt, and work goes on with the same disk.
+//! `kill -9` of the real program, on real files, again and again: what was flushed is there, the
+//! rest is old or new, `check` finds nothing corrupt, and work goes on with the same disk.
 //!
-//! `DISKWRIGHT_KILL_ROUNDS` says how often each is killed (`./test --nightly` asks for many), `DISKWRIGHT_KILL_SEED` with which seed that begins. A seed
-//! chooses what is written and when the program is killed, as far as the machine lets it.
+//! `DISKWRIGHT_KILL_ROUNDS` says how often each is killed (`./test --nightly` asks for many),
+//! `DISKWRIGHT_KILL_SEED` with which seed that begins. A seed chooses what is written and when the
+//! program is killed, as far as the machine lets it.
 
 mod attaching;
 mod common;

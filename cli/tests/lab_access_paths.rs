@@ -1,4 +1,5 @@
-//! `lab study access-paths`, as the user types it, in moments: what it leaves, what it leaves out, what its result becomes.
+//! `lab study access-paths`, as the user types it, in moments: what it leaves, what it leaves out,
+//! what its result becomes.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! The lab on exports and on attached disks: what is measured there, what is said of it, what is refused. What is measured here is said to be
-//! measured, never how fast.
+//! The lab on exports and on attached disks: what is measured there, what is said of it, what is
+//! refused. What is measured here is said to be measured, never how fast.
 
 mod attaching;
 #[path = "../../nbd/tests/certificates/mod.rs"]

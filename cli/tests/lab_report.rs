@@ -1,4 +1,5 @@
-//! `lab report` and `diskspd`, as the user types them. The page is opened in a browser that somebody else wrote.
+//! `lab report` and `diskspd`, as the user types them. The page is opened in a browser that
+//! somebody else wrote.
 
 mod common;
 
@@ -85,7 +86,8 @@ fn the_extension_says_what_is_written_and_json_comes_back() {
     let told = shop.json("lab report all.json -o all.html");
     assert_eq!(told["results"].as_array().unwrap().len(), 2);
     assert_eq!(told["results"][0]["file"], "all.json");
-    // One result alone is itself in today's version, but for times that are written in a larger unit.
+    // One result alone is itself in today's version, but for times that are written in a larger
+    // unit.
     let alone: serde_json::Value = serde_json::from_str(&shop.ok("lab report run.json --as json -o -")).unwrap();
     let kept: serde_json::Value = serde_json::from_slice(&fs::read(kept("run.json")).unwrap()).unwrap();
     assert_eq!((&kept["schema"], &alone["schema"]), (&"diskwright.lab.run/1".into(), &"diskwright.lab.run/2".into()));
@@ -208,7 +210,8 @@ fn processors_of_threads(shop: &Workshop, switches: &[&str]) -> BTreeSet<(String
         };
         tasks.filter_map(of).collect::<BTreeSet<_>>()
     };
-    // A thread binds itself a moment after it was started: what is told after a while is what holds.
+    // A thread binds itself a moment after it was started: what is told after a while is what
+    // holds.
     let mut last = BTreeSet::new();
     for _ in 0..20 {
         std::thread::sleep(std::time::Duration::from_millis(100));

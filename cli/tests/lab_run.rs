@@ -1,4 +1,5 @@
-//! `lab run` and `lab profiles`, as the user types them. What is measured here is said to be measured, never how fast.
+//! `lab run` and `lab profiles`, as the user types them. What is measured here is said to be
+//! measured, never how fast.
 
 mod common;
 

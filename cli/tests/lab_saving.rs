@@ -1,4 +1,5 @@
-//! What is measured and cannot be saved, and what is there already: results, reports and profiles as files.
+//! What is measured and cannot be saved, and what is there already: results, reports and profiles
+//! as files.
 
 mod common;
 
@@ -12,7 +13,8 @@ use std::{
 
 const SHORT: &str = "--warm-up 0 --duration 100ms";
 
-/// Starts a command and makes a folder of the name of its result as soon as it tells of `phase`. Returns its exit code and what it printed.
+/// Starts a command and makes a folder of the name of its result as soon as it tells of `phase`.
+/// Returns its exit code and what it printed.
 fn taken_meanwhile(line: &str, phase: &str) -> (Option<i32>, String, String) {
     let shop = Workshop::new();
     let words: Vec<&str> = line.split(' ').collect();

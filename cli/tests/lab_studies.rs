@@ -1,4 +1,5 @@
-//! The studies and the selftest as they are typed, and as they are stopped: by `timeout`, by a terminal that is closed.
+//! The studies and the selftest as they are typed, and as they are stopped: by `timeout`, by a
+//! terminal that is closed.
 
 mod common;
 
@@ -18,7 +19,8 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Starts a study, waits until it says that it is in `phase`, and gives it with the rest of what it will say.
+/// Starts a study, waits until it says that it is in `phase`, and gives it with the rest of what it
+/// will say.
 fn study_in(shop: &Workshop, phase: &str, options: &[&str]) -> (Running, impl Iterator<Item = String> + use<>) {
     let line = [&["lab", "study", "containers", "--quick", "--size", "32M", "--chain-length", "1,2"], options].concat();
     let mut child = Running::start(shop.command(&line).stdout(Stdio::piped()).stderr(Stdio::piped()));
@@ -87,7 +89,8 @@ fn the_selftest_runs_as_typed() {
     let json: serde_json::Value = serde_json::from_str(&ended.stdout).expect("one JSON document");
     let rows: Vec<&str> = json["rows"].as_array().unwrap().iter().map(|row| row["row"].as_str().unwrap()).collect();
     assert_eq!(rows, ["generator", "generator-cpu", "recording", "null", "memory"]);
-    // Whether promises are kept is for a quiet machine to say; that code and document agree is for every machine.
+    // Whether promises are kept is for a quiet machine to say; that code and document agree is for
+    // every machine.
     let failed = json["rows"].as_array().unwrap().iter().any(|row| row["outcome"] == "fail");
     assert_eq!(ended.code, Some(i32::from(failed)), "{ended:#?}");
     for row in json["rows"].as_array().unwrap() {

@@ -1,4 +1,5 @@
-//! NBD URIs where a FILE can stand: `info`, `map`, `io`, `compare`, `convert`, against servers that others wrote.
+//! NBD URIs where a FILE can stand: `info`, `map`, `io`, `compare`, `convert`, against servers that
+//! others wrote.
 
 mod common;
 
@@ -70,7 +71,8 @@ fn there_and_back_through_a_server() {
     let shop = Workshop::new();
     shop.ok("create start.vhdx --size 64M");
     shop.ok(&format!("io start.vhdx {FILL}"));
-    // What is there already must not show through: neither where the source is zero, nor behind its end.
+    // What is there already must not show through: neither where the source is zero, nor behind its
+    // end.
     shop.ok("create there.raw --size 80M");
     shop.ok("io there.raw -c 'write -P 0xee 2M 30M' -c 'write -P 0xee 60M 20M'");
     let Some(_server) = qemu_nbd(&shop, "s", "there.raw") else { return };

@@ -138,7 +138,8 @@ fn a_place_that_is_taken() {
     assert!(error.contains("another server listens"), "{error}");
     // One that was killed leaves its socket, and the next takes its place.
     server.stop(Signal::SIGKILL);
-    // The kernel takes the ring, and the listener with it, apart some time after its process has gone.
+    // The kernel takes the ring, and the listener with it, apart some time after its process has
+    // gone.
     wait_until("nobody listens any more", || UnixStream::connect(shop.path("s")).is_err());
     assert!(shop.path("s").exists());
     let server = Serving::start(&shop, "serve disk.vhdx --read-only --nbd ./s").unwrap();
@@ -204,7 +205,8 @@ fn a_service_manager_hands_the_socket_over_and_is_told() {
     let listener = OwnedFd::from(UnixListener::bind(&socket).unwrap());
     let told = UnixDatagram::bind(shop.path("notify")).unwrap();
     told.set_read_timeout(Some(serving::PATIENCE)).unwrap();
-    // The socket is descriptor 3, and the number of the process that it is meant for is that of the shell.
+    // The socket is descriptor 3, and the number of the process that it is meant for is that of the
+    // shell.
     let script = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" serve disk.vhdx \"$@\"";
     let mut command = Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_diskwright")]).current_dir(shop.path(""));
@@ -231,7 +233,8 @@ fn one_that_was_killed_can_be_started_again_at_once() {
     let mut line = "serve disk.vhdx --nbd ./s --nbd 127.0.0.1:0 --insecure-writes".to_owned();
     for _ in 0..5 {
         let Some(server) = Serving::start(&shop, &line) else { return };
-        // Clients that stay, so that receives on their sockets are under way in its ring, as the accepts are.
+        // Clients that stay, so that receives on their sockets are under way in its ring, as the
+        // accepts are.
         let uri = NbdUri::unix(shop.path("s"), "disk.vhdx");
         let clients = [0; 4].map(|_| NbdDevice::open(&uri, true).unwrap());
         let port = server.said["addresses"][1].as_str().unwrap();

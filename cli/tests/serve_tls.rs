@@ -1,4 +1,5 @@
-//! `diskwright serve` with certificates of both sides: who may come in, who may not, and what SIGHUP changes.
+//! `diskwright serve` with certificates of both sides: who may come in, who may not, and what
+//! SIGHUP changes.
 
 #[path = "../../nbd/tests/certificates/mod.rs"]
 mod certificates;
@@ -41,7 +42,8 @@ fn who_shows_the_right_certificate_comes_in() {
     let plain = uri.replace("nbds:", "nbd:");
     let error = shop.fails(1, &format!("info '{plain}'"));
     assert!(error.contains("TLS"), "{error}");
-    // One whose CA is another; one that trusts the server all the same, but is not trusted; one without a certificate.
+    // One whose CA is another; one that trusts the server all the same, but is not trusted; one
+    // without a certificate.
     shop.fails(1, &format!("info '{uri}?tls-certificates={strangers}'"));
     shop.fails(1, &format!("info '{uri}?tls-certificates={strangers}&tls-verify-peer=0'"));
     let nameless = shop.path("nameless");

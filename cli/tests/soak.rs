@@ -1,7 +1,9 @@
-//! A long run of the real program: clients come, work and go, one stays; memory, open files and latency stay where they were, and what was flushed is there at the end.
+//! A long run of the real program: clients come, work and go, one stays; memory, open files and
+//! latency stay where they were, and what was flushed is there at the end.
 //!
-//! `DISKWRIGHT_SOAK_SECONDS` says how long (some seconds in `./test`, an hour in `./test --nightly`). Latency is judged only where the run is long enough for a median of
-//! many minutes at each end.
+//! `DISKWRIGHT_SOAK_SECONDS` says how long (some seconds in `./test`, an hour in
+//! `./test --nightly`). Latency is judged only where the run is long enough for a median of many
+//! minutes at each end.
 
 mod common;
 mod killing;
@@ -69,7 +71,8 @@ fn state_of(pid: u32, mut latencies: Vec<Duration>) -> State {
     }
 }
 
-/// Waits until no more than `files` are open: a server notices that a client has gone a moment later. How many there are then.
+/// Waits until no more than `files` are open: a server notices that a client has gone a moment
+/// later. How many there are then.
 fn settle(pid: u32, files: usize) -> usize {
     let start = Instant::now();
     loop {

@@ -10,7 +10,8 @@ use std::{fs, process::Command};
 
 const MIB: u64 = 1 << 20;
 
-/// `whole.raw` of 33 MiB with an ext4, and the same in `disk.001` to `disk.007`; whether all tools are here.
+/// `whole.raw` of 33 MiB with an ext4, and the same in `disk.001` to `disk.007`; whether all tools
+/// are here.
 fn split_ext4(shop: &Workshop) -> bool {
     shop.ok("create whole.raw --size 33M");
     tool(shop, "mkfs.ext4", &["-q", "-F", "whole.raw"])

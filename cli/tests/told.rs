@@ -1,5 +1,5 @@
-//! What a new user must be told: wrong usage, a file system that is full, sizes and sectors that change; and what must not be
-//! told: clients that only look, and control characters in names.
+//! What a new user must be told: wrong usage, a file system that is full, sizes and sectors that
+//! change; and what must not be told: clients that only look, and control characters in names.
 
 mod common;
 mod serving;

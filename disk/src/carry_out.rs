@@ -1,13 +1,14 @@
-//! Carries out what a plan lacks, without the mutation lock, and what follows when a payload is in place.
+//! Carries out what a plan lacks, without the mutation lock, and what follows when a payload is in
+//! place.
 //!
 //! ```text
 //!   plan ─▶ Work ─▶ by the queue's own thread, or by the loader while the request rests ─▶ plan again
 //!        ─▶ Ready ─▶ the engine ─▶ settle: commits, blocks let go
 //! ```
 //!
-//! Work that changes the file of the top image may be done while another image joins on top. It is over
-//! before [`Disk::push_top`](crate::Disk::push_top) closes the former top: a request is counted in its epoch until the loader
-//! has its work, and a grace period waits for both.
+//! Work that changes the file of the top image may be done while another image joins on top. It is
+//! over before [`Disk::push_top`](crate::Disk::push_top) closes the former top: a request is
+//! counted in its epoch until the loader has its work, and a grace period waits for both.
 
 use crate::{
     chain::{Chain, Member},
@@ -27,7 +28,8 @@ use std::{io, sync::Arc};
 /// Most bytes that are copied at once when a block is filled from below.
 const COPY_BYTES: u64 = 1 << 20;
 
-/// The loader's part for a request that rests: the chain that was planned with, what is missing, and the request's ticket.
+/// The loader's part for a request that rests: the chain that was planned with, what is missing,
+/// and the request's ticket.
 pub(crate) fn load(chain: Arc<Chain>, work: Work, ticket: ExternalTicket) -> Job {
     Box::new(move |shared| ticket.complete(guarded(&shared.poison, || shared.carry_out(&chain, &work))))
 }
@@ -50,12 +52,13 @@ impl Shared {
         }
     }
 
-    /// The owners of a page's units. `keep` puts the page into the map. `None` where the map is another one by now, and knows
-    /// nothing of what changed meanwhile.
+    /// The owners of a page's units. `keep` puts the page into the map. `None` where the map is
+    /// another one by now, and knows nothing of what changed meanwhile.
     fn folded(&self, chain: &Arc<Chain>, page: u64, keep: bool) -> io::Result<Option<Vec<Owner>>> {
         loop {
             let begun = self.lock().mixed.begin_fold(page);
-            // What is begun is ended, also when reading panics: else changes of the page would be noted for ever.
+            // What is begun is ended, also when reading panics: else changes of the page would be
+            // noted for ever.
             let mut folded = guarded(&self.poison, || fold::fold_page(chain, page).map_err(error::to_io));
             let mut mutation = self.lock();
             let current = Arc::ptr_eq(&chain.map, &mutation.chain.map);
@@ -74,7 +77,8 @@ impl Shared {
         }
     }
 
-    /// Decides a unit and remembers the outcome, unless something changed meanwhile: whoever needs it finds it missing again.
+    /// Decides a unit and remembers the outcome, unless something changed meanwhile: whoever needs
+    /// it finds it missing again.
     fn decide(&self, chain: &Arc<Chain>, unit: u64, layer: LayerId) -> io::Result<()> {
         let begun = self.lock().mixed.begin_decide(unit);
         let decided = guarded(&self.poison, || fold::decide(chain, unit, layer).map_err(error::to_io));
@@ -99,15 +103,16 @@ impl Shared {
                 (Arc::clone(&mutation.chain), next)
             };
             let Some(work) = next else { return Ok(chain) };
-            // On from there, and not all over: a range can have more runs than are remembered at a time, so what stood at
-            // its beginning may be forgotten when its end is known.
+            // On from there, and not all over: a range can have more runs than are remembered at a
+            // time, so what stood at its beginning may be forgotten when its end is known.
             at = runs.last().map_or(start, Run::end_bytes);
             self.carry_out(&chain, &work)?;
         }
     }
 
-    /// The runs of a range for a tool that walks the whole disk. Pages that are not here are folded in passing and not
-    /// kept, so that walking 64 TiB does not put other pages out of memory. Returns the chain that the runs name.
+    /// The runs of a range for a tool that walks the whole disk. Pages that are not here are folded
+    /// in passing and not kept, so that walking 64 TiB does not put other pages out of memory.
+    /// Returns the chain that the runs name.
     pub(crate) fn walk(
         &self,
         mut chain: Arc<Chain>,
@@ -142,8 +147,8 @@ impl Shared {
         Ok(chain)
     }
 
-    /// Walks `at..stop` of a page. Returns how far it came, which is `at` when the map is another one by now, and a chain that knows
-    /// what was found.
+    /// Walks `at..stop` of a page. Returns how far it came, which is `at` when the map is another
+    /// one by now, and a chain that knows what was found.
     fn walk_page(
         &self,
         chain: &Arc<Chain>,
@@ -215,15 +220,16 @@ impl Shared {
         outcome
     }
 
-    /// Fills a block from below, so that all its sectors are the top's. The caller has excluded the block; requests that read it
-    /// meanwhile are served by what they found.
+    /// Fills a block from below, so that all its sectors are the top's. The caller has excluded the
+    /// block; requests that read it meanwhile are served by what they found.
     fn copy_up(&self, chain: &Arc<Chain>, block: u64) -> io::Result<()> {
         let top = chain.top();
         let (start, end) = top.block_range(block, chain.geometry.size_bytes);
         let mut runs = Vec::new();
         let now = self.runs_blocking(start, end, &mut runs)?;
         if now.top().id != top.id || now.geometry != chain.geometry {
-            // An image has joined on top, or the block has become longer: the request is planned anew.
+            // An image has joined on top, or the block has become longer: the request is planned
+            // anew.
             return Ok(());
         }
         let chain = &now;

@@ -7,9 +7,10 @@
 //!          └─ geometry  size and sectors of the disk
 //! ```
 //!
-//! A `Chain` never changes. A disk that gets a layer or another size gets another `Chain`, and all of it is swapped as one
-//! (`shared.rs`); a queue keeps the chain that it looks things up in until the epoch moves on. Ids of layers and stores keep
-//! their meaning from chain to chain, so the map is kept where its units stay the same.
+//! A `Chain` never changes. A disk that gets a layer or another size gets another `Chain`, and all
+//! of it is swapped as one (`shared.rs`); a queue keeps the chain that it looks things up in until
+//! the epoch moves on. Ids of layers and stores keep their meaning from chain to chain, so the map
+//! is kept where its units stay the same.
 //!
 //! Invariant: every id in a word of the map is known to the present chain. A queue whose chain is
 //! older, and has the same map, may find an id of an image that has joined since; then it looks
@@ -59,7 +60,8 @@ impl Layer {
         self.image.stores().iter().map(|store| store.len_bytes()).sum()
     }
 
-    /// The path of a file of the layer: its own path for the first (and for an index that it does not have).
+    /// The path of a file of the layer: its own path for the first (and for an index that it does
+    /// not have).
     pub fn file_path(&self, file: u16) -> &Path {
         match self.image.stores().get(usize::from(file)) {
             Some(store) if file > 0 => store.name(),
@@ -117,7 +119,8 @@ impl Member {
         self.began.load(Ordering::Acquire)
     }
 
-    /// Tells the image, once, that guest-visible writes begin. Waits for the disk; the caller holds no lock.
+    /// Tells the image, once, that guest-visible writes begin. Waits for the disk; the caller holds
+    /// no lock.
     pub(crate) fn begin_writing(&self) -> io::Result<()> {
         if !self.has_begun_writing() {
             self.writer()?.begin_writing()?;
@@ -293,8 +296,8 @@ impl Chain {
         }
     }
 
-    /// What a state of a block of `member` says of the byte `within_bytes` after the block's first byte. `None` where the
-    /// layer knows nothing, [`Owner::Lazy`] where a bitmap decides.
+    /// What a state of a block of `member` says of the byte `within_bytes` after the block's first
+    /// byte. `None` where the layer knows nothing, [`Owner::Lazy`] where a bitmap decides.
     pub(crate) fn owner_by(member: &Member, state: diskwright_image::BlockState, within_bytes: u64) -> Option<Owner> {
         use diskwright_image::BlockState;
         let layer = member.id;

@@ -6,14 +6,16 @@
 //!   wait     a ticket of a request that found the block taken: completed when the block is free, and planned anew
 //! ```
 //!
-//! Requests that reach their bytes by the map alone are not counted here: epochs count those (`epoch.rs`). So a block's
-//! words must not lead to its bytes while it is excluded, or the holder waits for a grace period first.
+//! Requests that reach their bytes by the map alone are not counted here: epochs count those
+//! (`epoch.rs`). So a block's words must not lead to its bytes while it is excluded, or the holder
+//! waits for a grace period first.
 //!
-//! A request that waits holds no block, and an excluded block is worked on by a thread that waits for no other block. So
-//! no two requests wait for each other. Everything here is guarded by the disk's mutation lock.
+//! A request that waits holds no block, and an excluded block is worked on by a thread that waits
+//! for no other block. So no two requests wait for each other. Everything here is guarded by the
+//! disk's mutation lock.
 //!
-//! What a queue's own requests hold is released when the queue hands their parts' ends on. So a queue does not sleep
-//! until *all* its requests have ended while one of them rests (`queue.rs`).
+//! What a queue's own requests hold is released when the queue hands their parts' ends on. So a
+//! queue does not sleep until *all* its requests have ended while one of them rests (`queue.rs`).
 
 use crate::map::LayerId;
 use diskwright_store::ExternalTicket;
@@ -24,8 +26,9 @@ use std::collections::HashMap;
 /// A block of a layer.
 pub(crate) type Key = (LayerId, u64);
 
-/// The block that stands for the filling of any block of a layer. It is excluded while a layer is new on top: requests that began
-/// before may still write to the layer below, and what they write must not be missed by a copy of it.
+/// The block that stands for the filling of any block of a layer. It is excluded while a layer is
+/// new on top: requests that began before may still write to the layer below, and what they write
+/// must not be missed by a copy of it.
 pub(crate) const FILLING: u64 = u64::MAX;
 
 /// See the module.
@@ -86,11 +89,13 @@ impl Claims {
     /// Has a ticket completed when a block that is taken now is free.
     pub(crate) fn wait(&mut self, key: Key, ticket: ExternalTicket) {
         self.blocks.entry(key).or_default().waiting.push(ticket);
-        // Freed between looking and waiting cannot be: both happen under one hold of the lock. This is for a block that was never taken.
+        // Freed between looking and waiting cannot be: both happen under one hold of the lock. This
+        // is for a block that was never taken.
         self.wake_if_free(key);
     }
 
-    /// Fails the tickets for which `of` holds: those of a queue that is closed, which would wait for them.
+    /// Fails the tickets for which `of` holds: those of a queue that is closed, which would wait
+    /// for them.
     pub(crate) fn give_up(&mut self, of: impl Fn(&ExternalTicket) -> bool) {
         for claim in self.blocks.values_mut() {
             for ticket in claim.waiting.extract_if(.., |ticket| of(ticket)) {

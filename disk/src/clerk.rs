@@ -1,15 +1,16 @@
 //! Threads that wait for the disk, so that queues need not.
 //!
-//! A disk has three clerks: the *flusher* makes metadata durable, the *loader* reads tables and fills blocks for requests
-//! that wait for that, the *recycler* gives space back to the file system. A queue that shares its ring with others hands
-//! them what would wait; the tickets of its requests are completed when that is done.
+//! A disk has three clerks: the *flusher* makes metadata durable, the *loader* reads tables and
+//! fills blocks for requests that wait for that, the *recycler* gives space back to the file
+//! system. A queue that shares its ring with others hands them what would wait; the tickets of its
+//! requests are completed when that is done.
 //!
 //! ```text
 //!   request ─▶ channel ─▶ thread: all jobs that have gathered, in one call of `handle` ─▶ tickets completed
 //! ```
 //!
-//! A clerk's thread is started by its first job, holds only a weak reference to the disk, and ends with it. Jobs that are
-//! left then are dropped, which completes their tickets with an error.
+//! A clerk's thread is started by its first job, holds only a weak reference to the disk, and ends
+//! with it. Jobs that are left then are dropped, which completes their tickets with an error.
 
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
@@ -45,8 +46,8 @@ impl<Disk, Job> std::fmt::Debug for Clerk<Disk, Job> {
 }
 
 impl<Disk: Send + Sync + 'static, Job: Send + 'static> Clerk<Disk, Job> {
-    /// A clerk whose thread has this name. `handle` is given the jobs that have gathered, and a way to take those that have come
-    /// since.
+    /// A clerk whose thread has this name. `handle` is given the jobs that have gathered, and a way
+    /// to take those that have come since.
     pub(crate) fn new(name: &'static str, handle: Handle<Disk, Job>) -> Self {
         Self { name, handle, sender: OnceLock::new() }
     }
@@ -58,7 +59,8 @@ impl<Disk: Send + Sync + 'static, Job: Send + 'static> Clerk<Disk, Job> {
             // Of several who are here at once, one starts the thread.
             if self.sender.set(sender).is_ok() {
                 let (disk, handle) = (Arc::downgrade(disk), self.handle);
-                // Should it not start, the receiver is dropped with the closure, and sending fails below.
+                // Should it not start, the receiver is dropped with the closure, and sending fails
+                // below.
                 let _ = thread::Builder::new().name(self.name.into()).spawn(move || run(&disk, &receiver, handle));
             }
         }
@@ -70,7 +72,8 @@ impl<Disk: Send + Sync + 'static, Job: Send + 'static> Clerk<Disk, Job> {
         }
     }
 
-    /// Waits until everything that was requested before has been done. Not to be called by the clerk itself.
+    /// Waits until everything that was requested before has been done. Not to be called by the
+    /// clerk itself.
     pub(crate) fn settle(&self) {
         let Some(sender) = self.sender.get() else { return };
         let (answer, answered) = channel();

@@ -1,13 +1,15 @@
 //! Whether two disks hold the same bytes.
 //!
-//! Both are walked in windows; where both read as zeros by the word of their maps nothing is read. Everything else is read from
-//! both with several requests in flight, and compared as the pairs come in. The answer is the *first* difference,
-//! so after one was found only what lies before it is awaited.
+//! Both are walked in windows; where both read as zeros by the word of their maps nothing is read.
+//! Everything else is read from both with several requests in flight, and compared as the pairs
+//! come in. The answer is the *first* difference, so after one was found only what lies before it
+//! is awaited.
 //!
 //! A disk that is longer than the other is the same if what it has more reads as zeros.
 //!
-//! A range that cannot be read ends the comparison, unless a difference lies before it: then that is the answer. A copy that was
-//! made without what is damaged in its source is compared without that ([`Damage::SkippedInFirst`]).
+//! A range that cannot be read ends the comparison, unless a difference lies before it: then that
+//! is the answer. A copy that was made without what is damaged in its source is compared without
+//! that ([`Damage::SkippedInFirst`]).
 
 use crate::{
     Progress, Result,
@@ -20,7 +22,8 @@ use std::{io, path::Path};
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Pairs in flight.
 const PAIRS: usize = 8;
-/// Bytes whose extents are asked for at a time: at first, and at most where nothing but zeros was found lately.
+/// Bytes whose extents are asked for at a time: at first, and at most where nothing but zeros was
+/// found lately.
 const WINDOW_BYTES: u64 = 1 << 30;
 const WINDOW_MAX_BYTES: u64 = 16 << 30;
 
@@ -45,7 +48,8 @@ pub(crate) enum Damage {
     SkippedInFirst,
 }
 
-/// One side of the comparison: its name, a queue, and which ranges of the present window do not read as zeros.
+/// One side of the comparison: its name, a queue, and which ranges of the present window do not
+/// read as zeros.
 struct Side<'a> {
     name: &'a Path,
     device: &'a dyn BlockDevice,
@@ -108,7 +112,8 @@ fn failed(name: &Path, source: io::Error) -> DiskError {
 /// Compares two disks, each with the name by which its errors are told.
 ///
 /// # Errors
-/// [`DiskError::File`] or what is damaged when one cannot be read, [`DiskError::Stopped`] when `progress` says so.
+/// [`DiskError::File`] or what is damaged when one cannot be read, [`DiskError::Stopped`] when
+/// `progress` says so.
 pub fn compare(
     sides: [(&dyn BlockDevice, &Path); 2],
     engine: EngineKind,
@@ -147,7 +152,8 @@ pub(crate) fn compare_with(
                     return Err(DiskError::Stopped);
                 }
             }
-            // Chunks begin at multiples of their length, whatever the extents' are: the sectors of the two may differ.
+            // Chunks begin at multiples of their length, whatever the extents' are: the sectors of
+            // the two may differ.
             let next = sides.iter().filter_map(|side| side.next_data(at)).min().unwrap_or(window_end);
             let start = at.max(next - next % CHUNK_BYTES);
             at = (start - start % CHUNK_BYTES + CHUNK_BYTES).min(window_end);

@@ -1,4 +1,5 @@
-//! From one disk to another: copying what is there, sharing what can be shared, skipping what is zero.
+//! From one disk to another: copying what is there, sharing what can be shared, skipping what is
+//! zero.
 //!
 //! ```text
 //!   window of the source ─▶ extents ─┬─ zero, unallocated ─▶ nothing (the new image reads as zeros; an export is made to)
@@ -6,17 +7,21 @@
 //!                                    └─ data ─▶ read ─▶ all zero? skip : write
 //! ```
 //!
-//! Two workers (`convert/copy.rs`) take windows in turn, each with a queue to both disks and several requests in flight, so that reading,
-//! writing and looking for zeros overlap. With `verify`, the new file is opened anew and compared with the source.
+//! Two workers (`convert/copy.rs`) take windows in turn, each with a queue to both disks and
+//! several requests in flight, so that reading, writing and looking for zeros overlap. With
+//! `verify`, the new file is opened anew and compared with the source.
 //!
-//! The copy grows under a name of its own (`DEST.partial`) and gets its real one, durably, when it is whole and durable: what is
-//! found under the real name after a power cut or a `kill -9` is never half a copy that looks like a disk. If anything
-//! fails, or the user stops it, the file is removed again.
+//! The copy grows under a name of its own (`DEST.partial`) and gets its real one, durably, when it
+//! is whole and durable: what is found under the real name after a power cut or a `kill -9` is
+//! never half a copy that looks like a disk. If anything fails, or the user stops it, the file is
+//! removed again.
 //!
-//! What the tables of the source cannot say the place of (`ExtentKind::Damaged`) ends the conversion; or, with `skip_damaged`, it
-//! stays zero in the copy and is listed (`convert/lost.rs`).
+//! What the tables of the source cannot say the place of (`ExtentKind::Damaged`) ends the
+//! conversion; or, with `skip_damaged`, it stays zero in the copy and is listed
+//! (`convert/lost.rs`).
 //!
-//! An export is written where it is: it has its size, and holds something, so what is zero in the source is made zero there.
+//! An export is written where it is: it has its size, and holds something, so what is zero in the
+//! source is made zero there.
 
 mod copy;
 mod lost;
@@ -43,10 +48,11 @@ use std::{
 /// How to convert.
 #[derive(Debug, Clone, Default)]
 pub struct ConvertOptions {
-    /// How to open the source; its engine serves for the destination too, its cache mode for nothing.
+    /// How to open the source; its engine serves for the destination too, its cache mode for
+    /// nothing.
     pub source: OpenOptions,
-    /// Page cache or O_DIRECT for both, or `None` for what is fastest: O_DIRECT, but a source that the page cache holds is read
-    /// from there.
+    /// Page cache or O_DIRECT for both, or `None` for what is fastest: O_DIRECT, but a source that
+    /// the page cache holds is read from there.
     pub cache: Option<CacheMode>,
     /// What to make of it; the size is the source's.
     pub dest: CreateRequest,
@@ -79,16 +85,20 @@ pub struct ConvertOutcome {
     pub verified_bytes: u64,
     /// What the user should know of the source and of the copy, a sentence each.
     pub warnings: Vec<String>,
-    /// What the source has and cannot give: it is zero in the copy. Empty without [`ConvertOptions::skip_damaged`].
+    /// What the source has and cannot give: it is zero in the copy. Empty without
+    /// [`ConvertOptions::skip_damaged`].
     pub lost: Lost,
 }
 
-/// Copies a disk into a new image, or into an export that is there already. Either side may be a URI (see [`Place`]). `progress` is told
-/// bytes of the virtual disk; verification counts them once more.
+/// Copies a disk into a new image, or into an export that is there already. Either side may be a
+/// URI (see [`Place`]). `progress` is told bytes of the virtual disk; verification counts them once
+/// more.
 ///
 /// # Errors
-/// Whatever opening, creating, reading or writing meets; [`DiskError::DamagedSource`]; [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. Of a new image nothing is left
-/// behind, except after a failed verification the copy under its partial name, as evidence; an export is left as far as the copy came.
+/// Whatever opening, creating, reading or writing meets; [`DiskError::DamagedSource`];
+/// [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. Of a new image nothing is left behind,
+/// except after a failed verification the copy under its partial name, as evidence; an export is
+/// left as far as the copy came.
 pub fn convert(
     source: impl AsRef<Path>,
     dest: impl AsRef<Path>,
@@ -126,7 +136,8 @@ pub fn convert(
         return Err(is_there(dest_path));
     }
     let partial = partial_path(dest_path);
-    // But for what is told of the partial copy itself, the user knows it by the name that it was to have.
+    // But for what is told of the partial copy itself, the user knows it by the name that it was to
+    // have.
     let shown = |error: DiskError| error.renamed(&partial, dest_path);
     create_as(dest_path, &partial, &request).map_err(|error| explain_partial(error, &partial, dest_path))?;
     // The first error is the one to tell; the file is ours, made a moment ago.
@@ -211,7 +222,8 @@ fn dest_options(options: &ConvertOptions) -> OpenOptions {
     OpenOptions { cache, engine: options.source.engine, files, ..OpenOptions::default() }
 }
 
-/// An export has its size, and holds something: zeros are written where it does not say that it has them, and what it is longer is zeroed.
+/// An export has its size, and holds something: zeros are written where it does not say that it has
+/// them, and what it is longer is zeroed.
 fn convert_into_export(
     source: &Opened,
     source_path: &Path,
@@ -267,7 +279,8 @@ fn copy(
             return Err(from_io("read it", &file_of(source, source_path, range), error));
         }
         Outcome::Failed(Failure::Dest(error)) => {
-            // Of a file that is removed now: what all of it would have taken, and what was free before.
+            // Of a file that is removed now: what all of it would have taken, and what was free
+            // before.
             let needed_bytes = dest.disk().and_then(|_| job.data_bytes());
             let error = diskwright_store::explain_shortage(error, dest_path, needed_bytes, free_bytes);
             return Err(from_io("copy into it", dest_path, error));
@@ -287,7 +300,8 @@ fn copy(
     })
 }
 
-/// The file of a chain that holds these bytes; the source's own name where several do, or nothing is known of it.
+/// The file of a chain that holds these bytes; the source's own name where several do, or nothing
+/// is known of it.
 fn file_of(source: &Opened, source_path: &Path, range: Range<u64>) -> PathBuf {
     let Some(disk) = source.disk() else { return source_path.to_owned() };
     let mut extents = Vec::new();

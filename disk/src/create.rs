@@ -1,8 +1,9 @@
 //! New images.
 //!
-//! A new file is locked from its first byte, filled by its format's `create`, and removed again if anything fails. A
-//! differencing image takes its size, sector size and block size from its parent unless told otherwise, and names it both by
-//! a relative and by an absolute path, written as Windows writes them.
+//! A new file is locked from its first byte, filled by its format's `create`, and removed again if
+//! anything fails. A differencing image takes its size, sector size and block size from its parent
+//! unless told otherwise, and names it both by a relative and by an absolute path, written as
+//! Windows writes them.
 
 use crate::{
     DiskError, ParentPolicy, Result,
@@ -43,12 +44,13 @@ pub struct CreateRequest {
     pub files: Files,
 }
 
-/// Makes a new image file. Never overwrites; on failure nothing is left behind. Returns what the user should know about it, a
-/// sentence each.
+/// Makes a new image file. Never overwrites; on failure nothing is left behind. Returns what the
+/// user should know about it, a sentence each.
 ///
 /// # Errors
-/// [`DiskError::Usage`] and [`diskwright_image::ImageError::BadOptions`] for what cannot be made; [`DiskError::BadOptions`] for a
-/// parent that does not fit; [`DiskError::Exists`]; [`DiskError::File`] where the file system refuses.
+/// [`DiskError::Usage`] and [`diskwright_image::ImageError::BadOptions`] for what cannot be made;
+/// [`DiskError::BadOptions`] for a parent that does not fit; [`DiskError::Exists`];
+/// [`DiskError::File`] where the file system refuses.
 pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<Vec<String>> {
     let path = path.as_ref();
     create_as(path, path, request).map_err(|error| match error {
@@ -58,7 +60,8 @@ pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<Vec<Str
     Ok(request.parent.iter().filter_map(|parent| parent_out_of_reach(&request.files, path, parent)).collect())
 }
 
-/// The creation of a child allows its parent by naming it. Whoever opens the child later looks beneath the child's folder only.
+/// The creation of a child allows its parent by naming it. Whoever opens the child later looks
+/// beneath the child's folder only.
 fn parent_out_of_reach(files: &Files, child: &Path, parent: &Path) -> Option<String> {
     let (child_real, parent_real) = (files.canonical(child).ok()?, files.canonical(parent).ok()?);
     let is_outside = !parent_real.starts_with(child_real.parent()?);
@@ -72,12 +75,14 @@ fn parent_out_of_reach(files: &Files, child: &Path, parent: &Path) -> Option<Str
     })
 }
 
-/// What is there already is not replaced. It may be the very disk that a new one is to be made from, so nobody is told to remove it.
+/// What is there already is not replaced. It may be the very disk that a new one is to be made
+/// from, so nobody is told to remove it.
 pub(crate) fn is_there(path: &Path) -> DiskError {
     DiskError::Exists { path: path.to_owned() }
 }
 
-/// Makes a new image file at `path` that is to be `shown` in the end: that is the name that errors tell.
+/// Makes a new image file at `path` that is to be `shown` in the end: that is the name that errors
+/// tell.
 pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> Result<()> {
     let format = format_for(shown, request.format)?;
     let options = resolve(shown, format, request)?;
@@ -214,7 +219,8 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
 
 /// Reads the parent, and makes the link by which the child will name it.
 fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Result<(ImageInfo, ParentLink)> {
-    // The child says the parent's format: one of the same format is the only parent that it can have.
+    // The child says the parent's format: one of the same format is the only parent that it can
+    // have.
     let access = Access { format: Some(format), ..Access::default() };
     let (image, _store) = open_image(files, parent, &access, &mut Vec::new()).map_err(|error| match error {
         DiskError::Image(ImageError::NotAnImage { found, .. }) => unfit(

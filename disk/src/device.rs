@@ -5,7 +5,8 @@
 //!     └─ open_queue ──▶ DiskQueue (queue.rs)
 //! ```
 //!
-//! Queues hold `Shared`; the disk is closed when the last queue and the `Disk` are gone, or earlier by [`Disk::close`].
+//! Queues hold `Shared`; the disk is closed when the last queue and the `Disk` are gone, or earlier
+//! by [`Disk::close`].
 
 use crate::{
     DiskError, OpenOptions, Result,
@@ -39,7 +40,8 @@ impl Disk {
     /// Opens the disk whose top image is `path`, with all its parents.
     ///
     /// # Errors
-    /// Whatever is wrong with an image, its parents or their linkage; [`DiskError::InUse`] when another process has it.
+    /// Whatever is wrong with an image, its parents or their linkage; [`DiskError::InUse`] when
+    /// another process has it.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
         let chain = open::open_chain(path.as_ref(), options)?;
         let limit_bytes = options.map_memory_bytes.unwrap_or(MAP_MEMORY_BYTES);
@@ -50,8 +52,8 @@ impl Disk {
         Ok(Arc::new(Self { shared: Arc::new(shared) }))
     }
 
-    /// A disk of images that are open already, the top first (for tests, and for images that are in no file), with
-    /// [`MAP_MEMORY_BYTES`].
+    /// A disk of images that are open already, the top first (for tests, and for images that are in
+    /// no file), with [`MAP_MEMORY_BYTES`].
     ///
     /// # Errors
     /// [`DiskError::BadChain`] for no images, or more than a chain may have.
@@ -65,7 +67,8 @@ impl Disk {
         Arc::clone(self.shared.chain().layers())
     }
 
-    /// Why the chain ends before its base, where it was opened with [`Reach::Found`](crate::Reach::Found).
+    /// Why the chain ends before its base, where it was opened with
+    /// [`Reach::Found`](crate::Reach::Found).
     pub fn broken_link(&self) -> Option<&DiskError> {
         self.shared.broken.as_ref()
     }
@@ -75,7 +78,8 @@ impl Disk {
         &self.shared.warnings
     }
 
-    /// Makes everything durable and closes cleanly. Dropping the disk does the same but cannot report failure.
+    /// Makes everything durable and closes cleanly. Dropping the disk does the same but cannot
+    /// report failure.
     ///
     /// # Errors
     /// When a queue is still open, or the image cannot be written.
@@ -83,16 +87,16 @@ impl Disk {
         self.shared.close(true)
     }
 
-    /// Puts an image on top of the chain, while queues are open and requests are in flight: from now on it is the one that is
-    /// written, and the image that was the top shows through. When this returns, its file is not
-    /// written any more, and all
-    /// that was written to it is durable and closed cleanly; its file stays open for reading. Waits for requests in flight, so a thread that has some must
-    /// not call it.
+    /// Puts an image on top of the chain, while queues are open and requests are in flight: from
+    /// now on it is the one that is written, and the image that was the top shows through. When
+    /// this returns, its file is not written any more, and all that was written to it is durable
+    /// and closed cleanly; its file stays open for reading. Waits for requests in flight, so a
+    /// thread that has some must not call it.
     ///
     /// # Errors
-    /// [`DiskError::BadOptions`] for an image that is not writable, is no differencing one, or has another size or sector than the
-    /// disk: then nothing has changed. What a flush of the former top says: then the image is on top, and the disk fails every
-    /// later flush.
+    /// [`DiskError::BadOptions`] for an image that is not writable, is no differencing one, or has
+    /// another size or sector than the disk: then nothing has changed. What a flush of the former
+    /// top says: then the image is on top, and the disk fails every later flush.
     pub fn push_top(&self, top: Layer) -> Result<()> {
         let shared = &self.shared;
         let _turn = shared.begin_change();
@@ -138,14 +142,16 @@ impl Disk {
         Ok(())
     }
 
-    /// Makes the virtual disk larger, while queues are open and requests are in flight. The new range reads as zeros. It is
-    /// durable when this returns; after a power cut meanwhile the disk has its old size or the new one. Queues see the new size
-    /// from their next request on, and those who watch it are told. Waits for requests in flight, so a thread that has
-    /// some must not call it.
+    /// Makes the virtual disk larger, while queues are open and requests are in flight. The new
+    /// range reads as zeros. It is durable when this returns; after a power cut meanwhile the disk
+    /// has its old size or the new one. Queues see the new size from their next request on, and
+    /// those who watch it are told. Waits for requests in flight, so a thread that has some must
+    /// not call it.
     ///
     /// # Errors
-    /// [`DiskError::BadOptions`] for a smaller size, a part of a sector, or a parent that is larger than the disk;
-    /// [`DiskError::Image`] where the image cannot be that large; [`DiskError::File`] when it cannot be written.
+    /// [`DiskError::BadOptions`] for a smaller size, a part of a sector, or a parent that is larger
+    /// than the disk; [`DiskError::Image`] where the image cannot be that large;
+    /// [`DiskError::File`] when it cannot be written.
     pub fn grow(&self, size_bytes: u64) -> Result<()> {
         let shared = &self.shared;
         let _turn = shared.begin_change();
@@ -185,9 +191,10 @@ impl Disk {
         Ok(())
     }
 
-    /// Shares `len_bytes` at `file_offset_bytes` of `source` into this disk at `offset_bytes` by reflink: the whole blocks among them
-    /// (any sectors, where this image has no blocks). Returns the range of the disk that is shared now; it is empty
-    /// where no whole block lies in it. Only for a disk that nobody else is writing to.
+    /// Shares `len_bytes` at `file_offset_bytes` of `source` into this disk at `offset_bytes` by
+    /// reflink: the whole blocks among them (any sectors, where this image has no blocks). Returns
+    /// the range of the disk that is shared now; it is empty where no whole block lies in it. Only
+    /// for a disk that nobody else is writing to.
     ///
     /// # Errors
     /// `Unsupported` and the like where the file systems cannot share; nothing of the range may be
@@ -240,7 +247,8 @@ impl Disk {
             };
             store.clone_range(source, range, place)
         });
-        // Also where sharing failed: the blocks have their space, which reads as zeros, and must not be lost.
+        // Also where sharing failed: the blocks have their space, which reads as zeros, and must
+        // not be lost.
         for block in blocks {
             shared.commit_blocking(top, block, Commit::Whole)?;
         }
@@ -290,7 +298,8 @@ impl Disk {
             return Ok(());
         }
         let end_bytes = offset_bytes + run.len_bytes;
-        // Holes begin and end where the file system likes, a raw file where its last byte is: what shares a sector with data is data.
+        // Holes begin and end where the file system likes, a raw file where its last byte is: what
+        // shares a sector with data is data.
         let sector_bytes = u64::from(chain.geometry.logical_sector_bytes);
         let sector_start = |file_bytes: u64| file_bytes - (file_bytes - offset_bytes) % sector_bytes;
         let to_disk = |file_bytes: u64| run.start_bytes + (file_bytes - offset_bytes);
@@ -319,8 +328,8 @@ impl Disk {
 }
 
 impl Drop for Disk {
-    /// A clerk holds the disk, and with it the locks of its files, for a moment after its last job. Whoever opens the files again at once
-    /// must not find them in use.
+    /// A clerk holds the disk, and with it the locks of its files, for a moment after its last job.
+    /// Whoever opens the files again at once must not find them in use.
     fn drop(&mut self) {
         self.shared.settle_clerks();
     }

@@ -1,18 +1,20 @@
 //! When freed space can be used again.
 //!
-//! A block that is discarded gives its space up, but a request that looked the block up a moment before may still be
-//! reading or writing there. So space is used again only when every request that began before the map changed has
-//! ended. Two counters for each queue are enough: a request counts itself in under the parity of the current epoch; a
-//! grace period moves to the next epoch and waits, without blocking anyone, until all counters of the old parity are zero.
-//! One grace period runs at a time; what is freed meanwhile waits for the next.
+//! A block that is discarded gives its space up, but a request that looked the block up a moment
+//! before may still be reading or writing there. So space is used again only when every request
+//! that began before the map changed has ended. Two counters for each queue are enough: a request
+//! counts itself in under the parity of the current epoch; a grace period moves to the next epoch
+//! and waits, without blocking anyone, until all counters of the old parity are zero. One grace
+//! period runs at a time; what is freed meanwhile waits for the next.
 //!
 //! ```text
 //!   enter() = parity ─▶ look up map ─▶ request in flight ─▶ leave(parity)
 //!   begin_grace(): epoch += 1                 grace_over(): all queues have 0 in the old parity
 //! ```
 //!
-//! The counter goes up, in sequentially consistent order, before the map is read, and the map changes before the epoch moves on:
-//! so a request that is not seen by `grace_over` is one that sees the changed map.
+//! The counter goes up, in sequentially consistent order, before the map is read, and the map
+//! changes before the epoch moves on: so a request that is not seen by `grace_over` is one that
+//! sees the changed map.
 
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
@@ -72,8 +74,8 @@ impl Epochs {
         QueueEpoch { current: Arc::clone(&self.current), is_stuck: Arc::clone(&self.is_stuck), counters }
     }
 
-    /// Begins a grace period. The one before must be over: with two under way, each would wait for one parity only, and requests of
-    /// the other parity that are older than both would be missed.
+    /// Begins a grace period. The one before must be over: with two under way, each would wait for
+    /// one parity only, and requests of the other parity that are older than both would be missed.
     pub(crate) fn begin_grace(&self) -> Grace {
         Grace { old: self.current.fetch_add(1, Ordering::SeqCst) }
     }
@@ -92,7 +94,8 @@ impl Epochs {
         let parity = (grace.old & 1) as usize;
         let queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         queues.iter().filter_map(Weak::upgrade).all(|counters| counters.0[parity].load(Ordering::SeqCst) == 0)
-            // A later grace period has begun, so this one was over; its parity counts new requests now.
+            // A later grace period has begun, so this one was over; its parity counts new requests
+            // now.
             || self.current.load(Ordering::SeqCst) > grace.old + 1
     }
 }
@@ -112,7 +115,8 @@ impl QueueEpoch {
             if self.current.load(Ordering::SeqCst) == epoch {
                 return Entered { parity: Parity(epoch & 1 == 1), epoch };
             }
-            // The epoch moved between the two: counted under a parity that may already have been found empty.
+            // The epoch moved between the two: counted under a parity that may already have been
+            // found empty.
             counter.fetch_sub(1, Ordering::SeqCst);
         }
     }

@@ -137,7 +137,8 @@ pub enum DiskError {
         /// First difference.
         offset_bytes: u64,
     },
-    /// A range of the source cannot be copied, as the table that says where its bytes are is damaged.
+    /// A range of the source cannot be copied, as the table that says where its bytes are is
+    /// damaged.
     #[error(
         "{error}; bytes {offset_bytes} to {end_bytes} of the disk cannot be read, and perhaps others: `diskwright convert --skip-damaged` copies everything else"
     )]
@@ -155,7 +156,8 @@ pub enum DiskError {
 }
 
 impl DiskError {
-    /// The same error, where it tells of the file `from`, told of `to`: for a file that gets its name when it is whole.
+    /// The same error, where it tells of the file `from`, told of `to`: for a file that gets its
+    /// name when it is whole.
     pub(crate) fn renamed(mut self, from: &Path, to: &Path) -> Self {
         let path = match &mut self {
             Self::Image(image) => image.path_mut(),
@@ -173,8 +175,8 @@ impl DiskError {
     }
 }
 
-/// The disk's error behind an `io::Error`. One that began in an image, a disk or a client names its own file or server; every
-/// other one happened while `doing` something to `path`.
+/// The disk's error behind an `io::Error`. One that began in an image, a disk or a client names its
+/// own file or server; every other one happened while `doing` something to `path`.
 pub(crate) fn from_io(doing: &'static str, path: &Path, source: io::Error) -> DiskError {
     source
         .downcast::<DiskError>()

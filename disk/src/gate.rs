@@ -1,13 +1,16 @@
 //! Which parents may be opened, where they are looked for, and who names an image as its parent.
 //!
-//! A child names its parent by paths, and a child can lie: one that came by mail may name `/etc/shadow` or a disk of
-//! another customer. So a parent is opened only beneath the folder of an image that is in the chain already, or beneath
-//! one that the user allows. Symbolic links are resolved before that is decided, and the path that was decided on is opened
-//! as it is ([`FileSystem::open_canonical`](diskwright_store::FileSystem::open_canonical)): no path of a parent is resolved twice.
+//! A child names its parent by paths, and a child can lie: one that came by mail may name
+//! `/etc/shadow` or a disk of another customer. So a parent is opened only beneath the folder of an
+//! image that is in the chain already, or beneath one that the user allows. Symbolic links are
+//! resolved before that is decided, and the path that was decided on is opened as it is
+//! ([`FileSystem::open_canonical`](diskwright_store::FileSystem::open_canonical)): no path of a
+//! parent is resolved twice.
 //!
-//! Candidates are tried in the order of MS-VHDX 2.6.2.6.3 (relative, volume, absolute); a VHD has its relative and absolute
-//! locators, and at last its parent's bare name. Backslashes are read as slashes. A Windows drive letter means nothing
-//! here unless the user maps it. A candidate that is not the parent hides none of those behind it (see `open`).
+//! Candidates are tried in the order of MS-VHDX 2.6.2.6.3 (relative, volume, absolute); a VHD has
+//! its relative and absolute locators, and at last its parent's bare name. Backslashes are read as
+//! slashes. A Windows drive letter means nothing here unless the user maps it. A candidate that is
+//! not the parent hides none of those behind it (see `open`).
 
 use crate::{ParentPolicy, Result, error::file_error};
 use diskwright_image::{ImageInfo, ParentLink, probe};
@@ -55,7 +58,8 @@ impl<'a> Gate<'a> {
         Ok(gate)
     }
 
-    /// The image at `real`, a path without symbolic links, is part of the chain now; parents may lie beneath its folder.
+    /// The image at `real`, a path without symbolic links, is part of the chain now; parents may
+    /// lie beneath its folder.
     pub(crate) fn opened(&mut self, real: &Path) {
         if let Some(dir) = real.parent()
             && !self.allowed.iter().any(|allowed| allowed == dir)
@@ -68,7 +72,8 @@ impl<'a> Gate<'a> {
         self.policy.allow_any || self.allowed.iter().any(|dir| parent.starts_with(dir))
     }
 
-    /// Every place that `link` names, in the order in which they are tried, each once. `child` has no symbolic links.
+    /// Every place that `link` names, in the order in which they are tried, each once. `child` has
+    /// no symbolic links.
     pub(crate) fn candidates(&self, child: &Path, link: &ParentLink) -> Vec<Candidate> {
         let mut found = Vec::new();
         for path in named_paths(child, link, &self.policy.drives) {
@@ -92,7 +97,8 @@ impl<'a> Gate<'a> {
     }
 }
 
-/// The paths at which a parent may be, in the order in which they are tried. `child` has no symbolic links.
+/// The paths at which a parent may be, in the order in which they are tried. `child` has no
+/// symbolic links.
 fn named_paths(child: &Path, link: &ParentLink, drives: &[(char, PathBuf)]) -> Vec<PathBuf> {
     let dir = child.parent().unwrap_or(Path::new("/"));
     let relative = link.relative_path.as_deref().filter(|path| !path.is_empty()).map(|path| {
@@ -144,8 +150,8 @@ pub(crate) struct Siblings {
     pub(crate) not_asked: usize,
 }
 
-/// Asks the images in the same folder whether they name the image at `path` as their parent. Only their parent links are read.
-/// Files that cannot be read, or are no images, are nobody's children.
+/// Asks the images in the same folder whether they name the image at `path` as their parent. Only
+/// their parent links are read. Files that cannot be read, or are no images, are nobody's children.
 pub(crate) fn siblings_of(files: &Files, path: &Path, info: &ImageInfo) -> Siblings {
     let Some(linkage) = info.linkage_id else { return Siblings::default() };
     let Ok(real) = files.canonical(path) else { return Siblings::default() };
@@ -159,7 +165,8 @@ pub(crate) fn siblings_of(files: &Files, path: &Path, info: &ImageInfo) -> Sibli
         if link.linkage != linkage && link.linkage2 != Some(linkage) {
             return false;
         }
-        // A copy of this image elsewhere may be the real parent: the paths decide, where they lead anywhere.
+        // A copy of this image elsewhere may be the real parent: the paths decide, where they lead
+        // anywhere.
         let named: Vec<PathBuf> =
             named_paths(sibling, &link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
         named.is_empty() || named.contains(&real)
@@ -167,7 +174,8 @@ pub(crate) fn siblings_of(files: &Files, path: &Path, info: &ImageInfo) -> Sibli
     Siblings { child: siblings.into_iter().find(names_it), not_asked }
 }
 
-/// The parent that an image names, read without a lock: another program may be writing to it, and its link does not change.
+/// The parent that an image names, read without a lock: another program may be writing to it, and
+/// its link does not change.
 fn parent_link(files: &Files, path: &Path, info: &ImageInfo) -> Option<ParentLink> {
     let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::None };
     let store = files.open_canonical(path, false, &options).ok()?;

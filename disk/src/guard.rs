@@ -1,8 +1,9 @@
 //! A panic in the work of one request ends that request.
 //!
-//! Whoever runs code that reads tables, plans or commits does so inside [`guarded`]: queues, the three clerks. The panic becomes
-//! an error of the request. The disk is poisoned, since its map may be half changed: no flush of it succeeds any more,
-//! reads go on. Other disks of the process notice nothing.
+//! Whoever runs code that reads tables, plans or commits does so inside [`guarded`]: queues, the
+//! three clerks. The panic becomes an error of the request. The disk is poisoned, since its map may
+//! be half changed: no flush of it succeeds any more, reads go on. Other disks of the process
+//! notice nothing.
 
 use diskwright_store::sync::atomic::{AtomicBool, Ordering};
 use std::{
@@ -10,8 +11,8 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// Set for good when a sync failed, when code of the disk panicked, or when it is unknown what the kernel still writes:
-/// nothing of the disk can be called durable any more.
+/// Set for good when a sync failed, when code of the disk panicked, or when it is unknown what the
+/// kernel still writes: nothing of the disk can be called durable any more.
 #[derive(Debug)]
 pub(crate) struct Poison(AtomicBool);
 

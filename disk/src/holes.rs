@@ -1,15 +1,17 @@
-//! Where a chain has nothing for a long stretch, so that walks over nearly empty disks need not ask for each block.
+//! Where a chain has nothing for a long stretch, so that walks over nearly empty disks need not ask
+//! for each block.
 
 use crate::{Layer, Result};
 
 /// Bytes of the disk that are searched at first; twice as many each time that nothing is found.
 const FIRST_STEP_BYTES: u64 = 1 << 30;
 
-/// The first byte of `start_bytes .. end_bytes` that a layer may know, at the beginning of a block of that layer or at
-/// `start_bytes`; `end_bytes` where no layer knows any. What lies before it reads as zeros.
+/// The first byte of `start_bytes .. end_bytes` that a layer may know, at the beginning of a block
+/// of that layer or at `start_bytes`; `end_bytes` where no layer knows any. What lies before it
+/// reads as zeros.
 ///
-/// The search goes through all layers by steps that grow, so that a layer which is empty for long does not cost its whole
-/// table for each block of another.
+/// The search goes through all layers by steps that grow, so that a layer which is empty for long
+/// does not cost its whole table for each block of another.
 ///
 /// # Errors
 /// `Io` when a table cannot be read.

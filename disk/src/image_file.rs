@@ -4,8 +4,9 @@
 //!   path ─▶ store (locked) ─▶ further files of a split raw disk ─▶ format: said, or name and contents agree ─▶ image, to be read
 //! ```
 //!
-//! The top of a chain may be named by the user, and its format is probed unless it is said. What another file names (a parent)
-//! has the format that this file gives it, and its path has no symbolic links.
+//! The top of a chain may be named by the user, and its format is probed unless it is said. What
+//! another file names (a parent) has the format that this file gives it, and its path has no
+//! symbolic links.
 
 use crate::{
     DiskError, OpenOptions, Result,
@@ -48,9 +49,9 @@ impl Access {
 /// An image with its files, as they were opened.
 pub(crate) type OpenImage = (Arc<dyn Image>, Vec<Arc<dyn Store>>);
 
-/// Opens one image, and gives it with its files: several only for a raw disk that continues in further files. With O_DIRECT, an
-/// image whose payload lies where the device cannot reach it directly is opened again through the page cache, and a
-/// warning says so.
+/// Opens one image, and gives it with its files: several only for a raw disk that continues in
+/// further files. With O_DIRECT, an image whose payload lies where the device cannot reach it
+/// directly is opened again through the page cache, and a warning says so.
 pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: &mut Vec<String>) -> Result<OpenImage> {
     let &Access { writable, cache, .. } = access;
     let lock = match (writable, access.force_share) {
@@ -122,7 +123,8 @@ pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: 
     Ok((image, stores))
 }
 
-/// A later part of a disk in several files can be read by itself, with a warning. It is written only where the user says its format.
+/// A later part of a disk in several files can be read by itself, with a warning. It is written
+/// only where the user says its format.
 fn warn_of_part(path: &Path, beside: &Path, writable: bool, warnings: &mut Vec<String>) -> Result<()> {
     let what = format!(
         "{}: by its name it is a later part of a raw disk in several files, as {} lies beside it",
@@ -139,7 +141,8 @@ fn warn_of_part(path: &Path, beside: &Path, writable: bool, warnings: &mut Vec<S
     Ok(())
 }
 
-/// A disk has a sector at least, and a VHD with blocks at most what its 32-bit table can reach. (VHDX is held to its limits by its image.)
+/// A disk has a sector at least, and a VHD with blocks at most what its 32-bit table can reach.
+/// (VHDX is held to its limits by its image.)
 fn check_size(path: &Path, info: &ImageInfo) -> Result<()> {
     let max_bytes = if info.has_blocks { info.format.driver().size_max_bytes } else { u64::MAX };
     if (1..=max_bytes).contains(&info.size_bytes) {

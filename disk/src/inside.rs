@@ -1,7 +1,8 @@
-//! An image inside an export of an NBD server: the file system in which such an image is the only file.
+//! An image inside an export of an NBD server: the file system in which such an image is the only
+//! file.
 //!
-//! The name is the URI, and nothing else can be opened beside it: the parent of a differencing disk is not
-//! looked for on the server, and never on this machine, whatever the image names.
+//! The name is the URI, and nothing else can be opened beside it: the parent of a differencing disk
+//! is not looked for on the server, and never on this machine, whatever the image names.
 
 use crate::{DiskError, Result};
 use diskwright_nbd::{NbdStore, NbdUri};

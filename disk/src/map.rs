@@ -1,9 +1,10 @@
 //! Who owns each unit of the disk: one word for each unit, and the look-up that takes no lock.
 //!
-//! A *unit* is the smallest payload block in the chain. A word names the layer that has the unit's bytes, or says that the
-//! unit reads as zeros. A *page* holds (nearly always) 1,024 words. A page is folded over the chain when it is first
-//! needed (`fold.rs`); from then on a look-up is one atomic load, however long the chain is. So memory and time follow what
-//! is touched, never what the disk's size claims, and [`Pages`] gives up pages beyond a bound.
+//! A *unit* is the smallest payload block in the chain. A word names the layer that has the unit's
+//! bytes, or says that the unit reads as zeros. A *page* holds (nearly always) 1,024 words. A page
+//! is folded over the chain when it is first needed (`fold.rs`); from then on a look-up is one
+//! atomic load, however long the chain is. So memory and time follow what is touched, never what
+//! the disk's size claims, and [`Pages`] gives up pages beyond a bound.
 //!
 //! ```text
 //!   offset ─▶ page (folded when first needed) ─▶ word ─┬─ DATA     source (a store of a layer), file offset
@@ -14,10 +15,11 @@
 //!                                                      └─ DAMAGED  the layer's table is wrong here
 //! ```
 //!
-//! Words name layers and stores by ids that never change their meaning while the disk is open (`chain.rs`), not by their
-//! place in the chain: a layer that joins on top leaves every word true.
+//! Words name layers and stores by ids that never change their meaning while the disk is open
+//! (`chain.rs`), not by their place in the chain: a layer that joins on top leaves every word true.
 //!
-//! Locks: words are read without one. Words and pages are written only by holders of the disk's mutation lock.
+//! Locks: words are read without one. Words and pages are written only by holders of the disk's
+//! mutation lock.
 
 pub(crate) mod fold;
 mod mixed;
@@ -29,7 +31,8 @@ use pages::Pages;
 
 /// Words in a page are two to this, but for disks of more pages than [`PAGES_MAX_SHIFT`] allows.
 const PAGE_SHIFT: u32 = 10;
-/// Pages are at most two to this, so that a disk which only claims to be huge costs 8 MiB: their words are more then.
+/// Pages are at most two to this, so that a disk which only claims to be huge costs 8 MiB: their
+/// words are more then.
 const PAGES_MAX_SHIFT: u32 = 20;
 /// Payload offsets are kept in sectors of this size.
 const SECTOR_BYTES: u64 = 512;
@@ -167,8 +170,8 @@ pub(crate) struct Map {
 }
 
 impl Map {
-    /// A map of nothing folded yet, for a disk of `size_bytes` whose smallest block is `unit_bytes` (a power of two). Its
-    /// pages take at most `limit_bytes` (and never less than a few pages).
+    /// A map of nothing folded yet, for a disk of `size_bytes` whose smallest block is `unit_bytes`
+    /// (a power of two). Its pages take at most `limit_bytes` (and never less than a few pages).
     pub(crate) fn new(size_bytes: u64, unit_bytes: u64, limit_bytes: u64) -> Self {
         let unit_shift = unit_bytes.trailing_zeros();
         let units = size_bytes.div_ceil(unit_bytes);
@@ -194,7 +197,8 @@ impl Map {
         1 << self.unit_shift
     }
 
-    /// The owner of `len_bytes` (above 0) at `offset_bytes`, if that is one unit which has been folded and decided. No lock.
+    /// The owner of `len_bytes` (above 0) at `offset_bytes`, if that is one unit which has been
+    /// folded and decided. No lock.
     #[inline]
     pub(crate) fn lookup(&self, offset_bytes: u64, len_bytes: u64) -> Option<Owner> {
         let unit = offset_bytes >> self.unit_shift;
@@ -249,7 +253,8 @@ impl Map {
         self.pages.is_resident(page as usize)
     }
 
-    /// Puts a folded page in, giving up another where memory is short. Only under the mutation lock.
+    /// Puts a folded page in, giving up another where memory is short. Only under the mutation
+    /// lock.
     pub(crate) fn install(&self, page: u64, owners: &[Owner]) {
         self.pages.install(page as usize, owners.iter().map(|owner| owner.encode()));
     }
@@ -259,7 +264,8 @@ impl Map {
         self.pages.clear();
     }
 
-    /// Changes a word, if its page is here: a page that is not will be folded anew. Only under the mutation lock.
+    /// Changes a word, if its page is here: a page that is not will be folded anew. Only under the
+    /// mutation lock.
     pub(crate) fn set(&self, unit: u64, owner: Owner) {
         let (page, word) = self.place(unit);
         self.pages.store(page as usize, word, owner.encode());

@@ -1,7 +1,8 @@
-//! What the mutation lock of a disk guards: the chain, what is known of units that several layers have, blocks that are taken,
-//! and the grace period under way.
+//! What the mutation lock of a disk guards: the chain, what is known of units that several layers
+//! have, blocks that are taken, and the grace period under way.
 //!
-//! Invariant: a mapping is changed by [`Mutation::commit`] alone, so the map and `mixed` hear of every change.
+//! Invariant: a mapping is changed by [`Mutation::commit`] alone, so the map and `mixed` hear of
+//! every change.
 
 use crate::{
     chain::{Chain, Member},
@@ -18,7 +19,8 @@ pub(crate) struct Mutation {
     pub(crate) chain: Arc<Chain>,
     pub(crate) mixed: Mixed,
     pub(crate) claims: Claims,
-    /// The grace period under way. There is one at a time: see [`Epochs::begin_grace`](crate::epoch::Epochs::begin_grace).
+    /// The grace period under way. There is one at a time: see
+    /// [`Epochs::begin_grace`](crate::epoch::Epochs::begin_grace).
     pub(crate) grace: Option<Period>,
     /// Of the top image: the generation of removals up to which its space has been given back.
     pub(crate) recycled_generation: u64,
@@ -37,7 +39,8 @@ impl Mutation {
         Self { chain, mixed: Mixed::default(), claims: Claims::default(), grace: None, recycled_generation: 0 }
     }
 
-    /// Changes the mapping of a block, and what is known of it. `None` says that the image must be prepared first.
+    /// Changes the mapping of a block, and what is known of it. `None` says that the image must be
+    /// prepared first.
     pub(crate) fn commit(&mut self, member: &Member, block: u64, change: Commit) -> io::Result<Option<BlockState>> {
         let Some(state) = member.writer()?.commit(block, change)? else { return Ok(None) };
         let chain = Arc::clone(&self.chain);

@@ -4,16 +4,18 @@
 //!   path ─▶ store (locked) ─▶ image ─▶ parent link ─▶ candidates ─▶ gate ─▶ store ─▶ image ─▶ identity ─▶ ... ─▶ base
 //! ```
 //!
-//! The top is opened as the caller wants it; parents are always opened read-only, with a lock that readers share. A
-//! child is hostile input: its parent is looked for only where the [`ParentPolicy`](crate::ParentPolicy) lets it lie (see `gate`), a chain is at
-//! most 1,024 long, and an image that is in the chain already ends it with an error.
+//! The top is opened as the caller wants it; parents are always opened read-only, with a lock that
+//! readers share. A child is hostile input: its parent is looked for only where the
+//! [`ParentPolicy`](crate::ParentPolicy) lets it lie (see `gate`), a chain is at most 1,024 long,
+//! and an image that is in the chain already ends it with an error.
 //!
-//! The top's format is probed unless it is said; a parent has the format of its child and is never probed. Of the places
-//! that a child names for its parent the first is taken whose file proves to be the parent: a wrong file at the relative path
-//! does not hide the right one at the absolute path. Where none does, the error tells all of them.
+//! The top's format is probed unless it is said; a parent has the format of its child and is never
+//! probed. Of the places that a child names for its parent the first is taken whose file proves to
+//! be the parent: a wrong file at the relative path does not hide the right one at the absolute
+//! path. Where none does, the error tells all of them.
 //!
-//! A raw disk may continue in further files, `disk.001`, `disk.002` and so on: see `parts`. Only the top may. How one image is
-//! opened is in `image_file.rs`.
+//! A raw disk may continue in further files, `disk.001`, `disk.002` and so on: see `parts`. Only
+//! the top may. How one image is opened is in `image_file.rs`.
 
 use crate::{
     DiskError, OpenOptions, Reach, Result,
@@ -49,14 +51,16 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
             hint: "open it read-only".into(),
         });
     }
-    // Without it a chain of up to about a thousand disks still opens; a longer one then fails with the system's own reason.
+    // Without it a chain of up to about a thousand disks still opens; a longer one then fails with
+    // the system's own reason.
     let _ = diskwright_store::raise_open_file_limit();
     let mut warnings = Vec::new();
     if options.force_share && !options.writable {
         warnings.push(read_without_lock(path));
     }
-    // Also for writing it is first opened for reading, on a store that is locked for writing: to open a VHDX for writing may be to
-    // replay its log, and a disk that is refused in the end stays as it is.
+    // Also for writing it is first opened for reading, on a store that is locked for writing: to
+    // open a VHDX for writing may be to replay its log, and a disk that is refused in the end stays
+    // as it is.
     let access = Access { writable: options.writable, ..Access::of_top(options) };
     let (top, top_stores) = open_image(&options.files, path, &access, &mut warnings)?;
     if options.writable && !options.allow_parent_write {
@@ -158,7 +162,8 @@ impl Descent<'_> {
         Err(no_parent(&child.path, refused.into_iter().chain(outside), missing))
     }
 
-    /// Opens what is at `path`, which has no symbolic links, and proves that it is the parent of `child`.
+    /// Opens what is at `path`, which has no symbolic links, and proves that it is the parent of
+    /// `child`.
     fn prove(&self, child: &Layer, link: &ParentLink, path: &Path) -> Result<Proved> {
         let (options, files) = (self.options, &self.options.files);
         let is_loop = || DiskError::BadChain {
@@ -190,7 +195,8 @@ impl Descent<'_> {
     }
 }
 
-/// Why none of the places that a child names is its parent's: the files that were refused first, the most telling at the front.
+/// Why none of the places that a child names is its parent's: the files that were refused first,
+/// the most telling at the front.
 fn no_parent(child: &Path, refused: impl Iterator<Item = DiskError>, missing: Vec<String>) -> DiskError {
     let mut refused = refused.peekable();
     let Some(first) = refused.next() else {
@@ -201,7 +207,8 @@ fn no_parent(child: &Path, refused: impl Iterator<Item = DiskError>, missing: Ve
     if others.is_empty() { first } else { DiskError::NoParentFits { first: Box::new(first), others } }
 }
 
-/// A parent of another format than its child's gets an error about the chain, not about a signature; one that is no file, one that names the child.
+/// A parent of another format than its child's gets an error about the chain, not about a
+/// signature; one that is no file, one that names the child.
 fn explain_parent(error: DiskError, child: &Path, parent: &Path) -> DiskError {
     match error {
         DiskError::Image(diskwright_image::ImageError::NotAnImage { found, expected, .. }) => DiskError::BadChain {
@@ -271,8 +278,9 @@ pub fn parent_time_doubt(files: &Files, link: &ParentLink, parent_path: &Path) -
     })
 }
 
-/// A VHD keeps its unique id when it is written to, so its child also records the time of the parent's last change. A
-/// copy that did not keep times looks the same as a change, which is why a read-only open only warns.
+/// A VHD keeps its unique id when it is written to, so its child also records the time of the
+/// parent's last change. A copy that did not keep times looks the same as a change, which is why a
+/// read-only open only warns.
 fn check_timestamp(
     child_path: &Path,
     link: &ParentLink,

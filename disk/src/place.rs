@@ -1,4 +1,5 @@
-//! A FILE or a URI, opened: the one place where a name that a user typed becomes something that holds blocks.
+//! A FILE or a URI, opened: the one place where a name that a user typed becomes something that
+//! holds blocks.
 //!
 //! ```text
 //!   disk.vhdx, /dev/sdb, disk.raw          ─▶ Disk       the chain of images
@@ -6,8 +7,8 @@
 //!     the same, with a format other than raw ─▶ Disk     an image of that format inside the export (`inside`)
 //! ```
 //!
-//! An export is never looked into for an image unless the user says its format: a server has opened the image already, and a guest's raw disk that
-//! happens to begin like a VHDX must not become one.
+//! An export is never looked into for an image unless the user says its format: a server has opened
+//! the image already, and a guest's raw disk that happens to begin like a VHDX must not become one.
 
 use crate::{Disk, DiskError, OpenOptions, Result, inside};
 use diskwright_image::Format;
@@ -40,7 +41,8 @@ impl Place {
     }
 }
 
-/// Refuses a name that is a URI, for those who work on files: `task` says what they do, as in "check".
+/// Refuses a name that is a URI, for those who work on files: `task` says what they do, as in
+/// "check".
 ///
 /// # Errors
 /// [`DiskError::Usage`].
@@ -68,7 +70,8 @@ pub enum Opened {
 }
 
 impl Opened {
-    /// Opens what `name` means. Of the options an export knows only [`OpenOptions::writable`], unless a format says that an image lies inside.
+    /// Opens what `name` means. Of the options an export knows only [`OpenOptions::writable`],
+    /// unless a format says that an image lies inside.
     ///
     /// # Errors
     /// As [`Disk::open`]; [`DiskError::Nbd`].
@@ -84,8 +87,8 @@ impl Opened {
         Ok(Self::Export(Arc::new(NbdDevice::open(&uri, options.writable)?)))
     }
 
-    /// Opens a disk of images: a file, or an image inside an export whose format is said. `task` is for the refusal of other
-    /// exports, as in [`in_a_file`].
+    /// Opens a disk of images: a file, or an image inside an export whose format is said. `task` is
+    /// for the refusal of other exports, as in [`in_a_file`].
     ///
     /// # Errors
     /// As [`Opened::open`]; [`DiskError::BadOptions`] for an export that is the disk itself.

@@ -1,4 +1,5 @@
-//! What a request means for the chain: decided under the mutation lock, from memory alone, and carried out without it.
+//! What a request means for the chain: decided under the mutation lock, from memory alone, and
+//! carried out without it.
 //!
 //! ```text
 //!   plan_read, plan_write, plan_zero ─▶ Ready: parts (what is to be moved, and where) ─▶ the engine ─▶ settle: commits
@@ -7,18 +8,23 @@
 //! ```
 //!
 //! What makes writes right:
-//! - A block whose other sectors read as zeros is mapped when its space is reserved: fresh space reads as zeros too, so
-//!   nobody can tell. The mapping becomes durable only in a flush, after the payload.
-//! - A block whose other sectors are a parent's is mapped sector by sector, and only when the payload is in place; until
-//!   then, readers see what was there before. Such a block is *shared* meanwhile, and its space is not given up: a discard of
-//!   the whole block waits.
-//! - Where the format cannot say which sectors are its own, the block is filled from below first (copy-up), alone.
-//! - A whole block of zeros becomes metadata, or, where it reads as zeros already through the whole chain, nothing.
+//! - A block whose other sectors read as zeros is mapped when its space is reserved: fresh space
+//!   reads as zeros too, so nobody can tell. The mapping becomes durable only in a flush, after the
+//!   payload.
+//! - A block whose other sectors are a parent's is mapped sector by sector, and only when the
+//!   payload is in place; until then, readers see what was there before. Such a block is *shared*
+//!   meanwhile, and its space is not given up: a discard of the whole block waits.
+//! - Where the format cannot say which sectors are its own, the block is filled from below first
+//!   (copy-up), alone.
+//! - A whole block of zeros becomes metadata, or, where it reads as zeros already through the whole
+//!   chain, nothing.
 //!
-//! Invariant: whatever a plan shares is named in its [`Pending`], and [`Shared::settle`](crate::shared::Shared::settle) lets go of it, also when the plan failed
-//! half-way, and when a commit panics. A plan of a write that is not `Ready` shares nothing: a request that rests holds no
-//! block, so it can wait neither for itself nor for one that waits for it. It has committed nothing but whole blocks of zeros
-//! that were asked for, and its reservations stay with the image, which gives the same place again.
+//! Invariant: whatever a plan shares is named in its [`Pending`], and
+//! [`Shared::settle`](crate::shared::Shared::settle) lets go of it, also when the plan failed
+//! half-way, and when a commit panics. A plan of a write that is not `Ready` shares nothing: a
+//! request that rests holds no block, so it can wait neither for itself nor for one that waits for
+//! it. It has committed nothing but whole blocks of zeros that were asked for, and its reservations
+//! stay with the image, which gives the same place again.
 
 use crate::{
     chain::{Chain, Member},
@@ -36,7 +42,8 @@ use diskwright_store::{
 };
 use std::{io, sync::Arc};
 
-/// Blocks whose states are decided under one hold of the mutation lock when a large range is zeroed.
+/// Blocks whose states are decided under one hold of the mutation lock when a large range is
+/// zeroed.
 #[cfg(not(feature = "shuttle"))]
 const BLOCKS_PER_HOLD: u64 = 1024;
 /// So few under a scheduler of tests that small disks have stages.
@@ -75,8 +82,8 @@ pub(crate) enum Part {
     Zeroes { source: SourceId, range: FileRange, how: Zeroing },
 }
 
-/// Appends a part, or makes the last part longer where the two are one stretch of one file: small blocks that lie one behind the
-/// other are written at once.
+/// Appends a part, or makes the last part longer where the two are one stretch of one file: small
+/// blocks that lie one behind the other are written at once.
 fn push_part(parts: &mut Vec<Part>, part: Part) {
     match (parts.last_mut(), &part) {
         (
@@ -106,8 +113,8 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// Prepares for a plan whose commits are for `top`. What was reserved in another image, which was the top when the request was
-    /// planned before, is left to that image.
+    /// Prepares for a plan whose commits are for `top`. What was reserved in another image, which
+    /// was the top when the request was planned before, is left to that image.
     fn is_for(&mut self, mutation: &mut Mutation, top: &Member) {
         if self.pending.member.as_ref().is_some_and(|member| member.id == top.id) {
             return;
@@ -126,7 +133,8 @@ impl Draft {
     }
 }
 
-/// Appends the runs of `start..end`, in order and without gaps. Returns what is missing, if anything is.
+/// Appends the runs of `start..end`, in order and without gaps. Returns what is missing, if
+/// anything is.
 pub(crate) fn owned_runs(mutation: &Mutation, start: u64, end: u64, out: &mut Vec<Run>) -> Option<Work> {
     let map = &*mutation.chain.map;
     let mut at = start;
@@ -216,7 +224,8 @@ impl Piece {
 enum Found {
     /// The bytes are in the top image, from here on.
     Own { source: SourceId, offset_bytes: u64 },
-    /// The stretch and the rest of its block read as zeros by the top's word, or because no layer knows them.
+    /// The stretch and the rest of its block read as zeros by the top's word, or because no layer
+    /// knows them.
     Zero,
     /// Anything else: the first owner.
     Other(Owner),
@@ -251,8 +260,8 @@ fn look(chain: &Chain, piece: &Piece) -> Found {
     }
 }
 
-/// Whether the rest of a block must be the top's before a stretch of it can be written, and what that takes. `None` says that it
-/// need not.
+/// Whether the rest of a block must be the top's before a stretch of it can be written, and what
+/// that takes. `None` says that it need not.
 fn fill_first(mutation: &mut Mutation, chain: &Chain, piece: &Piece, owner: Owner) -> io::Result<Option<Next>> {
     let top = chain.top();
     let packed = matches!(owner, Owner::Packed { layer } if layer == top.id);
@@ -371,8 +380,9 @@ fn plan_blocks(mutation: &mut Mutation, start: u64, end: u64, draft: &mut Draft)
     Ok(Next::Ready)
 }
 
-/// Decides how a range becomes zero: as metadata, as zeros in the file, or not at all because it is zero already. Goes on from
-/// `at`, for as many blocks as one hold of the lock should see, and moves `at` behind them.
+/// Decides how a range becomes zero: as metadata, as zeros in the file, or not at all because it is
+/// zero already. Goes on from `at`, for as many blocks as one hold of the lock should see, and
+/// moves `at` behind them.
 pub(crate) fn plan_zero(
     mutation: &mut Mutation,
     at: &mut u64,
@@ -388,7 +398,8 @@ pub(crate) fn plan_zero(
     }
     draft.is_for(mutation, top);
     let info = top.image.info();
-    // A fixed image promises its space, so a discard in it only zeroes; a raw file promises nothing.
+    // A fixed image promises its space, so a discard in it only zeroes; a raw file promises
+    // nothing.
     let promises_space = info.disk_type == DiskType::Fixed && info.format.driver().promises_space;
     let how = if discard && !promises_space { Zeroing::Deallocate } else { Zeroing::Keep };
     let whole_commit = if discard { Commit::Discard } else { Commit::Zero };
@@ -409,8 +420,9 @@ pub(crate) fn plan_zero(
             }
             match zero_words(&chain, &piece) {
                 Words::Missing(work) => return Ok(Next::Work(work)),
-                // Zeros that others may show otherwise (a block that was unmapped with its contents) become zeros by the image's word.
-                // What is so already is left alone by the image.
+                // Zeros that others may show otherwise (a block that was unmapped with its
+                // contents) become zeros by the image's word. What is so already is left alone by
+                // the image.
                 Words::Zero { by_top: true } | Words::Other => {
                     if mutation.commit(top, piece.block, whole_commit)?.is_none() {
                         return prepare(piece.block);

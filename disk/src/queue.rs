@@ -12,17 +12,19 @@
 //!                       └▶ with a cookie: commit what the payload made true, flush for FUA, go on, or hand out
 //! ```
 //!
-//! What a request means [`plan`](crate::plan) says. A queue with a ring of its own does the work that a plan lacks by itself:
-//! only its own requests wait. A queue that shares its ring hands it to the loader, so that nobody else's requests wait.
+//! What a request means [`plan`](crate::plan) says. A queue with a ring of its own does the work
+//! that a plan lacks by itself: only its own requests wait. A queue that shares its ring hands it
+//! to the loader, so that nobody else's requests wait.
 //!
-//! A request that *rests* is a ticket of the engine: whoever completes it wakes the queue's thread, and the request is
-//! planned again. It is not counted in any epoch meanwhile, so it holds up nobody who waits for one, and it holds no block. A
-//! large discard goes in stages of some blocks each, and rests, when it must, between two of them. A request that rests may
-//! wait for another of the same queue, whose block is free when `reap` has seen its end: so while a request rests, `reap`
-//! waits for one end at a time, and a queue that is dropped fails what rests.
+//! A request that *rests* is a ticket of the engine: whoever completes it wakes the queue's thread,
+//! and the request is planned again. It is not counted in any epoch meanwhile, so it holds up
+//! nobody who waits for one, and it holds no block. A large discard goes in stages of some blocks
+//! each, and rests, when it must, between two of them. A request that rests may wait for another of
+//! the same queue, whose block is free when `reap` has seen its end: so while a request rests,
+//! `reap` waits for one end at a time, and a queue that is dropped fails what rests.
 //!
-//! Invariant: a request is counted in `in_flight` from its push until [`DiskQueue::finish`] gives it out, and in the epoch of its parity
-//! while anything that it looked up is in use.
+//! Invariant: a request is counted in `in_flight` from its push until [`DiskQueue::finish`] gives
+//! it out, and in the epoch of its parity while anything that it looked up is in use.
 
 mod pieces;
 
@@ -81,7 +83,8 @@ struct Errand {
     draft: Draft,
     /// Of zeros and discards: where the next stage begins.
     at: u64,
-    /// A write that becomes zeros without payload. Looked at once, for memory that others may change (a guest's) may show something else later.
+    /// A write that becomes zeros without payload. Looked at once, for memory that others may
+    /// change (a guest's) may show something else later.
     is_zeros: bool,
 }
 
@@ -187,7 +190,8 @@ impl DiskQueue {
     fn add_target(&mut self, source: SourceId) -> io::Result<TargetId> {
         let gone = || io::Error::other("a file of the disk has left the chain; try again");
         if self.chain.source(source).is_none() && looks_again() {
-            // The map is shared with a chain that was published after this one, and another queue has written to its new top.
+            // The map is shared with a chain that was published after this one, and another queue
+            // has written to its new top.
             self.chain = self.shared.chain();
         }
         let target = self.engine.add_target(self.chain.source(source).ok_or_else(gone)?)?;
@@ -213,8 +217,9 @@ impl DiskQueue {
         Some(parity)
     }
 
-    /// Takes the chain as it is now, and gives up the files that have left it: each is closed when no request uses it any more. A
-    /// queue that has nothing to do keeps them until its next request.
+    /// Takes the chain as it is now, and gives up the files that have left it: each is closed when
+    /// no request uses it any more. A queue that has nothing to do keeps them until its next
+    /// request.
     #[cold]
     fn fetch_chain(&mut self) {
         self.chain = self.shared.chain();
@@ -352,7 +357,8 @@ impl DiskQueue {
                     }
                 }
                 Ok(next @ (Next::Work(_) | Next::Busy(_))) if has_stage && errand.goes_in_stages() => {
-                    // The next stage asks for it again; a block must not stay excluded for work that is not done now.
+                    // The next stage asks for it again; a block must not stay excluded for work
+                    // that is not done now.
                     #[cfg(feature = "shuttle")]
                     let next = if is_broken(Rule::ExclusionEnds) { Next::Ready } else { next };
                     if let Next::Work(Work::CopyUp { block }) = next {
@@ -372,11 +378,12 @@ impl DiskQueue {
                         let chain = Arc::clone(&self.chain);
                         let ticket = self.rest(errand);
                         shared.request_work(carry_out::load(chain, work, ticket));
-                        // Only now: whoever changes the chain waits for what is counted, and then for the loader.
+                        // Only now: whoever changes the chain waits for what is counted, and then
+                        // for the loader.
                         return self.leave(parity);
                     }
-                    // Counted meanwhile, for it may write to an image that is not to be written any more when the chain has changed. It
-                    // waits for no grace period.
+                    // Counted meanwhile, for it may write to an image that is not to be written any
+                    // more when the chain has changed. It waits for no grace period.
                     if let Err(error) = guarded(&shared.poison, || shared.carry_out(&self.chain, &work)) {
                         return self.issue(errand, parity, Err(error), false);
                     }
@@ -393,8 +400,9 @@ impl DiskQueue {
         self.engine.external(tag, Cookie::new(None, kept).0, None)
     }
 
-    /// Starts the parts of a planned errand. Their commits follow when they are done. Where planning failed half-way, what was
-    /// planned is done all the same (it holds blocks), and the request fails.
+    /// Starts the parts of a planned errand. Their commits follow when they are done. Where
+    /// planning failed half-way, what was planned is done all the same (it holds blocks), and the
+    /// request fails.
     fn issue(&mut self, mut errand: Errand, parity: Option<Parity>, planned: io::Result<()>, goes_on: bool) {
         let Request { tag, fua, buf_offset_bytes, .. } = errand.request;
         let is_read = errand.request.operation == Operation::Read;
@@ -453,8 +461,9 @@ impl DiskQueue {
         self.spare = draft;
     }
 
-    /// Whether a planned write that must be durable is so by its payload alone: one stretch of it, where no metadata waits for a flush.
-    /// Of several stretches each would be made durable by itself, and one flush behind them is cheaper.
+    /// Whether a planned write that must be durable is so by its payload alone: one stretch of it,
+    /// where no metadata waits for a flush. Of several stretches each would be made durable by
+    /// itself, and one flush behind them is cheaper.
     fn is_durable_alone(&self, pending: &Pending, parts: &[Part]) -> bool {
         pending.flush_after
             && pending.commits.is_empty()
@@ -469,8 +478,8 @@ impl DiskQueue {
         if self.chain.geometry.read_only {
             return self.end_with(tag, plain, (None, None), Ok(()));
         }
-        // What another queue has written to a new top, and was told of, is to be durable too, though this request was counted in
-        // the epoch before.
+        // What another queue has written to a new top, and was told of, is to be durable too,
+        // though this request was counted in the epoch before.
         self.chain = self.shared.chain();
         if let Err(error) = self.shared.check_poison(self.chain.top()) {
             return self.end_with(tag, plain, (None, None), Err(error));
@@ -501,8 +510,9 @@ impl DiskQueue {
     fn finish(&mut self, ended: EngineCompletion) -> Option<Completion> {
         let EngineCompletion { tag, cookie, mut buf, mut segments, mut result, lost } = ended;
         if lost {
-            // The kernel may still write where this request was sent, and nothing can tell when it has ended: what it reaches is
-            // never used again, and nothing is called durable any more.
+            // The kernel may still write where this request was sent, and nothing can tell when it
+            // has ended: what it reaches is never used again, and nothing is called durable any
+            // more.
             self.shared.poison.set();
             self.has_lost = true;
         }
@@ -540,7 +550,8 @@ impl DiskQueue {
                 }
             }
         }
-        // Another's sync may have failed while this one was under way: what that dropped, this one never saw.
+        // Another's sync may have failed while this one was under way: what that dropped, this one
+        // never saw.
         if is_durable && result.is_ok() {
             result = self.shared.check_poison(self.chain.top());
         }
@@ -602,8 +613,8 @@ impl BlockQueue for DiskQueue {
             }
             self.ended = ended;
             reaped?;
-            // A request that goes on may have ended at once, or may have parts that a lane is to send. Nothing on the ring tells of
-            // it, so it must not be left for later.
+            // A request that goes on may have ended at once, or may have parts that a lane is to
+            // send. Nothing on the ring tells of it, so it must not be left for later.
             if out.len() >= wanted && !self.engine.wants_reap() {
                 return Ok(());
             }
@@ -612,8 +623,9 @@ impl BlockQueue for DiskQueue {
 }
 
 impl Drop for DiskQueue {
-    /// Waits for what is in flight, so that commits are not lost and blocks do not stay taken. What rests is not waited for: the block
-    /// may be held by a request of this queue, or of another queue of this thread.
+    /// Waits for what is in flight, so that commits are not lost and blocks do not stay taken. What
+    /// rests is not waited for: the block may be held by a request of this queue, or of another
+    /// queue of this thread.
     fn drop(&mut self) {
         self.is_closing = true;
         if self.resting > 0 {

@@ -7,11 +7,13 @@
 //!           └─ flusher, loader, recycler   threads that wait for the disk
 //! ```
 //!
-//! Nothing waits for the disk while it holds the mutation lock. What must wait is [`Work`](crate::work::Work), done without the lock.
-//! Lock order: `changing`, mutation, then `current`, then whatever an image locks inside.
+//! Nothing waits for the disk while it holds the mutation lock. What must wait is
+//! [`Work`](crate::work::Work), done without the lock. Lock order: `changing`, mutation, then
+//! `current`, then whatever an image locks inside.
 //!
-//! Invariant: the chain is changed only under the mutation lock, and published in `current` before the epoch moves on. So a
-//! request that was counted in after that sees the new chain, and a grace period waits for those that may not.
+//! Invariant: the chain is changed only under the mutation lock, and published in `current` before
+//! the epoch moves on. So a request that was counted in after that sees the new chain, and a grace
+//! period waits for those that may not.
 
 use crate::{
     DiskError, Result,
@@ -54,7 +56,8 @@ pub(crate) struct Shared {
     pub(crate) detect_zeroes: bool,
     mutation: Mutex<Mutation>,
     current: Mutex<Arc<Chain>>,
-    /// Held by whoever changes the chain, from before the image is touched until the old chain is out of use.
+    /// Held by whoever changes the chain, from before the image is touched until the old chain is
+    /// out of use.
     changing: Mutex<()>,
     pub(crate) poison: Poison,
     closing: Mutex<Closing>,
@@ -88,7 +91,8 @@ impl Shared {
         }
     }
 
-    /// Takes the mutation lock. A panic elsewhere poisons the disk (`guard.rs`), not the lock: reads go on.
+    /// Takes the mutation lock. A panic elsewhere poisons the disk (`guard.rs`), not the lock:
+    /// reads go on.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Mutation> {
         lock(&self.mutation)
     }
@@ -98,13 +102,13 @@ impl Shared {
         Arc::clone(&lock(&self.current))
     }
 
-    /// Puts another chain in the place of this one. Requests that look things up in the old chain may still be in flight: see
-    /// [`Shared::wait_for_grace`].
+    /// Puts another chain in the place of this one. Requests that look things up in the old chain
+    /// may still be in flight: see [`Shared::wait_for_grace`].
     pub(crate) fn publish(&self, mutation: &mut Mutation, chain: Chain) {
         let chain = Arc::new(chain);
         if !Arc::ptr_eq(&chain.map, &mutation.chain.map) {
-            // Queues that still have the old chain must not find anything in its map from now on: commits of the new chain do not
-            // reach it.
+            // Queues that still have the old chain must not find anything in its map from now on:
+            // commits of the new chain do not reach it.
             mutation.chain.map.clear();
             mutation.mixed.start_over();
         }
@@ -115,13 +119,14 @@ impl Shared {
         *lock(&self.current) = chain;
     }
 
-    /// Has changes of the chain made one after the other. Before the mutation lock in the lock order.
+    /// Has changes of the chain made one after the other. Before the mutation lock in the lock
+    /// order.
     pub(crate) fn begin_change(&self) -> MutexGuard<'_, ()> {
         lock(&self.changing)
     }
 
-    /// Waits until every request that was counted in before this call has ended, and what it had the clerks do. Not to be called
-    /// by a thread that has requests in flight, nor by a clerk.
+    /// Waits until every request that was counted in before this call has ended, and what it had
+    /// the clerks do. Not to be called by a thread that has requests in flight, nor by a clerk.
     ///
     /// # Errors
     /// A request was lost, so nothing can tell when it ends.
@@ -180,7 +185,8 @@ impl Shared {
         self.flusher.request(self, ticket);
     }
 
-    /// Makes payload and metadata durable, blocking: of the top, and of a former top that is not at rest yet.
+    /// Makes payload and metadata durable, blocking: of the top, and of a former top that is not at
+    /// rest yet.
     pub(crate) fn flush_blocking(self: &Arc<Self>) -> io::Result<()> {
         let chain = self.chain();
         self.check_poison(chain.top())?;
@@ -190,8 +196,8 @@ impl Shared {
             let Some(writer) = member.image.writer() else { continue };
             let generation = writer.freed_generation();
             if let Err(error) = writer.flush().map_err(io::Error::from) {
-                // A table that found no space is still in memory, and goes out with the next flush. (Where it was a sync that found
-                // none, the image refuses by itself from now on.)
+                // A table that found no space is still in memory, and goes out with the next flush.
+                // (Where it was a sync that found none, the image refuses by itself from now on.)
                 if !diskwright_store::is_full(&error) {
                     self.poison.set();
                 }
@@ -216,7 +222,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Has space given back to the image if its grace period is over. The recycler does it, for a file system may take its time.
+    /// Has space given back to the image if its grace period is over. The recycler does it, for a
+    /// file system may take its time.
     pub(crate) fn try_recycle(self: &Arc<Self>, mutation: &mut Mutation) {
         let Some(over) = mutation.grace.take_if(|period| self.epochs.grace_over(period.grace)) else { return };
         let Some((member, generation)) = over.recycles else { return };
@@ -236,7 +243,8 @@ impl Shared {
         self.recycler.request(self, Box::new(recycle));
     }
 
-    /// Waits until the clerks have done all that they were given, and hold the disk no longer. Not to be called by a clerk.
+    /// Waits until the clerks have done all that they were given, and hold the disk no longer. Not
+    /// to be called by a clerk.
     pub(crate) fn settle_clerks(&self) {
         self.flusher.settle();
         self.loader.settle();
@@ -261,7 +269,8 @@ impl Shared {
         lock(&self.closing).queues -= 1;
     }
 
-    /// Closes the disk, if no queue is open. A close that failed, perhaps for want of space, can be tried again.
+    /// Closes the disk, if no queue is open. A close that failed, perhaps for want of space, can be
+    /// tried again.
     pub(crate) fn close(&self, settle: bool) -> Result<()> {
         let mut closing = lock(&self.closing);
         let chain = self.chain();
@@ -277,8 +286,8 @@ impl Shared {
         if settle {
             self.settle_clerks();
         }
-        // Former tops were closed when another image joined, and are not written any more: a child may remember when its parent was
-        // last changed.
+        // Former tops were closed when another image joined, and are not written any more: a child
+        // may remember when its parent was last changed.
         for (member, layer) in chain.members().iter().zip(chain.layers().iter()).take(1) {
             let Some(writer) = member.image.writer() else { continue };
             self.check_poison(member).map_err(|source| DiskError::File {
@@ -295,8 +304,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Nobody is left to be told of a failure; whoever must know calls `Disk::close`. The clerks have nothing in hand: each holds
-        // the disk while it works.
+        // Nobody is left to be told of a failure; whoever must know calls `Disk::close`. The clerks
+        // have nothing in hand: each holds the disk while it works.
         let _ = self.close(false);
     }
 }

@@ -1,5 +1,6 @@
-//! Files that are damaged, one way at a time: each gets one error that names the file, the place, what was found there and
-//! what was expected, or (where the disk can still be read) a finding of the check. The file stays as it was.
+//! Files that are damaged, one way at a time: each gets one error that names the file, the place,
+//! what was found there and what was expected, or (where the disk can still be read) a finding of
+//! the check. The file stays as it was.
 
 mod damage;
 

@@ -1,4 +1,5 @@
-//! What is no file that can hold a disk, what is there already, who has the file, and parents that cannot be.
+//! What is no file that can hold a disk, what is there already, who has the file, and parents that
+//! cannot be.
 
 mod damage;
 
@@ -207,12 +208,14 @@ fn a_disk_that_is_its_own_parent_is_a_loop_for_readers_and_writers() {
 
 #[test]
 fn a_loop_of_two_is_refused_to_readers_and_writers() {
-    // Two children, each with the identity that the other wants: copies of ids make that possible in VHD.
+    // Two children, each with the identity that the other wants: copies of ids make that possible
+    // in VHD.
     let dir = tempdir().unwrap();
     let (parent, child) = pair(dir.path(), "vhd");
     let other = dir.path().join("other.vhd");
     create(&other, &CreateRequest { parent: Some(child.clone()), ..CreateRequest::default() }).unwrap();
-    // `child` names `parent`, whose place is taken by `other`, with the id of `parent`; `other` names `child`.
+    // `child` names `parent`, whose place is taken by `other`, with the id of `parent`; `other`
+    // names `child`.
     let mut bytes = std::fs::read(&other).unwrap();
     let id = std::fs::read(&parent).unwrap()[68..84].to_vec();
     in_footers(&mut bytes, 68, &id);
@@ -334,7 +337,8 @@ fn whoever_has_the_file_is_named() {
         }
         assert!(std::fs::read(&sample.path).unwrap() == as_it_is);
         drop(holder);
-        // A reader lets readers in, and keeps writers out; but qemu-io says of a raw file that it does not mind writers.
+        // A reader lets readers in, and keeps writers out; but qemu-io says of a raw file that it
+        // does not mind writers.
         if format == "raw" {
             continue;
         }

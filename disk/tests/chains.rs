@@ -187,7 +187,8 @@ fn a_missing_parent_names_the_places() {
     assert_eq!(disk.layers().len(), 1);
 }
 
-/// Where a block's entry lies in a VHDX that this program made with one region of metadata: the BAT is at 3 MiB.
+/// Where a block's entry lies in a VHDX that this program made with one region of metadata: the BAT
+/// is at 3 MiB.
 fn entry_bytes(block: u64) -> usize {
     (3 * MIB + 8 * block) as usize
 }
@@ -208,7 +209,8 @@ fn zeros_are_zeros_to_others_too() {
         change(&mut Blocking::open(&*disk, EngineKind::Auto).unwrap());
         disk.close().unwrap();
     };
-    // What an unmapped block held before may be read from it, and a child's block held what its parent holds.
+    // What an unmapped block held before may be read from it, and a child's block held what its
+    // parent holds.
     change(&top, &|io| io.discard(0, MIB).unwrap());
     assert_eq!(entry_state(&top, 0), ZERO);
     // Another program has unmapped a block of a child: there a discard has something to say, too.
@@ -293,7 +295,8 @@ fn a_moved_chain_is_found_by_its_relative_path() {
 #[test]
 fn a_loop_is_refused() {
     let (_dir, parent, top) = pair("vhdx");
-    // The parent's place is taken by the child itself: it names itself, and its identity is wrong besides.
+    // The parent's place is taken by the child itself: it names itself, and its identity is wrong
+    // besides.
     std::fs::remove_file(&parent).unwrap();
     std::fs::hard_link(&top, &parent).unwrap();
     let error = Disk::open(&top, &OpenOptions::default()).unwrap_err();

@@ -1,7 +1,8 @@
-//! A chain that changes while it is in use: a layer that joins on top, a disk that grows, a map that is smaller than the disk.
+//! A chain that changes while it is in use: a layer that joins on top, a disk that grows, a map
+//! that is smaller than the disk.
 //!
-//! Writers stamp sectors and remember what they wrote last; nothing that was acknowledged may be lost, whatever changes
-//! meanwhile.
+//! Writers stamp sectors and remember what they wrote last; nothing that was acknowledged may be
+//! lost, whatever changes meanwhile.
 
 mod images;
 
@@ -33,7 +34,8 @@ impl Dice {
     }
 }
 
-/// Writes and reads at random in its own share of the disk until told to stop. Returns what every sector must hold.
+/// Writes and reads at random in its own share of the disk until told to stop. Returns what every
+/// sector must hold.
 fn stamp(disk: &Disk, share: std::ops::Range<u64>, seed: u64, stop: &AtomicBool, ring: bool) -> HashMap<u64, u8> {
     let shared = ring.then(|| SharedRing::new(64, None).unwrap());
     let mut queue =
@@ -176,7 +178,8 @@ fn only_a_fitting_image_goes_on_top() {
     assert_eq!(disk.layers().len(), 1);
 }
 
-/// Grows a disk by steps while it is written, and looks at the new range and at the image afterwards.
+/// Grows a disk by steps while it is written, and looks at the new range and at the image
+/// afterwards.
 fn grows(name: &str, layers: Vec<Layer>, sizes: [u64; 3]) {
     let store = Arc::clone(layers[0].image.store());
     let format = layers[0].image.info().format;
@@ -255,7 +258,8 @@ fn children_grow_beyond_their_parents() {
     }
 }
 
-/// A BAT region of 1 MiB has entries for 128 GiB in blocks of 1 MiB: the table moves while it is written.
+/// A BAT region of 1 MiB has entries for 128 GiB in blocks of 1 MiB: the table moves while it is
+/// written.
 #[test]
 fn a_vhdx_whose_table_must_move_grows_while_it_is_written() {
     let size_bytes = 16 * MIB;

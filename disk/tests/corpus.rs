@@ -1,10 +1,12 @@
 //! Real images by other programs: `shared/corpus` beside the checkout.
 //!
-//! The folder is looked for in the checkout's parents, or where `DISKWRIGHT_CORPUS` says. `MANIFEST.tsv` says of each image its
-//! hash, its virtual size and the hash of what the virtual disk holds; `HOSTILE.tsv` lists files that lie or are damaged. What
-//! these tests hold to: every image of a format that is supported reads as the manifest says, by its name alone; every image of
-//! another format is refused by the name of that format and stays as it is; every hostile one is refused, without memory
-//! by a header's word. Without the folder, or `xz` and `sha256sum`, the test is skipped by name.
+//! The folder is looked for in the checkout's parents, or where `DISKWRIGHT_CORPUS` says.
+//! `MANIFEST.tsv` says of each image its hash, its virtual size and the hash of what the virtual
+//! disk holds; `HOSTILE.tsv` lists files that lie or are damaged. What these tests hold to: every
+//! image of a format that is supported reads as the manifest says, by its name alone; every image
+//! of another format is refused by the name of that format and stays as it is; every hostile one is
+//! refused, without memory by a header's word. Without the folder, or `xz` and `sha256sum`, the
+//! test is skipped by name.
 
 use diskwright_disk::{Disk, DiskError, OpenOptions};
 use diskwright_image::probe;
@@ -48,7 +50,8 @@ fn unpack(packed: &Path, to: &Path) {
 
 /// SHA-256 of what `feed` writes.
 fn sha256(feed: impl FnOnce(&mut dyn Write)) -> String {
-    // 12 GB are hashed, and openssl takes a fifth of the time of sha256sum where the processor can do it.
+    // 12 GB are hashed, and openssl takes a fifth of the time of sha256sum where the processor can
+    // do it.
     let start = |command: &mut Command| command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = start(Command::new("openssl").args(["dgst", "-sha256", "-r"]))
         .or_else(|_| start(&mut Command::new("sha256sum")))
@@ -84,8 +87,8 @@ fn memory_peak_bytes() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Opens for reading and for writing: both must be refused. And checks: what is told is a refusal too, or findings. The file
-/// stays as it is.
+/// Opens for reading and for writing: both must be refused. And checks: what is told is a refusal
+/// too, or findings. The file stays as it is.
 fn refusals(path: &Path) -> [String; 3] {
     let before = sha256_of_file(path);
     let refused = |writable| {

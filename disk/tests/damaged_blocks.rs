@@ -1,4 +1,5 @@
-//! A table entry that cannot be right costs its block: everything else of the disk is read, written, converted and compared.
+//! A table entry that cannot be right costs its block: everything else of the disk is read,
+//! written, converted and compared.
 
 use diskwright_disk::{
     CompareOutcome, ConvertOptions, CreateRequest, Disk, DiskError, OpenOptions, compare, convert, create,
@@ -14,7 +15,8 @@ use tempfile::TempDir;
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 32 * MIB;
 
-/// A disk in blocks of 1 MiB that holds 7 in all of its first 16 MiB, and the entry of block 5 broken.
+/// A disk in blocks of 1 MiB that holds 7 in all of its first 16 MiB, and the entry of block 5
+/// broken.
 struct Damaged {
     dir: TempDir,
     path: PathBuf,

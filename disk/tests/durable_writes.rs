@@ -1,7 +1,9 @@
-//! A write with force unit access to a block that has its space: the write itself is durable, and the flusher has nothing to do.
-//! A flush where nothing but payload is to be made durable: one sync of the top's file.
+//! A write with force unit access to a block that has its space: the write itself is durable, and
+//! the flusher has nothing to do. A flush where nothing but payload is to be made durable: one sync
+//! of the top's file.
 //!
-//! Seen by which thread syncs. The store has no file, so what would be RWF_DSYNC is a write and a sync in the thread of the queue.
+//! Seen by which thread syncs. The store has no file, so what would be RWF_DSYNC is a write and a
+//! sync in the thread of the queue.
 
 mod images;
 
@@ -79,7 +81,8 @@ fn they_need_no_flusher_where_the_block_has_its_space() {
         disk.close().unwrap();
         drop(disk);
 
-        // The first write of a session may begin it, which a VHDX does by syncs of its own; nothing was read before.
+        // The first write of a session may begin it, which a VHDX does by syncs of its own; nothing
+        // was read before.
         let disk = open();
         let mut io = Blocking::open(&disk, EngineKind::Sync).unwrap();
         store.syncs();
@@ -90,7 +93,8 @@ fn they_need_no_flusher_where_the_block_has_its_space() {
             io.write(at_bytes, &[fill; 4096], true).unwrap();
             assert_eq!(store.syncs(), (0, 1), "{what} at {at_bytes}");
         }
-        // Of several pieces each would be synced by itself: all of them are followed by one flush. A piece alone is as a buffer is.
+        // Of several pieces each would be synced by itself: all of them are followed by one flush.
+        // A piece alone is as a buffer is.
         for (pieces, expected) in [(5, (1, 0)), (1, (0, 1))] {
             let mut segments = Segments::new();
             (0..pieces).for_each(|_| segments.push(IoBuf::new(4096), 0..4096).unwrap());
@@ -102,7 +106,8 @@ fn they_need_no_flusher_where_the_block_has_its_space() {
             assert!(done.len() == 1 && done[0].result.is_ok(), "{what}: {done:?}");
             assert_eq!(store.syncs(), expected, "{what}: {pieces} pieces");
         }
-        // A block that gets its space with the write needs its mapping durable too, and so does what is written while that waits.
+        // A block that gets its space with the write needs its mapping durable too, and so does
+        // what is written while that waits.
         if block_bytes.is_some() {
             io.write(8 * MIB, &[5; 4096], true).unwrap();
             assert!(store.syncs().0 > 0, "{what}: a new block");

@@ -1,4 +1,5 @@
-//! Dynamic VHDs by other programs: their sector bitmaps are read once, and then a populated disk is as fast as one of ours.
+//! Dynamic VHDs by other programs: their sector bitmaps are read once, and then a populated disk is
+//! as fast as one of ours.
 
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::probe;
@@ -72,7 +73,8 @@ fn open(bytes: Vec<u8>, writable: bool) -> (Arc<Counted>, Disk) {
 
 #[test]
 fn a_bitmap_is_read_when_its_block_is_first_touched_and_never_again() {
-    // A block of ours takes no look at its bitmap; one by others a look at its BAT entry, twice, and at the bitmap.
+    // A block of ours takes no look at its bitmap; one by others a look at its BAT entry, twice,
+    // and at the bitmap.
     for (creator_app, looks) in [(b"win ", 0), (b"vbox", 3 * BLOCKS), (b"vpc ", 3 * BLOCKS)] {
         for writable in [false, true] {
             let (store, disk) = open(populated(creator_app), writable);
@@ -112,8 +114,8 @@ fn a_block_with_clear_sectors_reads_as_zeros_there_and_is_whole_after_the_first_
     disk.close().unwrap();
     let mut after = vec![0; store.inner.len_bytes().unwrap() as usize];
     store.inner.read_at(&mut after, 0).unwrap();
-    // Programs that go by the bits (VirtualBox) and programs that do not (QEMU) read the same: every bit is set, and what had no
-    // bit holds zeros.
+    // Programs that go by the bits (VirtualBox) and programs that do not (QEMU) read the same:
+    // every bit is set, and what had no bit holds zeros.
     let page = after.chunks(4096).position(|page| page.iter().all(|&byte| byte == 9)).unwrap();
     let payload = (page - 1) * 4096;
     assert_eq!(after[payload - 512..][..16], [0xff; 16]);

@@ -1,5 +1,5 @@
-//! A guest owns every byte of its disk, and may write there what begins other formats. Its disk must stay what it is, and must
-//! never show another file.
+//! A guest owns every byte of its disk, and may write there what begins other formats. Its disk
+//! must stay what it is, and must never show another file.
 
 use diskwright_disk::{ConvertOptions, CreateRequest, Disk, DiskError, OpenOptions, ParentPolicy, convert, create};
 use diskwright_format::vhdx::header::{self, HEADER_BYTES};
@@ -50,8 +50,8 @@ fn new_disk(path: &Path, disk_type: DiskType) {
     create(path, &request).unwrap();
 }
 
-/// Images that a guest may write over the front of its disk: a VHDX, a dynamic VHD, and children that name another disk of
-/// the folder, `secret.vhd` or `secret.vhdx`.
+/// Images that a guest may write over the front of its disk: a VHDX, a dynamic VHD, and children
+/// that name another disk of the folder, `secret.vhd` or `secret.vhdx`.
 fn fronts(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let mut fronts = Vec::new();
     for extension in ["vhd", "vhdx"] {
@@ -73,7 +73,8 @@ fn fronts(dir: &Path) -> Vec<(String, Vec<u8>)> {
     fronts
 }
 
-/// The guest of the disk at `path` writes each front over its disk; whoever opens it next finds the same disk.
+/// The guest of the disk at `path` writes each front over its disk; whoever opens it next finds the
+/// same disk.
 fn stays_what_it_is(path: &Path, format: Format, dir: &Path) {
     let disk = open(path, true).unwrap();
     write(&disk, MARK_OFFSET_BYTES, MARK);
@@ -148,7 +149,8 @@ fn a_block_device_stays_raw() {
     stays_what_it_is(&device.0, Format::Raw, dir.path());
 }
 
-/// `.img` promises nothing: a writable open is refused until the user decides, and a child of another disk is not even read.
+/// `.img` promises nothing: a writable open is refused until the user decides, and a child of
+/// another disk is not even read.
 #[test]
 fn a_name_without_a_promise_is_never_written_by_a_guess() {
     let dir = folder();
@@ -199,7 +201,8 @@ fn a_foreign_container_is_refused_by_name() {
     }
 }
 
-/// The child keeps its parent's relative and absolute path. A file at the first that is another disk does not hide the second.
+/// The child keeps its parent's relative and absolute path. A file at the first that is another
+/// disk does not hide the second.
 #[test]
 fn a_wrong_file_at_the_relative_path_does_not_hide_the_right_one() {
     for extension in ["vhd", "vhdx"] {
@@ -229,8 +232,8 @@ fn a_wrong_file_at_the_relative_path_does_not_hide_the_right_one() {
     }
 }
 
-/// The machine's files. Reads of files other than `top` are counted; and when the parent is asked about, after the decision on
-/// its path and before the open, `swap` is carried out once.
+/// The machine's files. Reads of files other than `top` are counted; and when the parent is asked
+/// about, after the decision on its path and before the open, `swap` is carried out once.
 #[derive(Debug, Default)]
 struct Watched {
     top: PathBuf,
@@ -290,7 +293,8 @@ impl PassesOn for Counted {
     }
 }
 
-/// Whoever owns the parent's folder replaces it by a link to a folder that the child may not reach, after the gate has decided.
+/// Whoever owns the parent's folder replaces it by a link to a folder that the child may not reach,
+/// after the gate has decided.
 #[test]
 fn a_folder_swapped_for_a_link_is_not_followed() {
     let dir = folder();
@@ -330,7 +334,8 @@ fn a_parent_is_a_regular_file_unless_devices_are_allowed() {
     assert_eq!(open(true).unwrap().layers()[1].path, device.0);
 }
 
-/// A writable open asks the other images of the folder for their parents, and reads no tables of theirs.
+/// A writable open asks the other images of the folder for their parents, and reads no tables of
+/// theirs.
 #[test]
 fn of_siblings_only_the_parent_link_is_read() {
     let dir = folder();
@@ -348,7 +353,8 @@ fn of_siblings_only_the_parent_link_is_read() {
     assert!((1..16384).contains(&read_bytes), "{read_bytes} bytes of two siblings were read");
 }
 
-/// A child whose log cannot be replayed, or is being written by another program, is a child all the same.
+/// A child whose log cannot be replayed, or is being written by another program, is a child all the
+/// same.
 #[test]
 fn a_child_with_a_log_that_cannot_be_replayed_is_still_a_child() {
     let dir = folder();

@@ -1,5 +1,6 @@
-//! A file system that is full in the middle of an allocation: the writer is told so, what was there before stays right, and
-//! when there is space again the disk goes on. Small file systems in loop devices, for which one must be root.
+//! A file system that is full in the middle of an allocation: the writer is told so, what was there
+//! before stays right, and when there is space again the disk goes on. Small file systems in loop
+//! devices, for which one must be root.
 
 mod small_fs;
 
@@ -29,8 +30,8 @@ struct Kind {
     engine: EngineKind,
 }
 
-/// A disk, and what it must hold: by piece, the seed that it was written with and that was acknowledged. Of a piece whose
-/// write failed nothing is known.
+/// A disk, and what it must hold: by piece, the seed that it was written with and that was
+/// acknowledged. Of a piece whose write failed nothing is known.
 struct Disked {
     path: PathBuf,
     disk: Arc<Disk>,
@@ -68,7 +69,8 @@ impl Disked {
         failure
     }
 
-    /// Writes pieces in the given order until one fails; everything that was under way has ended then.
+    /// Writes pieces in the given order until one fails; everything that was under way has ended
+    /// then.
     fn write(&mut self, pieces: impl Iterator<Item = u64>, seed: u8) -> io::Result<()> {
         let mut result = Ok(());
         for piece in pieces {
@@ -120,7 +122,8 @@ fn verify(disk: &Disk, seeds: &BTreeMap<u64, u8>) {
 fn assert_full(error: &io::Error, path: &Path) {
     assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
     let told = error.to_string();
-    // Where the system's own error comes through, it is the payload's: the file had its place already.
+    // Where the system's own error comes through, it is the payload's: the file had its place
+    // already.
     let is_bare = error.raw_os_error().is_some();
     assert!(is_bare || told.contains(path.to_str().unwrap()) && told.contains("free some space"), "{told}");
 }
@@ -128,7 +131,8 @@ fn assert_full(error: &io::Error, path: &Path) {
 fn sound(path: &Path) {
     let store = FileStore::open(path, &diskwright_store::OpenOptions::default()).unwrap();
     let (_, report) = probe::check(Arc::new(store), None).unwrap();
-    // A block whose write failed for want of space for its sector bitmap leaves its own space to the next session.
+    // A block whose write failed for want of space for its sector bitmap leaves its own space to
+    // the next session.
     assert!(report.worst() <= Some(Severity::Leak) && report.leaked_bytes <= DEPTH as u64 * MIB, "{report:?}");
 }
 
@@ -171,7 +175,8 @@ fn run_full(small: &Small, kind: Kind, space_bytes: u64, flush_early: bool) {
         assert_full(&error, &path);
         disk.verify();
     }
-    // Not a block is left: what has its place can be made durable, or the user is told that there is no space for that.
+    // Not a block is left: what has its place can be made durable, or the user is told that there
+    // is no space for that.
     let filler = small.mount.join("filler");
     eat_all(&filler);
     for _ in 0..2 {

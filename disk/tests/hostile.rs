@@ -1,5 +1,6 @@
-//! Thousands of random damages to images of every type, by a process that may have little memory: nothing panics, hangs,
-//! or takes memory by a field's word; reading changes nothing; and what the check calls sound can be read to the end.
+//! Thousands of random damages to images of every type, by a process that may have little memory:
+//! nothing panics, hangs, or takes memory by a field's word; reading changes nothing; and what the
+//! check calls sound can be read to the end.
 
 mod damage;
 
@@ -57,7 +58,8 @@ fn places(sample: &Sample) -> Vec<(usize, usize)> {
     }
 }
 
-/// A value such as hostile files have: bits, powers of two and their neighbours, sums that overflow.
+/// A value such as hostile files have: bits, powers of two and their neighbours, sums that
+/// overflow.
 fn value(random: &mut Xoshiro256PlusPlus) -> u64 {
     let power = 1_u64 << (random.next_u64() % 64);
     match random.next_u64() % 8 {
@@ -138,7 +140,8 @@ fn one_round(random: &mut Xoshiro256PlusPlus, sample: &Sample) {
     let checked = check(&sample.path, sample.format);
     let sound = checked.as_ref().is_ok_and(|report| report.worst() < Some(Severity::Corrupt));
     if let (true, Err(error)) = (sound, &alone)
-        // A limit of this program, not a fault of the file's, or one that no image can know of itself.
+        // A limit of this program, not a fault of the file's, or one that no image can know of
+        // itself.
         && !error.contains("with a size of")
     {
         panic!("{}: the check calls it sound ({checked:?}), but: {error}", sample.name);
@@ -221,7 +224,8 @@ fn a_huge_disk_that_is_only_claimed_costs_little() {
     let samples = samples(dir.path());
     let child = samples.iter().find(|sample| sample.name == "diff.vhd").unwrap();
     let (path, parent) = (&child.path, dir.path().join("parent.vhd"));
-    // A child of 2040 GiB in blocks of 2 GiB, over a parent in blocks of 512 bytes: four thousand million units.
+    // A child of 2040 GiB in blocks of 2 GiB, over a parent in blocks of 512 bytes: four thousand
+    // million units.
     let mut bytes = child.bytes.clone();
     in_footers(&mut bytes, 48, &(2040_u64 << 30).to_be_bytes());
     in_header(&mut bytes, 28, &1020_u32.to_be_bytes());

@@ -1,4 +1,5 @@
-//! A disk on a store that answers later, on a ring that is shared: whatever a request starts when it goes on is sent before the thread sleeps.
+//! A disk on a store that answers later, on a ring that is shared: whatever a request starts when
+//! it goes on is sent before the thread sleeps.
 
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::{Format, probe};
@@ -16,7 +17,8 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
-/// A store whose lane does what it was given when it is driven, and whose descriptor tells nothing of that: nothing comes from outside.
+/// A store whose lane does what it was given when it is driven, and whose descriptor tells nothing
+/// of that: nothing comes from outside.
 #[derive(Debug)]
 struct Far {
     memory: MemoryStore,

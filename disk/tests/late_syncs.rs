@@ -1,4 +1,5 @@
-//! A flush that is under way while another sync of the same file fails, and that succeeds: what the failed one dropped it has not seen.
+//! A flush that is under way while another sync of the same file fails, and that succeeds: what the
+//! failed one dropped it has not seen.
 
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::probe;
@@ -11,7 +12,8 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
-/// The next sync says that it has begun, ends when it is told to, and succeeds; those that come meanwhile fail.
+/// The next sync says that it has begun, ends when it is told to, and succeeds; those that come
+/// meanwhile fail.
 #[derive(Debug)]
 struct Gate {
     begun: mpsc::Sender<()>,
@@ -69,7 +71,8 @@ fn it_does_not_hide_what_failed_meanwhile() {
     Blocking::open(&before, EngineKind::Sync).unwrap().write(0, &[1; 4096], false).unwrap();
     before.close().unwrap();
     drop(before);
-    // A VHD that has made no room yet syncs when it does, and what is written into a block that is there is a matter of the payload alone.
+    // A VHD that has made no room yet syncs when it does, and what is written into a block that is
+    // there is a matter of the payload alone.
     let disk = disk();
     let open = || Blocking::open(&disk, EngineKind::Sync).unwrap();
     let mut io = open();

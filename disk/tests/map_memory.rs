@@ -1,4 +1,5 @@
-//! A map that is smaller than the disk: nothing is read wrongly, and memory stays within what was asked for.
+//! A map that is smaller than the disk: nothing is read wrongly, and memory stays within what was
+//! asked for.
 
 mod images;
 mod meddled;
@@ -31,7 +32,8 @@ fn resident_bytes() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// A disk of 64 TiB in blocks of 1 MiB has 65,536 pages of map: 512 MiB. Every one of them is touched.
+/// A disk of 64 TiB in blocks of 1 MiB has 65,536 pages of map: 512 MiB. Every one of them is
+/// touched.
 #[test]
 fn a_disk_of_64_tib_that_is_touched_everywhere_stays_within_its_memory() {
     let dir = tempfile::tempdir().unwrap();
@@ -88,8 +90,9 @@ fn a_disk_of_64_tib_that_is_touched_everywhere_stays_within_its_memory() {
     assert!(held.len() > 100);
 }
 
-/// Images that join on top while the disk is open keep tables in memory as long as they are open for writing. All of them
-/// together may have a quarter of what was asked for; the map has the rest.
+/// Images that join on top while the disk is open keep tables in memory as long as they are open
+/// for writing. All of them together may have a quarter of what was asked for; the map has the
+/// rest.
 #[test]
 fn the_tables_of_several_layers_share_the_memory() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Every format and type against an array of bytes: random operations, reopened and chained on the way.
+//! Every format and type against an array of bytes: random operations, reopened and chained on the
+//! way.
 
 mod common;
 

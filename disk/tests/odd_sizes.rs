@@ -1,5 +1,5 @@
-//! Sizes and holes that fit nothing: a raw file that ends within a sector, disks of different lengths, holes that begin and
-//! end where no sector does.
+//! Sizes and holes that fit nothing: a raw file that ends within a sector, disks of different
+//! lengths, holes that begin and end where no sector does.
 
 use diskwright_disk::{CompareOutcome, ConvertOptions, CreateRequest, Disk, OpenOptions, compare, convert, create};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
@@ -120,7 +120,8 @@ fn a_conversion_that_is_stopped_leaves_nothing() {
     assert!(stopped.is_err() && !dest.exists(), "{stopped:?}");
 }
 
-/// What a write of zeros costs in the file, with and without looking for them, over what was there before.
+/// What a write of zeros costs in the file, with and without looking for them, over what was there
+/// before.
 #[test]
 fn zeros_are_detected_on_disks_that_grow() {
     let dir = tempdir().unwrap();

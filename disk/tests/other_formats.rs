@@ -1,5 +1,6 @@
-//! What the formats to come need of the engine: blocks in several files, packed blocks, damaged blocks, blocks that must be
-//! filled before they are written in part, and images that must be prepared first. And a map that is smaller than the disk.
+//! What the formats to come need of the engine: blocks in several files, packed blocks, damaged
+//! blocks, blocks that must be filled before they are written in part, and images that must be
+//! prepared first. And a map that is smaller than the disk.
 
 mod patchwork;
 
@@ -61,7 +62,8 @@ fn a_damaged_block_fails_alone_and_says_why() {
     writer.write(BLOCK, &[1; 512], false).unwrap();
 }
 
-/// Writes part of each block, over a ring of the queue's own or a shared one, and looks at everything.
+/// Writes part of each block, over a ring of the queue's own or a shared one, and looks at
+/// everything.
 fn parts_are_written(is_forgetful: bool, ring: Option<&SharedRing>) {
     let (disk, image) = disk(is_forgetful);
     let mut queue = disk.open_queue(&QueueOptions { depth: 8, ring, ..QueueOptions::default() }).unwrap();
@@ -121,7 +123,8 @@ fn a_packed_block_becomes_zeros_in_part_or_as_a_whole() {
 
 #[test]
 fn a_block_that_is_being_filled_is_waited_for() {
-    // All at once: the first to come fills the block, the others wait, and each finds the others' sectors.
+    // All at once: the first to come fills the block, the others wait, and each finds the others'
+    // sectors.
     for round in 0..20 {
         let (disk, image) = disk(round % 2 == 0);
         let ring = SharedRing::new(64, None).unwrap();
@@ -146,8 +149,8 @@ fn a_block_that_is_being_filled_is_waited_for() {
     }
 }
 
-/// A server sleeps on its ring when its queues have nothing to hand out. A request that rested, and ended at once when it was planned
-/// again, puts nothing on the ring that would wake it.
+/// A server sleeps on its ring when its queues have nothing to hand out. A request that rested, and
+/// ended at once when it was planned again, puts nothing on the ring that would wake it.
 #[test]
 fn a_request_that_ends_at_once_after_it_has_rested_is_handed_out_by_the_same_reap() {
     let (sender, receiver) = std::sync::mpsc::channel();

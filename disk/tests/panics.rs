@@ -1,5 +1,5 @@
-//! A panic in the work of one request ends that request and poisons its disk. No other request hangs, no thread of the
-//! program ends, and other disks go on.
+//! A panic in the work of one request ends that request and poisons its disk. No other request
+//! hangs, no thread of the program ends, and other disks go on.
 
 mod images;
 mod meddled;
@@ -71,7 +71,8 @@ fn whatever_panics_in_planning_and_in_work_ends_the_request() {
     }
 }
 
-/// The write shares its block; when its commit panics, the discard that waits for the block must be woken.
+/// The write shares its block; when its commit panics, the discard that waits for the block must be
+/// woken.
 #[test]
 fn a_commit_that_panics_lets_go_of_its_blocks() {
     within_seconds(60, "the discard", || {
@@ -94,8 +95,8 @@ fn a_commit_that_panics_lets_go_of_its_blocks() {
     });
 }
 
-/// Several jobs in the loader's hands, of which the first panics: the others are done, and the block that is filled is free
-/// afterwards.
+/// Several jobs in the loader's hands, of which the first panics: the others are done, and the
+/// block that is filled is free afterwards.
 #[test]
 fn a_panic_of_the_loader_costs_one_request() {
     within_seconds(60, "the loader", || {
@@ -120,7 +121,8 @@ fn a_flush_that_panics_fails_for_all_and_for_good() {
         writer.write(0, &[1; 4096], false).unwrap();
         meddled.break_at("flush");
         assert!(writer.flush().is_err());
-        // Another thread does flushes than the one that panicked, or the same one goes on; either must answer.
+        // Another thread does flushes than the one that panicked, or the same one goes on; either
+        // must answer.
         assert!(writer.flush().is_err());
         assert!(writer.write(0, &[1; 4096], true).is_err(), "a durable write");
         let mut found = [0; 4096];

@@ -1,6 +1,7 @@
-//! Threads that write, zero, discard and read the *same* sectors at the same time. What a sector holds is then anybody's
-//! guess, but not whose it is: every byte names its sector, so that bytes of another block, of a block that was given up, or
-//! of a parent that has been hidden are seen for what they are.
+//! Threads that write, zero, discard and read the *same* sectors at the same time. What a sector
+//! holds is then anybody's guess, but not whose it is: every byte names its sector, so that bytes
+//! of another block, of a block that was given up, or of a parent that has been hidden are seen for
+//! what they are.
 
 mod common;
 
@@ -41,8 +42,8 @@ fn name_of(sector: u64) -> [u8; 6] {
     std::array::from_fn(|at| (mixed >> (8 * at + 8)) as u8 | 1)
 }
 
-/// Byte by byte, since a read may see half of a write: each is zero, or says the sector's own name. Where the parent has
-/// been hidden it does not show.
+/// Byte by byte, since a read may see half of a write: each is zero, or says the sector's own name.
+/// Where the parent has been hidden it does not show.
 fn judge(buf: &[u8], first_sector: u64, hidden: &[bool]) {
     for (index, sector) in buf.chunks(SECTOR as usize).enumerate() {
         let number = first_sector + index as u64;

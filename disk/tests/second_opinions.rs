@@ -180,7 +180,8 @@ image.open(sys.argv[1])
 print(image.get_media_size(), *(image.read_buffer_at_offset(1, int(at))[0] for at in sys.argv[2:]))
 ";
 
-/// Images that have grown while they were open, in place and with a table that moved, by qemu, and VHDX by libvhdi.
+/// Images that have grown while they were open, in place and with a table that moved, by qemu, and
+/// VHDX by libvhdi.
 #[test]
 fn others_read_the_disks_that_have_grown() {
     for (format, disk_type, block_bytes, sizes) in [
@@ -229,7 +230,8 @@ fn others_read_the_disks_that_have_grown() {
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
         assert!(said.matches("read 4096/4096").count() == 6 && !said.contains("failed"), "{what}: {said}");
         if format == Format::Vhd {
-            // libvhdi 20210425 takes the size at which a VHD was created (original_size) for its size.
+            // libvhdi 20210425 takes the size at which a VHD was created (original_size) for its
+            // size.
             continue;
         }
         let places = held.map(|(at, _)| at.to_string());
@@ -245,7 +247,8 @@ fn others_read_the_disks_that_have_grown() {
     }
 }
 
-/// Reads a whole chain with libvhdi: the paths from the base to the top, and where to put the bytes.
+/// Reads a whole chain with libvhdi: the paths from the base to the top, and where to put the
+/// bytes.
 const LIBVHDI: &str = include_str!("../../proving/src/chain_by_libvhdi.py");
 
 #[test]
@@ -257,15 +260,18 @@ fn libvhdi_reads_the_chains_that_we_write() {
             }
             let mut twin = Twin::new(Kind::new(format, DiskType::Differencing, Some(block)), 10 * MIB);
             for level in 0..depth {
-                // libvhdi calls unmapped blocks of a child the parent's, so zeros are left to our own tests and to qemu.
+                // libvhdi calls unmapped blocks of a child the parent's, so zeros are left to our
+                // own tests and to qemu.
                 let mut random = Xoshiro256PlusPlus::seed_from_u64(level * 17 + u64::from(block));
                 for _ in 0..25 {
-                    // In eights: libvhdi 20210425 takes the clear bits that follow set ones in a bitmap's byte for set.
+                    // In eights: libvhdi 20210425 takes the clear bits that follow set ones in a
+                    // bitmap's byte for set.
                     let sector = random.next_u64() % (10 * MIB / 4096) * 8;
                     let sectors = 8 + random.next_u64() % 112 * 8;
                     twin.apply(Step::Write { sector, sectors, seed: random.next_u64() as u8 | 1, fua: false });
                 }
-                // The top is not left empty: libvhdi takes the file's first bytes for the bitmap of a chunk that has none.
+                // The top is not left empty: libvhdi takes the file's first bytes for the bitmap of
+                // a chunk that has none.
                 if level + 1 < depth {
                     twin.apply(Step::Child);
                 }

@@ -1,4 +1,5 @@
-//! Several threads with queues of their own on one disk, in the same blocks, with overlapping flushes and discards.
+//! Several threads with queues of their own on one disk, in the same blocks, with overlapping
+//! flushes and discards.
 
 mod common;
 
@@ -17,8 +18,8 @@ const STRIPE_BYTES: u64 = 32 << 10;
 const DEPTH: usize = 8;
 const SIZE_BYTES: u64 = 12 << 20;
 
-/// Thread `me` works on every fourth stripe only, so that the outcome is known although the threads share all blocks.
-/// Within a thread, requests in flight never overlap.
+/// Thread `me` works on every fourth stripe only, so that the outcome is known although the threads
+/// share all blocks. Within a thread, requests in flight never overlap.
 fn hammer(disk: &dyn BlockDevice, me: u64, seed: u64, model: &mut [u8]) {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(seed * 31 + me);
     let mut queue = disk.open_queue(&QueueOptions { depth: DEPTH, ..QueueOptions::default() }).unwrap();
@@ -123,7 +124,8 @@ fn whole_blocks_are_discarded_and_their_space_is_used_again() {
     run(Kind::new(Format::Vhd, DiskType::Dynamic, Some(32 << 10)));
 }
 
-/// The flusher holds the disk for a moment after its last job. The file must not be locked any more when the disk is dropped.
+/// The flusher holds the disk for a moment after its last job. The file must not be locked any more
+/// when the disk is dropped.
 #[test]
 fn a_disk_that_is_dropped_can_be_opened_again_at_once() {
     let dir = tempfile::tempdir().unwrap();

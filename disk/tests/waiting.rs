@@ -1,4 +1,5 @@
-//! Requests that wait for each other, queues that are dropped while they do, and chains that change meanwhile.
+//! Requests that wait for each other, queues that are dropped while they do, and chains that change
+//! meanwhile.
 
 mod images;
 mod meddled;
@@ -54,7 +55,8 @@ fn read(disk: &Disk, offset_bytes: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A write that shares its block until its end has been seen, and a discard of the block that waits for that.
+/// A write that shares its block until its end has been seen, and a discard of the block that waits
+/// for that.
 fn push_two(queue: &mut dyn BlockQueue) {
     queue.push(Request::write(4096, 4096, filled(4096, 2), 1)).unwrap();
     queue.push(Request::discard(0, MIB, 2)).unwrap();
@@ -119,8 +121,8 @@ fn a_queue_is_dropped_while_it_waits_for_another_queue_of_its_thread() {
     });
 }
 
-/// A read of a block that lasts, a disk that changes meanwhile, and space that is given up meanwhile: the read began before all
-/// of that, so the space must not be used again.
+/// A read of a block that lasts, a disk that changes meanwhile, and space that is given up
+/// meanwhile: the read began before all of that, so the space must not be used again.
 #[test]
 fn space_is_not_used_again_while_a_request_is_in_flight_that_is_older_than_a_change_of_the_chain() {
     within_seconds(60, "the grace period", || {
@@ -159,7 +161,8 @@ fn space_is_not_used_again_while_a_request_is_in_flight_that_is_older_than_a_cha
     });
 }
 
-/// A chain that was published, and whose epoch has not begun, for a grace period is under way that a slow read holds up.
+/// A chain that was published, and whose epoch has not begun, for a grace period is under way that
+/// a slow read holds up.
 #[test]
 fn queues_of_the_epoch_before_see_what_was_written_to_a_new_top() {
     within_seconds(60, "push_top", || {
@@ -199,8 +202,8 @@ fn queues_of_the_epoch_before_see_what_was_written_to_a_new_top() {
     });
 }
 
-/// Two writes of one block that do not overlap: one to the image that was the top, still under way, one to the image that joins,
-/// which must be given the whole block.
+/// Two writes of one block that do not overlap: one to the image that was the top, still under way,
+/// one to the image that joins, which must be given the whole block.
 #[test]
 fn a_block_is_not_filled_from_a_former_top_that_is_still_written() {
     within_seconds(60, "the filling", || {
@@ -246,7 +249,8 @@ fn a_layer_that_joins_while_extents_are_listed_takes_none_away() {
         let base = Meddled::new(image(store, Format::Vhdx, DiskType::Dynamic, size_bytes), false);
         let disk = Disk::from_layers(vec![base.layer("base")], Vec::new()).unwrap();
         let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
-        // In the first page of the map, which is forgotten when the disk is opened again; and in the second, which is looked at.
+        // In the first page of the map, which is forgotten when the disk is opened again; and in
+        // the second, which is looked at.
         writer.write(0, &[1; 4096], false).unwrap();
         drop(writer);
         drop(disk);

@@ -1,4 +1,5 @@
-//! What a conversion or a comparison says of a file that fails: its own name, and of a copy under way the name that the user gave.
+//! What a conversion or a comparison says of a file that fails: its own name, and of a copy under
+//! way the name that the user gave.
 
 use diskwright_disk::{ConvertOptions, CreateRequest, Disk, OpenOptions, compare, convert, create};
 use diskwright_store::{

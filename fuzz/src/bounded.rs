@@ -1,7 +1,7 @@
 //! A store in memory that does not grow for ever.
 //!
-//! A file takes any length at no cost, as what was never written is a hole; a vector takes memory. So an image that asks for a length
-//! beyond the bound meets what a full disk would answer.
+//! A file takes any length at no cost, as what was never written is a hole; a vector takes memory.
+//! So an image that asks for a length beyond the bound meets what a full disk would answer.
 
 use diskwright_store::{
     MemoryStore, Store,

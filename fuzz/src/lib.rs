@@ -13,8 +13,9 @@
 //!     └─ mutation.rs   damage that knows the formats: which structure, which field, checksums put right again
 //! ```
 //!
-//! The promises: nothing panics or takes memory by a field's word; what `check` calls sound is read to its end without an error, and
-//! is written, flushed, closed and opened again without becoming unsound; and reading changes nothing.
+//! The promises: nothing panics or takes memory by a field's word; what `check` calls sound is read
+//! to its end without an error, and is written, flushed, closed and opened again without becoming
+//! unsound; and reading changes nothing.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,12 @@
 //! A child that lies about its parent: paths of any kind, in every field that has one.
 //!
-//! Files in memory stand around the child: the true parent beside it and in a folder beneath; the same outside its folder, where only the gate (`disk/src/gate.rs`) keeps it from
-//! being opened, for its identity is right; names that begin like the folder's; links that lead out of it; a file that is no image; and the child itself.
+//! Files in memory stand around the child: the true parent beside it and in a folder beneath; the
+//! same outside its folder, where only the gate (`disk/src/gate.rs`) keeps it from being opened,
+//! for its identity is right; names that begin like the folder's; links that lead out of it; a file
+//! that is no image; and the child itself.
 //!
-//! The promise: nothing outside the child's folder is ever opened, however it was named, and whatever is opened in the end ends.
+//! The promise: nothing outside the child's folder is ever opened, however it was named, and
+//! whatever is opened in the end ends.
 
 use crate::samples::samples;
 use arbitrary::{Arbitrary, Unstructured};

@@ -1,8 +1,9 @@
 //! Damage that knows the formats.
 //!
-//! A fuzzer that flips bits of a file with checksums learns only that checksums work. So an input is a list of edits, each aimed at a
-//! structure of the sample by number, with values such as hostile files have; and a switch says whether the checksums
-//! are put right afterwards, so that the damage reaches the code behind them.
+//! A fuzzer that flips bits of a file with checksums learns only that checksums work. So an input
+//! is a list of edits, each aimed at a structure of the sample by number, with values such as
+//! hostile files have; and a switch says whether the checksums are put right afterwards, so that
+//! the damage reaches the code behind them.
 
 use crate::samples::Sample;
 use arbitrary::Arbitrary;

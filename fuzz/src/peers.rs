@@ -1,10 +1,14 @@
-//! A peer of the NBD server, and one of the client, that say whatever an input tells them to, over a real socket.
+//! A peer of the NBD server, and one of the client, that say whatever an input tells them to, over
+//! a real socket.
 //!
-//! An input is a list of messages, so that a fuzzer gets behind the handshake: right ones, right ones with a field that lies, and plain bytes. The peer says all of it,
-//! closes its side, and reads what comes until the other side has closed too. What must hold:
+//! An input is a list of messages, so that a fuzzer gets behind the handshake: right ones, right
+//! ones with a field that lies, and plain bytes. The peer says all of it, closes its side, and
+//! reads what comes until the other side has closed too. What must hold:
 //!
-//! - the server answers or hangs up, soon; it sends no more than was asked for; its threads live, and it serves the next client;
-//! - every request of the client ends, with its buffer, and an error says what was wrong; nothing waits for what cannot come;
+//! - the server answers or hangs up, soon; it sends no more than was asked for; its threads live,
+//!   and it serves the next client;
+//! - every request of the client ends, with its buffer, and an error says what was wrong; nothing
+//!   waits for what cannot come;
 //! - memory follows what was sent, not what lengths claim (`tests/corpus.rs` counts it).
 
 use arbitrary::{Arbitrary, Unstructured};
@@ -386,7 +390,8 @@ fn liar() -> &'static Liar {
         let listener = UnixListener::bind(liar.dir.path().join("socket")).expect("a socket");
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // Without a line it hangs up: a client that connects once more than it should learns nothing.
+                // Without a line it hangs up: a client that connects once more than it should
+                // learns nothing.
                 let line = liar.lines.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                 if let Some((bytes, piece)) = line {
                     tell(stream, &bytes, piece);

@@ -1,7 +1,8 @@
 //! Small sound images of every type, in memory.
 //!
-//! They are made once by the engine itself, with data in the first, a middle and the last sectors, so that tables have entries in
-//! use and entries that are not. The last is a VHDX whose log is still to be replayed: a later table page exists only there.
+//! They are made once by the engine itself, with data in the first, a middle and the last sectors,
+//! so that tables have entries in use and entries that are not. The last is a VHDX whose log is
+//! still to be replayed: a later table page exists only there.
 
 use diskwright_disk::{Disk, Layer};
 use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
@@ -156,7 +157,8 @@ fn fill(format: Format, store: Arc<dyn Store>, parent: Option<&[u8]>) -> (Vec<u8
     (flushed, bytes_of(&store))
 }
 
-/// Opens an image with its parent, in memory, without the checks of paths and identities that the gate makes of files.
+/// Opens an image with its parent, in memory, without the checks of paths and identities that the
+/// gate makes of files.
 ///
 /// # Errors
 /// What opening says.

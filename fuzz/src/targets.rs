@@ -33,7 +33,8 @@ pub const TARGETS: [(&str, Body); 9] = [
 /// Most bytes of a disk that are read at each of its ends: damage may make it huge.
 const READ_MOST_BYTES: u64 = 8 << 20;
 
-/// Every parser of a structure, by the first byte. What is accepted is encoded and parsed again, and must be the same.
+/// Every parser of a structure, by the first byte. What is accepted is encoded and parsed again,
+/// and must be the same.
 pub fn parsers(data: &[u8]) {
     let Some((which, bytes)) = data.split_first() else { return };
     match which % 12 {
@@ -107,7 +108,8 @@ pub fn open_damaged(data: &[u8]) {
     });
 }
 
-/// A VHDX with a log to replay, damaged, opened for writing and checked afterwards. Replay in memory and on the file must agree.
+/// A VHDX with a log to replay, damaged, opened for writing and checked afterwards. Replay in
+/// memory and on the file must agree.
 pub fn replay_log(data: &[u8]) {
     let Ok(mut mutation) = Mutation::arbitrary(&mut Unstructured::new(data)) else { return };
     mutation.sample = (samples().len() - 1) as u8;
@@ -132,7 +134,8 @@ fn states(store: &Arc<dyn Store>, writable: bool) -> Result<Vec<BlockState>, Str
     Ok(states)
 }
 
-/// A sample with damage: written, flushed, closed, opened again. What was sound stays sound, and holds what was written.
+/// A sample with damage: written, flushed, closed, opened again. What was sound stays sound, and
+/// holds what was written.
 pub fn write_damaged(data: &[u8]) {
     with_damage(data, |sample, bytes| {
         let store = BoundedStore::holding(sample.name, bytes.to_vec());

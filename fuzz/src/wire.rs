@@ -1,4 +1,5 @@
-//! Every decoder of the NBD protocol, on any bytes. What is accepted and can be encoded is encoded and decoded again, and must be the same.
+//! Every decoder of the NBD protocol, on any bytes. What is accepted and can be encoded is encoded
+//! and decoded again, and must be the same.
 
 use diskwright_nbd::wire::{
     Answering, Chunk, ChunkFlags, ChunkKind, ClientFlags, ClientOption, Decoded, ExportSummary, Framing, Greeting,
@@ -9,7 +10,8 @@ use std::hint::black_box;
 
 const FRAMINGS: [Framing; 3] = [Framing::Simple, Framing::Structured, Framing::Extended];
 
-/// The first byte says which decoder; for those that are told a kind, the next four bytes say which.
+/// The first byte says which decoder; for those that are told a kind, the next four bytes say
+/// which.
 pub fn nbd_wire(data: &[u8]) {
     let Some((&which, bytes)) = data.split_first() else { return };
     match which % 11 {

@@ -1,8 +1,9 @@
-//! The corpus of every target, and as many random inputs, in a process that counts its memory: a panic, or memory taken by a
-//! field's word, fails here without any fuzzer.
+//! The corpus of every target, and as many random inputs, in a process that counts its memory: a
+//! panic, or memory taken by a field's word, fails here without any fuzzer.
 //!
-//! `DISKWRIGHT_FUZZ_INPUTS` sets how many random inputs each target gets (2,000 unless said; `./test --nightly` asks for more), and
-//! `DISKWRIGHT_FUZZ_SEED` which ones. What fails is printed as bytes, to be put into `fuzz/corpus/TARGET/`.
+//! `DISKWRIGHT_FUZZ_INPUTS` sets how many random inputs each target gets (2,000 unless said;
+//! `./test --nightly` asks for more), and `DISKWRIGHT_FUZZ_SEED` which ones. What fails is printed
+//! as bytes, to be put into `fuzz/corpus/TARGET/`.
 
 use diskwright_fuzz::TARGETS;
 use nix::time::{ClockId, clock_gettime};
@@ -19,7 +20,8 @@ static MEMORY: PeakAlloc = PeakAlloc;
 /// The samples and their copies are some 40 MiB; what one input may take beside them.
 const MOST_BYTES: usize = 64 << 20;
 const LONGEST_INPUT: u64 = 192;
-/// What one input may take of the processor: opening, checking and reading of what it stands for, and more. (Not of the clock on the wall, which others move too.)
+/// What one input may take of the processor: opening, checking and reading of what it stands for,
+/// and more. (Not of the clock on the wall, which others move too.)
 const MOST_TIME: Duration = Duration::from_secs(1);
 
 /// What this thread has had of the processor.

@@ -1,8 +1,8 @@
 //! What a format can do and how its images are opened: one record for each format.
 //!
-//! Whoever needs to know something of a format asks its record ([`Format::driver`]), instead of telling formats apart by
-//! itself. So a new format is: a variant of [`Format`], a record here, a row of signatures in `probe/known.rs`, and a value of
-//! `--format` in the program.
+//! Whoever needs to know something of a format asks its record ([`Format::driver`]), instead of
+//! telling formats apart by itself. So a new format is: a variant of [`Format`], a record here, a
+//! row of signatures in `probe/known.rs`, and a value of `--format` in the program.
 
 use crate::{
     CheckReport, CreateOptions, DiskType, Format, Image, ImageError, ParentLink, Result, raw::RawImage, vhd, vhdx,
@@ -23,7 +23,8 @@ pub struct Driver {
     pub usual_type: DiskType,
     /// Whether there are dynamic and differencing images. Else all images are fixed.
     pub has_blocks: bool,
-    /// Largest virtual disk of an image with blocks, in bytes, where images that claim more are not held to it by their own tables.
+    /// Largest virtual disk of an image with blocks, in bytes, where images that claim more are not
+    /// held to it by their own tables.
     pub size_max_bytes: u64,
     /// Whether a fixed image promises its space, so that a discard must keep it.
     pub promises_space: bool,
@@ -33,7 +34,8 @@ pub struct Driver {
     pub sectors_because: &'static str,
     /// Physical sector size of a new image, in bytes, unless said.
     pub physical_sector_bytes: u32,
-    /// Whether a differencing image keeps the disk identity of its parent: to its guest it is the same disk.
+    /// Whether a differencing image keeps the disk identity of its parent: to its guest it is the
+    /// same disk.
     pub child_keeps_disk_id: bool,
     open: Open,
     create: fn(Arc<dyn Store>, &CreateOptions) -> Result<()>,
@@ -114,7 +116,8 @@ impl Driver {
     /// Makes an image of an empty store; durable on return.
     ///
     /// # Errors
-    /// `BadOptions` for what the format cannot hold, before anything is written; `Io`, after which the store holds rubbish.
+    /// `BadOptions` for what the format cannot hold, before anything is written; `Io`, after which
+    /// the store holds rubbish.
     pub fn create(&self, store: Arc<dyn Store>, options: &CreateOptions) -> Result<()> {
         (self.create)(store, options)
     }
@@ -127,8 +130,9 @@ impl Driver {
         (self.check)(store)
     }
 
-    /// The parent that an image names, by its headers alone: no log is replayed and no table of blocks is read. So it may be
-    /// asked of a file that another program is writing to. `None` for an image that has no parent.
+    /// The parent that an image names, by its headers alone: no log is replayed and no table of
+    /// blocks is read. So it may be asked of a file that another program is writing to. `None` for
+    /// an image that has no parent.
     ///
     /// # Errors
     /// Those of the format's own structures.

@@ -10,9 +10,10 @@
 //!                                    (space is quarantined until flush + recycle)
 //! ```
 //!
-//! `commit` changes only memory; [`ImageWriter::flush`] makes it durable: first the payload, then the mapping that shows
-//! it. Locks: an image has one mutex over its tables and its space; the disk above calls `reserve` and `commit` under its own
-//! map lock (order: map lock, then image lock), the flusher calls `flush` without the map lock.
+//! `commit` changes only memory; [`ImageWriter::flush`] makes it durable: first the payload, then
+//! the mapping that shows it. Locks: an image has one mutex over its tables and its space; the disk
+//! above calls `reserve` and `commit` under its own map lock (order: map lock, then image lock),
+//! the flusher calls `flush` without the map lock.
 
 use crate::error::{ImageError, Result};
 use diskwright_store::{IoBuf, Store};
@@ -71,7 +72,8 @@ pub enum LogState {
     },
 }
 
-/// How a child names its parent, as stored in the child. Strings are as found, backslashes included.
+/// How a child names its parent, as stored in the child. Strings are as found, backslashes
+/// included.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ParentLink {
     /// Path relative to the child's folder (`relative_path`; W2ru).
@@ -82,7 +84,8 @@ pub struct ParentLink {
     pub absolute_path: Option<String>,
     /// File name of the parent (VHD header).
     pub name: Option<String>,
-    /// The identity the parent must have: VHDX `parent_linkage` (its DataWriteGuid), VHD parent unique id.
+    /// The identity the parent must have: VHDX `parent_linkage` (its DataWriteGuid), VHD parent
+    /// unique id.
     pub linkage: Uuid,
     /// VHDX `parent_linkage2`: another identity that is accepted.
     pub linkage2: Option<Uuid>,
@@ -101,7 +104,8 @@ pub struct ImageInfo {
     pub disk_type: DiskType,
     /// Virtual size in bytes, when it was opened: [`Image::size_bytes`] is the present one.
     pub size_bytes: u64,
-    /// Payload block; for raw and fixed VHD, where there is none, a power of two by which the map may be cut.
+    /// Payload block; for raw and fixed VHD, where there is none, a power of two by which the map
+    /// may be cut.
     pub block_bytes: u64,
     /// Whether `block_bytes` is a property of the file (false for raw and fixed VHD).
     pub has_blocks: bool,
@@ -113,7 +117,8 @@ pub struct ImageInfo {
     pub creator: String,
     /// VHD unique id; VHDX virtual disk id (page 83 data).
     pub disk_id: Option<Uuid>,
-    /// The identity by which children name it: VHD unique id; VHDX DataWriteGuid. As it was when opened.
+    /// The identity by which children name it: VHD unique id; VHDX DataWriteGuid. As it was when
+    /// opened.
     pub linkage_id: Option<Uuid>,
     /// VHDX FileWriteGuid.
     pub file_write_id: Option<Uuid>,
@@ -123,10 +128,11 @@ pub struct ImageInfo {
     pub parent: Option<ParentLink>,
     /// State of the log when opened.
     pub log: LogState,
-    /// Largest power of two (capped at 1 MiB) that divides the file offset of all payload that exists or will be made:
-    /// with O_DIRECT it must reach the device's alignment.
+    /// Largest power of two (capped at 1 MiB) that divides the file offset of all payload that
+    /// exists or will be made: with O_DIRECT it must reach the device's alignment.
     pub payload_alignment_bytes: u32,
-    /// Peculiarities worth telling (old footer, repaired from the copy, tail missing ...), one sentence each.
+    /// Peculiarities worth telling (old footer, repaired from the copy, tail missing ...), one
+    /// sentence each.
     pub remarks: Vec<String>,
 }
 
@@ -144,19 +150,20 @@ pub enum BlockState {
         /// First byte in the store.
         offset_bytes: u64,
     },
-    /// Some sectors are at this offset, the others are the parent's; [`Image::sector_bitmap`] says which.
-    /// An image may say `Partial` where the bitmap turns out to be full or empty.
+    /// Some sectors are at this offset, the others are the parent's; [`Image::sector_bitmap`] says
+    /// which. An image may say `Partial` where the bitmap turns out to be full or empty.
     Partial {
         /// Index into [`Image::stores`].
         store: u16,
         /// First byte in the store.
         offset_bytes: u64,
     },
-    /// All bytes are in the file, encoded (compressed): [`Image::read_packed`] decodes them. A write to the block
-    /// takes new space and stores the whole block there.
+    /// All bytes are in the file, encoded (compressed): [`Image::read_packed`] decodes them. A
+    /// write to the block takes new space and stores the whole block there.
     Packed,
-    /// The block's table entry cannot be right, so its bytes are lost to this image; [`Image::damage`] says why. Every
-    /// read of the block fails with that error. Other blocks are not affected.
+    /// The block's table entry cannot be right, so its bytes are lost to this image;
+    /// [`Image::damage`] says why. Every read of the block fails with that error. Other blocks are
+    /// not affected.
     Damaged,
 }
 
@@ -172,7 +179,8 @@ impl BlockState {
     }
 }
 
-/// Which logical sectors of a block are this layer's own. Bit i of word i/64, least significant first, whatever the file has.
+/// Which logical sectors of a block are this layer's own. Bit i of word i/64, least significant
+/// first, whatever the file has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SectorBitmap {
     /// The bits, 64 a word.
@@ -239,11 +247,12 @@ impl SectorBitmap {
 pub struct Reservation {
     /// Index into [`Image::stores`].
     pub store: u16,
-    /// Where the block's payload goes. The whole range exists in the store and reads as zeros, unless the block was
-    /// `Partial` or `Data` already.
+    /// Where the block's payload goes. The whole range exists in the store and reads as zeros,
+    /// unless the block was `Partial` or `Data` already.
     pub offset_bytes: u64,
-    /// Bytes that must be written at an offset of the same store together with the first payload (VHD: the block's bitmap). Given to
-    /// the first caller only. When they are written, the disk calls [`ImageWriter::initialised`].
+    /// Bytes that must be written at an offset of the same store together with the first payload
+    /// (VHD: the block's bitmap). Given to the first caller only. When they are written, the disk
+    /// calls [`ImageWriter::initialised`].
     pub init: Option<(u64, Arc<IoBuf>)>,
 }
 
@@ -270,8 +279,8 @@ pub trait Image: Send + Sync + fmt::Debug {
     /// What it is.
     fn info(&self) -> &ImageInfo;
 
-    /// The files that hold its bytes. The first one has the tables, if the format has any. At least one, at most 65,535;
-    /// the list never changes while the image is open.
+    /// The files that hold its bytes. The first one has the tables, if the format has any. At least
+    /// one, at most 65,535; the list never changes while the image is open.
     fn stores(&self) -> &[Arc<dyn Store>];
 
     /// The first of [`Image::stores`].
@@ -279,17 +288,19 @@ pub trait Image: Send + Sync + fmt::Debug {
         &self.stores()[0]
     }
 
-    /// The states of the blocks `first_block ..`, one for each element of `out`. Blocks beyond the disk's end are `Absent`.
-    /// Offsets are checked: inside the file and clear of the image's metadata. An entry that cannot be right makes its block
-    /// [`BlockState::Damaged`] and no other.
+    /// The states of the blocks `first_block ..`, one for each element of `out`. Blocks beyond the
+    /// disk's end are `Absent`. Offsets are checked: inside the file and clear of the image's
+    /// metadata. An entry that cannot be right makes its block [`BlockState::Damaged`] and no
+    /// other.
     ///
     /// # Errors
     /// `Io` when the table cannot be read.
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()>;
 
-    /// The first of the blocks `first_block .. end_block` that may be other than `Absent`, or `None` where there is none.
-    /// Blocks beyond the disk's end are `Absent`. An image that cannot tell says the first. For walks over disks that are
-    /// nearly empty: the time follows what is there, not the disk's size.
+    /// The first of the blocks `first_block .. end_block` that may be other than `Absent`, or
+    /// `None` where there is none. Blocks beyond the disk's end are `Absent`. An image that cannot
+    /// tell says the first. For walks over disks that are nearly empty: the time follows what is
+    /// there, not the disk's size.
     ///
     /// # Errors
     /// `Io` when the table cannot be read.
@@ -297,8 +308,8 @@ pub trait Image: Send + Sync + fmt::Debug {
         Ok((first_block < end_block).then_some(first_block))
     }
 
-    /// Why `block` is [`BlockState::Damaged`]: the structure, its offset, what was found and what was expected. Also of a
-    /// `Partial` block whose bitmap cannot be found.
+    /// Why `block` is [`BlockState::Damaged`]: the structure, its offset, what was found and what
+    /// was expected. Also of a `Partial` block whose bitmap cannot be found.
     ///
     /// # Errors
     /// `Io` when the table cannot be read; `Unsupported` where the format has no tables.
@@ -313,8 +324,9 @@ pub trait Image: Send + Sync + fmt::Debug {
         })
     }
 
-    /// Decodes bytes of a [`BlockState::Packed`] block into `out`, from `within_bytes` after the block's first byte. Blocks
-    /// the calling thread, for as long as reading and decoding take. Formats without such blocks keep this default.
+    /// Decodes bytes of a [`BlockState::Packed`] block into `out`, from `within_bytes` after the
+    /// block's first byte. Blocks the calling thread, for as long as reading and decoding take.
+    /// Formats without such blocks keep this default.
     ///
     /// # Errors
     /// `Io`; `Corrupt` for a block that does not decode to its length.
@@ -335,7 +347,8 @@ pub trait Image: Send + Sync + fmt::Debug {
     /// The bitmap of a block that is `Partial`.
     ///
     /// # Errors
-    /// `Io`; `Corrupt` where the file cannot say where the bitmap is: then the block is lost, and no other.
+    /// `Io`; `Corrupt` where the file cannot say where the bitmap is: then the block is lost, and
+    /// no other.
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap>;
 
     /// The writing side; `None` when opened read-only.
@@ -344,21 +357,24 @@ pub trait Image: Send + Sync + fmt::Debug {
 
 /// The writing side of an image.
 pub trait ImageWriter: Send + Sync {
-    /// Called before the first guest-visible write of this open; later calls do nothing. VHDX: new FileWriteGuid and
-    /// DataWriteGuid, durable on return. (A reservation may call the FileWriteGuid half by itself.)
+    /// Called before the first guest-visible write of this open; later calls do nothing. VHDX: new
+    /// FileWriteGuid and DataWriteGuid, durable on return. (A reservation may call the
+    /// FileWriteGuid half by itself.)
     fn begin_writing(&self) -> Result<()>;
 
-    /// Does what [`ImageWriter::reserve`] and [`ImageWriter::commit`] of these blocks had to wait for when they said `None`:
-    /// reads tables, makes room in the file. Waits for the disk, so the caller holds no lock. Then ask again: what was
-    /// prepared may not have been all, and another thread may have used it up.
+    /// Does what [`ImageWriter::reserve`] and [`ImageWriter::commit`] of these blocks had to wait
+    /// for when they said `None`: reads tables, makes room in the file. Waits for the disk, so the
+    /// caller holds no lock. Then ask again: what was prepared may not have been all, and another
+    /// thread may have used it up.
     ///
     /// # Errors
-    /// `Io`, with `StorageFull` when the file cannot grow; `Corrupt` for a table in which no space can be found. Of a full
-    /// file system nothing is kept.
+    /// `Io`, with `StorageFull` when the file cannot grow; `Corrupt` for a table in which no space
+    /// can be found. Of a full file system nothing is kept.
     fn prepare(&self, blocks: Range<u64>) -> Result<()>;
 
-    /// Space for a block. Repeated calls for a block give the same place until it is committed or given up. Never touches the
-    /// store. `None` says that it would have to wait for the disk: call [`ImageWriter::prepare`], without locks, and ask again.
+    /// Space for a block. Repeated calls for a block give the same place until it is committed or
+    /// given up. Never touches the store. `None` says that it would have to wait for the disk: call
+    /// [`ImageWriter::prepare`], without locks, and ask again.
     ///
     /// # Errors
     /// `Poisoned`; `Corrupt` for the block's entry. The image is as it was.
@@ -393,24 +409,26 @@ pub trait ImageWriter: Send + Sync {
     /// The `init` bytes of a reservation have been written.
     fn initialised(&self, block: u64);
 
-    /// Changes the mapping, in memory. Returns the block's new state; `None` as [`ImageWriter::reserve`] does.
+    /// Changes the mapping, in memory. Returns the block's new state; `None` as
+    /// [`ImageWriter::reserve`] does.
     ///
     /// # Errors
     /// `Unsupported` for `Zero` and `Discard` where [`ImageWriter::can_store_zero`] is false.
     fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>>;
 
-    /// Whether [`Commit::Sectors`] records which sectors of a block are this layer's own. Where it does not, a block that is
-    /// written in part must be given all its sectors first.
+    /// Whether [`Commit::Sectors`] records which sectors of a block are this layer's own. Where it
+    /// does not, a block that is written in part must be given all its sectors first.
     fn tracks_sectors(&self) -> bool;
 
-    /// Makes the virtual disk larger; what is added is `Absent`, or reads as zeros. Durable on return; a power cut
-    /// meanwhile leaves the old size or the new one. Blocks that exist stay where they are. Other threads may reserve, commit and
-    /// flush meanwhile. The caller holds no lock, and sees to it that a parent is no larger than the disk: its bytes behind the
-    /// old end would show.
+    /// Makes the virtual disk larger; what is added is `Absent`, or reads as zeros. Durable on
+    /// return; a power cut meanwhile leaves the old size or the new one. Blocks that exist stay
+    /// where they are. Other threads may reserve, commit and flush meanwhile. The caller holds no
+    /// lock, and sees to it that a parent is no larger than the disk: its bytes behind the old end
+    /// would show.
     ///
     /// # Errors
-    /// `Unsupported` where the image cannot grow so far, or would have to shrink; `Io`: the size is the old one, unless a sync
-    /// failed; `Corrupt` for a table in which no space can be found.
+    /// `Unsupported` where the image cannot grow so far, or would have to shrink; `Io`: the size is
+    /// the old one, unless a sync failed; `Corrupt` for a table in which no space can be found.
     fn resize(&self, size_bytes: u64) -> Result<()> {
         Err(ImageError::Unsupported {
             path: Default::default(),
@@ -422,35 +440,38 @@ pub trait ImageWriter: Send + Sync {
     /// Whether a block can be made to read as zeros without payload (false for a differencing VHD).
     fn can_store_zero(&self) -> bool;
 
-    /// Bounds the memory for table pages and sector bitmaps to about `bytes`, those on their way to the file included. An image keeps a
-    /// minimum of some hundred KiB, and its own bound unless this is called. May be called at any time. Images without tables keep
-    /// this default, which does nothing.
+    /// Bounds the memory for table pages and sector bitmaps to about `bytes`, those on their way to
+    /// the file included. An image keeps a minimum of some hundred KiB, and its own bound unless
+    /// this is called. May be called at any time. Images without tables keep this default, which
+    /// does nothing.
     fn limit_tables(&self, _bytes: u64) {}
 
     /// Whether anything committed is not yet durable.
     fn is_dirty(&self) -> bool;
 
-    /// Whether anything can still be called durable. A sync that fails in a reservation ends that, too, though no flush was asked for.
+    /// Whether anything can still be called durable. A sync that fails in a reservation ends that,
+    /// too, though no flush was asked for.
     ///
     /// # Errors
     /// [`ImageError::Poisoned`] once a sync of the store has failed.
     fn check_syncs(&self) -> Result<()>;
 
-    /// Makes everything durable that was committed, and all payload whose write had completed, before the call.
-    /// Concurrent callers share the work. After a failure of the store's sync, every later flush fails: what a failed
-    /// fsync dropped cannot be known to be durable.
+    /// Makes everything durable that was committed, and all payload whose write had completed,
+    /// before the call. Concurrent callers share the work. After a failure of the store's sync,
+    /// every later flush fails: what a failed fsync dropped cannot be known to be durable.
     fn flush(&self) -> Result<()>;
 
     /// A number that grows with every `Zero` or `Discard` that gave up space.
     fn freed_generation(&self) -> u64;
 
-    /// Space given up at generations up to `generation` may be used again: its removal is durable and no request that
-    /// could still reach it is in flight. The caller has made sure of both. The file system gets its blocks back, where it can;
-    /// that waits for the disk, so the caller holds no lock.
+    /// Space given up at generations up to `generation` may be used again: its removal is durable
+    /// and no request that could still reach it is in flight. The caller has made sure of both. The
+    /// file system gets its blocks back, where it can; that waits for the disk, so the caller holds
+    /// no lock.
     fn recycle(&self, generation: u64);
 
-    /// Flushes, gives back slack at the file's end, leaves the log clean. Called once, when no request is in flight and
-    /// none will follow.
+    /// Flushes, gives back slack at the file's end, leaves the log clean. Called once, when no
+    /// request is in flight and none will follow.
     fn close(&self) -> Result<()>;
 }
 
@@ -511,8 +532,9 @@ pub struct CreateOptions {
     pub physical_sector_bytes: u32,
     /// The parent's link, for a differencing image.
     pub parent: Option<ParentLink>,
-    /// Reserve the space of all blocks now, so that the file cannot run out of it. Blocks of a dynamic disk stay unmapped; a fixed
-    /// disk has its whole length in any case, and consists of holes without this.
+    /// Reserve the space of all blocks now, so that the file cannot run out of it. Blocks of a
+    /// dynamic disk stay unmapped; a fixed disk has its whole length in any case, and consists of
+    /// holes without this.
     pub preallocate: bool,
     /// The unique id to give, or `None` for a new one (tests give one).
     pub disk_id: Option<Uuid>,

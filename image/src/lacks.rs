@@ -1,7 +1,8 @@
-//! What the last reservation or commit of a block had to wait for, so that a preparation supplies that and no more.
+//! What the last reservation or commit of a block had to wait for, so that a preparation supplies
+//! that and no more.
 //!
-//! Lives inside an image's state mutex. Bounded: with too many blocks all are forgotten, and a block that is asked for again
-//! is noted again.
+//! Lives inside an image's state mutex. Bounded: with too many blocks all are forgotten, and a
+//! block that is asked for again is noted again.
 
 use std::{collections::BTreeMap, ops::Range};
 

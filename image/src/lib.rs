@@ -1,7 +1,7 @@
 //! One image file as a mapping: from ranges of a virtual disk to ranges of a store.
 //!
-//! An image never moves guest payload. It says where a block's bytes lie ([`BlockState`]), reserves space for blocks that
-//! have none, and keeps its tables true and durable. The rooms:
+//! An image never moves guest payload. It says where a block's bytes lie ([`BlockState`]), reserves
+//! space for blocks that have none, and keeps its tables true and durable. The rooms:
 //!
 //! ```text
 //!   image.rs   the traits Image and ImageWriter: what every format offers

@@ -1,14 +1,16 @@
 //! A raw file or device as an image: every byte of the disk is at its own offset of the store.
 //!
-//! There is nothing to map. The map is cut into pseudo-blocks of [`PSEUDO_BLOCK_BYTES`] only because the disk above
-//! counts in blocks; each is [`BlockState::Data`] at its own offset, for ever, so reservations and commits are trivial.
-//! A fixed VHD is the same with a footer behind it, and shares [`FlatWriter`].
+//! There is nothing to map. The map is cut into pseudo-blocks of [`PSEUDO_BLOCK_BYTES`] only
+//! because the disk above counts in blocks; each is [`BlockState::Data`] at its own offset, for
+//! ever, so reservations and commits are trivial. A fixed VHD is the same with a footer behind it,
+//! and shares [`FlatWriter`].
 //!
-//! A raw file whose length is not a multiple of the sector is padded with zeros in thought: [`PaddedStore`] reads them
-//! where the file has already ended. The file itself is made longer only before the first write.
+//! A raw file whose length is not a multiple of the sector is padded with zeros in thought:
+//! [`PaddedStore`] reads them where the file has already ended. The file itself is made longer only
+//! before the first write.
 //!
-//! Invariant: after a failed sync no later flush succeeds ([`Barrier`]). Nothing else here changes while the image is open, but for
-//! the length of a padded file.
+//! Invariant: after a failed sync no later flush succeeds ([`Barrier`]). Nothing else here changes
+//! while the image is open, but for the length of a padded file.
 
 use crate::{
     BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,
@@ -31,7 +33,8 @@ use std::{
 /// The step by which the map of an image without blocks is cut.
 pub const PSEUDO_BLOCK_BYTES: u64 = 64 << 20;
 
-/// Payload that begins at offset 0 is aligned to anything; this is where [`ImageInfo::payload_alignment_bytes`] stops counting.
+/// Payload that begins at offset 0 is aligned to anything; this is where
+/// [`ImageInfo::payload_alignment_bytes`] stops counting.
 pub(crate) const FLAT_ALIGNMENT_BYTES: u32 = 1 << 20;
 
 /// A raw file or device.
@@ -43,10 +46,12 @@ pub struct RawImage {
 }
 
 impl RawImage {
-    /// Opens `store` as it is. The disk's size is the store's length, rounded up to a sector of `logical_sector_bytes`.
+    /// Opens `store` as it is. The disk's size is the store's length, rounded up to a sector of
+    /// `logical_sector_bytes`.
     ///
     /// # Errors
-    /// `Io` when the length cannot be told; `Unsupported` for a sector size other than a power of two from 512 to 4096.
+    /// `Io` when the length cannot be told; `Unsupported` for a sector size other than a power of
+    /// two from 512 to 4096.
     pub fn new(store: Arc<dyn Store>, writable: bool, logical_sector_bytes: u32) -> Result<Self> {
         check_sector_bytes(&*store, logical_sector_bytes)?;
         let Measured { store, size_bytes, padding_end_bytes, remark } = measure(store, logical_sector_bytes)?;
@@ -128,7 +133,8 @@ pub(crate) fn extend_to_sector(barrier: &Barrier, end_bytes: u64) -> Result<()> 
     store
         .allocate(FileRange { offset_bytes: end_bytes - 512, len_bytes: 512 })
         .map_err(|e| ImageError::io("extend the file to a whole sector", store, end_bytes, e))?;
-    // Were the length lost and a write to the last sector kept, that sector would be half old and half new.
+    // Were the length lost and a write to the last sector kept, that sector would be half old and
+    // half new.
     Ok(barrier.sync("make the file's new length durable")?)
 }
 
@@ -203,7 +209,8 @@ pub(crate) enum Behind {
 
 /// Moves what lies behind a disk.
 pub(crate) trait MoveBehind: Send + Sync + fmt::Debug {
-    /// Makes the disk `to_bytes` long instead of `from_bytes`, durably. What is added reads as zeros.
+    /// Makes the disk `to_bytes` long instead of `from_bytes`, durably. What is added reads as
+    /// zeros.
     ///
     /// # Errors
     /// The disk has its old size then.
@@ -314,8 +321,9 @@ impl ImageWriter for FlatWriter {
     }
 }
 
-/// A store that ends in zeros which its file does not have. Ranges that lie within the file go straight to it; what reaches behind its end
-/// is made up here. No write reaches there: the file is made as long before the first one.
+/// A store that ends in zeros which its file does not have. Ranges that lie within the file go
+/// straight to it; what reaches behind its end is made up here. No write reaches there: the file is
+/// made as long before the first one.
 #[derive(Debug)]
 struct PaddedStore {
     inner: Arc<dyn Store>,
@@ -455,7 +463,8 @@ mod tests {
         assert!(sector[488..].iter().all(|&b| b == 0));
     }
 
-    /// Only what reaches behind the file's end is made up; all else goes straight to the file, and so does all once the file is longer.
+    /// Only what reaches behind the file's end is made up; all else goes straight to the file, and
+    /// so does all once the file is longer.
     #[test]
     fn a_padded_file_is_driven_by_the_ring() {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -10,19 +10,21 @@
 //!
 //! Blocks of an image are all alike, so a free piece is used for a block of exactly its length.
 //!
-//! Space that was given up is first *quarantined*: until the removal of its mapping is durable, and no read that was begun
-//! under the old mapping is in flight, handing it out would show one block's stale data in another. The owner knows when
-//! both are true; it then takes the pieces by [`Space::recycled`], punches them by [`Punching`], and adds them by
-//! [`Space::add_free`]. A free piece may hold stale data. [`Space::take_to_zero`] and [`Space::add_ready`] are called
-//! before and after it is zeroed; only then can it be handed out.
+//! Space that was given up is first *quarantined*: until the removal of its mapping is durable, and
+//! no read that was begun under the old mapping is in flight, handing it out would show one block's
+//! stale data in another. The owner knows when both are true; it then takes the pieces by
+//! [`Space::recycled`], punches them by [`Punching`], and adds them by [`Space::add_free`]. A free
+//! piece may hold stale data. [`Space::take_to_zero`] and [`Space::add_ready`] are called before
+//! and after it is zeroed; only then can it be handed out.
 //!
-//! A `Space` lives inside its image's state mutex and never touches the store. What waits for the disk is done between two
-//! calls, without the mutex: [`Extension::carry_out`], [`zero_pieces`], [`Punching::punch`]. Whoever grows or zeroes must do
-//! so alone (the image's `preparing` mutex).
+//! A `Space` lives inside its image's state mutex and never touches the store. What waits for the
+//! disk is done between two calls, without the mutex: [`Extension::carry_out`], [`zero_pieces`],
+//! [`Punching::punch`]. Whoever grows or zeroes must do so alone (the image's `preparing` mutex).
 //!
-//! Invariants: what `take` hands out reads as zeros, lies within the store's length, and overlaps nothing that was handed
-//! out and not recycled. Nobody writes to slack. A piece that is punched or zeroed is in no list meanwhile, so it cannot be
-//! handed out before the call to the file system has ended.
+//! Invariants: what `take` hands out reads as zeros, lies within the store's length, and overlaps
+//! nothing that was handed out and not recycled. Nobody writes to slack. A piece that is punched or
+//! zeroed is in no list meanwhile, so it cannot be handed out before the call to the file system
+//! has ended.
 
 use diskwright_store::{FileRange, Store, Zeroing, is_full};
 use std::{
@@ -97,9 +99,9 @@ fn overflow() -> io::Error {
 }
 
 impl Space {
-    /// Space after `used_end_bytes`, the first byte after everything in use. The caller has truncated the file there, so
-    /// that what is added reads as zeros. Pieces from fresh space begin at multiples of `alignment_bytes`, and the file
-    /// grows to multiples of it.
+    /// Space after `used_end_bytes`, the first byte after everything in use. The caller has
+    /// truncated the file there, so that what is added reads as zeros. Pieces from fresh space
+    /// begin at multiples of `alignment_bytes`, and the file grows to multiples of it.
     ///
     /// # Panics
     /// When the alignment is 0, which is an error of the program.
@@ -116,8 +118,9 @@ impl Space {
         }
     }
 
-    /// Takes `len_bytes` and returns the first byte: a ready piece of exactly this length, else slack. `None` when a free
-    /// piece must be zeroed first ([`Space::take_to_zero`]), or the file must grow ([`Space::growth`]).
+    /// Takes `len_bytes` and returns the first byte: a ready piece of exactly this length, else
+    /// slack. `None` when a free piece must be zeroed first ([`Space::take_to_zero`]), or the file
+    /// must grow ([`Space::growth`]).
     ///
     /// # Errors
     /// When no offset can express the piece's end.
@@ -149,8 +152,9 @@ impl Space {
         }
     }
 
-    /// Free pieces of `len_bytes` that must be zeroed before one can be handed out; none when one is ready. They are in no
-    /// list from now on: the caller zeroes them and calls [`Space::add_ready`], or [`Space::add_free`] where that failed.
+    /// Free pieces of `len_bytes` that must be zeroed before one can be handed out; none when one
+    /// is ready. They are in no list from now on: the caller zeroes them and calls
+    /// [`Space::add_ready`], or [`Space::add_free`] where that failed.
     pub fn take_to_zero(&mut self, len_bytes: u64) -> Vec<u64> {
         if self.ready.first(len_bytes).is_some() {
             return Vec::new();
@@ -167,8 +171,8 @@ impl Space {
         self.ready.add(offset_bytes, len_bytes);
     }
 
-    /// How the file must grow before `len_bytes` can be taken from its end; `None` when the slack is enough, or a piece of
-    /// this length is there.
+    /// How the file must grow before `len_bytes` can be taken from its end; `None` when the slack
+    /// is enough, or a piece of this length is there.
     ///
     /// # Errors
     /// When no offset can express the new end.
@@ -188,8 +192,8 @@ impl Space {
         Ok(Some(Extension { from_bytes: self.file_end_bytes, exact_bytes, wanted_bytes }))
     }
 
-    /// Gives up a piece that was handed out (or was in use when the file was opened). It is not handed out again before
-    /// [`Space::recycled`].
+    /// Gives up a piece that was handed out (or was in use when the file was opened). It is not
+    /// handed out again before [`Space::recycled`].
     pub fn quarantine(&mut self, offset_bytes: u64, len_bytes: u64) {
         self.generation += 1;
         self.quarantined.push_back(Quarantined { generation: self.generation, offset_bytes, len_bytes });
@@ -200,15 +204,17 @@ impl Space {
         self.generation
     }
 
-    /// What was given up at generations up to `generation`, now in no list. The caller punches it and adds it as free.
+    /// What was given up at generations up to `generation`, now in no list. The caller punches it
+    /// and adds it as free.
     pub fn recycled(&mut self, generation: u64) -> Punching {
         let count = self.quarantined.partition_point(|piece| piece.generation <= generation);
         let pieces = self.quarantined.drain(..count);
         Punching::of(pieces.map(|piece| FileRange { offset_bytes: piece.offset_bytes, len_bytes: piece.len_bytes }))
     }
 
-    /// For the close: all that was given up is free, and so is what was zeroed for reuse. Returned is that of it, below
-    /// [`Space::used_end_bytes`], whose blocks the file system may still hold. Call [`Space::release_tail`] between the two.
+    /// For the close: all that was given up is free, and so is what was zeroed for reuse. Returned
+    /// is that of it, below [`Space::used_end_bytes`], whose blocks the file system may still hold.
+    /// Call [`Space::release_tail`] between the two.
     pub fn free_all(&mut self) -> Vec<FileRange> {
         let ready = std::mem::take(&mut self.ready).0;
         let ready =
@@ -220,8 +226,8 @@ impl Space {
         all
     }
 
-    /// Makes a piece below `used_end_bytes` that nothing refers to, durably, available. It is zeroed before it is handed
-    /// out, so what it holds does not matter.
+    /// Makes a piece below `used_end_bytes` that nothing refers to, durably, available. It is
+    /// zeroed before it is handed out, so what it holds does not matter.
     pub fn add_free(&mut self, offset_bytes: u64, len_bytes: u64) {
         self.free.add(offset_bytes, len_bytes);
     }
@@ -236,15 +242,16 @@ impl Space {
         self.file_end_bytes
     }
 
-    /// The caller changed the store's length. What was added, if anything, reads as zeros; a cut below `used_end_bytes`
-    /// moves that too.
+    /// The caller changed the store's length. What was added, if anything, reads as zeros; a cut
+    /// below `used_end_bytes` moves that too.
     pub fn set_file_end(&mut self, file_end_bytes: u64) {
         self.file_end_bytes = file_end_bytes;
         self.used_end_bytes = self.used_end_bytes.min(file_end_bytes);
     }
 
-    /// Forgets free pieces at the very end, so that the caller can cut the file at the `used_end_bytes` that is returned.
-    /// The caller must do so (and call [`Space::set_file_end`]) before the next `take`: those pieces are not zero.
+    /// Forgets free pieces at the very end, so that the caller can cut the file at the
+    /// `used_end_bytes` that is returned. The caller must do so (and call [`Space::set_file_end`])
+    /// before the next `take`: those pieces are not zero.
     pub fn release_tail(&mut self) -> u64 {
         loop {
             let end_bytes = self.used_end_bytes;
@@ -280,8 +287,8 @@ impl Extension {
         Ok(Self { from_bytes, exact_bytes: end_bytes, wanted_bytes: end_bytes })
     }
 
-    /// Grows the store by a step, or, where there is no space for that, by what is needed. Returns its new end. Waits for
-    /// the disk.
+    /// Grows the store by a step, or, where there is no space for that, by what is needed. Returns
+    /// its new end. Waits for the disk.
     ///
     /// # Errors
     /// The store's; `StorageFull` when the file cannot grow. The file's length is as it was.
@@ -315,8 +322,8 @@ impl Extension {
     }
 }
 
-/// Zeroes pieces that [`Space::take_to_zero`] gave; their space stays allocated. Returns how many are zero, and the error
-/// that ended it. Waits for the disk.
+/// Zeroes pieces that [`Space::take_to_zero`] gave; their space stays allocated. Returns how many
+/// are zero, and the error that ended it. Waits for the disk.
 pub fn zero_pieces(store: &dyn Store, offsets: &[u64], len_bytes: u64) -> (usize, io::Result<()>) {
     for (done, &offset_bytes) in offsets.iter().enumerate() {
         if let Err(error) = store.zero_range(FileRange { offset_bytes, len_bytes }, Zeroing::Keep) {
@@ -341,8 +348,9 @@ impl Punching {
         Self { pieces }
     }
 
-    /// Punches the next pieces that follow each other, at most 64 MiB a call, and returns them; empty at the end. A file
-    /// system that cannot do so keeps the blocks: nothing depends on it. Waits for the disk.
+    /// Punches the next pieces that follow each other, at most 64 MiB a call, and returns them;
+    /// empty at the end. A file system that cannot do so keeps the blocks: nothing depends on it.
+    /// Waits for the disk.
     pub fn punch(&mut self, store: &dyn Store) -> Vec<FileRange> {
         let Some(first) = self.pieces.pop() else { return Vec::new() };
         let (start_bytes, mut end_bytes) = (first.offset_bytes, first.offset_bytes.saturating_add(first.len_bytes));

@@ -1,5 +1,5 @@
-//! Tests that nothing waits for the file where the disk above holds a lock: reserve and commit never touch the store, and
-//! go on while another thread waits for it.
+//! Tests that nothing waits for the file where the disk above holds a lock: reserve and commit
+//! never touch the store, and go on while another thread waits for it.
 
 use crate::{BlockState, Commit, CreateOptions, DiskType, Image, ImageWriter, ParentLink, vhd, vhdx};
 use diskwright_store::{FileRange, MemoryStore, Store, Zeroing, testing::PassesOn};
@@ -286,7 +286,8 @@ fn pieces_that_follow_each_other_are_punched_together_but_at_most_64_mib_a_call(
     assert_eq!(store.largest_punch_bytes.load(Ordering::SeqCst), 64 * MIB);
 }
 
-/// While one thread is held back in the store, by whatever it does, requests that need nothing of it go on.
+/// While one thread is held back in the store, by whatever it does, requests that need nothing of
+/// it go on.
 #[test]
 fn no_lock_is_held_while_the_store_is_called() {
     for (kind, disk_type) in KINDS {
@@ -361,7 +362,8 @@ fn no_lock_is_held_while_the_store_is_called() {
     }
 }
 
-/// A page that was changed, written and dropped while another thread had read its old bytes: the read is made again.
+/// A page that was changed, written and dropped while another thread had read its old bytes: the
+/// read is made again.
 #[test]
 fn what_was_dropped_while_it_was_read_is_read_again() {
     for (kind, size_bytes, pages, entries) in [(Kind::Vhdx, 3 << 40, 4400, 512), (Kind::Vhd, 1536 << 30, 1200, 1024)] {

@@ -1,12 +1,14 @@
-//! What stands behind a target that is no file of its own: an export of a server, a disk that `diskwright attach` shows, the file of a loop device.
+//! What stands behind a target that is no file of its own: an export of a server, a disk that
+//! `diskwright attach` shows, the file of a loop device.
 //!
 //! ```text
 //!   nbd://HOST/EXPORT ─▶ what the server told when it was connected to
 //!   /dev/loop3        ─▶ the record of attached disks (its image, its server), else the file that the kernel names in sysfs
 //! ```
 //!
-//! A figure of `/dev/loop3` means nothing a day later, when it shows another file. And what a target stands on says who caches: for an
-//! export that is its server, whatever this side asks for. Everything here only reads, and what cannot be found out is left out.
+//! A figure of `/dev/loop3` means nothing a day later, when it shows another file. And what a
+//! target stands on says who caches: for an export that is its server, whatever this side asks for.
+//! Everything here only reads, and what cannot be found out is left out.
 
 use diskwright_nbd::{NbdDevice, wire::TransmissionFlags};
 use diskwright_serve::attach::{Record, Registry};
@@ -52,7 +54,8 @@ pub struct ExportRecord {
     pub description: Option<String>,
     /// The server takes no writes.
     pub read_only: bool,
-    /// Connections that are made at most: one for each thread, as far as the server allows and the URI says.
+    /// Connections that are made at most: one for each thread, as far as the server allows and the
+    /// URI says.
     pub connections_max: usize,
     /// A write can be asked to be durable; else a flush follows it.
     pub has_fua: bool,
@@ -141,7 +144,8 @@ impl fmt::Display for Behind {
     }
 }
 
-/// The attached disk that `path` belongs to, by its image, its device or one of its partitions'. Records that cannot be read are none.
+/// The attached disk that `path` belongs to, by its image, its device or one of its partitions'.
+/// Records that cannot be read are none.
 pub fn attached(path: &Path) -> Option<Record> {
     let (_, record) = Registry::existing()?.find(path).ok()?;
     record.is_supervised().then_some(record)

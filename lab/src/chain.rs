@@ -4,8 +4,9 @@
 //!   base.vhdx ◀── 0001.vhdx ◀── 0002.vhdx ◀── ... ◀── 1023.vhdx        opening number n opens a chain of n children on the base
 //! ```
 //!
-//! The data lie in the base and every read goes through the top, so that each child on the way is one more place in which a
-//! read might have been answered. The length of a chain is counted as in the paper: differencing disks above the base.
+//! The data lie in the base and every read goes through the top, so that each child on the way is
+//! one more place in which a read might have been answered. The length of a chain is counted as in
+//! the paper: differencing disks above the base.
 
 use crate::{
     LabError, Result,
@@ -32,8 +33,8 @@ pub struct ChainPlan {
     pub filled_bytes: u64,
     /// Differencing disks above the base.
     pub children: u32,
-    /// So many of the lowest children get data of their own: 4 KiB in each of eight blocks of the disk's second half.
-    /// Few, for to write to a child its whole chain must be opened.
+    /// So many of the lowest children get data of their own: 4 KiB in each of eight blocks of the
+    /// disk's second half. Few, for to write to a child its whole chain must be opened.
     pub with_own_data: u32,
 }
 
@@ -114,7 +115,8 @@ fn write_own_data(path: &Path, child: u32, plan: &ChainPlan) -> Result<()> {
         let mut device = Blocking::open(&*disk, plan.how.engine).map_err(failed)?;
         let half_blocks = (disk.geometry().size_bytes / 2) >> 21;
         for place in 0..8_u64.min(half_blocks) {
-            // Strides that share no factor with a power of two spread the children's blocks over the half.
+            // Strides that share no factor with a power of two spread the children's blocks over
+            // the half.
             let block = (u64::from(child) * 7919 + place * 104_729) % half_blocks;
             let mut sector = [0; 4096];
             let offset_bytes = (half_blocks + block) << 21;

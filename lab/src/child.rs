@@ -1,8 +1,9 @@
 //! Opening a disk, or a long run, in a fresh process, to know what that costs.
 //!
-//! Time and memory of one thing can only be told apart from everything else in a process that does nothing else: allocators keep
-//! what earlier work gave back, and the peak of a process never falls. So the program starts itself again with a hidden
-//! argument, and the child opens, reads one block, and prints what it cost as JSON.
+//! Time and memory of one thing can only be told apart from everything else in a process that does
+//! nothing else: allocators keep what earlier work gave back, and the peak of a process never
+//! falls. So the program starts itself again with a hidden argument, and the child opens, reads one
+//! block, and prints what it cost as JSON.
 //!
 //! ```text
 //!   lab ── ChildLauncher::open ────▶ <program> <args...> open PATH OFFSET LENGTH direct|page ──▶ child_main ──▶ JSON
@@ -157,10 +158,12 @@ pub struct TouchCost {
     pub resident_peak_bytes: u64,
 }
 
-/// Distance between the reads of [`touch_cost`]: less than what a page of any map, or of any table behind it, has.
+/// Distance between the reads of [`touch_cost`]: less than what a page of any map, or of any table
+/// behind it, has.
 const TOUCH_STEP_BYTES: u64 = 256 << 20;
 
-/// Opens `path` in this process and reads 4 KiB at a random place of every 256 MiB, in an order that jumps.
+/// Opens `path` in this process and reads 4 KiB at a random place of every 256 MiB, in an order
+/// that jumps.
 ///
 /// # Errors
 /// As [`open_cost`].
@@ -204,8 +207,8 @@ pub struct RunCost {
     pub resident_peak_bytes: u64,
 }
 
-/// Makes `requests` requests of `null:` in this process by one thread that takes every latency, and writes what it found as a run does, with a
-/// time series as long as a run of weeks has it.
+/// Makes `requests` requests of `null:` in this process by one thread that takes every latency, and
+/// writes what it found as a run does, with a time series as long as a run of weeks has it.
 ///
 /// # Errors
 /// Whatever the run fails with.
@@ -227,7 +230,8 @@ pub fn run_cost(requests: u64) -> Result<RunCost> {
 /// What the hidden command does with its arguments. Returns the JSON to print on standard output.
 ///
 /// # Errors
-/// [`LabError::BadOptions`] for arguments that a [`ChildLauncher`] does not give; whatever the open fails with.
+/// [`LabError::BadOptions`] for arguments that a [`ChildLauncher`] does not give; whatever the open
+/// fails with.
 pub fn child_main(args: &[OsString]) -> Result<String> {
     let bad = || LabError::BadOptions {
         what: "these arguments are not those of a measuring child".into(),

@@ -21,8 +21,8 @@ pub struct CpuTime {
 impl CpuTime {
     /// What this process has used: all its threads, io_uring's workers among them.
     ///
-    /// Interrupts and the kernel's own threads (writeback, completion work queues) are in nobody's account, here as in every
-    /// tool that asks the kernel. The kernel counts in microseconds.
+    /// Interrupts and the kernel's own threads (writeback, completion work queues) are in nobody's
+    /// account, here as in every tool that asks the kernel. The kernel counts in microseconds.
     pub fn of_process() -> Self {
         Self::of(UsageWho::RUSAGE_SELF)
     }
@@ -81,8 +81,8 @@ fn compact_utc(unix_seconds: u64) -> String {
     format!("{year:04}{month:02}{day:02}T{:02}{:02}{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// Days since 1970-01-01 as a Gregorian date: Howard Hinnant's `civil_from_days`, for dates from 1970 on. Years begin in
-/// March there, so that the leap day is the last of its year.
+/// Days since 1970-01-01 as a Gregorian date: Howard Hinnant's `civil_from_days`, for dates from
+/// 1970 on. Years begin in March there, so that the leap day is the last of its year.
 fn civil_from_days(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
@@ -112,7 +112,8 @@ impl Moment {
         self.steady.elapsed().as_nanos() as u64
     }
 
-    /// By how many seconds the wall clock was set since then, forward or (below 0) back; none where it has gone as a clock goes.
+    /// By how many seconds the wall clock was set since then, forward or (below 0) back; none where
+    /// it has gone as a clock goes.
     pub fn stepped_s(&self) -> Option<f64> {
         let passed_s = self.steady.elapsed().as_secs_f64();
         let shown_s = match SystemTime::now().duration_since(self.wall) {
@@ -129,11 +130,13 @@ fn step_s(shown_s: f64, passed_s: f64) -> Option<f64> {
     (by_s.abs() > 0.5 + passed_s / 1000.0).then_some(by_s)
 }
 
-/// The kernel's clock sources that are read without a system call and without leaving a virtual machine, in tens of nanoseconds.
+/// The kernel's clock sources that are read without a system call and without leaving a virtual
+/// machine, in tens of nanoseconds.
 const FAST_SOURCES: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];
 
-/// Whether this clock source of the kernel is fast to read. A slow one (`hpet`, `acpi_pm`, `hyperv_clocksource_msr`) costs each
-/// reading a system call, or an exit to the hypervisor, of about a microsecond.
+/// Whether this clock source of the kernel is fast to read. A slow one (`hpet`, `acpi_pm`,
+/// `hyperv_clocksource_msr`) costs each reading a system call, or an exit to the hypervisor, of
+/// about a microsecond.
 pub(crate) fn is_fast(source: &str) -> bool {
     FAST_SOURCES.contains(&source)
 }

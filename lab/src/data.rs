@@ -1,8 +1,10 @@
-//! Contents that cannot be compressed, are fast to make, and can be checked without having been kept.
+//! Contents that cannot be compressed, are fast to make, and can be checked without having been
+//! kept.
 //!
-//! Each 4 KiB of a target is the output of a xoshiro256++ generator whose seed comes from the run's seed and from where
-//! the 4 KiB begin. So any piece of any target can be made again from two numbers; a block that went to the wrong place, or came
-//! from another disk, is told apart from the right one; and no two sectors are alike, so nothing below can deduplicate.
+//! Each 4 KiB of a target is the output of a xoshiro256++ generator whose seed comes from the run's
+//! seed and from where the 4 KiB begin. So any piece of any target can be made again from two
+//! numbers; a block that went to the wrong place, or came from another disk, is told apart from the
+//! right one; and no two sectors are alike, so nothing below can deduplicate.
 
 use rand_xoshiro::{
     SplitMix64, Xoshiro256PlusPlus,
@@ -13,8 +15,8 @@ use rand_xoshiro::{
 pub const SECTOR_BYTES: usize = 4096;
 
 fn sector_rng(seed: u64, offset_bytes: u64) -> Xoshiro256PlusPlus {
-    // SplitMix64 is a bijection of its state, so two offsets never share a seed; adding the run's seed after one more
-    // mix keeps runs with neighbouring seeds apart.
+    // SplitMix64 is a bijection of its state, so two offsets never share a seed; adding the run's
+    // seed after one more mix keeps runs with neighbouring seeds apart.
     let mut mixed = SplitMix64::seed_from_u64(seed);
     Xoshiro256PlusPlus::seed_from_u64(mixed.next_u64() ^ (offset_bytes / SECTOR_BYTES as u64))
 }
@@ -77,7 +79,8 @@ mod tests {
 
     #[test]
     fn no_two_words_of_a_stretch_are_alike() {
-        // A stand-in for "incompressible": 64-bit words of random data repeat with a chance of about n^2 / 2^65.
+        // A stand-in for "incompressible": 64-bit words of random data repeat with a chance of
+        // about n^2 / 2^65.
         let mut buf = vec![0; 256 * SECTOR_BYTES];
         fill(1, 1 << 40, &mut buf);
         let words: HashSet<&[u8]> = buf.chunks(8).collect();

@@ -1,12 +1,14 @@
-//! Results as files: which kind a file holds, and why it cannot be read, each reason in its own words.
+//! Results as files: which kind a file holds, and why it cannot be read, each reason in its own
+//! words.
 //!
 //! ```text
 //!   file ──▶ JSON? ──▶ "schema"? ──▶ a kind known here? ──▶ its version? ──▶ its fields? ──▶ sound? ──▶ Document
 //! ```
 //!
-//! A file comes from anywhere, and may be a disk that was named by mistake. Its first 64 KiB must begin a JSON object with a schema
-//! that is known here; only then is the rest read, up to a limit. What later code adds up or indexes with is checked here once: sums that
-//! do not overflow, histograms that rise, numbers of targets that exist.
+//! A file comes from anywhere, and may be a disk that was named by mistake. Its first 64 KiB must
+//! begin a JSON object with a schema that is known here; only then is the rest read, up to a limit.
+//! What later code adds up or indexes with is checked here once: sums that do not overflow,
+//! histograms that rise, numbers of targets that exist.
 
 use crate::{
     bench::{self, BenchReport},
@@ -37,8 +39,8 @@ use std::{
 pub const BUNDLE_SCHEMA: &str = "diskwright.lab.results/1";
 /// Files longer than this are no results: a run of a week has a tenth of it.
 const LONGEST_BYTES: u64 = 1 << 30;
-/// How much is read before the file is known to hold a result: our files begin with the schema; those whose keys another program
-/// has sorted have it after their cells or phases.
+/// How much is read before the file is known to hold a result: our files begin with the schema;
+/// those whose keys another program has sorted have it after their cells or phases.
 const BYTES_WITHOUT_SCHEMA: [u64; 2] = [64 << 10, 64 << 20];
 
 /// Any result.
@@ -331,7 +333,8 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
     Ok(document)
 }
 
-/// The kinds of results, by the schema that is written today, each with the first version that is still read.
+/// The kinds of results, by the schema that is written today, each with the first version that is
+/// still read.
 pub(crate) const KINDS: [(&str, u64); 10] = [
     (RUN_SCHEMA, 1),
     (SWEEP_SCHEMA, 1),
@@ -389,7 +392,8 @@ fn check_contest(contest: &ContestRecord) -> Result<(), String> {
 
 /// What later code relies on.
 pub(crate) fn check_run(run: &Run) -> Result<(), String> {
-    // What is added up stays far below 2^63 in any run that ever was; a sum that does not is no measurement.
+    // What is added up stays far below 2^63 in any run that ever was; a sum that does not is no
+    // measurement.
     let mut sum = 0_u64;
     let mut add = |value: u64| {
         sum = sum.checked_add(value).filter(|sum| *sum < 1 << 62)?;
@@ -513,7 +517,8 @@ mod tests {
             let error = whole(Path::new("big.raw"), &mut counting).unwrap_err().to_string();
             (error, counting.1)
         };
-        // A disk of zeros, one with a boot sector, text, another program's JSON, and an object that breaks off.
+        // A disk of zeros, one with a boot sector, text, another program's JSON, and an object that
+        // breaks off.
         for (begins, words) in [
             ("", "big.raw is not JSON (line 1, column 1)"),
             ("\u{eb}X", "is not JSON (line 1, column 1)"),

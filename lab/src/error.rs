@@ -37,7 +37,8 @@ pub enum LabError {
         /// What the queue said.
         source: io::Error,
     },
-    /// Requests failed while they were measured. What was measured until then is not reported, for an average over a failing device means nothing.
+    /// Requests failed while they were measured. What was measured until then is not reported, for
+    /// an average over a failing device means nothing.
     #[error("{first} ({errors} failed in all); the measurement is void: look at the device below")]
     Void {
         /// The first failure, with target, offset and length.

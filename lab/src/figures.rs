@@ -1,7 +1,8 @@
 //! The few figures by which windows are compared, and which way each of them is better.
 //!
-//! A [`PhaseRecord`] has everything; what sweeps, knees and comparisons reckon with is this handful of numbers, one set for each
-//! measured window (a *round*). They are small enough to be kept for hundreds of windows.
+//! A [`PhaseRecord`] has everything; what sweeps, knees and comparisons reckon with is this handful
+//! of numbers, one set for each measured window (a *round*). They are small enough to be kept for
+//! hundreds of windows.
 
 use crate::record::PhaseRecord;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,5 @@
-//! Filling a target through its block queue, proving that it reads back the same bytes, and finding what is in it.
+//! Filling a target through its block queue, proving that it reads back the same bytes, and finding
+//! what is in it.
 //!
 //! ```text
 //!   free buffer ─ contents of the offset ───▶ push write ─▶ reap ─▶ free buffer ...              fill, then flush
@@ -6,8 +7,9 @@
 //!   free buffer ────────────────────────────▶ push read  ─▶ reap ─▶ look for a byte above 0      find data
 //! ```
 //!
-//! All keep sixteen requests of 1 MiB in flight, so verifying is itself a test of the queue: parts that went to the wrong
-//! buffer or the wrong place show. Ranges are taken in the order given, and pieces never cross their ends.
+//! All keep sixteen requests of 1 MiB in flight, so verifying is itself a test of the queue: parts
+//! that went to the wrong buffer or the wrong place show. Ranges are taken in the order given, and
+//! pieces never cross their ends.
 
 use crate::{LabError, Result, data};
 use diskwright_store::{
@@ -19,7 +21,8 @@ use std::{io, ops::Range, slice};
 pub const DEPTH: usize = 16;
 /// Bytes of each.
 pub const PIECE_BYTES: usize = 1 << 20;
-/// Extents are asked for by windows of this, so that a shredded disk of any size takes little memory.
+/// Extents are asked for by windows of this, so that a shredded disk of any size takes little
+/// memory.
 const EXTENT_WINDOW_BYTES: u64 = 1 << 30;
 
 /// Told after each piece how many bytes are done; an error stops the work.
@@ -36,7 +39,8 @@ pub fn fill(name: &str, device: &dyn BlockDevice, seed: u64, engine: EngineKind,
     fill_front(name, device, u64::MAX, seed, engine, tick)
 }
 
-/// Writes the contents of `seed` over the first `len_bytes` of `device`, or over all of a smaller one, and flushes.
+/// Writes the contents of `seed` over the first `len_bytes` of `device`, or over all of a smaller
+/// one, and flushes.
 ///
 /// # Errors
 /// As [`fill`].
@@ -78,8 +82,8 @@ pub fn verify(name: &str, device: &dyn BlockDevice, seed: u64, engine: EngineKin
     Pass::new(name, device, engine)?.run(slice::from_ref(&all), &mut Action::Compare(seed), tick)
 }
 
-/// Reads `ranges` until a byte that is not 0 is found. Returns about the first such offset: none of the pieces before the one that it
-/// lies in has any.
+/// Reads `ranges` until a byte that is not 0 is found. Returns about the first such offset: none of
+/// the pieces before the one that it lies in has any.
 ///
 /// # Errors
 /// As [`fill`].
@@ -284,7 +288,8 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Where the first byte above 0 is. Whole words first: most of what is searched is zeros, or has one at its very front.
+/// Where the first byte above 0 is. Whole words first: most of what is searched is zeros, or has
+/// one at its very front.
 fn first_byte(buf: &[u8]) -> Option<usize> {
     let (words, _) = buf.as_chunks::<64>();
     let start = words.iter().position(|word| *word != [0; 64]).map_or(words.len() * 64, |index| index * 64);

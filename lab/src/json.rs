@@ -1,5 +1,6 @@
-//! Results as JSON that people can read too: fields and records have lines of their own, rows of numbers stay on one. A histogram of ten
-//! thousand buckets would be forty thousand lines otherwise.
+//! Results as JSON that people can read too: fields and records have lines of their own, rows of
+//! numbers stay on one. A histogram of ten thousand buckets would be forty thousand lines
+//! otherwise.
 
 use serde::Serialize;
 use std::io::{self, Write};

@@ -31,9 +31,10 @@
 //! | `paper.rs` | the paper's own figures |
 //! | `study/`, `bench/` | the paper's experiments; the engine's promises against its peers |
 //!
-//! Three rules hold throughout. A target is compared with its base *within a round*, never across. A target is filled, read
-//! back and found allocated before it is measured, or it is not measured. What could not be measured is left out by name,
-//! and what makes a figure doubtful is said beside it.
+//! Three rules hold throughout. A target is compared with its base *within a round*, never across.
+//! A target is filled, read back and found allocated before it is measured, or it is not measured.
+//! What could not be measured is left out by name, and what makes a figure doubtful is said beside
+//! it.
 //!
 //! # Running a study
 //!

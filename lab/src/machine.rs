@@ -1,7 +1,7 @@
 //! What a result was measured on: processor, memory, kernel, file system, device, versions.
 //!
-//! A figure without its machine is a rumour. All of this is read from `/proc` and `/sys`; what is not there is left empty,
-//! never guessed.
+//! A figure without its machine is a rumour. All of this is read from `/proc` and `/sys`; what is
+//! not there is left empty, never guessed.
 
 use crate::table::bytes;
 use rustix::fs::statvfs;
@@ -160,8 +160,8 @@ impl OtherLoad {
         Self { start: Instant::now(), busy_ticks, stolen_ticks, own_ns: crate::clock::CpuTime::of_process().total_ns() }
     }
 
-    /// Processors kept busy since then by other programs and by the kernel's own threads, and processors' worth of time that the
-    /// hypervisor gave to other guests.
+    /// Processors kept busy since then by other programs and by the kernel's own threads, and
+    /// processors' worth of time that the hypervisor gave to other guests.
     pub fn since(&self) -> (f64, f64) {
         let (busy_ticks, stolen_ticks) = cpu_ticks(&read("/proc/stat"));
         let wall_ns = (self.start.elapsed().as_nanos() as f64).max(1.0);
@@ -172,8 +172,9 @@ impl OtherLoad {
     }
 }
 
-/// Whether something takes pages that lie idle away from the page cache (DAMON, as clouds set it up to get memory back): what was read into it long
-/// ago is then not in it any more, however much memory is free.
+/// Whether something takes pages that lie idle away from the page cache (DAMON, as clouds set it up
+/// to get memory back): what was read into it long ago is then not in it any more, however much
+/// memory is free.
 pub fn takes_idle_pages() -> bool {
     takes_idle_pages_by(Path::new("/sys"))
 }
@@ -218,7 +219,8 @@ fn os_name(os_release: &str) -> String {
     line.map_or_else(String::new, |name| name.trim_matches('"').to_owned())
 }
 
-/// Busy and stolen ticks of all processors. Guest time is in user time already, and iowait is idleness.
+/// Busy and stolen ticks of all processors. Guest time is in user time already, and iowait is
+/// idleness.
 fn cpu_ticks(stat: &str) -> (u64, u64) {
     let fields: Vec<u64> = stat
         .lines()
@@ -241,7 +243,8 @@ struct Mounted {
     device: String,
 }
 
-/// The mount under which `path` lies: the longest mount point that is its prefix; of equal ones the last, which hides the others.
+/// The mount under which `path` lies: the longest mount point that is its prefix; of equal ones the
+/// last, which hides the others.
 fn mount_of(mountinfo: &str, path: &Path) -> Option<Mounted> {
     let mut best: Option<Mounted> = None;
     for line in mountinfo.lines() {

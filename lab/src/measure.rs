@@ -1,8 +1,9 @@
 //! One workload on several targets, round by round, and what the rounds say together.
 //!
-//! Every round measures every target once, in an order that changes ([`stats::round_order`]); a target is compared with the
-//! base *within* each round. So a machine that slows down, a cloud disk that throttles, a neighbour that wakes up hits all alike, and
-//! the ratio survives what the absolute figures do not.
+//! Every round measures every target once, in an order that changes ([`stats::round_order`]); a
+//! target is compared with the base *within* each round. So a machine that slows down, a cloud disk
+//! that throttles, a neighbour that wakes up hits all alike, and the ratio survives what the
+//! absolute figures do not.
 
 use crate::{
     LabError, Result,
@@ -57,8 +58,8 @@ impl Plan {
 /// Carries out a job of one phase on one target, and nothing less than all of it.
 ///
 /// # Errors
-/// [`LabError::Void`] when a request failed, for an average over a failing target means nothing; [`LabError::Stopped`] when
-/// `watch` has ended it; what [`run::run`] says.
+/// [`LabError::Void`] when a request failed, for an average over a failing target means nothing;
+/// [`LabError::Stopped`] when `watch` has ended it; what [`run::run`] says.
 pub fn window(job: &Job, target: &OpenTarget, options: &RunOptions, watch: &dyn Watch) -> Result<PhaseRecord> {
     let (phase, end) = run::phase(job, 0, slice::from_ref(target), options, watch)?;
     match end {
@@ -83,7 +84,8 @@ pub struct Steps<'a> {
 /// What has to be done before each window on the target with this number.
 pub type Before<'a> = dyn FnMut(usize) -> Result<()> + 'a;
 
-/// Measures `workload` on each of `targets`, interleaved, after `before`. The result has one list for each target, one round after the other.
+/// Measures `workload` on each of `targets`, interleaved, after `before`. The result has one list
+/// for each target, one round after the other.
 ///
 /// # Errors
 /// As [`window`].
@@ -116,8 +118,8 @@ pub struct Ratio {
     /// Median, extremes and deviation of the rounds' ratios.
     #[serde(flatten)]
     pub summary: Summary,
-    /// 95 % confidence interval of the median ([`stats::median_interval`], over the logarithms); `None` of a single round, or where
-    /// a ratio is 0.
+    /// 95 % confidence interval of the median ([`stats::median_interval`], over the logarithms);
+    /// `None` of a single round, or where a ratio is 0.
     pub confidence: Option<Interval>,
     /// Each round's ratio.
     pub each: Vec<f64>,

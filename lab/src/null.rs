@@ -1,7 +1,7 @@
 //! The `null:` target: every request ends at once and nothing is moved.
 //!
-//! What a workload reaches here is the generator's own ceiling: the cost of making requests, of taking times and of recording
-//! them, through the same traits as every other target.
+//! What a workload reaches here is the generator's own ceiling: the cost of making requests, of
+//! taking times and of recording them, through the same traits as every other target.
 
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, Geometry, PushError, QueueOptions, Request, queue::validate,

@@ -1,11 +1,13 @@
-//! Where a command writes what it found: results, reports made from them, and the profiles beside them.
+//! Where a command writes what it found: results, reports made from them, and the profiles beside
+//! them.
 //!
 //! ```text
 //!   Output::check   before anything is made or measured: may a file of this name be replaced, and can one be made?
 //!   save, write     when there is something, as often as need be: NAME.saving, whole ──▶ renamed to NAME
 //! ```
 //!
-//! What is there already is replaced where it is empty, or has the marks of a file of the same kind that this program wrote:
+//! What is there already is replaced where it is empty, or has the marks of a file of the same kind
+//! that this program wrote:
 //!
 //! | kind | known by |
 //! |---|---|
@@ -15,11 +17,13 @@
 //! | CSV | the names of its first columns, and the CRLF behind them, which tables that were reckoned from ours seldom have |
 //! | profile | its first line, [`PROFILE_MARK`] |
 //!
-//! Everything else stays as it is, and the user is told. So does a report stay where a result is to be saved, and a result where a
-//! report is. A file is looked at again right before it is replaced, for between the check and the end of a run somebody else may have taken the name.
+//! Everything else stays as it is, and the user is told. So does a report stay where a result is to
+//! be saved, and a result where a report is. A file is looked at again right before it is replaced,
+//! for between the check and the end of a run somebody else may have taken the name.
 //!
-//! A name that is a link stays one: the file that it leads to is replaced. `/dev/stdout` and its like are links as well, but what they
-//! lead to is open already and is written by others, so they are no place for a file.
+//! A name that is a link stays one: the file that it leads to is replaced. `/dev/stdout` and its
+//! like are links as well, but what they lead to is open already and is written by others, so they
+//! are no place for a file.
 
 use crate::{LabError, Result, document::KINDS, json, report::MADE_BY};
 use serde::Serialize;
@@ -69,11 +73,12 @@ pub struct Output {
 }
 
 impl Output {
-    /// Asks whether a file of this kind may be written at `path`, and tries whether one can be made there.
-    /// What is there stays as it is; what a save that was broken off left beside it goes.
+    /// Asks whether a file of this kind may be written at `path`, and tries whether one can be made
+    /// there. What is there stays as it is; what a save that was broken off left beside it goes.
     ///
     /// # Errors
-    /// [`LabError::BadOptions`] where something else is there, [`LabError::File`] where no file can be made.
+    /// [`LabError::BadOptions`] where something else is there, [`LabError::File`] where no file can
+    /// be made.
     pub fn check(path: &Path, kind: Kind) -> Result<Self> {
         let of_the_system = path.is_symlink() && ["/dev", "/proc"].iter().any(|dir| path.starts_with(dir));
         if of_the_system {
@@ -124,7 +129,8 @@ impl Output {
         written.map_err(self.kind.failure(&self.path))
     }
 
-    /// A new file under the name that it has until it is whole. What a save that was broken off left there goes.
+    /// A new file under the name that it has until it is whole. What a save that was broken off
+    /// left there goes.
     fn begin(&self) -> Result<File> {
         self.look(&self.saving, &self.saving)?;
         match fs::remove_file(&self.saving) {

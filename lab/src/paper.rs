@@ -1,7 +1,8 @@
-//! The VHD paper's own figures, as data: `papers/vhd-performance-windows-2008r2.txt`, the numbers behind its charts.
+//! The VHD paper's own figures, as data: `papers/vhd-performance-windows-2008r2.txt`, the numbers
+//! behind its charts.
 //!
-//! Only what is printed there is here. The chart of container types has no 4K sequential and no 32K random workloads, so for
-//! those there is no ratio, and none is made up.
+//! Only what is printed there is here. The chart of container types has no 4K sequential and no 32K
+//! random workloads, so for those there is no ratio, and none is made up.
 
 use crate::workload::Workload;
 
@@ -19,7 +20,8 @@ pub enum PaperContainer {
     Differencing,
 }
 
-/// One workload: bytes of a request, share of reads, share of random requests; then physical disk, fixed, dynamic, differencing.
+/// One workload: bytes of a request, share of reads, share of random requests; then physical disk,
+/// fixed, dynamic, differencing.
 type Row = (u32, f64, f64, [f64; 4]);
 
 const SR: (f64, f64) = (100.0, 0.0);
@@ -31,8 +33,8 @@ const fn row(shares: (f64, f64), block_kib: u32, values: [f64; 4]) -> Row {
     (block_kib << 10, shares.0, shares.1, values)
 }
 
-/// "WS08 R2 Sequential I/Os Throughput (Native Mode)", MB/s, and "WS08 R2 Random I/Os Throughput (Native Mode)", IOPS; queue
-/// depth 64; rounded to a millionth.
+/// "WS08 R2 Sequential I/Os Throughput (Native Mode)", MB/s, and "WS08 R2 Random I/Os Throughput
+/// (Native Mode)", IOPS; queue depth 64; rounded to a millionth.
 const NATIVE_R2: [Row; 12] = [
     row(SR, 64, [1532.777565, 1534.164226, 1491.673094, 1497.803167]),
     row(SW, 64, [650.709200, 646.738351, 507.077550, 501.924265]),
@@ -48,11 +50,13 @@ const NATIVE_R2: [Row; 12] = [
     row(RW, 64, [2415.432095, 2408.297461, 2142.463685, 2166.091892]),
 ];
 
-/// An application workload by its name in the profile; then physical disk, fixed, dynamic, differencing.
+/// An application workload by its name in the profile; then physical disk, fixed, dynamic,
+/// differencing.
 type NamedRow = (&'static str, [f64; 4]);
 
-/// "WS08 R2 Real Apps Workload Throughput (Native Mode)", IOPS; queue depth 64; rounded to a millionth. "SQL Server Log" is the load of a 64K
-/// sequential write, and yet has figures of its own.
+/// "WS08 R2 Real Apps Workload Throughput (Native Mode)", IOPS; queue depth 64; rounded to a
+/// millionth. "SQL Server Log" is the load of a 64K sequential write, and yet has figures of its
+/// own.
 const APPLICATIONS_R2: [NamedRow; 12] = [
     ("Web file server 4K", [3700.743228, 3725.768419, 3573.336901, 3559.130357]),
     ("Web file server 8K", [3619.563463, 3628.384313, 3478.234491, 3475.591361]),
@@ -68,8 +72,8 @@ const APPLICATIONS_R2: [NamedRow; 12] = [
     ("Video on demand", [1030.502531, 1039.766639, 937.595707, 938.214248]),
 ];
 
-/// The paper's ratio of a container to the physical disk, Windows Server 2008 R2, queue depth 64. `None` where its tables
-/// do not have the workload.
+/// The paper's ratio of a container to the physical disk, Windows Server 2008 R2, queue depth 64.
+/// `None` where its tables do not have the workload.
 pub fn ratio(workload: &Workload, container: PaperContainer) -> Option<f64> {
     let is_it = |(block_bytes, read, random, _): &&Row| {
         *block_bytes == workload.block_bytes && *read == workload.read_percent && *random == workload.random_percent
@@ -87,8 +91,9 @@ pub fn ratio(workload: &Workload, container: PaperContainer) -> Option<f64> {
     Some(values[column] / values[0])
 }
 
-/// "Peak IOPS ... for a fully populated 2040GB dynamically expanding VHD": share of reads and of random requests, KiB; then Windows Server 2008, whose
-/// blocks are of 512 KiB, and R2, whose blocks are of 2 MiB.
+/// "Peak IOPS ... for a fully populated 2040GB dynamically expanding VHD": share of reads and of
+/// random requests, KiB; then Windows Server 2008, whose blocks are of 512 KiB, and R2, whose
+/// blocks are of 2 MiB.
 type PeakRow = ((f64, f64), u32, f64, f64);
 
 const DYNAMIC_PEAKS: [PeakRow; 16] = [
@@ -110,8 +115,9 @@ const DYNAMIC_PEAKS: [PeakRow; 16] = [
     (RW, 64, 137.0, 2_888.0),
 ];
 
-/// The paper's peak IOPS of a full dynamic VHD with blocks of 512 KiB on Windows Server 2008, as a ratio to one with 2 MiB on R2: block size
-/// and software together, for the paper never changes one alone. `None` for a workload that it does not have.
+/// The paper's peak IOPS of a full dynamic VHD with blocks of 512 KiB on Windows Server 2008, as a
+/// ratio to one with 2 MiB on R2: block size and software together, for the paper never changes one
+/// alone. `None` for a workload that it does not have.
 pub fn block_size_ratio(workload: &Workload) -> Option<f64> {
     let (.., old, new) = DYNAMIC_PEAKS.iter().find(|((read, random), kib, ..)| {
         *kib << 10 == workload.block_bytes && *read == workload.read_percent && *random == workload.random_percent
@@ -161,7 +167,8 @@ pub const FIXED_CREATION_WS2008_MB_PER_S: f64 = 49.0;
 /// The same: Windows Server 2008 R2.
 pub const FIXED_CREATION_R2_MB_PER_S: f64 = 419.0;
 
-/// A chain length's throughput against that of length 1: Windows Server 2008, and R2. `None` where the paper has no such length.
+/// A chain length's throughput against that of length 1: Windows Server 2008, and R2. `None` where
+/// the paper has no such length.
 pub fn chain_ratios(points: &[ChainPoint], length: u32) -> Option<(f64, f64)> {
     let first = points.first()?;
     let point = points.iter().find(|point| point.length == length)?;
@@ -181,7 +188,8 @@ mod tests {
         let close = |found: Option<f64>, wanted: f64| {
             assert!((found.unwrap() - wanted).abs() < 5e-4, "{found:?} is not {wanted}")
         };
-        // The paper's point: random 4K writes lose four tenths on a dynamic disk, reads lose nothing.
+        // The paper's point: random 4K writes lose four tenths on a dynamic disk, reads lose
+        // nothing.
         close(at(Pattern::Random, Direction::Write, 4, PaperContainer::Dynamic), 0.6139);
         close(at(Pattern::Random, Direction::Read, 4, PaperContainer::Dynamic), 0.9980);
         close(at(Pattern::Sequential, Direction::Write, 64, PaperContainer::Differencing), 0.7714);

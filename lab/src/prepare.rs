@@ -1,4 +1,5 @@
-//! From what a user named to targets that may be measured: made, guarded, opened, filled, looked at.
+//! From what a user named to targets that may be measured: made, guarded, opened, filled, looked
+//! at.
 //!
 //! ```text
 //!   spec ─▶ make it (--create-size) ─▶ open for reading ─▶ may it be written? (inspect/guard.rs)
@@ -9,8 +10,8 @@
 //!                             ─▶ prove by its extents that all of it has space ─▶ look at it ─▶ doubts
 //! ```
 //!
-//! Invariant: when this fails, or is stopped, files that were there before hold what they held, unless they were allowed to be
-//! overwritten; files that it made are gone.
+//! Invariant: when this fails, or is stopped, files that were there before hold what they held,
+//! unless they were allowed to be overwritten; files that it made are gone.
 
 use crate::{
     LabError, Result, data, fill,
@@ -36,7 +37,8 @@ use std::{
 /// How to prepare.
 #[derive(Debug, Clone, Default)]
 pub struct PrepareOptions {
-    /// Make each target that is not there: a file of this size, or a dynamic disk where the name says `.vhd` or `.vhdx`.
+    /// Make each target that is not there: a file of this size, or a dynamic disk where the name
+    /// says `.vhd` or `.vhdx`.
     pub create_bytes: Option<u64>,
     /// Fill the working sets first, whatever they hold.
     pub fill: bool,
@@ -58,8 +60,9 @@ pub struct Prepared {
 /// Prepares the targets that `specs` name for `job`.
 ///
 /// # Errors
-/// What is wrong with the job or with a target; [`LabError::InUse`] and [`LabError::HoldsData`] where writing is not allowed;
-/// [`LabError::NoSpaceToFill`]; [`LabError::Stopped`] when `progress` says so.
+/// What is wrong with the job or with a target; [`LabError::InUse`] and [`LabError::HoldsData`]
+/// where writing is not allowed; [`LabError::NoSpaceToFill`]; [`LabError::Stopped`] when `progress`
+/// says so.
 pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: &mut dyn Progress) -> Result<Prepared> {
     job.validate()?;
     if job.phases.iter().any(|phase| phase.loads.is_empty()) || specs.is_empty() {
@@ -75,7 +78,8 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
         if writes || options.fill {
             // Before it is opened, for what is in use may not even be opened.
             guard::refuse_used(spec, Path::new(spec))?;
-            // An export is connected to once: a server may end with its first client. To connect for writing changes nothing there.
+            // An export is connected to once: a server may end with its first client. To connect
+            // for writing changes nothing there.
             let is_export = run::names_export(spec);
             let writable = is_export && (is_written(job, number) || options.fill);
             let target = run::open(spec, &OpenHow { writable, ..options.open.clone() })?;
@@ -171,7 +175,8 @@ fn allow(
     inspect::allow(&writing, options.destroy_data, &mut |done| report(progress, "look", done, total, &message))
 }
 
-/// Refuses a virtual disk that exists and is smaller than asked for: the job would run on the smaller one.
+/// Refuses a virtual disk that exists and is smaller than asked for: the job would run on the
+/// smaller one.
 fn refuse_smaller(target: &OpenTarget, options: &PrepareOptions) -> Result<()> {
     let size_bytes = target.device.geometry().size_bytes;
     match (options.create_bytes, &target.path) {
@@ -187,7 +192,8 @@ fn refuse_smaller(target: &OpenTarget, options: &PrepareOptions) -> Result<()> {
     }
 }
 
-/// Fills the working sets, and proves by the extents that they have space. Returns the bytes written.
+/// Fills the working sets, and proves by the extents that they have space. Returns the bytes
+/// written.
 fn fill_sets(
     job: &Job,
     target: &OpenTarget,
@@ -216,7 +222,8 @@ fn fill_sets(
     Ok(total_bytes)
 }
 
-/// Refuses when the file system has less room than the target lacks. What lies on a device has all its space.
+/// Refuses when the file system has less room than the target lacks. What lies on a device has all
+/// its space.
 fn need_space(target: &OpenTarget, sets: &[Range<u64>]) -> Result<()> {
     let Some(path) = target.path.as_deref().filter(|path| path.is_file()) else { return Ok(()) };
     let lacking = |sets: &[Range<u64>]| {
@@ -233,7 +240,8 @@ fn need_space(target: &OpenTarget, sets: &[Range<u64>]) -> Result<()> {
     if needed_bytes <= free_bytes {
         return Ok(());
     }
-    // Space that was set aside for the file beforehand (fallocate) reads as a hole, and is there all the same.
+    // Space that was set aside for the file beforehand (fallocate) reads as a hole, and is there
+    // all the same.
     let size_bytes = target.device.geometry().size_bytes;
     let all = 0..size_bytes;
     let stored_bytes = size_bytes - lacking(slice::from_ref(&all))?;
@@ -298,7 +306,8 @@ impl Made {
             Ok(found) if !found.is_file() => {
                 return bad(format!("{spec} is no file and cannot be made"), "leave --create-size out");
             }
-            // The length of the file is not the size of the disk: `refuse_smaller` looks when the disk is open.
+            // The length of the file is not the size of the disk: `refuse_smaller` looks when the
+            // disk is open.
             Ok(_) if is_disk => return Ok(()),
             Ok(found) if found.len() == size_bytes => return Ok(()),
             Ok(_) if guard::is_own(path) => return resize(path, size_bytes),

@@ -190,7 +190,8 @@ fn a_target_that_is_not_there_is_named() {
 #[test]
 fn there_must_be_room_to_fill() {
     let folder = Folder::new();
-    // More than any disk of a test machine has, and less than its file systems allow a file to have.
+    // More than any disk of a test machine has, and less than its file systems allow a file to
+    // have.
     let spec = folder.sparse("huge.raw", 8 << 40);
     let error = go(&writing(), &spec, &PrepareOptions { fill: true, ..options() }).unwrap_err();
     assert!(matches!(error, LabError::NoSpaceToFill { .. }), "{error}");

@@ -1,7 +1,8 @@
 //! How a long run tells what it is doing, and how it is told to stop.
 //!
-//! The lab never draws. It reports to a [`Progress`] between cells; a cell that lasts long enough to be looked at is shown to that one's
-//! [`Watch`], by the thread that conducts it and never by one that measures. So a screen costs no measurement anything.
+//! The lab never draws. It reports to a [`Progress`] between cells; a cell that lasts long enough
+//! to be looked at is shown to that one's [`Watch`], by the thread that conducts it and never by
+//! one that measures. So a screen costs no measurement anything.
 
 use crate::{
     LabError, Result,

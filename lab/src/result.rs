@@ -1,4 +1,5 @@
-//! Results as they are saved: complete, with everything that made them, under a schema that has a version.
+//! Results as they are saved: complete, with everything that made them, under a schema that has a
+//! version.
 
 use crate::{
     child::OpenCost,
@@ -10,7 +11,8 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Schema of [`ContainersResult`]. Version 1 had workloads of one direction and one pattern only, and other rounds; it is still read.
+/// Schema of [`ContainersResult`]. Version 1 had workloads of one direction and one pattern only,
+/// and other rounds; it is still read.
 pub const CONTAINERS_SCHEMA: &str = "diskwright.study.containers/2";
 
 /// The study `containers`, whole.
@@ -32,7 +34,8 @@ pub struct ContainersResult {
     pub versions: Versions,
     /// How.
     pub options: ContainersRecord,
-    /// What the generator itself costs for each request, on `null:` at the first depth, nanoseconds.
+    /// What the generator itself costs for each request, on `null:` at the first depth,
+    /// nanoseconds.
     pub generator_ns_per_io: f64,
     /// How each target was prepared and proved.
     pub preparation: Vec<PreparedRecord>,
@@ -114,8 +117,8 @@ pub struct PreparedRecord {
     pub filled_bytes: u64,
     /// How long that took, nanoseconds.
     pub fill_ns: u64,
-    /// Bytes read back, after closing and opening it again, and found equal to what was written: all of them, or the study
-    /// would have ended with an error.
+    /// Bytes read back, after closing and opening it again, and found equal to what was written:
+    /// all of them, or the study would have ended with an error.
     pub verified_bytes: u64,
     /// How long that took, nanoseconds.
     pub verify_ns: u64,
@@ -151,7 +154,8 @@ pub struct ChainRecord {
     pub made_in_ns: u64,
     /// Each length: differencing disks above the base.
     pub lengths: Vec<ChainLength>,
-    /// Each workload; its cells are in the order of `lengths`, the first being the base of the ratios.
+    /// Each workload; its cells are in the order of `lengths`, the first being the base of the
+    /// ratios.
     pub reads: Vec<WorkloadResult>,
 }
 
@@ -179,7 +183,8 @@ pub struct ExpandingRecord {
     pub writes: u64,
     /// The full disk, which is the base of the ratios, and the empty one.
     pub result: WorkloadResult,
-    /// The flush after the writes, which makes the new blocks durable: on the full disk, nanoseconds.
+    /// The flush after the writes, which makes the new blocks durable: on the full disk,
+    /// nanoseconds.
     pub flush_full_ns: Summary,
     /// The same on the empty one.
     pub flush_empty_ns: Summary,
@@ -192,13 +197,15 @@ pub struct ExpandingRecord {
 pub struct BlockSizeRecord {
     /// Which kind.
     pub container: Container,
-    /// Sizes of blocks, in the order of the cells; the first is the usual one, and the base of the ratios.
+    /// Sizes of blocks, in the order of the cells; the first is the usual one, and the base of the
+    /// ratios.
     pub block_bytes: Vec<u64>,
     /// Space that each file takes.
     pub file_allocated_bytes: Vec<u64>,
     /// The workloads.
     pub workloads: Vec<WorkloadResult>,
-    /// For each workload, the paper's ratio of its 512 KiB (on Windows Server 2008) to its 2 MiB (on R2), where it has one.
+    /// For each workload, the paper's ratio of its 512 KiB (on Windows Server 2008) to its 2 MiB
+    /// (on R2), where it has one.
     pub paper_ratios: Vec<Option<f64>>,
 }
 
@@ -208,7 +215,8 @@ pub struct ComparedWorkload {
     /// What was measured.
     #[serde(flatten)]
     pub result: WorkloadResult,
-    /// For each cell, the paper's ratio to the physical disk (Windows Server 2008 R2, queue depth 64), where its tables have one.
+    /// For each cell, the paper's ratio to the physical disk (Windows Server 2008 R2, queue depth
+    /// 64), where its tables have one.
     pub paper_ratios: Vec<Option<f64>>,
 }
 

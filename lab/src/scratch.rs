@@ -13,8 +13,9 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes `diskwright-scratch-<process id>` in `parent` (the current folder unless said), which is made if need be. Never uses
-    /// a folder that exists: what it removes at the end is only what it has made.
+    /// Makes `diskwright-scratch-<process id>` in `parent` (the current folder unless said), which
+    /// is made if need be. Never uses a folder that exists: what it removes at the end is only what
+    /// it has made.
     ///
     /// # Errors
     /// [`LabError::File`] when the folder cannot be made, or is there already.
@@ -56,7 +57,8 @@ impl Scratch {
         Ok(path)
     }
 
-    /// Lets the file system finish what deleting and writing have left to do, so that it does not fall into a measurement.
+    /// Lets the file system finish what deleting and writing have left to do, so that it does not
+    /// fall into a measurement.
     ///
     /// # Errors
     /// [`LabError::File`].
@@ -86,9 +88,9 @@ pub fn settle(dir: &Path) -> Result<()> {
     rustix::fs::syncfs(&folder).map_err(|errno| LabError::file("sync", dir)(errno.into()))
 }
 
-/// Makes one run of extents of a file of many, so that deleting it takes no minute: after random writes into reserved space ext4
-/// has an extent for nearly every write, and gives each back by itself. The contents are lost. Only saves time, so what
-/// fails here is not told.
+/// Makes one run of extents of a file of many, so that deleting it takes no minute: after random
+/// writes into reserved space ext4 has an extent for nearly every write, and gives each back by
+/// itself. The contents are lost. Only saves time, so what fails here is not told.
 pub fn simplify_before_removal(path: &Path) {
     let options = OpenOptions { writable: true, lock: LockMode::Exclusive, ..OpenOptions::default() };
     if let Ok(store) = FileStore::open(path, &options)

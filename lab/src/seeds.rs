@@ -6,10 +6,11 @@
 //!
 //! A cell is a workload, for example 4K random reads at queue depth 8. What must hold:
 //!
-//! - **Cells of one round differ.** If they did not, a deeper queue would read the blocks that the shallower one has just read,
-//!   and any device or host with a cache would answer from it.
+//! - **Cells of one round differ.** If they did not, a deeper queue would read the blocks that the
+//!   shallower one has just read, and any device or host with a cache would answer from it.
 //! - **Rounds of one cell differ**, for the same reason.
-//! - **Targets of one cell and round are alike**, so that they are compared by the same requests. A target has no part in the rule.
+//! - **Targets of one cell and round are alike**, so that they are compared by the same requests. A
+//!   target has no part in the rule.
 //! - The same experiment with the same seed makes the same requests, also when it is resumed.
 
 use crate::job::{Bytes, Job};
@@ -18,8 +19,8 @@ use rand_xoshiro::{
     rand_core::{Rng, SeedableRng},
 };
 
-/// Seed of the window that measures `cell` in `round`, for an experiment with this seed. It is below 2^53, so that TOML and every
-/// reader of JSON can hold it.
+/// Seed of the window that measures `cell` in `round`, for an experiment with this seed. It is
+/// below 2^53, so that TOML and every reader of JSON can hold it.
 pub(crate) fn of_window(seed: u64, cell: &str, round: usize) -> u64 {
     let mut mixed = SplitMix64::seed_from_u64(seed).next_u64();
     let mut mix = |word: u64| {
@@ -35,8 +36,9 @@ pub(crate) fn of_window(seed: u64, cell: &str, round: usize) -> u64 {
     mixed >> 11
 }
 
-/// Lets the sequential streams of `job` begin at places drawn by its seed. Otherwise short windows would measure the first blocks of a
-/// target again and again. A load that says where its streams begin keeps its place. `size_bytes` is the size of the smallest target.
+/// Lets the sequential streams of `job` begin at places drawn by its seed. Otherwise short windows
+/// would measure the first blocks of a target again and again. A load that says where its streams
+/// begin keeps its place. `size_bytes` is the size of the smallest target.
 pub(crate) fn begin_streams(job: &mut Job, size_bytes: u64) {
     let mut places = SplitMix64::seed_from_u64(job.seed);
     for load in job.phases.iter_mut().flat_map(|phase| &mut phase.loads) {

@@ -1,11 +1,14 @@
-//! Servers as children: ours and the peers', each on a unix socket in the scratch folder, and what they cost while they serve.
+//! Servers as children: ours and the peers', each on a unix socket in the scratch folder, and what
+//! they cost while they serve.
 //!
-//! A child is in a process group of its own: Ctrl-C is for the study or the bench, which then takes its servers down itself. It hears the
-//! signals that are blocked here, so a server that others wrote ends by SIGTERM too.
+//! A child is in a process group of its own: Ctrl-C is for the study or the bench, which then takes
+//! its servers down itself. It hears the signals that are blocked here, so a server that others
+//! wrote ends by SIGTERM too.
 //!
-//! A server counts as up when the kernel's table says that somebody listens on its socket. Connecting would tell as well, but some
-//! servers take one client and go. The CPU time of a server is that of its process with all its threads, io_uring's workers
-//! among them, read while it runs: what it cost to start, and to end, is not in the difference of two readings.
+//! A server counts as up when the kernel's table says that somebody listens on its socket.
+//! Connecting would tell as well, but some servers take one client and go. The CPU time of a server
+//! is that of its process with all its threads, io_uring's workers among them, read while it runs:
+//! what it cost to start, and to end, is not in the difference of two readings.
 
 use crate::{LabError, Result, bench::peer};
 use nix::{

@@ -1,8 +1,9 @@
 //! Statistics between rounds. Pure functions: numbers in, numbers out.
 //!
-//! A measurement on a shared machine has few rounds, a skewed distribution (something may slow a round down, nothing speeds
-//! one up) and drift. So the centre is the median, the spread is told as it was seen, and two targets are compared by the
-//! ratio *within* each round, where drift has hit both alike; the median of those ratios is the answer.
+//! A measurement on a shared machine has few rounds, a skewed distribution (something may slow a
+//! round down, nothing speeds one up) and drift. So the centre is the median, the spread is told as
+//! it was seen, and two targets are compared by the ratio *within* each round, where drift has hit
+//! both alike; the median of those ratios is the answer.
 
 use rand_xoshiro::{
     Xoshiro256PlusPlus,
@@ -55,7 +56,8 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// The middle value; of an even number, the mean of the two in the middle. `None` for none, or when one is not a number.
+/// The middle value; of an even number, the mean of the two in the middle. `None` for none, or when
+/// one is not a number.
 pub fn median(values: &[f64]) -> Option<f64> {
     if values.is_empty() || values.iter().any(|value| value.is_nan()) {
         return None;
@@ -66,7 +68,8 @@ pub fn median(values: &[f64]) -> Option<f64> {
     Some(if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 })
 }
 
-/// `ours[i] / base[i]` for each round. Rounds that one of them lacks, or in which the base is 0, are left out.
+/// `ours[i] / base[i]` for each round. Rounds that one of them lacks, or in which the base is 0,
+/// are left out.
 pub fn ratios(ours: &[f64], base: &[f64]) -> Vec<f64> {
     ours.iter().zip(base).filter(|(_, base)| **base > 0.0).map(|(ours, base)| ours / base).collect()
 }
@@ -76,16 +79,19 @@ pub fn median_ratio(ours: &[f64], base: &[f64]) -> Option<f64> {
     median(&ratios(ours, base))
 }
 
-/// Confidence interval of the median of the distribution that `values` were drawn from, with at least `confidence` (0.95).
+/// Confidence interval of the median of the distribution that `values` were drawn from, with at
+/// least `confidence` (0.95).
 ///
-/// - From 6 values on (for 0.95) two order statistics: the median lies below the k-th smallest of n values with the probability of
-///   fewer than k heads of n coins. Exact for every distribution.
-/// - For 2 to 5 values even the extremes are less sure (3 values: 75 %). Student's t interval around the mean, widened to the
-///   extremes: it has its level where the values are normal, 2 to 3 percent less on uniform and
-///   skewed ones, and never less than the extremes have.
-/// - `None` for one value, which says nothing of how values scatter, for none, and when one is not a finite number.
+/// - From 6 values on (for 0.95) two order statistics: the median lies below the k-th smallest of n
+///   values with the probability of fewer than k heads of n coins. Exact for every distribution.
+/// - For 2 to 5 values even the extremes are less sure (3 values: 75 %). Student's t interval
+///   around the mean, widened to the extremes: it has its level where the values are normal, 2 to 3
+///   percent less on uniform and skewed ones, and never less than the extremes have.
+/// - `None` for one value, which says nothing of how values scatter, for none, and when one is not
+///   a finite number.
 ///
-/// A percentile bootstrap, which was here before, cannot leave the range of the values: of three values it covered 75 %.
+/// A percentile bootstrap, which was here before, cannot leave the range of the values: of three
+/// values it covered 75 %.
 pub fn median_interval(values: &[f64], confidence: f64) -> Option<Interval> {
     if values.len() < 2 || values.iter().any(|value| !value.is_finite()) {
         return None;
@@ -105,10 +111,12 @@ pub fn median_interval(values: &[f64], confidence: f64) -> Option<Interval> {
     Some(Interval { low: (mean - reach).min(sorted[0]), high: (mean + reach).max(sorted[last]) })
 }
 
-/// The order in which `targets` are measured in `round`: shuffled, and every odd round is the one before it backwards.
+/// The order in which `targets` are measured in `round`: shuffled, and every odd round is the one
+/// before it backwards.
 ///
-/// Backwards, because then a drift that is steady over the two rounds falls on every target alike (the ABBA design); shuffled,
-/// because then no target always follows the same other one and inherits what that one left in the device's cache.
+/// Backwards, because then a drift that is steady over the two rounds falls on every target alike
+/// (the ABBA design); shuffled, because then no target always follows the same other one and
+/// inherits what that one left in the device's cache.
 pub fn round_order(targets: usize, round: usize, seed: u64) -> Vec<usize> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ (round / 2) as u64);
     let mut order: Vec<usize> = (0..targets).collect();
@@ -145,8 +153,9 @@ mod tests {
 
     #[test]
     fn ratios_within_rounds_cancel_drift() {
-        // The machine halves its speed after the second round. Ours is always 5 % slower. Medians of the absolute figures
-        // would compare 95 with 75 here; the ratios within rounds all say 0.95.
+        // The machine halves its speed after the second round. Ours is always 5 % slower. Medians
+        // of the absolute figures would compare 95 with 75 here; the ratios within rounds all say
+        // 0.95.
         let base = [100.0, 100.0, 50.0, 50.0];
         let ours: Vec<f64> = base.iter().map(|value| value * 0.95).collect();
         assert!((median_ratio(&ours, &base).unwrap() - 0.95).abs() < 1e-12);
@@ -170,8 +179,8 @@ mod tests {
         assert_eq!((ends(&[1.0], 0.95), ends(&[], 0.95), ends(&[1.0, f64::NAN], 0.95)), (None, None, None));
     }
 
-    /// Coverage of the true median, 0, by simulation: normal, uniform and skewed values (exponential, as rounds that something slows
-    /// down), from two of them to twenty.
+    /// Coverage of the true median, 0, by simulation: normal, uniform and skewed values
+    /// (exponential, as rounds that something slows down), from two of them to twenty.
     #[test]
     fn intervals_of_few_values_cover_as_often_as_they_say() {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(42);
@@ -190,7 +199,8 @@ mod tests {
                     ends.low <= 0.0 && 0.0 <= ends.high
                 });
                 let covered = covered.count();
-                // Three standard deviations below 95 %; t is made for normal values and loses a few percent on others.
+                // Three standard deviations below 95 %; t is made for normal values and loses a few
+                // percent on others.
                 let least = if shape != "normal" && n < 6 { 0.915 } else { 0.935 };
                 assert!(covered as f64 >= least * f64::from(trials), "{n} {shape} values: {covered} of {trials}");
             }

@@ -1,4 +1,5 @@
-//! Steady state: whether a device has settled, by the rule of SNIA's Solid State Storage Performance Test Specification.
+//! Steady state: whether a device has settled, by the rule of SNIA's Solid State Storage
+//! Performance Test Specification.
 //!
 //! ```text
 //!   figure of each round ──▶ the last five ──▶ judge ──┬─ range: (largest - smallest) / mean            <= 20 %
@@ -6,16 +7,19 @@
 //!                                                          the window, last round - first, / mean        <= 10 %
 //! ```
 //!
-//! A fresh SSD is fast until its spare blocks are used up; a cache is fast until it is full. A measurement begun then tells of
-//! something that no user will see again. So measuring begins when five rounds in a row meet both halves of the rule (PTS 2.0,
-//! "Steady State": the data excursion and the slope excursion), and if later rounds cease to meet it, that is told.
+//! A fresh SSD is fast until its spare blocks are used up; a cache is fast until it is full. A
+//! measurement begun then tells of something that no user will see again. So measuring begins when
+//! five rounds in a row meet both halves of the rule (PTS 2.0, "Steady State": the data excursion
+//! and the slope excursion), and if later rounds cease to meet it, that is told.
 //!
-//! **Where the rule is weak.** It looks at five rounds only. A decline slower than 2 % a round passes; so does a device that will
-//! slow down after the sixth. A round must be long against the device's own rhythm (garbage collection, journal commits), or
-//! its noise alone is more than 20 %; the specification uses a minute, and [`round_for`] gives the longest that still leaves room
-//! for twenty in the time that there is.
+//! **Where the rule is weak.** It looks at five rounds only. A decline slower than 2 % a round
+//! passes; so does a device that will slow down after the sixth. A round must be long against the
+//! device's own rhythm (garbage collection, journal commits), or its noise alone is more than 20 %;
+//! the specification uses a minute, and [`round_for`] gives the longest that still leaves room for
+//! twenty in the time that there is.
 //!
-//! Everything here is pure: figures in, judgement out. Time is told in rounds or in nanoseconds that the caller gives.
+//! Everything here is pure: figures in, judgement out. Time is told in rounds or in nanoseconds
+//! that the caller gives.
 
 use crate::record::{SeriesPoint, SteadyRecord};
 
@@ -38,7 +42,8 @@ pub struct Window {
     pub mean: f64,
     /// Largest minus smallest, as a share of the mean.
     pub range: f64,
-    /// Rise of the line of least squares from the first round to the last, as a share of the mean; below 0 when it falls.
+    /// Rise of the line of least squares from the first round to the last, as a share of the mean;
+    /// below 0 when it falls.
     pub slope: f64,
 }
 
@@ -55,8 +60,8 @@ impl Window {
     }
 }
 
-/// Judges the last [`ROUNDS`] of `rounds`. `None` for fewer, for figures that are no numbers, and when nothing was done in any
-/// of them: a device that answers nothing is not steady.
+/// Judges the last [`ROUNDS`] of `rounds`. `None` for fewer, for figures that are no numbers, and
+/// when nothing was done in any of them: a device that answers nothing is not steady.
 pub fn judge(rounds: &[f64]) -> Option<Window> {
     let window = &rounds[rounds.len().checked_sub(ROUNDS)?..];
     let mean = window.iter().sum::<f64>() / ROUNDS as f64;
@@ -94,7 +99,8 @@ impl Tracker {
         Self::default()
     }
 
-    /// Takes the figure of the next round. Returns whether the steady state has been reached, now or earlier.
+    /// Takes the figure of the next round. Returns whether the steady state has been reached, now
+    /// or earlier.
     pub fn push(&mut self, figure: f64) -> bool {
         if self.last.len() == ROUNDS {
             self.last.remove(0);
@@ -127,11 +133,13 @@ impl Tracker {
         self.now
     }
 
-    /// How near the steady state is, from 0 to 1, for a display: by the last five rounds, and by how many there are of them.
+    /// How near the steady state is, from 0 to 1, for a display: by the last five rounds, and by
+    /// how many there are of them.
     pub fn nearness(&self) -> f64 {
         match self.now {
             Some(window) => window.nearness(),
-            // Fewer than five: what there is of them, and never more than half, for nothing is known yet.
+            // Fewer than five: what there is of them, and never more than half, for nothing is
+            // known yet.
             None => self.last.len() as f64 / ROUNDS as f64 / 2.0,
         }
     }
@@ -150,16 +158,18 @@ impl Tracker {
     }
 }
 
-/// Length of a round, nanoseconds, when there are `within_ns` to settle and the time series has steps of `interval_ns`: whole
-/// steps, at least one; at most a minute, as in the specification; and so short that twenty rounds fit where that is possible.
+/// Length of a round, nanoseconds, when there are `within_ns` to settle and the time series has
+/// steps of `interval_ns`: whole steps, at least one; at most a minute, as in the specification;
+/// and so short that twenty rounds fit where that is possible.
 pub fn round_for(within_ns: u64, interval_ns: u64) -> u64 {
     let interval_ns = interval_ns.max(1);
     let wanted_ns = (within_ns / ROUNDS_WANTED).min(ROUND_MAX_NS);
     (wanted_ns / interval_ns).max(1).saturating_mul(interval_ns)
 }
 
-/// Cuts a time series that grows into rounds. It goes by time, so intervals may become longer on the way; a round that their ends do not
-/// meet is as much longer, and the next one shorter; rounds that end within one interval are alike.
+/// Cuts a time series that grows into rounds. It goes by time, so intervals may become longer on
+/// the way; a round that their ends do not meet is as much longer, and the next one shorter; rounds
+/// that end within one interval are alike.
 #[derive(Debug, Clone, Copy)]
 pub struct Rounds {
     round_ns: u64,
@@ -239,10 +249,12 @@ mod tests {
         assert_eq!(judge(&[100.0; 4]), None);
         let flat = judge(&[100.0; 5]).unwrap();
         assert_eq!((flat.range, flat.slope, flat.is_steady()), (0.0, 0.0, true));
-        // A line that rises by 2.5 % of the mean a round: over five rounds 10 %, exactly what is allowed.
+        // A line that rises by 2.5 % of the mean a round: over five rounds 10 %, exactly what is
+        // allowed.
         let line = judge(&[95.0, 97.5, 100.0, 102.5, 105.0]).unwrap();
         assert!((line.range - 0.10).abs() < 1e-12 && (line.slope - 0.10).abs() < 1e-12, "{line:?}");
-        // Least squares by hand: sum(x y) = -2*90 - 100 + 100 + 2*110 = 40, / 10 = 4 a round, 16 over the window; the mean is 100.
+        // Least squares by hand: sum(x y) = -2*90 - 100 + 100 + 2*110 = 40, / 10 = 4 a round, 16
+        // over the window; the mean is 100.
         let steep = judge(&[90.0, 100.0, 100.0, 100.0, 110.0]).unwrap();
         assert!((steep.slope - 0.16).abs() < 1e-12 && (steep.range - 0.20).abs() < 1e-12, "{steep:?}");
         assert!(!steep.is_steady(), "the range is met, the slope is not");
@@ -262,7 +274,8 @@ mod tests {
 
     #[test]
     fn a_fresh_ssd_is_not_steady_until_its_spare_blocks_are_used_up() {
-        // 100k IOPS fall exponentially to 20k; noise of 2 %. The rule must let the fall pass and then be met for good.
+        // 100k IOPS fall exponentially to 20k; noise of 2 %. The rule must let the fall pass and
+        // then be met for good.
         let mut device = Device::new(0.02, 7);
         let truth = |round: u64| 20_000.0 + 80_000.0 * (-(round as f64) / 6.0).exp();
         let tracker = follow((0..60).map(|round| device.answer(truth(round))));
@@ -289,7 +302,8 @@ mod tests {
         // Uniform noise of 4 %: a range of 8 % at most, a slope of 8 % at most.
         let calm = follow((0..200).map(|_| 1.0).scan(Device::new(0.04, 1), |device, x| Some(device.answer(x))));
         assert_eq!((calm.reached(), calm.left()), (Some(5), None));
-        // Noise of 60 %: five rounds within 20 % of each other are a rare accident, seen here in none of forty.
+        // Noise of 60 %: five rounds within 20 % of each other are a rare accident, seen here in
+        // none of forty.
         let wild = follow((0..40).map(|_| 1.0).scan(Device::new(0.6, 1), |device, x| Some(device.answer(x))));
         assert_eq!(wild.reached(), None);
         assert!(wild.nearness() < 1.0);
@@ -353,7 +367,8 @@ mod tests {
     fn rounds_go_on_when_intervals_become_longer() {
         let mut rounds = Rounds::new(1_500_000_000);
         assert_eq!(rounds.follow(&series(&[90; 4])), [200.0]);
-        // Two seconds by half a second have become one interval, and each later one is as long: rounds meet their ends as well as they can.
+        // Two seconds by half a second have become one interval, and each later one is as long:
+        // rounds meet their ends as well as they can.
         let long = |number: u64| SeriesPoint {
             start_ns: number * 2_000_000_000,
             len_ns: 2_000_000_000,
@@ -370,7 +385,8 @@ mod tests {
             let scaled: Vec<f64> = rounds.iter().map(|figure| figure * scale).collect();
             let (one, other) = (judge(&rounds).unwrap(), judge(&scaled).unwrap());
             prop_assert!((one.range - other.range).abs() < 1e-9 && (one.slope - other.slope).abs() < 1e-9);
-            // The best line cannot rise by more than 1.2 times the range of five points, so a range of 8 % suffices alone.
+            // The best line cannot rise by more than 1.2 times the range of five points, so a range
+            // of 8 % suffices alone.
             prop_assert!(one.slope.abs() <= 1.2 * one.range + 1e-9);
         }
 

@@ -1,8 +1,9 @@
 //! The containers under comparison: made, filled, proved, opened.
 //!
-//! Preparation is the same for all: create, fill through the block queue with incompressible data, flush, close, open again, read
-//! everything back and compare, and check that the extents say "data" from end to end. A target that would measure
-//! metadata instead of storage never reaches a measurement.
+//! Preparation is the same for all: create, fill through the block queue with incompressible data,
+//! flush, close, open again, read everything back and compare, and check that the extents say
+//! "data" from end to end. A target that would measure metadata instead of storage never reaches a
+//! measurement.
 
 use crate::{LabError, Result, data, fill, fill::Tick, job::Caching, paper::PaperContainer, run::OpenTarget};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
@@ -95,7 +96,8 @@ impl Container {
     }
 }
 
-/// Makes an empty disk in `dir` (and an empty dynamic parent beside a differencing one). Raw files and fixed disks have their space allocated.
+/// Makes an empty disk in `dir` (and an empty dynamic parent beside a differencing one). Raw files
+/// and fixed disks have their space allocated.
 ///
 /// # Errors
 /// [`LabError::Disk`].
@@ -149,7 +151,8 @@ pub struct Target {
     pub container: Container,
     /// Its file.
     pub path: PathBuf,
-    /// The cache mode in force, which is not the one asked for where the file system has no O_DIRECT.
+    /// The cache mode in force, which is not the one asked for where the file system has no
+    /// O_DIRECT.
     pub cache: CacheMode,
     open: OpenTarget,
 }
@@ -242,8 +245,8 @@ pub fn open_target(name: &str, kind: &str, device: Arc<dyn BlockDevice>, cache: 
     }
 }
 
-/// A file driven by O_DIRECT has an alignment; a file in the page cache has none. Where the top has several files, one in the page
-/// cache is enough for [`CacheMode::PageCache`].
+/// A file driven by O_DIRECT has an alignment; a file in the page cache has none. Where the top has
+/// several files, one in the page cache is enough for [`CacheMode::PageCache`].
 pub(crate) fn top_cache_mode(disk: &Disk) -> CacheMode {
     let layers = disk.layers();
     let stores = layers.first().map_or(&[][..], |layer| layer.image.stores());
@@ -302,9 +305,10 @@ pub struct Filled {
     pub took: Duration,
 }
 
-/// Creates, fills, flushes and closes several containers, each in its folder, a stretch of each in turns. So all of them lie all over
-/// the same part of the disk: files that are made one after the other differ by their place alone. For the same reason fixed
-/// disks are not given their space beforehand. `tick` is told the bytes written to all.
+/// Creates, fills, flushes and closes several containers, each in its folder, a stretch of each in
+/// turns. So all of them lie all over the same part of the disk: files that are made one after the
+/// other differ by their place alone. For the same reason fixed disks are not given their space
+/// beforehand. `tick` is told the bytes written to all.
 ///
 /// # Errors
 /// Whatever fails; the files stay where they are.
@@ -341,8 +345,8 @@ pub fn make_filled_side_by_side(
     Ok(filled)
 }
 
-/// Opens a filled container again, reads all of it back, and checks its size and that all of it is data of its own. `tick` is
-/// told the bytes read.
+/// Opens a filled container again, reads all of it back, and checks its size and that all of it is
+/// data of its own. `tick` is told the bytes read.
 ///
 /// # Errors
 /// [`LabError::WrongData`], [`LabError::NotPopulated`], or whatever fails.

@@ -1,7 +1,8 @@
 //! What the kernel saw this process move between memory and storage: `/proc/self/io`.
 //!
-//! `read_bytes` and `write_bytes` are counted where a transfer is handed to the block layer (for the page cache: where a page is made
-//! dirty), so a request that an engine answers from its tables is not in them, nor is a read that the page cache answers.
+//! `read_bytes` and `write_bytes` are counted where a transfer is handed to the block layer (for
+//! the page cache: where a page is made dirty), so a request that an engine answers from its tables
+//! is not in them, nor is a read that the page cache answers.
 
 use crate::{LabError, Result};
 use std::{io, ops::Sub, path::Path};

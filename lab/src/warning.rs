@@ -1,4 +1,5 @@
-//! What a reader of a result must know before believing it: as data, each with a hint that can be acted on.
+//! What a reader of a result must know before believing it: as data, each with a hint that can be
+//! acted on.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -186,14 +187,16 @@ pub enum Warning {
         cells: Vec<String>,
         /// What is true of them.
         warning: Box<Warning>,
-        /// Further cells with a warning of this kind, of which only the number is kept because there are many.
+        /// Further cells with a warning of this kind, of which only the number is kept because
+        /// there are many.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         alike: Vec<String>,
     },
 }
 
 impl Warning {
-    /// Whether it says that something else was measured than storage: then it belongs into the first line of whatever is shown.
+    /// Whether it says that something else was measured than storage: then it belongs into the
+    /// first line of whatever is shown.
     pub fn voids(&self) -> bool {
         if let Self::InCells { warning, .. } = self {
             return warning.voids();
@@ -208,7 +211,8 @@ impl Warning {
         )
     }
 
-    /// The same, with `sweep` before the names of its cells: where the warnings of several sweeps stand together.
+    /// The same, with `sweep` before the names of its cells: where the warnings of several sweeps
+    /// stand together.
     pub(crate) fn in_cells_of(mut self, sweep: &str) -> Self {
         if let Self::InCells { cells, alike, .. } = &mut self {
             cells.iter_mut().chain(alike).for_each(|cell| *cell = format!("{sweep}, {cell}"));
@@ -216,7 +220,8 @@ impl Warning {
         self
     }
 
-    /// Sorts the gravest first: what voids a result, then the rest in the order in which it was found.
+    /// Sorts the gravest first: what voids a result, then the rest in the order in which it was
+    /// found.
     pub fn sort(warnings: &mut [Self]) {
         warnings.sort_by_key(|warning| !warning.voids());
     }

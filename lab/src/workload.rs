@@ -61,7 +61,8 @@ pub struct Workload {
     pub queue_depth: u32,
 }
 
-/// A workload as it stands in a result, of any version: the first had a pattern and a direction instead of shares.
+/// A workload as it stands in a result, of any version: the first had a pattern and a direction
+/// instead of shares.
 #[derive(Deserialize)]
 struct Written {
     name: String,
@@ -157,7 +158,8 @@ pub fn paper_monolithic(queue_depth: u32) -> Vec<Workload> {
     all
 }
 
-/// The twelve application workloads of the VHD paper ("Application-Based Workloads"), in its order, as the profile `vhd-applications` has them.
+/// The twelve application workloads of the VHD paper ("Application-Based Workloads"), in its order,
+/// as the profile `vhd-applications` has them.
 pub fn paper_applications(queue_depth: u32) -> Vec<Workload> {
     let loads = Profile::find("vhd-applications")
         .into_iter()

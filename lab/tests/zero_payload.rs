@@ -1,4 +1,5 @@
-//! The study `zero-payload`, small. In a process of its own, as the kernel's account that it reads is of the process.
+//! The study `zero-payload`, small. In a process of its own, as the kernel's account that it reads
+//! is of the process.
 
 use diskwright_lab::{
     LabError,

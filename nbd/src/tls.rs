@@ -9,8 +9,8 @@
 //!   client-cert.pem  client-key.pem  who the client is (may be missing where the server does not ask)
 //! ```
 //!
-//! TLS 1.2 and 1.3, with the primitives of `ring`: it needs nothing but the C compiler that links every Rust program here, where aws-lc wants
-//! cmake on some machines.
+//! TLS 1.2 and 1.3, with the primitives of `ring`: it needs nothing but the C compiler that links
+//! every Rust program here, where aws-lc wants cmake on some machines.
 
 use crate::uri::{Endpoint, NbdUri, TlsParameters};
 use rustls::{
@@ -125,7 +125,8 @@ pub fn client(uri: &NbdUri, parameters: &TlsParameters) -> Result<(Arc<ClientCon
     Ok((Arc::new(config), server_name))
 }
 
-/// A server's configuration. With `verify_clients`, whoever connects must have a certificate that `ca-cert.pem` vouches for.
+/// A server's configuration. With `verify_clients`, whoever connects must have a certificate that
+/// `ca-cert.pem` vouches for.
 ///
 /// # Errors
 /// [`TlsError`].

@@ -1,8 +1,10 @@
-//! NBD URIs: `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`, and `nbds` for the same in TLS.
+//! NBD URIs: `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`, and `nbds` for the same
+//! in TLS.
 //!
-//! The form is that of <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>, with the parameters that libnbd added for certificates, and
-//! three of our own: `timeout`, `reconnect` and `connections`. A parameter that is not known is an error, as a misspelled `tls-hostname` must not be
-//! passed over. What [`fmt::Display`] prints is a URI that says the same.
+//! The form is that of <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>, with the
+//! parameters that libnbd added for certificates, and three of our own: `timeout`, `reconnect` and
+//! `connections`. A parameter that is not known is an error, as a misspelled `tls-hostname` must
+//! not be passed over. What [`fmt::Display`] prints is a URI that says the same.
 
 use crate::wire::{DEFAULT_PORT, STRING_BYTES_MAX};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
@@ -52,7 +54,8 @@ impl fmt::Display for Endpoint {
 /// How to use TLS.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsParameters {
-    /// The folder with `ca-cert.pem` and, where the server wants to know its clients, `client-cert.pem` and `client-key.pem`.
+    /// The folder with `ca-cert.pem` and, where the server wants to know its clients,
+    /// `client-cert.pem` and `client-key.pem`.
     pub certificates: Option<PathBuf>,
     /// The name in the server's certificate, where it is not the host's.
     pub hostname: Option<String>,
@@ -69,11 +72,13 @@ pub struct NbdUri {
     pub export: String,
     /// TLS, which must then succeed; `None` is plain.
     pub tls: Option<TlsParameters>,
-    /// Give the server up when it has sent nothing for so long although it was asked; zero is never. [default: [`NbdUri::TIMEOUT_DEFAULT`]]
+    /// Give the server up when it has sent nothing for so long although it was asked; zero is
+    /// never. [default: [`NbdUri::TIMEOUT_DEFAULT`]]
     pub timeout: Option<Duration>,
     /// When the connection breaks, try for so long to make it anew. `None` is not at all.
     pub reconnect: Option<Duration>,
-    /// Most connections, where the server allows several. [default: [`NbdUri::CONNECTIONS_DEFAULT`]]
+    /// Most connections, where the server allows several. [default:
+    /// [`NbdUri::CONNECTIONS_DEFAULT`]]
     pub connections: Option<usize>,
 }
 

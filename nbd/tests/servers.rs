@@ -1,4 +1,5 @@
-//! The client against servers that others wrote: nbdkit and qemu-nbd, of every age that they can play.
+//! The client against servers that others wrote: nbdkit and qemu-nbd, of every age that they can
+//! play.
 
 mod common;
 
@@ -94,7 +95,8 @@ fn servers_of_every_age() {
 
 #[test]
 fn an_oldstyle_server() {
-    // nbdkit 1.32 announces FUA and flush in this style and then refuses both, so neither is asked for.
+    // nbdkit 1.32 announces FUA and flush in this style and then refuses both, so neither is asked
+    // for.
     let Some(server) = nbdkit(&["--oldstyle", "memory", "8M"]) else { return };
     let device = open(&server);
     let mut queue = blocking(&device);

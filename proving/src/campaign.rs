@@ -27,7 +27,8 @@ use std::{
 /// How closely to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Closeness {
-    /// Into how many states each point of a history is cut: the first two [`WAYS`] always, the others in turn.
+    /// Into how many states each point of a history is cut: the first two [`WAYS`] always, the
+    /// others in turn.
     pub ways: usize,
     /// Whether to go on with some of them, and cut again.
     pub go_on: bool,
@@ -58,7 +59,8 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// A case's share of what the environment asks for, `cases` being all there are; `None` when the case is not wanted.
+    /// A case's share of what the environment asks for, `cases` being all there are; `None` when
+    /// the case is not wanted.
     pub fn of_environment(case: &str, cases: u64) -> Option<Self> {
         let wanted: Option<String> = from_environment("DISKWRIGHT_PROVE_CASE");
         if wanted.is_some_and(|wanted| !case.contains(&wanted)) {
@@ -127,7 +129,8 @@ pub fn cut_one<C: Case>(
         let Some(truth) = cutter.truth.and_then(|number| truths.get(number)) else { continue };
         let ways = if cutter.pending() == 0 { 1 } else { closeness.ways };
         for turn in 0..ways {
-            // The first two ways in any case; the others in turn, so that no seed sees but a few of them.
+            // The first two ways in any case; the others in turn, so that no seed sees but a few of
+            // them.
             let way =
                 if turn < 2 { WAYS[turn] } else { WAYS[2 + (tally.states as usize * 5 + turn) % (WAYS.len() - 2)] };
             let left = cutter.ruin(way, &mut dice);

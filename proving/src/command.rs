@@ -1,5 +1,6 @@
-//! Commands that make files, as cases: create and convert. Before such a command has ended well, there is nothing under the name it was
-//! given, or nothing that passes for a disk, or all of it; afterwards all of it is there, durably.
+//! Commands that make files, as cases: create and convert. Before such a command has ended well,
+//! there is nothing under the name it was given, or nothing that passes for a disk, or all of it;
+//! afterwards all of it is there, durably.
 
 use crate::{
     disk::DiskCase,
@@ -78,7 +79,8 @@ impl Case for CreateCase {
             return Ok(0);
         }
         if *truth == Ended::No {
-            // Its tables may not all be there, and `check` may say so; but it shows nothing that is not on it.
+            // Its tables may not all be there, and `check` may say so; but it shows nothing that is
+            // not on it.
             return match Disk::open(&path, &self.0.open_options(world, false)) {
                 Err(_) => Ok(0),
                 Ok(_) => self.0.fresh_ledger().judge(&self.0.read_at(world, &path)?, false).map(|_| 0),
@@ -191,8 +193,8 @@ impl Case for ConvertCase {
     }
 }
 
-/// What a command must have left when it failed: nothing under the name it was given, and nothing else of its own, unless the fault kept
-/// it from removing that.
+/// What a command must have left when it failed: nothing under the name it was given, and nothing
+/// else of its own, unless the fault kept it from removing that.
 fn judge_failure(world: &World, told: &mut Told, before: &Snapshot, result: Outcome) -> Outcome<Ended> {
     let Err(error) = result else { return Ok(Ended::Well) };
     told.errors.push(error);
@@ -228,7 +230,8 @@ impl FaultyCase for ConvertCase {
         Ok(())
     }
 
-    /// When the first attempt to share fails, even in what comes before the sharing, everything is copied.
+    /// When the first attempt to share fails, even in what comes before the sharing, everything is
+    /// copied.
     fn has_another_way(&self, moment: Moment) -> bool {
         self.reflink && matches!(moment, Moment::Write | Moment::Read | Moment::Length)
     }

@@ -1,8 +1,8 @@
-//! What a file holds: pages in a map, holes for nothing. Cloning shares the pages, so a hundred states of a file cost little more
-//! than one.
+//! What a file holds: pages in a map, holes for nothing. Cloning shares the pages, so a hundred
+//! states of a file cost little more than one.
 //!
-//! Bytes are kept beyond the length too, until [`Contents::settle`]: a power cut may keep a write and lose the growth that it
-//! needed, and the next growth that was kept brings it back to light.
+//! Bytes are kept beyond the length too, until [`Contents::settle`]: a power cut may keep a write
+//! and lose the growth that it needed, and the next growth that was kept brings it back to light.
 
 use diskwright_store::FileRange;
 use std::{collections::BTreeMap, sync::Arc};
@@ -104,8 +104,9 @@ impl Contents {
         }
     }
 
-    /// Makes of a change what `keep` keeps: it is asked once for the change of the length, if there is one, and once for each sector.
-    /// A growth that is kept by a write may stop at any sector that was written.
+    /// Makes of a change what `keep` keeps: it is asked once for the change of the length, if there
+    /// is one, and once for each sector. A growth that is kept by a write may stop at any sector
+    /// that was written.
     pub fn apply_some(&mut self, change: &Change, keep: &mut dyn FnMut(Part) -> bool) {
         match change {
             Change::Write(offset_bytes, bytes) => {
@@ -126,7 +127,8 @@ impl Contents {
             }
             Change::Length(len_bytes) => {
                 if keep(Part::Length) {
-                    // What was written beyond an end that was never there comes to light with the end.
+                    // What was written beyond an end that was never there comes to light with the
+                    // end.
                     if *len_bytes < self.len_bytes {
                         self.clear(*len_bytes, u64::MAX);
                     }
@@ -175,7 +177,8 @@ impl Contents {
         self.pages.len() as u64 * PAGE_BYTES
     }
 
-    /// The first byte in which the two differ, but for those in `except`; a difference of length counts as one at the shorter's end.
+    /// The first byte in which the two differ, but for those in `except`; a difference of length
+    /// counts as one at the shorter's end.
     pub fn first_difference(&self, other: &Self, except: &std::ops::Range<u64>) -> Option<u64> {
         let pages: std::collections::BTreeSet<u64> = self.pages.keys().chain(other.pages.keys()).copied().collect();
         let differs = |page: &u64| match (self.pages.get(page), other.pages.get(page)) {

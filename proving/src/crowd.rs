@@ -1,9 +1,11 @@
-//! Several queues of one disk at the same time, as a case: power cuts while many requests are in flight, flushes that are answered together, allocations that race.
+//! Several queues of one disk at the same time, as a case: power cuts while many requests are in
+//! flight, flushes that are answered together, allocations that race.
 //!
-//! Each player ([`crate::player`]) has sectors of its own in blocks that all share, and tells its ledger whenever that changes; the truth at any moment is all ledgers
-//! of that moment. Where the disk changes while it is in use, one more thread puts images on top of
-//! it, or makes it larger, while all play. Their order is the machine's, which no seed repeats; but
-//! the history says what it was, and that is what is cut and judged.
+//! Each player ([`crate::player`]) has sectors of its own in blocks that all share, and tells its
+//! ledger whenever that changes; the truth at any moment is all ledgers of that moment. Where the
+//! disk changes while it is in use, one more thread puts images on top of it, or makes it larger,
+//! while all play. Their order is the machine's, which no seed repeats; but the history says what
+//! it was, and that is what is cut and judged.
 
 use crate::{
     disk::{Changes, DiskCase},

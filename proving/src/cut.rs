@@ -6,9 +6,10 @@
 //!   of each:  kept, lost, or kept by some of its 512-byte sectors; a length by itself, apart from the bytes
 //! ```
 //!
-//! A disk and a file system may carry out what was not yet synced in any order and stop anywhere, so any subset of it may be there.
-//! (An order of two writes to one sector that is turned round is a subset too: the one in which the later write is lost.) Most random
-//! subsets are alike, so there are several [`Way`]s of choosing, each good at another kind of mistake.
+//! A disk and a file system may carry out what was not yet synced in any order and stop anywhere,
+//! so any subset of it may be there. (An order of two writes to one sector that is turned round is
+//! a subset too: the one in which the later write is lost.) Most random subsets are alike, so there
+//! are several [`Way`]s of choosing, each good at another kind of mistake.
 
 use crate::{
     contents::{Change, Part},
@@ -214,8 +215,8 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// The points at which a history is cut: before each sync, where most is at stake; at each truth, where a promise has just been made; at
-/// the end; and one more in each stretch between.
+/// The points at which a history is cut: before each sync, where most is at stake; at each truth,
+/// where a promise has just been made; at the end; and one more in each stretch between.
 pub fn points(history: &[Event], dice: &mut Dice) -> BTreeSet<usize> {
     let mut points = BTreeSet::from([history.len()]);
     let mut last = 0;

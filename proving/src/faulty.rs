@@ -1,11 +1,14 @@
-//! Faults at every single operation: the workload is run once to count its operations, and then once for each of them, and each way in
-//! which it can fail.
+//! Faults at every single operation: the workload is run once to count its operations, and then
+//! once for each of them, and each way in which it can fail.
 //!
-//! What must hold: the error reaches the caller (at once, or with the next flush or close); what is acknowledged is there and what a
-//! flush claimed is durable, also when the power fails afterwards; the file is sound; and later operations work, or say why not.
+//! What must hold: the error reaches the caller (at once, or with the next flush or close); what is
+//! acknowledged is there and what a flush claimed is durable, also when the power fails afterwards;
+//! the file is sound; and later operations work, or say why not.
 //!
-//! Nobody need be told when giving space back to the file system fails, or sharing another file's bytes: those are advice. When growing a file by a large step fails for
-//! want of space, a small one may succeed. A file beside the disk that cannot be read when it is opened is not taken for its child.
+//! Nobody need be told when giving space back to the file system fails, or sharing another file's
+//! bytes: those are advice. When growing a file by a large step fails for want of space, a small
+//! one may succeed. A file beside the disk that cannot be read when it is opened is not taken for
+//! its child.
 
 use crate::{
     cut::{Cutter, Way},

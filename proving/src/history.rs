@@ -1,4 +1,5 @@
-//! What was done to the files, in order: the record from which every state that a power cut allows can be made.
+//! What was done to the files, in order: the record from which every state that a power cut allows
+//! can be made.
 
 use crate::contents::{Change, Contents};
 use std::{
@@ -85,7 +86,8 @@ pub enum Event {
     Changed(FileId, Change),
     /// A file's changes became durable.
     Synced(FileId),
-    /// A sync failed: what of the file's changes became durable nobody knows, and the rest never will.
+    /// A sync failed: what of the file's changes became durable nobody knows, and the rest never
+    /// will.
     SyncFailed(FileId),
     /// A name was changed, in the cache.
     Named(NameChange),

@@ -1,7 +1,8 @@
 //! What the user of a disk may count on: for each sector, which contents it may show.
 //!
-//! Every sector says whose it is and which write made it, so that bytes of another sector, or of a write long gone, are seen for what they
-//! are. Only the *watched* ranges of a disk are written and looked at; a disk may be as large as it likes.
+//! Every sector says whose it is and which write made it, so that bytes of another sector, or of a
+//! write long gone, are seen for what they are. Only the *watched* ranges of a disk are written and
+//! looked at; a disk may be as large as it likes.
 //!
 //! ```text
 //!   base      what was durable at the last flush
@@ -113,7 +114,8 @@ impl Ledger {
         self.since.len()
     }
 
-    /// A flush that began at `mark` has ended well. Marks and announced writes from before are void then.
+    /// A flush that began at `mark` has ended well. Marks and announced writes from before are void
+    /// then.
     pub fn flushed(&mut self, mark: usize) {
         for entry in &mut self.since[..mark] {
             entry.durable |= entry.acknowledged;
@@ -160,7 +162,8 @@ impl Ledger {
         versions
     }
 
-    /// Holds what the windows show against what they may show. Returns the versions that are there, window by window.
+    /// Holds what the windows show against what they may show. Returns the versions that are there,
+    /// window by window.
     ///
     /// # Errors
     /// The first sector that shows what it must not.
@@ -195,7 +198,8 @@ impl Ledger {
         self.since.retain(|entry| entry.acknowledged);
     }
 
-    /// The program was killed and the disk opened again: this is what it shows now. That is not durable, but it stays.
+    /// The program was killed and the disk opened again: this is what it shows now. That is not
+    /// durable, but it stays.
     pub fn reread(&mut self, versions: &[Version]) {
         let mut at = 0;
         let mut seen: Vec<Entry> = Vec::new();

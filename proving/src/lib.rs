@@ -1,7 +1,8 @@
 //! Machinery that proves promises: nothing flushed is ever lost, and no failure below is hidden.
 //!
-//! It is written once, for any image type and any command, and knows the code under test only by its front doors: the block queue, the
-//! commands of `disk`, and the files beneath them ([`diskwright_store::Files`]).
+//! It is written once, for any image type and any command, and knows the code under test only by
+//! its front doors: the block queue, the commands of `disk`, and the files beneath them
+//! ([`diskwright_store::Files`]).
 //!
 //! ```text
 //!   contents.rs   what a file holds; torn writes

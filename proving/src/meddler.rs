@@ -1,4 +1,5 @@
-//! An image that breaks a rule between the disk and the image it wraps: for rules that no store can break from below.
+//! An image that breaks a rule between the disk and the image it wraps: for rules that no store can
+//! break from below.
 
 use diskwright_image::{BlockState, Commit, Image, ImageInfo, ImageWriter, Reservation, Result, SectorBitmap};
 use diskwright_store::Store;
@@ -24,7 +25,8 @@ pub enum Meddling {
     NeverFills,
     /// Tables stay in memory: a flush only makes payload durable.
     FlushesPayloadOnly,
-    /// A flush whose sync failed is tried once more, and passed for a success when the second one fails no more.
+    /// A flush whose sync failed is tried once more, and passed for a success when the second one
+    /// fails no more.
     FailedSyncForgotten,
     /// A server passes writes on without their FUA.
     ServerForgetsFua,
@@ -33,7 +35,8 @@ pub enum Meddling {
 }
 
 impl Meddling {
-    /// Whether it is broken above the disk (see `disk/front.rs`), not between the disk and its image.
+    /// Whether it is broken above the disk (see `disk/front.rs`), not between the disk and its
+    /// image.
     pub fn is_of_server(self) -> bool {
         matches!(self, Self::ServerForgetsFua | Self::ServerForgetsFlush)
     }

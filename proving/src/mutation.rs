@@ -1,5 +1,6 @@
-//! Rules broken on purpose, from outside: the code under test is as it is shipped, and the world below it (or the image
-//! between, see [`meddler`](crate::meddler)) does not do what it was asked for. What is not caught then is not tested.
+//! Rules broken on purpose, from outside: the code under test is as it is shipped, and the world
+//! below it (or the image between, see [`meddler`](crate::meddler)) does not do what it was asked
+//! for. What is not caught then is not tested.
 
 use crate::{
     contents::{Change, Contents},
@@ -30,8 +31,8 @@ pub enum Phase {
 /// A rule to break.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
-    /// The n-th sync of each phase of a kind does nothing. What it should have made durable is durable when the phase has ended, so
-    /// that only the *order* within it is broken.
+    /// The n-th sync of each phase of a kind does nothing. What it should have made durable is
+    /// durable when the phase has ended, so that only the *order* within it is broken.
     Unordered(Phase, u32),
     /// No sync of a phase of this kind does anything until it has ended: all order within is lost.
     Disordered(Phase),
@@ -47,7 +48,8 @@ pub enum Mutation {
     NoZeroing,
     /// The file is never cut.
     NoCutting,
-    /// Nothing is written to the first sector of a file that is there already: a VHD's copy of the footer.
+    /// Nothing is written to the first sector of a file that is there already: a VHD's copy of the
+    /// footer.
     NoFirstSector,
 }
 

@@ -1,7 +1,8 @@
 //! What programs that others wrote make of a state that a power cut has left.
 //!
-//! qemu-img replays a dirty VHDX log by itself (`check -r all`) and then reads the disk. libvhdi knows no log, so it reads what we
-//! have opened and closed once. Where a program is not installed the opinion is absent, and whoever asked says so by name.
+//! qemu-img replays a dirty VHDX log by itself (`check -r all`) and then reads the disk. libvhdi
+//! knows no log, so it reads what we have opened and closed once. Where a program is not installed
+//! the opinion is absent, and whoever asked says so by name.
 
 use crate::{contents::SECTOR_BYTES, history::Snapshot, ledger::Window};
 use diskwright_image::Format;
@@ -24,7 +25,8 @@ pub enum Opinion {
     Absent(&'static str),
 }
 
-/// Reads a whole chain with libvhdi: where to put the bytes, then the files from the base to the top.
+/// Reads a whole chain with libvhdi: where to put the bytes, then the files from the base to the
+/// top.
 const LIBVHDI: &str = include_str!("chain_by_libvhdi.py");
 
 enum Ran {
@@ -63,7 +65,8 @@ fn read_windows(raw: &Path, windows: &[Window]) -> io::Result<Vec<Vec<u8>>> {
         .collect()
 }
 
-/// Saves the files, runs programs on them until one has made a raw file, and has its windows judged.
+/// Saves the files, runs programs on them until one has made a raw file, and has its windows
+/// judged.
 fn of(
     left: &Snapshot,
     who: &'static str,

@@ -1,8 +1,10 @@
-//! A player: one queue of any block device, with several requests in flight, and a ledger of what its user may count on.
+//! A player: one queue of any block device, with several requests in flight, and a ledger of what
+//! its user may count on.
 //!
-//! Where [`crate::disk`] plays one request after the other so that a seed repeats, a player goes as fast as the device lets it, beside
-//! other players, until it is told to stop or the device is taken from under it: by `kill -9`, by a fault, by a power cut. Players of one disk
-//! have windows of their own, so that each knows what its sectors may show, but share the blocks.
+//! Where [`crate::disk`] plays one request after the other so that a seed repeats, a player goes as
+//! fast as the device lets it, beside other players, until it is told to stop or the device is
+//! taken from under it: by `kill -9`, by a fault, by a power cut. Players of one disk have windows
+//! of their own, so that each knows what its sectors may show, but share the blocks.
 //!
 //! ```text
 //!   batch of disjoint writes, zeroes, discards ─▶ all announced ─▶ pushed ─▶ reaped: each acknowledged, or not
@@ -76,7 +78,8 @@ impl Player {
         &self.ledger
     }
 
-    /// Plays until `goes_on`, which hears of every change of the ledger, says `false`, or the device fails.
+    /// Plays until `goes_on`, which hears of every change of the ledger, says `false`, or the
+    /// device fails.
     ///
     /// # Errors
     /// The first failure of the device. What had not been acknowledged by then may be there or not.
@@ -195,7 +198,8 @@ impl Player {
         self.windows.iter().map(window).collect()
     }
 
-    /// Holds what the device shows against the ledger, and goes on from there: what is seen now stays.
+    /// Holds what the device shows against the ledger, and goes on from there: what is seen now
+    /// stays.
     ///
     /// # Errors
     /// The first sector that shows what it must not.
@@ -207,8 +211,8 @@ impl Player {
     }
 }
 
-/// Windows for `players` players in blocks of `block_sectors`, all of whose `shared` blocks they divide among themselves, and each has one of its own from
-/// `own_from` on.
+/// Windows for `players` players in blocks of `block_sectors`, all of whose `shared` blocks they
+/// divide among themselves, and each has one of its own from `own_from` on.
 pub fn share_out(players: u64, block_sectors: u64, shared: &[u64], own_from: u64) -> Vec<Vec<Window>> {
     let part = block_sectors / players;
     let windows = |player: u64| {

@@ -1,6 +1,8 @@
-//! A case: something that is put through power cuts, faults and broken rules; and the stage on which it plays.
+//! A case: something that is put through power cuts, faults and broken rules; and the stage on
+//! which it plays.
 //!
-//! A new format, server or command joins by implementing [`Case`]; the machinery is the same for all.
+//! A new format, server or command joins by implementing [`Case`]; the machinery is the same for
+//! all.
 //!
 //! ```text
 //!   prepare ─▶ (all durable) ─▶ run, telling at each step what the user may count on ─▶ history with truths in it
@@ -68,7 +70,8 @@ pub trait Case: Sync {
     /// Plays, telling the truth at every step; the first before anything is done.
     fn run(&self, stage: &Stage<Self::Truth>, seed: u64) -> Outcome;
 
-    /// Judges what a cut has left, and goes on working with it where that is asked for. Returns how many more states it judged.
+    /// Judges what a cut has left, and goes on working with it where that is asked for. Returns how
+    /// many more states it judged.
     fn judge(&self, world: &World, truth: &Self::Truth, seed: u64, depth: Depth) -> Outcome<u64>;
 
     /// Asks programs that others wrote; `None` where none can tell.

@@ -1,9 +1,13 @@
-//! Threads under a scheduler that chooses at every lock, atomic, channel and store operation who goes on, by a seed: the map's look-ups without a lock, allocation, space that
-//! rests until nobody can reach it, the VHDX log, and flushes that are answered together. What the threads saw must be what a linearizable disk may show them, and a power cut
-//! anywhere in what they did must keep what was flushed. Then rules are broken on purpose, and the scheduler must find each.
+//! Threads under a scheduler that chooses at every lock, atomic, channel and store operation who
+//! goes on, by a seed: the map's look-ups without a lock, allocation, space that rests until nobody
+//! can reach it, the VHDX log, and flushes that are answered together. What the threads saw must be
+//! what a linearizable disk may show them, and a power cut anywhere in what they did must keep what
+//! was flushed. Then rules are broken on purpose, and the scheduler must find each.
 //!
-//! Only with `--features shuttle` (`./test` does it): the product's locks are then shuttle's, see `store/src/sync.rs`. `DISKWRIGHT_SHUTTLE_RUNS` says how many schedules each
-//! test tries (or its share of them), `DISKWRIGHT_SHUTTLE_SEED` the first seed. Shuttle's memory is sequentially consistent: what weaker orderings would allow is the thread sanitizer's business.
+//! Only with `--features shuttle` (`./test` does it): the product's locks are then shuttle's, see
+//! `store/src/sync.rs`. `DISKWRIGHT_SHUTTLE_RUNS` says how many schedules each test tries (or its
+//! share of them), `DISKWRIGHT_SHUTTLE_SEED` the first seed. Shuttle's memory is sequentially
+//! consistent: what weaker orderings would allow is the thread sanitizer's business.
 #![cfg(feature = "shuttle")]
 
 use diskwright_disk::Disk;
@@ -55,8 +59,9 @@ fn run_under(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync 
     Runner::new(scheduler, config).run(body);
 }
 
-/// Schedules of one scene: every third seed has them at random, the others by one or two changes of priority, which find what only a long stretch of one thread brings about.
-/// (The first of those teaches the scheduler how long the scene is.)
+/// Schedules of one scene: every third seed has them at random, the others by one or two changes of
+/// priority, which find what only a long stretch of one thread brings about. (The first of those
+/// teaches the scheduler how long the scene is.)
 fn schedule(seed: u64, body: impl Fn() -> Outcome<u64> + Send + Sync + 'static) -> Outcome<u64> {
     let outcome = Arc::new(Mutex::new(Ok(0)));
     let told = Arc::clone(&outcome);
@@ -92,7 +97,8 @@ fn hunt(seeds: Range<u64>, scene: &impl Scene) -> (u64, Option<(u64, String)>) {
     (judged, None)
 }
 
-/// `share`: one schedule of so many that are asked for, because these take longer; at least one batch.
+/// `share`: one schedule of so many that are asked for, because these take longer; at least one
+/// batch.
 fn all_schedules_are_right(what: &str, share: u64, units: &str, scene: impl Scene) {
     let (first, runs) =
         (number("DISKWRIGHT_SHUTTLE_SEED", 1), number("DISKWRIGHT_SHUTTLE_RUNS", 120).div_ceil(BATCH as u64 * share));
@@ -323,8 +329,8 @@ fn what_is_durable(world: &World) -> Snapshot {
     cutter.ruin(Way::Nothing, &mut Dice::new(1, 1))
 }
 
-/// Threads that allocate in an image and flush it themselves, without a flusher that takes turns for them. When a flush has ended, the power fails: what its thread has
-/// committed is there.
+/// Threads that allocate in an image and flush it themselves, without a flusher that takes turns
+/// for them. When a flush has ended, the power fails: what its thread has committed is there.
 fn flushes_of_an_image(case: DiskCase) -> impl Scene {
     move |seed| {
         let world = World::default();

@@ -1,7 +1,9 @@
-//! Many threads, the same sectors, everything at once, on real files: each read shows what a linearizable disk may show. See `proving/src/linear`.
+//! Many threads, the same sectors, everything at once, on real files: each read shows what a
+//! linearizable disk may show. See `proving/src/linear`.
 //!
-//! `DISKWRIGHT_SOAK_ROUNDS` says how many rounds each kind of disk gets (`./test --nightly` asks for many), `DISKWRIGHT_SOAK_SEED` the first seed, and
-//! `DISKWRIGHT_SOAK_ENGINE=pread` that no ring is used, for a sanitizer that cannot see what the kernel does (`.ci/tsan`).
+//! `DISKWRIGHT_SOAK_ROUNDS` says how many rounds each kind of disk gets (`./test --nightly` asks
+//! for many), `DISKWRIGHT_SOAK_SEED` the first seed, and `DISKWRIGHT_SOAK_ENGINE=pread` that no
+//! ring is used, for a sanitizer that cannot see what the kernel does (`.ci/tsan`).
 
 use diskwright_disk::{CreateRequest, Disk, Layer, OpenOptions, create};
 use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
@@ -333,7 +335,8 @@ enum Lie {
     StaleRead,
     /// A read comes from the neighbouring sector.
     WrongPlace,
-    /// A write is made twice, the second time after it has been acknowledged: it brings back what was overwritten meanwhile.
+    /// A write is made twice, the second time after it has been acknowledged: it brings back what
+    /// was overwritten meanwhile.
     Echo,
 }
 

@@ -1,5 +1,6 @@
-//! Does the machinery bite? Each rule by which nothing is lost is broken on purpose, and must be caught within a few seeds. The rules are
-//! those of ARCHITECTURE.md, "What must hold at every instant", and of the formats' own modules.
+//! Does the machinery bite? Each rule by which nothing is lost is broken on purpose, and must be
+//! caught within a few seeds. The rules are those of ARCHITECTURE.md, "What must hold at every
+//! instant", and of the formats' own modules.
 
 use diskwright_proving::{
     campaign::hunt,
@@ -98,7 +99,8 @@ fn a_server_passes_on_what_it_promises() {
 
 #[test]
 fn payload_before_the_mapping_that_shows_it() {
-    // In a VHDX without a parent only space that was used before can show it: fresh space reads as the block did.
+    // In a VHDX without a parent only space that was used before can show it: fresh space reads as
+    // the block did.
     for case in ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M, churning", "vhdx differencing 1M"] {
         broken_below("payload before mapping", case, Mutation::Unordered(Phase::Flush, 1));
     }

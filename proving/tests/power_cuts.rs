@@ -1,5 +1,6 @@
-//! The power fails, in every flush interval, in many ways: what was flushed is there, nothing else is but old or new, and
-//! the disk goes on. How many states are tried is said in `campaign`; each test prints what it did.
+//! The power fails, in every flush interval, in many ways: what was flushed is there, nothing else
+//! is but old or new, and the disk goes on. How many states are tried is said in `campaign`; each
+//! test prints what it did.
 
 use diskwright_proving::{campaign::power_cuts, command, crowd, disk};
 

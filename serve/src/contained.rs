@@ -5,11 +5,13 @@
 //!                 └─ a panic: the queue is dropped, what was in flight fails, and so does all that is pushed later
 //! ```
 //!
-//! A worker of a server has many disks on one thread and one ring. A panic on the way through one of them must not end the
-//! thread. The disk's own queue contains what it can (`disk/src/guard.rs`); this is for the rest, and for other devices. A queue
-//! that has panicked is dropped, since a queue that nobody looks at would keep a shared ring from sleeping.
+//! A worker of a server has many disks on one thread and one ring. A panic on the way through one
+//! of them must not end the thread. The disk's own queue contains what it can
+//! (`disk/src/guard.rs`); this is for the rest, and for other devices. A queue that has panicked is
+//! dropped, since a queue that nobody looks at would keep a shared ring from sleeping.
 //!
-//! Tags of requests are small numbers, none of them in flight twice, so one bit for each says what is in flight.
+//! Tags of requests are small numbers, none of them in flight twice, so one bit for each says what
+//! is in flight.
 
 use diskwright_store::{BlockQueue, Completion, PushError, Request};
 use std::{

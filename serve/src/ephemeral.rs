@@ -5,8 +5,9 @@
 //!   reads  ─▶ child, or what lies beneath: any disk, of any format, opened read-only
 //! ```
 //!
-//! The child is bound to what lies beneath by being put on top of it here, not by ids in files, so the parent may be a raw disk or a VHD
-//! as well. However the program ends, the kernel gives the child's space back.
+//! The child is bound to what lies beneath by being put on top of it here, not by ids in files, so
+//! the parent may be a raw disk or a VHD as well. However the program ends, the kernel gives the
+//! child's space back.
 
 use diskwright_disk::{Disk, DiskError, Layer};
 use diskwright_image::{CreateOptions, DiskType, Format, ImageError, ParentLink, probe, vhdx};

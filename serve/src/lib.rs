@@ -13,8 +13,8 @@
 //!   attach/        the disk as a block device of this machine by one of these, mounted if wanted
 //! ```
 //!
-//! Every server is a translation of requests on a wire to requests on the block queue. A worker is one thread with one ring, on which both
-//! the wire and the disk are.
+//! Every server is a translation of requests on a wire to requests on the block queue. A worker is
+//! one thread with one ring, on which both the wire and the disk are.
 
 #![forbid(unsafe_code)]
 

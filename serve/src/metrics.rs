@@ -1,8 +1,9 @@
 //! What a server does, counted: for people (the live line), and for Prometheus (`--metrics`).
 //!
-//! Each worker has counters of its own, which only it writes: adding is a load and a store of a line that no other processor has, without a
-//! lock. Whoever asks adds them up. Latencies go into buckets that double from 8 us, of the time from when a request was understood to when its
-//! reply was put down.
+//! Each worker has counters of its own, which only it writes: adding is a load and a store of a
+//! line that no other processor has, without a lock. Whoever asks adds them up. Latencies go into
+//! buckets that double from 8 us, of the time from when a request was understood to when its reply
+//! was put down.
 
 use diskwright_nbd::wire::{Command, ErrorCode};
 use std::{
@@ -127,7 +128,8 @@ pub struct Totals {
     pub enters: u64,
     /// Reads that waited in the server until a batch of the disk's had ended.
     pub held: u64,
-    /// Bytes of payload that the server copied, because they could not be written from where they were received.
+    /// Bytes of payload that the server copied, because they could not be written from where they
+    /// were received.
     pub copied_bytes: u64,
 }
 

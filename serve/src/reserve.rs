@@ -1,4 +1,5 @@
-//! A few requests held back, so that a disk that ends its requests in batches has something to do while a batch is answered.
+//! A few requests held back, so that a disk that ends its requests in batches has something to do
+//! while a batch is answered.
 //!
 //! ```text
 //!                    without                                      with
@@ -7,13 +8,18 @@
 //!   client                        |ask|                                     |ask|
 //! ```
 //!
-//! Some disks take what is there as one batch and tell of its end once; virtual ones do (a virtio disk here raised one interrupt for 32 requests). Then the disk has nothing
-//! to do from there until the first answers have gone out, their client has woken up and has asked again: here for a fifth of the time. So while batches come, up to
-//! eight of the requests that could be with the disk wait here, and go to it (`r`, by an enter of its own) before anything is answered. Of 4 KiB reads at depth 32 that made
-//! 1.04 to 1.09 times as many by NBD, for 1.1 times the worker's time, and 1.08 to 1.12 times as many of an attached disk. (Half of them, 16, were no more.)
+//! Some disks take what is there as one batch and tell of its end once; virtual ones do (a virtio
+//! disk here raised one interrupt for 32 requests). Then the disk has nothing to do from there
+//! until the first answers have gone out, their client has woken up and has asked again: here for a
+//! fifth of the time. So while batches come, up to eight of the requests that could be with the
+//! disk wait here, and go to it (`r`, by an enter of its own) before anything is answered. Of 4 KiB
+//! reads at depth 32 that made 1.04 to 1.09 times as many by NBD, for 1.1 times the worker's time,
+//! and 1.08 to 1.12 times as many of an attached disk. (Half of them, 16, were no more.)
 //!
-//! Small reads alone are held back: large ones keep the disk busy for long enough, and where they come in order they are slower with gaps between (nbdcopy then had 0.66 of the disk's speed
-//! instead of 0.78 to 0.86). Of a disk that ends its requests one by one the largest batch soon counts as small, and nothing is held back.
+//! Small reads alone are held back: large ones keep the disk busy for long enough, and where they
+//! come in order they are slower with gaps between (nbdcopy then had 0.66 of the disk's speed
+//! instead of 0.78 to 0.86). Of a disk that ends its requests one by one the largest batch soon
+//! counts as small, and nothing is held back.
 //!
 //! Invariant: while something is held, something is with the disk, whose end lets it go.
 
@@ -123,8 +129,8 @@ impl BlockQueue for Reserve {
             if !self.held.is_empty() {
                 self.let_go(out);
                 self.ring.go_on()?;
-                // A disk that is not on the ring (behind a lane) starts what it was given when it is looked at, and nothing else
-                // would wake the worker for that.
+                // A disk that is not on the ring (behind a lane) starts what it was given when it
+                // is looked at, and nothing else would wake the worker for that.
                 return reaped.and_then(|()| self.inner.reap(0, out));
             }
         }

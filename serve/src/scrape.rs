@@ -1,8 +1,9 @@
 //! Metrics over HTTP: as much of it as Prometheus, curl and a browser need, for GET of one page.
 //!
-//! One thread, one request at a time, each with a limit of time and of size: whoever scrapes is a program of the same operator. The limit
-//! of time is one deadline for the request and its answer together, and no wait goes beyond it: a limit for each wait alone would let in
-//! nobody else for as long as a client says a byte, or takes one, now and then.
+//! One thread, one request at a time, each with a limit of time and of size: whoever scrapes is a
+//! program of the same operator. The limit of time is one deadline for the request and its answer
+//! together, and no wait goes beyond it: a limit for each wait alone would let in nobody else for
+//! as long as a client says a byte, or takes one, now and then.
 
 use crate::nbd::{Address, ListenError, Listener};
 use std::{
@@ -23,7 +24,8 @@ const REQUEST_BYTES_MAX: usize = 8 << 10;
 /// Time for a request and its answer together.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Most bytes that one call writes. Of more, a unix socket makes several messages, and waits for the room of each as long as for that of the first.
+/// Most bytes that one call writes. Of more, a unix socket makes several messages, and waits for
+/// the room of each as long as for that of the first.
 const WRITE_BYTES_MAX: usize = 4 << 10;
 
 /// What the page shows.

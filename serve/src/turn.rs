@@ -1,13 +1,16 @@
 //! How much a worker answers before it lets others go on.
 //!
-//! Some disks take what is there as one batch and tell of its end once; virtual ones do (a virtio disk here raised one interrupt for 32
-//! requests). A worker that answers a batch in one go makes a lockstep of it: the client takes all the answers, asks for everything again, and
-//! all the while the disk has nothing to do. So a turn answers a few requests ([`Pace::answers`]), has them sent, lets whoever waits for
-//! this very processor have it ([`Pace::end_turn`]), takes what is new, and answers a few more: the disk works again while most of the batch
-//! is still on its way. From 4 KiB reads at depth 32 on such a disk this made 1.4 times as many, at 1.3 times the worker's time.
+//! Some disks take what is there as one batch and tell of its end once; virtual ones do (a virtio
+//! disk here raised one interrupt for 32 requests). A worker that answers a batch in one go makes a
+//! lockstep of it: the client takes all the answers, asks for everything again, and all the while
+//! the disk has nothing to do. So a turn answers a few requests ([`Pace::answers`]), has them sent,
+//! lets whoever waits for this very processor have it ([`Pace::end_turn`]), takes what is new, and
+//! answers a few more: the disk works again while most of the batch is still on its way. From 4 KiB
+//! reads at depth 32 on such a disk this made 1.4 times as many, at 1.3 times the worker's time.
 //!
-//! A client that was woken answers within microseconds. Where something else takes the processor instead, and keeps it for a time slice, to let
-//! go of it is a loss: then everything is answered in one go for a while, which gets longer each time.
+//! A client that was woken answers within microseconds. Where something else takes the processor
+//! instead, and keeps it for a time slice, to let go of it is a loss: then everything is answered
+//! in one go for a while, which gets longer each time.
 
 use diskwright_store::SharedRing;
 use std::{
@@ -18,7 +21,8 @@ use std::{
 /// Requests that are answered in a turn.
 const FEW: usize = 4;
 
-/// The same in a hurry. There is an end to it, for an answer may begin the next step of something long.
+/// The same in a hurry. There is an end to it, for an answer may begin the next step of something
+/// long.
 const MANY: usize = 256;
 
 /// A processor that comes back later than this was taken by somebody who does not answer us.
@@ -46,7 +50,8 @@ impl Pace {
         MANY
     }
 
-    /// Ends a turn: submits everything, and sleeps until something comes, unless there is more to answer.
+    /// Ends a turn: submits everything, and sleeps until something comes, unless there is more to
+    /// answer.
     ///
     /// # Errors
     /// The ring itself has failed.

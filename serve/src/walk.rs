@@ -1,15 +1,17 @@
 //! A walk over the extents of a device, in windows that grow.
 //!
-//! Whoever looks for the next hole, or for as many extents as fit an answer, does not know how far away that is, and a device that is
-//! asked for a range finds all of its extents. So it is asked for a little at first, and, while little is in it, for twice as much the next time.
+//! Whoever looks for the next hole, or for as many extents as fit an answer, does not know how far
+//! away that is, and a device that is asked for a range finds all of its extents. So it is asked
+//! for a little at first, and, while little is in it, for twice as much the next time.
 //!
 //! ```text
 //!   1 MiB │ 2 MiB │ 4 MiB   │ ...            few extents in each: what is far away is soon reached
 //!   1 MiB │ 1 MiB │ 1 MiB   │ ...            many: none is found in vain
 //! ```
 //!
-//! What was asked for is never more than twice what had to be seen, and a first window. That matters to those who come again and again: on a
-//! disk of many small extents, windows of a fixed GiB make the way from one to the next a square of their number.
+//! What was asked for is never more than twice what had to be seen, and a first window. That
+//! matters to those who come again and again: on a disk of many small extents, windows of a fixed
+//! GiB make the way from one to the next a square of their number.
 
 use diskwright_store::{BlockDevice, Extent};
 use std::{io, ops::Range};
@@ -60,7 +62,8 @@ pub(crate) mod tests {
     use diskwright_store::{BlockQueue, ExtentKind, Geometry, QueueOptions};
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// A disk of 16 TiB: stripes of data and nothing by turns in its first half, nothing at all in its second. It counts what it is asked for.
+    /// A disk of 16 TiB: stripes of data and nothing by turns in its first half, nothing at all in
+    /// its second. It counts what it is asked for.
     #[derive(Debug)]
     pub(crate) struct Scattered {
         pub(crate) stripe_bytes: u64,

@@ -1,4 +1,5 @@
-//! Our client and our server: what neither can try with programs of others, extended headers first of all.
+//! Our client and our server: what neither can try with programs of others, extended headers first
+//! of all.
 
 mod common;
 
@@ -60,7 +61,8 @@ fn payloads_in_pieces_go_through_a_client() {
         bytes
     };
     let bytes: Vec<u8> = (0..200_704_u32).map(|n| (n % 251) as u8).collect();
-    // Sectors in each piece, which are sent from where they lie; and pieces that must be put together.
+    // Sectors in each piece, which are sent from where they lie; and pieces that must be put
+    // together.
     for (turn, lengths) in [[4096, 512, 131_072, 65_024], [1, 4095, 511, 196_097]].into_iter().enumerate() {
         let pieces = |is_shared: bool, bytes: &[u8]| {
             let (mut segments, mut at) = (Segments::new(), 0);
@@ -173,7 +175,8 @@ fn both_together_are_a_disk() {
     behaves_as_a_disk(raw_file(&dir.path().join("disk"), 4 * MIB, CacheMode::PageCache));
 }
 
-/// A flush of such a disk is answered by the flusher's thread, not by the ring: it must wake the worker that sleeps on it.
+/// A flush of such a disk is answered by the flusher's thread, not by the ring: it must wake the
+/// worker that sleeps on it.
 #[test]
 fn both_together_are_a_disk_that_grows() {
     for name in ["disk.vhdx", "disk.vhd"] {

@@ -1,5 +1,6 @@
-//! What a request costs, in counts that are the same each time: calls of io_uring_enter, reads held back, calls of the store that
-//! block, syncs. A server that loses speed by another call, copy or wake-up for each request shows it here; times would not.
+//! What a request costs, in counts that are the same each time: calls of io_uring_enter, reads held
+//! back, calls of the store that block, syncs. A server that loses speed by another call, copy or
+//! wake-up for each request shows it here; times would not.
 
 mod common;
 mod steps;
@@ -128,7 +129,8 @@ fn of_each_batch_a_few_reads_are_held_back() {
     assert_eq!(held, 0, "nothing is known of the disk yet");
     let (enters, held) = counted(&served, || (0..ROUNDS).for_each(|_| round(&mut client, offsets())));
     assert_eq!(held, ROUNDS * HELD);
-    // A turn answers four: eight turns, one that lets go what was held, and what it takes to hear of the next round.
+    // A turn answers four: eight turns, one that lets go what was held, and what it takes to hear
+    // of the next round.
     assert!(enters <= ROUNDS * 11, "{enters} calls for {ROUNDS} rounds");
 }
 
@@ -174,7 +176,8 @@ fn reads_of_a_populated_vhdx_never_block_and_cost_less_than_a_call_each() {
         }
     });
     assert_eq!(counts.take(), Calls::default(), "a read of payload reached the store's blocking calls");
-    // A turn answers four, or all at once; what lies in the page cache has ended when it was submitted.
+    // A turn answers four, or all at once; what lies in the page cache has ended when it was
+    // submitted.
     assert!(enters <= ROUNDS * DEPTH / 2, "{enters} calls for {} reads", ROUNDS * DEPTH);
 }
 
@@ -201,6 +204,7 @@ fn flushes_and_durable_writes_sync_as_often_as_they_must() {
         client.write((32 + turn) << 20, &data, NONE).unwrap();
         client.ask(Command::FLUSH, NONE, 0, 0).unwrap();
     }
-    // Payload, then the log. The page of the table stays in memory; it goes into the log and is written in place.
+    // Payload, then the log. The page of the table stays in memory; it goes into the log and is
+    // written in place.
     assert_eq!(counts.take(), Calls { reads: 0, writes: 2 * TIMES, syncs: 2 * TIMES }, "a new block each");
 }

@@ -1,5 +1,6 @@
-//! Clients that send without end, or stop in the middle, and never read: what the server takes from each is bounded, and so is how long it puts up with one that has not
-//! even begun. (What it answers to nonsense is in `hostile.rs`.)
+//! Clients that send without end, or stop in the middle, and never read: what the server takes from
+//! each is bounded, and so is how long it puts up with one that has not even begun. (What it
+//! answers to nonsense is in `hostile.rs`.)
 
 mod common;
 
@@ -27,7 +28,8 @@ fn somebody_is_served(served: &Served) {
     assert!(served.server().is_well());
 }
 
-/// Says `message` again and again and never reads, until nothing is taken for a while, or the server hangs up, or far too much has been taken. How much was.
+/// Says `message` again and again and never reads, until nothing is taken for a while, or the
+/// server hangs up, or far too much has been taken. How much was.
 fn flood(stream: &mut UnixStream, message: &[u8], too_much: usize) -> usize {
     stream.set_nonblocking(true).unwrap();
     let (mut taken, mut at, mut last) = (0, 0, Instant::now());
@@ -47,7 +49,8 @@ fn flood(stream: &mut UnixStream, message: &[u8], too_much: usize) -> usize {
 
 /// Far more than all buffers between two processes and the server's share for one client together.
 const TOO_MUCH: usize = 64 << 20;
-/// Those buffers, and that share. An answer of some bytes takes some hundred of a socket, so a few hundred options of 60 KiB find room for theirs.
+/// Those buffers, and that share. An answer of some bytes takes some hundred of a socket, so a few
+/// hundred options of 60 KiB find room for theirs.
 const ENOUGH: usize = 48 << 20;
 
 #[test]
@@ -125,8 +128,9 @@ fn endless_holes_hold_up_nobody() {
 /// Requests for block status that one client sends in one go.
 const STATUS_REQUESTS: usize = 100;
 
-/// A disk that takes its time to find its extents, and may fail then. While the first are looked for, another client asks for something; and before the last are found, he
-/// has his answer, if that comes at all.
+/// A disk that takes its time to find its extents, and may fail then. While the first are looked
+/// for, another client asks for something; and before the last are found, he has his answer, if
+/// that comes at all.
 #[derive(Debug)]
 struct Slow {
     disk: Arc<dyn BlockDevice>,

@@ -1,7 +1,9 @@
-//! Flushes that another thread carries out, again and again, on a server that has nothing else to do: it must go on listening.
+//! Flushes that another thread carries out, again and again, on a server that has nothing else to
+//! do: it must go on listening.
 //!
-//! Once it did not: the end of such a flush can be seen on the list of tickets before its bell comes through the ring. When the bell came, the disk's queue had nothing
-//! in flight, the worker did not look at it, and a ring with unheard mail neither sleeps nor takes in anything new.
+//! Once it did not: the end of such a flush can be seen on the list of tickets before its bell
+//! comes through the ring. When the bell came, the disk's queue had nothing in flight, the worker
+//! did not look at it, and a ring with unheard mail neither sleeps nor takes in anything new.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Clients that lie, vanish, dawdle, and come in crowds: each is dealt with, and the others notice nothing.
+//! Clients that lie, vanish, dawdle, and come in crowds: each is dealt with, and the others notice
+//! nothing.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! An image inside an export of an NBD server: a VHDX in a file that nbdkit, or our own server, exports as it is.
+//! An image inside an export of an NBD server: a VHDX in a file that nbdkit, or our own server,
+//! exports as it is.
 
 mod common;
 #[path = "../../nbd/tests/common/mod.rs"]
@@ -101,7 +102,8 @@ fn a_vhdx_inside_an_export_of_nbdkit() {
     exercise(&server.uri(), &server.dir.path().join("export.bin"));
 }
 
-/// A server that takes blocks of 4 KiB only, and one that knows neither zeroes, nor FUA, nor block status.
+/// A server that takes blocks of 4 KiB only, and one that knows neither zeroes, nor FUA, nor block
+/// status.
 #[test]
 fn servers_that_can_do_less() {
     let coarse = [
@@ -233,7 +235,8 @@ fn a_server_that_dies_fails_requests_and_hangs_nobody() {
     assert!(started.elapsed() < Duration::from_secs(20));
 }
 
-/// A server that takes requests and answers none: the URI's timeout ends them, on a ring as in a blocking call.
+/// A server that takes requests and answers none: the URI's timeout ends them, on a ring as in a
+/// blocking call.
 #[test]
 fn a_server_that_falls_silent_is_given_up_after_the_timeout() {
     let arguments = ["--filter=delay", "file", "DIR/export.bin", "delay-write=1000", "delay-close=0"];

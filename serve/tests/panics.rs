@@ -1,4 +1,5 @@
-//! A disk that panics on a server's worker: its requests fail, and everybody else on that worker is served.
+//! A disk that panics on a server's worker: its requests fail, and everybody else on that worker is
+//! served.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! A disk that grows while it is served by NBD: a connection keeps its size, a new one has the new size.
+//! A disk that grows while it is served by NBD: a connection keeps its size, a new one has the new
+//! size.
 
 mod common;
 

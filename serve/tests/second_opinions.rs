@@ -1,4 +1,5 @@
-//! Clients that others wrote: libnbd's programs, qemu's, fio. Each is skipped by name where it is not installed.
+//! Clients that others wrote: libnbd's programs, qemu's, fio. Each is skipped by name where it is
+//! not installed.
 
 mod common;
 

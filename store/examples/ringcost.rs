@@ -1,13 +1,15 @@
-//! What a request costs: 4 KiB random reads and writes at depth 32 of a file of 256 MiB, by each engine, through the page
-//! cache and past it. A file that is named is written over.
+//! What a request costs: 4 KiB random reads and writes at depth 32 of a file of 256 MiB, by each
+//! engine, through the page cache and past it. A file that is named is written over.
 //!
-//! The first line of each mode is the floor: a bare ring with one registered file and one registered buffer for each slot, and nothing else: no
-//! clock, no checks, no errors but a panic. What an engine takes above it is the engine's own.
+//! The first line of each mode is the floor: a bare ring with one registered file and one
+//! registered buffer for each slot, and nothing else: no clock, no checks, no errors but a panic.
+//! What an engine takes above it is the engine's own.
 //!
 //! ```text
 //! cargo run --release -p diskwright-store --example ringcost [file] [depth] [seconds]
 //! ```
-//! Without a file it makes one in the temporary directory. The figures mean something on a quiet machine only.
+//! Without a file it makes one in the temporary directory. The figures mean something on a quiet
+//! machine only.
 
 use diskwright_store::{
     BareLoad, BlockDevice, CacheMode, Completion, Engine, EngineCompletion, EngineKind, FileStore, IoBuf, LockMode,

@@ -1,7 +1,9 @@
-//! The floor: random reads by a ring and nothing else, to set beside what the engine, and the lab's generator on it, take for the same.
+//! The floor: random reads by a ring and nothing else, to set beside what the engine, and the lab's
+//! generator on it, take for the same.
 //!
-//! One registered file, one registered buffer for each slot, and a loop that submits, waits and counts. It reads no clock but once in
-//! many turns, checks nothing but lengths, and knows no device but a plain file. What anything takes above it, that thing costs; what a peer takes above
+//! One registered file, one registered buffer for each slot, and a loop that submits, waits and
+//! counts. It reads no clock but once in many turns, checks nothing but lengths, and knows no
+//! device but a plain file. What anything takes above it, that thing costs; what a peer takes above
 //! it is the most that anybody can save.
 
 #![allow(unsafe_code)]
@@ -51,7 +53,8 @@ pub struct BareFound {
 /// Reads `file` at random as `load` says, by the calling thread.
 ///
 /// # Errors
-/// What opening it, setting a ring up, or a read says; `InvalidInput` for a file that holds less than a block.
+/// What opening it, setting a ring up, or a read says; `InvalidInput` for a file that holds less
+/// than a block.
 pub fn bare_ring(file: &Path, load: &BareLoad) -> io::Result<BareFound> {
     let direct = if load.cache == CacheMode::Direct { OFlags::DIRECT } else { OFlags::empty() };
     let file = rustix::fs::open(file, OFlags::RDONLY | OFlags::CLOEXEC | direct, Mode::empty())?;
@@ -102,7 +105,8 @@ fn run(ring: &mut IoUring, iovecs: &[libc::iovec], blocks: u64, load: &BareLoad)
                     .offset(block as u64 * load.block_bytes as u64)
                     .build()
                     .user_data(u64::from(slot));
-                // SAFETY: the buffer is registered, outlives the ring's use of it, and is this slot's alone.
+                // SAFETY: the buffer is registered, outlives the ring's use of it, and is this
+                // slot's alone.
                 unsafe { ring.submission().push(&read) }.map_err(io::Error::other)?;
                 in_flight += 1;
             }

@@ -1,5 +1,5 @@
-//! The durable barrier: the only way in which an image writes metadata and makes it durable, and the gate by
-//! which concurrent flushes share their work.
+//! The durable barrier: the only way in which an image writes metadata and makes it durable, and
+//! the gate by which concurrent flushes share their work.
 //!
 //! ```text
 //!   write ─▶ store                        bytes in place, not durable
@@ -8,14 +8,16 @@
 //!                └─ another flushes: wait; a pass that began after this call serves all who wait
 //! ```
 //!
-//! Poison. What a failed sync dropped cannot be known: the kernel reports a failed write-back once, forgets the
-//! pages, and the next sync succeeds. So the first failure is kept, and everything that must be durable is
-//! refused with its reason from then on. A sync that began before another one failed is refused as well when
-//! it returns: it may have missed what the other dropped. An error of a plain write poisons nothing.
+//! Poison. What a failed sync dropped cannot be known: the kernel reports a failed write-back once,
+//! forgets the pages, and the next sync succeeds. So the first failure is kept, and everything that
+//! must be durable is refused with its reason from then on. A sync that began before another one
+//! failed is refused as well when it returns: it may have missed what the other dropped. An error
+//! of a plain write poisons nothing.
 //!
-//! The gate. A flush is served by any pass that *began* after the call: an earlier pass may have taken its
-//! snapshot before the caller's writes. One caller runs the pass. Those who come meanwhile wait, and one of
-//! them runs the next pass for all. A pass that fails serves nobody: each waiting caller tries for itself.
+//! The gate. A flush is served by any pass that *began* after the call: an earlier pass may have
+//! taken its snapshot before the caller's writes. One caller runs the pass. Those who come
+//! meanwhile wait, and one of them runs the next pass for all. A pass that fails serves nobody:
+//! each waiting caller tries for itself.
 //!
 //! One mutex guards both. It is never held while the store is called or a pass runs.
 
@@ -94,7 +96,8 @@ impl Drop for Turn<'_> {
 }
 
 impl Barrier {
-    /// A barrier over `store`. There must be one only for each open store, or one will not know of the other's failures.
+    /// A barrier over `store`. There must be one only for each open store, or one will not know of
+    /// the other's failures.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self { store, state: Mutex::default(), pass_ended: Condvar::default() }
     }
@@ -131,7 +134,8 @@ impl Barrier {
         self.store.write_at(bytes, offset_bytes)
     }
 
-    /// Makes durable what was written before the call. `doing` is for the error, as in "make the footer durable".
+    /// Makes durable what was written before the call. `doing` is for the error, as in "make the
+    /// footer durable".
     ///
     /// # Errors
     /// [`BarrierError`]; from then on always.
@@ -141,7 +145,8 @@ impl Barrier {
         self.settle(doing, synced)
     }
 
-    /// Takes note of how a sync of the store ended that was made elsewhere (by an engine's ring), and says how it counts.
+    /// Takes note of how a sync of the store ended that was made elsewhere (by an engine's ring),
+    /// and says how it counts.
     ///
     /// # Errors
     /// [`BarrierError`]; from then on always.
@@ -156,10 +161,12 @@ impl Barrier {
         }
     }
 
-    /// Returns when a pass that began after this call has succeeded; runs `pass` for that if no other caller does.
+    /// Returns when a pass that began after this call has succeeded; runs `pass` for that if no
+    /// other caller does.
     ///
     /// # Errors
-    /// What `pass` gave, to the caller that ran it (others try for themselves); [`BarrierError::Poisoned`] once a sync has failed.
+    /// What `pass` gave, to the caller that ran it (others try for themselves);
+    /// [`BarrierError::Poisoned`] once a sync has failed.
     pub fn share<E: From<BarrierError>>(&self, pass: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let mut state = self.lock();
         let wanted = state.begun + 1;
@@ -282,7 +289,8 @@ mod tests {
         assert_eq!(store.to_vec()[..8], [1; 8]);
     }
 
-    /// A sync that began before another one failed does not succeed either: it may have missed what the other one dropped.
+    /// A sync that began before another one failed does not succeed either: it may have missed what
+    /// the other one dropped.
     #[test]
     fn a_sync_that_was_under_way_meanwhile_fails() {
         let (_, barrier) = barrier();

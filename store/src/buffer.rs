@@ -1,13 +1,16 @@
 //! Memory that the kernel reads from and writes into while a request is in flight.
 //!
-//! A [`Slab`] is one page-aligned, zeroed allocation cut into pieces of one size or a few. Each piece is handed out once, as an
-//! [`IoBuf`], which owns it alone: it moves into a request, through the engine, and back out in the completion. So no
-//! reference to the bytes can exist while the kernel may write them. A ring may register the whole slab, and then
-//! use the piece by its index (`READ_FIXED`). The allocation lives until the slab and all its pieces are gone.
+//! A [`Slab`] is one page-aligned, zeroed allocation cut into pieces of one size or a few. Each
+//! piece is handed out once, as an [`IoBuf`], which owns it alone: it moves into a request, through
+//! the engine, and back out in the completion. So no reference to the bytes can exist while the
+//! kernel may write them. A ring may register the whole slab, and then use the piece by its index
+//! (`READ_FIXED`). The allocation lives until the slab and all its pieces are gone.
 //!
-//! Invariant: no two `IoBuf`s overlap. [`Slab::take_all`] gives the pieces out at most once; `IoBuf` cannot be cloned.
+//! Invariant: no two `IoBuf`s overlap. [`Slab::take_all`] gives the pieces out at most once;
+//! `IoBuf` cannot be cloned.
 //!
-//! A payload of several pieces, some of which may be shared or another process's, is in `segments`; the memory of another process in `mapped`.
+//! A payload of several pieces, some of which may be shared or another process's, is in `segments`;
+//! the memory of another process in `mapped`.
 
 #![allow(unsafe_code)]
 
@@ -31,8 +34,9 @@ use std::{
     },
 };
 
-/// Bytes of a huge page. A slab of this size or more asks for them: a large request is then one piece of memory to the kernel and not one for each
-/// page, which costs less and lets neighbouring requests join.
+/// Bytes of a huge page. A slab of this size or more asks for them: a large request is then one
+/// piece of memory to the kernel and not one for each page, which costs less and lets neighbouring
+/// requests join.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Alignment of every buffer: a page, which satisfies every O_DIRECT device.
@@ -46,15 +50,16 @@ struct Memory {
     taken: AtomicBool,
 }
 
-// SAFETY: `Memory` is only an address and its layout; the bytes are reached through `IoBuf`s, each of which owns a
-// disjoint range, so sharing and sending the owner of the allocation is sound.
+// SAFETY: `Memory` is only an address and its layout; the bytes are reached through `IoBuf`s, each
+// of which owns a disjoint range, so sharing and sending the owner of the allocation is sound.
 unsafe impl Send for Memory {}
 // SAFETY: as above; `&Memory` gives no access to the bytes.
 unsafe impl Sync for Memory {}
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated in `Slab::new` with this layout, and no `IoBuf` is left (each holds an `Arc` of this).
+        // SAFETY: allocated in `Slab::new` with this layout, and no `IoBuf` is left (each holds an
+        // `Arc` of this).
         unsafe { dealloc(self.base.as_ptr(), self.layout) }
     }
 }
@@ -69,12 +74,14 @@ impl Slab {
     /// Allocates `pieces` buffers of `piece_bytes` each (rounded up to whole pages), all zero.
     ///
     /// # Panics
-    /// When either is 0 or the product overflows, both of which are errors of the program, not of its input.
+    /// When either is 0 or the product overflows, both of which are errors of the program, not of
+    /// its input.
     pub fn new(pieces: usize, piece_bytes: usize) -> Self {
         Self::of_classes(&[(pieces, piece_bytes)])
     }
 
-    /// Allocates buffers of several sizes, (how many, how large) for each size, all zero. [`Slab::take_all`] gives them in this order.
+    /// Allocates buffers of several sizes, (how many, how large) for each size, all zero.
+    /// [`Slab::take_all`] gives them in this order.
     ///
     /// # Panics
     /// As [`Slab::new`], for each of them.
@@ -98,8 +105,9 @@ impl Slab {
         // SAFETY: the layout has a size above zero.
         let base = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         if huge {
-            // SAFETY: the range was just allocated, and the advice changes nothing of what it holds. Where the kernel has no huge
-            // pages the slab works all the same, so its answer does not matter.
+            // SAFETY: the range was just allocated, and the advice changes nothing of what it
+            // holds. Where the kernel has no huge pages the slab works all the same, so its answer
+            // does not matter.
             let _ =
                 unsafe { rustix::mm::madvise(base.as_ptr().cast(), total_bytes, rustix::mm::Advice::LinuxHugepage) };
         }
@@ -167,7 +175,8 @@ impl IoBuf {
 
     /// Its address. Valid as long as the buffer lives; the buffer may be moved meanwhile.
     pub(crate) fn address(&self) -> *mut u8 {
-        // SAFETY: `start` is where one of the slab's pieces begins, so the result stays inside the allocation.
+        // SAFETY: `start` is where one of the slab's pieces begins, so the result stays inside the
+        // allocation.
         unsafe { self.memory.base.as_ptr().add(self.start) }
     }
 }
@@ -175,7 +184,8 @@ impl IoBuf {
 impl Deref for IoBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the piece is inside the allocation, initialised (zeroed at birth), and owned by `self` alone.
+        // SAFETY: the piece is inside the allocation, initialised (zeroed at birth), and owned by
+        // `self` alone.
         unsafe { std::slice::from_raw_parts(self.address(), self.len) }
     }
 }

@@ -1,7 +1,7 @@
 //! O_DIRECT: the second descriptor of a file, its alignment, and unaligned transfers through it.
 //!
-//! A direct transfer must be aligned in offset, length and memory. Metadata is not (a VHD footer is 512 bytes, a device may
-//! want 4096), so it passes through a bounce buffer here:
+//! A direct transfer must be aligned in offset, length and memory. Metadata is not (a VHD footer is
+//! 512 bytes, a device may want 4096), so it passes through a bounce buffer here:
 //!
 //! ```text
 //!   write:  |..head block..|=====whole blocks=====|..tail block..|
@@ -9,10 +9,12 @@
 //! ```
 //!
 //! Invariants:
-//! - A read-modify-write holds `patching`, so two of them cannot undo each other. An aligned write takes no lock: it covers
-//!   its blocks whole, and so shares none with anybody unless their bytes overlap.
-//! - The file is never lengthened beyond the bytes that were asked for. The last block of a file whose length is no
-//!   multiple of the alignment is therefore written through the page cache, and the caller is told so ([`Route`]).
+//! - A read-modify-write holds `patching`, so two of them cannot undo each other. An aligned write
+//!   takes no lock: it covers its blocks whole, and so shares none with anybody unless their bytes
+//!   overlap.
+//! - The file is never lengthened beyond the bytes that were asked for. The last block of a file
+//!   whose length is no multiple of the alignment is therefore written through the page cache, and
+//!   the caller is told so ([`Route`]).
 
 use crate::IoBuf;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
@@ -29,7 +31,8 @@ const BOUNCE_BYTES: usize = 128 << 10;
 /// Bounce buffers that are kept for the next transfer.
 const BOUNCES_KEPT: usize = 4;
 
-/// The `f_type` of tmpfs and of ramfs, which take O_DIRECT and then use the page cache all the same.
+/// The `f_type` of tmpfs and of ramfs, which take O_DIRECT and then use the page cache all the
+/// same.
 const MEMORY_FILE_SYSTEMS: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// How a write went.
@@ -51,7 +54,8 @@ pub(crate) struct DirectFile {
 }
 
 impl DirectFile {
-    /// Opens the file of `meta` a second time with O_DIRECT. `None` where the file system has no direct I/O.
+    /// Opens the file of `meta` a second time with O_DIRECT. `None` where the file system has no
+    /// direct I/O.
     pub(crate) fn open(meta: BorrowedFd<'_>, path: &Path, writable: bool, is_block_device: bool) -> Option<Self> {
         if let Ok(file_system) = rustix::fs::fstatfs(meta)
             && MEMORY_FILE_SYSTEMS.contains(&file_system.f_type)
@@ -136,7 +140,8 @@ impl DirectFile {
         })
     }
 
-    /// Writes all of `buf`. Any alignment. `meta` is the descriptor on the page cache, for the file's last partial block.
+    /// Writes all of `buf`. Any alignment. `meta` is the descriptor on the page cache, for the
+    /// file's last partial block.
     pub(crate) fn write_at(&self, meta: BorrowedFd<'_>, buf: &[u8], offset_bytes: u64) -> io::Result<Route> {
         if self.is_aligned(buf, offset_bytes) {
             return write_all(self.fd(), buf, offset_bytes).map(|()| Route::Direct);
@@ -167,7 +172,8 @@ impl DirectFile {
         })
     }
 
-    /// Writes one piece, which fits the bounce buffer, with what surrounds it in its first and last block.
+    /// Writes one piece, which fits the bounce buffer, with what surrounds it in its first and last
+    /// block.
     fn write_window(&self, bounce: &mut [u8], piece: &[u8], at_bytes: u64) -> io::Result<()> {
         let block_bytes = self.alignment_bytes as usize;
         let start_bytes = at_bytes & !self.mask();
@@ -205,7 +211,8 @@ fn alignment_bytes(fd: BorrowedFd<'_>, is_block_device: bool) -> Option<u32> {
     if is_block_device {
         return rustix::fs::ioctl_blksszget(fd).ok().map(power_of_two);
     }
-    // A kernel before 6.1. 4096 suits everything; 512 is found out by trying, for which the file must have a second sector.
+    // A kernel before 6.1. 4096 suits everything; 512 is found out by trying, for which the file
+    // must have a second sector.
     let mut probe = IoBuf::new(4096);
     let takes_512 = rustix::io::pread(fd, &mut probe[512..1024], 512).is_ok_and(|held_bytes| held_bytes > 0);
     Some(if takes_512 { 512 } else { 4096 })
@@ -228,7 +235,8 @@ pub(crate) fn read_upto(fd: BorrowedFd<'_>, buf: &mut [u8], offset_bytes: u64) -
             Ok(0) => break,
             Ok(moved_bytes) => done_bytes += moved_bytes,
             Err(rustix::io::Errno::INTR) => {}
-            // A direct read that was cut short by the end of the file cannot go on from there: it is no longer aligned.
+            // A direct read that was cut short by the end of the file cannot go on from there: it
+            // is no longer aligned.
             Err(rustix::io::Errno::INVAL)
                 if done_bytes > 0 && offset_bytes + done_bytes as u64 >= file_len_bytes(fd)? =>
             {

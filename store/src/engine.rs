@@ -1,8 +1,9 @@
 //! The engine: what carries out the parts of requests, for one thread, on many stores.
 //!
-//! A virtual disk cuts a request into *parts*: this range of that store into this stretch of the buffer, zeros there.
-//! The engine starts the parts, joins them, and gives back one [`EngineCompletion`] for each request when its last part
-//! has ended. It resumes short transfers and falls back where a file system cannot punch or zero.
+//! A virtual disk cuts a request into *parts*: this range of that store into this stretch of the
+//! buffer, zeros there. The engine starts the parts, joins them, and gives back one
+//! [`EngineCompletion`] for each request when its last part has ended. It resumes short transfers
+//! and falls back where a file system cannot punch or zero.
 //!
 //! ```text
 //!   begin(tag, buf) ─▶ slot ─ read/write/zeroes/sync/fill ... ─▶ end(slot)      a request of several parts
@@ -11,27 +12,32 @@
 //!                      reap(at_least, &mut done)
 //! ```
 //!
-//! With a ring, a part is an entry of its submission queue, and nothing is submitted before `reap`, so a whole batch costs
-//! one system call. What the ring cannot do never blocks the engine's thread: a store with a [`Lane`] is lent the
-//! memory and completes later, and what is left (the replaced pages of an overlay, a transfer that O_DIRECT would refuse)
-//! is carried out by a thread of the pool. Stores that never wait (memory), and everything where there is no ring
+//! With a ring, a part is an entry of its submission queue, and nothing is submitted before `reap`,
+//! so a whole batch costs one system call. What the ring cannot do never blocks the engine's
+//! thread: a store with a [`Lane`] is lent the memory and completes later, and what is left (the
+//! replaced pages of an overlay, a transfer that O_DIRECT would refuse) is carried out by a thread
+//! of the pool. Stores that never wait (memory), and everything where there is no ring
 //! ([`EngineKind::Sync`]), are driven by blocking calls where the part is started.
 //!
-//! On a [`SharedRing`] `reap(0)` submits nothing and only looks into the engine's mailbox: the ring's `wait` submits for all.
+//! On a [`SharedRing`] `reap(0)` submits nothing and only looks into the engine's mailbox: the
+//! ring's `wait` submits for all.
 //!
-//! Slots (see `slots`) and parts live in two tables with free lists; the number of a part is in the `user_data` of its entry.
-//! Neither starting nor ending a part allocates once the tables have grown to the depth in use. How parts are started, waited for
-//! and joined is in `engine/work.rs`.
+//! Slots (see `slots`) and parts live in two tables with free lists; the number of a part is in the
+//! `user_data` of its entry. Neither starting nor ending a part allocates once the tables have
+//! grown to the depth in use. How parts are started, waited for and joined is in `engine/work.rs`.
 //!
-//! Invariants: a slot owns its buffer from `begin` until its completion is handed out, so the kernel never writes into
-//! memory that anyone else can reach; dropping the engine first waits for all that is in flight. An engine belongs to
-//! one thread and takes no lock, but for the list on which other threads put finished external work.
+//! Invariants: a slot owns its buffer from `begin` until its completion is handed out, so the
+//! kernel never writes into memory that anyone else can reach; dropping the engine first waits for
+//! all that is in flight. An engine belongs to one thread and takes no lock, but for the list on
+//! which other threads put finished external work.
 //!
-//! **Requests that are lost.** Two things can keep a part from ever being answered: the ring itself fails, or a lane does
-//! not answer within the [patience](Engine::set_patience) of an engine that is being closed. The engine then ends such
-//! requests with an error and [`EngineCompletion::lost`], leaks their memory, gives back fresh buffers, and refuses all
-//! further parts; [`Engine::has_failed`] says so. A lost write may still reach the store at any later time, so whoever
-//! reuses space by counting requests must stop doing so. A ring that fails is told once, by the error of a `reap`.
+//! **Requests that are lost.** Two things can keep a part from ever being answered: the ring itself
+//! fails, or a lane does not answer within the [patience](Engine::set_patience) of an engine that
+//! is being closed. The engine then ends such requests with an error and
+//! [`EngineCompletion::lost`], leaks their memory, gives back fresh buffers, and refuses all
+//! further parts; [`Engine::has_failed`] says so. A lost write may still reach the store at any
+//! later time, so whoever reuses space by counting requests must stop doing so. A ring that fails
+//! is told once, by the error of a `reap`.
 
 #![allow(unsafe_code)]
 
@@ -93,8 +99,8 @@ pub struct EngineCompletion {
     pub segments: Option<Box<Segments>>,
     /// `Ok` when every part succeeded; else the first error.
     pub result: io::Result<()>,
-    /// Part of it was never answered, and may still be carried out later: a write may reach the store at any time. The buffer is
-    /// another than that which was given.
+    /// Part of it was never answered, and may still be carried out later: a write may reach the
+    /// store at any time. The buffer is another than that which was given.
     pub lost: bool,
 }
 
@@ -165,10 +171,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine for about `depth` requests in flight. Buffers of `slab` are registered with the kernel where it takes them.
+    /// An engine for about `depth` requests in flight. Buffers of `slab` are registered with the
+    /// kernel where it takes them.
     ///
     /// # Errors
-    /// With [`EngineKind::Uring`], what the kernel says when it gives no ring. The other kinds do not fail for that.
+    /// With [`EngineKind::Uring`], what the kernel says when it gives no ring. The other kinds do
+    /// not fail for that.
     pub fn new(kind: EngineKind, depth: usize, slab: Option<&Slab>) -> io::Result<Self> {
         let link = match kind {
             EngineKind::Sync => Link::None,
@@ -229,14 +237,14 @@ impl Engine {
         EngineStats { enters, ..self.stats }
     }
 
-    /// Makes a store known. The same store may be added once only by the caller; the engine keeps it open until it is
-    /// [given up](Engine::remove_target).
+    /// Makes a store known. The same store may be added once only by the caller; the engine keeps
+    /// it open until it is [given up](Engine::remove_target).
     pub fn add_target(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
         self.add(store, false)
     }
 
-    /// As [`Engine::add_target`], but reads that go beyond the end of the store give zeros there: for raw files whose
-    /// length is no whole number of sectors.
+    /// As [`Engine::add_target`], but reads that go beyond the end of the store give zeros there:
+    /// for raw files whose length is no whole number of sectors.
     pub fn add_target_padded(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
         self.add(store, true)
     }
@@ -288,8 +296,9 @@ impl Engine {
         self.slots.in_flight()
     }
 
-    /// Whether a reap that does not wait has something to do: requests that have ended, or lanes that were given parts
-    /// since they were last driven. Nothing on the ring tells of either, so the thread must not sleep before.
+    /// Whether a reap that does not wait has something to do: requests that have ended, or lanes
+    /// that were given parts since they were last driven. Nothing on the ring tells of either, so
+    /// the thread must not sleep before.
     pub fn wants_reap(&self) -> bool {
         self.slots.ended() > 0 || self.lane_parts > 0 && self.lanes.iter().any(|open| open.is_due)
     }
@@ -305,8 +314,9 @@ impl Engine {
         self.slots.occupy(tag, cookie, buf, registered)
     }
 
-    /// Gives a request that was begun without a buffer its payload in pieces, if it has one. What is said of the buffer
-    /// elsewhere is meant of the pieces then, one behind the other. Before its first part.
+    /// Gives a request that was begun without a buffer its payload in pieces, if it has one. What
+    /// is said of the buffer elsewhere is meant of the pieces then, one behind the other. Before
+    /// its first part.
     ///
     /// # Panics
     /// When the request has segments or a part.
@@ -354,19 +364,22 @@ impl Engine {
         }
     }
 
-    /// Fills `range` of the request's buffer with zeros, at once. No part of the request may be reading into that range.
+    /// Fills `range` of the request's buffer with zeros, at once. No part of the request may be
+    /// reading into that range.
     pub fn fill_zeros(&mut self, slot: &SlotId, range: Range<usize>) {
         let holder = self.slots.get(slot.0);
         match holder.memory.slice(range.clone()) {
             Some(memory) if holder.clashes(memory, true) => holder.fail(overlapping_parts()),
-            // SAFETY: the memory is the slot's buffer, which nobody else reaches; it is not lent, and the kernel is not using this range of it,
-            // or, if the caller breaks its promise, both write bytes that nobody has a reference to.
+            // SAFETY: the memory is the slot's buffer, which nobody else reaches; it is not lent,
+            // and the kernel is not using this range of it, or, if the caller breaks its promise,
+            // both write bytes that nobody has a reference to.
             Some(memory) => unsafe { memory.fill_zeros() },
             None => self.fill_segments(slot.0, range, None),
         }
     }
 
-    /// Puts `bytes` into the request's buffer at `start`, at once. No part of the request may be reading into that range.
+    /// Puts `bytes` into the request's buffer at `start`, at once. No part of the request may be
+    /// reading into that range.
     pub fn fill(&mut self, slot: &SlotId, start: usize, bytes: &[u8]) {
         let holder = self.slots.get(slot.0);
         match holder.memory.slice(start..start.saturating_add(bytes.len())) {
@@ -381,7 +394,8 @@ impl Engine {
         if range.len_bytes == 0 {
             return;
         }
-        // A small write is cheaper than a call into the file system's allocator, and for O_DIRECT needs to be aligned.
+        // A small write is cheaper than a call into the file system's allocator, and for O_DIRECT
+        // needs to be aligned.
         if how == Zeroing::Keep && range.len_bytes <= ZEROS_BYTES as u64 {
             let zeros = Span::zeros(range.len_bytes as usize);
             let part = Part::new(slot.0, target.0, Action::Write { durable: false }, range.offset_bytes, zeros, false);
@@ -482,8 +496,8 @@ impl Engine {
         self.slots.seal(slot);
         self.tickets += 1;
         if matches!(self.link, Link::Shared(_)) {
-            // Now, and not when this is next reaped: whoever shares the ring may be the next to sleep on it. Should it fail, the next
-            // reap tries again and tells.
+            // Now, and not when this is next reaped: whoever shares the ring may be the next to
+            // sleep on it. Should it fail, the next reap tries again and tells.
             let _ = self.listen();
         }
         ExternalTicket::new(slot, &self.externals)
@@ -494,8 +508,10 @@ impl Engine {
         ticket.is_of(&self.externals)
     }
 
-    /// Waits until everything has ended, for lanes no longer than the [patience](Engine::set_patience), and appends all that has.
-    /// Requests that were begun and not [ended](Engine::end) stay. For whoever closes: [`Engine::reap`] waits for a lane without a limit.
+    /// Waits until everything has ended, for lanes no longer than the
+    /// [patience](Engine::set_patience), and appends all that has. Requests that were begun and not
+    /// [ended](Engine::end) stay. For whoever closes: [`Engine::reap`] waits for a lane without a
+    /// limit.
     ///
     /// # Errors
     /// The ring itself has failed. All requests have ended, and are appended, all the same.
@@ -505,11 +521,13 @@ impl Engine {
         result
     }
 
-    /// Starts all parts (on a shared ring: when it has to wait), waits until at least `at_least` requests have ended (never more than are in flight), and appends all that have.
+    /// Starts all parts (on a shared ring: when it has to wait), waits until at least `at_least`
+    /// requests have ended (never more than are in flight), and appends all that have.
     ///
     /// # Errors
-    /// The ring itself has failed, which is told once. All requests that depended on the ring are appended as
-    /// [lost](EngineCompletion::lost); tickets and loans that other threads hold still come by later reaps.
+    /// The ring itself has failed, which is told once. All requests that depended on the ring are
+    /// appended as [lost](EngineCompletion::lost); tickets and loans that other threads hold still
+    /// come by later reaps.
     pub fn reap(&mut self, at_least: usize, out: &mut Vec<EngineCompletion>) -> io::Result<()> {
         let result = self.work_until(at_least.min(self.slots.sealed()));
         self.slots.hand_out(out);
@@ -525,8 +543,8 @@ fn overlapping_parts() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "two parts of one request use the same bytes of its buffer")
 }
 
-/// Whether the system gives no ring at all: switched off (by sysctl, seccomp or a container), unknown or too old, or
-/// more than may be locked in memory.
+/// Whether the system gives no ring at all: switched off (by sysctl, seccomp or a container),
+/// unknown or too old, or more than may be locked in memory.
 fn lacks_ring(error: &io::Error) -> bool {
     let refusals = [Errno::NOSYS, Errno::PERM, Errno::ACCESS, Errno::NOMEM, Errno::INVAL, Errno::OPNOTSUPP];
     error.kind() == io::ErrorKind::Unsupported

@@ -1,13 +1,14 @@
 //! What other threads and lanes end for an engine, and how they wake the engine's thread.
 //!
-//! Two things come back here: the [`ExternalTicket`] of a whole request, and the [`Loan`](crate::Loan) of a
-//! part. Whoever holds one puts the result on a list that both sides share, and rings a bell: a condition
-//! variable, for an engine that sleeps on it, and an eventfd, for one that sleeps in its ring.
+//! Two things come back here: the [`ExternalTicket`] of a whole request, and the
+//! [`Loan`](crate::Loan) of a part. Whoever holds one puts the result on a list that both sides
+//! share, and rings a bell: a condition variable, for an engine that sleeps on it, and an eventfd,
+//! for one that sleeps in its ring.
 //!
-//! One mutex guards the list; it is held for a push or a swap only. The bell is silent while the list is
-//! *attended* (the engine's own thread drives a lane and looks at the list next), and when the list was
-//! not empty before: the bell has been rung for that entry already. A ticket is answered exactly once, at
-//! the latest when it is dropped.
+//! One mutex guards the list; it is held for a push or a swap only. The bell is silent while the
+//! list is *attended* (the engine's own thread drives a lane and looks at the list next), and when
+//! the list was not empty before: the bell has been rung for that entry already. A ticket is
+//! answered exactly once, at the latest when it is dropped.
 
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use rustix::event::EventfdFlags;
@@ -50,7 +51,8 @@ impl Externals {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The eventfd that becomes readable when something has ended. To be asked for before the engine sleeps in a ring.
+    /// The eventfd that becomes readable when something has ended. To be asked for before the
+    /// engine sleeps in a ring.
     pub(crate) fn eventfd(&self) -> io::Result<RawFd> {
         if let Some(fd) = self.eventfd.get() {
             return Ok(fd.as_raw_fd());
@@ -80,7 +82,8 @@ impl Externals {
         }
     }
 
-    /// Keeps the bell silent until [`Externals::take`]: the caller is the engine's thread, and takes the list soon.
+    /// Keeps the bell silent until [`Externals::take`]: the caller is the engine's thread, and
+    /// takes the list soon.
     pub(crate) fn attend(&self) {
         self.lock().attended = true;
     }
@@ -117,7 +120,8 @@ impl Externals {
     }
 }
 
-/// A promise to end a request from another thread. Dropped without `complete`, the request ends with an error.
+/// A promise to end a request from another thread. Dropped without `complete`, the request ends
+/// with an error.
 ///
 /// An engine that is dropped waits for its tickets, so a ticket must not wait for that same thread.
 #[derive(Debug)]

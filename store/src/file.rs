@@ -7,18 +7,22 @@
 //!   direct   O_DIRECT, opened when first asked for      payload, by way of `data_file`; all writes of a writable file
 //! ```
 //!
-//! With [`CacheMode::PageCache`] `meta` does everything. With [`CacheMode::Direct`] a read-only file still reads its metadata
-//! through the page cache, for every image of a chain would otherwise read the same tables from the disk again. A *writable*
-//! direct file must not: as long as an inode has pages in the cache, the kernel hands the completion of each direct
-//! write to a worker thread, to invalidate them, and that costs more than the write. So there the metadata takes the direct
-//! descriptor too, and what little must pass through the cache (see `direct`) is dropped from it at the next sync.
+//! With [`CacheMode::PageCache`] `meta` does everything. With [`CacheMode::Direct`] a read-only
+//! file still reads its metadata through the page cache, for every image of a chain would otherwise
+//! read the same tables from the disk again. A *writable* direct file must not: as long as an inode
+//! has pages in the cache, the kernel hands the completion of each direct write to a worker thread,
+//! to invalidate them, and that costs more than the write. So there the metadata takes the direct
+//! descriptor too, and what little must pass through the cache (see `direct`) is dropped from it at
+//! the next sync.
 //!
-//! Where a file system has no O_DIRECT (tmpfs), the page cache is used; [`FileStore::cache_mode`] says what is in force.
+//! Where a file system has no O_DIRECT (tmpfs), the page cache is used; [`FileStore::cache_mode`]
+//! says what is in force.
 //!
-//! No lock but those of `direct` guards anything here: the kernel does. How a file is opened is in `open`.
+//! No lock but those of `direct` guards anything here: the kernel does. How a file is opened is in
+//! `open`.
 //!
-//! Once a sync has failed with pages in the cache, every later one fails: the kernel drops what it could not write and
-//! says so only once, perhaps to another thread (QEMU does the same).
+//! Once a sync has failed with pages in the cache, every later one fails: the kernel drops what it
+//! could not write and says so only once, perhaps to another thread (QEMU does the same).
 
 pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes};
 
@@ -50,7 +54,8 @@ const CACHE_SAMPLES: u32 = 64;
 /// Largest piece in which zeros are written where nothing better is to be had.
 const ZERO_PIECE_BYTES: usize = 1 << 20;
 
-/// Unit in which zeroing leaves the page cache alone: file systems clear the rest of a block through the cache.
+/// Unit in which zeroing leaves the page cache alone: file systems clear the rest of a block
+/// through the cache.
 pub(crate) const ZEROING_UNIT_BYTES: u64 = 4096;
 
 /// An open file or block device. See the module.
@@ -73,12 +78,14 @@ impl FileStore {
     /// Opens `path`.
     ///
     /// # Errors
-    /// See [`OpenError`]. A block device that is mounted (or otherwise claimed by the system) is not opened for writing.
+    /// See [`OpenError`]. A block device that is mounted (or otherwise claimed by the system) is
+    /// not opened for writing.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, OpenError> {
         Self::open_by(path.as_ref(), Way::Usual, options)
     }
 
-    /// Opens a path that has no symbolic links, and follows none that has come since. A block device only if allowed.
+    /// Opens a path that has no symbolic links, and follows none that has come since. A block
+    /// device only if allowed.
     ///
     /// # Errors
     /// See [`OpenError`]; a link on the path is an error of the system (`ELOOP`).
@@ -106,7 +113,8 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Whether payload really goes past the page cache: what was asked for, unless the file system cannot.
+    /// Whether payload really goes past the page cache: what was asked for, unless the file system
+    /// cannot.
     pub fn cache_mode(&self) -> CacheMode {
         if self.direct().is_some() { CacheMode::Direct } else { CacheMode::PageCache }
     }
@@ -116,7 +124,8 @@ impl FileStore {
         self.writable
     }
 
-    /// Makes everything durable and drops the file's pages from the page cache, so that what follows is read from the disk.
+    /// Makes everything durable and drops the file's pages from the page cache, so that what
+    /// follows is read from the disk.
     pub fn drop_cache(&self) -> io::Result<()> {
         if self.writable {
             self.sync_data()?;
@@ -282,7 +291,8 @@ impl Store for FileStore {
                 result => Ok(result?),
             };
         }
-        // Whole units by the file system, the edges by hand: past the page cache, and as a block device wants it.
+        // Whole units by the file system, the edges by hand: past the page cache, and as a block
+        // device wants it.
         let end_bytes = range.offset_bytes + range.len_bytes;
         let first_unit = range.offset_bytes.checked_next_multiple_of(ZEROING_UNIT_BYTES).unwrap_or(u64::MAX);
         let last_unit = end_bytes - end_bytes % ZEROING_UNIT_BYTES;
@@ -303,14 +313,16 @@ impl Store for FileStore {
     }
 
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
-        // Past the page cache nothing waits to be written but the disk's own cache, and a later sync flushes that.
+        // Past the page cache nothing waits to be written but the disk's own cache, and a later
+        // sync flushes that.
         if self.direct_metadata().is_some() {
             if result.is_ok() && self.touched_page_cache.swap(false, Ordering::Relaxed) {
                 self.forget_pages();
             }
             return result;
         }
-        // The kernel reports a failed write-back once, and forgets the pages. Success after that would be a lie.
+        // The kernel reports a failed write-back once, and forgets the pages. Success after that
+        // would be a lie.
         if let Err(error) = &result {
             let errno = error.raw_os_error().unwrap_or(nix::libc::EIO);
             let _ = self.lost_writes.compare_exchange(0, errno, Ordering::AcqRel, Ordering::Acquire);

@@ -6,13 +6,14 @@
 //!   canonical, facts, list                                          ─▶ what it asks about them
 //! ```
 //!
-//! Everything above reaches files through a [`Files`] that it is given with its options, so a disk can lie where there is no
-//! file system of the kernel's: in memory for the tests that cut the power, on object storage later. The default is
-//! the machine's own, [`LocalFiles`].
+//! Everything above reaches files through a [`Files`] that it is given with its options, so a disk
+//! can lie where there is no file system of the kernel's: in memory for the tests that cut the
+//! power, on object storage later. The default is the machine's own, [`LocalFiles`].
 //!
-//! The durability contract, beside that of [`Store`]: a name that was made, moved or removed is durably so when
-//! [`FileSystem::sync_directory_of`] has returned for it. A rename happens whole or not at all. Nothing else is promised; the *contents*
-//! of a file become durable by its own sync only, in no order with its name.
+//! The durability contract, beside that of [`Store`]: a name that was made, moved or removed is
+//! durably so when [`FileSystem::sync_directory_of`] has returned for it. A rename happens whole or
+//! not at all. Nothing else is promised; the *contents* of a file become durable by its own sync
+//! only, in no order with its name.
 
 use crate::{
     file::FileStore,
@@ -49,9 +50,10 @@ pub trait FileSystem: Send + Sync + fmt::Debug {
     /// See [`OpenError`].
     fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError>;
 
-    /// Opens a file that exists at `path`, which is as [`FileSystem::canonical`] gave it: whoever calls has decided by that
-    /// path that the file may be opened. So no symbolic link is followed that has come since, and a block device is opened
-    /// only if allowed. The default is for file systems without links and devices.
+    /// Opens a file that exists at `path`, which is as [`FileSystem::canonical`] gave it: whoever
+    /// calls has decided by that path that the file may be opened. So no symbolic link is followed
+    /// that has come since, and a block device is opened only if allowed. The default is for file
+    /// systems without links and devices.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -67,7 +69,8 @@ pub trait FileSystem: Send + Sync + fmt::Debug {
     /// Moves a file within the file system. `replace` lets it take the place of another.
     ///
     /// # Errors
-    /// `AlreadyExists` where there is something at `to`, unless it may be replaced; what the system says.
+    /// `AlreadyExists` where there is something at `to`, unless it may be replaced; what the system
+    /// says.
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()>;
 
     /// Removes the name of a file.
@@ -134,7 +137,8 @@ impl FileSystem for LocalFiles {
             return fs::rename(from, to);
         }
         match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-            // A file system that cannot do both at once: somebody may come in between, but only somebody who wants this very name.
+            // A file system that cannot do both at once: somebody may come in between, but only
+            // somebody who wants this very name.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match fs::symlink_metadata(to) {
                 Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
                 Err(_) => fs::rename(from, to),

@@ -7,20 +7,20 @@
 //!        └─ the ring polls Lane::descriptor() ─ readable: drive again
 //! ```
 //!
-//! A store whose bytes are reached through a socket gives a lane. The engine lends the lane a piece of
-//! the request's memory with every operation ([`Loan`]) and polls the lane's descriptor on its ring.
+//! A store whose bytes are reached through a socket gives a lane. The engine lends the lane a piece
+//! of the request's memory with every operation ([`Loan`]) and polls the lane's descriptor on its
+//! ring.
 //!
-//! Several engines may use one lane, each on its own thread. Any of them may drive it: a loan that is
-//! completed wakes the engine that lent it. An implementation keeps its state under a mutex of its own,
-//! and never holds that mutex while it waits.
+//! Several engines may use one lane, each on its own thread. Any of them may drive it: a loan that
+//! is completed wakes the engine that lent it. An implementation keeps its state under a mutex of
+//! its own, and never holds that mutex while it waits.
 //!
-//! **A lane that does not answer.** A lane must end every loan within a time that it chooses itself (the
-//! NBD client: the `timeout` of the URI), because only the lane knows its peer. The engine does not rely
-//! on that when it closes: [`Engine::finish`](crate::Engine::finish), and the engine's drop, wait for
-//! lanes for a limited time only ([`Lane::patience`]). A loan that is still out then is given up:
-//! its request ends with an
-//! error and a fresh buffer, and the memory that was lent is leaked, so a late answer writes to memory
-//! that nobody uses.
+//! **A lane that does not answer.** A lane must end every loan within a time that it chooses itself
+//! (the NBD client: the `timeout` of the URI), because only the lane knows its peer. The engine
+//! does not rely on that when it closes: [`Engine::finish`](crate::Engine::finish), and the
+//! engine's drop, wait for lanes for a limited time only ([`Lane::patience`]). A loan that is still
+//! out then is given up: its request ends with an error and a fresh buffer, and the memory that was
+//! lent is leaked, so a late answer writes to memory that nobody uses.
 
 pub use crate::part::Loan;
 
@@ -57,19 +57,19 @@ pub enum LaneOp {
 
 /// See the module.
 pub trait Lane: Send + Sync + fmt::Debug {
-    /// Takes an operation in. Never blocks and sends nothing: [`Lane::drive`] follows. May complete the
-    /// loan at once.
+    /// Takes an operation in. Never blocks and sends nothing: [`Lane::drive`] follows. May complete
+    /// the loan at once.
     fn start(&self, op: LaneOp, loan: Loan);
 
     /// Makes what progress is possible without blocking, and completes the loans that have ended.
     fn drive(&self);
 
-    /// Is readable whenever [`Lane::drive`] would make progress or would find that a time is over. The
-    /// same descriptor as long as the lane lives.
+    /// Is readable whenever [`Lane::drive`] would make progress or would find that a time is over.
+    /// The same descriptor as long as the lane lives.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// What offsets and lengths must be multiples of: a power of two. Other transfers take the blocking
-    /// methods of the store, in a thread of the pool.
+    /// What offsets and lengths must be multiples of: a power of two. Other transfers take the
+    /// blocking methods of the store, in a thread of the pool.
     fn alignment_bytes(&self) -> u32 {
         1
     }

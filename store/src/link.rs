@@ -1,7 +1,7 @@
 //! How an engine comes by a ring: it has none, one of its own, or a share in one.
 //!
-//! An engine of its own drives its ring directly, and that path is the one that is counted in nanoseconds: a share costs it nothing
-//! but one branch that always goes the same way.
+//! An engine of its own drives its ring directly, and that path is the one that is counted in
+//! nanoseconds: a share costs it nothing but one branch that always goes the same way.
 
 use crate::{IoBuf, Slab, ring::Ring, shared::Member};
 

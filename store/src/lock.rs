@@ -1,21 +1,22 @@
 //! Locks on files, the same that QEMU takes, so that neither opens what the other is writing.
 //!
-//! QEMU (`block/file-posix.c`) says what it does with a file by open-file-description locks on single bytes. There are four
-//! permissions: consistent read 0, write 1, write unchanged 2, resize 3. Byte `100 + n`, read-locked, says "I hold permission
-//! n"; byte `200 + n` says "nobody else may hold permission n". All locks are read locks, so all of them can always be
-//! taken; what they mean is checked after they are taken, by asking whether a write lock could be placed:
+//! QEMU (`block/file-posix.c`) says what it does with a file by open-file-description locks on
+//! single bytes. There are four permissions: consistent read 0, write 1, write unchanged 2, resize
+//! 3. Byte `100 + n`, read-locked, says "I hold permission n"; byte `200 + n` says "nobody else may
+//! hold permission n". All locks are read locks, so all of them can always be taken; what they mean
+//! is checked after they are taken, by asking whether a write lock could be placed:
 //!
 //! ```text
 //!   take  100+n for each n held,   200+n for each n not shared
 //!   test  200+n for each n held,   100+n for each n not shared         somebody else is there: let go, refuse
 //! ```
 //!
-//! Taking first and testing after is what makes the race safe: of two that start together, at least one sees the other.
-//! A reader holds `consistent read` and shares neither `write` nor `resize`. A writer holds all four and shares the
-//! same. So readers share, and a writer is alone.
+//! Taking first and testing after is what makes the race safe: of two that start together, at least
+//! one sees the other. A reader holds `consistent read` and shares neither `write` nor `resize`. A
+//! writer holds all four and shares the same. So readers share, and a writer is alone.
 //!
-//! The lock belongs to the open file description of the descriptor it was taken on, and is let go of when the store is
-//! dropped. A file system without locks is used without them, as QEMU does.
+//! The lock belongs to the open file description of the descriptor it was taken on, and is let go
+//! of when the store is dropped. A file system without locks is used without them, as QEMU does.
 
 use nix::{
     errno::Errno,
@@ -76,7 +77,8 @@ pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal>
             match fcntl(fd, FcntlArg::F_OFD_SETLK(&one_byte(libc::F_RDLCK, byte))) {
                 Ok(_) => {}
                 Err(Errno::EAGAIN | Errno::EACCES) => return Err(Refusal::Held),
-                // ENOLCK, EOPNOTSUPP, ENOSYS, EINVAL: this file system, or this kernel, has no such locks.
+                // ENOLCK, EOPNOTSUPP, ENOSYS, EINVAL: this file system, or this kernel, has no such
+                // locks.
                 Err(Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => return Ok(()),
                 Err(errno) => return Err(Refusal::Io(errno.into())),
             }
@@ -97,8 +99,9 @@ pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal>
     taken
 }
 
-/// Lets go of all locks of the open file description. Closing its last descriptor would do that too, but a worker of an
-/// io_uring may hold on to the file for a moment after the completion of its last transfer was seen.
+/// Lets go of all locks of the open file description. Closing its last descriptor would do that
+/// too, but a worker of an io_uring may hold on to the file for a moment after the completion of
+/// its last transfer was seen.
 pub(crate) fn release(fd: BorrowedFd<'_>) {
     let everything = libc::flock { l_len: 0, ..one_byte(libc::F_UNLCK, 0) };
     // It fails where there are no locks, and then none is held.
@@ -135,8 +138,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Who has the file `identity` (device and inode) open, as far as that can be seen. A process that holds a lock on it is
-/// preferred. `ours` is the descriptor that asks.
+/// Who has the file `identity` (device and inode) open, as far as that can be seen. A process that
+/// holds a lock on it is preferred. `ours` is the descriptor that asks.
 pub(crate) fn holder(identity: (u64, u64), ours: BorrowedFd<'_>) -> Option<Holder> {
     let mut best: Option<(bool, u32)> = None;
     for process in directory("/proc") {

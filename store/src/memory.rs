@@ -1,9 +1,11 @@
 //! A store in memory: for tests, and wherever a small image need not touch a disk.
 //!
-//! A test can make it as bad as a disk: [`MemoryStore::fail_syncs`], and [`MemoryStore::limit`] for a file system that runs full.
+//! A test can make it as bad as a disk: [`MemoryStore::fail_syncs`], and [`MemoryStore::limit`] for
+//! a file system that runs full.
 //!
-//! Invariants: nothing that was written is ever lost, whether syncs fail or not; what a failed sync may have cost on a disk, those who
-//! use the store must assume. What it holds and what it may hold are under one lock, so no growth slips past a limit that has been set.
+//! Invariants: nothing that was written is ever lost, whether syncs fail or not; what a failed sync
+//! may have cost on a disk, those who use the store must assume. What it holds and what it may hold
+//! are under one lock, so no growth slips past a limit that has been set.
 
 use crate::{
     store::{DataFile, FileRange, Store, Zeroing},
@@ -33,8 +35,8 @@ struct Held {
 }
 
 impl Held {
-    /// Grows for something at `start..end`, or for as much of its beginning as there is room for: a file system that runs full in
-    /// the middle of a call has done a part of it.
+    /// Grows for something at `start..end`, or for as much of its beginning as there is room for: a
+    /// file system that runs full in the middle of a call has done a part of it.
     fn grow(&mut self, start: usize, end: usize) -> io::Result<()> {
         let held_bytes = self.bytes.len();
         if end <= held_bytes {
@@ -65,14 +67,16 @@ impl MemoryStore {
         self.held.read().unwrap_or_else(|poisoned| poisoned.into_inner()).bytes.clone()
     }
 
-    /// Whether syncs that begin from now on fail, with EIO. When they no longer do, they succeed as if nothing had been, as those of a
-    /// file do whose failure the kernel has told once. Reads and writes go on all the time.
+    /// Whether syncs that begin from now on fail, with EIO. When they no longer do, they succeed as
+    /// if nothing had been, as those of a file do whose failure the kernel has told once. Reads and
+    /// writes go on all the time.
     pub fn fail_syncs(&self, fail: bool) {
         self.fails_syncs.store(fail, Ordering::Relaxed);
     }
 
-    /// Lets the store grow to `capacity_bytes` and no further; `u64::MAX` lifts it. What is beyond already stays, and can be read and
-    /// written. Growth past it is `StorageFull`: a write or an allocation may have done its beginning then, a new length changes nothing.
+    /// Lets the store grow to `capacity_bytes` and no further; `u64::MAX` lifts it. What is beyond
+    /// already stays, and can be read and written. Growth past it is `StorageFull`: a write or an
+    /// allocation may have done its beginning then, a new length changes nothing.
     pub fn limit(&self, capacity_bytes: u64) {
         self.write().capacity_bytes = usize::try_from(capacity_bytes).unwrap_or(usize::MAX);
     }

@@ -1,16 +1,19 @@
 //! Opening a file or a block device, and nothing else.
 //!
-//! What is at a path is looked at first and checked again once it is open, and the open does not wait: a FIFO at the
-//! place of a disk must not hang the program, and to open some devices is to act (a tape rewinds, a watchdog starts).
-//! A block device is claimed when it is opened for writing, so that one that is mounted is refused. The lock is taken
-//! before anything is read, and belongs to the descriptor.
+//! What is at a path is looked at first and checked again once it is open, and the open does not
+//! wait: a FIFO at the place of a disk must not hang the program, and to open some devices is to
+//! act (a tape rewinds, a watchdog starts). A block device is claimed when it is opened for
+//! writing, so that one that is mounted is refused. The lock is taken before anything is read, and
+//! belongs to the descriptor.
 //!
-//! A path can be opened in two ways ([`Way`]). What a user named is resolved as ever. What another file named (a parent) was
-//! resolved, and found to lie where it may, before it is opened; whoever owns a folder on that path could replace it by
-//! a symbolic link meanwhile. So such a path is opened without following any link: `openat2` with `RESOLVE_NO_SYMLINKS`, or,
-//! where the kernel has none or a sandbox refuses it, one component after the other with `O_NOFOLLOW`. Then:
+//! A path can be opened in two ways ([`Way`]). What a user named is resolved as ever. What another
+//! file named (a parent) was resolved, and found to lie where it may, before it is opened; whoever
+//! owns a folder on that path could replace it by a symbolic link meanwhile. So such a path is
+//! opened without following any link: `openat2` with `RESOLVE_NO_SYMLINKS`, or, where the kernel
+//! has none or a sandbox refuses it, one component after the other with `O_NOFOLLOW`. Then:
 //!
-//! - What is opened lies at exactly the path that was decided on: every component of it is a real folder, the last a real file.
+//! - What is opened lies at exactly the path that was decided on: every component of it is a real
+//!   folder, the last a real file.
 //! - What was looked at and what was opened are the same file, by device and inode.
 //! - It is a regular file, unless devices are allowed.
 //!
@@ -98,7 +101,8 @@ pub enum OpenError {
 pub(crate) enum Way {
     /// As the system resolves paths. A regular file or a block device.
     Usual,
-    /// A path without symbolic links: one on it is an error (`ELOOP`). A block device only if allowed.
+    /// A path without symbolic links: one on it is an error (`ELOOP`). A block device only if
+    /// allowed.
     Canonical {
         /// Whether it may be a block device.
         allow_devices: bool,
@@ -114,12 +118,14 @@ pub struct SectorSizes {
     pub physical_bytes: u32,
 }
 
-/// A block device that was closed a moment ago may still be claimed, until the last worker of an io_uring has let go of it.
+/// A block device that was closed a moment ago may still be claimed, until the last worker of an
+/// io_uring has let go of it.
 const CLAIM_RETRIES: u32 = 10;
 const CLAIM_PAUSE: Duration = Duration::from_millis(5);
 
-/// The same goes for the locks of a program that was killed: its descriptors are closed at once, but what its rings had in flight keeps
-/// the file open until the kernel has taken them apart. So a lock that nobody to be seen holds is asked for again, for so long.
+/// The same goes for the locks of a program that was killed: its descriptors are closed at once,
+/// but what its rings had in flight keeps the file open until the kernel has taken them apart. So a
+/// lock that nobody to be seen holds is asked for again, for so long.
 const NOBODYS_PATIENCE: Duration = Duration::from_secs(1);
 /// And one whose holder can be seen for so long: it may be about to end.
 const HOLDERS_PATIENCE: Duration = Duration::from_millis(100);
@@ -130,8 +136,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct Opened {
     pub(crate) fd: OwnedFd,
     pub(crate) is_block_device: bool,
-    /// Device and inode number of a file; device number and 0, which is no file's inode, of a block device, so that two
-    /// nodes of one device are the same.
+    /// Device and inode number of a file; device number and 0, which is no file's inode, of a block
+    /// device, so that two nodes of one device are the same.
     pub(crate) identity: (u64, u64),
     pub(crate) sectors: SectorSizes,
 }
@@ -160,7 +166,8 @@ impl Opened {
         if options.create_new {
             flags |= OFlags::CREATE | OFlags::EXCL;
         } else if to_be_device && options.writable {
-            // On a block device this refuses one that is mounted, and keeps others from mounting it.
+            // On a block device this refuses one that is mounted, and keeps others from mounting
+            // it.
             flags |= OFlags::EXCL;
         }
         let open = || match way {
@@ -244,7 +251,8 @@ fn open_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// The same without `openat2`: one component after the other, each in the folder that was opened before it.
+/// The same without `openat2`: one component after the other, each in the folder that was opened
+/// before it.
 fn walk_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     let folder_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut names = path.components().peekable();
@@ -283,8 +291,8 @@ fn refuse_unsuitable(path: &Path, way: Way, mode: u32) -> Result<(), OpenError> 
     Err(OpenError::NotAFile { path: path.to_owned(), found })
 }
 
-/// Raises how many files this process may have open to what the system allows it, for long chains of images, and says
-/// how many that is now.
+/// Raises how many files this process may have open to what the system allows it, for long chains
+/// of images, and says how many that is now.
 pub fn raise_open_file_limit() -> io::Result<u64> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -294,7 +302,8 @@ pub fn raise_open_file_limit() -> io::Result<u64> {
     Ok(limit.maximum.unwrap_or(u64::MAX))
 }
 
-/// Makes the creation, the renaming or the removal of the file at `path` durable, by syncing the directory it is in.
+/// Makes the creation, the renaming or the removal of the file at `path` durable, by syncing the
+/// directory it is in.
 pub fn sync_directory_of(path: &Path) -> io::Result<()> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

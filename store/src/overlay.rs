@@ -1,9 +1,11 @@
-//! A store seen through pages that replace some of its bytes: how a VHDX log is replayed without writing.
+//! A store seen through pages that replace some of its bytes: how a VHDX log is replayed without
+//! writing.
 //!
-//! Opened read-only, a dirty VHDX must show what its log says, and the file must stay as it is. The pages of the log are
-//! laid over the file here. The store is not plain: [`OverlayStore::front`] sends every read that touches a replaced page, or that
-//! lies behind the end of the file below, to [`OverlayStore::read_at`], and all others straight to the file. So a hostile
-//! log that covers payload is still shown as replay would leave it, and a write never reaches the file.
+//! Opened read-only, a dirty VHDX must show what its log says, and the file must stay as it is. The
+//! pages of the log are laid over the file here. The store is not plain: [`OverlayStore::front`]
+//! sends every read that touches a replaced page, or that lies behind the end of the file below, to
+//! [`OverlayStore::read_at`], and all others straight to the file. So a hostile log that covers
+//! payload is still shown as replay would leave it, and a write never reaches the file.
 
 use crate::{
     lane::Lane,
@@ -20,13 +22,14 @@ pub struct OverlayStore {
     inner: Arc<dyn Store>,
     pages: BTreeMap<u64, Box<[u8]>>,
     len_bytes: u64,
-    /// Length of `inner` when this was made. A file that grows later is read through here all the same.
+    /// Length of `inner` when this was made. A file that grows later is read through here all the
+    /// same.
     inner_bytes: u64,
 }
 
 impl OverlayStore {
-    /// Lays `pages` (keyed by byte offset, a multiple of 4096; each 4096 bytes long) over `inner`, and shows a length of
-    /// at least `len_bytes`; what lies beyond `inner` reads as zeros.
+    /// Lays `pages` (keyed by byte offset, a multiple of 4096; each 4096 bytes long) over `inner`,
+    /// and shows a length of at least `len_bytes`; what lies beyond `inner` reads as zeros.
     ///
     /// # Errors
     /// `InvalidInput` for a page of another size or alignment.

@@ -1,5 +1,5 @@
-//! A part of a request: one transfer, zeroing or sync of one target; what its result means; and how to carry it out
-//! by blocking calls where there is no ring to do it.
+//! A part of a request: one transfer, zeroing or sync of one target; what its result means; and how
+//! to carry it out by blocking calls where there is no ring to do it.
 //!
 //! ```text
 //!   Part ──fits_ring──▶ ring::start ──CQE──▶ judge ─▶ Done | Again (the rest of it) | Block
@@ -7,13 +7,16 @@
 //!     └───────────────────────────▶ run_blocking, here or in the pool ◀──────────────────┘
 //! ```
 //!
-//! A store that shows something else in some ranges than its file or lane holds (an overlay) is not plain: its parts
-//! are cut where that changes ([`Part::cut_front`]), and the pieces that must be made up are marked as detours.
+//! A store that shows something else in some ranges than its file or lane holds (an overlay) is not
+//! plain: its parts are cut where that changes ([`Part::cut_front`]), and the pieces that must be
+//! made up are marked as detours.
 //!
-//! A part names memory by address, since the kernel may be writing there: no reference to those bytes may exist while it is
-//! in flight. Invariant: the memory belongs to the part's slot (its buffer, its segments, or bytes the slot shares) or is static, and
-//! the slot keeps it until the part has ended. Whoever starts or runs a part vouches for that. Memory of another process
-//! (`is_foreign`) is exchanged for a copy before a reference to it could be made (`engine/segments.rs`).
+//! A part names memory by address, since the kernel may be writing there: no reference to those
+//! bytes may exist while it is in flight. Invariant: the memory belongs to the part's slot (its
+//! buffer, its segments, or bytes the slot shares) or is static, and the slot keeps it until the
+//! part has ended. Whoever starts or runs a part vouches for that. Memory of another process
+//! (`is_foreign`) is exchanged for a copy before a reference to it could be made
+//! (`engine/segments.rs`).
 
 #![allow(unsafe_code)]
 
@@ -36,7 +39,8 @@ use std::{
     sync::Arc,
 };
 
-/// Zeros up to this size are written; more are left to the file system, whose calls cost more than a small write.
+/// Zeros up to this size are written; more are left to the file system, whose calls cost more than
+/// a small write.
 pub(crate) const ZEROS_BYTES: usize = 64 << 10;
 
 #[repr(align(4096))]
@@ -44,7 +48,8 @@ struct Zeros([u8; ZEROS_BYTES]);
 
 static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
 
-/// How often a part that the kernel puts off is started again before it is carried out by a blocking call.
+/// How often a part that the kernel puts off is started again before it is carried out by a
+/// blocking call.
 const PATIENCE: u8 = 100;
 
 /// A store as the engine sees it.
@@ -123,7 +128,8 @@ impl Span {
     /// Fills it with zeros.
     ///
     /// # Safety
-    /// The memory is alive and writable, nobody holds a reference to it, and the kernel is not using it.
+    /// The memory is alive and writable, nobody holds a reference to it, and the kernel is not
+    /// using it.
     pub(crate) unsafe fn fill_zeros(self) {
         // SAFETY: as promised by the caller.
         unsafe { self.address.write_bytes(0, self.len_bytes) }
@@ -138,7 +144,8 @@ impl Span {
     /// When the lengths differ, which is an error of the program.
     pub(crate) unsafe fn copy_from(self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.len_bytes, "a copy fills its span");
-        // SAFETY: as promised by the caller; `bytes` is memory that somebody has a reference to, so it is not this.
+        // SAFETY: as promised by the caller; `bytes` is memory that somebody has a reference to, so
+        // it is not this.
         unsafe { self.address.copy_from_nonoverlapping(bytes.as_ptr(), self.len_bytes) }
     }
 }
@@ -150,8 +157,9 @@ pub(crate) enum Action {
     Write {
         durable: bool,
     },
-    /// A durable write found no room: itself, or the write-back of earlier ones that it waited for, which the kernel tells once only.
-    /// Written again without waiting, it tells which: if there is room for it, earlier bytes were lost.
+    /// A durable write found no room: itself, or the write-back of earlier ones that it waited for,
+    /// which the kernel tells once only. Written again without waiting, it tells which: if there is
+    /// room for it, earlier bytes were lost.
     WriteAgain,
     Zero(Zeroing),
     Sync,
@@ -165,7 +173,8 @@ pub(crate) struct Part {
     pub(crate) action: Action,
     /// Whether the memory belongs to the slab that is registered with the ring.
     pub(crate) registered: bool,
-    /// Whether others may change the memory at any time: the ring may name it, everybody else gets a copy.
+    /// Whether others may change the memory at any time: the ring may name it, everybody else gets
+    /// a copy.
     pub(crate) is_foreign: bool,
     pub(crate) route: Route,
     /// Who carries it out.
@@ -278,8 +287,8 @@ impl Part {
         self.action == Action::Read
     }
 
-    /// Cuts off the front that is reached in one way, by what the store says, and marks it. The rest stays in `self`; with none
-    /// left its length is 0.
+    /// Cuts off the front that is reached in one way, by what the store says, and marks it. The
+    /// rest stays in `self`; with none left its length is 0.
     pub(crate) fn cut_front(&mut self, target: &Target) -> Self {
         let access = match self.action {
             Action::Read => Access::Read,
@@ -390,7 +399,8 @@ impl Part {
     /// Carries it out in the calling thread.
     ///
     /// # Safety
-    /// The part's memory is alive, for a read writable; nobody else holds a reference to it, and the kernel is not using it.
+    /// The part's memory is alive, for a read writable; nobody else holds a reference to it, and
+    /// the kernel is not using it.
     pub(crate) unsafe fn run_blocking(&self, target: &Target) -> io::Result<()> {
         let memory = self.memory();
         if memory.len_bytes == 0 {
@@ -480,7 +490,8 @@ fn write_blocking(
                 Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INTR | Errno::AGAIN) => {
                     target.store.write_at(bytes, offset_bytes)?;
                 }
-                // Perhaps the write-back of an earlier write, which is told once: nothing is tried again into a success.
+                // Perhaps the write-back of an earlier write, which is told once: nothing is tried
+                // again into a success.
                 Err(Errno::IO) => return target.store.settle_sync(Err(Errno::IO.into())),
                 // See `Action::WriteAgain`.
                 Err(errno @ (Errno::NOSPC | Errno::DQUOT)) => {

@@ -4,19 +4,19 @@
 //!   Engine ── run(job) ──▶ queue ──▶ a thread ──▶ Loan::complete ──▶ the engine's bell
 //! ```
 //!
-//! An engine on a ring never blocks its own thread: a worker of a server has many clients on one ring, and
-//! all of them would wait. What neither ring nor lane can do comes here: the replaced pages of an overlay,
-//! the padding behind a file's end, a direct transfer that is not aligned, zeroing where the file system
-//! has no call for it.
+//! An engine on a ring never blocks its own thread: a worker of a server has many clients on one
+//! ring, and all of them would wait. What neither ring nor lane can do comes here: the replaced
+//! pages of an overlay, the padding behind a file's end, a direct transfer that is not aligned,
+//! zeroing where the file system has no call for it.
 //!
 //! There is one pool for each process. A thread is started when work comes and none is idle, up to
-//! [`THREADS_MAX`]; it ends when it had nothing to do for [`IDLE_LIMIT`]. With all threads stuck in calls
-//! that do not return (a dead network file system), further work waits behind them; it would have hung in
-//! the caller's own thread otherwise. Where no thread can be started and none runs, the caller does the
-//! work itself.
+//! [`THREADS_MAX`]; it ends when it had nothing to do for [`IDLE_LIMIT`]. With all threads stuck in
+//! calls that do not return (a dead network file system), further work waits behind them; it would
+//! have hung in the caller's own thread otherwise. Where no thread can be started and none runs,
+//! the caller does the work itself.
 //!
-//! One mutex guards the queue and the counts. No job runs under it. Schedulers of tests (`sync`) never
-//! come here: they have no rings.
+//! One mutex guards the queue and the counts. No job runs under it. Schedulers of tests (`sync`)
+//! never come here: they have no rings.
 
 use std::{
     collections::VecDeque,
@@ -95,7 +95,8 @@ fn work() {
         state = woken;
         state.idle -= 1;
         if waited.timed_out() && state.jobs.is_empty() {
-            // Uncounted under this hold of the lock, so that no job is left to a thread that is going.
+            // Uncounted under this hold of the lock, so that no job is left to a thread that is
+            // going.
             state.threads -= 1;
             std::mem::forget(counted);
             return;

@@ -1,17 +1,18 @@
 //! The block queue: the one shape in which everything that holds blocks is driven.
 //!
-//! A [`BlockDevice`] is shared by threads. Each thread opens a [`BlockQueue`] of its own, pushes [`Request`]s until
-//! the depth is reached, and reaps [`Completion`]s. A request owns its buffer while it is in flight and gives it back in
-//! its completion, so nobody can touch memory that the kernel is writing to. The memory is one [`IoBuf`], or, for requests
-//! whose payload is in several pieces, shared with another write, or another process's, [`Segments`].
+//! A [`BlockDevice`] is shared by threads. Each thread opens a [`BlockQueue`] of its own, pushes
+//! [`Request`]s until the depth is reached, and reaps [`Completion`]s. A request owns its buffer
+//! while it is in flight and gives it back in its completion, so nobody can touch memory that the
+//! kernel is writing to. The memory is one [`IoBuf`], or, for requests whose payload is in several
+//! pieces, shared with another write, or another process's, [`Segments`].
 //!
 //! ```text
 //!   push(Request{op, offset, buf, tag}) ─▶ in flight ─▶ reap() ─▶ Completion{tag, buf, result}
 //! ```
 //!
-//! Requests in flight at the same time have no order among them, as on a physical disk. A completed write is visible to
-//! every queue of the device; it is durable after a flush that was pushed after its completion, or when it
-//! carried [`Request::fua`].
+//! Requests in flight at the same time have no order among them, as on a physical disk. A completed
+//! write is visible to every queue of the device; it is durable after a flush that was pushed after
+//! its completion, or when it carried [`Request::fua`].
 
 use crate::{
     Engine, EngineKind, IoBuf, Segments, SharedRing, Slab, buffer::BUFFER_ALIGNMENT_BYTES, resize::SizeWatcher,
@@ -46,8 +47,9 @@ pub struct Request {
     pub buf: Option<IoBuf>,
     /// The memory of a read or write that has no buffer, but several pieces.
     pub segments: Option<Box<Segments>>,
-    /// Where in the buffer, or in all segments together, the payload begins, so that something can stand before it (the header of a reply). A multiple of 4096 keeps
-    /// the payload aligned for every device.
+    /// Where in the buffer, or in all segments together, the payload begins, so that something can
+    /// stand before it (the header of a reply). A multiple of 4096 keeps the payload aligned for
+    /// every device.
     pub buf_offset_bytes: usize,
     /// Given back in the completion.
     pub tag: u64,
@@ -123,8 +125,8 @@ pub struct Completion {
 pub struct PushError {
     /// The request.
     pub request: Request,
-    /// Why: `WouldBlock` when the depth is reached, `InvalidInput` when range, alignment or buffer are wrong,
-    /// `ReadOnlyFilesystem` for a write to a read-only device.
+    /// Why: `WouldBlock` when the depth is reached, `InvalidInput` when range, alignment or buffer
+    /// are wrong, `ReadOnlyFilesystem` for a write to a read-only device.
     pub reason: io::Error,
 }
 
@@ -148,10 +150,11 @@ pub struct QueueOptions<'a> {
     pub depth: usize,
     /// What moves the bytes.
     pub engine: EngineKind,
-    /// Buffers to register with the kernel, if the caller's come from one slab. A ring that is given has its own.
+    /// Buffers to register with the kernel, if the caller's come from one slab. A ring that is
+    /// given has its own.
     pub slab: Option<&'a Slab>,
-    /// A ring to share with other queues and streams of this thread, instead of one of its own. `engine` and `slab` mean nothing then,
-    /// but for [`EngineKind::Sync`], which uses no ring.
+    /// A ring to share with other queues and streams of this thread, instead of one of its own.
+    /// `engine` and `slab` mean nothing then, but for [`EngineKind::Sync`], which uses no ring.
     pub ring: Option<&'a SharedRing>,
 }
 
@@ -185,7 +188,8 @@ pub enum ExtentKind {
 }
 
 impl ExtentKind {
-    /// Whether the range reads as zeros, so that nobody needs to read it. What is not so must be read; that may fail.
+    /// Whether the range reads as zeros, so that nobody needs to read it. What is not so must be
+    /// read; that may fail.
     pub fn reads_as_zeros(self) -> bool {
         match self {
             Self::Zero | Self::Unallocated => true,
@@ -216,14 +220,15 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// Its sizes, as of now.
     fn geometry(&self) -> Geometry;
 
-    /// Has `watcher` called when the device has another size, for as long as the caller keeps the watcher. Devices that keep
-    /// their size call nobody.
+    /// Has `watcher` called when the device has another size, for as long as the caller keeps the
+    /// watcher. Devices that keep their size call nobody.
     fn watch_size(&self, _watcher: &Arc<SizeWatcher>) {}
 
     /// A queue for the calling thread.
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>>;
 
-    /// Appends the extents of a range, in order and without gaps, to `out`. A device that cannot tell says data.
+    /// Appends the extents of a range, in order and without gaps, to `out`. A device that cannot
+    /// tell says data.
     fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
         out.push(Extent {
             offset_bytes,
@@ -245,16 +250,19 @@ pub trait BlockQueue: fmt::Debug {
     /// Requests pushed and not yet reaped.
     fn in_flight(&self) -> usize;
 
-    /// What the address of a write's memory must be a multiple of: other memory is taken too, but copied on its way.
+    /// What the address of a write's memory must be a multiple of: other memory is taken too, but
+    /// copied on its way.
     fn memory_alignment_bytes(&self) -> usize {
         BUFFER_ALIGNMENT_BYTES
     }
 
-    /// Takes a request. It may start now or at the next [`BlockQueue::reap`]. The error is boxed, as it is rare and carries the request.
+    /// Takes a request. It may start now or at the next [`BlockQueue::reap`]. The error is boxed,
+    /// as it is rare and carries the request.
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>>;
 
-    /// Starts everything pushed (on a shared ring, that is left to whoever waits next), waits until at least `at_least` requests have ended (0 does not wait; never more than
-    /// are in flight), and appends all that have. An error means that the queue itself has failed.
+    /// Starts everything pushed (on a shared ring, that is left to whoever waits next), waits until
+    /// at least `at_least` requests have ended (0 does not wait; never more than are in flight),
+    /// and appends all that have. An error means that the queue itself has failed.
     fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()>;
 }
 

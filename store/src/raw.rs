@@ -1,12 +1,13 @@
 //! A raw disk: a file or a block device whose byte at offset n is the disk's byte at offset n.
 //!
-//! It is the leanest of all devices, one part for each request and no look-up, and so the baseline with which virtual
-//! disks are compared.
+//! It is the leanest of all devices, one part for each request and no look-up, and so the baseline
+//! with which virtual disks are compared.
 //!
-//! A file whose length is no whole number of sectors is shown rounded up; what lies beyond its end reads as zeros, and a write
-//! there lengthens the file. A flush is one `fdatasync`, which covers completed writes of every queue. Zeroing with
-//! force unit access is a zeroing followed by a sync, as no system call does both, and so is such a write of several
-//! segments: the queue holds the first completion back and starts the sync.
+//! A file whose length is no whole number of sectors is shown rounded up; what lies beyond its end
+//! reads as zeros, and a write there lengthens the file. A flush is one `fdatasync`, which covers
+//! completed writes of every queue. Zeroing with force unit access is a zeroing followed by a sync,
+//! as no system call does both, and so is such a write of several segments: the queue holds the
+//! first completion back and starts the sync.
 
 use crate::{
     CacheMode, Engine, EngineCompletion, FileStore, LockMode, OpenOptions, TargetId,
@@ -30,8 +31,8 @@ pub struct RawDevice {
 }
 
 impl RawDevice {
-    /// Opens a file or a block device, with an exclusive lock for writing and a shared one for reading. Sectors are the block
-    /// device's own, and 512 bytes for a file.
+    /// Opens a file or a block device, with an exclusive lock for writing and a shared one for
+    /// reading. Sectors are the block device's own, and 512 bytes for a file.
     pub fn open(path: impl AsRef<Path>, writable: bool, cache: CacheMode) -> Result<Self, OpenError> {
         let path = path.as_ref();
         let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
@@ -46,7 +47,8 @@ impl RawDevice {
     /// A raw disk on any store.
     ///
     /// # Errors
-    /// `InvalidInput` when the sector size is no power of two of at least 512; else what the store says when asked for its length.
+    /// `InvalidInput` when the sector size is no power of two of at least 512; else what the store
+    /// says when asked for its length.
     pub fn new(store: Arc<dyn Store>, writable: bool, logical_sector_bytes: u32) -> io::Result<Self> {
         if !logical_sector_bytes.is_power_of_two() || logical_sector_bytes < 512 {
             let what = format!("a sector of {logical_sector_bytes} bytes; it must be a power of two of at least 512");
@@ -148,7 +150,8 @@ struct RawQueue {
 }
 
 impl RawQueue {
-    /// The part of a range that lies in the file, as zeroing must: the file may end within the last sector.
+    /// The part of a range that lies in the file, as zeroing must: the file may end within the last
+    /// sector.
     fn clip(&self, range: FileRange) -> io::Result<FileRange> {
         let whole_sectors = self.geometry.size_bytes.saturating_sub(u64::from(self.geometry.logical_sector_bytes));
         if range.offset_bytes + range.len_bytes <= whole_sectors {
@@ -190,7 +193,8 @@ impl BlockQueue for RawQueue {
             }
             // In pieces; or a transfer of nothing, which needs no buffer.
             (operation @ (Operation::Read | Operation::Write), None) => {
-                // Several parts would each be made durable by itself, and one sync behind them is cheaper.
+                // Several parts would each be made durable by itself, and one sync behind them is
+                // cheaper.
                 let parts = request.segments.as_ref().map_or(0, |segments| segments.count());
                 let then_sync = request.fua && operation == Operation::Write && parts > 1;
                 let slot = self.engine.begin(tag, if then_sync { THEN_SYNC } else { 0 }, None);

@@ -4,11 +4,13 @@
 //!   server ─▶ BlockDevice::watch_size(watcher) ─▶ SizeWatchers (weak) ◀─ tell(size) ─ who makes the device larger
 //! ```
 //!
-//! A watcher is called by the thread that changes the size, after the change, in the order of the changes. The device keeps
-//! a weak reference: whoever watches keeps the watcher, and drops it in order to hear no more. A watcher may be called once
-//! more while it is dropped by another thread. A watcher must not change the size itself.
+//! A watcher is called by the thread that changes the size, after the change, in the order of the
+//! changes. The device keeps a weak reference: whoever watches keeps the watcher, and drops it in
+//! order to hear no more. A watcher may be called once more while it is dropped by another thread.
+//! A watcher must not change the size itself.
 //!
-//! Whoever asks a device for its geometry again, as a server does for each new client, needs no watcher.
+//! Whoever asks a device for its geometry again, as a server does for each new client, needs no
+//! watcher.
 //!
 //! Lock: one mutex over the list. It is not held while a watcher is called.
 

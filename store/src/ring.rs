@@ -1,16 +1,21 @@
-//! One io_uring: setting it up, feeding it, emptying it. Whose it is, an engine's alone or several users', `link` and `shared` say.
+//! One io_uring: setting it up, feeding it, emptying it. Whose it is, an engine's alone or several
+//! users', `link` and `shared` say.
 //!
-//! What the kernel refuses is left out, piece by piece: setup flags that are too new for it, registered files,
-//! registered buffers. None of these changes what happens, only how fast.
+//! What the kernel refuses is left out, piece by piece: setup flags that are too new for it,
+//! registered files, registered buffers. None of these changes what happens, only how fast.
 //!
-//! - `SINGLE_ISSUER | DEFER_TASKRUN`: completions are worked off by our own `io_uring_enter`, not by interrupting us.
-//! - Registered files spare the look-up, and the reference count, of a descriptor for each transfer.
+//! - `SINGLE_ISSUER | DEFER_TASKRUN`: completions are worked off by our own `io_uring_enter`, not
+//!   by interrupting us.
+//! - Registered files spare the look-up, and the reference count, of a descriptor for each
+//!   transfer.
 //! - Registered buffers spare pinning the pages of a buffer for each direct transfer.
 //!
-//! Invariant: the ring belongs to one thread (`SINGLE_ISSUER`), and is not `Send`. A started part's memory stays valid until
-//! its completion has been taken; [`Ring::start`] and [`Ring::push`] are `unsafe` for that reason, and the users' drops wait for all.
+//! Invariant: the ring belongs to one thread (`SINGLE_ISSUER`), and is not `Send`. A started part's
+//! memory stays valid until its completion has been taken; [`Ring::start`] and [`Ring::push`] are
+//! `unsafe` for that reason, and the users' drops wait for all.
 //!
-//! The lower half of an entry's `user_data` is its user's number for it, the upper half says whose it is (0 for a ring with one user).
+//! The lower half of an entry's `user_data` is its user's number for it, the upper half says whose
+//! it is (0 for a ring with one user).
 
 #![allow(unsafe_code)]
 
@@ -30,13 +35,15 @@ const MOST_FILES: u32 = 4096;
 /// The kernel takes at most this much as one registered buffer.
 const BUFFER_PIECE_BYTES: usize = 1 << 30;
 
-/// Most bytes in one submission: the kernel moves no more than 2 GiB less a page at once, and the rest follows.
+/// Most bytes in one submission: the kernel moves no more than 2 GiB less a page at once, and the
+/// rest follows.
 const TRANSFER_BYTES: u64 = 1 << 30;
 
 /// Most entries of a submission queue that the kernel gives.
 const MOST_ENTRIES: usize = 32768;
 
-/// Enters in a row that may be refused for want of memory or of room before the ring counts as broken.
+/// Enters in a row that may be refused for want of memory or of room before the ring counts as
+/// broken.
 const PATIENCE: u32 = 10_000;
 
 /// The number of the poll on an engine's eventfd for externals. Lanes and parts have smaller ones.
@@ -125,8 +132,9 @@ impl Ring {
     /// Puts a part into the submission queue.
     ///
     /// # Safety
-    /// The part fits the ring ([`Part::fits_ring`]). Its memory stays valid, and is reached by nobody else, until its
-    /// completion has been taken; for a read it is writable. If `registered` is set, it lies within the registered slab.
+    /// The part fits the ring ([`Part::fits_ring`]). Its memory stays valid, and is reached by
+    /// nobody else, until its completion has been taken; for a read it is writable. If `registered`
+    /// is set, it lies within the registered slab.
     pub(crate) unsafe fn start(&mut self, part: &Part, target: &Target, user_data: u64) -> io::Result<()> {
         let (file, fixed) = match (target.file_index, target.fd) {
             (Some(index), _) => (types::Fd(index as i32), squeue::Flags::FIXED_FILE),
@@ -161,7 +169,8 @@ impl Ring {
             }
             (Action::Sync, _) => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
         };
-        // SAFETY: the memory is as the caller promised, and the descriptor is kept open by the target.
+        // SAFETY: the memory is as the caller promised, and the descriptor is kept open by the
+        // target.
         unsafe { self.push(&entry.flags(fixed).user_data(user_data)) }
     }
 
@@ -179,18 +188,21 @@ impl Ring {
         unsafe { self.push(&entry) }
     }
 
-    /// Makes every later call of the kernel fail: another file takes the place of the ring's descriptor.
+    /// Makes every later call of the kernel fail: another file takes the place of the ring's
+    /// descriptor.
     #[cfg(test)]
     pub(crate) fn break_down(&mut self) {
         let null = std::fs::File::open("/dev/null").expect("/dev/null");
-        // SAFETY: both descriptors are open. The ring's memory stays mapped; the kernel takes the ring apart.
+        // SAFETY: both descriptors are open. The ring's memory stays mapped; the kernel takes the
+        // ring apart.
         unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), std::os::fd::AsRawFd::as_raw_fd(&self.ring)) };
     }
 
     /// Puts any entry into the submission queue.
     ///
     /// # Safety
-    /// What the entry names stays valid, and is reached by nobody else, until its completion has been taken.
+    /// What the entry names stays valid, and is reached by nobody else, until its completion has
+    /// been taken.
     pub(crate) unsafe fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         // SAFETY: as promised by the caller.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
@@ -283,8 +295,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // The kernel takes a ring apart some time after it was closed. Registered files must not stay open, and their
-        // locks not held, until then.
+        // The kernel takes a ring apart some time after it was closed. Registered files must not
+        // stay open, and their locks not held, until then.
         if self.files > 0 {
             let _ = self.ring.submitter().unregister_files();
         }
@@ -347,7 +359,8 @@ fn set_up(entries: u32) -> io::Result<IoUring> {
     Err(refused)
 }
 
-/// Registers the slab, in pieces that the kernel takes. `false` when it does not (too much locked memory, mostly).
+/// Registers the slab, in pieces that the kernel takes. `false` when it does not (too much locked
+/// memory, mostly).
 fn register_buffers(ring: &IoUring, slab: &Slab) -> bool {
     let pieces: Vec<libc::iovec> = (0..slab.total_bytes())
         .step_by(BUFFER_PIECE_BYTES)
@@ -356,7 +369,8 @@ fn register_buffers(ring: &IoUring, slab: &Slab) -> bool {
             iov_len: (slab.total_bytes() - start).min(BUFFER_PIECE_BYTES),
         })
         .collect();
-    // SAFETY: the pieces lie within the slab's allocation. The caller keeps the slab while the ring lives, and what
-    // the kernel does with a registered buffer it does on behalf of parts that were started.
+    // SAFETY: the pieces lie within the slab's allocation. The caller keeps the slab while the ring
+    // lives, and what the kernel does with a registered buffer it does on behalf of parts that were
+    // started.
     unsafe { ring.submitter().register_buffers(&pieces) }.is_ok()
 }

@@ -1,4 +1,5 @@
-//! A ring that several users on one thread share: the queues of some disks, and the streams by which others reach them.
+//! A ring that several users on one thread share: the queues of some disks, and the streams by
+//! which others reach them.
 //!
 //! ```text
 //!   Engine ──┐  push                                   ┌─▶ mailbox of the engine   ─▶ Engine::reap(0)
@@ -6,13 +7,15 @@
 //!   Streams ─┘                                         └─▶ mailbox of the streams  ─▶ Streams::reap
 //! ```
 //!
-//! A user joins as a [`Member`] and gets a number, which stands in the upper half of the `user_data` of all its entries.
-//! [`SharedRing::wait`] submits what all of them pushed, sleeps until there is an answer to any of them, and sorts the answers into
-//! their mailboxes. Each user looks into its own when it is next reaped.
+//! A user joins as a [`Member`] and gets a number, which stands in the upper half of the
+//! `user_data` of all its entries. [`SharedRing::wait`] submits what all of them pushed, sleeps
+//! until there is an answer to any of them, and sorts the answers into their mailboxes. Each user
+//! looks into its own when it is next reaped.
 //!
-//! Everything here belongs to one thread (`Rc`, no lock). Invariants: neither the ring nor the mailboxes stay borrowed when a method
-//! returns, so users may call in any order; a number is given out again only when nothing of its last holder is in flight,
-//! for members wait for that before they go.
+//! Everything here belongs to one thread (`Rc`, no lock). Invariants: neither the ring nor the
+//! mailboxes stay borrowed when a method returns, so users may call in any order; a number is given
+//! out again only when nothing of its last holder is in flight, for members wait for that before
+//! they go.
 
 use crate::{
     Slab,
@@ -30,8 +33,8 @@ pub(crate) type Mail = (u32, i32);
 
 /// One io_uring for everything that a thread drives. Clones are the same ring.
 ///
-/// The order of a turn: [`wait`](Self::wait), reap every user, act on what came, reap once more the users that were pushed to (a request may
-/// end at once, without the ring), and wait again.
+/// The order of a turn: [`wait`](Self::wait), reap every user, act on what came, reap once more the
+/// users that were pushed to (a request may end at once, without the ring), and wait again.
 #[derive(Debug, Clone)]
 pub struct SharedRing {
     hub: Rc<Hub>,
@@ -54,11 +57,12 @@ struct Mailboxes {
 }
 
 impl SharedRing {
-    /// A ring for about `depth` operations at a time. Buffers of `slab` are registered with the kernel where it takes them.
+    /// A ring for about `depth` operations at a time. Buffers of `slab` are registered with the
+    /// kernel where it takes them.
     ///
     /// # Errors
-    /// What the kernel says where it gives no io_uring, or one without time limits (before Linux 5.11). There is no way round it as
-    /// there is for an [`Engine`](crate::Engine) of its own.
+    /// What the kernel says where it gives no io_uring, or one without time limits (before Linux
+    /// 5.11). There is no way round it as there is for an [`Engine`](crate::Engine) of its own.
     pub fn new(depth: usize, slab: Option<&Slab>) -> io::Result<Self> {
         let ring = Ring::new(depth, slab)?;
         if !ring.can_time_out() {
@@ -71,10 +75,12 @@ impl SharedRing {
         Ok(Self { hub: Rc::new(Hub { ring: RefCell::new(ring), slab, mailboxes: RefCell::default() }) })
     }
 
-    /// Submits everything that its users pushed, and waits until there is an answer to any of them. It does not sleep while a mailbox
-    /// holds something that its user has not seen. It may return early, with nothing.
+    /// Submits everything that its users pushed, and waits until there is an answer to any of them.
+    /// It does not sleep while a mailbox holds something that its user has not seen. It may return
+    /// early, with nothing.
     ///
-    /// With nothing in flight it waits for ever: a loop always has a receive, an accept or a timer under way.
+    /// With nothing in flight it waits for ever: a loop always has a receive, an accept or a timer
+    /// under way.
     ///
     /// # Errors
     /// The ring itself has failed.
@@ -82,7 +88,8 @@ impl SharedRing {
         self.hub.work(Patience::UntilAnswer(None))
     }
 
-    /// As [`SharedRing::wait`], but never sleeps: for a thread that has work left, and wants to have begun what it pushed so far.
+    /// As [`SharedRing::wait`], but never sleeps: for a thread that has work left, and wants to
+    /// have begun what it pushed so far.
     ///
     /// # Errors
     /// The ring itself has failed.
@@ -198,7 +205,8 @@ impl Member {
         mailboxes.undelivered -= empty.len();
     }
 
-    /// Submits, and sleeps until there is an answer to anybody, unless there is one for this user already.
+    /// Submits, and sleeps until there is an answer to anybody, unless there is one for this user
+    /// already.
     pub(crate) fn wait(&self) -> io::Result<()> {
         self.hub.work(Patience::UntilAnswer(Some(self.number)))
     }

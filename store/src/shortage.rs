@@ -1,8 +1,8 @@
 //! An error for a full file system with its numbers: how much was needed, and how much is free.
 //!
-//! [`explain`] wraps the system's error where it is made, by [`FileStore`](crate::FileStore), or, for payload that the engine
-//! moves, by whoever knows how much is still to be written. The kind of the error stays, so [`is_full`](crate::is_full) and every
-//! translation to an errno go on working.
+//! [`explain`] wraps the system's error where it is made, by [`FileStore`](crate::FileStore), or,
+//! for payload that the engine moves, by whoever knows how much is still to be written. The kind of
+//! the error stays, so [`is_full`](crate::is_full) and every translation to an errno go on working.
 
 use crate::is_full;
 use rustix::{
@@ -72,7 +72,8 @@ impl fmt::Display for Size {
     }
 }
 
-/// Bytes that are free for this user where the file at `path` lies, or is to lie; `None` where nobody can tell.
+/// Bytes that are free for this user where the file at `path` lies, or is to lie; `None` where
+/// nobody can tell.
 pub fn free_bytes(path: &Path) -> Option<u64> {
     free_of(rustix::fs::statvfs(folder_of(path)))
 }
@@ -82,9 +83,10 @@ pub(crate) fn free_beside(file: &OwnedFd) -> Option<u64> {
     free_of(rustix::fs::fstatvfs(file))
 }
 
-/// Adds the numbers to an error that says that there is no room for the file at `path`. Any other error, one that has its numbers
-/// already, and one of a file system that cannot be asked, stay as they are. `free_bytes` is what was free before the attempt, which
-/// may have used up the rest before it failed; `None`: what is free now.
+/// Adds the numbers to an error that says that there is no room for the file at `path`. Any other
+/// error, one that has its numbers already, and one of a file system that cannot be asked, stay as
+/// they are. `free_bytes` is what was free before the attempt, which may have used up the rest
+/// before it failed; `None`: what is free now.
 pub fn explain(source: io::Error, path: &Path, needed_bytes: Option<u64>, free_bytes: Option<u64>) -> io::Error {
     if !is_full(&source) || source.get_ref().is_some() {
         return source;

@@ -1,8 +1,10 @@
-//! The requests of an engine: a table of slots with a free list, and those that have ended and wait to be handed out.
+//! The requests of an engine: a table of slots with a free list, and those that have ended and wait
+//! to be handed out.
 //!
-//! A slot owns its request's buffer, and counts what it waits for: its parts, and its ticket. It is vacated, and its
-//! completion made, when it has been given all its parts and the last of them has ended. Invariant: the buffer, and what
-//! the slot shares with the caller, stays in the slot until then, so that the kernel always has memory to write to.
+//! A slot owns its request's buffer, and counts what it waits for: its parts, and its ticket. It is
+//! vacated, and its completion made, when it has been given all its parts and the last of them has
+//! ended. Invariant: the buffer, and what the slot shares with the caller, stays in the slot until
+//! then, so that the kernel always has memory to write to.
 
 use crate::{EngineCompletion, IoBuf, Segments, part::Span};
 use std::{io, mem, sync::Arc};
@@ -41,7 +43,8 @@ struct Aside {
     bounces: Vec<Bounce>,
 }
 
-/// A buffer of the engine that is read into, and the memory of another process into which it is to be copied then.
+/// A buffer of the engine that is read into, and the memory of another process into which it is to
+/// be copied then.
 #[derive(Debug)]
 pub(crate) struct Bounce {
     pub(crate) buf: IoBuf,
@@ -94,7 +97,8 @@ impl Slot {
         Some(bounces.swap_remove(place))
     }
 
-    /// Whether part of `memory` is lent to somebody who writes into it, or to anybody where the caller would write.
+    /// Whether part of `memory` is lent to somebody who writes into it, or to anybody where the
+    /// caller would write.
     pub(crate) fn clashes(&self, memory: Span, fills: bool) -> bool {
         let new = Lent::new(memory, fills);
         self.aside.as_ref().is_some_and(|aside| {
@@ -194,8 +198,8 @@ impl Slots {
     /// One thing more that a request waits for.
     ///
     /// # Panics
-    /// When it was sealed. Only a [`SlotId`](crate::SlotId) of another engine can lead here, and with it the memory of
-    /// a request that is gone.
+    /// When it was sealed. Only a [`SlotId`](crate::SlotId) of another engine can lead here, and
+    /// with it the memory of a request that is gone.
     #[inline]
     pub(crate) fn hold(&mut self, slot: u32) {
         let holder = self.get(slot);
@@ -257,7 +261,8 @@ impl Slots {
         }
     }
 
-    /// One thing fewer, of which nothing will be heard again. The memory of the request stays with whoever may still use it.
+    /// One thing fewer, of which nothing will be heard again. The memory of the request stays with
+    /// whoever may still use it.
     pub(crate) fn lose(&mut self, slot: u32, error: io::Error) {
         let holder = self.get(slot);
         if !holder.lost {

@@ -1,4 +1,5 @@
-//! Streams on a shared ring: sockets, listeners, pipes, device files such as `/dev/fuse`, and timers.
+//! Streams on a shared ring: sockets, listeners, pipes, device files such as `/dev/fuse`, and
+//! timers.
 //!
 //! ```text
 //!   add(fd) ─▶ StreamId ─ accept / receive / send / send_all ─┐
@@ -6,14 +7,16 @@
 //!   close(stream): cancels what is in flight ─────────────────┘
 //! ```
 //!
-//! Every operation that was begun ends exactly once with its tag and gives its buffers back, also when it could not be begun, when its
-//! stream was closed, or when it was cancelled. A stream's descriptor is closed when [`Streams::close`] was called and the last of its
-//! operations has ended.
+//! Every operation that was begun ends exactly once with its tag and gives its buffers back, also
+//! when it could not be begun, when its stream was closed, or when it was cancelled. A stream's
+//! descriptor is closed when [`Streams::close`] was called and the last of its operations has
+//! ended.
 //!
-//! Operations on one stream are carried out as the kernel gets to them. Who wants an order has one send and one receive in
-//! flight at a time. There is no fallback where there is no io_uring.
+//! Operations on one stream are carried out as the kernel gets to them. Who wants an order has one
+//! send and one receive in flight at a time. There is no fallback where there is no io_uring.
 //!
-//! Invariant: an operation in flight owns its buffers (see `transfer`); dropping the streams waits for all that is in flight.
+//! Invariant: an operation in flight owns its buffers (see `transfer`); dropping the streams waits
+//! for all that is in flight.
 
 #![allow(unsafe_code)]
 
@@ -31,7 +34,8 @@ use std::{
     time::Duration,
 };
 
-/// A stream that was added. It means nothing any more once the stream is closed, even if another takes its place.
+/// A stream that was added. It means nothing any more once the stream is closed, even if another
+/// takes its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StreamId {
     index: u32,
@@ -43,7 +47,8 @@ pub struct StreamId {
 pub struct StreamEnd {
     /// As given.
     pub tag: u64,
-    /// Bytes moved. A receive that gives 0 has met the end of the stream. `ECANCELED` says that the stream was closed.
+    /// Bytes moved. A receive that gives 0 has met the end of the stream. `ECANCELED` says that the
+    /// stream was closed.
     pub result: io::Result<usize>,
     /// The buffer of an operation on one.
     pub buf: Option<IoBuf>,
@@ -113,12 +118,14 @@ impl Streams {
         }
     }
 
-    /// Takes a descriptor in, and registers it with the ring where there is room. A device or a pipe is made non-blocking, so that the
-    /// kernel waits for it instead of lending it a thread; a socket is made blocking, which to a ring means the same.
+    /// Takes a descriptor in, and registers it with the ring where there is room. A device or a
+    /// pipe is made non-blocking, so that the kernel waits for it instead of lending it a thread; a
+    /// socket is made blocking, which to a ring means the same.
     ///
-    /// A character device, `/dev/fuse` for one, is not waited for: a ring can only poll it and then read, and if somebody else is faster
-    /// in between, the thread would sleep in the kernel with everything else that is on the ring. So a receive on it ends with
-    /// `WouldBlock` when there is nothing, and [`Streams::poll`] tells when to try again.
+    /// A character device, `/dev/fuse` for one, is not waited for: a ring can only poll it and then
+    /// read, and if somebody else is faster in between, the thread would sleep in the kernel with
+    /// everything else that is on the ring. So a receive on it ends with `WouldBlock` when there is
+    /// nothing, and [`Streams::poll`] tells when to try again.
     ///
     /// # Errors
     /// The descriptor is not what it should be.
@@ -160,8 +167,8 @@ impl Streams {
         });
     }
 
-    /// Ends when there is something to receive, or when the stream has come to its end. The result is the events of poll(2), so that one can
-    /// tell an error from something to receive.
+    /// Ends when there is something to receive, or when the stream has come to its end. The result
+    /// is the events of poll(2), so that one can tell an error from something to receive.
     pub fn poll(&mut self, stream: StreamId, tag: u64) {
         self.begin(Some(stream), tag, |transfer| {
             transfer.plan_plain(Verb::Poll, Duration::ZERO);
@@ -169,12 +176,14 @@ impl Streams {
         });
     }
 
-    /// Receives into `range` of `buf`: what there is, at least a byte, or, if `whole`, until the range is full or the stream ends.
+    /// Receives into `range` of `buf`: what there is, at least a byte, or, if `whole`, until the
+    /// range is full or the stream ends.
     pub fn receive(&mut self, stream: StreamId, buf: IoBuf, range: Range<usize>, whole: bool, tag: u64) {
         self.begin(Some(stream), tag, |transfer| transfer.plan_one(Verb::Receive { whole }, buf, range));
     }
 
-    /// Receives into several pieces, one after the other, by one system call: what there is, at least a byte.
+    /// Receives into several pieces, one after the other, by one system call: what there is, at
+    /// least a byte.
     pub fn receive_into(&mut self, stream: StreamId, pieces: Vec<Piece>, tag: u64) {
         self.begin(Some(stream), tag, |transfer| transfer.plan_many(Verb::Receive { whole: false }, pieces));
     }
@@ -184,7 +193,8 @@ impl Streams {
         self.begin(Some(stream), tag, |transfer| transfer.plan_one(Verb::Send, buf, range));
     }
 
-    /// Sends all pieces in order, with one system call where they are at most 1,024 and the stream takes them.
+    /// Sends all pieces in order, with one system call where they are at most 1,024 and the stream
+    /// takes them.
     pub fn send_all(&mut self, stream: StreamId, pieces: Vec<Piece>, tag: u64) {
         self.begin(Some(stream), tag, |transfer| transfer.plan_many(Verb::Send, pieces));
     }
@@ -239,9 +249,9 @@ impl Streams {
         let place = self.stream_of(index).map_or(NO_PLACE, |stream| stream.place);
         let user_data = self.member.user_bits() | u64::from(index);
         let operation = &mut self.operations[index as usize];
-        // SAFETY: it was planned, and is not in flight. It stays in the table, where nobody plans it anew or takes its
-        // buffers before `answered`; should that never come, `drop` leaks the table. The stream keeps its descriptor until it
-        // has no operations.
+        // SAFETY: it was planned, and is not in flight. It stays in the table, where nobody plans
+        // it anew or takes its buffers before `answered`; should that never come, `drop` leaks the
+        // table. The stream keeps its descriptor until it has no operations.
         match unsafe { operation.transfer.start(&mut self.member.ring(), place, user_data) } {
             Ok(()) => {
                 operation.in_flight = true;
@@ -269,7 +279,8 @@ impl Streams {
     fn cancel(&mut self, index: u32) {
         let bits = self.member.user_bits();
         let entry = opcode::AsyncCancel::new(bits | u64::from(index)).build().user_data(bits | u64::from(CANCEL));
-        // SAFETY: the entry names no memory. Should it not be taken, the operation ends in its own time.
+        // SAFETY: the entry names no memory. Should it not be taken, the operation ends in its own
+        // time.
         if unsafe { self.member.ring().push(&entry) }.is_ok() {
             self.cancels += 1;
         }
@@ -356,7 +367,8 @@ impl Drop for Streams {
             self.take_mail();
         }
         if failed {
-            // The kernel may still use the buffers, and nothing can tell when it has ended: they are left to it.
+            // The kernel may still use the buffers, and nothing can tell when it has ended: they
+            // are left to it.
             mem::forget(mem::take(&mut self.operations));
             self.member.abandon();
         }

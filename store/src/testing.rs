@@ -1,12 +1,12 @@
-//! Stores and file systems of tests: they pass every call on, and a test takes over the calls that it watches, holds back or
-//! lets fail.
+//! Stores and file systems of tests: they pass every call on, and a test takes over the calls that
+//! it watches, holds back or lets fail.
 //!
 //! ```text
 //!   Store call ─▶ PassesOn, as the test overrides it ─▶ inner store
 //! ```
 //!
-//! A store that passes calls on has no data file and no lane unless it says so, and its calls may block. So an engine on a ring
-//! gives its parts to the pool, and every call comes by here.
+//! A store that passes calls on has no data file and no lane unless it says so, and its calls may
+//! block. So an engine on a ring gives its parts to the pool, and every call comes by here.
 //!
 //! Behind the feature `testing`, which the tests of other crates switch on.
 

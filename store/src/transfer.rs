@@ -1,11 +1,13 @@
 //! One operation on a stream: what the kernel is told, and what its answer means.
 //!
-//! A transfer owns everything that the kernel reads or writes while it is in flight: the buffers, and, in a box that does not move, the
-//! list of their addresses, the message header and the time. A receive or send that was cut short describes
-//! what is left after [`Transfer::judge`], and is started again.
+//! A transfer owns everything that the kernel reads or writes while it is in flight: the buffers,
+//! and, in a box that does not move, the list of their addresses, the message header and the time.
+//! A receive or send that was cut short describes what is left after [`Transfer::judge`], and is
+//! started again.
 //!
-//! Invariant: from [`Transfer::start`] until its answer has been taken, nobody reaches the buffers, for they are not given
-//! back before [`Transfer::take`]; the streams keep the transfer where it is, or give its memory up for good.
+//! Invariant: from [`Transfer::start`] until its answer has been taken, nobody reaches the buffers,
+//! for they are not given back before [`Transfer::take`]; the streams keep the transfer where it
+//! is, or give its memory up for good.
 
 #![allow(unsafe_code)]
 
@@ -90,7 +92,8 @@ pub(crate) enum Outcome {
 
 impl Transfer {
     pub(crate) fn new() -> Self {
-        // SAFETY: a message header is numbers and addresses, for which all zeros are valid and mean that there is nothing.
+        // SAFETY: a message header is numbers and addresses, for which all zeros are valid and mean
+        // that there is nothing.
         let message = unsafe { mem::zeroed() };
         let plan = Box::new(Plan { message, spans: Vec::new(), time: types::Timespec::new() });
         Self { verb: Verb::Accept, single: None, pieces: Vec::new(), plan, spans_done: 0, done_bytes: 0, delays: 0 }
@@ -140,8 +143,9 @@ impl Transfer {
     /// Puts it, or what is left of it, into the submission queue.
     ///
     /// # Safety
-    /// It was planned without an error, and is not in flight. It stays alive, though it may be moved, and is not planned
-    /// anew and its buffers not taken, until its answer has been taken. The descriptor stays open until then.
+    /// It was planned without an error, and is not in flight. It stays alive, though it may be
+    /// moved, and is not planned anew and its buffers not taken, until its answer has been taken.
+    /// The descriptor stays open until then.
     pub(crate) unsafe fn start(&mut self, ring: &mut Ring, place: Place, user_data: u64) -> io::Result<()> {
         let (file, flags) = match place.file_index {
             Some(index) => (types::Fd(index as i32), squeue::Flags::FIXED_FILE),
@@ -191,12 +195,14 @@ impl Transfer {
                 }
             }
         };
-        // SAFETY: the entry names the spans' memory, which belongs to the buffers that this owns, and the plan, which is in a box; both stay as
-        // they are until the answer has been taken, as the caller promises.
+        // SAFETY: the entry names the spans' memory, which belongs to the buffers that this owns,
+        // and the plan, which is in a box; both stay as they are until the answer has been taken,
+        // as the caller promises.
         unsafe { ring.push(&entry.flags(flags).user_data(user_data)) }
     }
 
-    /// Judges the kernel's answer: bytes moved, a descriptor, or an error number below zero. `waits`: see [`Place`].
+    /// Judges the kernel's answer: bytes moved, a descriptor, or an error number below zero.
+    /// `waits`: see [`Place`].
     pub(crate) fn judge(&mut self, answer: i32, waits: bool) -> Outcome {
         if answer < 0 {
             return match (Errno::from_raw_os_error(answer.saturating_neg()), self.verb) {
@@ -238,7 +244,8 @@ impl Transfer {
     /// The new stream of an accept that has ended well.
     pub(crate) fn accepted(&self, result: &io::Result<usize>) -> Option<OwnedFd> {
         match (self.verb, result) {
-            // SAFETY: the kernel made this descriptor for our accept, and nobody else knows it. `judge` gives each answer once.
+            // SAFETY: the kernel made this descriptor for our accept, and nobody else knows it.
+            // `judge` gives each answer once.
             (Verb::Accept, Ok(fd)) => Some(unsafe { OwnedFd::from_raw_fd(*fd as RawFd) }),
             _ => None,
         }

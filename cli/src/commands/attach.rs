@@ -6,8 +6,8 @@
 //!           prints the device        watches
 //! ```
 //!
-//! Both processes are this program with the same words and a hidden option, so every option means the same in all of them. With
-//! `--foreground` the command itself is the supervisor.
+//! Both processes are this program with the same words and a hidden option, so every option means
+//! the same in all of them. With `--foreground` the command itself is the supervisor.
 
 use crate::{
     context::{Context, say},
@@ -60,7 +60,8 @@ pub struct AttachArgs {
     /// Refuse all writes.
     #[arg(long, short)]
     read_only: bool,
-    /// Let writes succeed, and drop them when it is detached. They are kept in TMPDIR (or /var/tmp) meanwhile.
+    /// Let writes succeed, and drop them when it is detached. They are kept in TMPDIR (or /var/tmp)
+    /// meanwhile.
     #[arg(long, conflicts_with = "read_only")]
     ephemeral: bool,
     /// Mount what is inside at DIR.
@@ -158,7 +159,8 @@ fn again(role: &str) -> io::Result<Command> {
 
 fn start_supervisor(context: &mut Context) -> Outcome {
     let failed = |error| Failure::doing("cannot start the process in the background", error);
-    // Nothing of this terminal or pipe stays open in the background, or a script would wait for ever for its end.
+    // Nothing of this terminal or pipe stays open in the background, or a script would wait for
+    // ever for its end.
     let mut child = again("supervisor")
         .map_err(failed)?
         .stdin(Stdio::null())
@@ -238,7 +240,8 @@ fn supervise(context: &mut Context, args: &AttachArgs) -> Outcome {
         Err(failure) => (SupervisorSays::Failed { error: failure.to_string() }, Err(failure)),
     };
     let line = serde_json::to_string(&said).map_err(|error| Failure::doing("cannot say how it went", error.into()))?;
-    // Whoever was to read it may have been killed; the disk is attached all the same, and looked after.
+    // Whoever was to read it may have been killed; the disk is attached all the same, and looked
+    // after.
     let _ = writeln!(context.out, "{line}").and_then(|()| context.out.flush());
     // The folder from which it was started can be removed or unmounted.
     let _ = env::set_current_dir("/");
@@ -251,7 +254,8 @@ fn supervise(context: &mut Context, args: &AttachArgs) -> Outcome {
 }
 
 fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
-    // It ends when it is unmounted, or its device stopped, and not by a signal that was meant for the whole group.
+    // It ends when it is unmounted, or its device stopped, and not by a signal that was meant for
+    // the whole group.
     let _patience = context.signals.patient();
     let at = match (&args.at, args.mark) {
         (Some(point), _) => At::Mount(point.clone()),

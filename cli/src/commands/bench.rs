@@ -1,4 +1,5 @@
-//! `diskwright bench`: whether the engine keeps its promises on this machine, against its peers, side by side.
+//! `diskwright bench`: whether the engine keeps its promises on this machine, against its peers,
+//! side by side.
 
 use crate::{
     commands::experiment::ExperimentArgs,
@@ -75,7 +76,8 @@ pub fn present(
     output: Option<&Output>,
 ) -> exit::Outcome {
     let mut report = match report {
-        // A signal from the keyboard reaches the children too; their failure is not the reason then.
+        // A signal from the keyboard reaches the children too; their failure is not the reason
+        // then.
         Err(_) if context.signals.came() => return Err(Failure::Stopped),
         report => report?,
     };

@@ -1,9 +1,10 @@
 //! `diskwright check FILE`: damage and lost space, told and never touched.
 //!
-//! The file is read through a shared lock, so nobody writes to it meanwhile (without any lock with `--force-share`). The parents of a
-//! child are always followed, for a child whose parent is missing or replaced cannot be read: a broken link is told and ends with 1,
-//! unless damage was found. With `--chain` the parents are also checked, each by itself. A VHD's parent whose last change is not when its
-//! child says is a note on the child.
+//! The file is read through a shared lock, so nobody writes to it meanwhile (without any lock with
+//! `--force-share`). The parents of a child are always followed, for a child whose parent is
+//! missing or replaced cannot be read: a broken link is told and ends with 1, unless damage was
+//! found. With `--chain` the parents are also checked, each by itself. A VHD's parent whose last
+//! change is not when its child says is a note on the child.
 
 use crate::{
     args::ShareArgs,
@@ -151,7 +152,8 @@ fn is_corrupt(checked: &[Checked]) -> bool {
     checked.iter().any(|(_, result)| result.as_ref().is_ok_and(|(_, report)| report.worst() == Some(Severity::Corrupt)))
 }
 
-/// What a child's record of its parent's last change says. A note only: who copies a file without keeping its times changes them too.
+/// What a child's record of its parent's last change says. A note only: who copies a file without
+/// keeping its times changes them too.
 fn doubt_of(child: &Layer, parent: &Layer) -> Option<Finding> {
     let link = child.image.info().parent.as_ref()?;
     let told = parent_time_doubt(&Files::default(), link, &parent.path)?;
@@ -189,7 +191,8 @@ fn check_one(path: &Path, format: Option<Format>, lock: LockMode) -> Result<(For
     }
 }
 
-// The worst of what was found; "could not check" counts for more than leaks and for less than certain damage.
+// The worst of what was found; "could not check" counts for more than leaks and for less than
+// certain damage.
 fn exit_code(files: impl Iterator<Item = Option<Option<Severity>>>, chain_broken: bool) -> u8 {
     let (mut unchecked, mut worst) = (chain_broken, None);
     for file in files {

@@ -1,6 +1,7 @@
 //! `diskwright convert SOURCE DEST`: a disk into a new image.
 //!
-//! With `--skip-damaged`, what was lost is told on standard error, as it is the reason of the exit code, and in the JSON.
+//! With `--skip-damaged`, what was lost is told on standard error, as it is the reason of the exit
+//! code, and in the JSON.
 
 use crate::{
     args::{CacheArg, FormatArg, ShareArgs},
@@ -62,7 +63,8 @@ pub struct ConvertArgs {
     /// Take SOURCE as this format instead of probing it.
     #[arg(long, value_enum, value_name = "FORMAT")]
     source_format: Option<FormatArg>,
-    /// Reserve the space of all of DEST now. Without it DEST has holes where SOURCE is zero, also when it is fixed.
+    /// Reserve the space of all of DEST now. Without it DEST has holes where SOURCE is zero, also
+    /// when it is fixed.
     #[arg(long)]
     preallocate: bool,
     /// Read DEST back and compare it with SOURCE.
@@ -73,7 +75,8 @@ pub struct ConvertArgs {
     no_reflink: bool,
     #[command(flatten)]
     share: ShareArgs,
-    /// Copy everything but what is damaged in SOURCE: zeros in DEST, listed at the end, exit code 3.
+    /// Copy everything but what is damaged in SOURCE: zeros in DEST, listed at the end, exit code
+    /// 3.
     #[arg(long)]
     skip_damaged: bool,
 }

@@ -1,8 +1,9 @@
-//! `diskwright diskspd`: DiskSpd's switches in, DiskSpd's report out, so that scripts written for it go on working.
+//! `diskwright diskspd`: DiskSpd's switches in, DiskSpd's report out, so that scripts written for
+//! it go on working.
 //!
-//! Standard output holds the report and nothing else; notes, warnings and progress go to standard error. DiskSpd overwrites whatever
-//! its targets hold without a word. This does not: files that `-c` makes are the lab's own and may be written again, anything else
-//! only with `--destroy-data`.
+//! Standard output holds the report and nothing else; notes, warnings and progress go to standard
+//! error. DiskSpd overwrites whatever its targets hold without a word. This does not: files that
+//! `-c` makes are the lab's own and may be written again, anything else only with `--destroy-data`.
 
 use super::lab::targets::{self, TargetArgs};
 use crate::{
@@ -156,7 +157,8 @@ fn carry_out(context: &mut Context, args: &DiskspdArgs) -> Outcome {
     })
 }
 
-/// What is not DiskSpd's, wherever it stands: behind the first switch clap takes every word as it is.
+/// What is not DiskSpd's, wherever it stands: behind the first switch clap takes every word as it
+/// is.
 #[derive(Debug, Default)]
 struct Own {
     destroy_data: bool,

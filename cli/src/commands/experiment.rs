@@ -1,7 +1,9 @@
-//! What every command takes that prepares disks, measures, and cleans up: the studies, `bench`, `lab selftest`.
+//! What every command takes that prepares disks, measures, and cleans up: the studies, `bench`,
+//! `lab selftest`.
 //!
-//! The arguments are the same everywhere; what they default to is not, so a command says that in its own words:
-//! `#[command(mut_arg("rounds", |arg| arg.help("...")))]`. A study's end is the same everywhere too: [`conclude`].
+//! The arguments are the same everywhere; what they default to is not, so a command says that in
+//! its own words: `#[command(mut_arg("rounds", |arg| arg.help("...")))]`. A study's end is the same
+//! everywhere too: [`conclude`].
 
 use crate::{
     args::{self, GlobalOptions},
@@ -41,7 +43,8 @@ pub struct ExperimentArgs {
 }
 
 impl ExperimentArgs {
-    /// Where `bench` and `lab selftest` save, if anywhere. Studies save without `--output` too, and ask for their place themselves.
+    /// Where `bench` and `lab selftest` save, if anywhere. Studies save without `--output` too, and
+    /// ask for their place themselves.
     ///
     /// # Errors
     /// As [`Output::check`].
@@ -63,14 +66,16 @@ impl ExperimentArgs {
     }
 }
 
-/// Prints what a study found, also when it was stopped in the middle, and when it could not be saved.
+/// Prints what a study found, also when it was stopped in the middle, and when it could not be
+/// saved.
 pub fn conclude<T: Serialize>(
     context: &mut Context,
     report: diskwright_lab::Result<StudyReport<T>>,
     render: fn(&T, bool) -> String,
 ) -> Outcome {
     let report = match report {
-        // A signal from the keyboard reaches the children that a study starts as well; their failure is not the reason then.
+        // A signal from the keyboard reaches the children that a study starts as well; their
+        // failure is not the reason then.
         Err(_) if context.signals.came() => return Err(Failure::Stopped),
         report => report?,
     };

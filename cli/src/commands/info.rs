@@ -1,7 +1,7 @@
 //! `diskwright info FILE`: what a disk is, and its chain.
 //!
-//! A disk whose parent is missing, changed or out of bounds is described all the same: the chain is opened as far as it can be followed, and
-//! what is wrong with the next parent is told beneath it.
+//! A disk whose parent is missing, changed or out of bounds is described all the same: the chain is
+//! opened as far as it can be followed, and what is wrong with the next parent is told beneath it.
 
 use crate::{
     args::ShareArgs,
@@ -125,7 +125,8 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     Ok(exit::OK)
 }
 
-/// For each layer whether its time stamp is the one that the layer above recorded; `None` where nothing is recorded.
+/// For each layer whether its time stamp is the one that the layer above recorded; `None` where
+/// nothing is recorded.
 fn timestamps(layers: &[Layer], ignored: bool) -> Vec<Option<bool>> {
     let of_link = |pair: &[Layer]| {
         let link = pair[0].image.info().parent.as_ref().filter(|link| !ignored && link.modified_seconds.is_some())?;

@@ -5,9 +5,10 @@
 //!        └─ words.rs ─▶ Command ─▶ transfer.rs ─▶ Blocking queue ─▶ "wrote 65536/65536 bytes at offset 0"
 //! ```
 //!
-//! Commands given by `-c` are all understood before the first is carried out. The disk is opened for writing only if one of
-//! them writes, so looking takes no writer's lock. As in qemu-io a command that fails does not stop those behind it; the exit code is 1.
-//! A `-c` that is no command is wrong usage (2); a line of standard input that is none has failed like any other command (1).
+//! Commands given by `-c` are all understood before the first is carried out. The disk is opened
+//! for writing only if one of them writes, so looking takes no writer's lock. As in qemu-io a
+//! command that fails does not stop those behind it; the exit code is 1. A `-c` that is no command
+//! is wrong usage (2); a line of standard input that is none has failed like any other command (1).
 
 mod transfer;
 mod words;
@@ -178,7 +179,8 @@ fn prompt() {
     }
 }
 
-// Reading a line blocks, and a signal must end the program meanwhile, so a thread of its own reads. It is left behind at the end.
+// Reading a line blocks, and a signal must end the program meanwhile, so a thread of its own reads.
+// It is left behind at the end.
 fn lines_of_stdin() -> Receiver<io::Result<String>> {
     let (sender, receiver) = sync_channel(0);
     thread::spawn(move || {

@@ -36,7 +36,8 @@ enum LabCommand {
     Report(report::ReportArgs),
     /// Measure a workload over a range of loads, and mark the points that matter.
     Sweep(Box<sweep::SweepArgs>),
-    /// Tell which of several results, or of several targets, is faster, by how much, and how sure that is.
+    /// Tell which of several results, or of several targets, is faster, by how much, and how sure
+    /// that is.
     Compare(Box<compare::CompareArgs>),
     /// One of the papers' experiments, from preparation to report.
     Study(study::StudyArgs),

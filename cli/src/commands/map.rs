@@ -1,8 +1,9 @@
 //! `diskwright map FILE`: which layer holds which range; or the whole disk on one screen.
 //!
-//! The list is printed as the extents come, so a disk with millions of them needs no memory for them. In JSON the fields
-//! of an extent are those of `qemu-img map --output=json` (`start length depth present zero data offset`), with the layer's
-//! `file` beside them; `depth` 0 is FILE itself. What is damaged has `damaged` beside `data`.
+//! The list is printed as the extents come, so a disk with millions of them needs no memory for
+//! them. In JSON the fields of an extent are those of `qemu-img map --output=json`
+//! (`start length depth present zero data offset`), with the layer's `file` beside them; `depth` 0
+//! is FILE itself. What is damaged has `damaged` beside `data`.
 
 use crate::{
     args::ShareArgs,
@@ -220,8 +221,8 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &Names, p
         separator = ",\n    ";
         Ok(())
     });
-    // A read of a table can fail on the way, and the list goes out while it is made: what has begun ends as a document, and
-    // says why.
+    // A read of a table can fail on the way, and the list goes out while it is made: what has begun
+    // ends as a document, and says why.
     match &listed {
         Ok(()) => writeln!(context.out, "\n  ]\n}}")?,
         Err(Failure::Usage(why) | Failure::Sentence(why)) => {
@@ -367,7 +368,8 @@ fn print_totals(context: &mut Context, drawing: &Drawing, names: &Names, size_by
     Ok(())
 }
 
-// Runs of one glyph are painted together: an escape sequence for every cell would be ten times the drawing.
+// Runs of one glyph are painted together: an escape sequence for every cell would be ten times the
+// drawing.
 fn paint_row(context: &Context, row: &str) -> String {
     let mut painted = String::new();
     let mut rest = row;

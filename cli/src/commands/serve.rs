@@ -1,4 +1,5 @@
-//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: disks for other programs and machines, by NBD, until a signal comes.
+//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: disks for other programs and machines, by
+//! NBD, until a signal comes.
 //!
 //! ```text
 //!   FILEs ─▶ disks (read-only, or with a temporary child) ─▶ exports ─┐
@@ -7,7 +8,8 @@
 //!                                                                            SIGTERM, Ctrl-C: finish, flush, close
 //! ```
 //!
-//! What is served, and where, goes to standard output before the first client can come; what happens then is logged on standard error.
+//! What is served, and where, goes to standard output before the first client can come; what
+//! happens then is logged on standard error.
 
 mod live;
 mod log;
@@ -99,7 +101,8 @@ pub struct ServeArgs {
     /// Clients on unix sockets must use TLS, too.
     #[arg(long, requires = "tls_certificates")]
     tls_on_unix: bool,
-    /// Let only clients from NETWORK connect by TCP (may be repeated): 192.168.1.0/24, or one address.
+    /// Let only clients from NETWORK connect by TCP (may be repeated): 192.168.1.0/24, or one
+    /// address.
     #[arg(long, value_name = "NETWORK", value_parser = network)]
     allow: Vec<IpNet>,
     /// Serve disks that can be written on TCP without TLS.
@@ -264,8 +267,8 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
     Ok(served)
 }
 
-/// A sentence for a file that cannot be locked because this command itself has it open: it was named twice, or it is part of the chain
-/// of another disk of this command.
+/// A sentence for a file that cannot be locked because this command itself has it open: it was
+/// named twice, or it is part of the chain of another disk of this command.
 fn served_already(error: &DiskError, path: &Path, served: &[Served]) -> Option<String> {
     let DiskError::InUse { path: locked, .. } = error else { return None };
     let identity = |file: &Path| std::fs::metadata(file).ok().map(|found| (found.dev(), found.ino()));

@@ -1,4 +1,5 @@
-//! A folder in which disks are attached, with a list of attached disks of its own; at the end nothing of it is left.
+//! A folder in which disks are attached, with a list of attached disks of its own; at the end
+//! nothing of it is left.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -25,7 +26,8 @@ pub struct Place {
     _shop: Workshop,
     /// The path of the folder, links resolved.
     root: PathBuf,
-    /// For a user without rights: a process in whose `/dev` everybody may open `/dev/fuse`, as is usual.
+    /// For a user without rights: a process in whose `/dev` everybody may open `/dev/fuse`, as is
+    /// usual.
     user: Option<Child>,
 }
 
@@ -45,7 +47,8 @@ impl Place {
         place
     }
 
-    /// For root, with FUSE, loop devices and these programs; `None` after a line that says what is missing.
+    /// For root, with FUSE, loop devices and these programs; `None` after a line that says what is
+    /// missing.
     pub fn as_root(programs: &[&str]) -> Option<Self> {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: attaching block devices: not root");

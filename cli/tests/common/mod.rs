@@ -152,7 +152,8 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// What differs from run to run is replaced by its name: ids, dates, what the file system allocates, times.
+/// What differs from run to run is replaced by its name: ids, dates, what the file system
+/// allocates, times.
 pub fn steady(text: &str) -> String {
     let lines = text.lines().map(|line| {
         let line = without_ids(line);
@@ -199,7 +200,8 @@ fn without_ids(line: &str) -> String {
     out
 }
 
-/// Whether programs started from here hear SIGHUP; else a line says that a test is skipped. Whoever starts the tests by `nohup` has them ignore it.
+/// Whether programs started from here hear SIGHUP; else a line says that a test is skipped. Whoever
+/// starts the tests by `nohup` has them ignore it.
 pub fn hears_hangups() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();

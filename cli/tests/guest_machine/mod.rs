@@ -1,4 +1,5 @@
-//! A machine with another kernel than this one: a Debian kernel in QEMU, by emulation, and an initramfs of programs from here.
+//! A machine with another kernel than this one: a Debian kernel in QEMU, by emulation, and an
+//! initramfs of programs from here.
 //!
 //! ```text
 //!   fetch-kernel (by ./test) ─▶ vmlinuz, modules ─┐
@@ -6,8 +7,10 @@
 //!   a script ─────────────────────────────────────┘
 //! ```
 //!
-//! Programs lie in `/programs`, and are called by that path: busybox's shell takes its own applets before any `PATH`. The guest reaches what listens on this machine's loopback as 10.0.2.2. It
-//! has no disk unless it is given a raw file, which it sees as `/dev/vda`, and is gone when its script ends or its time is over.
+//! Programs lie in `/programs`, and are called by that path: busybox's shell takes its own applets
+//! before any `PATH`. The guest reaches what listens on this machine's loopback as 10.0.2.2. It has
+//! no disk unless it is given a raw file, which it sees as `/dev/vda`, and is gone when its script
+//! ends or its time is over.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -39,7 +42,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest with these modules and their dependencies, and these programs; `None` after a line that says what is missing.
+    /// A guest with these modules and their dependencies, and these programs; `None` after a line
+    /// that says what is missing.
     pub fn new(modules: &[&str], programs: &[&str]) -> Option<Self> {
         let kernel = kernel_dir();
         if !kernel.join("vmlinuz").exists() {
@@ -85,7 +89,8 @@ impl Guest {
         self.add_libraries_of(&program);
     }
 
-    /// The program that is tested, without what a debugger wants of it: the guest has little memory.
+    /// The program that is tested, without what a debugger wants of it: the guest has little
+    /// memory.
     pub fn add_own_program(&self) {
         let program = Path::new(env!("CARGO_BIN_EXE_diskwright"));
         let to = self.root().join("programs/diskwright");
@@ -106,7 +111,8 @@ impl Guest {
         }
     }
 
-    /// A module and what it depends on, as depmod found out. One that is no module is built into the kernel, or its want will show.
+    /// A module and what it depends on, as depmod found out. One that is no module is built into
+    /// the kernel, or its want will show.
     fn add_module(&mut self, name: &str) {
         let modules = self.kernel.join("lib/modules");
         let version = fs::read_dir(&modules).unwrap().flatten().next().expect("a version").path();
@@ -132,7 +138,9 @@ impl Guest {
         }
     }
 
-    /// Boots, runs `script` by busybox's shell, with the network up where it has one (the module `virtio_net`), and gives the console; `None`, after a line that says so, when the kernel does not come up at all.
+    /// Boots, runs `script` by busybox's shell, with the network up where it has one (the module
+    /// `virtio_net`), and gives the console; `None`, after a line that says so, when the kernel
+    /// does not come up at all.
     ///
     /// # Panics
     /// When the time is over, or the script ends badly; with the console.

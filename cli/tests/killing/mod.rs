@@ -112,7 +112,8 @@ impl Victim {
         Self { kind, path, players }
     }
 
-    /// All play on devices of their own; `end` is called when `target` requests have been acknowledged, and must end the play. Returns how many were.
+    /// All play on devices of their own; `end` is called when `target` requests have been
+    /// acknowledged, and must end the play. Returns how many were.
     pub fn play(
         &mut self,
         target: u64,
@@ -146,11 +147,13 @@ impl Victim {
         acknowledged.into_inner()
     }
 
-    /// What is there now: sound, and nothing that was flushed is lost; without a kill, nothing at all.
+    /// What is there now: sound, and nothing that was flushed is lost; without a kill, nothing at
+    /// all.
     pub fn judge(&mut self, shop: &Workshop, after_kill: bool) {
         let name = self.kind.name;
         let checked = check(shop, &self.path);
-        // A close gives back what its own session left over, not what a kill did; that is done by the next allocation.
+        // A close gives back what its own session left over, not what a kill did; that is done by
+        // the next allocation.
         let sound = [Some(0), Some(3)];
         assert!(sound.contains(&checked.code), "{name}: {checked:?}");
         let disk = Disk::open(&self.path, &OpenOptions::default()).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -165,7 +168,8 @@ impl Victim {
 /// Starts serving a disk; with `wait`, until it can be connected to.
 pub fn serve(shop: &Workshop, disk: &Path, wait: bool) -> Running {
     let socket = shop.path("sock");
-    // That of one that was killed may still take connections, which would look like those of the new one.
+    // That of one that was killed may still take connections, which would look like those of the
+    // new one.
     let _ = std::fs::remove_file(&socket);
     let file = format!("d={}", disk.display());
     let mut command = shop.command(&["serve", &file, "--nbd", "unix:sock", "--quiet"]);
@@ -179,7 +183,8 @@ pub fn serve(shop: &Workshop, disk: &Path, wait: bool) -> Running {
     child
 }
 
-/// Checks a disk as soon as nobody has it: the kernel lets go of the files of a killed io_uring a moment after the process has gone.
+/// Checks a disk as soon as nobody has it: the kernel lets go of the files of a killed io_uring a
+/// moment after the process has gone.
 pub fn check(shop: &Workshop, disk: &Path) -> Ended {
     let start = Instant::now();
     loop {

@@ -29,7 +29,8 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Starts it and waits until it has announced itself; `None`, told by name, where there is no io_uring.
+    /// Starts it and waits until it has announced itself; `None`, told by name, where there is no
+    /// io_uring.
     pub fn start(shop: &Workshop, line: &str) -> Option<Self> {
         let words: Vec<&str> = line.split_whitespace().collect();
         Self::started(shop, shop.command(&words))
@@ -119,7 +120,8 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Runs a program that others wrote, in the workshop; `None`, and a skip by name, where it is not installed.
+/// Runs a program that others wrote, in the workshop; `None`, and a skip by name, where it is not
+/// installed.
 pub fn program(shop: &Workshop, name: &str, args: &[&str]) -> Option<Output> {
     match Command::new(name).args(args).current_dir(shop.path("")).stdin(Stdio::null()).output() {
         Ok(output) => Some(output),

@@ -5,7 +5,8 @@
 //!                  └─ 64 MiB ─▶ extents ─▶ data: copied   zeros: nothing, or wiped   damaged: an error, or listed
 //! ```
 //!
-//! A worker takes its next window under a mutex, which guards nothing but the place where that begins.
+//! A worker takes its next window under a mutex, which guards nothing but the place where that
+//! begins.
 
 use super::lost::{Lost, Tally, damage_of};
 use crate::{Disk, DiskError, Opened, Progress, error::to_io, holes::next_known};
@@ -90,8 +91,8 @@ pub(super) enum Outcome {
 }
 
 impl<'a> Job<'a> {
-    /// A copy of `source` into `dest`, which is at least as large. An image that was made a moment ago reads as zeros; an
-    /// export does not.
+    /// A copy of `source` into `dest`, which is at least as large. An image that was made a moment
+    /// ago reads as zeros; an export does not.
     pub(super) fn new(
         source: &'a Opened,
         dest: &'a Opened,
@@ -166,8 +167,8 @@ impl<'a> Job<'a> {
         std::mem::take(&mut *lock(&self.lost)).finish()
     }
 
-    /// The next range for a worker, and whether it is a hole: no layer of the source knows a byte of it. An export is written
-    /// by windows only, as its zeros are told window by window.
+    /// The next range for a worker, and whether it is a hole: no layer of the source knows a byte
+    /// of it. An export is written by windows only, as its zeros are told window by window.
     fn next_window(&self) -> Result<Option<(Range<u64>, bool)>, Failure> {
         let mut next = lock(&self.next_bytes);
         let start = *next;
@@ -244,7 +245,8 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
         done: Vec::new(),
     };
     let mut extents: Vec<Extent> = Vec::new();
-    // The destination's sectors may be larger than what the source's extents go by. Windows are multiples of both.
+    // The destination's sectors may be larger than what the source's extents go by. Windows are
+    // multiples of both.
     let sector_bytes = u64::from(job.dest.device().geometry().logical_sector_bytes);
     let mut copied_to = 0;
     loop {
@@ -288,8 +290,9 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Shares what can be shared of an extent, and tells what is left to copy. Whether the file systems can is found out
-/// with one block; a later refusal (another layer on another file system) ends all tries too.
+/// Shares what can be shared of an extent, and tells what is left to copy. Whether the file systems
+/// can is found out with one block; a later refusal (another layer on another file system) ends all
+/// tries too.
 fn share(job: &Job<'_>, extent: &Extent) -> io::Result<Vec<(u64, u64)>> {
     let end = extent.offset_bytes + extent.len_bytes;
     let everything = vec![(extent.offset_bytes, end)];
@@ -340,7 +343,8 @@ impl Pipe {
                     && !job.stop.load(Ordering::Relaxed)
                     && let Some(buf) = self.free.pop()
                 {
-                    // Chunks end at multiples of their size, so that a payload block is not cut more than needed.
+                    // Chunks end at multiples of their size, so that a payload block is not cut
+                    // more than needed.
                     let stop = ((at / CHUNK_BYTES + 1) * CHUNK_BYTES).min(end);
                     let len = stop - at;
                     let request = Request::read(at, len as usize, buf, read_tag(at, len));
@@ -364,8 +368,9 @@ impl Pipe {
         Ok(())
     }
 
-    /// Makes a range of the destination zero where it does not say that it is. A range that ends within a sector is left to the data
-    /// behind it, or, at the end of the disk, goes on to the sector's end.
+    /// Makes a range of the destination zero where it does not say that it is. A range that ends
+    /// within a sector is left to the data behind it, or, at the end of the disk, goes on to the
+    /// sector's end.
     fn wipe(&mut self, job: &Job<'_>, start: u64, stop: u64) -> Result<(), Failure> {
         let geometry = job.dest.device().geometry();
         let sector_bytes = u64::from(geometry.logical_sector_bytes);
@@ -386,7 +391,8 @@ impl Pipe {
         Ok(())
     }
 
-    /// The buffer is not needed for it, but every request has one, so that the queue never has more of them than it holds.
+    /// The buffer is not needed for it, but every request has one, so that the queue never has more
+    /// of them than it holds.
     fn push_wipe(&mut self, offset_bytes: u64, len_bytes: u64, buf: IoBuf) -> Result<(), Failure> {
         let request = Request { buf: Some(buf), ..Request::discard(offset_bytes, len_bytes, 0) };
         self.dest.push(request).map_err(|error| Failure::Dest(error.reason))
@@ -396,7 +402,8 @@ impl Pipe {
     fn turn(&mut self, job: &Job<'_>) -> Result<(), Failure> {
         let (reading, writing) = (self.source.in_flight(), self.dest.in_flight());
         if writing > 0 {
-            // Waiting for a write while reads are under way would leave the writer idle afterwards; so only when nothing is read.
+            // Waiting for a write while reads are under way would leave the writer idle afterwards;
+            // so only when nothing is read.
             let wait = usize::from(reading == 0);
             self.dest.reap(wait, &mut self.done).map_err(Failure::Dest)?;
             for completion in self.done.drain(..) {
@@ -432,7 +439,8 @@ impl Pipe {
     }
 }
 
-/// A read carries its range in its tag, in sectors; a length is at most 2,048 of them, so 12 bits hold it.
+/// A read carries its range in its tag, in sectors; a length is at most 2,048 of them, so 12 bits
+/// hold it.
 fn read_tag(offset_bytes: u64, len_bytes: u64) -> u64 {
     ((offset_bytes / 512) << 12) | (len_bytes / 512)
 }

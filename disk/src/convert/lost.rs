@@ -1,7 +1,8 @@
-//! What a conversion could not copy: ranges of the disk whose table is damaged, joined where they touch.
+//! What a conversion could not copy: ranges of the disk whose table is damaged, joined where they
+//! touch.
 //!
-//! A hostile table can have tens of millions of such ranges. So many are listed that a user can work with, and what goes
-//! beyond is counted.
+//! A hostile table can have tens of millions of such ranges. So many are listed that a user can
+//! work with, and what goes beyond is counted.
 
 use crate::{Disk, DiskError};
 use diskwright_store::Extent;
@@ -17,7 +18,8 @@ pub struct LostRange {
     pub offset_bytes: u64,
     /// Length in bytes.
     pub len_bytes: u64,
-    /// What is wrong with the first block of it: file, structure, what was found and what was expected.
+    /// What is wrong with the first block of it: file, structure, what was found and what was
+    /// expected.
     pub reason: String,
 }
 

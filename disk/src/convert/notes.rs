@@ -1,12 +1,13 @@
-//! What a user should know of a new disk although nothing failed: a sector size that is lost, a size that Azure refuses, holes that
-//! Windows refuses.
+//! What a user should know of a new disk although nothing failed: a sector size that is lost, a
+//! size that Azure refuses, holes that Windows refuses.
 
 use crate::Disk;
 use diskwright_image::{DiskType, Format, ImageInfo};
 use diskwright_store::{BlockDevice, Geometry};
 use std::path::Path;
 
-/// Azure takes a fixed VHD only when the disk in it is a multiple of this (and the file 512 bytes longer).
+/// Azure takes a fixed VHD only when the disk in it is a multiple of this (and the file 512 bytes
+/// longer).
 const AZURE_UNIT_BYTES: u64 = 1 << 20;
 
 /// The notes on a copy that is called `name`, of a disk with the geometry `source`.

@@ -1,7 +1,10 @@
-//! Epochs under a scheduler of tests (`store/src/sync.rs`), without a disk around them, so that the few steps of a request and of a grace period are tried in nearly every order.
+//! Epochs under a scheduler of tests (`store/src/sync.rs`), without a disk around them, so that the
+//! few steps of a request and of a grace period are tried in nearly every order.
 //!
-//! One place in memory stands for space in the file, a word for the map. The owner of the space gives it up and has it used again when the grace period says so; requests look the
-//! word up and use the space where it says that they may. None of them may find what the next owner has put there.
+//! One place in memory stands for space in the file, a word for the map. The owner of the space
+//! gives it up and has it used again when the grace period says so; requests look the word up and
+//! use the space where it says that they may. None of them may find what the next owner has put
+//! there.
 
 use super::*;
 use crate::schedules::{goes_wrong, schedules};

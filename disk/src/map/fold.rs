@@ -1,15 +1,16 @@
-//! What the chain says of a page or a range: asked of the layers from the top down until everything has an owner.
+//! What the chain says of a page or a range: asked of the layers from the top down until everything
+//! has an owner.
 //!
 //! ```text
 //!   fold_page    block_states() of each layer ─▶ an owner for each unit, LAZY where sector bitmaps decide
 //!   decide       block_states() and sector_bitmap(), from a layer on ─▶ runs of one unit
 //! ```
 //!
-//! Both read tables, so they may wait for the disk, and are called without the mutation lock. Whatever changes meanwhile is
-//! noted by [`Mixed`](super::Mixed), which puts it over the answer.
+//! Both read tables, so they may wait for the disk, and are called without the mutation lock.
+//! Whatever changes meanwhile is noted by [`Mixed`](super::Mixed), which puts it over the answer.
 //!
-//! A table entry that cannot be right makes its own unit [`Owner::Damaged`] and no other. A table that cannot be read is an
-//! error of the whole call.
+//! A table entry that cannot be right makes its own unit [`Owner::Damaged`] and no other. A table
+//! that cannot be read is an error of the whole call.
 
 use super::{LayerId, Owner, Run, push_joined};
 use crate::{
@@ -80,7 +81,8 @@ pub(crate) fn decide(chain: &Chain, unit: u64, layer: LayerId) -> Result<Vec<Run
     Ok(joined)
 }
 
-/// Asks one layer about the ranges `open`, which lie in its block at `start`. Returns what it leaves open.
+/// Asks one layer about the ranges `open`, which lie in its block at `start`. Returns what it
+/// leaves open.
 fn ask(member: &Member, start: u64, open: Vec<(u64, u64)>, runs: &mut Vec<Run>) -> Result<Vec<(u64, u64)>> {
     let block = start / member.block_bytes;
     let block_start = block * member.block_bytes;

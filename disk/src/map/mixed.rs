@@ -1,8 +1,8 @@
 //! What words cannot say, and what changes while the tables are read.
 //!
 //! - Units that have several owners, with their runs, as far as they are remembered.
-//! - Pages and units that are being read from the tables right now, without a lock. Whoever changes a block notes the
-//!   change here as well, and it is put over the answer before that is used.
+//! - Pages and units that are being read from the tables right now, without a lock. Whoever changes
+//!   a block notes the change here as well, and it is put over the answer before that is used.
 //!
 //! ```text
 //!   begin_fold(page) ─▶ fold_page(), no lock ─▶ end_fold: changes noted meanwhile, then Map::install
@@ -36,8 +36,8 @@ struct Reading<T> {
     readers: u32,
     /// In the order in which they were made, those after the last break.
     changes: Vec<T>,
-    /// Changes so far that cannot be put over an answer. Who began to read before the last of them must read again, who began
-    /// later need not: else two who read in turns would find no end.
+    /// Changes so far that cannot be put over an answer. Who began to read before the last of them
+    /// must read again, who began later need not: else two who read in turns would find no end.
     breaks: u64,
 }
 
@@ -75,8 +75,8 @@ impl Mixed {
         self.units.get(&unit)
     }
 
-    /// Remembers a unit. A disk of which every other sector is a parent's has more runs than memory should hold: then all is
-    /// forgotten, and asked for anew.
+    /// Remembers a unit. A disk of which every other sector is a parent's has more runs than memory
+    /// should hold: then all is forgotten, and asked for anew.
     fn insert(&mut self, unit: u64, runs: Arc<[Run]>) {
         if self.runs + runs.len() > MIXED_RUNS_MAX {
             self.units.clear();
@@ -96,8 +96,8 @@ impl Mixed {
         self.folding.entry(page).or_default().begin()
     }
 
-    /// A page has been folded: `owners`, or `None` where that failed. Puts what changed meanwhile over it. `false` says that
-    /// the page must be folded again.
+    /// A page has been folded: `owners`, or `None` where that failed. Puts what changed meanwhile
+    /// over it. `false` says that the page must be folded again.
     pub(crate) fn end_fold(&mut self, map: &Map, page: u64, begun: Begun, owners: Option<&mut Vec<Owner>>) -> bool {
         let Some(reading) = self.folding.get_mut(&page) else { return true };
         let good = reading.is_good(begun);
@@ -121,8 +121,9 @@ impl Mixed {
         self.deciding.entry(unit).or_default().begin()
     }
 
-    /// A unit has been decided: its `runs`, or `None` where that failed. Puts what changed meanwhile over them and remembers
-    /// the outcome. `false` says that the unit must be decided again.
+    /// A unit has been decided: its `runs`, or `None` where that failed. Puts what changed
+    /// meanwhile over them and remembers the outcome. `false` says that the unit must be decided
+    /// again.
     pub(crate) fn end_decide(&mut self, map: &Map, unit: u64, begun: Begun, runs: Option<Vec<Run>>) -> bool {
         let Some(reading) = self.deciding.get_mut(&unit) else { return true };
         let good = reading.is_good(begun);
@@ -144,8 +145,8 @@ impl Mixed {
         good
     }
 
-    /// A unit has been decided by a caller that does not need the outcome to be remembered. `false` says that something changed
-    /// meanwhile.
+    /// A unit has been decided by a caller that does not need the outcome to be remembered. `false`
+    /// says that something changed meanwhile.
     pub(crate) fn end_decide_in_passing(&mut self, unit: u64, begun: Begun) -> bool {
         let Some(reading) = self.deciding.get_mut(&unit) else { return true };
         let good = reading.is_good(begun) && reading.changes.is_empty();
@@ -264,7 +265,8 @@ impl Mixed {
         }
     }
 
-    /// The chain is another one: what was remembered names the map before, and what is being read must be read again.
+    /// The chain is another one: what was remembered names the map before, and what is being read
+    /// must be read again.
     pub(crate) fn start_over(&mut self) {
         self.units.clear();
         self.runs = 0;

@@ -6,17 +6,18 @@
 //!     stamp | frame  ───────────────────────▶  [ word, word, ... ]
 //! ```
 //!
-//! A reader takes no lock: it loads the entry, the word in the frame, and the entry again. A frame that was given to
-//! another page meanwhile is found out by the second load: the entry is cleared before the frame's words are written, and
-//! a word that was written later is seen only together with that (release and acquire). The stamp grows with each use of a
-//! frame, so an entry that is given back the same frame is another entry.
+//! A reader takes no lock: it loads the entry, the word in the frame, and the entry again. A frame
+//! that was given to another page meanwhile is found out by the second load: the entry is cleared
+//! before the frame's words are written, and a word that was written later is seen only together
+//! with that (release and acquire). The stamp grows with each use of a frame, so an entry that is
+//! given back the same frame is another entry.
 //!
-//! When all frames are in use the one that was filled longest ago is taken. Marking what is used would cost each look-up a
-//! store, and only disks whose map is larger than the bound (16 TiB in blocks of 2 MiB with 64 MiB of map) ever give up a
-//! page.
+//! When all frames are in use the one that was filled longest ago is taken. Marking what is used
+//! would cost each look-up a store, and only disks whose map is larger than the bound (16 TiB in
+//! blocks of 2 MiB with 64 MiB of map) ever give up a page.
 //!
-//! Everything that changes pages happens under the disk's mutation lock; the mutex here only makes that visible to the
-//! compiler, and is never contended.
+//! Everything that changes pages happens under the disk's mutation lock; the mutex here only makes
+//! that visible to the compiler, and is never contended.
 
 use diskwright_store::sync::{
     Mutex,
@@ -70,7 +71,8 @@ impl Pages {
         let entry = self.entries.get(page)?;
         let found = entry.load(Ordering::Acquire);
         let value = self.frame_of(found)?.get(word)?.load(Ordering::Acquire);
-        // Relaxed is enough: a value that belongs to another page was acquired together with the entry's change.
+        // Relaxed is enough: a value that belongs to another page was acquired together with the
+        // entry's change.
         (entry.load(Ordering::Relaxed) == found).then_some(value)
     }
 

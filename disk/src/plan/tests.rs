@@ -7,7 +7,8 @@ use diskwright_store::{MemoryStore, Store};
 
 const BLOCK: u64 = 1 << 20;
 
-/// The first writer of a dynamic VHD's block writes the block's bitmap along, and shares the block until that is done.
+/// The first writer of a dynamic VHD's block writes the block's bitmap along, and shares the block
+/// until that is done.
 #[test]
 fn a_write_that_must_wait_holds_no_block() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new("disk"));

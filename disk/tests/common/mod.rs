@@ -89,7 +89,8 @@ impl Twin {
         let mut twin = Self { dir, kind, chain: vec![path], model: vec![0; size_bytes as usize], disk: None, io: None };
         twin.open();
         if kind.disk_type == DiskType::Differencing {
-            // Something for the child to inherit, so that what shows through can be told from what does not.
+            // Something for the child to inherit, so that what shows through can be told from what
+            // does not.
             for start in (0..size_bytes).step_by(96 << 10) {
                 let sector = start / u64::from(kind.sector_bytes);
                 twin.apply(Step::Write { sector, sectors: 64, seed: (start >> 15) as u8 | 1, fua: false });

@@ -1,5 +1,6 @@
-//! Small images of every type, and the tools to damage them: checksums are put right by code of our own, so that the
-//! damage beneath is reached, and so that an error in the formats' own checksums cannot hide.
+//! Small images of every type, and the tools to damage them: checksums are put right by code of our
+//! own, so that the damage beneath is reached, and so that an error in the formats' own checksums
+//! cannot hide.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -28,7 +29,8 @@ pub const DISK_SIZE: usize = FILE_PARAMETERS + 8;
 pub const LOGICAL_SECTOR: usize = DISK_SIZE + 8 + 16;
 pub const PHYSICAL_SECTOR: usize = LOGICAL_SECTOR + 8;
 pub const LOCATOR: usize = PHYSICAL_SECTOR + 8;
-/// The BAT entry of the first chunk's sector bitmap block, for blocks of 1 MiB and sectors of 512 bytes.
+/// The BAT entry of the first chunk's sector bitmap block, for blocks of 1 MiB and sectors of 512
+/// bytes.
 pub const BITMAP_ENTRY: usize = BAT + 8 * 4096;
 
 pub type Damage = fn(&mut Vec<u8>);
@@ -38,9 +40,11 @@ pub type Case = (&'static str, &'static str, Damage, Told);
 
 /// What a user must be told.
 pub enum Told {
-    /// Opening or reading fails; the words are in the error, besides the file, the offset and what was expected.
+    /// Opening or reading fails; the words are in the error, besides the file, the offset and what
+    /// was expected.
     Error(&'static [&'static str]),
-    /// It fails without an offset: the whole file is not what it should be, or asks for what there is not.
+    /// It fails without an offset: the whole file is not what it should be, or asks for what there
+    /// is not.
     Refusal(&'static [&'static str]),
     /// It can be read, and the check has a finding at least as bad, with these words.
     Finding(Severity, &'static [&'static str]),
@@ -172,7 +176,8 @@ fn payload(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / 512) as u8 ^ seed | 1).collect()
 }
 
-/// Opens for writing and writes here and there; gives what the file holds after a flush, before it is closed.
+/// Opens for writing and writes here and there; gives what the file holds after a flush, before it
+/// is closed.
 fn fill(path: &Path) -> Vec<u8> {
     let disk = Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
     let mut io = Blocking::open(&*disk, EngineKind::Sync).unwrap();
@@ -230,7 +235,8 @@ pub fn samples(dir: &Path) -> Vec<Sample> {
     samples
 }
 
-/// Opens read-only and reads all there is, the extents too. Whatever happens, what the map calls zeros reads as zeros.
+/// Opens read-only and reads all there is, the extents too. Whatever happens, what the map calls
+/// zeros reads as zeros.
 pub fn read_all(path: &Path, options: &OpenOptions) -> Result<Vec<String>, String> {
     let disk = Disk::open(path, options).map_err(|error| error.to_string())?;
     let size = disk.geometry().size_bytes;

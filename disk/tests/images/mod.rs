@@ -7,7 +7,8 @@ use diskwright_image::{CreateOptions, DiskType, Format, Image, ParentLink, probe
 use diskwright_store::{MemoryStore, Store};
 use std::sync::Arc;
 
-/// A new image in `store`, open for writing. A differencing image names a parent that nobody looks for.
+/// A new image in `store`, open for writing. A differencing image names a parent that nobody looks
+/// for.
 pub fn new_image(
     store: Arc<dyn Store>,
     format: Format,

@@ -1,4 +1,5 @@
-//! Images and stores that a test meddles with: they panic, or hold a call back, where the test says so.
+//! Images and stores that a test meddles with: they panic, or hold a call back, where the test says
+//! so.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 

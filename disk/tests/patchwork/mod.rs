@@ -1,5 +1,6 @@
-//! An image of a format that does not exist, with everything that the engine must cope with: blocks in two files, packed
-//! blocks, damaged ones, and a writer that is never ready before it was prepared.
+//! An image of a format that does not exist, with everything that the engine must cope with: blocks
+//! in two files, packed blocks, damaged ones, and a writer that is never ready before it was
+//! prepared.
 
 use diskwright_image::{
     BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,

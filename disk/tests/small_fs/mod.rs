@@ -1,5 +1,5 @@
-//! A small real file system that can be filled to its last block, in a loop device, for which one must be root. The tests of other crates
-//! include this file too.
+//! A small real file system that can be filled to its last block, in a loop device, for which one
+//! must be root. The tests of other crates include this file too.
 
 use std::{
     io::Write,

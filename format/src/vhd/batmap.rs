@@ -1,4 +1,5 @@
-//! The batmap of XenServer (blktap's libvhd): a structure of its own between the BAT and the first block.
+//! The batmap of XenServer (blktap's libvhd): a structure of its own between the BAT and the first
+//! block.
 //!
 //! ```text
 //!    BAT, in whole sectors │ header, 512 bytes │ map: one bit a block, most significant first, in whole sectors
@@ -6,11 +7,11 @@
 //!    0 cookie "tdbatmap"   8 offset of the map   16 sectors of the map   20 version   24 checksum of the map
 //! ```
 //!
-//! A set bit says that every sector of the block is in this file, so that XenServer does not read the block's bitmap. A clear
-//! bit says nothing: the block's bitmap decides.
+//! A set bit says that every sector of the block is in this file, so that XenServer does not read
+//! the block's bitmap. A clear bit says nothing: the block's bitmap decides.
 //!
-//! XenServer writes it in files whose creator is "tap". In a file by another creator, the same bytes may be a sector bitmap
-//! that a guest has shaped, so callers look at the creator first.
+//! XenServer writes it in files whose creator is "tap". In a file by another creator, the same
+//! bytes may be a sector bitmap that a guest has shaped, so callers look at the creator first.
 
 use super::{SECTOR_BYTES, field};
 
@@ -68,7 +69,8 @@ impl BatmapHeader {
         u64::from(self.map_sectors) * SECTOR_BYTES
     }
 
-    /// The checksum of a map, as this version counts it: the one's complement of the sum of its bytes.
+    /// The checksum of a map, as this version counts it: the one's complement of the sum of its
+    /// bytes.
     pub fn checksum_of(&self, map: &[u8]) -> u32 {
         let is_signed = self.version == SIGNED_BATMAP_VERSION;
         let value = |byte: u8| if is_signed { i32::from(byte.cast_signed()).cast_unsigned() } else { u32::from(byte) };

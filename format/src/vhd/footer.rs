@@ -1,4 +1,5 @@
-//! The hard disk footer: what a VHD is, in its last 512 bytes (and, where there is a header, in a copy at offset 0).
+//! The hard disk footer: what a VHD is, in its last 512 bytes (and, where there is a header, in a
+//! copy at offset 0).
 //!
 //! ```text
 //!    0 cookie "conectix"   8 features   12 version     16 data offset   24 time stamp   28 creator application
@@ -23,13 +24,16 @@ pub const NO_DATA_OFFSET: u64 = u64::MAX;
 
 /// The creator that our files name: that of Windows.
 ///
-/// QEMU takes the size of a disk from its geometry, which rounds down and ends near 127 GiB, unless it knows the creator
-/// as one that means `current_size`. It knows "win ", "qem2", "d2v ", "tap\0", "CTXS" and "wa\0\0", and nothing else; with a
-/// name of our own, disks would be cut short there. "win " is the one that every reader knows.
+/// QEMU takes the size of a disk from its geometry, which rounds down and ends near 127 GiB, unless
+/// it knows the creator as one that means `current_size`. It knows "win ", "qem2", "d2v ", "tap\0",
+/// "CTXS" and "wa\0\0", and nothing else; with a name of our own, disks would be cut short there.
+/// "win " is the one that every reader knows.
 pub const CREATOR_APP: [u8; 4] = *b"win ";
-/// The creator version of our files: major 10 as Windows 10 and later write it, and "DW" as the minor, which nobody reads, so that our files can be told.
+/// The creator version of our files: major 10 as Windows 10 and later write it, and "DW" as the
+/// minor, which nobody reads, so that our files can be told.
 pub const CREATOR_VERSION: u32 = 0x000a_4457;
-/// The creator's host system of our files: "Windows", for the two values that exist are it and the Macintosh.
+/// The creator's host system of our files: "Windows", for the two values that exist are it and the
+/// Macintosh.
 pub const CREATOR_OS: [u8; 4] = *b"Wi2k";
 
 const CHECKSUM_AT: usize = 64;
@@ -168,10 +172,11 @@ impl Footer {
         bytes
     }
 
-    /// The bytes of a sound footer, for a disk of another size. What this crate does not know of it stays as it is.
+    /// The bytes of a sound footer, for a disk of another size. What this crate does not know of it
+    /// stays as it is.
     ///
-    /// A creator that means the geometry where it says a size ([`Footer::size_bytes`]) becomes that of Windows where the
-    /// geometry cannot express the new size.
+    /// A creator that means the geometry where it says a size ([`Footer::size_bytes`]) becomes that
+    /// of Windows where the geometry cannot express the new size.
     pub fn resized(bytes: &[u8; FOOTER_BYTES], size_bytes: u64) -> [u8; FOOTER_BYTES] {
         let mut new = *bytes;
         let mut put = |at: usize, value: &[u8]| new[at..at + value.len()].copy_from_slice(value);
@@ -195,8 +200,8 @@ impl Footer {
 
     /// The size of the disk in bytes, a multiple of the sector.
     ///
-    /// It is the current size, but for files by Virtual PC ("vpc ") and old QEMU ("qemu"): their guests saw the geometry, unless that is
-    /// at its maximum and so says nothing.
+    /// It is the current size, but for files by Virtual PC ("vpc ") and old QEMU ("qemu"): their
+    /// guests saw the geometry, unless that is at its maximum and so says nothing.
     pub fn size_bytes(&self) -> u64 {
         let current = self.current_size_bytes - self.current_size_bytes % SECTOR_BYTES;
         let means_geometry = matches!(&self.creator_app, b"vpc " | b"qemu") && self.geometry != Chs::MAX;

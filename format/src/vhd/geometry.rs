@@ -1,8 +1,8 @@
 //! Cylinders, heads and sectors: the appendix "CHS Calculation" of the specification.
 //!
-//! A geometry expresses less than a size does: it rounds down, and ends at 65535 x 16 x 255 sectors, near 127 GiB.
-//! Today it matters to BIOS guests of small disks, and for the size of files by Virtual PC (see
-//! [`Footer::size_bytes`](super::Footer::size_bytes)).
+//! A geometry expresses less than a size does: it rounds down, and ends at 65535 x 16 x 255
+//! sectors, near 127 GiB. Today it matters to BIOS guests of small disks, and for the size of files
+//! by Virtual PC (see [`Footer::size_bytes`](super::Footer::size_bytes)).
 
 use super::SECTOR_BYTES;
 
@@ -21,8 +21,8 @@ impl Chs {
     /// The largest geometry that the calculation gives.
     pub const MAX: Self = Self { cylinders: 65535, heads: 16, sectors: 255 };
 
-    /// The geometry of a disk of `size_bytes`, as the specification computes it: the largest that does not exceed it, of those
-    /// it knows.
+    /// The geometry of a disk of `size_bytes`, as the specification computes it: the largest that
+    /// does not exceed it, of those it knows.
     pub fn from_size(size_bytes: u64) -> Self {
         let total = (size_bytes / SECTOR_BYTES).min(Self::MAX.total_sectors());
         let (sectors, heads, tracks);
@@ -39,7 +39,8 @@ impl Chs {
                 (sectors, heads, tracks) = (63, 16, total / 63);
             }
         }
-        // Each fits: `total` is at most that of `MAX`, and the last two branches bound tracks by 65535 * 16.
+        // Each fits: `total` is at most that of `MAX`, and the last two branches bound tracks by
+        // 65535 * 16.
         Self { cylinders: (tracks / heads) as u16, heads: heads as u8, sectors }
     }
 

@@ -1,4 +1,5 @@
-//! The dynamic disk header: where the BAT is, how large blocks are, and for a differencing disk who its parent is.
+//! The dynamic disk header: where the BAT is, how large blocks are, and for a differencing disk who
+//! its parent is.
 //!
 //! ```text
 //!    0 cookie "cxsparse"   8 data offset, all ones   16 table offset   24 version   28 max table entries   32 block size
@@ -40,7 +41,8 @@ pub struct LocatorEntry {
 }
 
 impl LocatorEntry {
-    /// Space kept for the data in bytes, whichever unit was meant: a value that holds the data as bytes is bytes.
+    /// Space kept for the data in bytes, whichever unit was meant: a value that holds the data as
+    /// bytes is bytes.
     pub fn space_bytes(&self) -> u64 {
         let space = u64::from(self.data_space);
         if self.data_space >= self.data_length_bytes { space } else { space * SECTOR_BYTES }
@@ -80,7 +82,8 @@ impl DynamicHeader {
     /// Parses a header of at least 1024 bytes that was found at `offset_bytes`.
     ///
     /// # Errors
-    /// Cookie, checksum, version and block size must be right. Offsets and counts are for the caller to hold against the file.
+    /// Cookie, checksum, version and block size must be right. Offsets and counts are for the
+    /// caller to hold against the file.
     pub fn parse(bytes: &[u8], offset_bytes: u64) -> Result<Self, VhdError> {
         let fail = |at: u64, fault| {
             Err(VhdError { structure: STRUCTURE, offset_bytes: offset_bytes.saturating_add(at), fault })
@@ -130,8 +133,8 @@ impl DynamicHeader {
         })
     }
 
-    /// The bytes of a sound header, for a table of `max_table_entries` at `table_offset`. Only the first 512 bytes differ: the
-    /// header can be replaced by writing one sector.
+    /// The bytes of a sound header, for a table of `max_table_entries` at `table_offset`. Only the
+    /// first 512 bytes differ: the header can be replaced by writing one sector.
     pub fn with_table(bytes: &[u8; HEADER_BYTES], table_offset: u64, max_table_entries: u32) -> [u8; HEADER_BYTES] {
         let mut new = *bytes;
         new[16..24].copy_from_slice(&table_offset.to_be_bytes());
@@ -141,7 +144,8 @@ impl DynamicHeader {
         new
     }
 
-    /// The header as bytes, its checksum computed. Of the name, whole characters that leave room for a terminator are kept.
+    /// The header as bytes, its checksum computed. Of the name, whole characters that leave room
+    /// for a terminator are kept.
     pub fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);

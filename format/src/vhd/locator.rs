@@ -8,7 +8,8 @@
 
 use super::{Fault, LocatorEntry, VhdError};
 
-/// The longest locator that is read, in bytes: the longest path of Windows in UTF-16, and its terminator.
+/// The longest locator that is read, in bytes: the longest path of Windows in UTF-16, and its
+/// terminator.
 pub const MAX_LOCATOR_BYTES: u32 = 65536;
 
 /// Platform codes that can be understood.
@@ -77,7 +78,8 @@ impl LocatorEntry {
         Ok(self.data_length_bytes as usize)
     }
 
-    /// What the locator's data say; `None` for a platform that means nothing here, or an empty path.
+    /// What the locator's data say; `None` for a platform that means nothing here, or an empty
+    /// path.
     pub fn decode(&self, data: &[u8]) -> Option<LocatorData> {
         let kind = self.kind()?;
         let text = match kind {

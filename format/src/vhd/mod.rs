@@ -1,4 +1,5 @@
-//! VHD: the structures of the Virtual Hard Disk Image Format Specification 1.0. All integers are big-endian.
+//! VHD: the structures of the Virtual Hard Disk Image Format Specification 1.0. All integers are
+//! big-endian.
 //!
 //! ```text
 //!   fixed                     dynamic, differencing
@@ -19,9 +20,9 @@
 //!                             └──────────────┘
 //! ```
 //!
-//! Parsing takes slices and the place in the file they came from, and gives values or a [`VhdError`] that names the
-//! field, where it is, what was found and what was expected. Nothing here panics on any input, and nothing is allocated
-//! by a length that came from a file.
+//! Parsing takes slices and the place in the file they came from, and gives values or a
+//! [`VhdError`] that names the field, where it is, what was found and what was expected. Nothing
+//! here panics on any input, and nothing is allocated by a length that came from a file.
 
 mod batmap;
 mod error;
@@ -51,7 +52,8 @@ pub const BAT_UNUSED: u32 = 0xffff_ffff;
 /// The only version of footer and header: major 1, minor 0.
 pub const VERSION: u32 = 0x0001_0000;
 
-/// Largest dynamic or differencing disk, in bytes: 2040 GiB, where 32-bit sector numbers end (less what Windows keeps for metadata).
+/// Largest dynamic or differencing disk, in bytes: 2040 GiB, where 32-bit sector numbers end (less
+/// what Windows keeps for metadata).
 pub const MAX_DYNAMIC_BYTES: u64 = 2040 << 30;
 
 /// Block size of nearly all files, in bytes.
@@ -64,7 +66,8 @@ pub const fn bitmap_bytes(block_bytes: u32) -> u64 {
     (block_bytes as u64 / SECTOR_BYTES).div_ceil(8).next_multiple_of(SECTOR_BYTES)
 }
 
-/// The checksum of a structure: the one's complement of the sum of its bytes, those of the checksum itself taken as zero.
+/// The checksum of a structure: the one's complement of the sum of its bytes, those of the checksum
+/// itself taken as zero.
 pub(crate) fn checksum(bytes: &[u8], field: std::ops::Range<usize>) -> u32 {
     let sum = bytes
         .iter()
@@ -74,7 +77,8 @@ pub(crate) fn checksum(bytes: &[u8], field: std::ops::Range<usize>) -> u32 {
     !sum
 }
 
-/// The `N` bytes at `at` of a structure. The callers have checked the length; bytes that are not there read as zeros.
+/// The `N` bytes at `at` of a structure. The callers have checked the length; bytes that are not
+/// there read as zeros.
 pub(crate) fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut value = [0; N];
     if let Some(found) = bytes.get(at..at + N) {

@@ -1,7 +1,8 @@
-//! The block allocation table: an array of 64-bit entries, and the arithmetic that finds a block's entry (MS-VHDX 2.5).
+//! The block allocation table: an array of 64-bit entries, and the arithmetic that finds a block's
+//! entry (MS-VHDX 2.5).
 //!
-//! After the entries of each *chunk* of payload blocks comes the entry of the chunk's sector bitmap block, in every type
-//! of disk:
+//! After the entries of each *chunk* of payload blocks comes the entry of the chunk's sector bitmap
+//! block, in every type of disk:
 //!
 //! ```text
 //!   P0 P1 ... P(ratio-1) B0 | P(ratio) ... P(2*ratio-1) B1 | ...        ratio = 2^23 * logical sector / block size
@@ -48,7 +49,8 @@ pub enum BitmapState {
 pub struct BatEntry(pub u64);
 
 impl BatEntry {
-    /// An entry of a payload block. `offset_bytes` must be a multiple of 1 MiB; what is not is cut off.
+    /// An entry of a payload block. `offset_bytes` must be a multiple of 1 MiB; what is not is cut
+    /// off.
     pub fn payload(state: PayloadState, offset_bytes: u64) -> Self {
         Self(offset_bytes & !(MIB - 1) | state as u64)
     }
@@ -68,7 +70,8 @@ impl BatEntry {
         self.0.to_le_bytes()
     }
 
-    /// First byte of the block in the file: always a multiple of 1 MiB, and 44 bits of MiB fit 64 bits of bytes.
+    /// First byte of the block in the file: always a multiple of 1 MiB, and 44 bits of MiB fit 64
+    /// bits of bytes.
     pub fn offset_bytes(self) -> u64 {
         self.0 >> OFFSET_SHIFT << OFFSET_SHIFT
     }
@@ -94,8 +97,8 @@ impl BatEntry {
         }
     }
 
-    /// The state of a sector bitmap block. State 7 does not exist for bitmap blocks (MS-VHDX 2.5.1.2), but Microsoft's
-    /// own code reads it as present, and nothing else can be meant.
+    /// The state of a sector bitmap block. State 7 does not exist for bitmap blocks (MS-VHDX
+    /// 2.5.1.2), but Microsoft's own code reads it as present, and nothing else can be meant.
     ///
     /// # Errors
     /// Anything but 0, 6 and 7.
@@ -108,7 +111,8 @@ impl BatEntry {
     }
 }
 
-/// The arithmetic of one disk's blocks. Every value that can be made keeps all results far from overflow.
+/// The arithmetic of one disk's blocks. Every value that can be made keeps all results far from
+/// overflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatGeometry {
     size_bytes: u64,
@@ -117,8 +121,8 @@ pub struct BatGeometry {
 }
 
 impl BatGeometry {
-    /// Of a disk of `size_bytes` (a multiple of the sector, up to 64 TiB) in blocks of `block_bytes` (a power of two from 1
-    /// to 256 MiB) and logical sectors of 512 or 4096 bytes.
+    /// Of a disk of `size_bytes` (a multiple of the sector, up to 64 TiB) in blocks of
+    /// `block_bytes` (a power of two from 1 to 256 MiB) and logical sectors of 512 or 4096 bytes.
     ///
     /// # Errors
     /// Anything else. The offset in the error has no meaning.
@@ -202,7 +206,8 @@ impl BatGeometry {
         }
     }
 
-    /// Entries of the table: up to the last payload block, or with a parent up to the last chunk's bitmap.
+    /// Entries of the table: up to the last payload block, or with a parent up to the last chunk's
+    /// bitmap.
     pub fn entries(&self, has_parent: bool) -> u64 {
         if has_parent {
             self.chunks() * (self.chunk_ratio() + 1)
@@ -217,7 +222,8 @@ impl BatGeometry {
         self.size_bytes.saturating_sub(block.saturating_mul(self.block_bytes())).min(self.block_bytes())
     }
 
-    /// Where a block's bits begin within its chunk's bitmap block, and how many bytes they take. Always whole 64-bit words.
+    /// Where a block's bits begin within its chunk's bitmap block, and how many bytes they take.
+    /// Always whole 64-bit words.
     pub fn bitmap_place(&self, block: u64) -> (u64, u64) {
         let len_bytes = u64::from(self.sectors_per_block()) / 8;
         let offset_bytes = block % self.chunk_ratio() * len_bytes;

@@ -1,5 +1,6 @@
-//! Little-endian fields at byte positions. Reading beyond the end gives zeros, writing beyond it does nothing: every
-//! caller has checked the length before, and none of this may panic on hostile input.
+//! Little-endian fields at byte positions. Reading beyond the end gives zeros, writing beyond it
+//! does nothing: every caller has checked the length before, and none of this may panic on hostile
+//! input.
 
 use super::Invalid;
 use uuid::Uuid;

@@ -1,5 +1,5 @@
-//! The file identifier at offset 0: a signature and the creator's name (MS-VHDX 2.2.1). It is written once, when the file
-//! is made.
+//! The file identifier at offset 0: a signature and the creator's name (MS-VHDX 2.2.1). It is
+//! written once, when the file is made.
 
 use super::{
     Invalid, Result,

@@ -1,7 +1,7 @@
 //! The header: which GUIDs the file carries and where its log is (MS-VHDX 2.2.2).
 //!
-//! There are two slots. An update writes the slot that is not current, with the next sequence number, so that a torn write
-//! leaves the other one good. [`select`] says which is current.
+//! There are two slots. An update writes the slot that is not current, with the next sequence
+//! number, so that a torn write leaves the other one good. [`select`] says which is current.
 
 use super::{
     Invalid, MIB, Result,
@@ -62,8 +62,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads the first [`HEADER_BYTES`] of `bytes`. Signature and checksum are checked; the rest by [`Header::validate`],
-    /// because a header of a later version is current too.
+    /// Reads the first [`HEADER_BYTES`] of `bytes`. Signature and checksum are checked; the rest by
+    /// [`Header::validate`], because a header of a later version is current too.
     ///
     /// # Errors
     /// Too few bytes, another signature, a wrong checksum.
@@ -135,12 +135,15 @@ impl Header {
     }
 }
 
-/// Says which of two slots is current and gives its header. `first` and `second` are the bytes of the slots.
+/// Says which of two slots is current and gives its header. `first` and `second` are the bytes of
+/// the slots.
 ///
-/// Equal sequence numbers occur in files of some tools; they are accepted when the headers are the same byte for byte.
+/// Equal sequence numbers occur in files of some tools; they are accepted when the headers are the
+/// same byte for byte.
 ///
 /// # Errors
-/// When neither is valid (the error is the first slot's), or two differ under the same sequence number.
+/// When neither is valid (the error is the first slot's), or two differ under the same sequence
+/// number.
 pub fn select(first: &[u8], second: &[u8]) -> Result<(Slot, Header)> {
     match (Header::parse(first), Header::parse(second)) {
         (Ok(a), Ok(b)) if a.sequence_number == b.sequence_number => {

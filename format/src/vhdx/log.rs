@@ -4,9 +4,9 @@
 //!   sector 0: header (64 bytes) + 126 descriptors │ more descriptor sectors, 128 each │ one data sector per data descriptor
 //! ```
 //!
-//! A data sector gives its first 8 and last 4 bytes to a signature and the sequence number, against torn writes; what was
-//! there is kept in its descriptor. This module knows one sector at a time; where in the log an entry lies, and how it wraps,
-//! is the image's business.
+//! A data sector gives its first 8 and last 4 bytes to a signature and the sequence number, against
+//! torn writes; what was there is kept in its descriptor. This module knows one sector at a time;
+//! where in the log an entry lies, and how it wraps, is the image's business.
 
 use super::{
     Invalid, Result,
@@ -77,10 +77,12 @@ pub fn data_entry_bytes(data_sectors: u32) -> u64 {
 }
 
 impl LogEntryHeader {
-    /// Reads a header from the first sector of an entry. The checksum is not checked: that takes the whole entry.
+    /// Reads a header from the first sector of an entry. The checksum is not checked: that takes
+    /// the whole entry.
     ///
     /// # Errors
-    /// Another signature, lengths that are no multiples of 4 KiB, descriptors that do not fit, sequence number 0.
+    /// Another signature, lengths that are no multiples of 4 KiB, descriptors that do not fit,
+    /// sequence number 0.
     pub fn parse(sector: &[u8]) -> Result<Self> {
         if sector.len() < LOG_HEADER_BYTES {
             return Err(Invalid::short(STRUCTURE, sector.len(), LOG_HEADER_BYTES));
@@ -131,7 +133,8 @@ impl Descriptor {
     /// Reads a descriptor of an entry with `sequence_number`.
     ///
     /// # Errors
-    /// An unknown signature, another sequence number, offsets or lengths that are no multiples of 4 KiB.
+    /// An unknown signature, another sequence number, offsets or lengths that are no multiples of 4
+    /// KiB.
     pub fn parse(bytes: &[u8], sequence_number: u64) -> Result<Self> {
         const WHAT: &str = "log descriptor";
         if bytes.len() < DESCRIPTOR_BYTES {
@@ -219,7 +222,8 @@ pub fn restore_page(sector: &[u8], leading: [u8; 8], trailing: [u8; 4], sequence
     Ok(page)
 }
 
-/// The checksum of an entry that is gathered piece by piece, as an entry may wrap around the log's end.
+/// The checksum of an entry that is gathered piece by piece, as an entry may wrap around the log's
+/// end.
 #[derive(Debug, Default)]
 pub struct EntryChecksum {
     crc: u32,
@@ -240,8 +244,8 @@ impl EntryChecksum {
     }
 }
 
-/// The bytes of an entry that sets pages. Length, descriptor count and checksum of `header` are filled in here; `pages` are
-/// (file offset, 4 KiB) pairs.
+/// The bytes of an entry that sets pages. Length, descriptor count and checksum of `header` are
+/// filled in here; `pages` are (file offset, 4 KiB) pairs.
 pub fn data_entry<'a>(mut header: LogEntryHeader, pages: impl ExactSizeIterator<Item = (u64, &'a [u8])>) -> Vec<u8> {
     let count = pages.len() as u32;
     header.descriptors = count;

@@ -58,7 +58,8 @@ pub struct MetadataTable {
 }
 
 impl MetadataTable {
-    /// How many bytes of the table [`MetadataTable::parse`] needs, told from its first [`METADATA_HEADER_BYTES`].
+    /// How many bytes of the table [`MetadataTable::parse`] needs, told from its first
+    /// [`METADATA_HEADER_BYTES`].
     ///
     /// # Errors
     /// Another signature, or more entries than there can be.
@@ -71,8 +72,8 @@ impl MetadataTable {
         Ok(METADATA_HEADER_BYTES + METADATA_ENTRY_BYTES * usize::from(count))
     }
 
-    /// Reads a table of a region of `region_bytes`. Items lie behind the table, inside the region, do not overlap, and
-    /// occur once.
+    /// Reads a table of a region of `region_bytes`. Items lie behind the table, inside the region,
+    /// do not overlap, and occur once.
     ///
     /// # Errors
     /// Whatever contradicts that.

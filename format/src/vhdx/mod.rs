@@ -8,10 +8,11 @@
 //!              log.rs                region.rs             metadata.rs         bat.rs
 //! ```
 //!
-//! Each module holds one structure: a Rust value, `parse` from bytes, and bytes from the value. A parser takes a slice and
-//! trusts nothing in it: it checks signature and checksum, then ranges, and answers with an [`Invalid`] that says where
-//! in the structure, what was found and what was expected. What one structure cannot know (does the offset lie inside
-//! the file?) is left to the image crate.
+//! Each module holds one structure: a Rust value, `parse` from bytes, and bytes from the value. A
+//! parser takes a slice and trusts nothing in it: it checks signature and checksum, then ranges,
+//! and answers with an [`Invalid`] that says where in the structure, what was found and what was
+//! expected. What one structure cannot know (does the offset lie inside the file?) is left to the
+//! image crate.
 
 pub mod bat;
 mod bytes;

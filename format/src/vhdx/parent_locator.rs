@@ -1,5 +1,5 @@
-//! The parent locator: key and value strings that say how to find a differencing disk's parent, and which identity it must
-//! have (MS-VHDX 2.6.2.6).
+//! The parent locator: key and value strings that say how to find a differencing disk's parent, and
+//! which identity it must have (MS-VHDX 2.6.2.6).
 
 use super::{
     Invalid, Result,

@@ -1,4 +1,5 @@
-//! The region table: where the BAT and the metadata are (MS-VHDX 2.2.3). There are two copies, which are the same.
+//! The region table: where the BAT and the metadata are (MS-VHDX 2.2.3). There are two copies,
+//! which are the same.
 
 use super::{
     Invalid, MIB, Result,
@@ -46,8 +47,8 @@ pub struct RegionTable {
 }
 
 impl RegionTable {
-    /// Reads the first [`REGION_TABLE_BYTES`] of `bytes`. Regions lie at multiples of 1 MiB outside the header section, do
-    /// not overlap, and occur once.
+    /// Reads the first [`REGION_TABLE_BYTES`] of `bytes`. Regions lie at multiples of 1 MiB outside
+    /// the header section, do not overlap, and occur once.
     ///
     /// # Errors
     /// Whatever contradicts that.

@@ -1,13 +1,14 @@
 //! The table of formats that are recognised: one row a format.
 //!
-//! A row says by which bytes a format is recognised, where they lie, which file extensions promise the format, and whether
-//! this program opens it. A new format is one more row. Formats that are only recognised are there so that their files are
-//! refused by name: taken as raw disks they would be destroyed by the first write.
+//! A row says by which bytes a format is recognised, where they lie, which file extensions promise
+//! the format, and whether this program opens it. A new format is one more row. Formats that are
+//! only recognised are there so that their files are refused by name: taken as raw disks they would
+//! be destroyed by the first write.
 //!
 //! Raw has a row without signatures: its extension is a promise, its contents are anything.
 //!
-//! Only containers of disks and compressed files stand here. A file system, a partition table or LUKS at the front of a
-//! file is what a raw disk holds, and no format.
+//! Only containers of disks and compressed files stand here. A file system, a partition table or
+//! LUKS at the front of a file is what a raw disk holds, and no format.
 
 use crate::Format;
 use std::path::Path;
@@ -76,11 +77,13 @@ const fn foreign(name: &'static str, extensions: &'static [&'static str], signat
 /// Magic and version 1: a format of its own beside qcow2, which has the same magic.
 const QCOW_1: &[u8] = b"QFI\xfb\0\0\0\x01";
 
-/// All formats that are recognised. Where one file matches several rows, all of them count (see `probe`).
+/// All formats that are recognised. Where one file matches several rows, all of them count (see
+/// `probe`).
 pub static KNOWN: &[Known] = &[
     ours("raw", Format::Raw, &["raw"], &[]),
     ours("vhdx", Format::Vhdx, &["vhdx", "avhdx"], &[front(0, b"vhdxfile")]),
-    // A footer has 512 bytes, or 511 where Virtual PC before 2004 wrote it. All but fixed disks have a copy of it in front.
+    // A footer has 512 bytes, or 511 where Virtual PC before 2004 wrote it. All but fixed disks
+    // have a copy of it in front.
     ours(
         "vhd",
         Format::Vhd,
@@ -116,13 +119,15 @@ pub static KNOWN: &[Known] = &[
     foreign("zip", &["zip"], &[front(0, b"PK\x03\x04")]),
 ];
 
-/// The format that the extension of a path promises, whatever its case. `None` where it promises nothing: `.img`, `.bin`, none.
+/// The format that the extension of a path promises, whatever its case. `None` where it promises
+/// nothing: `.img`, `.bin`, none.
 pub fn promised(path: &Path) -> Option<&'static Known> {
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();
     KNOWN.iter().find(|known| known.extensions.contains(&extension.as_str()))
 }
 
-/// The formats whose signatures are in a file that begins with `front` and ends with `back` (each as far as it was read).
+/// The formats whose signatures are in a file that begins with `front` and ends with `back` (each
+/// as far as it was read).
 pub fn recognised(front: &[u8], back: &[u8]) -> Vec<&'static Known> {
     KNOWN.iter().filter(|known| known.signatures.iter().any(|signature| signature.is_in(front, back))).collect()
 }

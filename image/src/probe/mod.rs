@@ -18,14 +18,15 @@
 //!   a part (.001)         any                      error: not supported
 //! ```
 //!
-//! A guest writes what it likes into its raw disk: the front of a VHDX, or the structures of a differencing VHD whose parent is
-//! another customer's disk. A guest with a fixed VHD does the same at offset 0. So what a guest can write never outweighs a
-//! name, and never makes a file writable in a format that nobody has named. (The footer of a fixed VHD lies behind the
-//! guest's last byte.) The reverse harm is a container taken as raw: its first write destroys it, so every known
+//! A guest writes what it likes into its raw disk: the front of a VHDX, or the structures of a
+//! differencing VHD whose parent is another customer's disk. A guest with a fixed VHD does the same
+//! at offset 0. So what a guest can write never outweighs a name, and never makes a file writable
+//! in a format that nobody has named. (The footer of a fixed VHD lies behind the guest's last
+//! byte.) The reverse harm is a container taken as raw: its first write destroys it, so every known
 //! container is refused by name (`known`).
 //!
-//! Who knows better says the format; then nothing is probed. Whoever reaches a file through another one, a child its
-//! parent, names the format by that: a parent has the format of its child.
+//! Who knows better says the format; then nothing is probed. Whoever reaches a file through another
+//! one, a child its parent, names the format by that: a parent has the format of its child.
 
 pub mod known;
 
@@ -50,8 +51,8 @@ impl Verdict {
     }
 }
 
-/// The format that a new file of this name gets; `None` where the extension says nothing. `.img`, `.bin` and `.dd` make raw
-/// files, but promise nothing of files that exist.
+/// The format that a new file of this name gets; `None` where the extension says nothing. `.img`,
+/// `.bin` and `.dd` make raw files, but promise nothing of files that exist.
 pub fn format_of_extension(path: &Path) -> Option<Format> {
     if let Some(promised) = known::promised(path) {
         return promised.format;
@@ -60,11 +61,12 @@ pub fn format_of_extension(path: &Path) -> Option<Format> {
     matches!(extension.as_str(), "img" | "bin" | "dd").then_some(Format::Raw)
 }
 
-/// The format of what `store` holds, by its name and its contents, for reading or for writing. See the module.
+/// The format of what `store` holds, by its name and its contents, for reading or for writing. See
+/// the module.
 ///
 /// # Errors
-/// `NotAnImage` when the contents do not show what the name promises; `Unsupported` for a foreign format; `FormatUnclear`
-/// when they contradict each other, or when a guess is not enough; `Io`.
+/// `NotAnImage` when the contents do not show what the name promises; `Unsupported` for a foreign
+/// format; `FormatUnclear` when they contradict each other, or when a guess is not enough; `Io`.
 pub fn probe(store: &dyn Store, writable: bool) -> Result<Verdict> {
     if store.is_block_device() {
         return Ok(Verdict::told(Format::Raw));
@@ -104,7 +106,8 @@ const SAY_WHICH: &str = "say which it is with --format (--source-format of conve
 /// How to tell that it is raw.
 const SAY_RAW: &str = "if these are the bytes of a raw disk, say so (--format raw, or --source-format raw of convert)";
 
-/// The formats that the contents show, by the beginning of `first` and the end of `last`: the same file, or two parts of a disk.
+/// The formats that the contents show, by the beginning of `first` and the end of `last`: the same
+/// file, or two parts of a disk.
 fn contents(first: &dyn Store, last: &dyn Store) -> Result<Vec<&'static Known>> {
     let read = |store: &dyn Store, most_bytes: usize, at_end: bool| -> Result<Vec<u8>> {
         let len_bytes = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", store, 0, e))?;
@@ -119,7 +122,8 @@ fn contents(first: &dyn Store, last: &dyn Store) -> Result<Vec<&'static Known>> 
     Ok(known::recognised(&read(first, known::FRONT_BYTES, false)?, &read(last, known::BACK_BYTES, true)?))
 }
 
-/// The format of a disk in several files, of which `first` and `last` are the first and the last: raw.
+/// The format of a disk in several files, of which `first` and `last` are the first and the last:
+/// raw.
 ///
 /// # Errors
 /// `Unsupported` where the contents, joined, are those of an image; `Io`.
@@ -193,7 +197,8 @@ fn guess_refused(store: &dyn Store, format: Format, why: &str) -> ImageError {
     }
 }
 
-/// Opens an image of `format`, or of the format that [`probe`] finds. `raw_sector_bytes` is the logical sector of a raw disk.
+/// Opens an image of `format`, or of the format that [`probe`] finds. `raw_sector_bytes` is the
+/// logical sector of a raw disk.
 ///
 /// # Errors
 /// Those of [`probe`], and of the format's own `open`.
@@ -207,7 +212,8 @@ pub fn open(
     open_as(store, verdict, writable, raw_sector_bytes)
 }
 
-/// Opens an image whose format is known. One whose format was guessed is refused if it names another file.
+/// Opens an image whose format is known. One whose format was guessed is refused if it names
+/// another file.
 ///
 /// # Errors
 /// Those of the format's own `open`; `FormatUnclear`.
@@ -227,7 +233,8 @@ pub fn open_as(
 /// Opens a disk in several files, the first one first; `parts` of one file is [`open_as`].
 ///
 /// # Errors
-/// Those of [`open_as`] and of [`SplitRawImage::new`]; `Unsupported` for several files of a format other than raw.
+/// Those of [`open_as`] and of [`SplitRawImage::new`]; `Unsupported` for several files of a format
+/// other than raw.
 pub fn open_parts(
     mut parts: Vec<Arc<dyn Store>>,
     verdict: Verdict,
@@ -249,8 +256,8 @@ fn names_another_file(info: &ImageInfo) -> bool {
     info.parent.is_some() || info.disk_type == crate::DiskType::Differencing
 }
 
-/// Checks an image of `format`, or of the format that [`probe`] finds for reading. Changes nothing. A raw image has nothing
-/// to check.
+/// Checks an image of `format`, or of the format that [`probe`] finds for reading. Changes nothing.
+/// A raw image has nothing to check.
 ///
 /// # Errors
 /// Those of [`probe`], and of the format's own `check`.

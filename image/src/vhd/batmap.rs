@@ -1,23 +1,29 @@
-//! XenServer's batmap: found, and kept clear of. It is never written. `check_batmap.rs` compares it with the disk.
+//! XenServer's batmap: found, and kept clear of. It is never written. `check_batmap.rs` compares it
+//! with the disk.
 //!
 //! ```text
 //!   BAT │ batmap header │ map │ parent locators │ first block ...        as blktap's libvhd lays a file out
 //! ```
 //!
-//! A set bit says that all sectors of a block are in this file; XenServer then does not read the block's bitmap. A clear bit
-//! says nothing. So bits that are missing do no harm, and only two changes could make a bit wrong:
+//! A set bit says that all sectors of a block are in this file; XenServer then does not read the
+//! block's bitmap. A clear bit says nothing. So bits that are missing do no harm, and only two
+//! changes could make a bit wrong:
 //!
-//! - A block loses its space while its bit is set. `vhd-util check` then calls the file damaged, and a block that gets its
-//!   space anew would count as full. Header and map are two sectors with a checksum between them, so a power cut could tear
-//!   an update apart, and XenServer refuses to write to a file whose batmap is torn. For this reason no block of a file with
-//!   a batmap is given up: zeros are written instead ([`ImageWriter::can_store_zero`](crate::ImageWriter::can_store_zero) is
-//!   false). XenServer does not give blocks up either.
+//! - A block loses its space while its bit is set. `vhd-util check` then calls the file damaged,
+//!   and a block that gets its space anew would count as full. Header and map are two sectors with
+//!   a checksum between them, so a power cut could tear an update apart, and XenServer refuses to
+//!   write to a file whose batmap is torn. For this reason no block of a file with a batmap is
+//!   given up: zeros are written instead
+//!   ([`ImageWriter::can_store_zero`](crate::ImageWriter::can_store_zero) is false). XenServer does
+//!   not give blocks up either.
 //! - A bit of a sector bitmap is cleared. Nothing does that.
 //!
-//! Blocks that become full are not entered: XenServer finds them full in their bitmaps, and enters them itself.
+//! Blocks that become full are not entered: XenServer finds them full in their bitmaps, and enters
+//! them itself.
 //!
-//! XenServer decides by the creator ("tap") and its version (above 0.1) whether there is a batmap, and so does this module. In
-//! files by others the cookie may be a sector bitmap, which a guest shapes by what it writes.
+//! XenServer decides by the creator ("tap") and its version (above 0.1) whether there is a batmap,
+//! and so does this module. In files by others the cookie may be a sector bitmap, which a guest
+//! shapes by what it writes.
 
 use super::overlaps;
 use crate::{ImageError, Result};
@@ -27,7 +33,8 @@ use std::ops::Range;
 
 /// The version of "tap" files that have no batmap yet: 0.1.
 const VERSION_WITHOUT: u32 = 1;
-/// Blocks of 2 MiB for each byte of the map that the checksum covers, as a shift: libvhd knows no other block size.
+/// Blocks of 2 MiB for each byte of the map that the checksum covers, as a shift: libvhd knows no
+/// other block size.
 const CHECKED_SHIFT: u32 = 21 + 3;
 
 /// A batmap that lies where it may. See the module.

@@ -1,8 +1,9 @@
 //! What is wrong with a VHD. Reads only.
 //!
-//! Both footers, the header, the locators, then every BAT entry: does the block lie inside the file, clear of the tables
-//! and of the other blocks? What lies between the tables, the blocks and the footer is leaked. The bitmaps of dynamic disks
-//! should be all ones. XenServer's batmap should agree with them.
+//! Both footers, the header, the locators, then every BAT entry: does the block lie inside the
+//! file, clear of the tables and of the other blocks? What lies between the tables, the blocks and
+//! the footer is leaked. The bitmaps of dynamic disks should be all ones. XenServer's batmap should
+//! agree with them.
 //!
 //! Memory is bounded by what [`order`] says, and by what [`findings`](super::findings) keeps.
 
@@ -23,7 +24,8 @@ use std::{collections::HashMap, sync::Arc};
 /// Checks the VHD in `store`.
 ///
 /// # Errors
-/// `NotAnImage` when there is no footer at all; `Io`. What is wrong with the image is in the report.
+/// `NotAnImage` when there is no footer at all; `Io`. What is wrong with the image is in the
+/// report.
 pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
     let store = &*store;
     let mut findings = Findings::default();
@@ -213,7 +215,8 @@ fn check_places(
     findings: &mut Findings,
     report: &mut CheckReport,
 ) -> Result<()> {
-    // Before a block there may be padding to a page, and the part of its area that the bitmap does not fill.
+    // Before a block there may be padding to a page, and the part of its area that the bitmap does
+    // not fill.
     let padding = 2 * PAGE_BYTES;
     let tables_end = blocks.tables_end_bytes(data_end);
     let mut used_end = tables_end;

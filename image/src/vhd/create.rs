@@ -7,12 +7,15 @@
 //!                                                                                     or │ space of all blocks │ footer
 //! ```
 //!
-//! The footer lies directly behind the BAT, where QEMU puts the first block ([`super::growth`] says why it must).
+//! The footer lies directly behind the BAT, where QEMU puts the first block ([`super::growth`] says
+//! why it must).
 //!
-//! The BAT is not right behind the header, as most programs place it, but at a page, so that writing a sector of it never touches
-//! a page with anything else in it (but for the footer, as long as there is no block). The header says where it is, and every reader goes by that.
+//! The BAT is not right behind the header, as most programs place it, but at a page, so that
+//! writing a sector of it never touches a page with anything else in it (but for the footer, as
+//! long as there is no block). The header says where it is, and every reader goes by that.
 //!
-//! The footers are written last, after everything else is durable: a file whose making was cut short is no VHD.
+//! The footers are written last, after everything else is durable: a file whose making was cut
+//! short is no VHD.
 
 use super::PAGE_BYTES;
 use crate::{CreateOptions, DiskType, ImageError, ParentLink, Result};
@@ -37,7 +40,8 @@ const MIN_BLOCK_BYTES: u32 = 4096;
 const MAX_BLOCK_BYTES: u32 = 256 << 20;
 /// Largest BAT that is created, in bytes.
 pub(super) const MAX_TABLE_BYTES: u64 = 64 << 20;
-/// Most bytes before a BAT that is created: footer, header, and two parent locators of the largest length.
+/// Most bytes before a BAT that is created: footer, header, and two parent locators of the largest
+/// length.
 const MAX_TABLES_BEFORE_BAT_BYTES: u64 = 256 << 10;
 /// How much of a BAT is written at a time.
 const TABLE_STEP_BYTES: usize = 1 << 20;
@@ -45,7 +49,8 @@ const TABLE_STEP_BYTES: usize = 1 << 20;
 /// Makes a VHD of an empty store; durable on return.
 ///
 /// # Errors
-/// `BadOptions` for what the format cannot hold, before anything is written; `Io`, after which the store holds rubbish.
+/// `BadOptions` for what the format cannot hold, before anything is written; `Io`, after which the
+/// store holds rubbish.
 pub fn create(store: Arc<dyn Store>, options: &CreateOptions) -> Result<()> {
     let store = &*store;
     check_options(store, options)?;
@@ -140,7 +145,8 @@ fn check_options(store: &dyn Store, options: &CreateOptions) -> Result<()> {
     }
 }
 
-/// Whether the BAT can point to every block when all have space, wherever locators of any length put the BAT.
+/// Whether the BAT can point to every block when all have space, wherever locators of any length
+/// put the BAT.
 pub(super) fn fits(size_bytes: u64, block_bytes: u32) -> bool {
     let count = size_bytes.div_ceil(u64::from(block_bytes));
     let area_bytes = bitmap_bytes(block_bytes).next_multiple_of(PAGE_BYTES);

@@ -8,11 +8,13 @@
 //!            sync                            (left out when there was nothing to write)
 //! ```
 //!
-//! Within pass 2 there is no order, and none is needed. A bit shows a sector whose payload is durable. An entry shows a block
-//! whose bitmap is either written, or still the zeros of its fresh space, which pass 1 made durable and which show the
-//! parent, as before the flush. Sectors may be torn apart at 512 bytes: entries and bits are independent of each other.
+//! Within pass 2 there is no order, and none is needed. A bit shows a sector whose payload is
+//! durable. An entry shows a block whose bitmap is either written, or still the zeros of its fresh
+//! space, which pass 1 made durable and which show the parent, as before the flush. Sectors may be
+//! torn apart at 512 bytes: entries and bits are independent of each other.
 //!
-//! Concurrent flushes share passes, and a failed sync refuses all later ones: see [`Barrier`](diskwright_store::Barrier).
+//! Concurrent flushes share passes, and a failed sync refuses all later ones: see
+//! [`Barrier`](diskwright_store::Barrier).
 
 use super::{
     bitmap,

@@ -1,12 +1,14 @@
 //! The footer at the tail, its copy at 0, and which of them to believe.
 //!
-//! A footer in a sound copy may contradict the tail: by a size (a resize that was cut short, or a tool that changed one of the two)
-//! or by a type. Of two sizes the tail's is taken, as Windows takes it, with a remark; of two types the copy's.
+//! A footer in a sound copy may contradict the tail: by a size (a resize that was cut short, or a
+//! tool that changed one of the two) or by a type. Of two sizes the tail's is taken, as Windows
+//! takes it, with a remark; of two types the copy's.
 //!
-//! The tail is the truth, except where it cannot be. A cut while the file grows leaves guest payload at the tail, and the guest may
-//! keep a VHD of its own there; and the first sector of a fixed disk is the guest's, who may keep the beginning of a
-//! dynamic VHD there. So a footer at the tail is believed over a sound copy only when the two agree whose they are, or when it
-//! describes a fixed disk that ends exactly where the footer begins.
+//! The tail is the truth, except where it cannot be. A cut while the file grows leaves guest
+//! payload at the tail, and the guest may keep a VHD of its own there; and the first sector of a
+//! fixed disk is the guest's, who may keep the beginning of a dynamic VHD there. So a footer at the
+//! tail is believed over a sound copy only when the two agree whose they are, or when it describes
+//! a fixed disk that ends exactly where the footer begins.
 
 use super::damaged;
 use crate::{ImageError, Result};
@@ -97,7 +99,8 @@ impl Footers {
         Ok(Self { len_bytes, tail, copy })
     }
 
-    /// What is wrong with two sound footers of one disk that differ in what they describe, as a sentence.
+    /// What is wrong with two sound footers of one disk that differ in what they describe, as a
+    /// sentence.
     pub fn contradiction(&self) -> Option<String> {
         let (Ok(tail), Ok(copy)) = (&self.tail, &self.copy) else { return None };
         // Footers of two disks: one of them lies in payload, and is a guest's.

@@ -17,17 +17,20 @@
 //!   2  the old footer, which lies in the disk now, becomes zeros ─▶ sync
 //! ```
 //!
-//! Why no cut can hurt. A header with a longer table suits the old size too: entries beyond the disk's end mean
-//! nothing. Only the first 512 bytes of the header change, so it cannot be torn. There are never two
-//! valid footers that differ in their size: no program could know which of them to believe. While the tail is cleared the
-//! copy serves, as after any growth of the file that was cut short. Both sizes have their tables by then. In a fixed disk the tail is all there is: one write makes
-//! the file longer and puts the footer there, and file systems make a file's length durable no earlier than the bytes
-//! that were written behind its old end. A cut between the two steps leaves the old footer's 512 bytes at the beginning of the
-//! new range, where the guest has not written anything yet.
+//! Why no cut can hurt. A header with a longer table suits the old size too: entries beyond the
+//! disk's end mean nothing. Only the first 512 bytes of the header change, so it cannot be torn.
+//! There are never two valid footers that differ in their size: no program could know which of them
+//! to believe. While the tail is cleared the copy serves, as after any growth of the file that was
+//! cut short. Both sizes have their tables by then. In a fixed disk the tail is all there is: one
+//! write makes the file longer and puts the footer there, and file systems make a file's length
+//! durable no earlier than the bytes that were written behind its old end. A cut between the two
+//! steps leaves the old footer's 512 bytes at the beginning of the new range, where the guest has
+//! not written anything yet.
 //!
-//! Why writers go on. Reservations and commits change entries in memory only. `flushing` is held from before the table is
-//! copied until the new place is known: no entry reaches the file meanwhile. `preparing` is held throughout: nobody grows the
-//! file or moves its footer, and no space that was given up is handed out, so a block that was seen in step 1 keeps its place.
+//! Why writers go on. Reservations and commits change entries in memory only. `flushing` is held
+//! from before the table is copied until the new place is known: no entry reaches the file
+//! meanwhile. `preparing` is held throughout: nobody grows the file or moves its footer, and no
+//! space that was given up is handed out, so a block that was seen in step 1 keeps its place.
 //!
 //! The space of a table that has moved is not used again before the file is opened the next time.
 
@@ -161,7 +164,8 @@ impl Writing {
         Err(refused(store, size_bytes, present_bytes, hint.into()))
     }
 
-    /// What the last block holds beyond the disk's end is nobody's: a program that made the disk smaller may have left it.
+    /// What the last block holds beyond the disk's end is nobody's: a program that made the disk
+    /// smaller may have left it.
     fn clear_tail(&self, blocks: &Blocks) -> Result<()> {
         let within_bytes = u64::from(blocks.last_sectors) * SECTOR_BYTES;
         let mut state = [BlockState::Absent];
@@ -178,7 +182,8 @@ impl Writing {
         Ok(())
     }
 
-    /// Whether the table can have `count` entries where it is: within the sectors that it has, and clear of all blocks.
+    /// Whether the table can have `count` entries where it is: within the sectors that it has, and
+    /// clear of all blocks.
     fn fits_in_place(&self, blocks: &Blocks, count: u64) -> Result<bool> {
         let claimed_bytes = (u64::from(blocks.header.max_table_entries) * 4).next_multiple_of(SECTOR_BYTES);
         let range = blocks.table_offset + blocks.table_bytes()..blocks.table_offset + count * 4;
@@ -290,7 +295,8 @@ impl Writing {
             .and_then(|()| Ok(self.barrier.sync("clear the footer durably")?))
             .and_then(|()| self.put("write the copy of the footer", &footer, 0));
         if let Err(error) = replaced {
-            // The copy has the old size. Should the tail stay cleared, the next open for writing restores it from the copy.
+            // The copy has the old size. Should the tail stay cleared, the next open for writing
+            // restores it from the copy.
             let _ = self.put("restore the footer", &old, tail_offset);
             return Err(error);
         }

@@ -7,23 +7,27 @@
 //!   a piece:   [ pad | bitmap ][ payload ]        the brackets begin at multiples of 4096
 //! ```
 //!
-//! Everything waits for the first reservation (or discard, or, where a footer is not right, write): until then a writable
-//! image is not touched. Then [`Growth::prepare`] walks over all blocks once, refuses a file whose blocks overlap, puts the
-//! copy of the footer right, and makes the slack zero.
+//! Everything waits for the first reservation (or discard, or, where a footer is not right, write):
+//! until then a writable image is not touched. Then [`Growth::prepare`] walks over all blocks once,
+//! refuses a file whose blocks overlap, puts the copy of the footer right, and makes the slack
+//! zero.
 //!
-//! A [`Growth`] lives inside the image's state mutex and touches the store only in `prepare`, before it is there, and in
-//! `trim`, at close. [`Room::make`] does what waits for the disk between two calls: [`Growth::room`] says what, and
-//! [`Growth::publish`] takes in what was done.
+//! A [`Growth`] lives inside the image's state mutex and touches the store only in `prepare`,
+//! before it is there, and in `trim`, at close. [`Room::make`] does what waits for the disk between
+//! two calls: [`Growth::room`] says what, and [`Growth::publish`] takes in what was done.
 //!
-//! Invariants: between the end of the last piece and the footer all bytes are zero, and nobody else writes there; the
-//! footer is at [`Space::file_end_bytes`], so the file is 512 bytes longer than the allocator knows.
+//! Invariants: between the end of the last piece and the footer all bytes are zero, and nobody else
+//! writes there; the footer is at [`Space::file_end_bytes`], so the file is 512 bytes longer than
+//! the allocator knows.
 //!
-//! [`Growth::trim`], at close, puts the footer directly behind the last block, or behind the tables where there is no block. There
-//! QEMU puts its next block's bitmap, over the footer. Had the footer another place, it would end up in the payload of
-//! that block: QEMU (`block/vpc.c`, `alloc_block`) takes the space without clearing it. Space that was reserved for all
-//! blocks keeps its footer: QEMU's blocks take less space than ours, so they do not reach it.
+//! [`Growth::trim`], at close, puts the footer directly behind the last block, or behind the tables
+//! where there is no block. There QEMU puts its next block's bitmap, over the footer. Had the
+//! footer another place, it would end up in the payload of that block: QEMU (`block/vpc.c`,
+//! `alloc_block`) takes the space without clearing it. Space that was reserved for all blocks keeps
+//! its footer: QEMU's blocks take less space than ours, so they do not reach it.
 //!
-//! Memory: the walk takes what [`super::order`] says, for its time. What stays is bounded by [`MAX_HOLES`] and [`MAX_TIGHT`].
+//! Memory: the walk takes what [`super::order`] says, for its time. What stays is bounded by
+//! [`MAX_HOLES`] and [`MAX_TIGHT`].
 
 use super::{
     PAGE_BYTES, corrupt,
@@ -42,9 +46,11 @@ use std::{collections::HashSet, io, ops::Range};
 /// For errors.
 const GROW: &str = "let the file grow";
 
-/// Holes between blocks that are remembered for use, so that a hostile file cannot fill the memory with them.
+/// Holes between blocks that are remembered for use, so that a hostile file cannot fill the memory
+/// with them.
 const MAX_HOLES: usize = 65536;
-/// Blocks without a pad that are remembered. In a file with more, all blocks that were there when it was opened count as such.
+/// Blocks without a pad that are remembered. In a file with more, all blocks that were there when
+/// it was opened count as such.
 const MAX_TIGHT: usize = 65536;
 
 /// What growing needs to know of the footer.
@@ -81,8 +87,8 @@ pub(super) struct Growth {
     keep_end_bytes: u64,
 }
 
-/// Payload of blocks before which there is no pad of our own: they were placed by others. Their space is a little short for a
-/// new piece.
+/// Payload of blocks before which there is no pad of our own: they were placed by others. Their
+/// space is a little short for a new piece.
 #[derive(Debug)]
 enum Tight {
     Few(HashSet<u64>),
@@ -155,8 +161,9 @@ fn survey(store: &dyn Store, blocks: &Blocks, is_ours: bool, len_bytes: u64) -> 
 impl Growth {
     /// Surveys the file and makes it ready to grow.
     ///
-    /// What looks free may be so only in the page cache: a program that was killed in a flush can have removed a block from
-    /// the BAT without making that durable. So the file is synced before its free space is touched.
+    /// What looks free may be so only in the page cache: a program that was killed in a flush can
+    /// have removed a block from the BAT without making that durable. So the file is synced before
+    /// its free space is touched.
     pub fn prepare(store: &dyn Store, blocks: &Blocks, footer: &FooterPlace, barrier: &Barrier) -> Result<Self> {
         let io_error = |doing, at| move |e| ImageError::io(doing, store, at, e);
         let len_bytes = store.len_bytes().map_err(io_error("learn the length of the file", 0))?;
@@ -200,8 +207,8 @@ impl Growth {
         })
     }
 
-    /// Space for a block, all zeros; `None` where there is none yet ([`Growth::room`]). Does not touch the store, which is for
-    /// errors.
+    /// Space for a block, all zeros; `None` where there is none yet ([`Growth::room`]). Does not
+    /// touch the store, which is for errors.
     ///
     /// # Errors
     /// `Unsupported` when the piece would be where a BAT entry cannot point.
@@ -212,7 +219,8 @@ impl Growth {
         Ok(taken.map(|offset_bytes| self.piece_at(offset_bytes)))
     }
 
-    /// Refuses the next piece where no BAT entry could name it. Asked before anything is taken: the piece would be lost.
+    /// Refuses the next piece where no BAT entry could name it. Asked before anything is taken: the
+    /// piece would be lost.
     fn check_next(&self, store: &dyn Store) -> Result<()> {
         let end_bytes = self.space.file_end_bytes();
         let next = self.space.next_offset_bytes(self.piece_bytes);
@@ -267,7 +275,8 @@ impl Growth {
         self.space.add_free(offset_bytes, len_bytes);
     }
 
-    /// How the file must grow before it has room for so many more blocks and bytes; `None` where no space was reserved.
+    /// How the file must grow before it has room for so many more blocks and bytes; `None` where no
+    /// space was reserved.
     ///
     /// # Errors
     /// `Io` when the file cannot be that long.
@@ -326,7 +335,8 @@ impl Growth {
     /// Gives up the space of a block. It is not used again before [`Growth::recycled`].
     pub fn give_up(&mut self, piece: &Piece) {
         if self.tight.has(piece.payload_offset) {
-            // Whole pages, which are fewer than a piece has: this space is not used for a new piece, only cut off at the end.
+            // Whole pages, which are fewer than a piece has: this space is not used for a new
+            // piece, only cut off at the end.
             let start = piece.bitmap_offset.next_multiple_of(PAGE_BYTES);
             self.space.quarantine(start, piece.end.saturating_sub(start));
         } else {
@@ -349,8 +359,8 @@ impl Growth {
         pieces.iter().for_each(|piece| self.space.add_free(piece.offset_bytes, piece.len_bytes));
     }
 
-    /// Cuts the file after the last block and ends it with the footer. Everything that was given up is durably gone, and the
-    /// BAT in the file is as it is to be.
+    /// Cuts the file after the last block and ends it with the footer. Everything that was given up
+    /// is durably gone, and the BAT in the file is as it is to be.
     ///
     /// # Errors
     /// `Io`.
@@ -361,7 +371,8 @@ impl Growth {
         let mut new_end = self.space.release_tail();
         given_up.retain(|piece| piece.offset_bytes < self.space.used_end_bytes());
         if new_end < used_end {
-            // What was released began at a page; the block before it, or the table, may have ended earlier.
+            // What was released began at a page; the block before it, or the table, may have ended
+            // earlier.
             new_end = blocks.tables_end_bytes(old_end);
             table::scan(store, blocks, blocks.count, |_, entry| {
                 new_end = new_end.max(blocks.place(entry).end);
@@ -370,7 +381,8 @@ impl Growth {
         }
         let kept_end = new_end.max(self.keep_end_bytes);
         let io_error = |e| ImageError::io("cut the file after its last block", store, new_end, e);
-        // Reserved space stays, and other programs use it as it is: it must not hold what blocks held that were given up.
+        // Reserved space stays, and other programs use it as it is: it must not hold what blocks
+        // held that were given up.
         zero_data(store, new_end..kept_end.min(used_end)).map_err(io_error)?;
         let new_end = kept_end;
         if new_end < old_end {
@@ -403,8 +415,8 @@ pub(super) enum Made {
 }
 
 impl Room {
-    /// Does it. Waits for the disk; the caller sees to it that nobody else does the same. What was done is to be published
-    /// though there is an error.
+    /// Does it. Waits for the disk; the caller sees to it that nobody else does the same. What was
+    /// done is to be published though there is an error.
     pub fn make(self, store: &dyn Store) -> (Made, Result<()>) {
         match self {
             Self::Enough => (Made::Nothing, Ok(())),
@@ -443,7 +455,8 @@ fn move_footer(store: &dyn Store, footer: &[u8; FOOTER_BYTES], old_end: u64, new
     store.write_at(&[0; FOOTER_BYTES][..covered_bytes], old_end)
 }
 
-/// After a failed growth the file may have been cut where the footer was. Best effort: the copy at 0 is right.
+/// After a failed growth the file may have been cut where the footer was. Best effort: the copy at
+/// 0 is right.
 fn restore_footer(store: &dyn Store, footer: &[u8; FOOTER_BYTES], at: u64) {
     let end = at + FOOTER_BYTES as u64;
     if store.write_at(footer, at).is_ok() && store.len_bytes().is_ok_and(|len_bytes| len_bytes > end) {
@@ -456,7 +469,8 @@ pub(super) fn entry_of(piece: &Piece) -> Option<u32> {
     u32::try_from(piece.bitmap_offset / SECTOR_BYTES).ok().filter(|&entry| entry != BAT_UNUSED)
 }
 
-/// Makes a range zero, keeping what space it has. Holes, which read as zeros, are passed over: slack may be huge and empty.
+/// Makes a range zero, keeping what space it has. Holes, which read as zeros, are passed over:
+/// slack may be huge and empty.
 fn zero_data(store: &dyn Store, range: Range<u64>) -> io::Result<()> {
     let mut at = range.start;
     while at < range.end {

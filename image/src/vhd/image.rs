@@ -1,16 +1,19 @@
 //! An open VHD: what it is, and where its blocks are.
 //!
-//! A fixed disk is a flat one with a footer behind it, and shares the code of raw images. For the others a look-up is one BAT
-//! entry. A block is `Partial`, unless its bitmap is known to be full; who reads the block then asks for the bitmap, once, and
-//! the disk above remembers a block that turns out whole.
+//! A fixed disk is a flat one with a footer behind it, and shares the code of raw images. For the
+//! others a look-up is one BAT entry. A block is `Partial`, unless its bitmap is known to be full;
+//! who reads the block then asks for the bitmap, once, and the disk above remembers a block that
+//! turns out whole.
 //!
-//! In a dynamic disk the sectors whose bits are clear read as zeros. VirtualBox and XenServer read them so, and XenServer does
-//! not clear the space of a block. (QEMU shows the bytes that lie there.) Windows, QEMU and this program set all bits of a
-//! block; the bitmaps are read nevertheless, for the footer names who made a file, not who filled it.
+//! In a dynamic disk the sectors whose bits are clear read as zeros. VirtualBox and XenServer read
+//! them so, and XenServer does not clear the space of a block. (QEMU shows the bytes that lie
+//! there.) Windows, QEMU and this program set all bits of a block; the bitmaps are read
+//! nevertheless, for the footer names who made a file, not who filled it.
 //!
-//! Bitmaps are not read at all where they must be full: in a dynamic disk by this program all of whose blocks lie as this
-//! program places them. Another program that goes on with such a file sets all bits, as Windows does, or begins its first block
-//! where the footer was, which puts the payload one sector behind a multiple of 4096.
+//! Bitmaps are not read at all where they must be full: in a dynamic disk by this program all of
+//! whose blocks lie as this program places them. Another program that goes on with such a file sets
+//! all bits, as Windows does, or begins its first block where the footer was, which puts the
+//! payload one sector behind a multiple of 4096.
 
 use super::{
     PAGE_BYTES, bitmap, corrupt,
@@ -35,8 +38,8 @@ use std::sync::Arc;
 /// Windows attaches nothing smaller, in bytes.
 const WINDOWS_MIN_BYTES: u64 = 3 << 20;
 
-/// BAT entries up to which the alignment of the payload is looked up where it is only a matter of interest: 256 KiB, so that a
-/// chain of a thousand images opens at once.
+/// BAT entries up to which the alignment of the payload is looked up where it is only a matter of
+/// interest: 256 KiB, so that a chain of a thousand images opens at once.
 const CURIOSITY_ENTRIES: u64 = 65536;
 
 /// A VHD file.
@@ -63,7 +66,8 @@ impl KnownLength {
         Self(AtomicU64::new(len_bytes))
     }
 
-    /// A length to check `piece_end` against: what is known when that is enough, else what the store says.
+    /// A length to check `piece_end` against: what is known when that is enough, else what the
+    /// store says.
     pub fn covering(&self, store: &dyn Store, piece_end: u64) -> Result<u64> {
         // Relaxed: the number is only a hint; a stale one costs a system call.
         let known = self.0.load(Ordering::Relaxed);
@@ -76,7 +80,8 @@ impl KnownLength {
     }
 }
 
-/// The parent that the VHD in `store` names, by footer and header alone: the block allocation table is not read.
+/// The parent that the VHD in `store` names, by footer and header alone: the block allocation table
+/// is not read.
 ///
 /// # Errors
 /// As [`open`].
@@ -87,12 +92,14 @@ pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
 
 /// Opens the VHD in `store`. Nothing is written before the first reservation.
 ///
-/// A dynamic disk whose header names a parent may be a child whose footers were changed. It is opened for reading, with a
-/// remark, so that what it holds can be saved. It is not opened for writing: a write would turn whatever the parent holds
-/// around it into zeros of the disk's own, and later nobody could tell those from data.
+/// A dynamic disk whose header names a parent may be a child whose footers were changed. It is
+/// opened for reading, with a remark, so that what it holds can be saved. It is not opened for
+/// writing: a write would turn whatever the parent holds around it into zeros of the disk's own,
+/// and later nobody could tell those from data.
 ///
 /// # Errors
-/// `NotAnImage` without a footer; `Corrupt` when footer and header contradict themselves or the file; `Io`.
+/// `NotAnImage` without a footer; `Corrupt` when footer and header contradict themselves or the
+/// file; `Io`.
 pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     let (mut layout, mut remarks) = Layout::read(&*store)?;
     if writable
@@ -174,9 +181,10 @@ fn creator_text(footer: &Footer) -> String {
 
 /// What divides the offsets of all payload that there is or will be.
 ///
-/// Every entry must be looked at to know: files that we made may have been continued by others, who place payload as they like.
-/// That is done when payload is moved past the page cache, where it decides whether that works, and for tables
-/// that cost nothing to read. Otherwise the answer is the least that it can be.
+/// Every entry must be looked at to know: files that we made may have been continued by others, who
+/// place payload as they like. That is done when payload is moved past the page cache, where it
+/// decides whether that works, and for tables that cost nothing to read. Otherwise the answer is
+/// the least that it can be.
 fn payload_alignment(store: &dyn Store, blocks: &Blocks) -> Result<u32> {
     let matters = store.data_file().is_some_and(|file| u64::from(file.alignment_bytes) > SECTOR_BYTES);
     if !matters && blocks.count > CURIOSITY_ENTRIES {
@@ -185,7 +193,8 @@ fn payload_alignment(store: &dyn Store, blocks: &Blocks) -> Result<u32> {
     let mut seen = PAGE_BYTES;
     table::scan(store, blocks, blocks.count, |_, entry| {
         seen |= blocks.place(entry).payload_offset;
-        // All that is left to learn is how low the lowest bit is, and it cannot be lower than a sector.
+        // All that is left to learn is how low the lowest bit is, and it cannot be lower than a
+        // sector.
         Ok(seen & SECTOR_BYTES == 0)
     })?;
     Ok((1 << seen.trailing_zeros().min(PAGE_BYTES.trailing_zeros())) as u32)

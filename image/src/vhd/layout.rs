@@ -1,8 +1,8 @@
 //! Footer, header and locators, checked against the file: where everything is.
 //!
-//! A [`Layout`] that exists is sound: the tables lie inside the file and clear of each other, the BAT has an entry for
-//! every block of the disk, and no number in it can overflow. What BAT entries say is checked one by one, when they are
-//! looked at, by [`Layout::piece`].
+//! A [`Layout`] that exists is sound: the tables lie inside the file and clear of each other, the
+//! BAT has an entry for every block of the disk, and no number in it can overflow. What BAT entries
+//! say is checked one by one, when they are looked at, by [`Layout::piece`].
 
 use super::{
     PAGE_BYTES,
@@ -34,14 +34,15 @@ pub(super) struct Layout {
     pub blocks: Option<Blocks>,
 }
 
-/// The part of a layout that fixed disks do not have. It never changes: an image that grows gets another one (`grow.rs`).
+/// The part of a layout that fixed disks do not have. It never changes: an image that grows gets
+/// another one (`grow.rs`).
 #[derive(Debug, Clone)]
 pub(super) struct Blocks {
     pub header: DynamicHeader,
     pub header_offset_bytes: u64,
     pub is_differencing: bool,
-    /// Every bitmap in the file is known to be full, and none is read: dynamic disks that only this program has filled.
-    /// [`Layout`] leaves it `false`; who opens the image decides.
+    /// Every bitmap in the file is known to be full, and none is read: dynamic disks that only this
+    /// program has filled. [`Layout`] leaves it `false`; who opens the image decides.
     pub bitmaps_are_full: bool,
     pub block_bytes: u64,
     /// Sectors of a block.
@@ -81,7 +82,8 @@ impl Blocks {
         Err(ImageError::io("find a block", store, self.table_offset, beyond))
     }
 
-    /// Bytes kept for a new block's bitmap, so that payload after it is at a multiple of [`PAGE_BYTES`].
+    /// Bytes kept for a new block's bitmap, so that payload after it is at a multiple of
+    /// [`PAGE_BYTES`].
     pub fn bitmap_area_bytes(&self) -> u64 {
         self.bitmap_bytes.next_multiple_of(PAGE_BYTES)
     }
@@ -91,8 +93,9 @@ impl Blocks {
         self.bitmap_area_bytes() + self.block_bytes
     }
 
-    /// Everything in the file that is no block, sorted by its start: the metadata, BAT entries beyond those that count, and
-    /// parent locators. Whatever does not end within `end_bytes` is left out.
+    /// Everything in the file that is no block, sorted by its start: the metadata, BAT entries
+    /// beyond those that count, and parent locators. Whatever does not end within `end_bytes` is
+    /// left out.
     pub fn tables(&self, end_bytes: u64) -> Vec<Range<u64>> {
         let header = &self.header;
         let table_end = self.table_offset.saturating_add(u64::from(header.max_table_entries) * 4);
@@ -112,7 +115,8 @@ impl Blocks {
         self.tables(end_bytes).iter().map(|range| range.end).max().unwrap_or(0).next_multiple_of(SECTOR_BYTES)
     }
 
-    /// The parent that a dynamic disk must not have, in words; `None` for a differencing disk and where the header names none.
+    /// The parent that a dynamic disk must not have, in words; `None` for a differencing disk and
+    /// where the header names none.
     pub fn stray_parent(&self) -> Option<String> {
         let header = &self.header;
         if self.is_differencing {
@@ -147,8 +151,8 @@ impl Blocks {
         if block + 1 == self.count { self.last_sectors } else { self.sectors }
     }
 
-    /// Whether the slack before a footer is exactly what the blocks need that have no place yet: it was reserved on
-    /// purpose. Any other slack is what a session left that did not close.
+    /// Whether the slack before a footer is exactly what the blocks need that have no place yet: it
+    /// was reserved on purpose. Any other slack is what a session left that did not close.
     pub fn is_reserved(&self, used_end_bytes: u64, footer_offset_bytes: u64, placed: u64) -> bool {
         let slack_bytes = footer_offset_bytes.saturating_sub(used_end_bytes.next_multiple_of(PAGE_BYTES));
         let needed_bytes = self.count.saturating_sub(placed) * self.piece_bytes();
@@ -289,7 +293,8 @@ impl Layout {
         Ok((layout, remarks))
     }
 
-    /// The parent's link as stored. What cannot be read is left out, with a remark: the user may know the parent otherwise.
+    /// The parent's link as stored. What cannot be read is left out, with a remark: the user may
+    /// know the parent otherwise.
     pub fn parent_link(&self, store: &dyn Store, remarks: &mut Vec<String>) -> Result<Option<ParentLink>> {
         let Some(blocks) = self.blocks.as_ref().filter(|blocks| blocks.is_differencing) else { return Ok(None) };
         let header = &blocks.header;
@@ -316,7 +321,8 @@ impl Layout {
     }
 }
 
-/// The locators in use, the most trustworthy first: those in Unicode, then those in a code page, then file URLs.
+/// The locators in use, the most trustworthy first: those in Unicode, then those in a code page,
+/// then file URLs.
 pub(super) fn by_trust(locators: &[LocatorEntry]) -> Vec<(usize, &LocatorEntry)> {
     let mut used: Vec<_> = locators.iter().enumerate().filter(|(_, entry)| entry.is_used()).collect();
     used.sort_by_key(|(_, entry)| match entry.kind() {

@@ -18,18 +18,21 @@
 //!   check.rs     what is wrong with a file, its batmap (check_batmap.rs) included (findings.rs)
 //! ```
 //!
-//! VHD has no log, so the order of writes is all there is against a power cut. These hold at every instant:
+//! VHD has no log, so the order of writes is all there is against a power cut. These hold at every
+//! instant:
 //!
-//! - The copy of the footer at offset 0 is right. The one at the tail is moved when the file grows and may be missing
-//!   after a cut; then the copy serves, and the next write puts the tail right first.
-//! - A BAT entry reaches the file only after the block's payload and its bitmap are durable. The same holds for a bit in a
-//!   bitmap that is already visible, and the payload of that sector.
+//! - The copy of the footer at offset 0 is right. The one at the tail is moved when the file grows
+//!   and may be missing after a cut; then the copy serves, and the next write puts the tail right
+//!   first.
+//! - A BAT entry reaches the file only after the block's payload and its bitmap are durable. The
+//!   same holds for a bit in a bitmap that is already visible, and the payload of that sector.
 //! - Space that a block gave up is not used again before the removal of its BAT entry is durable
 //!   ([`ImageWriter::recycle`](crate::ImageWriter::recycle)).
 //!
-//! A writable image has a mutex over its table pages, bitmaps and space, under which nothing waits for the file ([`write`]); one
-//! for whoever lets the file grow (`prepare.rs`); and the [`Barrier`](diskwright_store::Barrier) that lets concurrent
-//! flushes share a pass. Reads of a read-only image take no lock.
+//! A writable image has a mutex over its table pages, bitmaps and space, under which nothing waits
+//! for the file ([`write`]); one for whoever lets the file grow (`prepare.rs`); and the
+//! [`Barrier`](diskwright_store::Barrier) that lets concurrent flushes share a pass. Reads of a
+//! read-only image take no lock.
 
 mod batmap;
 mod bitmap;
@@ -61,7 +64,8 @@ use diskwright_format::vhd::VhdError;
 use diskwright_store::Store;
 use std::ops::Range;
 
-/// Payload of new blocks lies at multiples of this, as Windows 7 and later place it; and so does the BAT of new files.
+/// Payload of new blocks lies at multiples of this, as Windows 7 and later place it; and so does
+/// the BAT of new files.
 const PAGE_BYTES: u64 = 4096;
 
 /// Whether two ranges have a byte in common.

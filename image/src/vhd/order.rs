@@ -5,9 +5,10 @@
 //!                    (a window of the file)
 //! ```
 //!
-//! A table may name 2^32 blocks in any order, so its entries are not gathered and sorted. The sectors in which blocks begin are
-//! marked in a bitmap of at most [`MAX_WINDOW_BYTES`], which covers 128 GiB of the file; for each window the table is read
-//! once more. Entries have 32 bits, so blocks begin within 2 TiB, and the table is read at most 16 times.
+//! A table may name 2^32 blocks in any order, so its entries are not gathered and sorted. The
+//! sectors in which blocks begin are marked in a bitmap of at most [`MAX_WINDOW_BYTES`], which
+//! covers 128 GiB of the file; for each window the table is read once more. Entries have 32 bits,
+//! so blocks begin within 2 TiB, and the table is read at most 16 times.
 
 use super::{
     layout::{Blocks, Piece},
@@ -23,7 +24,8 @@ const MAX_WINDOW_BYTES: u64 = 32 << 20;
 /// What is met on the way through a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Met {
-    /// A block outside the file or on its tables. All of these are told first, in the order of the table.
+    /// A block outside the file or on its tables. All of these are told first, in the order of the
+    /// table.
     Misplaced { block: u64, piece: Piece },
     /// A block that begins where another one does. Told before the window in which it lies.
     Twin { block: u64, entry: u32 },

@@ -11,13 +11,13 @@
 //!                bitmap        read; inserted if still absent
 //! ```
 //!
-//! What must hold: the state mutex is held for memory work only, never while the store is called. What is zeroed is in no
-//! list meanwhile, and the new end of the file is published when the footer has moved, so `reserve` never hands out space
-//! that is not ready.
+//! What must hold: the state mutex is held for memory work only, never while the store is called.
+//! What is zeroed is in no list meanwhile, and the new end of the file is published when the footer
+//! has moved, so `reserve` never hands out space that is not ready.
 //!
-//! `preparing` is held while the store is called. It keeps two threads from growing the file, or moving its footer, at the
-//! same time. Lock order: `preparing`, then the state mutex. The walk needs no other lock, since no BAT entry changes before
-//! its result is installed.
+//! `preparing` is held while the store is called. It keeps two threads from growing the file, or
+//! moving its footer, at the same time. Lock order: `preparing`, then the state mutex. The walk
+//! needs no other lock, since no BAT entry changes before its result is installed.
 
 use super::{
     bitmap,
@@ -146,7 +146,8 @@ impl Writing {
         self.carry_out_room(room)
     }
 
-    /// Does what must be done to the file before something can be taken. The caller holds `preparing`.
+    /// Does what must be done to the file before something can be taken. The caller holds
+    /// `preparing`.
     pub(super) fn carry_out_room(&self, room: Room) -> Result<()> {
         let (made, result) = room.make(&*self.store);
         let mut state = self.lock();
@@ -158,7 +159,8 @@ impl Writing {
         result
     }
 
-    /// Makes what was given up free again, its blocks punched. A piece is not handed out before its punch has ended.
+    /// Makes what was given up free again, its blocks punched. A piece is not handed out before its
+    /// punch has ended.
     pub(super) fn recycle_pieces(&self, generation: u64) {
         let punching = self.lock().growth.as_mut().map(|growth| growth.recycled(generation));
         let Some(mut punching) = punching else { return };

@@ -4,9 +4,10 @@
 //!   drops ─▶ read the file, without the mutex ─▶ state mutex: drops as before? ─▶ entries and bitmaps in memory win
 //! ```
 //!
-//! What must hold: the state mutex is never held while the store is called. What is not in memory is in the file as it should
-//! be. So bytes from the file are old only if what they tell was changed, written and dropped between the two steps, which
-//! [`State::drops`] tells, or if the table was moved (`grow.rs`). Then the read is made again.
+//! What must hold: the state mutex is never held while the store is called. What is not in memory
+//! is in the file as it should be. So bytes from the file are old only if what they tell was
+//! changed, written and dropped between the two steps, which [`State::drops`] tells, or if the
+//! table was moved (`grow.rs`). Then the read is made again.
 
 use super::{
     bitmap,

@@ -1,11 +1,14 @@
-//! The BAT, read by the entry or cached by the page. Never whole: a header may claim two gigabytes of it.
+//! The BAT, read by the entry or cached by the page. Never whole: a header may claim two gigabytes
+//! of it.
 //!
-//! A read-only image reads just the entries that it is asked for. A writable one keeps the pages whose entries it changes; a
-//! page is written by the 512-byte sectors that changed. Pages that are clean may be dropped to bound the memory, but not
-//! while a flush has taken changes that are not in the file yet ([`Table::pinned`]). A [`Table`] never touches the file.
+//! A read-only image reads just the entries that it is asked for. A writable one keeps the pages
+//! whose entries it changes; a page is written by the 512-byte sectors that changed. Pages that are
+//! clean may be dropped to bound the memory, but not while a flush has taken changes that are not
+//! in the file yet ([`Table::pinned`]). A [`Table`] never touches the file.
 //!
-//! Invariant: a page that is not here is in the file as it should be. Whoever reads the file without the state mutex looks at
-//! the image's count of drops before and after, and reads again where it has moved (`prepare.rs`).
+//! Invariant: a page that is not here is in the file as it should be. Whoever reads the file
+//! without the state mutex looks at the image's count of drops before and after, and reads again
+//! where it has moved (`prepare.rs`).
 
 use super::layout::Blocks;
 use crate::{ImageError, Result};
@@ -103,8 +106,8 @@ impl Table {
         (!self.pages.contains_key(&index)).then_some(index * ENTRIES_PER_PAGE)
     }
 
-    /// Takes in a page as the file has it, if it is still absent. Says whether others were dropped for it:
-    /// Beyond `most_pages` the clean ones are.
+    /// Takes in a page as the file has it, if it is still absent. Says whether others were dropped
+    /// for it: Beyond `most_pages` the clean ones are.
     pub fn insert(&mut self, first_block: u64, page: Box<[u8]>, most_pages: usize) -> bool {
         let before = self.pages.len();
         if before >= most_pages && !self.pinned {
@@ -138,7 +141,8 @@ impl Table {
         !self.dirty.is_empty()
     }
 
-    /// Takes the changed sectors, as they are now, with their place in the file. They count as clean from here on.
+    /// Takes the changed sectors, as they are now, with their place in the file. They count as
+    /// clean from here on.
     pub fn take_dirty(&mut self, blocks: &Blocks) -> Vec<TableSector> {
         let taken = std::mem::take(&mut self.dirty);
         taken

@@ -5,20 +5,24 @@
 //!                                   bits in memory (dirty)
 //! ```
 //!
-//! The bitmap of a new dynamic block is all ones, and the same for every block; whoever is first to write the block writes it
-//! along (`Reservation::init`), and a flush writes it where that was not confirmed. The bitmap of a new differencing block is
-//! empty, in memory from its reservation on, and only a flush writes it. So it is with bits that a commit sets in a block
-//! that has space: the flush first makes the payload durable, then the bitmap.
+//! The bitmap of a new dynamic block is all ones, and the same for every block; whoever is first to
+//! write the block writes it along (`Reservation::init`), and a flush writes it where that was not
+//! confirmed. The bitmap of a new differencing block is empty, in memory from its reservation on,
+//! and only a flush writes it. So it is with bits that a commit sets in a block that has space: the
+//! flush first makes the payload durable, then the bitmap.
 //!
-//! A block whose BAT entry cannot be right is `Damaged`: reads and writes of it fail, and no other block's do. While there is
-//! such an entry no block is allocated, since the survey before the first allocation refuses the file: the damaged
-//! block's data may lie in space that looks free. Blocks that have their space are overwritten as ever.
+//! A block whose BAT entry cannot be right is `Damaged`: reads and writes of it fail, and no other
+//! block's do. While there is such an entry no block is allocated, since the survey before the
+//! first allocation refuses the file: the damaged block's data may lie in space that looks free.
+//! Blocks that have their space are overwritten as ever.
 //!
-//! One mutex guards [`State`]: table pages, bitmaps, reservations, space. Nothing waits for the file under it, for the disk
-//! above calls `reserve` and `commit` under a lock of its own. What is not in memory is noted as a [`Lack`] and the answer is
-//! `None`: the caller lets go of its lock, has it supplied (`prepare.rs`), and asks again. All that can fail or lack is found
-//! before anything is changed. A second mutex, `preparing`, is held by the one that waits for the file to grow; it comes first
-//! where both are taken. `reads.rs` reads the tables, `flush.rs` makes them durable.
+//! One mutex guards [`State`]: table pages, bitmaps, reservations, space. Nothing waits for the
+//! file under it, for the disk above calls `reserve` and `commit` under a lock of its own. What is
+//! not in memory is noted as a [`Lack`] and the answer is `None`: the caller lets go of its lock,
+//! has it supplied (`prepare.rs`), and asks again. All that can fail or lack is found before
+//! anything is changed. A second mutex, `preparing`, is held by the one that waits for the file to
+//! grow; it comes first where both are taken. `reads.rs` reads the tables, `flush.rs` makes them
+//! durable.
 
 use super::{
     PAGE_BYTES, bitmap,
@@ -58,7 +62,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// A quarter each for the BAT and what is dirty, the rest for bitmaps, and what a request needs at the same time at least.
+    /// A quarter each for the BAT and what is dirty, the rest for bitmaps, and what a request needs
+    /// at the same time at least.
     fn of(bytes: u64) -> Self {
         Self {
             table_pages: usize::try_from(bytes / 4 / PAGE_BYTES).unwrap_or(usize::MAX).max(16),
@@ -74,11 +79,13 @@ const MAX_DIRTY_BYTES: u64 = 16 << 20;
 #[derive(Debug)]
 pub(super) struct Writing {
     pub(super) store: Arc<dyn Store>,
-    /// As they were when opened. The present ones are in the state: the same, but for size, header and the table's place.
+    /// As they were when opened. The present ones are in the state: the same, but for size, header
+    /// and the table's place.
     pub(super) blocks: Arc<Blocks>,
     pub(super) footer: FooterPlace,
     pub(super) preparing: Mutex<()>,
-    /// Held by a flush from the moment in which it takes what is dirty, and by whoever moves the table.
+    /// Held by a flush from the moment in which it takes what is dirty, and by whoever moves the
+    /// table.
     pub(super) flushing: Mutex<()>,
     state: Mutex<State>,
     pub(super) barrier: Barrier,
@@ -108,11 +115,12 @@ pub(super) struct State {
     pub(super) reserved: HashMap<u64, Piece>,
     /// Dynamic: blocks whose bitmap is not known to be written.
     pub(super) uninitialised: BTreeMap<u64, Piece>,
-    /// Bitmaps that were looked at or changed; not those that are known to be full ([`Blocks::bitmaps_are_full`]).
+    /// Bitmaps that were looked at or changed; not those that are known to be full
+    /// ([`Blocks::bitmaps_are_full`]).
     pub(super) bitmaps: HashMap<u64, SectorBitmap>,
     pub(super) dirty_bitmaps: BTreeMap<u64, Piece>,
-    /// While a flush is under way: blocks that were given up since it took what is dirty. If it fails, it must not make
-    /// their bitmaps dirty again.
+    /// While a flush is under way: blocks that were given up since it took what is dirty. If it
+    /// fails, it must not make their bitmaps dirty again.
     pub(super) given_up: Option<HashSet<u64>>,
     /// How often table pages or bitmaps were dropped from memory.
     pub(super) drops: u64,
@@ -237,7 +245,8 @@ impl Writing {
         let Some(bits) = state.bitmaps.get_mut(&block) else { return Ok(None) };
         let mut changed = bitmap::set(bits, first, count);
         if bitmap::is_full_to(bits, valid) {
-            // The sectors of the last block that the disk does not have must not keep it from being full.
+            // The sectors of the last block that the disk does not have must not keep it from being
+            // full.
             changed |= bitmap::set(bits, valid, all - valid);
         }
         if changed || is_new {
@@ -290,8 +299,9 @@ impl Writing {
 }
 
 impl ImageWriter for Writing {
-    /// VHD has no identity that changes with its contents. But a footer that a power cut has left missing is put right, even
-    /// when no block is allocated, for there are programs that look at one place only.
+    /// VHD has no identity that changes with its contents. But a footer that a power cut has left
+    /// missing is put right, even when no block is allocated, for there are programs that look at
+    /// one place only.
     fn begin_writing(&self) -> Result<()> {
         if self.footer.tail_offset_bytes.is_none() || !self.footer.copy_is_right {
             self.begin_growth_alone()?;

@@ -1,23 +1,26 @@
 //! The life of a block: reserve and commit.
 //!
-//! Both change only memory, and never touch the file: the table pages in the cache become dirty, and a flush carries them
-//! to the file. What is not in memory (a table page, the survey, space that reads as zeros) is noted as a [`Lack`], and the
-//! answer is `None`: the caller lets go of its lock, has `prepare.rs` supply it, and asks again. All that can fail or lack is
-//! found before the first page is changed, so a failure leaves the tables as they were.
+//! Both change only memory, and never touch the file: the table pages in the cache become dirty,
+//! and a flush carries them to the file. What is not in memory (a table page, the survey, space
+//! that reads as zeros) is noted as a [`Lack`], and the answer is `None`: the caller lets go of its
+//! lock, has `prepare.rs` supply it, and asks again. All that can fail or lack is found before the
+//! first page is changed, so a failure leaves the tables as they were.
 //!
-//! A block without data whose entry still names a place (a fixed disk's block that was unmapped) is put back there, if
-//! nothing else names that place: so a fixed disk does not grow. Otherwise space comes from holes and the file's end. The
-//! kept place may hold the block's old bytes and is zeroed (by `prepare.rs`) before it is handed out. No other block's bytes
-//! can be there, nor a request on its way: the entry had no data when the file was opened, durably, and gets no place back in
-//! a session. The place must end within the file as it was surveyed. Judged by the file's present length, a place that lay
-//! beyond its end would become valid when the file grows over it, and two blocks would share it.
+//! A block without data whose entry still names a place (a fixed disk's block that was unmapped) is
+//! put back there, if nothing else names that place: so a fixed disk does not grow. Otherwise space
+//! comes from holes and the file's end. The kept place may hold the block's old bytes and is zeroed
+//! (by `prepare.rs`) before it is handed out. No other block's bytes can be there, nor a request on
+//! its way: the entry had no data when the file was opened, durably, and gets no place back in a
+//! session. The place must end within the file as it was surveyed. Judged by the file's present
+//! length, a place that lay beyond its end would become valid when the file grows over it, and two
+//! blocks would share it.
 //!
-//! While an entry of the table is damaged no space is handed out (`survey.rs` says why). Blocks that have their space are
-//! read and overwritten as ever.
+//! While an entry of the table is damaged no space is handed out (`survey.rs` says why). Blocks
+//! that have their space are read and overwritten as ever.
 //!
-//! Space that a block is given reads as zeros. So a write of some sectors to a block without a parent, or to one that
-//! hides its parent (Zero), makes the whole block right. Only where a parent shows through is a sector bitmap
-//! needed.
+//! Space that a block is given reads as zeros. So a write of some sectors to a block without a
+//! parent, or to one that hides its parent (Zero), makes the whole block right. Only where a parent
+//! shows through is a sector bitmap needed.
 
 use super::{
     image::VhdxImage,
@@ -167,7 +170,8 @@ impl VhdxImage {
         state.pages.each_piece(bits_place, bits_len, &mut |at, piece| {
             are_set &= (first_byte as usize + at..).zip(piece).all(|(byte, bits)| !bits & covered(byte) == 0);
         });
-        // A page becomes dirty only where a bit changes: what is the child's already needs nothing of the next flush.
+        // A page becomes dirty only where a bit changes: what is the child's already needs nothing
+        // of the next flush.
         if !are_set {
             state.pages.change(bits_place, bits_len, &mut |at, piece| {
                 (first_byte as usize + at..).zip(piece).for_each(|(byte, bits)| *bits |= covered(byte));
@@ -191,8 +195,8 @@ impl VhdxImage {
         Ok(Some(EntryState::Partial { offset_bytes }))
     }
 
-    /// Where the bitmap block of a block's chunk is. `Err` in `Ok` where it has none: then the place of its table entry.
-    /// `None` where that is not in the cache.
+    /// Where the bitmap block of a block's chunk is. `Err` in `Ok` where it has none: then the
+    /// place of its table entry. `None` where that is not in the cache.
     pub(super) fn bitmap_block(&self, state: &State, block: u64) -> Result<Option<Result<u64, u64>>> {
         let index = state.layout.geometry.bitmap_index(state.layout.geometry.chunk_of(block));
         let place = state.layout.entry_offset_bytes(index);
@@ -204,8 +208,8 @@ impl VhdxImage {
         Ok(Some(found.ok_or(place)))
     }
 
-    /// Where a block's bits are, all of them in the cache; the bitmap block is made if there is none yet. `None` where the
-    /// pages or the space are not there.
+    /// Where a block's bits are, all of them in the cache; the bitmap block is made if there is
+    /// none yet. `None` where the pages or the space are not there.
     fn bits_place(&self, state: &mut State, block: u64) -> Result<Option<u64>> {
         let (within, len_bytes) = state.layout.geometry.bitmap_place(block);
         if !state.is_surveyed() {
@@ -268,7 +272,8 @@ impl VhdxImage {
         if nothing_to_do {
             return Ok(Some(current));
         }
-        // What was there before may be read from an unmapped block (2.5.1.1). Without an offset that is nothing; but of a child's it is its parent's.
+        // What was there before may be read from an unmapped block (2.5.1.1). Without an offset
+        // that is nothing; but of a child's it is its parent's.
         let next = if discard && !self.layout.has_parent { PayloadState::Unmapped } else { PayloadState::Zero };
         state.set_entry(place, BatEntry::payload(next, 0));
         state.cleared.remove(&block);
@@ -286,13 +291,15 @@ impl VhdxImage {
         }
     }
 
-    /// The place that [`State::is_cleared`] is to be told of: kept by the block, not reserved, and perhaps not zero.
+    /// The place that [`State::is_cleared`] is to be told of: kept by the block, not reserved, and
+    /// perhaps not zero.
     pub(super) fn place_to_clear(&self, state: &State, block: u64) -> Option<u64> {
         let is_known = state.reserved.contains_key(&block) || state.cleared.contains(&block);
         self.kept_place(state, block).filter(|_| !is_known)
     }
 
-    /// The place that the block's entry keeps though it has no data, if nothing else names it. `None` before the survey.
+    /// The place that the block's entry keeps though it has no data, if nothing else names it.
+    /// `None` before the survey.
     pub(super) fn kept_place(&self, state: &State, block: u64) -> Option<u64> {
         state.space.as_ref()?;
         // By the length at the survey: a place beyond that is now slack, or another block's.
@@ -302,12 +309,13 @@ impl VhdxImage {
         (!state.contested.touch(offset_bytes, end_bytes)).then_some(offset_bytes)
     }
 
-    /// Gives back what was reserved and never committed. Called when the image is closed, with the pages of those blocks'
-    /// entries in the cache as far as they can be read.
+    /// Gives back what was reserved and never committed. Called when the image is closed, with the
+    /// pages of those blocks' entries in the cache as far as they can be read.
     pub(super) fn release_reserved(&self, state: &mut State) {
         for (block, offset_bytes) in std::mem::take(&mut state.reserved) {
             let place = self.payload_entry_bytes(state, block);
-            // Without the entry it cannot be told whether it keeps the place; then the space is left alone.
+            // Without the entry it cannot be told whether it keeps the place; then the space is
+            // left alone.
             if state.pages.has(place, BAT_ENTRY_BYTES)
                 && self.kept_place(state, block) != Some(offset_bytes)
                 && let Some(space) = &mut state.space

@@ -1,11 +1,12 @@
 //! Everything that is wrong with a VHDX.
 //!
-//! Read-only, and it goes on where `open` would stop: both headers and both region tables are looked at, then the file is opened
-//! as a reader would (the log replayed in memory), and every BAT entry is judged on its own. What is in use is gathered as
-//! blocks, eight bytes for each entry that has space, and sorted: overlaps and unused space fall out of one pass.
+//! Read-only, and it goes on where `open` would stop: both headers and both region tables are
+//! looked at, then the file is opened as a reader would (the log replayed in memory), and every BAT
+//! entry is judged on its own. What is in use is gathered as blocks, eight bytes for each entry
+//! that has space, and sorted: overlaps and unused space fall out of one pass.
 //!
-//! Entries that the specification forbids and every reader understands (`layout.rs`) are notes, one for each kind with the
-//! first such entry. The space of blocks beyond the disk's end is a leak.
+//! Entries that the specification forbids and every reader understands (`layout.rs`) are notes, one
+//! for each kind with the first such entry. The space of blocks beyond the disk's end is a leak.
 
 use super::{
     layout::{EntryState, Layout},
@@ -165,11 +166,13 @@ fn check_region_tables(store: &dyn Store, findings: &mut Findings) -> Result<()>
     Ok(())
 }
 
-/// A block in the file and the BAT entry that names it: eight bytes, as a full disk has tens of millions.
+/// A block in the file and the BAT entry that names it: eight bytes, as a full disk has tens of
+/// millions.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Used {
     start_mib: u32,
-    /// Index of the entry. The top bit marks a place that is used for nothing; entries are fewer than 2^27.
+    /// Index of the entry. The top bit marks a place that is used for nothing; entries are fewer
+    /// than 2^27.
     marked_index: u32,
 }
 
@@ -180,8 +183,8 @@ impl Used {
         u64::from(self.marked_index & !Self::IDLE)
     }
 
-    /// Whether the place belongs to a ZERO or NOT_PRESENT entry, or to a block beyond the disk's end: that it lies inside
-    /// another block harms nobody.
+    /// Whether the place belongs to a ZERO or NOT_PRESENT entry, or to a block beyond the disk's
+    /// end: that it lies inside another block harms nobody.
     fn is_idle(self) -> bool {
         self.marked_index & Self::IDLE != 0
     }
@@ -236,7 +239,8 @@ impl Blocks<'_> {
     fn check(&mut self, report: &mut CheckReport) -> Result<()> {
         let file_bytes =
             self.store.len_bytes().map_err(|error| ImageError::io("learn the file's length", self.store, 0, error))?;
-        // Chunk of the last bitmap entry that was seen follows its payload entries, so partial blocks wait for it.
+        // Chunk of the last bitmap entry that was seen follows its payload entries, so partial
+        // blocks wait for it.
         let mut partial: Option<(u64, u64)> = None;
         let layout = self.layout;
         layout.each_entry(&Tables::of_file(self.store), 0..layout.entries(), &mut |index, entry| {
@@ -318,7 +322,8 @@ impl Blocks<'_> {
         }
     }
 
-    /// Judges an entry of a block that the disk does not have (any more). Only space that it names matters.
+    /// Judges an entry of a block that the disk does not have (any more). Only space that it names
+    /// matters.
     fn beyond_end(&mut self, index: u64, block: u64, entry: BatEntry, file_bytes: u64) {
         if let Some(start_bytes) = beyond_end(self.layout, block, entry, file_bytes) {
             self.odd.beyond_end.add(index);
@@ -408,7 +413,8 @@ impl Blocks<'_> {
         matches!(self.layout.geometry.what_is(used.index()), EntryKind::Payload { block } if block >= blocks)
     }
 
-    /// Overlaps, and bytes that nothing refers to: one pass over blocks and metadata by their beginnings.
+    /// Overlaps, and bytes that nothing refers to: one pass over blocks and metadata by their
+    /// beginnings.
     fn space(&mut self, file_bytes: u64) -> u64 {
         let mut used = std::mem::take(&mut self.used);
         used.sort_unstable();

@@ -7,7 +7,8 @@
 //!   regions   │         │          │                           │   room for all; holes in a fixed disk unless `preallocate`
 //! ```
 //!
-//! The file identifier is written last, after everything else is durable: a file whose making was cut short is no VHDX.
+//! The file identifier is written last, after everything else is durable: a file whose making was
+//! cut short is no VHDX.
 
 use crate::{
     error::{ImageError, Result},
@@ -34,9 +35,9 @@ const WRITE_BYTES: usize = 64 << 10;
 /// Makes `store` a new VHDX, whatever it held before. Durable on return.
 ///
 /// # Errors
-/// `BadOptions` for sizes that MS-VHDX does not have (virtual size a multiple of the logical sector up to 64 TiB, block a power of
-/// two from 1 to 256 MiB, sectors of 512 or 4096 bytes) and for a parent where there must be none, or none where
-/// there must be one; `Io`.
+/// `BadOptions` for sizes that MS-VHDX does not have (virtual size a multiple of the logical sector
+/// up to 64 TiB, block a power of two from 1 to 256 MiB, sectors of 512 or 4096 bytes) and for a
+/// parent where there must be none, or none where there must be one; `Io`.
 pub fn create(store: Arc<dyn Store>, options: &CreateOptions) -> Result<()> {
     let store = &*store;
     let plan = Plan::new(store, options)?;
@@ -91,7 +92,8 @@ struct Plan<'a> {
     locator: Option<Vec<u8>>,
     bat_bytes: u64,
     payload_offset_bytes: u64,
-    /// Length behind the tables that the file has from the start; its space is allocated only with `preallocate`.
+    /// Length behind the tables that the file has from the start; its space is allocated only with
+    /// `preallocate`.
     reserved_bytes: u64,
 }
 
@@ -219,9 +221,10 @@ fn locator(parent: &ParentLink) -> Result<Vec<u8>, (String, &'static str)> {
         .map_err(|invalid| (format!("the parent's link has {}", invalid.found), "move the parent to a shorter path"))
 }
 
-/// An absolute path as `absolute_win32_path` has it: Hyper-V writes `\\?\` before a drive letter. A path of this system stays
-/// as it is (`\home\u\p.vhdx`): Windows looks for it on the current drive, after the relative path, and would accept what it
-/// finds there only with the right identity; and this program finds it again.
+/// An absolute path as `absolute_win32_path` has it: Hyper-V writes `\\?\` before a drive letter. A
+/// path of this system stays as it is (`\home\u\p.vhdx`): Windows looks for it on the current
+/// drive, after the relative path, and would accept what it finds there only with the right
+/// identity; and this program finds it again.
 fn absolute_win32(path: &str) -> String {
     match path.as_bytes() {
         [letter, b':', b'\\' | b'/', ..] if letter.is_ascii_alphabetic() => format!(r"\\?\{path}"),

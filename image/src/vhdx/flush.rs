@@ -7,15 +7,17 @@
 //!   4  pages written to their places, not synced: the log holds them until step 2 of the next cycle
 //! ```
 //!
-//! Why no cut can hurt. Payload is durable (2) before a table page that shows it can be (3). A page is in the log, durable,
-//! before it is overwritten in its place (4), so a torn page is always replayed. The entry of cycle n may be overwritten by
-//! cycle n+2 at the earliest (an entry takes half of the log at most), and by then its pages are durable in their places.
-//! Space that was given up is used again only after a flush that removed its mapping.
+//! Why no cut can hurt. Payload is durable (2) before a table page that shows it can be (3). A page
+//! is in the log, durable, before it is overwritten in its place (4), so a torn page is always
+//! replayed. The entry of cycle n may be overwritten by cycle n+2 at the earliest (an entry takes
+//! half of the log at most), and by then its pages are durable in their places. Space that was
+//! given up is used again only after a flush that removed its mapping.
 //!
-//! When the pages do not fit one entry, steps 3 and 4 are repeated with a sync between. A cut in the middle then leaves
-//! some pages old. Sector bitmaps therefore go first (a bit matters only to a block that is partially present), then the
-//! BAT from its end to its beginning: the entry of a chunk's bitmap follows those of its payload blocks, so no durable
-//! state shows a partially present block without its bitmap.
+//! When the pages do not fit one entry, steps 3 and 4 are repeated with a sync between. A cut in
+//! the middle then leaves some pages old. Sector bitmaps therefore go first (a bit matters only to
+//! a block that is partially present), then the BAT from its end to its beginning: the entry of a
+//! chunk's bitmap follows those of its payload blocks, so no durable state shows a partially
+//! present block without its bitmap.
 //!
 //! Callers share cycles by the gate of the image's [`Barrier`](diskwright_store::Barrier).
 
@@ -39,7 +41,8 @@ impl VhdxImage {
 
     fn cycle(&self, writing: &Writing) -> Result<()> {
         self.barrier.check()?;
-        // From the snapshot on: whoever has this lock may move the table (`grow.rs`), and no page is on its way then.
+        // From the snapshot on: whoever has this lock may move the table (`grow.rs`), and no page
+        // is on its way then.
         let mut log = lock(&writing.log);
         let (mut pages, file_bytes, layout) = {
             let mut state = lock(&writing.state);
@@ -51,7 +54,8 @@ impl VhdxImage {
         }
         let result = match file_bytes {
             Some(file_bytes) => self.carry(writing, &mut log, &layout, &mut pages, file_bytes),
-            // Damaged entries: the file keeps its length, which another program may have left between two MiB.
+            // Damaged entries: the file keeps its length, which another program may have left
+            // between two MiB.
             None => self
                 .file_bytes()
                 .and_then(|bytes| self.carry(writing, &mut log, &layout, &mut pages, bytes - bytes % MIB)),
@@ -87,15 +91,16 @@ impl VhdxImage {
         Ok(())
     }
 
-    /// Makes all durable, empties the log, cuts the slack. A session that changed nothing writes nothing.
+    /// Makes all durable, empties the log, cuts the slack. A session that changed nothing writes
+    /// nothing.
     pub(super) fn close_file(&self, writing: &Writing) -> Result<()> {
         self.barrier.check()?;
         if !lock(&writing.headers).file_write_begun() {
             return Ok(());
         }
         self.flush_shared(writing)?;
-        // The pages of the last cycle must be in their places before the log is emptied, and the log must be empty before
-        // the file is cut: its entries promise the file's length.
+        // The pages of the last cycle must be in their places before the log is emptied, and the
+        // log must be empty before the file is cut: its entries promise the file's length.
         sync(&self.barrier)?;
         lock(&writing.log).clear(&self.barrier, &writing.headers)?;
         self.load_reserved(writing);

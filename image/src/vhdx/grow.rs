@@ -10,17 +10,19 @@
 //!   6  the new layout, the cached pages moved with the table                               state lock
 //! ```
 //!
-//! Why no cut can hurt. Whatever is written before step 4 means nothing as long as the size is the old one: entries beyond
-//! the disk's end are not looked at, and nothing names the longer table. The log entry is replayed as a whole or not at
-//! all. One region table is whole at every instant, so programs that look at a file without its log find its parent.
+//! Why no cut can hurt. Whatever is written before step 4 means nothing as long as the size is the
+//! old one: entries beyond the disk's end are not looked at, and nothing names the longer table.
+//! The log entry is replayed as a whole or not at all. One region table is whole at every instant,
+//! so programs that look at a file without its log find its parent.
 //!
-//! Why writers go on. Reservations and commits change pages in the cache by the old layout until step 6. The `log` lock is
-//! held from before the table is copied until then: no page reaches the file meanwhile, so the copy lacks only what is
-//! dirty in the cache, and that moves with the table. `preparing` is held throughout: nobody grows the file, and
-//! no space that was given up is handed out, so a block that was seen in step 1 keeps its place.
+//! Why writers go on. Reservations and commits change pages in the cache by the old layout until
+//! step 6. The `log` lock is held from before the table is copied until then: no page reaches the
+//! file meanwhile, so the copy lacks only what is dirty in the cache, and that moves with the
+//! table. `preparing` is held throughout: nobody grows the file, and no space that was given up is
+//! handed out, so a block that was seen in step 1 keeps its place.
 //!
-//! A fixed disk gets space for its new blocks as a hole at the end of the file, as in a new disk. The space of a table that
-//! has moved is not used again before the file is opened the next time.
+//! A fixed disk gets space for its new blocks as a hole at the end of the file, as in a new disk.
+//! The space of a table that has moved is not used again before the file is opened the next time.
 
 use super::{
     corrupt,
@@ -63,7 +65,8 @@ struct Plan {
 }
 
 impl Plan {
-    /// First index whose entry says nothing at the old size, but for the bitmap entries of a differencing disk.
+    /// First index whose entry says nothing at the old size, but for the bitmap entries of a
+    /// differencing disk.
     fn first_index(&self) -> u64 {
         let old = &self.before;
         old.geometry.payload_index(old.geometry.payload_blocks()).min(old.entries())
@@ -115,7 +118,8 @@ impl VhdxImage {
         result
     }
 
-    /// Notes in `taken` the space that is taken and that nothing names; it is emptied when something may.
+    /// Notes in `taken` the space that is taken and that nothing names; it is emptied when
+    /// something may.
     fn carry_out(&self, writing: &Writing, mut plan: Plan, taken: &mut Vec<(u64, u64)>) -> Result<()> {
         self.clear_tail(&plan.before)?;
         let new_blocks = plan.after.geometry.payload_blocks() - plan.before.geometry.payload_blocks();
@@ -164,7 +168,8 @@ impl VhdxImage {
         Ok(Plan { before, after, new_region_bytes, first_block_bytes: None })
     }
 
-    /// What a block holds beyond the disk's end is nobody's: a program that made the disk smaller may have left it there.
+    /// What a block holds beyond the disk's end is nobody's: a program that made the disk smaller
+    /// may have left it there.
     fn clear_tail(&self, layout: &Layout) -> Result<()> {
         let geometry = &layout.geometry;
         let within_bytes = geometry.size_bytes() % geometry.block_bytes();
@@ -183,7 +188,8 @@ impl VhdxImage {
         Ok(())
     }
 
-    /// Takes space that reads as zeros; as a hole where `sparsely` says so. The caller holds `preparing`.
+    /// Takes space that reads as zeros; as a hole where `sparsely` says so. The caller holds
+    /// `preparing`.
     fn take_space(&self, writing: &Writing, len_bytes: u64, sparsely: bool) -> Result<u64> {
         loop {
             let extension = {
@@ -208,7 +214,8 @@ impl VhdxImage {
         }
     }
 
-    /// Where space was reserved for all blocks of a disk that is not fixed, it is reserved for the new ones too.
+    /// Where space was reserved for all blocks of a disk that is not fixed, it is reserved for the
+    /// new ones too.
     fn keep_room(&self, writing: &Writing, plan: &Plan, new_blocks: u64) -> Result<()> {
         let file_bytes = {
             let state = lock(&writing.state);
@@ -356,7 +363,8 @@ impl VhdxImage {
         Ok(pages)
     }
 
-    /// The pages of the file that differ when `bytes` lie at `offset_bytes`, as they are with these bytes.
+    /// The pages of the file that differ when `bytes` lie at `offset_bytes`, as they are with these
+    /// bytes.
     fn changed_pages(&self, bytes: &[u8], offset_bytes: u64, pages: &mut Vec<Page>) -> Result<()> {
         let end_bytes = offset_bytes + bytes.len() as u64;
         for at_bytes in (offset_bytes - offset_bytes % PAGE_BYTES..end_bytes).step_by(PAGE_BYTES as usize) {

@@ -1,9 +1,11 @@
-//! Header updates, and the two ways in which metadata reaches the file: [`write`] and [`sync`] on the image's [`Barrier`].
+//! Header updates, and the two ways in which metadata reaches the file: [`write`] and [`sync`] on
+//! the image's [`Barrier`].
 //!
-//! An update writes the slot that is not current, syncs, then does the same with the other slot, so that both are good and
-//! equal but for their numbers. A cut at any moment leaves one slot whole.
+//! An update writes the slot that is not current, syncs, then does the same with the other slot, so
+//! that both are good and equal but for their numbers. A cut at any moment leaves one slot whole.
 //!
-//! The [`Barrier`] is the only way to sync. After its first failure every later use of the image's writing side is refused.
+//! The [`Barrier`] is the only way to sync. After its first failure every later use of the image's
+//! writing side is refused.
 
 use super::corrupt;
 use crate::error::{ImageError, Result};
@@ -48,7 +50,8 @@ impl Headers {
         self.file_write_begun
     }
 
-    /// A new FileWriteGuid, durable, once per session: before the first change of the file (MS-VHDX 2.2.2.1).
+    /// A new FileWriteGuid, durable, once per session: before the first change of the file (MS-VHDX
+    /// 2.2.2.1).
     pub(super) fn begin_file_write(&mut self, barrier: &Barrier) -> Result<()> {
         if !self.file_write_begun {
             let id = Uuid::new_v4();
@@ -58,7 +61,8 @@ impl Headers {
         Ok(())
     }
 
-    /// New FileWriteGuid and DataWriteGuid, durable, once per session: before the first change that a guest could see.
+    /// New FileWriteGuid and DataWriteGuid, durable, once per session: before the first change that
+    /// a guest could see.
     pub(super) fn begin_data_write(&mut self, barrier: &Barrier) -> Result<()> {
         if !self.data_write_begun {
             let file_write_guid = if self.file_write_begun { self.header.file_write_guid } else { Uuid::new_v4() };

@@ -10,11 +10,12 @@
 //!   barrier    who flushes, who waits: never held while anything else is done                  (the store's)
 //! ```
 //!
-//! The disk above calls `reserve` and `commit` under its own lock, and they take `state`. So nothing waits for the file under
-//! `state`, but for `close`, when no request is left. Reads of the tables take it only to lay the cached pages over what they
-//! have read (`tables.rs`).
+//! The disk above calls `reserve` and `commit` under its own lock, and they take `state`. So
+//! nothing waits for the file under `state`, but for `close`, when no request is left. Reads of the
+//! tables take it only to lay the cached pages over what they have read (`tables.rs`).
 //!
-//! A read-only image has none of them: its table is read as it is asked for, and the map of the disk above remembers.
+//! A read-only image has none of them: its table is read as it is asked for, and the map of the
+//! disk above remembers.
 
 use super::{
     header::Headers,
@@ -39,11 +40,12 @@ use std::{fmt, io, ops::ControlFlow, sync::Arc};
 /// Opens a VHDX.
 ///
 /// Read-only, a log that is not empty is replayed in memory, and the image's store is an
-/// [`OverlayStore`](diskwright_store::OverlayStore). Writable, it is
-/// replayed on disk; otherwise nothing is written before the first [`ImageWriter`](crate::ImageWriter) call that needs it.
+/// [`OverlayStore`](diskwright_store::OverlayStore). Writable, it is replayed on disk; otherwise
+/// nothing is written before the first [`ImageWriter`](crate::ImageWriter) call that needs it.
 ///
 /// # Errors
-/// [`ImageError::NotAnImage`] when the file is no VHDX, `Corrupt` or `Unsupported` for one that cannot be used, `Io`.
+/// [`ImageError::NotAnImage`] when the file is no VHDX, `Corrupt` or `Unsupported` for one that
+/// cannot be used, `Io`.
 pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdxImage> {
     let opened = load(store, writable)?;
     Ok(VhdxImage::new(opened, writable))
@@ -113,8 +115,8 @@ impl VhdxImage {
         self.writing.as_ref().map_or_else(|| Arc::clone(&self.layout), Writing::layout)
     }
 
-    /// What `read` finds in the tables. It is asked again where the tables were moved meanwhile: then it may have read the
-    /// place where they were before.
+    /// What `read` finds in the tables. It is asked again where the tables were moved meanwhile:
+    /// then it may have read the place where they were before.
     fn steady<T>(&self, mut read: impl FnMut(&Layout) -> Result<T>) -> Result<T> {
         let mut layout = self.layout();
         loop {
@@ -177,7 +179,8 @@ impl VhdxImage {
         Ok(bitmap)
     }
 
-    /// Where the bitmap block of a partially present block is; or the index of its entry, and what is wrong with that.
+    /// Where the bitmap block of a partially present block is; or the index of its entry, and what
+    /// is wrong with that.
     fn bitmap_block_of(&self, layout: &Layout, block: u64) -> Result<Result<u64, (u64, Invalid)>> {
         let index = layout.geometry.bitmap_index(layout.geometry.chunk_of(block));
         let entry = self.entry_at(layout, index)?;
@@ -217,7 +220,8 @@ impl VhdxImage {
         Err(self.io("explain the damage of a block", layout.entry_offset_bytes(index), sound))
     }
 
-    /// The first of the blocks `first .. end` whose entry is not zero. Holes of a sparse table are not read.
+    /// The first of the blocks `first .. end` whose entry is not zero. Holes of a sparse table are
+    /// not read.
     fn next_entry(&self, layout: &Layout, first: u64, end: u64) -> Result<Option<u64>> {
         let geometry = &layout.geometry;
         let end = end.min(geometry.payload_blocks());

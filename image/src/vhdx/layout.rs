@@ -1,20 +1,21 @@
 //! Where a VHDX keeps its tables, and what a BAT entry means in this file.
 //!
-//! A [`Layout`] never changes. An image that grows gets another one (`grow.rs`), and whoever read tables by the old one
-//! reads again. A layout turns entries into block states. An entry is believed only when the block it names lies inside
-//! the file and clear of all metadata.
+//! A [`Layout`] never changes. An image that grows gets another one (`grow.rs`), and whoever read
+//! tables by the old one reads again. A layout turns entries into block states. An entry is
+//! believed only when the block it names lies inside the file and clear of all metadata.
 //!
-//! Entries that the specification forbids, but that have only one meaning, are read as Microsoft's own code (openvmm,
-//! vm/devices/storage/vhdx) reads them, and `check` notes them:
+//! Entries that the specification forbids, but that have only one meaning, are read as Microsoft's
+//! own code (openvmm, vm/devices/storage/vhdx) reads them, and `check` notes them:
 //!
-//! - PARTIALLY_PRESENT in a disk without a parent is FULLY_PRESENT. The sector bitmap tells which sectors are the
-//!   parent's (MS-VHDX 2.5.1.1). Without a parent no sector is, and the entries of bitmap blocks are reserved there, so
-//!   no program keeps a bitmap that could be asked.
+//! - PARTIALLY_PRESENT in a disk without a parent is FULLY_PRESENT. The sector bitmap tells which
+//!   sectors are the parent's (MS-VHDX 2.5.1.1). Without a parent no sector is, and the entries of
+//!   bitmap blocks are reserved there, so no program keeps a bitmap that could be asked.
 //! - In a disk without a parent the entry of a bitmap block is ignored, whatever it says.
 //! - State 7 of a bitmap block is 6, present.
 //!
-//! An entry without data may name a place: the space that the block had and keeps ([`Layout::kept_place`]). A differencing
-//! disk that was made smaller has entries for blocks beyond its end; they mean nothing, but their space stays reserved.
+//! An entry without data may name a place: the space that the block had and keeps
+//! ([`Layout::kept_place`]). A differencing disk that was made smaller has entries for blocks
+//! beyond its end; they mean nothing, but their space stays reserved.
 
 use super::corrupt;
 use crate::{error::ImageError, image::BlockState};
@@ -55,7 +56,8 @@ pub(super) struct Layout {
     /// LeaveBlocksAllocated, and no parent.
     pub(super) fixed: bool,
     pub(super) bat_offset_bytes: u64,
-    /// First byte and end of the header section, the log, and all regions; sorted, apart from each other.
+    /// First byte and end of the header section, the log, and all regions; sorted, apart from each
+    /// other.
     pub(super) metadata: Vec<(u64, u64)>,
 }
 
@@ -115,10 +117,11 @@ impl Layout {
         }
     }
 
-    /// The space that an entry without data keeps for its block, if that is sound: whole blocks inside the file, clear of
-    /// metadata. UNDEFINED and UNMAPPED blocks may keep it in every disk (MS-VHDX 2.5.1.1). ZERO must not name a place; where
-    /// it does, the place is taken to be kept, so that no other block gets it. NOT_PRESENT keeps it in a fixed disk only,
-    /// for there LeaveBlocksAllocated promises that a block's space stays its own.
+    /// The space that an entry without data keeps for its block, if that is sound: whole blocks
+    /// inside the file, clear of metadata. UNDEFINED and UNMAPPED blocks may keep it in every disk
+    /// (MS-VHDX 2.5.1.1). ZERO must not name a place; where it does, the place is taken to be kept,
+    /// so that no other block gets it. NOT_PRESENT keeps it in a fixed disk only, for there
+    /// LeaveBlocksAllocated promises that a block's space stays its own.
     pub(super) fn kept_place(&self, entry: BatEntry, file_bytes: u64) -> Option<u64> {
         let keeps = match entry.payload_state() {
             Ok(PayloadState::Undefined | PayloadState::Zero | PayloadState::Unmapped) => true,
@@ -148,7 +151,8 @@ impl Layout {
         }
     }
 
-    /// Some writers cut the last block of the file at the disk's end: `needed_bytes` must be there, `block_bytes` clear.
+    /// Some writers cut the last block of the file at the disk's end: `needed_bytes` must be there,
+    /// `block_bytes` clear.
     fn check_place(
         &self,
         offset_bytes: u64,

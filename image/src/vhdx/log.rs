@@ -8,9 +8,10 @@
 //!                                                                                 Target::Disk   (the file itself)
 //! ```
 //!
-//! The log is a ring: an entry may begin near its end and go on at its beginning. It is read in pieces, so memory does not
-//! depend on its length; a log that claims to be longer than 256 MiB is refused, and so is one whose headers would
-//! have us compute checksums over more than four times its length (entries of an honest log cannot overlap so much).
+//! The log is a ring: an entry may begin near its end and go on at its beginning. It is read in
+//! pieces, so memory does not depend on its length; a log that claims to be longer than 256 MiB is
+//! refused, and so is one whose headers would have us compute checksums over more than four times
+//! its length (entries of an honest log cannot overlap so much).
 
 use super::corrupt;
 use crate::error::{ImageError, Result};
@@ -93,7 +94,8 @@ impl Ring<'_> {
         let after = |position: u64, header: &LogEntryHeader| {
             (position + u64::from(header.entry_len_bytes)) % self.place.len_bytes
         };
-        // Next of each entry is one entry; chains of different heads have nothing in common, so walking them all is linear.
+        // Next of each entry is one entry; chains of different heads have nothing in common, so
+        // walking them all is linear.
         let mut previous: HashMap<u64, u64> = HashMap::new();
         let mut heads = Vec::new();
         for (&position, header) in &entries {
@@ -189,7 +191,8 @@ impl Ring<'_> {
         Ok(sum.value())
     }
 
-    /// Visits the descriptors of an entry in order, data with its page. The inner result says what is invalid in it.
+    /// Visits the descriptors of an entry in order, data with its page. The inner result says what
+    /// is invalid in it.
     fn walk(&self, position: u64, header: &LogEntryHeader, visit: &mut Visit<'_>) -> Result<Result<(), Invalid>> {
         let descriptors_end = (LOG_HEADER_BYTES + DESCRIPTOR_BYTES * header.descriptors as usize) as u64;
         let mut data_at = descriptors_end.next_multiple_of(SECTOR);
@@ -245,8 +248,9 @@ impl Ring<'_> {
     /// Replays a sequence. On disk nothing is synced, and the FileWriteGuid is the caller's duty.
     ///
     /// # Errors
-    /// `Corrupt` when the file is shorter than the head entry was promised, or an entry would change what the log must not;
-    /// `Unsupported` when a replay in memory would need too many pages.
+    /// `Corrupt` when the file is shorter than the head entry was promised, or an entry would
+    /// change what the log must not; `Unsupported` when a replay in memory would need too many
+    /// pages.
     pub(super) fn replay(&self, sequence: &Sequence, mut target: Target<'_>) -> Result<()> {
         let io = |error, offset_bytes| ImageError::io("replay the log", self.store, offset_bytes, error);
         let held_bytes = self.store.len_bytes().map_err(|error| io(error, 0))?;
@@ -298,7 +302,8 @@ impl Ring<'_> {
         })
     }
 
-    /// Visits all descriptors of a sequence, refusing those that touch headers, the log, or what is beyond the file.
+    /// Visits all descriptors of a sequence, refusing those that touch headers, the log, or what is
+    /// beyond the file.
     fn each_change(&self, sequence: &Sequence, file_bytes: u64, visit: &mut Visit<'_>) -> Result<()> {
         let (log_start, log_end) = (self.place.offset_bytes, self.place.offset_bytes + self.place.len_bytes);
         for (position, header) in &sequence.entries {

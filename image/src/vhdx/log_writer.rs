@@ -1,8 +1,9 @@
 //! Writing the log: one entry at a time, each of which stands alone.
 //!
-//! The tail of every entry is the entry itself, because the flush before has made everything earlier durable in its place.
-//! An entry takes at most half of the log, so the one before it is whole until the new one is durable: as long as the
-//! header names the log, there is a sequence to replay.
+//! The tail of every entry is the entry itself, because the flush before has made everything
+//! earlier durable in its place. An entry takes at most half of the log, so the one before it is
+//! whole until the new one is durable: as long as the header names the log, there is a sequence to
+//! replay.
 
 use super::{
     header::{Headers, sync, write},
@@ -22,7 +23,8 @@ const MAX_ENTRY_BYTES: u64 = 8 << 20;
 #[derive(Debug)]
 pub(super) struct LogWriter {
     place: FileRange,
-    /// The GUID under which entries are written. The header names it from the first durable entry on.
+    /// The GUID under which entries are written. The header names it from the first durable entry
+    /// on.
     guid: Uuid,
     next_position: u64,
     next_number: u64,
@@ -47,8 +49,9 @@ impl LogWriter {
         pages as usize
     }
 
-    /// Writes an entry that sets `pages` and makes it durable, and sees to it that the header names the log.
-    /// `file_bytes` is the file's length, durable already. The place of an entry that did not become durable is used again.
+    /// Writes an entry that sets `pages` and makes it durable, and sees to it that the header names
+    /// the log. `file_bytes` is the file's length, durable already. The place of an entry that did
+    /// not become durable is used again.
     pub(super) fn append(
         &mut self,
         barrier: &Barrier,
@@ -73,8 +76,8 @@ impl LogWriter {
             write(barrier, "write the log", &entry[until_end..], self.place.offset_bytes)?;
         }
         sync(barrier)?;
-        // The entry is durable, and a header may come to name it even if its update fails half-way: it must not be
-        // overwritten by the next.
+        // The entry is durable, and a header may come to name it even if its update fails half-way:
+        // it must not be overwritten by the next.
         self.next_position = (self.next_position + entry.len() as u64) % self.place.len_bytes;
         self.next_number += 1;
         let mut headers = lock(headers);
@@ -84,8 +87,8 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Empties the log: the header names none. All pages must be durable in their places. The next entry begins anew
-    /// under another GUID.
+    /// Empties the log: the header names none. All pages must be durable in their places. The next
+    /// entry begins anew under another GUID.
     pub(super) fn clear(&mut self, barrier: &Barrier, headers: &Mutex<Headers>) -> Result<()> {
         let mut headers = lock(headers);
         if !headers.current().log_guid.is_nil() {

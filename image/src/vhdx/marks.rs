@@ -16,7 +16,8 @@ impl Marks {
         !self.0.is_empty() && (start_bytes / MIB..end_bytes.div_ceil(MIB)).any(|mib| self.get(mib))
     }
 
-    /// Marks what is marked in `other`, as far as `keep` lets it through: told a word of this and the same one of `other`.
+    /// Marks what is marked in `other`, as far as `keep` lets it through: told a word of this and
+    /// the same one of `other`.
     pub(super) fn merge(&mut self, other: &Self, keep: impl Fn(u64, u64) -> u64) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);

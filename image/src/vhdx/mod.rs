@@ -17,8 +17,8 @@
 //!   check.rs    everything that is wrong with a file
 //! ```
 //!
-//! Nothing is written at open (unless the log must be replayed), and a session that changes nothing leaves the file as it
-//! was, byte for byte. The order of what is written is argued in `flush.rs`.
+//! Nothing is written at open (unless the log must be replayed), and a session that changes nothing
+//! leaves the file as it was, byte for byte. The order of what is written is argued in `flush.rs`.
 
 mod blocks;
 mod check;
@@ -62,8 +62,8 @@ fn corrupt(store: &dyn Store, base_bytes: u64, invalid: Invalid) -> ImageError {
     }
 }
 
-/// Locks. A thread that panicked while it held the lock has left the tables as some completed step made them: every
-/// change is made after all that can fail.
+/// Locks. A thread that panicked while it held the lock has left the tables as some completed step
+/// made them: every change is made after all that can fail.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -219,8 +219,8 @@ pub(super) fn check_log_place(store: &dyn Store, header: &Header) -> std::result
 
 /// Replays the log if the header names one. Returns the store through which the rest is read.
 ///
-/// On disk it is replayed only when everything that follows has been read, and found good, through a replay in memory: a file
-/// that cannot be opened stays as it is.
+/// On disk it is replayed only when everything that follows has been read, and found good, through
+/// a replay in memory: a file that cannot be opened stays as it is.
 fn replay(
     store: Arc<dyn Store>,
     found: &Found,
@@ -250,7 +250,8 @@ fn replay(
         Err(ImageError::Unsupported { .. }) => {}
         Err(error) => return Err(error),
     }
-    // Headers first: the file is changed from here on. If the replay is cut, the log is still there to be replayed again.
+    // Headers first: the file is changed from here on. If the replay is cut, the log is still there
+    // to be replayed again.
     let barrier = Barrier::new(Arc::clone(&store));
     headers.begin_file_write(&barrier)?;
     ring.replay(&sequence, Target::Disk)?;
@@ -386,8 +387,9 @@ fn read_parent(items: &Items<'_>) -> Result<ParentLink> {
     })
 }
 
-/// The parent that the VHDX in `store` names, by its metadata as they lie in the file. A log is neither looked for nor
-/// replayed; nothing that this program writes changes a parent locator through the log.
+/// The parent that the VHDX in `store` names, by its metadata as they lie in the file. A log is
+/// neither looked for nor replayed; nothing that this program writes changes a parent locator
+/// through the log.
 ///
 /// # Errors
 /// `NotAnImage`, `Corrupt`, `Unsupported`, `Io`.

@@ -1,17 +1,19 @@
 //! A cache of the 4 KiB pages of the BAT and of sector bitmap blocks, for a writable image.
 //!
-//! A page is put here before it is first changed, stays while it is dirty or on its way through the log, and may be dropped
-//! when it is clean and the cache is large. So memory follows what is touched, not what a header claims. The cache lives
-//! inside the image's state mutex and never touches the file.
+//! A page is put here before it is first changed, stays while it is dirty or on its way through the
+//! log, and may be dropped when it is clean and the cache is large. So memory follows what is
+//! touched, not what a header claims. The cache lives inside the image's state mutex and never
+//! touches the file.
 //!
 //! ```text
 //!   missing + drops ─▶ read the file, without the mutex ─▶ drops as before? ─▶ insert what is still absent   (prepare.rs)
 //!             drops ─▶ read the file, without the mutex ─▶ drops as before? ─▶ overlay                       (tables.rs)
 //! ```
 //!
-//! Invariant: a page that is not here is in the file as it should be. So bytes that were read without the mutex are old only
-//! if their page was changed, written and dropped meanwhile. [`PageCache::drops`] tells: it grows with each drop, and whoever
-//! finds that it has moved reads again.
+//! Invariant: a page that is not here is in the file as it should be. So bytes that were read
+//! without the mutex are old only if their page was changed, written and dropped meanwhile.
+//! [`PageCache::drops`] tells: it grows with each drop, and whoever finds that it has moved reads
+//! again.
 
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
@@ -21,9 +23,11 @@ use std::collections::{BTreeSet, HashMap};
 pub(super) const PAGE_BYTES: u64 = 4096;
 /// Clean pages are dropped above this number, unless another limit is set: 16 MiB.
 const MAX_CLEAN_PAGES: usize = 4 << 10;
-/// Dirty pages above which a flush is due though nobody asks for one, unless a lower limit is set: 16 MiB.
+/// Dirty pages above which a flush is due though nobody asks for one, unless a lower limit is set:
+/// 16 MiB.
 const MAX_DIRTY_PAGES: usize = 4 << 10;
-/// Pages of each kind that there may be however low the limit: a request needs some of them at the same time.
+/// Pages of each kind that there may be however low the limit: a request needs some of them at the
+/// same time.
 const MIN_PAGES: usize = 64;
 
 /// A page on its way through the log: file offset and bytes.
@@ -84,8 +88,8 @@ impl PageCache {
         self.drop_clean(0);
     }
 
-    /// Takes in pages as the file has them, those that are still absent. The caller has seen to it that [`PageCache::drops`]
-    /// is as it was before they were read.
+    /// Takes in pages as the file has them, those that are still absent. The caller has seen to it
+    /// that [`PageCache::drops`] is as it was before they were read.
     pub(super) fn insert(&mut self, pages: Vec<Page>) {
         self.drop_clean(pages.len());
         for (offset_bytes, page) in pages {
@@ -93,8 +97,8 @@ impl PageCache {
         }
     }
 
-    /// Sees to it that the pages of a range are here that the file has as zeros. They are about to be changed, and nothing
-    /// is dropped for them.
+    /// Sees to it that the pages of a range are here that the file has as zeros. They are about to
+    /// be changed, and nothing is dropped for them.
     pub(super) fn insert_zeros(&mut self, start_bytes: u64, len_bytes: u64) {
         for offset_bytes in pages_of(start_bytes, len_bytes) {
             self.pages.entry(offset_bytes).or_insert_with(|| vec![0; PAGE_BYTES as usize].into_boxed_slice());
@@ -111,7 +115,8 @@ impl PageCache {
         }
     }
 
-    /// Visits the loaded pieces of a range, page by page, for reading. Pieces that are not loaded are left out.
+    /// Visits the loaded pieces of a range, page by page, for reading. Pieces that are not loaded
+    /// are left out.
     pub(super) fn each_piece(&self, start_bytes: u64, len_bytes: u64, visit: &mut dyn FnMut(usize, &[u8])) {
         let end_bytes = start_bytes + len_bytes;
         for offset_bytes in pages_of(start_bytes, len_bytes) {
@@ -125,8 +130,9 @@ impl PageCache {
         }
     }
 
-    /// The first byte of `start_bytes .. end_bytes` that lies in a dirty page, or in one on its way: what the file has there
-    /// may be a hole. All other pages are in the file as they should be.
+    /// The first byte of `start_bytes .. end_bytes` that lies in a dirty page, or in one on its
+    /// way: what the file has there may be a hole. All other pages are in the file as they should
+    /// be.
     pub(super) fn first_in(&self, start_bytes: u64, end_bytes: u64) -> Option<u64> {
         let first = start_bytes - start_bytes % PAGE_BYTES;
         if first >= end_bytes {
@@ -137,7 +143,8 @@ impl PageCache {
         Some(page.max(start_bytes)).filter(|&at| at < end_bytes)
     }
 
-    /// Replaces what the cache has of a range in `buf`, which was read from the file at `start_bytes`.
+    /// Replaces what the cache has of a range in `buf`, which was read from the file at
+    /// `start_bytes`.
     pub(super) fn overlay(&self, buf: &mut [u8], start_bytes: u64) {
         if !self.pages.is_empty() {
             let len_bytes = buf.len() as u64;
@@ -145,8 +152,8 @@ impl PageCache {
         }
     }
 
-    /// Changes a range whose pages are loaded: `change` gets each piece and its place in the range. All of them become
-    /// dirty.
+    /// Changes a range whose pages are loaded: `change` gets each piece and its place in the range.
+    /// All of them become dirty.
     pub(super) fn change(&mut self, start_bytes: u64, len_bytes: u64, change: &mut dyn FnMut(usize, &mut [u8])) {
         let end_bytes = start_bytes + len_bytes;
         for offset_bytes in pages_of(start_bytes, len_bytes) {
@@ -175,7 +182,8 @@ impl PageCache {
         self.dirty.len() > self.limits.dirty_pages
     }
 
-    /// The file's `len_bytes` at `from_bytes` are at `to_bytes` from now on; all multiples of 4096. No page of them is in flight.
+    /// The file's `len_bytes` at `from_bytes` are at `to_bytes` from now on; all multiples of 4096.
+    /// No page of them is in flight.
     pub(super) fn move_range(&mut self, from_bytes: u64, len_bytes: u64, to_bytes: u64) {
         for offset_bytes in pages_of(from_bytes, len_bytes) {
             let moved_bytes = offset_bytes - from_bytes + to_bytes;

@@ -11,17 +11,19 @@
 //!                bitmap           the bits' pages; or space for a bitmap block
 //! ```
 //!
-//! What must hold: the state mutex is held for memory work only, never while the store is called. What is zeroed is in no
-//! list meanwhile, and the new end of the file is published when it is there. So `reserve` never hands out space that is not
-//! ready.
+//! What must hold: the state mutex is held for memory work only, never while the store is called.
+//! What is zeroed is in no list meanwhile, and the new end of the file is published when it is
+//! there. So `reserve` never hands out space that is not ready.
 //!
-//! `preparing` is held while the store is called. It keeps two threads from surveying, growing, or zeroing the same place:
-//! the second zeroing could hit payload. Lock order: `preparing`, then `headers` or `state`. The survey needs no other lock,
-//! since no table changes before it is installed.
+//! `preparing` is held while the store is called. It keeps two threads from surveying, growing, or
+//! zeroing the same place: the second zeroing could hit payload. Lock order: `preparing`, then
+//! `headers` or `state`. The survey needs no other lock, since no table changes before it is
+//! installed.
 //!
-//! Another thread may take what was supplied first; then the caller is told `None` again and comes back. Space is supplied
-//! only where a reservation or a commit lacked it. To supply it for every block of the range was rejected: a discard on a
-//! full file system would fail, though it needs none.
+//! Another thread may take what was supplied first; then the caller is told `None` again and comes
+//! back. Space is supplied only where a reservation or a commit lacked it. To supply it for every
+//! block of the range was rejected: a discard on a full file system would fail, though it needs
+//! none.
 
 use super::{
     blocks::MAKE_ROOM,
@@ -155,8 +157,8 @@ impl VhdxImage {
         }
     }
 
-    /// Sees to it that a piece of `len_bytes` can be taken: zeroes free ones, or lets the file grow. The caller holds
-    /// `preparing`.
+    /// Sees to it that a piece of `len_bytes` can be taken: zeroes free ones, or lets the file
+    /// grow. The caller holds `preparing`.
     pub(super) fn make_room(&self, writing: &Writing, len_bytes: u64) -> Result<()> {
         let store = &**self.barrier.store();
         let (to_zero, growth, at_bytes) = {
@@ -183,7 +185,8 @@ impl VhdxImage {
         result.map_err(io)
     }
 
-    /// Makes what was given up free again, its blocks punched. A piece is not handed out before its punch has ended.
+    /// Makes what was given up free again, its blocks punched. A piece is not handed out before its
+    /// punch has ended.
     pub(super) fn recycle_pieces(&self, writing: &Writing, generation: u64) {
         let punching = lock(&writing.state).space.as_mut().map(|space| space.recycled(generation));
         let Some(mut punching) = punching else { return };
@@ -198,9 +201,10 @@ impl VhdxImage {
         }
     }
 
-    /// Before the first change of a session: a new FileWriteGuid, durable; then what is in use, so that new space reads as
-    /// zeros and the file's length no longer shrinks while log entries promise it. Where an entry is damaged the length stays
-    /// as it is. The caller holds `preparing`.
+    /// Before the first change of a session: a new FileWriteGuid, durable; then what is in use, so
+    /// that new space reads as zeros and the file's length no longer shrinks while log entries
+    /// promise it. Where an entry is damaged the length stays as it is. The caller holds
+    /// `preparing`.
     pub(super) fn begin_change(&self, writing: &Writing) -> Result<()> {
         if lock(&writing.state).is_surveyed() {
             return Ok(());
@@ -220,8 +224,8 @@ impl VhdxImage {
         Ok(())
     }
 
-    /// Makes what lies beyond the last block read as zeros: cut off, or zeroed where the file was made with room for all
-    /// its blocks.
+    /// Makes what lies beyond the last block read as zeros: cut off, or zeroed where the file was
+    /// made with room for all its blocks.
     fn settle_slack(
         &self,
         store: &dyn Store,

@@ -29,7 +29,8 @@ pub(super) struct State {
     pub(super) surveyed_bytes: u64,
     /// Made by the first change of a session; stays `None` while an entry is damaged.
     pub(super) space: Option<Space>,
-    /// Why no space is handed out: the index of a damaged entry and what is wrong with it, found by the first change.
+    /// Why no space is handed out: the index of a damaged entry and what is wrong with it, found by
+    /// the first change.
     pub(super) damaged: Option<(u64, Invalid)>,
     /// Places that entries without data name, but not they alone.
     pub(super) contested: Marks,
@@ -72,7 +73,8 @@ impl State {
         self.space.is_some() || self.damaged.is_some()
     }
 
-    /// The survey of a file of `file_bytes` found `space`, with its free pieces, and contested places.
+    /// The survey of a file of `file_bytes` found `space`, with its free pieces, and contested
+    /// places.
     pub(super) fn install(&mut self, file_bytes: u64, space: Space, contested: Marks, keep_end_bytes: u64) {
         self.surveyed_bytes = file_bytes;
         self.contested = contested;
@@ -80,7 +82,8 @@ impl State {
         self.space = Some(space);
     }
 
-    /// The survey of a file of `file_bytes` found an entry that cannot be right: no space is handed out.
+    /// The survey of a file of `file_bytes` found an entry that cannot be right: no space is handed
+    /// out.
     pub(super) fn install_damaged(&mut self, file_bytes: u64, damaged: (u64, Invalid)) {
         self.surveyed_bytes = file_bytes;
         self.damaged = Some(damaged);

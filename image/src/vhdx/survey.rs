@@ -1,21 +1,23 @@
 //! What of a file is in use: asked once in a session, before the first change.
 //!
-//! The BAT is read from beginning to end (holes of a sparse one are skipped), and every MiB that something refers to is
-//! marked (`marks.rs`). The survey finds the end of what is in use, and the holes before it, which
-//! can be used again.
+//! The BAT is read from beginning to end (holes of a sparse one are skipped), and every MiB that
+//! something refers to is marked (`marks.rs`). The survey finds the end of what is in use, and the
+//! holes before it, which can be used again.
 //!
 //! ```text
 //!   owned   metadata, blocks with data, bitmap blocks      two owners of one MiB: the survey fails
 //!   kept    the places of entries without data, and of blocks beyond the disk's end
 //! ```
 //!
-//! Blocks with data that share space: to write into such a file would spread the damage, so every change of a table is
-//! refused. A kept place that something else names too is *contested*: it is left alone, and its block gets new space.
+//! Blocks with data that share space: to write into such a file would spread the damage, so every
+//! change of a table is refused. A kept place that something else names too is *contested*: it is
+//! left alone, and its block gets new space.
 //!
-//! An entry that cannot be right is remembered ([`Survey::damaged`]). Its block's data may lie in any space that looks free,
-//! or beyond the file's end, where a growing file would put another block's bytes under the entry. So in such a file no
-//! space is handed out and the length stays as it is. Changes that need no space go on: bits of bitmap blocks that exist,
-//! and blocks that become whole or zero.
+//! An entry that cannot be right is remembered ([`Survey::damaged`]). Its block's data may lie in
+//! any space that looks free, or beyond the file's end, where a growing file would put another
+//! block's bytes under the entry. So in such a file no space is handed out and the length stays as
+//! it is. Changes that need no space go on: bits of bitmap blocks that exist, and blocks that
+//! become whole or zero.
 
 use super::{
     layout::{EntryState, Layout},
@@ -39,7 +41,8 @@ pub(super) struct Survey {
     pub(super) end_bytes: u64,
     /// Payload blocks that have no space.
     pub(super) unallocated_blocks: u64,
-    /// Offset and length of free pieces before `end_bytes`: of a payload block's length, and with a parent of 1 MiB.
+    /// Offset and length of free pieces before `end_bytes`: of a payload block's length, and with a
+    /// parent of 1 MiB.
     pub(super) free: Vec<(u64, u64)>,
     /// Kept places that something else names too.
     pub(super) contested: Marks,

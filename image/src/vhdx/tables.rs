@@ -5,9 +5,11 @@
 //!   a writable image           the file, read without a lock ─▶ state mutex ─▶ the cached pages over it
 //! ```
 //!
-//! What must hold: the state mutex is never held while the store is called. A page that was changed, written and dropped
-//! between the two steps would leave old bytes in the buffer; the cache's count of drops tells, and the read is made again.
-//! The BAT is read in pieces, never whole. Each read is as of one moment, several reads are not; the disk above asks again where a block was changed in between.
+//! What must hold: the state mutex is never held while the store is called. A page that was
+//! changed, written and dropped between the two steps would leave old bytes in the buffer; the
+//! cache's count of drops tells, and the read is made again. The BAT is read in pieces, never
+//! whole. Each read is as of one moment, several reads are not; the disk above asks again where a
+//! block was changed in between.
 
 use super::{layout::Layout, lock, pages::PAGE_BYTES, state::State};
 use crate::error::{ImageError, Result};
@@ -31,7 +33,8 @@ pub(super) struct Tables<'a> {
 }
 
 impl<'a> Tables<'a> {
-    /// The tables as the file has them: of an image that nobody changes, or of which nothing was changed yet.
+    /// The tables as the file has them: of an image that nobody changes, or of which nothing was
+    /// changed yet.
     pub(super) fn of_file(store: &'a dyn Store) -> Self {
         Self { store, state: None }
     }
@@ -65,7 +68,8 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// The file's length in bytes: no less than at the last read, so all places that were read can be judged by it.
+    /// The file's length in bytes: no less than at the last read, so all places that were read can
+    /// be judged by it.
     ///
     /// # Errors
     /// `Io`.
@@ -78,8 +82,8 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// The first stretch at or after `start_bytes` that may be other than zeros, cut to `end_bytes`: data of the file, or a
-    /// page that the file does not have yet.
+    /// The first stretch at or after `start_bytes` that may be other than zeros, cut to
+    /// `end_bytes`: data of the file, or a page that the file does not have yet.
     ///
     /// # Errors
     /// `Io`.
@@ -143,8 +147,8 @@ impl Layout {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Visits the entries of `indices` that are not zero, until `visit` breaks. Holes of the file are skipped, unless the
-    /// cache has a page there that is not in the file yet.
+    /// Visits the entries of `indices` that are not zero, until `visit` breaks. Holes of the file
+    /// are skipped, unless the cache has a page there that is not in the file yet.
     pub(super) fn each_entry(
         &self,
         tables: &Tables<'_>,

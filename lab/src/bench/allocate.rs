@@ -1,8 +1,9 @@
-//! Writes that must allocate: block after block against qemu-io, and random ones against a preallocated raw file.
+//! Writes that must allocate: block after block against qemu-io, and random ones against a
+//! preallocated raw file.
 //!
-//! qemu-io is one process that reads its commands from a file; its time is that of the process less that of one which only
-//! opens and closes the same disk. Ours is the time from the first write to the end of the flush. Both go past the page cache, one
-//! request at a time.
+//! qemu-io is one process that reads its commands from a file; its time is that of the process less
+//! that of one which only opens and closes the same disk. Ours is the time from the first write to
+//! the end of the flush. Both go past the page cache, one request at a time.
 
 use super::SEED;
 use crate::{
@@ -87,7 +88,8 @@ fn commands(blocks: u64) -> String {
     text
 }
 
-/// Writes and flushes with our engine; then opens the disk again and checks what it holds. Returns the time of the writes and the flush.
+/// Writes and flushes with our engine; then opens the disk again and checks what it holds. Returns
+/// the time of the writes and the flush.
 fn write_blocks(bench: &Bench<'_>, container: Container, dir: &Path, blocks: u64) -> Result<u64> {
     let home = dir.join("ours");
     std::fs::create_dir(&home).map_err(LabError::file("create", &home))?;

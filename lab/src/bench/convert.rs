@@ -1,10 +1,11 @@
 //! Converting against qemu-img: copying, and on XFS sharing.
 //!
-//! Both are run with their defaults, each converts the same source to a new file, in turns. *Hot* means that the source is in the
-//! page cache, *cold* that it was dropped from it. Before each conversion the file system is made to finish what it has to do, so
-//! neither tool's time includes what the other left behind. Speed is that of the command, as a user waits for it; speed *until
-//! durable* includes the sync of the file system after it, for a tool that leaves its copy in memory has not yet copied.
-//! The first conversion of ours is read back and compared with what was
+//! Both are run with their defaults, each converts the same source to a new file, in turns. *Hot*
+//! means that the source is in the page cache, *cold* that it was dropped from it. Before each
+//! conversion the file system is made to finish what it has to do, so neither tool's time includes
+//! what the other left behind. Speed is that of the command, as a user waits for it; speed *until
+//! durable* includes the sync of the file system after it, for a tool that leaves its copy in
+//! memory has not yet copied. The first conversion of ours is read back and compared with what was
 //! generated.
 
 use crate::{
@@ -177,7 +178,8 @@ impl Contest<'_> {
         peer::run(&self.qemu_img, &["convert", "-f", &from, "-O", &to, &*source, &*dest], None)
     }
 
-    /// Converts once and compares the copy with what was generated: a fast copy of something else would be worth nothing.
+    /// Converts once and compares the copy with what was generated: a fast copy of something else
+    /// would be worth nothing.
     fn prove(&self, from: Container, to: Container, source: &Path, progress: &mut dyn Progress) -> Result<()> {
         let dest = self.dir.join(format!("proof.{}", to.format()));
         self.ours(from, to, source, &dest)?;

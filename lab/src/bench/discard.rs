@@ -5,11 +5,13 @@
 //!   └─ one discard, pushed to a queue of its own         └─ 4K random reads at QD 8 on another queue
 //! ```
 //!
-//! Blocks are allocated by 4 KiB in each. Their space would not fit the machines on which this runs, so it is given back to the file system
-//! while the disk is closed: to the disk's tables they are as allocated as before. What is measured is what the disk does, not how fast the
-//! file system frees extents; the note says so.
+//! Blocks are allocated by 4 KiB in each. Their space would not fit the machines on which this
+//! runs, so it is given back to the file system while the disk is closed: to the disk's tables they
+//! are as allocated as before. What is measured is what the disk does, not how fast the file system
+//! frees extents; the note says so.
 //!
-//! The reads before the discard last as long as it, and at least a second. The bar is on the ratio of the two 99th percentiles.
+//! The reads before the discard last as long as it, and at least a second. The bar is on the ratio
+//! of the two 99th percentiles.
 
 use crate::{
     LabError, Result,
@@ -169,7 +171,8 @@ fn read_until(
     })
 }
 
-/// Keeps `depth` requests of `next` in flight on a queue of its own until it gives none any more. Returns every latency.
+/// Keeps `depth` requests of `next` in flight on a queue of its own until it gives none any more.
+/// Returns every latency.
 fn drive(
     device: &dyn BlockDevice,
     engine: EngineKind,

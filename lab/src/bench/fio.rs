@@ -1,5 +1,5 @@
-//! fio: as a peer of the generator, the same load by its io_uring engine, and what it says of itself; and as a client of servers, by its
-//! nbd engine.
+//! fio: as a peer of the generator, the same load by its io_uring engine, and what it says of
+//! itself; and as a client of servers, by its nbd engine.
 
 use super::SEED;
 use crate::{LabError, Result, bench::peer, run::SUBMIT_EVERY, seeds};
@@ -30,9 +30,11 @@ pub(crate) enum Setup {
     Defaults,
     /// Registered files and buffers, and this many submitted and completed at once.
     Batched(u32),
-    /// As our generator does: what matters to a device is the same, so that it must answer both alike. Files and buffers are registered, buffers
-    /// lie in huge pages (a megabyte is one segment then, not 256), places are drawn anew in each run, each as likely as any other (by itself fio
-    /// repeats the same ones, and whatever caches below has them), and as many requests are submitted together.
+    /// As our generator does: what matters to a device is the same, so that it must answer both
+    /// alike. Files and buffers are registered, buffers lie in huge pages (a megabyte is one
+    /// segment then, not 256), places are drawn anew in each run, each as likely as any other (by
+    /// itself fio repeats the same ones, and whatever caches below has them), and as many requests
+    /// are submitted together.
     AsOurs {
         /// Of the places.
         seed: u64,
@@ -153,7 +155,8 @@ pub(crate) fn run(program: &Path, file: &Path, load: &FioLoad, length: Duration)
     finish(command)
 }
 
-/// Runs fio on an NBD export, in the folder `dir`. Places are drawn anew each time, each as likely as any other.
+/// Runs fio on an NBD export, in the folder `dir`. Places are drawn anew each time, each as likely
+/// as any other.
 ///
 /// # Errors
 /// As [`run`].
@@ -173,7 +176,8 @@ pub(crate) fn run_nbd(program: &Path, uri: &str, load: &NbdLoad, seed: u64, dir:
     finish(command)
 }
 
-/// Writes the first `len_bytes` of an NBD export in pieces of many sizes, out of order, reads them back and compares.
+/// Writes the first `len_bytes` of an NBD export in pieces of many sizes, out of order, reads them
+/// back and compares.
 ///
 /// # Errors
 /// [`LabError::Program`] when something else comes back.

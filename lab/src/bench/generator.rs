@@ -1,7 +1,10 @@
-//! The generator itself: what it costs beside fio, what its records cost, how fast it is against nothing, and whether it agrees with fio.
+//! The generator itself: what it costs beside fio, what its records cost, how fast it is against
+//! nothing, and whether it agrees with fio.
 //!
-//! Everything runs on one processor, the same for both (fio inherits it from us), in turns: each round has every variant once, and ratios are taken
-//! within rounds. A bare ring, third in each round, shows how little there is left to save, for fio or for us. Rates are judged where the processor is the bottleneck (the page cache), CPU time for each request where the device is.
+//! Everything runs on one processor, the same for both (fio inherits it from us), in turns: each
+//! round has every variant once, and ratios are taken within rounds. A bare ring, third in each
+//! round, shows how little there is left to save, for fio or for us. Rates are judged where the
+//! processor is the bottleneck (the page cache), CPU time for each request where the device is.
 
 use crate::{
     LabError, Result,
@@ -299,7 +302,8 @@ pub(crate) fn null(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fou
     Ok(Found { checks: vec![Check::absolute(name, "IOPS", &iops, Bar::AtLeast(10e6))], ..Found::default() })
 }
 
-/// What a run of eight nines keeps in memory: 10^9 latencies, in a process of its own, because a process's peak never falls.
+/// What a run of eight nines keeps in memory: 10^9 latencies, in a process of its own, because a
+/// process's peak never falls.
 pub(crate) fn memory(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let Some(launcher) = &bench.options.launcher else {
         return Ok(Found::skipped("a fresh process", "there is no way to start one"));
@@ -392,7 +396,8 @@ mod tests {
         assert_eq!(outcome(0.98, 0.01, 9), Outcome::Pass);
         // Both too slow and too fast disagree.
         assert_eq!([0.8, 1.3].map(|ours| outcome(ours, 0.01, 9)), [Outcome::Fail; 2]);
-        // The rule that measured the distance in spreads of fio passed these: half as fast as a fio that scatters by half.
+        // The rule that measured the distance in spreads of fio passed these: half as fast as a fio
+        // that scatters by half.
         assert_eq!(outcome(0.9, 0.3, 9), Outcome::Unsure);
         assert_eq!(outcome(1.0, 0.3, 9), Outcome::Unsure);
         assert_ne!(outcome(0.5, 0.6, 9), Outcome::Pass);

@@ -42,7 +42,8 @@ impl Bar {
         }
     }
 
-    /// How far a value is from the bar, as a factor; below 1 is missed. Sorts checks of different units.
+    /// How far a value is from the bar, as a factor; below 1 is missed. Sorts checks of different
+    /// units.
     pub(crate) fn margin(self, value: f64) -> f64 {
         match self {
             Self::AtLeast(bar) => value / bar,
@@ -62,8 +63,8 @@ pub struct Check {
     pub sides_unit: String,
     /// The figure that is judged, over the rounds.
     pub figure: Option<Summary>,
-    /// Confidence interval of its median (95 %), or of what [`Check::of_interval`] judges (99 %), where there are rounds enough to
-    /// speak of one.
+    /// Confidence interval of its median (95 %), or of what [`Check::of_interval`] judges (99 %),
+    /// where there are rounds enough to speak of one.
     pub confidence: Option<Interval>,
     /// Ours, of which a ratio was made.
     pub ours: Option<Summary>,
@@ -96,9 +97,11 @@ impl Check {
         Self { confidence, ..Self::judged(name.into(), "ratio", Some(ratio.summary), bar) }
     }
 
-    /// A ratio that is judged by its confidence interval: kept when all of the interval reaches the bar, missed when none of it does,
-    /// else unsure. The interval is that of Hodges and Lehmann over the logarithms of the rounds' ratios. It has 99 %, so that a
-    /// comparison may be looked at up to five times, with more rounds each time, and still be wrong in fewer than 1 of 40 cases.
+    /// A ratio that is judged by its confidence interval: kept when all of the interval reaches the
+    /// bar, missed when none of it does, else unsure. The interval is that of Hodges and Lehmann
+    /// over the logarithms of the rounds' ratios. It has 99 %, so that a comparison may be looked
+    /// at up to five times, with more rounds each time, and still be wrong in fewer than 1 of 40
+    /// cases.
     pub(crate) fn of_interval(name: impl Into<String>, ratio: &Ratio, bar: Bar) -> Self {
         let logarithms: Vec<f64> = ratio.each.iter().map(|ratio| ratio.ln()).collect();
         let Some(shift) = paired_shift(&logarithms, INTERVAL_CONFIDENCE) else {
@@ -114,8 +117,9 @@ impl Check {
         Self { confidence: Some(interval), outcome, ..Self::judged(name.into(), "ratio", Some(ratio.summary), bar) }
     }
 
-    /// Whether a ratio is 1 within `factor` either way (1.05): the ratio is turned so that it is above 1, and judged like that of
-    /// [`Self::of_interval`]. Noise widens the interval, so it leaves the answer open and never makes it a pass.
+    /// Whether a ratio is 1 within `factor` either way (1.05): the ratio is turned so that it is
+    /// above 1, and judged like that of [`Self::of_interval`]. Noise widens the interval, so it
+    /// leaves the answer open and never makes it a pass.
     pub(crate) fn alike(name: &str, ratio: &Ratio, factor: f64) -> Self {
         let logarithms: Vec<f64> = ratio.each.iter().map(|ratio| ratio.ln()).collect();
         let Some(shift) = paired_shift(&logarithms, INTERVAL_CONFIDENCE) else {
@@ -184,7 +188,8 @@ impl Check {
         }
     }
 
-    /// Whether the rounds are too scattered to be sure of the outcome: the bar lies inside the confidence interval.
+    /// Whether the rounds are too scattered to be sure of the outcome: the bar lies inside the
+    /// confidence interval.
     pub fn is_close(&self) -> bool {
         if self.outcome == Outcome::Unsure {
             return true;
@@ -201,8 +206,8 @@ impl Check {
     }
 }
 
-/// The worst of several, after `may_miss` of them that failed or are unsure have been left out, the worst first. A row with nothing
-/// in it was skipped.
+/// The worst of several, after `may_miss` of them that failed or are unsure have been left out, the
+/// worst first. A row with nothing in it was skipped.
 pub(crate) fn worst(checks: &[Check], may_miss: usize) -> Outcome {
     let mut outcomes: Vec<Outcome> = checks.iter().map(|check| check.outcome).collect();
     outcomes.sort_unstable();

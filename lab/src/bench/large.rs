@@ -26,7 +26,8 @@ pub(crate) fn open(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fou
     };
     bench.scratch.need("a disk of 64 TiB, nearly empty", 2 << 30)?;
     let path = create_empty(Container::VhdxDynamic, bench.scratch.path(), LARGE_BYTES)?;
-    // A block at the beginning, in the middle, and at the end, so that the one that is read is data.
+    // A block at the beginning, in the middle, and at the end, so that the one that is read is
+    // data.
     let places = [0, LARGE_BYTES / 2, LARGE_BYTES - BLOCK_BYTES];
     let target = Target::open(Container::VhdxDynamic, path.clone(), CacheMode::PageCache, bench.options.engine)?;
     {

@@ -1,8 +1,10 @@
-//! The promises of the engine, measured against their peers, side by side: what `diskwright bench` runs.
+//! The promises of the engine, measured against their peers, side by side: what `diskwright bench`
+//! runs.
 //!
-//! Each [`Row`] is one line of the table of what the engine must reach. A row prepares its disks, measures ours and the peer's
-//! in turns over several rounds, and judges the median against the bar. A peer that is not installed, or a row that needs
-//! what this machine does not have, is *skipped by name*, never counted as passed.
+//! Each [`Row`] is one line of the table of what the engine must reach. A row prepares its disks,
+//! measures ours and the peer's in turns over several rounds, and judges the median against the
+//! bar. A peer that is not installed, or a row that needs what this machine does not have, is
+//! *skipped by name*, never counted as passed.
 //!
 //! ```text
 //!   populated.rs   populated disks against the raw file; the same from the page cache
@@ -60,7 +62,8 @@ pub const SCHEMA: &str = "diskwright.bench/1";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Row {
-    /// Populated dynamic and differencing disks against the raw file, sixteen workloads, O_DIRECT, queue depth 32.
+    /// Populated dynamic and differencing disks against the raw file, sixteen workloads, O_DIRECT,
+    /// queue depth 32.
     Workloads,
     /// The same disks, 4K random reads from the page cache.
     PageCache,
@@ -245,7 +248,8 @@ pub struct BenchOptions {
     pub cell: Option<Duration>,
     /// What moves our bytes.
     pub engine: EngineKind,
-    /// How to start the program again: to measure opening in a fresh process, and as a server. The rows that need it are skipped without.
+    /// How to start the program again: to measure opening in a fresh process, and as a server. The
+    /// rows that need it are skipped without.
     pub launcher: Option<ChildLauncher>,
     /// Leave the scratch folder.
     pub keep: bool,
@@ -346,8 +350,9 @@ impl Bench<'_> {
     }
 }
 
-/// Runs the rows of `selection` (all for an empty one), one after the other. A row that fails to run counts as failed, with the
-/// reason, and the others go on. When `progress` stops it, the rows that were finished are kept ([`BenchReport::stopped`]).
+/// Runs the rows of `selection` (all for an empty one), one after the other. A row that fails to
+/// run counts as failed, with the reason, and the others go on. When `progress` stops it, the rows
+/// that were finished are kept ([`BenchReport::stopped`]).
 ///
 /// # Errors
 /// When there is no scratch folder to be had, or it cannot be emptied.

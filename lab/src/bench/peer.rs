@@ -14,7 +14,8 @@ use std::{
 /// How much of what a failed program said is shown.
 const SAID_MAX: usize = 400;
 
-/// A program in `PATH`, or in the folders of administrators' programs, which a user's `PATH` may lack.
+/// A program in `PATH`, or in the folders of administrators' programs, which a user's `PATH` may
+/// lack.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
@@ -36,7 +37,8 @@ pub(crate) struct Cost {
 /// Runs a program to its end, its standard input from a file if there is one.
 ///
 /// # Errors
-/// [`LabError::Program`] when it fails, or says that something failed (qemu-io's exit code does not).
+/// [`LabError::Program`] when it fails, or says that something failed (qemu-io's exit code does
+/// not).
 pub(crate) fn run<A: AsRef<OsStr>>(program: &Path, args: &[A], input: Option<&Path>) -> Result<Cost> {
     let mut command = Command::new(program);
     command.args(args);
@@ -60,8 +62,9 @@ pub(crate) fn run<A: AsRef<OsStr>>(program: &Path, args: &[A], input: Option<&Pa
     })
 }
 
-/// Starts a program that hears its signals. This one may have some blocked, to take them at its leisure, and children inherit what the
-/// thread that starts them has blocked: a server could then only be killed.
+/// Starts a program that hears its signals. This one may have some blocked, to take them at its
+/// leisure, and children inherit what the thread that starts them has blocked: a server could then
+/// only be killed.
 ///
 /// # Errors
 /// It cannot be started.

@@ -1,18 +1,23 @@
-//! Populated disks against the raw file: the sixteen workloads past the page cache, and 4K random reads out of it.
+//! Populated disks against the raw file: the sixteen workloads past the page cache, and 4K random
+//! reads out of it.
 //!
-//! Each comparison is judged by the interval of its rounds, not by their median. What an interval leaves open is measured again, in
-//! further rounds beside the raw file, up to four times the usual number; so clear comparisons take little time, and close ones as
-//! many rounds as they need.
+//! Each comparison is judged by the interval of its rounds, not by their median. What an interval
+//! leaves open is measured again, in further rounds beside the raw file, up to four times the usual
+//! number; so clear comparisons take little time, and close ones as many rounds as they need.
 //!
-//! All files are filled side by side, for their place on the disk alone can make a tenth: a raw file made last had 0.87 of the first one's
-//! large writes. A second raw file is measured as if it were a disk: its ratio to the first is what place and chance do by
-//! themselves. It decides nothing; it is told beside every check that did not pass, and over all in the notes, with the number of bars
-//! that it would have missed itself: where a raw file misses some, a virtual disk cannot be judged more surely.
+//! All files are filled side by side, for their place on the disk alone can make a tenth: a raw
+//! file made last had 0.87 of the first one's large writes. A second raw file is measured as if it
+//! were a disk: its ratio to the first is what place and chance do by themselves. It decides
+//! nothing; it is told beside every check that did not pass, and over all in the notes, with the
+//! number of bars that it would have missed itself: where a raw file misses some, a virtual disk
+//! cannot be judged more surely.
 //!
-//! The page cache is filled by reading, as after a start of the machine. When a disk of small blocks is written through it, its blocks lie
-//! at odd multiples of 4 KiB, the kernel caches them in smaller pieces, and later reads are slower; docs/measurements.md has the figures.
-//! Pages that lie idle may be taken from the page cache though memory is free (clouds do that, by DAMON), and then a read of it is one of the
-//! disk. So each file is read through right before each window on it, and the kernel's account says whether a window was what it should be.
+//! The page cache is filled by reading, as after a start of the machine. When a disk of small
+//! blocks is written through it, its blocks lie at odd multiples of 4 KiB, the kernel caches them
+//! in smaller pieces, and later reads are slower; docs/measurements.md has the figures. Pages that
+//! lie idle may be taken from the page cache though memory is free (clouds do that, by DAMON), and
+//! then a read of it is one of the disk. So each file is read through right before each window on
+//! it, and the kernel's account says whether a window was what it should be.
 
 use super::SEED;
 use crate::{
@@ -193,7 +198,8 @@ impl FromDisk {
     }
 }
 
-/// The raw file, the disks, and with `control` another raw file at the end: all filled side by side.
+/// The raw file, the disks, and with `control` another raw file at the end: all filled side by
+/// side.
 fn prepare(
     bench: &Bench<'_>,
     size_bytes: u64,
@@ -250,8 +256,8 @@ fn note_conditions(found: &mut Found, bench: &Bench<'_>, targets: &[Target], siz
     }
 }
 
-/// Measures the targets in turns, the first being the base, until no comparison is open or the rounds are used up. `before` is told
-/// the number of the target.
+/// Measures the targets in turns, the first being the base, until no comparison is open or the
+/// rounds are used up. `before` is told the number of the target.
 fn compare(
     bench: &Bench<'_>,
     targets: &[Target],

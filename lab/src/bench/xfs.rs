@@ -11,8 +11,8 @@ pub(crate) struct Xfs {
 }
 
 impl Xfs {
-    /// Makes a sparse file of `size_bytes` in `home`, makes an XFS in it, and mounts it there. The inner error says what this machine
-    /// lacks: rights, programs, the kernel's XFS, a loop device.
+    /// Makes a sparse file of `size_bytes` in `home`, makes an XFS in it, and mounts it there. The
+    /// inner error says what this machine lacks: rights, programs, the kernel's XFS, a loop device.
     ///
     /// # Errors
     /// [`LabError::File`] when the file cannot be made.
@@ -60,7 +60,8 @@ impl Xfs {
 impl Drop for Xfs {
     fn drop(&mut self) {
         if self.mounted {
-            // Lazily, so that the scratch folder can be removed even if something is still open on the way out of an error.
+            // Lazily, so that the scratch folder can be removed even if something is still open on
+            // the way out of an error.
             let _ = self.run_umount(&["-l"]);
         }
     }

@@ -1,9 +1,11 @@
-//! A condition under which a comparison ends with exit code 1, as written on a command line: `slower-than 5%`, `p99 worse-than 10%`.
+//! A condition under which a comparison ends with exit code 1, as written on a command line:
+//! `slower-than 5%`, `p99 worse-than 10%`.
 //!
-//! How sure it must be is the user's choice ([`Certainty`]): a gate that holds back every change that *may* be slower fails good ones when
-//! rounds are few, and one that waits for proof lets small losses through; the default waits for proof. Where there are too few rounds for any
-//! proof it would let everything through. Such a condition is undecided ([`FailIf::unjudged`]), and the command does not end as one
-//! that has passed.
+//! How sure it must be is the user's choice ([`Certainty`]): a gate that holds back every change
+//! that *may* be slower fails good ones when rounds are few, and one that waits for proof lets
+//! small losses through; the default waits for proof. Where there are too few rounds for any proof
+//! it would let everything through. Such a condition is undecided ([`FailIf::unjudged`]), and the
+//! command does not end as one that has passed.
 
 use super::{Comparison, ContestRecord, Said};
 use crate::figures::Metric;
@@ -67,7 +69,8 @@ impl FromStr for FailIf {
 pub struct Unjudged {
     /// Why, of what, and what to do.
     pub why: String,
-    /// Whether nothing else decides the condition: a loss may be there, and so few rounds cannot show it.
+    /// Whether nothing else decides the condition: a loss may be there, and so few rounds cannot
+    /// show it.
     pub undecided: bool,
 }
 

@@ -1,10 +1,12 @@
 //! From sides to comparisons. Pure.
 //!
-//! What is compared is the logarithm of a figure, so a shift is a ratio. A group is compared with the test that its rounds allow:
-//! signed ranks where rounds were interleaved, Mann-Whitney otherwise; a single run on each side is cut into stretches, which say how a run
-//! scatters within itself and not how the next one would have been, so that comes with a warning.
+//! What is compared is the logarithm of a figure, so a shift is a ratio. A group is compared with
+//! the test that its rounds allow: signed ranks where rounds were interleaved, Mann-Whitney
+//! otherwise; a single run on each side is cut into stretches, which say how a run scatters within
+//! itself and not how the next one would have been, so that comes with a warning.
 //!
-//! MB/s is left out where all requests are alike in size: it says what IOPS say, and each question asked makes every answer dearer.
+//! MB/s is left out where all requests are alike in size: it says what IOPS say, and each question
+//! asked makes every answer dearer.
 
 use super::{Comparison, ContestRecord, FailIf, Group, Said, Side, fail::Unjudged, record::CONTEST_SCHEMA, report};
 use crate::{
@@ -219,8 +221,9 @@ fn comparison(
     }
 }
 
-/// All groups together, for each side and figure: whether their ratios lie on one side of 1. Each group is one value, so a group
-/// that scatters counts no more than another. Only sides and figures that have groups enough for the corrected test to reject.
+/// All groups together, for each side and figure: whether their ratios lie on one side of 1. Each
+/// group is one value, so a group that scatters counts no more than another. Only sides and figures
+/// that have groups enough for the corrected test to reject.
 fn overall(comparisons: &[Comparison], options: &JudgeOptions) -> Vec<Comparison> {
     let mut families: Vec<(usize, Metric, Vec<&Comparison>)> = Vec::new();
     for one in comparisons {

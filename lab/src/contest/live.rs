@@ -1,5 +1,5 @@
-//! An A/B of targets that are there: each round measures every one once, in an order that changes, so that rounds can be compared in
-//! pairs and a drift of the machine falls on all alike.
+//! An A/B of targets that are there: each round measures every one once, in an order that changes,
+//! so that rounds can be compared in pairs and a drift of the machine falls on all alike.
 
 use super::{
     Circumstances, Group, Side,
@@ -18,15 +18,17 @@ use crate::{
 /// How to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct LiveOptions {
-    /// How often each target is measured. Few rounds cannot show a difference: see `inference::Design::fewest`.
+    /// How often each target is measured. Few rounds cannot show a difference: see
+    /// `inference::Design::fewest`.
     pub rounds: usize,
 }
 
-/// Measures `job` on each of `names`; `measure` is told which. A stop by the user keeps the whole rounds that there are.
+/// Measures `job` on each of `names`; `measure` is told which. A stop by the user keeps the whole
+/// rounds that there are.
 ///
 /// # Errors
-/// Whatever `measure` returns; [`LabError::BadOptions`] when requests failed; [`LabError::Stopped`] when there is no
-/// whole round.
+/// Whatever `measure` returns; [`LabError::BadOptions`] when requests failed; [`LabError::Stopped`]
+/// when there is no whole round.
 pub fn live(
     names: &[String],
     job: &Job,

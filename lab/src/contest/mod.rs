@@ -6,10 +6,11 @@
 //!                                                                         └──▶ fail.rs: an exit code for CI
 //! ```
 //!
-//! The first side is the base; each other one is compared with it, figure by figure, group by group (a group is what both have: a
-//! phase, a cell of a sweep, a workload on a container). Everything is a ratio, so that a percent means the same for IOPS and latencies. Rounds
-//! that were interleaved are compared in pairs, others as two groups; p-values are corrected for the number of comparisons; "no difference
-//! seen" comes with how large a difference may have been missed.
+//! The first side is the base; each other one is compared with it, figure by figure, group by group
+//! (a group is what both have: a phase, a cell of a sweep, a workload on a container). Everything
+//! is a ratio, so that a percent means the same for IOPS and latencies. Rounds that were
+//! interleaved are compared in pairs, others as two groups; p-values are corrected for the number
+//! of comparisons; "no difference seen" comes with how large a difference may have been missed.
 
 mod fail;
 mod judge;

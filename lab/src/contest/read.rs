@@ -1,7 +1,8 @@
 //! Reading what was saved: runs, sweeps, the study `containers`.
 //!
-//! A side may be several files of the same thing: each is then a round (of a run), or adds its rounds (of a sweep). A schema from a
-//! newer version is refused, for what it means is not known here.
+//! A side may be several files of the same thing: each is then a round (of a run), or adds its
+//! rounds (of a sweep). A schema from a newer version is refused, for what it means is not known
+//! here.
 
 use super::{Circumstances, Group, Side};
 use crate::{
@@ -17,7 +18,8 @@ use crate::{
 };
 use std::path::{Path, PathBuf};
 
-/// Stretches of one run that are compared: about so many, and never fewer than a few seconds' worth of intervals allow.
+/// Stretches of one run that are compared: about so many, and never fewer than a few seconds' worth
+/// of intervals allow.
 const STRETCHES: usize = 20;
 /// Fewer intervals cannot be cut.
 const FEWEST_STRETCHES: usize = 5;
@@ -25,8 +27,8 @@ const FEWEST_STRETCHES: usize = 5;
 /// Reads the files of one side. `name` is shown; empty: the file's name.
 ///
 /// # Errors
-/// [`LabError::Read`] when one cannot be used; [`LabError::BadOptions`] when it is of a kind that cannot be compared, failed, or is
-/// not of the same kind as the first.
+/// [`LabError::Read`] when one cannot be used; [`LabError::BadOptions`] when it is of a kind that
+/// cannot be compared, failed, or is not of the same kind as the first.
 pub fn read_side(name: &str, files: &[PathBuf]) -> Result<Side> {
     let mut sides = files.iter().map(|file| read(file)).collect::<Result<Vec<_>>>()?.into_iter();
     let Some(mut side) = sides.next() else {
@@ -194,8 +196,9 @@ fn of_containers(result: ContainersResult) -> Side {
     )
 }
 
-/// The measured window in stretches, each long enough that one hardly tells of the next. Percentiles of a stretch are the medians of its
-/// intervals' percentiles; CPU time is not known by interval.
+/// The measured window in stretches, each long enough that one hardly tells of the next.
+/// Percentiles of a stretch are the medians of its intervals' percentiles; CPU time is not known by
+/// interval.
 fn stretches(phase: &PhaseRecord) -> Vec<Figures> {
     let window = phase.window_start_ns..=phase.window_start_ns.saturating_add(phase.window_ns);
     let inside: Vec<&SeriesPoint> = phase

@@ -30,8 +30,8 @@ pub struct ContestRecord {
     /// Conditions of `--fail-if` that could not be judged, or not of everything, and why.
     #[serde(default)]
     pub unjudged: Vec<String>,
-    /// Whether a condition of `--fail-if` is neither met nor ruled out for want of rounds or of the figure. Of a condition that was
-    /// judged over all measurements together this is false.
+    /// Whether a condition of `--fail-if` is neither met nor ruled out for want of rounds or of the
+    /// figure. Of a condition that was judged over all measurements together this is false.
     #[serde(default)]
     pub undecided: bool,
     /// Reasons for doubt.
@@ -125,7 +125,8 @@ impl ContestRecord {
         if self.paired { Design::Paired } else { Design::Unpaired }
     }
 
-    /// Rounds of each side (groups, of all together) with which a comparison like this one can show a difference.
+    /// Rounds of each side (groups, of all together) with which a comparison like this one can show
+    /// a difference.
     pub fn fewest_rounds(&self, comparison: &Comparison) -> usize {
         let together = comparison.group.is_empty() && !self.overall.is_empty();
         let design = if together { Design::Paired } else { self.design() };

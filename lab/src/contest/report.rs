@@ -212,7 +212,8 @@ fn table(record: &ContestRecord, comparisons: &[Comparison], colour: bool) -> St
             Said::NoDifference => (Tone::Faint, "no difference seen"),
             Said::TooFewRounds => (Tone::Faint, "too few rounds to tell"),
         };
-        // A change that so few rounds cannot show is no finding: only its interval is, with the confidence that it has.
+        // A change that so few rounds cannot show is no finding: only its interval is, with the
+        // confidence that it has.
         let blind = comparison.said == Said::TooFewRounds;
         let change = if blind { "not shown".into() } else { estimate(comparison) };
         row.extend([

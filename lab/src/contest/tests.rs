@@ -58,7 +58,8 @@ fn side(name: &str, rounds: Vec<Figures>) -> Side {
     }
 }
 
-/// `n` rounds around `iops`; `drift` falls on both sides of a pair alike when they have the same seed for it.
+/// `n` rounds around `iops`; `drift` falls on both sides of a pair alike when they have the same
+/// seed for it.
 fn rounds(n: usize, iops: f64, noise: f64, seed: u64, drift: f64) -> Vec<Figures> {
     let (mut chance, mut drifting) = (Chance::with_seed(seed), Chance::with_seed(99));
     (0..n).map(|_| round(iops * (noise * chance.normal() + drift * drifting.normal()).exp())).collect()
@@ -85,7 +86,8 @@ fn a_slower_side_is_slower_by_what_it_is_slower() {
     assert!(record.comparisons.iter().all(|comparison| comparison.metric != Metric::MbPerS));
     assert_eq!(record.comparisons[4].said, Said::NoDifference);
     assert!((iops.p_corrected - iops.p * 5.0).abs() < 1e-12);
-    // The same rounds not taken in pairs: the drift, which fell on both alike, hides the difference.
+    // The same rounds not taken in pairs: the drift, which fell on both alike, hides the
+    // difference.
     let apart = judge(vec![base, ours], &JudgeOptions::default());
     assert_eq!(apart.comparisons[0].said, Said::NoDifference);
     insta::assert_snapshot!(render(&record, false));
@@ -132,7 +134,8 @@ fn few_rounds_say_that_they_are_few() {
     assert!(record.verdict.contains("at least 8 rounds of each"), "{}", record.verdict);
 }
 
-/// Three rounds of 4.60 and 4.31: no "-6.5 %" stands by itself, neither on a terminal nor in the page.
+/// Three rounds of 4.60 and 4.31: no "-6.5 %" stands by itself, neither on a terminal nor in the
+/// page.
 #[test]
 fn a_change_that_so_few_rounds_cannot_show_is_not_printed_as_a_finding() {
     let sides = vec![side("a", rounds(3, 4600.0, 0.001, 1, 0.0)), side("b", rounds(3, 4310.0, 0.001, 2, 0.0))];
@@ -278,7 +281,8 @@ fn of_cells(groups: u32, rounds_each: usize, iops: f64, seed: u64) -> Side {
     made
 }
 
-/// Five figures over seven cells: Holm asks for p below 0.01, and the smallest p-value of seven pairs is 0.0156.
+/// Five figures over seven cells: Holm asks for p below 0.01, and the smallest p-value of seven
+/// pairs is 0.0156.
 #[test]
 fn cells_are_judged_together_only_where_that_can_show_anything() {
     let judged = |cells, metrics: &[Metric]| {

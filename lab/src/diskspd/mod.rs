@@ -1,4 +1,5 @@
-//! DiskSpd's face: its switches and profiles in, its reports out; the measuring between is that of every other run.
+//! DiskSpd's face: its switches and profiles in, its reports out; the measuring between is that of
+//! every other run.
 //!
 //! ```text
 //!   switches.rs ──────────────────┐                    ┌─▶ job.rs ──▶ Job ──▶ run ──▶ Run ──┐
@@ -7,8 +8,9 @@
 //!                      (-X with switches and targets beside it)
 //! ```
 //!
-//! What scripts rely on is kept: names of switches, defaults, the lines and columns of the tables, the elements of the XML. What
-//! DiskSpd does and this does not is said in [`Profile::notes`], or refused by name. Nothing here does I/O.
+//! What scripts rely on is kept: names of switches, defaults, the lines and columns of the tables,
+//! the elements of the XML. What DiskSpd does and this does not is said in [`Profile::notes`], or
+//! refused by name. Nothing here does I/O.
 
 mod composed;
 mod hints;

@@ -1,5 +1,6 @@
-//! DiskSpd's own model of a test: a profile of time spans, each with targets that carry their own settings. Switches and XML profiles are both
-//! turned into it; jobs and reports are both made from it.
+//! DiskSpd's own model of a test: a profile of time spans, each with targets that carry their own
+//! settings. Switches and XML profiles are both turned into it; jobs and reports are both made from
+//! it.
 
 use crate::job::{Caching, Spot};
 
@@ -16,7 +17,8 @@ pub enum ResultForm {
 /// What is written; DiskSpd's `-Z`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WriteContents {
-    /// Bytes 0, 1, 2 ... 255, again and again: DiskSpd's default. Here incompressible bytes are written in its place.
+    /// Bytes 0, 1, 2 ... 255, again and again: DiskSpd's default. Here incompressible bytes are
+    /// written in its place.
     #[default]
     Sequential,
     /// Zeros.
@@ -214,6 +216,7 @@ pub struct Profile {
     pub profile_only: bool,
     /// One after the other.
     pub time_spans: Vec<TimeSpan>,
-    /// What was accepted and has no effect here, and what is done otherwise than DiskSpd does it: a sentence each.
+    /// What was accepted and has no effect here, and what is done otherwise than DiskSpd does it: a
+    /// sentence each.
     pub notes: Vec<String>,
 }

@@ -1,8 +1,9 @@
 //! DiskSpd's switches. Each is known, or refused by its name; a bad value is told with its switch.
 //!
-//! Switches and values are one word (`-b8K`), case matters, and what comes behind the switches is targets. Sizes take `K M G T` (powers of
-//! 1024) and `b` (blocks of `-b`, wherever `-b` stands). Switches that concern Windows alone are accepted with a note where a test means
-//! the same without them, and refused where it does not.
+//! Switches and values are one word (`-b8K`), case matters, and what comes behind the switches is
+//! targets. Sizes take `K M G T` (powers of
+//! 1024) and `b` (blocks of `-b`, wherever `-b` stands). Switches that concern Windows alone are
+//! accepted with a note where a test means the same without them, and refused where it does not.
 
 use super::profile::{Order, Processor, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents};
 use crate::job::{Bytes, Caching, Spot};
@@ -459,7 +460,8 @@ fn positive(switch: &str, value: u64) -> Result<u64> {
     if value == 0 { Err(bad(switch, "0 is too small")) } else { Ok(value) }
 }
 
-/// `-a`, `-ag`, `-a0,1`, `-ag0,0,1,g1,2`: a number behind `g` is the group of those that follow. Empty: all processors.
+/// `-a`, `-ag`, `-a0,1`, `-ag0,0,1,g1,2`: a number behind `g` is the group of those that follow.
+/// Empty: all processors.
 fn affinity(switch: &str, value: &str) -> Result<Vec<Processor>> {
     let wrong = || bad(switch, "no list of processors; as in -a0,1,2 or -ag0,0,1");
     // DiskSpd's own limits.

@@ -15,7 +15,8 @@ fn parsed(line: &str) -> Profile {
     parse(&words(line)).unwrap_or_else(|error| panic!("{line}: {error}"))
 }
 
-/// The run of the examples, as if it had been asked for with the paper's switches: its first phase alone.
+/// The run of the examples, as if it had been asked for with the paper's switches: its first phase
+/// alone.
 fn of_the_paper() -> (Profile, Run) {
     let mut run = example::run();
     run.phases.truncate(1);
@@ -53,7 +54,8 @@ fn the_xml_report() {
     insta::assert_snapshot!(xml.replace(&format!("<ComputerName>{}<", host.trim()), "<ComputerName>HOST<"));
 }
 
-/// The paper's script, word by word: `foreach ($line in $result) {if ($line -like "total:*") { $total=$line; break } }` and
+/// The paper's script, word by word:
+/// `foreach ($line in $result) {if ($line -like "total:*") { $total=$line; break } }` and
 /// `$total.Split("|")[2].Trim()`.
 #[test]
 fn the_papers_scripts_find_the_right_figures() {
@@ -78,7 +80,8 @@ fn the_papers_scripts_find_the_right_figures() {
         .sum::<f64>()
         / phase.cpu.cores.len() as f64;
     assert_eq!(field(avg, 1), format!("{busy:.2}%"));
-    // One row for each thread in each of the three tables, and every row has as many columns as the head.
+    // One row for each thread in each of the three tables, and every row has as many columns as the
+    // head.
     for name in ["Total IO", "Read IO", "Write IO"] {
         let table: Vec<&str> =
             result.lines().skip_while(|line| *line != name).skip(1).take(3 + phase.threads.len()).collect();

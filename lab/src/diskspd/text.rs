@@ -1,8 +1,9 @@
-//! DiskSpd's report as tables. Scripts take it apart by lines that begin with `total:` and `avg.` and by `|`, so the columns, their order
-//! and the beginnings of lines are DiskSpd's own; `MB` are its MiB.
+//! DiskSpd's report as tables. Scripts take it apart by lines that begin with `total:` and `avg.`
+//! and by `|`, so the columns, their order and the beginnings of lines are DiskSpd's own; `MB` are
+//! its MiB.
 //!
-//! One thing is otherwise on purpose: a percentile is printed only where ten requests or more lie beyond it. DiskSpd prints all nines of
-//! any sample.
+//! One thing is otherwise on purpose: a percentile is printed only where ten requests or more lie
+//! beyond it. DiskSpd prints all nines of any sample.
 
 use super::profile::{Order, Profile, Target, Throughput, TimeSpan, WriteContents};
 use crate::{
@@ -212,7 +213,8 @@ fn results(text: &mut String, number: usize, span: &TimeSpan, phase: Option<&Pha
     Ok(())
 }
 
-/// Shares of a core's time, or of several, in percent: busy, user, kernel, idle. What the hypervisor took is left out.
+/// Shares of a core's time, or of several, in percent: busy, user, kernel, idle. What the
+/// hypervisor took is left out.
 pub(super) fn core_shares(cpu: &CpuRecord) -> Vec<[f64; 4]> {
     let shares = |core: &crate::record::CoreRecord| {
         let (kernel, idle) = ((core.system_ns + core.irq_ns) as f64, (core.idle_ns + core.iowait_ns) as f64);

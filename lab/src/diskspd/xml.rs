@@ -1,4 +1,5 @@
-//! DiskSpd's XML: results as VMFleet and other scripts read them, with the names of DiskSpd's own elements.
+//! DiskSpd's XML: results as VMFleet and other scripts read them, with the names of DiskSpd's own
+//! elements.
 //!
 //! As in the tables, percentiles are given only where ten requests or more lie beyond them.
 

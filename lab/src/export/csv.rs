@@ -1,5 +1,6 @@
-//! Results as CSV (RFC 4180: commas, CRLF, quotes where they are needed), tidy: one observation a row, one variable a column, units in
-//! the names of the columns, no totals among the rows unless a column says so.
+//! Results as CSV (RFC 4180: commas, CRLF, quotes where they are needed), tidy: one observation a
+//! row, one variable a column, units in the names of the columns, no totals among the rows unless a
+//! column says so.
 //!
 //! | table | a row is |
 //! |---|---|
@@ -7,7 +8,8 @@
 //! | `series` | one interval of one phase |
 //! | `latencies` | one bucket of the histogram of one direction of one phase: `up_to_ns` is the longest latency in it |
 //!
-//! A column that has no figure is left empty. Sweeps, studies, comparisons and the bench have `figures` only; what a row is there, `studies.rs` says. `runs.rs` writes those of runs.
+//! A column that has no figure is left empty. Sweeps, studies, comparisons and the bench have
+//! `figures` only; what a row is there, `studies.rs` says. `runs.rs` writes those of runs.
 
 use super::{runs, studies};
 use crate::{LabError, Result, document::Document, report::Named};

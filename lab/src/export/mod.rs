@@ -1,4 +1,5 @@
-//! Results for other programs: CSV for spreadsheets and statistics, Markdown for texts. The JSON of a result is the result itself.
+//! Results for other programs: CSV for spreadsheets and statistics, Markdown for texts. The JSON of
+//! a result is the result itself.
 
 mod csv;
 mod markdown;

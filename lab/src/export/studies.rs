@@ -1,5 +1,6 @@
-//! CSV of what is no run: sweeps, studies, comparisons, the bench. Each kind has its own columns; a row is one round of one workload on one
-//! thing (or one comparison, or one check), so that whoever reads it can reckon anew.
+//! CSV of what is no run: sweeps, studies, comparisons, the bench. Each kind has its own columns; a
+//! row is one round of one workload on one thing (or one comparison, or one check), so that whoever
+//! reads it can reckon anew.
 
 mod access_paths;
 mod containers;

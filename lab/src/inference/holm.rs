@@ -1,10 +1,11 @@
 //! Several questions at once.
 
-/// Holm's correction: p-values such that calling everything below 0.05 different is wrong about anything at all in at most 5 of
-/// 100 comparisons of things that do not differ, whatever the number of questions and however they hang together. In the order given.
+/// Holm's correction: p-values such that calling everything below 0.05 different is wrong about
+/// anything at all in at most 5 of 100 comparisons of things that do not differ, whatever the
+/// number of questions and however they hang together. In the order given.
 ///
-/// Weak in that it asks much when the figures say the same thing in other words (IOPS and mean latency do, at a fixed queue depth): it
-/// may miss a small difference, but it does not invent one.
+/// Weak in that it asks much when the figures say the same thing in other words (IOPS and mean
+/// latency do, at a fixed queue depth): it may miss a small difference, but it does not invent one.
 pub fn holm(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();
     order.sort_by(|a, b| p[*a].total_cmp(&p[*b]));

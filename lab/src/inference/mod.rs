@@ -1,4 +1,5 @@
-//! What may be concluded from few rounds: rank tests, shifts with intervals, and the correction for asking many questions.
+//! What may be concluded from few rounds: rank tests, shifts with intervals, and the correction for
+//! asking many questions.
 //!
 //! ```text
 //!   ranks.rs         midranks, and how rank sums are distributed when nothing differs
@@ -8,13 +9,15 @@
 //!   power.rs         the fewest values with which a corrected test can reject at all
 //! ```
 //!
-//! Rounds of a benchmark are few, skewed, and now and then one of them is spoilt; ranks feel neither the skew nor the size of
-//! the spoilt one. All of it is exact where rounds are few, so nothing leans on a normal distribution that ten rounds cannot have. Pure
-//! functions: numbers in, numbers out.
+//! Rounds of a benchmark are few, skewed, and now and then one of them is spoilt; ranks feel
+//! neither the skew nor the size of the spoilt one. All of it is exact where rounds are few, so
+//! nothing leans on a normal distribution that ten rounds cannot have. Pure functions: numbers in,
+//! numbers out.
 //!
-//! Where this is weak: rounds must not depend on each other, and rounds that follow each other on one machine do, a little; the tests tell
-//! of *these two targets on this machine today*. Few rounds cannot show anything at all: with five pairs the smallest p-value there
-//! is, is 0.0625. [`Design`] says so beforehand.
+//! Where this is weak: rounds must not depend on each other, and rounds that follow each other on
+//! one machine do, a little; the tests tell of *these two targets on this machine today*. Few
+//! rounds cannot show anything at all: with five pairs the smallest p-value there is, is 0.0625.
+//! [`Design`] says so beforehand.
 
 mod holm;
 mod power;

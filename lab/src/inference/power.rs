@@ -1,8 +1,9 @@
 //! The fewest values with which a corrected test can reject at all.
 //!
-//! A rank test of `n` values has a smallest p-value: the one of values that do not overlap. Holm multiplies the smallest p-value of
-//! a family by the number of tests in it. Where the product stays at or above [`SIGNIFICANT`], no measurement whatever can show a
-//! difference, so the test is not made, or its answer is "too few", never "no difference". Every place that says so asks here.
+//! A rank test of `n` values has a smallest p-value: the one of values that do not overlap. Holm
+//! multiplies the smallest p-value of a family by the number of tests in it. Where the product
+//! stays at or above [`SIGNIFICANT`], no measurement whatever can show a difference, so the test is
+//! not made, or its answer is "too few", never "no difference". Every place that says so asks here.
 
 use super::{smallest_paired_p, smallest_unpaired_p};
 
@@ -19,7 +20,8 @@ pub enum Design {
 }
 
 impl Design {
-    /// The smallest p-value that `base` and `ours` values can give. Pairs are as many as the smaller of the two.
+    /// The smallest p-value that `base` and `ours` values can give. Pairs are as many as the
+    /// smaller of the two.
     pub fn smallest_p(self, base: usize, ours: usize) -> f64 {
         match self {
             Self::Paired => smallest_paired_p(base.min(ours)),
@@ -27,12 +29,14 @@ impl Design {
         }
     }
 
-    /// Whether so many values can show a difference when `family` tests are corrected together by Holm.
+    /// Whether so many values can show a difference when `family` tests are corrected together by
+    /// Holm.
     pub fn can_show(self, base: usize, ours: usize, family: usize) -> bool {
         self.smallest_p(base, ours) * (family as f64) < SIGNIFICANT
     }
 
-    /// The fewest values of each side with which `family` tests can show a difference: 6 pairs for one test, 8 for five.
+    /// The fewest values of each side with which `family` tests can show a difference: 6 pairs for
+    /// one test, 8 for five.
     pub fn fewest(self, family: usize) -> usize {
         (2..).find(|values| self.can_show(*values, *values, family)).unwrap_or(usize::MAX)
     }
@@ -43,7 +47,8 @@ mod tests {
     use super::*;
     use crate::inference::{holm, mann_whitney, wilcoxon_signed_rank};
 
-    /// By the tests themselves: at the fewest values, values that do not overlap are rejected; with one value less they are not.
+    /// By the tests themselves: at the fewest values, values that do not overlap are rejected; with
+    /// one value less they are not.
     #[test]
     fn the_fewest_values_are_those_with_which_the_corrected_test_rejects() {
         let far = |values: usize| (0..values).map(|value| 100.0 + value as f64).collect::<Vec<_>>();

@@ -1,22 +1,28 @@
 //! Whether two targets differ at all.
 //!
-//! [`mann_whitney`] takes two groups of rounds that have nothing to do with each other (two saved results); [`wilcoxon_signed_rank`] takes
-//! differences within rounds (an A/B of interleaved rounds), where drift has fallen on both alike, and sees smaller differences.
+//! [`mann_whitney`] takes two groups of rounds that have nothing to do with each other (two saved
+//! results); [`wilcoxon_signed_rank`] takes differences within rounds (an A/B of interleaved
+//! rounds), where drift has fallen on both alike, and sees smaller differences.
 //!
-//! Where they are weak. Both ask whether one tends to be larger, not by how much: with many rounds a difference that nobody would feel
-//! has a small p-value, so read it beside the shift. Mann-Whitney also answers to a difference in spread alone. The signed rank test
-//! takes differences to be symmetric around their middle, which differences of two targets in the same round nearly are.
+//! Where they are weak. Both ask whether one tends to be larger, not by how much: with many rounds
+//! a difference that nobody would feel has a small p-value, so read it beside the shift.
+//! Mann-Whitney also answers to a difference in spread alone. The signed rank test takes
+//! differences to be symmetric around their middle, which differences of two targets in the same
+//! round nearly are.
 
 use super::ranks::{Counted, Null, all_differences, pairwise_means};
 
 /// What a rank test found.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RankTest {
-    /// U of the first group, or the sum of the positive ranks; equal values share a rank, a difference of 0 counts half.
+    /// U of the first group, or the sum of the positive ranks; equal values share a rank, a
+    /// difference of 0 counts half.
     pub statistic: f64,
-    /// Probability of a statistic at least as far out if nothing differs; two-sided; conservative where values are equal.
+    /// Probability of a statistic at least as far out if nothing differs; two-sided; conservative
+    /// where values are equal.
     pub p: f64,
-    /// Whether `p` is exact but for equal values; else it comes from the normal approximation, corrected for continuity.
+    /// Whether `p` is exact but for equal values; else it comes from the normal approximation,
+    /// corrected for continuity.
     pub exact: bool,
 }
 
@@ -26,15 +32,17 @@ impl RankTest {
     }
 }
 
-/// Mann and Whitney's U. `None` when a group is empty, something is not a number, or there are more than 4 million pairs.
+/// Mann and Whitney's U. `None` when a group is empty, something is not a number, or there are more
+/// than 4 million pairs.
 pub fn mann_whitney(first: &[f64], second: &[f64]) -> Option<RankTest> {
     let null = Null::mann_whitney(first.len(), second.len());
     Some(RankTest::of(&Counted::new(all_differences(first, second)?, null)?))
 }
 
-/// Wilcoxon's signed rank test of whether `differences` lie around 0. Differences of exactly 0 are kept, as in [`super::paired_shift`]:
-/// rounds in which nothing differs speak for no difference (Pratt 1959). If all are 0, p is 1. `None` for none, when one is not a
-/// number, or for more than 2,827.
+/// Wilcoxon's signed rank test of whether `differences` lie around 0. Differences of exactly 0 are
+/// kept, as in [`super::paired_shift`]: rounds in which nothing differs speak for no difference
+/// (Pratt 1959). If all are 0, p is 1. `None` for none, when one is not a number, or for more than
+/// 2,827.
 pub fn wilcoxon_signed_rank(differences: &[f64]) -> Option<RankTest> {
     let null = Null::signed_rank(differences.len());
     Some(RankTest::of(&Counted::new(pairwise_means(differences)?, null)?))
@@ -66,7 +74,8 @@ mod tests {
         assert!((ours - theirs).abs() < 5e-5 * theirs.abs().max(1e-3), "{ours} instead of {theirs}");
     }
 
-    /// Hollander and Wolfe's permeability of membranes; R's help of `wilcox.test` has W = 35, p = 0.1272 on one side.
+    /// Hollander and Wolfe's permeability of membranes; R's help of `wilcox.test` has W = 35, p =
+    /// 0.1272 on one side.
     #[test]
     fn mann_whitney_as_in_hollander_and_wolfe() {
         let term = [0.80, 0.83, 1.89, 1.04, 1.45, 1.38, 1.91, 1.64, 0.73, 1.46];
@@ -106,7 +115,8 @@ mod tests {
         close(smallest_unpaired_p(1, 1), 1.0);
     }
 
-    /// One value more makes 51 and the normal approximation; the p-values of neighbours lie close together.
+    /// One value more makes 51 and the normal approximation; the p-values of neighbours lie close
+    /// together.
     #[test]
     fn the_approximation_continues_the_exact_test() {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
@@ -122,7 +132,8 @@ mod tests {
         }
     }
 
-    /// Nothing differs, and values are equal more often than not: the test must not reject more often than it says.
+    /// Nothing differs, and values are equal more often than not: the test must not reject more
+    /// often than it says.
     #[test]
     fn equal_values_make_no_difference() {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(11);
@@ -153,7 +164,8 @@ mod tests {
             prop_assert!((there.p - back.p).abs() < 1e-9);
         }
 
-        /// The definition itself: over every choice of a group among the pooled values, which are all different.
+        /// The definition itself: over every choice of a group among the pooled values, which are
+        /// all different.
         #[test]
         fn the_exact_p_is_the_share_of_all_choices(values in prop::collection::hash_set(0_i32..60, 2..9), split in 1_usize..8) {
             let values: Vec<f64> = values.into_iter().map(f64::from).collect();

@@ -1,21 +1,27 @@
-//! The distribution of rank sums when nothing differs, and what both rank tests and their intervals are counted from.
+//! The distribution of rank sums when nothing differs, and what both rank tests and their intervals
+//! are counted from.
 //!
-//! Rank sums are those of values that are all different. Equal values do not get shared ranks: see [`Counted`].
+//! Rank sums are those of values that are all different. Equal values do not get shared ranks: see
+//! [`Counted`].
 
 use crate::stats::Interval;
 use statrs::distribution::{ContinuousCDF, Normal};
 
-/// Up to so many values both tests count exactly; beyond it the normal approximation is good to three digits.
+/// Up to so many values both tests count exactly; beyond it the normal approximation is good to
+/// three digits.
 const EXACT_UP_TO: usize = 50;
 /// More differences would cost more than they are worth; rounds are never so many.
 pub const DIFFERENCES_MAX: usize = 4_000_000;
 
-/// The differences of a rank test, sorted: all pairwise means (signed rank), or all of one group minus all of the other (U).
+/// The differences of a rank test, sorted: all pairwise means (signed rank), or all of one group
+/// minus all of the other (U).
 ///
-/// The sum of the positive ranks is the number of means above 0, and U is the number of differences above 0. So the test and its
-/// interval are counted from one list, and cannot contradict each other: the end of the interval is the difference at which the
-/// test begins to reject. A difference of exactly 0 counts against a rejection on both sides. That is conservative: whichever way
-/// an infinitely small noise broke the tie, the test of the noisy values, which is exact, would have a p-value no larger than ours.
+/// The sum of the positive ranks is the number of means above 0, and U is the number of differences
+/// above 0. So the test and its interval are counted from one list, and cannot contradict each
+/// other: the end of the interval is the difference at which the test begins to reject. A
+/// difference of exactly 0 counts against a rejection on both sides. That is conservative:
+/// whichever way an infinitely small noise broke the tie, the test of the noisy values, which is
+/// exact, would have a p-value no larger than ours.
 pub struct Counted {
     differences: Vec<f64>,
     null: Null,
@@ -92,8 +98,8 @@ impl Counted {
         (2.0 * self.null.up_to(count)).min(1.0)
     }
 
-    /// All shifts that the test would not reject, and the confidence that they really have: less than asked for where so few values
-    /// can give no more.
+    /// All shifts that the test would not reject, and the confidence that they really have: less
+    /// than asked for where so few values can give no more.
     pub fn interval(&self, confidence: f64) -> (Interval, f64) {
         let tail = (1.0 - confidence) / 2.0;
         let (cut, reached) = match &self.null {
@@ -148,8 +154,8 @@ pub fn all_differences(ours: &[f64], base: &[f64]) -> Option<Vec<f64>> {
     Some(differences)
 }
 
-/// How the sum of the ranks of `chosen` of the items is distributed when every choice is equally likely: element `s` is the
-/// probability of the sum `s`.
+/// How the sum of the ranks of `chosen` of the items is distributed when every choice is equally
+/// likely: element `s` is the probability of the sum `s`.
 fn sums_of_chosen(items: &[usize], chosen: usize) -> Vec<f64> {
     let most: usize = items.iter().sum();
     // ways[c][s]: choices of c items with the sum s, as shares, so that no count overflows.

@@ -1,10 +1,13 @@
-//! By how much: Hodges and Lehmann's estimate, and the interval of all shifts that the rank test would not reject.
+//! By how much: Hodges and Lehmann's estimate, and the interval of all shifts that the rank test
+//! would not reject.
 //!
-//! Given logarithms, a shift is a ratio. The interval belongs to the test: it leaves out 0 exactly when the test,
-//! uncorrected, finds a difference, with equal values and differences of 0 too, because both are counted from one list ([`Counted`]).
+//! Given logarithms, a shift is a ratio. The interval belongs to the test: it leaves out 0 exactly
+//! when the test, uncorrected, finds a difference, with equal values and differences of 0 too,
+//! because both are counted from one list ([`Counted`]).
 //!
-//! Weak for few rounds: no interval can be surer than the smallest p-value allows (five pairs: 93.75 %), so the confidence that was really
-//! reached comes with it. And "the shift" takes the two to differ by a shift alone; where one also scatters more, it is the middle of the differences.
+//! Weak for few rounds: no interval can be surer than the smallest p-value allows (five pairs:
+//! 93.75 %), so the confidence that was really reached comes with it. And "the shift" takes the two
+//! to differ by a shift alone; where one also scatters more, it is the middle of the differences.
 
 use super::ranks::{Counted, Null, all_differences, pairwise_means};
 use crate::stats::{Interval, median};
@@ -17,24 +20,26 @@ pub struct Shift {
     pub estimate: f64,
     /// Where it lies, with the confidence below.
     pub interval: Interval,
-    /// The confidence that the interval really has: at least what was asked for, or less when so few values can give no more.
+    /// The confidence that the interval really has: at least what was asked for, or less when so
+    /// few values can give no more.
     pub confidence: f64,
 }
 
-/// Hodges and Lehmann's middle of `values`: the median of their pairwise means. `None` for none, or when one is not a number.
+/// Hodges and Lehmann's middle of `values`: the median of their pairwise means. `None` for none, or
+/// when one is not a number.
 pub fn middle(values: &[f64]) -> Option<f64> {
     median(&pairwise_means(values)?)
 }
 
-/// The middle of `differences`: the median of their pairwise means. `None` for none, when one is not a number, or for more than
-/// 2,827.
+/// The middle of `differences`: the median of their pairwise means. `None` for none, when one is
+/// not a number, or for more than 2,827.
 pub fn paired_shift(differences: &[f64], confidence: f64) -> Option<Shift> {
     let null = Null::signed_rank(differences.len());
     Some(Shift::of(&Counted::new(pairwise_means(differences)?, null)?, confidence))
 }
 
-/// How far `ours` lie above `base`: the median of all differences between the two. `None` when one of them is empty, something is
-/// not a number, or there are more than 4 million pairs.
+/// How far `ours` lie above `base`: the median of all differences between the two. `None` when one
+/// of them is empty, something is not a number, or there are more than 4 million pairs.
 pub fn unpaired_shift(ours: &[f64], base: &[f64], confidence: f64) -> Option<Shift> {
     let null = Null::mann_whitney(ours.len(), base.len());
     Some(Shift::of(&Counted::new(all_differences(ours, base)?, null)?, confidence))
@@ -101,7 +106,8 @@ mod tests {
     #[test]
     fn intervals_cover_the_true_shift_as_often_as_they_say() {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(3);
-        // Skewed noise: the square of a uniform number. Both sides have it, and the true shift is 1.
+        // Skewed noise: the square of a uniform number. Both sides have it, and the true shift is
+        // 1.
         let mut noise = || ((rng.next_u64() >> 11) as f64 / (1_u64 << 53) as f64).powi(2);
         let (mut paired, mut unpaired, trials) = (0, 0, 1000);
         for _ in 0..trials {
@@ -119,8 +125,8 @@ mod tests {
     }
 
     proptest! {
-        /// The interval and the test are one thing said twice, whatever values are equal or 0. `p` is compared with the level that
-        /// so few values really reach.
+        /// The interval and the test are one thing said twice, whatever values are equal or 0. `p`
+        /// is compared with the level that so few values really reach.
         #[test]
         fn zero_is_outside_exactly_when_the_test_rejects(
             values in prop::collection::vec(prop_oneof![(-6_i32..8).prop_map(f64::from), -6.0_f64..8.0], 1..56), split in 0_usize..56) {
@@ -139,8 +145,8 @@ mod tests {
         }
     }
 
-    /// Eight rounds without a difference and six with one: the test that dropped the eight rejected (p = 0.031), and the interval
-    /// that kept them began at 0.
+    /// Eight rounds without a difference and six with one: the test that dropped the eight rejected
+    /// (p = 0.031), and the interval that kept them began at 0.
     #[test]
     fn rounds_without_a_difference_count_in_the_test_as_in_the_interval() {
         let values = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0];

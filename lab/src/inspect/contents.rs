@@ -1,12 +1,15 @@
-//! What a target holds where it will be measured: how much of it has space, and what a sample of it looks like.
+//! What a target holds where it will be measured: how much of it has space, and what a sample of it
+//! looks like.
 //!
-//! Reads of what was never written are answered from tables, zeros may be answered by a device without touching its media, and
-//! copies by a layer that deduplicates. Each makes a disk look faster than it is, by up to a factor of twenty (the paper on SQLIO
-//! and dynamic disks). So before a run the extents of the working set are added up, and a few hundred blocks of it, drawn by the
+//! Reads of what was never written are answered from tables, zeros may be answered by a device
+//! without touching its media, and copies by a layer that deduplicates. Each makes a disk look
+//! faster than it is, by up to a factor of twenty (the paper on SQLIO and dynamic disks). So before
+//! a run the extents of the working set are added up, and a few hundred blocks of it, drawn by the
 //! job's seed, are read and looked at.
 //!
-//! Where this is weak: extents tell what the layers know that Diskwright sees. A thin volume or an SSD below knows more, and shows
-//! it only by the zeros that it returns. A sample of 256 finds a share of 1 % with a chance of 92 %.
+//! Where this is weak: extents tell what the layers know that Diskwright sees. A thin volume or an
+//! SSD below knows more, and shows it only by the zeros that it returns. A sample of 256 finds a
+//! share of 1 % with a chance of 92 %.
 
 use crate::{LabError, Result, fill, record::ContentsRecord};
 use diskwright_store::{BlockDevice, Blocking, EngineKind, ExtentKind};
@@ -27,7 +30,8 @@ pub const SAMPLE_BYTES: u64 = 4096;
 /// Looks at `ranges` of a device.
 ///
 /// # Errors
-/// [`LabError::Queue`] when it cannot tell its extents, [`LabError::Request`] when a sample cannot be read.
+/// [`LabError::Queue`] when it cannot tell its extents, [`LabError::Request`] when a sample cannot
+/// be read.
 pub fn look(
     name: &str,
     device: &dyn BlockDevice,

@@ -1,7 +1,8 @@
 //! From what was seen of the targets to what must be said of the run.
 //!
-//! A little of everything is normal: a formatted disk has holes, a database has pages that are zero. So each share has a bar
-//! below which it is not worth a word, and zeros that merely lie where no space is are told once, as missing space.
+//! A little of everything is normal: a formatted disk has holes, a database has pages that are
+//! zero. So each share has a bar below which it is not worth a word, and zeros that merely lie
+//! where no space is are told once, as missing space.
 
 use crate::{
     job::{Caching, Contents, Job, Load},
@@ -15,8 +16,9 @@ const ALLOCATED_MIN: f64 = 0.99;
 /// Above this share of the samples, zeros and copies are told.
 const ODD_MAX: f64 = 0.05;
 
-/// The parts of target number `target` that loads for which `which` holds go to, ascending and without overlaps. What lies beyond
-/// the target's end is left out: that it does not fit is for the run to say.
+/// The parts of target number `target` that loads for which `which` holds go to, ascending and
+/// without overlaps. What lies beyond the target's end is left out: that it does not fit is for the
+/// run to say.
 pub fn working_sets(job: &Job, target: usize, size_bytes: u64, which: impl Fn(&Load) -> bool) -> Vec<Range<u64>> {
     let loads = job.phases.iter().flat_map(|phase| &phase.loads);
     let mut sets: Vec<Range<u64>> = loads
@@ -69,14 +71,16 @@ pub fn of_target(job: &Job, target: usize, name: &str, contents: &ContentsRecord
     warnings
 }
 
-/// What must be said of the job itself, on targets whose working sets have `working_set_bytes` in all.
+/// What must be said of the job itself, on targets whose working sets have `working_set_bytes` in
+/// all.
 pub fn of_job(job: &Job, working_set_bytes: u64, memory_bytes: u64) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if job.contents == Contents::Zero && job.writes() {
         warnings.push(Warning::ZeroPayload);
     }
     let through_cache = matches!(job.cache, Caching::Cached | Caching::WriteThrough);
-    // Writes that are durable when they complete reach the disk, whatever the cache holds; reads do not.
+    // Writes that are durable when they complete reach the disk, whatever the cache holds; reads do
+    // not.
     let is_hidden = job.cache == Caching::Cached || job.phases.iter().flat_map(|phase| &phase.loads).any(reads);
     if through_cache && is_hidden && working_set_bytes > 0 && working_set_bytes < memory_bytes {
         warnings.push(Warning::Memory { working_set_bytes, memory_bytes });

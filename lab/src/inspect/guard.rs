@@ -8,12 +8,14 @@
 //!   else ──────────────────────────────────────────────────────────────▶ refused: what is there, and where
 //! ```
 //!
-//! *Stored* means: by the top layer. A new child over a full parent holds nothing, and writing to it destroys nothing, so a copy of
-//! a precious disk can be measured by giving it a child. All that the job may write is read, if need be to its end: a sample would find a
-//! file system, but could miss the one file that somebody kept.
+//! *Stored* means: by the top layer. A new child over a full parent holds nothing, and writing to
+//! it destroys nothing, so a copy of a precious disk can be measured by giving it a child. All that
+//! the job may write is read, if need be to its end: a sample would find a file system, but could
+//! miss the one file that somebody kept.
 //!
-//! A file that the lab made carries an extended attribute, and may be used again by the next run without being asked for. It is looked
-//! at all the same: when a file system, a table of partitions or an image lies in it, somebody has put it to use.
+//! A file that the lab made carries an extended attribute, and may be used again by the next run
+//! without being asked for. It is looked at all the same: when a file system, a table of partitions
+//! or an image lies in it, somebody has put it to use.
 
 use super::{
     magic,
@@ -105,7 +107,8 @@ fn front(target: &Writing<'_>) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Marks the file at `path` as the lab's own. Best effort: where there are no extended attributes, the next run asks.
+/// Marks the file at `path` as the lab's own. Best effort: where there are no extended attributes,
+/// the next run asks.
 pub fn mark_own(path: &Path) {
     let _ = rustix::fs::setxattr(path, OWN_MARK, b"1", XattrFlags::empty());
 }

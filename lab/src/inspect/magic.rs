@@ -1,12 +1,13 @@
 //! What a disk holds, by the marks at its front: file systems, partition tables, containers.
 //!
-//! Only names for an error message depend on this, never whether something may be overwritten: a disk without a known mark may
-//! hold data all the same.
+//! Only names for an error message depend on this, never whether something may be overwritten: a
+//! disk without a known mark may hold data all the same.
 
 /// How much of the front is looked at.
 pub const FRONT_BYTES: usize = 132 << 10;
 
-/// Marks: where, which bytes, what they mean. The first that fits is told, so what is more telling stands before the more general.
+/// Marks: where, which bytes, what they mean. The first that fits is told, so what is more telling
+/// stands before the more general.
 const MARKS: &[(usize, &[u8], &str)] = &[
     (0, b"LUKS\xba\xbe", "a LUKS encrypted volume"),
     (0, b"XFSB", "an XFS file system"),

@@ -8,7 +8,8 @@
 //!   guard.rs      whether it may be written
 //! ```
 //!
-//! Everything here reads; nothing here writes, but for the mark on a file that the lab has made itself.
+//! Everything here reads; nothing here writes, but for the mark on a file that the lab has made
+//! itself.
 
 pub mod contents;
 pub mod doubts;

@@ -8,8 +8,9 @@
 //!   both   ──▶ attached by `diskwright attach`: the image by its device, the device by what is mounted from any of its partitions
 //! ```
 //!
-//! The kernel has the last word: a block device is opened for writing with `O_EXCL`, which it refuses for whatever it has claimed
-//! itself. This module finds out beforehand, so that the error can say by whom.
+//! The kernel has the last word: a block device is opened for writing with `O_EXCL`, which it
+//! refuses for whatever it has claimed itself. This module finds out beforehand, so that the error
+//! can say by whom.
 
 use crate::behind;
 use diskwright_serve::attach::{self, Record};
@@ -93,7 +94,8 @@ pub fn uses(path: &Path) -> Vec<Use> {
     uses
 }
 
-/// What is known of an attached disk beyond what the kernel tells of `path`: partitions that the kernel does not see have loop devices of their own.
+/// What is known of an attached disk beyond what the kernel tells of `path`: partitions that the
+/// kernel does not see have loop devices of their own.
 fn uses_of_attached(record: &Record, path: &Path, known: &[Use]) -> Vec<Use> {
     if record.file == path {
         return vec![Use::Attached { by: record.place().to_owned() }];
@@ -144,8 +146,8 @@ fn parse_number(text: &str) -> Option<u64> {
     Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Mounts of one of `devices`: by the number of the mounted file system, and, because btrfs and some others have numbers of their
-/// own, by the source that was given.
+/// Mounts of one of `devices`: by the number of the mounted file system, and, because btrfs and
+/// some others have numbers of their own, by the source that was given.
 fn mounts<'a>(mountinfo: &str, devices: &'a [Device], is_one: impl Fn(&Path) -> Option<&'a Device>) -> Vec<Use> {
     let mut found = Vec::new();
     for line in mountinfo.lines() {

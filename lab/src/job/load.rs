@@ -1,7 +1,9 @@
-//! A load: where the requests of some threads go, how large they are, how many are in flight, and how fast they come.
+//! A load: where the requests of some threads go, how large they are, how many are in flight, and
+//! how fast they come.
 //!
-//! Threads and depth multiply as in DiskSpd: `threads` for each target, each with `queue_depth` in flight on it. With `across_targets`
-//! there are `threads` in all (DiskSpd's `-F`), and each has `queue_depth` in flight on every target.
+//! Threads and depth multiply as in DiskSpd: `threads` for each target, each with `queue_depth` in
+//! flight on it. With `across_targets` there are `threads` in all (DiskSpd's `-F`), and each has
+//! `queue_depth` in flight on every target.
 
 use super::{Bytes, JobError, Span};
 use serde::{Deserialize, Serialize};
@@ -24,10 +26,12 @@ pub struct SizeShare {
     pub size: Bytes,
     /// How often, relative to the others.
     pub weight: f64,
-    /// Share of reads among the requests of this size, in percent; the load's own where there is none.
+    /// Share of reads among the requests of this size, in percent; the load's own where there is
+    /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_percent: Option<f64>,
-    /// Share of random requests among those of this size, in percent; the load's own where there is none.
+    /// Share of random requests among those of this size, in percent; the load's own where there is
+    /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub random_percent: Option<f64>,
 }
@@ -57,7 +61,8 @@ pub enum Distribution {
     /// Anywhere alike.
     #[default]
     Uniform,
-    /// Zipf's law: the n-th most popular block is drawn in proportion to n^-theta. Popular blocks are scattered over the working set.
+    /// Zipf's law: the n-th most popular block is drawn in proportion to n^-theta. Popular blocks
+    /// are scattered over the working set.
     Zipf {
         /// Above 0 and not 1; 0.99 and 1.2 are usual.
         theta: f64,
@@ -67,7 +72,8 @@ pub enum Distribution {
         /// Between 0 and 1; 0.2 is the 80/20 rule.
         h: f64,
     },
-    /// Shares of the requests to shares of the working set, from its beginning, as DiskSpd's `-rdpct`: 90/10 then 10/90.
+    /// Shares of the requests to shares of the working set, from its beginning, as DiskSpd's
+    /// `-rdpct`: 90/10 then 10/90.
     Spots {
         /// One after the other; both shares add up to 100 or less, and the rest goes to the rest.
         spots: Vec<Spot>,
@@ -88,8 +94,8 @@ pub struct Spot {
     pub length: Option<Bytes>,
 }
 
-/// A rate that is kept by an absolute schedule: a request's intended start is fixed beforehand, and a target that stalls has to
-/// answer for all that should have started meanwhile.
+/// A rate that is kept by an absolute schedule: a request's intended start is fixed beforehand, and
+/// a target that stalls has to answer for all that should have started meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, tag = "kind")]
 pub enum Rate {
@@ -126,7 +132,8 @@ pub struct Load {
     pub block: Blocks,
     /// Share of reads, percent; the rest are writes.
     pub read_percent: f64,
-    /// Share of requests that go to a random place, percent; the rest go on behind the request before.
+    /// Share of requests that go to a random place, percent; the rest go on behind the request
+    /// before.
     pub random_percent: f64,
     /// Random places are multiples of this from the start; none: of the block.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -134,7 +141,8 @@ pub struct Load {
     /// Distance between the beginnings of sequential requests; none: the block (they touch).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stride: Option<Bytes>,
-    /// Whether the threads of one target share one sequential stream (DiskSpd's `-si`); else each has its own.
+    /// Whether the threads of one target share one sequential stream (DiskSpd's `-si`); else each
+    /// has its own.
     pub interlocked: bool,
     /// Whether each request in flight has a sequential stream of its own, all with the same
     /// beginning (DiskSpd's `-p`); else a thread's requests share one.
@@ -151,15 +159,17 @@ pub struct Load {
     pub cpus: Option<Vec<u32>>,
     /// Requests in flight for each thread on its target, or on each of them.
     pub queue_depth: u32,
-    /// Completions that a thread waits for before it makes new requests (fio's `iodepth_batch_complete_min`). More than 1 saves system calls
-    /// and lets the depth sag.
+    /// Completions that a thread waits for before it makes new requests (fio's
+    /// `iodepth_batch_complete_min`). More than 1 saves system calls and lets the depth sag.
     #[serde(skip_serializing_if = "is_one")]
     pub batch: u32,
     /// Where the working set begins on the target.
     pub start: Bytes,
-    /// How far each next thread starts behind the one before (DiskSpd's `-T`); sequential streams only.
+    /// How far each next thread starts behind the one before (DiskSpd's `-T`); sequential streams
+    /// only.
     pub thread_start: Bytes,
-    /// Where in the working set sequential streams begin; from the end of the set they go on at its beginning.
+    /// Where in the working set sequential streams begin; from the end of the set they go on at its
+    /// beginning.
     #[serde(skip_serializing_if = "is_nothing")]
     pub stream_start: Bytes,
     /// Length of the working set; 0: to the end of the target.
@@ -259,7 +269,8 @@ impl Load {
         self.mean_percent(|share| share.read_percent, self.read_percent)
     }
 
-    /// A percentage over all sizes of the mix, by their weights. `whole` is the load's own, for sizes without one.
+    /// A percentage over all sizes of the mix, by their weights. `whole` is the load's own, for
+    /// sizes without one.
     fn mean_percent(&self, of: impl Fn(&SizeShare) -> Option<f64>, whole: f64) -> f64 {
         let shares = self.block.shares();
         if shares.iter().all(|share| of(share).is_none()) {
@@ -275,7 +286,8 @@ impl Load {
         self.block.shares().iter().any(|share| share.read_percent.unwrap_or(self.read_percent) > 0.0)
     }
 
-    /// Whether any request of it writes. A size of a mix may write although the load's own share of reads is 100 %.
+    /// Whether any request of it writes. A size of a mix may write although the load's own share of
+    /// reads is 100 %.
     pub fn writes(&self) -> bool {
         self.block.shares().iter().any(|share| share.read_percent.unwrap_or(self.read_percent) < 100.0)
     }
@@ -285,7 +297,8 @@ impl Load {
         self.block.shares().iter().any(|share| share.random_percent.unwrap_or(self.random_percent) < 100.0)
     }
 
-    /// Whether something else than a completion decides when requests are made: a rate, pauses, bursts.
+    /// Whether something else than a completion decides when requests are made: a rate, pauses,
+    /// bursts.
     pub fn is_paced(&self) -> bool {
         self.rate.is_some() || self.burst.is_some() || !self.think_time.is_zero()
     }

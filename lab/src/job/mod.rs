@@ -6,11 +6,13 @@
 //!                                          └─ loads, all at the same time: where, how large, how many, how fast
 //! ```
 //!
-//! A profile is a job in TOML; a command line is turned into a job; DiskSpd's switches are turned into a job; a result carries
-//! the job that made it. So whatever was run can be run again from what was printed, and there is one place that says what a
-//! workload can be. Targets are not in a job: the same job runs on any number of them.
+//! A profile is a job in TOML; a command line is turned into a job; DiskSpd's switches are turned
+//! into a job; a result carries the job that made it. So whatever was run can be run again from
+//! what was printed, and there is one place that says what a workload can be. Targets are not in a
+//! job: the same job runs on any number of them.
 //!
-//! Invariant: a job that has passed [`Job::validate`] can be carried out on a target that is large enough. Nothing here does I/O.
+//! Invariant: a job that has passed [`Job::validate`] can be carried out on a target that is large
+//! enough. Nothing here does I/O.
 
 mod load;
 mod units;
@@ -27,10 +29,12 @@ use serde::{Deserialize, Serialize};
 pub enum Caching {
     /// Through the page cache.
     Cached,
-    /// Past the page cache (O_DIRECT); the device's own cache may still hold writes. DiskSpd's `-Su`.
+    /// Past the page cache (O_DIRECT); the device's own cache may still hold writes. DiskSpd's
+    /// `-Su`.
     #[default]
     Direct,
-    /// Through the page cache, each write durable when it completes (O_DSYNC or FUA). DiskSpd's `-Sw`.
+    /// Through the page cache, each write durable when it completes (O_DSYNC or FUA). DiskSpd's
+    /// `-Sw`.
     WriteThrough,
     /// Past the page cache, each write durable when it completes. DiskSpd's `-Suw` and `-Sh`.
     DirectWriteThrough,
@@ -78,7 +82,8 @@ pub enum Contents {
     Incompressible,
     /// Zeros: what SQLIO wrote, and what a dynamic disk need not store.
     Zero,
-    /// Shares of each block that compress to nothing, and of blocks that repeat, in percent (0 to 100).
+    /// Shares of each block that compress to nothing, and of blocks that repeat, in percent (0 to
+    /// 100).
     Mixed {
         /// Share of each block that is zeros.
         compressible_percent: f64,
@@ -107,7 +112,8 @@ pub struct Phase {
     /// Not measured, at the end, while the load goes on.
     #[serde(default)]
     pub cool_down: Span,
-    /// Whether measuring waits for the steady state of the SNIA rule (see `steady`), for at most this long; none: it does not wait.
+    /// Whether measuring waits for the steady state of the SNIA rule (see `steady`), for at most
+    /// this long; none: it does not wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steady_within: Option<Span>,
     /// What runs at the same time.

@@ -1,26 +1,32 @@
-//! How much load is enough: three points on the line from too little to too much, each with an interval or with the reason why it
-//! cannot be told.
+//! How much load is enough: three points on the line from too little to too much, each with an
+//! interval or with the reason why it cannot be told.
 //!
 //! ```text
 //!   rounds of each load ──▶ noise.rs ──▶ line: medians, and what chance may do to them ──▶ mod.rs ──▶ Knee
 //!                                        └─ 2,000 lines that might as well have been measured
 //! ```
 //!
-//! - *efficient*: the largest power, IOPS divided by mean latency (Kleinrock 1979). Past it a percent more throughput costs more than a
-//!   percent of latency. On a device that serves up to c requests at once, each in the same time, it is c: Little's N* = R / D.
+//! - *efficient*: the largest power, IOPS divided by mean latency (Kleinrock 1979). Past it a
+//!   percent more throughput costs more than a percent of latency. On a device that serves up to c
+//!   requests at once, each in the same time, it is c: Little's N* = R / D.
 //! - *saturation*: the first load that reaches 95 % of the peak IOPS.
-//! - *limit*: the most IOPS among the loads whose 99th percentile stays under what the user can bear.
-//! - *paper*: the rule of the Storage Spaces paper, "at or before the point at which latency increases equal, and then begin to outpace,
-//!   throughput gains". The paper reads it off a graph on which IOPS and latency are drawn to their own axes, so the increases
-//!   that are compared are shares of each curve's whole rise over the sweep; the point is where the curves lie farthest apart. On the paper's
-//!   sequential writes this gives its own answer, 15. (Taken as percent of the values themselves the rule says the same as power, because IOPS
-//!   times latency is the load.) It depends on how far the sweep goes, which is the weakness of reading graphs.
+//! - *limit*: the most IOPS among the loads whose 99th percentile stays under what the user can
+//!   bear.
+//! - *paper*: the rule of the Storage Spaces paper, "at or before the point at which latency
+//!   increases equal, and then begin to outpace, throughput gains". The paper reads it off a graph
+//!   on which IOPS and latency are drawn to their own axes, so the increases that are compared are
+//!   shares of each curve's whole rise over the sweep; the point is where the curves lie farthest
+//!   apart. On the paper's sequential writes this gives its own answer, 15. (Taken as percent of
+//!   the values themselves the rule says the same as power, because IOPS times latency is the
+//!   load.) It depends on how far the sweep goes, which is the weakness of reading graphs.
 //!
-//! The intervals are bootstrap intervals of *the loads that were measured*: a knee between two of them is told as one of them. Chance is drawn from
-//! five neighbouring loads together, so three rounds of each are fifteen values; the tests hold the coverage of three rounds and of five. They
-//! rest on two assumptions, that a round hits all loads alike but for chance (rounds are interleaved so that it does), and that neighbouring
-//! loads scatter alike. Where the noise hides the answer, where there are two peaks, where the line still rises at its end, no point
-//! is told, for a point with an interval as wide as the sweep would be taken for an answer.
+//! The intervals are bootstrap intervals of *the loads that were measured*: a knee between two of
+//! them is told as one of them. Chance is drawn from five neighbouring loads together, so three
+//! rounds of each are fifteen values; the tests hold the coverage of three rounds and of five. They
+//! rest on two assumptions, that a round hits all loads alike but for chance (rounds are
+//! interleaved so that it does), and that neighbouring loads scatter alike. Where the noise hides
+//! the answer, where there are two peaks, where the line still rises at its end, no point is told,
+//! for a point with an interval as wide as the sweep would be taken for an answer.
 
 mod doubt;
 mod noise;
@@ -60,7 +66,8 @@ pub struct Knee {
     pub limit: Option<Mark>,
     /// The paper's rule.
     pub paper: Mark,
-    /// How far IOPS fall from their peak to the last load, as a share of the peak, where they fall beyond chance.
+    /// How far IOPS fall from their peak to the last load, as a share of the peak, where they fall
+    /// beyond chance.
     pub falls: Option<f64>,
 }
 
@@ -124,8 +131,9 @@ pub struct LoadRounds<'a> {
     pub rounds: &'a [Figures],
 }
 
-/// The cell with the highest median of `figure`, and the others that chance cannot tell from it (none known when all were measured only
-/// once). `None` for no cells, or when a figure is not above 0. The loads do not matter.
+/// The cell with the highest median of `figure`, and the others that chance cannot tell from it
+/// (none known when all were measured only once). `None` for no cells, or when a figure is not
+/// above 0. The loads do not matter.
 pub fn best(cells: &[LoadRounds<'_>], figure: impl Fn(&Figures) -> f64) -> Option<(usize, Option<Vec<usize>>)> {
     // The noise is reckoned on the first of a line's values; the others do not matter here.
     let swapped: Vec<Vec<Figures>> = cells
@@ -185,7 +193,8 @@ impl Knee {
 
 struct Finder {
     loads: Vec<f64>,
-    /// IOPS, mean latency and 99th percentile as they were measured; the lines have the rounds' own ups and downs taken off.
+    /// IOPS, mean latency and 99th percentile as they were measured; the lines have the rounds' own
+    /// ups and downs taken off.
     medians: Vec<[f64; 3]>,
     measured: Lines,
 }
@@ -225,7 +234,8 @@ impl Finder {
             let (least_p99_ns, load) = (self.measured.seen.p99(at).exp(), self.loads[at]);
             return Mark::Untold { why: Doubt::NothingUnder { limit_ns, least_p99_ns, load } };
         }
-        // A wide interval is an answer here: on a plateau it does not matter which of its loads one takes.
+        // A wide interval is an answer here: on a plateau it does not matter which of its loads one
+        // takes.
         self.mark(|line| picks::limit(line, limit_ns), false)
     }
 
@@ -263,13 +273,15 @@ impl Finder {
         })
     }
 
-    /// Whether power has two peaks of which neither is surely the higher, with a sure valley between them.
+    /// Whether power has two peaks of which neither is surely the higher, with a sure valley
+    /// between them.
     fn two_peaks(&self) -> Option<Doubt> {
         let seen = &self.measured.seen;
         let best = picks::efficient(seen);
         let highest =
             |line: &Line, cells: std::ops::Range<usize>| cells.max_by(|a, b| line.power(*a).total_cmp(&line.power(*b)));
-        // The valley towards each side: the deepest place before the power comes back nearest to the best.
+        // The valley towards each side: the deepest place before the power comes back nearest to
+        // the best.
         let valleys = (0..seen.len()).filter_map(|at| {
             let other = if at < best { highest(seen, 0..at)? } else { highest(seen, at + 1..seen.len())? };
             (at != best).then(|| (at, other, seen.power(other) - seen.power(at)))
@@ -323,7 +335,8 @@ impl Finder {
         })
     }
 
-    /// A best point at the edge of what was measured is no best point; but below one request in flight there is nothing.
+    /// A best point at the edge of what was measured is no best point; but below one request in
+    /// flight there is nothing.
     fn unless_at_an_end(&self, mark: Mark) -> Mark {
         match &mark {
             Mark::Found(point) if point.cell + 1 == self.loads.len() => {

@@ -1,9 +1,11 @@
 //! From rounds to a line, and to the lines that might as well have been measured.
 //!
-//! All values are logarithms, for noise multiplies. First what a round did to all loads alike is taken off (a slow minute of the
-//! machine is no property of a queue depth). What is left of each round against the mean of its load is chance. A line that might
-//! have been measured is the medians of as many draws of chance at each load, from the chance of that load and of its two
-//! neighbours on either side: three to five rounds of one load alone are too few to know how it scatters.
+//! All values are logarithms, for noise multiplies. First what a round did to all loads alike is
+//! taken off (a slow minute of the machine is no property of a queue depth). What is left of each
+//! round against the mean of its load is chance. A line that might have been measured is the
+//! medians of as many draws of chance at each load, from the chance of that load and of its two
+//! neighbours on either side: three to five rounds of one load alone are too few to know how it
+//! scatters.
 
 use super::{Doubt, LoadRounds};
 use crate::{inference::middle, stats::median};
@@ -81,7 +83,8 @@ pub fn lines(cells: &[LoadRounds<'_>]) -> Result<Lines, Doubt> {
     }
     take_off_rounds(&mut rounds);
     let chance: Vec<Vec<Values>> = rounds.iter().map(|values| residuals(values)).collect();
-    // Of a normal distribution the median distance is 0.6745 deviations; unlike the deviation it does not feel a spoilt round.
+    // Of a normal distribution the median distance is 0.6745 deviations; unlike the deviation it
+    // does not feel a spoilt round.
     let distances: Vec<f64> = chance.iter().flatten().map(|values| values[0].abs()).collect();
     let scatter = median(&distances).unwrap_or(0.0) / 0.6745;
     let fewest = cells.iter().map(|cell| cell.rounds.len()).min().unwrap_or(1) as f64;
@@ -95,7 +98,8 @@ fn centre(values: &[Values]) -> Values {
     [0, 1, 2].map(|kind| median(&values.iter().map(|value| value[kind]).collect::<Vec<_>>()).unwrap_or(f64::NAN))
 }
 
-/// Takes off what each round did to all loads: the median, over the loads, of its distance from the load's own median.
+/// Takes off what each round did to all loads: the median, over the loads, of its distance from the
+/// load's own median.
 fn take_off_rounds(cells: &mut [Vec<Values>]) {
     let most = cells.iter().map(Vec::len).max().unwrap_or(0);
     if most < 2 {
@@ -117,8 +121,9 @@ fn take_off_rounds(cells: &mut [Vec<Values>]) {
     }
 }
 
-/// Distances from the middle (Hodges and Lehmann's, which a spoilt round hardly moves, and which is none of the rounds itself), widened by
-/// what the middle has taken from them; none of a single round.
+/// Distances from the middle (Hodges and Lehmann's, which a spoilt round hardly moves, and which is
+/// none of the rounds itself), widened by what the middle has taken from them; none of a single
+/// round.
 fn residuals(values: &[Values]) -> Vec<Values> {
     let n = values.len() as f64;
     if values.len() < 2 {

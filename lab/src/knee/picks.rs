@@ -21,8 +21,8 @@ pub fn peak(line: &Line) -> usize {
     highest(line, |cell| line.iops(cell))
 }
 
-/// The height of the plateau: the middle of all loads that chance cannot tell from the peak. The peak itself is the luckiest of
-/// them, and the longer the plateau the luckier.
+/// The height of the plateau: the middle of all loads that chance cannot tell from the peak. The
+/// peak itself is the luckiest of them, and the longer the plateau the luckier.
 pub fn plateau(line: &Line) -> f64 {
     let top = line.iops(peak(line));
     let alike: Vec<f64> = (0..line.len())
@@ -38,8 +38,8 @@ pub fn near_the_plateau(line: &Line) -> impl Iterator<Item = usize> {
     (0..line.len()).filter(move |cell| line.iops(*cell) >= enough)
 }
 
-/// First at 95 % of the plateau, on the rising line that fits best up to there: the first of many noisy loads that happens to reach
-/// a height comes too early.
+/// First at 95 % of the plateau, on the rising line that fits best up to there: the first of many
+/// noisy loads that happens to reach a height comes too early.
 pub fn saturation(line: &Line) -> usize {
     let enough = plateau(line) + SATURATION.ln();
     let peak = peak(line);
@@ -71,7 +71,8 @@ pub fn limit(line: &Line, limit_ns: f64) -> Option<usize> {
     })
 }
 
-/// Where IOPS and latency lie farthest apart when each is drawn to its own axis; `None` when one of them does not rise.
+/// Where IOPS and latency lie farthest apart when each is drawn to its own axis; `None` when one of
+/// them does not rise.
 pub fn paper(line: &Line) -> Option<usize> {
     let scale = |value: &dyn Fn(usize) -> f64| {
         let values: Vec<f64> = (0..line.len()).map(|cell| value(cell).exp()).collect();

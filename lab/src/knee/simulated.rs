@@ -12,8 +12,8 @@ pub trait Device {
     fn at(&self, load: f64) -> (f64, f64);
 }
 
-/// No variation at all: `servers` at once, each in `service_s`, behind a way of `way_s`. Little's knee is exact:
-/// N* = (way + service) / (service / servers).
+/// No variation at all: `servers` at once, each in `service_s`, behind a way of `way_s`. Little's
+/// knee is exact: N* = (way + service) / (service / servers).
 pub struct Clockwork {
     pub servers: f64,
     pub service_s: f64,
@@ -33,7 +33,8 @@ impl Device for Clockwork {
     }
 }
 
-/// The machine repairman (M/M/c//N): service times are exponential, and so is the way. Solved exactly, by its balance equations.
+/// The machine repairman (M/M/c//N): service times are exponential, and so is the way. Solved
+/// exactly, by its balance equations.
 pub struct Queueing {
     pub servers: u32,
     pub service_s: f64,

@@ -102,7 +102,8 @@ fn what_cannot_be_told_is_not_told() {
     let short = find(&device, &each(6), 5, USUAL, 1);
     assert!(matches!(why(&short.efficient), Doubt::Beyond { last: 6.0 }), "{short:?}");
     assert!(matches!(why(&short.saturation), Doubt::StillRising { last: 6.0, .. }));
-    // So noisy that the rise at the end is not sure, and the estimate is the last load all the same.
+    // So noisy that the rise at the end is not sure, and the estimate is the last load all the
+    // same.
     let steps = Humps(|load| load.powf(0.1) * 1000.0 * if load > 30.0 { 1.2 } else { 1.0 });
     let last = find(&steps, &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0], 1, QUIET, 1);
     assert!(last.saturation.found().is_none(), "{:?}", last.saturation);
@@ -146,7 +147,8 @@ impl Device for Humps {
 
 #[test]
 fn two_peaks_are_told_as_two() {
-    // Power is the square of IOPS over the load: equal at 4 and at 16, and a third lower between them.
+    // Power is the square of IOPS over the load: equal at 4 and at 16, and a third lower between
+    // them.
     let valley = Humps(|load| {
         let distance = ((load / 8.0).log2().abs() - 1.0).abs();
         (load * (-0.5 * distance).exp() * 1e6).sqrt()
@@ -181,7 +183,8 @@ fn the_limit_is_the_fastest_load_that_keeps_it() {
     assert_eq!(knee(&rounds(&each(24), &cells), None).limit, None);
 }
 
-/// The paper's own table of sequential 512K writes (outstanding, IOPS, ms). It reads 15 off its graph.
+/// The paper's own table of sequential 512K writes (outstanding, IOPS, ms). It reads 15 off its
+/// graph.
 #[test]
 fn the_papers_rule_gives_the_papers_answer() {
     #[rustfmt::skip]

@@ -6,9 +6,10 @@
 //!   my-load.toml            a file that a user wrote, or a run saved ─┘
 //! ```
 //!
-//! A profile is a [`Job`] and nothing more, so whatever can be run can be written down, and whatever was run can be run again. The
-//! built-in ones lie beside this file, each with a remark that says where its figures come from; they are compiled into the
-//! program as text, so that `diskwright lab profiles NAME` prints something to begin one's own from.
+//! A profile is a [`Job`] and nothing more, so whatever can be run can be written down, and
+//! whatever was run can be run again. The built-in ones lie beside this file, each with a remark
+//! that says where its figures come from; they are compiled into the program as text, so that
+//! `diskwright lab profiles NAME` prints something to begin one's own from.
 
 use crate::{LabError, Result, job::Job};
 use std::path::Path;
@@ -58,12 +59,14 @@ impl Profile {
     }
 }
 
-/// The job that `spec` means: the name of a built-in profile, that name with one of its phases (`vhd-applications/oltp-db`), or a
-/// file. A file of the same name as a profile is meant by `./NAME`.
+/// The job that `spec` means: the name of a built-in profile, that name with one of its phases
+/// (`vhd-applications/oltp-db`), or a file. A file of the same name as a profile is meant by
+/// `./NAME`.
 ///
 /// # Errors
-/// [`LabError::Profile`] for a file that is no job, with the line and what is wrong in it; for a phase that the profile does not
-/// have; and for a name that is neither a profile nor a file. [`LabError::File`] when a file cannot be read.
+/// [`LabError::Profile`] for a file that is no job, with the line and what is wrong in it; for a
+/// phase that the profile does not have; and for a name that is neither a profile nor a file.
+/// [`LabError::File`] when a file cannot be read.
 pub fn load(spec: &str) -> Result<Job> {
     let (name, phase) = spec.split_once('/').map_or((spec, None), |(name, phase)| (name, Some(phase)));
     if let Some(profile) = Profile::find(name) {

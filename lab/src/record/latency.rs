@@ -1,6 +1,8 @@
-//! Latencies as they are kept: exact moments, and a sparse histogram from which any percentile can be had later.
+//! Latencies as they are kept: exact moments, and a sparse histogram from which any percentile can
+//! be had later.
 //!
-//! Histograms of parts are added bucket by bucket, so a percentile of a whole is as good as those of its parts.
+//! Histograms of parts are added bucket by bucket, so a percentile of a whole is as good as those
+//! of its parts.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -15,8 +17,8 @@ pub struct DirectionRecord {
     pub errors: u64,
     /// From the making of a request to its completion.
     pub service: LatencyRecord,
-    /// From the intended start, of the requests that were due in the window; none where there is no schedule, and then it is the service
-    /// time.
+    /// From the intended start, of the requests that were due in the window; none where there is no
+    /// schedule, and then it is the service time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<LatencyRecord>,
 }
@@ -70,7 +72,8 @@ impl LatencyRecord {
         Some(self.max_ns)
     }
 
-    /// How many nines the sample supports: a percentile is believed only where at least ten samples lie beyond it.
+    /// How many nines the sample supports: a percentile is believed only where at least ten samples
+    /// lie beyond it.
     pub fn nines(&self) -> u32 {
         let mut nines = 0;
         while nines < 9 && self.count as f64 * 10_f64.powi(-(nines as i32 + 1)) >= 10.0 {
@@ -119,7 +122,8 @@ impl LatencyRecord {
 impl DirectionRecord {
     /// Adds another's requests to these.
     pub fn add(&mut self, other: &Self) {
-        // A response time without a schedule is the service time; the two are made alike before they are added.
+        // A response time without a schedule is the service time; the two are made alike before
+        // they are added.
         if other.response.is_some() || self.response.is_some() {
             let mut mine = self.response.take().unwrap_or_else(|| self.service.clone());
             mine.add(other.response.as_ref().unwrap_or(&other.service));

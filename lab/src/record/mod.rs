@@ -1,4 +1,5 @@
-//! What a run found, whole: the one form that the screen, DiskSpd's report, comparisons, sweeps, plots and exports read.
+//! What a run found, whole: the one form that the screen, DiskSpd's report, comparisons, sweeps,
+//! plots and exports read.
 //!
 //! ```text
 //!   Run ──┬─ job, machine, versions, targets (what they are, how they were found), warnings, how it ended
@@ -7,14 +8,17 @@
 //!                     └─ cpu: the generator's and the machine's
 //! ```
 //!
-//! Totals are not stored twice: [`PhaseRecord::total`] and its kin add threads up, histograms included, so a total can never
-//! contradict its parts. Latencies are kept as sparse histograms of three significant digits, from which any percentile can be had later.
+//! Totals are not stored twice: [`PhaseRecord::total`] and its kin add threads up, histograms
+//! included, so a total can never contradict its parts. Latencies are kept as sparse histograms of
+//! three significant digits, from which any percentile can be had later.
 //!
-//! Two latencies are told apart. *Service time* runs from the moment a request was made. *Response time* runs from the moment it
-//! should have been made; they differ only where a rate gives requests a schedule, and then the response time is what a user
-//! of the device feels. Requests, bytes and service times are of what *ended* in the window. Response times are of all that was *due* in
-//! it: what was in flight when the load ended was waited for, and a request that was never made counts with the time that it had waited by
-//! then ([`ThreadRecord::overdue`]). So there may be more or fewer response times than requests.
+//! Two latencies are told apart. *Service time* runs from the moment a request was made. *Response
+//! time* runs from the moment it should have been made; they differ only where a rate gives
+//! requests a schedule, and then the response time is what a user of the device feels. Requests,
+//! bytes and service times are of what *ended* in the window. Response times are of all that was
+//! *due* in it: what was in flight when the load ended was waited for, and a request that was never
+//! made counts with the time that it had waited by then ([`ThreadRecord::overdue`]). So there may
+//! be more or fewer response times than requests.
 
 mod latency;
 
@@ -29,7 +33,8 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Schema of [`Run`]. A reader refuses a later number, and says so. Version 1 counted flushes and did not time them; it is still read.
+/// Schema of [`Run`]. A reader refuses a later number, and says so. Version 1 counted flushes and
+/// did not time them; it is still read.
 pub const RUN_SCHEMA: &str = "diskwright.lab.run/2";
 
 /// See the module.
@@ -170,15 +175,17 @@ pub struct ThreadRecord {
     pub reads: DirectionRecord,
     /// Writes.
     pub writes: DirectionRecord,
-    /// Flushes, which are no requests of the workload: they stand in neither its rate nor its latency.
+    /// Flushes, which are no requests of the workload: they stand in neither its rate nor its
+    /// latency.
     #[serde(deserialize_with = "latency::flushes")]
     pub flushes: DirectionRecord,
-    /// Requests that were due in the window and were not made, or did not end, by the end of the load. In `response` they count with the
-    /// time that they had waited by then, which is a lower bound; they are in no other figure. 0 without a rate, and in results of
-    /// earlier versions.
+    /// Requests that were due in the window and were not made, or did not end, by the end of the
+    /// load. In `response` they count with the time that they had waited by then, which is a lower
+    /// bound; they are in no other figure. 0 without a rate, and in results of earlier versions.
     #[serde(default)]
     pub overdue: u64,
-    /// How its rate scattered; none where no whole interval lies in the window, and in results of earlier versions.
+    /// How its rate scattered; none where no whole interval lies in the window, and in results of
+    /// earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_std_dev: Option<IopsStdDev>,
 }
@@ -279,9 +286,9 @@ impl PhaseRecord {
         busy as f64 / ios.max(1) as f64
     }
 
-    /// MHz per IOPS as the VMFS paper has it: of the whole machine, CPU time times the rate of the time-stamp counter. Cycles a second
-    /// for each request a second are cycles for each request, in millions. `None` where the counter or the machine's CPU time is
-    /// not known.
+    /// MHz per IOPS as the VMFS paper has it: of the whole machine, CPU time times the rate of the
+    /// time-stamp counter. Cycles a second for each request a second are cycles for each request,
+    /// in millions. `None` where the counter or the machine's CPU time is not known.
     pub fn machine_mhz_per_iops(&self) -> Option<f64> {
         let is_known = self.cpu.tsc_hz > 0.0 && !self.cpu.cores.is_empty();
         is_known.then(|| self.machine_cpu_ns_per_io() / 1e9 * self.cpu.tsc_hz / 1e6)
@@ -330,7 +337,8 @@ pub struct CpuRecord {
     pub process_system_ns: u64,
     /// Each core of the machine.
     pub cores: Vec<CoreRecord>,
-    /// Cycles of the time-stamp counter in a second; 0 where there is none. CPU time times this is "TSC-equivalent cycles".
+    /// Cycles of the time-stamp counter in a second; 0 where there is none. CPU time times this is
+    /// "TSC-equivalent cycles".
     pub tsc_hz: f64,
     /// Cycles by the hardware's counters, over the process, where they exist.
     pub hardware_cycles: Option<u64>,
@@ -353,8 +361,8 @@ pub struct CoreRecord {
     pub stolen_ns: u64,
 }
 
-/// Steady state by the rule of the SNIA test specification: five rounds, their range within 20 % of their mean, the slope of their line
-/// of least squares, over the window, within 10 %.
+/// Steady state by the rule of the SNIA test specification: five rounds, their range within 20 % of
+/// their mean, the slope of their line of least squares, over the window, within 10 %.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SteadyRecord {
     /// When it was reached, from the beginning of the phase, nanoseconds; none: it was not.

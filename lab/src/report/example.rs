@@ -1,5 +1,5 @@
-//! Results for tests. They are files as they were written in November 2026, so that every test that uses them also proves that those
-//! still read.
+//! Results for tests. They are files as they were written in November 2026, so that every test that
+//! uses them also proves that those still read.
 
 use crate::{
     bench::BenchReport,
@@ -59,7 +59,8 @@ pub fn contest() -> ContestRecord {
     serde_json::from_str(include_str!("../../tests/results/compare.json")).expect("an example of a comparison")
 }
 
-/// A device that serves eight requests at once, in 100 us each: IOPS rise until eight are in flight, then the latency does.
+/// A device that serves eight requests at once, in 100 us each: IOPS rise until eight are in
+/// flight, then the latency does.
 pub fn sweep() -> SweepRecord {
     sweep_over(vec![Axis { knob: Knob::QueueDepth, values: vec![1, 2, 4, 8, 16, 32, 64] }])
 }

@@ -1,4 +1,5 @@
-//! Chapters as one page that needs nothing else: no network, no script, no font. Light and dark, wide and narrow, and on paper.
+//! Chapters as one page that needs nothing else: no network, no script, no font. Light and dark,
+//! wide and narrow, and on paper.
 
 use super::outline::{Block, Cell, Chapter, Doubt, Table, Tile, Tone};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -24,7 +25,8 @@ pub fn page(chapters: &[Chapter], made_by: &str) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                // Nothing is loaded from anywhere, and nothing runs, whatever a result has in its names.
+                // Nothing is loaded from anywhere, and nothing runs, whatever a result has in its
+                // names.
                 meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:";
                 meta name="generator" content=(made_by);
                 title { (title) " · diskwright" }

@@ -1,4 +1,5 @@
-//! Reports: what results say, as a page for people. The verdict comes first, then figures, plots, doubts, and how to repeat it.
+//! Reports: what results say, as a page for people. The verdict comes first, then figures, plots,
+//! doubts, and how to repeat it.
 //!
 //! ```text
 //!   document (files) ──▶ chapters (outline.rs) ──▶ html.rs with plot/ ──▶ one self-contained page
@@ -13,8 +14,8 @@
 //! | `plot/`, `run_plots.rs` | SVG |
 //! | `html.rs`, `style.css` | the page |
 //!
-//! Everything here is pure: results in, text out. Names in results come from files and are written as text, never as markup; the page
-//! forbids itself scripts and the network besides.
+//! Everything here is pure: results in, text out. Names in results come from files and are written
+//! as text, never as markup; the page forbids itself scripts and the network besides.
 
 mod access_paths;
 mod bench;
@@ -90,7 +91,8 @@ pub fn html(results: &[Named<'_>]) -> String {
     html::page(&chapters(results), &made_by())
 }
 
-/// How every report says which program made it, before the version. Reports are known again by this.
+/// How every report says which program made it, before the version. Reports are known again by
+/// this.
 pub(crate) const MADE_BY: &str = "Made by diskwright ";
 
 /// Which program made a report.

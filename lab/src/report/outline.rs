@@ -1,17 +1,19 @@
-//! What a report says, before it is a page or a text: chapters of sentences, tables, facts and plots.
+//! What a report says, before it is a page or a text: chapters of sentences, tables, facts and
+//! plots.
 //!
 //! ```text
 //!   results ──▶ chapters (run.rs, containers.rs, bench.rs, overlay.rs) ──▶ html.rs ──▶ one page
 //!                                                                     └──▶ export/markdown.rs ──▶ text; plots are left out
 //! ```
 //!
-//! Each figure in a table is kept beside its text, so that a page can carry the exact value where people read a rounded one, and so
-//! that both forms say the same.
+//! Each figure in a table is kept beside its text, so that a page can carry the exact value where
+//! people read a rounded one, and so that both forms say the same.
 
 use crate::{record::End, table::grouped, warning::Warning};
 use maud::Markup;
 
-/// How a figure or a sentence is to be taken. Shown by colour and by words or weight, never by colour alone.
+/// How a figure or a sentence is to be taken. Shown by colour and by words or weight, never by
+/// colour alone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Tone {
     /// As it is.
@@ -99,7 +101,8 @@ impl Table {
         self.rows.push(Row { cells, total: true });
     }
 
-    /// Whether the cells of this column are figures (or one of them would be), and so stand on the right.
+    /// Whether the cells of this column are figures (or one of them would be), and so stand on the
+    /// right.
     pub fn is_numeric(&self, column: usize) -> bool {
         self.rows.iter().filter_map(|row| row.cells.get(column)).any(|cell| cell.value.is_some() || cell.text == NONE)
     }

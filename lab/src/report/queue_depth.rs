@@ -1,4 +1,5 @@
-//! The chapter of the study `queue-depth`: how much load is enough, and each stage beside the paper's own figures.
+//! The chapter of the study `queue-depth`: how much load is enough, and each stage beside the
+//! paper's own figures.
 
 use super::{
     machine,

@@ -1,4 +1,5 @@
-//! The chapter of the study `raw-and-file`: a file, and virtual disks on it, against the bare device.
+//! The chapter of the study `raw-and-file`: a file, and virtual disks on it, against the bare
+//! device.
 
 use super::{
     machine,

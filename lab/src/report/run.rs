@@ -1,4 +1,5 @@
-//! The chapter of one run: verdict, figures, plots, threads, targets, machine, and the profile that repeats it.
+//! The chapter of one run: verdict, figures, plots, threads, targets, machine, and the profile that
+//! repeats it.
 
 use super::{
     machine,

@@ -7,7 +7,8 @@ use super::{
 use crate::record::{LatencyRecord, PhaseRecord, Run, SeriesPoint};
 use maud::Markup;
 
-/// Latency against percentile, of one phase (reads, writes, flushes; response and service time where they differ) or of several (both directions).
+/// Latency against percentile, of one phase (reads, writes, flushes; response and service time
+/// where they differ) or of several (both directions).
 pub fn percentiles(phases: &[(String, &PhaseRecord)], id: &str) -> Markup {
     let mut lines: Vec<(String, LatencyRecord)> = Vec::new();
     for (name, phase) in phases {

@@ -1,4 +1,5 @@
-//! The tables of a run: by direction, by percentile, by target and thread; what a request cost; what it was measured on.
+//! The tables of a run: by direction, by percentile, by target and thread; what a request cost;
+//! what it was measured on.
 
 use super::{
     outline::{Cell, Table, Tone},
@@ -199,7 +200,8 @@ mod tests {
     use super::*;
     use crate::{record::CoreRecord, report::example, screen};
 
-    /// The machine is busy for ten times what the generator is: page and terminal must mean the same one.
+    /// The machine is busy for ten times what the generator is: page and terminal must mean the
+    /// same one.
     #[test]
     fn mhz_per_iops_is_the_machines_in_the_page_and_on_a_terminal() {
         let mut run = example::run();

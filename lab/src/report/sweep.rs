@@ -1,4 +1,5 @@
-//! The chapter of a sweep: throughput against latency with the marked points, or heat maps where two things were varied.
+//! The chapter of a sweep: throughput against latency with the marked points, or heat maps where
+//! two things were varied.
 
 use super::{
     machine,
@@ -103,7 +104,8 @@ fn lines(sweep: &SweepRecord) -> Vec<(String, Vec<&SweepCell>, Option<&KneeRow>)
         .collect()
 }
 
-/// Throughput against latency, a line for each row of each sweep, with the marked points where there is one line only.
+/// Throughput against latency, a line for each row of each sweep, with the marked points where
+/// there is one line only.
 pub fn throughput(sweeps: &[(String, &SweepRecord)], id: &str) -> Markup {
     let mut series: Vec<Series> = Vec::new();
     let mut marks: Vec<plot::Mark> = Vec::new();

@@ -1,4 +1,5 @@
-//! How figures are written in reports. Times carry their unit, because one table spans from microseconds to seconds.
+//! How figures are written in reports. Times carry their unit, because one table spans from
+//! microseconds to seconds.
 
 use crate::table::{duration, figure, grouped};
 

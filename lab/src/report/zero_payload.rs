@@ -1,4 +1,5 @@
-//! The chapter of the study `zero-payload`: what is fast because nothing is stored, and what is fast.
+//! The chapter of the study `zero-payload`: what is fast because nothing is stored, and what is
+//! fast.
 
 use super::{
     machine,

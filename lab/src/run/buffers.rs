@@ -1,12 +1,14 @@
 //! Buffers that are kept from one run to the next.
 //!
-//! A window of a tenth of a second should not begin with tens of megabytes that are asked for, cleared and given back; and whether the kernel
-//! finds huge pages for them differs from time to time, so targets that are compared in turns get the same memory.
+//! A window of a tenth of a second should not begin with tens of megabytes that are asked for,
+//! cleared and given back; and whether the kernel finds huge pages for them differs from time to
+//! time, so targets that are compared in turns get the same memory.
 //!
-//! Even few buffers are cut from a whole huge page: a disk takes 64 KiB in small pages as sixteen pieces, and the latency would be that of the
-//! memory they lie in.
+//! Even few buffers are cut from a whole huge page: a disk takes 64 KiB in small pages as sixteen
+//! pieces, and the latency would be that of the memory they lie in.
 //!
-//! Invariant: what is kept is whole, a slab and all of its pieces, and nobody's: a thread whose queue has kept a buffer gives nothing back.
+//! Invariant: what is kept is whole, a slab and all of its pieces, and nobody's: a thread whose
+//! queue has kept a buffer gives nothing back.
 
 use diskwright_store::{HUGE_PAGE_BYTES, IoBuf, Slab};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +29,8 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// `count` pieces of `piece_bytes`: some that were kept, or new ones, and then what was kept is of another run and goes.
+    /// `count` pieces of `piece_bytes`: some that were kept, or new ones, and then what was kept is
+    /// of another run and goes.
     pub(crate) fn take(&self, count: usize, piece_bytes: usize) -> Set {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         match kept.iter().position(|set| (set.count, set.piece_bytes) == (count, piece_bytes)) {

@@ -1,8 +1,8 @@
-//! The conductor of a phase: enters what the threads counted, reads the cores' times at both ends of the window, tells those who watch, and
-//! writes the record.
+//! The conductor of a phase: enters what the threads counted, reads the cores' times at both ends
+//! of the window, tells those who watch, and writes the record.
 //!
-//! It sleeps between events, and never touches what a measuring thread uses. Times are those of the monotonic clock, from the
-//! beginning of the phase: a wall clock that steps changes nothing.
+//! It sleeps between events, and never touches what a measuring thread uses. Times are those of the
+//! monotonic clock, from the beginning of the phase: a wall clock that steps changes nothing.
 
 use crate::{
     clock::CpuTime,
@@ -27,7 +27,8 @@ use std::{
 
 /// Snapshots come at least this far apart.
 const LOOK_NS: u64 = 250_000_000;
-/// How long after the end of a tick a snapshot is taken: a thread that sleeps between due times counts the tick this much later.
+/// How long after the end of a tick a snapshot is taken: a thread that sleeps between due times
+/// counts the tick this much later.
 const LOOK_AFTER_TICK_NS: u64 = 50_000_000;
 
 /// Where a phase stands in its run.
@@ -179,7 +180,8 @@ impl<'a> Conductor<'a> {
         self.keep_time(now_ns);
     }
 
-    /// Opens the window where the steady state is waited for, when it has come, or the time for it is over.
+    /// Opens the window where the steady state is waited for, when it has come, or the time for it
+    /// is over.
     fn settle(&mut self) {
         let Some(settling) = &mut self.settling else { return };
         settling.follow(self.ledger.series());

@@ -1,15 +1,19 @@
 //! What is written.
 //!
-//! Small writes are made anew each time: a stretch of a pool of noise, from a random place in it, every word of it combined with one more
-//! random word. That costs little more than a copy, and no two writes have anything in common that a compressor or a
-//! deduplicator could find. In large ones (more than [`RENEWED_BYTES`]) the noise of the buffer stays and one word in every 512 bytes
-//! is new: nothing can deduplicate that, and where the noise comes again it is too far away for compressors, which work on units of 128 KiB or less.
+//! Small writes are made anew each time: a stretch of a pool of noise, from a random place in it,
+//! every word of it combined with one more random word. That costs little more than a copy, and no
+//! two writes have anything in common that a compressor or a deduplicator could find. In large ones
+//! (more than [`RENEWED_BYTES`]) the noise of the buffer stays and one word in every 512 bytes is
+//! new: nothing can deduplicate that, and where the noise comes again it is too far away for
+//! compressors, which work on units of 128 KiB or less.
 //!
-//! Reads and writes have buffers of their own: what a read brought in is the target's data, and to write that back would be to write
-//! repeated, perhaps compressible data without having been asked to.
+//! Reads and writes have buffers of their own: what a read brought in is the target's data, and to
+//! write that back would be to write repeated, perhaps compressible data without having been asked
+//! to.
 //!
-//! Compressible data are zeros at the end of each 4 KiB, so that a compressor finds the same share in whatever unit it works on.
-//! Duplicates are whole requests that repeat one of [`PATTERNS`] patterns.
+//! Compressible data are zeros at the end of each 4 KiB, so that a compressor finds the same share
+//! in whatever unit it works on. Duplicates are whole requests that repeat one of [`PATTERNS`]
+//! patterns.
 
 use crate::{
     data, job,
@@ -64,7 +68,8 @@ impl Contents {
         self.renew(buf, rng);
     }
 
-    /// Makes a write of `buf`, which was filled by [`Contents::fill`], one of a kind, or a duplicate.
+    /// Makes a write of `buf`, which was filled by [`Contents::fill`], one of a kind, or a
+    /// duplicate.
     #[inline]
     pub(crate) fn prepare(&self, buf: &mut [u8], rng: &mut Random) {
         if self.noise_bytes == 0 {

@@ -1,9 +1,10 @@
 //! What the processors did: the generator's process, and each core of the machine.
 //!
-//! The process is asked when the window opens and closes, by the first measuring thread that gets there (a system call of a
-//! microsecond, once), so that nothing of the warm-up is in it. The cores are read from `/proc/stat` by the conductor, and only as fine as
-//! the kernel counts there: hundredths of a second. CPU time is turned into cycles by the rate of the time-stamp
-//! counter, which is measured over the run against the monotonic clock.
+//! The process is asked when the window opens and closes, by the first measuring thread that gets
+//! there (a system call of a microsecond, once), so that nothing of the warm-up is in it. The cores
+//! are read from `/proc/stat` by the conductor, and only as fine as the kernel counts there:
+//! hundredths of a second. CPU time is turned into cycles by the rate of the time-stamp counter,
+//! which is measured over the run against the monotonic clock.
 
 use crate::{
     clock::CpuTime,
@@ -76,7 +77,8 @@ impl Cores {
     }
 }
 
-/// `cpu0 user nice system idle iowait irq softirq steal guest guest_nice`; guest time is in user time already.
+/// `cpu0 user nice system idle iowait irq softirq steal guest guest_nice`; guest time is in user
+/// time already.
 fn core(line: &str) -> CoreRecord {
     let ticks: Vec<u64> = line.split_whitespace().skip(1).map(|field| field.parse().unwrap_or(0)).collect();
     let ns = |index: usize| ticks.get(index).copied().unwrap_or(0).saturating_mul(TICK_NS);

@@ -7,9 +7,10 @@
 //!   Spots      first which piece, then uniform within it; pieces lie one after the other, not scattered
 //! ```
 //!
-//! *Scattered* means that popular positions lie anywhere in the working set, as they do in real data: ranks go through a permutation of
-//! the positions (four rounds of a Feistel network, walked until it lands within them). A hash with collisions, as fio has it,
-//! would leave some positions out and give others two shares.
+//! *Scattered* means that popular positions lie anywhere in the working set, as they do in real
+//! data: ranks go through a permutation of the positions (four rounds of a Feistel network, walked
+//! until it lands within them). A hash with collisions, as fio has it, would leave some positions
+//! out and give others two shares.
 //!
 //! Invariant: every number drawn is below the number of positions.
 
@@ -37,7 +38,8 @@ pub(crate) struct Piece {
     positions: u64,
 }
 
-/// The positions of a size of requests in a working set: multiples of `step_bytes` at which one still fits.
+/// The positions of a size of requests in a working set: multiples of `step_bytes` at which one
+/// still fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Grid {
     pub(crate) set_bytes: u64,
@@ -64,7 +66,8 @@ impl Grid {
 }
 
 impl Law {
-    /// The law of `distribution` on `grid`, which holds at least one position. Ranks are scattered by `seed`.
+    /// The law of `distribution` on `grid`, which holds at least one position. Ranks are scattered
+    /// by `seed`.
     ///
     /// # Errors
     /// A sentence, when a spot that is to get requests holds no position.
@@ -139,7 +142,8 @@ fn pieces(spots: &[Spot], grid: Grid) -> Result<Vec<Piece>, String> {
 pub(crate) struct Zipf {
     ranks: u64,
     theta: f64,
-    /// The integral of the density up to half a rank before the first, and up to half a rank behind the last.
+    /// The integral of the density up to half a rank before the first, and up to half a rank behind
+    /// the last.
     area_first: f64,
     area_last: f64,
     /// Below this distance from its rank a candidate is taken without a further look.
@@ -209,7 +213,8 @@ impl Scatter {
     pub(crate) fn place(&self, rank: u64) -> u64 {
         let mask = (1 << self.half_bits) - 1;
         let mut at = rank;
-        // The network permutes a power of two that is less than four times as large; whoever lands outside goes on from there.
+        // The network permutes a power of two that is less than four times as large; whoever lands
+        // outside goes on from there.
         loop {
             let (mut left, mut right) = (at >> self.half_bits, at & mask);
             for key in self.keys {

@@ -8,7 +8,8 @@ fn grid(positions: u64) -> Grid {
     Grid { set_bytes: positions * 4096, step_bytes: 4096, len_bytes: 4096 }
 }
 
-/// Chi-square of what was drawn against what was to be expected, for bins with at least five expected draws; and its degrees of freedom.
+/// Chi-square of what was drawn against what was to be expected, for bins with at least five
+/// expected draws; and its degrees of freedom.
 fn chi_square(seen: &[u64], expected: &[f64]) -> (f64, f64) {
     let bins: Vec<f64> = seen
         .iter()

@@ -1,17 +1,19 @@
 //! Latencies counted into buckets of three significant digits.
 //!
-//! A value below 2,048 has a bucket of its own. Above, each doubling is cut into 1,024 equal buckets, so a bucket is never wider than a
-//! thousandth of what it holds. To find a bucket is a count of leading zeros, a shift and an addition; HDR histograms have
-//! the same layout, but a call that checks more.
+//! A value below 2,048 has a bucket of its own. Above, each doubling is cut into 1,024 equal
+//! buckets, so a bucket is never wider than a thousandth of what it holds. To find a bucket is a
+//! count of leading zeros, a shift and an addition; HDR histograms have the same layout, but a call
+//! that checks more.
 //!
 //! ```text
 //!   value   0 .. 2047   2048 .. 4095 by 2   4096 .. 8191 by 4   ...   2^42 .. 2^43 by 2^32
 //!   bucket  0 .. 2047   2048 .. 3071        3072 .. 4095              33792 .. 34815
 //! ```
 //!
-//! [`Latencies`] is what a measuring thread counts into between two cuts (136 KiB, however long the run), [`Sum`] is what the conductor
-//! adds them up in (272 KiB). Both know their extremes, moments and counts exactly; only the order of values within a bucket is lost.
-//! Values of 2^43 ns (2.4 hours) and more count as the largest.
+//! [`Latencies`] is what a measuring thread counts into between two cuts (136 KiB, however long the
+//! run), [`Sum`] is what the conductor adds them up in (272 KiB). Both know their extremes, moments
+//! and counts exactly; only the order of values within a bucket is lost. Values of 2^43 ns (2.4
+//! hours) and more count as the largest.
 
 use crate::record::LatencyRecord;
 
@@ -37,8 +39,8 @@ const fn highest_of(bucket: usize) -> u64 {
     ((bucket - shift * (EXACT / 2) + 1) << shift) - 1
 }
 
-/// What a measuring thread counts into. Counts are of 32 bits: a cut comes at least every few hundred milliseconds, or, where
-/// a target stalls, after few requests.
+/// What a measuring thread counts into. Counts are of 32 bits: a cut comes at least every few
+/// hundred milliseconds, or, where a target stalls, after few requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Latencies {
     counts: Box<[u32]>,
@@ -211,7 +213,8 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_however_long_the_run() {
-        // Two directions, service and response, one in use and one on its way to the conductor: a fortieth of the 64 MiB for a thread.
+        // Two directions, service and response, one in use and one on its way to the conductor: a
+        // fortieth of the 64 MiB for a thread.
         assert!(BUCKETS * size_of::<u32>() * 2 * 2 * 2 < (64 << 20) / 40);
     }
 

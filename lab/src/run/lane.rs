@@ -5,16 +5,18 @@
 //!                                                                                               └─ nothing paces it: next request at once
 //! ```
 //!
-//! A latency runs from the clock reading after which its request was made to the one after which its completion was seen; the clock is
-//! read once for all that a reap brings. So the generator's own time is in it; `null:` shows how much that is.
+//! A latency runs from the clock reading after which its request was made to the one after which
+//! its completion was seen; the clock is read once for all that a reap brings. So the generator's
+//! own time is in it; `null:` shows how much that is.
 //!
-//! **Requests do not wait for each other.** A device that ends ten requests at once would be idle until all ten are made anew, if all were
-//! submitted together: it and the generator would work in turns. So, past the page cache, a few are submitted while the rest are still being
-//! settled. Random 4K reads at depth 32 went from 52,000 to 65,000 a second, for no more CPU time each. From the page cache a request
-//! ends while it is submitted, and there all go together.
+//! **Requests do not wait for each other.** A device that ends ten requests at once would be idle
+//! until all ten are made anew, if all were submitted together: it and the generator would work in
+//! turns. So, past the page cache, a few are submitted while the rest are still being settled.
+//! Random 4K reads at depth 32 went from 52,000 to 65,000 a second, for no more CPU time each. From
+//! the page cache a request ends while it is submitted, and there all go together.
 //!
-//! Invariant: every slot is in flight, resting with the pacer, or in `free`; never more than `queue_depth` of them. Every buffer
-//! is in flight or in the pool of its direction.
+//! Invariant: every slot is in flight, resting with the pacer, or in `free`; never more than
+//! `queue_depth` of them. Every buffer is in flight or in the pool of its direction.
 
 use crate::run::{
     contents::Contents,
@@ -193,13 +195,15 @@ impl<'a> Lane<'a> {
         Tally::new(self.pacer.as_ref().is_some_and(Pacer::has_schedule))
     }
 
-    /// Goes on with an empty tally for the bin that begins at `bin_start_ns`, and gives the full one away.
+    /// Goes on with an empty tally for the bin that begins at `bin_start_ns`, and gives the full
+    /// one away.
     pub(crate) fn exchange(&mut self, empty: Tally, bin_start_ns: u64) -> Tally {
         self.bin_start_ns = bin_start_ns;
         std::mem::replace(&mut self.tally, empty)
     }
 
-    /// Every request with a schedule that was due before this time has ended; [`NEVER`] without a schedule.
+    /// Every request with a schedule that was due before this time has ended; [`NEVER`] without a
+    /// schedule.
     pub(crate) fn settled_ns(&self) -> u64 {
         match &self.pacer {
             Some(pacer) if pacer.has_schedule() => {
@@ -209,7 +213,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// When there will be something to do that is not a completion; [`NEVER`] for a lane that has all in flight that it may.
+    /// When there will be something to do that is not a completion; [`NEVER`] for a lane that has
+    /// all in flight that it may.
     pub(crate) fn wake_ns(&self) -> u64 {
         match &self.pacer {
             Some(pacer) => pacer.wake_ns(!self.free.is_empty()),
@@ -218,8 +223,9 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Gives up the requests with a schedule that were due in `window` and were not made, or have not ended because the queue broke.
-    /// Each counts with the time that it has waited until `now_ns`.
+    /// Gives up the requests with a schedule that were due in `window` and were not made, or have
+    /// not ended because the queue broke. Each counts with the time that it has waited until
+    /// `now_ns`.
     pub(crate) fn give_up(&mut self, window: &Range<u64>, now_ns: u64, shared: &Shared) -> Undone {
         let (rules, waited_until_ns) = (&self.rules, shared.record_latency.then_some(now_ns));
         let mut undone = Undone { read_share: rules.read_share, waited_until_ns, ..Undone::default() };
@@ -234,7 +240,8 @@ impl<'a> Lane<'a> {
         undone
     }
 
-    /// Starts what was pushed, and takes completions, of which there is at least one if `wait` (and anything is in flight).
+    /// Starts what was pushed, and takes completions, of which there is at least one if `wait` (and
+    /// anything is in flight).
     #[inline]
     pub(crate) fn reap(&mut self, wait: bool) -> Result<(), QueueFailure> {
         let at_least = if wait { self.rules.batch as usize } else { 0 };
@@ -246,7 +253,8 @@ impl<'a> Lane<'a> {
         !self.done.is_empty()
     }
 
-    /// Counts what was reaped, and makes new requests, as long as `to_make` allows. What ends meanwhile is left for the next turn.
+    /// Counts what was reaped, and makes new requests, as long as `to_make` allows. What ends
+    /// meanwhile is left for the next turn.
     #[inline]
     pub(crate) fn settle(&mut self, now_ns: u64, to_make: &mut u64, shared: &Shared) -> Result<(), QueueFailure> {
         let mut settling = std::mem::replace(&mut self.done, std::mem::take(&mut self.settling));
@@ -277,15 +285,16 @@ impl<'a> Lane<'a> {
         outcome
     }
 
-    /// At the end of the load: makes the requests of the schedule that were due before it and for which slots were free. The thread
-    /// was late for them, not the target.
+    /// At the end of the load: makes the requests of the schedule that were due before it and for
+    /// which slots were free. The thread was late for them, not the target.
     pub(crate) fn make_due(&mut self, now_ns: u64, to_make: &mut u64, shared: &Shared) {
         if self.pacer.as_ref().is_some_and(Pacer::has_schedule) && shared.errors() == 0 {
             self.make_more(now_ns, shared.stop_ns().min(now_ns).saturating_sub(1), to_make, shared);
         }
     }
 
-    /// Makes requests in free slots: at the beginning, and those that were due by `due_ns` where something paces them.
+    /// Makes requests in free slots: at the beginning, and those that were due by `due_ns` where
+    /// something paces them.
     fn make_more(&mut self, now_ns: u64, due_ns: u64, to_make: &mut u64, shared: &Shared) {
         while *to_make > 0 {
             let mut intended_ns = now_ns;
@@ -345,7 +354,8 @@ impl<'a> Lane<'a> {
         self.push(request, now_ns, shared);
     }
 
-    /// Which request comes next; none, where contents are verified and all places that were drawn are being written.
+    /// Which request comes next; none, where contents are verified and all places that were drawn
+    /// are being written.
     #[inline]
     fn next_ask(&mut self, slot: u32) -> Option<Ask> {
         let ask = self.requests.draw_for(slot);
@@ -454,8 +464,8 @@ impl<'a> Lane<'a> {
         self.queue.reap(usize::from(wait), &mut self.done).map_err(|error| (self.target.to_owned(), error))
     }
 
-    /// Settles what ended after the load. Only failures are counted of it, and the response times of requests with a schedule: they were
-    /// due while the load went on.
+    /// Settles what ended after the load. Only failures are counted of it, and the response times
+    /// of requests with a schedule: they were due while the load went on.
     pub(crate) fn settle_last(&mut self, now_ns: u64, shared: &Shared) {
         for mut completion in std::mem::take(&mut self.done) {
             let flight = self.land(&mut completion);

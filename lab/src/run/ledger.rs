@@ -1,5 +1,5 @@
-//! The conductor's book: what all threads counted, added up by thread for the window, by interval for the series, and by tick for
-//! those who watch.
+//! The conductor's book: what all threads counted, added up by thread for the window, by interval
+//! for the series, and by tick for those who watch.
 //!
 //! ```text
 //!   Cut ─┬─ lies in the window? ─▶ Totals of its thread and target
@@ -8,16 +8,20 @@
 //!        └─▶ tick, forgotten after a second or two                                 ─▶ Snapshot
 //! ```
 //!
-//! A bin never crosses a boundary (see `thread`), so it belongs to one interval, and to the window or not, by when it began.
+//! A bin never crosses a boundary (see `thread`), so it belongs to one interval, and to the window
+//! or not, by when it began.
 //!
-//! **Under a rate** requests and bytes go by when they ended, and response times by when their requests were due, in the window and in the
-//! series alike: a stall shows in the latencies of the interval in which it was felt, and in the rate of the interval in which nothing
-//! ended. An interval stays open until all requests that were due in it have ended, or until [`OPEN_MAX`] are open; a latency that
-//! comes even later changes the longest latency of its interval only. The window's latencies are exact in any case.
+//! **Under a rate** requests and bytes go by when they ended, and response times by when their
+//! requests were due, in the window and in the series alike: a stall shows in the latencies of the
+//! interval in which it was felt, and in the rate of the interval in which nothing ended. An
+//! interval stays open until all requests that were due in it have ended, or until [`OPEN_MAX`] are
+//! open; a latency that comes even later changes the longest latency of its interval only. The
+//! window's latencies are exact in any case.
 //!
-//! **A series has an end.** A run of a week at a second for each point would have six hundred thousand of them. When there are
-//! [`POINTS_MAX`], each two neighbours become one of twice the length, and so it goes on: rates, means and maxima stay exact, and of the
-//! percentiles of two points the longer is kept, so that nothing looks better than it was.
+//! **A series has an end.** A run of a week at a second for each point would have six hundred
+//! thousand of them. When there are [`POINTS_MAX`], each two neighbours become one of twice the
+//! length, and so it goes on: rates, means and maxima stay exact, and of the percentiles of two
+//! points the longer is kept, so that nothing looks better than it was.
 //!
 //! Invariant: memory does not grow with the length of the run, once the series is full.
 
@@ -38,7 +42,8 @@ use std::{collections::BTreeMap, ops::Range};
 pub(crate) const POINTS_MAX: usize = 1 << 17;
 /// Most intervals that wait for requests which were due in them.
 const OPEN_MAX: usize = 256;
-/// Most different times that requests which were not made are entered with, for each thread and target.
+/// Most different times that requests which were not made are entered with, for each thread and
+/// target.
 const GROUPS_MAX: u64 = 10_000;
 /// How far back a snapshot looks.
 const LOOK_BACK_NS: u64 = 1_000_000_000;
@@ -220,7 +225,8 @@ impl Ledger {
         }
     }
 
-    /// Enters what a thread leaves undone on its target number `lane`. Of very many requests, neighbours count with one time.
+    /// Enters what a thread leaves undone on its target number `lane`. Of very many requests,
+    /// neighbours count with one time.
     fn add_undone(&mut self, thread: usize, lane: usize, undone: &Undone) {
         let Undone { overdue, unfinished, read_share, waited_until_ns } = undone;
         self.totals[thread][lane].overdue += overdue.count + unfinished;
@@ -260,7 +266,8 @@ impl Ledger {
     }
 
     fn close(&mut self, number: u64, stretch: &Stretch, len_ns: u64) {
-        // Intervals in which nothing at all was heard of stand in the series too: that is what a stall looks like.
+        // Intervals in which nothing at all was heard of stand in the series too: that is what a
+        // stall looks like.
         while (self.series.len() as u64) < number {
             let start_ns = self.series.len() as u64 * self.interval_ns;
             self.series.push(Stretch::default().point(start_ns, self.interval_ns));
@@ -283,8 +290,9 @@ impl Ledger {
         self.until_ns.iter().copied().min().unwrap_or(0)
     }
 
-    /// What was going on in the second before `now_ns`, in whole ticks. A tick that is over but whose count is still on its way
-    /// from a thread is left out, for at most the length of a tick: a thread that says nothing for longer is blocked by its target.
+    /// What was going on in the second before `now_ns`, in whole ticks. A tick that is over but
+    /// whose count is still on its way from a thread is left out, for at most the length of a tick:
+    /// a thread that says nothing for longer is blocked by its target.
     pub(crate) fn lately(&self, now_ns: u64) -> Lately {
         let longest_ns = self.tick_of.longest_ns();
         let seen_ns = self.all_until_ns().max(now_ns.saturating_sub(longest_ns)).min(now_ns);
@@ -319,7 +327,8 @@ impl Ledger {
     pub(crate) fn finish(mut self, end_ns: u64) -> (Vec<Vec<Totals>>, Vec<SeriesPoint>) {
         for (number, stretch) in std::mem::take(&mut self.open) {
             let start_ns = number * self.interval_ns;
-            // A bin that began at the very end and holds nothing is no interval: its rate would be 0 for no time.
+            // A bin that began at the very end and holds nothing is no interval: its rate would be
+            // 0 for no time.
             if start_ns < end_ns || !stretch.is_empty() {
                 self.close(number, &stretch, end_ns.saturating_sub(start_ns).clamp(1, self.interval_ns));
             }
@@ -396,7 +405,8 @@ mod tests {
 
     #[test]
     fn the_last_interval_has_its_true_length() {
-        // A second and a half in intervals of 700 ms, a request each millisecond, in the bins that a thread makes of them.
+        // A second and a half in intervals of 700 ms, a request each millisecond, in the bins that
+        // a thread makes of them.
         let (ms, interval_ns, end_ns) = (1_000_000, 700_000_000, 1_500_000_000);
         let ticks = Ticks::new(interval_ns);
         let mut ledger = Ledger::new(&[1], interval_ns, ticks);
@@ -448,7 +458,8 @@ mod tests {
             let mut figures = Vec::new();
             for second in 0..100 {
                 for thread in 0..threads {
-                    // One thread is ahead of the other, so that an interval is open when two become one.
+                    // One thread is ahead of the other, so that an interval is open when two become
+                    // one.
                     let second = if thread == 0 { second + 1 } else { second };
                     ledger.enter(&cut(thread, second * S, (second + 1) * S, &[10 + second; 3]), &ALL);
                 }
@@ -466,7 +477,8 @@ mod tests {
                 let last = (point.start_ns + point.len_ns) / S;
                 assert_eq!((point.max_ns, point.p99_ns), (10 + last - 1, 10 + last - 1), "{threads} {number}");
             }
-            // Every second had the same rate, however long its round was in the end; only the first second differs.
+            // Every second had the same rate, however long its round was in the end; only the first
+            // second differs.
             let steady = figures.iter().filter(|figure| (**figure - 3.0 * threads as f64).abs() < 1e-9).count();
             assert!(steady + 1 >= figures.len() && steady >= 5, "{figures:?}");
         }

@@ -21,8 +21,9 @@
 //! | `histogram.rs`, `tally.rs`, `ledger.rs`, `scatter.rs` | counting, and adding up elsewhere |
 //! | `phase.rs`, `conductor.rs`, `watch.rs`, `cpu.rs`, `doubts.rs` | beginning and ending, telling, processors, reasons for doubt |
 //!
-//! A request that fails is counted, told once with its target, offset and length, and ends the run soon, unless it is to go on. Such a run
-//! has ended as [`End::Failed`], and keeps what it measured. A run that its watcher ends keeps it too.
+//! A request that fails is counted, told once with its target, offset and length, and ends the run
+//! soon, unless it is to go on. Such a run has ended as [`End::Failed`], and keeps what it
+//! measured. A run that its watcher ends keeps it too.
 
 mod affinity;
 mod buffers;
@@ -85,7 +86,8 @@ impl Default for RunOptions {
     }
 }
 
-/// Finds what is wrong with a job, or between it and its targets, before anything runs or is filled.
+/// Finds what is wrong with a job, or between it and its targets, before anything runs or is
+/// filled.
 ///
 /// # Errors
 /// The first such thing.
@@ -104,8 +106,8 @@ pub fn check(job: &Job, targets: &[OpenTarget]) -> Result<()> {
 /// Carries out `job` on `targets`, telling `watch` how it goes.
 ///
 /// # Errors
-/// What is wrong with the job, or between it and the targets; queues that cannot be opened. Requests that fail are no
-/// error of this function: they are in [`Run::end`].
+/// What is wrong with the job, or between it and the targets; queues that cannot be opened.
+/// Requests that fail are no error of this function: they are in [`Run::end`].
 pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn Watch) -> Result<Run> {
     let start = Moment::now();
     check(job, targets)?;
@@ -141,8 +143,8 @@ pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn 
     })
 }
 
-/// Carries out phase number `index` of `job` alone, without looking at the machine: what studies and benchmarks do hundreds of times, in windows of
-/// a tenth of a second.
+/// Carries out phase number `index` of `job` alone, without looking at the machine: what studies
+/// and benchmarks do hundreds of times, in windows of a tenth of a second.
 ///
 /// # Errors
 /// As [`run`].
@@ -183,8 +185,8 @@ fn planned_ns(phases: &[Phase]) -> Option<u64> {
     })
 }
 
-/// Fills `buf` with what a run with verified contents and this seed knows for its own: as if written once, before the run. `offset_bytes` is
-/// where on the target it goes, a multiple of 4096.
+/// Fills `buf` with what a run with verified contents and this seed knows for its own: as if
+/// written once, before the run. `offset_bytes` is where on the target it goes, a multiple of 4096.
 pub fn fill_verified(seed: u64, offset_bytes: u64, buf: &mut [u8]) {
     data::fill(seed, offset_bytes, buf);
     verify::seal_first(seed, offset_bytes, buf);

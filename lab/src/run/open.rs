@@ -1,8 +1,11 @@
-//! Opening what a user named: an image by the engine, a raw file, a block device, an export of an NBD server, or `null:`.
+//! Opening what a user named: an image by the engine, a raw file, a block device, an export of an
+//! NBD server, or `null:`.
 //!
-//! A file is a raw disk, a VHD or a VHDX by the rules of `diskwright_image::probe`: name and contents must agree, or the user
-//! says the format. VHD and VHDX are opened as virtual disks, with their parents, and a raw disk in several files as one disk. A block device is always raw: what lies on
-//! it may look like an image and not be meant as one. So is an export; its server has opened the image already.
+//! A file is a raw disk, a VHD or a VHDX by the rules of `diskwright_image::probe`: name and
+//! contents must agree, or the user says the format. VHD and VHDX are opened as virtual disks, with
+//! their parents, and a raw disk in several files as one disk. A block device is always raw: what
+//! lies on it may look like an image and not be meant as one. So is an export; its server has
+//! opened the image already.
 
 use crate::{
     LabError, NullDevice, Result,
@@ -37,8 +40,8 @@ pub struct OpenTarget {
     pub device: Arc<dyn BlockDevice>,
     /// The same where it is a virtual disk, to close it by.
     pub disk: Option<Arc<Disk>>,
-    /// Cache mode in force, which is not the one asked for where the file system has no O_DIRECT. For an export it is the one asked for,
-    /// and says of its server nothing.
+    /// Cache mode in force, which is not the one asked for where the file system has no O_DIRECT.
+    /// For an export it is the one asked for, and says of its server nothing.
     pub cache: Caching,
     /// What it shows, where it is no file of its own.
     pub behind: Option<Behind>,
@@ -57,10 +60,12 @@ impl OpenTarget {
         self.kind != "null" && !self.device.geometry().read_only
     }
 
-    /// Makes durable what was written to it, and closes a virtual disk cleanly. Dropping it closes it as well, but can tell nobody of a failure.
+    /// Makes durable what was written to it, and closes a virtual disk cleanly. Dropping it closes
+    /// it as well, but can tell nobody of a failure.
     ///
     /// # Errors
-    /// [`LabError::Disk`], also while one of its queues is open; [`LabError::Queue`] when a flush fails.
+    /// [`LabError::Disk`], also while one of its queues is open; [`LabError::Queue`] when a flush
+    /// fails.
     pub fn close(&self) -> Result<()> {
         if let Some(disk) = &self.disk {
             return Ok(disk.close()?);
@@ -84,8 +89,8 @@ pub struct OpenHow {
     pub writable: bool,
     /// Cache mode that is asked for.
     pub cache: Caching,
-    /// All else of a disk: its format where that is not to be found out, which parents may be opened, what may be written to. The two
-    /// fields above replace what stands in it.
+    /// All else of a disk: its format where that is not to be found out, which parents may be
+    /// opened, what may be written to. The two fields above replace what stands in it.
     pub disk: OpenOptions,
 }
 
@@ -126,7 +131,8 @@ pub fn names_export(spec: &str) -> bool {
     NbdUri::looks_like(spec.as_ref())
 }
 
-/// Opens the target that `spec` names: a path, the URI of an export, or `null:` with a size if it is to have another one than 1T (`null:64G`).
+/// Opens the target that `spec` names: a path, the URI of an export, or `null:` with a size if it
+/// is to have another one than 1T (`null:64G`).
 ///
 /// # Errors
 /// [`LabError::Open`] and [`LabError::Disk`]; [`LabError::BadOptions`] for a `null:` of no size.
@@ -214,7 +220,8 @@ fn open_null(spec: &str, size: &str, cache: Caching) -> Result<OpenTarget> {
     })
 }
 
-/// Makes durable what was written to `targets`, and closes them: all of them, whatever fails, and whatever `progress` answers.
+/// Makes durable what was written to `targets`, and closes them: all of them, whatever fails, and
+/// whatever `progress` answers.
 ///
 /// # Errors
 /// The first failure. What was measured was measured, but may not be there.

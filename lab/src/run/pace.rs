@@ -2,9 +2,11 @@
 //!
 //! Three things can hold a request back, and all of them are counted in the phase's own time:
 //!
-//! - **a rate**: request n of a thread has its *intended start* fixed beforehand, whatever happened to those before it. A target that
-//!   stalls finds the requests piled up afterwards, made late, each with the response time that its user would have felt. (A
-//!   generator that waits for its target and then goes on as if nothing had been leaves out just the requests that suffered: coordinated omission.)
+//! - **a rate**: request n of a thread has its *intended start* fixed beforehand, whatever happened
+//!   to those before it. A target that stalls finds the requests piled up afterwards, made late,
+//!   each with the response time that its user would have felt. (A generator that waits for its
+//!   target and then goes on as if nothing had been leaves out just the requests that suffered:
+//!   coordinated omission.)
 //! - **a burst**: after so many requests, nothing for a while.
 //! - **think time**: a slot rests between a completion and its next request.
 //!
@@ -62,7 +64,8 @@ impl Overdue {
 }
 
 impl Pacer {
-    /// The pacer of a load's thread, if it needs one. Threads, of which this is number `thread` of `threads`, take turns within a step of the rate.
+    /// The pacer of a load's thread, if it needs one. Threads, of which this is number `thread` of
+    /// `threads`, take turns within a step of the rate.
     pub(crate) fn new(load: &Load, thread: u64, threads: u64) -> Option<Self> {
         if !load.is_paced() {
             return None;
@@ -122,7 +125,8 @@ impl Pacer {
         }
     }
 
-    /// A slot's request has ended. `false`: the slot is free at once, and the pacer does not keep it.
+    /// A slot's request has ended. `false`: the slot is free at once, and the pacer does not keep
+    /// it.
     pub(crate) fn rests(&mut self, slot: u32, now_ns: u64) -> bool {
         if self.think_ns == 0 {
             return false;
@@ -147,8 +151,9 @@ impl Pacer {
         free_ns.max(self.due_ns())
     }
 
-    /// The requests that have their intended start in `window` and were not made. Under a throughput the sizes of requests that were not
-    /// made are not known; they are taken to be of the mean size.
+    /// The requests that have their intended start in `window` and were not made. Under a
+    /// throughput the sizes of requests that were not made are not known; they are taken to be of
+    /// the mean size.
     pub(crate) fn overdue(&self, window: &Range<u64>) -> Overdue {
         let Some(schedule) = self.schedule.filter(|_| !window.is_empty()) else { return Overdue::default() };
         let due = |before_ns: u64| ((before_ns as f64 - schedule.start_ns) / schedule.ns_per_unit).max(0.0);

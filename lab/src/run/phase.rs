@@ -1,4 +1,5 @@
-//! The conductor of a phase: starts its threads, enters what they count, tells those who watch, and ends it all.
+//! The conductor of a phase: starts its threads, enters what they count, tells those who watch, and
+//! ends it all.
 //!
 //! ```text
 //!   plans ─▶ threads open their queues ─▶ all are ready, or none begins ─▶ load ─▶ window ─▶ cool-down ─▶ all have ended ─▶ record
@@ -6,8 +7,9 @@
 //!                       conductor: cuts into the ledger, cores at both ends of the window, a snapshot four times a second
 //! ```
 //!
-//! The conductor runs in the thread that called, sleeps between events, and never touches what a measuring thread uses. Times are those of the
-//! monotonic clock, from the beginning of the phase: a wall clock that steps changes nothing.
+//! The conductor runs in the thread that called, sleeps between events, and never touches what a
+//! measuring thread uses. Times are those of the monotonic clock, from the beginning of the phase:
+//! a wall clock that steps changes nothing.
 
 use crate::{
     LabError, Result,
@@ -50,7 +52,8 @@ pub(crate) struct Ended {
 /// Carries out phase number `progress.index`.
 ///
 /// # Errors
-/// What does not fit, and queues that cannot be opened. Whatever fails later is in [`Ended::failures`].
+/// What does not fit, and queues that cannot be opened. Whatever fails later is in
+/// [`Ended::failures`].
 pub(crate) fn run(
     job: &Job,
     progress: Progress,
@@ -161,8 +164,9 @@ struct Opened<'a> {
     memory: Set,
 }
 
-/// Opens a thread's queues, in that thread. With several targets, or with times to keep, they share one ring, so that one call waits for
-/// all of them; a thread with one target and nothing to wait for but completions has its queue alone.
+/// Opens a thread's queues, in that thread. With several targets, or with times to keep, they share
+/// one ring, so that one call waits for all of them; a thread with one target and nothing to wait
+/// for but completions has its queue alone.
 fn open_lanes<'a>(
     plans: Vec<LanePlan>,
     targets: &'a [OpenTarget],
@@ -179,7 +183,8 @@ fn open_lanes<'a>(
     let open = |ring: Option<&SharedRing>| -> Result<Vec<Box<dyn BlockQueue>>> {
         plans.iter().map(|plan| open_queue(plan, &targets[plan.target], engine, &slab, ring)).collect()
     };
-    // All of them or none: an export cannot be on a ring, and for one that has no use for it (`null:`) a ring would be waited for in vain.
+    // All of them or none: an export cannot be on a ring, and for one that has no use for it
+    // (`null:`) a ring would be waited for in vain.
     let shares_ring = shares_ring && plans.iter().all(|plan| !targets[plan.target].is_export());
     let mut ring = if shares_ring { SharedRing::new(depth, Some(&slab)).ok() } else { None };
     let mut queues = open(ring.as_ref())?;

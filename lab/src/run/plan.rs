@@ -1,4 +1,5 @@
-//! A phase on its targets: which threads there are, and what each of them drives. Nothing is opened here.
+//! A phase on its targets: which threads there are, and what each of them drives. Nothing is opened
+//! here.
 //!
 //! ```text
 //!   load x target ─▶ threads, each with one lane          usual: `threads` for each target
@@ -20,9 +21,11 @@ use crate::{
 };
 use std::sync::{Arc, atomic::AtomicU64};
 
-/// Most memory for buffers, over all threads, so that a mistyped depth is an error and not a dead machine.
+/// Most memory for buffers, over all threads, so that a mistyped depth is an error and not a dead
+/// machine.
 const BUFFERS_MAX_BYTES: u64 = 4 << 30;
-/// Requests that go out together where a device takes its time for each: more make it wait, fewer cost system calls. See `lane`.
+/// Requests that go out together where a device takes its time for each: more make it wait, fewer
+/// cost system calls. See `lane`.
 pub(crate) const SUBMIT_EVERY: u32 = 4;
 
 /// A thread to be.
@@ -46,7 +49,8 @@ pub(crate) struct LanePlan {
     pub(crate) generations: Option<Arc<Generations>>,
 }
 
-/// The threads of phase number `phase`. `generations` has one for each target where contents are verified, and is empty elsewhere.
+/// The threads of phase number `phase`. `generations` has one for each target where contents are
+/// verified, and is empty elsewhere.
 ///
 /// # Errors
 /// Whatever does not fit; see the errors' own words.

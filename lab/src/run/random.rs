@@ -1,4 +1,5 @@
-//! Chance: one generator for each thread on each target, seeded from the job, so that the same job makes the same requests.
+//! Chance: one generator for each thread on each target, seeded from the job, so that the same job
+//! makes the same requests.
 
 use rand_xoshiro::{
     SplitMix64, Xoshiro256PlusPlus,
@@ -17,7 +18,8 @@ pub(crate) fn random_for(seed: u64, place: &[u64]) -> Random {
     Random::seed_from_u64(mixed.next_u64())
 }
 
-/// A number below `bound`: the high half of a product. Its bias is below `bound` / 2^64, which nobody can measure.
+/// A number below `bound`: the high half of a product. Its bias is below `bound` / 2^64, which
+/// nobody can measure.
 #[inline]
 pub(crate) fn below(rng: &mut Random, bound: u64) -> u64 {
     ((u128::from(rng.next_u64()) * u128::from(bound)) >> 64) as u64

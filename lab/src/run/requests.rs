@@ -10,8 +10,8 @@
 //! would come next does not fit. After a random request it goes on behind that one. With `parallel`
 //! every slot of the thread has such a stream of its own, and all of them begin at the same place.
 //!
-//! Invariant: every request lies within the working set, and begins at a multiple of what the load asks for; both are
-//! counted from the working set's start.
+//! Invariant: every request lies within the working set, and begins at a multiple of what the load
+//! asks for; both are counted from the working set's start.
 
 use crate::{
     job::Load,
@@ -150,7 +150,8 @@ impl Requests {
         let at_bytes = if size.random.draw(&mut self.rng) {
             size.law.draw(&mut self.rng) * size.step_bytes
         } else {
-            // The place is taken and the next one set in one step, or another thread would get the same.
+            // The place is taken and the next one set in one step, or another thread would get the
+            // same.
             let fits =
                 |at_bytes: u64| if at_bytes.saturating_add(len_bytes) > self.set.len_bytes { 0 } else { at_bytes };
             match &self.interlocked {

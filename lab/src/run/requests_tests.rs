@@ -146,7 +146,8 @@ proptest! {
         let shared = (seed % 2 == 0).then(Arc::default);
         let mut requests = match Requests::new(&load, set, seed, place(thread), shared) {
             Ok(requests) => requests,
-            // A small set, large blocks and a spot can leave no room for the rest: that is refused, and rightly.
+            // A small set, large blocks and a spot can leave no room for the rest: that is refused,
+            // and rightly.
             Err(error) => {
                 prop_assert!(error.to_string().contains("holds no place"), "{error}");
                 return Ok(());

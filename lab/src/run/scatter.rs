@@ -72,7 +72,8 @@ mod tests {
         let window = S / 2..6 * S + S / 2;
         let half = S / 2;
         assert_eq!(scatter.std_dev(half), None);
-        // In seconds: 100 (half outside), 10, 30 in two bins, nothing, nothing, 20, 500 (half outside).
+        // In seconds: 100 (half outside), 10, 30 in two bins, nothing, nothing, 20, 500 (half
+        // outside).
         for (bin, counts) in [
             (0..S, [100, 0]),
             (S..2 * S, [10, 0]),

@@ -1,7 +1,8 @@
-//! What the threads of a phase and its conductor share: the clock, the window, the end, and the first failure.
+//! What the threads of a phase and its conductor share: the clock, the window, the end, and the
+//! first failure.
 //!
-//! All of it is read by measuring threads with one relaxed load a turn, from a cache line that hardly ever changes; the one lock is taken when
-//! something has failed.
+//! All of it is read by measuring threads with one relaxed load a turn, from a cache line that
+//! hardly ever changes; the one lock is taken when something has failed.
 
 use crate::run::{cpu::Reading, ticks::Ticks};
 use diskwright_store::Operation;

@@ -1,7 +1,8 @@
-//! A device for tests: does what a script says, in real time or at once, and keeps a note of everything.
+//! A device for tests: does what a script says, in real time or at once, and keeps a note of
+//! everything.
 //!
-//! Each request takes `service` on one of `servers`, and waits for one to be free: a queueing system with a known knee. On top of that a
-//! request may be slow, or fail, by its number.
+//! Each request takes `service` on one of `servers`, and waits for one to be free: a queueing
+//! system with a known knee. On top of that a request may be slow, or fail, by its number.
 
 use diskwright_store::{BlockDevice, BlockQueue, Completion, Geometry, Operation, PushError, QueueOptions, Request};
 use std::{

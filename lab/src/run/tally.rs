@@ -6,11 +6,13 @@
 //!                  └───────────── emptied, used again ────────────┘
 //! ```
 //!
-//! A thread owns what it counts into, so counting takes no lock and shares no cache line. Several times a second it gives that away
-//! whole and goes on with an empty one; that is the only time when it speaks to anyone.
+//! A thread owns what it counts into, so counting takes no lock and shares no cache line. Several
+//! times a second it gives that away whole and goes on with an empty one; that is the only time
+//! when it speaks to anyone.
 //!
-//! **Under a rate** requests and bytes are counted in the bin in which they ended, as always, but a response time belongs to the bin in
-//! which its request was due. Most requests end in the bin in which they were due; those that end later are in a list, [`Late`].
+//! **Under a rate** requests and bytes are counted in the bin in which they ended, as always, but a
+//! response time belongs to the bin in which its request was due. Most requests end in the bin in
+//! which they were due; those that end later are in a list, [`Late`].
 
 use crate::{
     record::DirectionRecord,
@@ -24,7 +26,8 @@ pub(crate) struct DirectionTally {
     pub(crate) bytes: u64,
     pub(crate) errors: u64,
     pub(crate) service: Latencies,
-    /// Response times of requests that were due in this bin and ended in it; none without a schedule.
+    /// Response times of requests that were due in this bin and ended in it; none without a
+    /// schedule.
     pub(crate) response: Option<Latencies>,
 }
 
@@ -47,7 +50,8 @@ impl DirectionTally {
     }
 }
 
-/// The response time of a request that was due in an earlier bin than the one in which it ended, or that ended after the load.
+/// The response time of a request that was due in an earlier bin than the one in which it ended, or
+/// that ended after the load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Late {
     /// Intended start, from the beginning of the phase.

@@ -272,7 +272,8 @@ fn phases_follow_each_other() {
 
 #[test]
 fn a_stall_is_in_the_response_times_of_all_that_should_have_started() {
-    // A request a millisecond; one of them takes 200 ms. A generator that waits would find one slow request.
+    // A request a millisecond; one of them takes 200 ms. A generator that waits would find one slow
+    // request.
     let device = Simulated { slow: Some((100, Duration::from_millis(200))), ..Simulated::new(SIZE) };
     let load = Load { queue_depth: 1, rate: Some(Rate::Iops { per_thread: 1000.0 }), ..Load::default() };
     let found = go(&counted(load, 400), &[target("x", device)]);

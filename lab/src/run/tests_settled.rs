@@ -29,7 +29,8 @@ enum Fault {
     Torn,
 }
 
-/// A disk in memory, of which write number 500 and every fiftieth after it go wrong: one of them alone may be written over before it is read.
+/// A disk in memory, of which write number 500 and every fiftieth after it go wrong: one of them
+/// alone may be written over before it is read.
 #[derive(Debug)]
 struct Faulty {
     inner: RawDevice,
@@ -118,10 +119,12 @@ fn a_write_that_goes_wrong_is_found_and_named() {
     let lost = said(Fault::Lost);
     assert!(lost.contains("wrong data at offset") && lost.contains("stale"), "{lost}");
     let misdirected = said(Fault::Misdirected);
-    // Whichever of the two places is read first: the one that got what is not its own, or the one that did not get it.
+    // Whichever of the two places is read first: the one that got what is not its own, or the one
+    // that did not get it.
     assert!(misdirected.contains("misdirected") || misdirected.contains("stale"), "{misdirected}");
     let torn = said(Fault::Torn);
-    // While the next write of the place is in flight, the half that was left out is only known to be older than it may be.
+    // While the next write of the place is in flight, the half that was left out is only known to
+    // be older than it may be.
     assert!(torn.contains("torn") || torn.contains("foreign") || torn.contains("stale"), "{torn}");
 }
 

@@ -1,4 +1,5 @@
-//! Tests of when things are counted: the intervals of the time series, and what a schedule leaves undone at the end of a window.
+//! Tests of when things are counted: the intervals of the time series, and what a schedule leaves
+//! undone at the end of a window.
 
 use super::{simulated::Simulated, tests::*, *};
 use crate::{
@@ -15,7 +16,8 @@ fn rates(run: &Run) -> Vec<f64> {
 
 #[test]
 fn every_interval_has_its_own_requests_and_its_true_length() {
-    // Ticks are at most 250 ms, so an interval of 520 ms has three, which do not divide it in whole nanoseconds.
+    // Ticks are at most 250 ms, so an interval of 520 ms has three, which do not divide it in whole
+    // nanoseconds.
     let load = Load { queue_depth: 4, rate: Some(Rate::Iops { per_thread: 1000.0 }), ..Load::default() };
     let mut job = timed(load, 0, 1300);
     job.interval = Span::from_millis(520);
@@ -24,7 +26,8 @@ fn every_interval_has_its_own_requests_and_its_true_length() {
     let lengths: Vec<u64> = series.iter().map(|point| point.len_ns / 1_000_000).collect();
     assert_eq!(lengths, [520, 520, 260]);
     assert_eq!(series.iter().map(|point| point.start_ns / 1_000_000).collect::<Vec<_>>(), [0, 520, 1040]);
-    // Before, bins crossed the ends of intervals: the first had a tick too much (1.33 for each millisecond), the last one too few.
+    // Before, bins crossed the ends of intervals: the first had a tick too much (1.33 for each
+    // millisecond), the last one too few.
     assert!(rates(&found).iter().all(|rate| (0.75..1.25).contains(rate)), "{:?}", rates(&found));
 }
 
@@ -39,7 +42,8 @@ fn longer_than(latency: &crate::record::LatencyRecord, ns: u64) -> u64 {
 
 #[test]
 fn a_stall_at_the_end_of_the_window_is_in_the_latencies_and_what_it_left_undone_is_told() {
-    // 200 requests are due in two seconds. The one that is due 30 ms before the end takes 300 ms, and there is no slot for the last two.
+    // 200 requests are due in two seconds. The one that is due 30 ms before the end takes 300 ms,
+    // and there is no slot for the last two.
     let device = Simulated { slow: Some((197, Duration::from_millis(300))), ..Simulated::new(SIZE) };
     let found = go(&timed(at_rate(100.0, 1), 0, 2000), &[target("x", device.clone())]);
     let phase = &found.phases[0];
@@ -63,7 +67,8 @@ fn a_stall_at_the_end_of_the_window_is_in_the_latencies_and_what_it_left_undone_
 
 #[test]
 fn requests_that_were_due_in_the_window_and_end_in_the_cool_down_are_its_own() {
-    // A request each millisecond. The fiftieth takes 200 ms: what is due behind it is made in the cool-down.
+    // A request each millisecond. The fiftieth takes 200 ms: what is due behind it is made in the
+    // cool-down.
     let device = Simulated { slow: Some((50, Duration::from_millis(200))), ..Simulated::new(SIZE) };
     let mut job = timed(at_rate(1000.0, 1), 0, 100);
     job.phases[0].cool_down = Span::from_millis(400);
@@ -100,7 +105,8 @@ fn a_target_that_keeps_up_leaves_nothing_overdue() {
 
 #[test]
 fn an_overloaded_target_has_its_own_rate_and_the_rest_is_overdue() {
-    // It can do 500 of 5,000 a second. Also with a warm-up, at whose end thousands of requests wait.
+    // It can do 500 of 5,000 a second. Also with a warm-up, at whose end thousands of requests
+    // wait.
     for warm_up_ms in [0, 200] {
         let device = Simulated { service: Duration::from_millis(2), ..Simulated::new(SIZE) };
         let found =

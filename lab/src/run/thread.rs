@@ -4,20 +4,25 @@
 //!   wait ─▶ clock ─▶ behind the next cut? give the tally away ─▶ settle: count, make new requests ─▶ wait ...
 //! ```
 //!
-//! *Wait* submits what was pushed and blocks until something has ended: one system call a turn. The queues of a thread with several
-//! targets, or with times to keep, are on one ring, which wakes the thread for whatever ends first, or shortly before the next request is due;
-//! the rest of that time is spun through. Targets that cannot be on one ring (exports, `null:`) are looked at again and again, for a
-//! completion that is seen late would count as a slow one; what that does to the CPU time is told as a doubt.
+//! *Wait* submits what was pushed and blocks until something has ended: one system call a turn. The
+//! queues of a thread with several targets, or with times to keep, are on one ring, which wakes the
+//! thread for whatever ends first, or shortly before the next request is due; the rest of that time
+//! is spun through. Targets that cannot be on one ring (exports, `null:`) are looked at again and
+//! again, for a completion that is seen late would count as a slow one; what that does to the CPU
+//! time is told as a doubt.
 //!
-//! **Cuts.** Time is cut into bins: at every tick (a quarter of a second, or less for short intervals), where the window opens and where
-//! it closes. What completes in a bin is counted there, by the clock reading that saw it. Requests in flight when the window closes are
-//! not counted, as many were in flight when it opened; so neither rate nor latency is biased.
+//! **Cuts.** Time is cut into bins: at every tick (a quarter of a second, or less for short
+//! intervals), where the window opens and where it closes. What completes in a bin is counted
+//! there, by the clock reading that saw it. Requests in flight when the window closes are not
+//! counted, as many were in flight when it opened; so neither rate nor latency is biased.
 //!
-//! **Under a rate** the response times of a window are those of the requests that were due in it, whenever they end: a target that stalls
-//! at the end of the window would otherwise hide its worst requests. So the thread waits for all that is in flight when the load ends,
-//! takes the response times, and tells for each lane which requests of the window were not made or did not end (*overdue*). Those count with
-//! the time that they have waited until then, which is less than they would have waited: left out, they would make a percentile look
-//! better the more of them there are.
+//! **Under a rate** the response times of a window are those of the requests that were due in it,
+//! whenever they end: a target that stalls at the end of the window would otherwise hide its worst
+//! requests. So the thread waits for all that is in flight when the load ends, takes the response
+//! times, and tells for each lane which requests of the window were not made or did not end
+//! (*overdue*). Those count with the time that they have waited until then, which is less than they
+//! would have waited: left out, they would make a percentile look better the more of them there
+//! are.
 //!
 //! The thread takes no lock, and allocates nothing but the list that it sends at a cut.
 
@@ -33,7 +38,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The last stretch before a due time, which is not slept through: a sleeper may be woken this late.
+/// The last stretch before a due time, which is not slept through: a sleeper may be woken this
+/// late.
 const SLEEP_SLACK_NS: u64 = 60_000;
 /// Longest sleep, so that an early end of the run is seen.
 const SLEEP_MAX_NS: u64 = 50_000_000;
@@ -46,7 +52,8 @@ pub(crate) struct Cut {
     pub(crate) from_ns: u64,
     /// The bins before this time will not be heard of again from this thread.
     pub(crate) until_ns: u64,
-    /// Requests with a schedule that were due before this time will not be heard of again from this thread.
+    /// Requests with a schedule that were due before this time will not be heard of again from this
+    /// thread.
     pub(crate) settled_ns: u64,
     /// One for each lane.
     pub(crate) tallies: Vec<Tally>,
@@ -88,7 +95,8 @@ struct Loop<'t, 'a> {
 }
 
 impl Thread<'_> {
-    /// Runs until the end of the phase, or of its count, and tells the conductor. Gives the buffers back that its queues have not kept.
+    /// Runs until the end of the phase, or of its count, and tells the conductor. Gives the buffers
+    /// back that its queues have not kept.
     pub(crate) fn run(mut self) -> Vec<IoBuf> {
         let origin = self.shared.origin();
         if let Some(cpu) = self.cpu

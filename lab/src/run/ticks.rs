@@ -1,12 +1,14 @@
-//! Where time is cut into bins: at every interval of the time series, and at equal steps within an interval.
+//! Where time is cut into bins: at every interval of the time series, and at equal steps within an
+//! interval.
 //!
 //! ```text
 //!   interval of 700 ms   |-------- 0 --------|-------- 1 --------|
 //!   ticks, at most 250 ms |  233  |  466  |  700  |  933  | ...
 //! ```
 //!
-//! A tick is computed from the start of its interval, so its rounding never adds up, and every interval begins at a tick exactly.
-//! What must hold: ticks do not overlap, leave no gap, and each lies in one interval. A bin is a tick or a part of one.
+//! A tick is computed from the start of its interval, so its rounding never adds up, and every
+//! interval begins at a tick exactly. What must hold: ticks do not overlap, leave no gap, and each
+//! lies in one interval. A bin is a tick or a part of one.
 
 /// Longest tick, nanoseconds.
 const TICK_MAX_NS: u64 = 250_000_000;
@@ -36,7 +38,8 @@ impl Ticks {
         self.boundary_ns(at_ns, self.number_of(at_ns))
     }
 
-    /// End of the tick that contains `at_ns`, which is the start of the next one. `u64::MAX` beyond the clock's range.
+    /// End of the tick that contains `at_ns`, which is the start of the next one. `u64::MAX` beyond
+    /// the clock's range.
     pub(crate) fn end_of(self, at_ns: u64) -> u64 {
         self.boundary_ns(at_ns, self.number_of(at_ns) + 1)
     }
@@ -45,7 +48,8 @@ impl Ticks {
     fn number_of(self, at_ns: u64) -> u64 {
         let into_ns = at_ns % self.interval_ns;
         let about = (u128::from(into_ns) * u128::from(self.count) / u128::from(self.interval_ns)) as u64;
-        // Boundaries are rounded down, so `at_ns` may lie in the tick after the one that the division gives.
+        // Boundaries are rounded down, so `at_ns` may lie in the tick after the one that the
+        // division gives.
         if self.into_ns(about + 1) <= into_ns { about + 1 } else { about }
     }
 

@@ -1,21 +1,26 @@
-//! Contents that say where they belong and when they were written, and are checked when they are read.
+//! Contents that say where they belong and when they were written, and are checked when they are
+//! read.
 //!
 //! ```text
 //!   each 512 bytes:   magic of the run's seed | offset on the target | generation | CRC-32C of all 512 | noise
 //! ```
 //!
-//! A table counts, for each unit of the target, the writes that were begun and the last one that ended. A unit is the largest piece
-//! that no request of the job ever cuts. Of a unit with nothing in flight a read must bring back exactly the last generation;
-//! of one that was being written while it was read, either one, and sectors that are half the one and half the other. So what is wrong is told apart:
+//! A table counts, for each unit of the target, the writes that were begun and the last one that
+//! ended. A unit is the largest piece that no request of the job ever cuts. Of a unit with nothing
+//! in flight a read must bring back exactly the last generation; of one that was being written
+//! while it was read, either one, and sectors that are half the one and half the other. So what is
+//! wrong is told apart:
 //!
 //! - *misdirected*: a sound sector that belongs elsewhere;
 //! - *stale*: a sound sector of an earlier generation: a write was lost, or undone;
 //! - *torn*: a unit of which some sectors are older than others;
-//! - *damaged*: a checksum that does not match; *foreign*: nothing that this run, or a fill with its seed, has written.
+//! - *damaged*: a checksum that does not match; *foreign*: nothing that this run, or a fill with
+//!   its seed, has written.
 //!
-//! Two writes of a unit at the same time would leave nobody knowing which came last, so a write whose units are being written is
-//! drawn again; that is the only difference that checking makes to the requests. What was on the target before is accepted, and
-//! counted, where the run has not written yet.
+//! Two writes of a unit at the same time would leave nobody knowing which came last, so a write
+//! whose units are being written is drawn again; that is the only difference that checking makes to
+//! the requests. What was on the target before is accepted, and counted, where the run has not
+//! written yet.
 //!
 //! After a failed write a unit may hold the old contents, the new ones, or sectors of both: its
 //! `ended` is [`UNKNOWN`], and reads of it are not checked. The unit stays unknown until a later

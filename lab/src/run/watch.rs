@@ -1,7 +1,7 @@
 //! What a run tells while it is under way, and how it is told to stop.
 //!
-//! Snapshots come from the conductor, which measures nothing, at most four times a second; whoever draws them can take its
-//! time without disturbing a latency.
+//! Snapshots come from the conductor, which measures nothing, at most four times a second; whoever
+//! draws them can take its time without disturbing a latency.
 
 /// What a phase is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,8 @@ pub struct Snapshot<'a> {
 
 /// Told how a run goes.
 pub trait Watch: Sync {
-    /// Returns `false` to end the run: what was measured is kept, and the run says that it was stopped.
+    /// Returns `false` to end the run: what was measured is kept, and the run says that it was
+    /// stopped.
     fn look(&self, snapshot: &Snapshot<'_>) -> bool;
 }
 

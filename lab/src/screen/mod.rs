@@ -7,7 +7,8 @@
 //!   warnings, targets, machine    what it was measured on
 //! ```
 //!
-//! A percentile stands only where at least ten samples lie beyond it; where there are fewer, a dot says so.
+//! A percentile stands only where at least ten samples lie beyond it; where there are fewer, a dot
+//! says so.
 
 mod verdict;
 
@@ -188,8 +189,9 @@ fn throughput(phase: &PhaseRecord, rows: &[Row]) -> Table {
     table
 }
 
-/// Percentiles down to the nines that the largest sample supports. Where there is a schedule both kinds of latency are shown. Many nines go down the
-/// page, for they would not find room beside each other.
+/// Percentiles down to the nines that the largest sample supports. Where there is a schedule both
+/// kinds of latency are shown. Many nines go down the page, for they would not find room beside
+/// each other.
 fn percentiles(rows: &[Row]) -> Table {
     let most = rows.iter().map(|row| row.sums.latency().nines()).max().unwrap_or(0);
     // Each with how many nines it has: a sample of too few leaves it empty.
@@ -231,7 +233,8 @@ fn percentiles(rows: &[Row]) -> Table {
     if across.width() > WIDE && down.width() < across.width() { down } else { across }
 }
 
-/// What a request cost: in time and cycles of the time-stamp counter of the generator, and in the whole machine's time and MHz per IOPS.
+/// What a request cost: in time and cycles of the time-stamp counter of the generator, and in the
+/// whole machine's time and MHz per IOPS.
 fn cpu(phase: &PhaseRecord) -> String {
     let ios: u64 = phase.threads.iter().map(|thread| thread.reads.ios + thread.writes.ios).sum();
     if ios == 0 {

@@ -25,7 +25,8 @@ pub fn sentences(run: &Run) -> Vec<String> {
     all
 }
 
-/// `8K random 70 % read, 8 x 12 on disk.vhdx: 38,600 IOPS, 316 MB/s, 2.49 ms on average, 99 % within 4.1 ms, 5.1 us of CPU each.`
+/// `8K random 70 % read, 8 x 12 on disk.vhdx: 38,600 IOPS, 316 MB/s, 2.49 ms on average, 99 %
+/// within 4.1 ms, 5.1 us of CPU each.`
 fn of_phase(run: &Run, phase: &PhaseRecord) -> String {
     let what = what_ran(run, phase);
     let total = phase.total().both;

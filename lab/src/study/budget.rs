@@ -1,7 +1,7 @@
 //! How a run that must end in time spends it.
 //!
-//! The time of a cell is reckoned anew before each workload from what is left and how many cells are to come, so a slow
-//! preparation or a slow disk shortens the cells, not the list of workloads.
+//! The time of a cell is reckoned anew before each workload from what is left and how many cells
+//! are to come, so a slow preparation or a slow disk shortens the cells, not the list of workloads.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,8 @@ impl Budget {
         Self { deadline: None, shortest: cell, longest: cell }
     }
 
-    /// Cells between `shortest` and `longest`, so that all is over `total` after `start`, if that can be.
+    /// Cells between `shortest` and `longest`, so that all is over `total` after `start`, if that
+    /// can be.
     pub(crate) fn until(start: Instant, total: Duration, shortest: Duration, longest: Duration) -> Self {
         Self { deadline: Some(start + total), shortest, longest }
     }

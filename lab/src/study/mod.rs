@@ -9,9 +9,10 @@
 //!   budget.rs       how a run that must end in time spends it
 //! ```
 //!
-//! What all of them are told is [`StudyOptions`], what all of them give back is a [`StudyReport`]. A study that is stopped while it measures keeps
-//! what it has, saves it, and says so in its first line; one that is stopped before has nothing to say and ends with
-//! [`LabError::Stopped`]. Either way its scratch folder goes.
+//! What all of them are told is [`StudyOptions`], what all of them give back is a [`StudyReport`].
+//! A study that is stopped while it measures keeps what it has, saves it, and says so in its first
+//! line; one that is stopped before has nothing to say and ends with [`LabError::Stopped`]. Either
+//! way its scratch folder goes.
 
 pub mod access_paths;
 mod budget;

@@ -60,7 +60,8 @@ mod tests {
     fn the_papers_own_examples() {
         let space = ArrayOptions { copies: 2, devices: 8 };
         let close = |ours: f64, papers: f64| assert!((ours - papers).abs() < 1e-9, "{ours} instead of {papers}");
-        // "queue depth/SSD = 96 * 1.3 / 8 = 15.6", one file, 8 threads, 12 outstanding, 30 % writes.
+        // "queue depth/SSD = 96 * 1.3 / 8 = 15.6", one file, 8 threads, 12 outstanding, 30 %
+        // writes.
         let random = space.figures(0.7, 8 * 12, 55_232.28, 431.50);
         close(random.amplification, 1.3);
         close(random.depth_per_device, 15.6);

@@ -1,4 +1,5 @@
-//! What varies in a sweep, as written on a command line: `queue-depth=1..24`, `threads=1,2,4,8`, `block-size=4K..1M*2`.
+//! What varies in a sweep, as written on a command line: `queue-depth=1..24`, `threads=1,2,4,8`,
+//! `block-size=4K..1M*2`.
 //!
 //! ```text
 //!   1..24      every whole number from 1 to 24

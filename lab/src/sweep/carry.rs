@@ -1,8 +1,9 @@
 //! Carrying a sweep out: rounds interleaved over the cells, each measured window kept at once.
 //!
-//! In every round each cell is measured once, in an order that changes ([`stats::round_order`]), so that a drift of the machine
-//! falls on all loads alike. After each window the record is handed to `keep`, which saves it; whoever begins with such a record goes on
-//! where it ended, in the same order.
+//! In every round each cell is measured once, in an order that changes ([`stats::round_order`]), so
+//! that a drift of the machine falls on all loads alike. After each window the record is handed to
+//! `keep`, which saves it; whoever begins with such a record goes on where it ended, in the same
+//! order.
 
 use super::{
     SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord,
@@ -56,7 +57,8 @@ pub fn begin(options: SweepOptions, targets: Vec<TargetRecord>, labels: Vec<(Str
 /// Reads a sweep that was saved.
 ///
 /// # Errors
-/// [`LabError::Read`] when the file cannot be used; [`LabError::BadOptions`] when it holds another kind of result.
+/// [`LabError::Read`] when the file cannot be used; [`LabError::BadOptions`] when it holds another
+/// kind of result.
 pub fn read(path: &Path) -> Result<SweepRecord> {
     match document::read_one(path)? {
         Document::Sweep(sweep) => Ok(*sweep),
@@ -67,7 +69,8 @@ pub fn read(path: &Path) -> Result<SweepRecord> {
     }
 }
 
-/// Takes `saved` up again for `options`: the same sweep, or the same with more rounds, another limit, another array.
+/// Takes `saved` up again for `options`: the same sweep, or the same with more rounds, another
+/// limit, another array.
 ///
 /// # Errors
 /// [`LabError::BadOptions`] that names what is not the same.
@@ -116,8 +119,9 @@ pub fn resume(mut saved: SweepRecord, options: SweepOptions, targets: &[TargetRe
     Ok(saved)
 }
 
-/// Measures what `record` lacks. Returns when all is measured, when a run was stopped, and when requests failed;
-/// [`SweepRecord::end`] says which. The record can be shown however it ends, with an error too.
+/// Measures what `record` lacks. Returns when all is measured, when a run was stopped, and when
+/// requests failed; [`SweepRecord::end`] says which. The record can be shown however it ends, with
+/// an error too.
 ///
 /// # Errors
 /// Whatever `measure` and `keep` return.
@@ -175,7 +179,8 @@ fn measure_all(
             }
             let Some(phase) = run.phases.first() else { continue };
             add_round(&mut record.cells[index], Figures::of(phase), phase.total().both.latency());
-            // Concluding takes a moment, and everything that follows from the cells can be had later.
+            // Concluding takes a moment, and everything that follows from the cells can be had
+            // later.
             record.verdict = unfinished(record);
             keep(record)?;
         }

@@ -1,6 +1,8 @@
-//! From cells to conclusions: the marked points, the best combination, the array's figures, and a sentence.
+//! From cells to conclusions: the marked points, the best combination, the array's figures, and a
+//! sentence.
 //!
-//! Whatever is concluded is reckoned anew from the cells each time, so that a sweep that goes on never carries an old conclusion.
+//! Whatever is concluded is reckoned anew from the cells each time, so that a sweep that goes on
+//! never carries an old conclusion.
 
 use super::{BestCells, Coordinate, KneeRow, Knob, SweepRecord, doubts, plan};
 use crate::{

@@ -9,7 +9,8 @@
 //!   record.rs    what is saved       report.rs   what is printed
 //! ```
 //!
-//! The sweep does not measure: it is handed a function that does, so that the same code runs on devices that are simulated.
+//! The sweep does not measure: it is handed a function that does, so that the same code runs on
+//! devices that are simulated.
 
 pub mod array;
 pub mod axis;

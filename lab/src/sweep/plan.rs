@@ -116,7 +116,8 @@ fn cell(options: &SweepOptions, point: Vec<Coordinate>) -> Result<Option<SweepCe
         value(Knob::QueueDepth).unwrap_or(u64::from(first.queue_depth)),
     );
     if let Some(total) = options.total_depth.map(u64::from) {
-        // What is not varied is fitted: the depth to the threads, else the threads to the depth and the files.
+        // What is not varied is fitted: the depth to the threads, else the threads to the depth and
+        // the files.
         if value(Knob::QueueDepth).is_none() && value(Knob::Threads).is_some() {
             queue_depth = total / files.saturating_mul(threads).max(1);
         } else if value(Knob::Threads).is_none() {
@@ -179,7 +180,8 @@ pub fn title(point: &[Coordinate]) -> String {
     point.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The job that measures `cell` in `round`. Cells and rounds make different requests; see [`seeds`].
+/// The job that measures `cell` in `round`. Cells and rounds make different requests; see
+/// [`seeds`].
 pub fn job(options: &SweepOptions, cell: &SweepCell, round: usize) -> Job {
     let mut job = options.job.clone();
     job.name = format!("{}: {}", options.job.name, title(&cell.point));
@@ -193,7 +195,8 @@ pub fn job(options: &SweepOptions, cell: &SweepCell, round: usize) -> Job {
         }
         // A name from a profile says what the load was.
         load.name.clear();
-        // A file of a share of the data: what is under test stays the same when it is spread over more files.
+        // A file of a share of the data: what is under test stays the same when it is spread over
+        // more files.
         if options.total_depth.is_some() && cell.point.iter().any(|at| at.knob == Knob::Files) && load.working_set.0 > 0
         {
             let share = load.working_set.0 / u64::from(cell.files.max(1));
@@ -234,7 +237,8 @@ pub(super) mod tests {
         let job = job(&options, &cells[3], 2);
         let load = &job.phases[0].loads[0];
         assert_eq!((load.threads, load.queue_depth), (2, 8));
-        // No cell repeats the requests of another one, which a cache would answer, and no round those of another round.
+        // No cell repeats the requests of another one, which a cache would answer, and no round
+        // those of another round.
         let seeds: HashSet<u64> = cells
             .iter()
             .flat_map(|cell| (0..3).map(|round| super::job(&options, cell, round).seed).collect::<Vec<_>>())

@@ -1,8 +1,9 @@
-//! What a sweep found, and what it was asked: the one form that is saved, continued, shown and plotted.
+//! What a sweep found, and what it was asked: the one form that is saved, continued, shown and
+//! plotted.
 //!
-//! The file is written whole after each measured window. A sweep that was broken off is a record in which some cells have fewer
-//! rounds than [`SweepOptions::rounds`]; going on means measuring those. Everything under `knees` is reckoned from the cells and may be
-//! reckoned anew.
+//! The file is written whole after each measured window. A sweep that was broken off is a record in
+//! which some cells have fewer rounds than [`SweepOptions::rounds`]; going on means measuring
+//! those. Everything under `knees` is reckoned from the cells and may be reckoned anew.
 
 use super::{
     array::ArrayOptions,
@@ -42,7 +43,8 @@ pub struct SweepRecord {
     pub options: SweepOptions,
     /// Every combination of the axes, the last axis running fastest.
     pub cells: Vec<SweepCell>,
-    /// The marked points: one row for each value of the axis that is not a load; none where no axis is one.
+    /// The marked points: one row for each value of the axis that is not a load; none where no axis
+    /// is one.
     pub knees: Vec<KneeRow>,
     /// The best combination, where no axis is a load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,7 +69,8 @@ pub struct SweepOptions {
     pub axes: Vec<Axis>,
     /// How often each cell is measured.
     pub rounds: u32,
-    /// Requests in flight over all threads and targets that every cell must have; combinations that cannot are left out.
+    /// Requests in flight over all threads and targets that every cell must have; combinations that
+    /// cannot are left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_depth: Option<u32>,
     /// The limit for the 99th percentile.
@@ -112,7 +115,8 @@ impl SweepCell {
 pub struct KneeRow {
     /// What is the same along the line; empty in a sweep over one axis.
     pub fixed: Vec<Coordinate>,
-    /// Its cells, by their number in [`SweepRecord::cells`], in ascending load. [`Knee`]'s indices count along this list.
+    /// Its cells, by their number in [`SweepRecord::cells`], in ascending load. [`Knee`]'s indices
+    /// count along this list.
     pub cells: Vec<usize>,
     /// The points.
     pub knee: Knee,

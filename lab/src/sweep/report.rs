@@ -1,4 +1,5 @@
-//! What a sweep prints: the verdict, a table with the marked points, what could not be told, reasons for doubt.
+//! What a sweep prints: the verdict, a table with the marked points, what could not be told,
+//! reasons for doubt.
 
 use super::{KneeRow, SweepCell, SweepRecord, conclude::load_axis};
 use crate::{

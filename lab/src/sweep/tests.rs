@@ -36,7 +36,8 @@ fn simulated(job: &Job, files: usize) -> Run {
 pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
     let load = &job.phases[0].loads[0];
     let in_flight = u64::from(load.threads) * u64::from(load.queue_depth) * files as u64;
-    // A hundredth of noise that is the same whenever the same round is measured. A sweep's seed tells which round of a cell it is.
+    // A hundredth of noise that is the same whenever the same round is measured. A sweep's seed
+    // tells which round of a cell it is.
     let cell = job.name.rsplit_once(": ").map_or("", |(_, cell)| cell);
     let round = (0..100).find(|round| seeds::of_window(1, cell, *round) == job.seed);
     let seed = round.map_or(job.seed, |round| 1 + round as u64);

@@ -1,6 +1,8 @@
-//! Which bytes of a read have come. A server may send them in any order and in many pieces; each exactly once.
+//! Which bytes of a read have come. A server may send them in any order and in many pieces; each
+//! exactly once.
 
-/// Pieces that may be far from each other at one time. Servers send pieces in order, mostly; one that does not is not to fill our memory.
+/// Pieces that may be far from each other at one time. Servers send pieces in order, mostly; one
+/// that does not is not to fill our memory.
 const SCATTERED_MAX: usize = 1024;
 
 /// Disjoint ranges, sorted, none touching another.

@@ -1,11 +1,13 @@
 //! An export as a block device.
 //!
-//! *Connections.* The first is made when the device is opened. Where the server says that several connections see one cache
-//! (`CAN_MULTI_CONN`), each queue gets one of its own, up to the number in the URI; from then on, and where the server does not say so, queues share. A
-//! connection that the server does not want to give is no error as long as there is one.
+//! *Connections.* The first is made when the device is opened. Where the server says that several
+//! connections see one cache (`CAN_MULTI_CONN`), each queue gets one of its own, up to the number
+//! in the URI; from then on, and where the server does not say so, queues share. A connection that
+//! the server does not want to give is no error as long as there is one.
 //!
-//! *Sizes.* A sector is the server's smallest block, at least 512 bytes. An export that ends within a sector is shown with that
-//! sector whole: what lies behind the end reads as zeros, and only zeros can be written there.
+//! *Sizes.* A sector is the server's smallest block, at least 512 bytes. An export that ends within
+//! a sector is shown with that sector whole: what lies behind the end reads as zeros, and only
+//! zeros can be written there.
 
 use super::{
     ClientError, Result,
@@ -44,7 +46,8 @@ struct Lanes {
 }
 
 impl NbdDevice {
-    /// Connects to the export. Unless `writable`, the device refuses writes whatever the server allows.
+    /// Connects to the export. Unless `writable`, the device refuses writes whatever the server
+    /// allows.
     ///
     /// # Errors
     /// [`ClientError`]; [`ClientError::Unusable`] where it should be writable and is not.
@@ -105,7 +108,8 @@ impl NbdDevice {
         self.lanes().open.len()
     }
 
-    /// Most connections that will be open: by the URI, and one where the server does not say that several see one cache.
+    /// Most connections that will be open: by the URI, and one where the server does not say that
+    /// several see one cache.
     pub fn connections_max(&self) -> usize {
         self.lanes().most
     }
@@ -119,7 +123,8 @@ impl NbdDevice {
         self.lanes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A lane and an inbox on it for one more queue: an idle lane, a new one, or the one with the fewest queues.
+    /// A lane and an inbox on it for one more queue: an idle lane, a new one, or the one with the
+    /// fewest queues.
     pub(super) fn take_lane(&self, may_connect: bool) -> Result<(Arc<Lane>, u32)> {
         let mut lanes = self.lanes();
         let lane = self.choose_lane(&mut lanes, may_connect)?;
@@ -186,7 +191,8 @@ impl BlockDevice for NbdDevice {
         Ok(Box::new(NbdQueue::new(lane, inbox, self.geometry, export_bytes, flags, options.depth.max(1))))
     }
 
-    /// By block status in `base:allocation`, with the layer by `qemu:allocation-depth`, where the server has them; else all is data.
+    /// By block status in `base:allocation`, with the layer by `qemu:allocation-depth`, where the
+    /// server has them; else all is data.
     fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
         let shown_end = offset_bytes.saturating_add(len_bytes).min(self.geometry.size_bytes);
         if offset_bytes >= shown_end {

@@ -10,7 +10,8 @@ use std::{io, sync::Arc};
 /// Result of a client's operation.
 pub type Result<T, E = ClientError> = std::result::Result<T, E>;
 
-/// Why an export cannot be reached, or a request to it failed. `peer` is the server, as in [`Endpoint`](crate::uri::Endpoint).
+/// Why an export cannot be reached, or a request to it failed. `peer` is the server, as in
+/// [`Endpoint`](crate::uri::Endpoint).
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ClientError {
     /// The URI is none.
@@ -203,7 +204,8 @@ impl ClientError {
         }
     }
 
-    /// Whether making the connection anew may help. It does not where the server says the same again, or lies.
+    /// Whether making the connection anew may help. It does not where the server says the same
+    /// again, or lies.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Connect { .. } | Self::Lost { .. } | Self::Stalled { .. } => true,

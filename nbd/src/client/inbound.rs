@@ -6,8 +6,9 @@
 //!                              └─ done ─▶ the call has ended
 //! ```
 //!
-//! Everything the server says is checked against the call that it answers: an unknown cookie, contents outside the call's range or sent twice,
-//! a success with bytes missing end the connection. What is gathered is at most what such a message may have, and grows as it comes.
+//! Everything the server says is checked against the call that it answers: an unknown cookie,
+//! contents outside the call's range or sent twice, a success with bytes missing end the
+//! connection. What is gathered is at most what such a message may have, and grows as it comes.
 
 use super::{
     ClientError,
@@ -24,7 +25,8 @@ use std::io::{self, IoSliceMut};
 /// Many small answers are received at once.
 const STAGE_BYTES: usize = 128 << 10;
 
-/// While large reads are under way little more than headers is received into the stage, so that their contents are not copied.
+/// While large reads are under way little more than headers is received into the stage, so that
+/// their contents are not copied.
 const STAGE_SMALL_BYTES: usize = 4 << 10;
 
 /// Most bytes of an error: its message, and fields that later versions may add.
@@ -113,14 +115,16 @@ impl Inbound {
             }
             came = true;
             while self.step(tables, agreed, peer)? {}
-            // A socket that gave less than there was room for has no more. (TLS gives a record at a time.)
+            // A socket that gave less than there was room for has no more. (TLS gives a record at a
+            // time.)
             if received < room && !transport.is_tls() {
                 return Ok(true);
             }
         }
     }
 
-    /// One receive: into the buffer that the contents belong to, and the stage behind it. Gives how much came, and how much could have.
+    /// One receive: into the buffer that the contents belong to, and the stage behind it. Gives how
+    /// much came, and how much could have.
     fn fill(&mut self, transport: &mut Transport, tables: &mut Tables) -> io::Result<(usize, usize)> {
         if self.taken > 0 {
             self.stage.copy_within(self.taken..self.filled, 0);

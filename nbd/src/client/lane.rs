@@ -5,19 +5,22 @@
 //!   queue ◀─ inbox ◀─ slots, calls ◀─ inbound ◀─ socket
 //! ```
 //!
-//! There is no thread behind a lane: whoever reaps drives it. Everything but waiting happens under one mutex (`State`) and never blocks: send
-//! what there is, receive what there is, put what has ended into the inboxes. To wait, a queue that misses something lets go of the mutex and polls
-//! the socket; there is one who polls at a time (`State::polling`), all others wait on the condition variable. Whoever makes the poller's wait
-//! pointless (its answer has come through another's receive, or something is to be sent and the socket is full) rings `wake`. A lane
-//! with one queue never meets anyone on the mutex.
+//! There is no thread behind a lane: whoever reaps drives it. Everything but waiting happens under
+//! one mutex (`State`) and never blocks: send what there is, receive what there is, put what has
+//! ended into the inboxes. To wait, a queue that misses something lets go of the mutex and polls
+//! the socket; there is one who polls at a time (`State::polling`), all others wait on the
+//! condition variable. Whoever makes the poller's wait pointless (its answer has come through
+//! another's receive, or something is to be sent and the socket is full) rings `wake`. A lane with
+//! one queue never meets anyone on the mutex.
 //!
-//! Where the export is a store, an engine's ring waits for the socket (`watch`) and calls [`Lane::pump`] when there is something to do. Its slots carry loans and have no
-//! inbox. Blocking callers may poll at the same time; whoever wakes first moves the bytes of all.
+//! Where the export is a store, an engine's ring waits for the socket (`watch`) and calls
+//! [`Lane::pump`] when there is something to do. Its slots carry loans and have no inbox. Blocking
+//! callers may poll at the same time; whoever wakes first moves the bytes of all.
 //!
 //! What happens when the connection breaks is in `link`.
 //!
-//! Invariant: a slot is in the table until its completion is in an inbox, and its buffer in the slot as long; a call that has unsent payload does
-//! not end.
+//! Invariant: a slot is in the table until its completion is in an inbox, and its buffer in the
+//! slot as long; a call that has unsent payload does not end.
 
 mod link;
 
@@ -43,7 +46,8 @@ use std::{
     time::Instant,
 };
 
-/// Calls of one slot that are under way at a time: enough to keep a server busy, and few enough that a wipe of terabytes needs no memory.
+/// Calls of one slot that are under way at a time: enough to keep a server busy, and few enough
+/// that a wipe of terabytes needs no memory.
 const CALLS_OF_SLOT: u32 = 4;
 /// Zeros of one call, where they must be written.
 const ZEROS_BYTES: u64 = 1 << 20;
@@ -164,7 +168,8 @@ impl Lane {
         self.queues.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Takes slots in, starts them, waits until `at_least` of the inbox have ended (never more than are in flight), and appends all that have.
+    /// Takes slots in, starts them, waits until `at_least` of the inbox have ended (never more than
+    /// are in flight), and appends all that have.
     pub(super) fn drive(&self, inbox: u32, new: impl Iterator<Item = Slot>, at_least: usize, out: &mut Vec<Ended>) {
         let mut state = self.lock();
         for slot in new {
@@ -177,7 +182,8 @@ impl Lane {
             mine.in_flight -= mine.ended.len();
             wanted = wanted.saturating_sub(mine.ended.len()).min(mine.in_flight);
             out.append(&mut mine.ended);
-            // Somebody who never waits, but looks again and again, is the only one to bring a lost server back.
+            // Somebody who never waits, but looks again and again, is the only one to bring a lost
+            // server back.
             let is_stuck = mine.in_flight > 0 && matches!(state.link, Link::Down { .. }) && !state.polling;
             if wanted == 0 && !is_stuck {
                 return;
@@ -199,8 +205,8 @@ impl Lane {
         self.take_in(&mut self.lock(), slot);
     }
 
-    /// Moves what can be moved without waiting, for somebody who waits for the socket by other means, and fails everything when the server
-    /// has been silent for too long.
+    /// Moves what can be moved without waiting, for somebody who waits for the socket by other
+    /// means, and fails everything when the server has been silent for too long.
     pub(super) fn pump(&self) -> Pumped {
         let mut state = self.lock();
         self.turn(&mut state, NO_INBOX);

@@ -1,4 +1,5 @@
-//! The client: an export of an NBD server as a [`BlockDevice`](diskwright_store::BlockDevice), or as a [`Store`](diskwright_store::Store) that holds an image.
+//! The client: an export of an NBD server as a [`BlockDevice`](diskwright_store::BlockDevice), or
+//! as a [`Store`](diskwright_store::Store) that holds an image.
 //!
 //! ```text
 //!   negotiate.rs   URI -> connection in the transmission phase
@@ -12,8 +13,9 @@
 //!   error.rs       what can go wrong
 //! ```
 //!
-//! Contents go straight between the socket and the buffers of the requests (with TLS there is a copy, made by deciphering). A turn of a queue costs
-//! one system call to send all that was pushed, and one or two to receive all that has come.
+//! Contents go straight between the socket and the buffers of the requests (with TLS there is a
+//! copy, made by deciphering). A turn of a queue costs one system call to send all that was pushed,
+//! and one or two to receive all that has come.
 
 mod coverage;
 mod device;

@@ -4,9 +4,10 @@
 //!   greeting ─▶ flags ─▶ [STARTTLS] ─▶ EXTENDED_HEADERS, else STRUCTURED_REPLY ─▶ SET_META_CONTEXT ─▶ GO, else EXPORT_NAME
 //! ```
 //!
-//! Servers of every age are taken: what one does not know is left out, and an oldstyle server is used as it is. Only TLS is not
-//! negotiable: it is used if and only if the URI asks for it. All of it must be done within one limit of time, and exactly the bytes
-//! of the handshake are taken from the connection.
+//! Servers of every age are taken: what one does not know is left out, and an oldstyle server is
+//! used as it is. Only TLS is not negotiable: it is used if and only if the URI asks for it. All of
+//! it must be done within one limit of time, and exactly the bytes of the handshake are taken from
+//! the connection.
 
 use super::{ClientError, Result, transport::Transport};
 use crate::{
@@ -24,10 +25,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The whole handshake, connecting included, takes at most so long, unless the URI's timeout is shorter.
+/// The whole handshake, connecting included, takes at most so long, unless the URI's timeout is
+/// shorter.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Replies to one option. A list of exports may be long; a server that never ends it is not to be followed.
+/// Replies to one option. A list of exports may be long; a server that never ends it is not to be
+/// followed.
 const REPLIES_MAX: usize = 10_000;
 
 /// Names of exports that an error message tells.
@@ -166,7 +169,8 @@ impl Talk {
         self.transport.start_tls(config, name).map_err(|source| ClientError::Tls { peer, source })
     }
 
-    /// Extended headers if there are, else structured replies if there are; and the contexts that come with them.
+    /// Extended headers if there are, else structured replies if there are; and the contexts that
+    /// come with them.
     fn framing(&mut self, export: &mut ExportInfo) -> Result<()> {
         for (option, framing) in
             [(OptionCode::EXTENDED_HEADERS, Framing::Extended), (OptionCode::STRUCTURED_REPLY, Framing::Structured)]

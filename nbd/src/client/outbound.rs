@@ -1,7 +1,8 @@
 //! What is to be sent: headers, and payloads that stay where they are.
 //!
-//! Everything that has gathered goes out in as few system calls as the socket allows: headers lie one after the other in one piece of memory, the
-//! payload of a write is sent from its buffer, and zeros from a page of them.
+//! Everything that has gathered goes out in as few system calls as the socket allows: headers lie
+//! one after the other in one piece of memory, the payload of a write is sent from its buffer, and
+//! zeros from a page of them.
 
 use super::{tables::Tables, transport::Transport};
 use crate::wire::{Framing, RequestHeader};
@@ -80,7 +81,8 @@ impl Outbound {
         self.sent.clear();
     }
 
-    /// Sends until there is nothing left, or the socket takes no more. Gives whether anything moved.
+    /// Sends until there is nothing left, or the socket takes no more. Gives whether anything
+    /// moved.
     pub(super) fn send(&mut self, transport: &mut Transport, tables: &Tables) -> io::Result<bool> {
         let mut moved = false;
         while !self.pieces.is_empty() {

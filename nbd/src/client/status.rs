@@ -1,7 +1,8 @@
 //! From what block status tells to extents.
 //!
-//! Servers tell runs of any length; extents are whole sectors. A sector of which a part is data is data. `base:allocation` says what is zero; the
-//! depth, where it is told, says which layer owns it: 0 is none, 1 the top.
+//! Servers tell runs of any length; extents are whole sectors. A sector of which a part is data is
+//! data. `base:allocation` says what is zero; the depth, where it is told, says which layer owns
+//! it: 0 is none, 1 the top.
 
 use super::tables::StatusFound;
 use crate::wire::AllocationFlags;
@@ -30,7 +31,8 @@ impl<'a> Extents<'a> {
         Self { out, end_bytes, sector_bytes: sector_bytes.into(), told_bytes: start_bytes }
     }
 
-    /// Adds what was told from `at_bytes` on; both contexts begin there. Gives where the telling ended: at least one byte further.
+    /// Adds what was told from `at_bytes` on; both contexts begin there. Gives where the telling
+    /// ended: at least one byte further.
     pub(super) fn add(&mut self, mut at_bytes: u64, status: &StatusFound) -> u64 {
         let mut depths = status.depth.iter().copied();
         let mut depth = depths.next();
@@ -38,7 +40,8 @@ impl<'a> Extents<'a> {
             let mut left_bytes = run.len_bytes;
             while left_bytes > 0 {
                 let Some(layer) = &mut depth else {
-                    // The other context tells less; what is left is asked for again. (Or there is none.)
+                    // The other context tells less; what is left is asked for again. (Or there is
+                    // none.)
                     if !status.depth.is_empty() {
                         return at_bytes;
                     }
@@ -57,7 +60,8 @@ impl<'a> Extents<'a> {
         at_bytes
     }
 
-    /// A run of any length. Data reach to the end of their last sector; zeros begin at their first whole one.
+    /// A run of any length. Data reach to the end of their last sector; zeros begin at their first
+    /// whole one.
     fn run(&mut self, at_bytes: u64, len_bytes: u64, said: Said) -> u64 {
         let stop_bytes = at_bytes.saturating_add(len_bytes);
         let edge_bytes = match said.kind {
@@ -93,7 +97,8 @@ impl<'a> Extents<'a> {
         }
     }
 
-    /// The last sector may have been left to a run that never came: what is behind the end of the export is zero.
+    /// The last sector may have been left to a run that never came: what is behind the end of the
+    /// export is zero.
     pub(super) fn finish(mut self) {
         self.tell(self.end_bytes, Said { kind: ExtentKind::Zero, depth: 0 });
     }

@@ -5,19 +5,20 @@
 //!   metadata   read_at, write_at, ... ─▶ lane ─▶ socket    blocking, as for every store
 //! ```
 //!
-//! *Length.* An export keeps its size, like a block device. A growing image may use what lies behind it up
-//! to there. [`Store::set_len`] makes everything behind the new end read as zeros and keeps the end in mind
-//! until the store is closed; opened again, the length is the export's. To grow beyond the export is
-//! `StorageFull`.
+//! *Length.* An export keeps its size, like a block device. A growing image may use what lies
+//! behind it up to there. [`Store::set_len`] makes everything behind the new end read as zeros and
+//! keeps the end in mind until the store is closed; opened again, the length is the export's. To
+//! grow beyond the export is `StorageFull`.
 //!
-//! *Locks.* NBD has none. Nothing keeps another client, or the server itself, from writing to the export
-//! meanwhile. Opened for writing, a store without locks is told to the user as a warning.
+//! *Locks.* NBD has none. Nothing keeps another client, or the server itself, from writing to the
+//! export meanwhile. Opened for writing, a store without locks is told to the user as a warning.
 //!
-//! *Connections.* There is one, which all queues share. `?reconnect` is refused: a server that comes back
-//! may have lost what was written and not flushed, and an image must know that.
+//! *Connections.* There is one, which all queues share. `?reconnect` is refused: a server that
+//! comes back may have lost what was written and not flushed, and an image must know that.
 //!
-//! *Blocks.* A transfer that is no multiple of the server's smallest block is widened; a write reads the
-//! block first. `patching` is held meanwhile, so that two such writes do not undo each other.
+//! *Blocks.* A transfer that is no multiple of the server's smallest block is widened; a write
+//! reads the block first. `patching` is held meanwhile, so that two such writes do not undo each
+//! other.
 
 use super::{
     ClientError, NbdDevice, Result,
@@ -109,7 +110,8 @@ impl NbdStore {
         read.ok_or_else(|| io::Error::other("the connection lost the buffer"))
     }
 
-    /// The blocks that `piece_bytes` bytes at `at_bytes` touch: where they begin, and how many bytes they have.
+    /// The blocks that `piece_bytes` bytes at `at_bytes` touch: where they begin, and how many
+    /// bytes they have.
     fn window(&self, at_bytes: u64, piece_bytes: usize) -> (u64, usize) {
         let start_bytes = at_bytes - at_bytes % self.block_bytes;
         let end_bytes = (at_bytes + piece_bytes as u64).next_multiple_of(self.block_bytes);

@@ -1,10 +1,13 @@
 //! What is in flight on a connection: slots and calls.
 //!
-//! A *slot* is a request of a queue, or of an engine that uses the export as a store; it owns the buffer, or the loan of it, until it has ended. A *call* is one message of the protocol that works for
-//! a slot. Mostly there is one call to a slot; a range that is longer than the server takes at once is worked off by several, a few at a
-//! time, and a write that must be durable is followed by a flush where the server does not know FUA.
+//! A *slot* is a request of a queue, or of an engine that uses the export as a store; it owns the
+//! buffer, or the loan of it, until it has ended. A *call* is one message of the protocol that
+//! works for a slot. Mostly there is one call to a slot; a range that is longer than the server
+//! takes at once is worked off by several, a few at a time, and a write that must be durable is
+//! followed by a flush where the server does not know FUA.
 //!
-//! A call's *cookie* is its place in the table and a generation, so that an answer to a call that has ended, or that never was, is found out.
+//! A call's *cookie* is its place in the table and a generation, so that an answer to a call that
+//! has ended, or that never was, is found out.
 
 use super::{ClientError, coverage::Coverage};
 use crate::wire::{Command, CommandFlags, Descriptor};
@@ -80,7 +83,8 @@ pub(super) enum Memory {
     Buf(IoBuf),
     /// The request's own pieces. A call moves bytes of one of them.
     Segments(Box<Segments>),
-    /// A copy of the request's pieces, which cannot be moved as they are, from this byte of them on.
+    /// A copy of the request's pieces, which cannot be moved as they are, from this byte of them
+    /// on.
     Copied {
         buf: IoBuf,
         segments: Box<Segments>,
@@ -191,7 +195,8 @@ pub(super) struct Call {
     pub(super) len_bytes: u64,
     /// What of a read has come.
     pub(super) coverage: Coverage,
-    /// Its payload, which lies in the slot's buffer, has not been sent to the end; the slot cannot end before.
+    /// Its payload, which lies in the slot's buffer, has not been sent to the end; the slot cannot
+    /// end before.
     pub(super) unsent: bool,
     pub(super) error: Option<ClientError>,
 }
@@ -256,7 +261,8 @@ impl Tables {
         Some(call.slot)
     }
 
-    /// The cookie of a call, which is made again under a new generation: what was sent of it before counts no more.
+    /// The cookie of a call, which is made again under a new generation: what was sent of it before
+    /// counts no more.
     pub(super) fn renew(&mut self, index: u32) -> Option<u64> {
         let generation = self.next_generation();
         let call = self.calls.get_mut(index)?;

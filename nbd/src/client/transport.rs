@@ -4,8 +4,9 @@
 //!   send(slices) ─▶ [rustls ─▶] socket        recv(slices) ◀─ [rustls ◀─ 64 KiB of what came ◀─] socket
 //! ```
 //!
-//! Both answer `WouldBlock` where nothing can be moved; [`Transport::wait`] then waits for the socket. Without TLS the bytes go straight between
-//! the socket and the slices, which are the callers' own buffers.
+//! Both answer `WouldBlock` where nothing can be moved; [`Transport::wait`] then waits for the
+//! socket. Without TLS the bytes go straight between the socket and the slices, which are the
+//! callers' own buffers.
 
 use crate::uri::Endpoint;
 use rustix::{
@@ -36,7 +37,8 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// A socket that never blocks. Whoever waits for it shares it, as the transport may be replaced meanwhile.
+/// A socket that never blocks. Whoever waits for it shares it, as the transport may be replaced
+/// meanwhile.
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpStream),
@@ -76,7 +78,8 @@ impl Transport {
         Ok(Self { socket: Arc::new(socket), tls: None })
     }
 
-    /// From now on everything goes through TLS. The handshake takes place with the first sends and receives.
+    /// From now on everything goes through TLS. The handshake takes place with the first sends and
+    /// receives.
     pub(super) fn start_tls(
         &mut self,
         config: Arc<ClientConfig>,
@@ -124,7 +127,8 @@ impl Transport {
         self.tls.as_ref().is_some_and(|tls| tls.connection.wants_write())
     }
 
-    /// Sends what was accepted and waits for the socket. `WouldBlock` where some of it goes on waiting.
+    /// Sends what was accepted and waits for the socket. `WouldBlock` where some of it goes on
+    /// waiting.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         let Some(tls) = &mut self.tls else { return Ok(()) };
         while tls.connection.wants_write() {
@@ -163,8 +167,8 @@ impl Transport {
 }
 
 impl Socket {
-    /// Waits until something can be received (or sent, where `for_sending`), or the eventfd `wake` was rung, which silences it. `false`: `limit` is
-    /// over.
+    /// Waits until something can be received (or sent, where `for_sending`), or the eventfd `wake`
+    /// was rung, which silences it. `false`: `limit` is over.
     pub(super) fn wait(
         &self,
         wake: Option<BorrowedFd<'_>>,

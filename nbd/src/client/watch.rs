@@ -5,14 +5,15 @@
 //!         ◀─ timer: the server has been silent for as long as the URI allows
 //! ```
 //!
-//! The epoll descriptor is what the ring polls. It is readable while the socket has something, so whoever
-//! is woken drives, and several engines may be woken for one answer.
+//! The epoll descriptor is what the ring polls. It is readable while the socket has something, so
+//! whoever is woken drives, and several engines may be woken for one answer.
 //!
-//! The timer is set when something is asked for and none is running. When it goes off, the lane is asked
-//! how long the server has been silent by then, and the timer is set for the rest. So a busy connection
-//! costs one timer call for each `timeout`, not for each request.
+//! The timer is set when something is asked for and none is running. When it goes off, the lane is
+//! asked how long the server has been silent by then, and the timer is set for the rest. So a busy
+//! connection costs one timer call for each `timeout`, not for each request.
 //!
-//! One mutex guards what is being waited for. It is held over the lane's own mutex, and over no wait.
+//! One mutex guards what is being waited for. It is held over the lane's own mutex, and over no
+//! wait.
 
 use super::{
     lane::{Lane, Pumped},

@@ -1,4 +1,5 @@
-//! Big-endian fields, taken one after the other from the front of a slice. Taking what is not there gives `None`; the caller knows what that means.
+//! Big-endian fields, taken one after the other from the front of a slice. Taking what is not there
+//! gives `None`; the caller knows what that means.
 
 use super::{STRING_BYTES_MAX, WireError};
 
@@ -51,7 +52,8 @@ pub(super) fn text<'a>(bytes: &'a [u8], what: &'static str) -> Result<&'a str, W
     if text.len() > STRING_BYTES_MAX || text.contains('\0') { Err(WireError::Text { what }) } else { Ok(text) }
 }
 
-/// Appends a string behind its 32-bit length. Strings come from our own side, which keeps them short.
+/// Appends a string behind its 32-bit length. Strings come from our own side, which keeps them
+/// short.
 pub(super) fn put_string(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(&(text.len() as u32).to_be_bytes());
     out.extend_from_slice(text.as_bytes());

@@ -1,7 +1,7 @@
 //! What the payload of a chunk says, and the making of those payloads that are not contents.
 //!
-//! The payload of a data chunk is not gathered: its first 8 bytes are the offset ([`data_offset`]), and what follows goes straight into
-//! the reader's buffer.
+//! The payload of a data chunk is not gathered: its first 8 bytes are the offset ([`data_offset`]),
+//! and what follows goes straight into the reader's buffer.
 
 use super::{
     Answering, ChunkFlags, ChunkKind, DESCRIPTORS_MAX, ErrorCode, Framing, STRING_BYTES_MAX, WireError,
@@ -14,7 +14,8 @@ pub const DATA_OFFSET_BYTES: usize = 8;
 /// The largest 32-bit length that is a multiple of every minimum block size.
 const NARROW_MAX: u64 = 0xffff_0000;
 
-/// Most bytes that a client should gather as the payload of a chunk that is not data: a full block status, which is the longest.
+/// Most bytes that a client should gather as the payload of a chunk that is not data: a full block
+/// status, which is the longest.
 pub const GATHERED_BYTES_MAX: u64 = 8 + 16 * DESCRIPTORS_MAX as u64;
 
 /// Where the contents of a data chunk belong: the first 8 bytes of its payload.
@@ -88,8 +89,8 @@ pub enum Chunk<'a> {
 }
 
 impl<'a> Chunk<'a> {
-    /// Understands a chunk other than [`ChunkKind::OFFSET_DATA`]. `payload` is all of its payload. Kinds of error that are not known are errors
-    /// all the same.
+    /// Understands a chunk other than [`ChunkKind::OFFSET_DATA`]. `payload` is all of its payload.
+    /// Kinds of error that are not known are errors all the same.
     ///
     /// # Errors
     /// What is wrong with it; the client must end the session.
@@ -132,7 +133,8 @@ impl<'a> Chunk<'a> {
                     }
                     _ => None,
                 };
-                // A failure without a reason is one all the same; words that are not text are left out.
+                // A failure without a reason is one all the same; words that are not text are left
+                // out.
                 let code = if code == 0 { ErrorCode::EINVAL } else { ErrorCode(code) };
                 Ok(Self::Error { code, message: text(message, "the message of an error").unwrap_or(""), offset_bytes })
             }
@@ -162,8 +164,8 @@ impl Answering {
         out.extend_from_slice(&len_bytes.to_be_bytes());
     }
 
-    /// Appends an error chunk, header and payload, the last of its reply; a message is cut to what the protocol allows. `at_bytes` tells where the
-    /// request failed.
+    /// Appends an error chunk, header and payload, the last of its reply; a message is cut to what
+    /// the protocol allows. `at_bytes` tells where the request failed.
     pub fn error(&self, code: ErrorCode, message: &str, at_bytes: Option<u64>, out: &mut Vec<u8>) {
         let cut = (0..=STRING_BYTES_MAX.min(message.len())).rev().find(|&at| message.is_char_boundary(at)).unwrap_or(0);
         let message = &message[..cut];
@@ -178,8 +180,9 @@ impl Answering {
         }
     }
 
-    /// Appends a block status chunk, header and payload. Structured framing cuts lengths to 32 bits, at a multiple of 64 KiB; what lies behind
-    /// the first run that was cut is left out, which the protocol allows. At most [`DESCRIPTORS_MAX`] are taken.
+    /// Appends a block status chunk, header and payload. Structured framing cuts lengths to 32
+    /// bits, at a multiple of 64 KiB; what lies behind the first run that was cut is left out,
+    /// which the protocol allows. At most [`DESCRIPTORS_MAX`] are taken.
     ///
     /// # Panics
     /// Without descriptors: the protocol has no such answer.

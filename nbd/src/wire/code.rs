@@ -2,7 +2,8 @@
 
 use std::{fmt, io};
 
-/// Why a request failed. Section "Error values". Codes that are not known are kept, and count as `EINVAL`.
+/// Why a request failed. Section "Error values". Codes that are not known are kept, and count as
+/// `EINVAL`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ErrorCode(pub u32);
 

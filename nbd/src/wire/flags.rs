@@ -1,4 +1,5 @@
-//! Flag fields. Bits that are not known are kept (`from_bits_retain`): some must be ignored, others refused, and only the reader knows which.
+//! Flag fields. Bits that are not known are kept (`from_bits_retain`): some must be ignored, others
+//! refused, and only the reader knows which.
 
 use bitflags::bitflags;
 

@@ -1,4 +1,5 @@
-//! The frames of the handshake: greeting, client flags, and the headers of options and of their replies.
+//! The frames of the handshake: greeting, client flags, and the headers of options and of their
+//! replies.
 
 use super::{ClientFlags, Decoded, HandshakeFlags, OptionCode, ReplyCode, TransmissionFlags, WireError, bytes::Fields};
 
@@ -98,7 +99,8 @@ impl ClientFlags {
 pub struct OptionHeader {
     /// Which option.
     pub option: OptionCode,
-    /// Bytes of data that follow. The peer's word: compare it with [`OPTION_BYTES_MAX`](super::OPTION_BYTES_MAX) before gathering them.
+    /// Bytes of data that follow. The peer's word: compare it with
+    /// [`OPTION_BYTES_MAX`](super::OPTION_BYTES_MAX) before gathering them.
     pub data_bytes: u32,
 }
 
@@ -140,7 +142,8 @@ pub struct OptionReplyHeader {
     pub option: OptionCode,
     /// What kind of reply.
     pub code: ReplyCode,
-    /// Bytes of data that follow. The peer's word: compare it with [`OPTION_REPLY_BYTES_MAX`](super::OPTION_REPLY_BYTES_MAX) before gathering them.
+    /// Bytes of data that follow. The peer's word: compare it with
+    /// [`OPTION_REPLY_BYTES_MAX`](super::OPTION_REPLY_BYTES_MAX) before gathering them.
     pub data_bytes: u32,
 }
 
@@ -187,7 +190,8 @@ pub struct ExportSummary {
 }
 
 impl ExportSummary {
-    /// Appends the answer to `EXPORT_NAME`, with the zeros behind it unless `no_zeroes` was agreed on.
+    /// Appends the answer to `EXPORT_NAME`, with the zeros behind it unless `no_zeroes` was agreed
+    /// on.
     pub fn encode(self, no_zeroes: bool, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.size_bytes.to_be_bytes());
         out.extend_from_slice(&self.flags.bits().to_be_bytes());

@@ -11,10 +11,12 @@
 //!   errors        code.rs: ErrorCode <-> io::Error
 //! ```
 //!
-//! Every message is a header of fixed size that says how many bytes follow it. So a decoder of a header is given the bytes that are there
-//! and answers with [`Decoded::Need`] or [`Decoded::Value`]; what follows is gathered by the caller, up to a limit that *he* chooses
-//! (see the constants here), and parsed when it is complete. Nothing here allocates by a length that a peer names, and nothing panics
-//! on any bytes; a message that cannot be is a [`WireError`] that says what was found and what was expected.
+//! Every message is a header of fixed size that says how many bytes follow it. So a decoder of a
+//! header is given the bytes that are there and answers with [`Decoded::Need`] or
+//! [`Decoded::Value`]; what follows is gathered by the caller, up to a limit that *he* chooses (see
+//! the constants here), and parsed when it is complete. Nothing here allocates by a length that a
+//! peer names, and nothing panics on any bytes; a message that cannot be is a [`WireError`] that
+//! says what was found and what was expected.
 //!
 //! All numbers are big-endian. Section names in the comments are those of the specification,
 //! <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
@@ -55,16 +57,19 @@ pub const OPTION_BYTES_MAX: u32 = 64 << 10;
 /// Most bytes that a client should take as one reply to an option.
 pub const OPTION_REPLY_BYTES_MAX: u32 = 64 << 10;
 
-/// Payload that may be sent where the server told no other limit, in bytes. Section "Block size constraints".
+/// Payload that may be sent where the server told no other limit, in bytes. Section "Block size
+/// constraints".
 pub const PAYLOAD_BYTES_DEFAULT: u32 = 32 << 20;
 
-/// Most descriptors that a server should put into one block status chunk, and a client accept. Section "Request types", `NBD_CMD_BLOCK_STATUS`.
+/// Most descriptors that a server should put into one block status chunk, and a client accept.
+/// Section "Request types", `NBD_CMD_BLOCK_STATUS`.
 pub const DESCRIPTORS_MAX: usize = 1 << 20;
 
 /// The context that tells holes and zeros.
 pub const CONTEXT_ALLOCATION: &str = "base:allocation";
 
-/// The context that tells which layer of a chain owns a range: 0 none, 1 the top, 2 its parent, and so on.
+/// The context that tells which layer of a chain owns a range: 0 none, 1 the top, 2 its parent, and
+/// so on.
 pub const CONTEXT_DEPTH: &str = "qemu:allocation-depth";
 
 /// How the two sides frame the messages of the transmission phase.

@@ -165,7 +165,8 @@ impl<'a> ClientOption<'a> {
     /// Understands an option. `data` is all of its data.
     ///
     /// # Errors
-    /// What is wrong with the data: answer `ERR_INVALID`. (For `EXPORT_NAME`, which has no answer: end the session.)
+    /// What is wrong with the data: answer `ERR_INVALID`. (For `EXPORT_NAME`, which has no answer:
+    /// end the session.)
     pub fn parse(option: OptionCode, data: &'a [u8]) -> Result<Self, WireError> {
         let empty = |parsed| match data.len() {
             0 => Ok(parsed),

@@ -193,7 +193,8 @@ impl<'a> OptionReply<'a> {
     /// Understands a reply. `data` is all of its data.
     ///
     /// # Errors
-    /// What is wrong with it. (Words of a server that are not text are dropped, as its refusal counts without them.)
+    /// What is wrong with it. (Words of a server that are not text are dropped, as its refusal
+    /// counts without them.)
     pub fn parse(code: ReplyCode, data: &'a [u8]) -> Result<Self, WireError> {
         let length = |what, expected| WireError::Length { what, found: data.len() as u64, expected };
         match code {

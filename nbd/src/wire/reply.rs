@@ -1,7 +1,8 @@
 //! The headers of replies in the transmission phase.
 //!
-//! A *simple* reply (16 bytes) answers a request as a whole. A *structured* reply (20 bytes and a payload), or an *extended* one (32 bytes and
-//! a payload), is a chunk; a request has one or more of them, the last marked [`ChunkFlags::DONE`].
+//! A *simple* reply (16 bytes) answers a request as a whole. A *structured* reply (20 bytes and a
+//! payload), or an *extended* one (32 bytes and a payload), is a chunk; a request has one or more
+//! of them, the last marked [`ChunkFlags::DONE`].
 
 use super::{ChunkFlags, Decoded, ErrorCode, Framing, RequestHeader, WireError, bytes::Fields};
 
@@ -160,8 +161,8 @@ impl std::ops::Deref for EncodedHeader {
     }
 }
 
-/// The answer to a request as a whole, in [`Framing::Simple`] (or [`Framing::Structured`], to anything but a read). The contents
-/// follow a successful read.
+/// The answer to a request as a whole, in [`Framing::Simple`] (or [`Framing::Structured`], to
+/// anything but a read). The contents follow a successful read.
 pub fn simple(cookie: u64, error: ErrorCode) -> EncodedHeader {
     let mut header = EncodedHeader::EMPTY;
     header.put(&SIMPLE_REPLY_MAGIC.to_be_bytes());
@@ -209,7 +210,8 @@ impl Answering {
         self.chunk(ChunkFlags::DONE, ChunkKind::NONE, 0)
     }
 
-    /// The header of a data chunk and the offset behind it; `data_bytes` of contents of `at_bytes` follow.
+    /// The header of a data chunk and the offset behind it; `data_bytes` of contents of `at_bytes`
+    /// follow.
     pub fn data(&self, flags: ChunkFlags, at_bytes: u64, data_bytes: u32) -> EncodedHeader {
         let mut header = self.chunk(flags, ChunkKind::OFFSET_DATA, data_bytes.saturating_add(8));
         header.put(&at_bytes.to_be_bytes());

@@ -82,8 +82,8 @@ impl RequestHeader {
         }
     }
 
-    /// Appends the request. In compact framing the length is cut to 32 bits, so callers keep to that. A write in extended framing is given
-    /// the flag that it needs.
+    /// Appends the request. In compact framing the length is cut to 32 bits, so callers keep to
+    /// that. A write in extended framing is given the flag that it needs.
     pub fn encode(&self, framing: Framing, out: &mut Vec<u8>) {
         let extended = framing == Framing::Extended;
         let mut flags = self.flags;
@@ -104,7 +104,8 @@ impl RequestHeader {
     /// Decodes.
     ///
     /// # Errors
-    /// [`WireError::Magic`]. Everything else (an unknown command, a wild range) is for the server to answer.
+    /// [`WireError::Magic`]. Everything else (an unknown command, a wild range) is for the server
+    /// to answer.
     pub fn decode(bytes: &[u8], framing: Framing) -> Result<Decoded<Self>, WireError> {
         let extended = framing == Framing::Extended;
         let wire_bytes = Self::wire_bytes(framing);
@@ -132,8 +133,9 @@ impl RequestHeader {
         self.flags.contains(CommandFlags::PAYLOAD_LEN)
     }
 
-    /// Bytes that follow the header on the wire, whatever the command: they must be taken, or skipped, before the next request.
-    /// The peer's word: a server ends the session where this is more than it takes.
+    /// Bytes that follow the header on the wire, whatever the command: they must be taken, or
+    /// skipped, before the next request. The peer's word: a server ends the session where this is
+    /// more than it takes.
     pub fn payload_bytes(&self, framing: Framing) -> u64 {
         let follows = match framing {
             Framing::Simple | Framing::Structured => self.command == Command::WRITE,

@@ -4,8 +4,8 @@ use super::{chunk, option, option_reply, reply, *};
 use proptest::prelude::*;
 use std::fmt::Debug;
 
-/// Feeds `decode` ever more of `bytes`, from nothing on: it must ask for more until the message is whole, never for more than that, and
-/// then give what it gives for all at once.
+/// Feeds `decode` ever more of `bytes`, from nothing on: it must ask for more until the message is
+/// whole, never for more than that, and then give what it gives for all at once.
 fn split_anywhere<T: PartialEq + Debug>(bytes: &[u8], decode: impl Fn(&[u8]) -> Result<Decoded<T>, WireError>) -> T {
     let whole = decode(bytes).unwrap();
     let Decoded::Value(_, taken) = whole else { panic!("{whole:?} of a whole message") };

@@ -1,5 +1,5 @@
-//! Certificates for tests: a CA, a server that is `localhost` and 127.0.0.1, and a client, as qemu and libnbd lay them out. The tests of other crates include this
-//! file too.
+//! Certificates for tests: a CA, a server that is `localhost` and 127.0.0.1, and a client, as qemu
+//! and libnbd lay them out. The tests of other crates include this file too.
 
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use std::{fs, path::Path};

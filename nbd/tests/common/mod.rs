@@ -1,4 +1,5 @@
-//! Servers that others wrote, each on a unix socket in a folder of its own, stopped by its process id.
+//! Servers that others wrote, each on a unix socket in a folder of its own, stopped by its process
+//! id.
 
 #![allow(dead_code)]
 
@@ -50,7 +51,8 @@ pub fn has(program: &str) -> bool {
     found
 }
 
-/// Starts a program that listens on `SOCKET` (replaced in the arguments, as `DIR` is) and waits until it does.
+/// Starts a program that listens on `SOCKET` (replaced in the arguments, as `DIR` is) and waits
+/// until it does.
 pub fn start_in(dir: TempDir, program: &str, args: &[&str]) -> Option<Server> {
     if !has(program) {
         return None;

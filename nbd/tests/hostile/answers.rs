@@ -207,7 +207,8 @@ fn a_refusal_before_the_contents_are_sent_leaves_the_buffer_alone() {
     }
 }
 
-/// Messages of a server, right ones and wrong ones, about requests that there are and that there are not.
+/// Messages of a server, right ones and wrong ones, about requests that there are and that there
+/// are not.
 fn babble() -> impl Strategy<Value = Vec<u8>> {
     let chunk = (any::<bool>(), 0u16..8, any::<bool>(), 0u64..3, 0u64..20_000, prop::collection::vec(0u8..3, 0..40))
         .prop_map(|(done, kind, error, cookie, offset, payload)| {

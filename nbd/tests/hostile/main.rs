@@ -1,4 +1,5 @@
-//! A server that lies, stalls or vanishes: each way ends in an error that says so, and never in a panic, a hang or a heap of memory.
+//! A server that lies, stalls or vanishes: each way ends in an error that says so, and never in a
+//! panic, a hang or a heap of memory.
 
 mod answers;
 mod fake;

@@ -125,7 +125,8 @@ impl DiskCase {
         }
     }
 
-    /// Over a wire, the first error says what went wrong below. (Later ones say that the disk is closed to flushes, or what is still wrong.)
+    /// Over a wire, the first error says what went wrong below. (Later ones say that the disk is
+    /// closed to flushes, or what is still wrong.)
     fn judge_errno(&self, stage: &Stage<DiskTruth>, error: &str) -> Outcome {
         let (Front::Nbd, (_, Some((kind, ..)))) = (self.front, stage.world.strikes()) else { return Ok(()) };
         let name = match kind {

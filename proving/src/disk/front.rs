@@ -5,8 +5,9 @@
 //!   session ─▶ BlockQueue of an NbdDevice ─▶ unix socket ─▶ NbdServer ─▶ BlockQueue of the Disk ─▶ World
 //! ```
 //!
-//! One request is under way at a time and a server does nothing by itself, so a seed repeats here too. The next server joins by an arm of
-//! [`Front`] and of [`Served::start`]: something that is given a disk, and gives a block device that reaches it over its wire.
+//! One request is under way at a time and a server does nothing by itself, so a seed repeats here
+//! too. The next server joins by an arm of [`Front`] and of [`Served::start`]: something that is
+//! given a disk, and gives a block device that reaches it over its wire.
 
 use super::DiskCase;
 use crate::{meddler::Meddling, stage::Outcome};
@@ -132,7 +133,8 @@ impl BlockQueue for ForgetfulQueue {
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
         match request.operation {
             Operation::Flush if self.flushes => {
-                // As if it were done: something small is read instead, so that the answer comes the same way.
+                // As if it were done: something small is read instead, so that the answer comes the
+                // same way.
                 self.below.push(Request::read(0, 4096, IoBuf::new(4096), request.tag))
             }
             _ => self.below.push(Request { fua: request.fua && self.flushes, ..request }),

@@ -1,21 +1,26 @@
-//! Virtual disks as a case: every format and type, under random reads, writes, zeroes, discards, flushes, reopenings and kills.
+//! Virtual disks as a case: every format and type, under random reads, writes, zeroes, discards,
+//! flushes, reopenings and kills.
 //!
-//! A run drives the disk through its block queue, as a server would, by one thread, so that a seed repeats; what other threads would do
-//! is done inside the syncs of a flush, where the disk holds no lock: writes that arrive in the middle of it, and a `kill -9`.
+//! A run drives the disk through its block queue, as a server would, by one thread, so that a seed
+//! repeats; what other threads would do is done inside the syncs of a flush, where the disk holds
+//! no lock: writes that arrive in the middle of it, and a `kill -9`.
 //!
 //! Judging a state that a cut has left:
 //!
 //! 1. `check` finds nothing corrupt (leaks are allowed);
-//! 2. it opens, and every watched sector shows what was flushed, or something that was written to it since;
+//! 2. it opens, and every watched sector shows what was flushed, or something that was written to
+//!    it since;
 //! 3. the identities of a VHDX have changed if its bytes have (MS-VHDX 2.2.2.1);
-//! 4. it goes on: another session writes, flushes and closes, and finds again what it wrote and what it saw;
+//! 4. it goes on: another session writes, flushes and closes, and finds again what it wrote and
+//!    what it saw;
 //! 5. where asked for, that session's power is cut too.
 //!
 //! What lies under a disk is a file, several, a store that answers late, or an image of no format
 //! ([`Beneath`]); and some change while they are in use (`changes.rs`).
 //!
-//! `kinds.rs` lists what is tried; `front.rs` puts a server between; `session.rs` drives one open disk; `play.rs` makes the random sessions; `faults.rs` the short one in which
-//! every operation fails once.
+//! `kinds.rs` lists what is tried; `front.rs` puts a server between; `session.rs` drives one open
+//! disk; `play.rs` makes the random sessions; `faults.rs` the short one in which every operation
+//! fails once.
 
 mod beneath;
 mod changes;
@@ -116,7 +121,8 @@ pub struct SessionStart {
 }
 
 impl SessionStart {
-    /// Where not everything that is seen is durable, a cut may leave an earlier state, of which nothing is known here.
+    /// Where not everything that is seen is durable, a cut may leave an earlier state, of which
+    /// nothing is known here.
     fn without_identities(self) -> Self {
         Self { file_write_id: None, linkage_id: None, ..self }
     }
@@ -448,7 +454,8 @@ impl Case for DiskCase {
     }
 
     fn ask_others(&self, left: &Snapshot, truth: &DiskTruth) -> Option<Opinion> {
-        // libvhdi knows no log, and needs the tail of a VHD: so it is asked when we have opened and closed the disk once.
+        // libvhdi knows no log, and needs the tail of a VHD: so it is asked when we have opened and
+        // closed the disk once.
         let world = World::of(left.clone());
         let ours = match self.look(&world, truth) {
             Ok(ours) => ours,
@@ -474,7 +481,8 @@ impl Case for DiskCase {
             return None;
         }
         let repaired = self.open(&world, true).and_then(|mut session| {
-            // Something new in the last window, so that the file is written to and its tail put right.
+            // Something new in the last window, so that the file is written to and its tail put
+            // right.
             let window = self.windows[self.windows.len() - 1];
             session.write(window.first, 8, 900_000, false)?;
             session.close()

@@ -106,7 +106,8 @@ impl DiskCase {
             truth.ledger.judge(&shown, true).map_err(|error| format!("after a kill, {error}"))?
         };
         truth.ledger.reread(&visible);
-        // What the killed session did to the file may yet be lost, its new identities included: they are judged from here on.
+        // What the killed session did to the file may yet be lost, its new identities included:
+        // they are judged from here on.
         truth.session = Arc::new(self.session_start(world, visible)?.without_identities());
         stage.tell(truth.clone());
         world.phase(Some(Phase::Open));
@@ -176,7 +177,8 @@ impl DiskCase {
         Ok(())
     }
 
-    /// A flush; sometimes others write in the middle of it, and sometimes the program is killed there.
+    /// A flush; sometimes others write in the middle of it, and sometimes the program is killed
+    /// there.
     fn play_flush<'a>(
         &'a self,
         stage: &Stage<DiskTruth>,
@@ -248,7 +250,8 @@ impl DiskCase {
                 done_by_another = true;
             }
         }
-        // A write that was never made is a hole in the list that must not be taken for one that failed.
+        // A write that was never made is a hole in the list that must not be taken for one that
+        // failed.
         truth.ledger.flushed(mark);
         if !done_by_another {
             truth.ledger.forget_unacknowledged();
@@ -259,7 +262,8 @@ impl DiskCase {
 
     fn play_close(&self, stage: &Stage<DiskTruth>, session: Session<'_>, truth: &mut DiskTruth) -> Outcome {
         stage.world.phase(Some(Phase::Close));
-        // A session that changed nothing does nothing: what a killed one left in the page cache stays there.
+        // A session that changed nothing does nothing: what a killed one left in the page cache
+        // stays there.
         let has_written = session.has_written;
         session.close().map_err(|error| format!("it does not close: {error}"))?;
         stage.world.phase(None);
@@ -271,7 +275,8 @@ impl DiskCase {
     }
 }
 
-/// A step's number when blocks are to come and go: fewer small steps, and hardly any that ends the session.
+/// A step's number when blocks are to come and go: fewer small steps, and hardly any that ends the
+/// session.
 fn churning(dice: &mut Dice) -> u64 {
     match dice.below(100) {
         0..35 => 0,

@@ -219,7 +219,8 @@ fn sweep(device: &dyn BlockDevice, plan: &Plan, clock: &Clock, events: &mut Vec<
     Ok(())
 }
 
-/// One round: all threads, and then a look at everything, which becomes what the next round begins with.
+/// One round: all threads, and then a look at everything, which becomes what the next round begins
+/// with.
 ///
 /// # Errors
 /// A result that no linearizable disk gives, or a request that failed.

@@ -1,7 +1,8 @@
-//! Which results a linearizable disk may give to many threads that read, write, zero and discard the same sectors at the same time.
+//! Which results a linearizable disk may give to many threads that read, write, zero and discard
+//! the same sectors at the same time.
 //!
-//! Each sector is a register. An operation takes effect at one moment between its beginning and its end, so of two that do not overlap in
-//! time the order is known, and of two that do it is not:
+//! Each sector is a register. An operation takes effect at one moment between its beginning and its
+//! end, so of two that do not overlap in time the order is known, and of two that do it is not:
 //!
 //! ```text
 //!    W1 ├────┤                          W1 is overwritten before the read begins: it must not be seen
@@ -12,9 +13,10 @@
 //!
 //! A read that shows W3 tells that W3 has happened, so later reads must not show W2 again.
 //!
-//! No order is promised within a sector while somebody writes to it: a read may see a part of a write that overlaps it, and two writes
-//! that overlap may each leave a part (POSIX promises more than Linux keeps). So each *byte* must be one that an allowed write left there; and where
-//! only one write is allowed, that is the sector as a whole.
+//! No order is promised within a sector while somebody writes to it: a read may see a part of a
+//! write that overlaps it, and two writes that overlap may each leave a part (POSIX promises more
+//! than Linux keeps). So each *byte* must be one that an allowed write left there; and where only
+//! one write is allowed, that is the sector as a whole.
 //!
 //! `judge` is handed what all threads did ([`Event`]), afterwards; `drive.rs` makes them do it.
 
@@ -63,7 +65,8 @@ struct Wrote {
     by: u64,
 }
 
-/// Holds what was read against what may have been. `base` is what the disk showed before, from sector 0 on.
+/// Holds what was read against what may have been. `base` is what the disk showed before, from
+/// sector 0 on.
 ///
 /// # Errors
 /// The first read that shows what it must not.
@@ -79,7 +82,8 @@ pub fn judge(base: &[u8], mut events: Vec<Event>) -> Outcome<u64> {
         }
     }
     let mut judged = 0;
-    // In the order in which they ended, so that what a read told is known to all that began after it.
+    // In the order in which they ended, so that what a read told is known to all that began after
+    // it.
     for event in &events {
         let Act::Read(shown) = &event.act else { continue };
         for (sector, bytes) in (event.first..).zip(shown.chunks(SECTOR_BYTES as usize)) {

@@ -10,8 +10,8 @@
 //! There is no data file, so the engine moves payload through the store's own methods, and it is
 //! recorded like the rest. A world can be told to answer late ([`World::answer_late`]): then
 //! payload goes through lanes (`late.rs`), which carry the same methods out in another order, or
-//! never.
-//! One mutex guards it all. Paths are names in a flat space: directories are there when something is in them.
+//! never. One mutex guards it all. Paths are names in a flat space: directories are there when
+//! something is in them.
 
 mod late;
 mod store;
@@ -146,8 +146,8 @@ impl World {
         self.state().history.push(Event::Truth(truth));
     }
 
-    /// The process that had files open is killed: nothing that it still does reaches them, and its locks are gone. What it did is in the
-    /// page cache, and lives on.
+    /// The process that had files open is killed: nothing that it still does reaches them, and its
+    /// locks are gone. What it did is in the page cache, and lives on.
     pub fn kill(&self) {
         let mut state = self.state();
         state.life += 1;

@@ -1,6 +1,8 @@
-//! What a disk or a partition holds, told by the marks that file systems leave at fixed places (as `blkid` does).
+//! What a disk or a partition holds, told by the marks that file systems leave at fixed places (as
+//! `blkid` does).
 //!
-//! Only the first [`PROBE_BYTES`] are looked at, and nothing of what they say is believed but the mark itself.
+//! Only the first [`PROBE_BYTES`] are looked at, and nothing of what they say is believed but the
+//! mark itself.
 
 /// How much of a disk or partition is needed to tell.
 pub const PROBE_BYTES: usize = 68 << 10;
@@ -25,7 +27,8 @@ const fn mark(offset: usize, bytes: &'static [u8], name: &'static str, file_syst
     Mark { offset, bytes, name, file_system }
 }
 
-/// Encrypted and composed volumes come first: they may begin with the remains of what was there before.
+/// Encrypted and composed volumes come first: they may begin with the remains of what was there
+/// before.
 const MARKS: [Mark; 22] = [
     mark(0, b"LUKS\xba\xbe", "crypto_LUKS", None),
     mark(3, b"-FVE-FS-", "BitLocker", None),
@@ -57,7 +60,8 @@ const EXT_INCOMPATIBLE: usize = 0x460;
 const EXT_HAS_JOURNAL: u8 = 0x04;
 const EXT4_FEATURES: u8 = 0xc0;
 
-/// Looks at the beginning of a disk or partition. Fewer than [`PROBE_BYTES`] are what a smaller one has.
+/// Looks at the beginning of a disk or partition. Fewer than [`PROBE_BYTES`] are what a smaller one
+/// has.
 pub fn content(start: &[u8]) -> Option<Content> {
     let found = MARKS.iter().find(|mark| start.get(mark.offset..).is_some_and(|rest| rest.starts_with(mark.bytes)))?;
     let mut name = found.name;

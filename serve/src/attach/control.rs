@@ -1,4 +1,5 @@
-//! How `detach` speaks with the supervisor of a disk: one line of JSON there, one back, over a socket that only its owner can reach.
+//! How `detach` speaks with the supervisor of a disk: one line of JSON there, one back, over a
+//! socket that only its owner can reach.
 
 use crate::attach::{error::AttachError, record::Home, release::Detach};
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,8 @@ use std::{
 /// Longest line that is read.
 const LINE_BYTES: u64 = 64 << 10;
 
-/// How long the supervisor waits for a line. The one who asks waits as long as it takes: a flush may be slow.
+/// How long the supervisor waits for a line. The one who asks waits as long as it takes: a flush
+/// may be slow.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the supervisor answers.

@@ -1,4 +1,5 @@
-//! A disk that grows while it is attached: the server in a thread of this process, a real FUSE mount and a real loop device.
+//! A disk that grows while it is attached: the server in a thread of this process, a real FUSE
+//! mount and a real loop device.
 
 use super::{
     loop_device::{self, LoopOptions},

@@ -6,7 +6,8 @@
 //!                                         └─▶ the kernel found no partitions though the table has some? it is told of them (BLKPG)
 //! ```
 //!
-//! Nodes in `/dev` are made by the kernel (devtmpfs) or udev, and never here: where they do not come, the caller is told.
+//! Nodes in `/dev` are made by the kernel (devtmpfs) or udev, and never here: where they do not
+//! come, the caller is told.
 
 use crate::attach::{
     contents::{self, Content, PROBE_BYTES},
@@ -148,7 +149,8 @@ pub fn follow_size(path: &Path, file: &Path) -> io::Result<()> {
     Ok(loop_device::set_capacity(device.as_fd())?)
 }
 
-/// Takes the file from a loop device. `Ok(false)`: another process has the device open, and the kernel frees it when that process closes it.
+/// Takes the file from a loop device. `Ok(false)`: another process has the device open, and the
+/// kernel frees it when that process closes it.
 ///
 /// # Errors
 /// What the system says. That it has no file, or is not there, is no error.
@@ -164,7 +166,8 @@ pub fn let_go(path: &Path) -> io::Result<bool> {
     Ok(wait_until(NODE_PATIENCE, || !shows_anything(path)))
 }
 
-/// Whether a loop device shows `file`. The kernel is asked for the name only, so a file whose server is gone does no harm.
+/// Whether a loop device shows `file`. The kernel is asked for the name only, so a file whose
+/// server is gone does no harm.
 pub fn shows(path: &Path, file: &Path) -> bool {
     match fs::read(backing_file_of(path)) {
         Ok(text) => text.strip_suffix(b"\n").unwrap_or(&text) == file.as_os_str().as_bytes(),
@@ -192,7 +195,8 @@ pub struct Found {
     pub content: Option<Content>,
 }
 
-/// The partitions of a device: those that the table names, of which the kernel is told where it did not find them itself.
+/// The partitions of a device: those that the table names, of which the kernel is told where it did
+/// not find them itself.
 ///
 /// # Errors
 /// The device cannot be read.

@@ -1,4 +1,5 @@
-//! Attaching: a disk becomes a block device of this machine, its partitions included, or, for those who are not root, a file.
+//! Attaching: a disk becomes a block device of this machine, its partitions included, or, for those
+//! who are not root, a file.
 //!
 //! ```text
 //!   image file ─▶ Disk ─▶ ublk device ─────────────┬─▶ partitions ─▶ mounted file system
@@ -15,14 +16,16 @@
 //!   usage.rs        who uses a device                       process.rs      who is alive
 //! ```
 //!
-//! A ublk device is taken where the kernel has the driver, for a request then passes one queue instead of two and a file system; else a loop
-//! device over a FUSE file.
+//! A ublk device is taken where the kernel has the driver, for a request then passes one queue
+//! instead of two and a file system; else a loop device over a FUSE file.
 //!
-//! Every layer has an owner whose end takes down what lies above: without its server the FUSE file, or the ublk device, answers with
-//! errors, so nothing hangs; the supervisor then unmounts and frees the device; without a supervisor, the next command does.
+//! Every layer has an owner whose end takes down what lies above: without its server the FUSE file,
+//! or the ublk device, answers with errors, so nothing hangs; the supervisor then unmounts and
+//! frees the device; without a supervisor, the next command does.
 //!
-//! A disk inside an attached disk is an image file on a mounted file system, and attaches as any other. Discards pass through all layers:
-//! file system, ublk (or loop device and FUSE, as `FALLOC_FL_PUNCH_HOLE`), and the disk gives the space back.
+//! A disk inside an attached disk is an image file on a mounted file system, and attaches as any
+//! other. Discards pass through all layers: file system, ublk (or loop device and FUSE, as
+//! `FALLOC_FL_PUNCH_HOLE`), and the disk gives the space back.
 
 pub mod contents;
 mod control;
@@ -57,7 +60,8 @@ use std::{
 pub struct AttachOptions {
     /// The image.
     pub file: PathBuf,
-    /// Mount it there as a file, and make no block device. A directory gets the file `disk`; a file is covered.
+    /// Mount it there as a file, and make no block device. A directory gets the file `disk`; a file
+    /// is covered.
     pub fuse_dir: Option<PathBuf>,
     /// By which kind of block device; none is the best that this machine has.
     pub by: Option<DeviceKind>,
@@ -78,7 +82,8 @@ pub enum DeviceKind {
     Loop,
 }
 
-/// How long a server may take to close its disk, where nobody listens to how far it is, or where it is ended by force.
+/// How long a server may take to close its disk, where nobody listens to how far it is, or where it
+/// is ended by force.
 pub(super) const END_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Detaches what `target` names: an image, a device, a mount.

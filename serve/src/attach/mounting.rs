@@ -6,7 +6,8 @@
 //!   partitions    ─▶ the only one with a file system
 //! ```
 //!
-//! What is inside comes from elsewhere, so it is mounted without devices and without set-user-id programs.
+//! What is inside comes from elsewhere, so it is mounted without devices and without set-user-id
+//! programs.
 
 use crate::attach::{
     error::AttachError,
@@ -22,7 +23,8 @@ use std::{
 /// Mounts at `dir` and notes it in the record. Warnings are sentences for the user.
 ///
 /// # Errors
-/// [`AttachError`]; nothing stays mounted then, but a further loop device may be noted in the record.
+/// [`AttachError`]; nothing stays mounted then, but a further loop device may be noted in the
+/// record.
 pub fn mount(
     record: &mut Record,
     file_systems: &[Option<&'static str>],

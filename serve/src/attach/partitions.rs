@@ -1,10 +1,12 @@
 //! Partition tables: MBR with its chain of logical partitions, and GPT with its backup.
 //!
-//! The kernel looks for partitions by itself, if it was built to: many kernels of small virtual machines were not, and a container may
-//! see no nodes for them. So the tables are read here too. They are the guest's, and hostile: every number is checked, a chain ends after
-//! [`LOGICAL_MAX`] steps, and a GPT is believed only with its checksums right.
+//! The kernel looks for partitions by itself, if it was built to: many kernels of small virtual
+//! machines were not, and a container may see no nodes for them. So the tables are read here too.
+//! They are the guest's, and hostile: every number is checked, a chain ends after [`LOGICAL_MAX`]
+//! steps, and a GPT is believed only with its checksums right.
 //!
-//! Pure but for the reader that is passed in. References: UEFI 2.10, chapter 5; the MBR is older than its descriptions.
+//! Pure but for the reader that is passed in. References: UEFI 2.10, chapter 5; the MBR is older
+//! than its descriptions.
 
 use std::{io, ops::Range};
 
@@ -29,7 +31,8 @@ const ENTRY_BYTES_MAX: u32 = 4096;
 const TYPE_PROTECTIVE: u8 = 0xee;
 const TYPES_EXTENDED: [u8; 3] = [0x05, 0x0f, 0x85];
 
-/// What sector 0 of a file system without partitions says, and where; such a sector ends like a partition table.
+/// What sector 0 of a file system without partitions says, and where; such a sector ends like a
+/// partition table.
 const VOLUMES: [(usize, &[u8]); 5] =
     [(3, b"NTFS    "), (3, b"EXFAT   "), (3, b"-FVE-FS-"), (0x36, b"FAT1"), (0x52, b"FAT32")];
 
@@ -94,7 +97,8 @@ struct Record {
     len_sectors: u64,
 }
 
-/// The four records of an MBR, or of a link in the chain of logical partitions; `None` when it is neither.
+/// The four records of an MBR, or of a link in the chain of logical partitions; `None` when it is
+/// neither.
 fn records(sector: &[u8; 512]) -> Option<[Record; 4]> {
     let is_volume = VOLUMES.iter().any(|&(at, name)| sector[at..].starts_with(name));
     if sector[510..] != [0x55, 0xaa] || is_volume {
@@ -117,7 +121,8 @@ fn records(sector: &[u8; 512]) -> Option<[Record; 4]> {
     Some(records)
 }
 
-/// Each link holds one partition, counted from the link itself, and the next link, counted from the first.
+/// Each link holds one partition, counted from the link itself, and the next link, counted from the
+/// first.
 fn logical(disk: Disk, first_sectors: u64, read: &mut Reader<'_>, found: &mut Vec<Partition>) -> io::Result<()> {
     let mut link_sectors = first_sectors;
     for number in 5..5 + LOGICAL_MAX {
@@ -143,7 +148,8 @@ fn logical(disk: Disk, first_sectors: u64, read: &mut Reader<'_>, found: &mut Ve
     Ok(())
 }
 
-/// The partitions of the GPT whose header is at `place`, or `None` when none that is sound is there.
+/// The partitions of the GPT whose header is at `place`, or `None` when none that is sound is
+/// there.
 fn gpt(disk: Disk, place: u64, read: &mut Reader<'_>) -> io::Result<Option<Vec<Partition>>> {
     let mut header = [0; 512];
     read(place, &mut header)?;

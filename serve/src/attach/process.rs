@@ -1,4 +1,5 @@
-//! Processes by number and birth, so that a number that was given out again is not taken for the process that had it before.
+//! Processes by number and birth, so that a number that was given out again is not taken for the
+//! process that had it before.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -30,7 +31,8 @@ impl Process {
     }
 }
 
-/// Field 22 of `/proc/PID/stat`; `None` for a zombie. The name in field 2 may hold anything, so the fields are counted from its last `)`.
+/// Field 22 of `/proc/PID/stat`; `None` for a zombie. The name in field 2 may hold anything, so the
+/// fields are counted from its last `)`.
 fn start_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X") {

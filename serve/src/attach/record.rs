@@ -1,4 +1,5 @@
-//! What is attached on this machine: one folder for each disk, with one JSON file, kept by the process that watches over it.
+//! What is attached on this machine: one folder for each disk, with one JSON file, kept by the
+//! process that watches over it.
 //!
 //! ```text
 //!   /run/diskwright (root), $XDG_RUNTIME_DIR/diskwright (users); see `run_dir`
@@ -10,11 +11,13 @@
 //!       log                      what supervisor and server have to say
 //! ```
 //!
-//! A folder belongs to the supervisor whose process the record names. When that process is gone, whoever looks next clears what
-//! is left. The record is replaced as a whole (written beside, then renamed), so a reader sees the old one or the new one.
+//! A folder belongs to the supervisor whose process the record names. When that process is gone,
+//! whoever looks next clears what is left. The record is replaced as a whole (written beside, then
+//! renamed), so a reader sees the old one or the new one.
 //!
-//! A folder is made and removed under the lock only ([`Held`]): it goes name by name, and whoever claimed it meanwhile for the same disk would be left
-//! with a part. Who acts on a record of somebody else reads it under the lock.
+//! A folder is made and removed under the lock only ([`Held`]): it goes name by name, and whoever
+//! claimed it meanwhile for the same disk would be left with a part. Who acts on a record of
+//! somebody else reads it under the lock.
 
 use crate::attach::{
     error::AttachError,
@@ -103,7 +106,8 @@ pub struct Record {
     pub fuse_mount: PathBuf,
     /// The disk as a file; empty for a ublk device.
     pub fuse_file: PathBuf,
-    /// The FUSE mount is unmounted, but its server has not ended: somebody elsewhere holds it. What is mounted there now is another's.
+    /// The FUSE mount is unmounted, but its server has not ended: somebody elsewhere holds it. What
+    /// is mounted there now is another's.
     #[serde(default)]
     pub out_of_sight: bool,
     /// The disk as a block device.
@@ -162,7 +166,8 @@ impl Record {
         }
     }
 
-    /// Whether the process that watches over it is there. One that has lost its server has written that down as its last act.
+    /// Whether the process that watches over it is there. One that has lost its server has written
+    /// that down as its last act.
     pub fn is_supervised(&self) -> bool {
         self.lost.is_none() && self.supervisor.is_alive()
     }
@@ -197,7 +202,8 @@ impl Registry {
         Ok(Self { dir: dir.path().to_owned() })
     }
 
-    /// The one of this user, where there is one and nobody else has a say in it: for those who only look, and make nothing.
+    /// The one of this user, where there is one and nobody else has a say in it: for those who only
+    /// look, and make nothing.
     pub fn existing() -> Option<Self> {
         let dir = RunDir::usual();
         dir.check().ok()?;
@@ -213,7 +219,8 @@ impl Registry {
         Ok(Self { dir: dir.to_owned() })
     }
 
-    /// Keeps the folder of all records from being cleaned away as unused, as long as the result lives.
+    /// Keeps the folder of all records from being cleaned away as unused, as long as the result
+    /// lives.
     pub fn keep(&self) -> Option<Kept> {
         RunDir::named(self.dir.clone()).keep()
     }
@@ -231,7 +238,8 @@ impl Registry {
         Ok(Held { _file: fd })
     }
 
-    /// Removes the folder of a disk that is attached no longer, as [`Home::remove`]. The caller does not hold the lock.
+    /// Removes the folder of a disk that is attached no longer, as [`Home::remove`]. The caller
+    /// does not hold the lock.
     ///
     /// # Errors
     /// [`AttachError::State`].
@@ -273,8 +281,8 @@ impl Registry {
         Ok(found)
     }
 
-    /// The disk that a user means: by its image, its device, a partition's device, its FUSE file or mount point, or a directory that
-    /// attaching has mounted.
+    /// The disk that a user means: by its image, its device, a partition's device, its FUSE file or
+    /// mount point, or a directory that attaching has mounted.
     ///
     /// # Errors
     /// [`AttachError::NotAttached`], [`AttachError::State`].

@@ -1,13 +1,16 @@
-//! Taking an attached disk apart, in the order in which it can be refused, and in which nothing is lost.
+//! Taking an attached disk apart, in the order in which it can be refused, and in which nothing is
+//! lost.
 //!
 //! ```text
 //!   unmount (if asked to) ─▶ anybody left? refuse, say who ─▶ flush ─▶ devices ─▶ FUSE ─▶ the server flushes, closes, ends
 //!   \______ refused: everything is as it was ______________________/   \_ refused: noted in the record, try again _/
 //! ```
 //!
-//! The same way is gone when a server has died, by force: file systems are taken out of sight though somebody is in them, and what they
-//! still ask for fails, but nothing hangs. By force, and only then, a server that does not answer is killed, for everything else would wait for it; and so
-//! is one that does not end (`supervisor`), since somebody within, or in another mount namespace, holds a file system that is out of sight.
+//! The same way is gone when a server has died, by force: file systems are taken out of sight
+//! though somebody is in them, and what they still ask for fails, but nothing hangs. By force, and
+//! only then, a server that does not answer is killed, for everything else would wait for it; and
+//! so is one that does not end (`supervisor`), since somebody within, or in another mount
+//! namespace, holds a file system that is out of sight.
 
 use crate::{
     attach::{
@@ -53,7 +56,8 @@ pub struct Detach {
     pub force: bool,
 }
 
-/// Takes everything apart but the server, which ends by itself when its mount or its device is gone. `ours` are processes that do not count as users.
+/// Takes everything apart but the server, which ends by itself when its mount or its device is
+/// gone. `ours` are processes that do not count as users.
 ///
 /// # Errors
 /// [`AttachError::InUse`] and [`AttachError::Flush`] without force; what the system refuses.
@@ -98,7 +102,8 @@ pub fn release(home: &Home, record: &mut Record, how: Detach, ours: &[u32]) -> R
     if !record.out_of_sight {
         release_fuse(record, how, ours)?;
         record.out_of_sight = true;
-        // For whoever comes a second time. Should it not be written, this time goes on all the same.
+        // For whoever comes a second time. Should it not be written, this time goes on all the
+        // same.
         let _ = home.write(record);
     }
     Ok(())
@@ -157,8 +162,8 @@ fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]
     Ok(())
 }
 
-/// Whether some work on a path comes to its end in the time that force grants, well or badly. Where it does not, its thread waits in the kernel until the
-/// server is gone.
+/// Whether some work on a path comes to its end in the time that force grants, well or badly. Where
+/// it does not, its thread waits in the kernel until the server is gone.
 fn ends_in_time(path: &Path, work: impl FnOnce(&Path) + Send + 'static) -> bool {
     let (sender, ended) = mpsc::channel();
     let path = path.to_owned();
@@ -182,7 +187,8 @@ pub(super) fn end_server(record: &Record) -> bool {
     loop_device::wait_until(CLOSE_PATIENCE, || !server.is_alive())
 }
 
-/// Keeps others from mounting a device that is about to go: unlike a loop device, a ublk device goes under those who use it.
+/// Keeps others from mounting a device that is about to go: unlike a loop device, a ublk device
+/// goes under those who use it.
 fn claim(device: &Path) -> Result<Option<OwnedFd>, AttachError> {
     match rustix::fs::open(device, OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
         Ok(claim) => Ok(Some(claim)),
@@ -213,8 +219,9 @@ fn let_go(device: &Path, how: Detach) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Unmounts everything that is mounted from these devices, the youngest first. What is busy stays, unless by force. A device that is gone
-/// has no number any more, but its name is in the table of mounts.
+/// Unmounts everything that is mounted from these devices, the youngest first. What is busy stays,
+/// unless by force. A device that is gone has no number any more, but its name is in the table of
+/// mounts.
 fn unmount_all(devices: &[PathBuf], numbers: &Devices, force: bool) -> Result<(), AttachError> {
     let failed = |source| AttachError::State { doing: "read", path: "/proc".into(), source, hint: "" };
     let is_ours =
@@ -254,7 +261,8 @@ fn release_fuse(record: &Record, how: Detach, ours: &[u32]) -> Result<(), Attach
     }
 }
 
-/// Whether the FUSE file lay under a loop device: then it is in a place of ours and nobody else has it open.
+/// Whether the FUSE file lay under a loop device: then it is in a place of ours and nobody else has
+/// it open.
 fn loop_was_there(record: &Record) -> bool {
     record.fuse_file == record.fuse_mount
 }

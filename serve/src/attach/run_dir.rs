@@ -8,9 +8,10 @@
 //!   /tmp/diskwright-UID                 otherwise (su, cron, containers)
 //! ```
 //!
-//! What is recorded here is unmounted and removed later, so no other user may be able to change it: the folder must belong to this
-//! user, and nobody else may write to it. `/tmp` is writable for everybody, so there the folder must not be a symbolic link, and
-//! `/tmp` must be sticky (else another user could rename the folder and put one of his own in its place).
+//! What is recorded here is unmounted and removed later, so no other user may be able to change it:
+//! the folder must belong to this user, and nobody else may write to it. `/tmp` is writable for
+//! everybody, so there the folder must not be a symbolic link, and `/tmp` must be sticky (else
+//! another user could rename the folder and put one of his own in its place).
 //!
 //! `XDG_RUNTIME_DIR` is passed over when it belongs to another user: `su` leaves it as it was.
 

@@ -1,9 +1,11 @@
-//! The process that serves one attached disk: it has the disk open, makes it a ublk device or mounts it as a FUSE file, and moves its bytes
-//! until the device is stopped or the file unmounted.
+//! The process that serves one attached disk: it has the disk open, makes it a ublk device or
+//! mounts it as a FUSE file, and moves its bytes until the device is stopped or the file unmounted.
 //!
-//! What it has to say it says on its standard output, a line of JSON each ([`ServerSays`]), to the supervisor that started it: first that
-//! the disk is there (or why not), then each new size that the disk gets, at the end that it is closed (or what was lost). Stopping and unmounting are how it is told to end. It does nothing
-//! else, so nothing else can take it down with it, and when it dies all the same, the supervisor sees that its output has ended.
+//! What it has to say it says on its standard output, a line of JSON each ([`ServerSays`]), to the
+//! supervisor that started it: first that the disk is there (or why not), then each new size that
+//! the disk gets, at the end that it is closed (or what was lost). Stopping and unmounting are how
+//! it is told to end. It does nothing else, so nothing else can take it down with it, and when it
+//! dies all the same, the supervisor sees that its output has ended.
 
 use crate::{
     attach::error::AttachError,
@@ -70,9 +72,11 @@ pub enum ServerSays {
         /// Size in bytes.
         size: u64,
     },
-    /// It was unmounted, or its device stopped: nobody can ask for anything any more, and it is being closed.
+    /// It was unmounted, or its device stopped: nobody can ask for anything any more, and it is
+    /// being closed.
     Closing,
-    /// It was unmounted, or its device stopped, and closed. With an error, what was written and not flushed may be lost.
+    /// It was unmounted, or its device stopped, and closed. With an error, what was written and not
+    /// flushed may be lost.
     Closed {
         /// What went wrong.
         error: Option<String>,
@@ -94,7 +98,8 @@ pub(crate) fn now_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Shows `disk` at a place, serves it until it is taken from there, and closes it. Everything it has to say goes to `out`.
+/// Shows `disk` at a place, serves it until it is taken from there, and closes it. Everything it
+/// has to say goes to `out`.
 ///
 /// # Errors
 /// What it has said already.
@@ -104,8 +109,8 @@ pub fn serve_disk(
     engine: EngineKind,
     out: &mut (dyn Write + Send),
 ) -> Result<(), AttachError> {
-    // Memory that the kernel frees by writing to this disk must not be waited for here. Without the right to ask for that it is a risk that
-    // every user-space disk has.
+    // Memory that the kernel frees by writing to this disk must not be waited for here. Without the
+    // right to ask for that it is a risk that every user-space disk has.
     let _ = rustix::process::configure_io_flusher_behavior(true);
     let out = Mutex::new(out);
     let say = |says: ServerSays| says.say(&mut **out.lock().unwrap_or_else(PoisonError::into_inner));

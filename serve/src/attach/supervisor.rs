@@ -1,5 +1,6 @@
-//! The process that watches over one attached disk: it starts the server, then the ublk device of that, or puts a loop device on the file that it
-//! shows, mounts, answers `detach`, and, when the server dies, takes apart what would otherwise be left without it.
+//! The process that watches over one attached disk: it starts the server, then the ublk device of
+//! that, or puts a loop device on the file that it shows, mounts, answers `detach`, and, when the
+//! server dies, takes apart what would otherwise be left without it.
 //!
 //! ```text
 //!   attach: claim a folder ─▶ server (own process) ─▶ Ready ─▶ block device ─▶ partitions ─▶ mount ─▶ record ─▶ watch
@@ -7,9 +8,10 @@
 //!   events:   its output, its end ────┘        a connection to `control`        a signal of the user ───────┘
 //! ```
 //!
-//! Server and supervisor are two processes, so that the one which moves the bytes can be killed (out of memory, a bug, an impatient
-//! administrator) and the other one is there to unwind. When both are killed the kernel answers every request with an error, and
-//! whoever uses the command next clears what is left ([`clear_stale`](super::clear_stale)).
+//! Server and supervisor are two processes, so that the one which moves the bytes can be killed
+//! (out of memory, a bug, an impatient administrator) and the other one is there to unwind. When
+//! both are killed the kernel answers every request with an error, and whoever uses the command
+//! next clears what is left ([`clear_stale`](super::clear_stale)).
 
 use crate::attach::{
     AttachOptions, DeviceKind,
@@ -71,8 +73,8 @@ pub struct Attached {
     warnings: Vec<String>,
 }
 
-/// Attaches. `server` makes the command that will [`serve_disk`](super::serve_disk) at the place that it is given, with what it has
-/// to say on its standard output.
+/// Attaches. `server` makes the command that will [`serve_disk`](super::serve_disk) at the place
+/// that it is given, with what it has to say on its standard output.
 ///
 /// # Errors
 /// [`AttachError`]; nothing is left attached then.
@@ -147,7 +149,8 @@ pub fn attach(
     }
 }
 
-/// What is unmounted is the topmost at a place: so nothing is put over the mount of somebody else, nor of another disk.
+/// What is unmounted is the topmost at a place: so nothing is put over the mount of somebody else,
+/// nor of another disk.
 fn refuse_taken(options: &AttachOptions) -> Result<(), AttachError> {
     let mounts = usage::mounts().map_err(|source| state_error("read", "/proc/self/mountinfo".as_ref(), source))?;
     for dir in options.fuse_dir.iter().chain(&options.mount) {
@@ -298,7 +301,8 @@ impl Attached {
         }
     }
 
-    /// The kernel reads the partitions of a device that it starts, and the server answers meanwhile.
+    /// The kernel reads the partitions of a device that it starts, and the server answers
+    /// meanwhile.
     fn start_ublk_device(&mut self, number: u32) -> Result<(), AttachError> {
         let mut control = ublk::control()?;
         let started = control.start(number, self.child.id());
@@ -349,8 +353,9 @@ impl Attached {
         Ok((partitions, whole.and_then(|content| content.file_system)))
     }
 
-    /// Watches until the disk is detached. `should_stop` is asked now and then, and once it says yes the disk is detached, if it is
-    /// not in use; `say` is told what the user should know meanwhile.
+    /// Watches until the disk is detached. `should_stop` is asked now and then, and once it says
+    /// yes the disk is detached, if it is not in use; `say` is told what the user should know
+    /// meanwhile.
     ///
     /// # Errors
     /// The disk is attached no longer, but not because somebody wanted that, or something was lost.
@@ -394,7 +399,8 @@ impl Attached {
         result
     }
 
-    /// Detaches. `Err` says that the disk is still attached, `Ok(Err)` that it is not, but that something was lost.
+    /// Detaches. `Err` says that the disk is still attached, `Ok(Err)` that it is not, but that
+    /// something was lost.
     fn detach(&mut self, how: Detach) -> Result<Result<(), AttachError>, AttachError> {
         let ours = [std::process::id(), self.child.id()];
         release::release(&self.home, &mut self.record, how, &ours)?;
@@ -417,7 +423,8 @@ impl Attached {
         Ok(ended)
     }
 
-    /// The disk has another size: so has its loop device now. (The server of a ublk device sees to that itself.)
+    /// The disk has another size: so has its loop device now. (The server of a ublk device sees to
+    /// that itself.)
     fn follow_size(&mut self, size: u64) {
         self.record.size = size;
         if let (ShownBy::Loop, Some(device)) = (self.record.by, &self.record.device)
@@ -442,8 +449,9 @@ impl Attached {
         }
     }
 
-    /// Hears the server out. It takes the time that it needs to close the disk; but it does not begin with that as long as somebody holds a file
-    /// system that is out of sight: from another mount namespace, or, after force, from within. By force it is ended in its turn.
+    /// Hears the server out. It takes the time that it needs to close the disk; but it does not
+    /// begin with that as long as somebody holds a file system that is out of sight: from another
+    /// mount namespace, or, after force, from within. By force it is ended in its turn.
     fn wait_for_end(&mut self, how: Detach) -> Result<(), AttachError> {
         let mut deadline = Instant::now() + HOLD_PATIENCE;
         let (mut force, mut is_ended) = (how.force, false);
@@ -526,7 +534,8 @@ impl Attached {
     fn take_apart(&mut self) {
         let force = Detach { unmount: true, force: true };
         let _ = release::release(&self.home, &mut self.record, force, &[std::process::id()]);
-        // It has unmounted nothing where nothing was mounted, so the server may not know yet that it is over.
+        // It has unmounted nothing where nothing was mounted, so the server may not know yet that
+        // it is over.
         if !release::is_mounted(&self.record).unwrap_or(false) && self.closed.is_none() {
             let _ = self.child.try_wait();
         }

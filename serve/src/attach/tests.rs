@@ -1,4 +1,5 @@
-//! Processes that clear and attach at once. Threads stand for them: the lock is of a file that each has opened for itself.
+//! Processes that clear and attach at once. Threads stand for them: the lock is of a file that each
+//! has opened for itself.
 
 use super::*;
 use std::{fs, os::unix::fs::MetadataExt, thread, time::Instant};

@@ -9,11 +9,12 @@
 //!   /proc/*/fd                  programs (all of them for root, one's own for users)
 //! ```
 //!
-//! A mount is compared by its device number, or, where the kernel shows an anonymous number (major 0, as for btrfs), by the device
-//! that the mount's source names. A btrfs on several devices names only one of them; sysfs lists the others.
+//! A mount is compared by its device number, or, where the kernel shows an anonymous number (major
+//! 0, as for btrfs), by the device that the mount's source names. A btrfs on several devices names
+//! only one of them; sysfs lists the others.
 //!
-//! `detach` looks here first, so that a refusal can say what to end. A program may open the device after that look; a loop device then
-//! goes away when that program closes it.
+//! `detach` looks here first, so that a refusal can say what to end. A program may open the device
+//! after that look; a loop device then goes away when that program closes it.
 
 use crate::attach::process;
 use rustix::fs::{major, makedev, minor};
@@ -40,12 +41,14 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// The number of the block device below: the mount's own number, or, where that is anonymous (btrfs), the number of its source.
+    /// The number of the block device below: the mount's own number, or, where that is anonymous
+    /// (btrfs), the number of its source.
     fn block_device(&self) -> Option<u64> {
         if major(self.device) != 0 {
             return Some(self.device);
         }
-        // Paths outside /dev are not looked at: a file system whose server hangs would never answer.
+        // Paths outside /dev are not looked at: a file system whose server hangs would never
+        // answer.
         if self.source.starts_with("/dev") { number_of(&self.source).ok() } else { None }
     }
 
@@ -68,7 +71,8 @@ pub fn mounts() -> io::Result<Vec<Mount>> {
     Ok(parse_mounts(&fs::read("/proc/self/mountinfo")?))
 }
 
-/// `36 35 98:0 /mnt1 /mnt/parent rw,noatime master:1 - ext3 /dev/root rw,errors=continue` (proc_pid_mountinfo(5)).
+/// `36 35 98:0 /mnt1 /mnt/parent rw,noatime master:1 - ext3 /dev/root rw,errors=continue`
+/// (proc_pid_mountinfo(5)).
 fn parse_mounts(text: &[u8]) -> Vec<Mount> {
     text.split(|&byte| byte == b'\n').filter_map(parse_mount).collect()
 }
@@ -186,7 +190,8 @@ impl Devices {
     }
 }
 
-/// The devices of every btrfs file system that has one of `devices`. `list` holds a folder `UUID/devices/NAME` for each file system.
+/// The devices of every btrfs file system that has one of `devices`. `list` holds a folder
+/// `UUID/devices/NAME` for each file system.
 fn btrfs_beside(list: &Path, devices: &[u64]) -> Vec<u64> {
     let mut beside = Vec::new();
     for uuid in names_in(&list.to_string_lossy()) {
@@ -239,7 +244,8 @@ pub fn uses(devices: &Devices, ours: &[u32]) -> io::Result<Vec<Use>> {
         found.extend(names_in(&holders).map(Use::Stacked));
     }
     found.extend(loops_over(Path::new("/sys/block"), devices).into_iter().map(Use::Stacked));
-    // Nothing but what lies in /dev is asked for what it is: an answer from a file system that hangs would never come.
+    // Nothing but what lies in /dev is asked for what it is: an answer from a file system that
+    // hangs would never come.
     found.extend(openers(ours, |path, link| {
         path.starts_with("/dev") && number_of(link).is_ok_and(|number| devices.contains(&number))
     }));
@@ -259,8 +265,8 @@ fn loops_over(list: &Path, devices: &[u64]) -> Vec<String> {
     names_in(&folder).filter(|name| name.starts_with("loop")).filter(shows_one).collect()
 }
 
-/// The programs that have something open of which `wanted` is true, each once. It is given the path that was opened, as that program sees
-/// it, and the link in `/proc` that leads there.
+/// The programs that have something open of which `wanted` is true, each once. It is given the path
+/// that was opened, as that program sees it, and the link in `/proc` that leads there.
 pub fn openers(ours: &[u32], wanted: impl Fn(&Path, &Path) -> bool) -> Vec<Use> {
     let mut found = Vec::new();
     for pid in names_in("/proc").filter_map(|name| name.parse::<u32>().ok()).filter(|pid| !ours.contains(pid)) {

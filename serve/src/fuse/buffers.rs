@@ -6,10 +6,12 @@
 //!   reply     |              header 16  | payload of a READ ...           sent from wherever the payload begins, less 16
 //! ```
 //!
-//! Payload begins on a page, which satisfies every O_DIRECT device, and the header stands directly before it, so that a message is
-//! received, and a reply sent, as one piece. Two sizes: any message may be a write of [`MAX_TRANSFER_BYTES`], so the kernel wants that
-//! much room for each, but most are small. A small write is copied into a small buffer, which costs less than the memory to receive many
-//! at full size. The message's own buffer always suffices for its answer, so nothing ever waits for a buffer while it holds one.
+//! Payload begins on a page, which satisfies every O_DIRECT device, and the header stands directly
+//! before it, so that a message is received, and a reply sent, as one piece. Two sizes: any message
+//! may be a write of [`MAX_TRANSFER_BYTES`], so the kernel wants that much room for each, but most
+//! are small. A small write is copied into a small buffer, which costs less than the memory to
+//! receive many at full size. The message's own buffer always suffices for its answer, so nothing
+//! ever waits for a buffer while it holds one.
 
 use crate::fuse::{
     negotiate::MAX_TRANSFER_BYTES,

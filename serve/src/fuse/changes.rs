@@ -1,8 +1,9 @@
 //! Changes that are no whole number of sectors, and what must wait for them.
 //!
-//! A disk moves whole sectors. A write of part of a sector is a read, a patch in memory, and a write; were another write of that sector
-//! to come in between, it would be undone. So there is one such *patching* change at a time, it starts when nothing in flight touches
-//! its sectors, and until it has ended nothing that touches them starts:
+//! A disk moves whole sectors. A write of part of a sector is a read, a patch in memory, and a
+//! write; were another write of that sector to come in between, it would be undone. So there is one
+//! such *patching* change at a time, it starts when nothing in flight touches its sectors, and
+//! until it has ended nothing that touches them starts:
 //!
 //! ```text
 //!   change ─▶ whole sectors, and nobody waits or patches? ── yes ─▶ starts at once             every request of a loop device
@@ -11,7 +12,8 @@
 //!            queue (first in, first out) ─▶ starts when what it would meet has ended
 //! ```
 //!
-//! First in, first out, so nothing starves. Speed is nothing here: the programs that write parts of sectors do it by hand.
+//! First in, first out, so nothing starves. Speed is nothing here: the programs that write parts of
+//! sectors do it by hand.
 
 use std::{collections::VecDeque, ops::Range};
 
@@ -45,8 +47,8 @@ pub(crate) fn sectors_of(bytes: &Range<u64>, sector_bytes: u64) -> Range<u64> {
     bytes.start - bytes.start % sector_bytes..bytes.end.next_multiple_of(sector_bytes)
 }
 
-/// The pieces of a change. Payload is patched in one piece, as it fits into one buffer; zeros may be long, so their ends are patched
-/// and what is between is zeroed whole.
+/// The pieces of a change. Payload is patched in one piece, as it fits into one buffer; zeros may
+/// be long, so their ends are patched and what is between is zeroed whole.
 pub(crate) fn pieces(change: Change, bytes: &Range<u64>, sector_bytes: u64) -> VecDeque<Piece> {
     let sectors = sectors_of(bytes, sector_bytes);
     if &sectors == bytes {

@@ -14,9 +14,10 @@
 //!   mount.rs       mount(2), or the helper for users
 //! ```
 //!
-//! No page cache lies between: files are opened for direct I/O, so a program's read is a read of the disk, and a loop device above
-//! keeps its own cache only. The protocol is spoken by hand, and not by a library, because the payload must land aligned in buffers that
-//! the disk's queue takes as they are, on the ring that the disk's queue is on.
+//! No page cache lies between: files are opened for direct I/O, so a program's read is a read of
+//! the disk, and a loop device above keeps its own cache only. The protocol is spoken by hand, and
+//! not by a library, because the payload must land aligned in buffers that the disk's queue takes
+//! as they are, on the ring that the disk's queue is on.
 
 mod buffers;
 mod changes;

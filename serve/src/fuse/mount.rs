@@ -5,8 +5,9 @@
 //!   user    fusermount3, whose standard input is a socket; it opens, mounts, and sends the descriptor back through the socket
 //! ```
 //!
-//! The descriptor is the mount: when its last copy is closed, however the process ends, the kernel answers every request with an error,
-//! and nobody hangs. So it is closed on exec, and given to nobody.
+//! The descriptor is the mount: when its last copy is closed, however the process ends, the kernel
+//! answers every request with an error, and nobody hangs. So it is closed on exec, and given to
+//! nobody.
 
 use crate::fuse::{error::FuseError, view::Shape};
 use rustix::{
@@ -69,7 +70,8 @@ pub fn shape_of(point: &Path) -> Result<Shape, FuseError> {
 pub fn mount(point: &Path, options: &MountOptions) -> Result<OwnedFd, FuseError> {
     if rustix::process::geteuid().is_root() {
         match mount_directly(point, options) {
-            // Root without the right to mount, as in some containers; the helper would fare no better.
+            // Root without the right to mount, as in some containers; the helper would fare no
+            // better.
             Err(FuseError::Mount { point, source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
                 let hint = "; mounting is forbidden here, as in a container without CAP_SYS_ADMIN";
                 Err(FuseError::Mount { point, source, hint })
@@ -113,7 +115,8 @@ fn mount_by_helper(point: &Path, options: &MountOptions) -> Result<OwnedFd, Fuse
     let mut missing = None;
     for helper in HELPERS {
         let (ours, theirs) = UnixStream::pair().map_err(|error| failed(format!("no socket: {error}")))?;
-        // The standard input is the one descriptor that a child is given without a race for its number.
+        // The standard input is the one descriptor that a child is given without a race for its
+        // number.
         let started = Command::new(helper)
             .args(["-o", &words, "--"])
             .arg(point)

@@ -2,24 +2,30 @@
 //!
 //! What is wanted, and why:
 //!
-//! - `ASYNC_DIO`, `ASYNC_READ`: without them a loop device has one request in flight, whatever its queue depth.
+//! - `ASYNC_DIO`, `ASYNC_READ`: without them a loop device has one request in flight, whatever its
+//!   queue depth.
 //! - `MAX_PAGES` with 256 pages, `BIG_WRITES`: a request of 1 MiB is one message.
-//! - A high `max_background`: the requests of a loop device are background requests to FUSE, and 12 of them are the default.
-//! - `DIRECT_IO_ALLOW_MMAP`: files are opened for direct I/O, and programs that map them go on working.
+//! - A high `max_background`: the requests of a loop device are background requests to FUSE, and 12
+//!   of them are the default.
+//! - `DIRECT_IO_ALLOW_MMAP`: files are opened for direct I/O, and programs that map them go on
+//!   working.
 //!
-//! Not wanted: `WRITEBACK_CACHE` (a second page cache), `ATOMIC_O_TRUNC` (the kernel then believes that a disk can be cut to nothing).
+//! Not wanted: `WRITEBACK_CACHE` (a second page cache), `ATOMIC_O_TRUNC` (the kernel then believes
+//! that a disk can be cut to nothing).
 
 use crate::fuse::wire::{Accepted, MAJOR, MINOR, init};
 
 /// Largest transfer in one message.
 pub const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
-/// The oldest minor version: 31 has FALLOCATE, LSEEK, INIT with `max_pages`, all in their present shape (Linux 5.4).
+/// The oldest minor version: 31 has FALLOCATE, LSEEK, INIT with `max_pages`, all in their present
+/// shape (Linux 5.4).
 pub const OLDEST_MINOR: u32 = 31;
 
 const PAGE_BYTES: u32 = 4096;
 
-/// Requests that the kernel may have in flight without waiting. It allows less to those who are not root.
+/// Requests that the kernel may have in flight without waiting. It allows less to those who are not
+/// root.
 const MAX_BACKGROUND: u16 = 512;
 
 const WANTED: u64 = init::ASYNC_READ

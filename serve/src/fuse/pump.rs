@@ -5,11 +5,14 @@
 //!               \______________________ one io_uring_enter a turn submits and waits for all of it _______________/
 //! ```
 //!
-//! A poll waits for the first message. Then several receives are tried at once, as many as lately brought something, so that under load a
-//! turn takes many messages and no poll, and an idle mount takes one of each. What finds no buffer waits in the kernel. Where there is no io_uring the same session is driven by read(2) and write(2), one message after the other.
+//! A poll waits for the first message. Then several receives are tried at once, as many as lately
+//! brought something, so that under load a turn takes many messages and no poll, and an idle mount
+//! takes one of each. What finds no buffer waits in the kernel. Where there is no io_uring the same
+//! session is driven by read(2) and write(2), one message after the other.
 //!
-//! The loop ends with `Ok` when the mount is gone (ENODEV, or DESTROY and then nothing more) and everything in flight has ended. What was
-//! answered and not flushed is the caller's to make durable, by closing the disk.
+//! The loop ends with `Ok` when the mount is gone (ENODEV, or DESTROY and then nothing more) and
+//! everything in flight has ended. What was answered and not flushed is the caller's to make
+//! durable, by closing the disk.
 
 use crate::{
     fuse::{
@@ -44,7 +47,8 @@ const POLLERR: usize = 8;
 /// Serves `device` by `connection` until it is unmounted.
 ///
 /// # Errors
-/// See [`FuseError`]. The connection is closed then, and the kernel answers every request with an error.
+/// See [`FuseError`]. The connection is closed then, and the kernel answers every request with an
+/// error.
 pub fn serve(
     connection: OwnedFd,
     device: Arc<dyn BlockDevice>,
@@ -124,8 +128,8 @@ impl Pump {
         self.unmounted && idle && self.session.in_flight() == 0 && !self.session.has_reply()
     }
 
-    /// Polls, when nothing is under way by which a message could come, and there is room for one. (There will be: without a free buffer
-    /// something is in flight.)
+    /// Polls, when nothing is under way by which a message could come, and there is room for one.
+    /// (There will be: without a free buffer something is in flight.)
     fn listen(&mut self) {
         if !self.polling && self.receives == 0 && !self.unmounted && self.session.buffers().has_message() {
             self.streams.poll(self.kernel, POLL);
@@ -162,7 +166,8 @@ impl Pump {
         if events & POLLERR == 0 {
             self.receive();
         } else if let (Some(kernel), Some(mut buf)) = (self.streams.fd(self.kernel), self.session.buffers().message()) {
-            // A ring reads only what is readable, which a mount that is gone never is. So it is asked directly.
+            // A ring reads only what is readable, which a mount that is gone never is. So it is
+            // asked directly.
             let result = rustix::io::read(kernel, &mut buf[Buffers::message_range()]).map_err(io::Error::from);
             self.receives += 1;
             self.received(buf, result)?;
@@ -234,8 +239,8 @@ fn judge_receive(error: io::Error) -> Result<bool, FuseError> {
     }
 }
 
-/// Nobody waits for the answer any more (ENOENT), or nobody is there (ENODEV; to a ring such a mount is one that it cannot write to
-/// now, EAGAIN): no failure of ours.
+/// Nobody waits for the answer any more (ENOENT), or nobody is there (ENODEV; to a ring such a
+/// mount is one that it cannot write to now, EAGAIN): no failure of ours.
 fn judge_answer(error: io::Error) -> Result<(), FuseError> {
     match Errno::from_io_error(&error) {
         Some(Errno::NOENT | Errno::NODEV | Errno::AGAIN) => Ok(()),
@@ -262,8 +267,9 @@ mod tests {
 
     const READ_BYTES: u32 = 4096;
 
-    /// Serves the disk of `steps` on a socket that keeps messages apart, as `/dev/fuse` does, until the other end is closed; gives the
-    /// reads that were held back and the calls of io_uring_enter.
+    /// Serves the disk of `steps` on a socket that keeps messages apart, as `/dev/fuse` does, until
+    /// the other end is closed; gives the reads that were held back and the calls of
+    /// io_uring_enter.
     fn counted(connection: OwnedFd) -> Option<(u64, u64)> {
         let buffers = Buffers::new();
         let ring = SharedRing::new(RING_DEPTH, Some(buffers.slab())).ok()?;
@@ -279,7 +285,8 @@ mod tests {
         Some((held.get(), ring.enters()))
     }
 
-    /// Has `rounds` of reads answered, each sent when the last was answered, the first before the server begins.
+    /// Has `rounds` of reads answered, each sent when the last was answered, the first before the
+    /// server begins.
     fn rounds(rounds: u64) -> Option<(u64, u64)> {
         let flags = SocketFlags::CLOEXEC;
         let (kernel, ours) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -316,7 +323,8 @@ mod tests {
     #[test]
     fn many_messages_are_taken_and_answered_by_few_calls() {
         let Some((_, enters)) = rounds(1) else { return };
-        // Three polls while the tries grow from one message to eight; then eight messages a turn, and four answers.
+        // Three polls while the tries grow from one message to eight; then eight messages a turn,
+        // and four answers.
         assert!(enters <= READS / 2 + 8, "{enters} calls for {READS} reads");
     }
 }

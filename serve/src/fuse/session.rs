@@ -1,4 +1,5 @@
-//! One mount: messages of the kernel become requests of the disk's queue, their completions become replies.
+//! One mount: messages of the kernel become requests of the disk's queue, their completions become
+//! replies.
 //!
 //! ```text
 //!   take(message) ─┬─ about names and attributes ─▶ view ───────────────────────────▶ reply
@@ -10,13 +11,15 @@
 //!
 //! Changes are carried out in `patching`, holes are found in `seek`.
 //!
-//! It does no I/O with the kernel: a loop around it (`pump`) receives messages into buffers that it asks for here, and sends the replies
-//! that it finds here. So one thread owns it all, and there is no lock.
+//! It does no I/O with the kernel: a loop around it (`pump`) receives messages into buffers that it
+//! asks for here, and sends the replies that it finds here. So one thread owns it all, and there is
+//! no lock.
 //!
 //! Invariants:
 //! - Every message that wants an answer gets exactly one.
 //! - A buffer is at one place: free, at the kernel, in the queue, or in a reply.
-//! - A change is answered when it is visible; it is durable after an FSYNC that is answered, as with any disk.
+//! - A change is answered when it is visible; it is durable after an FSYNC that is answered, as
+//!   with any disk.
 
 mod patching;
 mod seek;
@@ -108,14 +111,16 @@ pub(crate) struct Session {
     busy_slots: usize,
     waiting: VecDeque<Waiting>,
     patching: Option<Patching>,
-    /// The sectors that are being patched pass through it; with the queue while a patch is in flight.
+    /// The sectors that are being patched pass through it; with the queue while a patch is in
+    /// flight.
     scratch: Option<IoBuf>,
     replies: VecDeque<Reply>,
     completions: Vec<Completion>,
 }
 
 impl Session {
-    /// A session on a queue of `device` with at least [`DEPTH`]; `buffers` may be registered with its ring.
+    /// A session on a queue of `device` with at least [`DEPTH`]; `buffers` may be registered with
+    /// its ring.
     pub(crate) fn new(view: View, device: Arc<dyn BlockDevice>, queue: Box<dyn BlockQueue>, buffers: Buffers) -> Self {
         let sector_bytes = u64::from(device.geometry().logical_sector_bytes);
         Self {
@@ -155,8 +160,8 @@ impl Session {
         self.busy_slots + self.waiting.len() + usize::from(self.patching.is_some())
     }
 
-    /// Asks the disk for its size. Done where the size is told, and where a request reaches beyond it: not on the way of every
-    /// read and write.
+    /// Asks the disk for its size. Done where the size is told, and where a request reaches beyond
+    /// it: not on the way of every read and write.
     fn learn_size(&mut self) {
         self.view.size_bytes = self.device.geometry().size_bytes;
     }
@@ -356,7 +361,8 @@ impl Session {
         self.change(Waiting { unique, change: Change::Payload, bytes, buf });
     }
 
-    /// The part of a change that lies on the disk, or `None` when nothing does and something should.
+    /// The part of a change that lies on the disk, or `None` when nothing does and something
+    /// should.
     fn clip(&mut self, offset_bytes: u64, len_bytes: u64) -> Option<Range<u64>> {
         if offset_bytes.saturating_add(len_bytes) > self.view.size_bytes {
             self.learn_size();
@@ -387,7 +393,8 @@ impl Session {
     }
 
     fn flush(&mut self, buf: IoBuf, unique: u64) {
-        // Nothing of this session is durable that waits, and nothing that waits was answered, so no flush needs to wait for it.
+        // Nothing of this session is durable that waits, and nothing that waits was answered, so no
+        // flush needs to wait for it.
         let buf = self.smaller(buf);
         let tag = self.occupy(Slot { unique, doing: Doing::Flush { buf } });
         self.push(Request::flush(tag));

@@ -5,8 +5,8 @@
 //!   Shape::Directory    node 1: .    node 2: ./disk    `attach --fuse DIR`
 //! ```
 //!
-//! Nothing here changes but the size of the disk, so the kernel may keep every name for good. The permissions are checked by the kernel
-//! (`default_permissions`). Pure: no I/O.
+//! Nothing here changes but the size of the disk, so the kernel may keep every name for good. The
+//! permissions are checked by the kernel (`default_permissions`). Pure: no I/O.
 
 use crate::fuse::wire::{Answer, Attributes, ROOT, attribute};
 use rustix::io::Errno;
@@ -112,8 +112,9 @@ impl View {
         Ok(())
     }
 
-    /// What becomes of a wish to change attributes. Times are taken and forgotten. A disk keeps its length: to open it with `O_TRUNC`
-    /// changes nothing, as with a block device, and to cut or lengthen it is an error, as there.
+    /// What becomes of a wish to change attributes. Times are taken and forgotten. A disk keeps its
+    /// length: to open it with `O_TRUNC` changes nothing, as with a block device, and to cut or
+    /// lengthen it is an error, as there.
     pub fn set_attributes(&self, node: u64, valid: u32, size_bytes: u64) -> Result<Attributes, Errno> {
         let attributes = self.attributes(node)?;
         if valid & (attribute::MODE | attribute::UID | attribute::GID) != 0 {

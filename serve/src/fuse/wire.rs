@@ -1,13 +1,15 @@
-//! The messages of the FUSE kernel protocol (`linux/fuse.h`, version 7): bytes to values, values to bytes, and nothing else.
+//! The messages of the FUSE kernel protocol (`linux/fuse.h`, version 7): bytes to values, values to
+//! bytes, and nothing else.
 //!
 //! ```text
 //!   from the kernel   | header 40 | arguments of the operation | payload of a write, or a name |
 //!   to the kernel     | header 16 | arguments of the answer    | payload of a read             |
 //! ```
 //!
-//! All integers are in the byte order of the machine. Structures may grow at their end with later minor versions, so a reader takes what
-//! it knows and leaves the rest. The kernel is not an enemy, but what it passes on came from any program, so nothing here trusts a
-//! length: what does not fit is [`WireError`], and no value leads to an allocation.
+//! All integers are in the byte order of the machine. Structures may grow at their end with later
+//! minor versions, so a reader takes what it knows and leaves the rest. The kernel is not an enemy,
+//! but what it passes on came from any program, so nothing here trusts a length: what does not fit
+//! is [`WireError`], and no value leads to an allocation.
 
 use rustix::io::Errno;
 
@@ -222,7 +224,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Reads a message. A write's payload is what follows the first [`IN_HEADER_BYTES`] + [`WRITE_IN_BYTES`].
+/// Reads a message. A write's payload is what follows the first [`IN_HEADER_BYTES`] +
+/// [`WRITE_IN_BYTES`].
 ///
 /// # Errors
 /// When it is shorter than its operation needs, or than it says itself.
@@ -233,7 +236,8 @@ pub fn parse(bytes: &[u8]) -> Result<(Header, Message<'_>), WireError> {
     if len_bytes as usize != bytes.len() {
         return Err(bad(header.opcode));
     }
-    // The rest of the header: uid, gid, pid, and the length of extensions that nobody has asked for.
+    // The rest of the header: uid, gid, pid, and the length of extensions that nobody has asked
+    // for.
     fields.take::<16>().ok_or(bad(header.opcode))?;
     let message = arguments(header.opcode, fields).ok_or(bad(header.opcode))?;
     Ok((header, message))
@@ -317,12 +321,13 @@ pub struct Attributes {
     pub unit_bytes: u32,
 }
 
-/// How long the kernel may keep names: for good, as they never change. Attributes it may not keep: the disk may grow. They are
-/// asked for when a file is opened or looked at, and not when it is read or written.
+/// How long the kernel may keep names: for good, as they never change. Attributes it may not keep:
+/// the disk may grow. They are asked for when a file is opened or looked at, and not when it is
+/// read or written.
 const VALID_SECONDS: u64 = 365 * 24 * 3600;
 
-/// An answer under construction, at the front of a buffer. What does not fit is left out, and the header then tells a shorter length,
-/// so the buffer is at least a page.
+/// An answer under construction, at the front of a buffer. What does not fit is left out, and the
+/// header then tells a shorter length, so the buffer is at least a page.
 #[derive(Debug)]
 pub struct Answer<'a> {
     buf: &'a mut [u8],
@@ -408,7 +413,8 @@ impl<'a> Answer<'a> {
         self.u64(offset_bytes);
     }
 
-    /// `struct fuse_statfs_out`: `size_bytes` in units of `unit_bytes`, none of them free, one file.
+    /// `struct fuse_statfs_out`: `size_bytes` in units of `unit_bytes`, none of them free, one
+    /// file.
     pub fn statfs_out(&mut self, size_bytes: u64, unit_bytes: u32) {
         for value in [size_bytes / u64::from(unit_bytes), 0, 0, 1, 0] {
             self.u64(value);
@@ -436,7 +442,8 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// One `struct fuse_dirent`. `false` when there is no room for it within `limit_bytes` of answer behind the header.
+    /// One `struct fuse_dirent`. `false` when there is no room for it within `limit_bytes` of
+    /// answer behind the header.
     pub fn entry(&mut self, limit_bytes: u32, node: u64, next_cookie: u64, mode: u32, name: &[u8]) -> bool {
         let padded_bytes = (24 + name.len()).next_multiple_of(8);
         let end = self.len + padded_bytes;
@@ -472,7 +479,8 @@ pub struct Accepted {
     pub max_pages: u16,
 }
 
-/// Writes `struct fuse_out_header` at the front of `buf`, for an answer with `body_bytes` behind it.
+/// Writes `struct fuse_out_header` at the front of `buf`, for an answer with `body_bytes` behind
+/// it.
 ///
 /// # Panics
 /// When `buf` is shorter than the header.

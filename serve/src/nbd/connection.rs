@@ -1,4 +1,5 @@
-//! One client: where it is in the protocol, what it has sent and what it has yet to be told. The worker moves it (`worker`, `requests`).
+//! One client: where it is in the protocol, what it has sent and what it has yet to be told. The
+//! worker moves it (`worker`, `requests`).
 //!
 //! ```text
 //!   stream ─▶ window ─┬─▶ handshake ─▶ answers ─────────────────────┐
@@ -6,12 +7,15 @@
 //!                           └─ payload of a write ─▶ written from the window, or received into its own buffer
 //! ```
 //!
-//! The *window* holds bytes that were received and not yet understood. One receive brings as many requests as the client had sent. What of
-//! a write's payload is there already is written from the window, or copied (`window` says when), and what is missing is received in place.
+//! The *window* holds bytes that were received and not yet understood. One receive brings as many
+//! requests as the client had sent. What of a write's payload is there already is written from the
+//! window, or copied (`window` says when), and what is missing is received in place.
 //!
-//! Bounds: a client's requests in flight, and the bytes of their payloads, count from the moment they are taken until their
-//! replies have been sent ([`Connection::share`]); at the limit nothing more is received from it. A window that is *retired*, because
-//! writes of its bytes are in flight when the next receive needs one, counts with its other bytes until the last of these writes has ended.
+//! Bounds: a client's requests in flight, and the bytes of their payloads, count from the moment
+//! they are taken until their replies have been sent ([`Connection::share`]); at the limit nothing
+//! more is received from it. A window that is *retired*, because writes of its bytes are in flight
+//! when the next receive needs one, counts with its other bytes until the last of these writes has
+//! ended.
 
 use super::{
     flights::{Asked, Contents},
@@ -64,7 +68,8 @@ pub(crate) struct Incoming {
     pub(crate) filled_bytes: usize,
     /// Bytes that the buffer will hold.
     pub(crate) piece_bytes: usize,
-    /// A buffer for what follows, so that a receive is not cut where the first is full: its bytes that were filled, and those that it will hold.
+    /// A buffer for what follows, so that a receive is not cut where the first is full: its bytes
+    /// that were filled, and those that it will hold.
     pub(crate) next: Option<(Option<IoBuf>, usize, usize)>,
 }
 
@@ -111,7 +116,8 @@ pub(crate) struct Connection {
     pub(crate) outbox: Outbox,
     /// A receive is in flight.
     pub(crate) receiving: bool,
-    /// Whether it waits for its requests to be answered before more are taken, and is on the worker's list for that.
+    /// Whether it waits for its requests to be answered before more are taken, and is on the
+    /// worker's list for that.
     pub(crate) stalled: bool,
     /// Whether it has had its turn, and goes on in the next one.
     pub(crate) gives_way: bool,
@@ -191,7 +197,8 @@ impl Connection {
         self.retired.push_back(retired);
     }
 
-    /// Writes have ended: takes back the windows of which no byte is being written any more. One that is still in use keeps those behind it.
+    /// Writes have ended: takes back the windows of which no byte is being written any more. One
+    /// that is still in use keeps those behind it.
     pub(crate) fn reclaim(&mut self, pool: &mut Pool) {
         while let Some(Retired { window, other_bytes }) = self.retired.pop_front() {
             match Arc::try_unwrap(window) {
@@ -236,8 +243,8 @@ impl Connection {
         self.spare = list;
     }
 
-    /// What is lent for the next receive: the rooms for the payload that is coming in, if one is, and, unless more of it will follow, the
-    /// window.
+    /// What is lent for the next receive: the rooms for the payload that is coming in, if one is,
+    /// and, unless more of it will follow, the window.
     pub(crate) fn lend(&mut self, pool: &mut Pool) -> Vec<Piece> {
         self.receiving = true;
         let mut pieces = std::mem::take(&mut self.spare);
@@ -270,7 +277,8 @@ impl Connection {
         pieces
     }
 
-    /// So many bytes were received into what [`Connection::lend`] gave and [`Connection::take_back`] took.
+    /// So many bytes were received into what [`Connection::lend`] gave and
+    /// [`Connection::take_back`] took.
     ///
     /// # Errors
     /// What is wrong with them in TLS.

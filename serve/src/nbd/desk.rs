@@ -6,14 +6,17 @@
 //!                            └─ WRITE ─▶ payload, piece by piece ─▶ launch ─┘
 //! ```
 //!
-//! A request of a client is one request of a queue, however long it is: a payload above [`PIECE_BYTES`] is in segments. What of a write has come with
-//! its header is written from where it was received, if the queue takes memory at any address and the window is worth it (`window`).
+//! A request of a client is one request of a queue, however long it is: a payload above
+//! [`PIECE_BYTES`] is in segments. What of a write has come with its header is written from where
+//! it was received, if the queue takes memory at any address and the window is worth it (`window`).
 //!
-//! The desk has everything that a worker has but its connections, so that it can work on one of those.
+//! The desk has everything that a worker has but its connections, so that it can work on one of
+//! those.
 //!
-//! Everything that a client says is checked here: its range against the disk, its flags against the command, its length against
-//! what was agreed on. A request that cannot be is answered with an error; the session ends only where it is not known any more what
-//! the next bytes are, or where they are more than anybody may send.
+//! Everything that a client says is checked here: its range against the disk, its flags against the
+//! command, its length against what was agreed on. A request that cannot be is answered with an
+//! error; the session ends only where it is not known any more what the next bytes are, or where
+//! they are more than anybody may send.
 
 use super::{
     connection::{Connection, Incoming, Input, State, payload_range},
@@ -44,10 +47,12 @@ const SPARE_LISTS: usize = 256;
 /// Bytes that are cleared at once; more are cleared step by step, so that others get their turn.
 const STEP_BYTES: u64 = 256 << 20;
 
-/// A write's payload that is longer than it may be is skipped up to this length; what is longer ends the session.
+/// A write's payload that is longer than it may be is skipped up to this length; what is longer
+/// ends the session.
 const SKIP_BYTES_MAX: u64 = 2 * PAYLOAD_BYTES_DEFAULT as u64;
 
-/// Block status is found at once, by the worker. Who made it look for longer than this waits for the others before his next request.
+/// Block status is found at once, by the worker. Who made it look for longer than this waits for
+/// the others before his next request.
 const STATUS_TURN: Duration = Duration::from_micros(200);
 
 /// What a client may have in flight.
@@ -215,7 +220,8 @@ impl Desk {
             Command::WRITE_ZEROES if flags.contains(CommandFlags::NO_HOLE) => {
                 self.clear(conn, &asked, Operation::WriteZeroes, fua);
             }
-            // A discard makes zeros of the range as well, and gives the space back, which without NO_HOLE is liked.
+            // A discard makes zeros of the range as well, and gives the space back, which without
+            // NO_HOLE is liked.
             Command::WRITE_ZEROES => self.clear(conn, &asked, Operation::Discard, fua),
             Command::CACHE if len_bytes > u64::from(PAYLOAD_BYTES_DEFAULT) => {
                 // A hint, and more than is worth to be read ahead.
@@ -362,8 +368,8 @@ impl Desk {
         self.go_on_with_payload(conn, incoming);
     }
 
-    /// Takes what there is of a payload where it lies, if that is worth it, and finds memory for what is to come; or launches the write when
-    /// there is nothing more to come.
+    /// Takes what there is of a payload where it lies, if that is worth it, and finds memory for
+    /// what is to come; or launches the write when there is nothing more to come.
     fn go_on_with_payload(&mut self, conn: &mut Connection, mut incoming: Incoming) {
         let takes_any_address = self.queues[incoming.asked.export as usize]
             .as_ref()
@@ -454,7 +460,8 @@ impl Desk {
         Some(Landed { asked: of.asked, result: of.error.map_or(Ok(()), Err), contents: Contents::default() })
     }
 
-    /// A request of a queue has ended. What that means for a client's request, if it has ended with it.
+    /// A request of a queue has ended. What that means for a client's request, if it has ended with
+    /// it.
     pub(crate) fn landed(&mut self, completion: Completion) -> Option<Landed> {
         let Completion { tag, buf, segments, result } = completion;
         let flight = self.flights.remove(tag as u32)?;

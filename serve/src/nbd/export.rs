@@ -25,7 +25,8 @@ impl Export {
         !self.device.geometry().read_only
     }
 
-    /// What clients are told that the export can do. `chunks`: whether replies come in chunks, which the client has agreed on.
+    /// What clients are told that the export can do. `chunks`: whether replies come in chunks,
+    /// which the client has agreed on.
     pub(crate) fn flags(&self, chunks: bool) -> TransmissionFlags {
         let mut flags = TransmissionFlags::HAS_FLAGS
             | TransmissionFlags::SEND_FLUSH
@@ -130,7 +131,8 @@ impl Exports {
         Ok(Self(exports))
     }
 
-    /// The export of a name. The empty name is the default export: the one so called, or the only one.
+    /// The export of a name. The empty name is the default export: the one so called, or the only
+    /// one.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
         match self.0.iter().position(|export| export.name == name) {
             None if name.is_empty() && self.0.len() == 1 => Some(0),

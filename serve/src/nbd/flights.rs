@@ -1,7 +1,8 @@
 //! What a worker's disks are working on, and for whom.
 //!
-//! A request of a client becomes one request of a block queue, a *flight*, whose number is the tag; or several, one after the other, where its
-//! range is cleared step by step: these are a *group*, which ends when nothing is left to clear and the last flight has landed.
+//! A request of a client becomes one request of a block queue, a *flight*, whose number is the tag;
+//! or several, one after the other, where its range is cleared step by step: these are a *group*,
+//! which ends when nothing is left to clear and the last flight has landed.
 
 use super::handshake::Session;
 use diskwright_nbd::wire::{Answering, Command, Framing, PAYLOAD_BYTES_DEFAULT};

@@ -6,12 +6,14 @@
 //!                                                    └─ ABORT ─▶ the end
 //! ```
 //!
-//! Where TLS is required, nothing but STARTTLS and ABORT is answered before it, and what was agreed on before it is forgotten. Bytes that a
-//! client sends behind STARTTLS without waiting for the answer could come from somebody in between, so they end the session.
+//! Where TLS is required, nothing but STARTTLS and ABORT is answered before it, and what was agreed
+//! on before it is forgotten. Bytes that a client sends behind STARTTLS without waiting for the
+//! answer could come from somebody in between, so they end the session.
 //!
-//! A client that does not ask for the block sizes gets a disk of large sectors all the same, though ERR_BLOCK_SIZE_REQD would be allowed: it may know
-//! them from elsewhere. nbd-client never asks (3.24), and works with `-b 4096`. Requests for parts of sectors are refused one by one (`desk`), and
-//! the log says from the start why.
+//! A client that does not ask for the block sizes gets a disk of large sectors all the same, though
+//! ERR_BLOCK_SIZE_REQD would be allowed: it may know them from elsewhere. nbd-client never asks
+//! (3.24), and works with `-b 4096`. Requests for parts of sectors are refused one by one (`desk`),
+//! and the log says from the start why.
 
 use super::export::{Export, Exports};
 use diskwright_nbd::wire::{
@@ -26,7 +28,8 @@ pub(crate) const ALLOCATION_ID: u32 = 1;
 /// The number of `qemu:allocation-depth` in replies.
 pub(crate) const DEPTH_ID: u32 = 2;
 
-/// Bytes of the blocks that a client keeps to which was told nothing and wants to get along with everybody. Section "Block size constraints".
+/// Bytes of the blocks that a client keeps to which was told nothing and wants to get along with
+/// everybody. Section "Block size constraints".
 const USUAL_BLOCK_BYTES: u32 = 512;
 
 /// Contexts, each or not.
@@ -43,7 +46,8 @@ pub(crate) struct Session {
     pub(crate) export: usize,
     pub(crate) framing: Framing,
     pub(crate) contexts: Contexts,
-    /// Its client has not asked for the block sizes, and those are larger than what every client keeps to.
+    /// Its client has not asked for the block sizes, and those are larger than what every client
+    /// keeps to.
     pub(crate) may_stray: bool,
 }
 
@@ -119,7 +123,8 @@ impl Handshake {
         Greeting::encode_newstyle(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES)
     }
 
-    /// Works off `bytes`, appends answers to `out`, and says how many bytes it took and what follows.
+    /// Works off `bytes`, appends answers to `out`, and says how many bytes it took and what
+    /// follows.
     pub(crate) fn step(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, Next), HandshakeError> {
         let mut taken = 0;
         loop {

@@ -1,10 +1,12 @@
 //! Where a server listens: unix sockets, TCP, sockets that systemd hands over.
 //!
-//! Nothing listens beyond loopback unless the address says so: a port alone means 127.0.0.1. A unix socket can be reached by its
-//! owner alone. One that a dead server left behind is replaced; anything else that lies at its path is an error.
+//! Nothing listens beyond loopback unless the address says so: a port alone means 127.0.0.1. A unix
+//! socket can be reached by its owner alone. One that a dead server left behind is replaced;
+//! anything else that lies at its path is an error.
 //!
-//! The sockets of a server that was killed go on listening until the kernel has taken its rings apart. So one that nobody alive listens on,
-//! and a port, whose holder cannot be seen, are tried again for a moment before they count as taken.
+//! The sockets of a server that was killed go on listening until the kernel has taken its rings
+//! apart. So one that nobody alive listens on, and a port, whose holder cannot be seen, are tried
+//! again for a moment before they count as taken.
 
 use crate::attach::Process;
 use diskwright_nbd::wire::DEFAULT_PORT;
@@ -99,7 +101,8 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// Reads an address: a path (anything with a slash, or behind `unix:`), a port (on 127.0.0.1), or a host with or without a port.
+    /// Reads an address: a path (anything with a slash, or behind `unix:`), a port (on 127.0.0.1),
+    /// or a host with or without a port.
     ///
     /// # Errors
     /// [`ListenError::Syntax`].
@@ -255,7 +258,8 @@ fn bind_unix(path: &Path, address: &Address) -> Result<Listener, ListenError> {
             }
         }
     }
-    // The socket appears with the rights that the mask leaves, so that nobody else can be quicker than a change of its mode.
+    // The socket appears with the rights that the mask leaves, so that nobody else can be quicker
+    // than a change of its mode.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let bound = UnixListener::bind(path);
     rustix::process::umask(before);

@@ -11,11 +11,13 @@
 //!     post.rs         news from thread to thread
 //! ```
 //!
-//! The wire itself is `diskwright_nbd::wire`. There is no way of serving without io_uring: a server whose sockets and files are on one ring is what this
-//! is; where the system has none, [`ServeError::Ring`] says so.
+//! The wire itself is `diskwright_nbd::wire`. There is no way of serving without io_uring: a server
+//! whose sockets and files are on one ring is what this is; where the system has none,
+//! [`ServeError::Ring`] says so.
 //!
-//! What is promised to clients: a completed write is seen on every connection (so several may be used, CAN_MULTI_CONN), and it is durable
-//! after a flush on any of them. FAST_ZERO is always granted: zeroing is metadata of the image or of the file system.
+//! What is promised to clients: a completed write is seen on every connection (so several may be
+//! used, CAN_MULTI_CONN), and it is durable after a flush on any of them. FAST_ZERO is always
+//! granted: zeroing is metadata of the image or of the file system.
 
 mod connection;
 mod desk;

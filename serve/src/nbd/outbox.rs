@@ -1,8 +1,9 @@
 //! What a connection has to say and has not said yet.
 //!
-//! Replies gather here during a turn, and go out together at its end: headers without contents one behind the other in one small
-//! buffer, contents in the buffers into which they were read, their headers directly before them. One send is in flight at a time. What waits and
-//! what is in flight still counts as the client's, so that one who does not read gets no more than his share.
+//! Replies gather here during a turn, and go out together at its end: headers without contents one
+//! behind the other in one small buffer, contents in the buffers into which they were read, their
+//! headers directly before them. One send is in flight at a time. What waits and what is in flight
+//! still counts as the client's, so that one who does not read gets no more than his share.
 
 use super::pool::{HEADER_ROOM_BYTES, Pool};
 use diskwright_store::{IoBuf, Piece};
@@ -67,7 +68,8 @@ impl Outbox {
         }
     }
 
-    /// Appends a reply with contents: `header` is put directly before the payload, of `payload_bytes`, of the first buffer.
+    /// Appends a reply with contents: `header` is put directly before the payload, of
+    /// `payload_bytes`, of the first buffer.
     pub(crate) fn put_contents(&mut self, header: &[u8], mut buf: IoBuf, payload_bytes: usize) {
         let start = HEADER_ROOM_BYTES - header.len();
         buf[start..HEADER_ROOM_BYTES].copy_from_slice(header);

@@ -1,10 +1,12 @@
-//! A worker's buffers: some sizes, cut from one slab that is registered with the ring, and more from the allocator when those are out. Large
-//! ones come from there by the slab as well, for a slab lies in huge pages: a buffer of 256 KiB in small ones would be 64 pieces to a disk, and
+//! A worker's buffers: some sizes, cut from one slab that is registered with the ring, and more
+//! from the allocator when those are out. Large ones come from there by the slab as well, for a
+//! slab lies in huge pages: a buffer of 256 KiB in small ones would be 64 pieces to a disk, and
 //! `nbdcopy` of a disk took 1.6 times as long.
 //!
-//! Each buffer has [`HEADER_ROOM_BYTES`] before its payload, so that the header of a reply stands directly before the bytes that were read,
-//! which themselves are aligned for O_DIRECT. What is kept for the next time is bounded; how much is out at a time is bounded by the
-//! connections (see `connection`), and when the last of them has gone, only the first slab is kept.
+//! Each buffer has [`HEADER_ROOM_BYTES`] before its payload, so that the header of a reply stands
+//! directly before the bytes that were read, which themselves are aligned for O_DIRECT. What is
+//! kept for the next time is bounded; how much is out at a time is bounded by the connections (see
+//! `connection`), and when the last of them has gone, only the first slab is kept.
 
 use diskwright_store::{HUGE_PAGE_BYTES, IoBuf, Slab};
 

@@ -5,9 +5,11 @@
 //!     └──▶ bell (an eventfd) ─▶ the receive that the ring has on it ends ─▶ take ─▶ all letters
 //! ```
 //!
-//! The front hands clients over to its workers this way, and whoever stops the server tells the front and the workers so. The bell is rung
-//! after the letter is on the list: a thread that has heard it finds the letter. Several letters may be behind one ring, and one ring may be
-//! behind no letter, where the list was taken in between; so all is taken each time, and an empty list means nothing.
+//! The front hands clients over to its workers this way, and whoever stops the server tells the
+//! front and the workers so. The bell is rung after the letter is on the list: a thread that has
+//! heard it finds the letter. Several letters may be behind one ring, and one ring may be behind no
+//! letter, where the list was taken in between; so all is taken each time, and an empty list means
+//! nothing.
 
 use super::{connection::Peer, handshake::TlsNeed};
 use rustix::event::EventfdFlags;

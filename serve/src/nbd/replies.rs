@@ -11,7 +11,8 @@ use diskwright_nbd::wire::{ChunkFlags, Command, EncodedHeader, ErrorCode, Framin
 use std::io;
 
 impl Desk {
-    /// Tells the client how its request has ended. The contents are sent after a read, and given back after anything else.
+    /// Tells the client how its request has ended. The contents are sent after a read, and given
+    /// back after anything else.
     pub(crate) fn reply(&mut self, conn: &mut Connection, asked: &Asked, result: io::Result<()>, contents: Contents) {
         if conn.state == State::Closing {
             conn.share.sub(Share::of(asked.held_bytes()));

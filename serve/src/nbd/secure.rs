@@ -5,7 +5,8 @@
 //!   outbox ─▶ seal (encrypt) ─▶ raw pieces ─▶ stream
 //! ```
 //!
-//! rustls holds keys and records; this gives it bytes and takes bytes. It keeps no more than the records of one feed.
+//! rustls holds keys and records; this gives it bytes and takes bytes. It keeps no more than the
+//! records of one feed.
 
 use super::pool::{HEADER_ROOM_BYTES, Pool};
 use diskwright_store::{IoBuf, Piece};
@@ -38,10 +39,12 @@ impl Secure {
         Ok(Self { session, closed: false, raw: None })
     }
 
-    /// Takes raw bytes, puts the plain ones into `plain`, which has room for as many, and says how many those are.
+    /// Takes raw bytes, puts the plain ones into `plain`, which has room for as many, and says how
+    /// many those are.
     ///
     /// # Errors
-    /// The peer does not keep to TLS, or its certificate is refused; an alert for it may wait to be sent.
+    /// The peer does not keep to TLS, or its certificate is refused; an alert for it may wait to be
+    /// sent.
     pub(crate) fn feed(&mut self, mut raw: &[u8], plain: &mut [u8]) -> io::Result<usize> {
         let mut len = 0;
         while !raw.is_empty() {
@@ -61,7 +64,8 @@ impl Secure {
         Ok(len)
     }
 
-    /// Says goodbye in the manner of TLS, the first time that it is called, and says whether there is something to be sent for it.
+    /// Says goodbye in the manner of TLS, the first time that it is called, and says whether there
+    /// is something to be sent for it.
     pub(crate) fn close(&mut self) -> bool {
         if std::mem::replace(&mut self.closed, true) {
             return false;
@@ -75,7 +79,8 @@ impl Secure {
         self.session.wants_write()
     }
 
-    /// Encrypts `pieces`, whose buffers go back to the pool, and appends what is to be sent to `out`.
+    /// Encrypts `pieces`, whose buffers go back to the pool, and appends what is to be sent to
+    /// `out`.
     pub(crate) fn seal(&mut self, pieces: &mut Vec<Piece>, pool: &mut Pool, out: &mut Vec<Piece>) -> io::Result<()> {
         for (buf, range) in pieces.drain(..) {
             for chunk in buf[range].chunks(SEALED_BYTES) {

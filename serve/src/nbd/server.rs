@@ -100,7 +100,8 @@ pub struct NbdServer {
 }
 
 impl NbdServer {
-    /// Starts to serve `exports` on `listeners`. The disks' own opening and closing are the caller's.
+    /// Starts to serve `exports` on `listeners`. The disks' own opening and closing are the
+    /// caller's.
     ///
     /// # Errors
     /// [`ServeError`].
@@ -165,7 +166,8 @@ impl NbdServer {
     /// Accepts nothing more, finishes what is in flight, flushes, and ends.
     ///
     /// # Errors
-    /// [`ServeError::Died`] and [`ServeError::Flush`], the first of them; everything is tried all the same.
+    /// [`ServeError::Died`] and [`ServeError::Flush`], the first of them; everything is tried all
+    /// the same.
     pub fn stop(mut self) -> Result<(), ServeError> {
         let ended = self.end_threads();
         let mut flushed = Ok(());
@@ -209,7 +211,8 @@ fn join(post: &Post, thread: JoinHandle<io::Result<()>>) -> Result<(), ServeErro
     Err(ServeError::Died { what })
 }
 
-/// Starts a thread, and waits until it has made what it will run: rings belong to the thread that made them.
+/// Starts a thread, and waits until it has made what it will run: rings belong to the thread that
+/// made them.
 fn spawn<T>(
     name: &str,
     make: impl FnOnce(Arc<Post>) -> io::Result<T> + Send + 'static,

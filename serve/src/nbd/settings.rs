@@ -23,7 +23,8 @@ pub struct Options {
     pub request_bytes_max: usize,
     /// Certificates, if there are any.
     pub tls: Option<Arc<ServerConfig>>,
-    /// Speak with clients on unix sockets, too, in TLS only. (On TCP that is so whenever there are certificates.)
+    /// Speak with clients on unix sockets, too, in TLS only. (On TCP that is so whenever there are
+    /// certificates.)
     pub tls_on_unix: bool,
     /// Networks from which clients on TCP may come. Empty: from everywhere.
     pub allowed: Vec<IpNet>,

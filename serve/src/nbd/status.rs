@@ -1,7 +1,8 @@
 //! Block status: the extents of a device, as the contexts of the protocol tell them.
 //!
-//! A range is asked for in windows that grow while little is in them (`walk`), and the answer ends early when it has enough descriptors or has taken
-//! its time, as the protocol allows: a hostile or a very scattered disk, or an endless hole, costs a request no more than that.
+//! A range is asked for in windows that grow while little is in them (`walk`), and the answer ends
+//! early when it has enough descriptors or has taken its time, as the protocol allows: a hostile or
+//! a very scattered disk, or an endless hole, costs a request no more than that.
 
 use super::handshake::{ALLOCATION_ID, Contexts, DEPTH_ID};
 use crate::walk::Walk;
@@ -104,7 +105,8 @@ mod tests {
     use diskwright_nbd::wire::{Chunk, Decoded, Framing, ReplyHeader};
     use diskwright_store::{BlockQueue, Geometry, QueueOptions};
 
-    /// A disk of `size` that alternates between data and holes every MiB, the holes unallocated beyond 8 MiB.
+    /// A disk of `size` that alternates between data and holes every MiB, the holes unallocated
+    /// beyond 8 MiB.
     #[derive(Debug)]
     struct Striped(u64);
 

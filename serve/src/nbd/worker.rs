@@ -5,9 +5,10 @@
 //!                                   └▶ ends of disk requests ─▶ replies ─▶ one send for each client that is owed something
 //! ```
 //!
-//! A turn ends when no queue was pushed to since it was last looked at; then everything waits for the kernel, unless there are more
-//! answers to give (`turn` says why not all at once). No client can hold up the
-//! others: a turn does what is there and waits for nobody, and what a client may have in flight is bounded (see `connection`).
+//! A turn ends when no queue was pushed to since it was last looked at; then everything waits for
+//! the kernel, unless there are more answers to give (`turn` says why not all at once). No client
+//! can hold up the others: a turn does what is there and waits for nobody, and what a client may
+//! have in flight is bounded (see `connection`).
 //!
 //! The front hands over connections, and news, through a [`Post`].
 
@@ -142,14 +143,15 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes what the disks have done, answers some of it, and takes what that lets clients go on with, until there is no more of that.
+    /// Takes what the disks have done, answers some of it, and takes what that lets clients go on
+    /// with, until there is no more of that.
     fn work_disks(&mut self) -> io::Result<()> {
         let mut left = self.pace.answers();
         loop {
             self.desk.pushed = false;
             let mut completions = std::mem::take(&mut self.completions);
-            // Idle ones too: the bell of a flush whose end was seen early rings later, and while it lies unheard in their mailbox the ring does not sleep, and looks
-            // for nothing new.
+            // Idle ones too: the bell of a flush whose end was seen early rings later, and while it
+            // lies unheard in their mailbox the ring does not sleep, and looks for nothing new.
             for queue in self.desk.queues.iter_mut().flatten() {
                 queue.reap(0, &mut completions)?;
             }
@@ -267,7 +269,8 @@ impl Worker {
             };
         }
         let Some(conn) = self.connections.get(number) else { return };
-        // Answers to options wait in memory, and a share counts requests only: so nobody is asked for more options before he has taken the answers to the last.
+        // Answers to options wait in memory, and a share counts requests only: so nobody is asked
+        // for more options before he has taken the answers to the last.
         let must_listen = matches!(conn.phase, Phase::Handshake(_)) && (conn.has_output() || conn.outbox.is_sending());
         if std::mem::take(&mut conn.gives_way) {
             self.patient.push(number);
@@ -378,7 +381,8 @@ impl Worker {
         }
     }
 
-    /// Sees to it that what a connection has to say is said, and that it ends when it has come to its end.
+    /// Sees to it that what a connection has to say is said, and that it ends when it has come to
+    /// its end.
     fn settle(&mut self, number: u32) {
         let Some(conn) = self.connections.get(number) else { return };
         if conn.has_output() && conn.state != State::Closing {
@@ -418,8 +422,9 @@ impl Worker {
         self.settle(number);
     }
 
-    /// Ends the connection of a client that has left. One that leaves during the handshake has looked at the list of exports, or only
-    /// whether somebody listens (monitoring does): that is no fault, and is told at debug level.
+    /// Ends the connection of a client that has left. One that leaves during the handshake has
+    /// looked at the list of exports, or only whether somebody listens (monitoring does): that is
+    /// no fault, and is told at debug level.
     fn left(&mut self, number: u32, reason: &str) {
         let Some(conn) = self.connections.get(number) else { return };
         if matches!(conn.phase, Phase::Handshake(_)) && conn.state != State::Closing {

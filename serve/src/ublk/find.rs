@@ -57,7 +57,8 @@ impl Found {
         Ok(None)
     }
 
-    /// Stops it: what was written goes out first, where its server is there, and the block device goes.
+    /// Stops it: what was written goes out first, where its server is there, and the block device
+    /// goes.
     ///
     /// # Errors
     /// What the driver says. That it is gone is no error.

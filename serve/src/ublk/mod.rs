@@ -1,4 +1,5 @@
-//! A disk as a block device of this machine, by the kernel's ublk driver (Linux 6.5 and later), without a file system between.
+//! A disk as a block device of this machine, by the kernel's ublk driver (Linux 6.5 and later),
+//! without a file system between.
 //!
 //! ```text
 //!   program ─▶ /dev/ublkbN ─▶ kernel ─▶ pump ─▶ session ─▶ the disk's queue
@@ -10,12 +11,15 @@
 //!   find.rs      devices of ours by their mark
 //! ```
 //!
-//! Two processes have a part in a device. The *server* adds it, serves its queue, and, when it was stopped, deletes it. Somebody else (the
-//! supervisor of `attach`) starts and stops it, for both wait until the server has done its share.
+//! Two processes have a part in a device. The *server* adds it, serves its queue, and, when it was
+//! stopped, deletes it. Somebody else (the supervisor of `attach`) starts and stops it, for both
+//! wait until the server has done its share.
 //!
-//! A device carries a *mark* from the moment it is added until it is deleted, which whoever starts a server chooses and notes before. So a device
-//! whose server was killed in any moment is found again, and no device of others is taken for it. When a server is killed the kernel
-//! fails all that is asked of the device and takes `/dev/ublkbN` away; what stays is `/dev/ublkcN`, until somebody deletes the device.
+//! A device carries a *mark* from the moment it is added until it is deleted, which whoever starts
+//! a server chooses and notes before. So a device whose server was killed in any moment is found
+//! again, and no device of others is taken for it. When a server is killed the kernel fails all
+//! that is asked of the device and takes `/dev/ublkbN` away; what stays is `/dev/ublkcN`, until
+//! somebody deletes the device.
 
 pub mod error;
 mod find;

@@ -1,4 +1,5 @@
-//! A device from its adding to its deletion, and the loop between: requests in, results out, until the kernel says that it was stopped.
+//! A device from its adding to its deletion, and the loop between: requests in, results out, until
+//! the kernel says that it was stopped.
 //!
 //! ```text
 //!   add ─▶ describe ─▶ /dev/ublkcN ─▶ fetch for every tag ─▶ "it is ready" ─▶ loop ─▶ all tags have ended with ENODEV ─▶ delete
@@ -6,8 +7,8 @@
 //!                                        somebody else: start ────┘ ... stop
 //! ```
 //!
-//! One turn of the loop is one `io_uring_enter`, which submits the disk's transfers and the commits of some of what has ended (`turn` says why not
-//! of all), and waits for either.
+//! One turn of the loop is one `io_uring_enter`, which submits the disk's transfers and the commits
+//! of some of what has ended (`turn` says why not of all), and waits for either.
 
 use crate::{
     attach::wait_until,
@@ -33,10 +34,12 @@ const TRANSFER_BYTES: u32 = 256 << 10;
 /// How long the node of a device that was added may take to come.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Makes `device` a ublk device with this mark, tells `ready` its number when it can be started, and serves it until it is stopped.
+/// Makes `device` a ublk device with this mark, tells `ready` its number when it can be started,
+/// and serves it until it is stopped.
 ///
 /// # Errors
-/// See [`UblkError`]. The device is deleted then, or, where the kernel does not do that while this process lives, stays without a server.
+/// See [`UblkError`]. The device is deleted then, or, where the kernel does not do that while this
+/// process lives, stays without a server.
 pub fn serve(
     device: Arc<dyn BlockDevice>,
     mark: u64,
@@ -47,7 +50,8 @@ pub fn serve(
     let add = UblkDevice { queue_depth: DEPTH, transfer_bytes: TRANSFER_BYTES, mark };
     let number = control.add(&add).map_err(|source| UblkError::Device { doing: "add", source })?;
     let served = serve_added(device, &mut control, number, engine, ready);
-    // A fetch that is under way keeps the device open until this process ends, and a deletion would wait for that.
+    // A fetch that is under way keeps the device open until this process ends, and a deletion would
+    // wait for that.
     let is_open = matches!(served, Err(UblkError::Fetch { .. } | UblkError::Queue(_)));
     if is_open {
         return served;
@@ -89,7 +93,8 @@ fn serve_added(
     Pump { kernel, session, live: depth }.run(&ring, waits_for_disk)
 }
 
-/// Tells the kernel each new size of the disk, in the thread that changes it: the queue's own may be needed meanwhile.
+/// Tells the kernel each new size of the disk, in the thread that changes it: the queue's own may
+/// be needed meanwhile.
 fn follow_size(number: u32) -> Arc<SizeWatcher> {
     Arc::new(move |size_bytes| {
         let updated = control()

@@ -1,9 +1,11 @@
-//! One device: requests of the kernel become requests of the disk's queue, their completions become answers.
+//! One device: requests of the kernel become requests of the disk's queue, their completions become
+//! answers.
 //!
-//! It does no I/O with the kernel: a loop around it (`pump`) gives it the requests with their buffers, and commits the answers that it finds here.
+//! It does no I/O with the kernel: a loop around it (`pump`) gives it the requests with their
+//! buffers, and commits the answers that it finds here.
 //!
-//! Invariants: every tag that was taken gets exactly one answer, with a buffer. A tag has at most one request, so the tag of the kernel is
-//! the tag of the disk's request.
+//! Invariants: every tag that was taken gets exactly one answer, with a buffer. A tag has at most
+//! one request, so the tag of the kernel is the tag of the disk's request.
 
 use crate::fuse::errno_of;
 use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, ublk::UblkOperation};

@@ -153,7 +153,8 @@ impl Client {
         self.next_cookie - 1
     }
 
-    /// Reads one reply: its cookie, and what it says. `read_bytes`: contents of a successful simple reply.
+    /// Reads one reply: its cookie, and what it says. `read_bytes`: contents of a successful simple
+    /// reply.
     pub fn try_reply(&mut self, read_bytes: usize) -> io::Result<(u64, Reply)> {
         let mut header = vec![
             0;

@@ -1,7 +1,9 @@
-//! A disk that ends its requests in batches of told sizes, whatever the time and the order in which they come.
+//! A disk that ends its requests in batches of told sizes, whatever the time and the order in which
+//! they come.
 //!
-//! The first batch ends when as many requests as its size wait, then the next, and so on; the last size stands for all that follow in
-//! turn with the one before it. So what a server does with batches can be counted, and is the same each time.
+//! The first batch ends when as many requests as its size wait, then the next, and so on; the last
+//! size stands for all that follow in turn with the one before it. So what a server does with
+//! batches can be counted, and is the same each time.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -14,7 +16,8 @@ pub const DEPTH: u64 = 32;
 /// Of a batch of 32 a server holds back as many reads.
 pub const HELD: u64 = 8;
 
-/// A disk whose first batch is all that a client has in flight; of each later round, what is not held back, and then the rest.
+/// A disk whose first batch is all that a client has in flight; of each later round, what is not
+/// held back, and then the rest.
 #[derive(Debug)]
 pub struct Steps;
 

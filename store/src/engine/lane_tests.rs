@@ -1,4 +1,5 @@
-//! Stores that answer late, out of order, never, after the engine is gone; the pool; a ring that fails.
+//! Stores that answer late, out of order, never, after the engine is gone; the pool; a ring that
+//! fails.
 
 use super::*;
 use crate::{
@@ -421,8 +422,8 @@ fn memory_is_driven_where_it_is() {
     }
 }
 
-/// Overlays of a file through the page cache and past it, and of a lane: only what a page replaces, and what lies behind the file's
-/// end, takes another way.
+/// Overlays of a file through the page cache and past it, and of a lane: only what a page replaces,
+/// and what lies behind the file's end, takes another way.
 #[test]
 fn an_overlay_goes_straight_to_what_is_below() {
     let directory = tempfile::tempdir().unwrap();

@@ -4,17 +4,19 @@
 //!   remove_target ─▶ leaving ─ no part uses it any more (looked at after each reap) ─▶ store dropped, places free
 //! ```
 //!
-//! A request that is in flight keeps its store. Nothing is counted for that on the way of a request: the table of parts is
-//! searched while a store is leaving, which is rare. A part that was lost keeps its store for good, since the kernel may still
-//! use the file. A lane stays open with its engine.
+//! A request that is in flight keeps its store. Nothing is counted for that on the way of a
+//! request: the table of parts is searched while a store is leaving, which is rare. A part that was
+//! lost keeps its store for good, since the kernel may still use the file. A lane stays open with
+//! its engine.
 
 use super::{Engine, TargetId};
 use crate::{MemoryStore, part::Target, store::Store};
 use std::{collections::HashSet, sync::Arc};
 
 impl Engine {
-    /// Gives up a store: it is dropped, and its file closed if nobody else has it, when no request of this engine uses it any more. Its
-    /// place among the ring's registered files is used again. New parts must not name it.
+    /// Gives up a store: it is dropped, and its file closed if nobody else has it, when no request
+    /// of this engine uses it any more. Its place among the ring's registered files is used again.
+    /// New parts must not name it.
     pub fn remove_target(&mut self, target: TargetId) {
         if !self.leaving.contains(&target.0) {
             self.leaving.push(target.0);

@@ -6,8 +6,9 @@
 //!   otherwise       ─▶ ring, tickets and pool are waited for without a limit, as one waits for a disk
 //! ```
 //!
-//! Invariant: the place of a lost part in the table is never used again, so a late answer finds nothing. A
-//! late answer of a lane is known by its part's carrier; the ring is not looked at after it has failed.
+//! Invariant: the place of a lost part in the table is never used again, so a late answer finds
+//! nothing. A late answer of a lane is known by its part's carrier; the ring is not looked at after
+//! it has failed.
 
 use super::Engine;
 use crate::{
@@ -29,7 +30,8 @@ impl Engine {
     pub(super) fn settle(&mut self) -> io::Result<()> {
         let started = Instant::now();
         let mut outcome = Ok(());
-        // A request that was never ended keeps its parts, so what is waited for here is parts and tickets.
+        // A request that was never ended keeps its parts, so what is waited for here is parts and
+        // tickets.
         loop {
             self.drive_lanes();
             self.take_tickets();
@@ -86,7 +88,8 @@ impl Engine {
         }
     }
 
-    /// Sleeps until a ticket or a loan has come back, or a lane has something to do. It may return early.
+    /// Sleeps until a ticket or a loan has come back, or a lane has something to do. It may return
+    /// early.
     fn wait_off_ring(&mut self, limit: Option<Duration>) {
         if self.lane_parts == 0 || self.externals.eventfd().is_err() {
             // Without an eventfd lanes are looked at again and again.

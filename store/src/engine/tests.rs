@@ -491,7 +491,8 @@ fn a_ticket_wakes_whoever_waits_for_the_ring() {
 const REGIONS: usize = 12;
 const REGION_BYTES: usize = 160 << 10;
 
-/// One part: what it does to a stretch of its region. Regions keep the parts in flight from overlapping.
+/// One part: what it does to a stretch of its region. Regions keep the parts in flight from
+/// overlapping.
 #[derive(Debug, Clone)]
 struct Step {
     what: u8,
@@ -509,7 +510,8 @@ fn step() -> impl Strategy<Value = Step> {
     })
 }
 
-/// Runs batches with one request for each region in flight, and compares file and reads with an array of bytes.
+/// Runs batches with one request for each region in flight, and compares file and reads with an
+/// array of bytes.
 fn check_against_model(make: impl FnOnce(&Slab) -> Option<Engine>, cache: CacheMode, batches: &[Vec<Step>]) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");

@@ -9,8 +9,9 @@
 //!                                        └─▶ pieces, each started anew (a store that is not plain)
 //! ```
 //!
-//! Answers come from the engine's own ring, or from its mailbox at a shared one. Tickets and loans that others hold ring an eventfd, which
-//! the ring polls while there are any; so it does with the descriptors of lanes that have parts.
+//! Answers come from the engine's own ring, or from its mailbox at a shared one. Tickets and loans
+//! that others hold ring an eventfd, which the ring polls while there are any; so it does with the
+//! descriptors of lanes that have parts.
 
 #![allow(unsafe_code)]
 
@@ -64,7 +65,8 @@ impl Engine {
             if missing == 0 && ring.unsubmitted() == 0 && (looked || !ring.has_task_work()) {
                 return Ok(());
             }
-            // Each request that is missing brings an answer of its own, but one bell may ring for many tickets.
+            // Each request that is missing brings an answer of its own, but one bell may ring for
+            // many tickets.
             let wait_for = if self.tickets == 0 { missing } else { missing.min(1) };
             if wait_for > 0 && self.listen()? {
                 continue;
@@ -80,7 +82,8 @@ impl Engine {
         self.take_answers();
         loop {
             self.drive_lanes();
-            // Also when nothing is waited for: the next to wait is somebody else, who cannot know of our tickets.
+            // Also when nothing is waited for: the next to wait is somebody else, who cannot know
+            // of our tickets.
             self.listen()?;
             let Link::Shared(member) = &self.link else { return Ok(()) };
             if self.slots.ended() >= wanted {
@@ -91,7 +94,8 @@ impl Engine {
         }
     }
 
-    /// Sees to it that the ring hears of tickets, loans and lanes, if there are any. Says whether it had to.
+    /// Sees to it that the ring hears of tickets, loans and lanes, if there are any. Says whether
+    /// it had to.
     pub(super) fn listen(&mut self) -> io::Result<bool> {
         if self.tickets == 0 {
             return Ok(false);
@@ -259,10 +263,11 @@ impl Engine {
         if block || !part.fits_ring(target) {
             return self.carry_out_otherwise(index);
         }
-        // SAFETY: the part fits. Its memory is its slot's buffer or segments, memory the slot shares, or static zeros; the slot keeps it
-        // and lets nobody reach it until the part has ended, which is when its answer has been taken. `registered`
-        // was set from the slab that the ring has registered. Reads are made into the slot's own memory only, or into another process's, of
-        // which nobody has a reference.
+        // SAFETY: the part fits. Its memory is its slot's buffer or segments, memory the slot
+        // shares, or static zeros; the slot keeps it and lets nobody reach it until the part has
+        // ended, which is when its answer has been taken. `registered` was set from the slab that
+        // the ring has registered. Reads are made into the slot's own memory only, or into another
+        // process's, of which nobody has a reference.
         let start = |ring: &mut crate::ring::Ring| unsafe { ring.start(part, target, user_data) };
         match self.link.with(start) {
             Some(Ok(())) => self.in_ring += 1,
@@ -306,8 +311,8 @@ impl Engine {
         let target = &self.targets[part.target as usize];
         if !self.link.is_some() || target.never_blocks {
             self.stats.inline_parts += 1;
-            // SAFETY: as above, and the part is not in the ring: it never was, or its answer has been taken. It names no memory of another
-            // process any more.
+            // SAFETY: as above, and the part is not in the ring: it never was, or its answer has
+            // been taken. It names no memory of another process any more.
             let result = catch_unwind(AssertUnwindSafe(|| unsafe { part.run_blocking(target) }));
             let result = result.unwrap_or_else(|_| Err(panicked(target)));
             self.bounce_back(index, &result);
@@ -322,8 +327,9 @@ impl Engine {
             holder.lend(memory, fills);
         }
         self.tickets += 1;
-        // SAFETY: the memory is as for the ring, and initialised from birth. The slot keeps it until `loan_is_back`, or leaks it; it
-        // does not clash with another loan, and the slot's other memory is not looked at meanwhile.
+        // SAFETY: the memory is as for the ring, and initialised from birth. The slot keeps it
+        // until `loan_is_back`, or leaks it; it does not clash with another loan, and the slot's
+        // other memory is not looked at meanwhile.
         let loan = unsafe { Loan::new(memory, fills, index, &self.externals) };
         if let Some(lane) = part.fits_lane(target) {
             part.carrier = Carrier::Lane;
@@ -375,7 +381,8 @@ impl Engine {
     }
 }
 
-/// A store panicked while it carried a part out for the engine's own thread. That ends the part, and not the thread's other requests.
+/// A store panicked while it carried a part out for the engine's own thread. That ends the part,
+/// and not the thread's other requests.
 #[cold]
 fn panicked(target: &Target) -> io::Error {
     let name = target.store.name().display();

@@ -14,7 +14,8 @@ fn image(directory: &Path) -> PathBuf {
     path
 }
 
-/// As `image`, but VHDX: QEMU shares raw files with writers when it only reads them, formats it does not.
+/// As `image`, but VHDX: QEMU shares raw files with writers when it only reads them, formats it
+/// does not.
 fn vhdx(directory: &Path) -> PathBuf {
     let path = directory.join("image.vhdx");
     let output = Command::new("qemu-img")

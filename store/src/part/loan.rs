@@ -1,4 +1,5 @@
-//! A piece of a request's memory, lent to another thread or to a [`Lane`](crate::Lane) until the part has ended.
+//! A piece of a request's memory, lent to another thread or to a [`Lane`](crate::Lane) until the
+//! part has ended.
 //!
 //! ```text
 //!   Engine ── lend(part) ──▶ Loan { memory, promise } ──▶ a lane, or a thread of the pool
@@ -10,9 +11,11 @@
 //! back, so nobody can use the memory afterwards.
 //!
 //! Invariants:
-//! - The request's slot keeps the memory until the loan has come back. An engine that gives a loan up
-//!   (see [`Engine::finish`](crate::Engine::finish)) leaks the memory: a late use still hits valid bytes.
-//! - No two loans of one request overlap where one of them writes. The slot checks this when it lends.
+//! - The request's slot keeps the memory until the loan has come back. An engine that gives a loan
+//!   up (see [`Engine::finish`](crate::Engine::finish)) leaks the memory: a late use still hits
+//!   valid bytes.
+//! - No two loans of one request overlap where one of them writes. The slot checks this when it
+//!   lends.
 //! - A loan of a write never gives out `&mut` access: its bytes may be shared by several parts.
 
 #![allow(unsafe_code)]
@@ -33,8 +36,8 @@ pub struct Loan {
     sent: bool,
 }
 
-// SAFETY: the memory is reached through this loan only (see the invariants), and stays alive until the
-// loan has come back, or for ever. `Externals` is shared between threads anyway.
+// SAFETY: the memory is reached through this loan only (see the invariants), and stays alive until
+// the loan has come back, or for ever. `Externals` is shared between threads anyway.
 unsafe impl Send for Loan {}
 // SAFETY: `&Loan` gives `&[u8]` only.
 unsafe impl Sync for Loan {}
@@ -43,8 +46,8 @@ impl Loan {
     /// Lends memory to whoever carries out part number `part`.
     ///
     /// # Safety
-    /// The memory is initialised and stays alive until the loan has come back or, if it never does, for
-    /// ever. Until then nobody else writes to it; where `fills`, nobody else reaches it at all.
+    /// The memory is initialised and stays alive until the loan has come back or, if it never does,
+    /// for ever. Until then nobody else writes to it; where `fills`, nobody else reaches it at all.
     pub(crate) unsafe fn new(memory: Span, fills: bool, part: u32, externals: &Arc<Externals>) -> Self {
         Self { memory, fills, part, externals: Arc::clone(externals), sent: false }
     }

@@ -33,7 +33,8 @@ fn told() -> (Arc<Told>, Target) {
 
 const NOSPC: i32 = 28;
 
-/// RWF_DSYNC waits for the write-back of earlier writes too, and the kernel tells of its failure once.
+/// RWF_DSYNC waits for the write-back of earlier writes too, and the kernel tells of its failure
+/// once.
 #[test]
 fn no_room_for_earlier_writes_counts_as_a_failed_sync() {
     let (store, target) = told();

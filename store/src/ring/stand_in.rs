@@ -1,8 +1,12 @@
-//! What Miri has instead of an io_uring, which it does not know: the same calls, carried out by plain system calls when the ring is entered.
+//! What Miri has instead of an io_uring, which it does not know: the same calls, carried out by
+//! plain system calls when the ring is entered.
 //!
-//! It holds the memory of what was started by address only, as the kernel does, and reads and writes it while the engine's owner of that memory exists. So Miri sees each rule that
-//! the ring's users promise to keep: that the memory is alive until the answer was taken, that nobody holds a reference to it, and that a read's may be written to. Like the kernel it
-//! answers in no order, moves less than it was asked to, and puts things off. Streams are not carried out: their entries cannot be looked into.
+//! It holds the memory of what was started by address only, as the kernel does, and reads and
+//! writes it while the engine's owner of that memory exists. So Miri sees each rule that the ring's
+//! users promise to keep: that the memory is alive until the answer was taken, that nobody holds a
+//! reference to it, and that a read's may be written to. Like the kernel it answers in no order,
+//! moves less than it was asked to, and puts things off. Streams are not carried out: their entries
+//! cannot be looked into.
 //!
 //! Compiled for Miri only (`.ci/miri`), in the place of `ring.rs`.
 
@@ -153,7 +157,8 @@ impl Ring {
                 None => polls.push(entry),
             }
         }
-        // A poll may end although there is nothing to read; while there is something else, that goes first.
+        // A poll may end although there is nothing to read; while there is something else, that
+        // goes first.
         for poll in polls {
             if self.answers.len() < wait_for {
                 std::thread::yield_now();
@@ -179,7 +184,8 @@ impl Ring {
         let len_bytes = if short { work.len_bytes / 1024 * 512 } else { work.len_bytes };
         let at = work.offset_bytes as libc::off_t;
         let moved = match work.action {
-            // SAFETY: the caller of `start` has promised that this memory is alive and writable, and that nobody else reaches it. Miri sees whether that is so.
+            // SAFETY: the caller of `start` has promised that this memory is alive and writable,
+            // and that nobody else reaches it. Miri sees whether that is so.
             Action::Read => unsafe { libc::pread(work.fd, work.address.cast(), len_bytes, at) },
             // SAFETY: as above, for reading.
             Action::Write { .. } | Action::WriteAgain => unsafe {
@@ -277,7 +283,8 @@ mod tests {
         done
     }
 
-    /// What is written arrives, in requests of one part and of several, with buffers of the slab and others, while buffers that have come back are in use.
+    /// What is written arrives, in requests of one part and of several, with buffers of the slab
+    /// and others, while buffers that have come back are in use.
     fn does_what_an_array_does(mut engine: Engine, slab: &Slab) {
         let target = engine.add_target(&store()).expect("a target");
         // Without a ring that is a system call which Miri does not know.

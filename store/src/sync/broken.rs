@@ -1,24 +1,31 @@
-//! Rules of what runs without a lock, or shares work between threads, that a test may break on purpose, to see that the scheduler finds it.
+//! Rules of what runs without a lock, or shares work between threads, that a test may break on
+//! purpose, to see that the scheduler finds it.
 //!
-//! They stand where the rule is kept, behind the feature `shuttle`; whatever is built without it has nothing of them. Rules that can be broken from outside are broken there
-//! (`proving/src/meddler.rs`). All threads of one schedule run on one thread of the machine, so what is broken is known to that one only, and tests do not disturb each other.
+//! They stand where the rule is kept, behind the feature `shuttle`; whatever is built without it
+//! has nothing of them. Rules that can be broken from outside are broken there
+//! (`proving/src/meddler.rs`). All threads of one schedule run on one thread of the machine, so
+//! what is broken is known to that one only, and tests do not disturb each other.
 
 use std::cell::Cell;
 
 /// A rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// Space that was given up rests until every request that could still reach it has ended (`disk/src/epoch.rs`).
+    /// Space that was given up rests until every request that could still reach it has ended
+    /// (`disk/src/epoch.rs`).
     GraceIsWaitedFor,
-    /// A request looks again at the epoch after it was counted, and is counted anew where that has moved on (`disk/src/epoch.rs`).
+    /// A request looks again at the epoch after it was counted, and is counted anew where that has
+    /// moved on (`disk/src/epoch.rs`).
     CountedInTheCurrentEpoch,
     /// Sectors that hide a parent's are mapped when their payload is in place (`disk/src/plan.rs`).
     MappedAfterPayload,
-    /// Whoever asks for a flush while one is under way is answered by the next (`disk/src/flusher.rs`).
+    /// Whoever asks for a flush while one is under way is answered by the next
+    /// (`disk/src/flusher.rs`).
     AnsweredByALaterCycle,
     /// What is given up during a flush is not durably removed by it (`disk/src/device.rs`).
     FreedBeforeTheFlush,
-    /// A flush of an image that finds a cycle under way is done by one that begins after the call (`store/src/barrier.rs`).
+    /// A flush of an image that finds a cycle under way is done by one that begins after the call
+    /// (`store/src/barrier.rs`).
     WaitsForALaterCycle,
     /// Every request that waits for a block is woken when the block is free (`disk/src/claims.rs`).
     WaitersAreWoken,
@@ -38,7 +45,8 @@ pub enum Rule {
     /// A former top is called durable when no request can write to it any more
     /// (`disk/src/device.rs`).
     FormerTopIsAtRest,
-    /// Table pages are dirty until the cycle that carries them has ended (`image/src/vhdx/pages.rs`).
+    /// Table pages are dirty until the cycle that carries them has ended
+    /// (`image/src/vhdx/pages.rs`).
     DirtyUntilLanded,
 }
 

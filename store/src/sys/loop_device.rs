@@ -1,7 +1,9 @@
-//! Control of loop devices, and of partitions on any block device (`linux/loop.h`, `linux/blkpg.h`).
+//! Control of loop devices, and of partitions on any block device (`linux/loop.h`,
+//! `linux/blkpg.h`).
 //!
-//! A loop device shows a file as a block device. [`configure`] gives it the file and all that belongs to it in one step, so nobody ever
-//! sees it half-made. The device keeps the file open by itself until it is [`clear`]ed and its last user has closed it.
+//! A loop device shows a file as a block device. [`configure`] gives it the file and all that
+//! belongs to it in one step, so nobody ever sees it half-made. The device keeps the file open by
+//! itself until it is [`clear`]ed and its last user has closed it.
 
 #![allow(unsafe_code)]
 
@@ -101,7 +103,8 @@ pub struct LoopConfig<'a> {
 #[derive(Debug)]
 struct GetFree;
 
-// SAFETY: the call takes no argument and gives the number of a device as its return value; it touches no memory of ours.
+// SAFETY: the call takes no argument and gives the number of a device as its return value; it
+// touches no memory of ours.
 unsafe impl Ioctl for GetFree {
     type Output = u32;
     const IS_MUTATING: bool = false;
@@ -119,8 +122,8 @@ unsafe impl Ioctl for GetFree {
     }
 }
 
-/// The number of a loop device that nobody uses, made if need be. `control` is `/dev/loop-control`. Others may be faster: then
-/// [`configure`] says `EBUSY`, and one asks again.
+/// The number of a loop device that nobody uses, made if need be. `control` is `/dev/loop-control`.
+/// Others may be faster: then [`configure`] says `EBUSY`, and one asks again.
 pub fn free_number(control: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: see `GetFree`; a descriptor that is no loop control answers ENOTTY.
     unsafe { ioctl(control, GetFree) }
@@ -159,9 +162,11 @@ pub fn configure(device: BorrowedFd<'_>, config: &LoopConfig<'_>) -> io::Result<
         },
         reserved: [0; 8],
     };
-    // SAFETY: the opcode is LOOP_CONFIGURE, which reads one `struct loop_config`, and `Configuration` has its layout.
+    // SAFETY: the opcode is LOOP_CONFIGURE, which reads one `struct loop_config`, and
+    // `Configuration` has its layout.
     let request = unsafe { Setter::<LOOP_CONFIGURE, Configuration>::new(configuration) };
-    // SAFETY: the call reads the struct, which lives in `request`; both descriptors are open, as they are borrowed.
+    // SAFETY: the call reads the struct, which lives in `request`; both descriptors are open, as
+    // they are borrowed.
     unsafe { ioctl(device, request) }
 }
 
@@ -173,7 +178,8 @@ pub fn set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { ioctl(device, request) }
 }
 
-/// Takes the file from a loop device, at once or, where others have the device open, when the last of them closes it.
+/// Takes the file from a loop device, at once or, where others have the device open, when the last
+/// of them closes it.
 pub fn clear(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: LOOP_CLR_FD takes no argument.
     let request = unsafe { NoArg::<LOOP_CLR_FD>::new() };
@@ -196,8 +202,10 @@ pub fn add_partition(device: BorrowedFd<'_>, number: u32, start_bytes: u64, len_
         len_bytes: size_of::<BlkpgPartition>() as libc::c_int,
         data: &raw const partition,
     };
-    // SAFETY: the opcode is BLKPG, which reads one `struct blkpg_ioctl_arg`, and `BlkpgArgument` has its layout.
+    // SAFETY: the opcode is BLKPG, which reads one `struct blkpg_ioctl_arg`, and `BlkpgArgument`
+    // has its layout.
     let request = unsafe { Setter::<BLKPG, BlkpgArgument>::new(argument) };
-    // SAFETY: the call reads that struct and the partition behind its pointer, both of which live until it has returned.
+    // SAFETY: the call reads that struct and the partition behind its pointer, both of which live
+    // until it has returned.
     unsafe { ioctl(device, request) }
 }

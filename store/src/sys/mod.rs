@@ -1,4 +1,5 @@
-//! What no library wraps safely: system calls and an instruction, each behind a function that is safe to call.
+//! What no library wraps safely: system calls and an instruction, each behind a function that is
+//! safe to call.
 //!
 //! ```text
 //!   cycles.rs         the processor's cycle counter

@@ -1,11 +1,13 @@
 //! The control device: devices are added, told what they are, started, stopped and deleted.
 //!
-//! A command is an entry of 128 bytes on a small ring of its own, since the ring of the queues has entries of 64. The kernel carries it
-//! out in a thread that it lends the ring, and this one waits; some take long: a device is started when its partitions have been
-//! read, which its server must do meanwhile, and stopped when what was written has gone out. So whoever starts or stops a device is not the
-//! thread that serves it.
+//! A command is an entry of 128 bytes on a small ring of its own, since the ring of the queues has
+//! entries of 64. The kernel carries it out in a thread that it lends the ring, and this one waits;
+//! some take long: a device is started when its partitions have been read, which its server must do
+//! meanwhile, and stopped when what was written has gone out. So whoever starts or stops a device
+//! is not the thread that serves it.
 //!
-//! The kernel reads and writes a payload of 64 bytes while a command is under way. It lies in a box, which is given up when the command is.
+//! The kernel reads and writes a payload of 64 bytes while a command is under way. It lies in a
+//! box, which is given up when the command is.
 
 #![allow(unsafe_code)]
 
@@ -30,7 +32,8 @@ use std::{
 /// The control device.
 pub const UBLK_CONTROL: &str = "/dev/ublk-control";
 
-/// How long a command may take. The kernel itself gives up on the requests of a dead server after 30 s.
+/// How long a command may take. The kernel itself gives up on the requests of a dead server after
+/// 30 s.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// "Any number that is free."
@@ -58,7 +61,8 @@ impl UblkControl {
     /// Opens the control device, and sees that its driver is one that is understood here.
     ///
     /// # Errors
-    /// `NotFound` where there is no driver, `PermissionDenied` for those who may not, `Unsupported` for a driver that is too old.
+    /// `NotFound` where there is no driver, `PermissionDenied` for those who may not, `Unsupported`
+    /// for a driver that is too old.
     pub fn open() -> io::Result<Self> {
         let file = rustix::fs::open(UBLK_CONTROL, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let ring = IoUring::builder().build(4)?;
@@ -98,7 +102,8 @@ impl UblkControl {
         self.run(command::SET_PARAMETERS, number, Some((payload, PAYLOAD_BYTES as u16)), 0).map(drop)
     }
 
-    /// Starts a device whose queue is served by the process `server`: `/dev/ublkbN` comes, and its partitions are read.
+    /// Starts a device whose queue is served by the process `server`: `/dev/ublkbN` comes, and its
+    /// partitions are read.
     ///
     /// # Errors
     /// What the kernel says.
@@ -118,7 +123,8 @@ impl UblkControl {
         self.run(command::UPDATE_SIZE, number, None, layout::size_in_sectors(size_bytes)).map(drop)
     }
 
-    /// Stops a device: what was written goes out, `/dev/ublkbN` goes, and every fetch ends with ENODEV.
+    /// Stops a device: what was written goes out, `/dev/ublkbN` goes, and every fetch ends with
+    /// ENODEV.
     ///
     /// # Errors
     /// What the kernel says; `ENODEV` for a device that is not there.
@@ -164,8 +170,9 @@ impl UblkControl {
             .cmd(bytes)
             .build()
             .user_data(number_of_command);
-        // SAFETY: the entry names the payload, which is kept below until the answer has come, or given up for good, and holds at least
-        // `len_bytes`; the file stays open as long as the ring.
+        // SAFETY: the entry names the payload, which is kept below until the answer has come, or
+        // given up for good, and holds at least `len_bytes`; the file stays open as long as the
+        // ring.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)?;
         match self.wait(number_of_command) {
             Ok(result) if result < 0 => Err(io::Error::from_raw_os_error(-result)),

@@ -9,7 +9,8 @@ pub(super) const IO_COMMAND_BYTES: usize = 16;
 pub(super) const DESCRIPTOR_BYTES: usize = 24;
 /// What a command of an entry of 128 bytes has room for.
 pub(super) const COMMAND_BYTES: usize = 80;
-/// Bytes of `struct ublksrv_ctrl_dev_info`, and of the head of `struct ublk_params`, up to and with what is set here.
+/// Bytes of `struct ublksrv_ctrl_dev_info`, and of the head of `struct ublk_params`, up to and with
+/// what is set here.
 pub(super) const PAYLOAD_BYTES: usize = 64;
 /// Bytes of the features' word.
 pub(super) const FEATURES_BYTES: u16 = 8;
@@ -162,7 +163,8 @@ pub(super) fn facts(bytes: &[u8; PAYLOAD_BYTES]) -> Option<UblkFacts> {
     })
 }
 
-/// The head of `struct ublk_params`: basic ones and those of discards. `transfer_bytes` as the device was added with.
+/// The head of `struct ublk_params`: basic ones and those of discards. `transfer_bytes` as the
+/// device was added with.
 pub(super) fn parameters(geometry: &Geometry, transfer_bytes: u32) -> [u8; PAYLOAD_BYTES] {
     /// Where the parameters for discards end: what follows is not sent.
     const LEN_BYTES: u32 = 60;
@@ -246,7 +248,8 @@ mod tests {
         assert_eq!(command::FETCH, 0xC010_7520);
     }
 
-    /// `ublk_ctrl_set_size` reads the new size from the command's first data word, in sectors of 512 bytes.
+    /// `ublk_ctrl_set_size` reads the new size from the command's first data word, in sectors of
+    /// 512 bytes.
     #[test]
     fn a_new_size_is_told_in_sectors() {
         let bytes = control_command(7, None, size_in_sectors(3 << 30));

@@ -6,12 +6,14 @@
 //!   commit(tag, ..) ─┘                                                 └─▶ UblkEnd { tag, buf, ENODEV }: the device was stopped
 //! ```
 //!
-//! Descriptors lie in pages that the kernel shares with us, one for each tag. The kernel writes one before it ends that tag's fetch, and not again
-//! before the commit; so it is read between the two, and only then.
+//! Descriptors lie in pages that the kernel shares with us, one for each tag. The kernel writes one
+//! before it ends that tag's fetch, and not again before the commit; so it is read between the two,
+//! and only then.
 //!
-//! Invariants: a tag is the kernel's (its buffer is in `buffers`, and an entry of the ring is under way) or the caller's. Everything is done by
-//! the thread of the ring: the kernel takes a queue's commands from one thread only. A fetch cannot be taken back, so buffers that
-//! the kernel has when this is dropped are left to it for good; whoever wants them stops the device first.
+//! Invariants: a tag is the kernel's (its buffer is in `buffers`, and an entry of the ring is under
+//! way) or the caller's. Everything is done by the thread of the ring: the kernel takes a queue's
+//! commands from one thread only. A fetch cannot be taken back, so buffers that the kernel has when
+//! this is dropped are left to it for good; whoever wants them stops the device first.
 
 #![allow(unsafe_code)]
 
@@ -43,8 +45,8 @@ pub struct UblkEnd {
     pub tag: u16,
     /// The buffer of the fetch; for a write, with the payload in front.
     pub buf: IoBuf,
-    /// What is asked for: `None` for something that was never offered. An error says that no request will come for this tag any more; `ENODEV`
-    /// is that of a device that was stopped.
+    /// What is asked for: `None` for something that was never offered. An error says that no
+    /// request will come for this tag any more; `ENODEV` is that of a device that was stopped.
     pub request: io::Result<Option<UblkOperation>>,
 }
 
@@ -100,16 +102,19 @@ impl UblkQueue {
         self.buffers.len() as u16
     }
 
-    /// Asks for the first request of a tag. All tags must be asked for before the device can be started.
+    /// Asks for the first request of a tag. All tags must be asked for before the device can be
+    /// started.
     ///
     /// # Panics
-    /// When the tag is none, or is the kernel's, or the buffer is smaller than the device's transfers: errors of the program.
+    /// When the tag is none, or is the kernel's, or the buffer is smaller than the device's
+    /// transfers: errors of the program.
     pub fn fetch(&mut self, tag: u16, buf: IoBuf) {
         self.push(command::FETCH, tag, 0, buf);
     }
 
-    /// Ends a request, with the bytes that were moved (0 where none are) or why not, and asks for the next of its tag. What was read lies in front
-    /// of `buf`, which need not be the buffer that came with the request.
+    /// Ends a request, with the bytes that were moved (0 where none are) or why not, and asks for
+    /// the next of its tag. What was read lies in front of `buf`, which need not be the buffer that
+    /// came with the request.
     ///
     /// # Panics
     /// As [`UblkQueue::fetch`].
@@ -132,8 +137,9 @@ impl UblkQueue {
             .flags(self.flags)
             .user_data(self.member.user_bits() | u64::from(tag));
         *berth = Some(buf);
-        // SAFETY: the entry names the memory of a buffer that is at least as long as the longest transfer of the device, as the kernel has told it. The
-        // buffer stays in `buffers`, where nobody reaches it, until the answer has been taken; `drop` leaks it otherwise.
+        // SAFETY: the entry names the memory of a buffer that is at least as long as the longest
+        // transfer of the device, as the kernel has told it. The buffer stays in `buffers`, where
+        // nobody reaches it, until the answer has been taken; `drop` leaks it otherwise.
         if let Err(error) = unsafe { self.member.ring().push(&entry) }
             && let Some(buf) = self.buffers[usize::from(tag)].take()
         {
@@ -141,7 +147,8 @@ impl UblkQueue {
         }
     }
 
-    /// Appends the requests that have come, and the tags that have ended. It does not wait; [`SharedRing::wait`] does.
+    /// Appends the requests that have come, and the tags that have ended. It does not wait;
+    /// [`SharedRing::wait`] does.
     pub fn reap(&mut self, out: &mut Vec<UblkEnd>) {
         out.append(&mut self.refused);
         let mut mail = mem::take(&mut self.mail);
@@ -184,7 +191,8 @@ struct Descriptors {
 impl Descriptors {
     fn map(file: &OwnedFd, count: u16) -> io::Result<Self> {
         let len_bytes = (usize::from(count) * DESCRIPTOR_BYTES).next_multiple_of(rustix::param::page_size());
-        // SAFETY: a new mapping, at a place of the kernel's choosing, of pages that only the kernel writes.
+        // SAFETY: a new mapping, at a place of the kernel's choosing, of pages that only the kernel
+        // writes.
         let base = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
@@ -202,8 +210,9 @@ impl Descriptors {
     /// The descriptor of a tag whose fetch has just ended.
     fn read(&self, tag: u16) -> [u8; DESCRIPTOR_BYTES] {
         assert!(tag < self.count);
-        // SAFETY: it lies within the mapping, which lives as long as this. The kernel wrote it before it ended the fetch, and taking that
-        // answer from the ring came after. It is read as volatile, as it is written behind the compiler's back.
+        // SAFETY: it lies within the mapping, which lives as long as this. The kernel wrote it
+        // before it ended the fetch, and taking that answer from the ring came after. It is read as
+        // volatile, as it is written behind the compiler's back.
         unsafe { self.base.add(usize::from(tag) * DESCRIPTOR_BYTES).cast::<[u8; DESCRIPTOR_BYTES]>().read_volatile() }
     }
 }

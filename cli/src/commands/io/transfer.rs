@@ -1,4 +1,5 @@
-//! Carrying out one command of `io`, in pieces, so that memory does not depend on the length of a range.
+//! Carrying out one command of `io`, in pieces, so that memory does not depend on the length of a
+//! range.
 
 use super::words::Command;
 use crate::signals::Patience;
@@ -82,7 +83,8 @@ pub fn carry_out(
                 }
                 None => {
                     queue.write_zeroes(offset_bytes, len_bytes).map_err(sentence)?;
-                    // A blocking queue has no durable zeroes; a flush promises all that they would, and more.
+                    // A blocking queue has no durable zeroes; a flush promises all that they would,
+                    // and more.
                     if fua {
                         queue.flush().map_err(sentence)?;
                     }
@@ -101,7 +103,8 @@ pub fn carry_out(
     }
 }
 
-// The whole range is refused at once: a write that fails at its last piece would have done all the others.
+// The whole range is refused at once: a write that fails at its last piece would have done all the
+// others.
 fn check_range(queue: &Blocking, offset_bytes: u64, len_bytes: u64) -> Result<(), String> {
     let geometry = queue.geometry();
     let sector_bytes = u64::from(geometry.logical_sector_bytes);

@@ -51,7 +51,8 @@ pub struct CompareArgs {
     /// Compare these figures only: iops, mb, mean, p50, p99, cpu.
     #[arg(long, value_name = "FIGURE,...", value_delimiter = ',', value_parser = metric)]
     figures: Vec<Metric>,
-    /// End with exit code 1 when this holds: 'slower-than 5%', 'p99 worse-than 10%' (may be repeated).
+    /// End with exit code 1 when this holds: 'slower-than 5%', 'p99 worse-than 10%' (may be
+    /// repeated).
     #[arg(long, value_name = "CONDITION")]
     fail_if: Vec<FailIf>,
     /// How sure the loss must be for that.
@@ -100,7 +101,8 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     // What was found is shown though it cannot be saved.
     let saved = output.map_or(Ok(()), |output| output.save(&record));
     print(context, &record)?;
-    // Also with --quiet: a gate that lets everything through must not look like one that has looked.
+    // Also with --quiet: a gate that lets everything through must not look like one that has
+    // looked.
     record.unjudged.iter().for_each(|sentence| context.warn_always(sentence));
     saved?;
     Ok(match (record.comparisons.is_empty(), record.failed.is_empty(), record.undecided) {

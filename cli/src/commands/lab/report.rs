@@ -38,7 +38,8 @@ pub struct ReportArgs {
     /// Saved results.
     #[arg(value_name = "RESULT", required = true)]
     results: Vec<PathBuf>,
-    /// Where to write; \"-\" is standard output. [default: standard output, but HTML needs a file or \"-\"]
+    /// Where to write; \"-\" is standard output. [default: standard output, but HTML needs a file
+    /// or \"-\"]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// What to write. [default: by the file's extension, else html]
@@ -180,7 +181,8 @@ fn place(path: &Path, form: Form, sources: &[PathBuf]) -> Outcome<Output> {
     Ok(Output::check(path, kind)?)
 }
 
-/// File names where they tell the results apart, else whole paths; results of one bundle are numbered.
+/// File names where they tell the results apart, else whole paths; results of one bundle are
+/// numbered.
 fn names(documents: &[(&Path, Document)]) -> Vec<String> {
     let file_name = |path: &Path| {
         path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())

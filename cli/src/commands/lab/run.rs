@@ -55,7 +55,8 @@ pub struct RunArgs {
     prepare: TargetArgs,
     #[command(flatten)]
     workload: WorkloadArgs,
-    /// Where to save the result; the profile gets the same name and .toml. [default: diskwright-run-TIME.json in the current folder]
+    /// Where to save the result; the profile gets the same name and .toml. [default:
+    /// diskwright-run-TIME.json in the current folder]
     #[arg(long, short, value_name = "FILE.json", conflicts_with = "no_save")]
     output: Option<PathBuf>,
     /// Save nothing.

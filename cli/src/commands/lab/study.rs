@@ -1,4 +1,5 @@
-//! `diskwright lab study`: the papers' experiments. A new study is a module, a variant, and a line in [`run`].
+//! `diskwright lab study`: the papers' experiments. A new study is a module, a variant, and a line
+//! in [`run`].
 
 mod access_paths;
 mod containers;

@@ -52,7 +52,8 @@ pub struct SweepArgs {
     /// How often each combination is measured.
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: u32,
-    /// Keep so many requests in flight over all threads and targets; what is not varied is fitted, and what does not divide is left out.
+    /// Keep so many requests in flight over all threads and targets; what is not varied is fitted,
+    /// and what does not divide is left out.
     #[arg(long, value_name = "N")]
     total_depth: Option<u32>,
     /// The 99th percentile that is still bearable: 2ms.
@@ -114,7 +115,8 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
     let closed = targets::close(context, &prepared.targets);
     let has_figures = record.cells.iter().any(|cell| !cell.rounds.is_empty());
     let swept = match (swept, closed) {
-        // What was measured is shown, whatever came then: a window that could not be measured, or one that could not be saved.
+        // What was measured is shown, whatever came then: a window that could not be measured, or
+        // one that could not be saved.
         (Err(error), _) if has_figures => Err(error),
         (Ok(()), Err(error)) => {
             record.end = record.end.failing(error.to_string(), 1);

@@ -1,4 +1,5 @@
-//! Which targets, and what may be done to them before they are measured: shared by every command that measures.
+//! Which targets, and what may be done to them before they are measured: shared by every command
+//! that measures.
 
 use super::words;
 use crate::{context::Context, exit::Outcome};
@@ -14,8 +15,8 @@ use diskwright_lab::{
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Targets")]
 pub struct TargetArgs {
-    /// Make targets that are not there: a file of this size, or a dynamic disk where the name ends in .vhd or .vhdx. They are filled, and
-    /// the lab's own from then on.
+    /// Make targets that are not there: a file of this size, or a dynamic disk where the name ends
+    /// in .vhd or .vhdx. They are filled, and the lab's own from then on.
     #[arg(long, value_name = "SIZE", value_parser = words::size)]
     pub create_size: Option<Bytes>,
     /// Fill the working set first, with progress, and prove that all of it has space.

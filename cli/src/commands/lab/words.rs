@@ -1,7 +1,7 @@
 //! What a workload's options take: sizes and mixes, distributions, rates, bursts, contents, labels.
 //!
-//! Each word is read on its own and becomes a value of the lab's; what is wrong with it is a sentence that clap puts behind the
-//! option's name.
+//! Each word is read on its own and becomes a value of the lab's; what is wrong with it is a
+//! sentence that clap puts behind the option's name.
 
 use crate::sizes;
 use diskwright_lab::job::{Blocks, Burst, Bytes, Contents, Distribution, Rate, SizeShare, Span, Spot};
@@ -41,8 +41,8 @@ pub fn percent(text: &str) -> Result<f64, String> {
     if (0.0..=100.0).contains(&value) { Ok(value) } else { Err(format!("{text} is not between 0 and 100")) }
 }
 
-/// `uniform`, `zipf:THETA`, `pareto:H`, or shares of the requests to shares (or lengths) of the working set, as DiskSpd's `-rdpct` and
-/// `-rdabs`: `90/10:5/20`, `90/4G:5/20G`.
+/// `uniform`, `zipf:THETA`, `pareto:H`, or shares of the requests to shares (or lengths) of the
+/// working set, as DiskSpd's `-rdpct` and `-rdabs`: `90/10:5/20`, `90/4G:5/20G`.
 pub fn distribution(text: &str) -> Result<Distribution, String> {
     let (law, value) = text.split_once(':').map_or((text, None), |(law, value)| (law, Some(value)));
     match law {

@@ -1,4 +1,5 @@
-//! The options that describe a workload, shared by every command that runs one, and how they become a job.
+//! The options that describe a workload, shared by every command that runs one, and how they become
+//! a job.
 //!
 //! ```text
 //!   --profile ─▶ Job ─┐
@@ -17,11 +18,13 @@ use diskwright_lab::{
     profiles,
 };
 
-/// Arguments that describe a workload. None of them has a default of its own, so that those which were given can be told.
+/// Arguments that describe a workload. None of them has a default of its own, so that those which
+/// were given can be told.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
-    /// Begin from a built-in profile (NAME or NAME/PHASE, see `lab profiles`) or from a file. The options below replace what it says.
+    /// Begin from a built-in profile (NAME or NAME/PHASE, see `lab profiles`) or from a file. The
+    /// options below replace what it says.
     #[arg(long, value_name = "NAME|FILE")]
     pub profile: Option<String>,
     /// Size of a request, or sizes with weights: 8K, 4K:60,64K:40. [default: 4K]
@@ -30,7 +33,8 @@ pub struct WorkloadArgs {
     /// Share of reads; the rest are writes. [default: 100]
     #[arg(long, value_name = "PERCENT", value_parser = words::percent)]
     pub read_percent: Option<f64>,
-    /// Share of requests that go to a random place; the rest go on behind the one before. [default: 100]
+    /// Share of requests that go to a random place; the rest go on behind the one before. [default:
+    /// 100]
     #[arg(long, value_name = "PERCENT", value_parser = words::percent, conflicts_with = "sequential")]
     pub random_percent: Option<f64>,
     /// The same as --random-percent 0.
@@ -45,7 +49,8 @@ pub struct WorkloadArgs {
     /// Requests in flight for each thread on its target. [default: 32]
     #[arg(long, value_name = "N")]
     pub queue_depth: Option<u32>,
-    /// Completions that a thread waits for before it makes new requests: fewer system calls, less depth. [default: 1]
+    /// Completions that a thread waits for before it makes new requests: fewer system calls, less
+    /// depth. [default: 1]
     #[arg(long, value_name = "N")]
     pub batch: Option<u32>,
     /// Measure for so long: 30s, 2m, 500ms. [default: 30s]
@@ -60,7 +65,8 @@ pub struct WorkloadArgs {
     /// Go on so long behind it.
     #[arg(long, value_name = "TIME", value_parser = words::span)]
     pub cool_down: Option<Span>,
-    /// Wait at most so long for the steady state (SNIA: five rounds, range within 20 %, slope within 10 %) before measuring.
+    /// Wait at most so long for the steady state (SNIA: five rounds, range within 20 %, slope
+    /// within 10 %) before measuring.
     #[arg(long, value_name = "TIME", value_parser = words::span)]
     pub wait_steady: Option<Span>,
     /// Step of the time series. [default: 1s]
@@ -84,10 +90,12 @@ pub struct WorkloadArgs {
     /// Let the threads of a target share one sequential stream.
     #[arg(long)]
     pub interlocked: bool,
-    /// Where random requests go: uniform, zipf:THETA, pareto:H, or shares of requests to shares of the target as in 90/10:5/20.
+    /// Where random requests go: uniform, zipf:THETA, pareto:H, or shares of requests to shares of
+    /// the target as in 90/10:5/20.
     #[arg(long, value_name = "LAW", value_parser = words::distribution)]
     pub distribution: Option<Distribution>,
-    /// Keep to a rate for each thread, by an absolute schedule: requests a second (5000) or bytes a second (100M).
+    /// Keep to a rate for each thread, by an absolute schedule: requests a second (5000) or bytes a
+    /// second (100M).
     #[arg(long, value_name = "RATE", value_parser = words::rate)]
     pub rate: Option<Rate>,
     /// Pause between a completion and the next request in its place.
@@ -102,7 +110,8 @@ pub struct WorkloadArgs {
     /// Each write is durable when it completes (O_DSYNC or FUA).
     #[arg(long)]
     pub write_through: bool,
-    /// What is written: incompressible, zero, verified, or compressible=50,duplicate=20. [default: incompressible]
+    /// What is written: incompressible, zero, verified, or compressible=50,duplicate=20. [default:
+    /// incompressible]
     #[arg(long, value_name = "WHAT", value_parser = words::contents)]
     pub contents: Option<Contents>,
     /// Seed of contents, offsets and orders. [default: 1]

@@ -52,7 +52,8 @@ impl Drop for LiveLine {
     }
 }
 
-/// "3 connections, 32 in flight; read 12000/s 47 MiB/s, write 310/s 1.2 MiB/s, flush 2/s; 9 of 10 within 64 µs"
+/// "3 connections, 32 in flight; read 12000/s 47 MiB/s, write 310/s 1.2 MiB/s, flush 2/s; 9 of 10
+/// within 64 µs"
 fn line(before: &Totals, now: &Totals, elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64().max(1e-3);
     let mut parts = Vec::new();

@@ -1,4 +1,5 @@
-//! The log of a server: `tracing` on standard error, as text for people or as JSON, a document a line, for collectors.
+//! The log of a server: `tracing` on standard error, as text for people or as JSON, a document a
+//! line, for collectors.
 
 use clap::ValueEnum;
 use std::io::{self, IsTerminal};

@@ -21,7 +21,8 @@ pub struct DiskWord {
 }
 
 impl DiskWord {
-    /// Reads a word. A `=` separates the name where no slash comes before it; else the file's own name is the name.
+    /// Reads a word. A `=` separates the name where no slash comes before it; else the file's own
+    /// name is the name.
     ///
     /// # Errors
     /// A sentence for clap: an unknown format, or a name that NBD cannot carry.

@@ -3,8 +3,8 @@
 use super::*;
 use std::sync::atomic::Ordering;
 
-/// A dynamic disk as another program leaves it: block 0 has its space, and of its 128 sectors only 1 and 2 are marked. In
-/// the others lie bytes that are nobody's.
+/// A dynamic disk as another program leaves it: block 0 has its space, and of its 128 sectors only
+/// 1 and 2 are marked. In the others lie bytes that are nobody's.
 fn partly_marked(creator_app: [u8; 4]) -> (Arc<SparseStore>, u64) {
     let (store, disk) = disk(DiskType::Dynamic);
     disk.write(0, &[1; 65536]);

@@ -1,4 +1,5 @@
-//! What other programs make of our files, and we of theirs. A program that is not installed is passed over by name.
+//! What other programs make of our files, and we of theirs. A program that is not installed is
+//! passed over by name.
 
 use super::{sparse::Sectors, *};
 use std::{path::Path, process::Command};
@@ -131,7 +132,8 @@ fn libvhdi_understands_all_types() {
     }
 }
 
-/// QEMU takes space for a block without clearing it: whatever lies there, an old footer for one, becomes the guest's data.
+/// QEMU takes space for a block without clearing it: whatever lies there, an old footer for one,
+/// becomes the guest's data.
 #[test]
 fn qemu_finds_no_footer_of_ours_in_its_new_blocks() {
     if !is_installed("qemu-img") || !is_installed("qemu-io") {

@@ -1,4 +1,5 @@
-//! Disks that grow: what they hold afterwards, what other programs left beyond the old end, and power cuts at every step.
+//! Disks that grow: what they hold afterwards, what other programs left beyond the old end, and
+//! power cuts at every step.
 
 use super::{
     sparse::{Change, Cut, Sectors},
@@ -22,8 +23,8 @@ fn assert_holds(disk: &TestDisk, sector: u64, version: u32, what: &str) {
     assert!(disk.read(sector * SECTOR, SECTOR as usize) == tagged(sector, version), "{what}: sector {sector}");
 }
 
-/// Grows a disk, writes in the new range, and looks at everything before and after it was opened again. Says whether the
-/// table was moved.
+/// Grows a disk, writes in the new range, and looks at everything before and after it was opened
+/// again. Says whether the table was moved.
 fn grows(disk_type: DiskType, size_bytes: u64, new_bytes: u64) -> bool {
     let what = format!("{disk_type} from {size_bytes} to {new_bytes}");
     let store = created(disk_type, size_bytes, BLOCK);
@@ -123,7 +124,8 @@ fn a_foreign_creator_that_means_the_geometry_gets_the_new_size() {
     assert_eq!(open(store, false).unwrap().info().size_bytes, size_bytes);
 }
 
-/// A program that makes a disk smaller may leave entries beyond the end, and bytes behind the end in the last block.
+/// A program that makes a disk smaller may leave entries beyond the end, and bytes behind the end
+/// in the last block.
 #[test]
 fn leftovers_beyond_the_old_end_are_not_shown() {
     for disk_type in [DiskType::Dynamic, DiskType::Differencing] {
@@ -179,8 +181,8 @@ fn left(cut: &Cut, keep: &mut dyn FnMut() -> bool) -> Sectors {
     left
 }
 
-/// Cuts the power at every sync of a growth, and tears what was not synced. The syncs of the numbers `lost`
-/// do nothing. Returns how many syncs there were.
+/// Cuts the power at every sync of a growth, and tears what was not synced. The syncs of the
+/// numbers `lost` do nothing. Returns how many syncs there were.
 fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, lost: &[usize]) -> usize {
     let store = created(disk_type, size_bytes, BLOCK);
     let disk = TestDisk::open(store.clone(), true, Vec::new());
@@ -264,8 +266,8 @@ fn a_growth_survives_cuts() {
     }
 }
 
-/// The syncs of a growth that moves the table: the table, the header, the footer cleared, its copy, the footer. The header must
-/// be durable before the copy, and so must the clearing of the footer.
+/// The syncs of a growth that moves the table: the table, the header, the footer cleared, its copy,
+/// the footer. The header must be durable before the copy, and so must the clearing of the footer.
 #[test]
 fn broken_rules_of_a_growth_are_caught() {
     assert_eq!(cut_at_every_sync(DiskType::Dynamic, 4 * MIB, 90 * MIB, &[]), 5);

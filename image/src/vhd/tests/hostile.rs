@@ -1,4 +1,5 @@
-//! Files that mean harm: whatever is in them, nothing panics, and nothing takes more memory than the file has.
+//! Files that mean harm: whatever is in them, nothing panics, and nothing takes more memory than
+//! the file has.
 
 use super::{sparse::Sectors, *};
 use diskwright_format::vhd::{DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES};

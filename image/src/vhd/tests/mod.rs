@@ -1,5 +1,5 @@
-//! Tests of VHD images as a whole: against a model, with hostile files, and before other programs. (Power cuts are in `proving/`, but for
-//! those of a disk that grows.)
+//! Tests of VHD images as a whole: against a model, with hostile files, and before other programs.
+//! (Power cuts are in `proving/`, but for those of a disk that grows.)
 
 mod bitmaps;
 mod damage;
@@ -110,7 +110,8 @@ impl TestDisk {
                         writer.initialised(block);
                     }
                     let sectors = ((inside / SECTOR) as u32, (len as u64 / SECTOR) as u32);
-                    // As the disk decides: around the payload a block without space reads as zeros, unless a parent shows.
+                    // As the disk decides: around the payload a block without space reads as zeros,
+                    // unless a parent shows.
                     let has_parent = self.image.info().disk_type == DiskType::Differencing;
                     let is_fresh = self.state(block) == BlockState::Absent && !has_parent;
                     let change = if is_fresh || len as u64 == self.block_bytes() {
@@ -175,7 +176,8 @@ impl TestDisk {
     }
 }
 
-/// A sector that tells whose it is: its number on the disk, and the version of what was written there.
+/// A sector that tells whose it is: its number on the disk, and the version of what was written
+/// there.
 fn tagged(sector: u64, version: u32) -> [u8; SECTOR as usize] {
     let mut bytes = [0; SECTOR as usize];
     if version > 0 {

@@ -1,4 +1,5 @@
-//! Where blocks lie: the order of places, what lies between, and the end of what a BAT entry can name.
+//! Where blocks lie: the order of places, what lies between, and the end of what a BAT entry can
+//! name.
 
 use super::*;
 use crate::{

@@ -1,5 +1,5 @@
-//! A store of sectors in a map, so that a file of many megabytes of nothing costs nothing; and one that remembers what a
-//! power cut may lose.
+//! A store of sectors in a map, so that a file of many megabytes of nothing costs nothing; and one
+//! that remembers what a power cut may lose.
 
 use diskwright_store::{DataFile, FileRange, Store, Zeroing};
 use std::{
@@ -92,7 +92,8 @@ struct Contents {
     cuts: Vec<Cut>,
 }
 
-/// Something to do inside the next sync, when it has made everything durable and has not returned yet.
+/// Something to do inside the next sync, when it has made everything durable and has not returned
+/// yet.
 #[derive(Default)]
 pub struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 

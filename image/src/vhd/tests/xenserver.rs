@@ -31,7 +31,8 @@ fn xenserver_marks_the_sectors_of_dynamic_disks() {
     assert_sound(store);
 }
 
-/// A new disk of 64 blocks as XenServer lays it out: the batmap directly behind the BAT, then the footer.
+/// A new disk of 64 blocks as XenServer lays it out: the batmap directly behind the BAT, then the
+/// footer.
 fn with_batmap(disk_type: DiskType) -> (Arc<SparseStore>, BatmapHeader, u64) {
     let store = created(disk_type, 4 * MIB, 65536);
     edit_footers(&store, |footer| {
@@ -55,7 +56,8 @@ fn set_map(store: &SparseStore, batmap: &BatmapHeader, at: u64, map: &[u8; 512])
     store.write_at(map, batmap.map_offset).unwrap();
 }
 
-/// What XenServer reads: of a full block by the batmap everything, else what the block's bitmap has; the rest is the parent's.
+/// What XenServer reads: of a full block by the batmap everything, else what the block's bitmap
+/// has; the rest is the parent's.
 fn as_xenserver(store: &SparseStore, batmap: &BatmapHeader, parent: &[u8], sector: u64) -> Vec<u8> {
     let (block, within) = (sector / 128, sector % 128);
     let byte = |at: u64| {
@@ -141,7 +143,8 @@ fn check_compares_the_batmap_with_the_blocks() {
 
 #[test]
 fn a_batmap_is_believed_only_where_xenserver_would() {
-    // A block may lie there in a file by another creator, or where the batmap's own numbers cannot be.
+    // A block may lie there in a file by another creator, or where the batmap's own numbers cannot
+    // be.
     type Edit<'a> = &'a dyn Fn(&SparseStore, &BatmapHeader, u64);
     let edits: [Edit<'_>; 5] = [
         &|store, _, _| edit_footers(store, |footer| footer.creator_app = *b"win "),

@@ -1,11 +1,13 @@
-//! Power cuts in a flush whose table pages do not fit one log entry. (All other power cuts are in `proving/`: its disks are driven
-//! from above, and none has so large a table with so much stale in it.)
+//! Power cuts in a flush whose table pages do not fit one log entry. (All other power cuts are in
+//! `proving/`: its disks are driven from above, and none has so large a table with so much stale in
+//! it.)
 //!
-//! Guards against: a page shown before those that it depends on, an entry overwritten while it was the only one, a partial
-//! block without its bitmap, bits that were stale becoming visible.
+//! Guards against: a page shown before those that it depends on, an entry overwritten while it was
+//! the only one, a partial block without its bitmap, bits that were stale becoming visible.
 //!
-//! At each sync, before it completes, the durable contents and random subsets of everything since (512 bytes at a time) make several
-//! files. Each must open, pass the check, and show in every sector a value that was flushed or written since.
+//! At each sync, before it completes, the durable contents and random subsets of everything since
+//! (512 bytes at a time) make several files. Each must open, pass the check, and show in every
+//! sector a value that was flushed or written since.
 
 use super::*;
 use crate::{Severity, vhdx::check};
@@ -19,7 +21,8 @@ thread_local! {
     static DISORDERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Puts pages into the order of the file, where this test breaks the rule that those come first which others depend on.
+/// Puts pages into the order of the file, where this test breaks the rule that those come first
+/// which others depend on.
 pub(in crate::vhdx) fn disorder(pages: &mut [(u64, Box<[u8]>)]) {
     if DISORDERED.get() {
         pages.sort_unstable_by_key(|(offset_bytes, _)| *offset_bytes);
@@ -75,9 +78,10 @@ pub(super) fn cuts(power: &Power, numbers: &mut Numbers) -> Vec<(&'static str, C
     left
 }
 
-/// The table pages of this flush need several log entries. All bits of blocks that are not present are set, as some
-/// writers leave them, so a block that becomes visible before its bits are cleared shows zeros instead of its parent.
-/// `idle_sync`: a sync of the flush, counted from 1, that does nothing.
+/// The table pages of this flush need several log entries. All bits of blocks that are not present
+/// are set, as some writers leave them, so a block that becomes visible before its bits are cleared
+/// shows zeros instead of its parent. `idle_sync`: a sync of the flush, counted from 1, that does
+/// nothing.
 fn many_pages(close: bool, idle_sync: Option<u64>) {
     let blocks_per_page = 512u64;
     let pages = 150;
@@ -134,7 +138,8 @@ fn a_close_with_many_pages_survives_cuts() {
     many_pages(true, None);
 }
 
-/// The order of pages, and each sync of the flush: its first four are payload, log entry, and one for each slot of the header; then two for each further entry.
+/// The order of pages, and each sync of the flush: its first four are payload, log entry, and one
+/// for each slot of the header; then two for each further entry.
 #[test]
 fn broken_rules_of_many_pages_are_caught() {
     let is_caught = |idle_sync| catch_unwind(AssertUnwindSafe(|| many_pages(false, idle_sync))).is_err();

@@ -1,4 +1,5 @@
-//! Disks that grow: what they hold afterwards, other programs' leftovers beyond the old end, and power cuts at every step.
+//! Disks that grow: what they hold afterwards, other programs' leftovers beyond the old end, and
+//! power cuts at every step.
 
 use super::*;
 use crate::{Severity, vhdx::check};
@@ -18,7 +19,8 @@ fn below(disk_type: DiskType, sector: u64) -> u8 {
     if disk_type == DiskType::Differencing { parent_tag(sector) } else { 0 }
 }
 
-/// Grows a disk of `size_bytes`, writes in the new range, and looks at everything before and after it was opened again.
+/// Grows a disk of `size_bytes`, writes in the new range, and looks at everything before and after
+/// it was opened again.
 fn grows(disk_type: DiskType, size_bytes: u64, new_bytes: u64) {
     let what = format!("{disk_type} from {size_bytes} to {new_bytes}");
     let store = Driver::create(&options(disk_type, size_bytes, MIB as u32));
@@ -98,8 +100,8 @@ fn a_size_that_cannot_be_is_refused_and_changes_nothing() {
     assert!(store.contents() == before);
 }
 
-/// A program that makes a disk smaller may leave the entries of the blocks that are gone, and bytes behind the disk's end in
-/// its last block. None of it is shown when the disk grows again.
+/// A program that makes a disk smaller may leave the entries of the blocks that are gone, and bytes
+/// behind the disk's end in its last block. None of it is shown when the disk grows again.
 #[test]
 fn leftovers_beyond_the_old_end_are_not_shown() {
     for disk_type in [DiskType::Dynamic, DiskType::Differencing] {
@@ -154,7 +156,8 @@ fn a_disk_that_finds_no_room_stays_as_it_is() {
     assert_sound(&store, "after the second try");
 }
 
-/// Cuts the power at every sync of a growth, and tears what was not synced. Returns how many syncs there were.
+/// Cuts the power at every sync of a growth, and tears what was not synced. Returns how many syncs
+/// there were.
 fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, idle_sync: Option<u64>) -> u64 {
     let store = Driver::create(&options(disk_type, size_bytes, MIB as u32));
     let driver = Driver::open(&store, true);
@@ -214,9 +217,9 @@ fn a_growth_survives_cuts() {
     cut_at_every_sync(DiskType::Differencing, FULL_REGION_BYTES, FULL_REGION_BYTES + 128 * MIB, None);
 }
 
-/// A growth that moves the table has five syncs, when the log is in use already: what is new, the log entry, the region table, its
-/// copy, the size. Without either of the first two a cut shows it. (The others keep one region table whole for those who
-/// read no log.)
+/// A growth that moves the table has five syncs, when the log is in use already: what is new, the
+/// log entry, the region table, its copy, the size. Without either of the first two a cut shows it.
+/// (The others keep one region table whole for those who read no log.)
 #[test]
 fn broken_rules_of_a_growth_are_caught() {
     let (old_bytes, new_bytes) = (FULL_REGION_BYTES, 2 * FULL_REGION_BYTES);

@@ -1,4 +1,5 @@
-//! Damaged and malicious files: no panic, no memory by a header's claim, and findings at the right place.
+//! Damaged and malicious files: no panic, no memory by a header's claim, and findings at the right
+//! place.
 
 use super::*;
 use crate::{ImageError, Severity, vhdx::check};

@@ -107,7 +107,8 @@ enum Op {
 
 type Hook = Box<dyn FnMut(&Power) + Send>;
 
-/// A store that knows what is durable. Before a sync completes, `hook` sees what a power cut could leave.
+/// A store that knows what is durable. Before a sync completes, `hook` sees what a power cut could
+/// leave.
 pub(super) struct TestStore {
     state: Mutex<Power>,
     hook: Mutex<Option<Hook>>,
@@ -129,8 +130,9 @@ pub(super) struct Power {
 }
 
 impl Power {
-    /// What is left when the power fails now: of all that was not synced, each 512 bytes and each change of the length is
-    /// kept or lost as `keep` says, which is told the number of the operation.
+    /// What is left when the power fails now: of all that was not synced, each 512 bytes and each
+    /// change of the length is kept or lost as `keep` says, which is told the number of the
+    /// operation.
     pub(super) fn cut(&self, keep: &mut dyn FnMut(usize) -> bool) -> Contents {
         let mut left = self.durable.clone();
         for (number, op) in self.pending.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! What other programs write and the specification forbids, places that entries without data keep, and damage of single
-//! blocks.
+//! What other programs write and the specification forbids, places that entries without data keep,
+//! and damage of single blocks.
 
 use super::{
     hostile::{BAT, METADATA, entry, patch, sample},
@@ -183,7 +183,8 @@ fn a_kept_place_is_given_up_with_the_entry_and_never_twice() {
 
 #[test]
 fn an_offset_in_a_zero_entry_is_a_note_and_the_disk_is_written_to() {
-    // Before and behind the entry of the block whose place it names: the order in which they are met must not matter.
+    // Before and behind the entry of the block whose place it names: the order in which they are
+    // met must not matter.
     for index in [0, 5] {
         let mut contents = sample();
         let place = entry(&contents, 1).offset_bytes();
@@ -212,7 +213,8 @@ fn blocks_beyond_the_end_of_a_shrunk_child_are_a_leak_and_keep_their_space() {
     assert_eq!(report.worst(), Some(Severity::Leak));
     let message = &report.findings[0].message;
     assert!(message.contains("BAT entry 2 and 2 more: space for a block beyond the disk's end"), "{message}");
-    // Zeroing a block gives its space up; what the next block gets is that, or new, and none of what lies beyond the end.
+    // Zeroing a block gives its space up; what the next block gets is that, or new, and none of
+    // what lies beyond the end.
     let driver = Driver::open(&TestStore::new(contents), true);
     driver.writer().begin_writing().unwrap();
     driver.writer().commit_waiting(0, Commit::Zero).unwrap();
@@ -283,7 +285,8 @@ fn beside_damage_blocks_are_overwritten_and_none_is_allocated() {
     let store = damaged(5, raw);
     let len_bytes = store.contents().len_bytes;
     let driver = Driver::open(&store, true);
-    // A whole block, a sector that a partial block has, one that it has not, and a block that becomes zero.
+    // A whole block, a sector that a partial block has, one that it has not, and a block that
+    // becomes zero.
     driver.write(2050, 1, 20).unwrap();
     driver.write(3, 1, 21).unwrap();
     driver.write(9, 1, 22).unwrap();

@@ -1,4 +1,5 @@
-//! A second opinion: qemu-img, qemu-io and vhdiinfo. Each test says that it was skipped when its tool is not installed.
+//! A second opinion: qemu-img, qemu-io and vhdiinfo. Each test says that it was skipped when its
+//! tool is not installed.
 
 use super::*;
 use crate::vhdx::check;

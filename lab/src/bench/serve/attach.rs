@@ -1,7 +1,9 @@
-//! Attached disks: a loop device over a FUSE file, ours against the one that qemu-storage-daemon exports.
+//! Attached disks: a loop device over a FUSE file, ours against the one that qemu-storage-daemon
+//! exports.
 //!
-//! Ours is a populated dynamic VHDX, theirs a raw file of the same size; both loop devices go past the page cache. Ours is also written by
-//! fio at every queue depth, read back and compared. (qemu's export is only read: that of 7.2 corrupts concurrent writes.)
+//! Ours is a populated dynamic VHDX, theirs a raw file of the same size; both loop devices go past
+//! the page cache. Ours is also written by fio at every queue depth, read back and compared.
+//! (qemu's export is only read: that of 7.2 corrupts concurrent writes.)
 
 use super::{BARE_LOAD, Who, tell_ceiling};
 use crate::{

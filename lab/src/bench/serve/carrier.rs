@@ -1,8 +1,10 @@
-//! The least that brings a disk out through a socket: threads that each read a stretch past the page cache and write it into a unix socket, whose other
-//! end is read into memory. No protocol, no requests, no order.
+//! The least that brings a disk out through a socket: threads that each read a stretch past the
+//! page cache and write it into a unix socket, whose other end is read into memory. No protocol, no
+//! requests, no order.
 //!
-//! A disk that is the machine's memory in the end, as a virtual one is, gets slower while somebody else copies, and a socket copies twice. What comes out here
-//! of the disk's own speed is about what a server can bring out.
+//! A disk that is the machine's memory in the end, as a virtual one is, gets slower while somebody
+//! else copies, and a socket copies twice. What comes out here of the disk's own speed is about
+//! what a server can bring out.
 
 use diskwright_store::{IoBuf, Slab};
 use std::{
@@ -20,7 +22,8 @@ use std::{
 /// Threads that read, and as many that receive: the disk has as many requests.
 const LANES: u64 = 8;
 
-/// Moves the first `len_bytes` of a file, in pieces of `piece_bytes` (whole pages), and says how many MB a second came out.
+/// Moves the first `len_bytes` of a file, in pieces of `piece_bytes` (whole pages), and says how
+/// many MB a second came out.
 ///
 /// # Errors
 /// What the file or a socket says.

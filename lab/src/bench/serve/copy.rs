@@ -1,8 +1,10 @@
-//! nbdcopy from a server to nowhere: how fast a whole disk comes out, against qemu-nbd, and against the disk itself.
+//! nbdcopy from a server to nowhere: how fast a whole disk comes out, against qemu-nbd, and against
+//! the disk itself.
 //!
-//! The disk itself is read in this process through the block queue, past the page cache, with requests as nbdcopy makes them. And it is brought out through
-//! unix sockets by nothing but reads and writes (`carrier`). That decides nothing; it is told beside the check, and says how much of what is missing is
-//! the server's.
+//! The disk itself is read in this process through the block queue, past the page cache, with
+//! requests as nbdcopy makes them. And it is brought out through unix sockets by nothing but reads
+//! and writes (`carrier`). That decides nothing; it is told beside the check, and says how much of
+//! what is missing is the server's.
 
 use super::{Exported, Served, Who, carrier, serve};
 use crate::{

@@ -1,8 +1,10 @@
 //! fio's nbd engine over a unix socket: 4 KiB at random.
 //!
-//! Before anything is measured fio writes through our server, reads back and compares: a server that is fast and wrong is worth nothing.
+//! Before anything is measured fio writes through our server, reads back and compares: a server
+//! that is fast and wrong is worth nothing.
 //!
-//! Reads past the page cache are made of the raw file itself too, in the same rounds. That decides nothing; it is told where the bar is missed.
+//! Reads past the page cache are made of the raw file itself too, in the same rounds. That decides
+//! nothing; it is told where the bar is missed.
 
 use super::{BARE_LOAD, Exported, Served, Who, serve, tell_ceiling};
 use crate::{
@@ -104,7 +106,8 @@ impl Contest<'_> {
         Ok(())
     }
 
-    /// All rounds of a load on servers that are up, and behind them, if there is one, on a file itself.
+    /// All rounds of a load on servers that are up, and behind them, if there is one, on a file
+    /// itself.
     fn compare(
         &self,
         served: &[(Who, Served)],

@@ -1,8 +1,10 @@
-//! Disks that are served, against the servers that others wrote: by NBD to fio and nbdcopy, and as block devices by FUSE.
+//! Disks that are served, against the servers that others wrote: by NBD to fio and nbdcopy, and as
+//! block devices by FUSE.
 //!
-//! Our server is the running program itself, as a child; every server runs with the options under which it is fastest here, on a disk
-//! of its own with the same contents, and stays up while the rounds take turns. A client that others wrote makes the load, so
-//! what is compared is what a user gets. The server's CPU time is told for each request that the client counted.
+//! Our server is the running program itself, as a child; every server runs with the options under
+//! which it is fastest here, on a disk of its own with the same contents, and stays up while the
+//! rounds take turns. A client that others wrote makes the load, so what is compared is what a user
+//! gets. The server's CPU time is told for each request that the client counted.
 //!
 //! ```text
 //!   io.rs     fio over a unix socket: populated, empty, from the page cache, VHD        copy.rs    nbdcopy to null:
@@ -43,7 +45,8 @@ const BARE_LOAD: FioLoad = FioLoad {
     setup: Setup::Defaults,
 };
 
-/// Tells beside a bar that was missed how far the same load comes without any server, as a multiple of the peer's: what a server can reach.
+/// Tells beside a bar that was missed how far the same load comes without any server, as a multiple
+/// of the peer's: what a server can reach.
 fn tell_ceiling(check: &mut Check, bare: &[f64], peer: &[f64]) {
     if let Some(ratio) = Ratio::of(bare, peer).filter(|_| check.outcome == Outcome::Fail) {
         let Summary { median, min, max, .. } = ratio.summary;

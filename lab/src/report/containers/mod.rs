@@ -139,7 +139,8 @@ fn targets(compared: &ComparedWorkload) -> impl Iterator<Item = String> {
     compared.result.cells.iter().map(|cell| cell.target.clone())
 }
 
-/// CPU time for each request of every container, the median over the workloads, with the range over them.
+/// CPU time for each request of every container, the median over the workloads, with the range over
+/// them.
 fn cpu_bars(workloads: &[&ComparedWorkload], depth: u32, id: &str) -> Markup {
     let names: Vec<String> = workloads.first().map_or(vec![], |first| targets(first).collect());
     let bars: Vec<Bar> = names

@@ -1,4 +1,5 @@
-//! Horizontal bars: one row each, of one part or of several that add up, with whiskers where a range is known.
+//! Horizontal bars: one row each, of one part or of several that add up, with whiskers where a
+//! range is known.
 
 use super::{Frame, LegendEntry, STYLES, Scale, legend, px, width_of};
 use maud::{Markup, html};

@@ -273,7 +273,8 @@ impl LineChart<'_> {
                 let (x, y) = (self.x(area, mark.x), self.y(area, mark.y));
                 let half = width_of(&mark.name) / 2.0 + 4.0;
                 let at = x.clamp(area.left + half, (area.right() - half).max(area.left + half));
-                // Above the point, then below, then further away: the first place where no other word stands.
+                // Above the point, then below, then further away: the first place where no other
+                // word stands.
                 let free = |row: f64, taken: &[(f64, f64, f64)]| {
                     row > area.top + 8.0
                         && row < area.bottom() - 4.0

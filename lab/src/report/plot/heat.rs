@@ -1,5 +1,6 @@
-//! Heat maps: a figure for each pair of two things that were varied. The colours are those of cividis, whose lightness rises evenly and which
-//! looks alike with and without the common colour deficiencies; the figure stands in each cell.
+//! Heat maps: a figure for each pair of two things that were varied. The colours are those of
+//! cividis, whose lightness rises evenly and which looks alike with and without the common colour
+//! deficiencies; the figure stands in each cell.
 
 use super::{Frame, px, width_of};
 use maud::{Markup, html};

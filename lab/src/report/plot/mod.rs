@@ -1,15 +1,17 @@
-//! Plots as SVG, drawn by hand: a page needs nothing from outside, and the colours are the page's own, light and dark.
+//! Plots as SVG, drawn by hand: a page needs nothing from outside, and the colours are the page's
+//! own, light and dark.
 //!
 //! ```text
 //!   figures ──▶ LineChart, BarChart, HeatMap ──▶ <figure><figcaption/><svg role="img"><title/><desc/>...</svg></figure>
 //! ```
 //!
-//! Three rules hold for each plot. It says in words what it shows (`title` and `desc`, which screen readers speak). Nothing is told
-//! by colour alone: lines differ in dash and marker too, cells of a heat map carry their figure. Every mark tells its exact figures
-//! when it is pointed at (`title` inside it).
+//! Three rules hold for each plot. It says in words what it shows (`title` and `desc`, which screen
+//! readers speak). Nothing is told by colour alone: lines differ in dash and marker too, cells of a
+//! heat map carry their figure. Every mark tells its exact figures when it is pointed at (`title`
+//! inside it).
 //!
-//! Colours are CSS variables (`--s0` to `--s7`) set by the page's style sheet; the palette is that of Okabe and Ito, which people with
-//! any of the common colour deficiencies can tell apart.
+//! Colours are CSS variables (`--s0` to `--s7`) set by the page's style sheet; the palette is that
+//! of Okabe and Ito, which people with any of the common colour deficiencies can tell apart.
 
 mod bars;
 mod chart;
@@ -26,7 +28,8 @@ use maud::{Markup, html};
 /// Colours and dashes there are; later series begin again with other markers.
 pub(super) const STYLES: usize = 8;
 
-/// Width of a character of the plots' 12-pixel sans-serif, on average; rather too much than too little.
+/// Width of a character of the plots' 12-pixel sans-serif, on average; rather too much than too
+/// little.
 const CHARACTER: f64 = 6.7;
 
 /// Room that `text` takes, in pixels.
@@ -40,7 +43,8 @@ fn px(value: f64) -> String {
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
 }
 
-/// The marker of a style at a place: circle, square, triangle, diamond and their hollow kin, so that no one needs the colour.
+/// The marker of a style at a place: circle, square, triangle, diamond and their hollow kin, so
+/// that no one needs the colour.
 fn marker(style: usize, x: f64, y: f64, size: f64) -> Markup {
     let hollow = if (style / 4) % 2 == 1 { "marker hollow" } else { "marker" };
     let polygon = |corners: &[(f64, f64)]| {

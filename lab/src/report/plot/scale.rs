@@ -17,7 +17,8 @@ pub enum Scale {
         /// At its end.
         high: f64,
     },
-    /// Shares of a sample from 0 to 1, drawn so that every nine takes the same length: 0, 90 %, 99 %, 99.9 % ...
+    /// Shares of a sample from 0 to 1, drawn so that every nine takes the same length: 0, 90 %, 99
+    /// %, 99.9 % ...
     Nines {
         /// How many nines the axis has.
         nines: u32,
@@ -46,7 +47,8 @@ impl Scale {
         Self::Linear { low, high: if high > low { high } else { low + 1.0 } }
     }
 
-    /// Even ratios around all of `values` that are above 0, ending at 1, 2 or 5 times a power of ten.
+    /// Even ratios around all of `values` that are above 0, ending at 1, 2 or 5 times a power of
+    /// ten.
     pub fn log_around(values: impl IntoIterator<Item = f64>) -> Self {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for value in values.into_iter().filter(|value| value.is_finite() && *value > 0.0) {
@@ -63,7 +65,8 @@ impl Scale {
         Self::Log { low: below, high: if above > below { above } else { below * 10.0 } }
     }
 
-    /// Where `value` lies: 0 at the beginning, 1 at the end; what lies outside is put on the nearer end.
+    /// Where `value` lies: 0 at the beginning, 1 at the end; what lies outside is put on the nearer
+    /// end.
     pub fn share(&self, value: f64) -> f64 {
         let share = match *self {
             Self::Linear { low, high } => (value - low) / (high - low),
@@ -133,8 +136,8 @@ fn log_ticks(low: f64, high: f64) -> Vec<Tick> {
     ticks
 }
 
-/// Fewer of `points`, for lines of more than `most`: of each stretch the first, the lowest, the highest and the last stay, so that no
-/// spike is lost.
+/// Fewer of `points`, for lines of more than `most`: of each stretch the first, the lowest, the
+/// highest and the last stay, so that no spike is lost.
 pub fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
     if points.len() <= most || most < 8 {
         return points.to_vec();

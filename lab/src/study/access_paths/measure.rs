@@ -1,8 +1,9 @@
 //! A cell, and the rounds in which the ways take turns.
 //!
-//! Within a round every load finds every way once, in an order that changes; a way is compared with the base of its own round. The server's
-//! CPU time is read before the first and after the last request, and divided by all requests between, those of the warm-up among them:
-//! the two readings cannot be put where the window opens and closes. What is not a whole round is left out.
+//! Within a round every load finds every way once, in an order that changes; a way is compared with
+//! the base of its own round. The server's CPU time is read before the first and after the last
+//! request, and divided by all requests between, those of the warm-up among them: the two readings
+//! cannot be put where the window opens and closes. What is not a whole round is left out.
 
 use super::{CLIENTS, CellRecord, LOADS, LoadRecord, RoundRecord, Way, ways::Disks};
 use crate::{
@@ -120,7 +121,8 @@ fn job(outstanding: u32, plan: &Plan) -> Job {
         queue_depth: outstanding,
         ..Load::default()
     };
-    // The child of a fresh way has nothing yet; a fifth of the cell is enough for most of its blocks to come into being.
+    // The child of a fresh way has nothing yet; a fifth of the cell is enough for most of its
+    // blocks to come into being.
     let warm_up = (plan.cell / 5).min(Duration::from_secs(30));
     let mut job = Job::simple("access paths", load, warm_up.into(), plan.cell.saturating_sub(warm_up).into());
     job.interval = Span::from_millis(250).min(plan.cell.max(Duration::from_millis(10)).into());

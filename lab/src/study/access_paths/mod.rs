@@ -1,7 +1,8 @@
 //! The study `access-paths`: what it costs to reach a disk from outside.
 //!
-//! The paper ("Measuring SMB 3.0, iSCSI, and FC Protocols") sets three protocols side by side on one storage system, by an OLTP load of twenty
-//! clients, on a scale on which the first is 100. Here the same populated disk is reached in four ways, and a raw file beside it in two:
+//! The paper ("Measuring SMB 3.0, iSCSI, and FC Protocols") sets three protocols side by side on
+//! one storage system, by an OLTP load of twenty clients, on a scale on which the first is 100.
+//! Here the same populated disk is reached in four ways, and a raw file beside it in two:
 //!
 //! ```text
 //!   in process   generator ─▶ engine ─▶ disk                                        = 100
@@ -11,9 +12,11 @@
 //!   qemu-nbd     generator ─▶ client ─▶ unix socket ─▶ qemu-nbd ─▶ raw file          peer
 //! ```
 //!
-//! Every cell finds the disk as it was filled: what it writes goes to a temporary child that is dropped with its server. (The raw file is
-//! overwritten in place; it holds data that cannot be compressed before and after.) Servers are this program's own children, so what they
-//! cost is read from their clocks; the kernel's threads behind a loop device are in nobody's account but the machine's.
+//! Every cell finds the disk as it was filled: what it writes goes to a temporary child that is
+//! dropped with its server. (The raw file is overwritten in place; it holds data that cannot be
+//! compressed before and after.) Servers are this program's own children, so what they cost is read
+//! from their clocks; the kernel's threads behind a loop device are in nobody's account but the
+//! machine's.
 //!
 //! | file | idea |
 //! |---|---|
@@ -55,14 +58,16 @@ pub const SCHEMA: &str = "diskwright.study.access-paths/1";
 /// The paper has twenty virtual machines.
 pub const CLIENTS: u32 = 20;
 
-/// Its three loads: what they are called, and outstanding requests of each client (section 4.6, table 7).
+/// Its three loads: what they are called, and outstanding requests of each client (section 4.6,
+/// table 7).
 pub const LOADS: [(&str, u32); 3] = [("light", 2), ("medium", 4), ("heavy", 6)];
 
-/// "All protocols perform within 9% of one another" in throughput, and within 10 % in latency (section 5). The charts' own
-/// figures are not in its text.
+/// "All protocols perform within 9% of one another" in throughput, and within 10 % in latency
+/// (section 5). The charts' own figures are not in its text.
 pub const PAPER_WITHIN: (f64, f64) = (0.09, 0.10);
 
-/// More would take longer to give back between cells than to measure: random writes leave a child of many extents.
+/// More would take longer to give back between cells than to measure: random writes leave a child
+/// of many extents.
 const QUICK_BYTES: u64 = 256 << 20;
 const FULL_BYTES: u64 = 16 << 30;
 /// When a quick study begins no more rounds.
@@ -76,13 +81,16 @@ const SPREAD_MAX: f64 = 0.10;
 /// What to do.
 #[derive(Debug, Clone, Default)]
 pub struct AccessPathsOptions {
-    /// Rounds: 5 unless said, 3 quick. Time of one cell, warm-up included: 30 s unless said, 1 s quick.
+    /// Rounds: 5 unless said, 3 quick. Time of one cell, warm-up included: 30 s unless said, 1 s
+    /// quick.
     pub study: StudyOptions,
     /// Size of the disk: 16 GiB, 256 MiB quick.
     pub size_bytes: Option<u64>,
-    /// What the disk is; a populated dynamic VHDX unless said. It cannot be a differencing one: the temporary child is.
+    /// What the disk is; a populated dynamic VHDX unless said. It cannot be a differencing one: the
+    /// temporary child is.
     pub disk: Option<Container>,
-    /// This program, to be started as a server. Without it, nothing can be measured but what is in process.
+    /// This program, to be started as a server. Without it, nothing can be measured but what is in
+    /// process.
     pub program: Option<PathBuf>,
 }
 
@@ -214,11 +222,13 @@ pub struct CellRecord {
     pub p99_ns: Summary,
     /// CPU time of the generator's process for each request, nanoseconds.
     pub client_cpu_ns: Summary,
-    /// CPU time of the server's process for each request, nanoseconds; none where there is no server.
+    /// CPU time of the server's process for each request, nanoseconds; none where there is no
+    /// server.
     pub server_cpu_ns: Option<Summary>,
     /// CPU time of the whole machine for each request, the kernel's threads included, nanoseconds.
     pub machine_cpu_ns: Summary,
-    /// IOPS as a ratio to the base's in the same round; none for the base. Times 100 it is the paper's scale.
+    /// IOPS as a ratio to the base's in the same round; none for the base. Times 100 it is the
+    /// paper's scale.
     pub iops_ratio: Option<Ratio>,
     /// Mean response time, so.
     pub mean_ratio: Option<Ratio>,
@@ -253,10 +263,12 @@ pub struct RoundRecord {
     pub machine_cpu_ns: f64,
 }
 
-/// Runs the study and saves its result. Servers, devices and the scratch folder are gone when it returns, however it ends.
+/// Runs the study and saves its result. Servers, devices and the scratch folder are gone when it
+/// returns, however it ends.
 ///
 /// # Errors
-/// No space; a disk or a server that fails; [`LabError::Stopped`] when it was stopped before a round was whole.
+/// No space; a disk or a server that fails; [`LabError::Stopped`] when it was stopped before a
+/// round was whole.
 pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<StudyReport<AccessPathsResult>> {
     let study = &options.study;
     let start = Instant::now();

@@ -1,4 +1,5 @@
-//! What the study `access-paths` prints: the verdict, a table for each load, the paper's own figures.
+//! What the study `access-paths` prints: the verdict, a table for each load, the paper's own
+//! figures.
 
 use super::{AccessPathsResult, CellRecord, LoadRecord, PAPER_WITHIN, Way, WayRecord};
 use crate::{

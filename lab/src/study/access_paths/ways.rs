@@ -1,8 +1,9 @@
 //! Each way to the disk, set up anew for a cell and taken down when it is dropped.
 //!
-//! What is dropped first is the target, with its connections and descriptors, then the server: a server that has clients waits for them. A
-//! server is asked to end by SIGTERM, which for `attach` means that the device is let go; the child with what was written has no name, so
-//! its space goes with the process that has it open.
+//! What is dropped first is the target, with its connections and descriptors, then the server: a
+//! server that has clients waits for them. A server is asked to end by SIGTERM, which for `attach`
+//! means that the device is let go; the child with what was written has no name, so its space goes
+//! with the process that has it open.
 
 use super::{AccessPathsOptions, CLIENTS, Way, WayRecord};
 use crate::{
@@ -84,7 +85,8 @@ impl Disks {
             tell(progress, "probe", index as u64, Way::ALL.len() as u64, way.name())?;
             let skipped = match (self.missing(way), way) {
                 (Some(missing), _) => Some(missing),
-                // What a machine has against loop devices (a container, most often) shows only when one is made.
+                // What a machine has against loop devices (a container, most often) shows only when
+                // one is made.
                 (None, Way::Attach) => self.open(way).and_then(Open::close).err().map(|error| error.to_string()),
                 (None, _) => {
                     self.open(way)?.close()?;

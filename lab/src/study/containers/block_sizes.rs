@@ -1,7 +1,9 @@
-//! Full disks that differ only in the size of their blocks: 512 KiB against 2 MiB in VHD; 1, 2 and 32 MiB in VHDX.
+//! Full disks that differ only in the size of their blocks: 512 KiB against 2 MiB in VHD; 1, 2 and
+//! 32 MiB in VHDX.
 //!
-//! Windows Server 2008 made VHDs with blocks of 512 KiB, R2 with 2 MiB, and the paper compares the two as they came, block size and
-//! software together. VHDX has blocks of 1 to 256 MiB, and Windows takes 32 MiB. The disks of 2 MiB are those of the study.
+//! Windows Server 2008 made VHDs with blocks of 512 KiB, R2 with 2 MiB, and the paper compares the
+//! two as they came, block size and software together. VHDX has blocks of 1 to 256 MiB, and Windows
+//! takes 32 MiB. The disks of 2 MiB are those of the study.
 
 use crate::{
     LabError, Result,

@@ -1,7 +1,8 @@
 //! The chain-length experiment: how reads and opening fare as a chain of differencing disks grows.
 //!
-//! As in the paper, reads go to the top of the chain; all lengths are measured in every round, so the ratio to a chain of one is
-//! taken within the round. The paper went to 64; this goes on to the longest chain that Windows allows.
+//! As in the paper, reads go to the top of the chain; all lengths are measured in every round, so
+//! the ratio to a chain of one is taken within the round. The paper went to 64; this goes on to the
+//! longest chain that Windows allows.
 
 use crate::{
     LabError, Result,

@@ -1,7 +1,8 @@
 //! How long it takes to create each type of disk.
 //!
-//! In the paper a fixed disk is created by writing zeros all over it, at 49 MB/s on Windows Server 2008 and 419 MB/s on R2. Here
-//! its space is reserved and reads as zeros without a byte written. Times are those of `create` whole, its syncs included.
+//! In the paper a fixed disk is created by writing zeros all over it, at 49 MB/s on Windows Server
+//! 2008 and 419 MB/s on R2. Here its space is reserved and reads as zeros without a byte written.
+//! Times are those of `create` whole, its syncs included.
 
 use crate::{
     LabError, Result,
@@ -23,8 +24,8 @@ const SLACK_BYTES: u64 = 1 << 30;
 /// How often each type is created.
 const ROUNDS: usize = 3;
 
-/// Creates each type a few times, and deletes it at once. Types that do not fit are left out with a warning, also when somebody else has taken
-/// the space meanwhile.
+/// Creates each type a few times, and deletes it at once. Types that do not fit are left out with a
+/// warning, also when somebody else has taken the space meanwhile.
 pub(crate) fn measure(
     scratch: &Scratch,
     size_bytes: u64,
@@ -124,7 +125,8 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
         let mut warnings = Vec::new();
-        // Near the most a dynamic VHD can have; it takes next to nothing, and few have as much to spare for a fixed one.
+        // Near the most a dynamic VHD can have; it takes next to nothing, and few have as much to
+        // spare for a fixed one.
         let size_bytes = 2000 << 30;
         if scratch.need("", size_bytes + SLACK_BYTES).is_err() {
             let records = measure(&scratch, size_bytes, &mut warnings, &mut Silent).unwrap();

@@ -11,9 +11,9 @@
 //!   conclude  verdict, tables, warnings, JSON
 //! ```
 //!
-//! With `quick` the measuring gets what is left of the time, so it comes last; the run ends within two minutes unless the disk is
-//! so slow that preparing alone takes as long. Writes go to the same disks as reads: every byte of them is allocated, and
-//! stays so.
+//! With `quick` the measuring gets what is left of the time, so it comes last; the run ends within
+//! two minutes unless the disk is so slow that preparing alone takes as long. Writes go to the same
+//! disks as reads: every byte of them is allocated, and stays so.
 
 mod block_sizes;
 mod chains;
@@ -63,7 +63,8 @@ const BUSY_CPUS: f64 = 0.25;
 /// What to do. [`ContainersOptions::default`] is the full study; `quick` the one of two minutes.
 #[derive(Debug, Clone, Default)]
 pub struct ContainersOptions {
-    /// Rounds: 5 unless said. Time of one cell: 2 s unless said; quick runs reckon it from the time that is left.
+    /// Rounds: 5 unless said. Time of one cell: 2 s unless said; quick runs reckon it from the time
+    /// that is left.
     pub study: StudyOptions,
     /// Page cache or O_DIRECT; O_DIRECT unless said.
     pub cache: Option<CacheMode>,
@@ -75,16 +76,17 @@ pub struct ContainersOptions {
     pub queue_depths: Option<Vec<u32>>,
     /// Lengths of the chain-length experiment, ascending: 1, 2, 4 to 64, 256 and 1,023 unless said.
     pub chain_lengths: Option<Vec<u32>>,
-    /// How to measure opening in a fresh process; without it, it is measured in this one and the memory is that of the whole
-    /// program.
+    /// How to measure opening in a fresh process; without it, it is measured in this one and the
+    /// memory is that of the whole program.
     pub launcher: Option<ChildLauncher>,
 }
 
-/// Runs the study and saves its result. The scratch folder is removed whatever happens, unless it is to be kept.
+/// Runs the study and saves its result. The scratch folder is removed whatever happens, unless it
+/// is to be kept.
 ///
 /// # Errors
-/// Anything that would make the result untrue: a target that fails, reads back wrong bytes or is not populated; no space;
-/// [`LabError::Stopped`].
+/// Anything that would make the result untrue: a target that fails, reads back wrong bytes or is
+/// not populated; no space; [`LabError::Stopped`].
 pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<StudyReport<ContainersResult>> {
     let start = Instant::now();
     let started_utc = crate::clock::compact_utc_now();

@@ -1,8 +1,9 @@
 //! The seven containers: made, filled, proved.
 //!
-//! All are filled side by side, so that no disk has a better place than another. All are filled before the first is read back, so that
-//! none is proved out of what the page cache or the device remember of its writing. A quick run first fills one raw file, and
-//! makes smaller disks where all would take too long.
+//! All are filled side by side, so that no disk has a better place than another. All are filled
+//! before the first is read back, so that none is proved out of what the page cache or the device
+//! remember of its writing. A quick run first fills one raw file, and makes smaller disks where all
+//! would take too long.
 
 use super::{
     CHAIN_BYTES,
@@ -78,7 +79,8 @@ pub(crate) fn prepare(
     Ok((targets, records))
 }
 
-/// The size of disk that can be filled in [`QUICK_FILL`], at most the usual one: told by filling one raw file, which is removed.
+/// The size of disk that can be filled in [`QUICK_FILL`], at most the usual one: told by filling
+/// one raw file, which is removed.
 fn quick_size(settings: &Settings, scratch: &Scratch, progress: &mut dyn Progress) -> Result<u64> {
     let usual_bytes = settings.how.size_bytes;
     let dir = scratch.folder("probe")?;

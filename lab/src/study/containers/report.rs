@@ -1,4 +1,5 @@
-//! What the study prints: the verdict first, one table that fits on a screen, then every workload in full.
+//! What the study prints: the verdict first, one table that fits on a screen, then every workload
+//! in full.
 
 use super::growth;
 use crate::{

@@ -13,22 +13,25 @@ use crate::{
 use diskwright_store::CacheMode;
 use std::time::{Duration, Instant};
 
-/// When a quick run should be over, counted from its start: two minutes less what a slow machine may need to clean up.
+/// When a quick run should be over, counted from its start: two minutes less what a slow machine
+/// may need to clean up.
 const QUICK_TOTAL: Duration = Duration::from_secs(100);
 const QUICK_CELLS: (Duration, Duration) = (Duration::from_millis(30), Duration::from_millis(350));
 const QUICK_BYTES: u64 = 512 << 20;
 const QUICK_DEPTHS: [u32; 1] = [32];
-/// Reads that stream, a log, a database: of the applications for which the paper has a chart, the ones that differ most.
+/// Reads that stream, a log, a database: of the applications for which the paper has a chart, the
+/// ones that differ most.
 const QUICK_APPLICATIONS: [&str; 3] = ["Media streaming", "OLTP database", "Exchange server"];
 const FULL_BYTES: u64 = 4 << 30;
 const FULL_CELL: Duration = Duration::from_secs(2);
 /// As in the paper.
 const FULL_DEPTHS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
-/// Size classes of disks are whole multiples of this, so that they are a whole number of everybody's blocks.
+/// Size classes of disks are whole multiples of this, so that they are a whole number of
+/// everybody's blocks.
 pub(crate) const SIZE_STEP_BYTES: u64 = 32 << 20;
 
-/// The size of each disk where this one is asked for: the next that is a whole number of everybody's blocks; `None` beyond what any disk
-/// can have.
+/// The size of each disk where this one is asked for: the next that is a whole number of
+/// everybody's blocks; `None` beyond what any disk can have.
 pub fn disk_bytes(asked_bytes: u64) -> Option<u64> {
     asked_bytes.checked_next_multiple_of(SIZE_STEP_BYTES)
 }

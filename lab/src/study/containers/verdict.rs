@@ -67,7 +67,8 @@ fn growth(expanding: &[ExpandingRecord]) -> String {
     )
 }
 
-/// The conclusion: how the populated dynamic and differencing disks, and the fixed ones, stand against the raw file.
+/// The conclusion: how the populated dynamic and differencing disks, and the fixed ones, stand
+/// against the raw file.
 pub(crate) fn sentence(workloads: &[ComparedWorkload]) -> String {
     let is_growing = |name: &str| {
         Container::ALL.iter().any(|container| container.name() == name && container.disk_type() != DiskType::Fixed)
@@ -88,7 +89,8 @@ pub(crate) fn sentence(workloads: &[ComparedWorkload]) -> String {
     format!("Populated dynamic and differencing disks {growing_text}.{cpu} Fixed disks {fixed_text}.")
 }
 
-/// How a group of ratios stands: how many are good, the median, and the worst with how sure that is.
+/// How a group of ratios stands: how many are good, the median, and the worst with how sure that
+/// is.
 fn standing(found: &[Found<'_>]) -> Option<String> {
     let worst = found.iter().min_by(|a, b| a.ratio.median().total_cmp(&b.ratio.median()))?;
     let medians: Vec<f64> = found.iter().map(|found| found.ratio.median()).collect();

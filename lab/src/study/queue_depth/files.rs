@@ -1,7 +1,9 @@
-//! The files under test: made, filled and looked at as `lab run --create-size` would; or the targets that the user gave.
+//! The files under test: made, filled and looked at as `lab run --create-size` would; or the
+//! targets that the user gave.
 //!
-//! Pre-test 2 spreads the same volume of data over one, two and four files, so beside the file of the whole volume there are one of half of it and
-//! two of a quarter. Those that no later stage needs go as soon as it is over.
+//! Pre-test 2 spreads the same volume of data over one, two and four files, so beside the file of
+//! the whole volume there are one of half of it and two of a quarter. Those that no later stage
+//! needs go as soon as it is over.
 
 use super::{QueueDepthOptions, Settings};
 use crate::{
@@ -50,7 +52,8 @@ pub(super) fn mover(engine: EngineKind) -> Mover {
     }
 }
 
-/// Makes the files, of which the later stages need `files_known` where that is known already, or prepares what was given.
+/// Makes the files, of which the later stages need `files_known` where that is known already, or
+/// prepares what was given.
 ///
 /// # Errors
 /// No space, a target that may not be written, [`LabError::Stopped`].

@@ -1,13 +1,15 @@
-//! From the measured stages to the findings: how much load is enough, for each kind of load, and what that asks of a device.
+//! From the measured stages to the findings: how much load is enough, for each kind of load, and
+//! what that asks of a device.
 //!
 //! ```text
 //!   depths ─▶ knee ─▶ a point, by the first rule that tells one ─▶ target depth ─▶ combinations ─▶ the best of them ─▶ finding
 //!   reads, writes ─▶ knee ─▶ a point ─────────────────────────────────────────────────────────────────────────────────▶ finding
 //! ```
 //!
-//! For small random I/O the paper looks where latency begins to outpace throughput; that is what *efficient* reckons, and the paper's own rule reads off a
-//! graph. For sequential I/O latency is "arguably less important", and the paper looks where more stops to bring more: *saturation*. Where
-//! one cannot be told the others are asked in turn, and the finding says which it was.
+//! For small random I/O the paper looks where latency begins to outpace throughput; that is what
+//! *efficient* reckons, and the paper's own rule reads off a graph. For sequential I/O latency is
+//! "arguably less important", and the paper looks where more stops to bring more: *saturation*.
+//! Where one cannot be told the others are asked in turn, and the finding says which it was.
 
 use super::{QueueDepthResult, Stage, StageRecord, paper, plan};
 use crate::{
@@ -69,7 +71,8 @@ pub struct Found {
     pub chosen: f64,
     /// Where it lies, by bootstrap.
     pub interval: Option<LoadInterval>,
-    /// Requests in flight of the cell below: the chosen load, or for random I/O a total near it that threads can share.
+    /// Requests in flight of the cell below: the chosen load, or for random I/O a total near it
+    /// that threads can share.
     pub in_flight: u64,
     /// Files of that cell.
     pub files: u32,
@@ -77,7 +80,8 @@ pub struct Found {
     pub threads: u32,
     /// Requests in flight for each thread.
     pub queue_depth: u32,
-    /// Other combinations that chance cannot tell from it; none where there is nothing to choose from, or only one round.
+    /// Other combinations that chance cannot tell from it; none where there is nothing to choose
+    /// from, or only one round.
     pub as_good: Option<usize>,
     /// Requests a second.
     pub iops: f64,
@@ -92,10 +96,12 @@ pub struct Found {
     /// How far the rounds of that cell lie apart, as a share of their median throughput.
     #[serde(default)]
     pub scatter: f64,
-    /// The load of this stage with the most throughput, where that is above the throughput here by more than 5 %.
+    /// The load of this stage with the most throughput, where that is above the throughput here by
+    /// more than 5 %.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak: Option<Peak>,
-    /// What it asks of each device below; of one device without copies where nothing is known of them.
+    /// What it asks of each device below; of one device without copies where nothing is known of
+    /// them.
     pub array: ArrayFigures,
 }
 
@@ -151,7 +157,8 @@ pub(super) fn knee_of(sweep: &SweepRecord) -> Option<&Knee> {
     sweep.knees.first().map(|row| &row.knee)
 }
 
-/// Requests in flight that the combinations are to have: what test 1 found, or the pre-test's where it found nothing.
+/// Requests in flight that the combinations are to have: what test 1 found, or the pre-test's where
+/// it found nothing.
 pub(super) fn target_depth(depths: &SweepRecord, threads: u32) -> u32 {
     let told = knee_of(depths).and_then(|knee| chosen(Stage::Depths, knee).ok());
     let load = told.map_or(f64::from(threads * paper::PRE_TEST_DEPTH), |(_, point)| point.load);
@@ -338,8 +345,8 @@ fn and(words: &[String]) -> String {
     }
 }
 
-/// A cell beside the paper's at the same place: how much each has grown from the first place that both have, and ours as a ratio to the
-/// paper's.
+/// A cell beside the paper's at the same place: how much each has grown from the first place that
+/// both have, and ours as a ratio to the paper's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Beside {
     /// Our IOPS to our first.

@@ -1,4 +1,5 @@
-//! The study `queue-depth`: how much load is enough, by the whole procedure of the Storage Spaces paper.
+//! The study `queue-depth`: how much load is enough, by the whole procedure of the Storage Spaces
+//! paper.
 //!
 //! ```text
 //!   make          files full of data that cannot be compressed: one of the size under test, and what pre-test 2 needs beside it   (files.rs)
@@ -10,9 +11,11 @@
 //!   conclude      findings as in the paper's Table 5, figures per device, the paper's beside ours   (findings.rs, paper.rs)
 //! ```
 //!
-//! Each stage is a sweep (`sweep/`), so its rounds take turns, its knee has an interval, and a study that was broken off goes on where it
-//! ended when the same command is given the file that it saved. A cell of the full form lasts as long as one of the paper's in all,
-//! five minutes of warm-up and ten of measuring, but in five rounds that take turns: only so can chance be told from truth.
+//! Each stage is a sweep (`sweep/`), so its rounds take turns, its knee has an interval, and a
+//! study that was broken off goes on where it ended when the same command is given the file that it
+//! saved. A cell of the full form lasts as long as one of the paper's in all, five minutes of
+//! warm-up and ten of measuring, but in five rounds that take turns: only so can chance be told
+//! from truth.
 
 mod files;
 pub mod findings;
@@ -63,7 +66,8 @@ const SAVE_EVERY: Duration = Duration::from_secs(5);
 pub struct QueueDepthOptions {
     /// What every study is told. An existing `output` of an unfinished study is gone on with.
     pub study: StudyOptions,
-    /// Bytes under test: 64 GiB as in the paper, 2 GiB quick; of targets that are given, all of the smallest.
+    /// Bytes under test: 64 GiB as in the paper, 2 GiB quick; of targets that are given, all of the
+    /// smallest.
     pub size_bytes: Option<u64>,
     /// Threads for random I/O: 8 as in the paper.
     pub threads: Option<u32>,
@@ -73,7 +77,8 @@ pub struct QueueDepthOptions {
     pub array: Option<ArrayOptions>,
     /// The 99th percentile that is still bearable.
     pub max_p99: Option<Span>,
-    /// How requests reach the store; past the cache and durable when they complete, as in the paper, unless said.
+    /// How requests reach the store; past the cache and durable when they complete, as in the
+    /// paper, unless said.
     pub cache: Option<Caching>,
     /// Targets to measure instead of files of its own.
     pub targets: Vec<String>,
@@ -165,12 +170,13 @@ pub struct QueueDepthResult {
     pub end: End,
 }
 
-/// Runs the study, or goes on with it, and saves its result after each stage. A stop keeps what was measured, and so does a result that
-/// cannot be saved, which ends the study. The scratch folder is removed whatever happens, unless it is to be kept.
+/// Runs the study, or goes on with it, and saves its result after each stage. A stop keeps what was
+/// measured, and so does a result that cannot be saved, which ends the study. The scratch folder is
+/// removed whatever happens, unless it is to be kept.
 ///
 /// # Errors
-/// Options that cannot be; no space; targets that may not be written; a saved study that was asked something else;
-/// [`LabError::Stopped`] when it was stopped before anything was measured.
+/// Options that cannot be; no space; targets that may not be written; a saved study that was asked
+/// something else; [`LabError::Stopped`] when it was stopped before anything was measured.
 pub fn run(
     options: &QueueDepthOptions,
     watch: &dyn Watch,
@@ -195,7 +201,8 @@ pub fn run(
         other => other?,
     }
     study.conclude();
-    // What could not be saved on the way ended the study, and is told though there may be space again.
+    // What could not be saved on the way ended the study, and is told though there may be space
+    // again.
     let saved = match study.unsaved.take() {
         Some(error) => Err(error),
         None => study.write().map(|()| output.path().to_owned()),
@@ -347,7 +354,8 @@ impl Study<'_> {
         let records = |count: usize| targets.iter().take(count).map(run::target_record).collect::<Vec<_>>();
         let mut record = match self.result.stage(stage) {
             Some(StageRecord { sweep: saved, .. }) => {
-                // What was begun goes on as it was begun; only what is reckoned afterwards may be asked anew.
+                // What was begun goes on as it was begun; only what is reckoned afterwards may be
+                // asked anew.
                 let mut options = saved.options.clone();
                 (options.max_p99, options.array) = (settings.max_p99, settings.array);
                 let records = records(options.targets.len());
@@ -438,7 +446,8 @@ fn budget(settings: &Settings, start: Instant) -> Budget {
     }
 }
 
-/// Windows from `stage` to the end. Of the combinations, those that divide the total are not known beforehand: all are reckoned with.
+/// Windows from `stage` to the end. Of the combinations, those that divide the total are not known
+/// beforehand: all are reckoned with.
 fn windows_left(settings: &Settings, stage: Stage) -> usize {
     let stages = Stage::ALL.into_iter().skip_while(|other| *other != stage);
     let cells: usize = stages.map(|stage| plan::values(stage, settings.quick).len()).sum();

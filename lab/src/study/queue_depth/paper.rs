@@ -1,7 +1,8 @@
 //! The Storage Spaces paper's own figures: `papers/storage-spaces-synthetic-workloads.txt`.
 //!
-//! Only what is printed there is here; the graphs from 13 to 24 outstanding per thread have no numbers. Its array has eight SSDs and keeps
-//! two copies, behind a virtual machine and SMB, so what compares is the shape of a line, not its height.
+//! Only what is printed there is here; the graphs from 13 to 24 outstanding per thread have no
+//! numbers. Its array has eight SSDs and keeps two copies, behind a virtual machine and SMB, so
+//! what compares is the shape of a line, not its height.
 
 use super::Stage;
 use crate::sweep::ArrayOptions;
@@ -158,8 +159,8 @@ pub struct Settled {
     pub point: Point,
 }
 
-/// The paper's findings: 2 x 60 for random I/O (its text and Table 4), 31 and 15 for sequential (Table 5, whose "30" for reads stands beside
-/// the figures of 31).
+/// The paper's findings: 2 x 60 for random I/O (its text and Table 4), 31 and 15 for sequential
+/// (Table 5, whose "30" for reads stands beside the figures of 31).
 pub fn settled(stage: Stage) -> Option<Settled> {
     let (in_flight, threads, place) = match stage {
         Stage::Files => return None,
@@ -176,7 +177,8 @@ mod tests {
 
     #[test]
     fn the_tables_keep_littles_law() {
-        // IOPS x latency is what is outstanding, in every line that the paper prints; a typing error would not keep it.
+        // IOPS x latency is what is outstanding, in every line that the paper prints; a typing
+        // error would not keep it.
         let asked = |stage: Stage, at: u64| match stage {
             Stage::Depths => at * 8,
             Stage::Combinations => 120,

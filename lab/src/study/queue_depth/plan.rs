@@ -7,8 +7,8 @@
 //! | combinations | random small I/O, test 2 | threads x outstanding | what test 1 found, in flight |
 //! | reads, writes | sequential large I/O | 1 to 36 and 1 to 32 outstanding | one thread |
 //!
-//! The loads are those of the profile `storage-spaces`. Sequential I/O begins at 1 outstanding, where the paper's begins at 8 and 4: a device
-//! that is saturated by less shows it only there.
+//! The loads are those of the profile `storage-spaces`. Sequential I/O begins at 1 outstanding,
+//! where the paper's begins at 8 and 4: a device that is saturated by less shows it only there.
 
 use super::{Settings, Stage, paper};
 use crate::{
@@ -19,7 +19,8 @@ use crate::{
 };
 use std::time::Duration;
 
-/// Totals that can be split over many numbers of threads: what the paper did when it went from 124.8 to 120.
+/// Totals that can be split over many numbers of threads: what the paper did when it went from
+/// 124.8 to 120.
 const DIVISIBLE: [u32; 20] = [1, 2, 4, 6, 8, 12, 16, 24, 36, 48, 60, 72, 96, 120, 144, 168, 180, 192, 240, 360];
 
 /// Warm-up as a part of a cell: the paper's five minutes of fifteen.

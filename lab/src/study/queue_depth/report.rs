@@ -1,5 +1,5 @@
-//! What the study `queue-depth` prints: the verdict, the findings beside the paper's Table 5, each stage beside the paper's own figures, and
-//! reasons for doubt.
+//! What the study `queue-depth` prints: the verdict, the findings beside the paper's Table 5, each
+//! stage beside the paper's own figures, and reasons for doubt.
 
 use super::{
     Finding, QueueDepthResult, Stage, StageRecord,

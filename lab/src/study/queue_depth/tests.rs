@@ -10,7 +10,8 @@ use crate::{
     sweep::tests::{simulated_by, target},
 };
 
-/// Serves 40 random requests at once, 12 sequential reads or 6 sequential writes; each takes 100 us.
+/// Serves 40 random requests at once, 12 sequential reads or 6 sequential writes; each takes 100
+/// us.
 fn device(job: &crate::Job, files: usize) -> Run {
     let load = &job.phases[0].loads[0];
     let servers = match (load.random_percent, load.read_percent) {

@@ -1,7 +1,9 @@
-//! From workloads to a conclusion: how a file and the disks on it fare against the device over all workloads together.
+//! From workloads to a conclusion: how a file and the disks on it fare against the device over all
+//! workloads together.
 //!
-//! Each workload counts once, by the median of its rounds' ratios, so a workload that scatters counts no more than another. What is
-//! compared is the logarithm, so that twice and half lie equally far from 1. Whether a ratio is chance is asked of Wilcoxon's signed ranks over the
+//! Each workload counts once, by the median of its rounds' ratios, so a workload that scatters
+//! counts no more than another. What is compared is the logarithm, so that twice and half lie
+//! equally far from 1. Whether a ratio is chance is asked of Wilcoxon's signed ranks over the
 //! workloads, corrected by Holm for the number of questions; with too few workloads for that number
 //! no answer is possible ([`Design::fewest`]).
 
@@ -108,7 +110,8 @@ pub struct Overall {
     pub most: f64,
     /// How many workloads.
     pub workloads: usize,
-    /// Of the rank test, corrected; only of all workloads, for random and sequential ones alone are too few in a quick study.
+    /// Of the rank test, corrected; only of all workloads, for random and sequential ones alone are
+    /// too few in a quick study.
     pub p_corrected: Option<f64>,
 }
 
@@ -119,7 +122,8 @@ impl Overall {
     }
 }
 
-/// Whether so many workloads can show a difference at all: the tests over all workloads are corrected together.
+/// Whether so many workloads can show a difference at all: the tests over all workloads are
+/// corrected together.
 pub(crate) fn can_show(result: &RawAndFileResult, one: &Overall) -> bool {
     let tests = result.overall.iter().filter(|overall| overall.p_corrected.is_some()).count();
     Design::Paired.can_show(one.workloads, one.workloads, tests)
@@ -168,7 +172,8 @@ fn one(workloads: &[WorkloadRecord], subject: usize, part: Part, figure: Figure)
     })
 }
 
-/// The paper's ratio of its file to its device, over the workloads that were measured; none for what it did not have.
+/// The paper's ratio of its file to its device, over the workloads that were measured; none for
+/// what it did not have.
 pub fn papers(workloads: &[WorkloadRecord], part: Part, figure: Figure) -> Option<f64> {
     let of_part = workloads.iter().filter(|workload| part.has(workload.pattern));
     let logarithms: Vec<f64> = of_part

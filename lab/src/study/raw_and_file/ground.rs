@@ -1,4 +1,5 @@
-//! The ground under the study: one block device in two halves, bare in the one, with a file system in the other.
+//! The ground under the study: one block device in two halves, bare in the one, with a file system
+//! in the other.
 //!
 //! ```text
 //!   a file of the scratch folder ──▶ two loop devices over its halves, O_DIRECT ─┬─▶ the bare half
@@ -6,10 +7,12 @@
 //!   --device, which cannot (zram) ─▶ two loop devices over its halves ───────────┴─▶ mkfs, mount in the scratch folder
 //! ```
 //!
-//! Both halves are reached the same way, so what differs between them is the file system. No table of partitions is written.
+//! Both halves are reached the same way, so what differs between them is the file system. No table
+//! of partitions is written.
 //!
-//! Whatever was begun is undone in the opposite order when [`Ground`] is dropped: on success, on an error, when the user stops it. Mounting and
-//! loop devices are left to the programs of util-linux, as `mkfs` is needed in any case.
+//! Whatever was begun is undone in the opposite order when [`Ground`] is dropped: on success, on an
+//! error, when the user stops it. Mounting and loop devices are left to the programs of util-linux,
+//! as `mkfs` is needed in any case.
 
 use super::FileSystem;
 use crate::{
@@ -103,7 +106,8 @@ impl Ground {
     /// Makes it.
     ///
     /// # Errors
-    /// Nobody but root can; a missing program; a device that is in use, holds data or is too small; [`LabError::Stopped`].
+    /// Nobody but root can; a missing program; a device that is in use, holds data or is too small;
+    /// [`LabError::Stopped`].
     pub fn make(scratch: &Scratch, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> Result<Self> {
         if !nix::unistd::geteuid().is_root() {
             return Err(LabError::BadOptions {
@@ -256,7 +260,8 @@ impl Ground {
                     let folder = folder.to_string_lossy();
                     let done = capture("umount", &[&folder]).map(drop);
                     if done.is_err() {
-                        // It goes when the last who uses it does; what lies below can then be removed all the same.
+                        // It goes when the last who uses it does; what lies below can then be
+                        // removed all the same.
                         let _ = capture("umount", &["--lazy", &folder]);
                     }
                     done
@@ -398,13 +403,15 @@ mod tests {
         let folder = ground.folder.clone();
         ground.end().unwrap();
         assert!(!folder.join("file").exists());
-        // Whoever looks at all loop devices in that moment (other tests do) puts the end off until it has looked.
+        // Whoever looks at all loop devices in that moment (other tests do) puts the end off until
+        // it has looked.
         let deadline = Instant::now() + Duration::from_secs(5);
         while shown_by_loops(scratch.path()) {
             assert!(Instant::now() < deadline, "the loop device is still there");
             thread::sleep(Duration::from_millis(10));
         }
-        // An error on the way leaves nothing either: there is no room for a file system of a sector.
+        // An error on the way leaves nothing either: there is no room for a file system of a
+        // sector.
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
         let small = Wanted { file_system_bytes: 4096, ..wanted(None) };
         let error = Ground::make(&scratch, &small, &mut Silent).unwrap_err();

@@ -1,7 +1,9 @@
-//! The study `raw-and-file`: what a file system, and a virtual disk on it, cost over the bare device.
+//! The study `raw-and-file`: what a file system, and a virtual disk on it, cost over the bare
+//! device.
 //!
-//! The paper ("Performance Characterization of VMFS and RDM") gave a virtual machine the same LUN once as a raw device and once as a file of
-//! VMFS. Here four things on one device are measured by the paper's five sizes and five patterns, 64 outstanding:
+//! The paper ("Performance Characterization of VMFS and RDM") gave a virtual machine the same LUN
+//! once as a raw device and once as a file of VMFS. Here four things on one device are measured by
+//! the paper's five sizes and five patterns, 64 outstanding:
 //!
 //! ```text
 //!   halve     one block device: bare in the one half, a file system in the other                     (ground.rs)
@@ -10,9 +12,10 @@
 //!   conclude  throughput and CPU cost as ratios to the device in the same round, the paper's beside   (conclude.rs, paper.rs)
 //! ```
 //!
-//! The paper's CPU cost is the whole machine's, and so is the one that counts here: under a loop device, and under every driver that
-//! completes in the kernel's own threads, much of the work is not the generator's. It includes whatever else runs, so the machine
-//! is watched for a moment before and after, when the study itself does nothing.
+//! The paper's CPU cost is the whole machine's, and so is the one that counts here: under a loop
+//! device, and under every driver that completes in the kernel's own threads, much of the work is
+//! not the generator's. It includes whatever else runs, so the machine is watched for a moment
+//! before and after, when the study itself does nothing.
 
 pub mod conclude;
 mod ground;
@@ -89,7 +92,8 @@ pub struct RawAndFileOptions {
     pub size_bytes: Option<u64>,
     /// What is made on the second half.
     pub file_system: FileSystem,
-    /// A block device to take instead of a file in the scratch folder; it is overwritten from end to end.
+    /// A block device to take instead of a file in the scratch folder; it is overwritten from end
+    /// to end.
     pub device: Option<PathBuf>,
     /// Whether what is on it may be lost.
     pub destroy_data: bool,
@@ -122,7 +126,8 @@ impl FileSystem {
             // mkfs.xfs makes none that is smaller.
             Self::Xfs => 320 << 20,
         };
-        // Journals grow with the file system, to a gigabyte at most; tables of inodes take a part of it.
+        // Journals grow with the file system, to a gigabyte at most; tables of inodes take a part
+        // of it.
         let journal_bytes = (payload_bytes / 8).min(1 << 30);
         (payload_bytes + payload_bytes / 20 + journal_bytes + own_bytes).next_multiple_of(SIZE_STEP_BYTES)
     }
@@ -218,12 +223,13 @@ impl Settings {
     }
 }
 
-/// Runs the study and saves its result. A stop while it measures keeps the workloads that are whole. Whatever happens, the file system is
-/// unmounted, loop devices and partitions go, and the scratch folder is removed unless it is to be kept.
+/// Runs the study and saves its result. A stop while it measures keeps the workloads that are
+/// whole. Whatever happens, the file system is unmounted, loop devices and partitions go, and the
+/// scratch folder is removed unless it is to be kept.
 ///
 /// # Errors
-/// Nobody but root can; no space; a device that is in use or holds data; a disk that fails; [`LabError::Stopped`] when it was
-/// stopped before anything was measured.
+/// Nobody but root can; no space; a device that is in use or holds data; a disk that fails;
+/// [`LabError::Stopped`] when it was stopped before anything was measured.
 pub fn run(
     options: &RawAndFileOptions,
     watch: &dyn Watch,
@@ -293,7 +299,8 @@ pub fn run(
     Ok(StudyReport::save(result, &output, stopped))
 }
 
-/// Opens the device, makes the file and the disks, fills all of them, proves that they are full, and looks at them.
+/// Opens the device, makes the file and the disks, fills all of them, proves that they are full,
+/// and looks at them.
 fn prepare(ground: &Ground, settings: &Settings, progress: &mut dyn Progress) -> Result<(Vec<Subject>, Vec<Warning>)> {
     let file_system = ground.record.file_system;
     let of_container = |container| targets::create_empty(container, &ground.folder, settings.size_bytes);

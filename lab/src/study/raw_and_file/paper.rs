@@ -1,7 +1,9 @@
-//! The figures of "Performance Characterization of VMFS and RDM" (ESX Server 3.5, 2008): `papers/vmfs-and-rdm-performance.txt`.
+//! The figures of "Performance Characterization of VMFS and RDM" (ESX Server 3.5, 2008):
+//! `papers/vmfs-and-rdm-performance.txt`.
 //!
-//! Its throughputs are printed (Tables 2 and 3, MB/s); its CPU costs are printed as two averages only, the bars of figures 7 to 11 being pictures. A
-//! raw device mapping in physical mode, RDM (P), is its device; a VMFS file is its file of a file system.
+//! Its throughputs are printed (Tables 2 and 3, MB/s); its CPU costs are printed as two averages
+//! only, the bars of figures 7 to 11 being pictures. A raw device mapping in physical mode, RDM
+//! (P), is its device; a VMFS file is its file of a file system.
 
 use super::Pattern;
 
@@ -65,7 +67,8 @@ pub fn device_mb_per_s(pattern: Pattern, block_bytes: u64) -> Option<f64> {
     row(pattern, block_bytes).map(|[_, _, physical]| physical)
 }
 
-/// CPU cost of VMFS as a ratio to RDM (P): "on average 5 percent more" for random workloads, "8 percent more" for sequential ones.
+/// CPU cost of VMFS as a ratio to RDM (P): "on average 5 percent more" for random workloads, "8
+/// percent more" for sequential ones.
 pub fn cpu_ratio(pattern: Pattern) -> f64 {
     if pattern.is_random() { 1.05 } else { 1.08 }
 }

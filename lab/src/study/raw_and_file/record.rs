@@ -39,7 +39,8 @@ pub struct RawAndFileResult {
     pub ground: GroundRecord,
     /// What was compared, as it was found before measuring; the device is the first.
     pub subjects: Vec<TargetRecord>,
-    /// Cycles of the time-stamp counter in a second, by which CPU time becomes MHz; 0 where there is none.
+    /// Cycles of the time-stamp counter in a second, by which CPU time becomes MHz; 0 where there
+    /// is none.
     pub tsc_hz: f64,
     /// Processors kept busy while the study did nothing.
     pub idle_cpus: f64,

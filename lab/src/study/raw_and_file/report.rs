@@ -1,4 +1,5 @@
-//! What the study `raw-and-file` prints: the verdict, all workloads together, each workload, reasons for doubt.
+//! What the study `raw-and-file` prints: the verdict, all workloads together, each workload,
+//! reasons for doubt.
 
 use super::{
     FileSystem, Halves, RawAndFileResult, SideRecord, WorkloadRecord,
@@ -202,8 +203,9 @@ fn side_row(result: &RawAndFileResult, workload: &WorkloadRecord, index: usize, 
     ]
 }
 
-/// "Average CPU utilization x CPU rating in MHz x number of cores / number of I/O operations per second": the machine's CPU seconds for each
-/// request, times its clock. `None` without a time-stamp counter.
+/// "Average CPU utilization x CPU rating in MHz x number of cores / number of I/O operations per
+/// second": the machine's CPU seconds for each request, times its clock. `None` without a
+/// time-stamp counter.
 pub fn mhz_per_iops(machine_cpu_ns_per_io: f64, tsc_hz: f64) -> Option<f64> {
     (tsc_hz > 0.0).then_some(machine_cpu_ns_per_io / 1e9 * tsc_hz / 1e6)
 }

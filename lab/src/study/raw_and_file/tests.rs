@@ -7,7 +7,8 @@ use crate::{
     run::Unwatched,
 };
 
-/// Rounds of a subject that has `throughput` of the device's IOPS at `cost` times its CPU time. Rounds differ by a drift that hits all alike.
+/// Rounds of a subject that has `throughput` of the device's IOPS at `cost` times its CPU time.
+/// Rounds differ by a drift that hits all alike.
 fn rounds(throughput: f64, cost: f64) -> Vec<Figures> {
     let round = |drift: f64| {
         let iops = 50_000.0 * throughput * drift;
@@ -29,7 +30,8 @@ fn rounds(throughput: f64, cost: f64) -> Vec<Figures> {
     [1.0, 0.7, 0.9].map(round).to_vec()
 }
 
-/// The study on a device on which a file costs 4 % of throughput and 6 % of CPU, and a VHDX a little more.
+/// The study on a device on which a file costs 4 % of throughput and 6 % of CPU, and a VHDX a
+/// little more.
 pub(crate) fn result() -> RawAndFileResult {
     let example = example::run();
     let jobs = jobs(true, EngineKind::Auto).unwrap();
@@ -128,7 +130,8 @@ fn no_difference_and_a_busy_machine_are_told() {
     assert!(verdict.contains("times the generator's CPU time"), "{verdict}");
 }
 
-/// The paper's formula: 50 % of four cores of 3,000 MHz at 10,000 IOPS are 0.6 MHz for each I/O a second.
+/// The paper's formula: 50 % of four cores of 3,000 MHz at 10,000 IOPS are 0.6 MHz for each I/O a
+/// second.
 #[test]
 fn mhz_per_iops_is_the_papers() {
     let cpu_s_per_io = 0.5 * 4.0 / 10_000.0;

@@ -1,7 +1,8 @@
 //! The study `zero-payload`: SQLIO's surprise, reproduced, explained and refused.
 //!
-//! The paper ("Dynamic versus fixed") ran SQLIO inside a guest on a dynamic and on a fixed VHDX and found the dynamic one twenty times
-//! as fast. SQLIO's file was of zeros, and a dynamic disk need not store zeros. Here both are run with zeros and with real data:
+//! The paper ("Dynamic versus fixed") ran SQLIO inside a guest on a dynamic and on a fixed VHDX and
+//! found the dynamic one twenty times as fast. SQLIO's file was of zeros, and a dynamic disk need
+//! not store zeros. Here both are run with zeros and with real data:
 //!
 //! ```text
 //!   prepare   dynamic and fixed VHDX, written from end to end: two with zeros, two with data that cannot be compressed
@@ -12,7 +13,8 @@
 //!   conclude  dynamic against fixed, with zeros and with data; the share of requests that never reached the store
 //! ```
 //!
-//! The last figure is no word of our own engine: it is the kernel's account of the process (`/proc/self/io`).
+//! The last figure is no word of our own engine: it is the kernel's account of the process
+//! (`/proc/self/io`).
 
 mod record;
 pub mod report;
@@ -47,7 +49,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The paper's only figures in its text: 64K random reads, dynamic and fixed, requests a second ("almost 37,000" and 1,865).
+/// The paper's only figures in its text: 64K random reads, dynamic and fixed, requests a second
+/// ("almost 37,000" and 1,865).
 pub const PAPER_64K_READ_IOPS: (f64, f64) = (37_000.0, 1_865.0);
 
 /// SQLIO is run with eight outstanding by custom; the paper does not say.
@@ -86,7 +89,8 @@ struct Measured {
     never_reached: f64,
 }
 
-/// Runs the study and saves its result. The scratch folder is removed whatever happens, unless it is to be kept.
+/// Runs the study and saves its result. The scratch folder is removed whatever happens, unless it
+/// is to be kept.
 ///
 /// # Errors
 /// No space; a disk that fails; [`LabError::Stopped`].
@@ -287,7 +291,8 @@ fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Measu
         mb_per_s: phase.mb_per_s(),
         mean_ns: latency.mean_ns(),
         p99_ns: latency.quantile_ns(0.99).unwrap_or(0) as f64,
-        // What was in flight at the end is in the account and not in the record: a hair more than all may have arrived.
+        // What was in flight at the end is in the account and not in the record: a hair more than
+        // all may have arrived.
         never_reached: (1.0 - moved_bytes as f64 / both.bytes.max(1) as f64).clamp(0.0, 1.0),
     })
 }

@@ -99,6 +99,7 @@ pub struct SideRecord {
     pub latency_mean_ns: Summary,
     /// 99th percentile, nanoseconds.
     pub latency_p99_ns: Summary,
-    /// Share of the bytes asked for that never reached the store, by the kernel's account, from 0 to 1.
+    /// Share of the bytes asked for that never reached the store, by the kernel's account, from 0
+    /// to 1.
     pub never_reached: Summary,
 }

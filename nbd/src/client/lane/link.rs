@@ -1,9 +1,11 @@
-//! The connection under a lane: waiting for it, and what becomes of all that is in flight when it breaks.
+//! The connection under a lane: waiting for it, and what becomes of all that is in flight when it
+//! breaks.
 //!
-//! When the connection breaks, all that is in flight fails, or, where the URI says `reconnect`, stays; whoever would have polled makes the connection
-//! anew, with pauses from a tenth of a second to five, and every call that has no answer is sent again. That is safe, as all commands
-//! of NBD can be repeated. It gives no more than a disk gives: what was answered and not flushed may be lost if the server
-//! itself went down, and not only the network.
+//! When the connection breaks, all that is in flight fails, or, where the URI says `reconnect`,
+//! stays; whoever would have polled makes the connection anew, with pauses from a tenth of a second
+//! to five, and every call that has no answer is sent again. That is safe, as all commands of NBD
+//! can be repeated. It gives no more than a disk gives: what was answered and not flushed may be
+//! lost if the server itself went down, and not only the network.
 
 use super::{Lane, Link, State};
 use crate::{

@@ -1,4 +1,5 @@
-//! Changes on their way to the disk: at once where they are whole sectors, one patch at a time where they are not (see `changes`).
+//! Changes on their way to the disk: at once where they are whole sectors, one patch at a time
+//! where they are not (see `changes`).
 //!
 //! ```text
 //!   change ─▶ start ─▶ queue ─────────────────────────▶ changed ─▶ reply
@@ -78,7 +79,8 @@ impl Session {
         })
     }
 
-    /// Goes on with the patching change after a step of it has ended with `result`; the scratch buffer is here.
+    /// Goes on with the patching change after a step of it has ended with `result`; the scratch
+    /// buffer is here.
     pub(super) fn patch_on(&mut self, result: io::Result<()>) {
         let Some(mut patching) = self.patching.take() else { return };
         let finished = result.is_err() || (patching.reading.is_none() && patching.pieces.is_empty());

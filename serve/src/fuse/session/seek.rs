@@ -4,7 +4,8 @@ use super::{Session, errno_of};
 use crate::walk::Walk;
 use rustix::io::Errno;
 
-/// How much of the disk is searched for data or a hole before the answer is the one that is always right.
+/// How much of the disk is searched for data or a hole before the answer is the one that is always
+/// right.
 const SEARCH_BYTES: u64 = 64 << 30;
 
 /// Of lseek(2).
@@ -12,7 +13,8 @@ pub(super) const SEEK_DATA: u32 = 3;
 pub(super) const SEEK_HOLE: u32 = 4;
 
 impl Session {
-    /// SEEK_DATA and SEEK_HOLE. A search that takes too long ends with what is always right: data is here, the hole is at the end.
+    /// SEEK_DATA and SEEK_HOLE. A search that takes too long ends with what is always right: data
+    /// is here, the hole is at the end.
     pub(super) fn seek(&self, offset_bytes: u64, whence: u32) -> Result<u64, Errno> {
         if whence != SEEK_DATA && whence != SEEK_HOLE {
             return Err(Errno::INVAL);

@@ -353,7 +353,8 @@ proptest! {
         prop_assert_eq!(disk.read(0, SIZE as u32).unwrap(), model);
     }
 
-    /// Changes of different bytes that are in flight at the same time do not undo each other, though they share sectors.
+    /// Changes of different bytes that are in flight at the same time do not undo each other,
+    /// though they share sectors.
     #[test]
     fn at_the_same_time(cuts in prop::collection::btree_set(1u64..8000, 2..12), order in any::<u64>()) {
         let mut disk = Unruly::mounted(order);

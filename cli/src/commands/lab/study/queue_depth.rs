@@ -70,7 +70,8 @@ pub struct QueueDepthArgs {
     /// Writes need not be durable when they complete.
     #[arg(long)]
     write_back: bool,
-    /// Measure this instead of files of its own (may be repeated: pre-test 2 then takes 1, 2 and 4 of them).
+    /// Measure this instead of files of its own (may be repeated: pre-test 2 then takes 1, 2 and 4
+    /// of them).
     #[arg(long, value_name = "TARGET")]
     target: Vec<String>,
     #[command(flatten)]

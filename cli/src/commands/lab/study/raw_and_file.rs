@@ -49,7 +49,8 @@ pub struct RawAndFileArgs {
     /// The file system that is made.
     #[arg(long = "fs", value_name = "NAME", value_enum, default_value = "ext4")]
     file_system: FileSystemArg,
-    /// A block device to take instead of a file in the scratch folder. All of it may be overwritten.
+    /// A block device to take instead of a file in the scratch folder. All of it may be
+    /// overwritten.
     #[arg(long, value_name = "DEVICE")]
     device: Option<PathBuf>,
     /// Overwrite whatever data the device holds.
