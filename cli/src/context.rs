@@ -10,6 +10,11 @@ use crate::{
     steps::StepDisplay, style::Style,
 };
 use diskwright_disk::{OpenOptions, Opened};
+use diskwright_lab::{
+    cells::{Cells, WithSummary},
+    report::{TextOptions, Told, text},
+};
+use diskwright_outline::wrap;
 use serde::Serialize;
 use std::{
     borrow::Cow,
@@ -19,8 +24,30 @@ use std::{
 
 /// A sentence of this program on standard error, whatever the names in it are made of. (`eprintln!`
 /// panics when standard error is closed.)
+///
+/// On a terminal it is broken at spaces where the terminal ends; a program that reads it gets it on
+/// one line.
 pub fn say(sentence: &str) {
-    let _ = writeln!(io::stderr(), "diskwright: {}", printable_lines(sentence));
+    let sentence = format!("diskwright: {}", printable_lines(sentence));
+    let text = match Style::of(&io::stderr()) {
+        Style { is_terminal: true, columns, .. } => hanging(&sentence, columns),
+        _ => sentence,
+    };
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// `text` in lines of at most `columns`, all but the first indented by two.
+fn hanging(text: &str, columns: usize) -> String {
+    let lines = text.lines().flat_map(|line| {
+        let mut broken = wrap(line, columns);
+        // What follows the first line has two columns less.
+        if broken.len() > 1 {
+            let rest = broken.split_off(1).join(" ");
+            broken.extend(wrap(&rest, columns.saturating_sub(2)).iter().map(|line| format!("  {line}")));
+        }
+        broken
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// See the module.
@@ -49,16 +76,28 @@ impl Context {
 
     /// Prints a result of the lab, which says of itself what it is.
     pub fn print_result(&mut self, result: &impl Serialize) -> Outcome<()> {
-        Ok(diskwright_lab::json::write(&mut self.out, result)?)
+        Ok(diskwright_outline::json::write(&mut self.out, result)?)
     }
 
-    /// Prints a screen of the lab; `render` is told whether colour is wanted.
+    /// The same with a summary beside it: the figures that people read off a screen.
+    pub fn print_measured<T: Serialize + Cells>(&mut self, result: &T) -> Outcome<()> {
+        self.print_result(&WithSummary::of(result))
+    }
+
+    /// Prints a screen; `render` is told whether colour is wanted.
     ///
     /// A screen names files, profiles and servers, which may hold control characters. Where the
     /// screen without colour has any besides line feeds, it is shown escaped and without colour,
     /// for nobody could tell them from those that colour text.
-    pub fn print_screen(&mut self, render: impl Fn(bool) -> String) -> Outcome<()> {
+    fn print_screen(&mut self, render: impl Fn(bool) -> String) -> Outcome<()> {
         Ok(self.out.write_all(screen_text(self.style.colour, render).as_bytes())?)
+    }
+
+    /// Prints a result of the lab as a chapter, as wide as the terminal. `details` shows what a
+    /// page folds away, such as each thread.
+    pub fn print_chapter(&mut self, result: &impl Told, details: bool) -> Outcome<()> {
+        let width = self.style.columns;
+        self.print_screen(|colour| text(result, &TextOptions { width, colour, details }))
     }
 
     /// Prints text that other programs may read: as it is into a file or a pipe, escaped on a
@@ -110,6 +149,17 @@ fn screen_text(colour: bool, render: impl Fn(bool) -> String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_sentence_is_broken_where_the_terminal_ends() {
+        let sentence = "diskwright: a.vhdx: the log cannot be replayed because the file is read-only";
+        assert_eq!(
+            hanging(sentence, 40),
+            "diskwright: a.vhdx: the log cannot be\n  replayed because the file is read-only"
+        );
+        assert_eq!(hanging(sentence, 200), sentence);
+        assert_eq!(hanging("one\ntwo three", 6), "one\ntwo\n  three");
+    }
 
     #[test]
     fn a_screen_keeps_its_own_colours_and_no_other_control_characters() {

@@ -21,6 +21,7 @@
 use diskwright_disk::DiskError;
 use diskwright_image::ImageError;
 use diskwright_lab::LabError;
+use diskwright_load::LoadError;
 use diskwright_serve::attach::AttachError;
 use std::{fmt, io};
 
@@ -136,6 +137,12 @@ impl From<DiskError> for Failure {
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Self {
         Self::Sentence(without_errno(&error.to_string()))
+    }
+}
+
+impl From<LoadError> for Failure {
+    fn from(error: LoadError) -> Self {
+        Self::new(error.to_string())
     }
 }
 

@@ -6,11 +6,11 @@
 //! and keeps what it has measured.
 
 use crate::{describe::printable, signals::Patience, style::DEFAULT_COLUMNS};
-use diskwright_lab::{
+use diskwright_load::{
     run::{Snapshot, Stage, Watch},
     steady::{RANGE_MAX, ROUNDS, SLOPE_MAX},
-    table::{duration, figure},
 };
+use diskwright_stats::numbers::{duration, figure};
 use std::{
     io::{self, IsTerminal, Write},
     os::fd::AsFd,
@@ -154,7 +154,7 @@ fn clock(ns: u64) -> String {
 mod tests {
     use super::*;
     use crate::signals::Signals;
-    use diskwright_lab::run::Nearness;
+    use diskwright_load::run::Nearness;
 
     fn snapshot() -> Snapshot<'static> {
         Snapshot {

@@ -6,10 +6,8 @@
 //! measurement anything. The answer is `false` once a signal has come.
 
 use crate::{describe::printable, live, signals::Patience};
-use diskwright_lab::{
-    progress::{Progress, Step},
-    run::{Snapshot, Watch},
-};
+use diskwright_lab::progress::{Progress, Step};
+use diskwright_load::run::{Snapshot, Watch};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::{
     io::{self, IsTerminal, Write},
@@ -127,7 +125,7 @@ fn line(step: &Step<'_>) -> String {
 mod tests {
     use super::*;
     use crate::signals::Signals;
-    use diskwright_lab::run::Stage;
+    use diskwright_load::run::Stage;
 
     #[test]
     fn a_line_tells_phase_share_and_what() {

@@ -16,6 +16,8 @@ pub struct Style {
     pub colour: bool,
     /// Columns, 20 at least.
     pub columns: usize,
+    /// Whether it is a terminal.
+    pub is_terminal: bool,
     /// Rows, when it is a terminal.
     pub rows: Option<usize>,
 }
@@ -23,18 +25,23 @@ pub struct Style {
 impl Style {
     /// What standard output is.
     pub fn of_stdout() -> Self {
-        let stdout = std::io::stdout();
-        let terminal = stdout.is_terminal();
+        Self::of(&std::io::stdout())
+    }
+
+    /// What an output is.
+    pub fn of(output: &(impl IsTerminal + AsFd)) -> Self {
+        let terminal = output.is_terminal();
         let plain =
             env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty()) || env::var_os("TERM").is_some_and(|v| v == "dumb");
         let size = if terminal {
-            rustix::termios::tcgetwinsize(stdout.as_fd()).ok().filter(|size| size.ws_col > 0)
+            rustix::termios::tcgetwinsize(output.as_fd()).ok().filter(|size| size.ws_col > 0)
         } else {
             None
         };
         Self {
             colour: terminal && !plain,
             columns: size.map_or(DEFAULT_COLUMNS, |size| usize::from(size.ws_col).max(20)),
+            is_terminal: terminal,
             rows: size.map(|size| usize::from(size.ws_row)),
         }
     }
@@ -62,7 +69,7 @@ mod tests {
 
     #[test]
     fn colour_can_be_left_out() {
-        let style = Style { colour: false, columns: 80, rows: None };
+        let style = Style { colour: false, columns: 80, is_terminal: false, rows: None };
         assert_eq!(style.paint(RED, "x"), "x");
         assert_eq!(Style { colour: true, ..style }.paint(RED, "x"), "\x1b[31mx\x1b[0m");
     }

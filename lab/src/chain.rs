@@ -120,7 +120,7 @@ fn write_own_data(path: &Path, child: u32, plan: &ChainPlan) -> Result<()> {
             let block = (u64::from(child) * 7919 + place * 104_729) % half_blocks;
             let mut sector = [0; 4096];
             let offset_bytes = (half_blocks + block) << 21;
-            crate::data::fill(plan.how.seed ^ u64::from(child), offset_bytes, &mut sector);
+            diskwright_load::data::fill(plan.how.seed ^ u64::from(child), offset_bytes, &mut sector);
             device.write(offset_bytes, &sector, false).map_err(failed)?;
         }
     }
@@ -142,7 +142,7 @@ mod tests {
             assert_eq!(disk.layers().len() as u32, children + 1);
             let mut piece = vec![0; 16 << 20];
             Blocking::open(&*disk, EngineKind::Auto).unwrap().read(0, &mut piece).unwrap();
-            assert_eq!(crate::data::first_difference(11, 0, &piece), None);
+            assert_eq!(diskwright_load::data::first_difference(11, 0, &piece), None);
         }
     }
 

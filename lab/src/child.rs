@@ -13,11 +13,14 @@
 
 use crate::{
     LabError, Result,
-    job::{Job, Load, Span},
-    machine,
-    run::{self, OpenHow, RunOptions, Unwatched},
+    open::{self, OpenHow},
 };
 use diskwright_disk::{Disk, OpenOptions};
+use diskwright_load::{
+    job::{Job, Load, Span},
+    machine,
+    run::{self, RunOptions, Unwatched},
+};
 use diskwright_store::{Blocking, CacheMode, EngineKind};
 use rand_xoshiro::{
     Xoshiro256PlusPlus,
@@ -215,14 +218,14 @@ pub struct RunCost {
 pub fn run_cost(requests: u64) -> Result<RunCost> {
     let mut job = Job::simple("long", Load::default(), Span::default(), Span::from_secs(1));
     job.phases[0].count = Some(requests);
-    let target = run::open("null:", &OpenHow::default())?;
+    let target = open::open("null:", &OpenHow::default())?;
     let mut run = run::run(&job, &[target], &RunOptions::default(), &Unwatched)?;
     let phase = &mut run.phases[0];
     let took_ns = phase.window_ns;
     let latencies = phase.total().reads.service;
     phase.series.resize(run::POINTS_MAX, phase.series.last().copied().unwrap_or_default());
     let points = phase.series.len() as u64;
-    crate::json::write(&mut std::io::sink(), &run).map_err(LabError::file("write", "the result"))?;
+    diskwright_outline::json::write(&mut std::io::sink(), &run).map_err(LabError::file("write", "the result"))?;
     let (_, resident_peak_bytes) = machine::resident_bytes();
     Ok(RunCost { requests: latencies.count, nines: latencies.nines(), points, took_ns, resident_peak_bytes })
 }

@@ -13,7 +13,6 @@
 use crate::{
     bench::{self, BenchReport},
     contest::{CONTEST_SCHEMA, ContestRecord},
-    record::{LatencyRecord, RUN_SCHEMA, Run},
     result::{CONTAINERS_SCHEMA, ContainersResult},
     study::{
         access_paths::{self, AccessPathsResult},
@@ -23,6 +22,7 @@ use crate::{
     },
     sweep::{SWEEP_SCHEMA, SweepRecord},
 };
+use diskwright_load::record::{LatencyRecord, RUN_SCHEMA, Run};
 use serde::{
     Deserialize, Serialize,
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
@@ -68,6 +68,21 @@ pub enum Document {
 }
 
 impl Document {
+    /// When it began, as in `20261120T221749Z`; a comparison of results does not say.
+    pub fn started_utc(&self) -> Option<&str> {
+        match self {
+            Self::Run(run) => Some(&run.started_utc),
+            Self::Sweep(record) => Some(&record.started_utc),
+            Self::Containers(result) => Some(&result.started_utc),
+            Self::QueueDepth(result) => Some(&result.started_utc),
+            Self::RawAndFile(result) => Some(&result.started_utc),
+            Self::ZeroPayload(result) => Some(&result.started_utc),
+            Self::Contest(_) => None,
+            Self::AccessPaths(result) => Some(&result.started_utc),
+            Self::Bench(report) => Some(&report.started_utc),
+        }
+    }
+
     /// What it is, in words.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -308,13 +323,10 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
                 schema: schema.into(),
                 what,
             })?;
-            Document::Run(Box::new(run.upgraded()))
+            Document::Run(Box::new(run))
         }
         SWEEP_SCHEMA => Document::Sweep(Box::new(fields(path, schema, bytes)?)),
-        CONTAINERS_SCHEMA => {
-            let result: ContainersResult = fields(path, schema, bytes)?;
-            Document::Containers(Box::new(result.upgraded()))
-        }
+        CONTAINERS_SCHEMA => Document::Containers(Box::new(fields(path, schema, bytes)?)),
         queue_depth::SCHEMA => Document::QueueDepth(Box::new(fields(path, schema, bytes)?)),
         raw_and_file::SCHEMA => Document::RawAndFile(Box::new(fields(path, schema, bytes)?)),
         zero_payload::SCHEMA => Document::ZeroPayload(Box::new(fields(path, schema, bytes)?)),
@@ -333,22 +345,21 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
     Ok(document)
 }
 
-/// The kinds of results, by the schema that is written today, each with the first version that is
-/// still read.
-pub(crate) const KINDS: [(&str, u64); 10] = [
-    (RUN_SCHEMA, 1),
-    (SWEEP_SCHEMA, 1),
-    (CONTAINERS_SCHEMA, 1),
-    (queue_depth::SCHEMA, 1),
-    (raw_and_file::SCHEMA, 1),
-    (zero_payload::SCHEMA, 1),
-    (CONTEST_SCHEMA, 1),
-    (access_paths::SCHEMA, 1),
-    (bench::SCHEMA, 1),
-    (BUNDLE_SCHEMA, 1),
+/// The schemas of all kinds of results.
+pub(crate) const KINDS: [&str; 10] = [
+    RUN_SCHEMA,
+    SWEEP_SCHEMA,
+    CONTAINERS_SCHEMA,
+    queue_depth::SCHEMA,
+    raw_and_file::SCHEMA,
+    zero_payload::SCHEMA,
+    CONTEST_SCHEMA,
+    access_paths::SCHEMA,
+    bench::SCHEMA,
+    BUNDLE_SCHEMA,
 ];
 
-/// The schema of ours that `found` is, or is an earlier version of.
+/// The schema of ours that `found` is.
 fn known(path: &Path, found: &str) -> Result<&'static str, ReadError> {
     let parts = |schema: &str| {
         let (kind, version) = schema.rsplit_once('/')?;
@@ -356,21 +367,17 @@ fn known(path: &Path, found: &str) -> Result<&'static str, ReadError> {
     };
     let unknown = || ReadError::NoResult { path: path.to_owned(), found: format!("its schema is \"{found}\"") };
     let (kind, version) = parts(found).ok_or_else(unknown)?;
-    for (known, first) in KINDS {
-        match parts(known) {
-            Some((ours, latest)) if ours == kind => {
-                return match version {
-                    version if version > latest => {
-                        Err(ReadError::Newer { path: path.to_owned(), found: found.into(), known })
-                    }
-                    version if version >= first => Ok(known),
-                    _ => Err(unknown()),
-                };
-            }
-            _ => {}
+    let ours = KINDS.into_iter().find_map(|known| {
+        let (our_kind, our_version) = parts(known)?;
+        (our_kind == kind).then_some((known, our_version))
+    });
+    match ours {
+        Some((known, our_version)) if version > our_version => {
+            Err(ReadError::Newer { path: path.to_owned(), found: found.into(), known })
         }
+        Some((known, our_version)) if version == our_version => Ok(known),
+        _ => Err(unknown()),
     }
-    Err(unknown())
 }
 
 fn fields<T: DeserializeOwned>(path: &Path, schema: &str, bytes: &[u8]) -> Result<T, ReadError> {
@@ -482,7 +489,7 @@ mod tests {
     fn every_wrong_file_has_its_own_words() {
         assert!(message("# Report").contains("is not JSON (line 1, column 1)"));
         assert!(message("").contains("is not JSON"));
-        assert!(message("{\"schema\": \"diskwright.lab.run/1\", ").contains("ends in the middle of line 1"));
+        assert!(message("{\"schema\": \"diskwright.lab.run/2\", ").contains("ends in the middle of line 1"));
         assert!(message("{\"a\": 1}").contains("it has no \"schema\""));
         assert!(message("[1, 2]").contains("no result of the lab"));
         assert!(message("{\"schema\": 7}").contains("its \"schema\" is no text"));
@@ -492,7 +499,7 @@ mod tests {
             newer.contains("newer Diskwright: its schema is diskwright.lab.run/3") && newer.contains("run/2"),
             "{newer}"
         );
-        let damaged = message("{\"schema\": \"diskwright.lab.run/1\", \"took_ns\": \"soon\"}");
+        let damaged = message("{\"schema\": \"diskwright.lab.run/2\", \"took_ns\": \"soon\"}");
         assert!(damaged.contains("it is damaged") && damaged.contains("column"), "{damaged}");
         let missing = read(Path::new("/nonexistent/r.json")).unwrap_err().to_string();
         assert!(missing.starts_with("cannot read the result /nonexistent/r.json"), "{missing}");
@@ -549,20 +556,6 @@ mod tests {
             let bytes = whole(Path::new("r.json"), json.as_bytes()).unwrap();
             assert_eq!(parse(Path::new("r.json"), &bytes).unwrap(), std::slice::from_ref(&document));
         }
-    }
-
-    #[test]
-    fn a_run_of_the_first_version_is_read_as_one_of_today() {
-        let mut json = serde_json::to_value(example::run()).unwrap();
-        json["schema"] = "diskwright.lab.run/1".into();
-        json["phases"][0]["threads"][0]["flushes"] = 12.into();
-        let read = parse(Path::new("r.json"), json.to_string().as_bytes()).unwrap();
-        let [Document::Run(run)] = &read[..] else { panic!("{read:?}") };
-        assert_eq!(run.schema, RUN_SCHEMA);
-        let flushes = &run.phases[0].threads[0].flushes;
-        assert_eq!((flushes.ios, flushes.service.count), (12, 0));
-        let again = serde_json::to_vec(&read[0]).unwrap();
-        assert_eq!(parse(Path::new("r.json"), &again).unwrap(), read);
     }
 
     #[test]

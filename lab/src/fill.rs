@@ -11,7 +11,9 @@
 //! that went to the wrong buffer or the wrong place show. Ranges are taken in the order given, and
 //! pieces never cross their ends.
 
-use crate::{LabError, Result, data};
+use crate::{LabError, Result};
+use diskwright_load::LoadError;
+use diskwright_load::data;
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, EngineKind, Extent, ExtentKind, IoBuf, Operation, QueueOptions, Request, Slab,
 };
@@ -148,7 +150,7 @@ pub fn for_extents(
         while at_bytes < range.end {
             let len_bytes = (range.end - at_bytes).min(EXTENT_WINDOW_BYTES);
             extents.clear();
-            device.extents(at_bytes, len_bytes, &mut extents).map_err(|source| LabError::Queue {
+            device.extents(at_bytes, len_bytes, &mut extents).map_err(|source| LoadError::Queue {
                 target: name.to_owned(),
                 doing: "list its extents".into(),
                 source,
@@ -183,7 +185,7 @@ impl<'a> Pass<'a> {
         let slab = Slab::new(DEPTH, PIECE_BYTES);
         let queue = device
             .open_queue(&QueueOptions { depth: DEPTH, engine, slab: Some(&slab), ring: None })
-            .map_err(|source| LabError::Queue { target: name.to_owned(), doing: "open a queue".into(), source })?;
+            .map_err(|source| LoadError::Queue { target: name.to_owned(), doing: "open a queue".into(), source })?;
         let free = slab.take_all().into_iter().enumerate().collect();
         Ok(Self { name, queue, free, pieces: [(0, 0); DEPTH], done: Vec::with_capacity(DEPTH), completed: 0 })
     }
@@ -284,7 +286,7 @@ impl<'a> Pass<'a> {
     }
 
     fn queue_error(&self, doing: &str, source: io::Error) -> LabError {
-        LabError::Queue { target: self.name.to_owned(), doing: doing.into(), source }
+        LoadError::Queue { target: self.name.to_owned(), doing: doing.into(), source }.into()
     }
 }
 

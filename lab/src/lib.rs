@@ -1,35 +1,29 @@
 //! The laboratory: what a disk costs, measured so that the answer can be believed.
 //!
 //! ```text
-//!   workload, job ──▶ run ──────▶ record ──▶ measure, sweep, contest ──▶ stats ──▶ study, bench ──▶ result (JSON), table (text)
-//!   what is asked     the loop    what was   rounds in turns             medians   experiments,
-//!                                 found                                  ratios    promises
+//!   targets: open, inspect, fill        diskwright_load: job ──▶ run ──▶ record, figures
+//!            │                                    ▲
+//!            ▼                                    │ a window
+//!   measure.rs, sweep/, contest/, study/, bench/ ─┘ rounds in turns; conclusions by diskwright_stats
+//!            │
+//!            ▼
+//!   results: document.rs, cells.rs ──▶ report/ (chapters) ──▶ diskwright_outline: terminal, page, Markdown
+//!                                  └─▶ export/ (CSV, JSON)
 //! ```
 //!
 //! | file | room |
 //! |---|---|
-//! | `workload.rs` | workloads as data; the VHD paper's sixteen |
-//! | `job/`, `record.rs` | everything that a run does, as data; everything that it found |
-//! | `data.rs`, `fill.rs` | contents that can be checked without being kept; filling and verifying a target |
-//! | `null.rs` | the target that does nothing: the generator's ceiling |
-//! | `profiles/` | jobs as TOML: the papers', VMFleet's, the user's |
-//! | `steady.rs` | SNIA's rule of five rounds |
-//! | `prepare.rs` | from what a user named to targets that may be measured |
-//! | `behind.rs` | what a target shows that is no file: an export, an attached disk |
-//! | `server.rs` | servers as children, and what they cost |
-//! | `screen/` | a run as text |
-//! | `inspect/` | before a run: what a target holds, who uses it, whether it may be written |
-//! | `run/` | the generator: carries a job out, by threads, requests, schedules, latencies, series |
-//! | `stats.rs`, `measure.rs` | pure statistics; targets in turns, ratios within rounds |
-//! | `figures.rs`, `inference/` | the few figures that are compared; what may be concluded from few rounds |
-//! | `knee/`, `sweep/` | how much load is enough, with intervals; a workload over a range of loads |
+//! | `open.rs`, `behind.rs` | what a user named, as a target; what it shows that is no file |
+//! | `prepare.rs`, `inspect/`, `fill.rs` | whether a target may be written, what it holds, who uses it; filling it |
 //! | `targets.rs`, `chain.rs`, `child.rs` | the containers under comparison; chains; opening in a fresh process |
-//! | `machine.rs`, `warning.rs`, `result.rs`, `table.rs` | what it was measured on, reasons for doubt, JSON, text |
-//! | `output.rs`, `document.rs`, `json.rs` | which file may be written, and how; results as files |
-//! | `report/`, `export/` | pages with plots; CSV, Markdown |
-//! | `diskspd/` | DiskSpd's switches, profiles and reports |
-//! | `paper.rs` | the paper's own figures |
-//! | `study/`, `bench/` | the paper's experiments; the engine's promises against its peers |
+//! | `server.rs` | servers as children, and what they cost |
+//! | `measure.rs` | targets in turns, ratios within rounds |
+//! | `sweep/`, `contest/` | a workload over a range of loads; A against B |
+//! | `study/`, `paper.rs` | the papers' experiments; the papers' own figures |
+//! | `bench/` | the engine's promises against its peers |
+//! | `result.rs`, `document.rs`, `cells.rs` | results as files; the cells of any result |
+//! | `output.rs` | which file may be written, and how |
+//! | `report/`, `export/` | a chapter for each kind of result; CSV and JSON |
 //!
 //! Three rules hold throughout. A target is compared with its base *within a round*, never across.
 //! A target is filled, read back and found allocated before it is measured, or it is not measured.
@@ -39,7 +33,7 @@
 //! # Running a study
 //!
 //! ```no_run
-//! use diskwright_lab::{ChildLauncher, ContainersOptions, Step, StudyOptions, study};
+//! use diskwright_lab::{ChildLauncher, ContainersOptions, Step, StudyOptions, report::{self, TextOptions}, study};
 //!
 //! # fn main() -> diskwright_lab::Result<()> {
 //! let options = ContainersOptions {
@@ -53,9 +47,9 @@
 //!     eprintln!("{} {}/{} {}", step.phase, step.done, step.total, step.message);
 //!     true
 //! };
-//! let report = study::run(&options, &mut progress)?;
-//! print!("{}", study::render(&report.result, false)); // `true` for a terminal with colours
-//! println!("saved to {}", report.saved?.display()); // `report.result` is what `--json` prints
+//! let found = study::run(&options, &mut progress)?;
+//! print!("{}", report::text(&found.result, &TextOptions::default()));
+//! println!("saved to {}", found.saved?.display()); // `found.result` is what `--json` prints
 //! # Ok(())
 //! # }
 //! ```
@@ -63,14 +57,14 @@
 //! # Running the bench
 //!
 //! ```no_run
-//! use diskwright_lab::{BenchOptions, ChildLauncher, Row, bench, progress::Silent};
+//! use diskwright_lab::{BenchOptions, ChildLauncher, Row, bench, progress::Silent, report::{self, TextOptions}};
 //!
 //! # fn main() -> diskwright_lab::Result<()> {
 //! let options = BenchOptions { launcher: Some(ChildLauncher::current_exe(["bench-child"])?), ..BenchOptions::default() };
 //! // No rows means all of them; `Row::from_name("open-chain")` finds one by its name, `Row::ALL` has their names and titles.
-//! let report = bench::run(&[Row::OpenChain, Row::CreateFixed], &options, &mut Silent)?;
-//! print!("{}", bench::render(&report, false));
-//! std::process::exit(if report.passed() { 0 } else { 1 });
+//! let found = bench::run(&[Row::OpenChain, Row::CreateFixed], &options, &mut Silent)?;
+//! print!("{}", report::text(&found, &TextOptions::default()));
+//! std::process::exit(if found.passed() { 0 } else { 1 });
 //! # }
 //! ```
 
@@ -78,54 +72,32 @@
 
 pub mod behind;
 pub mod bench;
+pub mod cells;
 pub mod chain;
 pub mod child;
-pub mod clock;
 pub mod contest;
-pub mod data;
-pub mod diskspd;
 pub mod document;
 pub mod error;
 pub mod export;
-pub mod figures;
 pub mod fill;
-pub mod inference;
 pub mod inspect;
-pub mod job;
-pub mod json;
-pub mod knee;
-pub mod machine;
 pub mod measure;
-pub mod null;
+pub mod open;
 pub mod output;
 pub mod paper;
 pub mod prepare;
-pub mod profiles;
 pub mod progress;
-pub mod record;
 pub mod report;
 pub mod result;
-pub mod run;
 pub mod scratch;
-pub mod screen;
-mod seeds;
 mod server;
-pub mod stats;
-pub mod steady;
 pub mod study;
 pub mod sweep;
-pub mod table;
 pub mod targets;
 mod traffic;
-pub mod warning;
-pub mod workload;
 
 pub use bench::{BenchOptions, BenchReport, Row};
 pub use child::{ChildLauncher, child_main};
 pub use error::{LabError, Result};
-pub use job::Job;
-pub use null::NullDevice;
 pub use progress::{Progress, Step};
-pub use record::Run;
 pub use study::{ContainersOptions, StudyOptions, StudyReport};
-pub use workload::Workload;

@@ -1,23 +1,26 @@
 //! One workload on several targets, round by round, and what the rounds say together.
 //!
-//! Every round measures every target once, in an order that changes ([`stats::round_order`]); a
+//! Every round measures every target once, in an order that changes ([`summary::round_order`]); a
 //! target is compared with the base *within* each round. So a machine that slows down, a cloud disk
 //! that throttles, a neighbour that wakes up hits all alike, and the ratio survives what the
 //! absolute figures do not.
 
 use crate::{
     LabError, Result,
-    figures::Figures,
-    job::{Job, Mover},
     progress::{Progress, report},
+};
+use diskwright_load::{
+    OpenTarget,
+    figures::Figures,
+    job::{IoEngine, Job},
     record::{End, PhaseRecord},
-    run::{self, OpenTarget, RunOptions, Watch},
+    run::{self, RunOptions, Watch},
     seeds,
-    stats::{self, Interval, Summary},
     workload::Workload,
 };
+use diskwright_stats::summary::{self, Interval, Summary};
 use diskwright_store::EngineKind;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use std::{slice, time::Duration};
 
 /// How to measure a cell.
@@ -49,7 +52,7 @@ impl Plan {
         let mut job = Job::simple(&workload.name, workload.load(), self.warm_up.into(), self.measured.into());
         let cell = format!("{} at QD {}", workload.name, workload.queue_depth);
         job.seed = seeds::of_window(self.seed, &cell, round);
-        (job.cache, job.engine) = (target.cache, Mover::from(self.engine));
+        (job.cache, job.engine) = (target.cache, IoEngine::from(self.engine));
         seeds::begin_streams(&mut job, target.device.geometry().size_bytes);
         job
     }
@@ -99,7 +102,7 @@ pub fn interleaved(
     let mut all: Vec<Vec<Figures>> = targets.iter().map(|_| Vec::with_capacity(plan.rounds)).collect();
     let options = RunOptions::default();
     for round in 0..plan.rounds {
-        for index in stats::round_order(targets.len(), round, plan.seed) {
+        for index in summary::round_order(targets.len(), round, plan.seed) {
             let target = &targets[index];
             let message = format!("{} at QD {}, {}", workload.name, workload.queue_depth, target.name);
             report(steps.progress, steps.phase, steps.done, steps.total, &message)?;
@@ -118,7 +121,7 @@ pub struct Ratio {
     /// Median, extremes and deviation of the rounds' ratios.
     #[serde(flatten)]
     pub summary: Summary,
-    /// 95 % confidence interval of the median ([`stats::median_interval`], over the logarithms);
+    /// 95 % confidence interval of the median ([`summary::median_interval`], over the logarithms);
     /// `None` of a single round, or where a ratio is 0.
     pub confidence: Option<Interval>,
     /// Each round's ratio.
@@ -128,10 +131,10 @@ pub struct Ratio {
 impl Ratio {
     /// Of `ours` to `base`, round by round. `None` when no round has both.
     pub fn of(ours: &[f64], base: &[f64]) -> Option<Self> {
-        let each = stats::ratios(ours, base);
+        let each = summary::ratios(ours, base);
         let summary = Summary::of(&each)?;
         let logarithms: Vec<f64> = each.iter().map(|ratio| ratio.ln()).collect();
-        let confidence = stats::median_interval(&logarithms, 0.95)
+        let confidence = summary::median_interval(&logarithms, 0.95)
             .map(|ends| Interval { low: ends.low.exp(), high: ends.high.exp() });
         Some(Self { summary, confidence, each })
     }
@@ -164,67 +167,7 @@ pub struct CellResult {
     /// CPU time for each request as a ratio to the base's in the same round.
     pub cpu_ratio: Option<Ratio>,
     /// Every round as it was measured.
-    #[serde(deserialize_with = "rounds_of_any_version")]
     pub rounds: Vec<Figures>,
-}
-
-/// A round as it stands in a result, of any version.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Round {
-    Figures(Figures),
-    First(FirstRound),
-}
-
-/// A round of the first version.
-#[derive(Deserialize)]
-struct FirstRound {
-    ios: u64,
-    bytes: u64,
-    wall_ns: u64,
-    user_cpu_ns: u64,
-    system_cpu_ns: u64,
-    latency: FirstLatency,
-    depth_reached: f64,
-}
-
-#[derive(Deserialize)]
-struct FirstLatency {
-    mean_ns: f64,
-    p50_ns: u64,
-    p99_ns: u64,
-    p999_ns: u64,
-    max_ns: u64,
-}
-
-impl From<FirstRound> for Figures {
-    fn from(round: FirstRound) -> Self {
-        let (ios, wall_ns) = (round.ios as f64, round.wall_ns.max(1) as f64);
-        Self {
-            window_ns: round.wall_ns,
-            // Which way they went is known to the workload; see `ContainersResult::upgraded`.
-            reads: round.ios,
-            iops: ios * 1e9 / wall_ns,
-            mb_per_s: round.bytes as f64 * 1e3 / wall_ns,
-            mean_ns: round.latency.mean_ns,
-            p50_ns: round.latency.p50_ns as f64,
-            p99_ns: round.latency.p99_ns as f64,
-            p999_ns: round.latency.p999_ns as f64,
-            max_ns: round.latency.max_ns as f64,
-            cpu_ns_per_io: round.user_cpu_ns.saturating_add(round.system_cpu_ns) as f64 / ios.max(1.0),
-            depth_reached: round.depth_reached,
-            ..Self::default()
-        }
-    }
-}
-
-fn rounds_of_any_version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Figures>, D::Error> {
-    let rounds = Vec::<Round>::deserialize(deserializer)?;
-    let of_any = |round| match round {
-        Round::Figures(figures) => figures,
-        Round::First(first) => first.into(),
-    };
-    Ok(rounds.into_iter().map(of_any).collect())
 }
 
 impl CellResult {
@@ -309,10 +252,13 @@ pub fn compare_after(
 mod tests {
     use super::*;
     use crate::{
-        null::NullDevice,
         progress::{Silent, Step},
-        run::Snapshot,
         targets::open_target,
+    };
+    use diskwright_load::{
+        LoadError,
+        null::NullDevice,
+        run::Snapshot,
         workload::{Direction, Pattern},
     };
     use diskwright_store::CacheMode;
@@ -381,7 +327,7 @@ mod tests {
         let tiny = open_target("tiny", "null", Arc::new(NullDevice::new(512)), CacheMode::Direct);
         let mut steps = Steps { progress: &mut Silent, phase: "measure", done: 0, total: 1 };
         let error = compare(&[tiny], &random_read(), &plan(1), &mut steps).unwrap_err();
-        assert!(matches!(error, LabError::BlockTooLarge { .. }), "{error}");
+        assert!(matches!(error, LabError::Load(LoadError::BlockTooLarge { .. })), "{error}");
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! |---|---|
 //! | result | its first field, `"schema"`, which names a kind of result, in whatever version |
 //! | page | its doctype, and the `generator` in its head |
+//! | SVG | its first element, and the comment behind it |
 //! | Markdown | its heading, and its last line, which says who made it |
 //! | CSV | the names of its first columns, and the CRLF behind them, which tables that were reckoned from ours seldom have |
 //! | profile | its first line, [`PROFILE_MARK`] |
@@ -25,7 +26,8 @@
 //! like are links as well, but what they lead to is open already and is written by others, so they
 //! are no place for a file.
 
-use crate::{LabError, Result, document::KINDS, json, report::MADE_BY};
+use crate::{LabError, Result, document::KINDS, report::MADE_BY};
+use diskwright_outline::json;
 use serde::Serialize;
 use std::{
     fs::{self, File},
@@ -195,7 +197,7 @@ impl Kind {
         Ok(start.is_empty()
             || match self {
                 Self::Result => is_result(&start),
-                Self::Report => is_page(&start) || is_markdown(&start, &end) || is_table(&start),
+                Self::Report => is_page(&start) || is_markdown(&start, &end) || is_table(&start) || is_svg(&start),
                 Self::Profile => start.starts_with(PROFILE_MARK),
             })
     }
@@ -210,11 +212,15 @@ fn is_result(start: &str) -> bool {
         }
     }
     let any_version = |schema: &'static str| schema.trim_end_matches(|c: char| c.is_ascii_digit());
-    KINDS.iter().any(|(schema, _)| rest.starts_with(any_version(schema)))
+    KINDS.iter().any(|schema| rest.starts_with(any_version(schema)))
 }
 
 fn is_page(start: &str) -> bool {
     start.starts_with("<!DOCTYPE html>") && start.contains(&format!("<meta name=\"generator\" content=\"{MADE_BY}"))
+}
+
+fn is_svg(start: &str) -> bool {
+    start.starts_with("<svg ") && start.contains(&format!("<!-- {MADE_BY}"))
 }
 
 fn is_markdown(start: &str, end: &str) -> bool {

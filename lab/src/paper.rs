@@ -4,7 +4,7 @@
 //! Only what is printed there is here. The chart of container types has no 4K sequential and no 32K
 //! random workloads, so for those there is no ratio, and none is made up.
 
-use crate::workload::Workload;
+use diskwright_load::workload::Workload;
 
 /// The queue depth of the charts that compare container types.
 pub const QUEUE_DEPTH: u32 = 64;
@@ -178,7 +178,7 @@ pub fn chain_ratios(points: &[ChainPoint], length: u32) -> Option<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::{Direction, Pattern, paper_applications, paper_monolithic};
+    use diskwright_load::workload::{Direction, Pattern, paper_applications, paper_monolithic};
 
     #[test]
     fn ratios_are_those_of_the_charts() {

@@ -14,16 +14,20 @@
 //! unless they were allowed to be overwritten; files that it made are gone.
 
 use crate::{
-    LabError, Result, data, fill,
+    LabError, Result, fill,
     inspect::{self, Writing, doubts, guard, usage},
-    job::{Contents, Job},
-    machine::{Machine, free_bytes},
+    open::{self, OpenHow},
     progress::{Progress, report},
-    run::{self, OpenHow, OpenTarget},
-    table,
-    warning::Warning,
 };
 use diskwright_disk::{CreateRequest, create};
+use diskwright_load::{
+    LoadError, OpenTarget, data,
+    job::{Contents, Job},
+    machine::{Machine, free_bytes},
+    run,
+    warning::Warning,
+};
+use diskwright_stats::numbers;
 use diskwright_store::{Extent, ExtentKind};
 use std::{
     fs::{self, File, OpenOptions},
@@ -64,7 +68,7 @@ pub struct Prepared {
 /// where writing is not allowed; [`LabError::NoSpaceToFill`]; [`LabError::Stopped`] when `progress`
 /// says so.
 pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: &mut dyn Progress) -> Result<Prepared> {
-    job.validate()?;
+    job.validate().map_err(LoadError::from)?;
     if job.phases.iter().any(|phase| phase.loads.is_empty()) || specs.is_empty() {
         return Err(LabError::BadOptions { what: "there is no target".into(), hint: "name at least one".into() });
     }
@@ -80,9 +84,9 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
             guard::refuse_used(spec, Path::new(spec))?;
             // An export is connected to once: a server may end with its first client. To connect
             // for writing changes nothing there.
-            let is_export = run::names_export(spec);
+            let is_export = open::names_export(spec);
             let writable = is_export && (is_written(job, number) || options.fill);
-            let target = run::open(spec, &OpenHow { writable, ..options.open.clone() })?;
+            let target = open::open(spec, &OpenHow { writable, ..options.open.clone() })?;
             allow(job, number, &target, options, progress)?;
             connected[number] = is_export.then_some(target);
         }
@@ -95,7 +99,7 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
         }
         let is_own = made.has(spec) || guard::is_own(Path::new(spec));
         let writable = is_written(job, number) || options.fill || is_own;
-        targets.push(run::open(spec, &OpenHow { writable, ..options.open.clone() })?);
+        targets.push(open::open(spec, &OpenHow { writable, ..options.open.clone() })?);
     }
     for target in &targets {
         refuse_smaller(target, options)?;
@@ -210,9 +214,9 @@ fn fill_sets(
         let message = format!(
             "{}: {} of {}, {}/s, {left_s:.0} s left",
             target.name,
-            table::bytes(done_bytes),
-            table::bytes(total_bytes),
-            table::bytes(rate as u64)
+            numbers::bytes(done_bytes),
+            numbers::bytes(total_bytes),
+            numbers::bytes(rate as u64)
         );
         report(progress, "fill", done_bytes, total_bytes, &message)
     };
@@ -298,7 +302,7 @@ impl Made {
             return bad(format!("cannot make a file of {size_bytes} bytes"), "use a multiple of 4K (--create-size)");
         }
         let path = Path::new(spec);
-        if spec.starts_with("null:") || run::names_export(spec) {
+        if spec.starts_with("null:") || open::names_export(spec) {
             return bad(format!("{spec} cannot be made"), "leave --create-size out");
         }
         let is_disk = path.extension().is_some_and(|extension| extension == "vhd" || extension == "vhdx");
@@ -314,7 +318,7 @@ impl Made {
             Ok(_) if options.destroy_data => {
                 guard::refuse_used(spec, path)?;
                 // A virtual disk with an unusual name would be torn by a new length.
-                let found = run::open(spec, &OpenHow { writable: false, ..options.open.clone() })?;
+                let found = open::open(spec, &OpenHow { writable: false, ..options.open.clone() })?;
                 if found.kind != "raw file" {
                     return Ok(());
                 }

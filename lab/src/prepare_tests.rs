@@ -1,15 +1,13 @@
 use super::*;
-use crate::{
-    job::{Bytes, Load, Span},
-    progress::{Silent, Step},
-};
+use crate::progress::{Silent, Step};
+use diskwright_load::job::{Bytes, Load, Span};
 use diskwright_store::Blocking;
 
 const MIB: u64 = 1 << 20;
 
 fn job(load: Load) -> Job {
     let mut job = Job::simple("test", load, Span::default(), Span::from_millis(10));
-    job.cache = crate::job::Caching::Cached;
+    job.cache = diskwright_load::job::Caching::Cached;
     job
 }
 
@@ -36,7 +34,7 @@ impl Folder {
 
 fn options() -> PrepareOptions {
     PrepareOptions {
-        open: OpenHow { cache: crate::job::Caching::Cached, ..OpenHow::default() },
+        open: OpenHow { cache: diskwright_load::job::Caching::Cached, ..OpenHow::default() },
         ..PrepareOptions::default()
     }
 }

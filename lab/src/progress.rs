@@ -4,10 +4,8 @@
 //! to be looked at is shown to that one's [`Watch`], by the thread that conducts it and never by
 //! one that measures. So a screen costs no measurement anything.
 
-use crate::{
-    LabError, Result,
-    run::{Unwatched, Watch},
-};
+use crate::{LabError, Result};
+use diskwright_load::run::{Unwatched, Watch};
 
 /// How far a run has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

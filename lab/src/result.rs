@@ -3,16 +3,17 @@
 
 use crate::{
     child::OpenCost,
-    machine::{Machine, Place, Versions},
     measure::{Ratio, WorkloadResult},
-    stats::Summary,
     targets::Container,
+};
+use diskwright_load::{
+    machine::{Machine, Place, Versions},
     warning::Warning,
 };
+use diskwright_stats::summary::Summary;
 use serde::{Deserialize, Serialize};
 
-/// Schema of [`ContainersResult`]. Version 1 had workloads of one direction and one pattern only,
-/// and other rounds; it is still read.
+/// Schema of [`ContainersResult`].
 pub const CONTAINERS_SCHEMA: &str = "diskwright.study.containers/2";
 
 /// The study `containers`, whole.
@@ -59,25 +60,6 @@ pub struct ContainersResult {
     /// Whether it was stopped before everything was measured; what was measured is there.
     #[serde(default)]
     pub partial: bool,
-}
-
-impl ContainersResult {
-    /// The same in today's version.
-    pub fn upgraded(mut self) -> Self {
-        if self.schema != CONTAINERS_SCHEMA {
-            self.schema = CONTAINERS_SCHEMA.into();
-            let chain = self.chain.iter_mut().flat_map(|chain| &mut chain.reads);
-            for result in self.workloads.iter_mut().map(|compared| &mut compared.result).chain(chain) {
-                // Rounds of the first version did not say which way their requests went.
-                if result.workload.read_percent == 0.0 {
-                    for round in result.cells.iter_mut().flat_map(|cell| &mut cell.rounds) {
-                        (round.reads, round.writes) = (0, round.reads);
-                    }
-                }
-            }
-        }
-        self
-    }
 }
 
 /// The options in force.
@@ -218,23 +200,4 @@ pub struct ComparedWorkload {
     /// For each cell, the paper's ratio to the physical disk (Windows Server 2008 R2, queue depth
     /// 64), where its tables have one.
     pub paper_ratios: Vec<Option<f64>>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_result_of_the_first_version_is_read_as_one_of_today() {
-        let result = crate::report::example::containers();
-        assert_eq!((result.schema.as_str(), result.partial), (CONTAINERS_SCHEMA, false));
-        for compared in &result.workloads {
-            let workload = &compared.result.workload;
-            assert!([0.0, 100.0].contains(&workload.read_percent), "{workload:?}");
-            for round in compared.result.cells.iter().flat_map(|cell| &cell.rounds) {
-                assert_eq!(round.reads > 0, workload.read_percent == 100.0, "{}", workload.name);
-                assert!(round.ios() > 0 && round.iops > 0.0 && round.p99_ns >= round.p50_ns, "{round:?}");
-            }
-        }
-    }
 }

@@ -1,6 +1,7 @@
 //! A folder for the files of a run, gone when the run is over, however it ends.
 
-use crate::{LabError, Result, machine};
+use crate::{LabError, Result};
+use diskwright_load::machine;
 use diskwright_store::{FileRange, FileStore, LockMode, OpenOptions, Store, Zeroing};
 use std::path::{Path, PathBuf};
 

@@ -5,9 +5,15 @@
 //! "data" from end to end. A target that would measure metadata instead of storage never reaches a
 //! measurement.
 
-use crate::{LabError, Result, data, fill, fill::Tick, job::Caching, paper::PaperContainer, run::OpenTarget};
+use crate::{
+    LabError, Result,
+    fill::{self, Tick},
+    open,
+    paper::PaperContainer,
+};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
+use diskwright_load::{OpenTarget, data, job::Caching};
 use diskwright_store::{BlockDevice, CacheMode, EngineKind, RawDevice, Store};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -193,7 +199,11 @@ impl Target {
         } else {
             format!("{} {}", container.format(), container.disk_type()).to_lowercase()
         };
-        let open = OpenTarget { path: Some(path.clone()), disk, ..open_target(container.name(), &kind, device, cache) };
+        let open = OpenTarget {
+            path: Some(path.clone()),
+            closes: disk.map(open::closes),
+            ..open_target(container.name(), &kind, device, cache)
+        };
         Ok(Self { container, path, cache, open })
     }
 
@@ -223,7 +233,7 @@ impl Target {
     /// # Errors
     /// As [`OpenTarget::close`].
     pub fn close(self) -> Result<()> {
-        self.open.close()
+        Ok(self.open.close()?)
     }
 }
 
@@ -238,7 +248,7 @@ pub fn open_target(name: &str, kind: &str, device: Arc<dyn BlockDevice>, cache: 
         kind: kind.to_owned(),
         path: None,
         device,
-        disk: None,
+        closes: None,
         cache,
         behind: None,
         contents: None,

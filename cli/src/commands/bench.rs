@@ -96,7 +96,7 @@ pub fn present(
     if context.global.json {
         context.print_result(&report)?;
     } else {
-        context.print_screen(|colour| bench::render(&report, colour))?;
+        context.print_chapter(&report, false)?;
         if let Ok(Some(path)) = saved {
             writeln!(context.out, "\nsaved to {}", printable(&crate::json::path(path)))?;
         }

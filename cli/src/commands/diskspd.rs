@@ -14,10 +14,10 @@ use crate::{
     live::LiveDisplay,
 };
 use clap::{ArgAction, Args, CommandFactory};
-use diskwright_lab::{
-    diskspd::{self, Composed, Profile, ResultForm, SwitchError},
+use diskwright_diskspd::{self as diskspd, Composed, Profile, ResultForm, SwitchError};
+use diskwright_lab::output::{Kind, Output};
+use diskwright_load::{
     job::Bytes,
-    output::{Kind, Output},
     record::End,
     run::{self, RunOptions},
     warning::Warning,
@@ -134,7 +134,7 @@ fn carry_out(context: &mut Context, args: &DiskspdArgs) -> Outcome {
         context.warn(&diskspd::with_diskspds_switches(&warning.to_string()));
     }
     if context.global.json {
-        context.print_result(&run)?;
+        context.print_measured(&run)?;
     } else {
         let text = match profile.form {
             ResultForm::Text => diskspd::report(&profile, &run),

@@ -13,7 +13,9 @@ use crate::{
 };
 use clap::Args;
 use diskwright_lab::{
+    cells::Cells,
     output::{Kind, Output},
+    report::Told,
     study::{StudyOptions, StudyReport},
 };
 use serde::Serialize;
@@ -68,10 +70,9 @@ impl ExperimentArgs {
 
 /// Prints what a study found, also when it was stopped in the middle, and when it could not be
 /// saved.
-pub fn conclude<T: Serialize>(
+pub fn conclude<T: Serialize + Told + Cells>(
     context: &mut Context,
     report: diskwright_lab::Result<StudyReport<T>>,
-    render: fn(&T, bool) -> String,
 ) -> Outcome {
     let report = match report {
         // A signal from the keyboard reaches the children that a study starts as well; their
@@ -80,9 +81,9 @@ pub fn conclude<T: Serialize>(
         report => report?,
     };
     if context.global.json {
-        context.print_result(&report.result)?;
+        context.print_measured(&report.result)?;
     } else {
-        context.print_screen(|colour| render(&report.result, colour))?;
+        context.print_chapter(&report.result, false)?;
         if let Ok(path) = &report.saved {
             writeln!(context.out, "\nsaved to {}", printable(&crate::json::path(path)))?;
         }

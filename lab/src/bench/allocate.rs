@@ -12,15 +12,20 @@ use crate::{
         Bar, Bench, Check, Found,
         peer::{self, Cost},
     },
-    job::{Job, Span},
     measure,
     progress::{Progress, report},
-    run::RunOptions,
-    scratch, seeds,
-    stats::round_order,
-    table::{bytes, duration, grouped},
+    scratch,
     targets::{Container, Target, create_empty},
+};
+use diskwright_load::{
+    job::{Job, Span},
+    run::RunOptions,
+    seeds,
     workload::{Direction, Pattern, Workload},
+};
+use diskwright_stats::{
+    numbers::{bytes, duration, grouped},
+    summary::round_order,
 };
 use diskwright_store::{Blocking, CacheMode};
 use std::{fmt::Write as _, path::Path, time::Instant};
@@ -165,7 +170,7 @@ pub(crate) fn random_writes(bench: &Bench<'_>, progress: &mut dyn Progress) -> R
         }
     }
     let name = "empty VHDX dynamic against preallocated raw file, 4K random write: IOPS";
-    let flush = |who: usize| duration(crate::stats::median(&flushes[who]).unwrap_or(0.0));
+    let flush = |who: usize| duration(diskwright_stats::summary::median(&flushes[who]).unwrap_or(0.0));
     Ok(Found {
         checks: vec![Check::ratio(name, "IOPS", &rates[0], &rates[1], Bar::AtLeast(0.90))],
         notes: vec![format!(

@@ -4,13 +4,13 @@ use crate::{
     Result,
     bench::{Bar, Bench, Check, Found},
     chain::{CHILDREN_MAX, Chain, ChainPlan},
-    fill, measure,
-    measure::{Plan, Steps},
+    fill,
+    measure::{self, Plan, Steps},
     progress::{Progress, report},
-    table::{bytes, duration},
     targets::open_target,
-    workload::{Direction, Pattern, Workload},
 };
+use diskwright_load::workload::{Direction, Pattern, Workload};
+use diskwright_stats::numbers::{bytes, duration};
 use diskwright_store::CacheMode;
 use std::time::Duration;
 

@@ -15,14 +15,14 @@ use crate::{
         peer::{self, Cost},
         xfs::Xfs,
     },
-    clock, fill,
+    fill,
     progress::{Progress, report},
     scratch::settle,
-    stats::round_order,
-    table::bytes,
     targets::{self, Container, Target},
 };
 use diskwright_disk::{ConvertOptions, CreateRequest, OpenOptions, convert};
+use diskwright_load::clock;
+use diskwright_stats::{numbers::bytes, summary::round_order};
 use diskwright_store::{CacheMode, FileStore};
 use std::path::{Path, PathBuf};
 

@@ -18,9 +18,9 @@ use crate::{
     bench::{Bar, Bench, Check, Found},
     progress::{Progress, report},
     scratch,
-    table::{bytes, duration, grouped},
     targets::{Container, Target, create_with_blocks},
 };
+use diskwright_stats::numbers::{bytes, duration, grouped};
 use diskwright_store::{
     BlockDevice, BlockQueue, Blocking, CacheMode, EngineKind, ExtentKind, FileRange, FileStore, IoBuf, LockMode,
     OpenOptions, QueueOptions, Request, Store, Zeroing,
@@ -131,7 +131,7 @@ fn prepare(
     let mut device = Blocking::open(target.device(), engine).map_err(LabError::file("open", &path))?;
     let mut data = vec![0; BLOCK_BYTES as usize];
     for offset_bytes in (allocated_bytes..size_bytes).step_by(BLOCK_BYTES as usize) {
-        crate::data::fill(1, offset_bytes, &mut data);
+        diskwright_load::data::fill(1, offset_bytes, &mut data);
         device.write(offset_bytes, &data, false).map_err(LabError::file("write to", &path))?;
     }
     drop(device);

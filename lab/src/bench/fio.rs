@@ -2,7 +2,8 @@
 //! itself; and as a client of servers, by its nbd engine.
 
 use super::SEED;
-use crate::{LabError, Result, bench::peer, run::SUBMIT_EVERY, seeds};
+use crate::{LabError, Result, bench::peer};
+use diskwright_load::{run::SUBMIT_EVERY, seeds};
 use serde::Deserialize;
 use std::{
     path::{Path, PathBuf},

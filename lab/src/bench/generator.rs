@@ -13,15 +13,20 @@ use crate::{
         fio::{self, FioFound, FioLoad, Setup},
         peer,
     },
-    job::{Blocks, Bytes, Caching, Job, Load, Span},
-    measure,
-    measure::Ratio,
+    measure::{self, Ratio},
+    open::{self, OpenHow},
     progress::{Progress, report},
-    record::PhaseRecord,
-    run::{self, Buffers, OpenHow, OpenTarget, RunOptions, Unwatched},
-    stats::Summary,
-    table::{duration, grouped},
     targets::{self, Container},
+};
+use diskwright_load::{
+    OpenTarget,
+    job::{Blocks, Bytes, Caching, Job, Load, Span},
+    record::PhaseRecord,
+    run::{Buffers, RunOptions, Unwatched},
+};
+use diskwright_stats::{
+    numbers::{duration, grouped},
+    summary::Summary,
 };
 use diskwright_store::{BareFound, BareLoad, CacheMode, bare_ring};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -139,7 +144,7 @@ impl Prepared {
             what: format!("{} is no name in UTF-8", self.path.display()),
             hint: "use another scratch folder".into(),
         })?;
-        Ok(Ours { target: run::open(name, &how)?, length: self.cell, buffers: Buffers::default() })
+        Ok(Ours { target: open::open(name, &how)?, length: self.cell, buffers: Buffers::default() })
     }
 
     fn bare(&self, load: &FioLoad, cache: CacheMode) -> BareLoad {
@@ -290,7 +295,7 @@ pub(crate) fn recording(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resul
 /// How fast it is against nothing.
 pub(crate) fn null(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let length = bench.options.cell.unwrap_or_else(|| Duration::from_millis(bench.pick(200, 1000)));
-    let ours = Ours { target: run::open("null:", &OpenHow::default())?, length, buffers: Buffers::default() };
+    let ours = Ours { target: open::open("null:", &OpenHow::default())?, length, buffers: Buffers::default() };
     let _pinned = Pinned::to_one();
     let rounds = bench.rounds(5);
     let mut iops = Vec::new();
@@ -337,7 +342,7 @@ pub(crate) fn agreement(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resul
     for (index, load) in AGREEMENT.iter().enumerate() {
         let name = format!(
             "{} {}{}, QD {}",
-            crate::workload::short_size(u64::from(load.block_bytes)),
+            diskwright_stats::numbers::short_size(u64::from(load.block_bytes)),
             load.rw,
             if load.rw == "randrw" { format!(" {} % read", load.read_percent) } else { String::new() },
             load.queue_depth

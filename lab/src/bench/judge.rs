@@ -1,9 +1,9 @@
 //! Bars, and what a measured figure says against one.
 
-use crate::{
+use crate::measure::Ratio;
+use diskwright_stats::{
     inference::paired_shift,
-    measure::Ratio,
-    stats::{Interval, Summary},
+    summary::{Interval, Summary},
 };
 use serde::{Deserialize, Serialize};
 

@@ -5,9 +5,9 @@ use crate::{
     bench::{Bar, Bench, Check, Found},
     progress::{Progress, report},
     study::containers::creation,
-    table::{bytes, grouped},
     targets::{Container, Target, create_empty, create_with_blocks},
 };
+use diskwright_stats::numbers::{bytes, grouped};
 use diskwright_store::{Blocking, CacheMode};
 
 const LARGE_BYTES: u64 = 64 << 40;
@@ -35,7 +35,7 @@ pub(crate) fn open(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fou
         let failed = || LabError::file("write to", &path);
         let mut device = Blocking::open(target.device(), bench.options.engine).map_err(failed())?;
         for offset_bytes in places {
-            crate::data::fill(1, offset_bytes, &mut data);
+            diskwright_load::data::fill(1, offset_bytes, &mut data);
             device.write(offset_bytes, &data, false).map_err(failed())?;
         }
     }

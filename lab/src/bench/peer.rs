@@ -1,6 +1,7 @@
 //! Other programs: finding them, running them, and knowing what they cost.
 
-use crate::{LabError, Result, clock::CpuTime};
+use crate::{LabError, Result};
+use diskwright_load::clock::CpuTime;
 use nix::sys::signal::SigSet;
 use std::{
     ffi::OsStr,

@@ -24,17 +24,21 @@ use crate::{
     LabError, Result,
     bench::{Bar, Bench, Check, Found, Outcome, peer},
     child::cache_word,
-    figures::Figures,
-    machine::takes_idle_pages,
     measure::{self, Plan, Ratio, Steps},
     progress::{Progress, report},
-    run::OpenTarget,
-    seeds,
-    stats::Summary,
-    table::{bytes, duration},
     targets::{self, Container, Target},
     traffic::Traffic,
+};
+use diskwright_load::{
+    OpenTarget,
+    figures::Figures,
+    machine::takes_idle_pages,
+    seeds,
     workload::{Direction, Pattern, Workload, paper_monolithic},
+};
+use diskwright_stats::{
+    numbers::{bytes, duration},
+    summary::Summary,
 };
 use diskwright_store::CacheMode;
 use std::{fs::File, iter, time::Duration};

@@ -8,7 +8,7 @@
 //! command does not end as one that has passed.
 
 use super::{Comparison, ContestRecord, Said};
-use crate::figures::Metric;
+use diskwright_load::figures::Metric;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -124,7 +124,7 @@ impl FailIf {
                 format!(
                     "{side}, {of}: {} is worse than --fail-if allows ({} of at most {:.1} %)",
                     self.metric.title(),
-                    super::report::change(comparison),
+                    super::verdict::change(comparison),
                     self.worse_by * 100.0
                 )
             })

@@ -8,12 +8,14 @@
 //! MB/s is left out where all requests are alike in size: it says what IOPS say, and each question
 //! asked makes every answer dearer.
 
-use super::{Comparison, ContestRecord, FailIf, Group, Said, Side, fail::Unjudged, record::CONTEST_SCHEMA, report};
-use crate::{
+use super::{Comparison, ContestRecord, FailIf, Group, Said, Side, fail::Unjudged, record::CONTEST_SCHEMA, verdict};
+use diskwright_load::{
     figures::{Figures, Metric},
-    inference::{self, Design, RankTest, SIGNIFICANT, Shift},
-    stats::{Interval, median},
     warning::Warning,
+};
+use diskwright_stats::{
+    inference::{self, Design, RankTest, SIGNIFICANT, Shift},
+    summary::{Interval, median},
 };
 
 /// How to compare.
@@ -81,7 +83,7 @@ pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ContestRecord {
     let unjudged: Vec<Unjudged> = options.fail_if.iter().filter_map(|condition| condition.unjudged(&record)).collect();
     record.undecided = unjudged.iter().any(|condition| condition.undecided);
     record.unjudged = unjudged.into_iter().map(|condition| condition.why).collect();
-    record.verdict = report::verdict(&record);
+    record.verdict = verdict::verdict(&record);
     record
 }
 

@@ -7,13 +7,16 @@ use super::{
 };
 use crate::{
     LabError, Result,
+    progress::{Progress, report},
+};
+use diskwright_load::{
     figures::Figures,
     job::Job,
     machine::{Machine, Versions},
-    progress::{Progress, report},
     record::{End, Run},
-    seeds, stats,
+    seeds,
 };
+use diskwright_stats::summary;
 
 /// How to measure.
 #[derive(Debug, Clone, Copy)]
@@ -50,7 +53,7 @@ pub fn live(
     let mut done = 0;
     let mut whole = 0;
     'rounds: for round in 0..options.rounds {
-        for index in stats::round_order(names.len(), round, job.seed) {
+        for index in summary::round_order(names.len(), round, job.seed) {
             let message = format!("round {} of {}, {}", round + 1, options.rounds, names[index]);
             match report(progress, "compare", done, all, &message) {
                 Err(LabError::Stopped) => break 'rounds,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   saved results ──read.rs──▶ sides of rounds ─┐
-//!   two targets ───live.rs───▶ rounds in pairs ─┴─judge.rs──▶ comparisons ──▶ record.rs ──▶ report.rs
+//!   two targets ───live.rs───▶ rounds in pairs ─┴─judge.rs──▶ comparisons ──▶ record.rs, verdict.rs
 //!                                                                         └──▶ fail.rs: an exit code for CI
 //! ```
 //!
@@ -17,13 +17,12 @@ mod judge;
 mod live;
 mod read;
 mod record;
-mod report;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 pub use fail::{Certainty, FailIf};
 pub use judge::{JudgeOptions, judge};
 pub use live::{LiveOptions, live};
 pub use read::read_side;
 pub use record::{CONTEST_SCHEMA, Circumstances, Comparison, ContestRecord, Group, Said, Side};
-pub use report::render;

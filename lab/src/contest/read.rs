@@ -8,14 +8,16 @@ use super::{Circumstances, Group, Side};
 use crate::{
     LabError, Result,
     document::{self, Document},
+    result::ContainersResult,
+    sweep::SweepRecord,
+};
+use diskwright_load::{
     figures::Figures,
     job::{Caching, Job},
     machine::{Machine, Versions},
     record::{End, PhaseRecord, Run, SeriesPoint, TargetRecord},
-    result::ContainersResult,
-    stats::median,
-    sweep::SweepRecord,
 };
+use diskwright_stats::summary::median;
 use std::path::{Path, PathBuf};
 
 /// Stretches of one run that are compared: about so many, and never fewer than a few seconds' worth

@@ -1,10 +1,10 @@
 //! What a comparison found.
 
-use crate::{
+use diskwright_load::{
     figures::{Figures, Metric},
-    inference::{Design, Shift},
     warning::Warning,
 };
+use diskwright_stats::inference::{Design, Shift};
 use serde::{Deserialize, Serialize};
 
 /// Schema of [`ContestRecord`].

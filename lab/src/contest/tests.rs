@@ -2,14 +2,16 @@
 
 use super::*;
 use crate::{
+    output::{Kind, Output},
+    progress::{Silent, Step},
+    targets::open_target,
+};
+use diskwright_load::{
     figures::{Figures, Metric},
     job::{Job, Load, Span},
     machine::{Machine, Versions},
     null::NullDevice,
-    output::{Kind, Output},
-    progress::{Silent, Step},
     record::{CpuRecord, DirectionRecord, End, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, SeriesPoint, ThreadRecord},
-    targets::open_target,
     warning::Warning,
 };
 use diskwright_store::CacheMode;
@@ -90,7 +92,6 @@ fn a_slower_side_is_slower_by_what_it_is_slower() {
     // difference.
     let apart = judge(vec![base, ours], &JudgeOptions::default());
     assert_eq!(apart.comparisons[0].said, Said::NoDifference);
-    insta::assert_snapshot!(render(&record, false));
 }
 
 #[test]
@@ -134,18 +135,13 @@ fn few_rounds_say_that_they_are_few() {
     assert!(record.verdict.contains("at least 8 rounds of each"), "{}", record.verdict);
 }
 
-/// Three rounds of 4.60 and 4.31: no "-6.5 %" stands by itself, neither on a terminal nor in the
-/// page.
+/// Three rounds of 4.60 and 4.31: no "-6.5 %" stands by itself in the verdict.
 #[test]
 fn a_change_that_so_few_rounds_cannot_show_is_not_printed_as_a_finding() {
     let sides = vec![side("a", rounds(3, 4600.0, 0.001, 1, 0.0)), side("b", rounds(3, 4310.0, 0.001, 2, 0.0))];
     let record = judge(sides, &paired());
     let change = record.comparisons[0].change;
     assert!((change.estimate + 0.063).abs() < 0.003 && change.confidence == 0.75, "{change:?}");
-    let text = render(&record, false);
-    let row = text.lines().find(|line| line.trim_start().starts_with("IOPS")).unwrap();
-    assert!(row.contains("not shown") && row.contains("(75 %)") && row.ends_with("too few rounds to tell"), "{row}");
-    assert_eq!(row.matches("-6.").count(), 2, "the ends of the interval only: {row}");
     assert!(record.verdict.contains("measure at least 8 rounds of each (not shown: IOPS -6."), "{}", record.verdict);
     // One round has no interval at all.
     let alone =
@@ -363,7 +359,7 @@ fn run(iops: u64, seconds: u64, seed: u64) -> Run {
         job: Job::simple("j", Load::default(), Span::from_secs(1), Span::from_secs(seconds)),
         machine: Machine::default(),
         versions: Versions::default(),
-        targets: vec![crate::run::target_record(&open_target(
+        targets: vec![diskwright_load::OpenTarget::record(&open_target(
             "null:",
             "null",
             Arc::new(NullDevice::new(1 << 30)),

@@ -8,11 +8,19 @@
 //! | `series` | one interval of one phase |
 //! | `latencies` | one bucket of the histogram of one direction of one phase: `up_to_ns` is the longest latency in it |
 //!
-//! A column that has no figure is left empty. Sweeps, studies, comparisons and the bench have
-//! `figures` only; what a row is there, `studies.rs` says. `runs.rs` writes those of runs.
+//! These are the tables of runs (`runs.rs`). Sweeps and studies have `figures` only, with one row
+//! for each round of each cell (`cells.rs`); a comparison has a row for each figure compared, the
+//! bench one for each check. A column that has no figure is left empty.
 
-use super::{runs, studies};
-use crate::{LabError, Result, document::Document, report::Named};
+use super::{judged, runs};
+use crate::{
+    LabError, Result,
+    cells::{self, Cells},
+    document::Document,
+    report::Named,
+};
+use diskwright_outline::Csv;
+use std::io;
 
 /// Which table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -26,8 +34,6 @@ pub enum CsvTable {
     Latencies,
 }
 
-pub(super) type Rows = ::csv::Writer<Vec<u8>>;
-
 /// Results as one CSV table. All must be of one kind, for each kind has its own columns.
 ///
 /// # Errors
@@ -40,32 +46,31 @@ pub fn csv(results: &[Named<'_>], table: CsvTable) -> Result<String> {
             hint: "make a CSV file of each kind".into(),
         });
     }
-    let mut rows = ::csv::WriterBuilder::new().terminator(::csv::Terminator::CRLF).from_writer(Vec::new());
-    let written = results.iter().enumerate().try_for_each(|(index, (name, document))| match (document, table) {
-        (Document::Run(run), CsvTable::Figures) => runs::figures(&mut rows, name, run, index == 0),
-        (Document::Run(run), CsvTable::Series) => runs::series(&mut rows, name, run, index == 0),
-        (Document::Run(run), CsvTable::Latencies) => runs::latencies(&mut rows, name, run, index == 0),
-        (document, CsvTable::Figures) => studies::figures(&mut rows, name, document, index == 0),
-        _ => Err(LabError::BadOptions {
-            what: format!("{name} has no time series and no histograms of its own"),
-            hint: "leave out --table".into(),
-        }),
-    });
-    written?;
-    let bytes = rows.into_inner().map_err(|error| failed(&error))?;
-    String::from_utf8(bytes).map_err(|error| failed(&error))
+    let mut csv = Csv::default();
+    for (name, document) in results {
+        let written = match (document, table) {
+            (Document::Run(run), CsvTable::Figures) => runs::figures(&mut csv, name, run),
+            (Document::Run(run), CsvTable::Series) => runs::series(&mut csv, name, run),
+            (Document::Run(run), CsvTable::Latencies) => runs::latencies(&mut csv, name, run),
+            (Document::Contest(record), CsvTable::Figures) => judged::contest(&mut csv, name, record),
+            (Document::Bench(report), CsvTable::Figures) => judged::bench(&mut csv, name, report),
+            (document, CsvTable::Figures) => {
+                cells::rows(&mut csv, name, document.started_utc().unwrap_or_default(), &document.cells())
+            }
+            _ => {
+                return Err(LabError::BadOptions {
+                    what: format!("{name} has no time series and no histograms of its own"),
+                    hint: "leave out --table".into(),
+                });
+            }
+        };
+        written.map_err(|error| failed(&error))?;
+    }
+    csv.finish().map_err(|error| failed(&error))
 }
 
-fn failed(error: &dyn std::fmt::Display) -> LabError {
+fn failed(error: &io::Error) -> LabError {
     LabError::BadOptions { what: format!("the CSV could not be written: {error}"), hint: "please report this".into() }
-}
-
-pub(super) fn put<'a>(rows: &mut Rows, fields: impl IntoIterator<Item = &'a str>) -> Result<()> {
-    rows.write_record(fields).map_err(|error| failed(&error))
-}
-
-pub(super) fn put_all(rows: &mut Rows, fields: &[String]) -> Result<()> {
-    put(rows, fields.iter().map(String::as_str))
 }
 
 #[cfg(test)]

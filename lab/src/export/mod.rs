@@ -2,17 +2,14 @@
 //! a result is the result itself.
 
 mod csv;
-mod markdown;
+mod judged;
 mod runs;
-mod studies;
 
+pub use crate::report::markdown;
 pub use csv::{CsvTable, csv};
-pub use markdown::markdown;
 
-use crate::{
-    document::{BUNDLE_SCHEMA, Bundle, Document},
-    json::to_text,
-};
+use crate::document::{BUNDLE_SCHEMA, Bundle, Document};
+use diskwright_outline::json::to_text;
 
 /// Results as JSON: one as it is, several in a bundle that can be read back.
 ///

@@ -1,12 +1,10 @@
 //! Runs as CSV: figures by thread and direction, the time series, the histograms.
 
-use super::csv::{Rows, put, put_all};
-use crate::{
-    Result,
-    record::{DirectionRecord, LatencyRecord, PhaseRecord, Run, Total},
-};
+use diskwright_load::record::{DirectionRecord, LatencyRecord, PhaseRecord, Run, Total};
+use diskwright_outline::Csv;
+use std::io;
 
-const FIGURES: [&str; 31] = [
+const FIGURES: [&str; 32] = [
     "result",
     "started_utc",
     "phase",
@@ -21,11 +19,12 @@ const FIGURES: [&str; 31] = [
     "ios",
     "bytes",
     "errors",
+    "overdue",
     "iops",
     "mb_per_s",
     "latency_kind",
     "mean_ns",
-    "deviation_ns",
+    "std_dev_ns",
     "min_ns",
     "p50_ns",
     "p90_ns",
@@ -40,10 +39,25 @@ const FIGURES: [&str; 31] = [
     "cpu_ns_per_io",
 ];
 
-pub(super) fn figures(rows: &mut Rows, name: &str, run: &Run, head: bool) -> Result<()> {
-    if head {
-        put(rows, FIGURES)?;
-    }
+const SERIES: [&str; 13] = [
+    "result",
+    "phase",
+    "start_s",
+    "interval_s",
+    "part",
+    "read_iops",
+    "read_mb_per_s",
+    "write_iops",
+    "write_mb_per_s",
+    "mean_ns",
+    "p50_ns",
+    "p99_ns",
+    "max_ns",
+];
+
+const LATENCIES: [&str; 7] = ["result", "phase", "direction", "latency_kind", "up_to_ns", "requests", "share_up_to"];
+
+pub(super) fn figures(csv: &mut Csv, name: &str, run: &Run) -> io::Result<()> {
     for phase in &run.phases {
         let lead = |scope: &str| [name, &run.started_utc, &phase.name, scope].map(str::to_owned).to_vec();
         for thread in &phase.threads {
@@ -59,23 +73,31 @@ pub(super) fn figures(rows: &mut Rows, name: &str, run: &Run, head: bool) -> Res
                     word.to_owned(),
                     thread.queue_depth.to_string(),
                 ]);
-                direction_row(&mut row, phase, direction);
+                let overdue = if word == "flush" { String::new() } else { thread.overdue.to_string() };
+                direction_row(&mut row, phase, direction, overdue);
                 row.push(String::new());
-                put_all(rows, &row)?;
+                put(csv, &FIGURES, row)?;
             }
         }
-        let Total { reads, writes, both, flushes, queue_depth, .. } = phase.total();
-        let directions = [("read", &reads), ("write", &writes), ("both", &both), ("flush", &flushes)];
+        let total = phase.total();
+        let Total { reads, writes, both, flushes, queue_depth, .. } = &total;
+        let directions = [("read", reads), ("write", writes), ("both", both), ("flush", flushes)];
         for (word, direction) in directions.into_iter().filter(stands) {
             let mut row = lead("phase");
             row.extend(["", "", "", "", word].map(str::to_owned));
             row.push(queue_depth.to_string());
-            direction_row(&mut row, phase, direction);
+            let overdue = if word == "both" { total.overdue.to_string() } else { String::new() };
+            direction_row(&mut row, phase, direction, overdue);
             row.push(if word == "both" { phase.cpu_ns_per_io().to_string() } else { String::new() });
-            put_all(rows, &row)?;
+            put(csv, &FIGURES, row)?;
         }
     }
     Ok(())
+}
+
+/// Writes one record.
+fn put(csv: &mut Csv, heads: &[&'static str], row: Vec<String>) -> io::Result<()> {
+    csv.record(&heads.iter().copied().zip(row).collect::<Vec<_>>())
 }
 
 /// Whether this is no flush, or there are flushes.
@@ -83,7 +105,7 @@ fn stands((word, direction): &(&str, &DirectionRecord)) -> bool {
     *word != "flush" || direction.ios + direction.errors > 0
 }
 
-fn direction_row(row: &mut Vec<String>, phase: &PhaseRecord, direction: &DirectionRecord) {
+fn direction_row(row: &mut Vec<String>, phase: &PhaseRecord, direction: &DirectionRecord, overdue: String) {
     let seconds = phase.window_s().max(1e-9);
     let latency = direction.latency();
     row.extend([
@@ -91,6 +113,7 @@ fn direction_row(row: &mut Vec<String>, phase: &PhaseRecord, direction: &Directi
         direction.ios.to_string(),
         direction.bytes.to_string(),
         direction.errors.to_string(),
+        overdue,
         (direction.ios as f64 / seconds).to_string(),
         (direction.bytes as f64 / 1e6 / seconds).to_string(),
         if direction.response.is_some() { "response".into() } else { "service".into() },
@@ -117,25 +140,7 @@ fn quantiles(latency: &LatencyRecord) -> impl Iterator<Item = String> {
         .chain((1..=8).map(move |nine| at(1.0 - 10_f64.powi(-(nine as i32)), nine <= nines)))
 }
 
-pub(super) fn series(rows: &mut Rows, name: &str, run: &Run, head: bool) -> Result<()> {
-    if head {
-        let heads = [
-            "result",
-            "phase",
-            "start_s",
-            "interval_s",
-            "part",
-            "read_iops",
-            "read_mb_per_s",
-            "write_iops",
-            "write_mb_per_s",
-            "mean_ns",
-            "p50_ns",
-            "p99_ns",
-            "max_ns",
-        ];
-        put(rows, heads)?;
-    }
+pub(super) fn series(csv: &mut Csv, name: &str, run: &Run) -> io::Result<()> {
     for phase in &run.phases {
         let end = phase.window_start_ns.saturating_add(phase.window_ns);
         for point in &phase.series {
@@ -146,7 +151,7 @@ pub(super) fn series(rows: &mut Rows, name: &str, run: &Run, head: bool) -> Resu
                 start if start < end => "measured",
                 _ => "cool-down",
             };
-            let row = [
+            let row = vec![
                 name.to_owned(),
                 phase.name.clone(),
                 (point.start_ns as f64 / 1e9).to_string(),
@@ -161,16 +166,13 @@ pub(super) fn series(rows: &mut Rows, name: &str, run: &Run, head: bool) -> Resu
                 point.p99_ns.to_string(),
                 point.max_ns.to_string(),
             ];
-            put_all(rows, &row)?;
+            put(csv, &SERIES, row)?;
         }
     }
     Ok(())
 }
 
-pub(super) fn latencies(rows: &mut Rows, name: &str, run: &Run, head: bool) -> Result<()> {
-    if head {
-        put(rows, ["result", "phase", "direction", "latency_kind", "up_to_ns", "requests", "share_up_to"])?;
-    }
+pub(super) fn latencies(csv: &mut Csv, name: &str, run: &Run) -> io::Result<()> {
     for phase in &run.phases {
         let total = phase.total();
         for (word, direction) in [("read", &total.reads), ("write", &total.writes), ("flush", &total.flushes)] {
@@ -180,7 +182,7 @@ pub(super) fn latencies(rows: &mut Rows, name: &str, run: &Run, head: bool) -> R
                 for (up_to, count) in &latency.buckets {
                     seen += count;
                     let share = seen as f64 / latency.count.max(1) as f64;
-                    let row = [
+                    let row = vec![
                         name.to_owned(),
                         phase.name.clone(),
                         word.to_owned(),
@@ -189,7 +191,7 @@ pub(super) fn latencies(rows: &mut Rows, name: &str, run: &Run, head: bool) -> R
                         count.to_string(),
                         share.to_string(),
                     ];
-                    put_all(rows, &row)?;
+                    put(csv, &LATENCIES, row)?;
                 }
             }
         }

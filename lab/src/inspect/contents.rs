@@ -11,7 +11,9 @@
 //! SSD below knows more, and shows it only by the zeros that it returns. A sample of 256 finds a
 //! share of 1 % with a chance of 92 %.
 
-use crate::{LabError, Result, fill, record::ContentsRecord};
+use crate::{LabError, Result, fill};
+use diskwright_load::LoadError;
+use diskwright_load::record::ContentsRecord;
 use diskwright_store::{BlockDevice, Blocking, EngineKind, ExtentKind};
 use rand_xoshiro::{
     Xoshiro256PlusPlus,
@@ -73,7 +75,7 @@ fn sample(
 ) -> Result<Sampled> {
     let block_bytes = SAMPLE_BYTES.max(u64::from(device.geometry().logical_sector_bytes));
     let offsets = draw(ranges, block_bytes, seed);
-    let mut hand = Blocking::open(device, engine).map_err(|source| LabError::Queue {
+    let mut hand = Blocking::open(device, engine).map_err(|source| LoadError::Queue {
         target: name.to_owned(),
         doing: "open a queue".into(),
         source,
@@ -133,7 +135,7 @@ fn draw(ranges: &[Range<u64>], block_bytes: u64, seed: u64) -> BTreeSet<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data;
+    use diskwright_load::data;
     use diskwright_store::{CacheMode, RawDevice};
     use proptest::prelude::*;
     use std::{fs::File, slice};

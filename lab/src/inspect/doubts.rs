@@ -4,7 +4,7 @@
 //! zero. So each share has a bar below which it is not worth a word, and zeros that merely lie
 //! where no space is are told once, as missing space.
 
-use crate::{
+use diskwright_load::{
     job::{Caching, Contents, Job, Load},
     record::ContentsRecord,
     warning::Warning,
@@ -91,7 +91,7 @@ pub fn of_job(job: &Job, working_set_bytes: u64, memory_bytes: u64) -> Vec<Warni
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{Bytes, Span};
+    use diskwright_load::job::{Bytes, Span};
 
     fn job(loads: Vec<Load>) -> Job {
         let mut job = Job::simple("test", Load::default(), Span::default(), Span::from_secs(1));

@@ -21,7 +21,11 @@ use super::{
     magic,
     usage::{self, Use},
 };
-use crate::{LabError, Result, fill, fill::Tick};
+use crate::{
+    LabError, Result,
+    fill::{self, Tick},
+};
+use diskwright_load::LoadError;
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use rustix::fs::XattrFlags;
 use std::{ops::Range, path::Path};
@@ -102,7 +106,7 @@ fn front(target: &Writing<'_>) -> Result<Option<Vec<u8>>> {
         return Ok(None);
     }
     let mut bytes = vec![0; range.end as usize];
-    let failed = |source| LabError::Queue { target: target.name.to_owned(), doing: "read its front".into(), source };
+    let failed = |source| LoadError::Queue { target: target.name.to_owned(), doing: "read its front".into(), source };
     Blocking::open(target.device, target.engine).and_then(|mut hand| hand.read(0, &mut bytes)).map_err(failed)?;
     Ok(Some(bytes))
 }

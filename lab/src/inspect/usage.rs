@@ -157,7 +157,7 @@ fn mounts<'a>(mountinfo: &str, devices: &'a [Device], is_one: impl Fn(&Path) -> 
         let by_number = parse_number(number).and_then(|number| devices.iter().find(|one| one.number == number));
         let device = by_number.or_else(|| is_one(Path::new(source.filter(|source| source.starts_with('/'))?)));
         if let Some(device) = device {
-            found.push(Use::Mounted { device: device.name.clone(), at: crate::machine::unescape(at).into() });
+            found.push(Use::Mounted { device: device.name.clone(), at: diskwright_load::machine::unescape(at).into() });
         }
     }
     found
@@ -165,7 +165,7 @@ fn mounts<'a>(mountinfo: &str, devices: &'a [Device], is_one: impl Fn(&Path) -> 
 
 fn swap_paths(swaps: &str) -> Vec<PathBuf> {
     let paths = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
-    paths.map(|path| crate::machine::unescape(path).into()).collect()
+    paths.map(|path| diskwright_load::machine::unescape(path).into()).collect()
 }
 
 /// Loop devices that show the file at `real`.
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn the_disk_below_the_root_is_in_use() {
         // On a machine whose root lies on no block device (a container) there is nothing to find.
-        let place = crate::machine::Place::detect(Path::new("/"));
+        let place = diskwright_load::machine::Place::detect(Path::new("/"));
         if block_number(Path::new(&place.device)).is_none() {
             println!("skipped: the root file system lies on no block device that can be seen here");
             return;

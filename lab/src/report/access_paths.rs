@@ -1,23 +1,31 @@
 //! The chapter of the study `access-paths`.
 
-use super::{
-    machine,
-    outline::{Block, Cell, Chapter, Doubt, Table, Tone},
-    plot::{Axis, Bar, BarChart, LineChart, Part, Point, Scale, Series},
-    write::{rate, short, short_time, subtitle, time},
-};
+use super::Told;
+use super::parts::doubts;
+use super::parts::measured_on;
+use super::parts::subtitle;
 use crate::{
     measure::Ratio,
     study::access_paths::{
         AccessPathsResult, CellRecord, LoadRecord, PAPER_WITHIN, Way,
-        report::{cell_of, relative},
+        verdict::{cell_of, relative},
     },
-    table::bytes,
 };
+use diskwright_outline::{
+    Block, Cell, Chapter, Table, Tone,
+    plot::{Axis, Bar, BarChart, LineChart, Part, Point, Scale, Series},
+};
+use diskwright_stats::numbers::bytes;
+use diskwright_stats::numbers::{duration as time, figure as rate, short, short_time};
 use maud::Markup;
 
-/// The chapter. `id` is unique in the report; `name` is that of the file.
-pub fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
+impl Told for AccessPathsResult {
+    fn chapter(&self, id: &str, name: &str) -> Chapter {
+        chapter(self, id, name)
+    }
+}
+
+fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
     let mut blocks = Vec::new();
     if let Some(heavy) = result.loads.last() {
         blocks.push(Block::Heading("On the paper’s scale".into()));
@@ -37,9 +45,8 @@ pub fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
     for load in &result.loads {
         blocks.push(Block::Table(details(load)));
     }
-    blocks.push(Block::Heading("How it was measured".into()));
     blocks.push(Block::Table(ways(result)));
-    blocks.push(Block::Facts(facts(result)));
+    blocks.extend(measured_on(&result.machine, &result.versions, Some(&result.place), facts(result)));
     let mut badges = vec![(Tone::Plain, format!("{} rounds", result.rounds))];
     if result.stopped {
         badges.push((Tone::Bad, format!("stopped, {} rounds were asked for", result.rounds_asked)));
@@ -49,11 +56,12 @@ pub fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
     }
     Chapter {
         id: id.to_owned(),
-        title: name.to_owned(),
-        subtitle: subtitle("Study of access paths", &result.started_utc, result.took_ns),
+        title: "Study of access paths".into(),
+        source: name.to_owned(),
+        subtitle: subtitle(&result.started_utc, result.took_ns),
         verdict: result.verdict.clone(),
         badges,
-        doubts: Doubt::of_all(&result.warnings),
+        doubts: doubts(&result.warnings),
         blocks,
     }
 }
@@ -267,8 +275,7 @@ fn ways(result: &AccessPathsResult) -> Table {
 }
 
 fn facts(result: &AccessPathsResult) -> Vec<(String, String)> {
-    let mut facts = machine::facts(&result.machine, &result.versions);
-    facts.push(machine::place(&result.place));
+    let mut facts = Vec::new();
     let mut add = |name: &str, value: String| facts.push((name.to_owned(), value));
     add("Disk", format!("{}, {}, populated", result.disk.name(), bytes(result.size_bytes)));
     add("Workload", "8K random, 70 % reads, contents that cannot be compressed".into());

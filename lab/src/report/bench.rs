@@ -1,36 +1,45 @@
 //! The chapter of a bench: which promises are kept.
 
-use super::{
-    machine,
-    outline::{Block, Cell, Chapter, Doubt, Table, Tone},
+use super::Told;
+use super::parts::doubts;
+use super::parts::measured_on;
+use super::parts::subtitle;
+use crate::bench::{self, BenchReport, Check, Outcome, RowResult};
+use diskwright_outline::{
+    Block, Cell, Chapter, Table, Tone,
     plot::{Bar, BarChart, Part},
-    write::{ratio, short, subtitle, time},
 };
-use crate::{
-    bench::{self, BenchReport, Check, Outcome, RowResult},
-    table::{bytes, figure},
-};
+use diskwright_stats::numbers::{bytes, figure};
+use diskwright_stats::numbers::{duration as time, ratio, short};
+use diskwright_stats::summary::Summary;
 use maud::Markup;
 
-/// The chapter. `id` is unique in the report; `name` is that of the file.
-pub fn chapter(report: &BenchReport, id: &str, name: &str) -> Chapter {
+/// A row with more checks than this shows only those that are not kept and the closest ones.
+const CHECKS_SHOWN: usize = 12;
+
+impl Told for BenchReport {
+    fn chapter(&self, id: &str, name: &str) -> Chapter {
+        chapter(self, id, name)
+    }
+}
+
+fn chapter(report: &BenchReport, id: &str, name: &str) -> Chapter {
     let count = |outcome| report.rows.iter().filter(|row| row.outcome == outcome).count();
     let (kept, broken, skipped) =
         (count(Outcome::Pass), count(Outcome::Fail), count(Outcome::Skipped) + count(Outcome::Unsure));
+    let stopped = if report.stopped { "Stopped: this is what was measured until then. " } else { "" };
     let mut blocks = vec![Block::Table(overview(report))];
     for (index, row) in report.rows.iter().enumerate() {
         blocks.push(Block::Heading(format!("{}: {}", row.row.name(), row.title)));
         if row.checks.iter().any(|check| margin(check).is_some()) {
             blocks.push(Block::Plots(vec![margins(row, &format!("{id}-row{index}"))]));
         }
-        blocks.push(Block::Table(checks(row)));
+        blocks.extend(checks(row));
         blocks.extend(row.notes.iter().map(|note| Block::Text(note.clone())));
     }
-    let mut facts = machine::facts(&report.machine, &report.versions);
-    facts.push(machine::place(&report.place));
+    let mut facts = Vec::new();
     facts.push(("Engine".into(), report.engine.clone()));
-    blocks.push(Block::Heading("Machine and options".into()));
-    blocks.push(Block::Facts(facts));
+    blocks.extend(measured_on(&report.machine, &report.versions, Some(&report.place), facts));
     let mut badges = vec![match broken {
         0 => (Tone::Good, "no promise broken".to_owned()),
         _ => (Tone::Bad, format!("{broken} broken")),
@@ -40,14 +49,15 @@ pub fn chapter(report: &BenchReport, id: &str, name: &str) -> Chapter {
     }
     Chapter {
         id: id.to_owned(),
-        title: name.to_owned(),
-        subtitle: subtitle("Bench", &report.started_utc, report.took_ns),
+        title: "Bench".into(),
+        source: name.to_owned(),
+        subtitle: subtitle(&report.started_utc, report.took_ns),
         verdict: format!(
-            "{kept} of {} promises are kept, {broken} are broken, {skipped} could not be measured in full.",
+            "{stopped}{kept} of {} promises are kept, {broken} are broken, {skipped} could not be measured in full.",
             report.rows.len()
         ),
         badges,
-        doubts: Doubt::of_all(&report.warnings),
+        doubts: doubts(&report.warnings),
         blocks,
     }
 }
@@ -124,29 +134,75 @@ fn margins(row: &RowResult, id: &str) -> Markup {
     .render()
 }
 
-fn checks(row: &RowResult) -> Table {
-    let mut table = Table::new(
-        "Every figure that was judged",
-        &["check", "outcome", "measured", "rounds", "promised", "ours", "peer"],
-    );
-    for check in &row.checks {
-        let side = |side: Option<crate::stats::Summary>| {
+/// The checks that were not kept and the closest ones; all of them folded away where there are more.
+fn checks(row: &RowResult) -> Vec<Block> {
+    let mut order: Vec<&Check> = row.checks.iter().collect();
+    let all = order.len();
+    if all <= CHECKS_SHOWN {
+        return vec![Block::Table(check_table("", &order))];
+    }
+    order.sort_by(|a, b| a.margin().total_cmp(&b.margin()));
+    order.sort_by_key(|check| check.outcome.min(Outcome::Skipped));
+    let not_kept = order.iter().filter(|check| check.outcome < Outcome::Skipped).count();
+    let shown = &order[..not_kept.max(CHECKS_SHOWN).min(all)];
+    let kept = row.checks.iter().filter(|check| check.outcome == Outcome::Pass).count();
+    let caption = format!("{kept} of {all} checks are kept. Shown: those that are not, and the closest ones");
+    let every: Vec<&Check> = row.checks.iter().collect();
+    vec![
+        Block::Table(check_table(&caption, shown)),
+        Block::Folded { name: "All checks".into(), blocks: vec![Block::Table(check_table("", &every))] },
+    ]
+}
+
+fn check_table(caption: &str, checks: &[&Check]) -> Table {
+    let has = |of: fn(&Check) -> bool| checks.iter().any(|check| of(check));
+    let has_intervals = has(|check| check.confidence.is_some());
+    let has_sides = has(|check| check.ours.is_some() || check.peer.is_some());
+    let has_remarks = has(|check| remark(check).is_some());
+    let mut table = Table::new(caption, &["outcome", "check", "measured", "rounds"]).keys(2);
+    let optional = [(has_intervals, "interval"), (true, "promised"), (has_sides, "ours"), (has_sides, "peer")];
+    table.heads.extend(optional.iter().filter(|(shown, _)| *shown).map(|(_, head)| (*head).to_owned()));
+    table.heads.extend(has_remarks.then(|| "remark".to_owned()));
+    for check in checks {
+        let side = |side: Option<Summary>| {
             Cell::maybe(side.map(|side| side.median), |value| in_unit(value, &check.sides_unit))
         };
-        let rounds = check
-            .figure
-            .map(|figure| format!("{} to {}", in_unit(figure.min, &check.unit), in_unit(figure.max, &check.unit)));
-        table.row(vec![
-            Cell::text(&check.name),
+        let range = |low, high| {
+            Cell::text(format!("{} to {}", in_unit(low, &check.unit), in_unit(high, &check.unit))).toned(Tone::Faint)
+        };
+        let mut row = vec![
             word(check.outcome),
+            Cell::text(&check.name),
             Cell::maybe(check.figure.map(|figure| figure.median), |value| in_unit(value, &check.unit)),
-            Cell::text(rounds.or_else(|| check.why.clone()).unwrap_or_default()).toned(Tone::Faint),
-            Cell::text(check.bar.map(|bar| promised(bar, &check.unit)).unwrap_or_default()),
-            side(check.ours),
-            side(check.peer),
-        ]);
+            check.figure.map_or_else(Cell::default, |figure| range(figure.min, figure.max)),
+        ];
+        if has_intervals {
+            row.push(check.confidence.map_or_else(Cell::default, |ends| range(ends.low, ends.high)));
+        }
+        row.push(Cell::text(check.bar.map(|bar| promised(bar, &check.unit)).unwrap_or_default()));
+        if has_sides {
+            row.extend([side(check.ours), side(check.peer)]);
+        }
+        if has_remarks {
+            row.push(Cell::text(remark(check).unwrap_or_default()));
+        }
+        table.row(row);
     }
     table
+}
+
+/// Why a check has its outcome, where that is not plain.
+fn remark(check: &Check) -> Option<String> {
+    let open = match check.outcome {
+        Outcome::Unsure => Some("the bar lies inside the interval; more rounds (--rounds) or longer cells would tell"),
+        _ if check.is_close() => Some("the rounds are too scattered to be sure"),
+        _ => None,
+    };
+    match (&check.why, open) {
+        (Some(why), Some(open)) => Some(format!("{open}; {why}")),
+        (Some(why), None) => Some(why.clone()),
+        (None, open) => open.map(str::to_owned),
+    }
 }
 
 fn in_unit(value: f64, unit: &str) -> String {

@@ -1,21 +1,26 @@
 //! The chapter of a comparison: which side is faster, by how much, and how sure that is.
 
-use super::{
-    outline::{Block, Cell, Chapter, Doubt, Table, Tone},
+use super::Told;
+use super::parts::doubts;
+use crate::contest::{Comparison, ContestRecord, Said};
+use diskwright_load::figures::Metric;
+use diskwright_outline::{
+    Block, Cell, Chapter, Table, Tone,
     plot::{Bar, BarChart, Part},
-    write::{list, ratio, short},
 };
-use crate::{
-    contest::{Comparison, ContestRecord, Said},
-    figures::Metric,
-};
+use diskwright_stats::numbers::{list, short};
 use maud::Markup;
 
 /// More bars than this in one plot cannot be read.
 const BARS_MOST: usize = 40;
 
-/// The chapter. `id` is unique in the report; `name` is that of the file.
-pub fn chapter(record: &ContestRecord, id: &str, name: &str) -> Chapter {
+impl Told for ContestRecord {
+    fn chapter(&self, id: &str, name: &str) -> Chapter {
+        chapter(self, id, name)
+    }
+}
+
+fn chapter(record: &ContestRecord, id: &str, name: &str) -> Chapter {
     let mut blocks = Vec::new();
     let plots: Vec<Markup> = (1..record.sides.len())
         .flat_map(|side| Metric::ALL.map(|metric| bars(record, side, metric, id)))
@@ -35,11 +40,12 @@ pub fn chapter(record: &ContestRecord, id: &str, name: &str) -> Chapter {
     let names: Vec<String> = record.sides.iter().map(|side| side.name.clone()).collect();
     Chapter {
         id: id.to_owned(),
-        title: name.to_owned(),
-        subtitle: format!("Comparison of {}", list(&names)),
+        title: format!("Comparison of {}", list(&names)),
+        source: name.to_owned(),
+        subtitle: String::new(),
         verdict: record.verdict.clone(),
         badges: badges(record),
-        doubts: Doubt::of_all(&record.warnings),
+        doubts: doubts(&record.warnings),
         blocks,
     }
 }
@@ -132,7 +138,7 @@ fn percent(share: f64) -> String {
 }
 
 fn table(record: &ContestRecord, comparisons: &[Comparison]) -> Table {
-    let mut table = Table::new(
+    let table = Table::new(
         format!(
             "Changes are median ratios to the base ({}); p is corrected by Holm for the number of comparisons.",
             if record.paired {
@@ -141,8 +147,16 @@ fn table(record: &ContestRecord, comparisons: &[Comparison]) -> Table {
                 "Hodges-Lehmann over all pairs of rounds"
             }
         ),
-        &["side", "measurement", "figure", "base", "side’s", "ratio", "change", "between", "p", "said"],
+        &[],
     );
+    let many_sides = record.sides.len() > 2;
+    let many_groups = comparisons.iter().any(|comparison| comparison.group != comparisons[0].group);
+    let keys = [(many_sides, "side"), (many_groups, "measurement"), (true, "figure")];
+    let keys: Vec<&str> = keys.into_iter().filter_map(|(shown, head)| shown.then_some(head)).collect();
+    let mut table = table.keys(keys.len());
+    table
+        .heads
+        .extend(keys.iter().chain(&["base", "side’s", "change", "interval", "p", "said"]).map(|head| (*head).into()));
     for comparison in comparisons {
         let show = |value: f64| {
             // There is no such thing as the IOPS of all measurements.
@@ -151,16 +165,22 @@ fn table(record: &ContestRecord, comparisons: &[Comparison]) -> Table {
         };
         let (tone, said) = word(comparison.said);
         let ends = &comparison.change.interval;
-        let is_shown = comparison.said != Said::TooFewRounds;
-        table.row(vec![
-            Cell::text(record.sides.get(comparison.side).map_or("", |side| side.name.as_str())),
-            Cell::text(if comparison.group.is_empty() { "all" } else { comparison.group.as_str() }),
+        let mut row = Vec::new();
+        if many_sides {
+            row.push(Cell::text(record.sides.get(comparison.side).map_or("", |side| side.name.as_str())));
+        }
+        if many_groups {
+            row.push(Cell::text(comparison.group.as_str()));
+        }
+        row.extend([
             Cell::text(comparison.metric.title()),
             show(comparison.base),
             show(comparison.ours),
             // So few rounds show no change, only an interval of little confidence.
-            Cell::maybe(is_shown.then_some(1.0 + comparison.change.estimate), ratio),
-            Cell::maybe(is_shown.then_some(comparison.change.estimate), percent),
+            match comparison.said {
+                Said::TooFewRounds => Cell::text("not shown").toned(Tone::Faint),
+                _ => Cell::figure(comparison.change.estimate, percent),
+            },
             Cell::text(match comparison.change.confidence {
                 0.0 => "none".into(),
                 less if less < 0.95 => {
@@ -171,6 +191,7 @@ fn table(record: &ContestRecord, comparisons: &[Comparison]) -> Table {
             Cell::figure(comparison.p_corrected, |p| if p < 0.0005 { "< 0.001".into() } else { format!("{p:.3}") }),
             Cell::text(said).toned(tone),
         ]);
+        table.row(row);
     }
     table
 }

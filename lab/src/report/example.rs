@@ -5,14 +5,16 @@ use crate::{
     bench::BenchReport,
     contest::ContestRecord,
     document::Document,
-    figures::Figures,
-    job::Span,
-    knee::{self, LoadRounds},
-    record::{End, LatencyRecord, Run},
     result::ContainersResult,
     study::zero_payload::ZeroPayloadResult,
     sweep::{Axis, Coordinate, KneeRow, Knob, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord},
 };
+use diskwright_load::{
+    figures::Figures,
+    job::Span,
+    record::{End, LatencyRecord, Run},
+};
+use diskwright_stats::knee::{self, LoadRounds};
 
 /// Every kind of result, and several of a kind.
 pub fn all() -> Vec<(&'static str, Document)> {
@@ -33,15 +35,12 @@ pub fn all() -> Vec<(&'static str, Document)> {
 
 /// Two phases on two targets: one as fast as it goes, one by a schedule.
 pub fn run() -> Run {
-    let run: Run = serde_json::from_str(include_str!("../../tests/results/run.json")).expect("an example of a run");
-    run.upgraded()
+    serde_json::from_str(include_str!("../../tests/results/run.json")).expect("an example of a run")
 }
 
 /// A study of containers, small.
 pub fn containers() -> ContainersResult {
-    let result: ContainersResult =
-        serde_json::from_str(include_str!("../../tests/results/containers.json")).expect("an example of a study");
-    result.upgraded()
+    serde_json::from_str(include_str!("../../tests/results/containers.json")).expect("an example of a study")
 }
 
 /// Some rows of the bench.
@@ -93,9 +92,9 @@ fn sweep_over(axes: Vec<Axis>) -> SweepRecord {
     let knees = (0..cells.len() / line)
         .map(|row| {
             let numbers: Vec<usize> = (row * line..(row + 1) * line).collect();
-            let rounds: Vec<LoadRounds<'_>> = numbers
+            let rounds: Vec<LoadRounds> = numbers
                 .iter()
-                .map(|index| LoadRounds { load: cells[*index].total_depth as f64, rounds: &cells[*index].rounds })
+                .map(|index| LoadRounds { load: cells[*index].total_depth as f64, rounds: cells[*index].samples() })
                 .collect();
             let first = &cells[numbers[0]].point;
             KneeRow { fixed: first[..first.len() - 1].to_vec(), knee: knee::knee(&rounds, Some(1e6)), cells: numbers }

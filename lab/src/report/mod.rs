@@ -2,17 +2,14 @@
 //! doubts, and how to repeat it.
 //!
 //! ```text
-//!   document (files) ──▶ chapters (outline.rs) ──▶ html.rs with plot/ ──▶ one self-contained page
-//!                                             └──▶ export/markdown.rs
+//!   document (files) ──▶ chapters, one for each result ──▶ diskwright_outline: terminal, page, Markdown
 //! ```
 //!
 //! | file | room |
 //! |---|---|
-//! | `outline.rs` | chapters, tables and figures as data |
 //! | `run.rs`, `overlay.rs`, `sweep.rs`, `contest.rs`, `bench.rs` | one kind of result each; several runs side by side |
 //! | `containers.rs`, `queue_depth.rs`, `raw_and_file.rs`, `zero_payload.rs`, `access_paths.rs` | a study each |
-//! | `plot/`, `run_plots.rs` | SVG |
-//! | `html.rs`, `style.css` | the page |
+//! | `parts.rs` | what all chapters have in common |
 //!
 //! Everything here is pure: results in, text out. Names in results come from files and are written
 //! as text, never as markup; the page forbids itself scripts and the network besides.
@@ -23,25 +20,33 @@ mod containers;
 mod contest;
 #[cfg(test)]
 pub(crate) mod example;
-mod html;
-mod machine;
-mod outline;
 mod overlay;
-mod plot;
+mod parts;
 mod queue_depth;
 mod raw_and_file;
 mod run;
 mod run_plots;
 mod run_tables;
 mod sweep;
-mod write;
 mod zero_payload;
 
-pub use outline::{Block, Cell, Chapter, Doubt, Row, Table, Tile, Tone};
 pub use run::verdict;
-pub(crate) use write::moment;
 
-use crate::{document::Document, record::Run, sweep::SweepRecord};
+use crate::{LabError, Result, document::Document, sweep::SweepRecord};
+use diskwright_load::record::Run;
+pub use diskwright_outline::TextOptions;
+use diskwright_outline::{Block, Chapter, Markup, plot::standalone};
+
+/// A result that can be told as a chapter of a report.
+pub trait Told {
+    /// The chapter. `id` is unique in the report; `name` is that of the result's file.
+    fn chapter(&self, id: &str, name: &str) -> Chapter;
+}
+
+/// A result as text for a terminal.
+pub fn text(result: &impl Told, options: &TextOptions) -> String {
+    diskwright_outline::text(&result.chapter("r1", ""), options)
+}
 
 /// A result and the name by which readers know it: its file's.
 pub type Named<'a> = (&'a str, &'a Document);
@@ -71,24 +76,63 @@ pub fn chapters(results: &[Named<'_>]) -> Vec<Chapter> {
     }
     for (index, (name, document)) in results.iter().enumerate() {
         let id = format!("r{}", index + 1);
-        chapters.push(match document {
-            Document::Run(run) => run::chapter(run, &id, name),
-            Document::Sweep(record) => sweep::chapter(record, &id, name),
-            Document::Containers(result) => containers::chapter(result, &id, name),
-            Document::QueueDepth(result) => queue_depth::chapter(result, &id, name),
-            Document::RawAndFile(result) => raw_and_file::chapter(result, &id, name),
-            Document::ZeroPayload(result) => zero_payload::chapter(result, &id, name),
-            Document::Contest(record) => contest::chapter(record, &id, name),
-            Document::AccessPaths(result) => access_paths::chapter(result, &id, name),
-            Document::Bench(report) => bench::chapter(report, &id, name),
-        });
+        chapters.push(document.chapter(&id, name));
     }
     chapters
 }
 
+/// The plots of a report in their order, those of folded parts left out.
+fn plots(chapters: Vec<Chapter>) -> impl Iterator<Item = Markup> {
+    chapters.into_iter().flat_map(|chapter| chapter.blocks).flat_map(|block| match block {
+        Block::Plots(plots) => plots,
+        _ => Vec::new(),
+    })
+}
+
+/// Plot number `number` of a report, from 1, as an SVG file of its own.
+///
+/// # Errors
+/// [`LabError::BadOptions`] when there are not so many plots.
+pub fn svg(results: &[Named<'_>], number: usize) -> Result<String> {
+    let all: Vec<Markup> = plots(chapters(results)).collect();
+    let drawn = number.checked_sub(1).and_then(|index| standalone(all.get(index)?, &made_by()));
+    drawn.ok_or_else(|| LabError::BadOptions {
+        what: format!("there is no plot {number}"),
+        hint: format!("choose one from 1 to {}, in the order of the HTML page", all.len()),
+    })
+}
+
+impl Told for Chapter {
+    /// As it is, under whatever name it was made.
+    fn chapter(&self, _id: &str, _name: &str) -> Chapter {
+        self.clone()
+    }
+}
+
+impl Told for Document {
+    fn chapter(&self, id: &str, name: &str) -> Chapter {
+        match self {
+            Self::Run(run) => run.chapter(id, name),
+            Self::Sweep(record) => record.chapter(id, name),
+            Self::Containers(result) => result.chapter(id, name),
+            Self::QueueDepth(result) => result.chapter(id, name),
+            Self::RawAndFile(result) => result.chapter(id, name),
+            Self::ZeroPayload(result) => result.chapter(id, name),
+            Self::Contest(record) => record.chapter(id, name),
+            Self::AccessPaths(result) => result.chapter(id, name),
+            Self::Bench(report) => report.chapter(id, name),
+        }
+    }
+}
+
+/// The report as Markdown.
+pub fn markdown(results: &[Named<'_>]) -> String {
+    diskwright_outline::markdown(&chapters(results), &made_by())
+}
+
 /// The report as one page.
 pub fn html(results: &[Named<'_>]) -> String {
-    html::page(&chapters(results), &made_by())
+    diskwright_outline::page(&chapters(results), &made_by())
 }
 
 /// How every report says which program made it, before the version. Reports are known again by
@@ -106,6 +150,41 @@ mod tests {
 
     fn named<'a>(documents: &'a [(&'static str, Document)]) -> Vec<Named<'a>> {
         documents.iter().map(|(name, document)| (*name, document)).collect()
+    }
+
+    /// The text of each kind of result, as on a terminal of 80 columns.
+    #[test]
+    fn the_text_of_every_kind_fits_a_terminal() {
+        let options = TextOptions::default();
+        for (name, document) in example::all() {
+            let text = diskwright_outline::text(&document.chapter("r1", name), &options);
+            for line in text.lines().filter(|line| line.chars().count() > options.width) {
+                // A path or a name that has no space cannot be broken.
+                let longest = line.split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
+                assert!(longest > 40, "{name}: {line}");
+            }
+            if name != "again.json" {
+                insta::assert_snapshot!(format!("text of {name}"), text);
+            }
+        }
+    }
+
+    #[test]
+    fn plots_are_numbered_in_the_order_of_the_page() {
+        let document = Document::Run(Box::new(example::run()));
+        let named = [("r.json", &document)];
+        assert!(svg(&named, 1).unwrap().contains("Latency by percentile"));
+        let last = plots(chapters(&named)).count();
+        assert!(svg(&named, last).is_ok());
+        for wrong in [0, last + 1] {
+            assert!(svg(&named, wrong).unwrap_err().to_string().contains(&format!("from 1 to {last}")));
+        }
+    }
+
+    #[test]
+    fn a_run_as_markdown() {
+        let document = Document::Run(Box::new(example::run()));
+        insta::assert_snapshot!(markdown(&[("oltp.json", &document)]));
     }
 
     #[test]
@@ -144,9 +223,10 @@ mod tests {
     #[test]
     fn a_run_that_failed_says_so_before_its_figures() {
         let mut run = example::run();
-        run.end = crate::record::End::Failed { first: "golden.vhdx: write at 4096: I/O error".into(), errors: 12 };
+        run.end =
+            diskwright_load::record::End::Failed { first: "golden.vhdx: write at 4096: I/O error".into(), errors: 12 };
         assert!(verdict(&run).starts_with("Failed, 12 requests were not carried out"), "{}", verdict(&run));
-        run.end = crate::record::End::Stopped;
+        run.end = diskwright_load::record::End::Stopped;
         assert!(verdict(&run).starts_with("Partial"), "{}", verdict(&run));
         run.phases.clear();
         assert!(verdict(&run).ends_with("nothing was measured."), "{}", verdict(&run));

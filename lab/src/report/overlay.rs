@@ -1,14 +1,12 @@
 //! The chapter of several runs side by side.
 
-use super::{
-    outline::{Block, Cell, Chapter, Table, Tone},
-    run_plots,
-    write::{count, list, rate, ratio, time},
-};
-use crate::{
+use super::run_plots;
+use diskwright_load::{
     job::Job,
     record::{PhaseRecord, Run},
 };
+use diskwright_outline::{Block, Cell, Chapter, Table, Tone};
+use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count, list, ratio};
 
 /// More lines than this in one plot cannot be told apart.
 const LINES_MOST: usize = 16;
@@ -37,6 +35,7 @@ pub fn chapter(runs: &[(&str, &Run)], id: &str) -> Chapter {
     Chapter {
         id: id.to_owned(),
         title: format!("{} runs side by side", runs.len()),
+        source: String::new(),
         subtitle: list(&runs.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>()),
         verdict: verdict(&phases),
         badges: badges(runs),

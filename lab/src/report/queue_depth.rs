@@ -1,28 +1,33 @@
 //! The chapter of the study `queue-depth`: how much load is enough, and each stage beside the
 //! paper's own figures.
 
-use super::{
-    machine,
-    outline::{Block, Cell, Chapter, Doubt, Row, Table, Tile, Tone, end_badge},
+use super::Told;
+use super::parts::doubts_with_end;
+use super::parts::measured_on;
+use super::parts::{end_badge, subtitle};
+use super::sweep;
+use crate::study::queue_depth::{
+    Finding, QueueDepthResult, Stage, StageRecord,
+    findings::{self, beside, load_name},
+    paper,
+    told::how,
+};
+use diskwright_load::{figures::Figures, record::Run};
+use diskwright_outline::{
+    Block, Cell, Chapter, Row, Table, Tile, Tone,
     plot::{Axis, Bar, BarChart, LineChart, Part, Point, Scale, Series},
-    sweep,
-    write::{count, list, rate, ratio, short, subtitle, time},
 };
-use crate::{
-    figures::Figures,
-    record::Run,
-    study::queue_depth::{
-        Finding, QueueDepthResult, Stage, StageRecord,
-        findings::{self, beside, load_name},
-        paper,
-        report::how,
-    },
-    table::bytes,
-};
+use diskwright_stats::numbers::bytes;
+use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count, list, ratio, short};
 use maud::Markup;
 
-/// The chapter. `id` is unique in the report; `name` is that of the file.
-pub fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
+impl Told for QueueDepthResult {
+    fn chapter(&self, id: &str, name: &str) -> Chapter {
+        chapter(self, id, name)
+    }
+}
+
+fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
     let mut blocks = Vec::new();
     if !result.findings.is_empty() {
         blocks.push(Block::Tiles(result.findings.iter().map(tile).collect()));
@@ -50,15 +55,15 @@ pub fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
         blocks.push(Block::Heading("Pre-test 1: the load of the paper’s first command".into()));
         blocks.push(Block::Table(pre_test(run)));
     }
-    blocks.push(Block::Heading("How it was measured".into()));
-    blocks.push(Block::Facts(facts(result)));
+    blocks.extend(measured_on(&result.machine, &result.versions, result.place.as_ref(), facts(result)));
     Chapter {
         id: id.to_owned(),
-        title: name.to_owned(),
-        subtitle: subtitle("Study of queue depth", &result.started_utc, result.took_ns),
+        title: "Study of queue depth".into(),
+        source: name.to_owned(),
+        subtitle: subtitle(&result.started_utc, result.took_ns),
         verdict: result.verdict.clone(),
         badges: badges(result),
-        doubts: Doubt::of(&result.end, &result.warnings),
+        doubts: doubts_with_end(&result.end, &result.warnings),
         blocks,
     }
 }
@@ -116,7 +121,8 @@ fn findings_table(result: &QueueDepthResult) -> Table {
     let mut table = Table::new(
         "The load that is enough, ours and the paper’s. Between: 95 % interval of the load that the rule chose. Transfers for each: reads plus writes times copies (the paper’s amplification). Depth per device: in flight × transfers / devices. MB are 10⁶ bytes.",
         &FINDINGS,
-    );
+    )
+    .keys(2);
     let devices = f64::from(result.settings.array.map_or(1, |array| array.devices));
     for finding in &result.findings {
         let mut row = vec![Cell::text(load_name(finding.stage)), Cell::text("ours")];
@@ -303,8 +309,7 @@ fn pre_test(run: &Run) -> Table {
 }
 
 fn facts(result: &QueueDepthResult) -> Vec<(String, String)> {
-    let mut facts = machine::facts(&result.machine, &result.versions);
-    facts.extend(result.place.as_ref().map(machine::place));
+    let mut facts = Vec::new();
     let targets: Vec<String> = result
         .targets
         .iter()

@@ -1,25 +1,31 @@
 //! The chapter of the study `raw-and-file`: a file, and virtual disks on it, against the bare
 //! device.
 
-use super::{
-    machine,
-    outline::{Block, Cell, Chapter, Doubt, Table, Tile, Tone, end_badge},
+use super::Told;
+use super::parts::doubts;
+use super::parts::measured_on;
+use super::parts::{end_badge, subtitle};
+use crate::study::raw_and_file::{
+    Figure, Part, RawAndFileResult,
+    conclude::{self, find},
+    paper,
+    told::{ground, is_file, mhz_per_iops, said},
+};
+use diskwright_outline::{
+    Block, Cell, Chapter, Table, Tile, Tone,
     plot::{Bar, BarChart, Part as Piece},
-    write::{rate, ratio, short, subtitle, time},
 };
-use crate::{
-    study::raw_and_file::{
-        Figure, Part, RawAndFileResult,
-        conclude::{self, find},
-        paper,
-        report::{ground, is_file, mhz_per_iops, said},
-    },
-    table::bytes,
-};
+use diskwright_stats::numbers::bytes;
+use diskwright_stats::numbers::{duration as time, figure as rate, ratio, short};
 use maud::Markup;
 
-/// The chapter. `id` is unique in the report; `name` is that of the file.
-pub fn chapter(result: &RawAndFileResult, id: &str, name: &str) -> Chapter {
+impl Told for RawAndFileResult {
+    fn chapter(&self, id: &str, name: &str) -> Chapter {
+        chapter(self, id, name)
+    }
+}
+
+fn chapter(result: &RawAndFileResult, id: &str, name: &str) -> Chapter {
     let mut blocks = Vec::new();
     let tiles: Vec<Tile> = (1..result.subjects.len()).flat_map(|subject| tiles(result, subject)).collect();
     if !tiles.is_empty() {
@@ -41,21 +47,20 @@ pub fn chapter(result: &RawAndFileResult, id: &str, name: &str) -> Chapter {
     blocks.push(Block::Table(overall(result)));
     blocks.push(Block::Heading("Each workload".into()));
     blocks.push(Block::Table(workloads(result)));
-    blocks.push(Block::Heading("How it was measured".into()));
-    let mut facts = machine::facts(&result.machine, &result.versions);
+    let mut facts = Vec::new();
     facts.push(("Device".into(), ground(result)));
-    facts.push(machine::place(&result.place));
     facts.push(("Each disk".into(), format!("{}, full of data, driven past the page cache", bytes(result.size_bytes))));
     facts.push(("Rounds".into(), result.rounds.to_string()));
     facts.push(("Busy while nothing was measured".into(), format!("{:.2} processors", result.idle_cpus)));
-    blocks.push(Block::Facts(facts));
+    blocks.extend(measured_on(&result.machine, &result.versions, Some(&result.place), facts));
     Chapter {
         id: id.to_owned(),
-        title: name.to_owned(),
-        subtitle: subtitle("Study of device and file", &result.started_utc, result.took_ns),
+        title: "Study of device and file".into(),
+        source: name.to_owned(),
+        subtitle: subtitle(&result.started_utc, result.took_ns),
         verdict: result.verdict.clone(),
         badges: badges(result),
-        doubts: Doubt::of_all(&result.warnings),
+        doubts: doubts(&result.warnings),
         blocks,
     }
 }
@@ -66,7 +71,7 @@ fn badges(result: &RawAndFileResult) -> Vec<(Tone, String)> {
     if result.quick {
         badges.push((Tone::Doubt, "quick".into()));
     }
-    let full = |contents: &crate::record::ContentsRecord| contents.allocated >= 1.0 && contents.zero == 0.0;
+    let full = |contents: &diskwright_load::record::ContentsRecord| contents.allocated >= 1.0 && contents.zero == 0.0;
     if result.subjects.iter().all(|subject| subject.contents.as_ref().is_some_and(full)) {
         badges.push((Tone::Good, "every byte allocated and filled".into()));
     }
@@ -161,7 +166,8 @@ fn overall(result: &RawAndFileResult) -> Table {
             "beyond chance",
             "the paper’s",
         ],
-    );
+    )
+    .keys(4);
     for one in &result.overall {
         let name = name_of(result, one.subject);
         let papers = conclude::papers(&result.workloads, one.part, one.figure)
@@ -208,7 +214,8 @@ fn workloads(result: &RawAndFileResult) -> Table {
             "ratio",
             "machine’s MHz per IOPS",
         ],
-    );
+    )
+    .keys(2);
     for workload in &result.workloads {
         for (index, side) in workload.sides.iter().enumerate() {
             let name = name_of(result, index);

@@ -1,20 +1,20 @@
 //! The chapter of one run: verdict, figures, plots, threads, targets, machine, and the profile that
 //! repeats it.
 
+use super::Told;
+use super::parts::doubts_with_end;
+use super::parts::measured_on;
+use super::parts::{end_badge, subtitle};
 use super::{
-    machine,
-    outline::{Block, Cell, Chapter, Doubt, Tile, Tone, end_badge},
     run_plots,
-    run_tables::{by_target, cpu_table, direction_table, percentile_table, target_table, thread_table},
-    write::{count, list, percent, rate, ratio, subtitle, time},
+    run_tables::{by_target, cpu_table, direction_table, percentile_table, thread_table},
 };
-use crate::{
-    job::{Caching, Contents, Mover},
+use diskwright_load::{
+    job::{Caching, Contents, IoEngine},
     record::{End, PhaseRecord, Run, TargetRecord},
 };
-
-/// Tables of more threads than this are folded away.
-const THREADS_SHOWN: usize = 16;
+use diskwright_outline::{Block, Cell, Chapter, Tile, Tone};
+use diskwright_stats::numbers::{bytes, duration as time, figure as rate, grouped as count, list, percent, ratio};
 
 /// The conclusion of a run, in a sentence or two. What went wrong comes first.
 pub fn verdict(run: &Run) -> String {
@@ -59,7 +59,7 @@ fn load_titles(run: &Run, phase: &PhaseRecord) -> Vec<String> {
     let planned = run.job.phases.iter().find(|planned| planned.name == phase.name);
     match planned.map(|planned| planned.loads.as_slice()) {
         Some([one]) => vec![one.title()],
-        Some(loads) if loads.len() <= 3 => loads.iter().map(crate::job::Load::title).collect(),
+        Some(loads) if loads.len() <= 3 => loads.iter().map(diskwright_load::job::Load::title).collect(),
         Some(loads) => vec![format!("{} loads", loads.len())],
         None => vec![phase.name.clone()],
     }
@@ -70,8 +70,13 @@ fn used_targets<'a>(run: &'a Run, phase: &PhaseRecord) -> Vec<&'a TargetRecord> 
     run.targets.iter().enumerate().filter(|(index, _)| used(*index)).map(|(_, target)| target).collect()
 }
 
-/// The chapter. `id` is unique in the report; `name` is that of the file.
-pub fn chapter(run: &Run, id: &str, name: &str) -> Chapter {
+impl Told for Run {
+    fn chapter(&self, id: &str, name: &str) -> Chapter {
+        chapter(self, id, name)
+    }
+}
+
+fn chapter(run: &Run, id: &str, name: &str) -> Chapter {
     let mut blocks = Vec::new();
     if let Some(phase) = run.phases.first() {
         blocks.push(tiles(phase));
@@ -83,9 +88,8 @@ pub fn chapter(run: &Run, id: &str, name: &str) -> Chapter {
     blocks.push(Block::Plots(vec![run_plots::cpu_cost(&[(name, run)], &format!("{id}-cpu"))]));
     blocks.push(Block::Table(cpu_table(run)));
     blocks.push(Block::Heading("Targets".into()));
-    blocks.push(Block::Table(target_table(run)));
-    blocks.push(Block::Heading("Machine and options".into()));
-    blocks.push(Block::Facts(facts(run)));
+    blocks.push(Block::Facts(run.targets.iter().map(target_fact).collect()));
+    blocks.extend(measured_on(&run.machine, &run.versions, None, facts(run)));
     blocks.push(Block::Heading("The profile that repeats it".into()));
     blocks.push(Block::Code {
         name: format!(
@@ -97,11 +101,12 @@ pub fn chapter(run: &Run, id: &str, name: &str) -> Chapter {
     });
     Chapter {
         id: id.to_owned(),
-        title: name.to_owned(),
-        subtitle: subtitle(&format!("Run of “{}”", run.job.name), &run.started_utc, run.took_ns),
+        title: format!("Run of “{}”", run.job.name),
+        source: name.to_owned(),
+        subtitle: subtitle(&run.started_utc, run.took_ns),
         verdict: verdict(run),
         badges: badges(run),
-        doubts: Doubt::of(&run.end, &run.warnings),
+        doubts: doubts_with_end(&run.end, &run.warnings),
         blocks,
     }
 }
@@ -172,11 +177,9 @@ fn phase_blocks(run: &Run, phase: &PhaseRecord, several: bool, id: &str) -> Vec<
         blocks.push(Block::Table(by_target(run, phase)));
     }
     if phase.threads.len() > 1 {
-        let table = Block::Table(thread_table(run, phase));
-        blocks.push(if phase.threads.len() > THREADS_SHOWN {
-            Block::Folded { name: format!("Each of the {} threads", phase.threads.len()), blocks: vec![table] }
-        } else {
-            table
+        blocks.push(Block::Folded {
+            name: format!("Each of the {} threads", phase.threads.len()),
+            blocks: vec![Block::Table(thread_table(run, phase))],
         });
     }
     blocks
@@ -224,9 +227,9 @@ pub(crate) fn caching(cache: Caching) -> &'static str {
 
 fn facts(run: &Run) -> Vec<(String, String)> {
     let engine = match run.job.engine {
-        Mover::Auto => "io_uring where the kernel has it",
-        Mover::IoUring => "io_uring",
-        Mover::Pread => "pread and pwrite",
+        IoEngine::Auto => "io_uring where the kernel has it",
+        IoEngine::IoUring => "io_uring",
+        IoEngine::Pread => "pread and pwrite",
     };
     let contents = match run.job.contents {
         Contents::Incompressible => "incompressible".to_owned(),
@@ -238,7 +241,7 @@ fn facts(run: &Run) -> Vec<(String, String)> {
             percent(duplicate_percent / 100.0)
         ),
     };
-    let mut facts = machine::facts(&run.machine, &run.versions);
+    let mut facts = Vec::new();
     let mut add = |name: &str, value: String| facts.push((name.to_owned(), value));
     add("Engine", engine.into());
     add("Cache asked for", caching(run.job.cache).into());
@@ -256,4 +259,31 @@ fn facts(run: &Run) -> Vec<(String, String)> {
         add("Depth reached", format!("{} ({} of what was asked, by Little's law)", rate(reached), ratio(share)));
     }
     facts
+}
+
+/// A target: what it is, where it lies, what a look at its contents found.
+fn target_fact(target: &TargetRecord) -> (String, String) {
+    let mut parts = vec![target.kind.clone(), bytes(target.size_bytes)];
+    parts.extend(target.behind.as_ref().map(ToString::to_string));
+    if target.kind != "null" {
+        parts.push(if target.is_export() { "cached as its server likes".into() } else { caching(target.cache).into() });
+    }
+    if let Some(place) = &target.place {
+        let scheduler = place.scheduler.as_ref().map_or_else(String::new, |name| format!(", scheduler {name}"));
+        let free = if place.free_bytes == 0 { String::new() } else { format!(", {} free", bytes(place.free_bytes)) };
+        parts.push(format!("{} on {}{scheduler}{free}", place.file_system, place.device));
+    }
+    if let Some(contents) = &target.contents {
+        parts.push(format!("{} allocated", percent(contents.allocated)));
+        parts.push(format!(
+            "of {} samples {} zeros and {} repeated",
+            contents.sampled,
+            percent(contents.zero),
+            percent(contents.repeated)
+        ));
+        if contents.filled_bytes > 0 {
+            parts.push(format!("filled with {} before the run", bytes(contents.filled_bytes)));
+        }
+    }
+    (target.name.clone(), parts.join(", "))
 }

@@ -1,10 +1,8 @@
 //! Plots of runs: latency by percentile, time series, CPU.
 
-use super::{
-    plot::{Axis, Band, Bar, BarChart, LineChart, Mark, Part, Point, Rule, Scale, Series, thin},
-    write::{percent, percentile, rate, short, short_time, time},
-};
-use crate::record::{LatencyRecord, PhaseRecord, Run, SeriesPoint};
+use diskwright_load::record::{LatencyRecord, PhaseRecord, Run, SeriesPoint};
+use diskwright_outline::plot::{Axis, Band, Bar, BarChart, LineChart, Mark, Part, Point, Rule, Scale, Series, thin};
+use diskwright_stats::numbers::{duration as time, figure as rate, percent, percentile, short, short_time};
 use maud::Markup;
 
 /// Latency against percentile, of one phase (reads, writes, flushes; response and service time

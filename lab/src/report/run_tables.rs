@@ -1,15 +1,9 @@
 //! The tables of a run: by direction, by percentile, by target and thread; what a request cost;
 //! what it was measured on.
 
-use super::{
-    outline::{Cell, Table, Tone},
-    run::caching,
-    write::{count, percent, rate, time},
-};
-use crate::{
-    record::{LatencyRecord, PhaseRecord, Run, Total},
-    table::bytes,
-};
+use diskwright_load::record::{LatencyRecord, PhaseRecord, Run, Total};
+use diskwright_outline::{Cell, Table, Tone};
+use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count};
 
 /// Latencies of a sample, as cells: mean, deviation, median, 99th and 99.9th percentile, longest.
 fn latency_cells(latency: &LatencyRecord) -> Vec<Cell> {
@@ -28,13 +22,16 @@ fn latency_cells(latency: &LatencyRecord) -> Vec<Cell> {
     ]
 }
 
-const LATENCY_HEADS: [&str; 6] = ["mean", "deviation", "p50", "p99", "p99.9", "longest"];
+const LATENCY_HEADS: [&str; 6] = ["mean", "std dev", "p50", "p99", "p99.9", "max"];
 
 pub(super) fn direction_table(phase: &PhaseRecord) -> Table {
-    let total = phase.total();
     let mut heads = vec!["", "IOPS", "MB/s", "requests"];
     heads.extend(LATENCY_HEADS);
-    heads.push("errors");
+    let total = phase.total();
+    let has_errors = total.both.errors + total.flushes.errors > 0;
+    if has_errors {
+        heads.push("errors");
+    }
     let mut table =
         Table::new("Reads, writes and both; a percentile stands where ten requests or more lie beyond it", &heads);
     let seconds = phase.window_s().max(1e-9);
@@ -50,8 +47,10 @@ pub(super) fn direction_table(phase: &PhaseRecord) -> Table {
             Cell::figure(direction.ios as f64, count),
         ];
         cells.extend(latency_cells(direction.latency()));
-        let tone = if direction.errors > 0 { Tone::Bad } else { Tone::Faint };
-        cells.push(Cell::figure(direction.errors as f64, count).toned(tone));
+        if has_errors {
+            let tone = if direction.errors > 0 { Tone::Bad } else { Tone::Faint };
+            cells.push(Cell::figure(direction.errors as f64, count).toned(tone));
+        }
         if name == "both" { table.total(cells) } else { table.row(cells) }
     }
     table
@@ -63,7 +62,7 @@ fn shares(nines: u32) -> Vec<(String, f64)> {
         [25.0, 50.0, 75.0, 90.0, 95.0].map(|p: f64| (format!("p{p}"), p / 100.0)).into();
     shares.extend((2..=nines).map(|nine| {
         let share = 1.0 - 10_f64.powi(-(nine as i32));
-        (format!("p{}", super::write::percentile(share)), share)
+        (format!("p{}", diskwright_stats::numbers::percentile(share)), share)
     }));
     shares
 }
@@ -88,14 +87,14 @@ pub(super) fn percentile_table(phase: &PhaseRecord) -> Table {
         let cells = columns.iter().map(|(_, latency)| Cell::maybe(value(latency), time));
         std::iter::once(Cell::text(name)).chain(cells).collect()
     };
-    table.row(row("shortest", &|latency| Some(latency.min_ns as f64)));
+    table.row(row("min", &|latency| Some(latency.min_ns as f64)));
     for (name, share) in shares(nines) {
         table.row(row(&name, &|latency| {
             let beyond = latency.count as f64 * (1.0 - share);
             latency.quantile_ns(share).filter(|_| beyond >= 9.999).map(|ns| ns as f64)
         }));
     }
-    table.row(row("longest", &|latency| Some(latency.max_ns as f64)));
+    table.row(row("max", &|latency| Some(latency.max_ns as f64)));
     table
 }
 
@@ -144,7 +143,7 @@ pub(super) fn thread_table(run: &Run, phase: &PhaseRecord) -> Table {
 
 pub(super) fn cpu_table(run: &Run) -> Table {
     let mut table = Table::new(
-        "CPU time for each request; cycles and MHz are CPU time times the rate of the time-stamp counter. Generator: this process. MHz per IOPS: of the whole machine, as in the VMFS paper",
+        "CPU time for each request. Generator: this process. Cycles: the generator’s CPU time times the rate of the time-stamp counter. MHz per IOPS: CPU time of the whole machine for each request, times that rate, as in the VMFS paper",
         &["phase", "generator", "user", "system", "whole machine", "generator’s cycles", "machine’s MHz per IOPS"],
     );
     for phase in &run.phases {
@@ -167,38 +166,11 @@ pub(super) fn cpu_table(run: &Run) -> Table {
     table
 }
 
-pub(super) fn target_table(run: &Run) -> Table {
-    let heads =
-        ["target", "kind", "size", "cache", "allocated", "zeros", "repeated", "filled before", "file system", "device"];
-    let mut table = Table::new("What was measured, and what a look at its contents found", &heads);
-    for target in &run.targets {
-        let share = |value: Option<f64>| Cell::maybe(value, percent);
-        let contents = target.contents;
-        table.row(vec![
-            Cell::text(&target.name),
-            Cell::text(&target.kind),
-            Cell::figure(target.size_bytes as f64, |size| bytes(size as u64)),
-            Cell::text(if target.is_export() { "the server’s" } else { caching(target.cache) }),
-            share(contents.map(|contents| contents.allocated)),
-            share(contents.map(|contents| contents.zero)),
-            share(contents.map(|contents| contents.repeated)),
-            Cell::maybe(contents.map(|contents| contents.filled_bytes as f64), |size| bytes(size as u64)),
-            Cell::text(target.place.as_ref().map_or("–", |place| &place.file_system)),
-            Cell::text(match (&target.behind, &target.place) {
-                (Some(behind), Some(place)) => format!("{}: {behind}", place.device),
-                (Some(behind), None) => behind.to_string(),
-                (None, Some(place)) => place.device.clone(),
-                (None, None) => "–".into(),
-            }),
-        ]);
-    }
-    table
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{record::CoreRecord, report::example, screen};
+    use crate::report::example;
+    use diskwright_load::record::CoreRecord;
 
     /// The machine is busy for ten times what the generator is: page and terminal must mean the
     /// same one.
@@ -213,10 +185,10 @@ mod tests {
         phase.cpu.tsc_hz = 2e9;
         let table = cpu_table(&run);
         assert_eq!(table.rows[0].cells[6].text, "0.0200");
-        let text = screen::render(&run, &screen::ScreenOptions::default());
-        assert!(text.contains("the whole machine: 10.0 µs = 0.0200 MHz per IOPS of the whole machine"), "{text}");
+        let options = diskwright_outline::TextOptions { width: 120, ..diskwright_outline::TextOptions::default() };
+        let shown = super::super::text(&run, &options);
+        assert!(shown.contains("10.0 µs") && shown.contains("0.0200"), "{shown}");
         run.phases[0].cpu.cores.clear();
         assert_eq!(cpu_table(&run).rows[0].cells[6].value, None);
-        assert!(!screen::render(&run, &screen::ScreenOptions::default()).contains("MHz"));
     }
 }

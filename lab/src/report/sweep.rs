@@ -1,21 +1,29 @@
 //! The chapter of a sweep: throughput against latency with the marked points, or heat maps where
 //! two things were varied.
 
-use super::{
-    machine,
-    outline::{Block, Cell, Chapter, Doubt, Table, Tone, end_badge},
+use super::Told;
+use super::parts::doubts_with_end;
+use super::parts::measured_on;
+use super::parts::{end_badge, subtitle};
+use crate::sweep::{Coordinate, KneeRow, SweepCell, SweepRecord};
+use diskwright_load::{figures::Figures, record::End};
+use diskwright_outline::{
+    Block, Cell, Chapter, Table, Tone,
     plot::{self, Axis, HeatMap, LineChart, Point, Scale, Series},
-    write::{count, list, rate, ratio, short, short_time, subtitle, time},
 };
-use crate::{
-    figures::Figures,
-    knee::{Mark, MarkedPoint},
-    sweep::{Coordinate, KneeRow, SweepCell, SweepRecord},
+use diskwright_stats::knee::{Mark, MarkedPoint};
+use diskwright_stats::numbers::{
+    bytes, duration as time, figure as rate, grouped as count, list, percent, ratio, short, short_time,
 };
 use maud::Markup;
 
-/// The chapter. `id` is unique in the report; `name` is that of the file.
-pub fn chapter(sweep: &SweepRecord, id: &str, name: &str) -> Chapter {
+impl Told for SweepRecord {
+    fn chapter(&self, id: &str, name: &str) -> Chapter {
+        chapter(self, id, name)
+    }
+}
+
+fn chapter(sweep: &SweepRecord, id: &str, name: &str) -> Chapter {
     let mut blocks = Vec::new();
     let mut plots = vec![throughput(&[(String::new(), sweep)], &format!("{id}-tl"))];
     if let [rows, columns] = sweep.options.axes.as_slice() {
@@ -44,22 +52,14 @@ pub fn chapter(sweep: &SweepRecord, id: &str, name: &str) -> Chapter {
     }
     blocks.push(Block::Heading("Every cell".into()));
     blocks.push(Block::Table(cells(sweep)));
-    blocks.push(Block::Heading("Machine and options".into()));
-    let mut facts = machine::facts(&sweep.machine, &sweep.versions);
-    facts.push((
-        "Targets".into(),
-        list(&sweep.targets.iter().map(|target| format!("{} ({})", target.name, target.kind)).collect::<Vec<_>>()),
-    ));
-    facts.push(("Rounds".into(), sweep.options.rounds.to_string()));
-    facts.extend(sweep.options.max_p99.map(|limit| ("Limit for the 99th percentile".into(), limit.to_string())));
-    facts.extend(
-        sweep
-            .options
-            .array
-            .map(|array| ("Array".into(), format!("{} copies on {} devices", array.copies, array.devices))),
-    );
-    facts.extend(sweep.labels.iter().map(|(name, value)| (format!("Label {name}"), value.clone())));
-    blocks.push(Block::Facts(facts));
+    match &sweep.end {
+        End::Complete => {}
+        End::Stopped => blocks.push(Block::Text("Stopped before it was done; the same command continues it.".into())),
+        End::Failed { .. } => {
+            blocks.push(Block::Text("Ended because requests failed; what was measured before is kept.".into()));
+        }
+    }
+    blocks.extend(measured_on(&sweep.machine, &sweep.versions, None, facts(sweep)));
     blocks.push(Block::Heading("The workload from which every cell departs".into()));
     blocks.push(Block::Code {
         name: "As a profile; the axes above were varied.".into(),
@@ -68,21 +68,39 @@ pub fn chapter(sweep: &SweepRecord, id: &str, name: &str) -> Chapter {
     });
     Chapter {
         id: id.to_owned(),
-        title: name.to_owned(),
-        subtitle: subtitle(
-            &format!(
-                "Sweep of {} over {}",
-                sweep.options.job.name,
-                list(&sweep.options.axes.iter().map(|axis| axis.knob.name().to_owned()).collect::<Vec<_>>())
-            ),
-            &sweep.started_utc,
-            sweep.took_ns,
+        title: format!(
+            "Sweep of {} over {}",
+            sweep.options.job.name,
+            list(&sweep.options.axes.iter().map(|axis| axis.knob.name().to_owned()).collect::<Vec<_>>())
         ),
+        source: name.to_owned(),
+        subtitle: subtitle(&sweep.started_utc, sweep.took_ns),
         verdict: sweep.verdict.clone(),
         badges: vec![end_badge(&sweep.end)],
-        doubts: Doubt::of(&sweep.end, &sweep.warnings),
+        doubts: doubts_with_end(&sweep.end, &sweep.warnings),
         blocks,
     }
+}
+
+fn facts(sweep: &SweepRecord) -> Vec<(String, String)> {
+    let mut facts = Vec::new();
+    let mut add = |name: &str, value: String| facts.push((name.to_owned(), value));
+    for target in &sweep.targets {
+        add("Target", format!("{} ({}, {})", target.name, target.kind, bytes(target.size_bytes)));
+    }
+    if let Some(load) = sweep.options.job.phases.first().and_then(|phase| phase.loads.first()) {
+        let axes: Vec<String> = sweep.options.axes.iter().map(ToString::to_string).collect();
+        add("Workload", format!("{}, with {}", load.title(), axes.join(" and ")));
+    }
+    add("Rounds", sweep.options.rounds.to_string());
+    if let Some(limit) = sweep.options.max_p99 {
+        add("Limit for the 99th percentile", limit.to_string());
+    }
+    if let Some(array) = sweep.options.array {
+        add("Array", format!("{} copies on {} devices", array.copies, array.devices));
+    }
+    sweep.labels.iter().for_each(|(name, value)| add(&format!("Label {name}"), value.clone()));
+    facts
 }
 
 fn place(point: &[Coordinate]) -> String {
@@ -367,9 +385,17 @@ pub fn marked_points(sweep: &SweepRecord) -> Table {
 
 /// All cells.
 pub fn cells(sweep: &SweepRecord) -> Table {
-    let mut table = Table::new("Medians of the rounds", &[]);
+    let mut table = Table::new(
+        "Medians of the rounds; range: lowest and highest round. Power: IOPS divided by mean latency, as a share of the highest.",
+        &[],
+    )
+    .keys(sweep.options.axes.len());
     table.heads.extend(sweep.options.axes.iter().map(|axis| axis.knob.name().to_owned()));
-    let heads = ["in flight", "rounds", "IOPS", "MB/s", "mean", "p50", "p99", "CPU for each", "depth reached"];
+    let split = sweep.options.total_depth.is_some();
+    if split {
+        table.heads.push("threads × depth".into());
+    }
+    let heads = ["in flight", "IOPS", "range", "MB/s", "mean", "p50", "p99", "CPU/IO", "power", "point"];
     table.heads.extend(heads.map(str::to_owned));
     let array = sweep.cells.iter().any(|cell| cell.array.is_some());
     if array {
@@ -381,17 +407,24 @@ pub fn cells(sweep: &SweepRecord) -> Table {
         |figures| figures.p99_ns,
         |figures| figures.cpu_ns_per_io,
     ];
-    for cell in &sweep.cells {
+    let power =
+        |cell: &SweepCell| cell.median(|round| if round.mean_ns > 0.0 { round.iops / round.mean_ns } else { 0.0 });
+    let most = sweep.cells.iter().filter_map(power).fold(0.0, f64::max);
+    for (index, cell) in sweep.cells.iter().enumerate() {
         let mut row: Vec<Cell> =
             cell.point.iter().map(|at| Cell::figure(at.value as f64, |_| at.knob.show(at.value))).collect();
+        if split {
+            row.push(Cell::text(format!("{} × {}", cell.threads, cell.queue_depth)));
+        }
         row.push(Cell::figure(cell.total_depth as f64, count));
-        row.push(Cell::figure(cell.rounds.len() as f64, count));
         row.push(Cell::maybe(cell.median(|figures| figures.iops), rate));
+        row.push(Cell::text(range(cell)).toned(Tone::Faint));
         row.push(Cell::maybe(cell.median(|figures| figures.mb_per_s), rate));
         for figure in times {
             row.push(Cell::maybe(cell.median(figure), time));
         }
-        row.push(Cell::maybe(cell.median(|figures| figures.depth_reached), rate));
+        row.push(Cell::maybe(power(cell), |value| percent(value / most.max(f64::MIN_POSITIVE))));
+        row.push(Cell::text(points(sweep, index)).toned(Tone::Good));
         if array {
             row.push(Cell::maybe(cell.array.map(|array| array.amplification), ratio));
             row.push(Cell::maybe(cell.array.map(|array| array.depth_per_device), rate));
@@ -402,12 +435,42 @@ pub fn cells(sweep: &SweepRecord) -> Table {
     table
 }
 
+/// The lowest and the highest IOPS of the rounds.
+fn range(cell: &SweepCell) -> String {
+    match cell.rounds.len() {
+        0 => "not measured".into(),
+        1 => String::new(),
+        _ => {
+            let each = || cell.rounds.iter().map(|round| round.iops);
+            format!("{} to {}", rate(each().fold(f64::INFINITY, f64::min)), rate(each().fold(0.0, f64::max)))
+        }
+    }
+}
+
+/// The names of the marked points that a cell is.
+fn points(sweep: &SweepRecord, index: usize) -> String {
+    let mut names = Vec::new();
+    for row in &sweep.knees {
+        let found = |mark: &Mark| mark.found().is_some_and(|point| row.cells.get(point.cell) == Some(&index));
+        names.extend(named_marks(row).into_iter().filter(|(_, mark)| found(mark)).map(|(name, _)| name));
+    }
+    if let Some(best) = &sweep.best {
+        if best.cell == index {
+            names.push("best");
+        } else if best.rivals.as_ref().is_some_and(|rivals| rivals.contains(&index)) {
+            names.push("as good");
+        }
+    }
+    names.join(", ")
+}
+
 /// The chapter of several sweeps in one plot.
 pub fn overlay(sweeps: &[(String, &SweepRecord)], id: &str) -> Chapter {
     let told: Vec<String> = sweeps.iter().map(|(name, sweep)| format!("{name}: {}", sweep.verdict)).collect();
     Chapter {
         id: id.to_owned(),
         title: format!("{} sweeps side by side", sweeps.len()),
+        source: String::new(),
         subtitle: list(&sweeps.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()),
         verdict: told.join(" "),
         badges: vec![],

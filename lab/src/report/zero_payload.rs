@@ -1,20 +1,26 @@
 //! The chapter of the study `zero-payload`: what is fast because nothing is stored, and what is
 //! fast.
 
-use super::{
-    machine,
-    outline::{Block, Cell, Chapter, Doubt, Table, Tone},
+use super::Told;
+use super::parts::doubts;
+use super::parts::measured_on;
+use super::parts::subtitle;
+use crate::study::zero_payload::{PAPER_64K_READ_IOPS, Payload, SideRecord, TestRecord, ZeroPayloadResult};
+use diskwright_outline::{
+    Block, Cell, Chapter, Table, Tone,
     plot::{Bar, BarChart, Part},
-    write::{percent, rate, ratio, short, subtitle, time},
 };
-use crate::{
-    study::zero_payload::{PAPER_64K_READ_IOPS, Payload, SideRecord, TestRecord, ZeroPayloadResult},
-    table::bytes,
-};
+use diskwright_stats::numbers::bytes;
+use diskwright_stats::numbers::{duration as time, figure as rate, percent, ratio, short};
 use maud::Markup;
 
-/// The chapter. `id` is unique in the report; `name` is that of the file.
-pub fn chapter(result: &ZeroPayloadResult, id: &str, name: &str) -> Chapter {
+impl Told for ZeroPayloadResult {
+    fn chapter(&self, id: &str, name: &str) -> Chapter {
+        chapter(self, id, name)
+    }
+}
+
+fn chapter(result: &ZeroPayloadResult, id: &str, name: &str) -> Chapter {
     let mut blocks = vec![Block::Plots(vec![bars(result, Payload::Zeros, id), bars(result, Payload::Data, id)])];
     for payload in [Payload::Zeros, Payload::Data] {
         blocks.push(Block::Heading(title(payload).into()));
@@ -29,23 +35,22 @@ pub fn chapter(result: &ZeroPayloadResult, id: &str, name: &str) -> Chapter {
     )));
     blocks.push(Block::Heading("What a look at the disks found before anything was measured".into()));
     blocks.push(Block::Table(disks(result)));
-    blocks.push(Block::Heading("How it was measured".into()));
-    let mut facts = machine::facts(&result.machine, &result.versions);
-    facts.push(machine::place(&result.place));
+    let mut facts = Vec::new();
     facts.push(("Each disk".into(), format!("VHDX of {}", bytes(result.size_bytes))));
     facts.push(("Rounds".into(), format!("{}, cells of {}", result.rounds, time(result.cell_ns as f64))));
-    blocks.push(Block::Facts(facts));
+    blocks.extend(measured_on(&result.machine, &result.versions, Some(&result.place), facts));
     let mut badges = vec![(Tone::Plain, format!("{} rounds", result.rounds))];
     if result.quick {
         badges.push((Tone::Doubt, "quick".into()));
     }
     Chapter {
         id: id.to_owned(),
-        title: name.to_owned(),
-        subtitle: subtitle("Study of zero payload", &result.started_utc, result.took_ns),
+        title: "Study of zero payload".into(),
+        source: name.to_owned(),
+        subtitle: subtitle(&result.started_utc, result.took_ns),
         verdict: result.verdict.clone(),
         badges,
-        doubts: Doubt::of_all(&result.warnings),
+        doubts: doubts(&result.warnings),
         blocks,
     }
 }
@@ -99,8 +104,9 @@ fn bars(result: &ZeroPayloadResult, payload: Payload, id: &str) -> Markup {
 fn tests(result: &ZeroPayloadResult, payload: Payload) -> Table {
     let mut table = Table::new(
         "Medians of the rounds. Not stored: share of the bytes that the kernel never saw this process move.",
-        &["test", "disk", "IOPS", "MB/s", "mean", "p99", "not stored", "ratio"],
-    );
+        &["test", "disk", "IOPS", "MB/s", "mean", "p99", "not stored", "ratio", "range"],
+    )
+    .keys(2);
     for test in of(result, payload) {
         let side = |name: &str, disk: &str, side: &SideRecord| {
             let never = side.never_reached.median;
@@ -116,6 +122,8 @@ fn tests(result: &ZeroPayloadResult, payload: Payload) -> Table {
         };
         let mut row = side(&test.name, "dynamic", &test.dynamic);
         row.push(Cell::figure(test.ratio.median(), ratio));
+        let range = format!("{} to {}", ratio(test.ratio.summary.min), ratio(test.ratio.summary.max));
+        row.push(Cell::text(range).toned(Tone::Faint));
         table.row(row);
         let mut row = side("", "fixed", &test.fixed);
         row.push(Cell::default());

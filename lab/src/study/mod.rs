@@ -21,7 +21,7 @@ pub mod queue_depth;
 pub mod raw_and_file;
 pub mod zero_payload;
 
-pub use containers::{ContainersOptions, report::render, run};
+pub use containers::{ContainersOptions, run};
 
 use crate::{
     LabError, Result,

@@ -8,7 +8,7 @@
 //!   1,2,4      as listed; pieces may be mixed: 1..4,8,16
 //! ```
 
-use crate::job::{Blocks, Bytes, Load};
+use diskwright_load::job::{Blocks, Bytes, Load};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 

@@ -1,6 +1,6 @@
 //! Carrying a sweep out: rounds interleaved over the cells, each measured window kept at once.
 //!
-//! In every round each cell is measured once, in an order that changes ([`stats::round_order`]), so
+//! In every round each cell is measured once, in an order that changes ([`summary::round_order`]), so
 //! that a drift of the machine falls on all loads alike. After each window the record is handed to
 //! `keep`, which saves it; whoever begins with such a record goes on where it ended, in the same
 //! order.
@@ -11,16 +11,20 @@ use super::{
     doubts, plan,
 };
 use crate::{
-    LabError, Result, clock,
+    LabError, Result,
     document::{self, Document},
+    progress::{Progress, report},
+};
+use diskwright_load::{
+    clock,
     figures::Figures,
     job::Job,
     machine::{Machine, Versions},
-    progress::{Progress, report},
     record::{End, Run, TargetRecord},
-    seeds, stats,
+    seeds,
     warning::Warning,
 };
+use diskwright_stats::summary;
 use std::{path::Path, time::Instant};
 
 /// Measures a job on the first so many targets.
@@ -147,7 +151,7 @@ fn measure_all(
     let all = (record.cells.len() * rounds) as u64;
     record.end = End::Stopped;
     for round in 0..rounds {
-        for index in stats::round_order(record.cells.len(), round, record.options.job.seed) {
+        for index in summary::round_order(record.cells.len(), round, record.options.job.seed) {
             if record.cells[index].rounds.len() > round {
                 continue;
             }
@@ -189,7 +193,7 @@ fn measure_all(
     Ok(())
 }
 
-fn add_round(cell: &mut SweepCell, figures: Figures, latency: &crate::record::LatencyRecord) {
+fn add_round(cell: &mut SweepCell, figures: Figures, latency: &diskwright_load::record::LatencyRecord) {
     cell.rounds.push(figures);
     cell.latency.add(latency);
 }

@@ -5,12 +5,10 @@
 //! never carries an old conclusion.
 
 use super::{BestCells, Coordinate, KneeRow, Knob, SweepRecord, doubts, plan};
-use crate::{
-    figures::Metric,
+use diskwright_load::{figures::Metric, record::End, warning::Warning};
+use diskwright_stats::{
     knee::{self, LoadRounds, Mark, MarkedPoint},
-    record::End,
-    table::{duration, figure, grouped},
-    warning::Warning,
+    numbers::{duration, figure, grouped},
 };
 
 /// Fewer rounds than this give intervals that are hardly better than none.
@@ -57,16 +55,16 @@ fn knees(record: &SweepRecord) -> Vec<KneeRow> {
     rows.into_iter()
         .map(|(fixed, mut cells)| {
             cells.sort_by_key(|index| record.cells[*index].total_depth);
-            let line: Vec<LoadRounds<'_>> = cells.iter().map(|index| rounds_of(record, *index)).collect();
+            let line: Vec<LoadRounds> = cells.iter().map(|index| rounds_of(record, *index)).collect();
             let knee = knee::knee(&line, limit_ns);
             KneeRow { fixed, cells, knee }
         })
         .collect()
 }
 
-fn rounds_of(record: &SweepRecord, index: usize) -> LoadRounds<'_> {
+fn rounds_of(record: &SweepRecord, index: usize) -> LoadRounds {
     let cell = &record.cells[index];
-    LoadRounds { load: cell.total_depth as f64, rounds: &cell.rounds }
+    LoadRounds { load: cell.total_depth as f64, rounds: cell.samples() }
 }
 
 fn best(record: &SweepRecord) -> Option<BestCells> {
@@ -75,8 +73,8 @@ fn best(record: &SweepRecord) -> Option<BestCells> {
     let metric = if by_bytes { Metric::MbPerS } else { Metric::Iops };
     let measured: Vec<usize> =
         (0..record.cells.len()).filter(|index| !record.cells[*index].rounds.is_empty()).collect();
-    let line: Vec<LoadRounds<'_>> = measured.iter().map(|index| rounds_of(record, *index)).collect();
-    let (best, rivals) = knee::best(&line, |round| metric.of(round))?;
+    let values = |index: &usize| record.cells[*index].rounds.iter().map(|round| metric.of(round)).collect();
+    let (best, rivals) = knee::best(&measured.iter().map(values).collect::<Vec<Vec<f64>>>())?;
     Some(BestCells {
         metric,
         cell: measured[best],

@@ -10,7 +10,7 @@
 //!
 //! What is kept is bounded by the number of cells and kinds, not by the number of windows.
 
-use crate::warning::Warning;
+use diskwright_load::warning::Warning;
 use std::mem::discriminant;
 
 /// Warnings of one kind that differ and are kept in full.

@@ -6,7 +6,7 @@
 //!   carry.rs     rounds interleaved over the cells; kept after each window; taken up again
 //!   conclude.rs  cells ──▶ marked points (knee/), best combination, a sentence
 //!   array.rs     the Storage Spaces paper's reckoning for mirrored arrays
-//!   record.rs    what is saved       report.rs   what is printed
+//!   record.rs    what is saved
 //! ```
 //!
 //! The sweep does not measure: it is handed a function that does, so that the same code runs on
@@ -19,7 +19,6 @@ mod conclude;
 mod doubts;
 pub mod plan;
 pub mod record;
-mod report;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -27,6 +26,5 @@ pub use array::{ArrayFigures, ArrayOptions};
 pub use axis::{Axis, Coordinate, Knob};
 pub use carry::{Keep, Measure, begin, carry_out, read, resume};
 pub(crate) use doubts::{of_cell as add_warning_of_cell, settle as settle_warnings};
+pub use plan::title;
 pub use record::{BestCells, KneeRow, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord};
-pub use report::render;
-pub(crate) use report::{marks, untold as told_points};

@@ -1,8 +1,8 @@
 //! From what was asked to cells, and from a cell to the job that measures it.
 
 use super::{Axis, Coordinate, Knob, SweepCell, SweepOptions};
-use crate::{
-    LabError, Result,
+use crate::{LabError, Result};
+use diskwright_load::{
     job::{Bytes, Job},
     record::LatencyRecord,
     seeds,
@@ -209,7 +209,7 @@ pub fn job(options: &SweepOptions, cell: &SweepCell, round: usize) -> Job {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::job::{Load, Span};
+    use diskwright_load::job::{Load, Span};
 
     pub fn options(axes: &[&str]) -> SweepOptions {
         let load = Load { threads: 8, queue_depth: 12, ..Load::default() };

@@ -9,14 +9,14 @@ use super::{
     array::ArrayOptions,
     axis::{Axis, Coordinate},
 };
-use crate::{
+use diskwright_load::{
     figures::{Figures, Metric},
     job::{Job, Span},
-    knee::Knee,
     machine::{Machine, Versions},
     record::{End, LatencyRecord, TargetRecord},
     warning::Warning,
 };
+use diskwright_stats::knee::{Knee, Sample};
 use serde::{Deserialize, Serialize};
 
 /// Schema of [`SweepRecord`]. A reader refuses a later number, and says so.
@@ -104,9 +104,15 @@ pub struct SweepCell {
 }
 
 impl SweepCell {
+    /// The rounds as the search for a knee takes them.
+    pub fn samples(&self) -> Vec<Sample> {
+        let sample = |round: &Figures| Sample { iops: round.iops, mean_ns: round.mean_ns, p99_ns: round.p99_ns };
+        self.rounds.iter().map(sample).collect()
+    }
+
     /// The median over the rounds of a figure; `None` before the first round.
     pub fn median(&self, figure: impl Fn(&Figures) -> f64) -> Option<f64> {
-        crate::stats::median(&self.rounds.iter().map(figure).collect::<Vec<_>>())
+        diskwright_stats::summary::median(&self.rounds.iter().map(figure).collect::<Vec<_>>())
     }
 }
 

@@ -11,8 +11,10 @@ use crate::{
 use clap::{Args, ValueEnum};
 use diskwright_lab::{
     contest::{self, Certainty, ContestRecord, FailIf, JudgeOptions, LiveOptions, Side},
-    figures::Metric,
     output::{Kind, Output},
+};
+use diskwright_load::{
+    figures::Metric,
     run::{self, RunOptions},
     warning::Warning,
 };
@@ -140,7 +142,8 @@ fn live(context: &mut Context, args: &CompareArgs) -> Outcome<Vec<Side>> {
     }
     let mut steps = context.steps();
     let cells = steps.cells();
-    let mut measure = |index: usize, job: &_| run::run(job, &prepared[index].targets, &RunOptions::default(), &*cells);
+    let mut measure =
+        |index: usize, job: &_| Ok(run::run(job, &prepared[index].targets, &RunOptions::default(), &*cells)?);
     let mut sides = contest::live(&args.sides, &job, &LiveOptions { rounds: args.rounds }, &mut measure, &mut steps)?;
     drop(steps);
     for prepared in &prepared {
@@ -155,9 +158,9 @@ fn live(context: &mut Context, args: &CompareArgs) -> Outcome<Vec<Side>> {
 
 fn print(context: &mut Context, record: &ContestRecord) -> Result<(), Failure> {
     if context.global.json {
-        context.print_result(record)?;
+        context.print_measured(record)?;
     } else {
-        context.print_screen(|colour| contest::render(record, colour))?;
+        context.print_chapter(record, false)?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use crate::{
     table::{Align, Columns},
 };
 use clap::Args;
-use diskwright_lab::profiles::{self, BUILT_IN, Profile};
+use diskwright_load::profiles::{self, BUILT_IN, Profile};
 use serde::Serialize;
 use std::io::Write;
 

@@ -21,44 +21,52 @@ use std::{
 /// Arguments of `lab report`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Takes what `lab run`, `lab study`, `diskspd` and `bench` saved as JSON, one or several, and writes one page that needs nothing else: no \
-network, no script. It reads well on light and dark screens and on paper. Several runs are set side by side first. An older report \
-of that name is replaced when the new one is complete; anything else that is there stays.
+Takes what `lab run`, `lab study`, `diskspd` and `bench` saved as JSON, one or several. Without -o it prints them as text. \
+An HTML page needs nothing else: no network, no script; it reads well on light and dark screens and on paper. Several runs are set \
+side by side first. An older report of that name is replaced when the new one is complete; any other file stays.
 
 CSV is tidy: one row for each thread, target and direction, and rows whose `scope` is `phase` for the sums; `--table` takes the time series \
 or the histograms instead. JSON is the result as it is, complete; several go into one file that `lab report` reads again.
 
 EXAMPLES
+  diskwright lab report oltp.json
   diskwright lab report oltp.json -o oltp.html
   diskwright lab report before.json after.json -o both.html
   diskwright lab report oltp.json --as csv > oltp.csv
   diskwright lab report oltp.json --table series -o oltp-series.csv
-  diskwright lab report *.json -o summary.md")]
+  diskwright lab report *.json -o summary.md
+  diskwright lab report oltp.json --plot 2 -o oltp.svg")]
 pub struct ReportArgs {
     /// Saved results.
     #[arg(value_name = "RESULT", required = true)]
     results: Vec<PathBuf>,
-    /// Where to write; \"-\" is standard output. [default: standard output, but HTML needs a file
-    /// or \"-\"]
+    /// Where to write; "-" is standard output. [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// What to write. [default: by the file's extension, else html]
+    /// What to write. [default: by the file's extension; text on standard output]
     #[arg(long = "as", value_enum, value_name = "FORM")]
     form: Option<Form>,
     /// Which table a CSV file holds.
     #[arg(long, value_enum, value_name = "TABLE")]
     table: Option<Table>,
+    /// Which plot an SVG file holds, in the order of the page. [default: 1]
+    #[arg(long, value_name = "N")]
+    plot: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Form {
+    /// What the command that measured has printed.
+    Text,
     /// One self-contained page with plots.
     Html,
     /// A table for spreadsheets and statistics.
     Csv,
     /// Text with tables.
     Md,
+    /// One of the plots.
+    Svg,
     /// The results themselves.
     Json,
 }
@@ -104,8 +112,11 @@ pub fn run(context: &mut Context, args: &ReportArgs) -> Outcome {
         return Err(Failure::new("--table chooses a table of a CSV file; add --as csv"));
     }
     let to_file = args.output.as_deref().filter(|path| *path != Path::new("-"));
-    if args.output.is_none() && form == Form::Html {
-        return Err(Failure::new("a page goes into a file: add -o FILE.html, or -o - for standard output"));
+    if args.plot.is_some() && form != Form::Svg {
+        return Err(Failure::new("--plot chooses a plot of an SVG file; add --as svg"));
+    }
+    if to_file.is_some() && form == Form::Text {
+        return Err(Failure::new("--as text goes to standard output; for a file choose html, md, csv, svg or json"));
     }
     if to_file.is_none() && context.global.json {
         return Err(Failure::new("--json tells about the file that was written: add -o FILE"));
@@ -123,7 +134,14 @@ pub fn run(context: &mut Context, args: &ReportArgs) -> Outcome {
     let named: Vec<report::Named<'_>> =
         names.iter().zip(&documents).map(|(name, (_, document))| (name.as_str(), document)).collect();
     let text = match form {
+        Form::Text => {
+            for chapter in report::chapters(&named) {
+                context.print_chapter(&chapter, false)?;
+            }
+            return Ok(exit::OK);
+        }
         Form::Html => report::html(&named),
+        Form::Svg => report::svg(&named, args.plot.unwrap_or(1))?,
         Form::Csv => export::csv(&named, args.table.unwrap_or(Table::Figures).of_lab())?,
         Form::Md => export::markdown(&named),
         Form::Json => export::json(&named).map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?,
@@ -155,15 +173,21 @@ fn form(args: &ReportArgs) -> Outcome<Form> {
         return Ok(form);
     }
     let Some(path) = args.output.as_deref().filter(|path| *path != Path::new("-")) else {
-        return Ok(if args.table.is_some() { Form::Csv } else { Form::Html });
+        return Ok(match (args.table, args.plot, &args.output) {
+            (Some(_), ..) => Form::Csv,
+            (_, Some(_), _) => Form::Svg,
+            (_, _, Some(_)) => Form::Html,
+            (_, _, None) => Form::Text,
+        });
     };
     match path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase).as_deref() {
         Some("html" | "htm") => Ok(Form::Html),
         Some("csv") => Ok(Form::Csv),
         Some("md" | "markdown") => Ok(Form::Md),
         Some("json") => Ok(Form::Json),
+        Some("svg") => Ok(Form::Svg),
         _ => Err(Failure::new(format!(
-            "the name {} does not tell what to write: end it in .html, .csv, .md or .json, or add --as",
+            "the name {} does not tell what to write: end it in .html, .csv, .md, .svg or .json, or add --as",
             path.display()
         ))),
     }
@@ -205,18 +229,24 @@ mod tests {
     use diskwright_lab::bench::BenchReport;
 
     fn args(output: Option<&str>, form: Option<Form>) -> ReportArgs {
-        ReportArgs { results: vec![], output: output.map(Into::into), form, table: None }
+        ReportArgs { results: vec![], output: output.map(Into::into), form, table: None, plot: None }
     }
 
     #[test]
     fn the_extension_says_what_to_write() {
-        for (name, wanted) in [("a.html", Form::Html), ("a.CSV", Form::Csv), ("a.md", Form::Md), ("a.json", Form::Json)]
-        {
+        for (name, wanted) in [
+            ("a.html", Form::Html),
+            ("a.CSV", Form::Csv),
+            ("a.md", Form::Md),
+            ("a.json", Form::Json),
+            ("a.svg", Form::Svg),
+        ] {
             assert_eq!(form(&args(Some(name), None)).unwrap(), wanted);
         }
         assert_eq!(form(&args(Some("a.txt"), Some(Form::Csv))).unwrap(), Form::Csv);
         assert!(form(&args(Some("a.txt"), None)).is_err());
         assert_eq!(form(&args(Some("-"), None)).unwrap(), Form::Html);
+        assert_eq!(form(&args(None, None)).unwrap(), Form::Text);
     }
 
     #[test]

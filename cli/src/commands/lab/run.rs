@@ -13,11 +13,13 @@ use crate::{
 };
 use clap::Args;
 use diskwright_lab::{
-    LabError, Run, clock,
+    LabError,
     output::{Kind, Output, PROFILE_MARK},
+};
+use diskwright_load::{
+    Run, clock,
     record::End,
     run::{self, RunOptions},
-    screen::{self, ScreenOptions},
     warning::Warning,
 };
 use std::{
@@ -93,10 +95,9 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     let saved = places.as_ref().map_or(Ok(()), |places| places.save(&run));
     let shown = places.as_ref().filter(|_| saved.is_ok());
     if context.global.json {
-        context.print_result(&run)?;
+        context.print_measured(&run)?;
     } else {
-        let per_thread = args.per_thread;
-        context.print_screen(|colour| screen::render(&run, &ScreenOptions { colour, per_thread }))?;
+        context.print_chapter(&run, args.per_thread)?;
         print_profile(context, args, &run, shown)?;
     }
     saved?;

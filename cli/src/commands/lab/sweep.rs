@@ -12,11 +12,14 @@ use crate::{
 };
 use clap::Args;
 use diskwright_lab::{
-    job::Span,
     output::{Kind, Output},
-    record::{End, TargetRecord},
-    run::{self, OpenTarget, RunOptions},
     sweep::{self, ArrayOptions, Axis, SweepOptions, SweepRecord},
+};
+use diskwright_load::{
+    OpenTarget,
+    job::Span,
+    record::{End, TargetRecord},
+    run::{self, RunOptions},
     warning::Warning,
 };
 use std::{io::Write, path::PathBuf};
@@ -96,7 +99,7 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
         sweep::resume(saved.clone(), options.clone(), &[])?;
     }
     let prepared = args.prepare.prepare(context, &widest, &args.targets)?;
-    let records: Vec<TargetRecord> = prepared.targets.iter().map(run::target_record).collect();
+    let records: Vec<TargetRecord> = prepared.targets.iter().map(OpenTarget::record).collect();
     let mut record = match saved {
         Some(saved) => {
             let record = sweep::resume(saved, options, &records)?;
@@ -125,9 +128,9 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
         (swept, _) => Ok(swept?),
     };
     if context.global.json {
-        context.print_result(&record)?;
+        context.print_measured(&record)?;
     } else {
-        context.print_screen(|colour| sweep::render(&record, colour))?;
+        context.print_chapter(&record, false)?;
         if swept.is_ok() {
             writeln!(context.out, "\nsaved to {}", printable(&crate::json::path(output.path())))?;
         }
@@ -149,7 +152,7 @@ fn carry_out(
     let mut steps = context.steps();
     // Shows the window that is measured; a signal ends that as well, not only the sweep after it.
     let cells = steps.cells();
-    let mut measure = |job: &_, files: usize| run::run(job, &targets[..files], &RunOptions::default(), &*cells);
+    let mut measure = |job: &_, files: usize| Ok(run::run(job, &targets[..files], &RunOptions::default(), &*cells)?);
     let mut keep = |record: &SweepRecord| output.save(record);
     sweep::carry_out(record, &mut measure, &mut keep, &mut steps).map_err(Failure::from)
 }

@@ -5,11 +5,10 @@ use super::words;
 use crate::{context::Context, exit::Outcome};
 use clap::Args;
 use diskwright_lab::{
-    Job,
-    job::Bytes,
+    open::{self, OpenHow},
     prepare::{self, PrepareOptions, Prepared},
-    run::{self, OpenHow, OpenTarget},
 };
+use diskwright_load::{Job, OpenTarget, job::Bytes};
 
 /// Arguments that say how targets are prepared.
 #[derive(Debug, Clone, Default, Args)]
@@ -50,5 +49,5 @@ impl TargetArgs {
 /// The first failure; the others are closed all the same.
 pub fn close(context: &Context, targets: &[OpenTarget]) -> diskwright_lab::Result<()> {
     let mut steps = context.steps();
-    run::close(targets, &mut steps)
+    open::close(targets, &mut steps)
 }

@@ -4,7 +4,7 @@
 //! sentence that clap puts behind the option's name.
 
 use crate::sizes;
-use diskwright_lab::job::{Blocks, Burst, Bytes, Contents, Distribution, Rate, SizeShare, Span, Spot};
+use diskwright_load::job::{Blocks, Burst, Bytes, Contents, Distribution, Rate, SizeShare, Span, Spot};
 
 /// `8K`, or sizes with weights: `4K:60,64K:40`.
 pub fn blocks(text: &str) -> Result<Blocks, String> {

@@ -12,9 +12,9 @@ use crate::{
     exit::{Failure, Outcome},
 };
 use clap::Args;
-use diskwright_lab::{
+use diskwright_load::{
     Job,
-    job::{Blocks, Burst, Bytes, Caching, Contents, Distribution, Load, Mover, Rate, Span},
+    job::{Blocks, Burst, Bytes, Caching, Contents, Distribution, IoEngine, Load, Rate, Span},
     profiles,
 };
 
@@ -150,8 +150,8 @@ impl WorkloadArgs {
         job.cache = caching(job.cache, global.cache, self.write_through);
         job.engine = match global.io_engine {
             EngineArg::Auto => job.engine,
-            EngineArg::IoUring => Mover::IoUring,
-            EngineArg::Pread => Mover::Pread,
+            EngineArg::IoUring => IoEngine::IoUring,
+            EngineArg::Pread => IoEngine::Pread,
         };
         if self.profile.is_none() {
             job.name = job.phases[0].loads[0].title();
@@ -247,7 +247,7 @@ mod tests {
         .unwrap();
         let load = &job.phases[0].loads[0];
         assert_eq!((load.read_percent, load.threads, load.queue_depth, load.flush_every), (70.0, 4, 12, 100));
-        assert_eq!((job.cache, job.engine, job.seed), (Caching::WriteThrough, Mover::Pread, 7));
+        assert_eq!((job.cache, job.engine, job.seed), (Caching::WriteThrough, IoEngine::Pread, 7));
         assert_eq!(job.phases[0].steady_within, Some(Span::from_secs(600)));
         assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
     }

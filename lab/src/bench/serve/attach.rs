@@ -11,9 +11,11 @@ use crate::{
     bench::{Bar, Bench, Check, Found, fio, peer},
     progress::{Progress, report},
     server::Server,
-    stats::round_order,
-    table::{bytes, duration},
     targets::{self, Container},
+};
+use diskwright_stats::{
+    numbers::{bytes, duration},
+    summary::round_order,
 };
 use diskwright_store::CacheMode;
 use std::{

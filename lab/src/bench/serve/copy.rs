@@ -9,17 +9,20 @@
 use super::{Exported, Served, Who, carrier, serve};
 use crate::{
     LabError, Result,
-    bench::SEED,
-    bench::{Bar, Bench, Check, Found, Outcome, peer},
-    job::{Job, Span},
+    bench::{Bar, Bench, Check, Found, Outcome, SEED, peer},
     measure::{self, Ratio},
     progress::{Progress, report},
+    targets::{self, Container, Target},
+};
+use diskwright_load::{
+    job::{Job, Span},
     run::RunOptions,
     seeds,
-    stats::{Summary, round_order},
-    table::bytes,
-    targets::{self, Container, Target},
     workload::{Direction, Pattern, Workload},
+};
+use diskwright_stats::{
+    numbers::bytes,
+    summary::{Summary, round_order},
 };
 use diskwright_store::CacheMode;
 

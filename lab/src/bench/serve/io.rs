@@ -17,9 +17,11 @@ use crate::{
     progress::{Progress, report},
     scratch,
     server::cost_of,
-    stats::{Summary, round_order},
-    table::{bytes, duration, figure, grouped},
     targets::{self, Container, create_empty},
+};
+use diskwright_stats::{
+    numbers::{bytes, duration, figure, grouped},
+    summary::{Summary, round_order},
 };
 use diskwright_store::CacheMode;
 use std::{

@@ -25,9 +25,9 @@ use crate::{
     },
     measure::Ratio,
     server::Server,
-    stats::Summary,
     targets::Container,
 };
+use diskwright_stats::summary::Summary;
 use diskwright_store::CacheMode;
 use std::{
     ffi::OsString,

@@ -1,14 +1,13 @@
 //! The chain-length experiment: two plots and a table.
 
-use super::{
-    super::{
-        outline::{Cell, Table, Tone},
-        plot::{Axis, LineChart, Point, Scale, Series},
-        write::{count, rate, ratio, short, short_time, time},
-    },
-    iops_ratio, marked,
+use super::{iops_ratio, marked};
+use crate::{paper, result::ChainRecord};
+use diskwright_outline::{
+    Cell, Table, Tone,
+    plot::{Axis, LineChart, Point, Scale, Series},
 };
-use crate::{paper, result::ChainRecord, table::bytes};
+use diskwright_stats::numbers::bytes;
+use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count, ratio, short, short_time};
 use maud::Markup;
 
 pub(super) fn plots(chain: &ChainRecord, id: &str) -> Vec<Markup> {

@@ -1,18 +1,16 @@
 //! Writes into empty disks, and blocks of other sizes.
 
-use super::{
-    super::{
-        outline::{Block, Cell, Table, Tone},
-        plot::{Bar, BarChart, Part},
-        write::{rate, ratio, short, time},
-    },
-    cpu_ratio, iops_ratio, marked,
-};
+use super::{cpu_ratio, iops_ratio, marked};
 use crate::{
     measure::Ratio,
     result::{BlockSizeRecord, ExpandingRecord},
-    table::bytes,
 };
+use diskwright_outline::{
+    Block, Cell, Table, Tone,
+    plot::{Bar, BarChart, Part},
+};
+use diskwright_stats::numbers::bytes;
+use diskwright_stats::numbers::{duration as time, figure as rate, ratio, short};
 use maud::Markup;
 
 /// The blocks of the expanding experiment; none where it was not made.

@@ -3,19 +3,21 @@
 mod chain;
 mod growth;
 
-use super::{
-    machine,
-    outline::{Block, Cell, Chapter, Doubt, Table, Tone},
-    plot::{Axis, Bar, BarChart, HeatMap, LineChart, Part, Point, Scale, Series},
-    write::{list, rate, ratio, short, short_time, subtitle, time},
-};
+use super::Told;
+use super::parts::doubts;
+use super::parts::measured_on;
+use super::parts::subtitle;
 use crate::{
     measure::CellResult,
     paper,
-    result::{ComparedWorkload, ContainersResult, CreationRecord},
-    study::containers::report::rounded,
-    table::bytes,
+    result::{ComparedWorkload, ContainersRecord, ContainersResult, CreationRecord},
 };
+use diskwright_outline::{
+    Block, Cell, Chapter, Table, Tone,
+    plot::{Axis, Bar, BarChart, HeatMap, LineChart, Part, Point, Scale, Series},
+};
+use diskwright_stats::numbers::bytes;
+use diskwright_stats::numbers::{duration as time, figure as rate, list, ratio, short, short_time};
 use maud::Markup;
 
 /// A ratio of IOPS below this is marked.
@@ -23,8 +25,13 @@ const LOW: f64 = 0.95;
 /// A ratio of CPU time above this is marked.
 const DEAR: f64 = 1.10;
 
-/// The chapter. `id` is unique in the report; `name` is that of the file.
-pub fn chapter(result: &ContainersResult, id: &str, name: &str) -> Chapter {
+impl Told for ContainersResult {
+    fn chapter(&self, id: &str, name: &str) -> Chapter {
+        chapter(self, id, name)
+    }
+}
+
+fn chapter(result: &ContainersResult, id: &str, name: &str) -> Chapter {
     let mut depths: Vec<u32> = result.workloads.iter().map(|compared| compared.result.workload.queue_depth).collect();
     depths.sort_unstable();
     depths.dedup();
@@ -68,16 +75,19 @@ pub fn chapter(result: &ContainersResult, id: &str, name: &str) -> Chapter {
     }
     blocks.extend(growth::expanding(&result.expanding, id));
     result.block_sizes.iter().for_each(|record| blocks.extend(growth::block_sizes(record)));
-    blocks.push(Block::Heading("How it was measured".into()));
-    blocks.push(Block::Table(preparation(result)));
-    blocks.push(Block::Facts(facts(result)));
+    blocks.push(Block::Folded {
+        name: "How each disk was prepared and proved".into(),
+        blocks: vec![Block::Table(preparation(result))],
+    });
+    blocks.extend(measured_on(&result.machine, &result.versions, Some(&result.place), facts(result)));
     Chapter {
         id: id.to_owned(),
-        title: name.to_owned(),
-        subtitle: subtitle("Study of containers", &result.started_utc, result.took_ns),
+        title: "Study of containers".into(),
+        source: name.to_owned(),
+        subtitle: subtitle(&result.started_utc, result.took_ns),
         verdict: result.verdict.clone(),
         badges: badges(result),
-        doubts: Doubt::of_all(&result.warnings),
+        doubts: doubts(&result.warnings),
         blocks,
     }
 }
@@ -149,7 +159,7 @@ fn cpu_bars(workloads: &[&ComparedWorkload], depth: u32, id: &str) -> Markup {
         .filter_map(|(index, name)| {
             let each = workloads.iter().filter_map(|compared| compared.result.cells.get(index));
             let times: Vec<f64> = each.map(|cell| cell.cpu_ns_per_io.median).collect();
-            let summary = crate::stats::Summary::of(&times)?;
+            let summary = diskwright_stats::summary::Summary::of(&times)?;
             Some(Bar {
                 name: name.clone(),
                 parts: vec![Part { value: summary.median, style: 0 }],
@@ -359,8 +369,7 @@ fn preparation(result: &ContainersResult) -> Table {
 
 fn facts(result: &ContainersResult) -> Vec<(String, String)> {
     let options = &result.options;
-    let mut facts = machine::facts(&result.machine, &result.versions);
-    facts.push(machine::place(&result.place));
+    let mut facts = Vec::new();
     let mut add = |name: &str, value: String| facts.push((name.to_owned(), value));
     let (size, block) = (bytes(options.size_bytes), bytes(options.block_bytes));
     add("Disks", format!("{size} each{}, blocks of {block}", rounded(options)));
@@ -373,4 +382,9 @@ fn facts(result: &ContainersResult) -> Vec<(String, String)> {
         add("Left out by --quick", result.left_out.join("; "));
     }
     facts
+}
+
+/// Behind a size: which one was asked for, where it is another.
+fn rounded(options: &ContainersRecord) -> String {
+    options.asked_bytes.map_or_else(String::new, |asked| format!(" (rounded up from {})", bytes(asked)))
 }

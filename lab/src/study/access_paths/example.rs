@@ -3,26 +3,30 @@
 use super::{
     AccessPathsResult, LOADS, RoundRecord, SCHEMA, Way, WayRecord,
     measure::{Cells, loads},
-    report::verdict,
+    verdict::verdict,
 };
-use crate::{
+use crate::targets::Container;
+use diskwright_load::{
+    figures::Figures,
     machine::{Machine, Place, Versions},
-    targets::Container,
     warning::Warning,
 };
 
 fn round(iops: f64, mean_us: f64, client_us: f64, server_us: Option<f64>) -> RoundRecord {
     RoundRecord {
-        ios: iops as u64,
-        window_ns: 1_000_000_000,
-        iops,
-        mb_per_s: iops * 8192.0 / 1e6,
-        mean_ns: mean_us * 1e3,
-        p50_ns: (mean_us * 900.0) as u64,
-        p99_ns: (mean_us * 3000.0) as u64,
-        client_cpu_ns: client_us * 1e3,
+        figures: Figures {
+            window_ns: 1_000_000_000,
+            reads: iops as u64,
+            iops,
+            mb_per_s: iops * 8192.0 / 1e6,
+            mean_ns: mean_us * 1e3,
+            p50_ns: mean_us * 900.0,
+            p99_ns: mean_us * 3000.0,
+            cpu_ns_per_io: client_us * 1e3,
+            machine_cpu_ns_per_io: (client_us + server_us.unwrap_or(0.0)) * 1.2e3,
+            ..Figures::default()
+        },
         server_cpu_ns: server_us.map(|us| us * 1e3),
-        machine_cpu_ns: (client_us + server_us.unwrap_or(0.0)) * 1.2e3,
     }
 }
 

@@ -8,15 +8,20 @@
 use super::{CLIENTS, CellRecord, LOADS, LoadRecord, RoundRecord, Way, ways::Disks};
 use crate::{
     LabError, Result,
-    job::{Blocks, Bytes, Job, Load, Mover, Span},
     measure::Ratio,
     progress::{Progress, report as tell},
+};
+use diskwright_load::{
+    figures::Figures,
+    job::{Blocks, Bytes, IoEngine, Job, Load, Span},
     record::{End, Run},
     run::{self, RunOptions, Watch},
     seeds,
-    stats::{self, Summary},
-    table,
     warning::Warning,
+};
+use diskwright_stats::{
+    numbers,
+    summary::{self, Summary},
 };
 use diskwright_store::EngineKind;
 use std::{
@@ -62,7 +67,7 @@ pub(super) fn measure(disks: &Disks, ways: &[Way], plan: &Plan, progress: &mut d
     for round in 0..plan.rounds {
         let begun = Instant::now();
         for (number, (name, outstanding)) in LOADS.into_iter().enumerate() {
-            for index in stats::round_order(ways.len(), round, plan.seed ^ ((number as u64) << 32)) {
+            for index in summary::round_order(ways.len(), round, plan.seed ^ ((number as u64) << 32)) {
                 let way = ways[index];
                 let message = format!("{}, {name} load, round {} of {}", way.name(), round + 1, plan.rounds);
                 let mut job = job(outstanding, plan);
@@ -127,9 +132,9 @@ fn job(outstanding: u32, plan: &Plan) -> Job {
     let mut job = Job::simple("access paths", load, warm_up.into(), plan.cell.saturating_sub(warm_up).into());
     job.interval = Span::from_millis(250).min(plan.cell.max(Duration::from_millis(10)).into());
     job.engine = match plan.engine {
-        EngineKind::Auto => Mover::Auto,
-        EngineKind::Uring => Mover::IoUring,
-        EngineKind::Sync => Mover::Pread,
+        EngineKind::Auto => IoEngine::Auto,
+        EngineKind::Uring => IoEngine::IoUring,
+        EngineKind::Sync => IoEngine::Pread,
     };
     job
 }
@@ -157,23 +162,14 @@ fn cell(disks: &Disks, way: Way, job: &Job, watch: &dyn Watch) -> Result<(RoundR
     let both = phase.total().both;
     if both.ios == 0 {
         return Err(LabError::BadOptions {
-            what: format!("{}: no request was completed in {}", way.name(), table::duration(phase.window_ns as f64)),
+            what: format!("{}: no request was completed in {}", way.name(), numbers::duration(phase.window_ns as f64)),
             hint: "use longer cells (--cell)".into(),
         });
     }
-    let latency = both.latency();
     let made: u64 = phase.series.iter().map(|point| point.read_ios + point.write_ios).sum();
     let record = RoundRecord {
-        ios: both.ios,
-        window_ns: phase.window_ns,
-        iops: phase.iops(),
-        mb_per_s: phase.mb_per_s(),
-        mean_ns: latency.mean_ns(),
-        p50_ns: latency.quantile_ns(0.5).unwrap_or(0),
-        p99_ns: latency.quantile_ns(0.99).unwrap_or(0),
-        client_cpu_ns: phase.cpu_ns_per_io(),
+        figures: Figures::of(phase),
         server_cpu_ns: spent_ns.map(|spent_ns| spent_ns as f64 / made.max(1) as f64),
-        machine_cpu_ns: phase.machine_cpu_ns_per_io(),
     };
     Ok((record, run))
 }
@@ -210,19 +206,19 @@ pub(super) fn sum_up(way: Way, rounds: &[RoundRecord], base: Option<&[RoundRecor
     let ratio = |figure: &dyn Fn(&RoundRecord) -> f64| {
         base.and_then(|base| Ratio::of(&each(rounds, figure), &each(base, figure)))
     };
-    let cpu_ns = |round: &RoundRecord| round.client_cpu_ns + round.server_cpu_ns.unwrap_or(0.0);
+    let cpu_ns = |round: &RoundRecord| round.figures.cpu_ns_per_io + round.server_cpu_ns.unwrap_or(0.0);
     let server: Option<Vec<f64>> = rounds.iter().map(|round| round.server_cpu_ns).collect();
     Some(CellRecord {
         way,
-        iops: of(&|round| round.iops)?,
-        mb_per_s: of(&|round| round.mb_per_s)?,
-        mean_ns: of(&|round| round.mean_ns)?,
-        p99_ns: of(&|round| round.p99_ns as f64)?,
-        client_cpu_ns: of(&|round| round.client_cpu_ns)?,
+        iops: of(&|round| round.figures.iops)?,
+        mb_per_s: of(&|round| round.figures.mb_per_s)?,
+        mean_ns: of(&|round| round.figures.mean_ns)?,
+        p99_ns: of(&|round| round.figures.p99_ns)?,
+        client_cpu_ns: of(&|round| round.figures.cpu_ns_per_io)?,
         server_cpu_ns: server.and_then(|server| Summary::of(&server)),
-        machine_cpu_ns: of(&|round| round.machine_cpu_ns)?,
-        iops_ratio: ratio(&|round| round.iops),
-        mean_ratio: ratio(&|round| round.mean_ns),
+        machine_cpu_ns: of(&|round| round.figures.machine_cpu_ns_per_io)?,
+        iops_ratio: ratio(&|round| round.figures.iops),
+        mean_ratio: ratio(&|round| round.figures.mean_ns),
         cpu_ratio: ratio(&cpu_ns),
         rounds: rounds.to_vec(),
     })

@@ -22,27 +22,29 @@
 //! |---|---|
 //! | `ways.rs` | each way to the disk: set up anew for a cell, and taken down whatever happens |
 //! | `measure.rs` | a cell; rounds in turns |
-//! | `report.rs` | the verdict, the tables |
+//! | `verdict.rs` | the conclusion |
 
 #[cfg(test)]
 pub(crate) mod example;
 mod measure;
-pub mod report;
+pub mod verdict;
 mod ways;
 
-pub use report::render;
-
 use crate::{
-    LabError, Result, clock,
-    machine::{Machine, Place, Versions},
+    LabError, Result,
     measure::Ratio,
     progress::{Progress, report as tell},
     scratch::Scratch,
-    stats::Summary,
     study::{StudyOptions, StudyReport},
     targets::{self, Container, Preparation},
+};
+use diskwright_load::{
+    clock,
+    figures::Figures,
+    machine::{Machine, Place, Versions},
     warning::Warning,
 };
+use diskwright_stats::summary::Summary;
 use diskwright_store::CacheMode;
 use measure::Plan;
 use serde::{Deserialize, Serialize};
@@ -241,26 +243,12 @@ pub struct CellRecord {
 /// A cell in one round.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RoundRecord {
-    /// Requests completed in the window.
-    pub ios: u64,
-    /// Length of the window, nanoseconds.
-    pub window_ns: u64,
-    /// Requests a second.
-    pub iops: f64,
-    /// Millions of bytes a second.
-    pub mb_per_s: f64,
-    /// Mean response time, nanoseconds.
-    pub mean_ns: f64,
-    /// Median of it.
-    pub p50_ns: u64,
-    /// 99th percentile of it.
-    pub p99_ns: u64,
-    /// CPU time of the generator's process for each request, nanoseconds.
-    pub client_cpu_ns: f64,
-    /// That of the server's.
+    /// The window. Its CPU time is that of the generator's process, with the NBD client in it.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// CPU time of the server's process for each request, nanoseconds; none where there is no
+    /// server.
     pub server_cpu_ns: Option<f64>,
-    /// That of the whole machine.
-    pub machine_cpu_ns: f64,
 }
 
 /// Runs the study and saves its result. Servers, devices and the scratch folder are gone when it
@@ -313,7 +301,7 @@ pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<
     let stopped = cells.stopped;
     let result = AccessPathsResult {
         schema: SCHEMA.into(),
-        verdict: report::verdict(&loads, &ways, stopped.then_some((cells.whole, plan.rounds))),
+        verdict: verdict::verdict(&loads, &ways, stopped.then_some((cells.whole, plan.rounds))),
         took_ns: start.elapsed().as_nanos() as u64,
         stopped,
         machine,

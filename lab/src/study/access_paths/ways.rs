@@ -9,13 +9,14 @@ use super::{AccessPathsOptions, CLIENTS, Way, WayRecord};
 use crate::{
     LabError, Result,
     bench::peer,
+    open::{self, OpenHow},
     progress::{Progress, report as tell},
-    run::{self, OpenHow, OpenTarget},
     server::Server,
     targets::{Container, open_target},
 };
 use diskwright_disk::{Disk, OpenOptions};
 use diskwright_image::Format;
+use diskwright_load::OpenTarget;
 use diskwright_nbd::NbdUri;
 use diskwright_serve::{attach::Registry, ephemeral};
 use diskwright_store::{CacheMode, EngineKind};
@@ -210,7 +211,7 @@ impl Disks {
         })?;
         let disk = OpenOptions { engine: self.engine, format, ..OpenOptions::default() };
         let how = OpenHow { writable: true, disk, ..OpenHow::default() };
-        run::open(spec, &how)
+        open::open(spec, &how)
     }
 }
 

@@ -11,13 +11,15 @@ use crate::{
     paper,
     progress::{Progress, report},
     result::BlockSizeRecord,
-    run::OpenTarget,
     scratch::Scratch,
     study::budget::Budget,
-    table,
     targets::{self, Container, Preparation, Target},
+};
+use diskwright_load::{
+    OpenTarget,
     workload::{Workload, paper_monolithic},
 };
+use diskwright_stats::numbers;
 use std::{os::unix::fs::MetadataExt, path::Path, time::Instant};
 
 /// The blocks of the study's other disks.
@@ -47,7 +49,7 @@ pub(crate) fn workloads(queue_depth: u32, quick: bool) -> Vec<Workload> {
 
 /// The name of a disk whose blocks are not the usual ones.
 fn name(container: Container, block_bytes: u32) -> String {
-    format!("{}, {}", container.name(), table::bytes(block_bytes.into()))
+    format!("{}, {}", container.name(), numbers::bytes(block_bytes.into()))
 }
 
 impl OtherBlocks {

@@ -8,18 +8,20 @@ use crate::{
     LabError, Result,
     chain::{CHILDREN_MAX, Chain, ChainPlan},
     child::{self, ChildLauncher},
-    fill, measure,
-    measure::{Plan, Steps},
+    fill,
+    measure::{self, Plan, Steps},
     progress::{Progress, report},
     result::{ChainLength, ChainRecord},
-    run::OpenTarget,
     scratch::Scratch,
     study::budget::Budget,
     targets::{Preparation, open_target},
+};
+use diskwright_disk::Disk;
+use diskwright_load::{
+    OpenTarget,
     warning::Warning,
     workload::{Direction, Pattern, Workload},
 };
-use diskwright_disk::Disk;
 use std::{
     sync::Arc,
     time::{Duration, Instant},

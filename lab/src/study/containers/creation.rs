@@ -9,12 +9,11 @@ use crate::{
     progress::{Progress, report},
     result::CreationRecord,
     scratch::Scratch,
-    stats::Summary,
-    table::bytes,
     targets::{Container, create_empty},
-    warning::Warning,
 };
 use diskwright_image::DiskType;
+use diskwright_load::warning::Warning;
+use diskwright_stats::{numbers::bytes, summary::Summary};
 use std::{error::Error, iter::successors, os::unix::fs::MetadataExt, time::Instant};
 
 /// Size of the disks that are created: a usual system disk.

@@ -16,18 +16,21 @@
 
 use crate::{
     LabError, Result,
-    figures::Figures,
-    job::{Job, Span},
     measure::{self, CellResult, Ratio, Steps, WorkloadResult},
     progress::report,
     result::ExpandingRecord,
-    run::{OpenTarget, RunOptions, Watch},
     scratch::Scratch,
-    seeds,
-    stats::{Summary, round_order},
     targets::{self, Preparation, Target},
+};
+use diskwright_load::{
+    LoadError, OpenTarget,
+    figures::Figures,
+    job::{Job, Span},
+    run::{RunOptions, Watch},
+    seeds,
     workload::{Direction, Pattern, Workload},
 };
+use diskwright_stats::summary::{Summary, round_order};
 use diskwright_store::Blocking;
 use std::time::Instant;
 
@@ -116,7 +119,7 @@ impl Expanding<'_> {
         let phase = measure::window(job, target, &RunOptions::default(), watch)?;
         let start = Instant::now();
         let flushed = Blocking::open(&*target.device, self.how.engine).and_then(|mut device| device.flush());
-        flushed.map_err(|source| LabError::Queue { target: target.name.clone(), doing: "flush".into(), source })?;
+        flushed.map_err(|source| LoadError::Queue { target: target.name.clone(), doing: "flush".into(), source })?;
         Ok(Round { figures: Figures::of(&phase), flush_ns: start.elapsed().as_nanos() as f64 })
     }
 

@@ -19,34 +19,36 @@ mod block_sizes;
 mod chains;
 pub(crate) mod creation;
 mod expanding;
-mod growth;
 mod prepare;
-pub mod report;
 mod settings;
 mod verdict;
 
 use crate::{
     LabError, Result,
     child::ChildLauncher,
-    job::{Job, Span},
-    machine::{Machine, OtherLoad, Place, Versions},
     measure::{self, Steps},
+    open::{self, OpenHow},
     paper,
     progress::Progress,
     result::{
         BlockSizeRecord, CONTAINERS_SCHEMA, ChainRecord, ComparedWorkload, ContainersResult, CreationRecord,
         ExpandingRecord,
     },
-    run::{self, OpenHow, OpenTarget, RunOptions, Unwatched},
     scratch::Scratch,
     study::{StudyOptions, StudyReport},
     targets::{Preparation, Target},
-    warning::Warning,
-    workload::{Direction, Pattern, Workload},
 };
 use block_sizes::OtherBlocks;
 use chains::{ChainExperiment, LENGTHS};
 use diskwright_image::DiskType;
+use diskwright_load::{
+    OpenTarget,
+    job::{Job, Span},
+    machine::{Machine, OtherLoad, Place, Versions},
+    run::{RunOptions, Unwatched},
+    warning::Warning,
+    workload::{Direction, Pattern, Workload},
+};
 use diskwright_store::CacheMode;
 use expanding::{Expanding, Subject};
 use settings::Settings;
@@ -89,7 +91,7 @@ pub struct ContainersOptions {
 /// not populated; no space; [`LabError::Stopped`].
 pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<StudyReport<ContainersResult>> {
     let start = Instant::now();
-    let started_utc = crate::clock::compact_utc_now();
+    let started_utc = diskwright_load::clock::compact_utc_now();
     let mut settings = Settings::new(options, start)?;
     let output = options.study.place("containers", &started_utc)?;
     let machine = Machine::detect();
@@ -267,7 +269,7 @@ fn measure_workloads(
 fn ceiling(queue_depth: u32) -> Result<f64> {
     let workload = Workload::new(Pattern::Random, Direction::Read, 4096, queue_depth);
     let job = Job::simple("ceiling", workload.load(), Span::from_millis(10), Span::from_millis(40));
-    let target = run::open("null:", &OpenHow::default())?;
+    let target = open::open("null:", &OpenHow::default())?;
     Ok(1e9 / measure::window(&job, &target, &RunOptions::default(), &Unwatched)?.iops().max(1.0))
 }
 
@@ -322,9 +324,7 @@ mod tests {
         let saved: ContainersResult =
             serde_json::from_slice(&std::fs::read(report.saved.as_ref().unwrap()).unwrap()).unwrap();
         assert_eq!((saved.schema.as_str(), saved.workloads.len()), (CONTAINERS_SCHEMA, 19));
-        let text = report::render(result, false);
-        assert!(text.starts_with(&result.verdict[..9]) && text.contains("4K random write"), "{text}");
-        assert!(text.contains("disks of 32 MiB (rounded up from 1 B)"), "{text}");
+        assert_eq!(result.options.asked_bytes, Some(1), "rounded up, and the result says so");
         assert_eq!(phases.first().map(String::as_str), Some("prepare"));
         assert_eq!(phases.last().map(String::as_str), Some("measure"));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "only the result is left");
@@ -337,11 +337,7 @@ mod tests {
         assert!(report.stopped && report.result.partial);
         assert_eq!(report.result.workloads.len(), 2, "the third was not finished");
         assert!(report.result.chain.is_some());
-        let text = report::render(&report.result, false);
-        assert!(text.starts_with("Stopped: ") && text.contains(", stopped after "), "{text}");
         // Before the first workload was finished there is no length of its cells to tell.
-        let text = report::render(&ContainersResult { workloads: Vec::new(), ..report.result }, false);
-        assert!(text.contains("1 rounds, stopped after ") && !text.contains("cells of"), "{text}");
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "only the result is left");
     }
 

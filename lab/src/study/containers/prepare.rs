@@ -16,8 +16,8 @@ use crate::{
     result::PreparedRecord,
     scratch::Scratch,
     targets::{self, Container, Target},
-    warning::Warning,
 };
+use diskwright_load::warning::Warning;
 use std::{
     os::unix::fs::MetadataExt,
     time::{Duration, Instant},

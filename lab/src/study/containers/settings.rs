@@ -8,8 +8,8 @@ use crate::{
     result::ContainersRecord,
     study::budget::Budget,
     targets::Preparation,
-    workload::{Workload, paper_applications, paper_monolithic},
 };
+use diskwright_load::workload::{Workload, paper_applications, paper_monolithic};
 use diskwright_store::CacheMode;
 use std::time::{Duration, Instant};
 

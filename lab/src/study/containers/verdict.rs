@@ -1,14 +1,13 @@
 //! From figures to a sentence, and to warnings.
 
 use crate::{
-    figures::Figures,
     measure::Ratio,
     result::{ComparedWorkload, ExpandingRecord},
-    stats::median,
     targets::Container,
-    warning::Warning,
 };
 use diskwright_image::DiskType;
+use diskwright_load::{figures::Figures, warning::Warning};
+use diskwright_stats::summary::median;
 
 /// A target that reaches this share of the raw file's IOPS costs nothing that matters.
 const GOOD_RATIO: f64 = 0.95;
@@ -153,10 +152,8 @@ pub(crate) fn warnings(workloads: &[ComparedWorkload]) -> Vec<Warning> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        measure::{CellResult, WorkloadResult},
-        workload::{Direction, Pattern, Workload},
-    };
+    use crate::measure::{CellResult, WorkloadResult};
+    use diskwright_load::workload::{Direction, Pattern, Workload};
 
     fn compared(ios: &[(Container, [u64; 3])], window_ns: u64) -> ComparedWorkload {
         let rounds = |ios: &[u64; 3]| -> Vec<Figures> {
@@ -223,7 +220,7 @@ mod tests {
                 CellResult::new("full", vec![round(1e6)], None).unwrap(),
                 CellResult::new("empty", vec![round(1e6 / ratio)], Some(&[round(1e6)])).unwrap(),
             ];
-            let flush = crate::stats::Summary::of(&[0.0]).unwrap();
+            let flush = diskwright_stats::summary::Summary::of(&[0.0]).unwrap();
             ExpandingRecord {
                 container: Container::VhdDynamic,
                 target: target.into(),

@@ -8,14 +8,17 @@
 use super::{QueueDepthOptions, Settings};
 use crate::{
     LabError, Result,
-    job::{Bytes, Mover},
+    open::OpenHow,
     prepare::{self, PrepareOptions},
     progress::Progress,
-    run::{OpenHow, OpenTarget},
     scratch::Scratch,
-    warning::Warning,
 };
 use diskwright_disk::OpenOptions;
+use diskwright_load::{
+    OpenTarget,
+    job::{Bytes, IoEngine},
+    warning::Warning,
+};
 use diskwright_store::EngineKind;
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -44,11 +47,11 @@ impl Made {
     }
 }
 
-pub(super) fn mover(engine: EngineKind) -> Mover {
+pub(super) fn mover(engine: EngineKind) -> IoEngine {
     match engine {
-        EngineKind::Auto => Mover::Auto,
-        EngineKind::Uring => Mover::IoUring,
-        EngineKind::Sync => Mover::Pread,
+        EngineKind::Auto => IoEngine::Auto,
+        EngineKind::Uring => IoEngine::IoUring,
+        EngineKind::Sync => IoEngine::Pread,
     }
 }
 

@@ -12,13 +12,12 @@
 //! Where one cannot be told the others are asked in turn, and the finding says which it was.
 
 use super::{QueueDepthResult, Stage, StageRecord, paper, plan};
-use crate::{
-    figures::Figures,
+use crate::sweep::{ArrayFigures, ArrayOptions, SweepCell, SweepRecord};
+use diskwright_load::{figures::Figures, record::End};
+use diskwright_stats::{
     knee::{Doubt, Knee, LoadInterval, Mark, MarkedPoint},
-    record::End,
-    stats::Summary,
-    sweep::{ArrayFigures, ArrayOptions, SweepCell, SweepRecord},
-    table::{duration, figure, grouped},
+    numbers::{duration, figure, grouped},
+    summary::Summary,
 };
 use serde::{Deserialize, Serialize};
 

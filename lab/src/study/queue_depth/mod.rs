@@ -21,28 +21,30 @@ mod files;
 pub mod findings;
 pub mod paper;
 mod plan;
-pub mod report;
 mod settings;
 #[cfg(test)]
 pub(crate) mod tests;
+pub(crate) mod told;
 
 pub use findings::{Beside, Finding, Found, Rule};
-pub use report::render;
 pub use settings::Settings;
 
 use crate::{
-    LabError, Result, clock,
+    LabError, Result,
     document::{self, Document},
-    job::{Caching, Span},
-    machine::{Machine, Place, Versions},
     output::Output,
     prepare::PrepareOptions,
     progress::{Progress, Step},
-    record::{End, Run, TargetRecord},
-    run::{self, OpenTarget, RunOptions, Watch},
     scratch::Scratch,
     study::{StudyOptions, StudyReport, budget::Budget},
     sweep::{self, ArrayOptions, SweepRecord},
+};
+use diskwright_load::{
+    OpenTarget, clock,
+    job::{Caching, Span},
+    machine::{Machine, Place, Versions},
+    record::{End, Run, TargetRecord},
+    run::{self, RunOptions, Watch},
     warning::Warning,
 };
 use plan::Ground;
@@ -105,6 +107,17 @@ pub enum Stage {
 impl Stage {
     /// In the paper's order.
     pub const ALL: [Self; 5] = [Self::Files, Self::Depths, Self::Combinations, Self::Reads, Self::Writes];
+
+    /// One word, for summaries and CSV.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Files => "files",
+            Self::Depths => "depths",
+            Self::Combinations => "combinations",
+            Self::Reads => "reads",
+            Self::Writes => "writes",
+        }
+    }
 
     /// As shown to people.
     pub fn title(self) -> &'static str {
@@ -285,7 +298,7 @@ impl Study<'_> {
         let files_known = self.result.complete(Stage::Files).map(findings::files);
         let mut made = files::make(&settings, options, files_known, scratch, progress)?;
         self.result.place = settings.targets.is_empty().then(|| Place::detect(scratch.path()));
-        self.result.targets = made.targets.iter().map(run::target_record).collect();
+        self.result.targets = made.targets.iter().map(OpenTarget::record).collect();
         self.result.warnings = made.warnings.clone();
         scratch.settle()?;
         if self.result.pre_test.is_none() && !self.pre_test(&settings, &made, progress)? {
@@ -351,7 +364,7 @@ impl Study<'_> {
         progress: &mut dyn Progress,
     ) -> Result<bool> {
         let names: Vec<String> = targets.iter().map(|target| target.name.clone()).collect();
-        let records = |count: usize| targets.iter().take(count).map(run::target_record).collect::<Vec<_>>();
+        let records = |count: usize| targets.iter().take(count).map(OpenTarget::record).collect::<Vec<_>>();
         let mut record = match self.result.stage(stage) {
             Some(StageRecord { sweep: saved, .. }) => {
                 // What was begun goes on as it was begun; only what is reckoned afterwards may be
@@ -370,7 +383,7 @@ impl Study<'_> {
             }
         };
         let watch = self.watch;
-        let mut measure = |job: &_, files: usize| run::run(job, &targets[..files], &RunOptions::default(), watch);
+        let mut measure = |job: &_, files: usize| Ok(run::run(job, &targets[..files], &RunOptions::default(), watch)?);
         let mut keep = |now: &SweepRecord| {
             if let Some(record) = self.result.stages.iter_mut().find(|record| record.stage == stage) {
                 record.sweep = now.clone();

@@ -13,9 +13,11 @@
 use super::{Settings, Stage, paper};
 use crate::{
     Result,
+    sweep::{Axis, Knob, SweepOptions},
+};
+use diskwright_load::{
     job::{Bytes, Job, Span},
     profiles,
-    sweep::{Axis, Knob, SweepOptions},
 };
 use std::time::Duration;
 

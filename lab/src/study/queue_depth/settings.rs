@@ -1,11 +1,8 @@
 //! What a study was asked, with everything that was left open filled in.
 
 use super::{QueueDepthOptions, files, paper};
-use crate::{
-    LabError, Result,
-    job::{Caching, Mover, Span, THREADS_MAX},
-    sweep::ArrayOptions,
-};
+use crate::{LabError, Result, sweep::ArrayOptions};
+use diskwright_load::job::{Caching, IoEngine, Span, THREADS_MAX};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -35,7 +32,7 @@ pub struct Settings {
     /// Asked for.
     pub cache: Caching,
     /// What moves the bytes.
-    pub engine: Mover,
+    pub engine: IoEngine,
     /// Requests in flight of the combinations, where the user said so.
     pub target_depth: Option<u32>,
     /// Targets that were given; none: files of its own.

@@ -2,17 +2,16 @@
 
 use super::{findings::papers, *};
 use crate::{
-    knee::Doubt,
     progress::Silent,
-    record::End,
     report::example,
-    run::Unwatched,
     sweep::tests::{simulated_by, target},
 };
+use diskwright_load::{record::End, run::Unwatched};
+use diskwright_stats::knee::Doubt;
 
 /// Serves 40 random requests at once, 12 sequential reads or 6 sequential writes; each takes 100
 /// us.
-fn device(job: &crate::Job, files: usize) -> Run {
+fn device(job: &diskwright_load::Job, files: usize) -> Run {
     let load = &job.phases[0].loads[0];
     let servers = match (load.random_percent, load.read_percent) {
         (0.0, 100.0) => 12,
@@ -167,11 +166,6 @@ fn the_most_efficient_depth_is_not_called_the_best() {
     let in_flight = last.total_depth;
     let peak = findings::findings(&result.stages, None)[2].found.clone().unwrap().peak.unwrap();
     assert_eq!(peak.in_flight, in_flight);
-}
-
-#[test]
-fn what_is_printed() {
-    insta::assert_snapshot!(render(&result(), false));
 }
 
 fn small(home: &Path, output: &Path) -> QueueDepthOptions {

@@ -7,13 +7,12 @@
 //! workloads, corrected by Holm for the number of questions; with too few workloads for that number
 //! no answer is possible ([`Design::fewest`]).
 
-use super::{FileSystem, Pattern, RawAndFileResult, SideRecord, WorkloadRecord, paper, report::is_file};
-use crate::{
+use super::{FileSystem, Pattern, RawAndFileResult, SideRecord, WorkloadRecord, paper, told::is_file};
+use crate::measure::Ratio;
+use diskwright_load::{record::End, warning::Warning};
+use diskwright_stats::{
     inference::{self, Design, SIGNIFICANT},
-    measure::Ratio,
-    record::End,
-    stats::Interval,
-    warning::Warning,
+    summary::Interval,
 };
 use serde::{Deserialize, Serialize};
 

@@ -21,8 +21,8 @@ use crate::{
     inspect::{self, Writing, guard},
     progress::{Progress, report},
     scratch::Scratch,
-    table,
 };
+use diskwright_stats::numbers;
 use diskwright_store::{BlockDevice, CacheMode, EngineKind, RawDevice};
 use rustix::fs::FallocateFlags;
 use serde::{Deserialize, Serialize};
@@ -170,8 +170,8 @@ impl Ground {
                 what: format!(
                     "{} has {}, and the study needs {} of it",
                     device.display(),
-                    table::bytes(size_bytes),
-                    table::bytes(wanted.bare_bytes + wanted.file_system_bytes + 2 * ALIGN_BYTES)
+                    numbers::bytes(size_bytes),
+                    numbers::bytes(wanted.bare_bytes + wanted.file_system_bytes + 2 * ALIGN_BYTES)
                 ),
                 hint: "use a larger device, or smaller disks (--size)".into(),
             });

@@ -21,34 +21,37 @@ pub mod conclude;
 mod ground;
 pub mod paper;
 mod record;
-pub mod report;
 #[cfg(test)]
 pub(crate) mod tests;
+pub(crate) mod told;
 
 pub use conclude::{Figure, Overall, Part};
 pub use ground::{GroundRecord, Halves};
 pub use record::{RawAndFileResult, SideRecord, WorkloadRecord};
-pub use report::render;
 
 use crate::{
-    LabError, Result, clock,
-    figures::Figures,
-    fill, inspect,
-    job::{Blocks, Bytes, Caching, Job, Load, Mover},
-    machine::{Machine, OtherLoad, Place, Versions},
-    profiles,
+    LabError, Result, fill, inspect,
+    open::{self, OpenHow},
     progress::{Progress, report as tell},
-    record::{End, TargetRecord},
-    run::{self, OpenHow, OpenTarget, RunOptions, Watch},
     scratch::Scratch,
-    seeds, stats,
     study::{StudyOptions, StudyReport, budget::Budget},
     sweep,
     targets::{self, Container},
-    warning::Warning,
 };
 use diskwright_disk::OpenOptions;
 use diskwright_image::Format;
+use diskwright_load::{
+    OpenTarget, clock,
+    figures::Figures,
+    job::{Blocks, Bytes, Caching, IoEngine, Job, Load},
+    machine::{Machine, OtherLoad, Place, Versions},
+    profiles,
+    record::{End, TargetRecord},
+    run::{self, RunOptions, Watch},
+    seeds,
+    warning::Warning,
+};
+use diskwright_stats::summary;
 use diskwright_store::EngineKind;
 use ground::{Ground, Wanted};
 use serde::{Deserialize, Serialize};
@@ -315,7 +318,7 @@ fn prepare(ground: &Ground, settings: &Settings, progress: &mut dyn Progress) ->
     for (name, path, format) in things {
         let disk = OpenOptions { engine: settings.engine, format: Some(format), ..OpenOptions::default() };
         let how = OpenHow { writable: true, cache: Caching::Direct, disk };
-        let mut target = run::open(&path.to_string_lossy(), &how)?;
+        let mut target = open::open(&path.to_string_lossy(), &how)?;
         target.name = name;
         let before_bytes = subjects.len() as u64 * settings.size_bytes;
         let message = target.name.clone();
@@ -326,9 +329,14 @@ fn prepare(ground: &Ground, settings: &Settings, progress: &mut dyn Progress) ->
         let mut contents = inspect::look(&target.name, &*target.device, slice::from_ref(&all), SEED, settings.engine)?;
         contents.filled_bytes = all.end;
         target.contents = Some(contents);
-        let reads = Job::simple("look", Load::default(), crate::job::Span::default(), crate::job::Span::from_secs(1));
+        let reads = Job::simple(
+            "look",
+            Load::default(),
+            diskwright_load::job::Span::default(),
+            diskwright_load::job::Span::from_secs(1),
+        );
         warnings.extend(inspect::doubts::of_target(&reads, 0, &target.name, &contents));
-        let record = run::target_record(&target);
+        let record = OpenTarget::record(&target);
         subjects.push(Subject { target, record });
     }
     Ok((subjects, warnings))
@@ -367,7 +375,7 @@ fn measure(
         let name = record.name();
         let mut rounds: Vec<Vec<Figures>> = vec![Vec::new(); subjects.len()];
         'rounds: for round in 0..settings.rounds {
-            for index in stats::round_order(subjects.len(), round, SEED) {
+            for index in summary::round_order(subjects.len(), round, SEED) {
                 let subject = &subjects[index];
                 let message = format!("{name}, {}", subject.target.name);
                 let went_on = tell(progress, "measure", done as u64, all as u64, &message);
@@ -406,7 +414,7 @@ fn measure(
     if measured.workloads.is_empty() { Err(LabError::Stopped) } else { Ok(measured) }
 }
 
-fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<crate::record::Run> {
+fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<diskwright_load::record::Run> {
     let ended = run::run(job, slice::from_ref(&subject.target), &RunOptions::default(), watch)?;
     match ended.end {
         End::Failed { first, .. } => Err(LabError::BadOptions {
@@ -420,12 +428,12 @@ fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<crate
 /// The profile's workloads, one job each; of a quick study its smallest and its largest size.
 fn jobs(quick: bool, engine: EngineKind) -> Result<Vec<Job>> {
     let profile = profiles::load("vmfs-and-rdm")?;
-    let one = |phase: &crate::job::Phase| {
+    let one = |phase: &diskwright_load::job::Phase| {
         let mut job = Job { name: phase.name.clone(), phases: vec![phase.clone()], ..profile.clone() };
         job.engine = match engine {
-            EngineKind::Auto => Mover::Auto,
-            EngineKind::Uring => Mover::IoUring,
-            EngineKind::Sync => Mover::Pread,
+            EngineKind::Auto => IoEngine::Auto,
+            EngineKind::Uring => IoEngine::IoUring,
+            EngineKind::Sync => IoEngine::Pread,
         };
         job
     };

@@ -1,15 +1,15 @@
 //! What the study found: the form that is saved, printed and drawn.
 
 use super::{GroundRecord, Overall, Pattern};
-use crate::{
+use crate::measure::Ratio;
+use diskwright_load::{
     figures::Figures,
     job::Bytes,
     machine::{Machine, Place, Versions},
-    measure::Ratio,
     record::{End, TargetRecord},
-    stats::Summary,
     warning::Warning,
 };
+use diskwright_stats::summary::Summary;
 use serde::{Deserialize, Serialize};
 
 /// The study, whole or as far as it is.

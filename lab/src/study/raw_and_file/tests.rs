@@ -4,8 +4,8 @@ use super::{record::sides, *};
 use crate::{
     progress::{Silent, Step},
     report::example,
-    run::Unwatched,
 };
+use diskwright_load::run::Unwatched;
 
 /// Rounds of a subject that has `throughput` of the device's IOPS at `cost` times its CPU time.
 /// Rounds differ by a drift that hits all alike.
@@ -135,14 +135,9 @@ fn no_difference_and_a_busy_machine_are_told() {
 #[test]
 fn mhz_per_iops_is_the_papers() {
     let cpu_s_per_io = 0.5 * 4.0 / 10_000.0;
-    let found = report::mhz_per_iops(cpu_s_per_io * 1e9, 3e9).unwrap();
+    let found = told::mhz_per_iops(cpu_s_per_io * 1e9, 3e9).unwrap();
     assert!((found - 0.5 * 3_000.0 * 4.0 / 10_000.0).abs() < 1e-12, "{found}");
-    assert_eq!(report::mhz_per_iops(1.0, 0.0), None);
-}
-
-#[test]
-fn what_is_printed() {
-    insta::assert_snapshot!(render(&result(), false));
+    assert_eq!(told::mhz_per_iops(1.0, 0.0), None);
 }
 
 #[test]

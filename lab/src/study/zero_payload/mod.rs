@@ -17,30 +17,33 @@
 //! (`/proc/self/io`).
 
 mod record;
-pub mod report;
+pub mod verdict;
 
 pub use record::{DiskRecord, Payload, SCHEMA, SideRecord, TestRecord, ZeroPayloadResult};
-pub use report::render;
 
 use crate::{
-    LabError, Result, clock,
+    LabError, Result,
     fill::{self, Tick},
     inspect,
-    job::{Blocks, Bytes, Caching, Contents, Job, Load, Span},
-    machine::{Machine, OtherLoad, Place, Versions},
     measure::{self, Ratio},
     progress::{Progress, report as tell},
-    run::{OpenTarget, RunOptions, Watch},
     scratch::Scratch,
-    seeds,
-    stats::{self, Summary},
     study::{StudyOptions, StudyReport},
     targets::{self, open_target},
     traffic::Traffic,
-    warning::Warning,
 };
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
+use diskwright_load::{
+    OpenTarget, clock,
+    figures::Figures,
+    job::{Blocks, Bytes, Caching, Contents, Job, Load, Span},
+    machine::{Machine, OtherLoad, Place, Versions},
+    run::{RunOptions, Watch},
+    seeds,
+    warning::Warning,
+};
+use diskwright_stats::summary::{self, Summary};
 use diskwright_store::{CacheMode, EngineKind};
 use std::{
     path::PathBuf,
@@ -79,15 +82,8 @@ struct Subject {
     path: PathBuf,
 }
 
-/// A cell as it was measured.
-#[derive(Debug, Clone, Copy)]
-struct Measured {
-    iops: f64,
-    mb_per_s: f64,
-    mean_ns: f64,
-    p99_ns: f64,
-    never_reached: f64,
-}
+/// A window, and the share of its bytes that never reached the store.
+type Measured = (Figures, f64);
 
 /// Runs the study and saves its result. The scratch folder is removed whatever happens, unless it
 /// is to be kept.
@@ -128,7 +124,7 @@ pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<
     }
     let result = ZeroPayloadResult {
         schema: SCHEMA.into(),
-        verdict: report::verdict(&tests, stopped),
+        verdict: verdict::verdict(&tests, stopped),
         took_ns: start.elapsed().as_nanos() as u64,
         machine,
         place,
@@ -261,7 +257,7 @@ fn measure_all(
     for test in tests() {
         let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); subjects.len()];
         for round in 0..rounds {
-            for index in stats::round_order(subjects.len(), round, SEED) {
+            for index in summary::round_order(subjects.len(), round, SEED) {
                 let subject = &subjects[index];
                 let message = format!("{}, {}", test.0, subject.target.name);
                 tell(progress, "measure", done, total, &message)?;
@@ -283,32 +279,27 @@ fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Measu
     let before = Traffic::of_process()?;
     let phase = measure::window(job, &subject.target, &RunOptions::default(), watch)?;
     let traffic = Traffic::of_process()? - before;
-    let both = phase.total().both;
-    let latency = both.latency();
     let moved_bytes = if job.writes() { traffic.written_bytes } else { traffic.read_bytes };
-    Ok(Measured {
-        iops: phase.iops(),
-        mb_per_s: phase.mb_per_s(),
-        mean_ns: latency.mean_ns(),
-        p99_ns: latency.quantile_ns(0.99).unwrap_or(0) as f64,
-        // What was in flight at the end is in the account and not in the record: a hair more than
-        // all may have arrived.
-        never_reached: (1.0 - moved_bytes as f64 / both.bytes.max(1) as f64).clamp(0.0, 1.0),
-    })
+    // What was in flight at the end is in the account and not in the record: a hair more than all
+    // may have arrived.
+    let asked_bytes = phase.total().both.bytes.max(1);
+    Ok((Figures::of(&phase), (1.0 - moved_bytes as f64 / asked_bytes as f64).clamp(0.0, 1.0)))
 }
 
 fn record(name: &str, payload: Payload, dynamic: &[Measured], fixed: &[Measured]) -> Option<TestRecord> {
     let side = |rounds: &[Measured]| -> Option<SideRecord> {
         let of = |figure: fn(&Measured) -> f64| Summary::of(&rounds.iter().map(figure).collect::<Vec<_>>());
         Some(SideRecord {
-            iops: of(|round| round.iops)?,
-            mb_per_s: of(|round| round.mb_per_s)?,
-            latency_mean_ns: of(|round| round.mean_ns)?,
-            latency_p99_ns: of(|round| round.p99_ns)?,
-            never_reached: of(|round| round.never_reached)?,
+            iops: of(|(round, _)| round.iops)?,
+            mb_per_s: of(|(round, _)| round.mb_per_s)?,
+            latency_mean_ns: of(|(round, _)| round.mean_ns)?,
+            latency_p99_ns: of(|(round, _)| round.p99_ns)?,
+            never_reached: of(|(_, not_stored)| *not_stored)?,
+            not_stored_each: rounds.iter().map(|(_, not_stored)| *not_stored).collect(),
+            rounds: rounds.iter().map(|(round, _)| *round).collect(),
         })
     };
-    let iops = |rounds: &[Measured]| rounds.iter().map(|round| round.iops).collect::<Vec<_>>();
+    let iops = |rounds: &[Measured]| rounds.iter().map(|(round, _)| round.iops).collect::<Vec<_>>();
     Some(TestRecord {
         name: name.to_owned(),
         payload,

@@ -1,12 +1,13 @@
 //! What the study found, as it is saved.
 
-use crate::{
+use crate::measure::Ratio;
+use diskwright_load::{
+    figures::Figures,
     machine::{Machine, Place, Versions},
-    measure::Ratio,
     record::ContentsRecord,
-    stats::Summary,
     warning::Warning,
 };
+use diskwright_stats::summary::Summary;
 use serde::{Deserialize, Serialize};
 
 /// Schema of [`ZeroPayloadResult`].
@@ -102,4 +103,8 @@ pub struct SideRecord {
     /// Share of the bytes asked for that never reached the store, by the kernel's account, from 0
     /// to 1.
     pub never_reached: Summary,
+    /// The same for each round.
+    pub not_stored_each: Vec<f64>,
+    /// Every round as it was measured.
+    pub rounds: Vec<Figures>,
 }

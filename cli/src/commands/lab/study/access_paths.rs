@@ -85,5 +85,5 @@ pub fn run(context: &mut Context, args: &AccessPathsArgs) -> Outcome {
     let mut steps = context.steps();
     let report = access_paths::run(&options, &mut steps);
     drop(steps);
-    experiment::conclude(context, report, access_paths::render)
+    experiment::conclude(context, report)
 }

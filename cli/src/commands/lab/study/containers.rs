@@ -75,5 +75,5 @@ pub fn run(context: &mut Context, args: &ContainersArgs) -> Outcome {
     let mut steps = context.steps();
     let report = study::run(&options, &mut steps);
     drop(steps);
-    experiment::conclude(context, report, study::render)
+    experiment::conclude(context, report)
 }

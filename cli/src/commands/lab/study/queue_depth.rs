@@ -11,12 +11,15 @@ use crate::{
 };
 use clap::Args;
 use diskwright_lab::{
-    job::{Caching, Span},
+    open::OpenHow,
     prepare::PrepareOptions,
-    record::End,
-    run::{OpenHow, Snapshot},
     study::queue_depth::{self, QueueDepthOptions},
     sweep::ArrayOptions,
+};
+use diskwright_load::{
+    job::{Caching, Span},
+    record::End,
+    run::Snapshot,
 };
 use diskwright_store::CacheMode;
 
@@ -110,6 +113,6 @@ pub fn run(context: &mut Context, args: &QueueDepthArgs) -> Outcome {
     let report = queue_depth::run(&options, &watch, &mut steps);
     drop(steps);
     let has_failed = report.as_ref().is_ok_and(|report| matches!(report.result.end, End::Failed { .. }));
-    let code = experiment::conclude(context, report, queue_depth::render)?;
+    let code = experiment::conclude(context, report)?;
     Ok(if has_failed { exit::FAILED } else { code })
 }

@@ -7,10 +7,8 @@ use crate::{
     sizes,
 };
 use clap::{Args, ValueEnum};
-use diskwright_lab::{
-    run::Snapshot,
-    study::raw_and_file::{self, FileSystem, RawAndFileOptions},
-};
+use diskwright_lab::study::raw_and_file::{self, FileSystem, RawAndFileOptions};
+use diskwright_load::run::Snapshot;
 use std::path::PathBuf;
 
 /// Arguments of `lab study raw-and-file`.
@@ -83,5 +81,5 @@ pub fn run(context: &mut Context, args: &RawAndFileArgs) -> Outcome {
     let watch = |_: &Snapshot<'_>| !patience.should_stop();
     let report = raw_and_file::run(&options, &watch, &mut steps);
     drop(steps);
-    experiment::conclude(context, report, raw_and_file::render)
+    experiment::conclude(context, report)
 }

@@ -39,5 +39,5 @@ pub fn run(context: &mut Context, args: &ZeroPayloadArgs) -> Outcome {
     let mut steps = context.steps();
     let report = zero_payload::run(&options, &mut steps);
     drop(steps);
-    experiment::conclude(context, report, zero_payload::render)
+    experiment::conclude(context, report)
 }

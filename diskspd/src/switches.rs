@@ -1,0 +1,521 @@
+//! DiskSpd's switches. Each is known, or refused by its name; a bad value is told with its switch.
+//!
+//! Switches and values are one word (`-b8K`), case matters, and what comes behind the switches is
+//! targets. Sizes take `K M G T` (powers of
+//! 1024) and `b` (blocks of `-b`, wherever `-b` stands). Switches that concern Windows alone are
+//! accepted with a note where a test means the same without them, and refused where it does not.
+
+use super::profile::{Order, Processor, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents};
+use diskwright_load::job::{Bytes, Caching, Spot};
+
+/// What is wrong with a command line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SwitchError {
+    /// Not a switch of DiskSpd's.
+    #[error(
+        "{switch} is no switch of DiskSpd's; switches are one word with their value, as in -b8K, and upper and lower case differ"
+    )]
+    Unknown {
+        /// As given.
+        switch: String,
+    },
+    /// A switch of DiskSpd's that is not supported.
+    #[error("{switch} is not supported: {why}")]
+    Refused {
+        /// As given.
+        switch: String,
+        /// The reason, and what to do.
+        why: String,
+    },
+    /// A value that cannot be.
+    #[error("{switch}: {what}")]
+    BadValue {
+        /// As given.
+        switch: String,
+        /// What is wrong, and what would be right.
+        what: String,
+    },
+    /// Two that exclude each other, or one that is missing.
+    #[error("{0}")]
+    Together(String),
+}
+
+type Result<T, E = SwitchError> = std::result::Result<T, E>;
+
+/// Reads the words behind `diskspd`. A command line with `-X` is [`super::Composed`]'s.
+///
+/// # Errors
+/// [`SwitchError`].
+pub fn parse(words: &[String]) -> Result<Profile> {
+    let words: Vec<String> = words.iter().map(|word| plain_hyphen(word)).collect();
+    let (switches, paths) = split(&words)?;
+    if paths.is_empty() {
+        return Err(SwitchError::Together("there is no target; name at least one file, disk or block device".into()));
+    }
+    let mut reader = Reader::new(block_size(switches)?);
+    for switch in switches {
+        reader.read(switch)?;
+    }
+    let mut profile = reader.finish(paths)?;
+    profile.command_line = command_line(&words);
+    Ok(profile)
+}
+
+/// The switches, and the targets behind them.
+pub(super) fn split(words: &[String]) -> Result<(&[String], &[String])> {
+    let first_target = words.iter().position(|word| !word.starts_with('-')).unwrap_or(words.len());
+    let (switches, paths) = words.split_at(first_target);
+    if let Some(late) = paths.iter().find(|word| word.starts_with('-') && word.len() > 1) {
+        return Err(SwitchError::Together(format!("{late} stands behind a target; switches come first")));
+    }
+    if let Some(windows) = paths.iter().find(|path| is_windows_device(path)) {
+        return Err(SwitchError::Together(format!(
+            "{windows} names a disk in the way of Windows; name a block device, as in /dev/sdb"
+        )));
+    }
+    Ok((switches, paths))
+}
+
+/// As the report tells it.
+pub(super) fn command_line(words: &[String]) -> String {
+    std::iter::once("diskwright diskspd").chain(words.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
+}
+
+/// What the switches say that can also stand beside a profile.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Given {
+    pub(super) duration_s: Option<u64>,
+    pub(super) warm_up_s: Option<u64>,
+    pub(super) cool_down_s: Option<u64>,
+    pub(super) seed: Option<u64>,
+    pub(super) verbose: bool,
+    pub(super) form: Option<ResultForm>,
+    pub(super) profile_only: bool,
+}
+
+impl Given {
+    /// Takes a switch. `false`: it is not one of these.
+    pub(super) fn read(&mut self, switch: &str) -> Result<bool> {
+        let mut letters = switch.chars();
+        letters.next();
+        let letter = letters.next();
+        let value = letters.as_str();
+        match letter {
+            Some('d') => self.duration_s = Some(number(switch, value, 1, YEAR_S)?),
+            Some('W') => self.warm_up_s = Some(number(switch, value, 0, YEAR_S)?),
+            Some('C') => self.cool_down_s = Some(number(switch, value, 0, YEAR_S)?),
+            Some('z') => {
+                self.seed = Some(if value.is_empty() { time_seed() } else { number(switch, value, 0, u64::MAX)? });
+            }
+            Some('v') if value.is_empty() || value == "s" => self.verbose = true,
+            Some('R') => self.results(switch, value)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn results(&mut self, switch: &str, value: &str) -> Result<()> {
+        let form = value.strip_prefix('p').inspect(|_| self.profile_only = true).unwrap_or(value);
+        self.form = match form {
+            "text" => Some(ResultForm::Text),
+            "xml" => Some(ResultForm::Xml),
+            // The profile's own form.
+            "" if self.profile_only => self.form,
+            _ => return Err(bad(switch, format!("\"{form}\" is no form of results; there are text and xml"))),
+        };
+        Ok(())
+    }
+}
+
+/// Word processors make dashes of hyphens, and the paper's own text has them.
+pub(super) fn plain_hyphen(word: &str) -> String {
+    match word.chars().next() {
+        Some(dash @ ('\u{2010}'..='\u{2015}' | '\u{2212}')) => format!("-{}", &word[dash.len_utf8()..]),
+        _ => word.to_owned(),
+    }
+}
+
+/// `#1` and `F:`.
+fn is_windows_device(path: &str) -> bool {
+    let drive = path.len() == 2 && path.ends_with(':') && path.starts_with(|c: char| c.is_ascii_alphabetic());
+    drive
+        || path.strip_prefix('#').is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// The block comes first: other sizes may be given in blocks.
+fn block_size(switches: &[String]) -> Result<u64> {
+    let Some(switch) = switches.iter().rfind(|switch| switch.starts_with("-b")) else { return Ok(64 << 10) };
+    let bytes = size(switch, &switch[2..], None)?;
+    if bytes == 0 { Err(bad(switch, "a block of 0 bytes moves nothing; as in -b8K")) } else { Ok(bytes) }
+}
+
+fn bad(switch: &str, what: impl Into<String>) -> SwitchError {
+    SwitchError::BadValue { switch: switch.to_owned(), what: what.into() }
+}
+
+fn size(switch: &str, text: &str, block: Option<u64>) -> Result<u64> {
+    let wrong = || {
+        bad(
+            switch,
+            format!(
+                "\"{text}\" is no size; write a number with K, M, G or T{}",
+                if block.is_some() { ", or b for blocks" } else { "" }
+            ),
+        )
+    };
+    if let (Some(number), Some(block)) = (text.strip_suffix('b'), block) {
+        let blocks: u64 = number.parse().map_err(|_| wrong())?;
+        return blocks.checked_mul(block).ok_or_else(wrong);
+    }
+    text.parse::<Bytes>().map(|bytes| bytes.0).map_err(|_| wrong())
+}
+
+fn number(switch: &str, text: &str, least: u64, most: u64) -> Result<u64> {
+    let value: Option<u64> = text.parse().ok();
+    value
+        .filter(|value| (least..=most).contains(value))
+        .ok_or_else(|| bad(switch, format!("\"{text}\" is no whole number from {least} to {most}")))
+}
+
+fn small(switch: &str, text: &str, least: u64, most: u32) -> Result<u32> {
+    number(switch, text, least, u64::from(most)).map(|value| value as u32)
+}
+
+/// Longest time in seconds: a year.
+const YEAR_S: u64 = 366 * 24 * 3600;
+
+/// Gathers what the switches say; on a command line all targets are alike.
+struct Reader {
+    span: TimeSpan,
+    target: Target,
+    given: Given,
+    notes: Vec<String>,
+    buffered: Option<bool>,
+    write_through: bool,
+    random: Option<Option<u64>>,
+    random_percent: Option<f64>,
+    stride: Option<u64>,
+    interlocked: bool,
+    part_bytes: Option<u64>,
+    threads_given: bool,
+}
+
+impl Reader {
+    fn new(block_bytes: u64) -> Self {
+        Self {
+            span: TimeSpan::default(),
+            target: Target { block_bytes, ..Target::new("") },
+            given: Given::default(),
+            notes: Vec::new(),
+            buffered: None,
+            write_through: false,
+            random: None,
+            random_percent: None,
+            stride: None,
+            interlocked: false,
+            part_bytes: None,
+            threads_given: false,
+        }
+    }
+
+    fn read(&mut self, switch: &str) -> Result<()> {
+        if self.given.read(switch)? {
+            return Ok(());
+        }
+        let mut letters = switch.chars();
+        letters.next();
+        let Some(letter) = letters.next() else { return Err(SwitchError::Unknown { switch: switch.into() }) };
+        let value = letters.as_str();
+        let block = Some(self.target.block_bytes);
+        match letter {
+            'a' => {
+                self.span.affinity = affinity(switch, value)?;
+            }
+            'b' => {}
+            'B' => {
+                let (base, length) = value.split_once(':').map_or((value, None), |(base, length)| (base, Some(length)));
+                self.target.base_bytes = size(switch, base, block)?;
+                self.part_bytes = length.map(|length| size(switch, length, block)).transpose()?;
+            }
+            'c' => self.target.create_bytes = Some(positive(switch, size(switch, value, block)?)?),
+            'D' => {
+                self.span.iops_every_ms =
+                    Some(if value.is_empty() { 1000 } else { number(switch, value, 10, 3_600_000)? })
+            }
+            'e' => {
+                return refuse(
+                    switch,
+                    "it asks for Event Tracing for Windows; `perf trace` or `blktrace` tells such things",
+                );
+            }
+            'f' if value.starts_with(|c: char| c.is_ascii_digit()) => {
+                self.target.max_bytes = positive(switch, size(switch, value, block)?)?;
+            }
+            'f' if !value.is_empty() && value.chars().all(|hint| "rst".contains(hint)) => {
+                self.note(switch, "Linux takes no such hints when a file is opened");
+            }
+            'F' => self.span.threads_in_all = small(switch, value, 1, diskwright_load::job::THREADS_MAX)?,
+            'g' => {
+                let per_second = value.strip_suffix('i');
+                let limit = number(switch, per_second.unwrap_or(value), 1, u64::MAX / 1000)?;
+                self.target.throughput =
+                    Some(if per_second.is_some() { Throughput::Iops(limit) } else { Throughput::BytesPerMs(limit) });
+            }
+            'h' if value.is_empty() => self.cache(switch, "h")?,
+            'i' => self.target.burst = small(switch, value, 1, u32::MAX)?,
+            'j' => self.target.think_ms = number(switch, value, 1, YEAR_S)?,
+            'I' => {
+                self.target.priority = small(switch, value, 1, 5)?;
+                self.note(switch, "requests have no priority of their own here; use ionice for that");
+            }
+            // Buffers lie in huge pages in any case.
+            'l' if value.is_empty() => {}
+            'L' if value.is_empty() => self.span.measure_latency = true,
+            'n' if value.is_empty() => self.span.affinity_disabled = true,
+            'N' => return refuse(switch, "it is about files mapped into memory, and requests are made here"),
+            'o' => self.target.requests = small(switch, value, 1, diskwright_load::job::QUEUE_DEPTH_MAX)?,
+            'O' => self.span.requests_in_all = small(switch, value, 1, diskwright_load::job::QUEUE_DEPTH_MAX)?,
+            'p' if value.is_empty() => self.target.parallel = true,
+            'P' => {
+                if !value.is_empty() {
+                    number(switch, value, 0, u64::MAX)?;
+                }
+                self.note(switch, "progress is shown as time, on standard error");
+            }
+            'r' => self.random(switch, value)?,
+            's' => {
+                let stride = value.strip_prefix('i');
+                self.interlocked |= stride.is_some();
+                let stride = stride.unwrap_or(value);
+                if !stride.is_empty() {
+                    self.stride = Some(positive(switch, size(switch, stride, block)?)?);
+                }
+            }
+            'S' => self.cache(switch, value)?,
+            't' => {
+                self.target.threads = small(switch, value, 1, diskwright_load::job::THREADS_MAX)?;
+                self.threads_given = true;
+            }
+            'T' => self.target.thread_stride_bytes = positive(switch, size(switch, value, block)?)?,
+            'w' => self.target.write_percent = if value.is_empty() { 0 } else { small(switch, value, 0, 100)? },
+            'x' if value.is_empty() => self.note(switch, "completions come from io_uring in any case"),
+            'y' => return refuse(switch, "it is about events of Windows; start and stop the program from a script"),
+            'Z' => self.write_contents(switch, value)?,
+            _ => return Err(SwitchError::Unknown { switch: switch.into() }),
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, switch: &str, what: &str) {
+        self.notes.push(format!("{switch} has no effect: {what}"));
+    }
+
+    fn random(&mut self, switch: &str, value: &str) -> Result<()> {
+        if let Some(percent) = value.strip_prefix('s') {
+            let percent: f64 = percent
+                .parse()
+                .ok()
+                .filter(|percent| (0.0..=100.0).contains(percent))
+                .ok_or_else(|| bad(switch, format!("\"{percent}\" is no percentage from 0 to 100")))?;
+            self.random_percent = Some(percent);
+        } else if let Some(distribution) = value.strip_prefix('d') {
+            self.target.spots = spots(switch, distribution)?;
+        } else {
+            let block = Some(self.target.block_bytes);
+            let align =
+                (!value.is_empty()).then(|| size(switch, value, block).and_then(|align| positive(switch, align)));
+            self.random = Some(align.transpose()?);
+        }
+        Ok(())
+    }
+
+    /// The letters of `-S`; each of caching and write-through may be said once.
+    fn cache(&mut self, switch: &str, letters: &str) -> Result<()> {
+        let twice = || {
+            SwitchError::Together(format!("{switch} says again or otherwise what an earlier switch said about caching"))
+        };
+        let letters = if letters.is_empty() { "u" } else { letters };
+        for letter in letters.chars() {
+            let (buffered, through) = match letter {
+                'b' => (Some(true), false),
+                'u' => (Some(false), false),
+                'w' => (None, true),
+                'h' => (Some(false), true),
+                'r' => return refuse(switch, "a remote file system's own cache cannot be told apart here; use -Su"),
+                'm' => return refuse(switch, "files are not mapped into memory here"),
+                _ => return Err(bad(switch, format!("\"{letter}\" is no way of caching; there are b, h, u and w"))),
+            };
+            if buffered.is_some() && self.buffered.is_some() || through && self.write_through {
+                return Err(twice());
+            }
+            self.buffered = self.buffered.or(buffered);
+            self.write_through |= through;
+        }
+        Ok(())
+    }
+
+    fn write_contents(&mut self, switch: &str, value: &str) -> Result<()> {
+        self.target.contents = match value {
+            "" => WriteContents::Zero,
+            "r" => {
+                self.span.random_write_data = true;
+                WriteContents::Random { buffer_bytes: 0 }
+            }
+            _ if value.contains(',') => {
+                return refuse(
+                    switch,
+                    "contents are made, not read from a file; use -Z1M for random ones or -Z for zeros",
+                );
+            }
+            _ => WriteContents::Random {
+                buffer_bytes: positive(switch, size(switch, value, Some(self.target.block_bytes))?)?,
+            },
+        };
+        Ok(())
+    }
+
+    fn finish(mut self, paths: &[String]) -> Result<Profile> {
+        let together = |what: &str| Err(SwitchError::Together(what.to_owned()));
+        if self.span.threads_in_all > 0 && self.threads_given {
+            return together("-F and -t exclude each other: -F is the threads in all, -t those of each target");
+        }
+        if self.span.requests_in_all > 0 && self.span.threads_in_all == 0 {
+            return together("-O is for use with -F; use -o for the requests of each thread on its target");
+        }
+        if self.target.burst > 0 && self.target.think_ms == 0 {
+            return together("-i makes bursts, but there is no pause between them: add -j");
+        }
+        if self.interlocked && self.target.thread_stride_bytes > 0 {
+            return together("-si and -T exclude each other: interlocked threads share one stream");
+        }
+        if self.span.affinity_disabled && !self.span.affinity.is_empty() {
+            return together("-n and -a exclude each other: -n leaves threads to the kernel, -a places them");
+        }
+        let random = self.random.is_some() || self.random_percent.is_some() || !self.target.spots.is_empty();
+        if self.target.parallel {
+            if random {
+                return together("-p and -r exclude each other: -p is about sequential requests");
+            }
+            if self.interlocked {
+                return together(
+                    "-p and -si exclude each other: -p gives each request its own stream, -si one to all threads",
+                );
+            }
+            if self.span.requests_in_all > 0 {
+                return together("-p and -O exclude each other; use -o for the requests of each thread on its target");
+            }
+            if self.target.requests == 1 {
+                self.notes.push("-p has no effect: each thread has only one request in flight (-o1)".into());
+            }
+        }
+        if random && (self.stride.is_some() || self.interlocked) {
+            self.notes.push("-s has no effect: -r was given too".into());
+        }
+        self.target.order = if random {
+            Order::Random { align_bytes: self.random.flatten(), percent: self.random_percent.unwrap_or(100.0) }
+        } else {
+            Order::Sequential { stride_bytes: self.stride, interlocked: self.interlocked }
+        };
+        if let Some(part) = self.part_bytes {
+            let end = self
+                .target
+                .base_bytes
+                .checked_add(part)
+                .ok_or_else(|| bad("-B", "base and length are too large together"))?;
+            self.target.max_bytes = if self.target.max_bytes == 0 { end } else { end.min(self.target.max_bytes) };
+        }
+        self.target.cache = match (self.buffered.unwrap_or(true), self.write_through) {
+            (true, false) => Caching::Cached,
+            (true, true) => Caching::WriteThrough,
+            (false, false) => Caching::Direct,
+            (false, true) => Caching::DirectWriteThrough,
+        };
+        if self.target.write_percent > 0 && self.target.contents == WriteContents::Sequential {
+            self.notes.push(
+                "without -Z DiskSpd writes the bytes 0 to 255 again and again, which says little about devices that compress; incompressible bytes are written here".into(),
+            );
+        }
+        self.span.duration_s = self.given.duration_s.unwrap_or(self.span.duration_s);
+        self.span.warm_up_s = self.given.warm_up_s.unwrap_or(self.span.warm_up_s);
+        self.span.cool_down_s = self.given.cool_down_s.unwrap_or(self.span.cool_down_s);
+        self.span.seed = self.given.seed.unwrap_or(self.span.seed);
+        self.span.targets = paths.iter().map(|path| Target { path: path.clone(), ..self.target.clone() }).collect();
+        Ok(Profile {
+            command_line: String::new(),
+            verbose: self.given.verbose,
+            // What -Rp tells is XML in any case.
+            form: self.given.form.unwrap_or(if self.given.profile_only { ResultForm::Xml } else { ResultForm::Text }),
+            profile_only: self.given.profile_only,
+            time_spans: vec![self.span],
+            notes: self.notes,
+        })
+    }
+}
+
+fn refuse<T>(switch: &str, why: &str) -> Result<T> {
+    Err(SwitchError::Refused { switch: switch.to_owned(), why: why.to_owned() })
+}
+
+fn positive(switch: &str, value: u64) -> Result<u64> {
+    if value == 0 { Err(bad(switch, "0 is too small")) } else { Ok(value) }
+}
+
+/// `-a`, `-ag`, `-a0,1`, `-ag0,0,1,g1,2`: a number behind `g` is the group of those that follow.
+/// Empty: all processors.
+fn affinity(switch: &str, value: &str) -> Result<Vec<Processor>> {
+    let wrong = || bad(switch, "no list of processors; as in -a0,1,2 or -ag0,0,1");
+    // DiskSpd's own limits.
+    let number = |text: &str, max: u32| {
+        let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        text.parse().ok().filter(|number: &u32| digits && *number <= max).ok_or_else(wrong)
+    };
+    if value.is_empty() || value == "g" {
+        return Ok(Vec::new());
+    }
+    let (mut group, mut group_is_used, mut processors) = (0, true, Vec::new());
+    for part in value.split(',') {
+        match part.strip_prefix('g') {
+            Some(text) => (group, group_is_used) = (number(text, u32::from(u16::MAX))?, false),
+            None => {
+                processors.push(Processor { group, number: number(part, u32::from(u8::MAX))? });
+                group_is_used = true;
+            }
+        }
+    }
+    if group_is_used { Ok(processors) } else { Err(wrong()) }
+}
+
+/// `pct90/10:10/90` and `abs95/10G:5/90G`.
+fn spots(switch: &str, text: &str) -> Result<Vec<Spot>> {
+    let wrong = || {
+        bad(
+            switch,
+            "no distribution; as in -rdpct90/10:10/90 or -rdabs95/10G:5/100G, shares of requests before shares or lengths of the target",
+        )
+    };
+    let (absolute, rest) = match (text.strip_prefix("pct"), text.strip_prefix("abs")) {
+        (Some(rest), _) => (false, rest),
+        (_, Some(rest)) => (true, rest),
+        _ => return Err(wrong()),
+    };
+    let spot = |part: &str| {
+        let (io, target) = part.split_once('/').ok_or_else(wrong)?;
+        let io_percent: f64 = io.parse::<u32>().map_err(|_| wrong())?.into();
+        let length = absolute.then(|| target.parse::<Bytes>().map_err(|_| wrong())).transpose()?;
+        let target_percent = if absolute { 0.0 } else { f64::from(target.parse::<u32>().map_err(|_| wrong())?) };
+        Ok(Spot { io_percent, target_percent, length })
+    };
+    let spots: Vec<Spot> = rest.split(':').map(spot).collect::<Result<_>>()?;
+    let io: f64 = spots.iter().map(|spot| spot.io_percent).sum();
+    let target: f64 = spots.iter().map(|spot| spot.target_percent).sum();
+    if io > 100.0 || target > 100.0 {
+        return Err(bad(switch, "the shares add up to more than 100"));
+    }
+    Ok(spots)
+}
+
+/// `-z` alone: another seed each time.
+fn time_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(1, |since| since.as_millis() as u64 & 0xffff_ffff)
+}

@@ -1,0 +1,118 @@
+//! The conclusion of a comparison, in sentences.
+
+use super::{Comparison, ContestRecord, Said};
+use diskwright_load::figures::Metric;
+use diskwright_stats::numbers::figure;
+use std::fmt::Write as _;
+
+/// More groups than this are told by their extremes.
+const TOLD_IN_VERDICT: usize = 4;
+
+/// The conclusion, in sentences.
+pub fn verdict(record: &ContestRecord) -> String {
+    let told: Vec<&Comparison> =
+        if record.overall.is_empty() { record.comparisons.iter().collect() } else { record.overall.iter().collect() };
+    let mut sentences: Vec<String> = record.failed.iter().map(|failed| format!("FAILED: {failed}.")).collect();
+    for side in 1..record.sides.len() {
+        let mut groups: Vec<&str> = Vec::new();
+        for comparison in told.iter().filter(|comparison| comparison.side == side) {
+            if !groups.contains(&comparison.group.as_str()) {
+                groups.push(&comparison.group);
+            }
+        }
+        if groups.is_empty() {
+            sentences.push(format!(
+                "{} and {} have nothing in common to compare.",
+                record.sides[side].name, record.sides[0].name
+            ));
+        }
+        for group in groups.iter().take(TOLD_IN_VERDICT) {
+            let of: Vec<&Comparison> = told
+                .iter()
+                .filter(|comparison| comparison.side == side && comparison.group == *group)
+                .copied()
+                .collect();
+            let lead = if groups.len() > 1 { format!("{group}: ") } else { String::new() };
+            sentences.push(format!("{lead}{}", sentence(record, side, &of)));
+        }
+        if groups.len() > TOLD_IN_VERDICT {
+            sentences.push(format!("{} more below.", groups.len() - TOLD_IN_VERDICT));
+        }
+    }
+    sentences.join(" ")
+}
+
+fn sentence(record: &ContestRecord, side: usize, of: &[&Comparison]) -> String {
+    let (base, ours) = (&record.sides[0].name, &record.sides[side].name);
+    let Some(first) = of.first() else { return String::new() };
+    let mut text = match first.said {
+        Said::Better | Said::Worse => {
+            let word = match (first.metric, first.said) {
+                (Metric::CpuPerIo, Said::Better) => "cheaper",
+                (Metric::CpuPerIo, _) => "dearer",
+                (_, Said::Better) => "faster",
+                _ => "slower",
+            };
+            let than = if first.group.is_empty() { " over all" } else { "" };
+            format!(
+                "{ours} is {word} than {base}{than}: {} {} (p = {})",
+                first.metric.title(),
+                change(first),
+                p(first.p_corrected)
+            )
+        }
+        Said::NoDifference => {
+            format!("No difference seen between {ours} and {base}: {} {}", first.metric.title(), change(first))
+        }
+        Said::TooFewRounds => {
+            let (n, m) = first.rounds;
+            let family = record.family(first);
+            format!(
+                "{n} and {m} rounds cannot show a difference between {ours} and {base} with {family} comparisons, whatever they are; measure at least {} rounds of each (not shown: {} {})",
+                record.fewest_rounds(first),
+                first.metric.title(),
+                change(first),
+            )
+        }
+    };
+    let also: Vec<String> = of
+        .iter()
+        .skip(1)
+        .filter(|comparison| matches!(comparison.said, Said::Better | Said::Worse))
+        .map(|comparison| format!("{} {}", comparison.metric.title(), estimate(comparison)))
+        .collect();
+    if !also.is_empty() {
+        let _ = write!(text, "; {}", also.join(", "));
+    }
+    text.push('.');
+    text
+}
+
+/// `+5.2 % (95 % interval +4.1 % to +6.3 %)`.
+pub fn change(comparison: &Comparison) -> String {
+    let shift = &comparison.change;
+    if shift.confidence == 0.0 {
+        return format!("{} (one round has no interval)", percent(shift.estimate));
+    }
+    format!(
+        "{} ({:.0} % interval {} to {})",
+        percent(shift.estimate),
+        shift.confidence * 100.0,
+        percent(shift.interval.low),
+        percent(shift.interval.high)
+    )
+}
+
+fn estimate(comparison: &Comparison) -> String {
+    percent(comparison.change.estimate)
+}
+
+fn percent(share: f64) -> String {
+    let value = share * 100.0;
+    let sign = if value >= 0.0 { "+" } else { "-" };
+    format!("{sign}{} %", if value.abs() < 9.95 { format!("{:.1}", value.abs()) } else { figure(value.abs()) })
+}
+
+fn p(value: f64) -> String {
+    if value < 0.0005 { "< 0.001".into() } else { format!("{value:.3}") }
+}

@@ -1,0 +1,101 @@
+//! What the chapters of all results have in common: subtitle, badge, reasons for doubt, machine.
+
+use diskwright_load::{
+    machine::{Machine, Place, Versions},
+    record::End,
+    warning::Warning,
+};
+use diskwright_outline::{Block, Doubt, Tone};
+use diskwright_stats::numbers::{bytes, duration, grouped, moment};
+
+/// When a result was measured and how long that took.
+pub fn subtitle(started_utc: &str, took_ns: u64) -> String {
+    format!("{}, {} in all", moment(started_utc), duration(took_ns as f64))
+}
+
+/// How something ended, as a badge.
+pub fn end_badge(end: &End) -> (Tone, String) {
+    match end {
+        End::Complete => (Tone::Good, "complete".into()),
+        End::Stopped => (Tone::Doubt, "partial".into()),
+        End::Failed { .. } => (Tone::Bad, "failed".into()),
+    }
+}
+
+/// What failed, then each warning as a sentence.
+pub fn doubts_with_end(end: &End, warnings: &[Warning]) -> Vec<Doubt> {
+    let failed = match end {
+        End::Failed { errors, first } => Some(Doubt {
+            tone: Tone::Bad,
+            sentence: format!(
+                "FAILED: {} failed; the first: {first}. The figures are those of the requests that succeeded and say little about the device.",
+                if *errors == 1 { "1 request".into() } else { format!("{} requests", grouped(*errors as f64)) }
+            ),
+        }),
+        _ => None,
+    };
+    failed.into_iter().chain(doubts(warnings)).collect()
+}
+
+/// Each warning as a sentence. A warning that voids the result says so in capitals.
+pub fn doubts(warnings: &[Warning]) -> Vec<Doubt> {
+    let of = |warning: &Warning| match warning.voids() {
+        true => Doubt { tone: Tone::Bad, sentence: format!("NOT STORAGE: {warning}") },
+        false => Doubt { tone: Tone::Doubt, sentence: warning.to_string() },
+    };
+    warnings.iter().map(of).collect()
+}
+
+/// What it was measured on, in a line, and all about machine and options, folded away.
+pub fn measured_on(
+    machine: &Machine,
+    versions: &Versions,
+    place: Option<&Place>,
+    more: Vec<(String, String)>,
+) -> Vec<Block> {
+    let mut short = vec![("Machine".to_owned(), machine.to_string())];
+    short.extend(place.map(self::place));
+    short.extend(more);
+    vec![
+        Block::Heading("How it was measured".into()),
+        Block::Facts(short),
+        Block::Folded {
+            name: "The machine and the programs".into(),
+            blocks: vec![Block::Facts(facts(machine, versions))],
+        },
+    ]
+}
+
+/// What it was measured on and by which programs.
+fn facts(machine: &Machine, versions: &Versions) -> Vec<(String, String)> {
+    let mut facts = Vec::new();
+    let mut add = |name: &str, value: String| {
+        if !value.is_empty() {
+            facts.push((name.to_owned(), value));
+        }
+    };
+    add("Processor", format!("{} × {}", machine.logical_cpus, machine.cpu_model));
+    add("Memory", bytes(machine.memory_bytes));
+    add("System", [machine.operating_system.as_str(), machine.kernel.as_str()].join(", "));
+    add("Clock", machine.clock_source.clone());
+    add("Load before", format!("{:.2}", machine.load_average));
+    let build = if versions.optimised { "" } else { " (debug build)" };
+    add("diskwright", format!("{}{build}", versions.diskwright));
+    add("qemu-img", versions.qemu.clone().unwrap_or_default());
+    facts
+}
+
+/// Where files lay.
+fn place(place: &Place) -> (String, String) {
+    let scheduler = place.scheduler.as_ref().map_or_else(String::new, |name| format!(", scheduler {name}"));
+    (
+        "Disks lay on".into(),
+        format!(
+            "{} on {} ({}), {} free{scheduler}",
+            place.file_system,
+            place.device,
+            place.mount_options,
+            bytes(place.free_bytes)
+        ),
+    )
+}

@@ -1,0 +1,484 @@
+//! One thread's window onto one target: slots, buffers, the queue, and what is counted.
+//!
+//! ```text
+//!   free slot ─ pacer: may it? ─ requests: which? ─ contents ─▶ push ─▶ in flight ─▶ reap ─▶ settle: count ─▶ the slot is free
+//!                                                                                               └─ nothing paces it: next request at once
+//! ```
+//!
+//! A latency runs from the clock reading after which its request was made to the one after which
+//! its completion was seen; the clock is read once for all that a reap brings. So the generator's
+//! own time is in it; `null:` shows how much that is.
+//!
+//! **Requests do not wait for each other.** A device that ends ten requests at once would be idle
+//! until all ten are made anew, if all were submitted together: it and the generator would work in
+//! turns. So, past the page cache, a few are submitted while the rest are still being settled.
+//! Random 4K reads at depth 32 went from 52,000 to 65,000 a second, for no more CPU time each. From
+//! the page cache a request ends while it is submitted, and there all go together.
+//!
+//! Invariant: every slot is in flight, resting with the pacer, or in `free`; never more than
+//! `queue_depth` of them. Every buffer is in flight or in the pool of its direction.
+
+use crate::run::{
+    contents::Contents,
+    pace::{Overdue, Pacer},
+    plan::LanePlan,
+    requests::{IoRequest, Requests},
+    shared::{Failure, NEVER, Shared},
+    tally::{DirectionTally, Late, Tally},
+    verify::Generations,
+};
+use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request};
+use std::{io, ops::Range, sync::Arc};
+
+/// How often a write is drawn again whose place is being written.
+const DRAWS_MAX: u32 = 16;
+
+/// The queue of the target of this name is of no use any more.
+pub(crate) type QueueFailure = (String, io::Error);
+
+/// What a slot's request is about.
+#[derive(Debug, Clone, Copy)]
+struct Flight {
+    made_ns: u64,
+    /// [`NEVER`] once it has ended.
+    intended_ns: u64,
+    ask: IoRequest,
+    is_flush: bool,
+}
+
+impl Flight {
+    /// Whether a request with a schedule is in flight that was due in `window`.
+    fn was_due_in(&self, window: &Range<u64>) -> bool {
+        !self.is_flush && window.contains(&self.intended_ns)
+    }
+
+    /// Its response time, for the bin in which it was due.
+    fn late(&self, now_ns: u64) -> Late {
+        let &Self { intended_ns, ask: IoRequest { is_read, .. }, .. } = self;
+        Late { intended_ns, response_ns: now_ns.saturating_sub(intended_ns), is_read }
+    }
+
+    /// A flush, which has neither place nor schedule.
+    const fn flush(made_ns: u64) -> Self {
+        let ask = IoRequest { offset_bytes: 0, len_bytes: 0, is_read: false };
+        Self { made_ns, intended_ns: made_ns, ask, is_flush: true }
+    }
+
+    /// Where it is counted.
+    #[inline]
+    fn counted_in(self, tally: &mut Tally) -> &mut DirectionTally {
+        match self {
+            Self { ask: IoRequest { is_read: true, .. }, .. } => &mut tally.reads,
+            Self { is_flush: false, .. } => &mut tally.writes,
+            _ => &mut tally.flushes,
+        }
+    }
+}
+
+/// How a lane is to behave.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LaneRules {
+    pub(crate) queue_depth: u32,
+    /// Completions to wait for.
+    pub(crate) batch: u32,
+    /// Requests made anew before they are submitted, where more are to be made.
+    pub(crate) submit_every: u32,
+    /// 0: never.
+    pub(crate) flush_every: u64,
+    /// Writes are durable when they complete.
+    pub(crate) durable: bool,
+    pub(crate) reads: bool,
+    pub(crate) writes: bool,
+    /// Of the requests, from 0 to 1.
+    pub(crate) read_share: f64,
+}
+
+/// What a lane leaves undone at the end of the load.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Undone {
+    /// Requests that were due in the window and were not made.
+    pub(crate) overdue: Overdue,
+    /// Requests that were due in the window, were made, and will not end.
+    pub(crate) unfinished: u64,
+    /// Share of reads among those that were not made, from 0 to 1.
+    pub(crate) read_share: f64,
+    /// When they were given up; none where no latency is taken.
+    pub(crate) waited_until_ns: Option<u64>,
+}
+
+impl LaneRules {
+    /// Buffers that it needs.
+    pub(crate) fn buffers(&self) -> usize {
+        self.queue_depth as usize * (usize::from(self.reads) + usize::from(self.writes))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Lane<'a> {
+    target: &'a str,
+    queue: Box<dyn BlockQueue>,
+    rules: LaneRules,
+    requests: Requests,
+    contents: Contents,
+    pacer: Option<Pacer>,
+    flights: Vec<Flight>,
+    free: Vec<u32>,
+    for_reads: Vec<IoBuf>,
+    for_writes: Vec<IoBuf>,
+    writes_since_flush: u64,
+    /// Where contents are verified.
+    generations: Option<Arc<Generations>>,
+    /// For each slot, what its read may find at least.
+    before: Vec<Vec<u64>>,
+    tally: Tally,
+    /// When the bin began that it counts into.
+    bin_start_ns: u64,
+    done: Vec<Completion>,
+    /// Those that are being settled.
+    settling: Vec<Completion>,
+}
+
+impl<'a> Lane<'a> {
+    /// A lane with as many buffers as its rules ask for.
+    pub(crate) fn new(
+        target: &'a str,
+        queue: Box<dyn BlockQueue>,
+        buffers: Vec<IoBuf>,
+        plan: LanePlan,
+        contents: Contents,
+    ) -> Self {
+        let LanePlan { rules, mut requests, pacer, generations, .. } = plan;
+        let mut for_reads = buffers;
+        let reads = if rules.reads { rules.queue_depth as usize } else { 0 };
+        let mut for_writes = for_reads.split_off(reads.min(for_reads.len()));
+        for buf in &mut for_writes {
+            contents.fill(buf, requests.rng());
+        }
+        let tally = Tally::new(pacer.as_ref().is_some_and(Pacer::has_schedule));
+        Self {
+            target,
+            queue,
+            rules,
+            requests,
+            contents,
+            pacer,
+            flights: vec![Flight::flush(NEVER); rules.queue_depth as usize],
+            free: (0..rules.queue_depth).rev().collect(),
+            for_reads,
+            for_writes,
+            writes_since_flush: 0,
+            before: vec![Vec::new(); if generations.is_some() { rules.queue_depth as usize } else { 0 }],
+            generations,
+            tally,
+            bin_start_ns: 0,
+            done: Vec::with_capacity(rules.queue_depth as usize),
+            settling: Vec::with_capacity(rules.queue_depth as usize),
+        }
+    }
+
+    /// Lets go of the queue, and gives back the buffers that came home.
+    pub(crate) fn into_buffers(self) -> Vec<IoBuf> {
+        let Self { queue, mut for_reads, mut for_writes, .. } = self;
+        drop(queue);
+        for_reads.append(&mut for_writes);
+        for_reads
+    }
+
+    /// Requests that are not settled.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.queue.in_flight() + self.done.len()
+    }
+
+    /// An empty tally of the kind that this lane counts into.
+    pub(crate) fn empty_tally(&self) -> Tally {
+        Tally::new(self.pacer.as_ref().is_some_and(Pacer::has_schedule))
+    }
+
+    /// Goes on with an empty tally for the bin that begins at `bin_start_ns`, and gives the full
+    /// one away.
+    pub(crate) fn exchange(&mut self, empty: Tally, bin_start_ns: u64) -> Tally {
+        self.bin_start_ns = bin_start_ns;
+        std::mem::replace(&mut self.tally, empty)
+    }
+
+    /// Every request with a schedule that was due before this time has ended; [`NEVER`] without a
+    /// schedule.
+    pub(crate) fn settled_ns(&self) -> u64 {
+        match &self.pacer {
+            Some(pacer) if pacer.has_schedule() => {
+                self.flights.iter().map(|flight| flight.intended_ns).fold(pacer.next_intended_ns(), u64::min)
+            }
+            _ => NEVER,
+        }
+    }
+
+    /// When there will be something to do that is not a completion; [`NEVER`] for a lane that has
+    /// all in flight that it may.
+    pub(crate) fn wake_ns(&self) -> u64 {
+        match &self.pacer {
+            Some(pacer) => pacer.wake_ns(!self.free.is_empty()),
+            None if self.free.is_empty() => NEVER,
+            None => 0,
+        }
+    }
+
+    /// Gives up the requests with a schedule that were due in `window` and were not made, or have
+    /// not ended because the queue broke. Each counts with the time that it has waited until
+    /// `now_ns`.
+    pub(crate) fn give_up(&mut self, window: &Range<u64>, now_ns: u64, shared: &Shared) -> Undone {
+        let (rules, waited_until_ns) = (&self.rules, shared.record_latency.then_some(now_ns));
+        let mut undone = Undone { read_share: rules.read_share, waited_until_ns, ..Undone::default() };
+        let Some(pacer) = self.pacer.as_ref().filter(|pacer| pacer.has_schedule()) else { return undone };
+        undone.overdue = pacer.overdue(window);
+        for flight in self.flights.iter().filter(|flight| flight.was_due_in(window)) {
+            undone.unfinished += 1;
+            if shared.record_latency {
+                self.tally.late.push(flight.late(now_ns));
+            }
+        }
+        undone
+    }
+
+    /// Starts what was pushed, and takes completions, of which there is at least one if `wait` (and
+    /// anything is in flight).
+    #[inline]
+    pub(crate) fn reap(&mut self, wait: bool) -> Result<(), QueueFailure> {
+        let at_least = if wait { self.rules.batch as usize } else { 0 };
+        self.queue.reap(at_least, &mut self.done).map_err(|error| (self.target.to_owned(), error))
+    }
+
+    /// Whether there is anything to settle.
+    pub(crate) fn has_completions(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// Counts what was reaped, and makes new requests, as long as `to_make` allows. What ends
+    /// meanwhile is left for the next turn.
+    #[inline]
+    pub(crate) fn settle(&mut self, now_ns: u64, to_make: &mut u64, shared: &Shared) -> Result<(), QueueFailure> {
+        let mut settling = std::mem::replace(&mut self.done, std::mem::take(&mut self.settling));
+        let mut outcome = Ok(());
+        let mut unsubmitted = 0;
+        for completion in settling.drain(..) {
+            if unsubmitted == self.rules.submit_every {
+                unsubmitted = 0;
+                outcome = outcome.and(self.reap(false));
+            }
+            unsubmitted += 1;
+            let slot = completion.tag as u32;
+            self.count(completion, now_ns, shared);
+            match &mut self.pacer {
+                None if *to_make > 0 => self.make(slot, now_ns, now_ns, to_make, shared),
+                None => self.free.push(slot),
+                Some(pacer) => {
+                    if !pacer.rests(slot, now_ns) {
+                        self.free.push(slot);
+                    }
+                }
+            }
+        }
+        self.settling = settling;
+        if !self.free.is_empty() || self.pacer.is_some() {
+            self.make_more(now_ns, now_ns, to_make, shared);
+        }
+        outcome
+    }
+
+    /// At the end of the load: makes the requests of the schedule that were due before it and for
+    /// which slots were free. The thread was late for them, not the target.
+    pub(crate) fn make_due(&mut self, now_ns: u64, to_make: &mut u64, shared: &Shared) {
+        if self.pacer.as_ref().is_some_and(Pacer::has_schedule) && shared.errors() == 0 {
+            self.make_more(now_ns, shared.stop_ns().min(now_ns).saturating_sub(1), to_make, shared);
+        }
+    }
+
+    /// Makes requests in free slots: at the beginning, and those that were due by `due_ns` where
+    /// something paces them.
+    fn make_more(&mut self, now_ns: u64, due_ns: u64, to_make: &mut u64, shared: &Shared) {
+        while *to_make > 0 {
+            let mut intended_ns = now_ns;
+            if let Some(pacer) = &mut self.pacer {
+                self.free.extend(pacer.rested(now_ns));
+                match pacer.intended_ns(due_ns) {
+                    Some(start_ns) => intended_ns = start_ns,
+                    None => return,
+                }
+            }
+            let Some(slot) = self.free.pop() else { return };
+            self.make(slot, now_ns, intended_ns, to_make, shared);
+            if self.free.last() == Some(&slot) {
+                // It was refused. The next turn tries again.
+                return;
+            }
+        }
+    }
+
+    /// Makes the next request in `slot`.
+    #[inline]
+    fn make(&mut self, slot: u32, now_ns: u64, intended_ns: u64, to_make: &mut u64, shared: &Shared) {
+        if self.rules.flush_every > 0 && self.writes_since_flush >= self.rules.flush_every {
+            self.writes_since_flush = 0;
+            self.flights[slot as usize] = Flight::flush(now_ns);
+            return self.push(Request::flush(u64::from(slot)), now_ns, shared);
+        }
+        let Some(ask) = self.next_ask(slot) else { return self.free.push(slot) };
+        let pool = if ask.is_read { &mut self.for_reads } else { &mut self.for_writes };
+        let Some(mut buf) = pool.pop() else { return self.free.push(slot) };
+        let (operation, fua) = if ask.is_read {
+            (Operation::Read, false)
+        } else {
+            self.writes_since_flush += 1;
+            let payload = &mut buf[..ask.len_bytes as usize];
+            self.contents.prepare(payload, self.requests.rng());
+            if let Some(generations) = &self.generations {
+                generations.seal(ask.offset_bytes, payload);
+            }
+            (Operation::Write, self.rules.durable)
+        };
+        *to_make -= 1;
+        if let Some(pacer) = &mut self.pacer {
+            pacer.made(ask.len_bytes, now_ns);
+        }
+        self.flights[slot as usize] = Flight { made_ns: now_ns, intended_ns, ask, is_flush: false };
+        let request = Request {
+            operation,
+            offset_bytes: ask.offset_bytes,
+            len_bytes: u64::from(ask.len_bytes),
+            buf: Some(buf),
+            segments: None,
+            buf_offset_bytes: 0,
+            tag: u64::from(slot),
+            fua,
+        };
+        self.push(request, now_ns, shared);
+    }
+
+    /// Which request comes next; none, where contents are verified and all places that were drawn
+    /// are being written.
+    #[inline]
+    fn next_ask(&mut self, slot: u32) -> Option<IoRequest> {
+        let ask = self.requests.draw_for(slot);
+        if self.generations.is_none() { Some(ask) } else { self.next_verified(slot, ask) }
+    }
+
+    fn next_verified(&mut self, slot: u32, mut ask: IoRequest) -> Option<IoRequest> {
+        let generations = self.generations.as_ref()?;
+        for _ in 0..DRAWS_MAX {
+            let len = ask.len_bytes as usize;
+            if ask.is_read {
+                generations.begin_read(ask.offset_bytes, len, &mut self.before[slot as usize]);
+                return Some(ask);
+            }
+            if generations.begin_write(ask.offset_bytes, len) {
+                return Some(ask);
+            }
+            ask = self.requests.draw_for(slot);
+        }
+        None
+    }
+
+    /// The result of a request, with what a read has brought.
+    fn verified(&self, completion: &mut Completion, flight: &Flight) {
+        let Some(generations) = &self.generations else { return };
+        let IoRequest { offset_bytes, len_bytes, is_read } = flight.ask;
+        let len = len_bytes as usize;
+        match (&completion.buf, &completion.result) {
+            _ if flight.is_flush => {}
+            (_, result) if !is_read => generations.end_write(offset_bytes, len, result.is_ok()),
+            (Some(buf), Ok(())) => {
+                completion.result = generations.check(offset_bytes, &buf[..len], &self.before[completion.tag as usize]);
+            }
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, request: Request, now_ns: u64, shared: &Shared) {
+        if let Err(refused) = self.queue.push(request) {
+            let completion = Completion {
+                tag: refused.request.tag,
+                buf: refused.request.buf,
+                segments: None,
+                result: Err(refused.reason),
+            };
+            let slot = completion.tag as u32;
+            self.count(completion, now_ns, shared);
+            self.free.push(slot);
+        }
+    }
+
+    #[inline]
+    fn count(&mut self, mut completion: Completion, now_ns: u64, shared: &Shared) {
+        let flight = self.land(&mut completion);
+        match completion.result {
+            Ok(()) => {
+                let direction = flight.counted_in(&mut self.tally);
+                direction.ios += 1;
+                direction.bytes += u64::from(flight.ask.len_bytes);
+                if shared.record_latency {
+                    direction.service.record(now_ns - flight.made_ns);
+                    match &mut direction.response {
+                        Some(response) if flight.intended_ns >= self.bin_start_ns => {
+                            response.record(now_ns - flight.intended_ns);
+                        }
+                        Some(_) => self.tally.late.push(flight.late(now_ns)),
+                        None => {}
+                    }
+                }
+            }
+            Err(why) => {
+                flight.counted_in(&mut self.tally).errors += 1;
+                self.failed(&flight, &why, now_ns, shared);
+            }
+        }
+    }
+
+    /// Takes what came back with a completion, and gives what its request was about.
+    #[inline]
+    fn land(&mut self, completion: &mut Completion) -> Flight {
+        let flight = self.flights[completion.tag as usize];
+        self.flights[completion.tag as usize].intended_ns = NEVER;
+        if self.generations.is_some() {
+            self.verified(completion, &flight);
+        }
+        if let Some(buf) = completion.buf.take() {
+            if flight.ask.is_read { self.for_reads.push(buf) } else { self.for_writes.push(buf) }
+        }
+        flight
+    }
+
+    #[cold]
+    fn failed(&self, flight: &Flight, why: &io::Error, now_ns: u64, shared: &Shared) {
+        let operation = match flight {
+            Flight { is_flush: true, .. } => Operation::Flush,
+            Flight { ask: IoRequest { is_read: true, .. }, .. } => Operation::Read,
+            _ => Operation::Write,
+        };
+        let (offset_bytes, len_bytes) = (flight.ask.offset_bytes, u64::from(flight.ask.len_bytes));
+        shared.fail(&Failure { target: self.target, operation, offset_bytes, len_bytes, why }, now_ns);
+    }
+
+    /// Starts what was pushed, and takes completions; waits for one if `wait`.
+    pub(crate) fn reap_last(&mut self, wait: bool) -> Result<(), QueueFailure> {
+        self.queue.reap(usize::from(wait), &mut self.done).map_err(|error| (self.target.to_owned(), error))
+    }
+
+    /// Settles what ended after the load. Only failures are counted of it, and the response times
+    /// of requests with a schedule: they were due while the load went on.
+    pub(crate) fn settle_last(&mut self, now_ns: u64, shared: &Shared) {
+        for mut completion in std::mem::take(&mut self.done) {
+            let flight = self.land(&mut completion);
+            match completion.result {
+                Err(why) => {
+                    flight.counted_in(&mut self.tally).errors += 1;
+                    self.failed(&flight, &why, now_ns, shared);
+                }
+                Ok(()) if shared.record_latency && flight.counted_in(&mut self.tally).response.is_some() => {
+                    self.tally.late.push(flight.late(now_ns));
+                }
+                Ok(()) => {}
+            }
+        }
+    }
+}

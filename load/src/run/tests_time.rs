@@ -1,0 +1,135 @@
+//! Tests of when things are counted: the intervals of the time series, and what a schedule leaves
+//! undone at the end of a window.
+
+use super::{simulated::Simulated, tests::*, *};
+use crate::{
+    NullDevice,
+    job::{Load, Rate, Span},
+    warning::Warning,
+};
+use std::time::Duration;
+
+/// Requests for each millisecond of each interval.
+fn rates(run: &Run) -> Vec<f64> {
+    run.phases[0].series.iter().map(|point| point.read_ios as f64 * 1e6 / point.len_ns as f64).collect()
+}
+
+#[test]
+fn every_interval_has_its_own_requests_and_its_true_length() {
+    // Ticks are at most 250 ms, so an interval of 520 ms has three, which do not divide it in whole
+    // nanoseconds.
+    let load = Load { queue_depth: 4, rate: Some(Rate::Iops { per_thread: 1000.0 }), ..Load::default() };
+    let mut job = timed(load, 0, 1300);
+    job.interval = Span::from_millis(520);
+    let found = go(&job, &[target("x", Simulated::new(SIZE))]);
+    let series = &found.phases[0].series;
+    let lengths: Vec<u64> = series.iter().map(|point| point.len_ns / 1_000_000).collect();
+    assert_eq!(lengths, [520, 520, 260]);
+    assert_eq!(series.iter().map(|point| point.start_ns / 1_000_000).collect::<Vec<_>>(), [0, 520, 1040]);
+    // Before, bins crossed the ends of intervals: the first had a tick too much (1.33 for each
+    // millisecond), the last one too few.
+    assert!(rates(&found).iter().all(|rate| (0.75..1.25).contains(rate)), "{:?}", rates(&found));
+}
+
+/// Requests of a thread each 1 / `per_second`, of which at most `queue_depth` are in flight.
+fn at_rate(per_second: f64, queue_depth: u32) -> Load {
+    Load { queue_depth, rate: Some(Rate::Iops { per_thread: per_second }), ..Load::default() }
+}
+
+fn longer_than(latency: &crate::record::LatencyRecord, ns: u64) -> u64 {
+    latency.buckets.iter().filter(|(highest, _)| *highest > ns).map(|(_, count)| count).sum()
+}
+
+#[test]
+fn a_stall_at_the_end_of_the_window_is_in_the_latencies_and_what_it_left_undone_is_told() {
+    // 200 requests are due in two seconds. The one that is due 30 ms before the end takes 300 ms,
+    // and there is no slot for the last two.
+    let device = Simulated { slow: Some((197, Duration::from_millis(300))), ..Simulated::new(SIZE) };
+    let found = go(&timed(at_rate(100.0, 1), 0, 2000), &[target("x", device.clone())]);
+    let phase = &found.phases[0];
+    let total = phase.total();
+    let response = total.reads.response.as_ref().unwrap();
+    assert_eq!((phase.window_ns, total.reads.ios, device.noted().len()), (2_000_000_000, 197, 198));
+    assert!(response.max_ns >= 300_000_000, "it straddles the end, and is waited for: {}", response.max_ns);
+    assert!(total.reads.service.max_ns < 300_000_000, "it has not ended in the window");
+    assert_eq!((response.count, total.overdue), (200, 2), "every request that was due is accounted for");
+    // The two that were not made had waited from 1.98 and 1.99 s to the end of the stall.
+    assert_eq!(longer_than(response, 250_000_000), 3);
+    // 98.5 % of the rate: too little is missing for the share to be worth a warning.
+    let said = found.warnings.iter().find(|warning| matches!(warning, Warning::RateNotKept { overdue: 2, .. }));
+    assert!(said.is_some(), "{:?}", found.warnings);
+    let told = said.unwrap().to_string();
+    assert!(told.contains("2 requests due in the measured time were not made or not finished"), "{told}");
+    let json = serde_json::to_value(&found).unwrap();
+    assert_eq!(json["phases"][0]["threads"][0]["overdue"], 2);
+    assert_eq!(serde_json::from_value::<Run>(json).unwrap(), found);
+}
+
+#[test]
+fn requests_that_were_due_in_the_window_and_end_in_the_cool_down_are_its_own() {
+    // A request each millisecond. The fiftieth takes 200 ms: what is due behind it is made in the
+    // cool-down.
+    let device = Simulated { slow: Some((50, Duration::from_millis(200))), ..Simulated::new(SIZE) };
+    let mut job = timed(at_rate(1000.0, 1), 0, 100);
+    job.phases[0].cool_down = Span::from_millis(400);
+    let found = go(&job, &[target("x", device)]);
+    let phase = &found.phases[0];
+    let total = phase.total();
+    let response = total.reads.response.as_ref().unwrap();
+    assert_eq!((response.count, total.overdue, total.reads.ios), (100, 0, 50));
+    assert_eq!(total.reads.service.count, 50, "what ended in the window has a service time");
+    // The last of them was due 100 ms before the stall ended.
+    assert_eq!(longer_than(response, 100_000_000), 50);
+    // In the series a stall is where nothing ended, with the latencies of what was due there.
+    for start_ms in [60, 70, 80, 90] {
+        let point = phase.series.iter().find(|point| point.start_ns == start_ms * 1_000_000).unwrap();
+        assert_eq!(point.read_ios, 0, "at {start_ms} ms");
+        assert!(point.p50_ns > 100_000_000 && point.mean_ns > 1e8, "at {start_ms} ms: {point:?}");
+    }
+}
+
+#[test]
+fn a_target_that_keeps_up_leaves_nothing_overdue() {
+    for across_targets in [false, true] {
+        // Deep enough for a generator that is held up for a tenth of a second.
+        let load = Load { threads: 2, across_targets, ..at_rate(2000.0, 256) };
+        let targets = [target("x", NullDevice::new(SIZE)), target("y", Simulated::new(SIZE))];
+        let found = go(&timed(load, 30, 100), &targets);
+        for thread in &found.phases[0].threads {
+            let response = thread.reads.response.as_ref().unwrap();
+            assert_eq!((response.count, thread.overdue), (200, 0), "{across_targets}");
+        }
+        assert!(!found.warnings.iter().any(|warning| matches!(warning, Warning::RateNotKept { overdue: 1.., .. })));
+    }
+}
+
+#[test]
+fn an_overloaded_target_has_its_own_rate_and_the_rest_is_overdue() {
+    // It can do 500 of 5,000 a second. Also with a warm-up, at whose end thousands of requests
+    // wait.
+    for warm_up_ms in [0, 200] {
+        let device = Simulated { service: Duration::from_millis(2), ..Simulated::new(SIZE) };
+        let found =
+            go(&timed(Load { read_percent: 25.0, ..at_rate(5000.0, 1) }, warm_up_ms, 200), &[target("x", device)]);
+        let (phase, total) = (&found.phases[0], found.phases[0].total());
+        assert!((250.0..=500.0).contains(&phase.iops()), "{}", phase.iops());
+        let response = total.both.response.as_ref().unwrap();
+        let reads = total.reads.response.as_ref().unwrap().count;
+        assert!((200..=300).contains(&reads), "a quarter of what was not made would have been reads: {reads}");
+        assert_eq!(response.count, 1000, "all that were due, each with what it had waited at least");
+        assert!((890..=1000).contains(&total.overdue), "{}", total.overdue);
+        // Half of them had waited for more than about half of the window.
+        assert!(response.quantile_ns(0.5).unwrap() >= 80_000_000, "{:?}", response.quantile_ns(0.5));
+    }
+}
+
+#[test]
+fn what_a_broken_queue_does_not_end_is_overdue() {
+    // Four requests of a second each are in flight when the queue breaks.
+    let device = Simulated { service: Duration::from_secs(1), servers: 4, breaks: Some(3), ..Simulated::new(SIZE) };
+    let found = go(&timed(at_rate(1000.0, 4), 0, 60_000), &[target("x", device)]);
+    assert!(matches!(found.end, End::Failed { .. }));
+    let total = found.phases[0].total();
+    assert!(total.overdue >= 4, "{}", total.overdue);
+    assert_eq!((total.reads.ios, total.reads.response.as_ref().unwrap().count), (0, total.overdue));
+}

@@ -1,0 +1,256 @@
+//! A chapter as text for a terminal. No line is wider than the terminal, except where one word is.
+//!
+//! ```text
+//!   what voids the result         first, because nothing below it can be believed
+//!   verdict                       the conclusion
+//!   title, subtitle, badges       what was measured and when
+//!   headings, sentences, tables   figures; plots, tiles and code are left out
+//!   Before you believe this       the other reasons for doubt, next to the prompt
+//! ```
+//!
+//! A heading is printed only where something visible follows it.
+
+use crate::{
+    chapter::{Block, Chapter, Tone},
+    text_table::table_text,
+};
+
+/// Indentation of everything below a heading.
+const INDENT: &str = "  ";
+/// Names of facts are padded to at most this many columns.
+const FACT_COLUMNS: usize = 18;
+
+/// How to write for a terminal.
+#[derive(Debug, Clone, Copy)]
+pub struct TextOptions {
+    /// Columns of the terminal.
+    pub width: usize,
+    /// Whether it shows colours.
+    pub colour: bool,
+    /// Whether details that a page folds away are shown.
+    pub details: bool,
+}
+
+impl Default for TextOptions {
+    fn default() -> Self {
+        Self { width: 80, colour: false, details: false }
+    }
+}
+
+/// The chapter. Ends with a line feed.
+pub fn text(chapter: &Chapter, options: &TextOptions) -> String {
+    let mut page = Page { lines: Vec::new(), headings: Vec::new(), options: *options };
+    for doubt in chapter.doubts.iter().filter(|doubt| doubt.tone == Tone::Bad) {
+        page.paragraph(&doubt.sentence, "", Tone::Bad);
+    }
+    page.paragraph(&chapter.verdict, "", Tone::Plain);
+    let badges: Vec<&str> = chapter.badges.iter().map(|(_, word)| word.as_str()).collect();
+    let mut told = chapter.title.clone();
+    for more in [chapter.origin(), badges.join(", ")] {
+        if !more.is_empty() {
+            told.push_str("; ");
+            told.push_str(&more);
+        }
+    }
+    page.paragraph(&told, INDENT, Tone::Faint);
+    chapter.blocks.iter().for_each(|block| page.block(block));
+    let doubts: Vec<_> = chapter.doubts.iter().filter(|doubt| doubt.tone != Tone::Bad).collect();
+    if !doubts.is_empty() {
+        page.headings.clear();
+        page.headings.push("Before you believe this".into());
+        page.begin();
+        for doubt in doubts {
+            page.hanging("! ", &doubt.sentence, Tone::Bad);
+        }
+    }
+    let mut text = page.lines.join("\n");
+    text.push('\n');
+    text
+}
+
+/// Lines so far.
+struct Page {
+    lines: Vec<String>,
+    /// Headings that nothing visible has followed yet.
+    headings: Vec<String>,
+    options: TextOptions,
+}
+
+impl Page {
+    fn block(&mut self, block: &Block) {
+        match block {
+            Block::Heading(heading) => {
+                self.headings.clear();
+                self.headings.push(heading.clone());
+            }
+            Block::Text(sentence) => {
+                self.begin();
+                self.paragraph(sentence, INDENT, Tone::Plain);
+            }
+            Block::Table(table) if !table.rows.is_empty() => {
+                self.begin();
+                if !table.caption.is_empty() {
+                    self.paragraph(&table.caption, INDENT, Tone::Faint);
+                    self.lines.push(String::new());
+                }
+                let shown = table_text(table, self.options.width, self.options.colour);
+                self.lines.extend(shown.lines().map(str::to_owned));
+            }
+            Block::Facts(facts) if !facts.is_empty() => {
+                self.begin();
+                let widest = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+                let padded = widest.min(FACT_COLUMNS);
+                for (name, value) in facts {
+                    self.hanging(&format!("{name:padded$}  "), value, Tone::Plain);
+                }
+            }
+            Block::Folded { name, blocks } if self.options.details => {
+                self.headings.push(name.clone());
+                blocks.iter().for_each(|block| self.block(block));
+                self.headings.clear();
+            }
+            Block::Table(_)
+            | Block::Facts(_)
+            | Block::Folded { .. }
+            | Block::Tiles(_)
+            | Block::Plots(_)
+            | Block::Code { .. } => {}
+        }
+    }
+
+    /// Writes the headings that are due, with an empty line before and after each.
+    fn begin(&mut self) {
+        self.lines.push(String::new());
+        for heading in std::mem::take(&mut self.headings) {
+            self.paragraph(&heading, "", Tone::Plain);
+            self.lines.push(String::new());
+        }
+    }
+
+    fn paragraph(&mut self, sentence: &str, indent: &str, tone: Tone) {
+        let width = self.options.width.saturating_sub(indent.len());
+        for line in wrap(sentence, width) {
+            self.lines.push(format!("{indent}{}", paint(&line, tone, self.options.colour)));
+        }
+    }
+
+    /// A paragraph behind `lead`, indented, whose further lines begin where the first one does.
+    fn hanging(&mut self, lead: &str, sentence: &str, tone: Tone) {
+        // A long name takes a line of its own rather than the room of its value.
+        let columns = lead.chars().count();
+        let beside = columns <= FACT_COLUMNS + 2;
+        let room = if beside { columns } else { 4 };
+        if !beside {
+            self.lines.push(format!("{INDENT}{}", lead.trim_end()));
+        }
+        let width = self.options.width.saturating_sub(INDENT.len() + room);
+        for (number, line) in wrap(sentence, width).into_iter().enumerate() {
+            let before = if number == 0 && beside { lead.to_owned() } else { " ".repeat(room) };
+            let line = format!("{before}{line}");
+            self.lines.push(format!("{INDENT}{}", paint(line.trim_end(), tone, self.options.colour)));
+        }
+    }
+}
+
+/// Breaks `text` at spaces into lines of at most `width` columns. A word that is longer, such as a
+/// path, has a line of its own and is not broken. Line feeds begin a new line.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    for paragraph in text.split('\n') {
+        let mut line = String::new();
+        let mut columns = 0;
+        for word in paragraph.split(' ').filter(|word| !word.is_empty()) {
+            let long = word.chars().count();
+            if columns > 0 && columns + 1 + long > width {
+                lines.push(std::mem::take(&mut line));
+                columns = 0;
+            }
+            if columns > 0 {
+                line.push(' ');
+                columns += 1;
+            }
+            line.push_str(word);
+            columns += long;
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+/// Text in the colour of its meaning, or as it is.
+pub fn paint(text: &str, tone: Tone, colour: bool) -> String {
+    let code = match tone {
+        Tone::Good => "32",
+        Tone::Bad => "31",
+        Tone::Doubt => "33",
+        Tone::Faint => "2",
+        Tone::Plain => "",
+    };
+    if !colour || code.is_empty() || text.is_empty() { text.to_owned() } else { format!("\x1b[{code}m{text}\x1b[0m") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chapter::{Cell, Doubt, Table};
+
+    fn chapter() -> Chapter {
+        let mut table = Table::new("Medians of the rounds", &["target", "IOPS"]);
+        table.row(vec![Cell::text("raw file"), Cell::figure(58_071.0, |iops| format!("{iops}"))]);
+        let doubt = |tone, sentence: &str| Doubt { tone, sentence: sentence.into() };
+        Chapter {
+            id: "r1".into(),
+            title: "Run of oltp".into(),
+            source: String::new(),
+            subtitle: "2026-11-20 22:17:49 UTC, 12.0 s in all".into(),
+            verdict:
+                "The disk did 58,071 IOPS with a queue of 32 and a working set that no cache of this machine holds."
+                    .into(),
+            badges: vec![(Tone::Good, "complete".into())],
+            doubts: vec![
+                doubt(Tone::Doubt, "The page cache can hold all that is under test; use --cache direct."),
+                doubt(Tone::Bad, "NOT STORAGE: it was a debug build."),
+            ],
+            blocks: vec![
+                Block::Heading("Figures".into()),
+                Block::Tiles(vec![]),
+                Block::Table(table.clone()),
+                Block::Heading("Plots".into()),
+                Block::Plots(vec![]),
+                Block::Folded { name: "Each thread".into(), blocks: vec![Block::Table(table)] },
+                Block::Heading("How it was measured".into()),
+                Block::Facts(vec![
+                    ("Processor".into(), "2 × AMD EPYC".into()),
+                    (
+                        "System".into(),
+                        "Debian GNU/Linux 12, 6.18.0 with a long name that takes more than one line".into(),
+                    ),
+                ]),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_chapter_as_text() {
+        insta::assert_snapshot!(text(&chapter(), &TextOptions { width: 60, ..TextOptions::default() }));
+    }
+
+    #[test]
+    fn details_and_colours_are_shown_where_they_are_asked_for() {
+        let plain = text(&chapter(), &TextOptions::default());
+        assert!(!plain.contains("Each thread") && !plain.contains('\x1b') && !plain.contains("Plots"));
+        let all = text(&chapter(), &TextOptions { details: true, colour: true, ..TextOptions::default() });
+        assert!(all.contains("Each thread") && all.contains("\x1b[31mNOT STORAGE: it was a debug build.\x1b[0m"));
+    }
+
+    #[test]
+    fn lines_are_no_wider_than_the_terminal_unless_a_word_is() {
+        assert_eq!(wrap("a bb ccc dddd", 6), ["a bb", "ccc", "dddd"]);
+        assert_eq!(wrap("/a/long/path it is", 6), ["/a/long/path", "it is"]);
+        assert_eq!(wrap("", 6), [""]);
+        for width in [40, 60, 80, 200] {
+            let shown = text(&chapter(), &TextOptions { width, ..TextOptions::default() });
+            assert!(shown.lines().all(|line| line.chars().count() <= width), "{width}: {shown}");
+        }
+    }
+}
