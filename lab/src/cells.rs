@@ -174,7 +174,8 @@ impl Cells for Run {
             let planned = self.job.phases.iter().find(|planned| planned.name == phase.name);
             let loads: Vec<String> =
                 planned.iter().flat_map(|planned| &planned.loads).map(|load| load.title()).collect();
-            Cell::new(&phase.name, loads.join(" beside "), &subject, &[Figures::of(phase)])
+            let load = if loads.is_empty() { self.job.name.clone() } else { loads.join(" beside ") };
+            Cell::new(&phase.name, load, &subject, &[Figures::of(phase)])
         };
         self.phases.iter().map(of).collect()
     }

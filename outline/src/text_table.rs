@@ -28,15 +28,26 @@ pub fn table_text(table: &Table, width: usize, colour: bool) -> String {
     if total(&whole) <= width {
         return lines(table, &whole, 0..columns, colour);
     }
-    let mut narrow: Vec<usize> = natural.iter().map(|widths| widths.cells.max(widths.head_word)).collect();
+    let unbroken: Vec<usize> = natural.iter().map(|widths| widths.cells.max(widths.head_word)).collect();
+    let mut narrow = unbroken.clone();
     shrink(table, &natural, &mut narrow, width);
     if total(&narrow) <= width {
         // What the broken heads gave back goes to them again, so that few are broken.
         widen(&natural, &mut narrow, width);
         return lines(table, &narrow, 0..columns, colour);
     }
+    // Where it must be continued anyway, cells are broken only where they are longer than a line.
+    let half = width / 2;
+    let mut narrow: Vec<usize> =
+        unbroken.iter().zip(&narrow).map(|(unbroken, narrow)| (*unbroken).min(half).max(*narrow)).collect();
     let keys = table.keys.min(columns);
     let key_columns = total(&narrow[..keys]);
+    let beside = width.saturating_sub(key_columns + GAP);
+    for column in keys..columns {
+        if !table.is_numeric(column) && narrow[column] > beside {
+            narrow[column] = beside.max(longest_word(table, column));
+        }
+    }
     let mut text = String::new();
     let mut from = keys;
     while from < columns {
@@ -76,6 +87,10 @@ fn cells_of(table: &Table, column: usize) -> impl Iterator<Item = &str> {
     table.rows.iter().filter_map(move |row| row.cells.get(column)).map(|cell| cell.text.as_str())
 }
 
+fn longest_word(table: &Table, column: usize) -> usize {
+    cells_of(table, column).flat_map(|cell| cell.split(' ')).map(width_of).max().unwrap_or(0)
+}
+
 /// Columns that a text takes.
 fn width_of(text: &str) -> usize {
     text.chars().count()
@@ -88,18 +103,12 @@ fn total(widths: &[usize]) -> usize {
 /// Makes columns of text narrower until the table fits or none can be.
 fn shrink(table: &Table, natural: &[Widths], widths: &mut [usize], most: usize) {
     loop {
-        let over = total(widths).saturating_sub(most);
-        let can = |column: usize| {
-            let longest_word =
-                cells_of(table, column).flat_map(|cell| cell.split(' ')).map(width_of).max().unwrap_or(0);
-            let least = longest_word.max(NARROWEST).max(natural[column].head_word);
-            (!table.is_numeric(column) && widths[column] > least).then_some(least)
+        let can = |column: &usize| {
+            let least = longest_word(table, *column).max(NARROWEST).max(natural[*column].head_word);
+            !table.is_numeric(*column) && widths[*column] > least
         };
-        let widest = (0..widths.len()).filter_map(|column| Some((column, can(column)?)));
-        match widest.max_by_key(|(column, _)| widths[*column]) {
-            Some((column, least)) if over > 0 => {
-                widths[column] = (widths[column] - over.min(widths[column])).max(least)
-            }
+        match (0..widths.len()).filter(can).max_by_key(|column| widths[*column]) {
+            Some(column) if total(widths) > most => widths[column] -= 1,
             _ => return,
         }
     }

@@ -405,7 +405,7 @@ fn saved_runs_are_read_joined_and_refused() {
     let text = dir.path().join("text.json");
     std::fs::write(&text, "hello").unwrap();
     assert!(refused(text.clone()).contains("is not JSON"));
-    std::fs::write(&text, "{\"schema\": \"diskwright.lab.run/1\"}").unwrap();
+    std::fs::write(&text, "{\"schema\": \"diskwright.lab.run/2\"}").unwrap();
     assert!(refused(text).contains("it is damaged"));
     assert!(refused(dir.path().join("missing.json")).contains("missing.json"));
     let deeper = Run {

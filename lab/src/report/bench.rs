@@ -37,8 +37,7 @@ fn chapter(report: &BenchReport, id: &str, name: &str) -> Chapter {
         blocks.extend(checks(row));
         blocks.extend(row.notes.iter().map(|note| Block::Text(note.clone())));
     }
-    let mut facts = Vec::new();
-    facts.push(("Engine".into(), report.engine.clone()));
+    let facts = vec![("Engine".into(), report.engine.clone())];
     blocks.extend(measured_on(&report.machine, &report.versions, Some(&report.place), facts));
     let mut badges = vec![match broken {
         0 => (Tone::Good, "no promise broken".to_owned()),
@@ -168,7 +167,7 @@ fn check_table(caption: &str, checks: &[&Check]) -> Table {
             Cell::maybe(side.map(|side| side.median), |value| in_unit(value, &check.sides_unit))
         };
         let range = |low, high| {
-            Cell::text(format!("{} to {}", in_unit(low, &check.unit), in_unit(high, &check.unit))).toned(Tone::Faint)
+            Cell::text(format!("{}..{}", in_unit(low, &check.unit), in_unit(high, &check.unit))).toned(Tone::Faint)
         };
         let mut row = vec![
             word(check.outcome),

@@ -184,9 +184,9 @@ fn table(record: &ContestRecord, comparisons: &[Comparison]) -> Table {
             Cell::text(match comparison.change.confidence {
                 0.0 => "none".into(),
                 less if less < 0.95 => {
-                    format!("{} to {} ({:.0} %)", percent(ends.low), percent(ends.high), less * 100.0)
+                    format!("{}..{} ({:.0} %)", percent(ends.low), percent(ends.high), less * 100.0)
                 }
-                _ => format!("{} to {}", percent(ends.low), percent(ends.high)),
+                _ => format!("{}..{}", percent(ends.low), percent(ends.high)),
             }),
             Cell::figure(comparison.p_corrected, |p| if p < 0.0005 { "< 0.001".into() } else { format!("{p:.3}") }),
             Cell::text(said).toned(tone),
@@ -198,8 +198,8 @@ fn table(record: &ContestRecord, comparisons: &[Comparison]) -> Table {
 
 fn sides(record: &ContestRecord) -> Table {
     let mut table = Table::new(
-        "The first is the base",
-        &["side", "measurements", "rounds each, at least", "from", "cache", "machine", "version"],
+        "The first is the base. Rounds: the fewest of any measurement",
+        &["side", "measurements", "rounds", "from", "cache", "machine", "version"],
     );
     for side in &record.sides {
         let rounds = side.groups.iter().map(|group| group.rounds.len()).min().unwrap_or(0);

@@ -133,7 +133,7 @@ fn findings_table(result: &QueueDepthResult) -> Table {
                 Cell::text(
                     found
                         .interval
-                        .map_or_else(String::new, |ends| format!("{} to {}", short(ends.low), short(ends.high))),
+                        .map_or_else(String::new, |ends| format!("{}..{}", short(ends.low), short(ends.high))),
                 ),
                 Cell::text(format!("{} × {}", found.threads * found.files, found.queue_depth)),
                 Cell::figure(found.iops, rate),

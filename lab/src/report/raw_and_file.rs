@@ -184,7 +184,7 @@ fn overall(result: &RawAndFileResult) -> Table {
             Cell::figure(one.workloads as f64, short),
             Cell::text(one.figure.name()),
             Cell::figure(one.ratio, ratio),
-            Cell::text(format!("{} to {}", ratio(one.interval.low), ratio(one.interval.high))),
+            Cell::text(format!("{}..{}", ratio(one.interval.low), ratio(one.interval.high))),
             Cell::figure(one.least, ratio),
             Cell::figure(one.most, ratio),
             Cell::maybe(one.p_corrected, |p| if p < 0.0005 { "< 0.001".into() } else { format!("{p:.3}") }),

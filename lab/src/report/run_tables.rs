@@ -5,28 +5,24 @@ use diskwright_load::record::{LatencyRecord, PhaseRecord, Run, Total};
 use diskwright_outline::{Cell, Table, Tone};
 use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count};
 
-/// Latencies of a sample, as cells: mean, deviation, median, 99th and 99.9th percentile, longest.
-fn latency_cells(latency: &LatencyRecord) -> Vec<Cell> {
+/// Latencies of a sample, as cells: mean, standard deviation where it is asked for, median, 99th
+/// percentile, maximum. The table of percentiles has the others.
+fn latency_cells(latency: &LatencyRecord, with_std_dev: bool) -> Vec<Cell> {
     let any = latency.count > 0;
     let quantile = |share: f64, needed: u64| {
         let value = latency.quantile_ns(share).filter(|_| latency.count >= needed);
         Cell::maybe(value.map(|ns| ns as f64), time)
     };
-    vec![
-        Cell::maybe(any.then(|| latency.mean_ns()), time),
-        Cell::maybe(any.then(|| latency.deviation_ns()), time),
-        quantile(0.5, 20),
-        quantile(0.99, 1000),
-        quantile(0.999, 10_000),
-        Cell::maybe(any.then_some(latency.max_ns as f64), time),
-    ]
+    let mut cells = vec![Cell::maybe(any.then(|| latency.mean_ns()), time)];
+    cells.extend(with_std_dev.then(|| Cell::maybe(any.then(|| latency.deviation_ns()), time)));
+    cells.extend([quantile(0.5, 20), quantile(0.99, 1000), Cell::maybe(any.then_some(latency.max_ns as f64), time)]);
+    cells
 }
 
-const LATENCY_HEADS: [&str; 6] = ["mean", "std dev", "p50", "p99", "p99.9", "max"];
+const LATENCY_HEADS: [&str; 4] = ["mean", "p50", "p99", "max"];
 
 pub(super) fn direction_table(phase: &PhaseRecord) -> Table {
-    let mut heads = vec!["", "IOPS", "MB/s", "requests"];
-    heads.extend(LATENCY_HEADS);
+    let mut heads = vec!["", "IOPS", "MB/s", "requests", "mean", "std dev", "p50", "p99", "max"];
     let total = phase.total();
     let has_errors = total.both.errors + total.flushes.errors > 0;
     if has_errors {
@@ -46,7 +42,7 @@ pub(super) fn direction_table(phase: &PhaseRecord) -> Table {
             Cell::maybe((name != "flushes").then_some(direction.bytes as f64 / 1e6 / seconds), rate),
             Cell::figure(direction.ios as f64, count),
         ];
-        cells.extend(latency_cells(direction.latency()));
+        cells.extend(latency_cells(direction.latency(), true));
         if has_errors {
             let tone = if direction.errors > 0 { Tone::Bad } else { Tone::Faint };
             cells.push(Cell::figure(direction.errors as f64, count).toned(tone));
@@ -107,7 +103,7 @@ fn total_cells(total: &Total, seconds: f64) -> Vec<Cell> {
         Cell::figure(total.both.ios as f64 / seconds, rate),
         Cell::figure(total.both.bytes as f64 / 1e6 / seconds, rate),
     ];
-    cells.extend(latency_cells(total.both.latency()));
+    cells.extend(latency_cells(total.both.latency(), false));
     cells
 }
 

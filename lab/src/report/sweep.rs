@@ -364,7 +364,7 @@ pub fn marked_points(sweep: &SweepRecord) -> Table {
                     Cell::text(line),
                     Cell::figure(point.load, short),
                     Cell::text(point.interval.map_or_else(String::new, |interval| {
-                        format!("{} to {}", short(interval.low), short(interval.high))
+                        format!("{}..{}", short(interval.low), short(interval.high))
                     })),
                     Cell::figure(point.iops, rate),
                     Cell::figure(point.mean_ns, time),
@@ -442,7 +442,7 @@ fn range(cell: &SweepCell) -> String {
         1 => String::new(),
         _ => {
             let each = || cell.rounds.iter().map(|round| round.iops);
-            format!("{} to {}", rate(each().fold(f64::INFINITY, f64::min)), rate(each().fold(0.0, f64::max)))
+            format!("{}..{}", rate(each().fold(f64::INFINITY, f64::min)), rate(each().fold(0.0, f64::max)))
         }
     }
 }

@@ -122,7 +122,7 @@ fn tests(result: &ZeroPayloadResult, payload: Payload) -> Table {
         };
         let mut row = side(&test.name, "dynamic", &test.dynamic);
         row.push(Cell::figure(test.ratio.median(), ratio));
-        let range = format!("{} to {}", ratio(test.ratio.summary.min), ratio(test.ratio.summary.max));
+        let range = format!("{}..{}", ratio(test.ratio.summary.min), ratio(test.ratio.summary.max));
         row.push(Cell::text(range).toned(Tone::Faint));
         table.row(row);
         let mut row = side("", "fixed", &test.fixed);

@@ -275,7 +275,7 @@ fn details(compared: &ComparedWorkload, depth: u32) -> Table {
     );
     for (cell, paper) in compared.result.cells.iter().zip(&compared.paper_ratios) {
         let rounds =
-            cell.iops_ratio.as_ref().map(|ratio| format!("{:.2} to {:.2}", ratio.summary.min, ratio.summary.max));
+            cell.iops_ratio.as_ref().map(|ratio| format!("{:.2}..{:.2}", ratio.summary.min, ratio.summary.max));
         let dear = cpu_ratio(cell).is_some_and(|ratio| ratio > DEAR);
         table.row(vec![
             Cell::text(&cell.target),
