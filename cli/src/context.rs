@@ -6,8 +6,8 @@
 //! a line.
 
 use crate::{
-    args::GlobalOptions, describe::printable_lines, exit::Outcome, json, progress::ProgressDisplay, signals::Signals,
-    steps::StepDisplay, style::Style,
+    describe::printable_lines, exit::Outcome, json, options::GlobalOptions, progress::ProgressDisplay,
+    signals::Signals, steps::StepDisplay, style::Style,
 };
 use diskwright_disk::{OpenOptions, Opened};
 use diskwright_lab::{

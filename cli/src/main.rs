@@ -2,7 +2,7 @@
 //! would miss.
 //!
 //! ```text
-//!   args.rs        the command line, the global options
+//!   args.rs        the command line          options.rs    options that several commands share
 //!   commands/      one file per command: arguments in, library called, words out
 //!   context.rs     what a command is given: options, signals, standard output
 //!   exit.rs        exit codes and failures        signals.rs    Ctrl-C and SIGTERM
@@ -30,6 +30,7 @@ mod extents;
 mod json;
 mod live;
 mod ntfs;
+mod options;
 mod progress;
 mod signals;
 mod sizes;
@@ -84,11 +85,11 @@ fn run(context: &mut Context, command: &Command) -> exit::Outcome {
         Command::Detach(args) => commands::detach::run(context, args),
         Command::Attached(args) => commands::attached::run(context, args),
         Command::Lab(args) => commands::lab::run(context, args),
-        Command::Diskspd(args) => commands::diskspd::run(context, args),
+        Command::Diskspd(args) => commands::diskspd::run(context, args, Cli::command()),
         Command::Bench(args) => commands::bench::run(context, args),
         Command::MeasuringChild(args) => commands::lab::measuring_child(context, args),
-        Command::Completions(args) => commands::completions::run(context, args),
-        Command::Man(args) => commands::man::run(context, args),
+        Command::Completions(args) => commands::completions::run(context, args, Cli::command()),
+        Command::Man(args) => commands::man::run(context, args, Cli::command()),
     }
 }
 

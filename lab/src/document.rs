@@ -346,7 +346,7 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
 }
 
 /// The schemas of all kinds of results.
-pub(crate) const KINDS: [&str; 10] = [
+const KINDS: [&str; 10] = [
     RUN_SCHEMA,
     SWEEP_SCHEMA,
     CONTAINERS_SCHEMA,

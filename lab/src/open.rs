@@ -90,7 +90,7 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
         Found::Image(format) => {
             let opened = Disk::open(path, &how.options())?;
             let top = opened.layers()[0].image.info().disk_type;
-            let mode = crate::targets::top_cache_mode(&opened);
+            let mode = top_cache_mode(&opened);
             closes = Some(self::closes(Arc::clone(&opened)));
             let kind = match format {
                 Format::Raw => "raw files".into(),
@@ -192,6 +192,15 @@ fn format_of(path: &Path, how: &OpenHow) -> Result<Found> {
         return Ok(Found::RawFile);
     }
     Ok(Found::Image(format))
+}
+
+/// A file driven by O_DIRECT has an alignment; a file in the page cache has none. Where the top has
+/// several files, one in the page cache is enough for [`CacheMode::PageCache`].
+pub(crate) fn top_cache_mode(disk: &Disk) -> CacheMode {
+    let layers = disk.layers();
+    let stores = layers.first().map_or(&[][..], |layer| layer.image.stores());
+    let is_direct = |store: &Arc<dyn Store>| store.data_file().is_some_and(|file| file.alignment_bytes > 1);
+    if !stores.is_empty() && stores.iter().all(is_direct) { CacheMode::Direct } else { CacheMode::PageCache }
 }
 
 #[cfg(test)]

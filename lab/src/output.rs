@@ -26,7 +26,7 @@
 //! like are links as well, but what they lead to is open already and is written by others, so they
 //! are no place for a file.
 
-use crate::{LabError, Result, document::KINDS, report::MADE_BY};
+use crate::{LabError, Result};
 use diskwright_outline::json;
 use serde::Serialize;
 use std::{
@@ -48,6 +48,17 @@ const TABLES: [&str; 4] = [
     "result,phase,direction,latency_kind,",
     "result,scope,base,side,measurement,",
 ];
+
+/// How the schemas of results begin.
+const SCHEMAS: [&str; 3] = ["diskwright.lab.", "diskwright.study.", "diskwright.bench/"];
+
+/// How every report says which program made it, before the version. Reports are known again by this.
+pub(crate) const MADE_BY: &str = "Made by diskwright ";
+
+/// Which program made a report.
+pub(crate) fn made_by() -> String {
+    format!("{MADE_BY}{}", env!("CARGO_PKG_VERSION"))
+}
 
 const OTHER_NAME: &str = "take another name";
 
@@ -211,8 +222,7 @@ fn is_result(start: &str) -> bool {
             None => return false,
         }
     }
-    let any_version = |schema: &'static str| schema.trim_end_matches(|c: char| c.is_ascii_digit());
-    KINDS.iter().any(|schema| rest.starts_with(any_version(schema)))
+    SCHEMAS.iter().any(|schema| rest.starts_with(schema))
 }
 
 fn is_page(start: &str) -> bool {

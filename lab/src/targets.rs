@@ -14,7 +14,7 @@ use crate::{
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
 use diskwright_load::{OpenTarget, data, job::Caching};
-use diskwright_store::{BlockDevice, CacheMode, EngineKind, RawDevice, Store};
+use diskwright_store::{BlockDevice, CacheMode, EngineKind, RawDevice};
 use serde::{Deserialize, Serialize};
 use std::{
     path::{Path, PathBuf},
@@ -191,7 +191,7 @@ impl Target {
             let options =
                 OpenOptions { writable, cache, engine, format: Some(container.format()), ..OpenOptions::default() };
             let disk = Disk::open(&path, &options)?;
-            let in_force = top_cache_mode(&disk);
+            let in_force = open::top_cache_mode(&disk);
             (disk.clone(), Some(disk), in_force)
         };
         let kind = if container == Container::Raw {
@@ -253,15 +253,6 @@ pub fn open_target(name: &str, kind: &str, device: Arc<dyn BlockDevice>, cache: 
         behind: None,
         contents: None,
     }
-}
-
-/// A file driven by O_DIRECT has an alignment; a file in the page cache has none. Where the top has
-/// several files, one in the page cache is enough for [`CacheMode::PageCache`].
-pub(crate) fn top_cache_mode(disk: &Disk) -> CacheMode {
-    let layers = disk.layers();
-    let stores = layers.first().map_or(&[][..], |layer| layer.image.stores());
-    let is_direct = |store: &Arc<dyn Store>| store.data_file().is_some_and(|file| file.alignment_bytes > 1);
-    if !stores.is_empty() && stores.iter().all(is_direct) { CacheMode::Direct } else { CacheMode::PageCache }
 }
 
 /// How targets are prepared.

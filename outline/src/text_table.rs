@@ -43,9 +43,9 @@ pub fn table_text(table: &Table, width: usize, colour: bool) -> String {
     let keys = table.keys.min(columns);
     let key_columns = total(&narrow[..keys]);
     let beside = width.saturating_sub(key_columns + GAP);
-    for column in keys..columns {
-        if !table.is_numeric(column) && narrow[column] > beside {
-            narrow[column] = beside.max(longest_word(table, column));
+    for (column, width) in narrow.iter_mut().enumerate().skip(keys) {
+        if !table.is_numeric(column) && *width > beside {
+            *width = beside.max(longest_word(table, column));
         }
     }
     let mut text = String::new();

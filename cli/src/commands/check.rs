@@ -7,11 +7,11 @@
 //! change is not when its child says is a note on the child.
 
 use crate::{
-    args::ShareArgs,
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
     json,
+    options::ShareArgs,
     sizes::Human,
     style::{GREEN, RED, YELLOW},
 };
@@ -93,7 +93,7 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
             args.file.display()
         )));
     }
-    let format = context.global.format.map(crate::args::FormatArg::format);
+    let format = context.global.format.map(crate::options::FormatArg::format);
     let lock = if args.share.force_share { LockMode::None } else { LockMode::Shared };
     let mut checked: Vec<Checked> = vec![(args.file.clone(), Ok(check_one(&args.file, format, lock)?))];
     let mut chain_error = None;

@@ -1,10 +1,10 @@
 //! `diskwright compare A B`: whether two disks hold the same bytes, whatever their formats.
 
 use crate::{
-    args::{FormatArg, ShareArgs},
     context::Context,
     exit::{self, Outcome},
     json,
+    options::{FormatArg, ShareArgs},
     sizes::Exact,
 };
 use clap::Args;

@@ -1,7 +1,7 @@
 //! `diskwright completions SHELL`: the script that completes its words.
 
-use crate::{args::Cli, context::Context, exit};
-use clap::{Args, CommandFactory};
+use crate::{context::Context, exit};
+use clap::{Args, Command};
 use clap_complete::Shell;
 use std::io::Write;
 
@@ -18,10 +18,10 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Prints the script.
-pub fn run(context: &mut Context, args: &CompletionsArgs) -> exit::Outcome {
+/// Prints the script for `command`, the whole program.
+pub fn run(context: &mut Context, args: &CompletionsArgs, mut command: Command) -> exit::Outcome {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "diskwright", &mut script);
+    clap_complete::generate(args.shell, &mut command, "diskwright", &mut script);
     context.out.write_all(&script)?;
     Ok(exit::OK)
 }

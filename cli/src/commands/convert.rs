@@ -4,11 +4,12 @@
 //! code, and in the JSON.
 
 use crate::{
-    args::{CacheArg, FormatArg, ShareArgs},
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
-    json, ntfs, progress, sizes,
+    json, ntfs,
+    options::{CacheArg, FormatArg, ShareArgs},
+    progress, sizes,
     sizes::{Exact, Human},
 };
 use clap::{Args, ValueEnum};

@@ -1,11 +1,11 @@
 //! `diskwright create FILE`: a new disk.
 
 use crate::{
-    args::{FormatArg, TypeArg},
     context::Context,
     describe::{Description, printable},
     exit::{self, Outcome},
     json, ntfs,
+    options::{FormatArg, TypeArg},
     sizes::{self, Human},
 };
 use clap::Args;

@@ -7,13 +7,12 @@
 
 use super::lab::targets::{self, TargetArgs};
 use crate::{
-    args::Cli,
     context::Context,
     describe::printable_lines,
     exit::{self, Failure, Outcome},
     live::LiveDisplay,
 };
-use clap::{ArgAction, Args, CommandFactory};
+use clap::{ArgAction, Args, Command};
 use diskwright_diskspd::{self as diskspd, Composed, Profile, ResultForm, SwitchError};
 use diskwright_lab::output::{Kind, Output};
 use diskwright_load::{
@@ -77,19 +76,18 @@ pub struct DiskspdArgs {
 }
 
 /// Runs what the switches say, prints the report.
-pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
-    carry_out(context, args).map_err(|failure| match failure {
+pub fn run(context: &mut Context, args: &DiskspdArgs, command: Command) -> Outcome {
+    carry_out(context, args, command).map_err(|failure| match failure {
         Failure::Sentence(sentence) => Failure::Sentence(diskspd::with_diskspds_switches(&sentence)),
         Failure::Usage(sentence) => Failure::Usage(diskspd::with_diskspds_switches(&sentence)),
         other => other,
     })
 }
 
-fn carry_out(context: &mut Context, args: &DiskspdArgs) -> Outcome {
+fn carry_out(context: &mut Context, args: &DiskspdArgs, mut command: Command) -> Outcome {
     let mut own = Own { destroy_data: args.destroy_data, save: args.save.clone(), ..Own::default() };
     let words = own.take(&args.words)?;
     if own.help {
-        let mut command = Cli::command();
         command.build();
         let help = command.find_subcommand_mut("diskspd").map(|command| command.render_help().to_string());
         context.out.write_all(help.unwrap_or_default().as_bytes())?;
@@ -226,14 +224,12 @@ fn created(profile: &Profile) -> Outcome<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
+    use clap::FromArgMatches;
 
     fn words(line: &[&str]) -> DiskspdArgs {
-        let line = ["diskwright", "diskspd"].iter().chain(line);
-        match Cli::try_parse_from(line).unwrap().command {
-            crate::args::Command::Diskspd(args) => args,
-            other => panic!("{other:?}"),
-        }
+        let command = DiskspdArgs::augment_args(Command::new("diskspd").disable_help_flag(true));
+        let found = command.try_get_matches_from(["diskspd"].iter().chain(line)).unwrap();
+        DiskspdArgs::from_arg_matches(&found).unwrap()
     }
 
     #[test]

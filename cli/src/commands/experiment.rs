@@ -6,10 +6,10 @@
 //! everywhere too: [`conclude`].
 
 use crate::{
-    args::{self, GlobalOptions},
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
+    options::{self, GlobalOptions},
 };
 use clap::Args;
 use diskwright_lab::{
@@ -34,10 +34,10 @@ pub struct ExperimentArgs {
     #[arg(long, short, value_name = "FILE.json")]
     pub output: Option<PathBuf>,
     /// How often each cell is measured.
-    #[arg(long, value_name = "N", value_parser = args::at_least_one)]
+    #[arg(long, value_name = "N", value_parser = options::at_least_one)]
     pub rounds: Option<usize>,
     /// Seconds that a cell takes.
-    #[arg(long, value_name = "SECONDS", value_parser = args::seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = options::seconds)]
     pub cell: Option<Duration>,
     /// Leave the scratch folder when done.
     #[arg(long)]

@@ -4,11 +4,11 @@
 //! opened as far as it can be followed, and what is wrong with the next parent is told beneath it.
 
 use crate::{
-    args::ShareArgs,
     context::Context,
     describe::{Description, printable},
     exit::{self, Outcome},
     export::ExportReport,
+    options::ShareArgs,
     style::{FAINT, GREEN, RED, YELLOW},
     table::Fields,
 };

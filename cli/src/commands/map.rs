@@ -6,13 +6,13 @@
 //! is FILE itself. What is damaged has `damaged` beside `data`.
 
 use crate::{
-    args::ShareArgs,
     context::Context,
     describe::printable,
     draw::{self, DAMAGED, Drawing, LayerTally, SPARSE, UNALLOCATED, ZERO},
     exit::{self, Failure, Outcome},
     extents::Extents,
     json,
+    options::ShareArgs,
     signals::Patience,
     sizes::{Exact, Human},
     style::BOLD,

@@ -16,11 +16,10 @@ mod log;
 mod word;
 
 use crate::{
-    args,
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
-    json,
+    json, options,
     sizes::Human,
 };
 use clap::Args;
@@ -109,7 +108,7 @@ pub struct ServeArgs {
     #[arg(long)]
     insecure_writes: bool,
     /// Most connections at a time.
-    #[arg(long, value_name = "N", default_value_t = Options::default().connections_max, value_parser = args::at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = Options::default().connections_max, value_parser = options::at_least_one)]
     connections: usize,
     /// Most requests in flight for each connection.
     #[arg(long, value_name = "N", default_value_t = Options::default().requests_max, value_parser = clap::value_parser!(u32).range(1..=4096))]

@@ -32,7 +32,7 @@ mod zero_payload;
 
 pub use run::verdict;
 
-use crate::{LabError, Result, document::Document, sweep::SweepRecord};
+use crate::{LabError, Result, document::Document, output::made_by, sweep::SweepRecord};
 use diskwright_load::record::Run;
 pub use diskwright_outline::TextOptions;
 use diskwright_outline::{Block, Chapter, Markup, plot::standalone};
@@ -133,15 +133,6 @@ pub fn markdown(results: &[Named<'_>]) -> String {
 /// The report as one page.
 pub fn html(results: &[Named<'_>]) -> String {
     diskwright_outline::page(&chapters(results), &made_by())
-}
-
-/// How every report says which program made it, before the version. Reports are known again by
-/// this.
-pub(crate) const MADE_BY: &str = "Made by diskwright ";
-
-/// Which program made a report.
-pub(crate) fn made_by() -> String {
-    format!("{MADE_BY}{}", env!("CARGO_PKG_VERSION"))
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use super::parts::measured_on;
 use super::parts::{end_badge, subtitle};
 use crate::study::raw_and_file::{
     Figure, Part, RawAndFileResult,
-    conclude::{self, find},
+    conclude::{self, find, is_file},
     paper,
-    told::{ground, is_file, mhz_per_iops, said},
+    told::{ground, mhz_per_iops, said},
 };
 use diskwright_outline::{
     Block, Cell, Chapter, Table, Tile, Tone,

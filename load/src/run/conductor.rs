@@ -11,7 +11,6 @@ use crate::{
     run::{
         cpu::{self, Cores, CounterRate},
         ledger::Ledger,
-        phase::Ended,
         plan::ThreadPlan,
         shared::{NEVER, Shared},
         tally::Tally,
@@ -30,6 +29,16 @@ const LOOK_NS: u64 = 250_000_000;
 /// How long after the end of a tick a snapshot is taken: a thread that sleeps between due times
 /// counts the tick this much later.
 const LOOK_AFTER_TICK_NS: u64 = 50_000_000;
+
+/// A phase that has ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) record: PhaseRecord,
+    /// The watcher wanted it to end.
+    pub(crate) stopped: bool,
+    /// The first failure, and how many.
+    pub(crate) failures: Option<(String, u64)>,
+}
 
 /// Where a phase stands in its run.
 #[derive(Debug, Clone, Copy)]

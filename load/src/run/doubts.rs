@@ -6,7 +6,7 @@ use crate::{
     job::{Caching, Job, Load, Phase, Rate},
     machine::{Machine, OtherLoad},
     record::{PhaseRecord, ThreadRecord},
-    run::phase::Ended,
+    run::conductor::Ended,
     warning::Warning,
 };
 

@@ -14,11 +14,10 @@
 use crate::{
     LoadError, OpenTarget, Result,
     job::{Job, Phase},
-    record::PhaseRecord,
     run::{
         Buffers, RunOptions,
         buffers::Set,
-        conductor::{Conductor, Progress},
+        conductor::{Conductor, Ended, Progress},
         contents::Contents,
         lane::Lane,
         plan::{self, LanePlan, ThreadPlan},
@@ -38,16 +37,6 @@ use std::{
     },
     thread::{self, Scope},
 };
-
-/// A phase that has ended.
-#[derive(Debug)]
-pub(crate) struct Ended {
-    pub(crate) record: PhaseRecord,
-    /// The watcher wanted it to end.
-    pub(crate) stopped: bool,
-    /// The first failure, and how many.
-    pub(crate) failures: Option<(String, u64)>,
-}
 
 /// Carries out phase number `progress.index`.
 ///

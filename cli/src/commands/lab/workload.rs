@@ -8,8 +8,8 @@
 
 use super::words;
 use crate::{
-    args::{CacheArg, EngineArg, GlobalOptions},
     exit::{Failure, Outcome},
+    options::{CacheArg, EngineArg, GlobalOptions},
 };
 use clap::Args;
 use diskwright_load::{

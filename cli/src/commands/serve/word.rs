@@ -1,6 +1,6 @@
 //! `[NAME=]FILE[,format=FORMAT]`: how a disk is named on the command line of `serve`.
 
-use crate::args::FormatArg;
+use crate::options::FormatArg;
 use clap::ValueEnum;
 use diskwright_image::Format;
 use diskwright_serve::nbd::export;

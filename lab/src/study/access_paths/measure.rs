@@ -13,7 +13,7 @@ use crate::{
 };
 use diskwright_load::{
     figures::Figures,
-    job::{Blocks, Bytes, IoEngine, Job, Load, Span},
+    job::{Blocks, Bytes, Job, Load, Span},
     record::{End, Run},
     run::{self, RunOptions, Watch},
     seeds,
@@ -131,11 +131,7 @@ fn job(outstanding: u32, plan: &Plan) -> Job {
     let warm_up = (plan.cell / 5).min(Duration::from_secs(30));
     let mut job = Job::simple("access paths", load, warm_up.into(), plan.cell.saturating_sub(warm_up).into());
     job.interval = Span::from_millis(250).min(plan.cell.max(Duration::from_millis(10)).into());
-    job.engine = match plan.engine {
-        EngineKind::Auto => IoEngine::Auto,
-        EngineKind::Uring => IoEngine::IoUring,
-        EngineKind::Sync => IoEngine::Pread,
-    };
+    job.engine = plan.engine.into();
     job
 }
 

@@ -14,12 +14,7 @@ use crate::{
     scratch::Scratch,
 };
 use diskwright_disk::OpenOptions;
-use diskwright_load::{
-    OpenTarget,
-    job::{Bytes, IoEngine},
-    warning::Warning,
-};
-use diskwright_store::EngineKind;
+use diskwright_load::{OpenTarget, job::Bytes, warning::Warning};
 use std::{fs, path::PathBuf, time::Duration};
 
 /// Files of pre-test 2, as parts of the volume.
@@ -44,14 +39,6 @@ impl Made {
             // The scratch folder takes what is left.
             let _ = fs::remove_file(path);
         }
-    }
-}
-
-pub(super) fn mover(engine: EngineKind) -> IoEngine {
-    match engine {
-        EngineKind::Auto => IoEngine::Auto,
-        EngineKind::Uring => IoEngine::IoUring,
-        EngineKind::Sync => IoEngine::Pread,
     }
 }
 

@@ -21,12 +21,14 @@ mod files;
 pub mod findings;
 pub mod paper;
 mod plan;
+mod record;
 mod settings;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod told;
 
 pub use findings::{Beside, Finding, Found, Rule};
+pub use record::{QueueDepthResult, SCHEMA, Stage, StageRecord};
 pub use settings::Settings;
 
 use crate::{
@@ -43,19 +45,15 @@ use diskwright_load::{
     OpenTarget, clock,
     job::{Caching, Span},
     machine::{Machine, Place, Versions},
-    record::{End, Run, TargetRecord},
+    record::End,
     run::{self, RunOptions, Watch},
     warning::Warning,
 };
 use plan::Ground;
-use serde::{Deserialize, Serialize};
 use std::{
     path::Path,
     time::{Duration, Instant},
 };
-
-/// Schema of [`QueueDepthResult`].
-pub const SCHEMA: &str = "diskwright.study.queue-depth/1";
 
 /// When a quick study should be over: two minutes less what cleaning up may need.
 const QUICK_TOTAL: Duration = Duration::from_secs(108);
@@ -86,101 +84,6 @@ pub struct QueueDepthOptions {
     pub targets: Vec<String>,
     /// How those are prepared.
     pub prepare: PrepareOptions,
-}
-
-/// A step of the procedure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Stage {
-    /// Pre-test 2: number of files.
-    Files,
-    /// Test 1: outstanding per thread.
-    Depths,
-    /// Test 2: threads x outstanding for a total.
-    Combinations,
-    /// Sequential reads.
-    Reads,
-    /// Sequential writes.
-    Writes,
-}
-
-impl Stage {
-    /// In the paper's order.
-    pub const ALL: [Self; 5] = [Self::Files, Self::Depths, Self::Combinations, Self::Reads, Self::Writes];
-
-    /// One word, for summaries and CSV.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Files => "files",
-            Self::Depths => "depths",
-            Self::Combinations => "combinations",
-            Self::Reads => "reads",
-            Self::Writes => "writes",
-        }
-    }
-
-    /// As shown to people.
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::Files => "Pre-test 2: number of files",
-            Self::Depths => "Random 8K, test 1: outstanding per thread",
-            Self::Combinations => "Random 8K, test 2: threads x outstanding for one total",
-            Self::Reads => "512K sequential reads, one thread",
-            Self::Writes => "512K sequential writes, one thread",
-        }
-    }
-
-    fn phase(self) -> &'static str {
-        match self {
-            Self::Files => "files",
-            Self::Depths => "depths",
-            Self::Combinations => "combinations",
-            Self::Reads => "reads",
-            Self::Writes => "writes",
-        }
-    }
-}
-
-/// A stage and its sweep.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct StageRecord {
-    /// Which.
-    pub stage: Stage,
-    /// What was measured.
-    pub sweep: SweepRecord,
-}
-
-/// The study, whole or as far as it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct QueueDepthResult {
-    /// [`SCHEMA`].
-    pub schema: String,
-    /// The conclusion.
-    pub verdict: String,
-    /// When it first began.
-    pub started_utc: String,
-    /// How long it took over all its sittings, nanoseconds.
-    pub took_ns: u64,
-    /// On what.
-    pub machine: Machine,
-    /// Where its own files lay.
-    pub place: Option<Place>,
-    /// By which programs.
-    pub versions: Versions,
-    /// What was asked.
-    pub settings: Settings,
-    /// The targets, as they were found.
-    pub targets: Vec<TargetRecord>,
-    /// Pre-test 1.
-    pub pre_test: Option<Run>,
-    /// Those that were begun, in order.
-    pub stages: Vec<StageRecord>,
-    /// How much load is enough.
-    pub findings: Vec<Finding>,
-    /// Reasons for doubt.
-    pub warnings: Vec<Warning>,
-    /// How it ended.
-    pub end: End,
 }
 
 /// Runs the study, or goes on with it, and saves its result after each stage. A stop keeps what was
@@ -390,7 +293,7 @@ impl Study<'_> {
             }
             if self.saved.elapsed() >= SAVE_EVERY { self.save() } else { Ok(()) }
         };
-        let mut named = |step: Step<'_>| progress.step(Step { phase: stage.phase(), ..step });
+        let mut named = |step: Step<'_>| progress.step(Step { phase: stage.name(), ..step });
         sweep::carry_out(&mut record, &mut measure, &mut keep, &mut named)?;
         match &record.end {
             End::Complete => {}
@@ -410,7 +313,7 @@ impl Study<'_> {
         result.findings = findings::findings(&result.stages, result.settings.array);
         let of_runs = result.pre_test.iter().flat_map(|run| &run.warnings);
         let of_stage = |record: &StageRecord| {
-            let named = |warning: &Warning| warning.clone().in_cells_of(record.stage.phase());
+            let named = |warning: &Warning| warning.clone().in_cells_of(record.stage.name());
             record.sweep.warnings.iter().map(named).collect::<Vec<_>>()
         };
         let found: Vec<Warning> = of_runs.cloned().chain(result.stages.iter().flat_map(of_stage)).collect();

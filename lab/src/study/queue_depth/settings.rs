@@ -1,6 +1,6 @@
 //! What a study was asked, with everything that was left open filled in.
 
-use super::{QueueDepthOptions, files, paper};
+use super::{QueueDepthOptions, paper};
 use crate::{LabError, Result, sweep::ArrayOptions};
 use diskwright_load::job::{Caching, IoEngine, Span, THREADS_MAX};
 use serde::{Deserialize, Serialize};
@@ -81,7 +81,7 @@ impl Settings {
                 cell => cell.map(Span::from),
             },
             cache: options.cache.unwrap_or(Caching::DirectWriteThrough),
-            engine: files::mover(study.engine),
+            engine: study.engine.into(),
             target_depth: options.target_depth,
             targets: options.targets.clone(),
             max_p99: options.max_p99,

@@ -11,7 +11,7 @@ use diskwright_stats::knee::Doubt;
 
 /// Serves 40 random requests at once, 12 sequential reads or 6 sequential writes; each takes 100
 /// us.
-fn device(job: &diskwright_load::Job, files: usize) -> Run {
+fn device(job: &diskwright_load::Job, files: usize) -> diskwright_load::Run {
     let load = &job.phases[0].loads[0];
     let servers = match (load.random_percent, load.read_percent) {
         (0.0, 100.0) => 12,

@@ -7,7 +7,7 @@
 //! workloads, corrected by Holm for the number of questions; with too few workloads for that number
 //! no answer is possible ([`Design::fewest`]).
 
-use super::{FileSystem, Pattern, RawAndFileResult, SideRecord, WorkloadRecord, paper, told::is_file};
+use super::{FileSystem, Pattern, RawAndFileResult, SideRecord, WorkloadRecord, paper};
 use crate::measure::Ratio;
 use diskwright_load::{record::End, warning::Warning};
 use diskwright_stats::{
@@ -280,4 +280,9 @@ fn cpu_of_paper(result: &RawAndFileResult) -> String {
         (Some(only), None) | (None, Some(only)) => only,
         (None, None) => "-".into(),
     }
+}
+
+/// Whether a subject is the file of the file system, which the paper has, and no virtual disk on it.
+pub(crate) fn is_file(name: &str, file_system: FileSystem) -> bool {
+    name.strip_prefix(file_system.name()).is_some_and(|rest| rest == " file")
 }

@@ -1,7 +1,7 @@
 //! Words and figures that the report of the study `raw-and-file` and its conclusion share.
 
 use super::{
-    FileSystem, Halves, RawAndFileResult,
+    Halves, RawAndFileResult,
     conclude::{self, Figure, Overall},
 };
 use diskwright_stats::numbers::bytes;
@@ -23,11 +23,6 @@ pub(crate) fn ground(result: &RawAndFileResult) -> String {
         bytes(ground.file_system_bytes),
         ground.file_system
     )
-}
-
-/// The paper has a file of a file system, and no virtual disks on it.
-pub(crate) fn is_file(name: &str, file_system: FileSystem) -> bool {
-    name.strip_prefix(file_system.name()).is_some_and(|rest| rest == " file")
 }
 
 /// Whether a ratio is chance, in a word; nothing where nobody asked.

@@ -29,7 +29,7 @@ use crate::{
     progress::{Progress, report as tell},
     scratch::Scratch,
     study::{StudyOptions, StudyReport},
-    targets::{self, open_target},
+    targets::open_target,
     traffic::Traffic,
 };
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
@@ -190,7 +190,7 @@ fn prepare(
             }
             Payload::Data => fill::fill(&name, &*disk, SEED, engine, tick)?,
         }
-        let cache = targets::top_cache_mode(&disk);
+        let cache = crate::open::top_cache_mode(&disk);
         let kind = format!("vhdx {disk_type}");
         let target = OpenTarget { path: Some(path.clone()), ..open_target(&name, &kind, disk.clone(), cache) };
         subjects.push(Subject { payload, disk, target, path });

@@ -1,13 +1,13 @@
 //! `diskwright lab study containers`: the README's first command.
 
 use crate::{
-    args::CacheArg,
     commands::{
         experiment::{self, ExperimentArgs},
         lab::CHILD_COMMAND,
     },
     context::Context,
     exit::Outcome,
+    options::CacheArg,
     sizes::{self, Human},
 };
 use clap::Args;

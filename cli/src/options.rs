@@ -1,0 +1,237 @@
+//! Options that several commands share, and how their values are read: formats, cache modes, times.
+
+use clap::{Args, ValueEnum};
+use diskwright_disk::{OpenOptions, ParentPolicy};
+use diskwright_image::{DiskType, Format};
+use diskwright_store::{CacheMode, EngineKind};
+use std::{path::PathBuf, time::Duration};
+
+/// Options for every command.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct GlobalOptions {
+    /// Print one JSON document, with a `schema` field, on standard output.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Show no progress and no warnings.
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// Take the file as this format, or make one of it, whatever its contents or extension say.
+    /// Without it name and contents must agree: .raw and block devices are raw, .vhd .avhd .vhdx
+    /// .avhdx must hold what they promise, and any other file that looks like an image is opened
+    /// read-only or refused. An NBD export is a raw disk unless this says that an image of this
+    /// format lies inside it.
+    #[arg(long, global = true, value_enum, value_name = "FORMAT")]
+    pub format: Option<FormatArg>,
+    /// What moves the bytes; auto is io_uring where the kernel has it.
+    #[arg(long, global = true, value_enum, value_name = "ENGINE", default_value_t = EngineArg::Auto)]
+    pub io_engine: EngineArg,
+    /// Go through the page cache, or past it with O_DIRECT. [default: direct for convert (but what
+    /// the page cache holds is read from there), compare and the lab, else page]
+    #[arg(long, global = true, value_enum, value_name = "MODE")]
+    pub cache: Option<CacheArg>,
+    /// Open parents beneath DIR too, not only beneath the child's own folder (may be repeated).
+    #[arg(long, global = true, value_name = "DIR")]
+    pub allow_parent_dir: Vec<PathBuf>,
+    /// Open parents wherever they are; for chains that you trust.
+    #[arg(long, global = true)]
+    pub allow_any_parent: bool,
+    /// Open parents that are block devices too, not only regular files.
+    #[arg(long, global = true)]
+    pub allow_devices: bool,
+    /// Find what parents' Windows paths call LETTER: beneath DIR (may be repeated).
+    #[arg(long, global = true, value_name = "LETTER=DIR", value_parser = drive)]
+    pub map_drive: Vec<(char, PathBuf)>,
+    /// Write to a child although its parent's time stamp is not the one that the child recorded
+    /// (VHD).
+    #[arg(long, global = true)]
+    pub ignore_parent_timestamp: bool,
+    /// Write to an image even though another one in its folder names it as its parent.
+    #[arg(long, global = true)]
+    pub allow_parent_write: bool,
+    /// Store nothing for writes of nothing but zeros, on disks that grow.
+    #[arg(long, global = true)]
+    pub detect_zeroes: bool,
+    /// Memory for the map of each disk (who has each block) and the tables behind it: 64M unless
+    /// said. Less costs speed, on disks of many TiB only.
+    #[arg(long, global = true, value_name = "SIZE", value_parser = crate::sizes::parse)]
+    pub map_memory: Option<u64>,
+}
+
+/// For commands that only read a disk.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct ShareArgs {
+    /// Take no lock, so that a disk can be read that another program has open for writing. What is
+    /// read may be of no single moment.
+    #[arg(long, short = 'U')]
+    pub force_share: bool,
+}
+
+impl GlobalOptions {
+    /// The engine to use.
+    pub fn engine(&self) -> EngineKind {
+        match self.io_engine {
+            EngineArg::Auto => EngineKind::Auto,
+            EngineArg::IoUring => EngineKind::Uring,
+            EngineArg::Pread => EngineKind::Sync,
+        }
+    }
+
+    /// Which parents may be opened.
+    pub fn parents(&self) -> ParentPolicy {
+        ParentPolicy {
+            allowed_dirs: self.allow_parent_dir.clone(),
+            allow_any: self.allow_any_parent,
+            drives: self.map_drive.clone(),
+            allow_devices: self.allow_devices,
+            ignore_timestamp: self.ignore_parent_timestamp,
+        }
+    }
+
+    /// How to open a disk that is read or written as a whole: past the page cache unless told
+    /// otherwise, which costs less CPU and leaves other programs' pages where they are.
+    pub fn bulk_options(&self) -> OpenOptions {
+        OpenOptions { cache: self.cache.map_or(CacheMode::Direct, CacheArg::mode), ..self.open_options(false) }
+    }
+
+    /// How to open a disk. Tools go through the page cache unless told otherwise.
+    pub fn open_options(&self, writable: bool) -> OpenOptions {
+        OpenOptions {
+            writable,
+            cache: self.cache.map_or(CacheMode::PageCache, CacheArg::mode),
+            engine: self.engine(),
+            format: self.format.map(FormatArg::format),
+            parents: self.parents(),
+            allow_parent_write: self.allow_parent_write,
+            detect_zeroes: self.detect_zeroes,
+            map_memory_bytes: self.map_memory,
+            ..OpenOptions::default()
+        }
+    }
+}
+
+/// Reads a time in seconds, above 0.
+///
+/// # Errors
+/// A sentence for clap to put behind the option's name.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let usage = || format!("{text:?} is not a time in seconds; write for example 2 or 0.5");
+    let seconds: f64 = text.parse().map_err(|_| usage())?;
+    Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()).ok_or_else(usage)
+}
+
+/// Reads a count above 0.
+///
+/// # Errors
+/// A sentence for clap to put behind the option's name.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "it must be a number above 0".into())
+}
+
+fn drive(text: &str) -> Result<(char, PathBuf), String> {
+    let usage = || format!("{text:?} is not a drive and its folder; write for example C=/mnt/c");
+    let (letter, dir) = text.split_once('=').ok_or_else(usage)?;
+    let mut letters = letter.trim_end_matches(':').chars();
+    match (letters.next(), letters.next()) {
+        (Some(letter), None) if letter.is_ascii_alphabetic() && !dir.is_empty() => Ok((letter, dir.into())),
+        _ => Err(usage()),
+    }
+}
+
+/// A format, as an option's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FormatArg {
+    /// The disk's bytes and nothing else.
+    Raw,
+    /// Virtual PC, Hyper-V before 2012, Azure.
+    Vhd,
+    /// Hyper-V, WSL.
+    Vhdx,
+}
+
+impl FormatArg {
+    /// The library's word for it.
+    pub fn format(self) -> Format {
+        match self {
+            Self::Raw => Format::Raw,
+            Self::Vhd => Format::Vhd,
+            Self::Vhdx => Format::Vhdx,
+        }
+    }
+}
+
+/// A disk type, as an option's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TypeArg {
+    /// The whole length from the start; its space too with --preallocate.
+    Fixed,
+    /// Space when a block is first written.
+    Dynamic,
+    /// A child: what was not written in it is its parent's.
+    Differencing,
+}
+
+impl TypeArg {
+    /// The library's word for it.
+    pub fn disk_type(self) -> DiskType {
+        match self {
+            Self::Fixed => DiskType::Fixed,
+            Self::Dynamic => DiskType::Dynamic,
+            Self::Differencing => DiskType::Differencing,
+        }
+    }
+}
+
+/// An engine, as an option's value.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum EngineArg {
+    /// io_uring where the kernel has it, else pread and pwrite.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    #[value(name = "io_uring")]
+    IoUring,
+    /// pread and pwrite, one after the other.
+    Pread,
+}
+
+/// A cache mode, as an option's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CacheArg {
+    /// Past the page cache (O_DIRECT).
+    Direct,
+    /// Through the page cache.
+    Page,
+}
+
+impl CacheArg {
+    /// The library's word for it.
+    pub fn mode(self) -> CacheMode {
+        match self {
+            Self::Direct => CacheMode::Direct,
+            Self::Page => CacheMode::PageCache,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_positive() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["0", "-1", "nan", "inf", "2s", ""] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn drives_have_one_letter() {
+        assert_eq!(drive("C=/mnt/c"), Ok(('C', "/mnt/c".into())));
+        assert_eq!(drive("d:=/x"), Ok(('d', "/x".into())));
+        for text in ["C", "=x", "CC=/x", "1=/x", "C="] {
+            assert!(drive(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What the study `queue-depth` found: the one form that is saved, continued, shown and plotted.
+
+use super::{findings::Finding, settings::Settings};
+use crate::sweep::SweepRecord;
+use diskwright_load::{
+    machine::{Machine, Place, Versions},
+    record::{End, Run, TargetRecord},
+    warning::Warning,
+};
+use serde::{Deserialize, Serialize};
+
+/// Schema of [`QueueDepthResult`].
+pub const SCHEMA: &str = "diskwright.study.queue-depth/1";
+
+/// A step of the procedure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Pre-test 2: number of files.
+    Files,
+    /// Test 1: outstanding per thread.
+    Depths,
+    /// Test 2: threads x outstanding for a total.
+    Combinations,
+    /// Sequential reads.
+    Reads,
+    /// Sequential writes.
+    Writes,
+}
+
+impl Stage {
+    /// In the paper's order.
+    pub const ALL: [Self; 5] = [Self::Files, Self::Depths, Self::Combinations, Self::Reads, Self::Writes];
+
+    /// One word, for summaries and CSV.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Files => "files",
+            Self::Depths => "depths",
+            Self::Combinations => "combinations",
+            Self::Reads => "reads",
+            Self::Writes => "writes",
+        }
+    }
+
+    /// As shown to people.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Files => "Pre-test 2: number of files",
+            Self::Depths => "Random 8K, test 1: outstanding per thread",
+            Self::Combinations => "Random 8K, test 2: threads x outstanding for one total",
+            Self::Reads => "512K sequential reads, one thread",
+            Self::Writes => "512K sequential writes, one thread",
+        }
+    }
+}
+
+/// A stage and its sweep.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageRecord {
+    /// Which.
+    pub stage: Stage,
+    /// What was measured.
+    pub sweep: SweepRecord,
+}
+
+/// The study, whole or as far as it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct QueueDepthResult {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The conclusion.
+    pub verdict: String,
+    /// When it first began.
+    pub started_utc: String,
+    /// How long it took over all its sittings, nanoseconds.
+    pub took_ns: u64,
+    /// On what.
+    pub machine: Machine,
+    /// Where its own files lay.
+    pub place: Option<Place>,
+    /// By which programs.
+    pub versions: Versions,
+    /// What was asked.
+    pub settings: Settings,
+    /// The targets, as they were found.
+    pub targets: Vec<TargetRecord>,
+    /// Pre-test 1.
+    pub pre_test: Option<Run>,
+    /// Those that were begun, in order.
+    pub stages: Vec<StageRecord>,
+    /// How much load is enough.
+    pub findings: Vec<Finding>,
+    /// Reasons for doubt.
+    pub warnings: Vec<Warning>,
+    /// How it ended.
+    pub end: End,
+}
