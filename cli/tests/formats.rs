@@ -59,13 +59,13 @@ fn a_guess_reads_with_a_warning_and_never_writes() {
     }
     assert_eq!(std::fs::read(shop.path("disk.img")).unwrap(), bytes);
     let read = shop.run("map disk.img");
-    assert!(read.code == Some(0) && read.stderr.contains("does not promise"), "{read:#?}");
-    assert!(shop.json("info disk.img")["warnings"][0].as_str().unwrap().contains("does not promise"));
+    assert!(read.code == Some(0) && read.stderr.contains("does not say so"), "{read:#?}");
+    assert!(shop.json("info disk.img")["warnings"][0].as_str().unwrap().contains("does not say so"));
     shop.ok("io disk.img --format raw -c 'read -P 0x77 15M 4k' -c 'write 15M 4k'");
-    // A name that promises something else than the file is.
+    // The extension is that of another format than the contents.
     std::fs::rename(shop.path("x.vhdx"), shop.path("x.vhd")).unwrap();
     let error = shop.fails(1, "info x.vhd");
-    assert!(error.contains("promises vhd") && error.contains("vhdx") && error.contains("--format"), "{error}");
+    assert!(error.contains("is that of vhd") && error.contains("vhdx") && error.contains("--format"), "{error}");
     assert_eq!(shop.json("info x.vhd --format vhdx")["format"], "vhdx");
 }
 

@@ -119,10 +119,10 @@ fn sectors_that_change_and_sizes_that_azure_refuses_are_told() {
     for (line, word) in [
         ("convert s4k.vhdx a.vhd", "sectors of 4096 bytes became sectors of 512 (VHD knows only 512)"),
         ("convert s4k.vhdx a.raw", "sectors of 4096 bytes became sectors of 512 (a raw file records none"),
-        ("convert s4k.vhdx a.vhdx --sector-size 512", "sectors of 4096 bytes became sectors of 512 (as asked for)"),
+        ("convert s4k.vhdx a.vhdx --sector-size 512", "sectors of 4096 bytes became sectors of 512 (as requested)"),
         (
             "convert odd.vhdx b.vhd --type fixed",
-            "Azure refuses such a VHD; for Azure begin with a disk of 9437184 bytes",
+            "Azure refuses such a VHD; for Azure create a disk of 9437184 bytes",
         ),
     ] {
         let ended = shop.run(&format!("{line} --json"));

@@ -1,14 +1,14 @@
-//! Carries out what a plan lacks, without the mutation lock, and what follows when a payload is in
-//! place.
+//! Does the I/O that a plan needs first, without the mutation lock, and the commits after the
+//! payload is in place.
 //!
 //! ```text
-//!   plan ─▶ Work ─▶ by the queue's own thread, or by the loader while the request rests ─▶ plan again
-//!        ─▶ Ready ─▶ the engine ─▶ settle: commits, blocks let go
+//!   plan ─▶ Work ─▶ by the queue's thread, or by the loader while the request rests ─▶ plan again
+//!        ─▶ Ready ─▶ the engine ─▶ settle: commits, release of blocks
 //! ```
 //!
-//! Work that changes the file of the top image may be done while another image joins on top. It is
-//! over before [`Disk::push_top`](crate::Disk::push_top) closes the former top: a request is
-//! counted in its epoch until the loader has its work, and a grace period waits for both.
+//! Work that changes the file of the top image may run while another image joins on top. It ends
+//! before [`Disk::push_top`](crate::Disk::push_top) closes the former top: a request is counted in
+//! its epoch until the loader has its work, and a grace period waits for both.
 
 use crate::{
     chain::{Chain, Member},
@@ -25,17 +25,17 @@ use diskwright_image::Commit;
 use diskwright_store::ExternalTicket;
 use std::{io, sync::Arc};
 
-/// Most bytes that are copied at once when a block is filled from below.
+/// Maximum number of bytes copied at once by a copy-up.
 const COPY_BYTES: u64 = 1 << 20;
 
-/// The loader's part for a request that rests: the chain that was planned with, what is missing,
-/// and the request's ticket.
+/// The loader's job for a resting request: does `work` for the chain of the plan, then completes
+/// the request's ticket.
 pub(crate) fn load(chain: Arc<Chain>, work: Work, ticket: ExternalTicket) -> Job {
     Box::new(move |shared| ticket.complete(guarded(&shared.poison, || shared.carry_out(&chain, &work))))
 }
 
 impl Shared {
-    /// Does what is missing. May wait for the disk; the caller holds no lock.
+    /// Does a plan's work. May block on I/O; the caller must not hold a lock.
     pub(crate) fn carry_out(&self, chain: &Arc<Chain>, work: &Work) -> io::Result<()> {
         match work {
             Work::Begin => chain.top().begin_writing(),
@@ -52,13 +52,13 @@ impl Shared {
         }
     }
 
-    /// The owners of a page's units. `keep` puts the page into the map. `None` where the map is
-    /// another one by now, and knows nothing of what changed meanwhile.
+    /// Folds a page and returns the owners of its units. `keep` installs the page in the map.
+    /// `None` if the chain has a new map by now, whose changes were not recorded here.
     fn folded(&self, chain: &Arc<Chain>, page: u64, keep: bool) -> io::Result<Option<Vec<Owner>>> {
         loop {
             let begun = self.lock().mixed.begin_fold(page);
-            // What is begun is ended, also when reading panics: else changes of the page would be
-            // noted for ever.
+            // Every begin needs an end, even if the read panics. Otherwise changes of the page
+            // would be recorded for ever.
             let mut folded = guarded(&self.poison, || fold::fold_page(chain, page).map_err(error::to_io));
             let mut mutation = self.lock();
             let current = Arc::ptr_eq(&chain.map, &mutation.chain.map);
@@ -77,8 +77,8 @@ impl Shared {
         }
     }
 
-    /// Decides a unit and remembers the outcome, unless something changed meanwhile: whoever needs
-    /// it finds it missing again.
+    /// Decides a unit and caches the result, unless a change meanwhile prevents that: then the next
+    /// plan asks for it again.
     fn decide(&self, chain: &Arc<Chain>, unit: u64, layer: LayerId) -> io::Result<()> {
         let begun = self.lock().mixed.begin_decide(unit);
         let decided = guarded(&self.poison, || fold::decide(chain, unit, layer).map_err(error::to_io));
@@ -92,7 +92,7 @@ impl Shared {
         result
     }
 
-    /// The runs of a range, for those who may wait. Returns a chain that knows all that they name.
+    /// The runs of a range, for callers that may block. Returns a chain that knows all their ids.
     pub(crate) fn runs_blocking(&self, start: u64, end: u64, runs: &mut Vec<Run>) -> io::Result<Arc<Chain>> {
         runs.clear();
         let mut at = start;
@@ -103,16 +103,16 @@ impl Shared {
                 (Arc::clone(&mutation.chain), next)
             };
             let Some(work) = next else { return Ok(chain) };
-            // On from there, and not all over: a range can have more runs than are remembered at a
-            // time, so what stood at its beginning may be forgotten when its end is known.
+            // Continue from here instead of starting over: a range can have more runs than the
+            // cache holds, so its first runs may be dropped before its last ones are known.
             at = runs.last().map_or(start, Run::end_bytes);
             self.carry_out(&chain, &work)?;
         }
     }
 
-    /// The runs of a range for a tool that walks the whole disk. Pages that are not here are folded
-    /// in passing and not kept, so that walking 64 TiB does not put other pages out of memory.
-    /// Returns the chain that the runs name.
+    /// The runs of a range, for a walk over the whole disk. Pages that are not in memory are folded
+    /// but not installed, so that a walk over 64 TiB does not evict other pages. Returns a chain
+    /// that knows all ids in the runs.
     pub(crate) fn walk(
         &self,
         mut chain: Arc<Chain>,
@@ -126,7 +126,7 @@ impl Shared {
             let page = map.page_of(at);
             let stop = map.page_end_bytes(page).min(end);
             if !map.is_resident(page) {
-                // Of a nearly empty disk most pages need not be folded.
+                // Most pages of a nearly empty disk need not be folded.
                 let known = next_known(chain.layers(), at, end).map_err(error::to_io)?;
                 if known > at {
                     push_joined(out, Run { start_bytes: at, len_bytes: known - at, owner: Owner::Absent });
@@ -136,7 +136,7 @@ impl Shared {
             }
             if map.is_resident(page) {
                 let mut runs = Vec::new();
-                // A layer may have joined meanwhile, and have some of the runs.
+                // A layer may have joined meanwhile and own some of the runs.
                 chain = self.runs_blocking(at, stop, &mut runs)?;
                 runs.into_iter().for_each(|run| push_joined(out, run));
                 at = stop;
@@ -147,8 +147,8 @@ impl Shared {
         Ok(chain)
     }
 
-    /// Walks `at..stop` of a page. Returns how far it came, which is `at` when the map is another
-    /// one by now, and a chain that knows what was found.
+    /// Walks `at..stop` of a page. Returns a chain that knows all ids in the runs, and the offset
+    /// reached: `at` if the chain has a new map by now.
     fn walk_page(
         &self,
         chain: &Arc<Chain>,
@@ -193,7 +193,7 @@ impl Shared {
         Ok((newest, stop))
     }
 
-    /// Commits a change, for those who may wait.
+    /// Commits a change, for callers that may block.
     pub(crate) fn commit_blocking(&self, member: &Member, block: u64, change: Commit) -> io::Result<()> {
         loop {
             if self.lock().commit(member, block, change)?.is_some() {
@@ -203,7 +203,8 @@ impl Shared {
         }
     }
 
-    /// Applies what a finished payload made true, or takes back that it was on its way.
+    /// Commits the changes of a request whose payload is in place, and releases its blocks. After
+    /// an error only releases them.
     pub(crate) fn settle(&self, pending: &Pending, result: io::Result<()>) -> io::Result<()> {
         let Some(member) = &pending.member else { return result };
         let outcome = guarded(&self.poison, || {
@@ -220,16 +221,16 @@ impl Shared {
         outcome
     }
 
-    /// Fills a block from below, so that all its sectors are the top's. The caller has excluded the
-    /// block; requests that read it meanwhile are served by what they found.
+    /// Copy-up: fills a block from the layers below, so that the top has all its sectors. The
+    /// caller has excluded the block. Reads of the block in flight use the old mapping.
     fn copy_up(&self, chain: &Arc<Chain>, block: u64) -> io::Result<()> {
         let top = chain.top();
         let (start, end) = top.block_range(block, chain.geometry.size_bytes);
         let mut runs = Vec::new();
         let now = self.runs_blocking(start, end, &mut runs)?;
         if now.top().id != top.id || now.geometry != chain.geometry {
-            // An image has joined on top, or the block has become longer: the request is planned
-            // anew.
+            // An image has joined on top, or the last block has grown: the request is planned
+            // again.
             return Ok(());
         }
         let chain = &now;
@@ -288,12 +289,12 @@ fn unpack(chain: &Chain, layer: LayerId, block: u64, into: &Decoded) -> io::Resu
     let (start, end) = member.block_range(block, member.size_bytes);
     let mut bytes = vec![0; (end - start) as usize].into_boxed_slice();
     member.image.read_packed(block, 0, &mut bytes)?;
-    // Another may have been faster, with the same bytes.
+    // Another thread may have set the same bytes first.
     let _ = into.set(bytes);
     Ok(())
 }
 
-/// Ends an exclusion, also when what was done failed or panicked.
+/// Ends the exclusion of a block on drop, also after an error or a panic.
 struct Exclusion<'a> {
     shared: &'a Shared,
     key: Key,

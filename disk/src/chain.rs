@@ -1,20 +1,19 @@
-//! The chain as it is at one instant: layers, the map over them, and the disk's geometry.
+//! The chain at one instant: layers, the map over them, and the disk's geometry.
 //!
 //! ```text
 //!   Chain ─┬─ members   the images, top first, each with its id and the ids of its stores
 //!          ├─ sources   store id ─▶ store: what a DATA word of the map names
-//!          ├─ map       who owns each unit
+//!          ├─ map       owner of each unit
 //!          └─ geometry  size and sectors of the disk
 //! ```
 //!
-//! A `Chain` never changes. A disk that gets a layer or another size gets another `Chain`, and all
-//! of it is swapped as one (`shared.rs`); a queue keeps the chain that it looks things up in until
-//! the epoch moves on. Ids of layers and stores keep their meaning from chain to chain, so the map
-//! is kept where its units stay the same.
+//! A `Chain` is immutable. A disk that gets a layer or another size gets a new `Chain`, swapped as
+//! a whole (`shared.rs`). A queue keeps its chain until the epoch changes. Ids of layers and stores
+//! keep their meaning from chain to chain, so the map is kept if its units stay the same.
 //!
-//! Invariant: every id in a word of the map is known to the present chain. A queue whose chain is
-//! older, and has the same map, may find an id of an image that has joined since; then it looks
-//! into the present chain.
+//! Invariant: the current chain knows every id in a word of the map. A queue with an older chain
+//! and the same map may find the id of an image that joined later. It then looks the id up in the
+//! current chain.
 
 use crate::{
     DiskError, Result,
@@ -31,37 +30,37 @@ use std::{
     sync::Arc,
 };
 
-/// Longest chain, as in the paper and in Windows.
+/// Maximum number of images in a chain, as in Windows.
 pub(crate) const CHAIN_MAX: usize = 1024;
 
 /// One image of a chain.
 #[derive(Debug, Clone)]
 pub struct Layer {
-    /// Its path.
+    /// The path of the image's first file.
     pub path: PathBuf,
     /// The image.
     pub image: Arc<dyn Image>,
 }
 
 impl Layer {
-    /// Bytes that the layer's files occupy together.
+    /// Allocated bytes of all files of the layer.
     ///
     /// # Errors
-    /// What the system says of any of them.
+    /// The system's error for any of the files.
     pub fn allocated_bytes(&self) -> io::Result<u64> {
         self.image.stores().iter().map(|store| store.allocated_bytes()).sum()
     }
 
-    /// Lengths of the layer's files together, in bytes.
+    /// Sum of the lengths of all files of the layer, in bytes.
     ///
     /// # Errors
-    /// What the system says of any of them.
+    /// The system's error for any of the files.
     pub fn files_len_bytes(&self) -> io::Result<u64> {
         self.image.stores().iter().map(|store| store.len_bytes()).sum()
     }
 
-    /// The path of a file of the layer: its own path for the first (and for an index that it does
-    /// not have).
+    /// The path of the layer's file with this index. For the first file, and for an invalid index,
+    /// the layer's path.
     pub fn file_path(&self, file: u16) -> &Path {
         match self.image.stores().get(usize::from(file)) {
             Some(store) if file > 0 => store.name(),
@@ -70,7 +69,7 @@ impl Layer {
     }
 }
 
-/// An image in the chain, with what the disk knows of it.
+/// An image in the chain, with the disk's own state for it.
 #[derive(Debug, Clone)]
 pub(crate) struct Member {
     pub(crate) image: Arc<dyn Image>,
@@ -79,48 +78,47 @@ pub(crate) struct Member {
     stores: u16,
     pub(crate) size_bytes: u64,
     pub(crate) block_bytes: u64,
-    /// Whether the image has been told that guest-visible writes begin.
+    /// Whether `begin_writing` of the image was called.
     began: Arc<AtomicBool>,
-    /// Whether its files are not written any more: it was opened read-only, or it was the top until
-    /// another image joined, and has been closed cleanly since.
+    /// Whether the image is no longer written: it was opened read-only, or it is a former top that
+    /// was closed cleanly after another image joined.
     pub(crate) is_at_rest: bool,
 }
 
 impl Member {
-    /// The id of the store with this index in the image.
+    /// The id of the image's store with this index.
     pub(crate) fn source(&self, store: u16) -> SourceId {
         self.first_source.saturating_add(store)
     }
 
-    /// The index in the image of one of its stores: the inverse of [`Member::source`].
+    /// The index in the image of the store with this id: the inverse of [`Member::source`].
     pub(crate) fn store_index(&self, source: SourceId) -> u16 {
         source.saturating_sub(self.first_source)
     }
 
-    /// Whether a store is one of this image's.
+    /// Whether a store belongs to this image.
     #[inline]
     pub(crate) fn has_source(&self, source: SourceId) -> bool {
         source.wrapping_sub(self.first_source) < self.stores
     }
 
-    /// The writing side.
+    /// The interface for writes.
     ///
     /// # Errors
-    /// `ReadOnlyFilesystem` when there is none.
+    /// `ReadOnlyFilesystem` if the image was opened read-only.
     pub(crate) fn writer(&self) -> io::Result<&dyn ImageWriter> {
         self.image
             .writer()
             .ok_or_else(|| io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the disk is open read-only"))
     }
 
-    /// Whether the image knows that guest-visible writes have begun.
+    /// Whether [`Member::begin_writing`] has run.
     #[inline]
     pub(crate) fn has_begun_writing(&self) -> bool {
         self.began.load(Ordering::Acquire)
     }
 
-    /// Tells the image, once, that guest-visible writes begin. Waits for the disk; the caller holds
-    /// no lock.
+    /// Calls `begin_writing` of the image, once. Blocks on I/O; the caller must not hold a lock.
     pub(crate) fn begin_writing(&self) -> io::Result<()> {
         if !self.has_begun_writing() {
             self.writer()?.begin_writing()?;
@@ -129,40 +127,40 @@ impl Member {
         Ok(())
     }
 
-    /// The first byte of a block on the disk, and the first byte after it.
+    /// Start and end of a block on the disk, cut at `disk_bytes`.
     pub(crate) fn block_range(&self, block: u64, disk_bytes: u64) -> (u64, u64) {
         let start = block.saturating_mul(self.block_bytes).min(disk_bytes);
         (start, start.saturating_add(self.block_bytes).min(disk_bytes))
     }
 }
 
-/// See the module.
+/// The layers, the map and the geometry of a disk.
 #[derive(Debug)]
 pub(crate) struct Chain {
     layers: Arc<[Layer]>,
     members: Vec<Member>,
-    /// Place in the chain, by layer id; `None` for layers that are gone.
+    /// Position in the chain by layer id; `None` for layers that left the chain.
     depths: Vec<Option<u16>>,
-    /// By source id; `None` for stores that are gone.
+    /// By source id; `None` for stores that left the chain.
     sources: Vec<Option<Arc<dyn Store>>>,
     pub(crate) map: Arc<Map>,
     pub(crate) geometry: Geometry,
-    /// Whether all that a flush must sync is one file.
+    /// Whether a flush must sync only one file.
     pub(crate) writes_one_file: bool,
-    /// For the map, and for the tables of images that are written.
+    /// Memory limit for the map and for the tables of writable images.
     memory_bytes: u64,
 }
 
-/// The map's share of a disk's memory. The rest is for the tables of the images that are written.
+/// The map's share of the memory limit. The rest is for the tables of writable images.
 const fn map_share(memory_bytes: u64) -> u64 {
     memory_bytes / 4 * 3
 }
 
 impl Chain {
-    /// The chain of `layers`, the top first.
+    /// Builds the chain of `layers`, the top first.
     ///
     /// # Errors
-    /// `BadOptions` for no layers; `BadChain` for more than a chain may have.
+    /// `BadOptions` for no layers; `BadChain` for more than [`CHAIN_MAX`].
     pub(crate) fn new(layers: Vec<Layer>, memory_bytes: u64) -> Result<Self> {
         let mut members = Vec::with_capacity(layers.len());
         let mut sources = Vec::new();
@@ -172,7 +170,7 @@ impl Chain {
         Self::assemble(layers, members, sources, None, memory_bytes)
     }
 
-    /// The same chain with another layer on top.
+    /// This chain with another layer on top.
     ///
     /// # Errors
     /// As [`Chain::new`].
@@ -184,7 +182,7 @@ impl Chain {
         Self::assemble(layers, members, sources, Some(self), self.memory_bytes)
     }
 
-    /// The same layers, asked anew for their sizes.
+    /// This chain with the current sizes of its layers.
     ///
     /// # Errors
     /// As [`Chain::new`].
@@ -196,7 +194,7 @@ impl Chain {
         Self::assemble(self.layers.to_vec(), members, self.sources.clone(), Some(self), self.memory_bytes)
     }
 
-    /// The same layers, where the layer `id` is not written any more.
+    /// This chain, with the layer `id` marked as no longer written.
     ///
     /// # Errors
     /// As [`Chain::new`].
@@ -241,7 +239,8 @@ impl Chain {
         for (depth, member) in members.iter().enumerate() {
             depths[usize::from(member.id)] = Some(depth as u16);
         }
-        // Images that were opened read-only keep no tables in memory; a former top keeps its own.
+        // Images that were opened read-only keep no tables in memory. A former top keeps its
+        // tables.
         let writers: Vec<_> = members.iter().filter_map(|member| member.image.writer()).collect();
         let tables_bytes = (memory_bytes - map_share(memory_bytes)) / writers.len().max(1) as u64;
         writers.iter().for_each(|writer| writer.limit_tables(tables_bytes));
@@ -260,13 +259,13 @@ impl Chain {
         &self.members
     }
 
-    /// The image that is written.
+    /// The top image, which is the one that is written.
     #[inline]
     pub(crate) fn top(&self) -> &Member {
         &self.members[0]
     }
 
-    /// How many layers lie above the layer `id`.
+    /// Number of layers above the layer `id`; `None` if it left the chain.
     pub(crate) fn depth_of(&self, id: LayerId) -> Option<usize> {
         self.depths.get(usize::from(id)).copied().flatten().map(usize::from)
     }
@@ -276,7 +275,7 @@ impl Chain {
         self.members.get(self.depth_of(id)?)
     }
 
-    /// The layer that has this store.
+    /// The layer to which this store belongs.
     pub(crate) fn member_of_source(&self, source: SourceId) -> Option<&Member> {
         self.members.iter().find(|member| member.has_source(source))
     }
@@ -286,7 +285,7 @@ impl Chain {
         self.sources.get(usize::from(source))?.as_ref()
     }
 
-    /// Why a block cannot be read.
+    /// The error for reading a damaged block.
     pub(crate) fn damage(&self, layer: LayerId, offset_bytes: u64) -> io::Error {
         match self.member(layer) {
             Some(member) => match member.image.damage(offset_bytes / member.block_bytes) {
@@ -296,8 +295,9 @@ impl Chain {
         }
     }
 
-    /// What a state of a block of `member` says of the byte `within_bytes` after the block's first
-    /// byte. `None` where the layer knows nothing, [`Owner::Lazy`] where a bitmap decides.
+    /// The owner, by a block's state in `member`, of the byte `within_bytes` after the block's
+    /// first byte. `None` if the layer has no data there; [`Owner::Lazy`] if a sector bitmap
+    /// decides.
     pub(crate) fn owner_by(member: &Member, state: diskwright_image::BlockState, within_bytes: u64) -> Option<Owner> {
         use diskwright_image::BlockState;
         let layer = member.id;
@@ -327,7 +327,7 @@ pub(crate) fn too_long(top: &Path) -> DiskError {
     }
 }
 
-/// Gives a layer its id, and its stores theirs.
+/// Assigns ids to a layer and its stores.
 fn join(layer: &Layer, id: usize, sources: &mut Vec<Option<Arc<dyn Store>>>) -> Result<Member> {
     let exhausted = || DiskError::BadChain {
         path: layer.path.clone(),

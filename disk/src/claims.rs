@@ -1,21 +1,21 @@
 //! Blocks that are being changed, and requests that wait for them.
 //!
 //! ```text
-//!   share    a write whose mapping follows when its payload is in place: many at once; the block's space is not given up
-//!   exclude  a block that is filled from below, or moved: alone; new writes of the block wait
-//!   wait     a ticket of a request that found the block taken: completed when the block is free, and planned anew
+//!   share    a write whose mapping is committed later; many at once; its space is not freed
+//!   exclude  copy-up or move of a block; one holder; new writes of the block wait
+//!   wait     the ticket of a request that found it claimed; completed when the block is free
 //! ```
 //!
-//! Requests that reach their bytes by the map alone are not counted here: epochs count those
-//! (`epoch.rs`). So a block's words must not lead to its bytes while it is excluded, or the holder
-//! waits for a grace period first.
+//! Requests that use only the map are not counted here: epochs count them (`epoch.rs`). So before a
+//! block is excluded its words must not lead to its bytes, or the holder waits for a grace period
+//! first.
 //!
-//! A request that waits holds no block, and an excluded block is worked on by a thread that waits
-//! for no other block. So no two requests wait for each other. Everything here is guarded by the
-//! disk's mutation lock.
+//! Why no two requests wait for each other: a waiting request holds no block, and a thread that
+//! works on an excluded block waits for no other block. The disk's mutation lock guards everything
+//! here.
 //!
-//! What a queue's own requests hold is released when the queue hands their parts' ends on. So a
-//! queue does not sleep until *all* its requests have ended while one of them rests (`queue.rs`).
+//! A queue releases the blocks of its requests when it processes their completions. So while one of
+//! its requests rests, a queue must not sleep until *all* its requests have ended (`queue.rs`).
 
 use crate::map::LayerId;
 use diskwright_store::ExternalTicket;
@@ -26,12 +26,12 @@ use std::collections::HashMap;
 /// A block of a layer.
 pub(crate) type Key = (LayerId, u64);
 
-/// The block that stands for the filling of any block of a layer. It is excluded while a layer is
-/// new on top: requests that began before may still write to the layer below, and what they write
-/// must not be missed by a copy of it.
-pub(crate) const FILLING: u64 = u64::MAX;
+/// A pseudo-block that stands for a copy-up of any block of a layer. It is excluded while a layer
+/// is new on top: older requests may still write to the layer below, and a copy-up must not miss
+/// their data.
+pub(crate) const COPY_UP: u64 = u64::MAX;
 
-/// See the module.
+/// The claimed blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     blocks: HashMap<Key, Claim>,
@@ -45,12 +45,12 @@ struct Claim {
 }
 
 impl Claims {
-    /// One more change is in flight for a block, which is not excluded.
+    /// Counts a change in flight for a block. The block must not be excluded.
     pub(crate) fn share(&mut self, key: Key) {
         self.blocks.entry(key).or_default().shared += 1;
     }
 
-    /// One change fewer.
+    /// Ends a change counted by [`Claims::share`].
     pub(crate) fn release(&mut self, key: Key) {
         if let Some(claim) = self.blocks.get_mut(&key) {
             claim.shared = claim.shared.saturating_sub(1);
@@ -63,12 +63,12 @@ impl Claims {
         self.blocks.get(&key).is_some_and(|claim| claim.shared > 0)
     }
 
-    /// Whether one holder has the block alone.
+    /// Whether a block is excluded.
     pub(crate) fn is_excluded(&self, key: Key) -> bool {
         self.blocks.get(&key).is_some_and(|claim| claim.excluded)
     }
 
-    /// Takes a block alone, if nobody has it.
+    /// Excludes a block, if it is free. Returns whether it was.
     pub(crate) fn exclude(&mut self, key: Key) -> bool {
         let claim = self.blocks.entry(key).or_default();
         let free = claim.shared == 0 && !claim.excluded;
@@ -78,7 +78,7 @@ impl Claims {
         free
     }
 
-    /// Ends what [`Claims::exclude`] began.
+    /// Ends an exclusion.
     pub(crate) fn end_exclusion(&mut self, key: Key) {
         if let Some(claim) = self.blocks.get_mut(&key) {
             claim.excluded = false;
@@ -86,17 +86,16 @@ impl Claims {
         }
     }
 
-    /// Has a ticket completed when a block that is taken now is free.
+    /// Completes the ticket when a claimed block is free.
     pub(crate) fn wait(&mut self, key: Key, ticket: ExternalTicket) {
         self.blocks.entry(key).or_default().waiting.push(ticket);
-        // Freed between looking and waiting cannot be: both happen under one hold of the lock. This
-        // is for a block that was never taken.
+        // A block cannot become free between the check and this call, as both happen under one hold
+        // of the lock. This covers a block that was never claimed.
         self.wake_if_free(key);
     }
 
-    /// Fails the tickets for which `of` holds: those of a queue that is closed, which would wait
-    /// for them.
-    pub(crate) fn give_up(&mut self, of: impl Fn(&ExternalTicket) -> bool) {
+    /// Fails the waiting tickets for which `of` is true: those of a queue that is being dropped.
+    pub(crate) fn fail_waiting(&mut self, of: impl Fn(&ExternalTicket) -> bool) {
         for claim in self.blocks.values_mut() {
             for ticket in claim.waiting.extract_if(.., |ticket| of(ticket)) {
                 ticket.complete(Err(std::io::Error::other("the queue was closed before the block was free")));
@@ -115,7 +114,7 @@ impl Claims {
     }
 }
 
-/// Loses the last of those that wait, when that rule is broken.
+/// Drops the last waiting ticket if that rule is broken.
 #[cfg(feature = "shuttle")]
 fn forgetful(mut claim: Claim) -> Claim {
     if is_broken(Rule::WaitersAreWoken) {
@@ -133,7 +132,7 @@ mod tests {
     use diskwright_store::{Engine, EngineKind};
 
     #[test]
-    fn a_block_is_shared_or_excluded_and_who_waits_is_woken_when_it_is_free() {
+    fn a_waiting_ticket_is_completed_when_its_block_is_free() {
         let mut engine = Engine::new(EngineKind::Sync, 4, None).unwrap();
         let mut claims = Claims::default();
         let key = (0, 7);
@@ -156,14 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_is_closed_waits_for_no_block() {
+    fn the_tickets_of_a_dropped_queue_are_failed() {
         let engine = || Engine::new(EngineKind::Sync, 4, None).unwrap();
         let (mut closed, mut other) = (engine(), engine());
         let mut claims = Claims::default();
         assert!(claims.exclude((0, 7)));
         claims.wait((0, 7), closed.external(1, 0, None));
         claims.wait((0, 7), other.external(2, 0, None));
-        claims.give_up(|ticket| closed.owns(ticket));
+        claims.fail_waiting(|ticket| closed.owns(ticket));
         let mut ended = Vec::new();
         closed.reap(1, &mut ended).unwrap();
         assert!(ended.pop().unwrap().result.is_err());

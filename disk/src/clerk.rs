@@ -1,16 +1,17 @@
-//! Threads that wait for the disk, so that queues need not.
+//! Clerks: background threads of a disk that do blocking I/O, so that queues need not.
 //!
-//! A disk has three clerks: the *flusher* makes metadata durable, the *loader* reads tables and
-//! fills blocks for requests that wait for that, the *recycler* gives space back to the file
-//! system. A queue that shares its ring with others hands them what would wait; the tickets of its
-//! requests are completed when that is done.
+//! A disk has three clerks. The *flusher* makes metadata durable. The *loader* reads tables and
+//! fills blocks for resting requests. The *recycler* returns freed space to the file system. A
+//! queue with a shared ring passes them the work that would block, and they complete the tickets of
+//! its requests.
 //!
 //! ```text
-//!   request ─▶ channel ─▶ thread: all jobs that have gathered, in one call of `handle` ─▶ tickets completed
+//!   request ─▶ channel ─▶ thread: all queued jobs in one call of `handle` ─▶ tickets completed
 //! ```
 //!
-//! A clerk's thread is started by its first job, holds only a weak reference to the disk, and ends
-//! with it. Jobs that are left then are dropped, which completes their tickets with an error.
+//! The first job of a clerk starts its thread. The thread holds only a weak reference to the disk
+//! and ends with it. Jobs left at that time are dropped, which completes their tickets with an
+//! error.
 
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
@@ -20,19 +21,19 @@ use diskwright_store::sync::{
 };
 use std::sync::{Arc, OnceLock, Weak};
 
-/// Takes the jobs that have come since a call began.
+/// Takes the jobs that were requested since the call of `handle` began.
 pub(crate) type Since<'a, Job> = &'a mut dyn FnMut() -> Vec<Job>;
 
-/// Does jobs for a disk.
+/// Does queued jobs for a disk.
 pub(crate) type Handle<Disk, Job> = fn(&Arc<Disk>, Vec<Job>, Since<'_, Job>);
 
 enum Item<Job> {
     Job(Job),
-    /// Answered when everything before it has been done.
+    /// Answered when all earlier jobs are done.
     Settle(Sender<()>),
 }
 
-/// One of a disk's clerks.
+/// A background thread of a disk.
 pub(crate) struct Clerk<Disk, Job> {
     name: &'static str,
     handle: Handle<Disk, Job>,
@@ -46,21 +47,21 @@ impl<Disk, Job> std::fmt::Debug for Clerk<Disk, Job> {
 }
 
 impl<Disk: Send + Sync + 'static, Job: Send + 'static> Clerk<Disk, Job> {
-    /// A clerk whose thread has this name. `handle` is given the jobs that have gathered, and a way
-    /// to take those that have come since.
+    /// A clerk with this thread name. `handle` gets the queued jobs, and a function that takes jobs
+    /// requested since.
     pub(crate) fn new(name: &'static str, handle: Handle<Disk, Job>) -> Self {
         Self { name, handle, sender: OnceLock::new() }
     }
 
-    /// Has a job done. Where no thread can be started, the calling thread does it.
+    /// Requests a job. If no thread can be started, the calling thread does it.
     pub(crate) fn request(&self, disk: &Arc<Disk>, job: Job) {
         if self.sender.get().is_none() {
             let (sender, receiver) = channel();
-            // Of several who are here at once, one starts the thread.
+            // Of several concurrent callers one starts the thread.
             if self.sender.set(sender).is_ok() {
                 let (disk, handle) = (Arc::downgrade(disk), self.handle);
-                // Should it not start, the receiver is dropped with the closure, and sending fails
-                // below.
+                // If the thread does not start, the receiver is dropped with the closure, and the
+                // send below fails.
                 let _ = thread::Builder::new().name(self.name.into()).spawn(move || run(&disk, &receiver, handle));
             }
         }
@@ -72,13 +73,12 @@ impl<Disk: Send + Sync + 'static, Job: Send + 'static> Clerk<Disk, Job> {
         }
     }
 
-    /// Waits until everything that was requested before has been done. Not to be called by the
-    /// clerk itself.
+    /// Waits until all earlier jobs are done. Must not be called by the clerk itself.
     pub(crate) fn settle(&self) {
         let Some(sender) = self.sender.get() else { return };
         let (answer, answered) = channel();
         if sender.send(Item::Settle(answer)).is_ok() {
-            // An error says that the thread has ended, and with it all that it did.
+            // An error means that the thread has ended, so it has no job.
             let _ = answered.recv();
         }
     }
@@ -109,7 +109,7 @@ fn run<Disk, Job>(disk: &Weak<Disk>, receiver: &Receiver<Item<Job>>, handle: Han
             handle(&disk, jobs, &mut since);
         }
         for answer in settling.drain(..) {
-            // Who asked may have gone.
+            // The waiting thread may have ended.
             let _ = answer.send(());
         }
     }

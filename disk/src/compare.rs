@@ -1,15 +1,15 @@
-//! Whether two disks hold the same bytes.
+//! Compares the contents of two disks.
 //!
-//! Both are walked in windows; where both read as zeros by the word of their maps nothing is read.
-//! Everything else is read from both with several requests in flight, and compared as the pairs
-//! come in. The answer is the *first* difference, so after one was found only what lies before it
-//! is awaited.
+//! Both are walked in windows. A range that reads as zeros on both by their maps is not read.
+//! Everything else is read from both with several requests in flight, and compared when a pair is
+//! complete. The result is the *first* difference, so after a difference was found only earlier
+//! reads are awaited.
 //!
-//! A disk that is longer than the other is the same if what it has more reads as zeros.
+//! A longer disk is equal if its additional range reads as zeros.
 //!
-//! A range that cannot be read ends the comparison, unless a difference lies before it: then that
-//! is the answer. A copy that was made without what is damaged in its source is compared without
-//! that ([`Damage::SkippedInFirst`]).
+//! A range that cannot be read ends the comparison, unless there is a difference before it, which
+//! is then the result. A copy made without damaged ranges is compared without them
+//! ([`Damage::SkippedInFirst`]).
 
 use crate::{
     Progress, Result,
@@ -18,38 +18,37 @@ use crate::{
 use diskwright_store::{BlockDevice, BlockQueue, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab};
 use std::{io, path::Path};
 
-/// Bytes compared at a time.
+/// Bytes of one comparison.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Pairs in flight.
+/// Number of pairs of reads in flight.
 const PAIRS: usize = 8;
-/// Bytes whose extents are asked for at a time: at first, and at most where nothing but zeros was
-/// found lately.
+/// Length for which extents are read at once. Doubles up to the maximum while only zeros are found.
 const WINDOW_BYTES: u64 = 1 << 30;
 const WINDOW_MAX_BYTES: u64 = 16 << 30;
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompareOutcome {
-    /// The same bytes (a longer disk may end in zeros).
+    /// The contents are equal (a longer disk may end in zeros).
     Same,
-    /// Different, first here.
+    /// The contents differ.
     Different {
-        /// First byte that differs.
+        /// Offset of the first different byte.
         offset_bytes: u64,
     },
 }
 
-/// What damaged ranges mean.
+/// How damaged ranges are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Damage {
-    /// They are read as any other, and fail.
+    /// Damaged ranges are read like others, which fails.
     Fails,
-    /// What is damaged in the first disk is left out.
+    /// Damaged ranges of the first disk are skipped.
     SkippedInFirst,
 }
 
-/// One side of the comparison: its name, a queue, and which ranges of the present window do not
-/// read as zeros.
+/// One disk of the comparison. `data` has the extents of the present window that do not read as
+/// zeros.
 struct Side<'a> {
     name: &'a Path,
     device: &'a dyn BlockDevice,
@@ -81,7 +80,7 @@ impl<'a> Side<'a> {
         &self.data[first..]
     }
 
-    /// The first byte from `start` on that may be other than zero.
+    /// The first offset from `start` on whose byte may not be zero.
     fn next_data(&self, start: u64) -> Option<u64> {
         self.data_from(start).first().map(|extent| extent.offset_bytes.max(start))
     }
@@ -94,13 +93,13 @@ impl<'a> Side<'a> {
     }
 }
 
-/// A chunk whose two halves are being read.
+/// A chunk that is being read from both disks.
 #[derive(Default)]
 struct Pair {
     start: u64,
     len: usize,
     halves: [Option<IoBuf>; 2],
-    /// Reads that have not ended.
+    /// Number of reads in flight.
     reading: usize,
     failed: bool,
 }
@@ -109,11 +108,11 @@ fn failed(name: &Path, source: io::Error) -> DiskError {
     from_io("read it for the comparison", name, source)
 }
 
-/// Compares two disks, each with the name by which its errors are told.
+/// Compares two disks. The paths are used in errors.
 ///
 /// # Errors
-/// [`DiskError::File`] or what is damaged when one cannot be read, [`DiskError::Stopped`] when
-/// `progress` says so.
+/// [`DiskError::File`], or the damage, if a disk cannot be read; [`DiskError::Stopped`] if
+/// `progress` stops it.
 pub fn compare(
     sides: [(&dyn BlockDevice, &Path); 2],
     engine: EngineKind,
@@ -122,7 +121,7 @@ pub fn compare(
     compare_with(sides, engine, progress, Damage::Fails)
 }
 
-/// [`compare`], with a word on damage.
+/// [`compare`], with an option for damaged ranges.
 pub(crate) fn compare_with(
     [a, b]: [(&dyn BlockDevice, &Path); 2],
     engine: EngineKind,
@@ -152,8 +151,8 @@ pub(crate) fn compare_with(
                     return Err(DiskError::Stopped);
                 }
             }
-            // Chunks begin at multiples of their length, whatever the extents' are: the sectors of
-            // the two may differ.
+            // Chunks begin at multiples of their length, not at extents: the two disks may have
+            // different sectors.
             let next = sides.iter().filter_map(|side| side.next_data(at)).min().unwrap_or(window_end);
             let start = at.max(next - next % CHUNK_BYTES);
             at = (start - start % CHUNK_BYTES + CHUNK_BYTES).min(window_end);
@@ -176,7 +175,7 @@ pub(crate) fn compare_with(
                 let len = at.min(side.size_bytes).saturating_sub(start) as usize;
                 buf[len..].fill(0);
                 if len == 0 {
-                    // Beyond this disk's end there is nothing to read.
+                    // The chunk lies beyond the end of this disk.
                     pairs[index].halves[which] = Some(buf);
                     continue;
                 }
@@ -231,7 +230,7 @@ pub(crate) fn compare_with(
 }
 
 fn first_difference(left: &[u8], right: &[u8]) -> Option<usize> {
-    // Comparing slices at once is a memcmp; the place is looked for only when there is one.
+    // The comparison of slices is a fast memcmp. The position is searched only if they differ.
     if left == right {
         return None;
     }

@@ -1,27 +1,24 @@
-//! From one disk to another: copying what is there, sharing what can be shared, skipping what is
-//! zero.
+//! Copies one disk into another. Shares data by reflink where possible and skips zeros.
 //!
 //! ```text
-//!   window of the source ─▶ extents ─┬─ zero, unallocated ─▶ nothing (the new image reads as zeros; an export is made to)
-//!                                    ├─ data ─▶ reflink whole blocks, where both files can
+//!   window of the source ─▶ extents ─┬─ zero, unallocated ─▶ skipped (an export is zeroed)
+//!                                    ├─ data ─▶ reflink whole blocks, if both files can
 //!                                    └─ data ─▶ read ─▶ all zero? skip : write
 //! ```
 //!
 //! Two workers (`convert/copy.rs`) take windows in turn, each with a queue to both disks and
-//! several requests in flight, so that reading, writing and looking for zeros overlap. With
-//! `verify`, the new file is opened anew and compared with the source.
+//! several requests in flight, so that reads, writes and checks for zeros overlap. With `verify`,
+//! the new file is reopened and compared with the source.
 //!
-//! The copy grows under a name of its own (`DEST.partial`) and gets its real one, durably, when it
-//! is whole and durable: what is found under the real name after a power cut or a `kill -9` is
-//! never half a copy that looks like a disk. If anything fails, or the user stops it, the file is
-//! removed again.
+//! The copy is written under a temporary name (`DEST.partial`) and renamed, durably, when it is
+//! complete and durable. So after a power cut or a `kill -9` no incomplete copy exists under the
+//! final name. If anything fails, or the user stops it, the file is removed again.
 //!
-//! What the tables of the source cannot say the place of (`ExtentKind::Damaged`) ends the
-//! conversion; or, with `skip_damaged`, it stays zero in the copy and is listed
-//! (`convert/lost.rs`).
+//! A range whose table entry is damaged (`ExtentKind::Damaged`) ends the conversion. With
+//! `skip_damaged` the range stays zero in the copy and is listed (`convert/lost.rs`).
 //!
-//! An export is written where it is: it has its size, and holds something, so what is zero in the
-//! source is made zero there.
+//! An export is written in place. It has its size and old contents, so ranges that are zero in the
+//! source are zeroed there.
 
 mod copy;
 mod lost;
@@ -45,22 +42,22 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How to convert.
+/// Options for [`convert`].
 #[derive(Debug, Clone, Default)]
 pub struct ConvertOptions {
-    /// How to open the source; its engine serves for the destination too, its cache mode for
-    /// nothing.
+    /// How to open the source. The destination uses the same I/O engine. The cache mode given here
+    /// is ignored; see `cache`.
     pub source: OpenOptions,
-    /// Page cache or O_DIRECT for both, or `None` for what is fastest: O_DIRECT, but a source that
-    /// the page cache holds is read from there.
+    /// Page cache or O_DIRECT for both disks. `None` selects the faster one: O_DIRECT, but the page
+    /// cache for a source that is cached there.
     pub cache: Option<CacheMode>,
-    /// What to make of it; the size is the source's.
+    /// Properties of the new image. Its size is at least the source's.
     pub dest: CreateRequest,
-    /// Read back and compare.
+    /// Read the copy back and compare it with the source.
     pub verify: bool,
-    /// Never share extents, always copy.
+    /// Always copy, never share by reflink.
     pub no_reflink: bool,
-    /// Copy everything but what is damaged in the source, which reads as zeros in the copy.
+    /// Skip damaged ranges of the source. They read as zeros in the copy.
     pub skip_damaged: bool,
 }
 
@@ -70,10 +67,10 @@ impl ConvertOptions {
     }
 }
 
-/// What a conversion did.
+/// The result of a conversion.
 #[derive(Debug, Clone, Default)]
 pub struct ConvertOutcome {
-    /// Virtual size.
+    /// Virtual size of the source in bytes.
     pub size_bytes: u64,
     /// Bytes read and written.
     pub copied_bytes: u64,
@@ -81,24 +78,23 @@ pub struct ConvertOutcome {
     pub cloned_bytes: u64,
     /// Bytes skipped because they read as zeros.
     pub zero_bytes: u64,
-    /// Bytes read back and found the same, what was lost not among them.
+    /// Bytes that were read back and equal the source. Lost ranges do not count.
     pub verified_bytes: u64,
-    /// What the user should know of the source and of the copy, a sentence each.
+    /// Warnings for the user about the source and the copy, one sentence each.
     pub warnings: Vec<String>,
-    /// What the source has and cannot give: it is zero in the copy. Empty without
+    /// Damaged ranges of the source, which are zero in the copy. Empty without
     /// [`ConvertOptions::skip_damaged`].
     pub lost: Lost,
 }
 
-/// Copies a disk into a new image, or into an export that is there already. Either side may be a
-/// URI (see [`Place`]). `progress` is told bytes of the virtual disk; verification counts them once
-/// more.
+/// Copies a disk into a new image, or into an existing export. Either side may be a URI (see
+/// [`Place`]). `progress` counts bytes of the virtual disk; verification counts them a second time.
 ///
 /// # Errors
-/// Whatever opening, creating, reading or writing meets; [`DiskError::DamagedSource`];
-/// [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. Of a new image nothing is left behind,
-/// except after a failed verification the copy under its partial name, as evidence; an export is
-/// left as far as the copy came.
+/// Errors of opening, creating, reading or writing; [`DiskError::DamagedSource`];
+/// [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. A new image is removed on errors, except
+/// after a failed verification: then the copy is kept under its partial name, for inspection. An
+/// export keeps what was copied so far.
 pub fn convert(
     source: impl AsRef<Path>,
     dest: impl AsRef<Path>,
@@ -107,13 +103,13 @@ pub fn convert(
 ) -> Result<ConvertOutcome> {
     let (source_path, dest_path) = (source.as_ref(), dest.as_ref());
     if let Some(parent) = &options.dest.parent {
-        // What is zero in the source is not written, and the parent's bytes would show there.
+        // Zeros of the source are not written, so the parent's data would be visible there.
         return Err(DiskError::Usage {
             what: format!(
-                "cannot convert into a child of {}: a conversion makes a disk that stands alone",
+                "cannot convert into a child of {}: a conversion creates a disk without a parent",
                 parent.display()
             ),
-            hint: "leave the parent out".into(),
+            hint: "leave out the parent".into(),
         });
     }
     let into_export = matches!(Place::parse(dest_path)?, Place::Nbd(_));
@@ -123,7 +119,7 @@ pub fn convert(
     }
     let geometry = source.device().geometry();
     let format = format_for(dest_path, options.dest.format)?;
-    // A server may have sectors that no image can tell its guest of.
+    // A server may have a sector size that the image's format cannot record.
     let sectors = format.driver().logical_sectors_bytes;
     let inherited = (sectors.len() > 1 && sectors.contains(&geometry.logical_sector_bytes)).then_some(geometry);
     let mut request = options.dest.clone();
@@ -136,11 +132,10 @@ pub fn convert(
         return Err(is_there(dest_path));
     }
     let partial = partial_path(dest_path);
-    // But for what is told of the partial copy itself, the user knows it by the name that it was to
-    // have.
+    // Errors name the final path, except those about the partial file itself.
     let shown = |error: DiskError| error.renamed(&partial, dest_path);
     create_as(dest_path, &partial, &request).map_err(|error| explain_partial(error, &partial, dest_path))?;
-    // The first error is the one to tell; the file is ours, made a moment ago.
+    // The first error is returned. The file is ours, created just now.
     let discard = |_: &DiskError| drop(files.remove(&partial));
     let open = OpenOptions { writable: true, format: Some(format), ..dest_options(options) };
     let mut outcome = Disk::open(&partial, &open)
@@ -178,7 +173,7 @@ pub fn convert(
     Ok(outcome)
 }
 
-/// Under which name a copy grows.
+/// The temporary name of a copy.
 fn partial_path(dest: &Path) -> PathBuf {
     let mut name = dest.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
@@ -189,10 +184,10 @@ fn explain_partial(error: DiskError, partial: &Path, dest: &Path) -> DiskError {
     match error {
         DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => DiskError::BadOptions {
             what: format!(
-                "{} is there: another conversion to this name is under way, or one was cut short",
+                "{}: file exists: another conversion to this name is running, or was interrupted",
                 partial.display()
             ),
-            hint: "if none is under way, remove that file and try again".into(),
+            hint: "if none is running, remove that file and try again".into(),
         },
         other => other.renamed(partial, dest),
     }
@@ -202,7 +197,7 @@ fn verify_failed(dest: &Path, source: &Path, offset_bytes: u64) -> DiskError {
     DiskError::VerifyFailed { dest: dest.to_owned(), source_path: source.to_owned(), offset_bytes }
 }
 
-/// Opens the source; a file through the page cache if that holds most of it.
+/// Opens the source, through the page cache if most of its data is cached there.
 fn open_source(path: &Path, options: &ConvertOptions) -> Result<Opened> {
     let open = |cache| Opened::open(path, &OpenOptions { writable: false, cache, ..options.source.clone() });
     let source = open(options.cache.unwrap_or(CacheMode::Direct))?;
@@ -222,8 +217,8 @@ fn dest_options(options: &ConvertOptions) -> OpenOptions {
     OpenOptions { cache, engine: options.source.engine, files, ..OpenOptions::default() }
 }
 
-/// An export has its size, and holds something: zeros are written where it does not say that it has
-/// them, and what it is longer is zeroed.
+/// Copies into an existing export. Zeros of the source are written unless the export reports them
+/// as zeros, and a range beyond the source's end is zeroed.
 fn convert_into_export(
     source: &Opened,
     source_path: &Path,
@@ -238,7 +233,7 @@ fn convert_into_export(
         || asked.preallocate
     {
         return Err(DiskError::Usage {
-            what: format!("{}: an export is written as it is, it cannot be made of another kind", dest_path.display()),
+            what: format!("{}: an export keeps its format, type and sizes", dest_path.display()),
             hint: "leave out the format, the type, block and sector sizes and --preallocate".into(),
         });
     }
@@ -279,8 +274,8 @@ fn copy(
             return Err(from_io("read it", &file_of(source, source_path, range), error));
         }
         Outcome::Failed(Failure::Dest(error)) => {
-            // Of a file that is removed now: what all of it would have taken, and what was free
-            // before.
+            // The partial file is removed, so report the space that the whole copy needs, and what
+            // was free before.
             let needed_bytes = dest.disk().and_then(|_| job.data_bytes());
             let error = diskwright_store::explain_shortage(error, dest_path, needed_bytes, free_bytes);
             return Err(from_io("copy into it", dest_path, error));
@@ -300,12 +295,12 @@ fn copy(
     })
 }
 
-/// The file of a chain that holds these bytes; the source's own name where several do, or nothing
-/// is known of it.
+/// The file of the chain that holds a range; the source's own path if several files do, or if that
+/// is unknown.
 fn file_of(source: &Opened, source_path: &Path, range: Range<u64>) -> PathBuf {
     let Some(disk) = source.disk() else { return source_path.to_owned() };
     let mut extents = Vec::new();
-    // Whatever fails here as well: a better name is all that was wanted.
+    // Errors are ignored: the extents only improve the path in another error.
     let _ = disk.extents(range.start, range.end - range.start, &mut extents);
     let mut places = extents
         .iter()

@@ -1,9 +1,9 @@
-//! New images.
+//! Creates images.
 //!
-//! A new file is locked from its first byte, filled by its format's `create`, and removed again if
-//! anything fails. A differencing image takes its size, sector size and block size from its parent
-//! unless told otherwise, and names it both by a relative and by an absolute path, written as
-//! Windows writes them.
+//! A new file is locked from the start, filled by its format's `create`, and removed again if
+//! anything fails. A differencing image takes its size, sector sizes and block size from its parent
+//! unless the request sets them. It stores a relative and an absolute path to the parent, in
+//! Windows syntax.
 
 use crate::{
     DiskError, ParentPolicy, Result,
@@ -19,38 +19,39 @@ use std::{
     sync::Arc,
 };
 
-/// What to create. `None` means the usual.
+/// Properties of a new image. `None` selects the default.
 #[derive(Debug, Clone, Default)]
 pub struct CreateRequest {
-    /// Virtual size; needed unless there is a parent.
+    /// Virtual size in bytes. Required unless there is a parent.
     pub size_bytes: Option<u64>,
-    /// Format; from the extension unless said.
+    /// Format; by default from the extension.
     pub format: Option<Format>,
-    /// Type; dynamic unless said, differencing with a parent. (Raw is fixed.)
+    /// Type; by default dynamic, differencing with a parent, fixed for raw.
     pub disk_type: Option<DiskType>,
-    /// Parent of a differencing image.
+    /// Path of the parent of a differencing image.
     pub parent: Option<PathBuf>,
-    /// Payload block.
+    /// Size of a payload block in bytes.
     pub block_bytes: Option<u32>,
-    /// Virtual logical sector.
+    /// Logical sector of the virtual disk in bytes.
     pub logical_sector_bytes: Option<u32>,
-    /// Virtual physical sector.
+    /// Physical sector of the virtual disk in bytes.
     pub physical_sector_bytes: Option<u32>,
-    /// Reserve all space now.
+    /// Allocate all space now.
     pub preallocate: bool,
-    /// Where the parent may lie. (Naming it here allows it; its own parents are not opened.)
+    /// Policy for parents. The parent named above is always allowed; its own parents are not
+    /// opened.
     pub parents: ParentPolicy,
-    /// Where paths lead.
+    /// The file system that resolves paths.
     pub files: Files,
 }
 
-/// Makes a new image file. Never overwrites; on failure nothing is left behind. Returns what the
-/// user should know about it, a sentence each.
+/// Creates an image file. Never overwrites a file, and leaves none behind on failure. Returns
+/// warnings for the user, one sentence each.
 ///
 /// # Errors
-/// [`DiskError::Usage`] and [`diskwright_image::ImageError::BadOptions`] for what cannot be made;
+/// [`DiskError::Usage`] and [`diskwright_image::ImageError::BadOptions`] for invalid properties;
 /// [`DiskError::BadOptions`] for a parent that does not fit; [`DiskError::Exists`];
-/// [`DiskError::File`] where the file system refuses.
+/// [`DiskError::File`] for errors of the file system.
 pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<Vec<String>> {
     let path = path.as_ref();
     create_as(path, path, request).map_err(|error| match error {
@@ -60,8 +61,8 @@ pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<Vec<Str
     Ok(request.parent.iter().filter_map(|parent| parent_out_of_reach(&request.files, path, parent)).collect())
 }
 
-/// The creation of a child allows its parent by naming it. Whoever opens the child later looks
-/// beneath the child's folder only.
+/// A warning if the parent lies outside the child's folder. `create` accepts it, but a later open
+/// of the child searches only beneath the child's folder.
 fn parent_out_of_reach(files: &Files, child: &Path, parent: &Path) -> Option<String> {
     let (child_real, parent_real) = (files.canonical(child).ok()?, files.canonical(parent).ok()?);
     let is_outside = !parent_real.starts_with(child_real.parent()?);
@@ -75,14 +76,13 @@ fn parent_out_of_reach(files: &Files, child: &Path, parent: &Path) -> Option<Str
     })
 }
 
-/// What is there already is not replaced. It may be the very disk that a new one is to be made
-/// from, so nobody is told to remove it.
+/// The error for a file that exists. It does not advise removing that file, which may be the source
+/// of the new disk.
 pub(crate) fn is_there(path: &Path) -> DiskError {
     DiskError::Exists { path: path.to_owned() }
 }
 
-/// Makes a new image file at `path` that is to be `shown` in the end: that is the name that errors
-/// tell.
+/// Creates an image file at `path`. Errors name it as `shown`, the final name.
 pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> Result<()> {
     let format = format_for(shown, request.format)?;
     let options = resolve(shown, format, request)?;
@@ -95,7 +95,7 @@ pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> R
         files.sync_directory_of(path).map_err(|source| file_error("make the new file's folder durable", path, source))
     });
     if made.is_err() {
-        // The first error is the one to tell; the file is ours, made a moment ago.
+        // The first error is returned. The file is ours, created just now.
         let _ = files.remove(path);
     }
     made.map_err(|error| match error {
@@ -106,7 +106,7 @@ pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> R
     })
 }
 
-/// The format that was asked for, or the one that the extension means.
+/// The requested format, or the one that the extension indicates.
 pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
     if let (None, Some(foreign)) = (asked, probe::known::promised(path).filter(|known| known.format.is_none())) {
         return Err(bad(
@@ -129,12 +129,12 @@ fn bad(path: &Path, what: impl Into<String>, hint: impl Into<String>) -> DiskErr
     DiskError::Usage { what: format!("cannot create {}: {}", path.display(), what.into()), hint: hint.into() }
 }
 
-/// Options that would do with another parent.
+/// The error for options that do not fit this parent.
 fn unfit(path: &Path, what: impl Into<String>, hint: impl Into<String>) -> DiskError {
     DiskError::BadOptions { what: format!("cannot create {}: {}", path.display(), what.into()), hint: hint.into() }
 }
 
-/// Fills in what was not said.
+/// Validates the request and fills in the defaults.
 fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<CreateOptions> {
     let disk_type = request.disk_type.unwrap_or(match (&request.parent, format) {
         (Some(_), _) => DiskType::Differencing,
@@ -182,7 +182,7 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
     if size_bytes % u64::from(logical_sector_bytes) != 0 {
         return Err(bad(
             path,
-            format!("its size of {size_bytes} bytes is no multiple of its sector of {logical_sector_bytes}"),
+            format!("its size of {size_bytes} bytes is not a multiple of its sector of {logical_sector_bytes}"),
             "round it up",
         ));
     }
@@ -217,10 +217,9 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
     })
 }
 
-/// Reads the parent, and makes the link by which the child will name it.
+/// Opens the parent and builds the link to it for the child.
 fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Result<(ImageInfo, ParentLink)> {
-    // The child says the parent's format: one of the same format is the only parent that it can
-    // have.
+    // A child can only have a parent of its own format, so the parent is not probed.
     let access = Access { format: Some(format), ..Access::default() };
     let (image, _store) = open_image(files, parent, &access, &mut Vec::new()).map_err(|error| match error {
         DiskError::Image(ImageError::NotAnImage { found, .. }) => unfit(
@@ -237,7 +236,7 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
     let Some(linkage) = info.linkage_id else {
         return Err(unfit(
             child,
-            format!("its parent {} has no identity by which it could be named", parent.display()),
+            format!("its parent {} has no identity that a child could record", parent.display()),
             "convert the parent to VHD or VHDX first",
         ));
     };
@@ -270,7 +269,7 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
     ))
 }
 
-/// The way from one absolute folder to an absolute path.
+/// The relative path from an absolute folder to an absolute path.
 fn relative_path(from_dir: &Path, to: &Path) -> PathBuf {
     let from: Vec<Component<'_>> = from_dir.components().collect();
     let target: Vec<Component<'_>> = to.components().collect();
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_extension_is_told() {
+    fn an_unknown_extension_is_reported() {
         let error = create("/nonexistent/disk.xyz", &CreateRequest::default()).unwrap_err().to_string();
         assert!(error.contains(".xyz") && error.contains("--format"), "{error}");
     }

@@ -5,13 +5,13 @@
 //!     └─ open_queue ──▶ DiskQueue (queue.rs)
 //! ```
 //!
-//! Queues hold `Shared`; the disk is closed when the last queue and the `Disk` are gone, or earlier
-//! by [`Disk::close`].
+//! Queues hold `Shared`. The disk is closed when the `Disk` and its last queue were dropped, or
+//! earlier by [`Disk::close`].
 
 use crate::{
     DiskError, OpenOptions, Result,
     chain::{Chain, Layer},
-    claims::FILLING,
+    claims::COPY_UP,
     error,
     guard::guarded,
     map::{Owner, Run, push_joined},
@@ -27,10 +27,10 @@ use diskwright_store::{
 };
 use std::{io, path::Path, sync::Arc};
 
-/// Memory of the map and of the tables behind it, in bytes, unless the user says otherwise.
+/// Default memory limit for the map and the images' tables, in bytes.
 pub const MAP_MEMORY_BYTES: u64 = 64 << 20;
 
-/// A virtual disk, open.
+/// An open virtual disk.
 #[derive(Debug)]
 pub struct Disk {
     shared: Arc<Shared>,
@@ -40,8 +40,8 @@ impl Disk {
     /// Opens the disk whose top image is `path`, with all its parents.
     ///
     /// # Errors
-    /// Whatever is wrong with an image, its parents or their linkage; [`DiskError::InUse`] when
-    /// another process has it.
+    /// For any problem with an image, its parents or their linkage; [`DiskError::InUse`] if another
+    /// process has locked a file.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
         let chain = open::open_chain(path.as_ref(), options)?;
         let limit_bytes = options.map_memory_bytes.unwrap_or(MAP_MEMORY_BYTES);
@@ -52,55 +52,55 @@ impl Disk {
         Ok(Arc::new(Self { shared: Arc::new(shared) }))
     }
 
-    /// A disk of images that are open already, the top first (for tests, and for images that are in
-    /// no file), with [`MAP_MEMORY_BYTES`].
+    /// A disk of images that are already open, the top first, with [`MAP_MEMORY_BYTES`]. For tests,
+    /// and for images that are not in files.
     ///
     /// # Errors
-    /// [`DiskError::BadChain`] for no images, or more than a chain may have.
+    /// [`DiskError::BadOptions`] for no images; [`DiskError::BadChain`] for more than 1,024.
     pub fn from_layers(layers: Vec<Layer>, warnings: Vec<String>) -> Result<Self> {
         let shared = Shared::new(Chain::new(layers, MAP_MEMORY_BYTES)?, warnings);
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// The chain as it is now: the top first.
+    /// The current layers, the top first.
     pub fn layers(&self) -> Arc<[Layer]> {
         Arc::clone(self.shared.chain().layers())
     }
 
-    /// Why the chain ends before its base, where it was opened with
-    /// [`Reach::Found`](crate::Reach::Found).
+    /// The error of the first parent that could not be opened with
+    /// [`Reach::Found`](crate::Reach::Found); `None` if the chain is whole.
     pub fn broken_link(&self) -> Option<&DiskError> {
         self.shared.broken.as_ref()
     }
 
-    /// What the user should know about how the disk was opened, a sentence each.
+    /// Warnings for the user about how the disk was opened, one sentence each.
     pub fn warnings(&self) -> &[String] {
         &self.shared.warnings
     }
 
-    /// Makes everything durable and closes cleanly. Dropping the disk does the same but cannot
-    /// report failure.
+    /// Makes everything durable and closes the images cleanly. Dropping the disk does the same but
+    /// cannot report errors.
     ///
     /// # Errors
-    /// When a queue is still open, or the image cannot be written.
+    /// If a queue is still open, or the image cannot be written.
     pub fn close(&self) -> Result<()> {
         self.shared.close(true)
     }
 
-    /// Puts an image on top of the chain, while queues are open and requests are in flight: from
-    /// now on it is the one that is written, and the image that was the top shows through. When
-    /// this returns, its file is not written any more, and all that was written to it is durable
-    /// and closed cleanly; its file stays open for reading. Waits for requests in flight, so a
-    /// thread that has some must not call it.
+    /// Puts an image on top of the chain. Queues may be open and requests in flight. From now on
+    /// the new image is written, and the former top becomes its parent. When this returns, the
+    /// former top's file is no longer written: its data is durable, and it was closed cleanly. The
+    /// file stays open for reading. Waits for requests in flight, so a thread with requests in
+    /// flight must not call it.
     ///
     /// # Errors
-    /// [`DiskError::BadOptions`] for an image that is not writable, is no differencing one, or has
-    /// another size or sector than the disk: then nothing has changed. What a flush of the former
-    /// top says: then the image is on top, and the disk fails every later flush.
+    /// [`DiskError::BadOptions`] for an image that is not writable, not differencing, or differs
+    /// from the disk in size or sector: nothing has changed then. [`DiskError::File`] if the flush
+    /// of the former top fails: the image is on top then, and every later flush of the disk fails.
     pub fn push_top(&self, top: Layer) -> Result<()> {
         let shared = &self.shared;
         let _turn = shared.begin_change();
-        let (before, filling) = {
+        let (before, copy_up) = {
             let mut mutation = shared.lock();
             let before = Arc::clone(&mutation.chain);
             let (was, info) = (before.geometry, top.image.info());
@@ -118,16 +118,16 @@ impl Disk {
                 });
             }
             let chain = before.with_top(top)?;
-            let filling = (chain.top().id, FILLING);
-            mutation.claims.exclude(filling);
+            let copy_up = (chain.top().id, COPY_UP);
+            mutation.claims.exclude(copy_up);
             shared.publish(&mut mutation, chain);
-            (before, filling)
+            (before, copy_up)
         };
         #[cfg(feature = "shuttle")]
         let at_rest = if is_broken(Rule::FormerTopIsAtRest) { Ok(()) } else { shared.wait_for_grace() };
         #[cfg(not(feature = "shuttle"))]
         let at_rest = shared.wait_for_grace();
-        shared.lock().claims.end_exclusion(filling);
+        shared.lock().claims.end_exclusion(copy_up);
         let former = before.top();
         let path = before.layers()[0].path.clone();
         let closed = at_rest.and_then(|()| shared.check_poison(former)).and_then(|()| Ok(former.writer()?.close()?));
@@ -135,23 +135,22 @@ impl Disk {
             shared.poison.set();
             return Err(DiskError::File { doing: "make the former top durable", path, source });
         }
-        // Flushes leave it alone from now on.
+        // Flushes skip the former top from now on.
         let mut mutation = shared.lock();
         let chain = mutation.chain.with_at_rest(former.id)?;
         shared.publish(&mut mutation, chain);
         Ok(())
     }
 
-    /// Makes the virtual disk larger, while queues are open and requests are in flight. The new
-    /// range reads as zeros. It is durable when this returns; after a power cut meanwhile the disk
-    /// has its old size or the new one. Queues see the new size from their next request on, and
-    /// those who watch it are told. Waits for requests in flight, so a thread that has some must
-    /// not call it.
+    /// Enlarges the virtual disk. Queues may be open and requests in flight. The new range reads as
+    /// zeros. Durable on return; after a power cut during the call the disk has its old size or the
+    /// new one. Queues see the new size from their next request on, and size watchers are notified.
+    /// Waits for requests in flight, so a thread with requests in flight must not call it.
     ///
     /// # Errors
-    /// [`DiskError::BadOptions`] for a smaller size, a part of a sector, or a parent that is larger
-    /// than the disk; [`DiskError::Image`] where the image cannot be that large;
-    /// [`DiskError::File`] when it cannot be written.
+    /// [`DiskError::BadOptions`] for a smaller size, for a size that is not a multiple of the
+    /// sector, or for a parent that is larger than the disk; [`DiskError::Image`] if the image
+    /// cannot have that size; [`DiskError::File`] if it cannot be written.
     pub fn grow(&self, size_bytes: u64) -> Result<()> {
         let shared = &self.shared;
         let _turn = shared.begin_change();
@@ -169,11 +168,11 @@ impl Disk {
         if size_bytes < present_bytes || !size_bytes.is_multiple_of(sector_bytes) {
             return refused(format!("name a larger size, a multiple of the sector of {sector_bytes} bytes"));
         }
-        // What the parent has there was never on this disk, and would show through.
+        // The parent's data beyond the disk's end was never on this disk, but would become visible.
         if let Some(parent) = chain.members().get(1).filter(|parent| parent.size_bytes > present_bytes) {
             let parent_path = chain.layers()[1].path.display();
             return refused(format!(
-                "its parent {parent_path} has {} bytes, and the bytes behind the disk's end would show: convert the disk to a new one of the size that is wanted",
+                "its parent {parent_path} has {} bytes, and its data beyond the end of this disk would become visible: convert this disk to a new one of the wanted size",
                 parent.size_bytes
             ));
         }
@@ -192,13 +191,13 @@ impl Disk {
     }
 
     /// Shares `len_bytes` at `file_offset_bytes` of `source` into this disk at `offset_bytes` by
-    /// reflink: the whole blocks among them (any sectors, where this image has no blocks). Returns
-    /// the range of the disk that is shared now; it is empty where no whole block lies in it. Only
-    /// for a disk that nobody else is writing to.
+    /// reflink. Only whole blocks are shared (whole sectors, if the image has no blocks). Returns
+    /// the start and end of the shared range of the disk; it is empty if the range has no whole
+    /// block. No other thread may write to the disk.
     ///
     /// # Errors
-    /// `Unsupported` and the like where the file systems cannot share; nothing of the range may be
-    /// relied on then but what is written to it afterwards.
+    /// `Unsupported` and the like if the file systems cannot share. The contents of the range are
+    /// then undefined until it is written.
     pub fn clone_from(
         &self,
         source: &dyn Store,
@@ -247,15 +246,14 @@ impl Disk {
             };
             store.clone_range(source, range, place)
         });
-        // Also where sharing failed: the blocks have their space, which reads as zeros, and must
-        // not be lost.
+        // Also after an error: the blocks have space, which reads as zeros, and it must not leak.
         for block in blocks {
             shared.commit_blocking(top, block, Commit::Whole)?;
         }
         cloned.map(|()| (from, to))
     }
 
-    /// The runs of a range as extents, holes of fixed images told apart.
+    /// Appends the extents of a run. Holes of fixed images become extents of zeros.
     fn extents_of(chain: &Chain, run: Run, out: &mut Vec<Extent>) -> io::Result<()> {
         let depth_of = |layer| chain.depth_of(layer).unwrap_or(0) as u32;
         let extent = |kind, depth, offset_bytes, len_bytes| Extent {
@@ -298,8 +296,7 @@ impl Disk {
             return Ok(());
         }
         let end_bytes = offset_bytes + run.len_bytes;
-        // Holes begin and end where the file system likes, a raw file where its last byte is: what
-        // shares a sector with data is data.
+        // Holes can begin and end within a sector. A sector with any data is data.
         let sector_bytes = u64::from(chain.geometry.logical_sector_bytes);
         let sector_start = |file_bytes: u64| file_bytes - (file_bytes - offset_bytes) % sector_bytes;
         let to_disk = |file_bytes: u64| run.start_bytes + (file_bytes - offset_bytes);
@@ -329,7 +326,7 @@ impl Disk {
 
 impl Drop for Disk {
     /// A clerk holds the disk, and with it the locks of its files, for a moment after its last job.
-    /// Whoever opens the files again at once must not find them in use.
+    /// Waits for that, so that the files can be opened again at once.
     fn drop(&mut self) {
         self.shared.settle_clerks();
     }

@@ -1,20 +1,20 @@
-//! When freed space can be used again.
+//! Grace periods: decide when freed space can be reused.
 //!
-//! A block that is discarded gives its space up, but a request that looked the block up a moment
-//! before may still be reading or writing there. So space is used again only when every request
-//! that began before the map changed has ended. Two counters for each queue are enough: a request
-//! counts itself in under the parity of the current epoch; a grace period moves to the next epoch
-//! and waits, without blocking anyone, until all counters of the old parity are zero. One grace
-//! period runs at a time; what is freed meanwhile waits for the next.
+//! A discarded block frees its space, but a request that looked the block up before may still be
+//! reading or writing there. So the space is reused only when every request that began before the
+//! map changed has ended. Two counters for each queue suffice. A request is counted under the
+//! parity of the current epoch. A grace period starts the next epoch and waits, without blocking
+//! anyone, until all counters of the old parity are zero. Only one grace period runs at a time;
+//! space freed meanwhile waits for the next one.
 //!
 //! ```text
 //!   enter() = parity ─▶ look up map ─▶ request in flight ─▶ leave(parity)
-//!   begin_grace(): epoch += 1                 grace_over(): all queues have 0 in the old parity
+//!   begin_grace(): epoch += 1                 grace_over(): old parity is 0 in all queues
 //! ```
 //!
-//! The counter goes up, in sequentially consistent order, before the map is read, and the map
-//! changes before the epoch moves on: so a request that is not seen by `grace_over` is one that
-//! sees the changed map.
+//! The counter is incremented, with sequential consistency, before the map is read, and the map
+//! changes before the epoch does. So a request that `grace_over` does not see has read the changed
+//! map.
 
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
@@ -24,7 +24,7 @@ use diskwright_store::sync::{
 };
 use std::sync::{Arc, Weak};
 
-/// Requests in flight of one queue, by parity. Only the queue's own thread changes them.
+/// One queue's requests in flight, by parity. Only the queue's thread changes them.
 #[derive(Debug, Default)]
 struct Counters([AtomicU64; 2]);
 
@@ -32,12 +32,12 @@ struct Counters([AtomicU64; 2]);
 #[derive(Debug, Default)]
 pub(crate) struct Epochs {
     current: Arc<AtomicU64>,
-    /// A queue is gone whose requests stay counted for good.
+    /// A queue was dropped whose lost requests stay counted for good.
     is_stuck: Arc<AtomicBool>,
     queues: Mutex<Vec<Weak<Counters>>>,
 }
 
-/// One queue's part in it.
+/// One queue's counters.
 #[derive(Debug)]
 pub(crate) struct QueueEpoch {
     current: Arc<AtomicU64>,
@@ -49,23 +49,23 @@ pub(crate) struct QueueEpoch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parity(pub(crate) bool);
 
-/// A request that was counted in.
+/// The result of counting a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entered {
     pub(crate) parity: Parity,
-    /// The epoch: whatever was published before it began is seen by the request.
+    /// The epoch of the request. The request sees everything that was published before that epoch
+    /// began.
     pub(crate) epoch: u64,
 }
 
-/// A grace period under way.
+/// A grace period.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grace {
-    /// The epoch that it ended.
+    /// The epoch that the grace period ended.
     old: u64,
 }
 
 impl Epochs {
-    /// A queue joins.
     pub(crate) fn join(&self) -> QueueEpoch {
         let counters = Arc::new(Counters::default());
         let mut queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -74,13 +74,13 @@ impl Epochs {
         QueueEpoch { current: Arc::clone(&self.current), is_stuck: Arc::clone(&self.is_stuck), counters }
     }
 
-    /// Begins a grace period. The one before must be over: with two under way, each would wait for
-    /// one parity only, and requests of the other parity that are older than both would be missed.
+    /// Begins a grace period. The previous one must be over. With two at a time each would wait for
+    /// only one parity, and both would miss older requests of the other parity.
     pub(crate) fn begin_grace(&self) -> Grace {
         Grace { old: self.current.fetch_add(1, Ordering::SeqCst) }
     }
 
-    /// Whether no grace period can end any more, because requests were lost.
+    /// Whether no grace period can end any more, because a request was lost.
     pub(crate) fn is_stuck(&self) -> bool {
         self.is_stuck.load(Ordering::Acquire)
     }
@@ -94,14 +94,14 @@ impl Epochs {
         let parity = (grace.old & 1) as usize;
         let queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         queues.iter().filter_map(Weak::upgrade).all(|counters| counters.0[parity].load(Ordering::SeqCst) == 0)
-            // A later grace period has begun, so this one was over; its parity counts new requests
-            // now.
+            // A later grace period has begun, so this one was over. Its parity now counts new
+            // requests.
             || self.current.load(Ordering::SeqCst) > grace.old + 1
     }
 }
 
 impl QueueEpoch {
-    /// Counts a request in, before it looks at the map.
+    /// Counts a request. Must be called before the request reads the map.
     #[inline]
     pub(crate) fn enter(&self) -> Entered {
         loop {
@@ -115,19 +115,19 @@ impl QueueEpoch {
             if self.current.load(Ordering::SeqCst) == epoch {
                 return Entered { parity: Parity(epoch & 1 == 1), epoch };
             }
-            // The epoch moved between the two: counted under a parity that may already have been
-            // found empty.
+            // The epoch changed in between. The request was counted under a parity that may already
+            // have been found to be zero.
             counter.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// Leaves the queue's requests counted for good: it is unknown when they end.
+    /// Leaves the queue's requests counted for good, as it is unknown when they end.
     pub(crate) fn abandon(self) {
         self.is_stuck.store(true, Ordering::Release);
         std::mem::forget(self.counters);
     }
 
-    /// Counts a request out.
+    /// Ends a counted request.
     #[inline]
     pub(crate) fn leave(&self, parity: Parity) {
         self.counters.0[usize::from(parity.0)].fetch_sub(1, Ordering::Release);
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_grace_period_waits_for_what_began_before_it() {
+    fn a_grace_period_waits_for_older_requests() {
         let epochs = Epochs::default();
         let queue = epochs.join();
         let before = queue.enter().parity;
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_late_is_not_held_up_by_requests_of_a_later_epoch() {
+    fn an_old_grace_period_does_not_wait_for_newer_requests() {
         let epochs = Epochs::default();
         let queue = epochs.join();
         let first = epochs.begin_grace();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abandoned_queue_is_told_of() {
+    fn an_abandoned_queue_makes_the_epochs_stuck() {
         let epochs = Epochs::default();
         let queue = epochs.join();
         queue.enter();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_is_gone_holds_nothing_up() {
+    fn a_dropped_queue_delays_no_grace_period() {
         let epochs = Epochs::default();
         let queue = epochs.join();
         queue.enter();

@@ -1,4 +1,4 @@
-//! What can go wrong with a disk.
+//! Errors of disk operations.
 
 use diskwright_image::ImageError;
 use std::{
@@ -13,41 +13,41 @@ pub type Result<T, E = DiskError> = std::result::Result<T, E>;
 /// Why a disk operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// One image failed.
+    /// An operation on an image failed.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// An export failed.
+    /// An operation on an export of an NBD server failed.
     #[error(transparent)]
     Nbd(#[from] diskwright_nbd::ClientError),
-    /// A file could not be opened, read, written.
+    /// A file could not be opened, read or written.
     #[error("{}: cannot {doing}: {source}", path.display())]
     File {
-        /// What was being done.
+        /// The operation, to follow "cannot": "open it".
         doing: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Somebody else has the file.
+    /// Another process has locked the file.
     #[error("{path}: cannot lock the file for {purpose}: it is in use{holder}; close the other program and try again")]
     InUse {
         /// The file.
         path: PathBuf,
         /// "reading" or "writing".
         purpose: &'static str,
-        /// " by qemu-img (process 123)", or nothing where the system cannot tell.
+        /// " by qemu-img (process 123)"; empty if the system does not report it.
         holder: String,
     },
-    /// A parent was not found in any of the places that the child names.
+    /// No file exists at any of the paths that the child has for its parent.
     #[error("{child}: its parent was not found; looked for {}; put it back in one of these places", looked_for.join(", "))]
     ParentMissing {
         /// The child.
         child: PathBuf,
-        /// The places.
+        /// The paths.
         looked_for: Vec<String>,
     },
-    /// A parent lies where the child has no business to look.
+    /// The parent lies outside the folders that the policy allows.
     #[error("{child}: its parent {parent} lies outside the child's folder; if you trust this chain, allow it with --allow-parent-dir {} (or --allow-any-parent)", parent.parent().unwrap_or(parent).display())]
     ParentOutside {
         /// The child.
@@ -55,7 +55,7 @@ pub enum DiskError {
         /// The parent.
         parent: PathBuf,
     },
-    /// The parent is not the disk that the child was made from.
+    /// The parent is not the disk from which the child was created.
     #[error(
         "{child}: its parent {parent} is not the disk it was made from: the parent's identity is {found}, the child expects {expected}; the parent was written to or replaced after the child was made, and the child's contents can no longer be trusted"
     )]
@@ -66,15 +66,15 @@ pub enum DiskError {
         parent: PathBuf,
         /// The parent's identity.
         found: String,
-        /// What the child expects.
+        /// The identity that the child expects.
         expected: String,
     },
-    /// Several places were looked at for a parent, and none has it.
+    /// The child has several paths for its parent, and no file there is the parent.
     #[error("{first}; other places that the child names: {}", others.join("; "))]
     NoParentFits {
-        /// Why the most promising file was refused.
+        /// The error of the first path with a file.
         first: Box<DiskError>,
-        /// What is wrong with the others, a sentence each.
+        /// The errors of the other paths, one sentence each.
         others: Vec<String>,
     },
     /// A child names a block device as its parent.
@@ -85,25 +85,25 @@ pub enum DiskError {
         /// The device.
         path: PathBuf,
     },
-    /// A chain that cannot be.
+    /// The chain is invalid.
     #[error("{path}: {what}")]
     BadChain {
-        /// The image at which it was noticed.
+        /// The image at which the problem was found.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// What is wrong, and what to do.
         what: String,
     },
-    /// Another image depends on the one to be written.
+    /// Another image is a child of the image to be written.
     #[error(
         "{path}: {child} names this image as its parent, so writing to it would silently damage that child; write to the child instead, or insist with --allow-parent-write"
     )]
     HasChildren {
-        /// The image that was to be written.
+        /// The image to be written.
         path: PathBuf,
-        /// A child of it.
+        /// The child.
         child: PathBuf,
     },
-    /// Options that cannot be.
+    /// Options that do not fit the files.
     #[error("{what}; {hint}")]
     BadOptions {
         /// What is wrong.
@@ -111,7 +111,7 @@ pub enum DiskError {
         /// What to do.
         hint: String,
     },
-    /// What was asked for cannot be, whatever the files hold: the command line is wrong.
+    /// Options that are invalid whatever the files contain: a usage error.
     #[error("{what}; {hint}")]
     Usage {
         /// What is wrong.
@@ -119,13 +119,13 @@ pub enum DiskError {
         /// What to do.
         hint: String,
     },
-    /// A file that was to be made is there.
+    /// The file to be created exists already.
     #[error("{}: file exists; nothing was changed: choose another name, or move that file away first", path.display())]
     Exists {
         /// The file.
         path: PathBuf,
     },
-    /// Verification found a difference.
+    /// The verification of a copy found a difference.
     #[error(
         "{dest}: verification failed: the first byte that differs from {source_path} is at offset {offset_bytes}; do not use this copy"
     )]
@@ -134,30 +134,30 @@ pub enum DiskError {
         dest: PathBuf,
         /// The original.
         source_path: PathBuf,
-        /// First difference.
+        /// Offset of the first different byte.
         offset_bytes: u64,
     },
-    /// A range of the source cannot be copied, as the table that says where its bytes are is
+    /// A range of the source cannot be copied, because the table entry with its location is
     /// damaged.
     #[error(
         "{error}; bytes {offset_bytes} to {end_bytes} of the disk cannot be read, and perhaps others: `diskwright convert --skip-damaged` copies everything else"
     )]
     DamagedSource {
-        /// What is damaged.
+        /// The damage.
         error: ImageError,
-        /// First byte of the disk that is affected.
+        /// Start of the affected range of the disk.
         offset_bytes: u64,
-        /// First byte after them.
+        /// End of the affected range.
         end_bytes: u64,
     },
-    /// The user, or a signal, stopped it.
+    /// The user, or a signal, stopped the operation.
     #[error("stopped before it was done")]
     Stopped,
 }
 
 impl DiskError {
-    /// The same error, where it tells of the file `from`, told of `to`: for a file that gets its
-    /// name when it is whole.
+    /// Replaces the path `from` in the error by `to`: for a file that is created under a temporary
+    /// name.
     pub(crate) fn renamed(mut self, from: &Path, to: &Path) -> Self {
         let path = match &mut self {
             Self::Image(image) => image.path_mut(),
@@ -175,8 +175,8 @@ impl DiskError {
     }
 }
 
-/// The disk's error behind an `io::Error`. One that began in an image, a disk or a client names its
-/// own file or server; every other one happened while `doing` something to `path`.
+/// Recovers the `DiskError` in an `io::Error`. An error of an image, a disk or a client has its own
+/// path or server. Any other error occurred while `doing` something to `path`.
 pub(crate) fn from_io(doing: &'static str, path: &Path, source: io::Error) -> DiskError {
     source
         .downcast::<DiskError>()
@@ -185,12 +185,12 @@ pub(crate) fn from_io(doing: &'static str, path: &Path, source: io::Error) -> Di
         .unwrap_or_else(|source| DiskError::File { doing, path: path.to_owned(), source })
 }
 
-/// An identity for messages: lower-case, in braces.
+/// An identity as text: lower case, in braces.
 pub(crate) fn braced(id: Uuid) -> String {
     format!("{{{id}}}")
 }
 
-/// A disk's error where only an `io::Error` can be given: its kind and its sentence are kept.
+/// Converts to an `io::Error` that keeps the kind and the text.
 pub(crate) fn to_io(error: DiskError) -> io::Error {
     let kind = match &error {
         DiskError::Image(image) | DiskError::DamagedSource { error: image, .. } => image.kind(),
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_that_names_its_file_keeps_it() {
+    fn an_error_with_a_path_keeps_it() {
         let image = || ImageError::NotAnImage { path: "parent.vhd".into(), found: "x".into(), expected: "y".into() };
         for inner in [io::Error::from(image()), to_io(image().into())] {
             let told = from_io("read it", Path::new("top.vhd"), inner).to_string();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_file_that_is_meant_is_renamed() {
+    fn only_the_given_path_is_renamed() {
         let (from, to) = (Path::new("a.vhd.partial"), Path::new("a.vhd"));
         let full = |path: &str| DiskError::File {
             doing: "fill it",

@@ -1,16 +1,17 @@
-//! Which parents may be opened, where they are looked for, and who names an image as its parent.
+//! Which parents may be opened, where they are looked for, and which images name an image as their
+//! parent.
 //!
-//! A child names its parent by paths, and a child can lie: one that came by mail may name
-//! `/etc/shadow` or a disk of another customer. So a parent is opened only beneath the folder of an
-//! image that is in the chain already, or beneath one that the user allows. Symbolic links are
-//! resolved before that is decided, and the path that was decided on is opened as it is
+//! A child names its parent by paths, and it can lie: an image from an untrusted source may name
+//! `/etc/shadow` or another customer's disk. So a parent is opened only beneath the folder of an
+//! image that is already in the chain, or beneath a folder that the user allows. Symbolic links are
+//! resolved before that check, and exactly the checked path is opened
 //! ([`FileSystem::open_canonical`](diskwright_store::FileSystem::open_canonical)): no path of a
 //! parent is resolved twice.
 //!
-//! Candidates are tried in the order of MS-VHDX 2.6.2.6.3 (relative, volume, absolute); a VHD has
-//! its relative and absolute locators, and at last its parent's bare name. Backslashes are read as
-//! slashes. A Windows drive letter means nothing here unless the user maps it. A candidate that is
-//! not the parent hides none of those behind it (see `open`).
+//! Candidates are tried in the order of MS-VHDX 2.6.2.6.3 (relative, volume, absolute). A VHD has
+//! its relative and absolute locators, and last its parent's bare name. Backslashes are read as
+//! slashes. A Windows drive letter is ignored unless the user maps it. A candidate that is not the
+//! parent does not stop the search (see `open`).
 
 use crate::{ParentPolicy, Result, error::file_error};
 use diskwright_image::{ImageInfo, ParentLink, probe};
@@ -20,10 +21,11 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-/// 2000-01-01 00:00 UTC after 1970.
+/// 2000-01-01 00:00 UTC, in seconds since 1970.
 const VHD_EPOCH_SECONDS: u64 = 946_684_800;
 
-/// Images of a folder that are asked for their parent before one of them is written to.
+/// Maximum number of images in a folder whose parent link is read before an image is opened for
+/// writing.
 pub(crate) const SIBLINGS_MAX: usize = 4096;
 
 /// Decides which parents may be opened.
@@ -34,14 +36,14 @@ pub(crate) struct Gate<'a> {
     allowed: Vec<PathBuf>,
 }
 
-/// A place that a child names for its parent.
+/// A path that a child has for its parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Candidate {
-    /// A file is there and may be opened, by this path and no other: it has no symbolic links.
+    /// An existing file that may be opened, by exactly this path, which has no symbolic links.
     Allowed(PathBuf),
-    /// A file is there that may not be opened.
+    /// An existing file that must not be opened.
     Outside(PathBuf),
-    /// Nothing is there, or it is a path of another system: a sentence that says where.
+    /// No file exists there, or it is a path of another system: the path, for messages.
     Missing(String),
 }
 
@@ -58,8 +60,8 @@ impl<'a> Gate<'a> {
         Ok(gate)
     }
 
-    /// The image at `real`, a path without symbolic links, is part of the chain now; parents may
-    /// lie beneath its folder.
+    /// Records that the image at `real`, a path without symbolic links, is in the chain. Parents
+    /// may lie beneath its folder from now on.
     pub(crate) fn opened(&mut self, real: &Path) {
         if let Some(dir) = real.parent()
             && !self.allowed.iter().any(|allowed| allowed == dir)
@@ -72,8 +74,8 @@ impl<'a> Gate<'a> {
         self.policy.allow_any || self.allowed.iter().any(|dir| parent.starts_with(dir))
     }
 
-    /// Every place that `link` names, in the order in which they are tried, each once. `child` has
-    /// no symbolic links.
+    /// All candidates of `link`, in the order in which they are tried, without duplicates. `child`
+    /// must have no symbolic links.
     pub(crate) fn candidates(&self, child: &Path, link: &ParentLink) -> Vec<Candidate> {
         let mut found = Vec::new();
         for path in named_paths(child, link, &self.policy.drives) {
@@ -97,7 +99,7 @@ impl<'a> Gate<'a> {
     }
 }
 
-/// The paths at which a parent may be, in the order in which they are tried. `child` has no
+/// The paths at which the parent may be, in the order in which they are tried. `child` must have no
 /// symbolic links.
 fn named_paths(child: &Path, link: &ParentLink, drives: &[(char, PathBuf)]) -> Vec<PathBuf> {
     let dir = child.parent().unwrap_or(Path::new("/"));
@@ -107,7 +109,7 @@ fn named_paths(child: &Path, link: &ParentLink, drives: &[(char, PathBuf)]) -> V
     });
     let absolute =
         [&link.volume_path, &link.absolute_path].into_iter().flatten().filter_map(|path| absolute_here(path, drives));
-    // A bare name, and nothing that climbs: the header's name may be a whole Windows path.
+    // Only the last component: the header's name may be a whole Windows path, and `..` is refused.
     let name = link.name.as_deref().and_then(|name| {
         let bare = slashed(name).rsplit('/').next().unwrap_or_default().to_owned();
         (!bare.is_empty() && bare != "." && bare != "..").then(|| dir.join(bare))
@@ -119,7 +121,7 @@ fn slashed(path: &str) -> String {
     path.replace('\\', "/")
 }
 
-/// A Windows or Unix absolute path as one of this system, if it can be.
+/// Converts a Windows or Unix absolute path to a path of this system; `None` if that is impossible.
 fn absolute_here(path: &str, drives: &[(char, PathBuf)]) -> Option<PathBuf> {
     // Windows writes `\\?\` before a drive letter.
     let slashed =
@@ -130,28 +132,29 @@ fn absolute_here(path: &str, drives: &[(char, PathBuf)]) -> Option<PathBuf> {
         let (_, mount) = drives.iter().find(|(drive, _)| drive.eq_ignore_ascii_case(&letter))?;
         return Some(mount.join(rest));
     }
-    // `\\?\Volume{guid}\...` and `\\server\share` name nothing here.
+    // `\\?\Volume{guid}\...` and `\\server\share` have no meaning here.
     (slashed.starts_with('/') && !slashed.starts_with("//")).then(|| PathBuf::from(slashed))
 }
 
-/// When a file was last changed, in VHD's seconds since 2000-01-01 00:00 UTC.
+/// Time of a file's last change, in seconds since 2000-01-01 00:00 UTC, as VHD records it. `None`
+/// if unknown.
 pub(crate) fn modified_seconds(files: &Files, path: &Path) -> Option<u32> {
     let modified = files.facts(path).ok()?.modified?;
     let since = modified.duration_since(UNIX_EPOCH + Duration::from_secs(VHD_EPOCH_SECONDS)).ok()?;
     u32::try_from(since.as_secs()).ok()
 }
 
-/// What the other images of a folder say of one of them.
+/// Result of the search for children of an image in its folder.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Siblings {
-    /// One that names it as its parent.
+    /// An image that names this one as its parent.
     pub(crate) child: Option<PathBuf>,
-    /// How many were not asked, for there are more than [`SIBLINGS_MAX`].
+    /// Number of images that were not checked, as the folder has more than [`SIBLINGS_MAX`].
     pub(crate) not_asked: usize,
 }
 
-/// Asks the images in the same folder whether they name the image at `path` as their parent. Only
-/// their parent links are read. Files that cannot be read, or are no images, are nobody's children.
+/// Checks whether an image in the same folder names the image at `path` as its parent. Reads only
+/// parent links. Files that cannot be read or are not images do not count as children.
 pub(crate) fn siblings_of(files: &Files, path: &Path, info: &ImageInfo) -> Siblings {
     let Some(linkage) = info.linkage_id else { return Siblings::default() };
     let Ok(real) = files.canonical(path) else { return Siblings::default() };
@@ -165,8 +168,8 @@ pub(crate) fn siblings_of(files: &Files, path: &Path, info: &ImageInfo) -> Sibli
         if link.linkage != linkage && link.linkage2 != Some(linkage) {
             return false;
         }
-        // A copy of this image elsewhere may be the real parent: the paths decide, where they lead
-        // anywhere.
+        // The real parent may be a copy of this image elsewhere. So the paths decide, if they lead
+        // to a file.
         let named: Vec<PathBuf> =
             named_paths(sibling, &link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
         named.is_empty() || named.contains(&real)
@@ -174,8 +177,8 @@ pub(crate) fn siblings_of(files: &Files, path: &Path, info: &ImageInfo) -> Sibli
     Siblings { child: siblings.into_iter().find(names_it), not_asked }
 }
 
-/// The parent that an image names, read without a lock: another program may be writing to it, and
-/// its link does not change.
+/// The parent that an image names. Read without a lock, as another program may be writing to the
+/// image; its link does not change.
 fn parent_link(files: &Files, path: &Path, info: &ImageInfo) -> Option<ParentLink> {
     let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::None };
     let store = files.open_canonical(path, false, &options).ok()?;
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn drives_mean_nothing_unless_mapped() {
+    fn drive_letters_are_ignored_unless_mapped() {
         assert_eq!(absolute_here(r"C:\a\b.vhd", &[]), None);
         assert_eq!(absolute_here(r"C:\a\b.vhd", &[('c', "/mnt/c".into())]), Some(PathBuf::from("/mnt/c/a/b.vhd")));
         assert_eq!(absolute_here(r"\\?\C:\a\b.vhd", &[('c', "/mnt/c".into())]), Some(PathBuf::from("/mnt/c/a/b.vhd")));
@@ -215,12 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_climb() {
+    fn a_name_cannot_leave_the_folder() {
         assert_eq!(named_paths(Path::new("/d/c.vhd"), &link(None, None, Some("..")), &[]), Vec::<PathBuf>::new());
     }
 
     #[test]
-    fn parents_outside_are_told_apart_from_missing_ones_and_named_once() {
+    fn parents_outside_the_folder_differ_from_missing_ones() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         std::fs::create_dir(root.join("inside")).unwrap();

@@ -1,9 +1,9 @@
-//! A panic in the work of one request ends that request.
+//! Turns a panic in the work of a request into an error of that request.
 //!
-//! Whoever runs code that reads tables, plans or commits does so inside [`guarded`]: queues, the
-//! three clerks. The panic becomes an error of the request. The disk is poisoned, since its map may
-//! be half changed: no flush of it succeeds any more, reads go on. Other disks of the process
-//! notice nothing.
+//! All code that reads tables, plans or commits runs inside [`guarded`], in queues and in the three
+//! clerks. A panic becomes an error of the request and poisons the disk, as its map may be half
+//! changed: every later flush of the disk fails, reads still work. Other disks of the process are
+//! not affected.
 
 use diskwright_store::sync::atomic::{AtomicBool, Ordering};
 use std::{
@@ -11,8 +11,8 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// Set for good when a sync failed, when code of the disk panicked, or when it is unknown what the
-/// kernel still writes: nothing of the disk can be called durable any more.
+/// Set for good after a failed sync, after a panic, and if the kernel may still write to a lost
+/// request's range: nothing of the disk can be called durable any more.
 #[derive(Debug)]
 pub(crate) struct Poison(AtomicBool);
 
@@ -32,15 +32,15 @@ impl Poison {
     }
 }
 
-/// Runs what reads tables or changes the map, and poisons the disk when that panics.
+/// Runs code that reads tables or changes the map, and poisons the disk if it panics.
 ///
 /// # Errors
-/// Those of `run`; `Other` when it panicked.
+/// Errors of `run`; `Other` after a panic.
 pub(crate) fn guarded<T>(poison: &Poison, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
         poison.set();
         Err(io::Error::other(
-            "internal error: the request was given up; close the disk, run `diskwright check`, and report what stands on standard error",
+            "internal error: the request was aborted; close the disk, run `diskwright check`, and report the panic message on standard error",
         ))
     })
 }

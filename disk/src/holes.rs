@@ -1,20 +1,20 @@
-//! Where a chain has nothing for a long stretch, so that walks over nearly empty disks need not ask
-//! for each block.
+//! Finds ranges in which no layer of a chain has a block, so that walks over nearly empty disks do
+//! not query each block.
 
 use crate::{Layer, Result};
 
-/// Bytes of the disk that are searched at first; twice as many each time that nothing is found.
+/// Length of the first search step in bytes. Each step that finds nothing doubles it.
 const FIRST_STEP_BYTES: u64 = 1 << 30;
 
-/// The first byte of `start_bytes .. end_bytes` that a layer may know, at the beginning of a block
-/// of that layer or at `start_bytes`; `end_bytes` where no layer knows any. What lies before it
-/// reads as zeros.
+/// The first byte of `start_bytes .. end_bytes` for which a layer may have a block: the start of
+/// that block, or `start_bytes`. `end_bytes` if no layer has any. Everything before the returned
+/// byte reads as zeros.
 ///
-/// The search goes through all layers by steps that grow, so that a layer which is empty for long
-/// does not cost its whole table for each block of another.
+/// The search covers all layers in steps of growing length. So a layer with a long empty range is
+/// not searched to its end for each block of another layer.
 ///
 /// # Errors
-/// `Io` when a table cannot be read.
+/// `Io` if a table cannot be read.
 pub(crate) fn next_known(layers: &[Layer], start_bytes: u64, end_bytes: u64) -> Result<u64> {
     let (mut at, mut step_bytes) = (start_bytes, FIRST_STEP_BYTES);
     while at < end_bytes {
@@ -22,7 +22,7 @@ pub(crate) fn next_known(layers: &[Layer], start_bytes: u64, end_bytes: u64) -> 
         let mut found = step_end;
         for image in layers.iter().map(|layer| &layer.image) {
             let info = image.info();
-            // What one layer has bounds the search in those below.
+            // A block found in one layer limits the search in the layers below.
             let stop = found.min(image.size_bytes());
             if at < stop
                 && let Some(block) = image.next_block(at / info.block_bytes, stop.div_ceil(info.block_bytes))?
@@ -64,7 +64,7 @@ mod tests {
         let size_bytes = disk.geometry().size_bytes;
         let next = |start, end| next_known(&disk.layers(), start, end).unwrap();
         assert_eq!(next(0, size_bytes), 3 << 30);
-        assert_eq!(next((3 << 30) + 4096, size_bytes), (3 << 30) + 4096, "inside a block that is known");
+        assert_eq!(next((3 << 30) + 4096, size_bytes), (3 << 30) + 4096, "inside an allocated block");
         assert_eq!(next(4 << 30, size_bytes), 5 << 40);
         assert_eq!(next((5 << 40) + (2 << 20), size_bytes), (5 << 40) + (64 << 20));
         assert_eq!(next(6 << 40, size_bytes), 12 << 40);

@@ -1,12 +1,11 @@
-//! One image with its files: opened, locked, probed, and not yet trusted with writes.
+//! Opens one image with its files: locks and probes it. The image is always opened read-only first.
 //!
 //! ```text
-//!   path ─▶ store (locked) ─▶ further files of a split raw disk ─▶ format: said, or name and contents agree ─▶ image, to be read
+//!   path ─▶ store (locked) ─▶ later files of a split raw disk ─▶ format: given or probed ─▶ image
 //! ```
 //!
-//! The top of a chain may be named by the user, and its format is probed unless it is said. What
-//! another file names (a parent) has the format that this file gives it, and its path has no
-//! symbolic links.
+//! The user may name the top of a chain, and its format is probed unless it is given. A file that
+//! another image names (a parent) has a given format, and its path has no symbolic links.
 
 use crate::{
     DiskError, OpenOptions, Result,
@@ -16,42 +15,41 @@ use diskwright_image::{Format, Image, ImageInfo, probe, probe::Verdict};
 use diskwright_store::{CacheMode, Files, LockMode, Store};
 use std::{path::Path, sync::Arc};
 
-/// How one image file is opened.
+/// How an image file is opened.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Access {
-    /// Its format, where it is known.
+    /// The format; `None` to probe it.
     pub(crate) format: Option<Format>,
-    /// Whether the store is for writing. (The image is for reading.)
+    /// Whether the store is opened for writing. (The image is always opened for reading.)
     pub(crate) writable: bool,
-    /// Page cache or O_DIRECT.
     pub(crate) cache: CacheMode,
-    /// Without a lock, unless it is for writing.
+    /// Take no lock, unless the store is opened for writing.
     pub(crate) force_share: bool,
-    /// Another file names it, by a path that has no symbolic links; the user did not.
+    /// Set if another image names this file, by a path without symbolic links.
     pub(crate) referred: Option<Referred>,
 }
 
-/// What holds for a file that another file names.
+/// Options for a file that another image names.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Referred {
-    /// It may be a block device.
+    /// The file may be a block device.
     pub(crate) allow_devices: bool,
 }
 
 impl Access {
-    /// As the options say, but read-only.
+    /// Access to the top of a chain with these options, but read-only.
     pub(crate) fn of_top(options: &OpenOptions) -> Self {
         let &OpenOptions { format, cache, force_share, .. } = options;
         Self { format, cache, force_share, ..Self::default() }
     }
 }
 
-/// An image with its files, as they were opened.
+/// An open image and its open files.
 pub(crate) type OpenImage = (Arc<dyn Image>, Vec<Arc<dyn Store>>);
 
-/// Opens one image, and gives it with its files: several only for a raw disk that continues in
-/// further files. With O_DIRECT, an image whose payload lies where the device cannot reach it
-/// directly is opened again through the page cache, and a warning says so.
+/// Opens an image and returns it with its files. There are several only for a raw disk in parts. If
+/// O_DIRECT is requested but the payload is not aligned to the device, the image is opened through
+/// the page cache instead, with a warning.
 pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: &mut Vec<String>) -> Result<OpenImage> {
     let &Access { writable, cache, .. } = access;
     let lock = match (writable, access.force_share) {
@@ -87,7 +85,7 @@ pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: 
     let aligned = |store: &Arc<dyn Store>| store.data_file().map_or(1, |file| file.alignment_bytes);
     let shown =
         |store: &Arc<dyn Store>| if Arc::ptr_eq(store, &stores[0]) { path } else { store.name() }.display().to_string();
-    // Of several files the first is named.
+    // The warning names the first of several files.
     if let Some(store) = stores.iter().find(|store| writable && !store.is_locked()) {
         warnings.push(format!(
             "{}: nothing locks it; make sure that no other program writes to it meanwhile",
@@ -102,7 +100,7 @@ pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: 
     let image = probe::open_parts(stores.clone(), verdict, false, raw_sector_bytes)?;
     if verdict.is_guess {
         warnings.push(format!(
-            "{}: taken as {}, which its contents look like; its name does not promise that, so it can only be read (--format says what it is)",
+            "{}: opened as {} because of its contents; its extension does not say so, so it is read-only (name the format with --format)",
             path.display(),
             verdict.format
         ));
@@ -113,7 +111,7 @@ pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: 
     if needed_bytes > info.payload_alignment_bytes.min(info.logical_sector_bytes) && cache == CacheMode::Direct {
         let (payload, sector) = (info.payload_alignment_bytes, info.logical_sector_bytes);
         warnings.push(format!(
-            "{}: its device needs O_DIRECT requests at multiples of {needed_bytes} bytes, but the disk has payload at multiples of {payload} and sectors of {sector}; the page cache is used",
+            "{}: O_DIRECT on its device needs an alignment of {needed_bytes} bytes, but the disk has an alignment of {payload} and sectors of {sector} bytes; the page cache is used",
             path.display()
         ));
         drop(image);
@@ -123,17 +121,17 @@ pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: 
     Ok((image, stores))
 }
 
-/// A later part of a disk in several files can be read by itself, with a warning. It is written
-/// only where the user says its format.
+/// A later part of a disk in several files can be read by itself, with a warning. It can be written
+/// only if the user names its format.
 fn warn_of_part(path: &Path, beside: &Path, writable: bool, warnings: &mut Vec<String>) -> Result<()> {
     let what = format!(
-        "{}: by its name it is a later part of a raw disk in several files, as {} lies beside it",
+        "{}: its name is that of a later part of a raw disk in several files, and {} exists",
         path.display(),
         beside.display()
     );
     if writable {
         return Err(DiskError::BadOptions {
-            what: format!("{what}, and a part is not written by itself"),
+            what: format!("{what}; a single part cannot be opened for writing"),
             hint: "open the first part (.000 or .001), or, if this file is a disk by itself, say --format raw".into(),
         });
     }
@@ -141,8 +139,8 @@ fn warn_of_part(path: &Path, beside: &Path, writable: bool, warnings: &mut Vec<S
     Ok(())
 }
 
-/// A disk has a sector at least, and a VHD with blocks at most what its 32-bit table can reach.
-/// (VHDX is held to its limits by its image.)
+/// Checks that a disk has at least one sector and a VHD with blocks at most the size that its
+/// 32-bit table can address. (A VHDX image checks its own limits.)
 fn check_size(path: &Path, info: &ImageInfo) -> Result<()> {
     let max_bytes = if info.has_blocks { info.format.driver().size_max_bytes } else { u64::MAX };
     if (1..=max_bytes).contains(&info.size_bytes) {
@@ -155,7 +153,7 @@ fn check_size(path: &Path, info: &ImageInfo) -> Result<()> {
     Err(DiskError::BadChain {
         path: path.to_owned(),
         what: format!(
-            "found a {} {} disk with a size of {} bytes, expected {expected}; if this is the right file, get it anew from where it came from",
+            "found a {} {} disk with a size of {} bytes, expected {expected}; if this is the right file, get another copy from its source",
             info.disk_type, info.format, info.size_bytes
         ),
     })

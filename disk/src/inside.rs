@@ -1,8 +1,7 @@
-//! An image inside an export of an NBD server: the file system in which such an image is the only
-//! file.
+//! An image inside an export of an NBD server: a file system whose only file is that image.
 //!
-//! The name is the URI, and nothing else can be opened beside it: the parent of a differencing disk
-//! is not looked for on the server, and never on this machine, whatever the image names.
+//! The file name is the URI. Nothing else can be opened: the parent of a differencing disk is
+//! looked for neither on the server nor on this machine, whatever path the image names.
 
 use crate::{DiskError, Result};
 use diskwright_nbd::{NbdStore, NbdUri};
@@ -13,14 +12,14 @@ use std::{
     sync::Arc,
 };
 
-/// See the module.
+/// The file system with the export as its only file.
 #[derive(Debug)]
 struct Export {
     name: PathBuf,
     store: Arc<NbdStore>,
 }
 
-/// Connects to the export that `name` means, for an image inside it.
+/// Connects to the export `name` and returns the file system for an image inside it.
 ///
 /// # Errors
 /// [`DiskError::Nbd`].

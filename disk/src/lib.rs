@@ -1,28 +1,31 @@
-//! A virtual disk: a chain of images, seen as one block device; and its life.
+//! A virtual disk: a chain of images as one block device. Opens, creates, converts and compares
+//! disks.
 //!
 //! ```text
-//!   options.rs   how a disk is opened
-//!   open.rs      path -> chain of images, each parent found, allowed and proved to be the right one
-//!   image_file.rs one image with its files
-//!   parts.rs     which files a raw disk in several parts consists of
-//!   gate.rs      which parents may be opened; who names this image as its parent
-//!   chain.rs     the images with their ids, the map over them, the geometry: swapped as one
-//!   map.rs       who owns each unit of the disk, folded over the chain once, looked up without a lock
-//!   shared.rs    what a disk and its queues share: the mutation lock, flush, grace periods, close
-//!   plan.rs      what a request means, decided from memory alone
-//!   mutation.rs  what the mutation lock guards
-//!   work.rs      what a plan lacks: tables read, space prepared, blocks filled or decoded
-//!   carry_out.rs how that is done, without the lock
-//!   claims.rs    blocks that are being changed, and requests that wait for them
-//!   guard.rs     a panic ends its request, and no other disk
-//!   clerk.rs     threads that wait for the disk, so that queues need not
-//!   device.rs    the Disk: a BlockDevice
-//!   queue.rs     one thread's way through the map to the engine
-//!   epoch.rs     when freed space can be used again
-//!   create.rs    new images
-//!   place.rs     a FILE or a URI -> a disk or an export
-//!   convert.rs   from one disk to another
-//!   compare.rs   whether two disks hold the same bytes
+//!   options.rs    options for opening a disk
+//!   open.rs       path -> chain of images; finds each parent, checks policy and identity
+//!   image_file.rs opens one image with its files
+//!   parts.rs      the files of a raw disk in several parts
+//!   gate.rs       which parents may be opened; which images name this one as their parent
+//!   chain.rs      the images with their ids, the map over them, the geometry; immutable
+//!   map.rs        owner of each unit of the disk, folded over the chain once, lock-free look-up
+//!   holes.rs      finds the next block that any layer has, for walks over nearly empty disks
+//!   shared.rs     state of a disk and its queues: mutation lock, flush, grace periods, close
+//!   plan.rs       plans a request from memory alone
+//!   mutation.rs   the state that the mutation lock guards
+//!   work.rs       the I/O that a plan needs first: tables read, space prepared, blocks filled
+//!   carry_out.rs  does that I/O, without the lock
+//!   claims.rs     blocks that are being changed, and requests that wait for them
+//!   guard.rs      turns a panic into an error of its request, and poisons the disk
+//!   clerk.rs      background threads of a disk, for I/O that must not block a queue
+//!   device.rs     Disk: the BlockDevice
+//!   queue.rs      DiskQueue: one thread's requests, through the map to the engine
+//!   epoch.rs      grace periods: when freed space can be reused
+//!   create.rs     creates images
+//!   place.rs      opens a FILE or a URI: a disk or an export
+//!   inside.rs     an image inside an export of an NBD server
+//!   convert.rs    copies one disk into another
+//!   compare.rs    compares the contents of two disks
 //! ```
 
 #![forbid(unsafe_code)]
@@ -31,12 +34,12 @@ mod carry_out;
 mod chain;
 mod claims;
 mod clerk;
-pub mod compare;
-pub mod convert;
-pub mod create;
-pub mod device;
+mod compare;
+mod convert;
+mod create;
+mod device;
 mod epoch;
-pub mod error;
+mod error;
 mod gate;
 mod guard;
 mod holes;
@@ -47,7 +50,7 @@ mod mutation;
 mod open;
 mod options;
 mod parts;
-pub mod place;
+mod place;
 mod plan;
 mod queue;
 #[cfg(all(test, feature = "shuttle"))]
@@ -66,5 +69,6 @@ pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{Named, Parts, check_parts, parts_of};
 pub use place::{Opened, Place, in_a_file};
 
-/// Told how far a long operation has come; return `false` to stop it.
+/// Reports the progress of a long operation: bytes done, bytes in total. Returns `false` to stop
+/// it.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;

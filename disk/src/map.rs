@@ -1,25 +1,26 @@
-//! Who owns each unit of the disk: one word for each unit, and the look-up that takes no lock.
+//! The owner of each unit of the disk: one word for each unit, read without a lock.
 //!
 //! A *unit* is the smallest payload block in the chain. A word names the layer that has the unit's
-//! bytes, or says that the unit reads as zeros. A *page* holds (nearly always) 1,024 words. A page
-//! is folded over the chain when it is first needed (`fold.rs`); from then on a look-up is one
-//! atomic load, however long the chain is. So memory and time follow what is touched, never what
-//! the disk's size claims, and [`Pages`] gives up pages beyond a bound.
+//! data, or says that the unit reads as zeros. A *page* holds 1,024 words (more only for huge
+//! disks). A page is folded over the chain when it is first needed (`fold.rs`). From then on a
+//! look-up is one atomic load, however long the chain is. So memory and time depend on the range in
+//! use, never on the disk's size, and [`Pages`] drops pages above a limit.
 //!
 //! ```text
-//!   offset ─▶ page (folded when first needed) ─▶ word ─┬─ DATA     source (a store of a layer), file offset
-//!                                                      ├─ ZERO     a layer says zeros
-//!                                                      ├─ ABSENT   no layer knows the unit: zeros
-//!                                                      ├─ LAZY     from this layer on, sector bitmaps decide
-//!                                                      ├─ PACKED   the layer must decode the block
-//!                                                      └─ DAMAGED  the layer's table is wrong here
+//!   offset ─▶ page (folded on first use) ─▶ word ─┬─ DATA     source (a store of a layer), offset
+//!                                                ├─ ZERO     a layer says zeros
+//!                                                ├─ ABSENT   no layer has the unit: zeros
+//!                                                ├─ LAZY     bitmaps decide, from this layer down
+//!                                                ├─ PACKED   the layer must decompress the block
+//!                                                └─ DAMAGED  the layer's table entry is invalid
 //! ```
 //!
 //! Words name layers and stores by ids that never change their meaning while the disk is open
-//! (`chain.rs`), not by their place in the chain: a layer that joins on top leaves every word true.
+//! (`chain.rs`), not by their position in the chain. So all words stay true when a layer joins on
+//! top.
 //!
-//! Locks: words are read without one. Words and pages are written only by holders of the disk's
-//! mutation lock.
+//! Locks: words are read without a lock. Words and pages are written only under the disk's mutation
+//! lock.
 
 pub(crate) mod fold;
 mod mixed;
@@ -29,12 +30,13 @@ pub(crate) use mixed::Mixed;
 
 use pages::Pages;
 
-/// Words in a page are two to this, but for disks of more pages than [`PAGES_MAX_SHIFT`] allows.
+/// log2 of the words in a page. Larger for disks that would need more pages than
+/// [`PAGES_MAX_SHIFT`] allows.
 const PAGE_SHIFT: u32 = 10;
-/// Pages are at most two to this, so that a disk which only claims to be huge costs 8 MiB: their
-/// words are more then.
+/// log2 of the maximum number of pages, so that the index of a disk which only claims to be huge
+/// costs 8 MiB.
 const PAGES_MAX_SHIFT: u32 = 20;
-/// Payload offsets are kept in sectors of this size.
+/// Unit in which payload offsets are stored, in bytes.
 const SECTOR_BYTES: u64 = 512;
 
 const TAG_BITS: u32 = 3;
@@ -46,28 +48,28 @@ const TAG_LAZY: u64 = 4;
 const TAG_PACKED: u64 = 5;
 const TAG_DAMAGED: u64 = 6;
 
-/// A layer of the chain. An id is given once and never again while the disk is open.
+/// Id of a layer of the chain. An id is never reused while the disk is open.
 pub(crate) type LayerId = u16;
-/// A store of a layer. An id is given once and never again while the disk is open.
+/// Id of a store of a layer. An id is never reused while the disk is open.
 pub(crate) type SourceId = u16;
 
-/// First offset in a store that a word cannot express: 16 PiB.
+/// Smallest offset in a store that a word cannot hold: 16 PiB.
 pub(crate) const OFFSET_LIMIT_BYTES: u64 = SECTOR_BYTES << (u64::BITS - TAG_BITS - ID_BITS);
 
-/// Who owns a range.
+/// The owner of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// No layer: it reads as zeros.
+    /// No layer has the range. It reads as zeros.
     Absent,
-    /// A layer says that it reads as zeros.
+    /// A layer says that the range reads as zeros.
     Zero { layer: LayerId },
-    /// The bytes begin here in the store.
+    /// The range's data begins at this offset of the store.
     Data { source: SourceId, offset_bytes: u64 },
-    /// Undecided: the bitmaps from this layer on must be asked.
+    /// Not decided: the sector bitmaps from this layer down must be read.
     Lazy { layer: LayerId },
-    /// The layer has the bytes, but they must be decoded before they are read.
+    /// The layer has the data compressed.
     Packed { layer: LayerId },
-    /// The layer's table is wrong here, so nobody can know the bytes.
+    /// The layer's table entry is invalid, so the data cannot be found.
     Damaged { layer: LayerId },
 }
 
@@ -99,7 +101,7 @@ impl Owner {
         }
     }
 
-    /// The owner of what follows `by_bytes` after the beginning of this one's range.
+    /// The owner of the rest of the range, `by_bytes` after its start.
     pub(crate) fn advanced(self, by_bytes: u64) -> Self {
         match self {
             Self::Data { source, offset_bytes } => Self::Data { source, offset_bytes: offset_bytes + by_bytes },
@@ -107,9 +109,9 @@ impl Owner {
         }
     }
 
-    /// Whether a range of `next`, following `len_bytes` of this one, continues it.
+    /// Whether a range of `next` directly after `len_bytes` of this owner continues its range.
     fn continues(self, len_bytes: u64, next: Self) -> bool {
-        // Each packed block is decoded by itself.
+        // Each compressed block is decompressed by itself.
         !matches!(self, Self::Packed { .. }) && self.advanced(len_bytes) == next
     }
 
@@ -119,14 +121,12 @@ impl Owner {
     }
 }
 
-/// A stretch of the disk with one owner (never `Lazy`).
+/// A contiguous range of the disk with one owner (never `Lazy`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// First byte on the disk.
+    /// Offset on the disk.
     pub(crate) start_bytes: u64,
-    /// Length.
     pub(crate) len_bytes: u64,
-    /// Owner.
     pub(crate) owner: Owner,
 }
 
@@ -136,7 +136,7 @@ impl Run {
         self.start_bytes + self.len_bytes
     }
 
-    /// The part of this run that lies in `start..end`, if any.
+    /// The part of this run that lies in `start..end`; `None` if there is none.
     fn clip(self, start: u64, end: u64) -> Option<Self> {
         let from = self.start_bytes.max(start);
         let to = self.end_bytes().min(end);
@@ -148,7 +148,7 @@ impl Run {
     }
 }
 
-/// Appends a run, joining it to the last one where they are one stretch.
+/// Appends a run, merged with the last one if both are contiguous on the disk and in the file.
 pub(crate) fn push_joined(runs: &mut Vec<Run>, run: Run) {
     if let Some(last) = runs.last_mut()
         && last.end_bytes() == run.start_bytes
@@ -160,7 +160,7 @@ pub(crate) fn push_joined(runs: &mut Vec<Run>, run: Run) {
     runs.push(run);
 }
 
-/// The words. See the module.
+/// The words of all units.
 #[derive(Debug)]
 pub(crate) struct Map {
     size_bytes: u64,
@@ -170,8 +170,8 @@ pub(crate) struct Map {
 }
 
 impl Map {
-    /// A map of nothing folded yet, for a disk of `size_bytes` whose smallest block is `unit_bytes`
-    /// (a power of two). Its pages take at most `limit_bytes` (and never less than a few pages).
+    /// An empty map for a disk of `size_bytes` whose smallest block is `unit_bytes` (a power of
+    /// two). Its pages take at most about `limit_bytes`, but at least a few pages.
     pub(crate) fn new(size_bytes: u64, unit_bytes: u64, limit_bytes: u64) -> Self {
         let unit_shift = unit_bytes.trailing_zeros();
         let units = size_bytes.div_ceil(unit_bytes);
@@ -180,7 +180,7 @@ impl Map {
         Self { size_bytes, unit_shift, page_shift, pages }
     }
 
-    /// The page of a unit, and its word in it.
+    /// The page of a unit, and the index of its word in the page.
     #[inline]
     fn place(&self, unit: u64) -> (u64, usize) {
         (unit >> self.page_shift, (unit & (self.units_per_page() - 1)) as usize)
@@ -191,14 +191,13 @@ impl Map {
         1 << self.page_shift
     }
 
-    /// Bytes in a unit.
     #[inline]
     pub(crate) fn unit_bytes(&self) -> u64 {
         1 << self.unit_shift
     }
 
-    /// The owner of `len_bytes` (above 0) at `offset_bytes`, if that is one unit which has been
-    /// folded and decided. No lock.
+    /// The owner of `len_bytes` (above 0) at `offset_bytes`. `None` if the range spans two units,
+    /// or if the unit is not folded or not decided. Takes no lock.
     #[inline]
     pub(crate) fn lookup(&self, offset_bytes: u64, len_bytes: u64) -> Option<Owner> {
         let unit = offset_bytes >> self.unit_shift;
@@ -211,7 +210,7 @@ impl Map {
         }
     }
 
-    /// The word of a unit, if its page is here.
+    /// The owner in a unit's word; `None` if its page is not in memory.
     #[inline]
     pub(crate) fn word(&self, unit: u64) -> Option<Owner> {
         let (page, word) = self.place(unit);
@@ -236,7 +235,7 @@ impl Map {
         (start, start.saturating_add(self.unit_bytes()).min(self.size_bytes))
     }
 
-    /// The units of a page: the first, and how many the disk has.
+    /// The units of a page: the first, and how many of them the disk has.
     pub(crate) fn units_of_page(&self, page: u64) -> (u64, u64) {
         let first = page << self.page_shift;
         (first, self.size_bytes.div_ceil(self.unit_bytes()).saturating_sub(first).min(self.units_per_page()))
@@ -248,24 +247,24 @@ impl Map {
         self.unit_range(first + units.max(1) - 1).1
     }
 
-    /// Whether a page is here.
+    /// Whether a page is in memory.
     pub(crate) fn is_resident(&self, page: u64) -> bool {
         self.pages.is_resident(page as usize)
     }
 
-    /// Puts a folded page in, giving up another where memory is short. Only under the mutation
+    /// Installs a folded page, dropping another one at the memory limit. Requires the mutation
     /// lock.
     pub(crate) fn install(&self, page: u64, owners: &[Owner]) {
         self.pages.install(page as usize, owners.iter().map(|owner| owner.encode()));
     }
 
-    /// Forgets all pages: nothing is found without a lock any more. Only under the mutation lock.
+    /// Drops all pages, so that no lock-free look-up succeeds. Requires the mutation lock.
     pub(crate) fn clear(&self) {
         self.pages.clear();
     }
 
-    /// Changes a word, if its page is here: a page that is not will be folded anew. Only under the
-    /// mutation lock.
+    /// Changes a word if its page is in memory. A page that is not will be folded from the tables.
+    /// Requires the mutation lock.
     pub(crate) fn set(&self, unit: u64, owner: Owner) {
         let (page, word) = self.place(unit);
         self.pages.store(page as usize, word, owner.encode());
@@ -277,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_keep_what_they_are_given() {
+    fn words_encode_every_owner() {
         for owner in [
             Owner::Absent,
             Owner::Zero { layer: 1023 },
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_join_only_where_the_file_goes_on() {
+    fn runs_join_only_if_contiguous_in_the_file() {
         let data = |start_bytes, offset_bytes| Run {
             start_bytes,
             len_bytes: 4096,
@@ -307,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_claimed_costs_little() {
+    fn a_huge_disk_costs_little_memory() {
         for (size_bytes, unit_bytes) in
             [(1 << 63, 64 << 20), (2040 << 30, 512), (64 << 40, 1 << 20), (u64::MAX, 1 << 20)]
         {
@@ -320,12 +319,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_found_before_it_is_folded() {
+    fn no_word_is_found_before_its_page_is_folded() {
         let map = Map::new(10 << 20, 1 << 20, 64 << 20);
         assert_eq!(map.lookup(0, 512), None);
         assert_eq!(map.lookup(1 << 19, 1 << 20), None);
         map.set(1, Owner::Absent);
-        assert_eq!(map.word(1), None, "a word cannot be set where its page is not");
+        assert_eq!(map.word(1), None, "a word of a missing page cannot be set");
         map.install(0, &[Owner::Zero { layer: 0 }; 10]);
         map.set(1, Owner::Absent);
         assert_eq!(map.lookup(1 << 20, 512), Some(Owner::Absent));

@@ -1,21 +1,23 @@
-//! From a path to a chain of images, each parent found, allowed, and proved to be the right one.
+//! Opens a chain of images from a path: finds each parent, checks it against the policy, and
+//! verifies its identity.
 //!
 //! ```text
-//!   path ─▶ store (locked) ─▶ image ─▶ parent link ─▶ candidates ─▶ gate ─▶ store ─▶ image ─▶ identity ─▶ ... ─▶ base
+//!   path ─▶ store (locked) ─▶ image ─▶ parent link ─▶ candidates ─▶ gate
+//!        ─▶ store ─▶ image ─▶ identity ─▶ ... ─▶ base
 //! ```
 //!
-//! The top is opened as the caller wants it; parents are always opened read-only, with a lock that
-//! readers share. A child is hostile input: its parent is looked for only where the
-//! [`ParentPolicy`](crate::ParentPolicy) lets it lie (see `gate`), a chain is at most 1,024 long,
-//! and an image that is in the chain already ends it with an error.
+//! The top is opened as the options say. Parents are always opened read-only, with a shared lock. A
+//! child is hostile input: its parent is looked for only where the
+//! [`ParentPolicy`](crate::ParentPolicy) allows it (see `gate`), a chain has at most 1,024 images,
+//! and a chain with a loop is an error.
 //!
-//! The top's format is probed unless it is said; a parent has the format of its child and is never
-//! probed. Of the places that a child names for its parent the first is taken whose file proves to
-//! be the parent: a wrong file at the relative path does not hide the right one at the absolute
-//! path. Where none does, the error tells all of them.
+//! The top's format is probed unless the options name it. A parent has the format of its child and
+//! is never probed. Of the paths that a child has for its parent, the first one whose file has the
+//! right identity is used. So a wrong file at the relative path does not hide the right file at the
+//! absolute path. If no file fits, the error describes all of them.
 //!
 //! A raw disk may continue in further files, `disk.001`, `disk.002` and so on: see `parts`. Only
-//! the top may. How one image is opened is in `image_file.rs`.
+//! the top may do so. `image_file.rs` opens a single image.
 
 use crate::{
     DiskError, OpenOptions, Reach, Result,
@@ -31,15 +33,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A parent's time stamp may differ by this much: file systems and copies round.
+/// Tolerance for a parent's time stamp, as file systems and copies round it.
 const TIMESTAMP_SLACK_SECONDS: u32 = 2;
 
-/// A chain, open.
+/// An open chain.
 #[derive(Debug)]
 pub(crate) struct Chain {
     pub(crate) layers: Vec<Layer>,
     pub(crate) warnings: Vec<String>,
-    /// Why it ends before its base, with [`Reach::Found`].
+    /// With [`Reach::Found`]: the error of the first parent that could not be opened.
     pub(crate) broken: Option<DiskError>,
 }
 
@@ -51,16 +53,15 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
             hint: "open it read-only".into(),
         });
     }
-    // Without it a chain of up to about a thousand disks still opens; a longer one then fails with
-    // the system's own reason.
+    // Errors are ignored: with the default limit a chain of about a thousand files still opens. A
+    // longer one fails later with the system's error.
     let _ = diskwright_store::raise_open_file_limit();
     let mut warnings = Vec::new();
     if options.force_share && !options.writable {
         warnings.push(read_without_lock(path));
     }
-    // Also for writing it is first opened for reading, on a store that is locked for writing: to
-    // open a VHDX for writing may be to replay its log, and a disk that is refused in the end stays
-    // as it is.
+    // A writable top is first opened read-only, on a store locked for writing. Opening a VHDX for
+    // writing may replay its log, and a disk whose open is refused must stay unchanged.
     let access = Access { writable: options.writable, ..Access::of_top(options) };
     let (top, top_stores) = open_image(&options.files, path, &access, &mut warnings)?;
     if options.writable && !options.allow_parent_write {
@@ -70,7 +71,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
         }
         if not_asked > 0 {
             warnings.push(format!(
-                "{}: {SIBLINGS_MAX} images of its folder were asked whether they are its children, {not_asked} were not; a child of it among those would be damaged",
+                "{}: {SIBLINGS_MAX} images in its folder were checked for children of this image, {not_asked} were not; writing to this image damages a child among those",
                 path.display()
             ));
         }
@@ -104,19 +105,19 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     Ok(Chain { layers, warnings, broken })
 }
 
-/// On the way down from a top.
+/// State of the walk from the top to the base.
 struct Descent<'a> {
     options: &'a OpenOptions,
     gate: Gate<'a>,
-    /// Files that are in the chain.
+    /// Identities of the files in the chain.
     seen: HashSet<(u64, u64)>,
     layers: Vec<Layer>,
-    /// The lowest layer's path without symbolic links.
+    /// The path of the lowest layer, without symbolic links.
     real: PathBuf,
     warnings: Vec<String>,
 }
 
-/// A parent that was found, opened and proved.
+/// A parent that was opened and identified.
 struct Proved {
     layer: Layer,
     identity: Option<(u64, u64)>,
@@ -124,12 +125,12 @@ struct Proved {
 }
 
 impl Descent<'_> {
-    /// Whether the lowest layer so far has a parent.
+    /// Whether the lowest opened layer has a parent.
     fn expects_parent(&self) -> bool {
         self.layers.last().is_some_and(|child| child.image.info().disk_type == DiskType::Differencing)
     }
 
-    /// Finds, opens and proves the parent of the lowest layer.
+    /// Finds, opens and identifies the parent of the lowest layer.
     fn step(&mut self) -> Result<()> {
         let Some(child) = self.layers.last() else { return Ok(()) };
         if self.layers.len() >= CHAIN_MAX {
@@ -137,7 +138,7 @@ impl Descent<'_> {
         }
         let link = child.image.info().parent.clone().ok_or_else(|| DiskError::BadChain {
             path: child.path.clone(),
-            what: "it is a differencing disk that names no parent, so what it does not hold itself is lost; look for another copy of the file".into(),
+            what: "it is a differencing disk that names no parent, so its parent's data cannot be found; look for another copy of the file".into(),
         })?;
         let (mut refused, mut outside, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         for candidate in self.gate.candidates(&self.real, &link) {
@@ -162,7 +163,7 @@ impl Descent<'_> {
         Err(no_parent(&child.path, refused.into_iter().chain(outside), missing))
     }
 
-    /// Opens what is at `path`, which has no symbolic links, and proves that it is the parent of
+    /// Opens the file at `path`, which has no symbolic links, and checks that it is the parent of
     /// `child`.
     fn prove(&self, child: &Layer, link: &ParentLink, path: &Path) -> Result<Proved> {
         let (options, files) = (self.options, &self.options.files);
@@ -173,7 +174,7 @@ impl Descent<'_> {
                 path.display()
             ),
         };
-        // Before it is locked: the lock of a writer would be met by itself.
+        // Checked before the file is locked, as the lock would conflict with our own.
         if files.facts(path).is_ok_and(|facts| self.seen.contains(&facts.identity)) {
             return Err(is_loop());
         }
@@ -195,8 +196,8 @@ impl Descent<'_> {
     }
 }
 
-/// Why none of the places that a child names is its parent's: the files that were refused first,
-/// the most telling at the front.
+/// The error if no path leads to the parent. Files that were refused come first, those at preferred
+/// paths at the front.
 fn no_parent(child: &Path, refused: impl Iterator<Item = DiskError>, missing: Vec<String>) -> DiskError {
     let mut refused = refused.peekable();
     let Some(first) = refused.next() else {
@@ -207,8 +208,8 @@ fn no_parent(child: &Path, refused: impl Iterator<Item = DiskError>, missing: Ve
     if others.is_empty() { first } else { DiskError::NoParentFits { first: Box::new(first), others } }
 }
 
-/// A parent of another format than its child's gets an error about the chain, not about a
-/// signature; one that is no file, one that names the child.
+/// Turns errors of a parent into errors about the chain: a parent of another format, and a parent
+/// that is not a regular file.
 fn explain_parent(error: DiskError, child: &Path, parent: &Path) -> DiskError {
     match error {
         DiskError::Image(diskwright_image::ImageError::NotAnImage { found, expected, .. }) => DiskError::BadChain {
@@ -218,7 +219,7 @@ fn explain_parent(error: DiskError, child: &Path, parent: &Path) -> DiskError {
                 parent.display()
             ),
         },
-        // No file that can be a disk: a folder, a pipe.
+        // Not a regular file or block device: a folder, a pipe.
         DiskError::BadOptions { what, .. } => DiskError::BadChain {
             path: child.to_owned(),
             what: format!("its parent cannot be used: {what}; put the parent there"),
@@ -227,7 +228,7 @@ fn explain_parent(error: DiskError, child: &Path, parent: &Path) -> DiskError {
     }
 }
 
-/// The parent must be the disk that the child was made from.
+/// Checks that the parent is the disk from which the child was created.
 pub(crate) fn check_linkage(
     child_path: &Path,
     child: &ImageInfo,
@@ -258,15 +259,15 @@ pub(crate) fn check_linkage(
     Ok(())
 }
 
-/// What is to be told where a disk is read with [`OpenOptions::force_share`].
+/// The warning for a disk that is read with [`OpenOptions::force_share`].
 pub fn read_without_lock(path: &Path) -> String {
     format!(
-        "{}: read without a lock: if another program writes to it meanwhile, what is read may be of no single moment",
+        "{}: read without a lock: if another program writes to it meanwhile, reads may be inconsistent",
         path.display()
     )
 }
 
-/// What is to be told where the parent's last change is not at the time that the child recorded.
+/// The warning if the parent was last changed at another time than the child recorded.
 pub fn parent_time_doubt(files: &Files, link: &ParentLink, parent_path: &Path) -> Option<String> {
     let expected = link.modified_seconds.filter(|&seconds| seconds != 0)?;
     let found = gate::modified_seconds(files, parent_path)?;
@@ -278,9 +279,9 @@ pub fn parent_time_doubt(files: &Files, link: &ParentLink, parent_path: &Path) -
     })
 }
 
-/// A VHD keeps its unique id when it is written to, so its child also records the time of the
-/// parent's last change. A copy that did not keep times looks the same as a change, which is why a
-/// read-only open only warns.
+/// A VHD keeps its unique id when it is written, so its child also records the time of the parent's
+/// last change. A copy that did not keep the time looks the same as a changed parent. For this
+/// reason a read-only open only warns.
 fn check_timestamp(
     child_path: &Path,
     link: &ParentLink,
@@ -294,7 +295,7 @@ fn check_timestamp(
     if options.writable && is_top {
         return Err(DiskError::BadChain {
             path: child_path.to_owned(),
-            what: format!("{what}; if you know that it was only copied, go on with --ignore-parent-timestamp"),
+            what: format!("{what}; if the parent was only copied, use --ignore-parent-timestamp"),
         });
     }
     warnings.push(format!("{}: {what}", child_path.display()));

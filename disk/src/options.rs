@@ -1,4 +1,4 @@
-//! How a disk is opened: what the caller may say.
+//! Options for opening a disk.
 
 use diskwright_image::Format;
 use diskwright_store::{CacheMode, EngineKind, Files};
@@ -7,62 +7,61 @@ use std::path::PathBuf;
 /// Which parents may be opened.
 #[derive(Debug, Clone, Default)]
 pub struct ParentPolicy {
-    /// Folders, besides those of the images already opened, beneath which parents may lie.
+    /// Folders beneath which parents may lie, besides the folders of the images already opened.
     pub allowed_dirs: Vec<PathBuf>,
-    /// Any place will do.
+    /// Parents may lie anywhere.
     pub allow_any: bool,
-    /// Windows drives and where they are here: `('C', "/mnt/c")`. Paths on other drives are passed
-    /// over.
+    /// Windows drives and their mount points: `('C', "/mnt/c")`. Paths on other drives are skipped.
     pub drives: Vec<(char, PathBuf)>,
-    /// A parent may be a block device, and not only a regular file.
+    /// A parent may be a block device. If false, it must be a regular file.
     pub allow_devices: bool,
-    /// Write to a differencing VHD although its parent file's time stamp is not the one that the
-    /// child recorded.
+    /// Open a differencing VHD for writing even if the time stamp of its parent file differs from
+    /// the one that the child recorded.
     pub ignore_timestamp: bool,
 }
 
-/// How much of a chain is opened. But for the whole, only to be read: what a layer that is missing
-/// holds reads as zeros.
+/// How much of a chain is opened. Anything but the whole chain can only be read, and data of layers
+/// that were not opened reads as zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Reach {
-    /// All of it, to the disk that has no parent, or none.
+    /// The whole chain down to the base. If a parent cannot be opened, the open fails.
     #[default]
     Whole,
-    /// As far as it can be followed. What stopped that is told by
-    /// [`Disk::broken_link`](crate::Disk::broken_link).
+    /// All layers down to the first parent that cannot be opened.
+    /// [`Disk::broken_link`](crate::Disk::broken_link) has that parent's error.
     Found,
-    /// The top image alone.
+    /// Only the top image.
     Top,
 }
 
-/// How to open a disk.
+/// Options for [`Disk::open`](crate::Disk::open).
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// For writing.
+    /// Open for writing.
     pub writable: bool,
-    /// Page cache or O_DIRECT, for payload.
+    /// How payload is read and written: through the page cache or with O_DIRECT.
     pub cache: CacheMode,
-    /// What moves the bytes when the disk itself does (queues say their own).
+    /// How the disk itself submits I/O. Queues have their own option.
     pub engine: EngineKind,
-    /// The top image's format, where the user says it; else name and contents must agree on it (see
+    /// Format of the top image. If `None`, file name and contents must agree on a format (see
     /// [`probe`](diskwright_image::probe)).
     pub format: Option<Format>,
     /// Which parents may be opened.
     pub parents: ParentPolicy,
-    /// Write even though another image in the folder names this one as its parent.
+    /// Open for writing even if another image in the folder names this one as its parent.
     pub allow_parent_write: bool,
-    /// Take no lock on a disk that is opened read-only, so that another program may have it open
-    /// for writing. What is read may then be of no single moment; a warning says so.
+    /// Take no lock on a disk opened read-only, so that another program may have it open for
+    /// writing. Reads may then be inconsistent; a warning says so.
     pub force_share: bool,
-    /// How much of the chain must be there.
+    /// How much of the chain is opened.
     pub reach: Reach,
-    /// Look at what is written, and make a write of nothing but zeros a change of metadata wherever
-    /// that spares space, as Hyper-V's dynamic disks do. It costs a look at every buffer. Fixed
-    /// disks, whose space is there, store zeros like anything else.
+    /// Check every write for zeros, and turn a write of nothing but zeros into a change of metadata
+    /// where that saves space, as Hyper-V's dynamic disks do. Reads every buffer once. Fixed disks
+    /// have their space allocated and store zeros like other data.
     pub detect_zeroes: bool,
-    /// Most memory that the map of who owns each block may take, in bytes; the tables of images
-    /// count too. `None` for [`MAP_MEMORY_BYTES`](crate::MAP_MEMORY_BYTES).
+    /// Upper limit in bytes for the memory of the map (the owner of each block) and of the images'
+    /// tables. `None` for [`MAP_MEMORY_BYTES`](crate::MAP_MEMORY_BYTES).
     pub map_memory_bytes: Option<u64>,
-    /// Where paths lead.
+    /// The file system that resolves paths.
     pub files: Files,
 }

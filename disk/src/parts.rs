@@ -1,20 +1,20 @@
-//! Which files a raw disk in several parts consists of, when the user names the first one.
+//! Finds the files of a raw disk in several parts, when the user names the first one.
 //!
 //! ```text
-//!   disk.001 ─▶ its real path ─┬─ no neighbour                    ─▶ Alone: a file like any other
-//!                              ├─ .000 (or .002 of .003) before   ─▶ Later: a part by itself
-//!                              ├─ .002 .003 ... follow            ─▶ First: the whole disk
-//!                              └─ .003 follows, but no .002       ─▶ First, with a part missing
+//!   disk.001 ─▶ its real path ─┬─ no other part                   ─▶ Alone: an ordinary file
+//!                              ├─ .000 (or .002 of .003) exists   ─▶ Later: a later part
+//!                              ├─ .002 .003 ... exist             ─▶ First: the whole disk
+//!                              └─ .003 exists, but no .002        ─▶ First, with a missing part
 //! ```
 //!
-//! A set begins at `.000` or `.001`, and ends before the first number that is not there. Numbers
-//! have three digits, and four from 1000 on. The two digits of a plain `split -d` are not looked
-//! for: `.01` and `.02` are too often something else.
+//! A set begins at `.000` or `.001`, and ends before the first number without a file. Numbers have
+//! three digits, and four from 1000 on. The two digits of a plain `split -d` are not recognised:
+//! `.01` and `.02` often mean something else.
 //!
-//! What follows the first part was not named by the user, so it must be a regular file in the
-//! folder of the first part, opened by a path without symbolic links
+//! The user did not name the later parts. So each must be a regular file in the folder of the first
+//! part, opened by a path without symbolic links
 //! ([`FileSystem::open_canonical`](diskwright_store::FileSystem::open_canonical)), and no file may
-//! be there twice. Its format is raw and is not probed.
+//! occur twice. The format is raw and is not probed.
 
 use crate::{DiskError, Result, error::file_error};
 use diskwright_image::{
@@ -29,14 +29,14 @@ use std::{
     sync::Arc,
 };
 
-/// What the name of a file, and the names beside it, say.
+/// The role of a file, by its name and the files in its folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Named {
-    /// No part of anything.
+    /// Not a part of a disk in several files.
     Alone,
-    /// A later part of the disk whose parts lie beside it.
+    /// A later part of a disk.
     Later {
-        /// Another part.
+        /// Another part of that disk.
         beside: PathBuf,
     },
     /// The first of several parts.
@@ -46,9 +46,9 @@ pub enum Named {
 /// The files of a disk in several parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parts {
-    /// The parts after the first, in order. No path has a symbolic link in the folder.
+    /// The parts after the first, in order. Their folder has no symbolic links.
     pub later: Vec<PathBuf>,
-    /// The part after those that is not there, though still later ones are.
+    /// The first missing part, if later parts exist; else `None`.
     pub missing: Option<PathBuf>,
 }
 
@@ -56,7 +56,7 @@ impl Parts {
     /// Opens the later parts with `options`.
     ///
     /// # Errors
-    /// Those of opening; [`DiskError::BadChain`] where one file would be two parts.
+    /// Errors of the open; [`DiskError::BadChain`] if one file would be two parts.
     pub(crate) fn open_later(
         &self,
         files: &Files,
@@ -67,7 +67,7 @@ impl Parts {
         seen.extend(first.identity().map(|identity| (identity, first.name())));
         let mut opened = Vec::new();
         for path in &self.later {
-            // Before it is opened: its lock would be met by itself.
+            // Checked before the file is opened, as its lock would conflict with our own.
             if let Ok(facts) = files.facts(path)
                 && let Some(twin) = seen.insert(facts.identity, path)
             {
@@ -94,7 +94,7 @@ impl Parts {
         Ok(opened)
     }
 
-    /// Refuses a disk of which a part is not there.
+    /// Fails if a part is missing.
     ///
     /// # Errors
     /// [`DiskError::File`].
@@ -109,7 +109,7 @@ impl Parts {
     }
 }
 
-/// The error for a later part that is no regular file.
+/// The error for a later part that is not a regular file.
 fn not_regular(path: &Path, first: &dyn Store, found: &str) -> DiskError {
     DiskError::BadChain {
         path: path.to_owned(),
@@ -120,16 +120,16 @@ fn not_regular(path: &Path, first: &dyn Store, found: &str) -> DiskError {
     }
 }
 
-/// Looks beside `path` for other parts.
+/// Looks for other parts in the folder of `path`.
 ///
 /// # Errors
-/// [`DiskError::BadOptions`] for more than 1,024 parts, and for a link by which the others cannot
-/// be found.
+/// [`DiskError::BadOptions`] for more than 1,024 parts, and for a symbolic link through which the
+/// other parts cannot be found.
 pub fn parts_of(files: &Files, path: &Path) -> Result<Named> {
     if part_number(path).is_none() {
         return Ok(Named::Alone);
     }
-    // What is wrong with the file itself is told by who opens it.
+    // The open reports errors of the file itself.
     let Ok(real) = files.canonical(path) else { return Ok(Named::Alone) };
     let is_there = |path: &Path| files.facts(path).is_ok();
     let Some(number) = part_number(&real) else {
@@ -182,11 +182,11 @@ pub fn parts_of(files: &Files, path: &Path) -> Result<Named> {
     Ok(Named::First(Parts { later, missing }))
 }
 
-/// Checks the files of a disk in several parts: `first`, which is open, and those that [`parts_of`]
+/// Checks the files of a disk in several parts: the open file `first`, and those that [`parts_of`]
 /// found. Changes nothing.
 ///
 /// # Errors
-/// Those of opening; `Io`.
+/// Errors of the open; `Io`.
 pub fn check_parts(files: &Files, first: Arc<dyn Store>, parts: &Parts, lock: LockMode) -> Result<CheckReport> {
     let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock };
     let later = parts.open_later(files, &*first, &options)?;

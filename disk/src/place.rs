@@ -1,14 +1,14 @@
-//! A FILE or a URI, opened: the one place where a name that a user typed becomes something that
-//! holds blocks.
+//! Opens a FILE or a URI: the only place where a name given by the user becomes a block device.
 //!
 //! ```text
-//!   disk.vhdx, /dev/sdb, disk.raw          ─▶ Disk       the chain of images
-//!   nbd://HOST/EXPORT, nbd+unix:///...     ─▶ NbdDevice  an export of a server; its contents are the disk itself
-//!     the same, with a format other than raw ─▶ Disk     an image of that format inside the export (`inside`)
+//!   disk.vhdx, /dev/sdb, disk.raw            ─▶ Disk       the chain of images
+//!   nbd://HOST/EXPORT, nbd+unix:///...       ─▶ NbdDevice  an export of a server, as a raw disk
+//!     the same, with a format other than raw ─▶ Disk       an image in the export (`inside`)
 //! ```
 //!
-//! An export is never looked into for an image unless the user says its format: a server has opened
-//! the image already, and a guest's raw disk that happens to begin like a VHDX must not become one.
+//! The contents of an export are never probed. The server has opened the image already, and a
+//! guest's raw disk that begins like a VHDX must not be opened as one. An image inside an export is
+//! opened only if the user names its format.
 
 use crate::{Disk, DiskError, OpenOptions, Result, inside};
 use diskwright_image::Format;
@@ -19,7 +19,7 @@ use std::{
     sync::Arc,
 };
 
-/// What a name means.
+/// The meaning of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// A path.
@@ -29,10 +29,10 @@ pub enum Place {
 }
 
 impl Place {
-    /// Understands a name. A file whose name looks like a URI is reached as `./nbd://...`.
+    /// Parses a name. `./nbd://...` is a file whose name looks like a URI.
     ///
     /// # Errors
-    /// [`DiskError::Nbd`] for what is meant as a URI and is none.
+    /// [`DiskError::Nbd`] for an invalid URI.
     pub fn parse(name: &Path) -> Result<Self> {
         if !NbdUri::looks_like(name.as_os_str()) {
             return Ok(Self::File(name.to_owned()));
@@ -41,8 +41,7 @@ impl Place {
     }
 }
 
-/// Refuses a name that is a URI, for those who work on files: `task` says what they do, as in
-/// "check".
+/// Fails for a URI, in operations that need a file. `task` is the verb for the error: "check".
 ///
 /// # Errors
 /// [`DiskError::Usage`].
@@ -56,11 +55,11 @@ pub fn in_a_file(name: &Path, task: &str) -> Result<()> {
 fn refused(name: &Path, task: &str) -> DiskError {
     DiskError::Usage {
         what: format!("{}: cannot {task} the export of a server, only a disk in a file", name.display()),
-        hint: "do it where the server's disks lie, or copy the export into a file (diskwright convert)".into(),
+        hint: "run the command on the server, or copy the export into a file (diskwright convert)".into(),
     }
 }
 
-/// Something that holds blocks, open.
+/// An open disk or export.
 #[derive(Debug, Clone)]
 pub enum Opened {
     /// A disk of images.
@@ -70,8 +69,8 @@ pub enum Opened {
 }
 
 impl Opened {
-    /// Opens what `name` means. Of the options an export knows only [`OpenOptions::writable`],
-    /// unless a format says that an image lies inside.
+    /// Opens what `name` means. For an export only [`OpenOptions::writable`] is used, unless a
+    /// format other than raw is given: then the image inside the export is opened.
     ///
     /// # Errors
     /// As [`Disk::open`]; [`DiskError::Nbd`].
@@ -87,11 +86,11 @@ impl Opened {
         Ok(Self::Export(Arc::new(NbdDevice::open(&uri, options.writable)?)))
     }
 
-    /// Opens a disk of images: a file, or an image inside an export whose format is said. `task` is
-    /// for the refusal of other exports, as in [`in_a_file`].
+    /// Opens a disk of images: a file, or an image inside an export whose format is given. Refuses
+    /// other exports, with `task` as in [`in_a_file`].
     ///
     /// # Errors
-    /// As [`Opened::open`]; [`DiskError::BadOptions`] for an export that is the disk itself.
+    /// As [`Opened::open`]; [`DiskError::Usage`] for an export without a format.
     pub fn image(name: &Path, options: &OpenOptions, task: &str) -> Result<Arc<Disk>> {
         if options.format.is_none_or(|format| format == Format::Raw) {
             in_a_file(name, task)?;
@@ -102,7 +101,7 @@ impl Opened {
         }
     }
 
-    /// As a block device.
+    /// The block device.
     pub fn device(&self) -> &dyn BlockDevice {
         match self {
             Self::Disk(disk) => &**disk,
@@ -110,7 +109,7 @@ impl Opened {
         }
     }
 
-    /// As a block device to be shared.
+    /// The block device, as a shared reference.
     pub fn shared(&self) -> Arc<dyn BlockDevice> {
         match self {
             Self::Disk(disk) => Arc::clone(disk) as Arc<dyn BlockDevice>,
@@ -118,7 +117,7 @@ impl Opened {
         }
     }
 
-    /// The disk of images, if it is one.
+    /// The disk of images; `None` for an export.
     pub fn disk(&self) -> Option<&Arc<Disk>> {
         match self {
             Self::Disk(disk) => Some(disk),
@@ -126,7 +125,7 @@ impl Opened {
         }
     }
 
-    /// What the user should know about how it was opened, a sentence each.
+    /// Warnings for the user about how it was opened, one sentence each.
     pub fn warnings(&self) -> &[String] {
         match self {
             Self::Disk(disk) => disk.warnings(),
@@ -134,10 +133,10 @@ impl Opened {
         }
     }
 
-    /// Makes everything durable, and closes a disk cleanly.
+    /// Makes everything durable and closes a disk cleanly.
     ///
     /// # Errors
-    /// As [`Disk::close`]; what the server says of a flush.
+    /// As [`Disk::close`]; the error of an export's flush.
     pub fn close(&self) -> Result<()> {
         match self {
             Self::Disk(disk) => disk.close(),
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn who_works_on_files_says_so() {
+    fn operations_on_files_refuse_uris() {
         assert!(in_a_file(Path::new("./nbd://x"), "check").is_ok());
         let error = in_a_file(Path::new("nbd://h/x"), "check").unwrap_err().to_string();
         assert!(error.starts_with("nbd://h/x: cannot check the export") && error.contains("convert"), "{error}");

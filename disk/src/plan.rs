@@ -1,30 +1,29 @@
-//! What a request means for the chain: decided under the mutation lock, from memory alone, and
-//! carried out without it.
+//! Plans a request: decides under the mutation lock, from memory alone, what to do for it. The plan
+//! is carried out without the lock.
 //!
 //! ```text
-//!   plan_read, plan_write, plan_zero ─▶ Ready: parts (what is to be moved, and where) ─▶ the engine ─▶ settle: commits
-//!                                    ─▶ Work:  something must be read or prepared first; then the plan is made again
-//!                                    ─▶ Busy:  a block is taken; the plan is made again when it is free
+//!   plan_read, plan_write, plan_zero ─▶ Ready: parts for the engine ─▶ engine ─▶ settle: commits
+//!                                    ─▶ Work:  I/O is needed first; then planned again
+//!                                    ─▶ Busy:  a block is claimed; planned again when it is free
 //! ```
 //!
-//! What makes writes right:
-//! - A block whose other sectors read as zeros is mapped when its space is reserved: fresh space
-//!   reads as zeros too, so nobody can tell. The mapping becomes durable only in a flush, after the
-//!   payload.
-//! - A block whose other sectors are a parent's is mapped sector by sector, and only when the
-//!   payload is in place; until then, readers see what was there before. Such a block is *shared*
-//!   meanwhile, and its space is not given up: a discard of the whole block waits.
-//! - Where the format cannot say which sectors are its own, the block is filled from below first
-//!   (copy-up), alone.
-//! - A whole block of zeros becomes metadata, or, where it reads as zeros already through the whole
-//!   chain, nothing.
+//! How writes stay correct:
+//! - A block whose other sectors read as zeros is mapped when its space is reserved. Fresh space
+//!   reads as zeros too, so no reader sees a difference. The mapping becomes durable only in a
+//!   flush, after the payload.
+//! - A block whose other sectors read the parent's data is mapped sector by sector, and only when
+//!   the payload is in place. Until then, readers see the previous data. Meanwhile the block is
+//!   *shared*, and its space is not freed: a discard of the whole block waits.
+//! - If the format cannot record which sectors have data, the block is first filled from the layers
+//!   below (copy-up), under exclusion.
+//! - A whole block of zeros becomes metadata. If no layer has data there, nothing is done.
 //!
-//! Invariant: whatever a plan shares is named in its [`Pending`], and
-//! [`Shared::settle`](crate::shared::Shared::settle) lets go of it, also when the plan failed
-//! half-way, and when a commit panics. A plan of a write that is not `Ready` shares nothing: a
-//! request that rests holds no block, so it can wait neither for itself nor for one that waits for
-//! it. It has committed nothing but whole blocks of zeros that were asked for, and its reservations
-//! stay with the image, which gives the same place again.
+//! Invariant: every block that a plan shares is listed in its [`Pending`], and
+//! [`Shared::settle`](crate::shared::Shared::settle) releases it, even if the plan failed half-way
+//! or a commit panics. A plan of a write that is not `Ready` shares no block. So a resting request
+//! holds no block, and cannot wait for itself or for a request that waits for it. Such a plan has
+//! committed nothing except whole blocks of zeros that were requested. Its reservations stay with
+//! the image, which returns the same space again.
 
 use crate::{
     chain::{Chain, Member},
@@ -42,26 +41,24 @@ use diskwright_store::{
 };
 use std::{io, sync::Arc};
 
-/// Blocks whose states are decided under one hold of the mutation lock when a large range is
-/// zeroed.
+/// Number of blocks planned under one hold of the mutation lock when a large range is zeroed.
 #[cfg(not(feature = "shuttle"))]
 const BLOCKS_PER_HOLD: u64 = 1024;
-/// So few under a scheduler of tests that small disks have stages.
+/// Small in tests under the `shuttle` scheduler, so that small disks have several stages.
 #[cfg(feature = "shuttle")]
 const BLOCKS_PER_HOLD: u64 = 2;
 
-/// What follows.
+/// The result of planning.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// The parts can be carried out.
     Ready,
-    /// This must be done first.
     Work(Work),
-    /// This block must be free first.
+    /// This block must be released first.
     Busy(claims::Key),
 }
 
-/// What must happen when a request's payload is in place.
+/// What to do when a request's payload is in place.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     /// The image that the commits are for.
@@ -70,11 +67,11 @@ pub(crate) struct Pending {
     pub(crate) initialised: Vec<u64>,
     pub(crate) flush_after: bool,
     pub(crate) is_sync: bool,
-    /// It promises that something is durable, and no flush follows that would see to it.
+    /// A success reports that the payload is durable, and no flush follows.
     pub(crate) is_durable: bool,
 }
 
-/// A part of a write that waits for the lock to be released.
+/// A part of a write, started after the lock was released.
 #[derive(Debug)]
 pub(crate) enum Part {
     Payload { source: SourceId, file_offset_bytes: u64, start: usize, len: usize },
@@ -82,8 +79,8 @@ pub(crate) enum Part {
     Zeroes { source: SourceId, range: FileRange, how: Zeroing },
 }
 
-/// Appends a part, or makes the last part longer where the two are one stretch of one file: small
-/// blocks that lie one behind the other are written at once.
+/// Appends a part, or extends the last one if both are contiguous in one file. So small adjacent
+/// blocks are written by one call.
 fn push_part(parts: &mut Vec<Part>, part: Part) {
     match (parts.last_mut(), &part) {
         (
@@ -101,20 +98,20 @@ fn push_part(parts: &mut Vec<Part>, part: Part) {
     }
 }
 
-/// What has been planned of a request so far.
+/// The plan of a request so far.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) parts: Vec<Part>,
     pub(crate) pending: Pending,
-    /// Of a read: who owns what.
+    /// Reads only: the owners of the range.
     pub(crate) runs: Vec<Run>,
-    /// Of a read: packed blocks, decoded or to be.
+    /// Reads only: the compressed blocks, with their bytes once decompressed.
     pub(crate) decoded: Vec<(LayerId, u64, Decoded)>,
 }
 
 impl Draft {
-    /// Prepares for a plan whose commits are for `top`. What was reserved in another image, which
-    /// was the top when the request was planned before, is left to that image.
+    /// Starts a plan whose commits are for `top`. If an earlier plan was for another top, that plan
+    /// is dropped. Its reservations stay with the other image.
     fn is_for(&mut self, mutation: &mut Mutation, top: &Member) {
         if self.pending.member.as_ref().is_some_and(|member| member.id == top.id) {
             return;
@@ -123,7 +120,7 @@ impl Draft {
         self.pending.member = Some(top.clone());
     }
 
-    /// Forgets the plan, and lets go of all blocks.
+    /// Drops the plan and releases all blocks.
     fn start_over(&mut self, mutation: &mut Mutation) {
         self.parts.clear();
         let Pending { member: Some(member), commits, initialised, .. } = &mut self.pending else { return };
@@ -133,8 +130,8 @@ impl Draft {
     }
 }
 
-/// Appends the runs of `start..end`, in order and without gaps. Returns what is missing, if
-/// anything is.
+/// Appends the runs of `start..end`, in order and without gaps. Returns the work needed if a page
+/// or unit is not in memory.
 pub(crate) fn owned_runs(mutation: &Mutation, start: u64, end: u64, out: &mut Vec<Run>) -> Option<Work> {
     let map = &*mutation.chain.map;
     let mut at = start;
@@ -158,7 +155,7 @@ pub(crate) fn owned_runs(mutation: &Mutation, start: u64, end: u64, out: &mut Ve
     None
 }
 
-/// The part of a run that lies in `start..end`, if any.
+/// The part of a run that lies in `start..end`; `None` if there is none.
 pub(crate) fn clip(run: &Run, start: u64, end: u64) -> Option<Run> {
     let (from, to) = (run.start_bytes.max(start), run.end_bytes().min(end));
     (from < to).then(|| Run {
@@ -168,7 +165,7 @@ pub(crate) fn clip(run: &Run, start: u64, end: u64) -> Option<Run> {
     })
 }
 
-/// Finds the runs that a read is made of, with all packed blocks among them decoded.
+/// Plans a read: finds its runs. All compressed blocks among them must be decompressed first.
 pub(crate) fn plan_read(mutation: &Mutation, start: u64, end: u64, draft: &mut Draft) -> Next {
     draft.runs.clear();
     if let Some(work) = owned_runs(mutation, start, end, &mut draft.runs) {
@@ -189,14 +186,14 @@ pub(crate) fn plan_read(mutation: &Mutation, start: u64, end: u64, draft: &mut D
     Next::Ready
 }
 
-/// The stretch of a range that lies in its first block of the top image.
+/// The part of a range that lies in its first block of the top image.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     block: u64,
     block_start: u64,
     start: u64,
     stop: u64,
-    /// Whether it is all of the block that the disk has.
+    /// Whether the piece is the whole block, up to the end of the disk.
     whole: bool,
 }
 
@@ -208,7 +205,7 @@ impl Piece {
         Self { block, block_start, start, stop, whole: start == block_start && stop == block_end }
     }
 
-    /// The commit that says that the stretch is right.
+    /// The commit for the piece, when its data is in place.
     fn commit(&self, chain: &Chain) -> Commit {
         if self.whole {
             return Commit::Whole;
@@ -220,20 +217,19 @@ impl Piece {
     }
 }
 
-/// What the map says of a stretch of one block.
+/// The owner of a piece.
 enum Found {
-    /// The bytes are in the top image, from here on.
+    /// The piece is in the top image, at this offset.
     Own { source: SourceId, offset_bytes: u64 },
-    /// The stretch and the rest of its block read as zeros by the top's word, or because no layer
-    /// knows them.
+    /// The whole block reads as zeros: the top image says so, or no layer has it.
     Zero,
-    /// Anything else: the first owner.
+    /// Any other case, with the first owner.
     Other(Owner),
-    /// A page is missing.
+    /// A page is not in memory.
     Missing(Work),
 }
 
-fn look(chain: &Chain, piece: &Piece) -> Found {
+fn look_up(chain: &Chain, piece: &Piece) -> Found {
     let map = &*chain.map;
     let top = chain.top();
     let mut first = None;
@@ -245,7 +241,7 @@ fn look(chain: &Chain, piece: &Piece) -> Found {
         let owner = word.advanced(piece.start.saturating_sub(map.unit_range(unit).0));
         match (owner, first) {
             (Owner::Data { source, .. }, None) if top.has_source(source) => first = Some(owner),
-            // The units of a block that is all the top's follow each other in the file.
+            // All units of a block in the top image are contiguous in the file.
             (Owner::Data { source, offset_bytes }, Some(Owner::Data { offset_bytes: first_offset, .. }))
                 if top.has_source(source)
                     && offset_bytes == first_offset + (map.unit_range(unit).0.max(piece.start) - piece.start) => {}
@@ -260,9 +256,9 @@ fn look(chain: &Chain, piece: &Piece) -> Found {
     }
 }
 
-/// Whether the rest of a block must be the top's before a stretch of it can be written, and what
-/// that takes. `None` says that it need not.
-fn fill_first(mutation: &mut Mutation, chain: &Chain, piece: &Piece, owner: Owner) -> io::Result<Option<Next>> {
+/// The step that must precede the write of a piece if its block needs a copy-up; `None` if it needs
+/// none.
+fn copy_up_first(mutation: &mut Mutation, chain: &Chain, piece: &Piece, owner: Owner) -> io::Result<Option<Next>> {
     let top = chain.top();
     let packed = matches!(owner, Owner::Packed { layer } if layer == top.id);
     if piece.whole || !packed && top.writer()?.tracks_sectors() {
@@ -270,14 +266,14 @@ fn fill_first(mutation: &mut Mutation, chain: &Chain, piece: &Piece, owner: Owne
     }
     if let Owner::Lazy { layer } = owner {
         let unit = chain.map.unit_of(piece.start);
-        // The bitmap may turn out to be full: then the word says so, and nothing is to be filled.
+        // The bitmap may turn out to be full. Then the word changes, and no copy-up is needed.
         if mutation.mixed.get(unit).is_none() {
             return Ok(Some(Next::Work(Work::Decide { unit, layer })));
         }
     }
-    let filling = (top.id, claims::FILLING);
-    if mutation.claims.is_excluded(filling) {
-        return Ok(Some(Next::Busy(filling)));
+    let copy_up = (top.id, claims::COPY_UP);
+    if mutation.claims.is_excluded(copy_up) {
+        return Ok(Some(Next::Busy(copy_up)));
     }
     let key = (top.id, piece.block);
     Ok(Some(if mutation.claims.exclude(key) {
@@ -287,7 +283,7 @@ fn fill_first(mutation: &mut Mutation, chain: &Chain, piece: &Piece, owner: Owne
     }))
 }
 
-/// Reserves space for a stretch of a block. `Err(Next)` in `Ok` says what must come first.
+/// Reserves space for a piece. The inner `Err` is the step that must come first.
 fn reserve(
     mutation: &mut Mutation,
     top: &Member,
@@ -307,7 +303,7 @@ fn reserve(
     Ok(Ok((source, reservation.offset_bytes)))
 }
 
-/// Decides, block by block, where a write goes and what follows when it is there.
+/// Plans a write, block by block: where the payload goes and what is committed afterwards.
 pub(crate) fn plan_write(mutation: &mut Mutation, start: u64, end: u64, draft: &mut Draft) -> io::Result<Next> {
     let next = plan_blocks(mutation, start, end, draft)?;
     if !matches!(next, Next::Ready) {
@@ -325,7 +321,8 @@ fn plan_blocks(mutation: &mut Mutation, start: u64, end: u64, draft: &mut Draft)
     }
     draft.is_for(mutation, top);
     let last_block = (end - 1) / top.block_bytes;
-    // First everything that may be missing; nothing is committed before all is there.
+    // First check all blocks for missing state. Nothing is committed before everything is in
+    // memory.
     let mut places = Vec::new();
     let mut at = start;
     while at < end {
@@ -335,12 +332,12 @@ fn plan_blocks(mutation: &mut Mutation, start: u64, end: u64, draft: &mut Draft)
         if mutation.claims.is_excluded(key) {
             return Ok(Next::Busy(key));
         }
-        let found = look(&chain, &piece);
+        let found = look_up(&chain, &piece);
         let reserved = match &found {
             Found::Missing(_) => None,
             Found::Own { source, offset_bytes } => Some((*source, *offset_bytes)),
             Found::Other(Owner::Damaged { layer }) if *layer == top.id => return Err(chain.damage(*layer, piece.start)),
-            Found::Other(owner) => match fill_first(mutation, &chain, &piece, *owner)? {
+            Found::Other(owner) => match copy_up_first(mutation, &chain, &piece, *owner)? {
                 Some(next) => return Ok(next),
                 None => None,
             },
@@ -380,9 +377,8 @@ fn plan_blocks(mutation: &mut Mutation, start: u64, end: u64, draft: &mut Draft)
     Ok(Next::Ready)
 }
 
-/// Decides how a range becomes zero: as metadata, as zeros in the file, or not at all because it is
-/// zero already. Goes on from `at`, for as many blocks as one hold of the lock should see, and
-/// moves `at` behind them.
+/// Plans the zeroing of a range: as metadata, as zeros in the file, or not at all if it reads as
+/// zeros already. Starts at `at`, handles at most [`BLOCKS_PER_HOLD`] blocks, and advances `at`.
 pub(crate) fn plan_zero(
     mutation: &mut Mutation,
     at: &mut u64,
@@ -398,8 +394,8 @@ pub(crate) fn plan_zero(
     }
     draft.is_for(mutation, top);
     let info = top.image.info();
-    // A fixed image promises its space, so a discard in it only zeroes; a raw file promises
-    // nothing.
+    // A discard in a fixed image must keep its space, so it only zeroes. A discard in a raw file
+    // deallocates.
     let promises_space = info.disk_type == DiskType::Fixed && info.format.driver().promises_space;
     let how = if discard && !promises_space { Zeroing::Deallocate } else { Zeroing::Keep };
     let whole_commit = if discard { Commit::Discard } else { Commit::Zero };
@@ -420,9 +416,9 @@ pub(crate) fn plan_zero(
             }
             match zero_words(&chain, &piece) {
                 Words::Missing(work) => return Ok(Next::Work(work)),
-                // Zeros that others may show otherwise (a block that was unmapped with its
-                // contents) become zeros by the image's word. What is so already is left alone by
-                // the image.
+                // Records the whole block as ZERO. This also covers blocks whose zeros other
+                // programs may read differently, such as UNMAPPED blocks with a file offset. The
+                // image ignores the commit if the block is recorded so already.
                 Words::Zero { by_top: true } | Words::Other => {
                     if mutation.commit(top, piece.block, whole_commit)?.is_none() {
                         return prepare(piece.block);
@@ -452,13 +448,13 @@ pub(crate) fn plan_zero(
             *at = piece.stop;
             continue;
         }
-        let (source, offset_bytes) = match look(&chain, &piece) {
+        let (source, offset_bytes) = match look_up(&chain, &piece) {
             Found::Missing(work) => return Ok(Next::Work(work)),
             Found::Own { source, offset_bytes } => (source, offset_bytes),
             Found::Other(Owner::Damaged { layer }) if layer == top.id => return Err(chain.damage(layer, piece.start)),
             found => {
                 if let Found::Other(owner) = found
-                    && let Some(next) = fill_first(mutation, &chain, &piece, owner)?
+                    && let Some(next) = copy_up_first(mutation, &chain, &piece, owner)?
                 {
                     return Ok(next);
                 }
@@ -478,9 +474,9 @@ pub(crate) fn plan_zero(
     Ok(Next::Ready)
 }
 
-/// What the words of a stretch say of zeros.
+/// Whether the words of a piece say zeros.
 enum Words {
-    /// All of it reads as zeros; perhaps because the top says so.
+    /// All units read as zeros. `by_top`: the top image says so for at least one of them.
     Zero {
         by_top: bool,
     },

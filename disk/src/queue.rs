@@ -1,30 +1,31 @@
-//! One thread's way through the map to the engine.
+//! One thread's requests, from the map to the engine.
 //!
 //! ```text
-//!   push ─▶ validate ─▶ one unit, owner known? ── yes ─▶ engine.read_one / write_one          (no lock, no allocation)
-//!                                   │ no
+//!   push ─▶ validate ─▶ one unit, owner known? ── yes ─▶ engine.read_one / write_one
+//!                                   │ no                 (no lock, no allocation)
 //!                                   ▼
 //!          ┌──▶ plan, under the mutation lock ─▶ Ready ─▶ unlock ─▶ engine.begin, parts, end
 //!          │         ├─▶ Work ─▶ done here, or by the loader while the request rests ─┐
 //!          │         └─▶ Busy ─▶ the request rests until the block is free ───────────┤
 //!          └──────────────────────────────────────────────────────────────────────────┘
-//!   reap ─▶ engine.reap ─▶ plain: hand out
-//!                       └▶ with a cookie: commit what the payload made true, flush for FUA, go on, or hand out
+//!   reap ─▶ engine.reap ─▶ no cookie: return the completion
+//!                       └▶ with a cookie: commit the mapping, flush for FUA, continue, or return
 //! ```
 //!
-//! What a request means [`plan`](crate::plan) says. A queue with a ring of its own does the work
-//! that a plan lacks by itself: only its own requests wait. A queue that shares its ring hands it
-//! to the loader, so that nobody else's requests wait.
+//! [`plan`](crate::plan) decides what to do for a request. A queue with its own ring does the work
+//! that a plan needs itself, so only its own requests wait. A queue with a shared ring passes the
+//! work to the loader, so that no other queue's requests wait.
 //!
-//! A request that *rests* is a ticket of the engine: whoever completes it wakes the queue's thread,
-//! and the request is planned again. It is not counted in any epoch meanwhile, so it holds up
-//! nobody who waits for one, and it holds no block. A large discard goes in stages of some blocks
-//! each, and rests, when it must, between two of them. A request that rests may wait for another of
-//! the same queue, whose block is free when `reap` has seen its end: so while a request rests,
-//! `reap` waits for one end at a time, and a queue that is dropped fails what rests.
+//! A *resting* request is an external ticket of the engine. Completing the ticket wakes the queue's
+//! thread, and the request is planned again. A resting request is counted in no epoch, so it delays
+//! no grace period, and it holds no block. A large discard is planned in stages of some blocks
+//! each, and may rest between two stages. A resting request may wait for a block that another
+//! request of the same queue holds until `reap` sees its completion. So while a request rests,
+//! `reap` waits for one completion at a time, and a queue that is dropped fails its resting
+//! requests.
 //!
-//! Invariant: a request is counted in `in_flight` from its push until [`DiskQueue::finish`] gives
-//! it out, and in the epoch of its parity while anything that it looked up is in use.
+//! Invariant: a request is counted in `in_flight` from its push until [`DiskQueue::finish`] returns
+//! its completion, and in the epoch of its parity while anything that it looked up is in use.
 
 mod pieces;
 
@@ -50,7 +51,8 @@ use std::{collections::HashMap, fmt, io, sync::Arc};
 /// Marks a write that was sent with RWF_DSYNC: it needs no flush and has no `Kept` entry.
 const DURABLE: u64 = u64::MAX >> 2;
 
-/// How a request was counted, and where its [`Kept`] is: the engine carries this as its cookie.
+/// The engine's cookie of a request: the parity under which it was counted, and the key of its
+/// [`Kept`].
 #[derive(Debug, Clone, Copy)]
 struct Cookie(u64);
 
@@ -76,20 +78,20 @@ impl Cookie {
 /// A request's memory: one buffer, or several pieces.
 type Payload = (Option<IoBuf>, Option<Box<Segments>>);
 
-/// A request on its way, with what has been planned of it.
+/// A request in progress, with its plan.
 #[derive(Debug)]
-struct Errand {
+struct Task {
     request: Request,
     draft: Draft,
-    /// Of zeros and discards: where the next stage begins.
+    /// Zeroing only: the offset at which the next stage begins.
     at: u64,
-    /// A write that becomes zeros without payload. Looked at once, for memory that others may
-    /// change (a guest's) may show something else later.
+    /// The payload is all zeros, so the write becomes zeroing. Checked once, because a guest may
+    /// change its memory later.
     is_zeros: bool,
 }
 
-impl Errand {
-    /// Whether it is zeroing, which is planned some blocks at a time.
+impl Task {
+    /// Whether the request is zeroing, which is planned some blocks at a time.
     fn goes_in_stages(&self) -> bool {
         match self.request.operation {
             Operation::WriteZeroes | Operation::Discard => true,
@@ -99,18 +101,18 @@ impl Errand {
     }
 }
 
-/// What is kept of a request while the engine has it.
+/// State of a request while the engine has it.
 #[derive(Debug)]
 enum Kept {
-    /// Parts are in flight. The errand goes on after them, if there is one.
-    Parts(Pending, Option<Box<Errand>>),
-    /// It rests.
-    Resting(Box<Errand>),
+    /// Parts are in flight. The request continues with the task afterwards, if there is one.
+    Parts(Pending, Option<Box<Task>>),
+    /// The request rests.
+    Resting(Box<Task>),
 }
 
-/// See the module.
+/// A queue of a disk. See the module.
 pub(crate) struct DiskQueue {
-    /// Before `shared`: what is in flight ends before the disk can be closed.
+    /// Dropped before `shared`: requests in flight end before the disk can be closed.
     engine: Engine,
     shared: Arc<Shared>,
     chain: Arc<Chain>,
@@ -119,20 +121,20 @@ pub(crate) struct DiskQueue {
     targets: Vec<Option<TargetId>>,
     /// `None` for a read-only disk, whose chain never changes.
     epoch: Option<QueueEpoch>,
-    /// Whether others use the ring, so that this thread must not wait for the disk.
+    /// Whether the ring is shared, so that this thread must not block on I/O.
     hands_over: bool,
     depth: usize,
     in_flight: usize,
     kept: HashMap<u64, Kept>,
-    /// How many of them rest.
+    /// Number of resting requests in `kept`.
     resting: usize,
     last_kept: u64,
-    /// The queue is being dropped: nothing goes on.
+    /// The queue is being dropped: no request continues.
     is_closing: bool,
     ended: Vec<EngineCompletion>,
-    /// An errand's draft, kept for its vectors.
+    /// A finished draft, reused for its allocations.
     spare: Draft,
-    /// Whether a request ended without it being known that the kernel has done with it.
+    /// Whether a request was lost: the kernel may still be working on it.
     has_lost: bool,
 }
 
@@ -143,7 +145,7 @@ impl fmt::Debug for DiskQueue {
 }
 
 impl DiskQueue {
-    /// A queue on an open disk; [`Shared::queue_opens`] has been called for it.
+    /// A queue on an open disk. The caller has called [`Shared::queue_opens`].
     pub(crate) fn open(shared: Arc<Shared>, options: &QueueOptions<'_>) -> io::Result<Self> {
         let engine = match options.engine() {
             Ok(engine) => engine,
@@ -161,7 +163,7 @@ impl DiskQueue {
             hands_over,
             shared,
             chain,
-            // Before any epoch that there can be: the first request fetches the chain.
+            // Not a valid epoch, so the first request fetches the chain.
             chain_epoch: u64::MAX,
             engine,
             targets: Vec::new(),
@@ -190,8 +192,7 @@ impl DiskQueue {
     fn add_target(&mut self, source: SourceId) -> io::Result<TargetId> {
         let gone = || io::Error::other("a file of the disk has left the chain; try again");
         if self.chain.source(source).is_none() && looks_again() {
-            // The map is shared with a chain that was published after this one, and another queue
-            // has written to its new top.
+            // The map is shared with a newer chain, and another queue has written to its new top.
             self.chain = self.shared.chain();
         }
         let target = self.engine.add_target(self.chain.source(source).ok_or_else(gone)?)?;
@@ -202,7 +203,7 @@ impl DiskQueue {
         Ok(target)
     }
 
-    /// Counts a request in, and sees to it that the chain is one that holds in its epoch.
+    /// Counts a request in, and fetches the chain if the epoch has changed.
     #[inline]
     fn enter(&mut self) -> Option<Parity> {
         let Entered { parity, epoch } = self.epoch.as_ref()?.enter();
@@ -217,8 +218,8 @@ impl DiskQueue {
         Some(parity)
     }
 
-    /// Takes the chain as it is now, and gives up the files that have left it: each is closed when
-    /// no request uses it any more. A queue that has nothing to do keeps them until its next
+    /// Fetches the current chain, and removes the files that left it from the engine. The engine
+    /// closes each file when no request uses it any more. An idle queue keeps them until its next
     /// request.
     #[cold]
     fn fetch_chain(&mut self) {
@@ -243,7 +244,7 @@ impl DiskQueue {
         self.last_kept
     }
 
-    /// Ends a request at once.
+    /// Completes a request without I/O.
     fn end_with(&mut self, tag: u64, cookie: Cookie, payload: Payload, result: io::Result<()>) {
         let slot = self.begin(tag, cookie, payload);
         if let Err(error) = result {
@@ -275,7 +276,7 @@ impl DiskQueue {
             }
             return;
         }
-        self.begin_errand(request, parity, false);
+        self.begin_task(request, parity, false);
     }
 
     fn write(&mut self, mut request: Request, parity: Option<Parity>) {
@@ -303,118 +304,119 @@ impl DiskQueue {
             }
             return;
         }
-        self.begin_errand(request, parity, false);
+        self.begin_task(request, parity, false);
     }
 
-    fn begin_errand(&mut self, request: Request, parity: Option<Parity>, is_zeros: bool) {
+    fn begin_task(&mut self, request: Request, parity: Option<Parity>, is_zeros: bool) {
         let at = request.offset_bytes;
         let draft = std::mem::take(&mut self.spare);
-        self.advance(Errand { request, draft, at, is_zeros }, parity);
+        self.advance(Task { request, draft, at, is_zeros }, parity);
     }
 
-    /// Plans an errand as often as it takes, and carries out, parks or ends it.
-    fn advance(&mut self, mut errand: Errand, parity: Option<Parity>) {
+    /// Plans a task, again after each piece of work, until it can be issued, rests or fails.
+    fn advance(&mut self, mut task: Task, parity: Option<Parity>) {
         loop {
             let shared = Arc::clone(&self.shared);
             let mut mutation = shared.lock();
             if !Arc::ptr_eq(&self.chain, &mutation.chain) {
                 self.chain = Arc::clone(&mutation.chain);
             }
-            let end = errand.request.offset_bytes + errand.request.len_bytes;
-            let planned = guarded(&shared.poison, || match errand.request.operation {
-                // A disk that shrank may have left the request without its range.
-                _ if end > self.chain.geometry.size_bytes => Err(validate(&errand.request, &self.chain.geometry)
+            let end = task.request.offset_bytes + task.request.len_bytes;
+            let planned = guarded(&shared.poison, || match task.request.operation {
+                // The disk may have shrunk since the request was validated.
+                _ if end > self.chain.geometry.size_bytes => Err(validate(&task.request, &self.chain.geometry)
                     .err()
                     .unwrap_or_else(|| io::ErrorKind::InvalidInput.into())),
-                Operation::Read => Ok(plan::plan_read(&mutation, errand.request.offset_bytes, end, &mut errand.draft)),
+                Operation::Read => Ok(plan::plan_read(&mutation, task.request.offset_bytes, end, &mut task.draft)),
                 Operation::WriteZeroes | Operation::Discard => {
-                    let discard = errand.request.operation == Operation::Discard;
-                    plan::plan_zero(&mut mutation, &mut errand.at, end, discard, &mut errand.draft)
+                    let discard = task.request.operation == Operation::Discard;
+                    plan::plan_zero(&mut mutation, &mut task.at, end, discard, &mut task.draft)
                 }
-                Operation::Write if errand.is_zeros => {
-                    plan::plan_zero(&mut mutation, &mut errand.at, end, false, &mut errand.draft)
+                Operation::Write if task.is_zeros => {
+                    plan::plan_zero(&mut mutation, &mut task.at, end, false, &mut task.draft)
                 }
                 Operation::Write | Operation::Flush => {
-                    let start = errand.request.offset_bytes;
-                    plan::plan_write(&mut mutation, start, end, &mut errand.draft)
+                    let start = task.request.offset_bytes;
+                    plan::plan_write(&mut mutation, start, end, &mut task.draft)
                 }
             });
             if !self.chain.geometry.read_only {
                 shared.try_recycle(&mut mutation);
             }
-            let has_stage = errand.at > errand.request.offset_bytes
-                && !(errand.draft.parts.is_empty() && errand.draft.pending.commits.is_empty());
+            let has_stage = task.at > task.request.offset_bytes
+                && !(task.draft.parts.is_empty() && task.draft.pending.commits.is_empty());
             match planned {
                 Err(error) => {
                     drop(mutation);
-                    return self.issue(errand, parity, Err(error), false);
+                    return self.issue(task, parity, Err(error), false);
                 }
                 Ok(Next::Ready) => {
                     drop(mutation);
-                    let done = errand.at >= end || !errand.goes_in_stages();
+                    let done = task.at >= end || !task.goes_in_stages();
                     if done || has_stage {
-                        return self.issue(errand, parity, Ok(()), !done);
+                        return self.issue(task, parity, Ok(()), !done);
                     }
                 }
-                Ok(next @ (Next::Work(_) | Next::Busy(_))) if has_stage && errand.goes_in_stages() => {
-                    // The next stage asks for it again; a block must not stay excluded for work
-                    // that is not done now.
+                Ok(next @ (Next::Work(_) | Next::Busy(_))) if has_stage && task.goes_in_stages() => {
+                    // The next stage plans this again. A block must not stay excluded for work that
+                    // is not done now.
                     #[cfg(feature = "shuttle")]
                     let next = if is_broken(Rule::ExclusionEnds) { Next::Ready } else { next };
                     if let Next::Work(Work::CopyUp { block }) = next {
                         mutation.claims.end_exclusion((self.chain.top().id, block));
                     }
                     drop(mutation);
-                    return self.issue(errand, parity, Ok(()), true);
+                    return self.issue(task, parity, Ok(()), true);
                 }
                 Ok(Next::Busy(key)) => {
                     self.leave(parity);
-                    let ticket = self.rest(errand);
+                    let ticket = self.rest(task);
                     return mutation.claims.wait(key, ticket);
                 }
                 Ok(Next::Work(work)) => {
                     drop(mutation);
                     if self.hands_over {
                         let chain = Arc::clone(&self.chain);
-                        let ticket = self.rest(errand);
+                        let ticket = self.rest(task);
                         shared.request_work(carry_out::load(chain, work, ticket));
-                        // Only now: whoever changes the chain waits for what is counted, and then
-                        // for the loader.
+                        // Only now: a change of the chain waits for counted requests first, and
+                        // then for the loader.
                         return self.leave(parity);
                     }
-                    // Counted meanwhile, for it may write to an image that is not to be written any
-                    // more when the chain has changed. It waits for no grace period.
+                    // The request stays counted during the work, which may write to the image:
+                    // after a change of the chain that image must not be written. The work waits
+                    // for no grace period.
                     if let Err(error) = guarded(&shared.poison, || shared.carry_out(&self.chain, &work)) {
-                        return self.issue(errand, parity, Err(error), false);
+                        return self.issue(task, parity, Err(error), false);
                     }
                 }
             }
         }
     }
 
-    /// Lays an errand by, until its ticket is completed.
-    fn rest(&mut self, errand: Errand) -> ExternalTicket {
-        let tag = errand.request.tag;
+    /// Lets a task rest until its ticket is completed.
+    fn rest(&mut self, task: Task) -> ExternalTicket {
+        let tag = task.request.tag;
         self.resting += 1;
-        let kept = self.keep(Kept::Resting(Box::new(errand)));
+        let kept = self.keep(Kept::Resting(Box::new(task)));
         self.engine.external(tag, Cookie::new(None, kept).0, None)
     }
 
-    /// Starts the parts of a planned errand. Their commits follow when they are done. Where
-    /// planning failed half-way, what was planned is done all the same (it holds blocks), and the
+    /// Starts the parts of a planned task. Their commits follow when they are done. If planning
+    /// failed half-way, the planned parts are still carried out, because they hold blocks, and the
     /// request fails.
-    fn issue(&mut self, mut errand: Errand, parity: Option<Parity>, planned: io::Result<()>, goes_on: bool) {
-        let Request { tag, fua, buf_offset_bytes, .. } = errand.request;
-        let is_read = errand.request.operation == Operation::Read;
-        let payload = (errand.request.buf.take(), errand.request.segments.take());
+    fn issue(&mut self, mut task: Task, parity: Option<Parity>, planned: io::Result<()>, continues: bool) {
+        let Request { tag, fua, buf_offset_bytes, .. } = task.request;
+        let is_read = task.request.operation == Operation::Read;
+        let payload = (task.request.buf.take(), task.request.segments.take());
         let in_one = payload.1.as_ref().is_none_or(|segments| segments.count() <= 1);
-        let mut pending = std::mem::take(&mut errand.draft.pending);
-        pending.flush_after = fua && !goes_on && !is_read;
-        let durable = planned.is_ok() && in_one && self.is_durable_alone(&pending, &errand.draft.parts);
+        let mut pending = std::mem::take(&mut task.draft.pending);
+        pending.flush_after = fua && !continues && !is_read;
+        let durable = planned.is_ok() && in_one && self.is_durable_alone(&pending, &task.draft.parts);
         (pending.flush_after, pending.is_durable) = (pending.flush_after && !durable, durable);
-        let mut draft = std::mem::take(&mut errand.draft);
-        let offset_bytes = errand.request.offset_bytes;
-        let kept = if is_read { 0 } else { self.keep(Kept::Parts(pending, goes_on.then(|| Box::new(errand)))) };
+        let mut draft = std::mem::take(&mut task.draft);
+        let offset_bytes = task.request.offset_bytes;
+        let kept = if is_read { 0 } else { self.keep(Kept::Parts(pending, continues.then(|| Box::new(task)))) };
         let slot = self.begin(tag, Cookie::new(parity, kept), payload);
         if let Err(error) = planned {
             self.engine.fail(&slot, error);
@@ -461,9 +463,9 @@ impl DiskQueue {
         self.spare = draft;
     }
 
-    /// Whether a planned write that must be durable is so by its payload alone: one stretch of it,
-    /// where no metadata waits for a flush. Of several stretches each would be made durable by
-    /// itself, and one flush behind them is cheaper.
+    /// Whether a write with FUA can be made durable by RWF_DSYNC alone: its payload is one
+    /// contiguous part, and no metadata waits for a flush. For several parts one flush is cheaper
+    /// than one RWF_DSYNC each.
     fn is_durable_alone(&self, pending: &Pending, parts: &[Part]) -> bool {
         pending.flush_after
             && pending.commits.is_empty()
@@ -478,13 +480,13 @@ impl DiskQueue {
         if self.chain.geometry.read_only {
             return self.end_with(tag, plain, (None, None), Ok(()));
         }
-        // What another queue has written to a new top, and was told of, is to be durable too,
-        // though this request was counted in the epoch before.
+        // The flush must also cover what another queue has written and completed on a new top,
+        // although this request was counted in the previous epoch.
         self.chain = self.shared.chain();
         if let Err(error) = self.shared.check_poison(self.chain.top()) {
             return self.end_with(tag, plain, (None, None), Err(error));
         }
-        // Several files, or metadata: that takes steps that wait for each other.
+        // Several files, or dirty metadata: the flush needs several ordered steps.
         let dirty = !self.chain.writes_one_file || self.chain.top().image.writer().is_some_and(ImageWriter::is_dirty);
         if dirty {
             return self.request_flush(tag, plain, (None, None));
@@ -506,13 +508,12 @@ impl DiskQueue {
         self.shared.request_flush(ticket);
     }
 
-    /// What a finished request of the engine means. `None` when it goes on.
+    /// Handles a completion of the engine. `None` if the request continues.
     fn finish(&mut self, ended: EngineCompletion) -> Option<Completion> {
         let EngineCompletion { tag, cookie, mut buf, mut segments, mut result, lost } = ended;
         if lost {
-            // The kernel may still write where this request was sent, and nothing can tell when it
-            // has ended: what it reaches is never used again, and nothing is called durable any
-            // more.
+            // The kernel may still write to this request's range, at an unknown time. So the range
+            // is never reused, and nothing is reported as durable any more.
             self.shared.poison.set();
             self.has_lost = true;
         }
@@ -520,16 +521,16 @@ impl DiskQueue {
         let mut is_durable = cookie.kept() == Some(DURABLE);
         match cookie.kept().and_then(|id| self.kept.remove(&id)) {
             None => {}
-            Some(Kept::Resting(mut errand)) => {
+            Some(Kept::Resting(mut task)) => {
                 self.resting -= 1;
                 if result.is_ok() && !self.is_closing {
                     let parity = self.enter();
-                    self.advance(*errand, parity);
+                    self.advance(*task, parity);
                     return None;
                 }
-                (buf, segments) = (errand.request.buf.take(), errand.request.segments.take());
+                (buf, segments) = (task.request.buf.take(), task.request.segments.take());
             }
-            Some(Kept::Parts(pending, goes_on)) => {
+            Some(Kept::Parts(pending, continues)) => {
                 is_durable = pending.is_durable;
                 if pending.is_sync && result.is_err() {
                     self.shared.poison.set();
@@ -537,11 +538,11 @@ impl DiskQueue {
                 if !pending.commits.is_empty() || !pending.initialised.is_empty() {
                     result = self.shared.settle(&pending, result);
                 }
-                if let Some(mut errand) = goes_on.filter(|_| result.is_ok() && !self.is_closing) {
-                    (errand.request.buf, errand.request.segments) = (buf, segments);
+                if let Some(mut task) = continues.filter(|_| result.is_ok() && !self.is_closing) {
+                    (task.request.buf, task.request.segments) = (buf, segments);
                     self.leave(cookie.parity());
                     let parity = self.enter();
-                    self.advance(*errand, parity);
+                    self.advance(*task, parity);
                     return None;
                 }
                 if pending.flush_after && result.is_ok() {
@@ -550,8 +551,8 @@ impl DiskQueue {
                 }
             }
         }
-        // Another's sync may have failed while this one was under way: what that dropped, this one
-        // never saw.
+        // Another sync may have failed during this one. The kernel may have dropped pages that this
+        // sync did not see.
         if is_durable && result.is_ok() {
             result = self.shared.check_poison(self.chain.top());
         }
@@ -596,7 +597,7 @@ impl BlockQueue for DiskQueue {
             Operation::Read => self.read(request, parity),
             Operation::Write if !is_zeros => self.write(request, parity),
             Operation::Write | Operation::WriteZeroes | Operation::Discard => {
-                self.begin_errand(request, parity, is_zeros);
+                self.begin_task(request, parity, is_zeros);
             }
         }
         Ok(())
@@ -613,8 +614,8 @@ impl BlockQueue for DiskQueue {
             }
             self.ended = ended;
             reaped?;
-            // A request that goes on may have ended at once, or may have parts that a lane is to
-            // send. Nothing on the ring tells of it, so it must not be left for later.
+            // A continued request may have ended at once, or may have parts that a lane must send.
+            // Nothing on the ring reports that, so the engine must be asked now.
             if out.len() >= wanted && !self.engine.wants_reap() {
                 return Ok(());
             }
@@ -623,16 +624,16 @@ impl BlockQueue for DiskQueue {
 }
 
 impl Drop for DiskQueue {
-    /// Waits for what is in flight, so that commits are not lost and blocks do not stay taken. What
-    /// rests is not waited for: the block may be held by a request of this queue, or of another
-    /// queue of this thread.
+    /// Waits for requests in flight, so that commits are not lost and blocks do not stay claimed.
+    /// Resting requests are failed, not waited for: their block may be held by a request of this
+    /// queue, or of another queue of this thread.
     fn drop(&mut self) {
         self.is_closing = true;
         if self.resting > 0 {
             let engine = &self.engine;
-            self.shared.lock().claims.give_up(|ticket| engine.owns(ticket));
+            self.shared.lock().claims.fail_waiting(|ticket| engine.owns(ticket));
         }
-        // A request may go on (a write, then a flush for FUA), so there may be several rounds.
+        // A request may continue (a write, then a flush for FUA), so there may be several rounds.
         while self.in_flight > 0 {
             let mut ended = Vec::new();
             if self.engine.finish(&mut ended).is_err() {
@@ -655,8 +656,8 @@ impl Drop for DiskQueue {
     }
 }
 
-/// Whether a queue looks into the present chain for a file that its own chain does not know. True,
-/// unless that rule is broken.
+/// Whether a queue looks up an unknown file in the current chain. Always true, unless a test breaks
+/// that rule.
 fn looks_again() -> bool {
     #[cfg(feature = "shuttle")]
     return !is_broken(Rule::MapMayBeAhead);
@@ -664,7 +665,7 @@ fn looks_again() -> bool {
     true
 }
 
-/// The bytes of a stretch of a packed block.
+/// A range of a decompressed block; `None` if it is not in the draft.
 fn unpacked<'a>(
     chain: &Chain,
     draft: &'a Draft,

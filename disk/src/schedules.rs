@@ -1,5 +1,5 @@
-//! Runs a scene under a scheduler of tests (`store/src/sync.rs`), in many orders, with a rule
-//! broken or with none.
+//! Runs a test scenario in many schedules of the `shuttle` scheduler (`store/src/sync.rs`), with or
+//! without a broken rule.
 
 use diskwright_store::sync::broken::{Rule, break_rule};
 use shuttle::{
@@ -8,16 +8,16 @@ use shuttle::{
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// How many schedules a scene is run in, where a longer scene is run in as many as
-/// `DISKWRIGHT_SHUTTLE_RUNS` says.
+/// Number of schedules for a scenario: `for_one` times the environment variable
+/// `DISKWRIGHT_SHUTTLE_RUNS` (120 by default). Short scenarios have a larger `for_one`.
 pub(crate) fn schedules(for_one: usize) -> usize {
     let asked =
         std::env::var("DISKWRIGHT_SHUTTLE_RUNS").map_or(120, |text| text.parse().expect("a number of schedules"));
     asked * for_one
 }
 
-/// Whether some schedule of the scene goes wrong, of `schedules` random ones and as many that delay
-/// threads at a few places.
+/// Whether the scenario fails in any schedule. Tries `schedules` random schedules, and as many that
+/// delay threads at a few points.
 pub(crate) fn goes_wrong(rule: Option<Rule>, schedules: usize, scene: fn()) -> bool {
     break_rule(rule);
     let config = || {

@@ -1,19 +1,19 @@
-//! What a disk and its queues share.
+//! State shared by a disk and its queues.
 //!
 //! ```text
-//!   Shared ─┬─ current    the chain: swapped as one, fetched again by each queue when the epoch has moved on
+//!   Shared ─┬─ current    the chain, swapped as a whole; fetched again when the epoch changes
 //!           ├─ mutation   one mutex: words of the map, commits, claims of blocks
-//!           ├─ epochs     when freed space can be used again, and when an old chain is out of use
-//!           └─ flusher, loader, recycler   threads that wait for the disk
+//!           ├─ epochs     when freed space can be reused, and when an old chain is out of use
+//!           └─ flusher, loader, recycler   background threads that do blocking I/O
 //! ```
 //!
-//! Nothing waits for the disk while it holds the mutation lock. What must wait is
-//! [`Work`](crate::work::Work), done without the lock. Lock order: `changing`, mutation, then
-//! `current`, then whatever an image locks inside.
+//! No I/O happens under the mutation lock. I/O that a plan needs is [`Work`](crate::work::Work),
+//! done without the lock. Lock order: `changing`, mutation, `current`, then the locks inside an
+//! image.
 //!
-//! Invariant: the chain is changed only under the mutation lock, and published in `current` before
-//! the epoch moves on. So a request that was counted in after that sees the new chain, and a grace
-//! period waits for those that may not.
+//! Invariant: the chain is changed only under the mutation lock, and is published in `current`
+//! before the epoch changes. So a request that is counted later sees the new chain, and a grace
+//! period waits for all requests that may not.
 
 use crate::{
     DiskError, Result,
@@ -35,35 +35,36 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-/// Whether the disk is closed, and what keeps it from being closed.
+/// Whether the disk is closed, and how many queues are open.
 #[derive(Debug, Default)]
 struct Closing {
     closed: bool,
     queues: usize,
 }
 
-/// What a clerk does for a disk.
+/// A job for a clerk.
 pub(crate) type Job = Box<dyn FnOnce(&Arc<Shared>) + Send>;
 
-/// See the module.
+/// State shared by a disk and its queues.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) epochs: Epochs,
     flusher: Clerk<Shared, ExternalTicket>,
     loader: Clerk<Shared, Job>,
     recycler: Clerk<Shared, Job>,
-    /// [`OpenOptions::detect_zeroes`](crate::OpenOptions::detect_zeroes), on a disk that grows.
+    /// [`OpenOptions::detect_zeroes`](crate::OpenOptions::detect_zeroes). Always false for a fixed
+    /// disk.
     pub(crate) detect_zeroes: bool,
     mutation: Mutex<Mutation>,
     current: Mutex<Arc<Chain>>,
-    /// Held by whoever changes the chain, from before the image is touched until the old chain is
+    /// Held during a change of the chain, from before the image is changed until the old chain is
     /// out of use.
     changing: Mutex<()>,
     pub(crate) poison: Poison,
     closing: Mutex<Closing>,
     pub(crate) watchers: SizeWatchers,
     pub(crate) warnings: Vec<String>,
-    /// Why the chain ends before its base.
+    /// Why the chain was not opened down to its base.
     pub(crate) broken: Option<DiskError>,
 }
 
@@ -91,24 +92,24 @@ impl Shared {
         }
     }
 
-    /// Takes the mutation lock. A panic elsewhere poisons the disk (`guard.rs`), not the lock:
-    /// reads go on.
+    /// Takes the mutation lock, even after a panic in another thread. Such a panic poisons the disk
+    /// (`guard.rs`), but reads continue.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Mutation> {
         lock(&self.mutation)
     }
 
-    /// The chain as it is now.
+    /// The current chain.
     pub(crate) fn chain(&self) -> Arc<Chain> {
         Arc::clone(&lock(&self.current))
     }
 
-    /// Puts another chain in the place of this one. Requests that look things up in the old chain
-    /// may still be in flight: see [`Shared::wait_for_grace`].
+    /// Replaces the current chain. Requests that use the old chain may still be in flight: see
+    /// [`Shared::wait_for_grace`].
     pub(crate) fn publish(&self, mutation: &mut Mutation, chain: Chain) {
         let chain = Arc::new(chain);
         if !Arc::ptr_eq(&chain.map, &mutation.chain.map) {
-            // Queues that still have the old chain must not find anything in its map from now on:
-            // commits of the new chain do not reach it.
+            // Queues with the old chain must not find anything in its map from now on, as commits
+            // to the new chain do not change that map.
             mutation.chain.map.clear();
             mutation.mixed.start_over();
         }
@@ -119,17 +120,16 @@ impl Shared {
         *lock(&self.current) = chain;
     }
 
-    /// Has changes of the chain made one after the other. Before the mutation lock in the lock
-    /// order.
+    /// Serialises changes of the chain. Must be taken before the mutation lock.
     pub(crate) fn begin_change(&self) -> MutexGuard<'_, ()> {
         lock(&self.changing)
     }
 
-    /// Waits until every request that was counted in before this call has ended, and what it had
-    /// the clerks do. Not to be called by a thread that has requests in flight, nor by a clerk.
+    /// Waits until every request that was counted before this call, and the work it passed to the
+    /// clerks, has ended. Must not be called by a thread with requests in flight, nor by a clerk.
     ///
     /// # Errors
-    /// A request was lost, so nothing can tell when it ends.
+    /// If a request was lost, as it is unknown when it ends.
     pub(crate) fn wait_for_grace(self: &Arc<Self>) -> io::Result<()> {
         let pause = || {
             pause();
@@ -155,38 +155,38 @@ impl Shared {
             pause()?;
         }
         self.try_recycle(&mut self.lock());
-        // A request is counted until its work is in the loader's hands.
+        // A request is counted until the loader has its work.
         self.loader.settle();
         self.recycler.settle();
         Ok(())
     }
 
-    /// Fails once a sync has failed, of the disk's or of its image's.
+    /// Fails once a sync of the disk or of its top image has failed.
     pub(crate) fn check_poison(&self, top: &Member) -> io::Result<()> {
         if self.poison.is_set() {
             return Err(io::Error::other(
                 "an earlier flush of this disk failed, so nothing can be called durable any more: close it, check it, open it again",
             ));
         }
-        // An image also syncs while it makes room for a block.
+        // An image also syncs when it allocates space for a block.
         if let Some(writer) = top.image.writer() {
             writer.check_syncs()?;
         }
         Ok(())
     }
 
-    /// Has work done by the loader.
+    /// Passes a job to the loader.
     pub(crate) fn request_work(self: &Arc<Self>, job: Job) {
         self.loader.request(self, job);
     }
 
-    /// Has a flush done by the flusher, and the ticket completed then.
+    /// Requests a flush. The flusher completes the ticket afterwards.
     pub(crate) fn request_flush(self: &Arc<Self>, ticket: ExternalTicket) {
         self.flusher.request(self, ticket);
     }
 
-    /// Makes payload and metadata durable, blocking: of the top, and of a former top that is not at
-    /// rest yet.
+    /// Flushes payload and metadata of the top, and of a former top that is not closed yet. Blocks
+    /// on I/O.
     pub(crate) fn flush_blocking(self: &Arc<Self>) -> io::Result<()> {
         let chain = self.chain();
         self.check_poison(chain.top())?;
@@ -196,8 +196,9 @@ impl Shared {
             let Some(writer) = member.image.writer() else { continue };
             let generation = writer.freed_generation();
             if let Err(error) = writer.flush().map_err(io::Error::from) {
-                // A table that found no space is still in memory, and goes out with the next flush.
-                // (Where it was a sync that found none, the image refuses by itself from now on.)
+                // A table that found no space on the file system stays in memory, and the next
+                // flush writes it. (If a sync failed for lack of space, the image itself fails from
+                // now on.)
                 if !diskwright_store::is_full(&error) {
                     self.poison.set();
                 }
@@ -207,7 +208,8 @@ impl Shared {
                 freed = generation;
             }
         }
-        // A sync that a queue made meanwhile may have failed, and dropped what this one never saw.
+        // A sync by a queue may have failed meanwhile, and the kernel may have dropped pages that
+        // this flush did not see.
         self.check_poison(top)?;
         #[cfg(feature = "shuttle")]
         if is_broken(Rule::FreedBeforeTheFlush) {
@@ -222,17 +224,18 @@ impl Shared {
         Ok(())
     }
 
-    /// Has space given back to the image if its grace period is over. The recycler does it, for a
-    /// file system may take its time.
+    /// If the grace period is over, passes the freed space to the recycler, as the file system may
+    /// be slow.
     pub(crate) fn try_recycle(self: &Arc<Self>, mutation: &mut Mutation) {
         let Some(over) = mutation.grace.take_if(|period| self.epochs.grace_over(period.grace)) else { return };
         let Some((member, generation)) = over.recycles else { return };
-        // Another image may be the top by now, whose generations begin anew.
+        // Another image may be the top by now. Its generations start again from 0.
         if member.id == mutation.chain.top().id {
             mutation.recycled_generation = generation;
         }
         let recycle = move |shared: &Arc<Self>| {
-            // A panic has poisoned the disk; the space stays unused until the disk is opened again.
+            // After a panic the disk is poisoned, and the space stays unused until the disk is
+            // reopened.
             let _ = guarded(&shared.poison, || {
                 if let Some(writer) = member.image.writer() {
                     writer.recycle(generation);
@@ -243,18 +246,18 @@ impl Shared {
         self.recycler.request(self, Box::new(recycle));
     }
 
-    /// Waits until the clerks have done all that they were given, and hold the disk no longer. Not
-    /// to be called by a clerk.
+    /// Waits until the clerks have done all requested jobs and hold no reference to the disk. Must
+    /// not be called by a clerk.
     pub(crate) fn settle_clerks(&self) {
         self.flusher.settle();
         self.loader.settle();
         self.recycler.settle();
     }
 
-    /// A queue is going to be opened.
+    /// Counts a queue that is being opened.
     ///
     /// # Errors
-    /// When the disk was closed.
+    /// If the disk was closed.
     pub(crate) fn queue_opens(&self) -> io::Result<()> {
         let mut closing = lock(&self.closing);
         if closing.closed {
@@ -264,13 +267,13 @@ impl Shared {
         Ok(())
     }
 
-    /// A queue is gone.
+    /// Ends the count of a queue.
     pub(crate) fn queue_closed(&self) {
         lock(&self.closing).queues -= 1;
     }
 
-    /// Closes the disk, if no queue is open. A close that failed, perhaps for want of space, can be
-    /// tried again.
+    /// Closes the disk if no queue is open. A failed close, for example on a full file system, can
+    /// be retried.
     pub(crate) fn close(&self, settle: bool) -> Result<()> {
         let mut closing = lock(&self.closing);
         let chain = self.chain();
@@ -286,8 +289,8 @@ impl Shared {
         if settle {
             self.settle_clerks();
         }
-        // Former tops were closed when another image joined, and are not written any more: a child
-        // may remember when its parent was last changed.
+        // Former tops were closed when another image joined. They must not be written: a child may
+        // have recorded when its parent was last changed.
         for (member, layer) in chain.members().iter().zip(chain.layers().iter()).take(1) {
             let Some(writer) = member.image.writer() else { continue };
             self.check_poison(member).map_err(|source| DiskError::File {
@@ -304,8 +307,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Nobody is left to be told of a failure; whoever must know calls `Disk::close`. The clerks
-        // have nothing in hand: each holds the disk while it works.
+        // Errors are dropped here; a caller that needs them calls `Disk::close`. No clerk has a
+        // job, as each holds the disk while it works.
         let _ = self.close(false);
     }
 }
@@ -321,7 +324,7 @@ fn do_jobs(shared: &Arc<Shared>, jobs: Vec<Job>, _since: Since<'_, Job>) {
     jobs.into_iter().for_each(|job| job(shared));
 }
 
-/// One flush for all who have asked before it began.
+/// One flush for all tickets that were requested before it began.
 fn flush_for(shared: &Arc<Shared>, tickets: Vec<ExternalTicket>, since: Since<'_, ExternalTicket>) {
     let result = guarded(&shared.poison, || shared.flush_blocking());
     let mut tickets = tickets;
@@ -335,7 +338,7 @@ fn flush_for(shared: &Arc<Shared>, tickets: Vec<ExternalTicket>, since: Since<'_
     }
 }
 
-/// The same result once more: errors cannot be cloned, but their kind and words can.
+/// A copy of a result. Errors cannot be cloned, but their kind and text can.
 fn same(result: &io::Result<()>) -> io::Result<()> {
     match result {
         Ok(()) => Ok(()),
@@ -354,7 +357,7 @@ mod tests {
     use diskwright_store::{MemoryStore, Store};
 
     #[test]
-    fn nobody_waits_for_a_request_that_was_lost() {
+    fn a_lost_request_fails_the_wait_for_a_grace_period() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("disk", vec![0; 4096]));
         let image = probe::open(store, Some(Format::Raw), true, 512).unwrap();
         let chain = Chain::new(vec![Layer { path: "disk".into(), image }], 1 << 20).unwrap();
@@ -363,7 +366,7 @@ mod tests {
         let queue = shared.epochs.join();
         queue.enter();
         queue.abandon();
-        // The second finds a grace period that the first left under way.
+        // The second call finds the unfinished grace period of the first.
         for _ in 0..2 {
             let error = shared.wait_for_grace().unwrap_err().to_string();
             assert!(error.contains("was never answered"), "{error}");

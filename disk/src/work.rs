@@ -1,8 +1,7 @@
-//! What a request needs before it can be planned, and what must wait for the disk. `carry_out.rs`
-//! does it.
+//! I/O that a request needs before it can be planned. `carry_out.rs` does it.
 //!
-//! A plan that lacks something changes nothing that a second plan would not find (`plan.rs`), so
-//! the same work may be done twice, by two requests, and none of it depends on who asked.
+//! A plan that needs work leaves no state that a second plan would not find (`plan.rs`). So two
+//! requests may do the same work, and no work depends on the request that asked for it.
 
 use crate::map::LayerId;
 use std::{
@@ -10,23 +9,23 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-/// A packed block, decoded.
+/// The bytes of a compressed block, once it is decompressed.
 pub(crate) type Decoded = Arc<OnceLock<Box<[u8]>>>;
 
-/// What must be done before a request can be planned.
+/// I/O to do before a request can be planned.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Tell the top image that guest-visible writes begin.
+    /// Call `begin_writing` of the top image.
     Begin,
     /// Fold a page of the map.
     Fold { page: u64 },
-    /// Read the bitmaps of a unit, from a layer on.
+    /// Read the sector bitmaps of a unit, from `layer` down.
     Decide { unit: u64, layer: LayerId },
-    /// Have the top image ready to reserve and commit these blocks.
+    /// Prepare the top image to reserve and commit these blocks.
     Prepare { blocks: Range<u64> },
-    /// Give a block of the top image all its sectors: those that it does not have from below. The
-    /// block is excluded.
+    /// Copy-up: fill the sectors that the top image does not have in this block from the layers
+    /// below. The caller has excluded the block.
     CopyUp { block: u64 },
-    /// Decode a packed block.
+    /// Decompress a block.
     Unpack { layer: LayerId, block: u64, into: Decoded },
 }

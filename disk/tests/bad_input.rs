@@ -1,6 +1,6 @@
-//! Files that are damaged, one way at a time: each gets one error that names the file, the place,
-//! what was found there and what was expected, or (where the disk can still be read) a finding of
-//! the check. The file stays as it was.
+//! Files with one kind of damage each. Each gets one error with the file, the offset, what was
+//! found and what was expected; or, if the disk can still be read, a finding of the check. The file
+//! does not change.
 
 mod damage;
 
@@ -13,7 +13,7 @@ use diskwright_image::{Format, Severity};
 use std::path::Path;
 use tempfile::tempdir;
 
-/// Opens for writing and closes, as it is; says whether it could be opened.
+/// Opens for writing and closes without writing. Returns whether the open succeeded.
 fn open_for_writing(path: &Path) -> bool {
     let opened = Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() });
     opened.map(|disk| disk.close().unwrap()).is_ok()
@@ -48,7 +48,7 @@ fn judge(sample: &Sample, told: &Told) -> Result<(), String> {
                 || !has_offset(&error)
                 || !tells_what_was_expected(&error)
             {
-                return Err(format!("the error does not say it all: {error}"));
+                return Err(format!("the error is incomplete: {error}"));
             }
             if checked.is_ok() && !found(Severity::Corrupt, &[]) {
                 return Err(format!("the check finds nothing: {checked:?}"));
@@ -57,7 +57,7 @@ fn judge(sample: &Sample, told: &Told) -> Result<(), String> {
         Refusal(words) => {
             let error = read.err().ok_or("it reads without an error")?;
             if !contains_all(&error, words) || !error.contains(name) {
-                return Err(format!("the error does not say it all: {error}"));
+                return Err(format!("the error is incomplete: {error}"));
             }
         }
         Finding(severity, words) => {
@@ -71,7 +71,7 @@ fn judge(sample: &Sample, told: &Told) -> Result<(), String> {
 }
 
 #[test]
-fn each_damage_is_told_and_changes_nothing() {
+fn each_damage_is_reported_and_changes_nothing() {
     let dir = tempdir().unwrap();
     let samples = samples(dir.path());
     let mut failures = Vec::new();
@@ -98,7 +98,7 @@ fn each_damage_is_told_and_changes_nothing() {
 }
 
 #[test]
-fn sound_samples_are_sound() {
+fn undamaged_samples_are_accepted() {
     let dir = tempdir().unwrap();
     for sample in samples(dir.path()) {
         read_all(&sample.path, &OpenOptions::default()).unwrap();
@@ -109,7 +109,7 @@ fn sound_samples_are_sound() {
 }
 
 #[test]
-fn a_file_cut_anywhere_is_never_read_wrongly() {
+fn a_truncated_file_is_never_read_wrongly() {
     let dir = tempdir().unwrap();
     for sample in samples(dir.path()).into_iter().filter(|sample| sample.format != Format::Raw) {
         let whole = whole_disk(&sample.path).unwrap();

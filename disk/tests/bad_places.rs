@@ -1,5 +1,4 @@
-//! What is no file that can hold a disk, what is there already, who has the file, and parents that
-//! cannot be.
+//! Paths that are not regular files, files that exist already, files in use, and invalid parents.
 
 mod damage;
 
@@ -34,7 +33,7 @@ fn fifo(path: &Path) {
 }
 
 #[test]
-fn what_is_no_file_is_told_and_nobody_waits_for_it() {
+fn files_of_other_types_are_refused_at_once() {
     let dir = tempdir().unwrap();
     let place = |name: &str| dir.path().join(name);
     fifo(&place("pipe.vhdx"));
@@ -60,7 +59,7 @@ fn what_is_no_file_is_told_and_nobody_waits_for_it() {
 }
 
 #[test]
-fn files_of_nothing_are_told() {
+fn files_without_contents_are_refused() {
     let dir = tempdir().unwrap();
     for (name, bytes, words) in [
         ("empty.vhdx", vec![], "vhdxfile"),
@@ -82,14 +81,14 @@ fn files_of_nothing_are_told() {
         }
         assert_eq!(std::fs::read(&path).unwrap(), bytes, "{name}");
     }
-    // A raw disk is whatever it is.
+    // A raw disk of any length is valid.
     let path = dir.path().join("byte.raw");
     std::fs::write(&path, [1]).unwrap();
     read_all(&path, &OpenOptions::default()).unwrap();
 }
 
 #[test]
-fn an_unknown_extension_makes_nothing_and_opens_by_its_signature() {
+fn an_unknown_extension_creates_nothing_and_opens_by_its_signature() {
     let dir = tempdir().unwrap();
     let path = dir.path().join("disk.xyz");
     let request = CreateRequest { size_bytes: Some(1 << 20), ..CreateRequest::default() };
@@ -100,7 +99,7 @@ fn an_unknown_extension_makes_nothing_and_opens_by_its_signature() {
 }
 
 #[test]
-fn what_is_there_already_is_told_and_stays() {
+fn an_existing_file_is_refused_and_kept() {
     let dir = tempdir().unwrap();
     let place = |name: &str| dir.path().join(name);
     let (source, dest, link) = (place("source.vhdx"), place("dest.vhdx"), place("link.vhdx"));
@@ -108,7 +107,7 @@ fn what_is_there_already_is_told_and_stays() {
     create(&source, &request).unwrap();
     let disk = std::fs::read(&source).unwrap();
     std::fs::write(&dest, "mine").unwrap();
-    // A link to nowhere is found only when the copy is to get its name.
+    // A dangling link is found only when the copy is renamed.
     symlink(place("nowhere"), &link).unwrap();
     let options = ConvertOptions::default();
     for path in [&dest, &source, &link] {
@@ -116,7 +115,7 @@ fn what_is_there_already_is_told_and_stays() {
         assert_told(&create(path, &request).unwrap_err().to_string(), &[&told]);
         assert_told(&convert(&source, path, &options, &mut |_, _| true).unwrap_err().to_string(), &[&told]);
     }
-    // It comes while the copy grows.
+    // The file is created while the copy is written.
     let late = place("late.vhdx");
     let told = convert(&source, &late, &options, &mut |_, _| {
         std::fs::write(&late, "mine too").unwrap();
@@ -127,11 +126,11 @@ fn what_is_there_already_is_told_and_stays() {
     assert!(std::fs::read(&source).unwrap() == disk);
     assert_eq!((std::fs::read(&dest).unwrap(), std::fs::read(&late).unwrap()), (b"mine".into(), b"mine too".into()));
     assert_eq!(std::fs::read_link(&link).unwrap(), place("nowhere"));
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4, "no half copy is left");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4, "no partial copy is left");
 }
 
 #[test]
-fn sizes_that_cannot_be_make_nothing() {
+fn invalid_sizes_create_nothing() {
     let dir = tempdir().unwrap();
     for (name, size_bytes, words) in [
         ("a.vhdx", 0, "0"),
@@ -160,7 +159,7 @@ fn pair(dir: &Path, extension: &str) -> (PathBuf, PathBuf) {
 }
 
 #[test]
-fn a_parent_that_is_no_disk_is_told_with_its_child() {
+fn a_parent_that_is_not_a_disk_is_refused_with_its_child() {
     for extension in ["vhdx", "vhd"] {
         let dir = tempdir().unwrap();
         let (parent, child) = pair(dir.path(), extension);
@@ -208,32 +207,32 @@ fn a_disk_that_is_its_own_parent_is_a_loop_for_readers_and_writers() {
 
 #[test]
 fn a_loop_of_two_is_refused_to_readers_and_writers() {
-    // Two children, each with the identity that the other wants: copies of ids make that possible
-    // in VHD.
+    // Two children, each with the identity that the other expects. Copied ids make that possible in
+    // VHD.
     let dir = tempdir().unwrap();
     let (parent, child) = pair(dir.path(), "vhd");
     let other = dir.path().join("other.vhd");
     create(&other, &CreateRequest { parent: Some(child.clone()), ..CreateRequest::default() }).unwrap();
-    // `child` names `parent`, whose place is taken by `other`, with the id of `parent`; `other`
-    // names `child`.
+    // `child` names `parent`. The file `parent` is replaced by `other`, with the id of `parent`,
+    // and `other` names `child`.
     let mut bytes = std::fs::read(&other).unwrap();
     let id = std::fs::read(&parent).unwrap()[68..84].to_vec();
     in_footers(&mut bytes, 68, &id);
     std::fs::remove_file(&other).unwrap();
     std::fs::write(&parent, &bytes).unwrap();
     assert_told(&refusal(&child, &OpenOptions::default()), &["loop"]);
-    // A writer is told so, or, what comes first, that the other names this one as its parent.
+    // A writer gets the loop error, or an earlier one: the other file names this one as its parent.
     assert_told(&refusal(&child, &writable()), &["names this image as its parent"]);
     let insisting = OpenOptions { allow_parent_write: true, ..writable() };
     assert_told(&refusal(&child, &insisting), &["loop"]);
 }
 
 #[test]
-fn a_disk_that_is_refused_for_its_parent_keeps_its_log() {
+fn a_disk_refused_because_of_its_parent_keeps_its_log() {
     let dir = tempdir().unwrap();
     let samples = samples(dir.path());
     let sample = samples.iter().find(|sample| sample.name == "diff.vhdx").unwrap();
-    // As it is while it is open: the log is in use.
+    // The file as it is while open: its log is not empty.
     let disk = Disk::open(&sample.path, &writable()).unwrap();
     let mut io = diskwright_store::Blocking::open(&*disk, diskwright_store::EngineKind::Sync).unwrap();
     io.write(3 << 20, &[9; 512], true).unwrap();
@@ -257,7 +256,7 @@ fn a_disk_that_is_refused_for_its_parent_keeps_its_log() {
 }
 
 #[test]
-fn sectors_of_parent_and_child_must_be_alike() {
+fn parent_and_child_must_have_the_same_sector_size() {
     let dir = tempdir().unwrap();
     let samples = samples(dir.path());
     let child = samples.iter().find(|sample| sample.name == "diff.vhdx").unwrap();
@@ -269,7 +268,7 @@ fn sectors_of_parent_and_child_must_be_alike() {
 }
 
 #[test]
-fn a_parent_that_was_cut_is_told() {
+fn a_truncated_parent_is_reported() {
     for name in ["diff.vhd", "diff.vhdx"] {
         let dir = tempdir().unwrap();
         let samples = samples(dir.path());
@@ -280,7 +279,7 @@ fn a_parent_that_was_cut_is_told() {
         let len = file.metadata().unwrap().len();
         file.set_len(len / 2).unwrap();
         file.set_modified(modified).unwrap();
-        // What the child itself has of a block hides the parent; here nothing does.
+        // The child has no data that hides the parent.
         let options = OpenOptions::default();
         let told = read_all(&child.path, &options);
         let direct = read_all(&parent, &options).unwrap_err();
@@ -289,7 +288,7 @@ fn a_parent_that_was_cut_is_told() {
     }
 }
 
-/// A process that holds a file, until it is dropped.
+/// A process that has a file open. Killed on drop.
 struct Holder(Child);
 
 impl Drop for Holder {
@@ -299,7 +298,7 @@ impl Drop for Holder {
     }
 }
 
-/// `qemu-io`, with the file open; `None`, and a skip by name, where it is not installed.
+/// `qemu-io` with the file open; `None`, and a message, if it is not installed.
 fn qemu_io(path: &Path, format: &str, read_only: bool) -> Option<Holder> {
     let mut command = Command::new("qemu-io");
     command.args(["-f", format]).args(read_only.then_some("-r")).arg(path);
@@ -310,7 +309,7 @@ fn qemu_io(path: &Path, format: &str, read_only: bool) -> Option<Holder> {
             return None;
         }
     };
-    // It answers only when the file is open.
+    // qemu-io answers only after it has opened the file.
     child.stdin.as_mut().unwrap().write_all(b"length\n").unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -319,7 +318,7 @@ fn qemu_io(path: &Path, format: &str, read_only: bool) -> Option<Holder> {
 }
 
 #[test]
-fn whoever_has_the_file_is_named() {
+fn the_process_that_has_locked_the_file_is_named() {
     for (name, format) in [("raw.raw", "raw"), ("dynamic.vhd", "vpc"), ("dynamic.vhdx", "vhdx")] {
         let dir = tempdir().unwrap();
         let samples = samples(dir.path());
@@ -337,8 +336,8 @@ fn whoever_has_the_file_is_named() {
         }
         assert!(std::fs::read(&sample.path).unwrap() == as_it_is);
         drop(holder);
-        // A reader lets readers in, and keeps writers out; but qemu-io says of a raw file that it
-        // does not mind writers.
+        // A reader permits other readers and excludes writers. For a raw file, however, qemu-io
+        // also permits writers.
         if format == "raw" {
             continue;
         }
@@ -351,7 +350,7 @@ fn whoever_has_the_file_is_named() {
 }
 
 #[test]
-fn a_parent_in_use_is_told() {
+fn a_parent_in_use_is_reported() {
     let dir = tempdir().unwrap();
     let (parent, child) = pair(dir.path(), "vhdx");
     let Some(_holder) = qemu_io(&parent, "vhdx", false) else { return };

@@ -1,4 +1,4 @@
-//! Chains: found, linked, folded; and refused when something is wrong with them.
+//! Chains: parents are found, identified and folded, and invalid chains are refused.
 
 use diskwright_disk::{CreateRequest, Disk, DiskError, OpenOptions, ParentPolicy, Reach, create};
 use diskwright_image::DiskType;
@@ -87,7 +87,7 @@ fn a_childs_size_may_differ_from_its_parents() {
             dir.path().join(format!("l.{extension}")),
             dir.path().join(format!("s.{extension}")),
         );
-        // A parent that ends in the middle of the child's block.
+        // The parent ends within a block of the child.
         base(&parent, 3 * MIB + 4096, 1 << 20);
         write(&parent, 0, &vec![9; (3 * MIB + 4096) as usize]);
         child(&longer, &parent, Some(6 * MIB), Some(2 << 20));
@@ -187,8 +187,7 @@ fn a_missing_parent_names_the_places() {
     assert_eq!(disk.layers().len(), 1);
 }
 
-/// Where a block's entry lies in a VHDX that this program made with one region of metadata: the BAT
-/// is at 3 MiB.
+/// Offset of a block's BAT entry in a VHDX that this program created, with the BAT at 3 MiB.
 fn entry_bytes(block: u64) -> usize {
     (3 * MIB + 8 * block) as usize
 }
@@ -200,7 +199,7 @@ fn entry_state(path: &Path, block: u64) -> u64 {
 }
 
 #[test]
-fn zeros_are_zeros_to_others_too() {
+fn zeros_are_recorded_for_other_programs_too() {
     const ZERO: u64 = 2;
     const UNMAPPED: u64 = 3;
     let (_dir, parent, top) = pair("vhdx");
@@ -209,11 +208,11 @@ fn zeros_are_zeros_to_others_too() {
         change(&mut Blocking::open(&*disk, EngineKind::Auto).unwrap());
         disk.close().unwrap();
     };
-    // What an unmapped block held before may be read from it, and a child's block held what its
-    // parent holds.
+    // A read of an UNMAPPED block may return its previous data. For a child's block that is the
+    // parent's data, so a discard records ZERO.
     change(&top, &|io| io.discard(0, MIB).unwrap());
     assert_eq!(entry_state(&top, 0), ZERO);
-    // Another program has unmapped a block of a child: there a discard has something to say, too.
+    // Another program has unmapped a block of a child: a discard must still record ZERO.
     for discard_bytes in [MIB, 4096] {
         let mut bytes = std::fs::read(&top).unwrap();
         bytes[entry_bytes(0)..][..8].copy_from_slice(&UNMAPPED.to_le_bytes());
@@ -223,17 +222,17 @@ fn zeros_are_zeros_to_others_too() {
     }
     change(&parent, &|io| io.discard(0, MIB).unwrap());
     assert_eq!(entry_state(&parent, 0), UNMAPPED);
-    // Zeros that were written are no longer a matter of opinion.
+    // Written zeros must be recorded as ZERO, not UNMAPPED.
     change(&parent, &|io| io.write_zeroes(0, MIB).unwrap());
     assert_eq!(entry_state(&parent, 0), ZERO);
-    // Nor are those over a part of it: all of it is zeros to us.
+    // Zeros over a part of an UNMAPPED block record the whole block as ZERO.
     change(&parent, &|io| io.discard(0, MIB).unwrap());
     change(&parent, &|io| io.write_zeroes(8192, 4096).unwrap());
     assert_eq!(entry_state(&parent, 0), ZERO);
 }
 
 #[test]
-fn a_vhdx_and_its_child_are_one_disk_to_the_guest() {
+fn a_vhdx_and_its_child_have_one_disk_id() {
     for (extension, same) in [("vhdx", true), ("vhd", false)] {
         let (_dir, _parent, top) = pair(extension);
         let disk = Disk::open(&top, &OpenOptions::default()).unwrap();
@@ -243,7 +242,7 @@ fn a_vhdx_and_its_child_are_one_disk_to_the_guest() {
 }
 
 #[test]
-fn a_broken_chain_opens_as_far_as_it_goes_and_only_to_be_read() {
+fn a_broken_chain_opens_read_only_as_far_as_possible() {
     let (_dir, parent, middle) = pair("vhdx");
     let top = middle.with_file_name("top.vhdx");
     child(&top, &middle, None, None);
@@ -284,7 +283,7 @@ fn a_moved_chain_is_found_by_its_relative_path() {
         let moved = tempdir().unwrap();
         for name in ["parent", "child"] {
             let name = format!("{name}.{extension}");
-            // Not copied: a copy has another time, and the link would warn.
+            // Renamed, not copied: a copy has another time stamp, which causes a warning.
             std::fs::rename(dir.path().join(&name), moved.path().join(&name)).unwrap();
         }
         let disk = Disk::open(moved.path().join(top.file_name().unwrap()), &OpenOptions::default()).unwrap();
@@ -295,8 +294,7 @@ fn a_moved_chain_is_found_by_its_relative_path() {
 #[test]
 fn a_loop_is_refused() {
     let (_dir, parent, top) = pair("vhdx");
-    // The parent's place is taken by the child itself: it names itself, and its identity is wrong
-    // besides.
+    // The child is copied over its parent: it names itself, and its identity is wrong too.
     std::fs::remove_file(&parent).unwrap();
     std::fs::hard_link(&top, &parent).unwrap();
     let error = Disk::open(&top, &OpenOptions::default()).unwrap_err();
@@ -354,7 +352,7 @@ fn two_writers_exclude_each_other_and_readers_share() {
 }
 
 #[test]
-fn opening_for_writing_and_writing_nothing_changes_nothing() {
+fn a_writable_open_without_writes_changes_nothing() {
     for (extension, disk_type) in
         [("vhdx", DiskType::Dynamic), ("vhdx", DiskType::Fixed), ("vhd", DiskType::Dynamic), ("vhd", DiskType::Fixed)]
     {
@@ -373,7 +371,7 @@ fn opening_for_writing_and_writing_nothing_changes_nothing() {
 }
 
 #[test]
-fn discarded_blocks_give_their_space_back_to_the_file_system() {
+fn discarded_blocks_return_their_space_to_the_file_system() {
     use std::os::unix::fs::MetadataExt;
     for extension in ["vhdx", "vhd"] {
         let dir = tempdir().unwrap();
@@ -388,7 +386,7 @@ fn discarded_blocks_give_their_space_back_to_the_file_system() {
         disk.close().unwrap();
         drop(disk);
         let thin = std::fs::metadata(&path).unwrap();
-        assert_eq!(thin.len(), full.len(), "what follows stays where it is");
+        assert_eq!(thin.len(), full.len(), "later blocks stay in place");
         assert!(thin.blocks() * 512 <= full.blocks() * 512 - 31 * MIB, "{extension}: {} blocks left", thin.blocks());
     }
 }

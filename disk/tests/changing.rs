@@ -1,8 +1,8 @@
-//! A chain that changes while it is in use: a layer that joins on top, a disk that grows, a map
-//! that is smaller than the disk.
+//! Chains that change while they are in use: a layer is pushed on top, a disk grows, the map is
+//! smaller than the disk.
 //!
-//! Writers stamp sectors and remember what they wrote last; nothing that was acknowledged may be
-//! lost, whatever changes meanwhile.
+//! Threads write stamped sectors and remember the last one. No acknowledged write may be lost,
+//! whatever changes meanwhile.
 
 mod images;
 
@@ -24,7 +24,7 @@ use std::{
 const MIB: u64 = 1 << 20;
 const SECTOR: u64 = 512;
 
-/// Numbers that a seed repeats.
+/// Random numbers with a fixed seed.
 struct Dice(u64);
 
 impl Dice {
@@ -34,8 +34,8 @@ impl Dice {
     }
 }
 
-/// Writes and reads at random in its own share of the disk until told to stop. Returns what every
-/// sector must hold.
+/// Writes and reads at random in its own share of the disk until `stop` is set. Returns the
+/// expected contents of every written sector.
 fn stamp(disk: &Disk, share: std::ops::Range<u64>, seed: u64, stop: &AtomicBool, ring: bool) -> HashMap<u64, u8> {
     let shared = ring.then(|| SharedRing::new(64, None).unwrap());
     let mut queue =
@@ -91,7 +91,7 @@ fn verify(disk: &Disk, held: &HashMap<u64, u8>) {
     }
 }
 
-/// Runs stampers on a disk while `change` changes it, and looks at everything afterwards.
+/// Runs writers on a disk while `change` changes it, and checks all contents afterwards.
 fn while_in_use(disk: &Disk, sectors: u64, change: impl FnOnce(&Disk)) {
     let stop = AtomicBool::new(false);
     let half = sectors / 2;
@@ -134,18 +134,18 @@ fn layers_join(format: Format, block_bytes: [u32; 3]) {
 }
 
 #[test]
-fn vhdx_layers_join_on_top_while_the_disk_is_written() {
+fn vhdx_layers_are_pushed_on_top_while_the_disk_is_written() {
     layers_join(Format::Vhdx, [MIB as u32; 3]);
 }
 
 #[test]
-fn layers_with_smaller_blocks_join_and_the_map_is_made_anew() {
+fn layers_with_smaller_blocks_get_a_new_map() {
     layers_join(Format::Vhdx, [4 * MIB as u32, 2 * MIB as u32, MIB as u32]);
     layers_join(Format::Vhd, [1 << 20, 1 << 16, 1 << 14]);
 }
 
 #[test]
-fn a_former_top_is_not_written_any_more() {
+fn a_former_top_is_no_longer_written() {
     let size_bytes = 8 * MIB;
     let base = new_layer("base", Format::Vhdx, DiskType::Dynamic, size_bytes, MIB as u32);
     let below = Arc::clone(base.image.store());
@@ -167,7 +167,7 @@ fn a_former_top_is_not_written_any_more() {
 }
 
 #[test]
-fn only_a_fitting_image_goes_on_top() {
+fn only_a_fitting_image_can_be_pushed_on_top() {
     let size_bytes = 8 * MIB;
     let base = new_layer("base", Format::Vhdx, DiskType::Dynamic, size_bytes, MIB as u32);
     let disk = Disk::from_layers(vec![base], Vec::new()).unwrap();
@@ -178,8 +178,7 @@ fn only_a_fitting_image_goes_on_top() {
     assert_eq!(disk.layers().len(), 1);
 }
 
-/// Grows a disk by steps while it is written, and looks at the new range and at the image
-/// afterwards.
+/// Grows a disk in steps while it is written, and checks the new range and the image afterwards.
 fn grows(name: &str, layers: Vec<Layer>, sizes: [u64; 3]) {
     let store = Arc::clone(layers[0].image.store());
     let format = layers[0].image.info().format;
@@ -213,7 +212,7 @@ fn grows(name: &str, layers: Vec<Layer>, sizes: [u64; 3]) {
     assert!(early.write(last, &[1; 512], false).is_err(), "{name}: beyond the new end");
     let error = disk.grow(first).unwrap_err().to_string();
     assert!(error.contains(&format!("of {last} bytes to {first} bytes while")), "{name}: {error}");
-    assert_eq!(*heard.lock().unwrap(), sizes, "{name}: who watches is told");
+    assert_eq!(*heard.lock().unwrap(), sizes, "{name}: size watchers are notified");
     drop(early);
     disk.close().unwrap();
     let again = probe::open(store, Some(format), false, 512).unwrap();
@@ -242,7 +241,7 @@ fn images_of_all_formats_grow_while_they_are_written() {
         (Format::Vhd, DiskType::Fixed, 2 << 20),
         (Format::Vhd, DiskType::Dynamic, 64 << 10),
     ] {
-        // An end within a block.
+        // The disk ends within a block.
         let image = new_layer("image", format, disk_type, 5 * MIB - 4096, block_bytes);
         grows(&format!("{disk_type} {format}"), vec![image], [5 * MIB, 9 * MIB + 512, 40 * MIB]);
     }
@@ -258,8 +257,8 @@ fn children_grow_beyond_their_parents() {
     }
 }
 
-/// A BAT region of 1 MiB has entries for 128 GiB in blocks of 1 MiB: the table moves while it is
-/// written.
+/// A BAT region of 1 MiB has entries for 128 GiB in blocks of 1 MiB. The table moves while the disk
+/// is written.
 #[test]
 fn a_vhdx_whose_table_must_move_grows_while_it_is_written() {
     let size_bytes = 16 * MIB;
@@ -267,7 +266,7 @@ fn a_vhdx_whose_table_must_move_grows_while_it_is_written() {
     grows("large", disk, [200 << 30, 400 << 30, 1 << 40]);
 }
 
-/// The parent's bytes behind the end of a smaller child were never on the disk.
+/// The parent's data beyond the end of a smaller child was never on that disk.
 #[test]
 fn a_child_does_not_grow_over_a_larger_parent() {
     let top = new_layer("top", Format::Vhdx, DiskType::Differencing, 4 * MIB, MIB as u32);

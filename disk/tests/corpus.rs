@@ -1,12 +1,11 @@
-//! Real images by other programs: `shared/corpus` beside the checkout.
+//! Real images of other programs: `shared/corpus` next to the checkout.
 //!
-//! The folder is looked for in the checkout's parents, or where `DISKWRIGHT_CORPUS` says.
-//! `MANIFEST.tsv` says of each image its hash, its virtual size and the hash of what the virtual
-//! disk holds; `HOSTILE.tsv` lists files that lie or are damaged. What these tests hold to: every
-//! image of a format that is supported reads as the manifest says, by its name alone; every image
-//! of another format is refused by the name of that format and stays as it is; every hostile one is
-//! refused, without memory by a header's word. Without the folder, or `xz` and `sha256sum`, the
-//! test is skipped by name.
+//! The folder is searched in the parents of the checkout, or given by `DISKWRIGHT_CORPUS`.
+//! `MANIFEST.tsv` has the hash of each image, its virtual size and the hash of its virtual disk.
+//! `HOSTILE.tsv` lists damaged and malicious files. The tests check that every image of a supported
+//! format reads as the manifest says, that every image of another format is refused by the name of
+//! that format and does not change, and that every hostile file is refused, without memory sized by
+//! a header's claim. Without the folder, `xz` or `sha256sum` the test is skipped with a message.
 
 use diskwright_disk::{Disk, DiskError, OpenOptions};
 use diskwright_image::probe;
@@ -20,9 +19,9 @@ use std::{
     sync::Arc,
 };
 
-/// What opening a hostile file may add to the most memory that this process ever had.
+/// Maximum growth of the process's peak memory by opening a hostile file.
 const MOST_BYTES: u64 = 32 << 20;
-/// Bytes of a disk that are read at a time.
+/// Bytes of a disk read by one call.
 const PIECE_BYTES: usize = 8 << 20;
 
 fn corpus() -> Option<PathBuf> {
@@ -33,7 +32,7 @@ fn corpus() -> Option<PathBuf> {
     checkout.ancestors().map(|dir| dir.join("shared/corpus")).find(|dir| dir.join("MANIFEST.tsv").is_file())
 }
 
-/// The rows of a table, each by the names of its columns.
+/// The rows of a table, each as a map from column name to value.
 fn rows(path: &Path) -> Vec<HashMap<String, String>> {
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let mut lines = text.lines();
@@ -50,8 +49,8 @@ fn unpack(packed: &Path, to: &Path) {
 
 /// SHA-256 of what `feed` writes.
 fn sha256(feed: impl FnOnce(&mut dyn Write)) -> String {
-    // 12 GB are hashed, and openssl takes a fifth of the time of sha256sum where the processor can
-    // do it.
+    // 12 GB are hashed. With the processor's SHA instructions openssl takes a fifth of the time of
+    // sha256sum.
     let start = |command: &mut Command| command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = start(Command::new("openssl").args(["dgst", "-sha256", "-r"]))
         .or_else(|_| start(&mut Command::new("sha256sum")))
@@ -80,15 +79,15 @@ fn sha256_of_disk(disk: &Disk) -> String {
     })
 }
 
-/// The most memory that this process ever had, in bytes.
+/// Peak memory of this process in bytes.
 fn memory_peak_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Opens for reading and for writing: both must be refused. And checks: what is told is a refusal
-/// too, or findings. The file stays as it is.
+/// Opens for reading and for writing, which must both fail, and checks. Returns the errors; for the
+/// check also its findings. The file must not change.
 fn refusals(path: &Path) -> [String; 3] {
     let before = sha256_of_file(path);
     let refused = |writable| {
@@ -105,9 +104,9 @@ fn refusals(path: &Path) -> [String; 3] {
     told
 }
 
-// One test, as the peak of memory is the whole process's.
+// A single test, as the peak memory is that of the whole process.
 #[test]
-fn the_corpus_reads_as_its_tables_say() {
+fn the_corpus_reads_as_its_manifest_says() {
     let Some(corpus) = corpus() else { return println!("skipped: no folder above the checkout has shared/corpus") };
     for program in ["xz", "sha256sum"] {
         if Command::new(program).arg("--version").stdout(Stdio::null()).status().is_err() {
@@ -119,7 +118,7 @@ fn the_corpus_reads_as_its_tables_say() {
     for row in rows(&corpus.join("HOSTILE.tsv")) {
         let name = &row["name"];
         let format = row["format"].split_whitespace().next().unwrap();
-        // Fuzzers' inputs keep no signature: they are VHDs by nothing but what they are called.
+        // Inputs of fuzzers may have no signature: only their extension makes them VHDs.
         let path = if format == "vhd" { dir.path().join(name).with_extension("vhd") } else { dir.path().join(name) };
         unpack(&corpus.join("hostile").join(format!("{name}.xz")), &path);
         assert_eq!(sha256_of_file(&path), row["file_sha256"], "{name}");
@@ -134,7 +133,7 @@ fn the_corpus_reads_as_its_tables_say() {
     }
 
     let manifest = rows(&corpus.join("MANIFEST.tsv"));
-    // Members of one image lie in one folder, under their names.
+    // The files of one image lie in one folder, under their own names.
     for row in &manifest {
         let path = dir.path().join(&row["name"]);
         unpack(&corpus.join(format!("{}.xz", row["name"])), &path);

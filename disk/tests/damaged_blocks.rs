@@ -1,5 +1,5 @@
-//! A table entry that cannot be right costs its block: everything else of the disk is read,
-//! written, converted and compared.
+//! An invalid table entry damages only its block: the rest of the disk can be read, written,
+//! converted and compared.
 
 use diskwright_disk::{
     CompareOutcome, ConvertOptions, CreateRequest, Disk, DiskError, OpenOptions, compare, convert, create,
@@ -15,14 +15,14 @@ use tempfile::TempDir;
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 32 * MIB;
 
-/// A disk in blocks of 1 MiB that holds 7 in all of its first 16 MiB, and the entry of block 5
-/// broken.
+/// A disk with blocks of 1 MiB whose first 16 MiB are filled with 7, and whose entry of block 5 is
+/// invalid.
 struct Damaged {
     dir: TempDir,
     path: PathBuf,
 }
 
-/// Where the BAT of a file begins, and bytes for an entry that points far beyond the file.
+/// Offset of the BAT, and the bytes of an entry far beyond the end of the file.
 fn table(path: &Path) -> (u64, Vec<u8>) {
     let bytes = std::fs::read(path).unwrap();
     if path.extension().is_some_and(|extension| extension == "vhdx") {
@@ -100,7 +100,7 @@ fn only_the_damaged_block_fails() {
 }
 
 #[test]
-fn beside_damage_blocks_are_overwritten() {
+fn with_a_damaged_entry_other_blocks_can_be_overwritten() {
     Damaged::each(|damaged| {
         let disk = open(&damaged.path, true);
         let mut io = Blocking::open(&*disk, EngineKind::Sync).unwrap();
@@ -121,7 +121,7 @@ fn beside_damage_blocks_are_overwritten() {
 }
 
 #[test]
-fn damage_in_a_parent_costs_what_the_child_does_not_have() {
+fn damage_in_a_parent_affects_only_blocks_that_the_child_does_not_have() {
     for extension in ["vhdx", "vhd"] {
         let damaged = Damaged::new(extension);
         let child = damaged.dir.path().join(format!("child.{extension}"));
@@ -139,7 +139,7 @@ fn damage_in_a_parent_costs_what_the_child_does_not_have() {
 }
 
 #[test]
-fn a_lost_bitmap_costs_the_blocks_that_need_it() {
+fn a_missing_bitmap_damages_the_blocks_that_need_it() {
     let dir = tempfile::tempdir().unwrap();
     let (base, child) = (dir.path().join("base.vhdx"), dir.path().join("child.vhdx"));
     let block_bytes = Some(MIB as u32);
@@ -167,7 +167,7 @@ fn converted(damaged: &Damaged, name: &str, skip_damaged: bool) -> Result<diskwr
 }
 
 #[test]
-fn convert_fails_at_the_first_damage_or_leaves_it_out() {
+fn convert_fails_at_the_first_damage_or_skips_it() {
     Damaged::each(|damaged| {
         break_entry(&damaged.path, 6);
         break_entry(&damaged.path, 9);
@@ -194,7 +194,7 @@ fn convert_fails_at_the_first_damage_or_leaves_it_out() {
 }
 
 #[test]
-fn a_difference_before_the_damage_is_the_answer_and_damage_alone_is_none() {
+fn compare_reports_a_difference_before_the_damage_else_the_damage() {
     Damaged::each(|damaged| {
         converted(damaged, "copy.raw", true).unwrap();
         let copy = damaged.dir.path().join("copy.raw");
@@ -205,7 +205,7 @@ fn a_difference_before_the_damage_is_the_answer_and_damage_alone_is_none() {
         };
         assert!(matches!(compared(), Err(DiskError::Image(_))), "{:?}", compared());
         fill(&copy, 10 * MIB, 512, 1);
-        assert!(matches!(compared(), Err(DiskError::Image(_))), "a difference behind the damage: {:?}", compared());
+        assert!(matches!(compared(), Err(DiskError::Image(_))), "a difference after the damage: {:?}", compared());
         fill(&copy, 3 * MIB + 512, 512, 1);
         assert_eq!(compared().unwrap(), CompareOutcome::Different { offset_bytes: 3 * MIB + 512 });
     });

@@ -1,9 +1,8 @@
-//! A write with force unit access to a block that has its space: the write itself is durable, and
-//! the flusher has nothing to do. A flush where nothing but payload is to be made durable: one sync
-//! of the top's file.
+//! A FUA write to an allocated block is made durable by the write itself, without the flusher. A
+//! flush with only payload to make durable is one sync of the top's file.
 //!
-//! Seen by which thread syncs. The store has no file, so what would be RWF_DSYNC is a write and a
-//! sync in the thread of the queue.
+//! The tests check which thread syncs. The store has no file, so instead of RWF_DSYNC the queue's
+//! thread writes and syncs.
 
 mod images;
 
@@ -23,7 +22,7 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
-/// A store that counts who syncs it.
+/// A store that counts syncs by thread.
 #[derive(Debug)]
 struct Watched {
     inner: MemoryStore,
@@ -32,7 +31,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Syncs by the flusher and by others since the last look.
+    /// Syncs by the flusher and by other threads since the last call.
     fn syncs(&self) -> (u32, u32) {
         (self.by_flusher.swap(0, Ordering::SeqCst), self.by_others.swap(0, Ordering::SeqCst))
     }
@@ -55,7 +54,7 @@ impl PassesOn for Watched {
 }
 
 #[test]
-fn they_need_no_flusher_where_the_block_has_its_space() {
+fn an_fua_write_to_an_allocated_block_needs_no_flusher() {
     for (format, disk_type) in [
         (Format::Raw, DiskType::Fixed),
         (Format::Vhd, DiskType::Fixed),
@@ -81,8 +80,7 @@ fn they_need_no_flusher_where_the_block_has_its_space() {
         disk.close().unwrap();
         drop(disk);
 
-        // The first write of a session may begin it, which a VHDX does by syncs of its own; nothing
-        // was read before.
+        // The first write of a session may need syncs of its own (VHDX). No table was read before.
         let disk = open();
         let mut io = Blocking::open(&disk, EngineKind::Sync).unwrap();
         store.syncs();
@@ -93,8 +91,8 @@ fn they_need_no_flusher_where_the_block_has_its_space() {
             io.write(at_bytes, &[fill; 4096], true).unwrap();
             assert_eq!(store.syncs(), (0, 1), "{what} at {at_bytes}");
         }
-        // Of several pieces each would be synced by itself: all of them are followed by one flush.
-        // A piece alone is as a buffer is.
+        // Several pieces would need one sync each, so they are followed by one flush. A single
+        // piece is handled like a buffer.
         for (pieces, expected) in [(5, (1, 0)), (1, (0, 1))] {
             let mut segments = Segments::new();
             (0..pieces).for_each(|_| segments.push(IoBuf::new(4096), 0..4096).unwrap());
@@ -106,16 +104,16 @@ fn they_need_no_flusher_where_the_block_has_its_space() {
             assert!(done.len() == 1 && done[0].result.is_ok(), "{what}: {done:?}");
             assert_eq!(store.syncs(), expected, "{what}: {pieces} pieces");
         }
-        // A block that gets its space with the write needs its mapping durable too, and so does
-        // what is written while that waits.
+        // A block that is allocated by the write needs its mapping durable too. So does a write
+        // while a mapping is dirty.
         if block_bytes.is_some() {
             io.write(8 * MIB, &[5; 4096], true).unwrap();
             assert!(store.syncs().0 > 0, "{what}: a new block");
             io.write(9 * MIB, &[6; 4096], false).unwrap();
             io.write(0, &[7; 4096], true).unwrap();
-            assert!(store.syncs().0 > 0, "{what}: while a mapping waits");
+            assert!(store.syncs().0 > 0, "{what}: while a mapping is dirty");
             io.write(9 * MIB, &[8; 4096], true).unwrap();
-            assert_eq!(store.syncs(), (0, 1), "{what}: when it is durable");
+            assert_eq!(store.syncs(), (0, 1), "{what}: when the mapping is durable");
         }
         let mut held = [0; 4096];
         io.read(4096, &mut held).unwrap();
@@ -125,9 +123,10 @@ fn they_need_no_flusher_where_the_block_has_its_space() {
     }
 }
 
-/// The former top of a disk is closed when another image joins. No later flush syncs its file.
+/// The former top of a disk is closed when another image is pushed on top. Later flushes do not
+/// sync its file.
 #[test]
-fn after_a_snapshot_a_flush_syncs_the_new_top_alone() {
+fn after_a_snapshot_a_flush_syncs_only_the_new_top() {
     for format in [Format::Vhd, Format::Vhdx] {
         let layer = |name: &str, disk_type| {
             let inner = MemoryStore::new(name);

@@ -1,5 +1,5 @@
-//! A sync that fails while an image makes room for a block: the writes before it were in the same
-//! file, and no later flush may say that they are durable.
+//! A sync that fails while an image allocates space: earlier writes went to the same file, so no
+//! later flush may report them as durable.
 
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::probe;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn no_flush_succeeds_after_it() {
+fn no_flush_succeeds_after_a_failed_sync() {
     for extension in ["vhd", "vhdx"] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(format!("disk.{extension}"));
@@ -29,8 +29,8 @@ fn no_flush_succeeds_after_it() {
 
         let disk = open();
         let mut io = Blocking::open(&disk, EngineKind::Sync).unwrap();
-        // A VHDX has begun its session, by syncs of its own, with this one; a VHD is not touched
-        // before it needs room.
+        // A VHDX begins its session with this write, by syncs of its own. A VHD does not change
+        // before it needs space.
         io.write(0, &[2; 4096], false).unwrap();
         store.fail_syncs(true);
         let grown = io.write(2 * MIB, &[3; 4096], false);

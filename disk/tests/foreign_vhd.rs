@@ -1,5 +1,5 @@
-//! Dynamic VHDs by other programs: their sector bitmaps are read once, and then a populated disk is
-//! as fast as one of ours.
+//! Dynamic VHDs of other programs: each sector bitmap is read once, and then a populated disk is as
+//! fast as one of ours.
 
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::probe;
@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 64 << 10;
 const BLOCKS: u64 = 64;
 
-/// A file in memory that counts how often it is read.
+/// A store in memory that counts reads.
 #[derive(Debug)]
 struct Counted {
     inner: MemoryStore,
@@ -33,7 +33,7 @@ impl PassesOn for Counted {
     }
 }
 
-/// A populated disk of 4 MiB whose footers name `creator_app`.
+/// A populated disk of 4 MiB whose creator is `creator_app`.
 fn populated(creator_app: &[u8; 4]) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.vhd");
@@ -72,9 +72,9 @@ fn open(bytes: Vec<u8>, writable: bool) -> (Arc<Counted>, Disk) {
 }
 
 #[test]
-fn a_bitmap_is_read_when_its_block_is_first_touched_and_never_again() {
-    // A block of ours takes no look at its bitmap; one by others a look at its BAT entry, twice,
-    // and at the bitmap.
+fn a_bitmap_is_read_once_when_its_block_is_first_used() {
+    // A block of ours needs no read of its bitmap. A block of another program needs two reads of
+    // its BAT entry and one of its bitmap.
     for (creator_app, looks) in [(b"win ", 0), (b"vbox", 3 * BLOCKS), (b"vpc ", 3 * BLOCKS)] {
         for writable in [false, true] {
             let (store, disk) = open(populated(creator_app), writable);
@@ -91,7 +91,7 @@ fn a_bitmap_is_read_when_its_block_is_first_touched_and_never_again() {
             let first = pass();
             assert!(first <= BLOCKS + looks + 8, "{first} reads");
             assert_eq!(looks > 0, first >= 2 * BLOCKS, "{first} reads");
-            assert_eq!(pass(), BLOCKS, "one read for each request, and nothing else");
+            assert_eq!(pass(), BLOCKS, "one read for each request, no other reads");
         }
     }
 }
@@ -114,8 +114,8 @@ fn a_block_with_clear_sectors_reads_as_zeros_there_and_is_whole_after_the_first_
     disk.close().unwrap();
     let mut after = vec![0; store.inner.len_bytes().unwrap() as usize];
     store.inner.read_at(&mut after, 0).unwrap();
-    // Programs that go by the bits (VirtualBox) and programs that do not (QEMU) read the same:
-    // every bit is set, and what had no bit holds zeros.
+    // Programs that honour the bits (VirtualBox) and programs that do not (QEMU) read the same: all
+    // bits are set, and sectors whose bit was clear hold zeros.
     let page = after.chunks(4096).position(|page| page.iter().all(|&byte| byte == 9)).unwrap();
     let payload = (page - 1) * 4096;
     assert_eq!(after[payload - 512..][..16], [0xff; 16]);

@@ -1,5 +1,5 @@
-//! A guest owns every byte of its disk, and may write there what begins other formats. Its disk
-//! must stay what it is, and must never show another file.
+//! A guest can write the signatures of other formats to its disk. The format of its disk must not
+//! change, and no other file may become visible through it.
 
 use diskwright_disk::{ConvertOptions, CreateRequest, Disk, DiskError, OpenOptions, ParentPolicy, convert, create};
 use diskwright_format::vhdx::header::{self, HEADER_BYTES};
@@ -19,10 +19,10 @@ use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 const SIZE_BYTES: u64 = 8 * MIB;
-/// What the guest keeps in the middle of its disk.
+/// The guest's data in the middle of its disk.
 const MARK: &[u8; 512] = &[0x5a; 512];
 const MARK_OFFSET_BYTES: u64 = 5 * MIB;
-/// What another customer keeps on another disk of the folder.
+/// Another customer's data, on another disk in the folder.
 const SECRET: &[u8; 512] = &[0xc3; 512];
 
 fn folder() -> TempDir {
@@ -50,8 +50,8 @@ fn new_disk(path: &Path, disk_type: DiskType) {
     create(path, &request).unwrap();
 }
 
-/// Images that a guest may write over the front of its disk: a VHDX, a dynamic VHD, and children
-/// that name another disk of the folder, `secret.vhd` or `secret.vhdx`.
+/// Images that a guest may write to the start of its disk: a VHDX, a dynamic VHD, and children
+/// whose parent is another disk in the folder, `secret.vhd` or `secret.vhdx`.
 fn fronts(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let mut fronts = Vec::new();
     for extension in ["vhd", "vhdx"] {
@@ -73,8 +73,8 @@ fn fronts(dir: &Path) -> Vec<(String, Vec<u8>)> {
     fronts
 }
 
-/// The guest of the disk at `path` writes each front over its disk; whoever opens it next finds the
-/// same disk.
+/// The guest of the disk at `path` writes each image to the start of its disk. The next open must
+/// find the same disk.
 fn stays_what_it_is(path: &Path, format: Format, dir: &Path) {
     let disk = open(path, true).unwrap();
     write(&disk, MARK_OFFSET_BYTES, MARK);
@@ -94,7 +94,7 @@ fn stays_what_it_is(path: &Path, format: Format, dir: &Path) {
             let found = contents(&disk);
             assert!(found.starts_with(&front), "{what}: the guest does not read what it wrote");
             assert!(found[MARK_OFFSET_BYTES as usize..].starts_with(MARK), "{what}: the disk lost its data");
-            assert!(!found.windows(512).step_by(512).any(|sector| sector == SECRET), "{what}: another disk shows");
+            assert!(!found.windows(512).step_by(512).any(|sector| sector == SECRET), "{what}: another disk is visible");
             disk.close().unwrap();
         }
     }
@@ -116,7 +116,7 @@ fn a_fixed_vhd_stays_a_fixed_vhd() {
     stays_what_it_is(&path, Format::Vhd, dir.path());
 }
 
-/// A loop device over a file; gone at the end.
+/// A loop device over a file, detached on drop.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -149,10 +149,10 @@ fn a_block_device_stays_raw() {
     stays_what_it_is(&device.0, Format::Raw, dir.path());
 }
 
-/// `.img` promises nothing: a writable open is refused until the user decides, and a child of
-/// another disk is not even read.
+/// `.img` indicates no format: a writable open is refused until the user names it, and the parent
+/// of a guessed child is not read.
 #[test]
-fn a_name_without_a_promise_is_never_written_by_a_guess() {
+fn a_guessed_format_is_never_opened_for_writing() {
     let dir = folder();
     for (what, front) in fronts(dir.path()) {
         let path = dir.path().join("guest.img");
@@ -165,7 +165,7 @@ fn a_name_without_a_promise_is_never_written_by_a_guess() {
             let error = read.unwrap_err().to_string();
             assert!(error.contains("--format raw"), "{what}: {error}");
         } else if let Ok(disk) = read {
-            assert!(disk.warnings().iter().any(|warning| warning.contains("does not promise")), "{what}");
+            assert!(disk.warnings().iter().any(|warning| warning.contains("does not say so")), "{what}");
         }
         let raw = |writable| {
             Disk::open(&path, &OpenOptions { writable, format: Some(Format::Raw), ..OpenOptions::default() }).unwrap()
@@ -176,7 +176,7 @@ fn a_name_without_a_promise_is_never_written_by_a_guess() {
     }
 }
 
-/// A foreign container is neither written nor copied as if it were a raw disk.
+/// A foreign container is neither written nor copied as a raw disk.
 #[test]
 fn a_foreign_container_is_refused_by_name() {
     let dir = folder();
@@ -201,8 +201,8 @@ fn a_foreign_container_is_refused_by_name() {
     }
 }
 
-/// The child keeps its parent's relative and absolute path. A file at the first that is another
-/// disk does not hide the second.
+/// The child has a relative and an absolute path to its parent. A file at the first path that is
+/// another disk does not hide the right file at the second.
 #[test]
 fn a_wrong_file_at_the_relative_path_does_not_hide_the_right_one() {
     for extension in ["vhd", "vhdx"] {
@@ -232,8 +232,8 @@ fn a_wrong_file_at_the_relative_path_does_not_hide_the_right_one() {
     }
 }
 
-/// The machine's files. Reads of files other than `top` are counted; and when the parent is asked
-/// about, after the decision on its path and before the open, `swap` is carried out once.
+/// The machine's file system. Counts reads of files other than `top`. When the facts of the parent
+/// are queried, after its path was checked and before it is opened, `swap` runs once.
 #[derive(Debug, Default)]
 struct Watched {
     top: PathBuf,
@@ -293,10 +293,10 @@ impl PassesOn for Counted {
     }
 }
 
-/// Whoever owns the parent's folder replaces it by a link to a folder that the child may not reach,
-/// after the gate has decided.
+/// The owner of the parent's folder replaces it by a link to a folder that the child may not use,
+/// after the gate has checked the path.
 #[test]
-fn a_folder_swapped_for_a_link_is_not_followed() {
+fn a_folder_replaced_by_a_symbolic_link_is_not_followed() {
     let dir = folder();
     let root = dir.path().canonicalize().unwrap();
     for name in ["vm", "vm/base", "secret"] {
@@ -305,7 +305,7 @@ fn a_folder_swapped_for_a_link_is_not_followed() {
     let (parent, child) = (root.join("vm/base/p.vhdx"), root.join("vm/c.vhdx"));
     new_disk(&parent, DiskType::Dynamic);
     create(&child, &CreateRequest { parent: Some(parent.clone()), ..CreateRequest::default() }).unwrap();
-    // The same disk, so that only its place can refuse it.
+    // The same disk, so that only its path can be refused.
     fs::copy(&parent, root.join("secret/p.vhdx")).unwrap();
     let swap = Mutex::new(Some((root.join("vm/base"), root.join("secret"))));
     let files = Files::new(Arc::new(Watched { swap, ..Watched::default() }));
@@ -334,10 +334,9 @@ fn a_parent_is_a_regular_file_unless_devices_are_allowed() {
     assert_eq!(open(true).unwrap().layers()[1].path, device.0);
 }
 
-/// A writable open asks the other images of the folder for their parents, and reads no tables of
-/// theirs.
+/// A writable open reads the parent links of other images in the folder, and none of their tables.
 #[test]
-fn of_siblings_only_the_parent_link_is_read() {
+fn the_search_for_children_reads_only_parent_links() {
     let dir = folder();
     let root = dir.path().canonicalize().unwrap();
     let (top, sibling, base) = (root.join("top.vhd"), root.join("sibling.vhd"), root.join("base.vhd"));
@@ -353,8 +352,8 @@ fn of_siblings_only_the_parent_link_is_read() {
     assert!((1..16384).contains(&read_bytes), "{read_bytes} bytes of two siblings were read");
 }
 
-/// A child whose log cannot be replayed, or is being written by another program, is a child all the
-/// same.
+/// A child whose log cannot be replayed, or is being written by another program, still counts as a
+/// child.
 #[test]
 fn a_child_with_a_log_that_cannot_be_replayed_is_still_a_child() {
     let dir = folder();
@@ -365,7 +364,7 @@ fn a_child_with_a_log_that_cannot_be_replayed_is_still_a_child() {
     for slot in [header::Slot::First, header::Slot::Second] {
         let at = slot.offset_bytes() as usize;
         let mut found = header::Header::parse(&bytes[at..]).unwrap();
-        // It names a log, and there is none.
+        // The header names a log, but the log is empty.
         found.log_guid = found.file_write_guid;
         bytes[at..at + HEADER_BYTES].copy_from_slice(&found.to_bytes());
     }
@@ -376,7 +375,7 @@ fn a_child_with_a_log_that_cannot_be_replayed_is_still_a_child() {
 }
 
 #[test]
-fn a_folder_with_too_many_images_is_told() {
+fn a_folder_with_too_many_images_causes_a_warning() {
     let dir = folder();
     let top = dir.path().join("top.vhdx");
     new_disk(&top, DiskType::Dynamic);
@@ -389,7 +388,7 @@ fn a_folder_with_too_many_images_is_told() {
 }
 
 #[test]
-fn a_disk_in_use_is_read_without_its_lock_and_with_a_warning() {
+fn force_share_reads_a_disk_in_use_with_a_warning() {
     let dir = folder();
     for name in ["disk.vhdx", "disk.vhd", "disk.raw"] {
         let path = dir.path().join(name);
@@ -401,16 +400,16 @@ fn a_disk_in_use_is_read_without_its_lock_and_with_a_warning() {
         let reader = Disk::open(&path, &OpenOptions { force_share: true, ..OpenOptions::default() }).unwrap();
         assert!(contents(&reader)[MARK_OFFSET_BYTES as usize..].starts_with(MARK), "{name}");
         assert!(reader.warnings().iter().any(|warning| warning.contains("without a lock")), "{name}");
-        // It takes no lock either: another writer is not kept out.
+        // It takes no lock, so it does not exclude another writer.
         writer.close().unwrap();
         drop(writer);
         open(&path, true).unwrap().close().unwrap();
     }
 }
 
-/// `convert` flattens the child of a changed VHD parent, and says that it may be wrong.
+/// `convert` of a child whose VHD parent has changed warns that the copy may be wrong.
 #[test]
-fn a_conversion_through_a_doubtful_link_says_so() {
+fn a_conversion_of_a_child_with_a_changed_parent_warns() {
     let dir = folder();
     let (parent, child) = (dir.path().join("p.vhd"), dir.path().join("c.vhd"));
     new_disk(&parent, DiskType::Dynamic);

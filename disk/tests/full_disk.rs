@@ -1,6 +1,6 @@
-//! A file system that is full in the middle of an allocation: the writer is told so, what was there
-//! before stays right, and when there is space again the disk goes on. Small file systems in loop
-//! devices, for which one must be root.
+//! A file system that becomes full during an allocation: the write fails, earlier data stays
+//! intact, and when there is space again the disk works. Uses small file systems in loop devices,
+//! which need root.
 
 mod small_fs;
 
@@ -19,7 +19,7 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 const DEPTH: usize = 8;
-/// Bytes of one write; the disk is made of as many as such pieces.
+/// Length of one write. The disk consists of such pieces.
 const PIECE_BYTES: u64 = 192 << 10;
 
 #[derive(Debug, Clone, Copy)]
@@ -30,8 +30,8 @@ struct Kind {
     engine: EngineKind,
 }
 
-/// A disk, and what it must hold: by piece, the seed that it was written with and that was
-/// acknowledged. Of a piece whose write failed nothing is known.
+/// A disk and its expected contents: by piece, the seed of the last acknowledged write. The
+/// contents of a piece whose write failed are unknown.
 struct Disked {
     path: PathBuf,
     disk: Arc<Disk>,
@@ -69,8 +69,7 @@ impl Disked {
         failure
     }
 
-    /// Writes pieces in the given order until one fails; everything that was under way has ended
-    /// then.
+    /// Writes pieces in the given order until one fails. All requests have ended on return.
     fn write(&mut self, pieces: impl Iterator<Item = u64>, seed: u8) -> io::Result<()> {
         let mut result = Ok(());
         for piece in pieces {
@@ -122,8 +121,7 @@ fn verify(disk: &Disk, seeds: &BTreeMap<u64, u8>) {
 fn assert_full(error: &io::Error, path: &Path) {
     assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
     let told = error.to_string();
-    // Where the system's own error comes through, it is the payload's: the file had its place
-    // already.
+    // A plain system error is that of the payload: the block already had its space.
     let is_bare = error.raw_os_error().is_some();
     assert!(is_bare || told.contains(path.to_str().unwrap()) && told.contains("free some space"), "{told}");
 }
@@ -131,8 +129,8 @@ fn assert_full(error: &io::Error, path: &Path) {
 fn sound(path: &Path) {
     let store = FileStore::open(path, &diskwright_store::OpenOptions::default()).unwrap();
     let (_, report) = probe::check(Arc::new(store), None).unwrap();
-    // A block whose write failed for want of space for its sector bitmap leaves its own space to
-    // the next session.
+    // A block whose write failed because there was no space for its sector bitmap leaks its own
+    // space until the next session.
     assert!(report.worst() <= Some(Severity::Leak) && report.leaked_bytes <= DEPTH as u64 * MIB, "{report:?}");
 }
 
@@ -160,7 +158,7 @@ fn run_full(small: &Small, kind: Kind, space_bytes: u64, flush_early: bool) {
     std::fs::write(&ballast, vec![1; 8 << 20]).unwrap();
 
     let mut disk = Disked::open(&path, kind, seeds);
-    // Some of it durable before it is full, in an order that leaves no block whole.
+    // Some writes are durable before the disk is full, in an order that leaves no block whole.
     let order = move |piece: u64| piece * 11 % pieces;
     disk.write((0..20).map(order), 1).unwrap();
     if flush_early {
@@ -169,14 +167,14 @@ fn run_full(small: &Small, kind: Kind, space_bytes: u64, flush_early: bool) {
     let error = disk.write((20..pieces).map(order), 2).unwrap_err();
     assert_full(&error, &path);
     disk.verify();
-    // It stays full.
+    // The file system stays full.
     for seed in 3..6 {
         let error = disk.write((0..pieces).map(order).rev(), seed).unwrap_err();
         assert_full(&error, &path);
         disk.verify();
     }
-    // Not a block is left: what has its place can be made durable, or the user is told that there
-    // is no space for that.
+    // No block is free: what was allocated can be made durable, or the flush reports that there is
+    // no space for that.
     let filler = small.mount.join("filler");
     eat_all(&filler);
     for _ in 0..2 {
@@ -205,7 +203,7 @@ fn run_full(small: &Small, kind: Kind, space_bytes: u64, flush_early: bool) {
     }
 }
 
-/// A close that finds no space says so, and can be tried again.
+/// A close without space reports that, and can be retried.
 fn run_close(small: &Small, kind: Kind) {
     let path = small.mount.join(format!("close.{}", kind.format));
     let filler = small.mount.join("filler");
@@ -223,7 +221,7 @@ fn run_close(small: &Small, kind: Kind) {
     }
     std::fs::remove_file(&filler).unwrap();
     disk.close().unwrap();
-    assert!(Blocking::open(&*disk, EngineKind::Sync).is_err(), "a closed disk is written no more");
+    assert!(Blocking::open(&*disk, EngineKind::Sync).is_err(), "a closed disk cannot be opened for requests");
     drop(disk);
     sound(&path);
     let again = Disk::open(&path, &OpenOptions::default()).unwrap();
@@ -269,7 +267,7 @@ fn ext4_through_the_page_cache() {
 }
 
 #[test]
-fn ext4_past_the_page_cache() {
+fn ext4_with_o_direct() {
     run_all("ext4", 64 * MIB, &kinds(CacheMode::Direct, EngineKind::Auto));
 }
 
@@ -286,7 +284,7 @@ fn xfs() {
 }
 
 #[test]
-fn what_does_not_fit_is_told_and_leaves_nothing() {
+fn a_copy_that_does_not_fit_fails_and_is_removed() {
     let small = match Small::new("ext4", 64 * MIB) {
         Ok(small) => small,
         Err(reason) => return println!("skipped: ext4: {reason}"),

@@ -1,6 +1,6 @@
-//! Thousands of random damages to images of every type, by a process that may have little memory:
-//! nothing panics, hangs, or takes memory by a field's word; reading changes nothing; and what the
-//! check calls sound can be read to the end.
+//! Thousands of random damages to images of every type, in a process with limited memory. No open
+//! may panic, hang, or allocate memory sized by a header's claim. Reads must not change the file,
+//! and an image without findings must be readable to its end.
 
 mod damage;
 
@@ -20,19 +20,19 @@ use std::{
 };
 use tempfile::tempdir;
 
-/// Set for the process that does the work.
+/// Set in the child process that runs the test.
 const INNER: &str = "DISKWRIGHT_HOSTILE_SEED";
 const ROUNDS_PER_SAMPLE: u32 = 300;
-/// Address space of that process, in KiB: its stacks, its libraries, and a few copies of an image.
+/// Address space of the child process in KiB: stacks, libraries, and a few copies of an image.
 const LIMIT_KIB: u32 = 768 << 10;
-/// Nobody is that slow: it hangs.
+/// After this time the child process counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn below(random: &mut Xoshiro256PlusPlus, limit: usize) -> usize {
     (random.next_u64() % limit.max(1) as u64) as usize
 }
 
-/// Where the structures of a format are: (first byte, length).
+/// The structures of a format: (offset, length).
 fn places(sample: &Sample) -> Vec<(usize, usize)> {
     let len = sample.bytes.len();
     match sample.format {
@@ -58,8 +58,7 @@ fn places(sample: &Sample) -> Vec<(usize, usize)> {
     }
 }
 
-/// A value such as hostile files have: bits, powers of two and their neighbours, sums that
-/// overflow.
+/// A typical hostile value: single bits, powers of two and their neighbours, sums that overflow.
 fn value(random: &mut Xoshiro256PlusPlus) -> u64 {
     let power = 1_u64 << (random.next_u64() % 64);
     match random.next_u64() % 8 {
@@ -79,7 +78,7 @@ fn mutate(random: &mut Xoshiro256PlusPlus, sample: &Sample, bytes: &mut Vec<u8>)
     for _ in 0..1 + random.next_u64() % 3 {
         let (start, len) = places[below(random, places.len())];
         let width = 1 << (random.next_u64() % 4);
-        // Fields lie at multiples of their width, nearly always.
+        // Nearly all fields lie at multiples of their width.
         let at = start + below(random, len) / width * width;
         let value = value(random);
         let raw = if sample.format == Format::Vhd { value.to_be_bytes() } else { value.to_le_bytes() };
@@ -103,7 +102,7 @@ fn mutate(random: &mut Xoshiro256PlusPlus, sample: &Sample, bytes: &mut Vec<u8>)
     }
 }
 
-/// Writes here and there; all may fail, nothing may panic.
+/// Writes at several offsets. All may fail, none may panic.
 fn scribble(path: &Path) {
     let options = OpenOptions { writable: true, allow_parent_write: true, ..OpenOptions::default() };
     let Ok(disk) = Disk::open(path, &options) else { return };
@@ -127,7 +126,7 @@ fn one_round(random: &mut Xoshiro256PlusPlus, sample: &Sample) {
     mutate(random, sample, &mut bytes);
     let file = std::fs::OpenOptions::new().write(true).open(&sample.path).unwrap();
     file.set_len(bytes.len() as u64).unwrap();
-    // Only what differs is written: the files are large, the damage is small.
+    // Only the differences are written, as the files are large and the damage is small.
     for (index, piece) in bytes.chunks(4096).enumerate() {
         let at = index * 4096;
         if sample.bytes.get(at..at + piece.len()) != Some(piece) {
@@ -140,16 +139,15 @@ fn one_round(random: &mut Xoshiro256PlusPlus, sample: &Sample) {
     let checked = check(&sample.path, sample.format);
     let sound = checked.as_ref().is_ok_and(|report| report.worst() < Some(Severity::Corrupt));
     if let (true, Err(error)) = (sound, &alone)
-        // A limit of this program, not a fault of the file's, or one that no image can know of
-        // itself.
+        // A limit of this program, not damage of the file; or a limit that the image cannot know.
         && !error.contains("with a size of")
     {
-        panic!("{}: the check calls it sound ({checked:?}), but: {error}", sample.name);
+        panic!("{}: the check finds no damage ({checked:?}), but: {error}", sample.name);
     }
     for error in [with_parents.err(), alone.err(), checked.err()].into_iter().flatten() {
         assert!(
             error.contains(&*sample.path.to_string_lossy()) || error.contains("parent.vhd"),
-            "no file is named: {error}"
+            "the error names no file: {error}"
         );
     }
     assert!(std::fs::read(&sample.path).unwrap() == bytes, "{}: reading has changed the file", sample.name);
@@ -161,14 +159,14 @@ fn one_round(random: &mut Xoshiro256PlusPlus, sample: &Sample) {
 }
 
 fn inner(seed: u64) {
-    // In memory where that can be: thousands of flushes, none of which matters.
+    // In memory if possible: there are thousands of flushes, whose durability does not matter.
     let shared = Path::new("/dev/shm");
     let dir = if shared.is_dir() { tempfile::tempdir_in(shared).unwrap() } else { tempdir().unwrap() };
     let samples = samples(dir.path());
     for (index, sample) in samples.iter().enumerate() {
         for round in 0..ROUNDS_PER_SAMPLE {
             let seed = seed << 32 | (index as u64) << 24 | u64::from(round);
-            // To be found again when the process dies: the last line says what did it.
+            // If the process dies, the last line identifies the failing case.
             println!("{} round {round} seed {seed:#x}", sample.name);
             one_round(&mut Xoshiro256PlusPlus::seed_from_u64(seed), sample);
         }
@@ -176,7 +174,7 @@ fn inner(seed: u64) {
 }
 
 #[test]
-fn random_damage_is_survived_in_little_memory() {
+fn random_damage_causes_no_panic_and_needs_little_memory() {
     if let Some(seed) = std::env::var(INNER).ok().and_then(|seed| seed.parse().ok()) {
         return inner(seed);
     }
@@ -187,7 +185,7 @@ fn random_damage_is_survived_in_little_memory() {
         .args([
             "-c",
             &format!(
-                "ulimit -v {LIMIT_KIB}; exec \"$0\" --exact random_damage_is_survived_in_little_memory --nocapture"
+                "ulimit -v {LIMIT_KIB}; exec \"$0\" --exact random_damage_causes_no_panic_and_needs_little_memory --nocapture"
             ),
         ])
         .arg(std::env::current_exe().unwrap())
@@ -216,7 +214,7 @@ fn random_damage_is_survived_in_little_memory() {
 }
 
 #[test]
-fn a_huge_disk_that_is_only_claimed_costs_little() {
+fn a_huge_claimed_size_costs_little_memory() {
     if std::env::var(INNER).is_ok() {
         return;
     }
@@ -224,8 +222,8 @@ fn a_huge_disk_that_is_only_claimed_costs_little() {
     let samples = samples(dir.path());
     let child = samples.iter().find(|sample| sample.name == "diff.vhd").unwrap();
     let (path, parent) = (&child.path, dir.path().join("parent.vhd"));
-    // A child of 2040 GiB in blocks of 2 GiB, over a parent in blocks of 512 bytes: four thousand
-    // million units.
+    // A child of 2040 GiB in blocks of 2 GiB, over a parent in blocks of 512 bytes: four billion
+    // units.
     let mut bytes = child.bytes.clone();
     in_footers(&mut bytes, 48, &(2040_u64 << 30).to_be_bytes());
     in_header(&mut bytes, 28, &1020_u32.to_be_bytes());
@@ -248,7 +246,7 @@ fn a_huge_disk_that_is_only_claimed_costs_little() {
     assert!(peak_kib() - kept < 64 << 10, "{} KiB", peak_kib() - kept);
 }
 
-/// The most memory that this process has had.
+/// Peak memory of this process in KiB.
 fn peak_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();

@@ -1,5 +1,5 @@
-//! A disk on a store that answers later, on a ring that is shared: whatever a request starts when
-//! it goes on is sent before the thread sleeps.
+//! A disk on a store with asynchronous lanes, on a shared ring: what a request starts when it
+//! continues is sent before the thread sleeps.
 
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::{Format, probe};
@@ -17,18 +17,18 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
-/// A store whose lane does what it was given when it is driven, and whose descriptor tells nothing
-/// of that: nothing comes from outside.
+/// A store whose lane carries out operations only when it is driven, and whose descriptor never
+/// becomes readable.
 #[derive(Debug)]
 struct Far {
     memory: MemoryStore,
     started: Mutex<Vec<(LaneOp, Loan)>>,
     socket: OwnedFd,
-    /// Kept open, or the socket would be readable.
+    /// Kept open, as the socket would be readable otherwise.
     _other: UnixStream,
 }
 
-/// The store, and its lane.
+/// A handle of the store and its lane.
 #[derive(Debug, Clone)]
 struct FarStore(Arc<Far>);
 
@@ -68,7 +68,7 @@ impl PassesOn for FarStore {
 }
 
 #[test]
-fn a_request_that_rested_is_sent_before_the_thread_sleeps() {
+fn a_request_that_continues_is_sent_before_the_thread_sleeps() {
     const PATIENCE: Duration = Duration::from_secs(20);
     let Ok(ring) = SharedRing::new(8, None) else { return };
     let dir = tempfile::tempdir().unwrap();
@@ -86,7 +86,7 @@ fn a_request_that_rested_is_sent_before_the_thread_sleeps() {
     let disk = Disk::from_layers(vec![Layer { path, image }], Vec::new()).unwrap();
     let mut queue = disk.open_queue(&QueueOptions { ring: Some(&ring), ..QueueOptions::default() }).unwrap();
     for block in 0..32 {
-        // Each rests, for a page of the map, for space, or for the beginning of writing.
+        // Each request rests: for a page of the map, for space, or for `begin_writing`.
         queue.push(Request::write(block * MIB, 4096, IoBuf::new(4096), block)).unwrap();
         let mut done = Vec::new();
         queue.reap(0, &mut done).unwrap();

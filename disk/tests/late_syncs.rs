@@ -1,5 +1,5 @@
-//! A flush that is under way while another sync of the same file fails, and that succeeds: what the
-//! failed one dropped it has not seen.
+//! A flush that succeeds although another sync of the same file fails during it: the kernel may
+//! have dropped pages that the flush did not see.
 
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::probe;
@@ -12,8 +12,8 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
-/// The next sync says that it has begun, ends when it is told to, and succeeds; those that come
-/// meanwhile fail.
+/// Blocks the next sync: signals that it has begun, waits for the end signal, then succeeds.
+/// Concurrent syncs fail.
 #[derive(Debug)]
 struct Gate {
     begun: mpsc::Sender<()>,
@@ -56,7 +56,7 @@ impl PassesOn for Gated {
 }
 
 #[test]
-fn it_does_not_hide_what_failed_meanwhile() {
+fn a_successful_sync_does_not_hide_a_concurrent_failure() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.vhd");
     let request = CreateRequest { size_bytes: Some(16 * MIB), block_bytes: Some(1 << 20), ..CreateRequest::default() };
@@ -71,8 +71,8 @@ fn it_does_not_hide_what_failed_meanwhile() {
     Blocking::open(&before, EngineKind::Sync).unwrap().write(0, &[1; 4096], false).unwrap();
     before.close().unwrap();
     drop(before);
-    // A VHD that has made no room yet syncs when it does, and what is written into a block that is
-    // there is a matter of the payload alone.
+    // A VHD without allocated space syncs when it allocates. A write to an allocated block is
+    // payload only.
     let disk = disk();
     let open = || Blocking::open(&disk, EngineKind::Sync).unwrap();
     let mut io = open();
@@ -86,6 +86,6 @@ fn it_does_not_hide_what_failed_meanwhile() {
         end.send(()).unwrap();
         (grown, flush.join().unwrap())
     });
-    grown.expect_err("a sync failed while room was made");
-    flushed.expect_err("a flush that may have missed something succeeded");
+    grown.expect_err("a sync failed during an allocation");
+    flushed.expect_err("a flush succeeded although pages may have been dropped");
 }

@@ -1,5 +1,4 @@
-//! A map that is smaller than the disk: nothing is read wrongly, and memory stays within what was
-//! asked for.
+//! A map that is smaller than the disk: all reads are correct, and memory stays within the limit.
 
 mod images;
 mod meddled;
@@ -25,17 +24,16 @@ impl Dice {
     }
 }
 
-/// Memory that the process has in use, in bytes.
+/// Resident memory of the process in bytes.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// A disk of 64 TiB in blocks of 1 MiB has 65,536 pages of map: 512 MiB. Every one of them is
-/// touched.
+/// A disk of 64 TiB in blocks of 1 MiB has 65,536 pages of map: 512 MiB. The test uses all of them.
 #[test]
-fn a_disk_of_64_tib_that_is_touched_everywhere_stays_within_its_memory() {
+fn a_disk_of_64_tib_in_full_use_stays_within_its_memory_limit() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("large.vhdx");
     let request =
@@ -51,7 +49,7 @@ fn a_disk_of_64_tib_that_is_touched_everywhere_stays_within_its_memory() {
         let mut queue = disk.open_queue(&QueueOptions::default()).unwrap();
         let mut dice = Dice(memory_bytes);
         let (mut done, mut free) = (Vec::new(), (0..32).map(|_| IoBuf::new(4096)).collect::<Vec<_>>());
-        // Each page has 1 GiB of the disk; some are written, in places of their own.
+        // Each page covers 1 GiB of the disk. Some pages are written, each at its own offset.
         for page in 0..65_536u64 {
             let page = page * 40_503 % 65_536;
             if free.is_empty() {
@@ -90,11 +88,10 @@ fn a_disk_of_64_tib_that_is_touched_everywhere_stays_within_its_memory() {
     assert!(held.len() > 100);
 }
 
-/// Images that join on top while the disk is open keep tables in memory as long as they are open
-/// for writing. All of them together may have a quarter of what was asked for; the map has the
-/// rest.
+/// Images pushed on top of an open disk keep tables in memory as long as they are open for writing.
+/// Together they may use a quarter of the limit; the map has the rest.
 #[test]
-fn the_tables_of_several_layers_share_the_memory() {
+fn the_tables_of_several_layers_share_the_memory_limit() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("base.vhdx");
     let size_bytes = 64 * MIB;
@@ -109,7 +106,7 @@ fn the_tables_of_several_layers_share_the_memory() {
         let image = meddled::image(store, Format::Vhdx, DiskType::Differencing, size_bytes);
         layers.push(Meddled::new(image, false));
         disk.push_top(layers[number].layer("layer")).unwrap();
-        // With the base.
+        // Includes the base.
         let writers = number as u64 + 2;
         for layer in &layers {
             assert_eq!(layer.tables_bytes.load(Ordering::SeqCst), 4 * MIB / writers);

@@ -1,5 +1,5 @@
-//! Every format and type against an array of bytes: random operations, reopened and chained on the
-//! way.
+//! Every format and type against an array of bytes: random operations, with reopening and new
+//! children in between.
 
 mod common;
 
@@ -50,7 +50,7 @@ fn run(kind: Kind, size_bytes: u64, cases: u32) {
         .unwrap();
 }
 
-/// What we wrote, our own check calls sound.
+/// Our own check must accept what we wrote.
 fn common_check(path: &std::path::Path) {
     use diskwright_image::{Severity, probe};
     use diskwright_store::{FileStore, LockMode, OpenOptions};
@@ -124,7 +124,7 @@ fn vhdx_differencing_of_4096_byte_sectors() {
 }
 
 #[test]
-fn vhdx_differencing_directly_and_without_a_ring() {
+fn vhdx_differencing_with_o_direct_and_without_a_ring() {
     for engine in [EngineKind::Auto, EngineKind::Sync] {
         let kind =
             Kind { cache: CacheMode::Direct, engine, ..Kind::new(Format::Vhdx, DiskType::Differencing, Some(1 << 20)) };
@@ -133,7 +133,7 @@ fn vhdx_differencing_directly_and_without_a_ring() {
 }
 
 #[test]
-fn vhd_directly_and_without_a_ring() {
+fn vhd_with_o_direct_and_without_a_ring() {
     for (engine, disk_type) in [
         (EngineKind::Auto, DiskType::Dynamic),
         (EngineKind::Sync, DiskType::Dynamic),

@@ -1,5 +1,5 @@
-//! Sizes and holes that fit nothing: a raw file that ends within a sector, disks of different
-//! lengths, holes that begin and end where no sector does.
+//! Unaligned sizes and holes: a raw file that ends within a sector, disks of different lengths,
+//! holes that begin and end within sectors.
 
 use diskwright_disk::{CompareOutcome, ConvertOptions, CreateRequest, Disk, OpenOptions, compare, convert, create};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
@@ -88,7 +88,7 @@ fn small_sectors_are_converted_to_large_ones() {
 }
 
 #[test]
-fn a_conversion_into_a_child_hides_what_the_parent_has_or_is_refused() {
+fn a_conversion_into_a_child_hides_the_parent_or_is_refused() {
     for extension in ["vhdx", "vhd"] {
         let dir = tempdir().unwrap();
         let at = |name: &str| dir.path().join(format!("{name}.{extension}"));
@@ -97,7 +97,7 @@ fn a_conversion_into_a_child_hides_what_the_parent_has_or_is_refused() {
         let mut options = ConvertOptions::default();
         options.dest.parent = Some(at("parent"));
         match convert(at("source"), at("dest"), &options, &mut |_, _| true) {
-            Ok(_) => assert!(read(&at("dest")) == read(&at("source")), "the parent shows through: {extension}"),
+            Ok(_) => assert!(read(&at("dest")) == read(&at("source")), "the parent's data is visible: {extension}"),
             Err(error) => {
                 assert!(error.to_string().contains("parent") && !at("dest").exists(), "{error}");
             }
@@ -111,7 +111,7 @@ fn a_conversion_that_is_stopped_leaves_nothing() {
     let (source, dest) = (dir.path().join("s.raw"), dir.path().join("d.vhdx"));
     std::fs::write(&source, vec![5; 8 * MIB]).unwrap();
     let options = ConvertOptions { verify: true, ..ConvertOptions::default() };
-    // Stopped as soon as it compares.
+    // Stopped when the verification begins.
     let mut told = 0;
     let stopped = convert(&source, &dest, &options, &mut |done, all| {
         told += u32::from(done >= all);
@@ -120,10 +120,9 @@ fn a_conversion_that_is_stopped_leaves_nothing() {
     assert!(stopped.is_err() && !dest.exists(), "{stopped:?}");
 }
 
-/// What a write of zeros costs in the file, with and without looking for them, over what was there
-/// before.
+/// Allocated space after writes of zeros over existing data, with and without detection of zeros.
 #[test]
-fn zeros_are_detected_on_disks_that_grow() {
+fn zeros_are_detected_on_disks_that_are_not_fixed() {
     let dir = tempdir().unwrap();
     let request = CreateRequest { size_bytes: Some(16 * MIB as u64), ..CreateRequest::default() };
     for name in ["a.vhdx", "a.vhd"] {
@@ -138,7 +137,7 @@ fn zeros_are_detected_on_disks_that_grow() {
             io.write(8 * MIB as u64 + 4096, &[0; 8192], false).unwrap();
             io.write(6 * MIB as u64, &[7; 4096], false).unwrap();
             io.write(6 * MIB as u64, &[0; 512], false).unwrap();
-            // Nothing but the last byte is not zero.
+            // Only the last byte is not zero.
             let mut nearly = [0; 4096];
             nearly[4095] = 1;
             io.write(12 * MIB as u64, &nearly, true).unwrap();

@@ -1,6 +1,6 @@
-//! What the formats to come need of the engine: blocks in several files, packed blocks, damaged
-//! blocks, blocks that must be filled before they are written in part, and images that must be
-//! prepared first. And a map that is smaller than the disk.
+//! Features that future formats need: blocks in several files, packed (compressed) blocks, damaged
+//! blocks, blocks that need a copy-up before a partial write, and images that need a preparation
+//! first. Also a map that is smaller than the disk.
 
 mod patchwork;
 
@@ -10,7 +10,7 @@ use diskwright_store::{BlockDevice, Blocking, EngineKind, IoBuf, QueueOptions, R
 use patchwork::{BLOCK, Patchwork, packed_byte};
 use std::sync::{Arc, atomic::Ordering};
 
-/// Zero, data in the first store, data in the second, packed, damaged, and packed again.
+/// Zero, data in the first store, data in the second, packed, damaged, packed.
 fn states() -> Vec<BlockState> {
     vec![
         BlockState::Absent,
@@ -38,7 +38,7 @@ fn packed(block: u64, within: u64, len: u64) -> Vec<u8> {
 }
 
 #[test]
-fn blocks_of_two_files_and_packed_ones_are_read_in_one_request() {
+fn one_request_reads_blocks_of_two_files_and_packed_blocks() {
     let (disk, image) = disk(false);
     let found = read(&disk, BLOCK / 2, 3 * BLOCK as usize).unwrap();
     let half = BLOCK as usize / 2;
@@ -50,11 +50,11 @@ fn blocks_of_two_files_and_packed_ones_are_read_in_one_request() {
 }
 
 #[test]
-fn a_damaged_block_fails_alone_and_says_why() {
+fn only_a_damaged_block_fails_with_its_reason() {
     let (disk, _) = disk(false);
     let error = read(&disk, 4 * BLOCK + 512, 512).unwrap_err().to_string();
     assert!(error.contains("patch at offset 4 is damaged: found patch 4"), "{error}");
-    assert!(read(&disk, 3 * BLOCK, 2 * BLOCK as usize).is_err(), "a request that reaches into it");
+    assert!(read(&disk, 3 * BLOCK, 2 * BLOCK as usize).is_err(), "a request that overlaps it");
     assert_eq!(read(&disk, 5 * BLOCK, BLOCK as usize).unwrap(), packed(5, 0, BLOCK));
     let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
     let error = writer.write(4 * BLOCK, &[1; 512], false).unwrap_err().to_string();
@@ -62,8 +62,7 @@ fn a_damaged_block_fails_alone_and_says_why() {
     writer.write(BLOCK, &[1; 512], false).unwrap();
 }
 
-/// Writes part of each block, over a ring of the queue's own or a shared one, and looks at
-/// everything.
+/// Writes a part of each block, on the queue's own ring or a shared one, and checks all contents.
 fn parts_are_written(is_forgetful: bool, ring: Option<&SharedRing>) {
     let (disk, image) = disk(is_forgetful);
     let mut queue = disk.open_queue(&QueueOptions { depth: 8, ring, ..QueueOptions::default() }).unwrap();
@@ -98,19 +97,19 @@ fn parts_are_written(is_forgetful: bool, ring: Option<&SharedRing>) {
 }
 
 #[test]
-fn a_packed_block_that_is_written_in_part_is_filled_first() {
+fn a_partial_write_of_a_packed_block_copies_it_up() {
     parts_are_written(false, None);
     parts_are_written(false, Some(&SharedRing::new(64, None).unwrap()));
 }
 
 #[test]
-fn an_image_that_must_be_prepared_for_each_answer_is_written_all_the_same() {
+fn an_image_that_needs_a_preparation_for_each_call_can_be_written() {
     parts_are_written(true, None);
     parts_are_written(true, Some(&SharedRing::new(64, None).unwrap()));
 }
 
 #[test]
-fn a_packed_block_becomes_zeros_in_part_or_as_a_whole() {
+fn a_packed_block_can_be_zeroed_in_part_or_as_a_whole() {
     let (disk, _) = disk(false);
     let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
     writer.write_zeroes(3 * BLOCK + 512, 512).unwrap();
@@ -122,9 +121,8 @@ fn a_packed_block_becomes_zeros_in_part_or_as_a_whole() {
 }
 
 #[test]
-fn a_block_that_is_being_filled_is_waited_for() {
-    // All at once: the first to come fills the block, the others wait, and each finds the others'
-    // sectors.
+fn concurrent_partial_writes_wait_for_the_copy_up() {
+    // All at once: the first request copies the block up, the others wait, and each sector is kept.
     for round in 0..20 {
         let (disk, image) = disk(round % 2 == 0);
         let ring = SharedRing::new(64, None).unwrap();
@@ -149,16 +147,16 @@ fn a_block_that_is_being_filled_is_waited_for() {
     }
 }
 
-/// A server sleeps on its ring when its queues have nothing to hand out. A request that rested, and
-/// ended at once when it was planned again, puts nothing on the ring that would wake it.
+/// A server sleeps on its ring when its queues return nothing. A request that rested, and ended at
+/// once when it was planned again, puts nothing on the ring that would wake the server.
 #[test]
-fn a_request_that_ends_at_once_after_it_has_rested_is_handed_out_by_the_same_reap() {
+fn a_request_that_ends_at_once_after_resting_is_returned_by_the_same_reap() {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let (disk, _) = disk(false);
         let ring = SharedRing::new(64, None).unwrap();
         let mut queue = disk.open_queue(&QueueOptions { ring: Some(&ring), ..QueueOptions::default() }).unwrap();
-        // Its page of the map must be folded first; then it reads as zeros.
+        // The page of the map must be folded first. Then the range reads as zeros.
         queue.push(Request::read(0, 4096, IoBuf::new(4096), 0)).unwrap();
         let mut done = Vec::new();
         queue.reap(0, &mut done).unwrap();
@@ -170,12 +168,13 @@ fn a_request_that_ends_at_once_after_it_has_rested_is_handed_out_by_the_same_rea
         let _ = sender.send(done.len());
     });
     let ended = receiver.recv_timeout(std::time::Duration::from_secs(30));
-    assert_eq!(ended, Ok(1), "the request was never handed out");
+    assert_eq!(ended, Ok(1), "the completion was never returned");
 }
 
-/// The zeros end in a packed block, which must be filled, after a block that is zeroed in place.
+/// The zeroed range begins in a block that is zeroed in place and ends in a packed block, which
+/// needs a copy-up.
 #[test]
-fn zeros_that_reach_from_one_block_into_a_packed_one_are_done_in_stages() {
+fn zeroing_that_ends_in_a_packed_block_is_done_in_stages() {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let (disk, _) = disk(false);
@@ -191,7 +190,7 @@ fn zeros_that_reach_from_one_block_into_a_packed_one_are_done_in_stages() {
 }
 
 #[test]
-fn the_first_store_alone_has_the_disks_name() {
+fn only_the_first_store_has_the_disks_name() {
     let (_, image) = disk(false);
     let image: &dyn diskwright_image::Image = &*image;
     assert_eq!(image.store().name(), std::path::Path::new("one"));

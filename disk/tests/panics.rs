@@ -1,5 +1,5 @@
-//! A panic in the work of one request ends that request and poisons its disk. No other request
-//! hangs, no thread of the program ends, and other disks go on.
+//! A panic in the work of one request fails that request and poisons its disk. No other request
+//! hangs, no thread of the program ends, and other disks are not affected.
 
 mod images;
 mod meddled;
@@ -28,7 +28,7 @@ fn filled(byte: u8) -> IoBuf {
     buf
 }
 
-/// Pushes requests at once, and returns whether each succeeded, by tag.
+/// Pushes all requests at once, and returns whether each succeeded, by tag.
 fn run(disk: &Disk, ring: Option<&SharedRing>, requests: Vec<Request>) -> Vec<bool> {
     let mut queue = disk.open_queue(&QueueOptions { ring, ..QueueOptions::default() }).unwrap();
     let mut ended = vec![false; requests.len()];
@@ -46,11 +46,11 @@ fn run(disk: &Disk, ring: Option<&SharedRing>, requests: Vec<Request>) -> Vec<bo
 fn says_poisoned(disk: &Disk) {
     let error = Blocking::open(disk, EngineKind::Auto).unwrap().flush().unwrap_err().to_string();
     assert!(error.contains("nothing can be called durable"), "{error}");
-    assert!(disk.close().is_err(), "a disk that may be half changed was closed as if it were sound");
+    assert!(disk.close().is_err(), "a poisoned disk was closed without an error");
 }
 
 #[test]
-fn whatever_panics_in_planning_and_in_work_ends_the_request() {
+fn a_panic_in_planning_or_work_fails_the_request() {
     for method in ["block_states", "begin_writing", "prepare", "reserve", "commit"] {
         for on_shared_ring in [false, true] {
             within_seconds(60, method, move || {
@@ -60,7 +60,7 @@ fn whatever_panics_in_planning_and_in_work_ends_the_request() {
                 meddled.break_at(method);
                 let write = || vec![Request::write(0, 4096, filled(1), 0)];
                 assert_eq!(run(&disk, ring.as_ref(), write()), [false], "{method}");
-                // The loader lives on, and the block is free.
+                // The loader still works, and the block is free.
                 assert_eq!(run(&disk, ring.as_ref(), write()), [true], "{method}");
                 assert_eq!(run(&disk, ring.as_ref(), vec![Request::discard(0, MIB, 0)]), [true], "{method}");
                 says_poisoned(&disk);
@@ -71,16 +71,16 @@ fn whatever_panics_in_planning_and_in_work_ends_the_request() {
     }
 }
 
-/// The write shares its block; when its commit panics, the discard that waits for the block must be
+/// The write shares its block. When its commit panics, the discard that waits for the block must be
 /// woken.
 #[test]
-fn a_commit_that_panics_lets_go_of_its_blocks() {
+fn a_commit_that_panics_releases_its_blocks() {
     within_seconds(60, "the discard", || {
         let (disk, meddled) = disk(DiskType::Differencing);
         let ready = vec![Request::write(4 * MIB, 4096, filled(1), 0), Request::read(0, 4096, filled(0), 1)];
         assert_eq!(run(&disk, None, ready), [true; 2]);
         let mut queue = disk.open_queue(&QueueOptions::default()).unwrap();
-        // Two blocks, so that one is left when the other's commit panics.
+        // Two blocks, so that one is still shared when the other's commit panics.
         let mut buf = IoBuf::new(8192);
         buf.fill(2);
         queue.push(Request::write(MIB - 4096, 8192, buf, 0)).unwrap();
@@ -95,10 +95,10 @@ fn a_commit_that_panics_lets_go_of_its_blocks() {
     });
 }
 
-/// Several jobs in the loader's hands, of which the first panics: the others are done, and the
-/// block that is filled is free afterwards.
+/// Several jobs are queued for the loader, and the first one panics. The others must be done, and
+/// the block of the copy-up must be free afterwards.
 #[test]
-fn a_panic_of_the_loader_costs_one_request() {
+fn a_panic_of_the_loader_fails_one_request() {
     within_seconds(60, "the loader", || {
         let ring = SharedRing::new(64, None).unwrap();
         let size_bytes = 4 << 30;
@@ -114,15 +114,15 @@ fn a_panic_of_the_loader_costs_one_request() {
 }
 
 #[test]
-fn a_flush_that_panics_fails_for_all_and_for_good() {
+fn a_flush_that_panics_fails_all_flushes_for_good() {
     within_seconds(60, "the flusher", || {
         let (disk, meddled) = disk(DiskType::Dynamic);
         let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
         writer.write(0, &[1; 4096], false).unwrap();
         meddled.break_at("flush");
         assert!(writer.flush().is_err());
-        // Another thread does flushes than the one that panicked, or the same one goes on; either
-        // must answer.
+        // Another thread than the one that panicked flushes, or the same one continues. Either must
+        // respond.
         assert!(writer.flush().is_err());
         assert!(writer.write(0, &[1; 4096], true).is_err(), "a durable write");
         let mut found = [0; 4096];
@@ -134,7 +134,7 @@ fn a_flush_that_panics_fails_for_all_and_for_good() {
 }
 
 #[test]
-fn a_recycler_that_panics_holds_nothing_up() {
+fn a_recycler_that_panics_blocks_nothing() {
     within_seconds(60, "the recycler", || {
         let (disk, meddled) = disk(DiskType::Dynamic);
         let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
@@ -143,7 +143,7 @@ fn a_recycler_that_panics_holds_nothing_up() {
         meddled.break_at("recycle");
         writer.flush().unwrap();
         while writer.flush().is_ok() {
-            // A request that is planned sees to what a grace period was waited for.
+            // Planning a request starts the recycling after a grace period.
             writer.discard(4 * MIB, 512).unwrap();
             std::thread::yield_now();
         }

@@ -1,5 +1,5 @@
-//! Requests whose payload is in pieces: the bytes on the disk are the bytes in the pieces, in
-//! order, whatever memory they lie in.
+//! Requests whose payload is in pieces: the bytes on the disk are those of the pieces, in order,
+//! whatever memory holds them.
 
 mod common;
 mod patchwork;
@@ -31,11 +31,11 @@ enum Memory {
     Mapped,
 }
 
-/// Whose memory, how many bytes, and where in it.
+/// Kind of memory, length in bytes, and offset in it.
 type Cut = (Memory, usize, usize);
 
-/// `bytes` in pieces like these, again and again. A read cannot go into shared memory, so that is
-/// own memory there.
+/// Splits `bytes` into pieces by `cuts`, repeated as often as needed. A read cannot use shared
+/// memory, so it uses the request's own memory instead.
 fn pieces(bytes: &[u8], cuts: &[Cut], is_read: bool) -> Box<Segments> {
     let mut segments = Segments::new();
     let mut at = 0;
@@ -72,7 +72,7 @@ fn contents(completion: &Completion) -> Vec<u8> {
 fn ended(queue: &mut dyn BlockQueue, ring: Option<&SharedRing>) -> Completion {
     let mut done = Vec::new();
     loop {
-        // A request may have ended at once, of which the ring does not tell.
+        // A request may have ended at once, which the ring does not report.
         queue.reap(usize::from(ring.is_none()), &mut done).unwrap();
         match ring {
             Some(ring) if done.is_empty() => ring.wait().unwrap(),
@@ -111,8 +111,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         })
 }
 
-/// Drives a new disk of this kind by `steps`, with a queue on a ring of its own and with one on a
-/// shared ring.
+/// Runs `steps` on a new disk of this kind, with a queue on its own ring and with one on a shared
+/// ring.
 fn run(kind: Kind, steps: &[Step]) {
     const SIZE: u64 = 2 << 20;
     for (shares, detect_zeroes) in [(false, false), (false, true), (true, true)] {
@@ -139,7 +139,7 @@ fn run(kind: Kind, steps: &[Step]) {
             let completion = ended(&mut *queue, ring);
             assert!(completion.result.is_ok() && contents(&completion) == bytes, "{:?}", completion.result);
             twin.model[start as usize..end as usize].copy_from_slice(&bytes);
-            // With what surrounds it, which a copy-up or a fill may have touched.
+            // Including the surrounding range, which a copy-up may have written.
             let (from, to) = (start.saturating_sub(70_000) & !511, (end + 69_632).min(SIZE));
             let into = pieces(&vec![0xEE; (to - from) as usize], cuts, true);
             queue.push(Request::read_segments(from, into, 2)).unwrap();
@@ -169,7 +169,7 @@ fn kinds() -> Vec<Kind> {
         (CacheMode::Direct, EngineKind::Auto),
         (CacheMode::PageCache, EngineKind::Sync),
     ];
-    // Two ways for each kind, and all four for each type of disk.
+    // Two combinations for each kind, and all four for each type of disk.
     let of = |(n, kind): (usize, &Kind)| {
         [0, 1].map(|way| {
             let (cache, engine) = ways[2 * (n / 2 % 2) + way];
@@ -183,15 +183,15 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 3, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_disk_holds_what_the_pieces_held(steps in steps()) {
+    fn the_disk_has_the_contents_of_the_pieces(steps in steps()) {
         kinds().into_iter().for_each(|kind| run(kind, &steps));
     }
 }
 
-/// Blocks of two files, zero and packed ones, read into pieces that cross their limits, and written
-/// over.
+/// Blocks of two files, zero blocks and packed blocks are read into pieces that cross their
+/// boundaries, and overwritten.
 #[test]
-fn packed_blocks_are_decoded_into_pieces_and_filled_below_them() {
+fn packed_blocks_are_decompressed_into_pieces_and_copied_up() {
     let states = vec![
         BlockState::Absent,
         BlockState::Data { store: 0, offset_bytes: 3 * BLOCK },
@@ -216,7 +216,7 @@ fn packed_blocks_are_decoded_into_pieces_and_filled_below_them() {
         assert!(completion.result.is_ok() && contents(&completion) == model[512..]);
     };
     check(&mut queue, &model);
-    // From within a block of data to within a packed one, which is copied up.
+    // The range begins within a data block and ends within a packed block, which is copied up.
     let (start, end) = (BLOCK as usize + 512, 3 * BLOCK as usize + 1024);
     let bytes: Vec<u8> = (start..end).map(|at| at as u8 ^ 0x5a).collect();
     queue.push(Request::write_segments(start as u64, pieces(&bytes, &cuts, false), 2)).unwrap();
@@ -260,8 +260,8 @@ fn a_mirror_writes_the_same_pieces_to_two_disks_at_once() {
     }
 }
 
-/// What a guest writes into its buffer after its request was taken may or may not be on the disk,
-/// but the request ends, and nothing else changes.
+/// A guest's change of its buffer during a request may or may not reach the disk. The request must
+/// end, and nothing else may change.
 #[test]
 fn a_guest_may_change_its_memory_while_it_is_written() {
     let mut twin = Twin::new(Kind::new(Format::Vhdx, DiskType::Dynamic, Some(1 << 20)), 4 << 20);

@@ -1,7 +1,6 @@
-//! Threads that write, zero, discard and read the *same* sectors at the same time. What a sector
-//! holds is then anybody's guess, but not whose it is: every byte names its sector, so that bytes
-//! of another block, of a block that was given up, or of a parent that has been hidden are seen for
-//! what they are.
+//! Threads that write, zero, discard and read the *same* sectors at the same time. Which write wins
+//! is undefined, but every byte names its sector. So bytes of another block, of freed space, or of
+//! a hidden parent are detected.
 
 mod common;
 
@@ -24,10 +23,10 @@ const DEPTH: usize = 8;
 /// Requests of one thread in one session.
 const STEPS: u64 = 600;
 const SECTOR: u64 = 512;
-/// The writer's number where the parent was written.
+/// Writer number of the parent's contents.
 const PARENT: u8 = 0xff;
 
-/// Eight bytes, over and over: six that say which sector, none of them zero; who wrote it; when.
+/// Eight bytes, repeated: six that identify the sector, none of them zero; the writer; a counter.
 fn stamp(buf: &mut [u8], first_sector: u64, writer: u8, when: u8) {
     for (index, sector) in buf.chunks_mut(SECTOR as usize).enumerate() {
         for word in sector.as_chunks_mut::<8>().0 {
@@ -42,8 +41,8 @@ fn name_of(sector: u64) -> [u8; 6] {
     std::array::from_fn(|at| (mixed >> (8 * at + 8)) as u8 | 1)
 }
 
-/// Byte by byte, since a read may see half of a write: each is zero, or says the sector's own name.
-/// Where the parent has been hidden it does not show.
+/// Checks each byte, since a read may overlap a write: it must be zero or match the sector's name.
+/// A hidden parent must not be visible.
 fn judge(buf: &[u8], first_sector: u64, hidden: &[bool]) {
     for (index, sector) in buf.chunks(SECTOR as usize).enumerate() {
         let number = first_sector + index as u64;
@@ -55,7 +54,7 @@ fn judge(buf: &[u8], first_sector: u64, hidden: &[bool]) {
                     "sector {number} holds {word:02x?}, not its own {name:02x?}"
                 );
             }
-            assert!(!(hidden[index] && word[6] == PARENT), "sector {number} shows the parent again");
+            assert!(!(hidden[index] && word[6] == PARENT), "sector {number} reads the hidden parent");
         }
     }
 }
@@ -133,7 +132,7 @@ fn hammer(disk: &dyn BlockDevice, me: u64, seed: u64, block_bytes: u64, touched:
 
 fn run(kind: Kind, size_bytes: u64) {
     for seed in 0..2 {
-        // The twin's own model is of no use here: nobody knows who is last.
+        // The twin's own model is not used, as the last writer is unknown.
         let base = Kind {
             disk_type: if kind.disk_type == DiskType::Differencing { DiskType::Dynamic } else { kind.disk_type },
             ..kind
@@ -145,7 +144,7 @@ fn run(kind: Kind, size_bytes: u64) {
             stamp(&mut bytes, 0, PARENT, 0);
             let mut io = diskwright_store::Blocking::open(&**twin.disk(), kind.engine).unwrap();
             for piece in (0..sectors).step_by(96) {
-                // With gaps, so that the parent has blocks of every state.
+                // With gaps, so that the parent has blocks in every state.
                 let (from, to) = (piece * SECTOR, ((piece + 80) * SECTOR).min(size_bytes));
                 io.write(from, &bytes[from as usize..to as usize], false).unwrap();
             }
@@ -172,7 +171,7 @@ fn run(kind: Kind, size_bytes: u64) {
             twin.apply(Step::Reopen);
             let mut after = vec![0; size_bytes as usize];
             read(&twin, &mut after);
-            assert!(before == after, "what was there before the close is there after it");
+            assert!(before == after, "the close changed contents");
             let hidden: Vec<bool> = touched.iter().map(|sector| sector.load(Ordering::Acquire)).collect();
             judge(&after, 0, &hidden);
         }
@@ -188,7 +187,7 @@ fn vhd_dynamic_of_few_small_blocks() {
 }
 
 #[test]
-fn vhd_dynamic_of_few_small_blocks_past_the_page_cache() {
+fn vhd_dynamic_of_few_small_blocks_with_o_direct() {
     let kind = Kind::new(Format::Vhd, DiskType::Dynamic, SMALL_BLOCKS);
     run(Kind { cache: CacheMode::Direct, ..kind }, 1 << 20);
 }

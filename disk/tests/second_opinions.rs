@@ -1,4 +1,4 @@
-//! What we write, others read; what others write, we read.
+//! Interoperability: other programs read what we write, and we read what they write.
 
 mod common;
 
@@ -17,7 +17,7 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
-/// Runs a program; `None`, and a skip by name, where it is not installed.
+/// Runs a program; `None`, and a message, if it is not installed.
 fn program(name: &str, args: &[&str]) -> Option<Output> {
     match Command::new(name).args(args).output() {
         Ok(output) => Some(output),
@@ -69,10 +69,10 @@ fn same_file(path: &Path, model: &[u8]) {
     if let Some(at) = found.iter().zip(model).position(|(a, b)| a != b) {
         panic!("byte {at} is {:#04x}, should be {:#04x}", found[at], model[at]);
     }
-    assert!(found[model.len()..].iter().all(|&byte| byte == 0), "what is beyond the end is zero");
+    assert!(found[model.len()..].iter().all(|&byte| byte == 0), "bytes beyond the end are zero");
 }
 
-/// The monolithic kinds, over block and sector sizes.
+/// Kinds without a parent, with several block and sector sizes.
 fn kinds() -> Vec<Kind> {
     let mut kinds = vec![Kind::new(Format::Vhd, DiskType::Fixed, None)];
     for block in [64 << 10, 512 << 10, 2 << 20, 4 << 20] {
@@ -146,7 +146,7 @@ fn we_read_and_change_what_qemu_writes() {
             Blocking::open(&*disk, EngineKind::Auto).unwrap().read(0, &mut all).unwrap();
             assert!(all == expected, "{options:?}");
         }
-        // And back: we write into their image, they read it.
+        // The other direction: we write to their image, and they read it.
         {
             let disk = Disk::open(&image, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
             let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
@@ -168,7 +168,7 @@ fn we_read_and_change_what_qemu_writes() {
     }
 }
 
-/// Reads one image with libvhdi: its size, then the first byte at each offset that it is given.
+/// Reads an image with libvhdi: its size, then the first byte at each given offset.
 const SIZE_BY_LIBVHDI: &str = "
 import sys
 try:
@@ -180,10 +180,10 @@ image.open(sys.argv[1])
 print(image.get_media_size(), *(image.read_buffer_at_offset(1, int(at))[0] for at in sys.argv[2:]))
 ";
 
-/// Images that have grown while they were open, in place and with a table that moved, by qemu, and
-/// VHDX by libvhdi.
+/// Images that grew while open, in place and with a moved table, are read by qemu, and VHDX also by
+/// libvhdi.
 #[test]
-fn others_read_the_disks_that_have_grown() {
+fn other_programs_read_grown_disks() {
     for (format, disk_type, block_bytes, sizes) in [
         (Format::Vhd, DiskType::Fixed, None, [5 * MIB, 70 * MIB]),
         (Format::Vhd, DiskType::Dynamic, Some(2 << 20), [5 * MIB, 70 * MIB]),
@@ -230,8 +230,7 @@ fn others_read_the_disks_that_have_grown() {
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
         assert!(said.matches("read 4096/4096").count() == 6 && !said.contains("failed"), "{what}: {said}");
         if format == Format::Vhd {
-            // libvhdi 20210425 takes the size at which a VHD was created (original_size) for its
-            // size.
+            // libvhdi 20210425 uses the original size of a VHD (original_size) as its size.
             continue;
         }
         let places = held.map(|(at, _)| at.to_string());
@@ -247,8 +246,8 @@ fn others_read_the_disks_that_have_grown() {
     }
 }
 
-/// Reads a whole chain with libvhdi: the paths from the base to the top, and where to put the
-/// bytes.
+/// Reads a whole chain with libvhdi. Arguments: the paths from the base to the top, and the path of
+/// the output.
 const LIBVHDI: &str = include_str!("../../proving/src/chain_by_libvhdi.py");
 
 #[test]
@@ -260,18 +259,18 @@ fn libvhdi_reads_the_chains_that_we_write() {
             }
             let mut twin = Twin::new(Kind::new(format, DiskType::Differencing, Some(block)), 10 * MIB);
             for level in 0..depth {
-                // libvhdi calls unmapped blocks of a child the parent's, so zeros are left to our
-                // own tests and to qemu.
+                // libvhdi reads the parent for unmapped blocks of a child, so zeros are tested only
+                // by our own tests and with qemu.
                 let mut random = Xoshiro256PlusPlus::seed_from_u64(level * 17 + u64::from(block));
                 for _ in 0..25 {
-                    // In eights: libvhdi 20210425 takes the clear bits that follow set ones in a
-                    // bitmap's byte for set.
+                    // In multiples of eight: libvhdi 20210425 reads clear bits that follow set bits
+                    // in a bitmap byte as set.
                     let sector = random.next_u64() % (10 * MIB / 4096) * 8;
                     let sectors = 8 + random.next_u64() % 112 * 8;
                     twin.apply(Step::Write { sector, sectors, seed: random.next_u64() as u8 | 1, fua: false });
                 }
-                // The top is not left empty: libvhdi takes the file's first bytes for the bitmap of
-                // a chunk that has none.
+                // The top must not be empty: libvhdi reads the start of the file as the bitmap of a
+                // chunk without one.
                 if level + 1 < depth {
                     twin.apply(Step::Child);
                 }

@@ -1,5 +1,5 @@
-//! A raw disk that continues in further files (`disk.001`, `disk.002`): what is read and written,
-//! what a flush covers, and which files are refused.
+//! A raw disk that continues in further files (`disk.001`, `disk.002`): reads, writes, flushes, and
+//! files that are refused.
 
 mod common;
 #[allow(dead_code, reason = "a file system that is not filled up")]
@@ -26,12 +26,12 @@ fn folder() -> TempDir {
     tempfile::tempdir_in(std::env::var_os("CARGO_TARGET_TMPDIR").unwrap_or_else(|| "/tmp".into())).unwrap()
 }
 
-/// Bytes that tell their place.
+/// Bytes that depend on their offset.
 fn pattern(len_bytes: u64) -> Vec<u8> {
     (0..len_bytes).map(|at| (at / 512) as u8 ^ (at >> 17) as u8 ^ at as u8 | 1).collect()
 }
 
-/// Writes `bytes` in parts of these lengths, `disk.001` first. Returns the path of the first.
+/// Writes `bytes` in parts of the given lengths and returns the path of the first part.
 fn split(dir: &Path, first: u32, bytes: &[u8], lens_bytes: &[u64]) -> PathBuf {
     let mut at = 0;
     for (number, &len) in (first..).zip(lens_bytes) {
@@ -79,8 +79,8 @@ fn against_the_model(first: u32, lens_bytes: &[u64], cache: CacheMode, engine: E
             steps.into_iter().for_each(|step| twin.apply(step));
             twin.verify();
             twin.close();
-            // Whoever joins the files has the disk; a part that ends within a sector may not have
-            // been made longer.
+            // The concatenated files are the disk. A last part that ends within a sector may not
+            // have been extended.
             let mut files = joined(twin.dir.path(), first, lens_bytes.len() as u32);
             files.resize(twin.model.len(), 0);
             assert!(files == twin.model, "the joined files differ from the disk");
@@ -98,7 +98,7 @@ fn parts_of_any_length_are_one_disk() {
 }
 
 #[test]
-fn past_the_page_cache_too() {
+fn parts_are_read_and_written_with_o_direct() {
     against_the_model(1, &[MIB, 512 << 10, (300 << 10) + 512], CacheMode::Direct, EngineKind::Auto);
 }
 
@@ -106,7 +106,7 @@ fn past_the_page_cache_too() {
 fn every_extent_names_its_file() {
     let dir = folder();
     let path = split(dir.path(), 1, &pattern(3 * MIB), &[MIB, MIB, MIB]);
-    // A hole in the second.
+    // A hole in the second file.
     let second = fs::OpenOptions::new().write(true).open(dir.path().join("disk.002")).unwrap();
     second.set_len(0).unwrap();
     second.set_len(MIB).unwrap();
@@ -123,10 +123,9 @@ fn every_extent_names_its_file() {
     assert_eq!((layers[0].files_len_bytes().unwrap(), layers[0].allocated_bytes().unwrap()), (3 * MIB, 2 * MIB));
 }
 
-/// A flush covers the last file as well as the first, and nothing is durable after a sync failed in
-/// any.
+/// A flush syncs all files, and after a failed sync of any file no flush succeeds.
 #[test]
-fn a_failed_sync_in_one_file_ends_durability_in_all() {
+fn a_failed_sync_of_one_file_poisons_the_disk() {
     for failing in 0..3 {
         let parts: Vec<Arc<MemoryStore>> =
             (0..3).map(|n| Arc::new(MemoryStore::with_bytes(format!("disk.00{n}"), vec![0; MIB as usize]))).collect();
@@ -152,7 +151,7 @@ fn a_failed_sync_in_one_file_ends_durability_in_all() {
     }
 }
 
-/// Holes stay holes in the copy, and extents are shared from the file that they are in.
+/// Holes stay holes in the copy, and extents are shared by reflink from the right file.
 #[test]
 fn a_conversion_reads_every_file() {
     let small = small_fs::Small::new("xfs", 400 * MIB);
@@ -170,7 +169,7 @@ fn a_conversion_reads_every_file() {
             let options = ConvertOptions { dest, verify: true, ..ConvertOptions::default() };
             let done = convert(&path, &copy, &options, &mut |_, _| true).unwrap();
             assert_eq!(done.size_bytes, 10 * MIB);
-            // Of a VHDX only whole blocks are shared: 2 MiB, that lie in one file each.
+            // Of a VHDX only whole blocks of 2 MiB are shared, each within one file.
             let shared_bytes = if name == "copy.raw" { 10 * MIB } else { 8 * MIB };
             assert_eq!(done.cloned_bytes, if can_share { shared_bytes } else { 0 }, "{name}: {done:?}");
             let mut found = vec![0; 10 << 20];
@@ -206,7 +205,7 @@ fn all_files_are_locked() {
 }
 
 #[test]
-fn names_say_where_a_disk_begins() {
+fn the_first_part_is_found_by_its_number() {
     let dir = folder();
     let path = |name: &str| dir.path().join(name);
     let named = |name: &str| parts_of(&Files::default(), &path(name)).unwrap();
@@ -223,12 +222,12 @@ fn names_say_where_a_disk_begins() {
     for (name, beside) in [("f.001", "f.000"), ("f.002", "f.001"), ("g.002", "g.001")] {
         assert!(matches!(named(name), Named::Later { beside: found } if found.ends_with(beside)), "{name}");
     }
-    // A part by itself is read with a warning, and written when the user says that it is a disk.
+    // A later part can be read with a warning, and written if the user names its format.
     let later = open(&path("g.002"), false).unwrap();
     assert!(later.geometry().size_bytes == 512 && later.warnings()[0].contains("later part"), "{:?}", later.warnings());
     drop(later);
     let error = refused(&path("g.002"), true);
-    assert!(error.contains("g.001 lies beside it") && error.contains("--format raw"), "{error}");
+    assert!(error.contains("g.001 exists") && error.contains("--format raw"), "{error}");
     let options = OpenOptions { writable: true, format: Some(Format::Raw), ..OpenOptions::default() };
     assert!(Disk::open(path("g.002"), &options).is_ok());
     // After .999 comes .1000.
@@ -247,7 +246,7 @@ fn names_say_where_a_disk_begins() {
 }
 
 #[test]
-fn sets_that_cannot_be_are_refused() {
+fn invalid_sets_of_parts_are_refused() {
     let three = |lens_bytes: &[u64]| {
         let dir = folder();
         let path = split(dir.path(), 1, &pattern(lens_bytes.iter().sum()), lens_bytes);
@@ -268,7 +267,7 @@ fn sets_that_cannot_be_are_refused() {
     let (_dir, path, _) = three(&[4096, 1000, 4096]);
     told(&path, &["disk.002", "1000 bytes", "a multiple of the sector of 512"]);
 
-    // What is not a regular file in this folder.
+    // Parts that are not regular files in this folder.
     let (dir, path, second) = three(&[4096, 4096, 4096]);
     let outside = folder();
     let secret = outside.path().join("secret");
@@ -286,8 +285,8 @@ fn sets_that_cannot_be_are_refused() {
     fs::create_dir(&second).unwrap();
     told(&path, &["disk.002", "a directory"]);
 
-    // A link to the first part leads to the parts beside that one; a link of such a name to another
-    // file leads nowhere.
+    // Through a link to the first part the other parts are found in its folder. A link with the
+    // name of a part to another file finds none.
     let (dir, path, _) = three(&[4096, 4096, 4096]);
     symlink(&path, outside.path().join("link.001")).unwrap();
     assert_eq!(open(&outside.path().join("link.001"), true).unwrap().geometry().size_bytes, 3 * 4096);
@@ -296,7 +295,7 @@ fn sets_that_cannot_be_are_refused() {
     told(&dir.path().join("other.001"), &["other.002", "symbolic link to"]);
 }
 
-/// Parts of a container are no raw disk unless the user says so.
+/// Parts of a container are not opened as a raw disk unless the user says so.
 #[test]
 fn parts_of_another_format_are_refused_by_name() {
     let dir = folder();
@@ -321,11 +320,11 @@ fn parts_of_another_format_are_refused_by_name() {
         assert_eq!(disk.geometry().size_bytes, 3 * 4096);
         bytes = kept;
     }
-    // The end of a part in the middle is contents.
+    // The end of a middle part is contents of the disk.
     bytes[4096 - 512..][..8].copy_from_slice(b"conectix");
     split(dir.path(), 1, &bytes, &[4096, 4096, 4096]);
     assert_eq!(open(&path, true).unwrap().geometry().size_bytes, 3 * 4096);
-    // An image by itself whose name ends like that of a part.
+    // A complete image whose name ends like that of a part.
     let alone = dir.path().join("alone.001");
     let request = CreateRequest { size_bytes: Some(MIB), format: Some(Format::Vhdx), ..CreateRequest::default() };
     diskwright_disk::create(&alone, &request).unwrap();

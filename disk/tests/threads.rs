@@ -1,5 +1,5 @@
-//! Several threads with queues of their own on one disk, in the same blocks, with overlapping
-//! flushes and discards.
+//! Several threads with their own queues on one disk, in the same blocks, with concurrent flushes
+//! and discards.
 
 mod common;
 
@@ -18,7 +18,7 @@ const STRIPE_BYTES: u64 = 32 << 10;
 const DEPTH: usize = 8;
 const SIZE_BYTES: u64 = 12 << 20;
 
-/// Thread `me` works on every fourth stripe only, so that the outcome is known although the threads
+/// Thread `me` uses only every fourth stripe, so that the result is known although the threads
 /// share all blocks. Within a thread, requests in flight never overlap.
 fn hammer(disk: &dyn BlockDevice, me: u64, seed: u64, model: &mut [u8]) {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(seed * 31 + me);
@@ -119,13 +119,13 @@ fn vhd_differencing() {
 }
 
 #[test]
-fn whole_blocks_are_discarded_and_their_space_is_used_again() {
+fn whole_blocks_are_discarded_and_their_space_is_reused() {
     // Blocks of 32 KiB: a stripe is a block, so discards free and writes allocate all the time.
     run(Kind::new(Format::Vhd, DiskType::Dynamic, Some(32 << 10)));
 }
 
-/// The flusher holds the disk for a moment after its last job. The file must not be locked any more
-/// when the disk is dropped.
+/// The flusher holds the disk for a moment after its last job. When the disk was dropped, its file
+/// must not be locked.
 #[test]
 fn a_disk_that_is_dropped_can_be_opened_again_at_once() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Requests that wait for each other, queues that are dropped while they do, and chains that change
+//! Requests that wait for each other, queues that are dropped meanwhile, and chains that change
 //! meanwhile.
 
 mod images;
@@ -27,7 +27,7 @@ fn filled(len: usize, byte: u8) -> IoBuf {
     buf
 }
 
-/// A child over a base that holds 1 everywhere.
+/// A child over a base filled with 1.
 fn chain() -> Disk {
     let disk = Disk::from_layers(vec![layer("base", DiskType::Dynamic, SIZE)], Vec::new()).unwrap();
     Blocking::open(&disk, EngineKind::Auto).unwrap().write(0, &vec![1; SIZE as usize], false).unwrap();
@@ -39,7 +39,8 @@ fn queue(disk: &Disk, ring: Option<&SharedRing>) -> Box<dyn BlockQueue> {
     disk.open_queue(&QueueOptions { depth: 8, ring, ..QueueOptions::default() }).unwrap()
 }
 
-/// A queue whose read of the first 4 KiB has begun, and goes on when the test opens `store.reads`.
+/// A queue with a read of the first 4 KiB in flight, which continues when the test opens
+/// `store.reads`.
 fn queue_with_held_read(disk: &Disk, store: &Gated) -> Box<dyn BlockQueue> {
     let mut slow = queue(disk, None);
     store.reads.close();
@@ -55,21 +56,21 @@ fn read(disk: &Disk, offset_bytes: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A write that shares its block until its end has been seen, and a discard of the block that waits
-/// for that.
+/// Pushes a write that shares its block until its completion is processed, and a discard of the
+/// block that waits for it.
 fn push_two(queue: &mut dyn BlockQueue) {
     queue.push(Request::write(4096, 4096, filled(4096, 2), 1)).unwrap();
     queue.push(Request::discard(0, MIB, 2)).unwrap();
 }
 
 #[test]
-fn two_requests_of_one_queue_of_which_one_waits_for_the_other_end_in_one_reap() {
+fn one_reap_completes_a_request_and_another_that_waits_for_it() {
     for engine in [EngineKind::Uring, EngineKind::Sync] {
         within_seconds(60, "reap", move || {
             let disk = chain();
             read(&disk, 0, 512);
             let mut queue = disk.open_queue(&QueueOptions { engine, ..QueueOptions::default() }).unwrap();
-            // The first makes room, so that none of the two needs work.
+            // The first write allocates space, so that neither of the two needs work.
             queue.push(Request::write(2 * MIB, 4096, filled(4096, 2), 0)).unwrap();
             queue.reap(1, &mut Vec::new()).unwrap();
             push_two(&mut *queue);
@@ -83,13 +84,13 @@ fn two_requests_of_one_queue_of_which_one_waits_for_the_other_end_in_one_reap() 
 }
 
 #[test]
-fn a_queue_that_is_dropped_while_one_request_waits_for_another_leaves_no_block_taken() {
+fn a_queue_dropped_while_a_request_waits_releases_its_blocks() {
     within_seconds(60, "drop", || {
         let disk = chain();
         let mut dropped = queue(&disk, None);
         push_two(&mut *dropped);
         drop(dropped);
-        // Whatever became of the two, the block can be used.
+        // Whatever the result of the two, the block is free.
         Blocking::open(&disk, EngineKind::Auto).unwrap().discard(0, MIB).unwrap();
         assert!(read(&disk, 0, MIB as usize).iter().all(|&byte| byte == 0));
         disk.close().unwrap();
@@ -97,13 +98,13 @@ fn a_queue_that_is_dropped_while_one_request_waits_for_another_leaves_no_block_t
 }
 
 #[test]
-fn a_queue_is_dropped_while_it_waits_for_another_queue_of_its_thread() {
+fn a_queue_can_be_dropped_while_it_waits_for_another_queue_of_its_thread() {
     within_seconds(60, "drop", || {
         let disk = chain();
         let ring = SharedRing::new(64, None).unwrap();
         let (mut one, mut other) = (queue(&disk, Some(&ring)), queue(&disk, Some(&ring)));
         let mut done = Vec::new();
-        // Tables are read and room is made first.
+        // Tables are read and space is allocated first.
         one.push(Request::write(2 * MIB, 4096, filled(4096, 2), 0)).unwrap();
         while done.is_empty() {
             ring.wait().unwrap();
@@ -121,10 +122,10 @@ fn a_queue_is_dropped_while_it_waits_for_another_queue_of_its_thread() {
     });
 }
 
-/// A read of a block that lasts, a disk that changes meanwhile, and space that is given up
-/// meanwhile: the read began before all of that, so the space must not be used again.
+/// A slow read of a block, a chain change, and then a discard of the block. The read is older than
+/// both, so the space must not be reused.
 #[test]
-fn space_is_not_used_again_while_a_request_is_in_flight_that_is_older_than_a_change_of_the_chain() {
+fn space_is_not_reused_while_a_request_older_than_a_chain_change_is_in_flight() {
     within_seconds(60, "the grace period", || {
         let store = Gated::new("disk");
         let meddled = Meddled::new(image(store.clone(), Format::Vhdx, DiskType::Dynamic, SIZE), false);
@@ -137,11 +138,11 @@ fn space_is_not_used_again_while_a_request_is_in_flight_that_is_older_than_a_cha
             let grows = scope.spawn(|| disk.grow(SIZE).unwrap());
             thread::sleep(Duration::from_millis(100));
             assert!(!grows.is_finished());
-            // Given up, durably, by a queue that saw the change.
+            // Freed, durably, by a queue with the new chain.
             writer.discard(0, MIB).unwrap();
             for _ in 0..3 {
                 writer.flush().unwrap();
-                // A request that is planned sees to what a grace period was waited for.
+                // Planning a request starts the recycling after a grace period.
                 writer.discard(2 * MIB, 512).unwrap();
                 thread::sleep(Duration::from_millis(20));
             }
@@ -151,7 +152,7 @@ fn space_is_not_used_again_while_a_request_is_in_flight_that_is_older_than_a_cha
             slow.reap(1, &mut done).unwrap();
             assert!(done.pop().unwrap().buf.unwrap().iter().all(|&byte| byte == 1));
         });
-        // Now it is over.
+        // Now the grace period is over.
         while meddled.recycled.load(Ordering::SeqCst) == 0 {
             writer.write(3 * MIB, &[1; 512], false).unwrap();
             writer.discard(3 * MIB, MIB).unwrap();
@@ -161,10 +162,10 @@ fn space_is_not_used_again_while_a_request_is_in_flight_that_is_older_than_a_cha
     });
 }
 
-/// A chain that was published, and whose epoch has not begun, for a grace period is under way that
-/// a slow read holds up.
+/// A chain that is published while its epoch cannot begin, because a slow read delays the previous
+/// grace period.
 #[test]
-fn queues_of_the_epoch_before_see_what_was_written_to_a_new_top() {
+fn queues_of_the_previous_epoch_see_writes_to_a_new_top() {
     within_seconds(60, "push_top", || {
         let store = Gated::new("base");
         let base = image(store.clone(), Format::Vhdx, DiskType::Dynamic, SIZE);
@@ -175,7 +176,7 @@ fn queues_of_the_epoch_before_see_what_was_written_to_a_new_top() {
         let mut slow = queue_with_held_read(&disk, &store);
         writer.discard(MIB, MIB).unwrap();
         writer.flush().unwrap();
-        // In the epoch of that grace period.
+        // Queues in the epoch of that grace period.
         let [mut reads, mut flushes] = [0, 1].map(|_| Blocking::open(&disk, EngineKind::Auto).unwrap());
         reads.read(4 * MIB, &mut [0; 512]).unwrap();
         flushes.read(4 * MIB, &mut [0; 512]).unwrap();
@@ -188,7 +189,7 @@ fn queues_of_the_epoch_before_see_what_was_written_to_a_new_top() {
                 thread::sleep(Duration::from_millis(1));
             }
             assert!(!pushes.is_finished());
-            // A block without space: it goes to the new top.
+            // The block has no space, so the write goes to the new top.
             writer.write(5 * MIB, &vec![7; MIB as usize], false).unwrap();
             assert!(new_top.writer().unwrap().is_dirty());
             flushes.flush().unwrap();
@@ -202,10 +203,10 @@ fn queues_of_the_epoch_before_see_what_was_written_to_a_new_top() {
     });
 }
 
-/// Two writes of one block that do not overlap: one to the image that was the top, still under way,
-/// one to the image that joins, which must be given the whole block.
+/// Two writes of one block that do not overlap: one to the former top, still in flight, and one to
+/// the new top, which needs a copy-up of the block.
 #[test]
-fn a_block_is_not_filled_from_a_former_top_that_is_still_written() {
+fn no_copy_up_from_a_former_top_that_is_still_written() {
     within_seconds(60, "the filling", || {
         let store = Gated::new("base");
         let base = image(store.clone(), Format::Vhdx, DiskType::Dynamic, SIZE);
@@ -242,15 +243,15 @@ fn a_block_is_not_filled_from_a_former_top_that_is_still_written() {
 }
 
 #[test]
-fn a_layer_that_joins_while_extents_are_listed_takes_none_away() {
+fn a_layer_pushed_during_a_list_of_extents_hides_none() {
     within_seconds(60, "the list of extents", || {
         let size_bytes = 2 << 30;
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new("base"));
         let base = Meddled::new(image(store, Format::Vhdx, DiskType::Dynamic, size_bytes), false);
         let disk = Disk::from_layers(vec![base.layer("base")], Vec::new()).unwrap();
         let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
-        // In the first page of the map, which is forgotten when the disk is opened again; and in
-        // the second, which is looked at.
+        // The first write is in the first page of the map, which is dropped when the disk is
+        // reopened. The second is in the second page, which stays in memory.
         writer.write(0, &[1; 4096], false).unwrap();
         drop(writer);
         drop(disk);
@@ -293,7 +294,7 @@ fn a_former_top_is_closed_with_the_disk() {
     assert_eq!(again.info().log, LogState::Clean);
 }
 
-/// An image of which every other sector is its own.
+/// An image that has data in every other sector.
 #[derive(Debug)]
 struct Striped {
     info: ImageInfo,
@@ -324,7 +325,7 @@ impl Image for Striped {
     }
 }
 
-/// More runs in one page of the map than are remembered at a time.
+/// One page of the map with more runs than the cache holds.
 #[test]
 fn a_disk_of_a_million_runs_is_listed_to_its_end() {
     within_seconds(60, "the list of extents", || {

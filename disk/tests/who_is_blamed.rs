@@ -1,5 +1,5 @@
-//! What a conversion or a comparison says of a file that fails: its own name, and of a copy under
-//! way the name that the user gave.
+//! Errors of conversions and comparisons name the file that failed, and for an unfinished copy its
+//! final path.
 
 use diskwright_disk::{ConvertOptions, CreateRequest, Disk, OpenOptions, compare, convert, create};
 use diskwright_store::{
@@ -28,7 +28,7 @@ fn write(path: &Path, offset_bytes: u64) {
     disk.close().unwrap();
 }
 
-/// What a conversion says. Nothing is left of the copy.
+/// The error of a conversion. The copy must have been removed.
 fn refusal(source: &Path, dest: &Path, options: &ConvertOptions) -> String {
     let told = convert(source, dest, options, &mut |_, _| true).unwrap_err().to_string();
     let left = fs::read_dir(dest.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
@@ -38,7 +38,7 @@ fn refusal(source: &Path, dest: &Path, options: &ConvertOptions) -> String {
 }
 
 #[test]
-fn damage_of_the_source_is_told_of_the_source() {
+fn an_error_of_the_source_names_the_source() {
     let dir = tempdir().unwrap();
     let (source, dest) = (dir.path().join("source.vhd"), dir.path().join("dest.vhdx"));
     small(&source);
@@ -59,7 +59,7 @@ fn damage_of_the_source_is_told_of_the_source() {
 }
 
 #[test]
-fn a_parent_that_cannot_be_read_is_told_by_its_name() {
+fn an_error_of_a_parent_names_the_parent() {
     let dir = tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     small(&path("base.vhdx"));
@@ -73,7 +73,7 @@ fn a_parent_that_cannot_be_read_is_told_by_its_name() {
 }
 
 #[test]
-fn a_copy_that_finds_no_space_is_told_by_the_name_it_was_to_have() {
+fn an_error_of_the_copy_names_its_final_path() {
     let dir = tempdir().unwrap();
     let source = dir.path().join("source.vhdx");
     small(&source);
@@ -87,11 +87,11 @@ fn a_copy_that_finds_no_space_is_told_by_the_name_it_was_to_have() {
     }
 }
 
-/// The machine's files, but payload of those whose name begins so cannot be moved.
+/// The machine's file system, but payload I/O of files with the given name prefix fails.
 #[derive(Debug)]
 struct Failing {
     file: &'static str,
-    /// Reads fail, else writes.
+    /// Reads fail; if false, writes fail.
     reads: bool,
 }
 
@@ -108,7 +108,7 @@ impl PassesFilesOn for Failing {
     }
 }
 
-/// Transfers of a MiB, which are payload here, fail.
+/// A store on which transfers of 1 MiB, here the payload, fail.
 #[derive(Debug)]
 struct FailingStore {
     inner: Arc<dyn Store>,

@@ -1,8 +1,9 @@
-//! What a format can do and how its images are opened: one record for each format.
+//! One record for each format: its capabilities, and the functions that open, create and check
+//! images.
 //!
-//! Whoever needs to know something of a format asks its record ([`Format::driver`]), instead of
-//! telling formats apart by itself. So a new format is: a variant of [`Format`], a record here, a
-//! row of signatures in `probe/known.rs`, and a value of `--format` in the program.
+//! Code that depends on the format asks this record ([`Format::driver`]) and does not match on
+//! [`Format`]. A new format therefore needs: a variant of [`Format`], a record here, a row of
+//! signatures in `probe/known.rs`, and a value of `--format` in the command line.
 
 use crate::{
     CheckReport, CreateOptions, DiskType, Format, Image, ImageError, ParentLink, Result, raw::RawImage, vhd, vhdx,
@@ -11,31 +12,31 @@ use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
 use diskwright_store::{FileRange, Store};
 use std::sync::Arc;
 
-/// A store, whether to write, the logical sector of an image that records none.
+/// Arguments: the store, whether to open for writing, the logical sector of a raw disk in bytes.
 type Open = fn(Arc<dyn Store>, bool, u32) -> Result<Arc<dyn Image>>;
 
-/// See the module.
+/// Capabilities and entry points of one format.
 #[derive(Debug)]
 pub struct Driver {
-    /// As users write it.
+    /// Name in options and messages: "vhdx".
     pub name: &'static str,
-    /// The type that an image gets when none is said, and it has no parent.
+    /// Type of a new image without a parent, unless the user chooses one.
     pub usual_type: DiskType,
-    /// Whether there are dynamic and differencing images. Else all images are fixed.
+    /// Whether dynamic and differencing images exist. If not, all images are fixed.
     pub has_blocks: bool,
-    /// Largest virtual disk of an image with blocks, in bytes, where images that claim more are not
-    /// held to it by their own tables.
+    /// Upper limit in bytes for the virtual size of a dynamic or differencing image. `u64::MAX`
+    /// where the image's own tables already bound the size.
     pub size_max_bytes: u64,
-    /// Whether a fixed image promises its space, so that a discard must keep it.
+    /// Whether a discard in a fixed image must keep the space allocated.
     pub promises_space: bool,
-    /// Logical sector sizes that an image can tell its guest of, in bytes.
+    /// Logical sector sizes that the format can record, in bytes.
     pub logical_sectors_bytes: &'static [u32],
-    /// Why it is no other, in a sentence about a copy.
+    /// Why a copy gets another logical sector size than its source: the end of a sentence.
     pub sectors_because: &'static str,
-    /// Physical sector size of a new image, in bytes, unless said.
+    /// Physical sector size of a new image in bytes, unless the user chooses one.
     pub physical_sector_bytes: u32,
-    /// Whether a differencing image keeps the disk identity of its parent: to its guest it is the
-    /// same disk.
+    /// Whether a differencing image keeps its parent's disk id, so that the guest sees the same
+    /// disk.
     pub child_keeps_disk_id: bool,
     open: Open,
     create: fn(Arc<dyn Store>, &CreateOptions) -> Result<()>,
@@ -68,7 +69,7 @@ static VHD: Driver = Driver {
     logical_sectors_bytes: &[512],
     sectors_because: "VHD knows only 512",
     physical_sector_bytes: 512,
-    // Its id is the file's.
+    // The VHD unique id identifies the file, not the disk.
     child_keeps_disk_id: false,
     open: |store, writable, _| Ok(Arc::new(vhd::open(store, writable)?)),
     create: vhd::create,
@@ -83,7 +84,7 @@ static VHDX: Driver = Driver {
     size_max_bytes: u64::MAX,
     promises_space: true,
     logical_sectors_bytes: &[512, 4096],
-    sectors_because: "as asked for",
+    sectors_because: "as requested",
     physical_sector_bytes: 4096,
     // MS-VHDX 2.6.1.2.
     child_keeps_disk_id: true,
@@ -94,7 +95,7 @@ static VHDX: Driver = Driver {
 };
 
 impl Format {
-    /// Its record.
+    /// The record of this format.
     pub fn driver(self) -> &'static Driver {
         match self {
             Self::Raw => &RAW,
@@ -105,7 +106,7 @@ impl Format {
 }
 
 impl Driver {
-    /// Opens an image. `raw_sector_bytes` is the logical sector of one that records none.
+    /// Opens an image. `raw_sector_bytes` is the logical sector of a raw disk.
     ///
     /// # Errors
     /// Those of the format's own `open`.
@@ -113,16 +114,16 @@ impl Driver {
         (self.open)(store, writable, raw_sector_bytes)
     }
 
-    /// Makes an image of an empty store; durable on return.
+    /// Creates an image in an empty store. The image is durable on return.
     ///
     /// # Errors
-    /// `BadOptions` for what the format cannot hold, before anything is written; `Io`, after which
-    /// the store holds rubbish.
+    /// `BadOptions` for options that the format does not allow, before anything is written; `Io`,
+    /// after which the store holds an incomplete image.
     pub fn create(&self, store: Arc<dyn Store>, options: &CreateOptions) -> Result<()> {
         (self.create)(store, options)
     }
 
-    /// Checks an image, and changes nothing. A raw image has nothing to check.
+    /// Checks an image without changing it. The report of a raw image is always empty.
     ///
     /// # Errors
     /// Those of the format's own `check`.
@@ -130,9 +131,9 @@ impl Driver {
         (self.check)(store)
     }
 
-    /// The parent that an image names, by its headers alone: no log is replayed and no table of
-    /// blocks is read. So it may be asked of a file that another program is writing to. `None` for
-    /// an image that has no parent.
+    /// The parent that an image names. Reads only headers and metadata: no log is replayed and no
+    /// block table is read. So the call is safe on a file that another program is writing. `None`
+    /// for an image without a parent.
     ///
     /// # Errors
     /// Those of the format's own structures.
@@ -157,7 +158,7 @@ mod tests {
     use diskwright_store::MemoryStore;
 
     #[test]
-    fn every_driver_opens_and_checks_what_it_makes() {
+    fn every_driver_opens_and_checks_the_images_that_it_creates() {
         for format in [Format::Raw, Format::Vhd, Format::Vhdx] {
             let driver = format.driver();
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new(driver.name));

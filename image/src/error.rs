@@ -1,4 +1,4 @@
-//! What can go wrong with an image, told so that a user can act on it.
+//! Errors of image operations. Each says what failed, on which file, and what the user can do.
 
 use diskwright_store::BarrierError;
 use std::{io, path::PathBuf};
@@ -9,35 +9,35 @@ pub type Result<T, E = ImageError> = std::result::Result<T, E>;
 /// Why an image operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// The store failed.
+    /// A read, a write or another operation of the store failed.
     #[error("{path}: cannot {doing} at offset {offset_bytes}: {source}{}", hint_for(source))]
     Io {
-        /// What was being done: "read the block allocation table".
+        /// The operation, to follow "cannot": "read the block allocation table".
         doing: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// Offset in the file.
         offset_bytes: u64,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The file contradicts its format.
+    /// The file violates the specification of its format.
     #[error(
         "{path}: {structure} at offset {offset_bytes} is damaged: found {found}, expected {expected}; `diskwright check` lists everything that is wrong with the file"
     )]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// Which structure, in the words of the specification.
+        /// Name of the structure, as in the specification.
         structure: &'static str,
-        /// Where it is.
+        /// Offset of the structure, or of its bad field, in the file.
         offset_bytes: u64,
-        /// What is there.
+        /// The value in the file.
         found: String,
-        /// What should be.
+        /// The value or range that the specification allows.
         expected: String,
     },
-    /// The file is not of a format that we know.
+    /// The file has none of the known formats.
     #[error("{path}: {found}; expected {expected}")]
     NotAnImage {
         /// The file.
@@ -47,44 +47,44 @@ pub enum ImageError {
         /// What was expected.
         expected: String,
     },
-    /// Name and contents do not agree on a format, or contents alone are not enough to go by.
+    /// File name and contents indicate different formats, or the contents alone do not prove one.
     #[error("{path}: {what}; {hint}")]
     FormatUnclear {
         /// The file.
         path: PathBuf,
-        /// What name and contents say.
+        /// What the name and the contents indicate.
         what: String,
         /// What to do.
         hint: String,
     },
-    /// The file needs something that this program does not have.
+    /// The file uses a feature that this program does not support.
     #[error("{path}: {what} is not supported; {hint}")]
     Unsupported {
         /// The file.
         path: PathBuf,
-        /// What.
+        /// The feature.
         what: String,
         /// What to do.
         hint: String,
     },
-    /// Options that no image can have.
+    /// Creation options that the format does not allow.
     #[error("cannot create {path}: {what}; {hint}")]
     BadOptions {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The option that is not allowed.
         what: String,
         /// What to do.
         hint: String,
     },
-    /// A flush failed before; what is durable is unknown.
+    /// An earlier flush failed. Which of the written data is durable is unknown.
     #[error(
         "{path}: an earlier flush failed ({reason}); nothing written since can be called durable: close the disk, run `diskwright check`, and open it again"
     )]
     Poisoned {
         /// The file.
         path: PathBuf,
-        /// What the first failure was.
+        /// The first failure.
         reason: String,
     },
 }
@@ -105,7 +105,7 @@ impl ImageError {
         Self::Io { doing, path: store.name().to_owned(), offset_bytes, source }
     }
 
-    /// The file that it tells of, for callers that show it by another name.
+    /// The path in the error. Callers replace it to show the file under another name.
     pub fn path_mut(&mut self) -> &mut PathBuf {
         match self {
             Self::Io { path, .. }
@@ -118,7 +118,7 @@ impl ImageError {
         }
     }
 
-    /// The kind of the system's error beneath, for callers that must answer with an errno.
+    /// The kind of the underlying system error, for callers that must answer with an errno.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             Self::Io { source, .. } => source.kind(),

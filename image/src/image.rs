@@ -1,19 +1,20 @@
-//! What every image format offers: the mapping for reading, and the life of a block for writing.
+//! The interface of every image format: the mapping for reads, and the life cycle of a block for
+//! writes.
 //!
-//! A block's life, as the disk above drives it:
+//! How the disk above drives the life cycle of a block:
 //!
 //! ```text
-//!                 reserve()                    payload written by the engine            commit(Sectors | Whole)
-//!   Absent/Zero ────────────▶ space reserved ──────────────────────────────▶ ... ──────────────────▶ Partial / Data
-//!        ▲                                                                                              │
-//!        └──────────────────────────────── commit(Zero | Discard) ◀────────────────────────────────────┘
-//!                                    (space is quarantined until flush + recycle)
+//!               reserve()              engine writes payload        commit(Sectors | Whole)
+//!   Absent/Zero ─────────▶ space reserved ─────────────▶ ... ─────────────────▶ Partial / Data
+//!        ▲                                                                           │
+//!        └──────────────────────── commit(Zero | Discard) ◀──────────────────────────┘
+//!                         (space is quarantined until flush + recycle)
 //! ```
 //!
-//! `commit` changes only memory; [`ImageWriter::flush`] makes it durable: first the payload, then
-//! the mapping that shows it. Locks: an image has one mutex over its tables and its space; the disk
-//! above calls `reserve` and `commit` under its own map lock (order: map lock, then image lock),
-//! the flusher calls `flush` without the map lock.
+//! `commit` changes only memory. [`ImageWriter::flush`] makes the change durable: first the
+//! payload, then the mapping that refers to it. Locks: an image has one mutex over its tables and
+//! its space. The disk above calls `reserve` and `commit` under its own mutation lock (order:
+//! mutation lock, then image mutex). The flusher calls `flush` without the mutation lock.
 
 use crate::error::{ImageError, Result};
 use diskwright_store::{IoBuf, Store};
@@ -23,7 +24,7 @@ use uuid::Uuid;
 /// A file format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// Bytes as they are.
+    /// The bytes of the disk, without any metadata.
     Raw,
     /// VHD, as in the Virtual Hard Disk Image Format Specification 1.0.
     Vhd,
@@ -31,14 +32,15 @@ pub enum Format {
     Vhdx,
 }
 
-/// How an image holds its blocks.
+/// How an image allocates space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DiskType {
-    /// All space from the start.
+    /// All blocks have space from the start.
     Fixed,
-    /// Space on first write.
+    /// A block gets space on its first write.
     Dynamic,
-    /// Space on first write; the rest is the parent's.
+    /// A block gets space on its first write. Sectors that were never written read the parent's
+    /// data.
     Differencing,
 }
 
@@ -58,22 +60,22 @@ impl fmt::Display for DiskType {
     }
 }
 
-/// Whether a VHDX log holds anything.
+/// State of a VHDX log when the image was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogState {
     /// The format has no log.
     None,
-    /// Nothing to replay.
+    /// The log is empty.
     Clean,
     /// Entries were replayed: in memory for a read-only open, on disk for a writable one.
     Replayed {
-        /// How many.
+        /// Number of entries.
         entries: u32,
     },
 }
 
-/// How a child names its parent, as stored in the child. Strings are as found, backslashes
-/// included.
+/// How a child names its parent, as stored in the child. Paths are not converted: they contain the
+/// backslashes that the file has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ParentLink {
     /// Path relative to the child's folder (`relative_path`; W2ru).
@@ -84,86 +86,85 @@ pub struct ParentLink {
     pub absolute_path: Option<String>,
     /// File name of the parent (VHD header).
     pub name: Option<String>,
-    /// The identity the parent must have: VHDX `parent_linkage` (its DataWriteGuid), VHD parent
-    /// unique id.
+    /// The identity that the parent must have. VHDX: `parent_linkage`, the parent's DataWriteGuid.
+    /// VHD: the parent's unique id.
     pub linkage: Uuid,
-    /// VHDX `parent_linkage2`: another identity that is accepted.
+    /// VHDX `parent_linkage2`: a second identity that is accepted.
     pub linkage2: Option<Uuid>,
     /// VHD: modification time of the parent, seconds since 2000-01-01 00:00 UTC.
     pub modified_seconds: Option<u32>,
-    /// VHD: where in the child's file that stands. Only told, never stored.
+    /// VHD: file offset of `modified_seconds` in the child. Set when read, ignored when creating.
     pub modified_offset_bytes: Option<u64>,
 }
 
-/// What an image says of itself. Never changes while it is open.
+/// Description of an image. Does not change while the image is open.
 #[derive(Debug, Clone)]
 pub struct ImageInfo {
-    /// Its format.
+    /// The file format.
     pub format: Format,
-    /// Its type.
+    /// The allocation type.
     pub disk_type: DiskType,
-    /// Virtual size in bytes, when it was opened: [`Image::size_bytes`] is the present one.
+    /// Virtual size in bytes when the image was opened. The current size is [`Image::size_bytes`].
     pub size_bytes: u64,
-    /// Payload block; for raw and fixed VHD, where there is none, a power of two by which the map
-    /// may be cut.
+    /// Size of a payload block in bytes. Raw disks and fixed VHDs have no blocks: there it is a
+    /// power of two by which the disk's map is cut.
     pub block_bytes: u64,
-    /// Whether `block_bytes` is a property of the file (false for raw and fixed VHD).
+    /// Whether `block_bytes` is stored in the file (false for raw and fixed VHD).
     pub has_blocks: bool,
-    /// Virtual logical sector.
+    /// Logical sector of the virtual disk, in bytes.
     pub logical_sector_bytes: u32,
-    /// Virtual physical sector.
+    /// Physical sector of the virtual disk, in bytes.
     pub physical_sector_bytes: u32,
-    /// Who wrote it, as text.
+    /// The program that created the file. Empty for raw.
     pub creator: String,
     /// VHD unique id; VHDX virtual disk id (page 83 data).
     pub disk_id: Option<Uuid>,
-    /// The identity by which children name it: VHD unique id; VHDX DataWriteGuid. As it was when
-    /// opened.
+    /// The identity by which children refer to this image, as of the open: VHD unique id, VHDX
+    /// DataWriteGuid.
     pub linkage_id: Option<Uuid>,
     /// VHDX FileWriteGuid.
     pub file_write_id: Option<Uuid>,
     /// VHD: creation time stamp of the footer, seconds since 2000-01-01.
     pub created_seconds: Option<u32>,
-    /// Its parent, for a differencing image.
+    /// Link to the parent; `None` unless the image is differencing.
     pub parent: Option<ParentLink>,
     /// State of the log when opened.
     pub log: LogState,
-    /// Largest power of two (capped at 1 MiB) that divides the file offset of all payload that
-    /// exists or will be made: with O_DIRECT it must reach the device's alignment.
+    /// Largest power of two, at most 1 MiB, that divides the file offset of all existing and future
+    /// payload. O_DIRECT needs at least the device's alignment.
     pub payload_alignment_bytes: u32,
-    /// Peculiarities worth telling (old footer, repaired from the copy, tail missing ...), one
-    /// sentence each.
+    /// Peculiarities that the user should know, one sentence each: a short footer, a damaged
+    /// structure whose copy was used, a missing tail ...
     pub remarks: Vec<String>,
 }
 
-/// Where a block's bytes are.
+/// Where the bytes of a block are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockState {
-    /// This layer knows nothing of it: ask the parent; zeros where there is none.
+    /// This layer has no data: the block reads the parent's data, or zeros without a parent.
     Absent,
-    /// Reads as zeros, whatever the parent has (ZERO, UNMAPPED, UNDEFINED).
+    /// The block reads as zeros and hides the parent's data (ZERO, UNMAPPED, UNDEFINED).
     Zero,
-    /// All bytes are at this offset of a store.
+    /// All bytes of the block are at this offset of a store.
     Data {
         /// Index into [`Image::stores`].
         store: u16,
-        /// First byte in the store.
+        /// Offset of the block's first byte.
         offset_bytes: u64,
     },
-    /// Some sectors are at this offset, the others are the parent's; [`Image::sector_bitmap`] says
-    /// which. An image may say `Partial` where the bitmap turns out to be full or empty.
+    /// Some sectors are at this offset, the others read the parent's data; [`Image::sector_bitmap`]
+    /// says which. The bitmap of a `Partial` block may turn out to be full or empty.
     Partial {
         /// Index into [`Image::stores`].
         store: u16,
-        /// First byte in the store.
+        /// Offset of the block's first byte.
         offset_bytes: u64,
     },
-    /// All bytes are in the file, encoded (compressed): [`Image::read_packed`] decodes them. A
-    /// write to the block takes new space and stores the whole block there.
+    /// All bytes are in the file, compressed: [`Image::read_packed`] decompresses them. A write to
+    /// the block allocates new space and stores the whole block there.
     Packed,
-    /// The block's table entry cannot be right, so its bytes are lost to this image;
-    /// [`Image::damage`] says why. Every read of the block fails with that error. Other blocks are
-    /// not affected.
+    /// The block's table entry is invalid, so the block's data cannot be found. [`Image::damage`]
+    /// says why. Every read of the block fails with that error. Other blocks are not affected.
     Damaged,
 }
 
@@ -179,15 +180,15 @@ impl BlockState {
     }
 }
 
-/// Which logical sectors of a block are this layer's own. Bit i of word i/64, least significant
-/// first, whatever the file has.
+/// Which logical sectors of a block have data in this layer. Sector i is bit i % 64 of word i / 64,
+/// counted from the least significant bit, whatever the bit order in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SectorBitmap {
-    /// The bits, 64 a word.
+    /// The bits, 64 in each word.
     pub words: Vec<u64>,
-    /// How many of them count.
+    /// Number of valid bits.
     pub sectors: u32,
-    /// Bytes that one bit stands for (the logical sector size).
+    /// Logical sector size in bytes: the bytes that one bit stands for.
     pub sector_bytes: u32,
 }
 
@@ -197,7 +198,7 @@ impl SectorBitmap {
         Self { words: vec![0; sectors.div_ceil(64) as usize], sectors, sector_bytes }
     }
 
-    /// Whether `sector` is set. Sectors beyond the end are not.
+    /// Whether the bit of `sector` is set. False for sectors beyond the end.
     pub fn get(&self, sector: u32) -> bool {
         sector < self.sectors && self.words.get(sector as usize / 64).is_some_and(|word| word >> (sector % 64) & 1 == 1)
     }
@@ -209,7 +210,7 @@ impl SectorBitmap {
         }
     }
 
-    /// How many bits are set.
+    /// Number of set bits.
     pub fn count(&self) -> u32 {
         (0..self.sectors)
             .step_by(64)
@@ -231,7 +232,8 @@ impl SectorBitmap {
         self.count() == 0
     }
 
-    /// The run that begins at `sector`: its value, and the first sector that differs (or the end).
+    /// The run of equal bits that begins at `sector`: its value, and the first sector after the
+    /// run.
     pub fn run_at(&self, sector: u32) -> (bool, u32) {
         let value = self.get(sector);
         let mut end = sector + 1;
@@ -242,45 +244,45 @@ impl SectorBitmap {
     }
 }
 
-/// Space for a block that had none.
+/// Space reserved for a block.
 #[derive(Debug, Clone)]
 pub struct Reservation {
     /// Index into [`Image::stores`].
     pub store: u16,
-    /// Where the block's payload goes. The whole range exists in the store and reads as zeros,
-    /// unless the block was `Partial` or `Data` already.
+    /// Offset of the block's payload. The whole range exists in the store. The range reads as zeros
+    /// unless the block was `Partial` or `Data` before.
     pub offset_bytes: u64,
-    /// Bytes that must be written at an offset of the same store together with the first payload
-    /// (VHD: the block's bitmap). Given to the first caller only. When they are written, the disk
-    /// calls [`ImageWriter::initialised`].
+    /// Bytes to write at an offset of the same store together with the first payload (VHD: the
+    /// block's sector bitmap). Only the first reservation of a block returns them. When they are
+    /// written, the disk calls [`ImageWriter::initialised`].
     pub init: Option<(u64, Arc<IoBuf>)>,
 }
 
-/// A change of a block's mapping, made when its payload is in place.
+/// A change of a block's mapping. Committed when the payload is in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Commit {
-    /// Every byte of the block is right (written, or zero because the space was fresh).
+    /// The whole block has its data (written, or zero because the space was fresh).
     Whole,
-    /// These sectors of the block are right now; the others remain as they were.
+    /// These sectors have their data now. The other sectors keep their state.
     Sectors {
-        /// First logical sector, counted from the block's beginning.
+        /// First logical sector, counted from the start of the block.
         first: u32,
-        /// How many.
+        /// Number of logical sectors.
         count: u32,
     },
-    /// The block reads as zeros; its space is given up.
+    /// The block reads as zeros. Its space is freed.
     Zero,
-    /// The block was discarded: it reads as zeros here too, and its space is given up.
+    /// The block was discarded. Its space is freed, and here too the block reads as zeros.
     Discard,
 }
 
-/// One open image. Shared by threads.
+/// One open image. Shared by several threads.
 pub trait Image: Send + Sync + fmt::Debug {
-    /// What it is.
+    /// The description of the image.
     fn info(&self) -> &ImageInfo;
 
-    /// The files that hold its bytes. The first one has the tables, if the format has any. At least
-    /// one, at most 65,535; the list never changes while the image is open.
+    /// The files that hold the image's bytes, 1 to 65,535. The first one has the tables, if the
+    /// format has any. The list does not change while the image is open.
     fn stores(&self) -> &[Arc<dyn Store>];
 
     /// The first of [`Image::stores`].
@@ -288,19 +290,18 @@ pub trait Image: Send + Sync + fmt::Debug {
         &self.stores()[0]
     }
 
-    /// The states of the blocks `first_block ..`, one for each element of `out`. Blocks beyond the
-    /// disk's end are `Absent`. Offsets are checked: inside the file and clear of the image's
-    /// metadata. An entry that cannot be right makes its block [`BlockState::Damaged`] and no
-    /// other.
+    /// Writes the state of block `first_block + i` to `out[i]`. Blocks beyond the end of the disk
+    /// are `Absent`. Offsets are validated: they lie inside the file and outside the image's
+    /// metadata. An invalid entry makes only its own block [`BlockState::Damaged`].
     ///
     /// # Errors
     /// `Io` when the table cannot be read.
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()>;
 
-    /// The first of the blocks `first_block .. end_block` that may be other than `Absent`, or
-    /// `None` where there is none. Blocks beyond the disk's end are `Absent`. An image that cannot
-    /// tell says the first. For walks over disks that are nearly empty: the time follows what is
-    /// there, not the disk's size.
+    /// The first of the blocks `first_block .. end_block` that may not be `Absent`, or `None` if
+    /// all are. Blocks beyond the end of the disk are `Absent`. An image that does not know returns
+    /// `first_block`. With this call the time of a walk over a nearly empty disk depends on the
+    /// allocated blocks, not on the disk's size.
     ///
     /// # Errors
     /// `Io` when the table cannot be read.
@@ -308,8 +309,8 @@ pub trait Image: Send + Sync + fmt::Debug {
         Ok((first_block < end_block).then_some(first_block))
     }
 
-    /// Why `block` is [`BlockState::Damaged`]: the structure, its offset, what was found and what
-    /// was expected. Also of a `Partial` block whose bitmap cannot be found.
+    /// The error of a [`BlockState::Damaged`] block: the structure, its offset, what was found and
+    /// what was expected. Also for a `Partial` block whose bitmap cannot be found.
     ///
     /// # Errors
     /// `Io` when the table cannot be read; `Unsupported` where the format has no tables.
@@ -324,12 +325,12 @@ pub trait Image: Send + Sync + fmt::Debug {
         })
     }
 
-    /// Decodes bytes of a [`BlockState::Packed`] block into `out`, from `within_bytes` after the
-    /// block's first byte. Blocks the calling thread, for as long as reading and decoding take.
-    /// Formats without such blocks keep this default.
+    /// Decompresses bytes of a [`BlockState::Packed`] block into `out`, beginning `within_bytes`
+    /// after the block's first byte. Blocks the calling thread while it reads and decompresses.
+    /// Formats without compressed blocks keep this default.
     ///
     /// # Errors
-    /// `Io`; `Corrupt` for a block that does not decode to its length.
+    /// `Io`; `Corrupt` if the block does not decompress to its full length.
     fn read_packed(&self, block: u64, _within_bytes: u64, _out: &mut [u8]) -> Result<()> {
         Err(ImageError::Unsupported {
             path: self.store().name().to_owned(),
@@ -338,49 +339,48 @@ pub trait Image: Send + Sync + fmt::Debug {
         })
     }
 
-    /// Virtual size in bytes: as [`ImageInfo::size_bytes`] when the image was opened, and what
-    /// [`ImageWriter::resize`] made of it since.
+    /// Current virtual size in bytes: [`ImageInfo::size_bytes`], changed by
+    /// [`ImageWriter::resize`].
     fn size_bytes(&self) -> u64 {
         self.info().size_bytes
     }
 
-    /// The bitmap of a block that is `Partial`.
+    /// The sector bitmap of a `Partial` block.
     ///
     /// # Errors
-    /// `Io`; `Corrupt` where the file cannot say where the bitmap is: then the block is lost, and
-    /// no other.
+    /// `Io`; `Corrupt` if the file does not say where the bitmap is. Then only this block is lost.
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap>;
 
-    /// The writing side; `None` when opened read-only.
+    /// The interface for writes; `None` when the image was opened read-only.
     fn writer(&self) -> Option<&dyn ImageWriter>;
 }
 
-/// The writing side of an image.
+/// The interface for writes to an image.
 pub trait ImageWriter: Send + Sync {
-    /// Called before the first guest-visible write of this open; later calls do nothing. VHDX: new
-    /// FileWriteGuid and DataWriteGuid, durable on return. (A reservation may call the
-    /// FileWriteGuid half by itself.)
+    /// Must be called before the first guest-visible write of a session. Later calls do nothing.
+    /// VHDX: writes a new FileWriteGuid and DataWriteGuid, durable on return. (A reservation may
+    /// write the new FileWriteGuid earlier.)
     fn begin_writing(&self) -> Result<()>;
 
-    /// Does what [`ImageWriter::reserve`] and [`ImageWriter::commit`] of these blocks had to wait
-    /// for when they said `None`: reads tables, makes room in the file. Waits for the disk, so the
-    /// caller holds no lock. Then ask again: what was prepared may not have been all, and another
-    /// thread may have used it up.
+    /// Supplies what [`ImageWriter::reserve`] and [`ImageWriter::commit`] of these blocks lacked
+    /// when they returned `None`: reads tables, allocates space in the file. Blocks on I/O, so the
+    /// caller must not hold a lock. The caller then retries. The retry may return `None` again:
+    /// more may be missing, or another thread may have taken the space.
     ///
     /// # Errors
-    /// `Io`, with `StorageFull` when the file cannot grow; `Corrupt` for a table in which no space
-    /// can be found. Of a full file system nothing is kept.
+    /// `Io`, with `StorageFull` when the file cannot grow; `Corrupt` for a table that makes it
+    /// impossible to find free space. On a full file system nothing is kept.
     fn prepare(&self, blocks: Range<u64>) -> Result<()>;
 
-    /// Space for a block. Repeated calls for a block give the same place until it is committed or
-    /// given up. Never touches the store. `None` says that it would have to wait for the disk: call
-    /// [`ImageWriter::prepare`], without locks, and ask again.
+    /// Reserves space for a block. Repeated calls for a block return the same space until the block
+    /// is committed. Never accesses the store. `None` means that I/O is needed first: release all
+    /// locks, call [`ImageWriter::prepare`] and retry.
     ///
     /// # Errors
-    /// `Poisoned`; `Corrupt` for the block's entry. The image is as it was.
+    /// `Poisoned`; `Corrupt` for the block's entry. Nothing was reserved then.
     fn reserve(&self, block: u64) -> Result<Option<Reservation>>;
 
-    /// [`ImageWriter::reserve`], with the waiting that it takes. The caller holds no lock.
+    /// Like [`ImageWriter::reserve`], but waits for the I/O. The caller must not hold a lock.
     ///
     /// # Errors
     /// As [`ImageWriter::reserve`] and [`ImageWriter::prepare`].
@@ -393,7 +393,7 @@ pub trait ImageWriter: Send + Sync {
         }
     }
 
-    /// [`ImageWriter::commit`], with the waiting that it takes. The caller holds no lock.
+    /// Like [`ImageWriter::commit`], but waits for the I/O. The caller must not hold a lock.
     ///
     /// # Errors
     /// As [`ImageWriter::commit`] and [`ImageWriter::prepare`].
@@ -406,107 +406,108 @@ pub trait ImageWriter: Send + Sync {
         }
     }
 
-    /// The `init` bytes of a reservation have been written.
+    /// The disk calls this when the `init` bytes of a reservation have been written.
     fn initialised(&self, block: u64);
 
-    /// Changes the mapping, in memory. Returns the block's new state; `None` as
-    /// [`ImageWriter::reserve`] does.
+    /// Changes the mapping in memory. Returns the block's new state; `None` as for
+    /// [`ImageWriter::reserve`].
     ///
     /// # Errors
     /// `Unsupported` for `Zero` and `Discard` where [`ImageWriter::can_store_zero`] is false.
     fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>>;
 
-    /// Whether [`Commit::Sectors`] records which sectors of a block are this layer's own. Where it
-    /// does not, a block that is written in part must be given all its sectors first.
+    /// Whether [`Commit::Sectors`] records which sectors have data in this layer. If not, all
+    /// sectors of a block must be filled before a part of it is written (copy-up).
     fn tracks_sectors(&self) -> bool;
 
-    /// Makes the virtual disk larger; what is added is `Absent`, or reads as zeros. Durable on
-    /// return; a power cut meanwhile leaves the old size or the new one. Blocks that exist stay
-    /// where they are. Other threads may reserve, commit and flush meanwhile. The caller holds no
-    /// lock, and sees to it that a parent is no larger than the disk: its bytes behind the old end
-    /// would show.
+    /// Enlarges the virtual disk. The new range is `Absent`, or reads as zeros. Durable on return.
+    /// A power cut during the call leaves the old size or the new one. Existing blocks keep their
+    /// place. Other threads may reserve, commit and flush at the same time. The caller must not
+    /// hold a lock. The caller must also ensure that no parent is larger than the disk, as the
+    /// parent's data beyond the old end would become visible.
     ///
     /// # Errors
-    /// `Unsupported` where the image cannot grow so far, or would have to shrink; `Io`: the size is
-    /// the old one, unless a sync failed; `Corrupt` for a table in which no space can be found.
+    /// `Unsupported` if the image cannot have this size or would shrink; `Io`, which leaves the old
+    /// size unless a sync failed; `Corrupt` for a table that makes it impossible to find free
+    /// space.
     fn resize(&self, size_bytes: u64) -> Result<()> {
         Err(ImageError::Unsupported {
             path: Default::default(),
             what: format!("a new size of {size_bytes} bytes for an open image of this format"),
-            hint: "convert the disk to an image of the size that is wanted".into(),
+            hint: "convert the disk to an image of the wanted size".into(),
         })
     }
 
-    /// Whether a block can be made to read as zeros without payload (false for a differencing VHD).
+    /// Whether a block can be recorded as zeros without payload (false for a differencing VHD).
     fn can_store_zero(&self) -> bool;
 
-    /// Bounds the memory for table pages and sector bitmaps to about `bytes`, those on their way to
-    /// the file included. An image keeps a minimum of some hundred KiB, and its own bound unless
-    /// this is called. May be called at any time. Images without tables keep this default, which
-    /// does nothing.
+    /// Limits the memory for table pages and sector bitmaps to about `bytes`, including pages that
+    /// are being written. An image keeps a minimum of some hundred KiB. Without a call the image
+    /// uses a default limit. May be called at any time. Images without tables keep this default,
+    /// which does nothing.
     fn limit_tables(&self, _bytes: u64) {}
 
-    /// Whether anything committed is not yet durable.
+    /// Whether any committed change is not yet durable.
     fn is_dirty(&self) -> bool;
 
-    /// Whether anything can still be called durable. A sync that fails in a reservation ends that,
-    /// too, though no flush was asked for.
+    /// Fails once a sync of the store has failed, also a sync within a reservation that no flush
+    /// asked for.
     ///
     /// # Errors
-    /// [`ImageError::Poisoned`] once a sync of the store has failed.
+    /// [`ImageError::Poisoned`] after the first failed sync.
     fn check_syncs(&self) -> Result<()>;
 
-    /// Makes everything durable that was committed, and all payload whose write had completed,
-    /// before the call. Concurrent callers share the work. After a failure of the store's sync,
-    /// every later flush fails: what a failed fsync dropped cannot be known to be durable.
+    /// Makes durable all commits, and all payload whose write had completed, before the call.
+    /// Concurrent callers share one flush. After a failed sync of the store every later flush
+    /// fails: the kernel may have dropped pages, so nothing can be reported as durable.
     fn flush(&self) -> Result<()>;
 
-    /// A number that grows with every `Zero` or `Discard` that gave up space.
+    /// A counter that grows with every `Zero` or `Discard` that freed space.
     fn freed_generation(&self) -> u64;
 
-    /// Space given up at generations up to `generation` may be used again: its removal is durable
-    /// and no request that could still reach it is in flight. The caller has made sure of both. The
-    /// file system gets its blocks back, where it can; that waits for the disk, so the caller holds
-    /// no lock.
+    /// Allows reuse of the space that was freed at generations up to `generation`. The caller
+    /// guarantees that the removal of the mappings is durable and that no request that could still
+    /// reach the space is in flight. The blocks are returned to the file system where possible.
+    /// That blocks on I/O, so the caller must not hold a lock.
     fn recycle(&self, generation: u64);
 
-    /// Flushes, gives back slack at the file's end, leaves the log clean. Called once, when no
-    /// request is in flight and none will follow.
+    /// Flushes, cuts unused space off the end of the file and leaves the log empty. Must be called
+    /// once, when no request is in flight and none will follow.
     fn close(&self) -> Result<()>;
 }
 
-/// How bad a finding is.
+/// How serious a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// Worth knowing; the disk is sound.
+    /// Unusual, but the disk is intact.
     Note,
-    /// Space in the file that nothing refers to.
+    /// Leaked space: nothing in the file refers to it.
     Leak,
-    /// Wrong: reads or writes may fail or give wrong bytes.
+    /// Damage: reads or writes may fail or return wrong data.
     Corrupt,
 }
 
-/// One thing that `check` found.
+/// One finding of `check`.
 #[derive(Debug, Clone)]
 pub struct Finding {
-    /// How bad.
+    /// How serious the finding is.
     pub severity: Severity,
-    /// Where in the file.
+    /// Offset in the file.
     pub offset_bytes: u64,
     /// What was found and what was expected.
     pub message: String,
 }
 
-/// All that `check` found in one image.
+/// The result of a check of one image.
 #[derive(Debug, Clone, Default)]
 pub struct CheckReport {
-    /// In order of offset.
+    /// The findings, sorted by offset.
     pub findings: Vec<Finding>,
-    /// Payload blocks that have space.
+    /// Payload blocks that have data in the file.
     pub allocated_blocks: u64,
-    /// Payload blocks of the virtual disk.
+    /// All payload blocks of the virtual disk.
     pub total_blocks: u64,
-    /// Bytes that nothing refers to.
+    /// Size of the leaked space in bytes.
     pub leaked_bytes: u64,
 }
 
@@ -517,25 +518,25 @@ impl CheckReport {
     }
 }
 
-/// What to create.
+/// Properties of a new image.
 #[derive(Debug, Clone)]
 pub struct CreateOptions {
-    /// Type.
+    /// The allocation type.
     pub disk_type: DiskType,
-    /// Virtual size in bytes, when it was opened: [`Image::size_bytes`] is the present one.
+    /// Virtual size in bytes.
     pub size_bytes: u64,
-    /// Payload block; `None` for the format's default of 2 MiB.
+    /// Size of a payload block in bytes; `None` for the default of 2 MiB.
     pub block_bytes: Option<u32>,
-    /// Virtual logical sector: 512 or 4096 (VHD: 512 only).
+    /// Logical sector of the virtual disk in bytes: 512 or 4096 (VHD: 512 only).
     pub logical_sector_bytes: u32,
-    /// Virtual physical sector: 512 or 4096.
+    /// Physical sector of the virtual disk in bytes: 512 or 4096.
     pub physical_sector_bytes: u32,
-    /// The parent's link, for a differencing image.
+    /// Link to the parent. Required for a differencing image, forbidden for other types.
     pub parent: Option<ParentLink>,
-    /// Reserve the space of all blocks now, so that the file cannot run out of it. Blocks of a
-    /// dynamic disk stay unmapped; a fixed disk has its whole length in any case, and consists of
-    /// holes without this.
+    /// Allocate the space of all blocks now, so that later writes cannot fail for lack of space.
+    /// Blocks of a dynamic disk stay unmapped. A fixed disk always has its full file length;
+    /// without this option the file is sparse.
     pub preallocate: bool,
-    /// The unique id to give, or `None` for a new one (tests give one).
+    /// The disk's unique id; `None` for a random one.
     pub disk_id: Option<Uuid>,
 }

@@ -1,30 +1,31 @@
-//! One image file as a mapping: from ranges of a virtual disk to ranges of a store.
+//! One image file as a mapping from ranges of a virtual disk to ranges of a store.
 //!
-//! An image never moves guest payload. It says where a block's bytes lie ([`BlockState`]), reserves
-//! space for blocks that have none, and keeps its tables true and durable. The rooms:
+//! An image never moves guest payload. An image reports where the bytes of a block lie
+//! ([`BlockState`]), reserves space for blocks that have none, and keeps its tables consistent and
+//! durable. Modules:
 //!
 //! ```text
-//!   image.rs   the traits Image and ImageWriter: what every format offers
-//!   driver.rs  what a format can do, and how its images are opened: one record for each
-//!   probe/     which format a file has (a table of those that are recognised), and opening it
+//!   image.rs   traits Image and ImageWriter, which every format implements
+//!   driver.rs  one record for each format: its capabilities, and how its images are opened
+//!   probe/     detects the format of a file (by a table of known signatures) and opens it
 //!   raw.rs     a raw file or device as an image
-//!   split.rs   a raw disk that continues in further files
+//!   split.rs   a raw disk in several files (disk.001, disk.002, ...)
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log
-//!   space.rs   where the next payload block goes in a growing file
-//!   lacks.rs   what reservations had to wait for, so that it can be prepared
-//!   error.rs   what can go wrong, in sentences
+//!   space.rs   allocator of payload blocks in a growing file
+//!   needs.rs   what a block still needs before it can be reserved or committed
+//!   error.rs   errors, each a sentence for the user
 //! ```
 
 #![forbid(unsafe_code)]
 
-pub mod driver;
-pub mod error;
-pub mod image;
-mod lacks;
+mod driver;
+mod error;
+mod image;
+mod needs;
 pub mod probe;
-pub mod raw;
-pub mod space;
+mod raw;
+mod space;
 pub mod split;
 pub mod vhd;
 pub mod vhdx;

@@ -1,16 +1,16 @@
-//! A raw file or device as an image: every byte of the disk is at its own offset of the store.
+//! A raw file or device as an image: each byte of the disk is at the same offset of the store.
 //!
-//! There is nothing to map. The map is cut into pseudo-blocks of [`PSEUDO_BLOCK_BYTES`] only
-//! because the disk above counts in blocks; each is [`BlockState::Data`] at its own offset, for
-//! ever, so reservations and commits are trivial. A fixed VHD is the same with a footer behind it,
-//! and shares [`FlatWriter`].
+//! There is nothing to map. The disk above counts in blocks, so the disk is cut into pseudo-blocks
+//! of [`PSEUDO_BLOCK_BYTES`]. Each is always [`BlockState::Data`] at its own offset, so
+//! reservations and commits do nothing. A fixed VHD is the same with a footer at the end, and
+//! shares [`FlatWriter`].
 //!
-//! A raw file whose length is not a multiple of the sector is padded with zeros in thought:
-//! [`PaddedStore`] reads them where the file has already ended. The file itself is made longer only
-//! before the first write.
+//! If the length of a raw file is not a multiple of the sector, the disk's last sector is padded
+//! with zeros: [`PaddedStore`] returns zeros beyond the end of the file. The file itself is
+//! extended only before the first write.
 //!
-//! Invariant: after a failed sync no later flush succeeds ([`Barrier`]). Nothing else here changes
-//! while the image is open, but for the length of a padded file.
+//! Invariant: after a failed sync no later flush succeeds ([`Barrier`]). While the image is open
+//! only its size and the length of a padded file change.
 
 use crate::{
     BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,
@@ -30,11 +30,10 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-/// The step by which the map of an image without blocks is cut.
+/// Size of a pseudo-block in bytes.
 pub const PSEUDO_BLOCK_BYTES: u64 = 64 << 20;
 
-/// Payload that begins at offset 0 is aligned to anything; this is where
-/// [`ImageInfo::payload_alignment_bytes`] stops counting.
+/// Upper limit of [`ImageInfo::payload_alignment_bytes`]: payload at offset 0 has any alignment.
 pub(crate) const FLAT_ALIGNMENT_BYTES: u32 = 1 << 20;
 
 /// A raw file or device.
@@ -46,12 +45,12 @@ pub struct RawImage {
 }
 
 impl RawImage {
-    /// Opens `store` as it is. The disk's size is the store's length, rounded up to a sector of
+    /// Opens `store`. The disk's size is the store's length, rounded up to a sector of
     /// `logical_sector_bytes`.
     ///
     /// # Errors
-    /// `Io` when the length cannot be told; `Unsupported` for a sector size other than a power of
-    /// two from 512 to 4096.
+    /// `Io` if the length cannot be determined; `Unsupported` for a sector size other than a power
+    /// of two from 512 to 4096.
     pub fn new(store: Arc<dyn Store>, writable: bool, logical_sector_bytes: u32) -> Result<Self> {
         check_sector_bytes(&*store, logical_sector_bytes)?;
         let Measured { store, size_bytes, padding_end_bytes, remark } = measure(store, logical_sector_bytes)?;
@@ -74,12 +73,12 @@ impl RawImage {
             remarks: remark.into_iter().collect(),
         };
         let writer =
-            writable.then(|| FlatWriter::new(Arc::clone(&store), size_bytes, padding_end_bytes, Behind::Nothing));
+            writable.then(|| FlatWriter::new(Arc::clone(&store), size_bytes, padding_end_bytes, Trailer::None));
         Ok(Self { info, store, writer })
     }
 }
 
-/// Refuses a sector size that no disk has.
+/// Refuses a sector size other than a power of two from 512 to 4096.
 ///
 /// # Errors
 /// `Unsupported`.
@@ -94,24 +93,25 @@ pub(crate) fn check_sector_bytes(store: &dyn Store, logical_sector_bytes: u32) -
     })
 }
 
-/// A raw file, as long as whole sectors are.
+/// A raw file whose length was rounded up to whole sectors.
 pub(crate) struct Measured {
-    /// The file, followed by zeros up to the end of its last sector.
+    /// The file, padded with zeros to the end of its last sector.
     pub(crate) store: Arc<dyn Store>,
-    /// Length with these zeros.
+    /// Length with the padding, in bytes.
     pub(crate) size_bytes: u64,
-    /// The length that the file must be given before the first write, if it has another one.
+    /// Length in bytes to which the file must be extended before the first write; `None` if not
+    /// needed.
     pub(crate) padding_end_bytes: Option<u64>,
-    /// What to tell of that.
+    /// A sentence for the user about the padding.
     pub(crate) remark: Option<String>,
 }
 
 /// Rounds the length of a raw file up to a sector.
 ///
 /// # Errors
-/// `Io` when the length cannot be told.
+/// `Io` if the length cannot be determined.
 pub(crate) fn measure(store: Arc<dyn Store>, logical_sector_bytes: u32) -> Result<Measured> {
-    let len_bytes = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", &*store, 0, e))?;
+    let len_bytes = store.len_bytes().map_err(|e| ImageError::io("get the length of the file", &*store, 0, e))?;
     let size_bytes = len_bytes.checked_next_multiple_of(u64::from(logical_sector_bytes)).unwrap_or(len_bytes);
     if size_bytes == len_bytes {
         return Ok(Measured { store, size_bytes, padding_end_bytes: None, remark: None });
@@ -124,7 +124,7 @@ pub(crate) fn measure(store: Arc<dyn Store>, logical_sector_bytes: u32) -> Resul
     Ok(Measured { store: Arc::new(padded), size_bytes, padding_end_bytes: Some(size_bytes), remark: Some(remark) })
 }
 
-/// Makes a padded file `end_bytes` long, durably.
+/// Extends a padded file to `end_bytes`, durably.
 ///
 /// # Errors
 /// `Io`; `Poisoned`.
@@ -133,8 +133,8 @@ pub(crate) fn extend_to_sector(barrier: &Barrier, end_bytes: u64) -> Result<()> 
     store
         .allocate(FileRange { offset_bytes: end_bytes - 512, len_bytes: 512 })
         .map_err(|e| ImageError::io("extend the file to a whole sector", store, end_bytes, e))?;
-    // Were the length lost and a write to the last sector kept, that sector would be half old and
-    // half new.
+    // If a power cut lost the new length but kept a write to the last sector, that sector would be
+    // torn.
     Ok(barrier.sync("make the file's new length durable")?)
 }
 
@@ -165,7 +165,7 @@ impl Image for RawImage {
     }
 }
 
-/// The states of pseudo-blocks of a disk of `size_bytes` that begins at offset 0 of its store.
+/// States of the pseudo-blocks of a disk of `size_bytes` at offset 0 of its store.
 pub(crate) fn flat_states(size_bytes: u64, first_block: u64, out: &mut [BlockState]) {
     let mut offset = first_block.checked_mul(PSEUDO_BLOCK_BYTES);
     for state in out {
@@ -177,7 +177,7 @@ pub(crate) fn flat_states(size_bytes: u64, first_block: u64, out: &mut [BlockSta
     }
 }
 
-/// The bitmap of a pseudo-block: full, for nobody else has a share in it.
+/// The bitmap of a pseudo-block: all bits are set, as a raw disk has no parent.
 pub(crate) fn flat_bitmap(sector_bytes: u32) -> SectorBitmap {
     let sectors = (PSEUDO_BLOCK_BYTES / u64::from(sector_bytes)) as u32;
     let mut bitmap = SectorBitmap::empty(sectors, sector_bytes);
@@ -185,42 +185,46 @@ pub(crate) fn flat_bitmap(sector_bytes: u32) -> SectorBitmap {
     bitmap
 }
 
-/// The writing side of a disk that is one stretch of its store.
+/// The interface for writes to a disk that is one contiguous range of its store.
 #[derive(Debug)]
 pub(crate) struct FlatWriter {
     store: Arc<dyn Store>,
     size_bytes: AtomicU64,
-    /// The length that the store must be given before the first write.
+    /// Length in bytes to which the store must be extended before the first write.
     padding_end_bytes: Option<u64>,
-    behind: Behind,
-    /// One growth at a time.
+    trailer: Trailer,
+    /// Held while the disk grows.
     growing: Mutex<()>,
     barrier: Barrier,
 }
 
-/// What lies behind the disk in its store.
+/// What follows the disk in its store.
 #[derive(Debug)]
-pub(crate) enum Behind {
-    /// Nothing: the store ends with the disk.
-    Nothing,
-    /// Something that moves when the disk grows.
-    Moves(Box<dyn MoveBehind>),
+pub(crate) enum Trailer {
+    /// The store ends with the disk.
+    None,
+    /// Data that must move when the disk grows, as a VHD footer.
+    Moves(Box<dyn MoveTrailer>),
 }
 
-/// Moves what lies behind a disk.
-pub(crate) trait MoveBehind: Send + Sync + fmt::Debug {
-    /// Makes the disk `to_bytes` long instead of `from_bytes`, durably. What is added reads as
-    /// zeros.
+/// Moves the data that follows a disk.
+pub(crate) trait MoveTrailer: Send + Sync + fmt::Debug {
+    /// Enlarges the disk from `from_bytes` to `to_bytes`, durably. The new range reads as zeros.
     ///
     /// # Errors
-    /// The disk has its old size then.
-    fn move_behind(&self, barrier: &Barrier, from_bytes: u64, to_bytes: u64) -> Result<()>;
+    /// On an error the disk keeps its old size.
+    fn move_trailer(&self, barrier: &Barrier, from_bytes: u64, to_bytes: u64) -> Result<()>;
 }
 
 impl FlatWriter {
-    pub(crate) fn new(store: Arc<dyn Store>, size_bytes: u64, padding_end_bytes: Option<u64>, behind: Behind) -> Self {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        size_bytes: u64,
+        padding_end_bytes: Option<u64>,
+        trailer: Trailer,
+    ) -> Self {
         let (barrier, size_bytes) = (Barrier::new(Arc::clone(&store)), AtomicU64::new(size_bytes));
-        Self { barrier, store, size_bytes, padding_end_bytes, behind, growing: Mutex::default() }
+        Self { barrier, store, size_bytes, padding_end_bytes, trailer, growing: Mutex::default() }
     }
 
     pub(crate) fn size_bytes(&self) -> u64 {
@@ -257,7 +261,7 @@ impl ImageWriter for FlatWriter {
 
     fn resize(&self, size_bytes: u64) -> Result<()> {
         let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
-        // A file that is long enough already may be so because of a growth whose sync failed.
+        // After a growth whose sync failed the file may already be long enough, but not durably.
         self.barrier.check()?;
         let present = self.size_bytes();
         if size_bytes < present {
@@ -267,15 +271,15 @@ impl ImageWriter for FlatWriter {
                 hint: "the size must be at least the present one".into(),
             });
         }
-        if let Behind::Moves(behind) = &self.behind {
+        if let Trailer::Moves(trailer) = &self.trailer {
             if size_bytes > present {
-                behind.move_behind(&self.barrier, present, size_bytes)?;
+                trailer.move_trailer(&self.barrier, present, size_bytes)?;
             }
             self.size_bytes.store(size_bytes, Ordering::Release);
             return Ok(());
         }
         let io = |doing| move |error| ImageError::io(doing, &*self.store, present, error);
-        if self.store.len_bytes().map_err(io("learn the length of the file"))? < size_bytes {
+        if self.store.len_bytes().map_err(io("get the length of the file"))? < size_bytes {
             self.store.set_len(size_bytes).map_err(io("make the disk larger"))?;
             self.barrier.sync("make the file's new length durable")?;
         }
@@ -321,14 +325,14 @@ impl ImageWriter for FlatWriter {
     }
 }
 
-/// A store that ends in zeros which its file does not have. Ranges that lie within the file go
-/// straight to it; what reaches behind its end is made up here. No write reaches there: the file is
-/// made as long before the first one.
+/// A store that reads as zeros from the end of its file to the end of the last sector. Ranges
+/// within the file go straight to the file. Writes never reach the padding, as the file is extended
+/// before the first write.
 #[derive(Debug)]
 struct PaddedStore {
     inner: Arc<dyn Store>,
     padded_len_bytes: u64,
-    /// Length of the file, as far as it is known to reach.
+    /// Length of the file when last measured, in bytes.
     held_bytes: AtomicU64,
 }
 
@@ -449,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_last_sector_reads_as_zeros_and_exists_before_the_first_write() {
+    fn a_partial_last_sector_is_padded_with_zeros_and_extended_before_the_first_write() {
         let (store, image) = image(1000, true);
         assert_eq!(image.info().size_bytes, 1024);
         let mut sector = [1; 512];
@@ -463,8 +467,8 @@ mod tests {
         assert!(sector[488..].iter().all(|&b| b == 0));
     }
 
-    /// Only what reaches behind the file's end is made up; all else goes straight to the file, and
-    /// so does all once the file is longer.
+    /// Only a range beyond the end of the file takes a detour. All else goes straight to the file,
+    /// and so does everything once the file was extended.
     #[test]
     fn a_padded_file_is_driven_by_the_ring() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -482,7 +486,7 @@ mod tests {
             let ended = done.remove(0);
             ended.result.unwrap();
             let (buf, after) = (ended.buf.unwrap(), engine.stats());
-            assert_eq!(after.inline_parts, 0, "nothing blocks this thread");
+            assert_eq!(after.inline_parts, 0, "no part blocks this thread");
             (buf, after.parts - before.parts, after.pool_parts - before.pool_parts)
         };
         let (buf, parts, detours) = read(0, 4608);
@@ -495,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn only_sector_sizes_of_disks_are_taken() {
+    fn only_valid_sector_sizes_are_accepted() {
         for bad in [0, 256, 1000, 8192] {
             let store = Arc::new(MemoryStore::new("disk.raw"));
             assert!(matches!(RawImage::new(store, false, bad), Err(ImageError::Unsupported { .. })));
@@ -503,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_blocks_are_refused_and_payload_is_taken() {
+    fn zero_commits_are_refused_and_whole_commits_succeed() {
         let (_, image) = image(4096, true);
         let writer = image.writer().unwrap();
         assert!(!writer.can_store_zero());
@@ -514,19 +518,19 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_growth_is_not_tried_again_into_a_success() {
+    fn a_growth_whose_sync_failed_cannot_be_retried() {
         let (store, image) = image(512, true);
         let writer = image.writer().unwrap();
         store.fail_syncs(true);
         writer.resize(4096).unwrap_err();
         store.fail_syncs(false);
-        assert_eq!(store.to_vec().len(), 4096, "as long as it should be, but perhaps not durably");
+        assert_eq!(store.to_vec().len(), 4096, "the file has the new length, but perhaps not durably");
         assert!(matches!(writer.resize(4096), Err(ImageError::Poisoned { .. })));
         assert_eq!(image.size_bytes(), 512);
     }
 
     #[test]
-    fn a_failed_sync_is_never_forgotten() {
+    fn after_a_failed_sync_every_flush_fails() {
         let (store, image) = image(512, true);
         let writer = image.writer().unwrap();
         store.fail_syncs(true);

@@ -1,30 +1,31 @@
-//! Where the next payload block goes in a growing file.
+//! Allocator of payload blocks in a growing file.
 //!
 //! ```text
-//!   0            used_end            file_end
-//!   │ in use (with holes) │ slack, zeros │          the file grows in steps, so that a block costs no `fallocate`
+//!   0            used_end            file_end       the file grows in steps, so that
+//!   │ in use (with holes) │ slack, zeros │          not each block needs an `fallocate`
 //!        ▲ ▲                   │
-//!        │ └─ ready ◀─ zeroed ─ free ◀─ punched ─ quarantine ◀─ given up       exact length only
+//!        │ └─ ready ◀─ zeroed ─ free ◀─ punched ─ quarantine ◀─ freed       exact length only
 //!        └───────── take() ────┘
 //! ```
 //!
-//! Blocks of an image are all alike, so a free piece is used for a block of exactly its length.
+//! All blocks of an image have the same length, so a free piece is reused only for a request of
+//! exactly its length.
 //!
-//! Space that was given up is first *quarantined*: until the removal of its mapping is durable, and
-//! no read that was begun under the old mapping is in flight, handing it out would show one block's
-//! stale data in another. The owner knows when both are true; it then takes the pieces by
-//! [`Space::recycled`], punches them by [`Punching`], and adds them by [`Space::add_free`]. A free
-//! piece may hold stale data. [`Space::take_to_zero`] and [`Space::add_ready`] are called before
-//! and after it is zeroed; only then can it be handed out.
+//! Freed space is first *quarantined*. As long as the removal of its mapping is not durable, or a
+//! read that began under the old mapping is in flight, reusing the space would expose one block's
+//! stale data through another block. The owner knows when both conditions are met. It then takes
+//! the pieces with [`Space::recycled`], punches holes with [`Punching`], and adds the pieces with
+//! [`Space::add_free`]. A free piece may hold stale data. [`Space::take_to_zero`] and
+//! [`Space::add_ready`] are called before and after it is zeroed. Only then can the piece be handed
+//! out.
 //!
-//! A `Space` lives inside its image's state mutex and never touches the store. What waits for the
-//! disk is done between two calls, without the mutex: [`Extension::carry_out`], [`zero_pieces`],
-//! [`Punching::punch`]. Whoever grows or zeroes must do so alone (the image's `preparing` mutex).
+//! A `Space` lives inside its image's state mutex and never accesses the store. I/O happens between
+//! two calls, without the mutex: [`Extension::carry_out`], [`zero_pieces`], [`Punching::punch`].
+//! Only one thread at a time may grow the file or zero pieces (the image's `preparing` mutex).
 //!
 //! Invariants: what `take` hands out reads as zeros, lies within the store's length, and overlaps
-//! nothing that was handed out and not recycled. Nobody writes to slack. A piece that is punched or
-//! zeroed is in no list meanwhile, so it cannot be handed out before the call to the file system
-//! has ended.
+//! no space that is in use. Slack is never written. A piece that is being punched or zeroed is in
+//! no list, so it cannot be handed out before the call to the file system has returned.
 
 use diskwright_store::{FileRange, Store, Zeroing, is_full};
 use std::{
@@ -36,9 +37,10 @@ use std::{
 const STEP_MIN_BYTES: u64 = 16 << 20;
 /// Largest step by which a file grows, in bytes.
 const STEP_MAX_BYTES: u64 = 256 << 20;
-/// Most free pieces that are zeroed at a time.
+/// Maximum number of free pieces zeroed by one preparation.
 const ZERO_PIECES: usize = 16;
-/// Most bytes that one call punches: readers of the file wait for the inode's lock meanwhile.
+/// Maximum length of one hole punch in bytes. Readers of the file wait for the inode lock
+/// meanwhile.
 const PUNCH_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +50,7 @@ struct Quarantined {
     len_bytes: u64,
 }
 
-/// Pieces of space: length in bytes to the offsets of pieces of that length.
+/// Free pieces: length in bytes to the offsets of the pieces of that length.
 #[derive(Debug, Default)]
 struct Pieces(BTreeMap<u64, BTreeSet<u64>>);
 
@@ -70,7 +72,7 @@ impl Pieces {
         self.0.get(&len_bytes)?.first().copied()
     }
 
-    /// The piece that ends at `end_bytes`: offset and length.
+    /// Offset and length of the piece that ends at `end_bytes`.
     fn ending_at(&self, end_bytes: u64) -> Option<(u64, u64)> {
         self.0.iter().find_map(|(&len_bytes, offsets)| {
             let offset_bytes = end_bytes.checked_sub(len_bytes)?;
@@ -79,7 +81,7 @@ impl Pieces {
     }
 }
 
-/// The allocator of one file. See the module.
+/// The allocator of one file.
 #[derive(Debug)]
 pub struct Space {
     used_end_bytes: u64,
@@ -87,24 +89,24 @@ pub struct Space {
     alignment_bytes: u64,
     /// Free pieces that read as zeros.
     ready: Pieces,
-    /// Free pieces that may hold anything.
+    /// Free pieces that may hold stale data.
     free: Pieces,
-    /// In order of generation.
+    /// Sorted by generation.
     quarantined: VecDeque<Quarantined>,
     generation: u64,
 }
 
 fn overflow() -> io::Error {
-    io::Error::new(io::ErrorKind::FileTooLarge, "the file would grow beyond what an offset can express")
+    io::Error::new(io::ErrorKind::FileTooLarge, "the file would become larger than 2^64 bytes")
 }
 
 impl Space {
-    /// Space after `used_end_bytes`, the first byte after everything in use. The caller has
-    /// truncated the file there, so that what is added reads as zeros. Pieces from fresh space
-    /// begin at multiples of `alignment_bytes`, and the file grows to multiples of it.
+    /// Creates the allocator. `used_end_bytes` is the first byte after all space in use. The caller
+    /// has truncated the file there, so that added space reads as zeros. Fresh pieces begin at
+    /// multiples of `alignment_bytes`, and the file grows to multiples of it.
     ///
     /// # Panics
-    /// When the alignment is 0, which is an error of the program.
+    /// If the alignment is 0.
     pub fn new(used_end_bytes: u64, alignment_bytes: u64) -> Self {
         assert!(alignment_bytes > 0, "an alignment is at least one byte");
         Self {
@@ -118,12 +120,12 @@ impl Space {
         }
     }
 
-    /// Takes `len_bytes` and returns the first byte: a ready piece of exactly this length, else
-    /// slack. `None` when a free piece must be zeroed first ([`Space::take_to_zero`]), or the file
-    /// must grow ([`Space::growth`]).
+    /// Takes `len_bytes` and returns the offset: a ready piece of exactly this length, else slack.
+    /// `None` if a free piece must be zeroed first ([`Space::take_to_zero`]) or the file must grow
+    /// ([`Space::growth`]).
     ///
     /// # Errors
-    /// When no offset can express the piece's end.
+    /// If the end of the piece would exceed 2^64.
     pub fn take(&mut self, len_bytes: u64) -> io::Result<Option<u64>> {
         if let Some(offset_bytes) = self.ready.first(len_bytes) {
             self.ready.remove(offset_bytes, len_bytes);
@@ -141,10 +143,10 @@ impl Space {
         Ok(Some(offset_bytes))
     }
 
-    /// Where [`Space::take`] will find `len_bytes`.
+    /// The offset that the next [`Space::take`] of `len_bytes` returns.
     ///
     /// # Errors
-    /// When no offset can express it.
+    /// If the offset would exceed 2^64.
     pub fn next_offset_bytes(&self, len_bytes: u64) -> io::Result<u64> {
         match self.ready.first(len_bytes).or_else(|| self.free.first(len_bytes)) {
             Some(offset_bytes) => Ok(offset_bytes),
@@ -152,9 +154,9 @@ impl Space {
         }
     }
 
-    /// Free pieces of `len_bytes` that must be zeroed before one can be handed out; none when one
-    /// is ready. They are in no list from now on: the caller zeroes them and calls
-    /// [`Space::add_ready`], or [`Space::add_free`] where that failed.
+    /// Free pieces of `len_bytes` to zero before one can be handed out; empty if one is ready. The
+    /// returned pieces are in no list. The caller zeroes them and calls [`Space::add_ready`], or
+    /// [`Space::add_free`] for those that could not be zeroed.
     pub fn take_to_zero(&mut self, len_bytes: u64) -> Vec<u64> {
         if self.ready.first(len_bytes).is_some() {
             return Vec::new();
@@ -166,16 +168,16 @@ impl Space {
         taken
     }
 
-    /// Makes a piece that reads as zeros available.
+    /// Makes a piece available that reads as zeros.
     pub fn add_ready(&mut self, offset_bytes: u64, len_bytes: u64) {
         self.ready.add(offset_bytes, len_bytes);
     }
 
-    /// How the file must grow before `len_bytes` can be taken from its end; `None` when the slack
-    /// is enough, or a piece of this length is there.
+    /// How the file must grow before `len_bytes` can be taken from its end; `None` if the slack is
+    /// enough or a free piece of this length exists.
     ///
     /// # Errors
-    /// When no offset can express the new end.
+    /// If the new end would exceed 2^64.
     pub fn growth(&self, len_bytes: u64) -> io::Result<Option<Extension>> {
         if self.ready.first(len_bytes).is_some() || self.free.first(len_bytes).is_some() {
             return Ok(None);
@@ -192,66 +194,66 @@ impl Space {
         Ok(Some(Extension { from_bytes: self.file_end_bytes, exact_bytes, wanted_bytes }))
     }
 
-    /// Gives up a piece that was handed out (or was in use when the file was opened). It is not
-    /// handed out again before [`Space::recycled`].
+    /// Frees a piece that was handed out, or that was in use when the file was opened. The piece is
+    /// not handed out again before [`Space::recycled`].
     pub fn quarantine(&mut self, offset_bytes: u64, len_bytes: u64) {
         self.generation += 1;
         self.quarantined.push_back(Quarantined { generation: self.generation, offset_bytes, len_bytes });
     }
 
-    /// A number that grows with each [`Space::quarantine`].
+    /// A counter that grows with each [`Space::quarantine`].
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// What was given up at generations up to `generation`, now in no list. The caller punches it
-    /// and adds it as free.
+    /// Removes from quarantine the pieces that were freed at generations up to `generation`. The
+    /// caller punches them and adds them as free.
     pub fn recycled(&mut self, generation: u64) -> Punching {
         let count = self.quarantined.partition_point(|piece| piece.generation <= generation);
         let pieces = self.quarantined.drain(..count);
         Punching::of(pieces.map(|piece| FileRange { offset_bytes: piece.offset_bytes, len_bytes: piece.len_bytes }))
     }
 
-    /// For the close: all that was given up is free, and so is what was zeroed for reuse. Returned
-    /// is that of it, below [`Space::used_end_bytes`], whose blocks the file system may still hold.
-    /// Call [`Space::release_tail`] between the two.
+    /// For close: marks all quarantined and ready pieces as free. Returns those pieces, as the file
+    /// system may still have blocks allocated for them. After [`Space::release_tail`] the caller
+    /// punches the returned pieces below [`Space::used_end_bytes`].
     pub fn free_all(&mut self) -> Vec<FileRange> {
         let ready = std::mem::take(&mut self.ready).0;
         let ready =
             ready.into_iter().flat_map(|(len_bytes, offsets)| offsets.into_iter().map(move |at| (at, len_bytes)));
-        let given_up = self.quarantined.drain(..).map(|piece| (piece.offset_bytes, piece.len_bytes));
+        let freed = self.quarantined.drain(..).map(|piece| (piece.offset_bytes, piece.len_bytes));
         let all: Vec<_> =
-            ready.chain(given_up).map(|(offset_bytes, len_bytes)| FileRange { offset_bytes, len_bytes }).collect();
+            ready.chain(freed).map(|(offset_bytes, len_bytes)| FileRange { offset_bytes, len_bytes }).collect();
         all.iter().for_each(|piece| self.add_free(piece.offset_bytes, piece.len_bytes));
         all
     }
 
-    /// Makes a piece below `used_end_bytes` that nothing refers to, durably, available. It is
-    /// zeroed before it is handed out, so what it holds does not matter.
+    /// Makes a piece below `used_end_bytes` available. The caller guarantees that durably nothing
+    /// refers to the piece. The piece is zeroed before it is handed out, so it may hold stale data.
     pub fn add_free(&mut self, offset_bytes: u64, len_bytes: u64) {
         self.free.add(offset_bytes, len_bytes);
     }
 
-    /// First byte after everything in use or quarantined or recycled.
+    /// First byte after all space that is in use, quarantined or free.
     pub fn used_end_bytes(&self) -> u64 {
         self.used_end_bytes
     }
 
-    /// The store's length, as this allocator knows it.
+    /// The store's length in bytes, as last set.
     pub fn file_end_bytes(&self) -> u64 {
         self.file_end_bytes
     }
 
-    /// The caller changed the store's length. What was added, if anything, reads as zeros; a cut
-    /// below `used_end_bytes` moves that too.
+    /// Tells the allocator that the caller changed the store's length. Added space must read as
+    /// zeros. A cut below `used_end_bytes` lowers that too.
     pub fn set_file_end(&mut self, file_end_bytes: u64) {
         self.file_end_bytes = file_end_bytes;
         self.used_end_bytes = self.used_end_bytes.min(file_end_bytes);
     }
 
-    /// Forgets free pieces at the very end, so that the caller can cut the file at the
-    /// `used_end_bytes` that is returned. The caller must do so (and call [`Space::set_file_end`])
-    /// before the next `take`: those pieces are not zero.
+    /// Drops free pieces at the very end and returns the new `used_end_bytes`, to which the caller
+    /// must cut the file. The caller must do so, and call [`Space::set_file_end`], before the next
+    /// `take`, as those pieces may hold stale data.
     pub fn release_tail(&mut self) -> u64 {
         loop {
             let end_bytes = self.used_end_bytes;
@@ -267,31 +269,32 @@ impl Space {
     }
 }
 
-/// How a file is to grow. Nothing of it is known to the [`Space`] before [`Space::set_file_end`].
+/// A planned growth of the file. The [`Space`] learns of it only by [`Space::set_file_end`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extension {
-    /// The end that the allocator knows.
+    /// The current end of the file, in bytes.
     pub from_bytes: u64,
     exact_bytes: u64,
     wanted_bytes: u64,
 }
 
 impl Extension {
-    /// By `len_bytes` from the end that the allocator knows.
+    /// A growth by `len_bytes` from the current end.
     ///
     /// # Errors
-    /// When no offset can express the new end.
+    /// If the new end would exceed 2^64.
     pub fn by(space: &Space, len_bytes: u64) -> io::Result<Self> {
         let from_bytes = space.file_end_bytes;
         let end_bytes = space.align_up(from_bytes.checked_add(len_bytes).ok_or_else(overflow)?)?;
         Ok(Self { from_bytes, exact_bytes: end_bytes, wanted_bytes: end_bytes })
     }
 
-    /// Grows the store by a step, or, where there is no space for that, by what is needed. Returns
-    /// its new end. Waits for the disk.
+    /// Grows the store by a step or, if there is no space for that, by what is needed. Returns the
+    /// new end. Blocks on I/O.
     ///
     /// # Errors
-    /// The store's; `StorageFull` when the file cannot grow. The file's length is as it was.
+    /// Errors of the store; `StorageFull` if the file cannot grow. The file's length is unchanged
+    /// then.
     pub fn carry_out(&self, store: &dyn Store) -> io::Result<u64> {
         match self.extend(store, self.wanted_bytes) {
             Err(error) if self.wanted_bytes != self.exact_bytes && is_full(&error) => {
@@ -301,20 +304,21 @@ impl Extension {
         }
     }
 
-    /// Makes the store as long as is needed, without space in the file system. Returns its new end.
+    /// Extends the store to the needed length as a hole, without allocating space. Returns the new
+    /// end.
     ///
     /// # Errors
-    /// The store's.
+    /// Errors of the store.
     pub fn carry_out_sparsely(&self, store: &dyn Store) -> io::Result<u64> {
         store.set_len(self.exact_bytes).map(|()| self.exact_bytes)
     }
 
     fn extend(&self, store: &dyn Store, target_bytes: u64) -> io::Result<()> {
         let range = FileRange { offset_bytes: self.from_bytes, len_bytes: target_bytes - self.from_bytes };
-        // The owner may keep something at the file's end (a VHD its footer): that stays.
+        // The owner may keep data at the end of the file, as a VHD its footer. Do not cut it off.
         let held_bytes = store.len_bytes()?.max(self.from_bytes);
         store.allocate(range).inspect_err(|_| {
-            // A file system may have extended the file before it ran full.
+            // A file system may have extended the file before it ran out of space.
             if store.len_bytes().is_ok_and(|len_bytes| len_bytes > held_bytes) {
                 let _ = store.set_len(held_bytes);
             }
@@ -322,8 +326,8 @@ impl Extension {
     }
 }
 
-/// Zeroes pieces that [`Space::take_to_zero`] gave; their space stays allocated. Returns how many
-/// are zero, and the error that ended it. Waits for the disk.
+/// Zeroes the pieces returned by [`Space::take_to_zero`]. Their space stays allocated. Returns the
+/// number of zeroed pieces and the error that stopped the loop. Blocks on I/O.
 pub fn zero_pieces(store: &dyn Store, offsets: &[u64], len_bytes: u64) -> (usize, io::Result<()>) {
     for (done, &offset_bytes) in offsets.iter().enumerate() {
         if let Err(error) = store.zero_range(FileRange { offset_bytes, len_bytes }, Zeroing::Keep) {
@@ -333,24 +337,24 @@ pub fn zero_pieces(store: &dyn Store, offsets: &[u64], len_bytes: u64) -> (usize
     (offsets.len(), Ok(()))
 }
 
-/// Pieces whose blocks are given back to the file system, a stretch at a time.
+/// Pieces whose blocks are returned to the file system by hole punching.
 #[derive(Debug)]
 pub struct Punching {
-    /// By falling offset.
+    /// Sorted by descending offset.
     pieces: Vec<FileRange>,
 }
 
 impl Punching {
-    /// Of pieces that do not overlap.
+    /// The pieces must not overlap.
     pub fn of(pieces: impl Iterator<Item = FileRange>) -> Self {
         let mut pieces: Vec<_> = pieces.collect();
         pieces.sort_unstable_by_key(|piece| std::cmp::Reverse(piece.offset_bytes));
         Self { pieces }
     }
 
-    /// Punches the next pieces that follow each other, at most 64 MiB a call, and returns them;
-    /// empty at the end. A file system that cannot do so keeps the blocks: nothing depends on it.
-    /// Waits for the disk.
+    /// Punches the next run of adjacent pieces, at most 64 MiB in one call to the store, and
+    /// returns them; empty at the end. If the file system cannot punch holes, the blocks stay
+    /// allocated: nothing depends on it. Blocks on I/O.
     pub fn punch(&mut self, store: &dyn Store) -> Vec<FileRange> {
         let Some(first) = self.pieces.pop() else { return Vec::new() };
         let (start_bytes, mut end_bytes) = (first.offset_bytes, first.offset_bytes.saturating_add(first.len_bytes));
@@ -371,7 +375,7 @@ impl Punching {
         done
     }
 
-    /// Punches all. Waits for the disk.
+    /// Punches all pieces. Blocks on I/O.
     pub fn punch_all(mut self, store: &dyn Store) {
         while !self.punch(store).is_empty() {}
     }

@@ -1,31 +1,32 @@
-//! A raw disk that continues in further files: `disk.001`, `disk.002`, ... as one image of several
-//! stores.
+//! A raw disk in several files (`disk.001`, `disk.002`, ...) as one image with several stores.
 //!
-//! `split -d -a 3`, FTK Imager, ewfexport and others write raw disks in such parts. The first byte
-//! of a part follows the last byte of the part before it:
+//! `split -d -a 3`, FTK Imager, ewfexport and others write such files. The first byte of a part
+//! follows the last byte of the previous part:
 //!
 //! ```text
 //!   disk   |0           5 MiB|5 MiB          12 MiB|12 MiB  13 MiB|
 //!   part    disk.001          disk.002              disk.003
-//!   block   0 1 2 3 4         5 6 7 8 9 10 11       12              (1 MiB: the largest power of two that divides 5 and 12 MiB)
+//!   block   0 1 2 3 4         5 6 7 8 9 10 11       12
 //! ```
 //!
-//! There is nothing to map. Pseudo-blocks cut the disk so that each lies in one part: their size is
-//! the largest power of two up to 64 MiB that divides the place on the disk at which each part
-//! begins. Every block is [`BlockState::Data`] for ever.
+//! Here a block has 1 MiB, the largest power of two that divides 5 MiB and 12 MiB.
 //!
-//! What must hold: every part but the last is a whole number of sectors, and more than none. The
-//! last part may end within a sector; as with a single raw file, zeros are shown there, and the
-//! file is made longer before the first write. No other length ever changes. Only [`PARTS_MAX`]
-//! parts are opened.
+//! There is nothing to map. The disk is cut into pseudo-blocks so that each lies in one part. Their
+//! size is the largest power of two up to 64 MiB that divides the start of each part on the disk.
+//! Every block is always [`BlockState::Data`].
 //!
-//! A flush syncs every part, one after the other, for the engine writes payload without telling the
-//! image which part it reached. A sync that fails in one part poisons the whole image
-//! ([`SplitWriter::check_syncs`] asks every barrier, before and after the syncs), so a flush that
-//! was under way in another part does not succeed either.
+//! Invariants: every part but the last has at least one sector and ends at a sector boundary. The
+//! last part may end within a sector. As with a single raw file, the rest of that sector reads as
+//! zeros, and the file is extended before the first write. No other length changes. At most
+//! [`PARTS_MAX`] parts are opened.
 //!
-//! Names: [`part_number`] and [`part_path`] know how parts are called. Which files belong to a disk
-//! is decided by who opens it.
+//! A flush syncs every part, one after the other, because the engine does not tell the image which
+//! part a write reached. A failed sync of one part poisons the whole image
+//! ([`SplitWriter::check_syncs`] checks every barrier, before and after the syncs). So a flush that
+//! runs at the same time on another part fails too.
+//!
+//! [`part_number`] and [`part_path`] know the names of parts. The code that opens a disk decides
+//! which files belong to it.
 
 use crate::{
     BlockState, CheckReport, Commit, DiskType, Finding, Format, Image, ImageError, ImageInfo, ImageWriter, LogState,
@@ -40,21 +41,21 @@ use std::{
     sync::Arc,
 };
 
-/// Most parts that one disk may have.
+/// Maximum number of parts of a disk.
 pub const PARTS_MAX: usize = 1024;
 
-/// Most digits that the number of a part has: numbers above [`PARTS_MAX`] are dates and the like.
+/// Maximum number of digits in a part's extension. Longer numbers are dates and the like.
 const DIGITS_MAX: usize = 4;
 
-/// The number that a file name ends in, if it is the name of a part: `.` and three digits, or four
-/// from 1000 on.
+/// The number in a part's extension: `.` and three digits, or four digits from 1000 on. `None` if
+/// the file name is not that of a part.
 pub fn part_number(path: &Path) -> Option<u32> {
     let digits = path.extension()?.to_str()?;
     let fits = digits.len() == 3 || digits.len() == DIGITS_MAX && !digits.starts_with('0');
     (fits && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok()).flatten()
 }
 
-/// The path of the part `number` of the disk that `path` is a part of.
+/// The path of part `number` of the disk, where `path` is any of its parts.
 pub fn part_path(path: &Path, number: u32) -> PathBuf {
     path.with_extension(format!("{number:03}"))
 }
@@ -64,18 +65,20 @@ pub fn part_path(path: &Path, number: u32) -> PathBuf {
 pub struct SplitRawImage {
     info: ImageInfo,
     parts: Vec<Arc<dyn Store>>,
-    /// Where on the disk each part begins, in bytes. The first is 0.
+    /// Offset on the disk at which each part begins, in bytes. The first is 0.
     starts: Arc<[u64]>,
     writer: Option<SplitWriter>,
 }
 
 impl SplitRawImage {
-    /// The disk that `parts` are, in this order. Sectors have `logical_sector_bytes`.
+    /// Opens the disk that consists of `parts`, in this order, with sectors of
+    /// `logical_sector_bytes`.
     ///
     /// # Errors
-    /// `Io` when a length cannot be told; `Corrupt` for a part that cannot be followed by another
-    /// one; `Unsupported` for no parts or more than [`PARTS_MAX`], for more bytes than a disk can
-    /// have, and for a sector size other than a power of two from 512 to 4096.
+    /// `Io` if a length cannot be determined; `Corrupt` for a part that is not the last and is
+    /// empty or ends within a sector; `Unsupported` for no parts or more than [`PARTS_MAX`], for a
+    /// disk of more than 2^64 bytes, and for a sector size other than a power of two from 512 to
+    /// 4096.
     pub fn new(parts: Vec<Arc<dyn Store>>, writable: bool, logical_sector_bytes: u32) -> Result<Self> {
         let Some((last, before)) = parts.split_last() else {
             return Err(unsupported(Path::new(""), "a raw disk of no files".into()));
@@ -136,10 +139,11 @@ impl SplitRawImage {
     }
 }
 
-/// Checks the lengths of `parts`. `missing` is the part that is not there although later ones are.
+/// Checks the lengths of `parts`. `missing` is the path of a part that does not exist although
+/// later parts do.
 ///
 /// # Errors
-/// `Io` when a length cannot be told.
+/// `Io` if a length cannot be determined.
 pub fn check(parts: &[Arc<dyn Store>], missing: Option<&Path>, logical_sector_bytes: u32) -> Result<CheckReport> {
     let (mut findings, mut at) = (Vec::new(), 0_u64);
     let mut find = |offset_bytes, message| {
@@ -165,7 +169,7 @@ pub fn check(parts: &[Arc<dyn Store>], missing: Option<&Path>, logical_sector_by
     Ok(CheckReport { findings, ..CheckReport::default() })
 }
 
-/// What a part that is not the last should be instead, if it cannot be as long as it is.
+/// The expected length of a part that is not the last; `None` if its length is valid.
 fn fault(len_bytes: u64, sector_bytes: u32) -> Option<String> {
     match len_bytes {
         0 => Some("at least one sector".into()),
@@ -176,15 +180,15 @@ fn fault(len_bytes: u64, sector_bytes: u32) -> Option<String> {
     }
 }
 
-/// The largest pseudo-block that never lies in two parts. Starts are multiples of the sector, so a
-/// block is no smaller.
+/// The largest pseudo-block size at which no block crosses a part boundary. The starts are
+/// multiples of the sector, so the size is at least one sector.
 fn block_bytes(starts: &[u64]) -> u64 {
     let common = starts.iter().fold(PSEUDO_BLOCK_BYTES, |common, start| common | start);
     1 << common.trailing_zeros()
 }
 
 fn len_of(part: &dyn Store) -> Result<u64> {
-    part.len_bytes().map_err(|error| ImageError::io("learn the length of the file", part, 0, error))
+    part.len_bytes().map_err(|error| ImageError::io("get the length of the file", part, 0, error))
 }
 
 fn unsupported(path: &Path, what: String) -> ImageError {
@@ -196,10 +200,10 @@ fn too_large(name: &Path) -> ImageError {
     unsupported(name, "a raw disk of more than 2^64 bytes".into())
 }
 
-/// The part that holds the byte at `offset_bytes` of the disk, and where in that part the byte is.
+/// The part that holds byte `offset_bytes` of the disk, and the byte's offset in that part.
 fn place_of(starts: &[u64], offset_bytes: u64) -> (u16, u64) {
     let part = starts.partition_point(|&start| start <= offset_bytes).saturating_sub(1);
-    // There are at most PARTS_MAX.
+    // There are at most PARTS_MAX parts.
     (part as u16, offset_bytes - starts[part])
 }
 
@@ -239,15 +243,15 @@ impl Image for SplitRawImage {
     }
 }
 
-/// The writing side. See the module.
+/// The interface for writes.
 #[derive(Debug)]
 struct SplitWriter {
-    /// One for each part.
+    /// One barrier for each part.
     barriers: Vec<Barrier>,
     starts: Arc<[u64]>,
     size_bytes: u64,
     block_bytes: u64,
-    /// The length that the last part must be given before the first write.
+    /// Length in bytes to which the last part must be extended before the first write.
     padding_end_bytes: Option<u64>,
 }
 
@@ -305,7 +309,7 @@ impl ImageWriter for SplitWriter {
         Err(ImageError::Unsupported {
             path: self.name().to_owned(),
             what: format!("a new size of {size_bytes} bytes for a raw disk in several files"),
-            hint: "convert the disk to an image of the size that is wanted".into(),
+            hint: "convert the disk to an image of the wanted size".into(),
         })
     }
 
@@ -325,7 +329,7 @@ impl ImageWriter for SplitWriter {
         self.barriers[0].share(|| {
             self.check_syncs()?;
             self.barriers.iter().try_for_each(|barrier| barrier.sync("make the written data durable"))?;
-            // Another part's sync may have failed after this pass had gone by it.
+            // The sync of an earlier part may have failed elsewhere after this loop had passed it.
             self.check_syncs()
         })?;
         self.check_syncs()

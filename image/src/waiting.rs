@@ -1,5 +1,5 @@
-//! Tests that nothing waits for the file where the disk above holds a lock: reserve and commit
-//! never touch the store, and go on while another thread waits for it.
+//! Tests that no I/O happens where the disk above holds a lock: `reserve` and `commit` never access
+//! the store, and continue while another thread waits for the store.
 
 use crate::{BlockState, Commit, CreateOptions, DiskType, Image, ImageWriter, ParentLink, vhd, vhdx};
 use diskwright_store::{FileRange, MemoryStore, Store, Zeroing, testing::PassesOn};
@@ -17,12 +17,12 @@ use uuid::Uuid;
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = MIB;
 
-/// A store that may be forbidden to be touched, or that holds callers back.
+/// A store that can forbid all calls, or block a chosen kind of call.
 #[derive(Debug)]
 struct Watched {
     inner: MemoryStore,
     is_forbidden: AtomicBool,
-    /// Which call is held back, one at a time, and how many are.
+    /// The kind of call to block, and the number of blocked calls (at most one).
     held: Mutex<(Option<Call>, usize)>,
     changed: Condvar,
     largest_punch_bytes: AtomicU64,
@@ -53,7 +53,7 @@ impl Watched {
     }
 
     fn touched(&self, call: Call) {
-        assert!(!self.is_forbidden.load(Ordering::SeqCst), "{call:?} of the store, where nothing may wait for it");
+        assert!(!self.is_forbidden.load(Ordering::SeqCst), "{call:?} of the store, where no I/O is allowed");
         let mut held = self.held.lock().unwrap();
         if held.0 == Some(call) && held.1 == 0 {
             held.1 += 1;
@@ -70,7 +70,7 @@ impl Watched {
         self.changed.notify_all();
     }
 
-    /// Waits until a call is held back.
+    /// Waits until a call is blocked.
     fn until_held(&self) {
         let held = self.held.lock().unwrap();
         let (held, waited) =
@@ -78,7 +78,7 @@ impl Watched {
         assert!(!waited.timed_out(), "no call of {:?} came", held.0);
     }
 
-    /// Runs what must not touch the store.
+    /// Runs `what`, which must not access the store.
     fn untouched<T>(&self, what: impl FnOnce() -> T) -> T {
         self.is_forbidden.store(true, Ordering::SeqCst);
         let result = what();
@@ -98,7 +98,7 @@ impl PassesOn for Watched {
 
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         self.inner.read_at(buf, offset_bytes)?;
-        // Held back with what it has read.
+        // Blocked after the read, with the old bytes in `buf`.
         self.touched(Call::Read);
         Ok(())
     }
@@ -188,7 +188,7 @@ fn made(kind: Kind, disk_type: DiskType, size_bytes: u64) -> (Arc<Watched>, Box<
     (store, image)
 }
 
-/// Reserves as the disk does, and counts the preparations.
+/// Reserves as the disk does. Returns the offset and the number of preparations.
 fn reserve(store: &Watched, writer: &dyn ImageWriter, block: u64) -> (u64, usize) {
     for round in 0..20 {
         if let Some(reservation) = store.untouched(|| writer.reserve(block)).unwrap() {
@@ -210,7 +210,7 @@ fn commit(store: &Watched, writer: &dyn ImageWriter, block: u64, change: Commit)
 }
 
 #[test]
-fn reserve_and_commit_never_touch_the_store() {
+fn reserve_and_commit_never_access_the_store() {
     for (kind, disk_type) in KINDS {
         let (store, image) = made(kind, disk_type, 64 * MIB);
         let writer = image.writer().unwrap();
@@ -238,7 +238,7 @@ fn reserve_and_commit_never_touch_the_store() {
         }
         writer.flush().unwrap();
         writer.close().unwrap();
-        // Once more, with tables that must be read.
+        // Once more, with tables that are not in memory.
         let image = reopened(&store, kind);
         let writer = image.writer().unwrap();
         writer.begin_writing().unwrap();
@@ -265,9 +265,9 @@ fn reserve_and_commit_never_touch_the_store() {
     }
 }
 
-/// Readers of the file wait for the inode's lock while a piece is punched.
+/// Readers of the file wait for the inode lock during a hole punch.
 #[test]
-fn pieces_that_follow_each_other_are_punched_together_but_at_most_64_mib_a_call() {
+fn adjacent_blocks_are_punched_together_at_most_64_mib_a_call() {
     let (store, image) = made(Kind::Vhdx, DiskType::Dynamic, 256 * MIB);
     let writer = image.writer().unwrap();
     writer.begin_writing().unwrap();
@@ -286,8 +286,7 @@ fn pieces_that_follow_each_other_are_punched_together_but_at_most_64_mib_a_call(
     assert_eq!(store.largest_punch_bytes.load(Ordering::SeqCst), 64 * MIB);
 }
 
-/// While one thread is held back in the store, by whatever it does, requests that need nothing of
-/// it go on.
+/// While one thread is blocked in a call of the store, requests that need no I/O continue.
 #[test]
 fn no_lock_is_held_while_the_store_is_called() {
     for (kind, disk_type) in KINDS {
@@ -302,7 +301,7 @@ fn no_lock_is_held_while_the_store_is_called() {
             writer.commit_waiting(block, Commit::Whole).unwrap();
         }
         let mut next = 10;
-        // Whether reserve and commit still answer: a thread of their own does it, in time.
+        // Reserves and commits in another thread, and fails if that takes longer than 30 seconds.
         let mut goes_on = |what: &str| {
             let block = next;
             next += 1;
@@ -362,10 +361,10 @@ fn no_lock_is_held_while_the_store_is_called() {
     }
 }
 
-/// A page that was changed, written and dropped while another thread had read its old bytes: the
-/// read is made again.
+/// A page is changed, written and dropped after another thread has read its old bytes from the
+/// file. That thread must read again.
 #[test]
-fn what_was_dropped_while_it_was_read_is_read_again() {
+fn a_page_that_was_dropped_during_a_read_is_read_again() {
     for (kind, size_bytes, pages, entries) in [(Kind::Vhdx, 3 << 40, 4400, 512), (Kind::Vhd, 1536 << 30, 1200, 1024)] {
         for is_preparation in [false, true] {
             let (store, image) = made(kind, DiskType::Dynamic, size_bytes);
@@ -403,7 +402,7 @@ fn what_was_dropped_while_it_was_read_is_read_again() {
     }
 }
 
-/// Reserves and commits a block whose entry is in memory and that was reserved before.
+/// Whether a block whose entry is in memory, and that was reserved before, needs no I/O.
 fn store_answers(writer: &dyn ImageWriter, block: u64) -> bool {
     writer.reserve(block).unwrap().is_some() && writer.commit(block, Commit::Whole).unwrap().is_some()
 }

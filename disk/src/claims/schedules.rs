@@ -1,6 +1,6 @@
-//! Claims and clerks under a scheduler of tests (`store/src/sync.rs`), without a disk around them:
-//! who rests is woken once, and nobody is forgotten. A request that is never woken leaves all
-//! threads waiting, which the scheduler tells.
+//! Claims and clerks under the `shuttle` scheduler (`store/src/sync.rs`), without a disk: every
+//! resting request is woken exactly once. If a request is never woken, all threads wait, and the
+//! scheduler reports a deadlock.
 
 use super::*;
 use crate::{
@@ -18,20 +18,20 @@ use diskwright_store::{
 use std::sync::Arc;
 
 const KEY: Key = (0, 7);
-/// How often each thread takes the block, or has a job done.
+/// How often each thread claims the block, or requests a job.
 const ROUNDS: usize = 2;
-/// These are short: so many for each that is asked for of longer ones.
+/// Factor for the number of schedules, as these scenarios are short.
 const SCHEDULES_FOR_ONE: usize = 8;
 
 /// Waits for the one ticket of an engine.
 fn wait(engine: &mut Engine) -> std::io::Result<()> {
     let mut ended = Vec::new();
-    engine.reap(1, &mut ended).expect("no ring, which could fail");
+    engine.reap(1, &mut ended).expect("an engine without a ring");
     assert_eq!((ended.len(), engine.in_flight()), (1, 0), "woken once");
     ended.pop().map_or(Ok(()), |ended| ended.result)
 }
 
-/// Takes the block, in one way or the other, as often as it takes; rests meanwhile.
+/// Claims the block, excluded or shared. Rests until that succeeds.
 fn take(claims: &Mutex<Claims>, engine: &mut Engine, alone: bool) {
     loop {
         {
@@ -44,14 +44,14 @@ fn take(claims: &Mutex<Claims>, engine: &mut Engine, alone: bool) {
             }
             claims.wait(KEY, engine.external(1, 0, None));
         }
-        wait(engine).expect("a block that is free");
+        wait(engine).expect("a free block");
     }
 }
 
-/// Two threads share a block, two take it alone.
+/// Two threads share a block, two exclude it.
 fn one_block_and_four_who_want_it() {
     let claims = Arc::new(Mutex::new(Claims::default()));
-    // Who has it: 1 for each that shares it, 100 for each that has it alone.
+    // The holders: 1 for each that shares the block, 100 for each that excludes it.
     let held = Arc::new(AtomicU64::new(0));
     let threads: Vec<_> = [true, false, true, false]
         .into_iter()
@@ -77,17 +77,18 @@ fn one_block_and_four_who_want_it() {
         })
         .collect();
     for thread in threads {
-        thread.join().expect("a block that is taken in turn");
+        thread.join().expect("every thread gets the block");
     }
-    assert!(claims.lock().expect("no thread panics").blocks.is_empty(), "nobody has the block any more");
+    assert!(claims.lock().expect("no thread panics").blocks.is_empty(), "the block is free");
 }
 
 fn complete(_disk: &Arc<()>, tickets: Vec<ExternalTicket>, _since: Since<'_, ExternalTicket>) {
     tickets.into_iter().for_each(|ticket| ticket.complete(Ok(())));
 }
 
-/// Three threads have a clerk work for them. Those that still have the disk hear that the job was
-/// done; one that gives it up hears at least that it was not.
+/// Three threads request jobs of a clerk. While the disk exists, each job is done and its ticket
+/// completed. After the disk was dropped, the ticket of a job is still completed, perhaps with an
+/// error.
 fn a_clerk_and_three_who_wait_for_it() {
     let clerk = Arc::new(Clerk::new("clerk", complete));
     let disk = Arc::new(());
@@ -98,13 +99,13 @@ fn a_clerk_and_three_who_wait_for_it() {
                 let mut engine = Engine::new(EngineKind::Sync, 1, None).expect("an engine without a ring");
                 for _ in 0..ROUNDS {
                     clerk.request(&disk, engine.external(1, 0, None));
-                    wait(&mut engine).expect("a job that is done");
+                    wait(&mut engine).expect("the job is done");
                 }
             })
         })
         .collect();
     for thread in threads {
-        thread.join().expect("jobs that are done");
+        thread.join().expect("all jobs are done");
     }
     clerk.settle();
     let mut engine = Engine::new(EngineKind::Sync, 1, None).expect("an engine without a ring");
@@ -114,21 +115,21 @@ fn a_clerk_and_three_who_wait_for_it() {
 }
 
 #[test]
-fn every_request_that_rests_is_woken() {
+fn every_resting_request_is_woken() {
     assert!(!goes_wrong(None, schedules(SCHEDULES_FOR_ONE), one_block_and_four_who_want_it));
     assert!(!goes_wrong(None, schedules(SCHEDULES_FOR_ONE), a_clerk_and_three_who_wait_for_it));
     println!("schedules: claims and clerks alone: {} schedules", 4 * schedules(SCHEDULES_FOR_ONE));
 }
 
 #[test]
-fn a_request_that_is_not_woken_is_found() {
+fn a_request_that_is_not_woken_is_detected() {
     assert!(goes_wrong(Some(Rule::WaitersAreWoken), schedules(SCHEDULES_FOR_ONE), one_block_and_four_who_want_it));
     assert!(goes_wrong(Some(Rule::EveryJobIsDone), schedules(SCHEDULES_FOR_ONE), a_clerk_and_three_who_wait_for_it));
     println!("schedules: caught: WaitersAreWoken, EveryJobIsDone (claims and clerks alone)");
 }
 
 #[test]
-fn a_block_that_two_have_is_found() {
+fn an_exclusion_by_two_threads_is_detected() {
     assert!(goes_wrong(Some(Rule::ExcludedAlone), schedules(SCHEDULES_FOR_ONE), one_block_and_four_who_want_it));
     println!("schedules: caught: ExcludedAlone (claims alone)");
 }

@@ -1,12 +1,12 @@
-//! The workers of a conversion: windows of the source, read, and written where they are not zero.
+//! The workers of a conversion. They read windows of the source and write what is not zero.
 //!
 //! ```text
-//!   next_window() ─┬─ a hole of any length (no layer knows a block of it) ─▶ counted as zeros
-//!                  └─ 64 MiB ─▶ extents ─▶ data: copied   zeros: nothing, or wiped   damaged: an error, or listed
+//!   next_window() ─┬─ a hole of any length (no layer has a block in it) ─▶ counted as zeros
+//!                  └─ 64 MiB ─▶ extents ─▶ data: copied   zeros: skipped or wiped
+//!                                          damaged: an error, or listed
 //! ```
 //!
-//! A worker takes its next window under a mutex, which guards nothing but the place where that
-//! begins.
+//! A mutex guards only the start of the next window.
 
 use super::lost::{Lost, Tally, damage_of};
 use crate::{Disk, DiskError, Opened, Progress, error::to_io, holes::next_known};
@@ -26,28 +26,28 @@ use std::{
     time::Duration,
 };
 
-/// Bytes that a worker takes at a time; the extents are asked for as many.
+/// Length of a window, for which the extents are read at once.
 const WINDOW_BYTES: u64 = 64 << 20;
-/// Extents are counted in pieces of as many bytes, so that the list of a large disk stays small.
+/// Length of the pieces in which extents are counted, so that the list stays small.
 const COUNT_BYTES: u64 = 1 << 30;
-/// Bytes of one read and one write.
+/// Maximum length of one read or write.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Buffers of each worker.
+/// Number of buffers of each worker.
 const BUFFERS: usize = 8;
-/// Workers: one reads while the other writes.
+/// Number of workers: one reads while the other writes.
 const WORKERS: usize = 2;
-/// How often the caller is told how far it is.
+/// How often `progress` is called.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
-/// What the workers share.
+/// State shared by the workers.
 pub(super) struct Job<'a> {
     source: &'a Opened,
     dest: &'a Opened,
     engine: EngineKind,
     size_bytes: u64,
-    /// What reads as zeros in the source must be made so: the destination holds something already.
+    /// The destination has old contents, so zeros of the source must be written.
     wipe: bool,
-    /// Where the next window begins: a multiple of [`WINDOW_BYTES`].
+    /// Start of the next window: a multiple of [`WINDOW_BYTES`].
     next_bytes: Mutex<u64>,
     skip_damaged: bool,
     lost: Mutex<Tally>,
@@ -61,17 +61,18 @@ pub(super) struct Job<'a> {
     failure: Mutex<Option<Failure>>,
 }
 
-/// Which of the two failed.
+/// The disk that failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The source, while these bytes of it were read.
+    /// The source, while this range was read.
     Source(Range<u64>, io::Error),
     /// The destination.
     Dest(io::Error),
 }
 
 impl Failure {
-    /// Where on the disk it happened; a destination that failed comes first.
+    /// The offset of the failure, to select the first one. A failure of the destination counts as
+    /// 0.
     fn start_bytes(&self) -> u64 {
         match self {
             Self::Source(range, _) => range.start,
@@ -80,19 +81,19 @@ impl Failure {
     }
 }
 
-/// How the workers ended.
+/// How the copy ended.
 pub(super) enum Outcome {
-    /// All is copied.
+    /// Everything was copied.
     Done,
-    /// `progress` said so.
+    /// `progress` stopped it.
     Stopped,
     /// Reading or writing failed.
     Failed(Failure),
 }
 
 impl<'a> Job<'a> {
-    /// A copy of `source` into `dest`, which is at least as large. An image that was made a moment
-    /// ago reads as zeros; an export does not.
+    /// A copy of `source` into `dest`, which must be at least as large. A new image reads as zeros;
+    /// an export does not.
     pub(super) fn new(
         source: &'a Opened,
         dest: &'a Opened,
@@ -120,7 +121,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Runs the workers, telling `progress` how far they are.
+    /// Runs the workers and reports to `progress`.
     pub(super) fn run(&self, progress: &mut Progress<'_>) -> Outcome {
         let mut stopped = false;
         thread::scope(|scope| {
@@ -132,7 +133,7 @@ impl<'a> Job<'a> {
                     if let Err(error) = work(self) {
                         self.stop.store(true, Ordering::Relaxed);
                         let mut known = lock(&self.failure);
-                        // Of several the one that lies first on the disk is told.
+                        // Of several failures the one with the lowest offset is reported.
                         if known.as_ref().is_none_or(|known| error.start_bytes() < known.start_bytes()) {
                             *known = Some(error);
                         }
@@ -140,7 +141,7 @@ impl<'a> Job<'a> {
                 });
             }
             drop(done);
-            // The channel never carries anything; it closes when the last worker is done.
+            // Nothing is sent on the channel. It closes when the last worker is done.
             while all_done.recv_timeout(TELL_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
                 if !progress(self.done_bytes(), self.size_bytes) {
                     stopped = true;
@@ -162,13 +163,13 @@ impl<'a> Job<'a> {
         counted.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// What was lost, when all workers are done.
+    /// The lost ranges. Must be called after all workers are done.
     pub(super) fn lost(&self) -> Lost {
         std::mem::take(&mut *lock(&self.lost)).finish()
     }
 
-    /// The next range for a worker, and whether it is a hole: no layer of the source knows a byte
-    /// of it. An export is written by windows only, as its zeros are told window by window.
+    /// The next range for a worker, and whether it is a hole, in which no layer of the source has
+    /// data. For an export all ranges are windows, because their zeros must be written.
     fn next_window(&self) -> Result<Option<(Range<u64>, bool)>, Failure> {
         let mut next = lock(&self.next_bytes);
         let start = *next;
@@ -187,7 +188,7 @@ impl<'a> Job<'a> {
         Ok(Some((start..(*next).min(end_bytes), is_hole)))
     }
 
-    /// Lists a damaged extent, or says that it ends the conversion.
+    /// Lists a damaged extent, or returns the error that ends the conversion.
     fn lose(&self, extent: &Extent) -> Result<(), Failure> {
         let end_bytes = extent.offset_bytes + extent.len_bytes;
         let damage = || match self.source.disk() {
@@ -211,7 +212,7 @@ impl<'a> Job<'a> {
         Err(Failure::Source(extent.offset_bytes..end_bytes, to_io(error)))
     }
 
-    /// Bytes of the source that hold data; `None` where its extents cannot be read.
+    /// Bytes of the source that hold data; `None` if its extents cannot be read.
     pub(super) fn data_bytes(&self) -> Option<u64> {
         let mut extents = Vec::new();
         let mut data_bytes = 0;
@@ -245,8 +246,8 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
         done: Vec::new(),
     };
     let mut extents: Vec<Extent> = Vec::new();
-    // The destination's sectors may be larger than what the source's extents go by. Windows are
-    // multiples of both.
+    // The destination's sectors may be larger than the granularity of the source's extents. Windows
+    // are multiples of both.
     let sector_bytes = u64::from(job.dest.device().geometry().logical_sector_bytes);
     let mut copied_to = 0;
     loop {
@@ -282,7 +283,7 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
                 }
             }
         }
-        // A longer destination ends in zeros.
+        // The range of the destination beyond the end of the source must be zero.
         let behind = job.size_bytes.next_multiple_of(sector_bytes).max(start);
         if job.wipe && behind < window_end {
             pipe.wipe(job, behind, window_end)?;
@@ -290,9 +291,9 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Shares what can be shared of an extent, and tells what is left to copy. Whether the file systems
-/// can is found out with one block; a later refusal (another layer on another file system) ends all
-/// tries too.
+/// Shares as much of an extent as possible by reflink, and returns the ranges left to copy. One
+/// block is tried first. A later failure, for example of a layer on another file system, also ends
+/// all further attempts.
 fn share(job: &Job<'_>, extent: &Extent) -> io::Result<Vec<(u64, u64)>> {
     let end = extent.offset_bytes + extent.len_bytes;
     let everything = vec![(extent.offset_bytes, end)];
@@ -326,7 +327,7 @@ fn share(job: &Job<'_>, extent: &Extent) -> io::Result<Vec<(u64, u64)>> {
     }
 }
 
-/// A reader and a writer with buffers going round.
+/// A source queue and a destination queue that exchange buffers.
 struct Pipe {
     source: Box<dyn BlockQueue>,
     dest: Box<dyn BlockQueue>,
@@ -343,7 +344,7 @@ impl Pipe {
                     && !job.stop.load(Ordering::Relaxed)
                     && let Some(buf) = self.free.pop()
                 {
-                    // Chunks end at multiples of their size, so that a payload block is not cut
+                    // Chunks end at multiples of their size, so that payload blocks are not split
                     // more than needed.
                     let stop = ((at / CHUNK_BYTES + 1) * CHUNK_BYTES).min(end);
                     let len = stop - at;
@@ -360,7 +361,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// Waits for all that is under way.
+    /// Waits for all requests in flight.
     fn drain(&mut self, job: &Job<'_>) -> Result<(), Failure> {
         while self.free.len() < BUFFERS {
             self.turn(job)?;
@@ -368,9 +369,9 @@ impl Pipe {
         Ok(())
     }
 
-    /// Makes a range of the destination zero where it does not say that it is. A range that ends
-    /// within a sector is left to the data behind it, or, at the end of the disk, goes on to the
-    /// sector's end.
+    /// Zeroes a range of the destination, except where it reports zeros already. If the range ends
+    /// within a sector, the data after it covers that sector; at the end of the disk the range is
+    /// rounded up to the sector.
     fn wipe(&mut self, job: &Job<'_>, start: u64, stop: u64) -> Result<(), Failure> {
         let geometry = job.dest.device().geometry();
         let sector_bytes = u64::from(geometry.logical_sector_bytes);
@@ -391,19 +392,19 @@ impl Pipe {
         Ok(())
     }
 
-    /// The buffer is not needed for it, but every request has one, so that the queue never has more
-    /// of them than it holds.
+    /// A discard needs no buffer, but each request takes one, so that the number of requests never
+    /// exceeds the queue's depth.
     fn push_wipe(&mut self, offset_bytes: u64, len_bytes: u64, buf: IoBuf) -> Result<(), Failure> {
         let request = Request { buf: Some(buf), ..Request::discard(offset_bytes, len_bytes, 0) };
         self.dest.push(request).map_err(|error| Failure::Dest(error.reason))
     }
 
-    /// Takes what has been read and written, waiting for something if there is nothing.
+    /// Processes completions of reads and writes. Waits for at least one.
     fn turn(&mut self, job: &Job<'_>) -> Result<(), Failure> {
         let (reading, writing) = (self.source.in_flight(), self.dest.in_flight());
         if writing > 0 {
-            // Waiting for a write while reads are under way would leave the writer idle afterwards;
-            // so only when nothing is read.
+            // While reads are in flight, do not wait for a write: otherwise the writer would be
+            // idle afterwards.
             let wait = usize::from(reading == 0);
             self.dest.reap(wait, &mut self.done).map_err(Failure::Dest)?;
             for completion in self.done.drain(..) {
@@ -418,7 +419,8 @@ impl Pipe {
                 let (offset_bytes, len) = range_of(completion.tag);
                 completion.result.map_err(|error| Failure::Source(offset_bytes..offset_bytes + len, error))?;
                 let Some(mut buf) = completion.buf else { continue };
-                // Where the source ends within a sector of a larger destination, zeros follow.
+                // If the source ends within a sector of the destination, the rest of the sector is
+                // zero.
                 let sector_bytes = u64::from(job.dest.device().geometry().logical_sector_bytes);
                 let padded = len.next_multiple_of(sector_bytes) as usize;
                 if all_zero(&buf[..len as usize]) {
@@ -439,8 +441,8 @@ impl Pipe {
     }
 }
 
-/// A read carries its range in its tag, in sectors; a length is at most 2,048 of them, so 12 bits
-/// hold it.
+/// The tag of a read: its offset and length in 512-byte sectors. A length is at most 2,048 sectors,
+/// so 12 bits hold it.
 fn read_tag(offset_bytes: u64, len_bytes: u64) -> u64 {
     ((offset_bytes / 512) << 12) | (len_bytes / 512)
 }

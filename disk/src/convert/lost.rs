@@ -1,50 +1,48 @@
-//! What a conversion could not copy: ranges of the disk whose table is damaged, joined where they
-//! touch.
+//! The ranges that a conversion could not copy because their table entries are damaged. Adjacent
+//! ranges are merged.
 //!
-//! A hostile table can have tens of millions of such ranges. So many are listed that a user can
-//! work with, and what goes beyond is counted.
+//! A hostile table can have tens of millions of such ranges. The list is limited, and further
+//! ranges are only counted.
 
 use crate::{Disk, DiskError};
 use diskwright_store::Extent;
 use std::collections::BTreeMap;
 
-/// Most ranges that are listed.
+/// Maximum number of listed ranges.
 const RANGES_MAX: usize = 4096;
 
-/// A range of the disk that was lost.
+/// A range of the disk that could not be copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LostRange {
-    /// First byte of the disk.
+    /// Start on the disk.
     pub offset_bytes: u64,
     /// Length in bytes.
     pub len_bytes: u64,
-    /// What is wrong with the first block of it: file, structure, what was found and what was
-    /// expected.
+    /// The error of the range's first block: file, structure, what was found and what was expected.
     pub reason: String,
 }
 
-/// All that was lost.
+/// All ranges that could not be copied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lost {
-    /// In order of offset, the first 4,096 or so of them.
+    /// Sorted by offset; at most about 4,096.
     pub ranges: Vec<LostRange>,
-    /// Bytes of all ranges together.
+    /// Total length of all ranges.
     pub bytes: u64,
-    /// Bytes of the ranges that are not listed.
+    /// Total length of the ranges that are not listed.
     pub unlisted_bytes: u64,
 }
 
-/// The list in the making. Ranges come in any order and never overlap.
+/// Collects lost ranges. They arrive in any order and never overlap.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// By first byte: length and reason.
+    /// Start to length and reason.
     ranges: BTreeMap<u64, (u64, String)>,
     bytes: u64,
     unlisted_bytes: u64,
 }
 
 impl Tally {
-    /// Adds a range.
     pub(super) fn add(&mut self, offset_bytes: u64, len_bytes: u64, reason: impl FnOnce() -> String) {
         self.bytes += len_bytes;
         let end_bytes = offset_bytes + len_bytes;
@@ -62,7 +60,6 @@ impl Tally {
         }
     }
 
-    /// The list.
     pub(super) fn finish(self) -> Lost {
         let range = |(offset_bytes, (len_bytes, reason))| LostRange { offset_bytes, len_bytes, reason };
         Lost {
@@ -73,7 +70,7 @@ impl Tally {
     }
 }
 
-/// Why a damaged extent of a disk cannot be read.
+/// The error of a damaged extent of a disk.
 pub(super) fn damage_of(disk: &Disk, extent: &Extent) -> DiskError {
     let image = &disk.layers()[extent.depth as usize].image;
     match image.damage(extent.offset_bytes / image.info().block_bytes) {
@@ -86,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_are_one_range_in_whatever_order_they_come() {
+    fn adjacent_ranges_are_merged_in_any_order() {
         let mut tally = Tally::default();
         for (offset_bytes, len_bytes) in [(20, 10), (0, 10), (50, 5), (10, 10), (30, 1)] {
             tally.add(offset_bytes, len_bytes, || format!("at {offset_bytes}"));
@@ -99,13 +96,13 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_is_cut_and_the_rest_counted() {
+    fn a_long_list_is_limited_and_the_rest_counted() {
         let mut tally = Tally::default();
         let count = RANGES_MAX as u64 + 10;
         (0..count).for_each(|index| tally.add(index * 4, 1, String::new));
         tally.add(1, 1, String::new);
         let lost = tally.finish();
         assert_eq!((lost.ranges.len(), lost.bytes, lost.unlisted_bytes), (RANGES_MAX, count + 1, 10));
-        assert_eq!(lost.ranges[0].len_bytes, 2, "a listed range grows all the same");
+        assert_eq!(lost.ranges[0].len_bytes, 2, "a listed range can still grow");
     }
 }

@@ -1,24 +1,23 @@
-//! What a user should know of a new disk although nothing failed: a sector size that is lost, a
-//! size that Azure refuses, holes that Windows refuses.
+//! Warnings about a new disk: a changed sector size, and a size that Azure refuses.
 
 use crate::Disk;
 use diskwright_image::{DiskType, Format, ImageInfo};
 use diskwright_store::{BlockDevice, Geometry};
 use std::path::Path;
 
-/// Azure takes a fixed VHD only when the disk in it is a multiple of this (and the file 512 bytes
-/// longer).
+/// Azure accepts a fixed VHD only if the size of its disk is a multiple of this (its file is 512
+/// bytes longer).
 const AZURE_UNIT_BYTES: u64 = 1 << 20;
 
-/// The notes on a copy that is called `name`, of a disk with the geometry `source`.
+/// Warnings about the copy `name` of a disk with the geometry `source`.
 pub(crate) fn of_copy(source: Geometry, name: &Path, copy: &Disk) -> Vec<String> {
     let mut notes = Vec::new();
     let (from, to) = (source.logical_sector_bytes, copy.geometry().logical_sector_bytes);
     if from != to {
         let why =
-            copy.layers().first().map_or("as asked for", |layer| layer.image.info().format.driver().sectors_because);
+            copy.layers().first().map_or("as requested", |layer| layer.image.info().format.driver().sectors_because);
         notes.push(format!(
-            "{}: sectors of {from} bytes became sectors of {to} ({why}); partition tables and some file systems made for {from} will not be recognised: keep a VHDX with {from}-byte sectors where a guest boots from it",
+            "{}: sectors of {from} bytes became sectors of {to} ({why}); partition tables and some file systems made for {from} will not be recognised: for a guest that boots from this disk use a VHDX with {from}-byte sectors",
             name.display()
         ));
     }
@@ -26,14 +25,14 @@ pub(crate) fn of_copy(source: Geometry, name: &Path, copy: &Disk) -> Vec<String>
     notes
 }
 
-/// A note on a size that Azure refuses. Only fixed VHDs are uploaded there.
+/// A warning if Azure refuses the size. Only for fixed VHDs, the only type that Azure accepts.
 pub fn size_note(name: &Path, made: &ImageInfo) -> Option<String> {
     let is_for_azure = made.format == Format::Vhd && made.disk_type == DiskType::Fixed;
     if !is_for_azure || made.size_bytes.is_multiple_of(AZURE_UNIT_BYTES) {
         return None;
     }
     Some(format!(
-        "{}: its size of {} bytes is not a multiple of 1 MiB, and Azure refuses such a VHD; for Azure begin with a disk of {} bytes (Hyper-V takes both)",
+        "{}: its size of {} bytes is not a multiple of 1 MiB, and Azure refuses such a VHD; for Azure create a disk of {} bytes (Hyper-V accepts both)",
         name.display(),
         made.size_bytes,
         made.size_bytes.next_multiple_of(AZURE_UNIT_BYTES)

@@ -1,16 +1,16 @@
-//! What the chain says of a page or a range: asked of the layers from the top down until everything
-//! has an owner.
+//! Asks the layers of the chain, from the top down, until every byte of a page or range has an
+//! owner.
 //!
 //! ```text
-//!   fold_page    block_states() of each layer ─▶ an owner for each unit, LAZY where sector bitmaps decide
-//!   decide       block_states() and sector_bitmap(), from a layer on ─▶ runs of one unit
+//!   fold_page    block_states() of each layer ─▶ an owner for each unit; LAZY if bitmaps decide
+//!   decide       block_states() and sector_bitmap(), from a layer down ─▶ runs of one unit
 //! ```
 //!
-//! Both read tables, so they may wait for the disk, and are called without the mutation lock.
-//! Whatever changes meanwhile is noted by [`Mixed`](super::Mixed), which puts it over the answer.
+//! Both read tables, so they may block on I/O, and are called without the mutation lock. Changes
+//! made meanwhile are recorded by [`Mixed`](super::Mixed), which applies them to the result.
 //!
-//! A table entry that cannot be right makes its own unit [`Owner::Damaged`] and no other. A table
-//! that cannot be read is an error of the whole call.
+//! An invalid table entry makes only its own unit [`Owner::Damaged`]. A table that cannot be read
+//! is an error of the whole call.
 
 use super::{LayerId, Owner, Run, push_joined};
 use crate::{
@@ -41,7 +41,7 @@ pub(crate) fn fold_page(chain: &Chain, page: u64) -> Result<Vec<Owner>> {
             let decided = if start >= member.size_bytes {
                 Some(Owner::Absent)
             } else if end > member.size_bytes && state != BlockState::Zero {
-                // The layer ends within the unit: what follows its end reads as zeros.
+                // The layer ends within the unit. The rest reads as zeros.
                 Some(Owner::Lazy { layer: member.id })
             } else {
                 Chain::owner_by(member, state, start % member.block_bytes)
@@ -55,10 +55,10 @@ pub(crate) fn fold_page(chain: &Chain, page: u64) -> Result<Vec<Owner>> {
     Ok(owners.into_iter().map(|owner| owner.unwrap_or(Owner::Absent)).collect())
 }
 
-/// The runs of one unit, from `layer` down.
+/// The runs of one unit, by `layer` and the layers below.
 pub(crate) fn decide(chain: &Chain, unit: u64, layer: LayerId) -> Result<Vec<Run>> {
     let (start, end) = chain.map.unit_range(unit);
-    // A layer that has left the chain was replaced by what is there now.
+    // A layer that left the chain: start at the top.
     let first = chain.depth_of(layer).unwrap_or(0);
     let mut runs = Vec::new();
     let mut open = vec![(start, end)];
@@ -81,8 +81,8 @@ pub(crate) fn decide(chain: &Chain, unit: u64, layer: LayerId) -> Result<Vec<Run
     Ok(joined)
 }
 
-/// Asks one layer about the ranges `open`, which lie in its block at `start`. Returns what it
-/// leaves open.
+/// Asks one layer about the ranges `open`, which lie in its block at `start`. Returns the ranges
+/// for which the layers below must be asked.
 fn ask(member: &Member, start: u64, open: Vec<(u64, u64)>, runs: &mut Vec<Run>) -> Result<Vec<(u64, u64)>> {
     let block = start / member.block_bytes;
     let block_start = block * member.block_bytes;
@@ -94,7 +94,7 @@ fn ask(member: &Member, start: u64, open: Vec<(u64, u64)>, runs: &mut Vec<Run>) 
     if let BlockState::Partial { .. } = state[0] {
         match member.image.sector_bitmap(block) {
             Ok(found) => bitmap = Some(found),
-            // The bitmap of this block is lost, and with it the block; its neighbours are not.
+            // Without its bitmap this block is lost, but no other.
             Err(ImageError::Corrupt { .. }) => state[0] = BlockState::Damaged,
             Err(error) => return Err(error.into()),
         }
@@ -123,7 +123,8 @@ fn ask(member: &Member, start: u64, open: Vec<(u64, u64)>, runs: &mut Vec<Run>) 
     Ok(left)
 }
 
-/// Shares a range between a layer, whose sectors are at `place`, and the layers below it.
+/// Splits a range by a sector bitmap: set sectors are this layer's, at `place`; the others go to
+/// `left`.
 fn by_bitmap(
     member: &Member,
     place: BlockState,

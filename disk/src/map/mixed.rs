@@ -1,13 +1,13 @@
-//! What words cannot say, and what changes while the tables are read.
+//! Units with several owners, and changes made while tables are read.
 //!
-//! - Units that have several owners, with their runs, as far as they are remembered.
-//! - Pages and units that are being read from the tables right now, without a lock. Whoever changes
-//!   a block notes the change here as well, and it is put over the answer before that is used.
+//! - The runs of units that have several owners, as far as they are cached.
+//! - Pages and units whose tables are being read, without a lock. A commit of a block is recorded
+//!   here as well, and is applied to the result of the read before it is used.
 //!
 //! ```text
-//!   begin_fold(page) ─▶ fold_page(), no lock ─▶ end_fold: changes noted meanwhile, then Map::install
-//!   begin_decide(unit) ─▶ decide(), no lock  ─▶ end_decide: changes noted meanwhile, then a word or runs
-//!   changed(...): a commit changes words, runs, and all reads that are under way
+//!   begin_fold(page) ─▶ fold_page(), no lock ─▶ end_fold: changes applied, then Map::install
+//!   begin_decide(unit) ─▶ decide(), no lock  ─▶ end_decide: changes applied, then a word or runs
+//!   changed(...): a commit updates words, runs, and all reads in progress
 //! ```
 //!
 //! Everything here is guarded by the disk's mutation lock.
@@ -17,27 +17,28 @@ use crate::chain::{Chain, Member};
 use diskwright_image::{BlockState, Commit};
 use std::{collections::HashMap, sync::Arc};
 
-/// Most runs of undecided units that are remembered: 24 MiB.
+/// Maximum number of cached runs: 24 MiB.
 const MIXED_RUNS_MAX: usize = 1 << 20;
 
-/// See the module.
+/// Cached runs, and reads of tables in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Mixed {
     units: HashMap<u64, Arc<[Run]>>,
-    /// Of all units together.
+    /// Number of runs of all units.
     runs: usize,
     folding: HashMap<u64, Reading<(u64, Owner)>>,
     deciding: HashMap<u64, Reading<Run>>,
 }
 
-/// A page or a unit that is being read, perhaps by several threads.
+/// A page or a unit whose tables are being read, perhaps by several threads.
 #[derive(Debug)]
 struct Reading<T> {
     readers: u32,
-    /// In the order in which they were made, those after the last break.
+    /// Changes in the order in which they were made, since the last break.
     changes: Vec<T>,
-    /// Changes so far that cannot be put over an answer. Who began to read before the last of them
-    /// must read again, who began later need not: else two who read in turns would find no end.
+    /// Number of changes that cannot be applied to a result. A thread that began to read before the
+    /// last of them must read again. A thread that began later need not: otherwise two threads
+    /// reading in turns would never finish.
     breaks: u64,
 }
 
@@ -51,16 +52,16 @@ impl<T> Reading<T> {
         self.breaks == begun.0
     }
 
-    /// Something changed that cannot be put over an answer.
+    /// Records a change that cannot be applied to a result.
     fn break_off(&mut self) {
         self.breaks += 1;
         self.changes.clear();
     }
 }
 
-/// What [`Mixed::begin_fold`] and [`Mixed::begin_decide`] give to the call that ends it.
+/// Token from [`Mixed::begin_fold`] or [`Mixed::begin_decide`] for the call that ends it.
 #[derive(Debug, Clone, Copy)]
-#[must_use = "what is begun must be ended"]
+#[must_use = "every begin needs an end"]
 pub(crate) struct Begun(u64);
 
 impl<T> Default for Reading<T> {
@@ -70,13 +71,13 @@ impl<T> Default for Reading<T> {
 }
 
 impl Mixed {
-    /// The runs of a unit, if they are remembered.
+    /// The cached runs of a unit.
     pub(crate) fn get(&self, unit: u64) -> Option<&Arc<[Run]>> {
         self.units.get(&unit)
     }
 
-    /// Remembers a unit. A disk of which every other sector is a parent's has more runs than memory
-    /// should hold: then all is forgotten, and asked for anew.
+    /// Caches the runs of a unit. At the limit the whole cache is cleared: a disk in which every
+    /// other sector is the parent's has too many runs for memory.
     fn insert(&mut self, unit: u64, runs: Arc<[Run]>) {
         if self.runs + runs.len() > MIXED_RUNS_MAX {
             self.units.clear();
@@ -91,13 +92,13 @@ impl Mixed {
         self.runs -= self.units.remove(&unit).map_or(0, |runs| runs.len());
     }
 
-    /// A page is going to be folded. Each call needs one [`Mixed::end_fold`].
+    /// Begins to fold a page. Each call needs one [`Mixed::end_fold`].
     pub(crate) fn begin_fold(&mut self, page: u64) -> Begun {
         self.folding.entry(page).or_default().begin()
     }
 
-    /// A page has been folded: `owners`, or `None` where that failed. Puts what changed meanwhile
-    /// over it. `false` says that the page must be folded again.
+    /// Ends the folding of a page. `owners` is the result, or `None` after an error. Applies the
+    /// changes made meanwhile. `false`: the page must be folded again.
     pub(crate) fn end_fold(&mut self, map: &Map, page: u64, begun: Begun, owners: Option<&mut Vec<Owner>>) -> bool {
         let Some(reading) = self.folding.get_mut(&page) else { return true };
         let good = reading.is_good(begun);
@@ -116,14 +117,13 @@ impl Mixed {
         good
     }
 
-    /// A unit's bitmaps are going to be read. Each call needs one [`Mixed::end_decide`].
+    /// Begins to read a unit's bitmaps. Each call needs one [`Mixed::end_decide`].
     pub(crate) fn begin_decide(&mut self, unit: u64) -> Begun {
         self.deciding.entry(unit).or_default().begin()
     }
 
-    /// A unit has been decided: its `runs`, or `None` where that failed. Puts what changed
-    /// meanwhile over them and remembers the outcome. `false` says that the unit must be decided
-    /// again.
+    /// Ends the decision of a unit. `runs` is the result, or `None` after an error. Applies the
+    /// changes made meanwhile and caches the result. `false`: the unit must be decided again.
     pub(crate) fn end_decide(&mut self, map: &Map, unit: u64, begun: Begun, runs: Option<Vec<Run>>) -> bool {
         let Some(reading) = self.deciding.get_mut(&unit) else { return true };
         let good = reading.is_good(begun);
@@ -145,8 +145,8 @@ impl Mixed {
         good
     }
 
-    /// A unit has been decided by a caller that does not need the outcome to be remembered. `false`
-    /// says that something changed meanwhile.
+    /// Ends the decision of a unit without caching the result. `false`: something changed
+    /// meanwhile, and the unit must be decided again.
     pub(crate) fn end_decide_in_passing(&mut self, unit: u64, begun: Begun) -> bool {
         let Some(reading) = self.deciding.get_mut(&unit) else { return true };
         let good = reading.is_good(begun) && reading.changes.is_empty();
@@ -157,7 +157,7 @@ impl Mixed {
         good
     }
 
-    /// A unit's runs are these: one becomes the unit's word, several are remembered.
+    /// Sets a unit's runs. A single run becomes the unit's word, several are cached.
     fn set_runs(&mut self, map: &Map, unit: u64, runs: Vec<Run>) {
         match &*runs {
             [only] => {
@@ -168,7 +168,8 @@ impl Mixed {
         }
     }
 
-    /// `change` was committed to `block` of `member`, which is in `state` now.
+    /// Records that `change` was committed to `block` of `member`. The block's new state is
+    /// `state`.
     pub(crate) fn changed(&mut self, chain: &Chain, member: &Member, block: u64, change: Commit, state: BlockState) {
         let map = &*chain.map;
         let (block_start, block_end) = member.block_range(block, chain.geometry.size_bytes);
@@ -179,7 +180,7 @@ impl Mixed {
         let units = map.unit_of(block_start)..=map.unit_of(block_end - 1);
         for unit in units {
             if !is_top {
-                // A layer above may own some of it: only the tables know.
+                // A layer above may own parts of the unit: the tables must be read.
                 self.forget(map, unit, chain.top().id);
                 continue;
             }
@@ -213,7 +214,7 @@ impl Mixed {
         }
     }
 
-    /// All of a unit has another owner.
+    /// Records that a whole unit has another owner.
     fn whole_changed(&mut self, map: &Map, unit: u64, owner: Owner) {
         self.remove(unit);
         map.set(unit, owner);
@@ -229,7 +230,7 @@ impl Mixed {
         }
     }
 
-    /// Some of a unit has another owner: a range in a block of `layer`.
+    /// Records that a part of a unit, in a block of `layer`, has another owner.
     fn part_changed(&mut self, map: &Map, unit: u64, layer: LayerId, run: Run) {
         let (start, end) = map.unit_range(unit);
         if (run.start_bytes, run.end_bytes()) == (start, end) {
@@ -253,7 +254,7 @@ impl Mixed {
         }
     }
 
-    /// Nothing is known of a unit any more.
+    /// Forgets the owner of a unit, so that the tables are read again.
     fn forget(&mut self, map: &Map, unit: u64, top: LayerId) {
         self.remove(unit);
         map.set(unit, Owner::Lazy { layer: top });
@@ -265,8 +266,8 @@ impl Mixed {
         }
     }
 
-    /// The chain is another one: what was remembered names the map before, and what is being read
-    /// must be read again.
+    /// Clears the cache after a change of the chain, because it belongs to the old map. Reads in
+    /// progress must be repeated.
     pub(crate) fn start_over(&mut self) {
         self.units.clear();
         self.runs = 0;
@@ -275,7 +276,7 @@ impl Mixed {
     }
 }
 
-/// Puts `over` over the runs, which cover it without gaps.
+/// Replaces the range of `over` in the runs, which cover that range without gaps.
 fn overlay(runs: &mut Vec<Run>, over: Run) {
     let mut result = Vec::with_capacity(runs.len() + 2);
     let mut placed = false;
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_remembered_within_bounds() {
+    fn the_cache_of_runs_is_bounded() {
         let run = Run { start_bytes: 0, len_bytes: 512, owner: Owner::Absent };
         let mut mixed = Mixed::default();
         for unit in 0..3 * (MIXED_RUNS_MAX as u64 / 4096) {
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_while_a_page_is_folded_is_put_over_it() {
+    fn a_change_during_a_fold_is_applied_to_the_page() {
         let map = Map::new(10 * UNIT * 512, UNIT * 512, 1 << 20);
         let mut mixed = Mixed::default();
         let begun = mixed.begin_fold(0);
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_is_written_while_its_unit_is_decided_is_put_over_the_answer() {
+    fn a_write_during_a_decision_is_applied_to_the_runs() {
         let map = Map::new(4 * UNIT * 512, UNIT * 512, 1 << 20);
         map.install(0, &[Owner::Lazy { layer: 0 }; 4]);
         let mut mixed = Mixed::default();
@@ -348,16 +349,16 @@ mod tests {
         assert!(mixed.get(1).is_none() && map.word(1) == Some(Owner::Zero { layer: 0 }));
     }
 
-    /// Two who read one unit, the next always begun before the last has ended.
+    /// Two threads read one unit in turns: each begins before the other has ended.
     #[test]
-    fn who_begins_to_read_after_a_break_need_not_read_again() {
+    fn a_read_that_began_after_a_break_need_not_be_repeated() {
         let map = Map::new(4 * UNIT * 512, UNIT * 512, 1 << 20);
         map.install(0, &[Owner::Absent; 4]);
         let (start, end) = map.unit_range(1);
         let all = |owner| Run { start_bytes: start, len_bytes: end - start, owner };
         let mut mixed = Mixed::default();
         let (fold, decide) = (mixed.begin_fold(0), mixed.begin_decide(1));
-        // A change that a later break makes untrue.
+        // A change that a later break invalidates.
         mixed.whole_changed(&map, 1, Owner::Zero { layer: 0 });
         mixed.forget(&map, 1, 0);
         mixed.start_over();
@@ -373,7 +374,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_overlay_changes_its_own_range_and_nothing_else(
+        fn an_overlay_changes_only_its_own_range(
             steps in prop::collection::vec((0u64..UNIT, 1u64..UNIT, 0u16..4), 1..20)
         ) {
             let mut runs = vec![data(0, UNIT, 9)];

@@ -1,23 +1,23 @@
-//! The pages of the map in memory, within a bound.
+//! The pages of the map in memory, up to a limit.
 //!
 //! ```text
-//!   entries: one for each page of the disk     frames: the memory, allocated when first used, never freed
-//!     0              not here
+//!   entries: one for each page of the disk   frames: memory, allocated on first use, never freed
+//!     0              not in memory
 //!     stamp | frame  ───────────────────────▶  [ word, word, ... ]
 //! ```
 //!
-//! A reader takes no lock: it loads the entry, the word in the frame, and the entry again. A frame
-//! that was given to another page meanwhile is found out by the second load: the entry is cleared
-//! before the frame's words are written, and a word that was written later is seen only together
-//! with that (release and acquire). The stamp grows with each use of a frame, so an entry that is
-//! given back the same frame is another entry.
+//! A reader takes no lock. It loads the entry, the word in the frame, and the entry again. The
+//! second load detects a frame that was given to another page meanwhile: the entry is cleared
+//! before the frame's words are overwritten, and a reader that sees a new word also sees the
+//! cleared entry (release and acquire). The stamp grows with each use of a frame, so an entry that
+//! gets the same frame again differs from the old one.
 //!
-//! When all frames are in use the one that was filled longest ago is taken. Marking what is used
-//! would cost each look-up a store, and only disks whose map is larger than the bound (16 TiB in
-//! blocks of 2 MiB with 64 MiB of map) ever give up a page.
+//! When all frames are in use, the one that was filled longest ago is reused. LRU was rejected:
+//! each look-up would need a store, and only disks whose map exceeds the limit (16 TiB in blocks of
+//! 2 MiB with 64 MiB of map) ever drop a page.
 //!
-//! Everything that changes pages happens under the disk's mutation lock; the mutex here only makes
-//! that visible to the compiler, and is never contended.
+//! All changes happen under the disk's mutation lock. The mutex here only proves that to the
+//! compiler, and is never contended.
 
 use diskwright_store::sync::{
     Mutex,
@@ -25,10 +25,10 @@ use diskwright_store::sync::{
 };
 use std::sync::{OnceLock, PoisonError};
 
-/// Frames that there are at least, however small the bound.
+/// Minimum number of frames, whatever the limit.
 const FRAMES_MIN: usize = 4;
 
-/// See the module.
+/// The pages in memory.
 #[derive(Debug)]
 pub(super) struct Pages {
     entries: Box<[AtomicU64]>,
@@ -40,15 +40,15 @@ pub(super) struct Pages {
 /// Which page each frame holds.
 #[derive(Debug, Default)]
 struct Usage {
-    /// By frame; shorter than the frames as long as not all are in use.
+    /// Page number by frame. Shorter than the frames until all are in use.
     pages: Vec<usize>,
-    /// The frame that is taken next when all are in use.
+    /// The frame to reuse next when all are in use.
     oldest: usize,
     stamp: u32,
 }
 
 impl Pages {
-    /// Room for `pages` pages of `words_per_page` words, in at most about `limit_bytes`.
+    /// An empty set for `pages` pages of `words_per_page` words, in at most about `limit_bytes`.
     pub(super) fn new(pages: usize, words_per_page: usize, limit_bytes: u64) -> Self {
         let affordable = usize::try_from(limit_bytes).unwrap_or(usize::MAX) / (words_per_page * size_of::<u64>());
         let frames = affordable.max(FRAMES_MIN).min(pages);
@@ -65,23 +65,23 @@ impl Pages {
         self.frames.get((entry as u32).checked_sub(1)? as usize)?.get().map(|frame| &**frame)
     }
 
-    /// The word of a page, if the page is here.
+    /// The word of a page; `None` if the page is not in memory.
     #[inline]
     pub(super) fn load(&self, page: usize, word: usize) -> Option<u64> {
         let entry = self.entries.get(page)?;
         let found = entry.load(Ordering::Acquire);
         let value = self.frame_of(found)?.get(word)?.load(Ordering::Acquire);
-        // Relaxed is enough: a value that belongs to another page was acquired together with the
-        // entry's change.
+        // Relaxed suffices: a word of another page was loaded with acquire, which makes the change
+        // of the entry visible.
         (entry.load(Ordering::Relaxed) == found).then_some(value)
     }
 
-    /// Whether a page is here.
+    /// Whether a page is in memory.
     pub(super) fn is_resident(&self, page: usize) -> bool {
         self.entries.get(page).is_some_and(|entry| entry.load(Ordering::Acquire) != 0)
     }
 
-    /// Changes a word of a page that is here.
+    /// Changes a word of a page, if the page is in memory.
     pub(super) fn store(&self, page: usize, word: usize, value: u64) {
         let Some(entry) = self.entries.get(page) else { return };
         if let Some(place) = self.frame_of(entry.load(Ordering::Acquire)).and_then(|frame| frame.get(word)) {
@@ -89,7 +89,7 @@ impl Pages {
         }
     }
 
-    /// Gives up all pages.
+    /// Drops all pages.
     pub(super) fn clear(&self) {
         let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         self.entries.iter().for_each(|entry| entry.store(0, Ordering::Release));
@@ -97,7 +97,7 @@ impl Pages {
         usage.oldest = 0;
     }
 
-    /// Puts a page in. Words that `words` does not have stay 0 and must not be asked for.
+    /// Installs a page. Words beyond `words` have unspecified contents and must not be read.
     pub(super) fn install(&self, page: usize, words: impl Iterator<Item = u64>) {
         let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         if page >= self.entries.len() || self.is_resident(page) {
@@ -114,7 +114,7 @@ impl Pages {
             frame
         };
         if self.frames[frame].get().is_none() {
-            // Under the usage lock nobody else can have set it meanwhile.
+            // Under the usage lock no other thread can have set it meanwhile.
             let _ = self.frames[frame].set((0..self.words_per_page).map(|_| AtomicU64::new(0)).collect());
         }
         if let Some(memory) = self.frames[frame].get() {
@@ -133,7 +133,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn pages_beyond_the_bound_are_given_up_oldest_first() {
+    fn pages_above_the_limit_are_dropped_oldest_first() {
         let pages = Pages::new(100, 8, 5 * 64);
         for page in 0..7 {
             pages.install(page, (0..8).map(|word| (page * 10 + word) as u64));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_here_is_not_put_in_again() {
+    fn a_page_in_memory_is_not_installed_again() {
         let pages = Pages::new(10, 2, 0);
         pages.install(1, [5, 6].into_iter());
         pages.store(1, 0, 7);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cleared_can_be_filled_again() {
+    fn cleared_pages_can_be_installed_again() {
         let pages = Pages::new(10, 2, 0);
         (0..6).for_each(|page| pages.install(page, [page as u64; 2].into_iter()));
         pages.clear();

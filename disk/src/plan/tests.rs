@@ -1,4 +1,4 @@
-//! Of plans: what is held while a request waits, and which parts join.
+//! Tests of plans: which blocks are held while a request waits, and which parts are merged.
 
 use super::*;
 use crate::{chain::Layer, shared::Shared};
@@ -7,7 +7,7 @@ use diskwright_store::{MemoryStore, Store};
 
 const BLOCK: u64 = 1 << 20;
 
-/// The first writer of a dynamic VHD's block writes the block's bitmap along, and shares the block
+/// The first write of a dynamic VHD's block also writes the block's bitmap, and shares the block
 /// until that is done.
 #[test]
 fn a_write_that_must_wait_holds_no_block() {
@@ -46,7 +46,7 @@ fn a_write_that_must_wait_holds_no_block() {
 }
 
 #[test]
-fn parts_join_only_within_one_stretch_of_one_file() {
+fn parts_are_merged_only_if_contiguous_in_one_file() {
     let payload = |source, file_offset_bytes, start| Part::Payload { source, file_offset_bytes, start, len: 1024 };
     let zeroes =
         |source, offset_bytes, how| Part::Zeroes { source, range: FileRange { offset_bytes, len_bytes: 1024 }, how };
@@ -55,9 +55,9 @@ fn parts_join_only_within_one_stretch_of_one_file() {
         push_part(&mut parts, part);
     }
     assert!(matches!(parts[0], Part::Payload { source: 0, file_offset_bytes: 4096, start: 0, len: 2048 }));
-    assert_eq!(parts.len(), 3, "another file, or another place in it: {parts:?}");
+    assert_eq!(parts.len(), 3, "another file, or another offset: {parts:?}");
     push_part(&mut parts, payload(1, 1024, 8192));
-    assert_eq!(parts.len(), 4, "other bytes of the buffer: {parts:?}");
+    assert_eq!(parts.len(), 4, "not contiguous in the buffer: {parts:?}");
     let (keep, deallocate) = (Zeroing::Keep, Zeroing::Deallocate);
     for part in [zeroes(1, 2048, keep), zeroes(1, 3072, keep), zeroes(1, 4096, deallocate), zeroes(2, 5120, deallocate)]
     {

@@ -1,9 +1,10 @@
-//! Requests whose payload is in pieces, where they differ from those with one buffer.
+//! Requests whose payload is a list of segments, as far as they differ from requests with one
+//! buffer.
 //!
-//! A request in pieces is planned as any other: plans count bytes of the payload, and the engine
-//! finds the memory of each (`store/src/buffer/segments.rs`). What differs is here: a request that
-//! needs no plan has several parts, and a look at the payload must not be repeated, because a guest
-//! may change its memory meanwhile.
+//! Plans count bytes of the payload, and the engine finds the memory of each
+//! (`store/src/buffer/segments.rs`), so planning is the same. Two things differ: a request that
+//! needs no plan has several parts, and the payload must be read only once, because a guest may
+//! change its memory meanwhile.
 
 use super::{Cookie, DURABLE, DiskQueue, Kept};
 use crate::{epoch::Parity, map::SourceId, plan::Pending};
@@ -11,7 +12,7 @@ use diskwright_image::ImageWriter;
 use diskwright_store::{Operation, Request, all_zero};
 
 impl DiskQueue {
-    /// A read or a write of several pieces, of whose place in a file the map knows.
+    /// Starts a read or write of several segments whose file offset the map knows.
     pub(super) fn transfer_pieces(
         &mut self,
         mut request: Request,
@@ -25,7 +26,7 @@ impl DiskQueue {
         let top = self.chain.top();
         let ready = if fua { self.shared.check_poison(top) } else { Ok(()) };
         let dirty = top.image.writer().is_some_and(ImageWriter::is_dirty);
-        // Several parts would each be made durable by itself, and one flush behind them is cheaper.
+        // For several parts one flush is cheaper than one RWF_DSYNC each.
         let flush_after = fua && (dirty || segments.as_ref().is_some_and(|segments| segments.count() > 1));
         let kept = if flush_after {
             self.keep(Kept::Parts(Pending { flush_after, ..Pending::default() }, None))
@@ -42,7 +43,7 @@ impl DiskQueue {
     }
 }
 
-/// Whether a request is a write whose payload is nothing but zeros.
+/// Whether a request is a write whose payload is all zeros.
 pub(super) fn writes_zeros(request: &Request) -> bool {
     if request.operation != Operation::Write {
         return false;

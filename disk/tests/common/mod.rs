@@ -1,4 +1,4 @@
-//! What the tests of disks share: a disk beside an array of bytes that says what it must hold.
+//! Shared by the tests of disks: a disk with a model of its contents.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -32,7 +32,7 @@ impl Kind {
     }
 }
 
-/// One thing done to a disk. Offsets and lengths are in sectors.
+/// One operation on a disk. Offsets and lengths are in sectors.
 #[derive(Debug, Clone, Copy)]
 pub enum Step {
     Write {
@@ -55,11 +55,11 @@ pub enum Step {
     },
     Flush,
     Reopen,
-    /// Freeze the disk and go on in a child (formats that have children only).
+    /// Close the disk and continue in a child (only formats with children).
     Child,
 }
 
-/// A disk and the bytes that it must hold.
+/// A disk and its expected contents.
 pub struct Twin {
     pub dir: TempDir,
     pub kind: Kind,
@@ -89,8 +89,7 @@ impl Twin {
         let mut twin = Self { dir, kind, chain: vec![path], model: vec![0; size_bytes as usize], disk: None, io: None };
         twin.open();
         if kind.disk_type == DiskType::Differencing {
-            // Something for the child to inherit, so that what shows through can be told from what
-            // does not.
+            // Contents for the child to inherit, so that visible parent data can be detected.
             for start in (0..size_bytes).step_by(96 << 10) {
                 let sector = start / u64::from(kind.sector_bytes);
                 twin.apply(Step::Write { sector, sectors: 64, seed: (start >> 15) as u8 | 1, fua: false });
@@ -100,7 +99,7 @@ impl Twin {
         twin
     }
 
-    /// A disk that is there, at `path`, and holds `model`.
+    /// An existing disk at `path` with the contents `model`.
     pub fn of(kind: Kind, dir: TempDir, path: PathBuf, model: Vec<u8>) -> Self {
         let mut twin = Self { dir, kind, chain: vec![path], model, disk: None, io: None };
         twin.open();
@@ -177,7 +176,7 @@ impl Twin {
         }
     }
 
-    /// Everything reads as the model says; where the map says zero, it is.
+    /// Checks that the contents equal the model, and that extents of zeros are zero.
     pub fn verify(&mut self) {
         let mut all = vec![0xEE; self.model.len()];
         self.io.as_mut().unwrap().read(0, &mut all).unwrap();

@@ -1,6 +1,6 @@
-//! Small images of every type, and the tools to damage them: checksums are put right by code of our
-//! own, so that the damage beneath is reached, and so that an error in the formats' own checksums
-//! cannot hide.
+//! Small images of every type, and functions to damage them. Checksums are recomputed by
+//! independent code, so that readers get past them and an error in the format crate's checksums is
+//! found.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -18,7 +18,7 @@ use std::{
 pub const KIB: usize = 1 << 10;
 pub const MIB: usize = 1 << 20;
 
-/// Where our VHDX files have their structures.
+/// Offsets of the structures in our VHDX files.
 pub const HEADERS: [usize; 2] = [64 * KIB, 128 * KIB];
 pub const REGION_TABLES: [usize; 2] = [192 * KIB, 256 * KIB];
 pub const LOG: usize = MIB;
@@ -35,28 +35,29 @@ pub const BITMAP_ENTRY: usize = BAT + 8 * 4096;
 
 pub type Damage = fn(&mut Vec<u8>);
 
-/// An image, what is done to it, how, and what a user must be told.
+/// Image, name of the damage, the damage, and the expected result.
 pub type Case = (&'static str, &'static str, Damage, Told);
 
-/// What a user must be told.
+/// The expected result.
 pub enum Told {
-    /// Opening or reading fails; the words are in the error, besides the file, the offset and what
-    /// was expected.
+    /// Opening or reading fails. The error has these words, the file, the offset and what was
+    /// expected.
     Error(&'static [&'static str]),
-    /// It fails without an offset: the whole file is not what it should be, or asks for what there
-    /// is not.
+    /// Opening or reading fails without an offset: the whole file is invalid, or needs something
+    /// that does not exist.
     Refusal(&'static [&'static str]),
-    /// It can be read, and the check has a finding at least as bad, with these words.
+    /// The disk can be read, and the check has a finding of at least this severity with these
+    /// words.
     Finding(Severity, &'static [&'static str]),
 }
 
-/// An image with some payload, and its parent where it has one.
+/// An image with some payload, and its parent if it has one.
 #[derive(Debug, Clone)]
 pub struct Sample {
     pub name: &'static str,
     pub format: Format,
     pub path: PathBuf,
-    /// The file as it should be.
+    /// The undamaged file.
     pub bytes: Vec<u8>,
 }
 
@@ -76,7 +77,7 @@ pub fn get_u64_le(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// CRC-32C (Castagnoli), bit by bit as its definition says, kept as a table of bytes.
+/// CRC-32C (Castagnoli), computed bit by bit as defined, for a table of 256 entries.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     const TABLE: [u32; 256] = {
         let mut table = [0; 256];
@@ -96,21 +97,21 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, &byte| TABLE[((crc ^ u32::from(byte)) & 0xff) as usize] ^ crc >> 8)
 }
 
-/// Puts right the checksum at 4 of the VHDX structure of `len` bytes at `at`.
+/// Recomputes the checksum, at offset 4, of the VHDX structure of `len` bytes at `at`.
 pub fn seal(bytes: &mut [u8], at: usize, len: usize) {
     bytes[at + 4..at + 8].fill(0);
     let crc = crc32c(&bytes[at..at + len]);
     put(bytes, at + 4, &crc.to_le_bytes());
 }
 
-/// Puts right the VHD checksum at `at + field` of the structure of `len` bytes at `at`.
+/// Recomputes the VHD checksum at `at + field` of the structure of `len` bytes at `at`.
 pub fn sum(bytes: &mut [u8], at: usize, len: usize, field: usize) {
     bytes[at + field..at + field + 4].fill(0);
     let sum = !bytes[at..at + len].iter().fold(0_u32, |sum, &byte| sum.wrapping_add(u32::from(byte)));
     put(bytes, at + field, &sum.to_be_bytes());
 }
 
-/// Writes into both footers of a dynamic VHD (the one of a fixed one).
+/// Writes into both footers of a dynamic VHD, or the only one of a fixed VHD.
 pub fn in_footers(bytes: &mut [u8], field: usize, value: &[u8]) {
     let tail = bytes.len() - 512;
     for at in [0, tail].into_iter().skip(usize::from(bytes[..8] != *b"conectix")) {
@@ -119,7 +120,7 @@ pub fn in_footers(bytes: &mut [u8], field: usize, value: &[u8]) {
     }
 }
 
-/// Writes into the dynamic header of a VHD of ours, which is at 512.
+/// Writes into the dynamic header of one of our VHDs, at offset 512.
 pub fn in_header(bytes: &mut [u8], field: usize, value: &[u8]) {
     put(bytes, 512 + field, value);
     sum(bytes, 512, 1024, 36);
@@ -141,7 +142,7 @@ pub fn in_regions(bytes: &mut [u8], field: usize, value: &[u8]) {
     }
 }
 
-/// Puts right all the checksums that there are, whatever the file holds now.
+/// Recomputes all checksums, whatever the file holds now.
 pub fn reseal(bytes: &mut [u8], format: Format) {
     match format {
         Format::Raw => {}
@@ -162,7 +163,7 @@ pub fn reseal(bytes: &mut [u8], format: Format) {
                     seal(bytes, at, len);
                 }
             }
-            // The one entry of the log.
+            // The only entry of the log.
             let len =
                 bytes.get(LOG + 8..LOG + 12).map_or(0, |len| u32::from_le_bytes(len.try_into().unwrap()) as usize);
             if len >= 4096 && LOG + len <= bytes.len() {
@@ -176,8 +177,8 @@ fn payload(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / 512) as u8 ^ seed | 1).collect()
 }
 
-/// Opens for writing and writes here and there; gives what the file holds after a flush, before it
-/// is closed.
+/// Opens for writing and writes at several offsets. Returns the bytes of the file after a flush,
+/// before the close.
 fn fill(path: &Path) -> Vec<u8> {
     let disk = Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
     let mut io = Blocking::open(&*disk, EngineKind::Sync).unwrap();
@@ -198,7 +199,7 @@ fn made(dir: &Path, name: &'static str, request: &CreateRequest) -> PathBuf {
     path
 }
 
-/// One small image of each type; the last is a VHDX whose log is to be replayed.
+/// One small image of each type. The last is a VHDX whose log must be replayed.
 pub fn samples(dir: &Path) -> Vec<Sample> {
     let mut samples = Vec::new();
     for (name, disk_type, size_bytes, block_bytes) in [
@@ -228,15 +229,14 @@ pub fn samples(dir: &Path) -> Vec<Sample> {
         CreateRequest { size_bytes: Some(4 * MIB as u64), block_bytes: Some(1 << 20), ..CreateRequest::default() };
     let path = made(dir, "logged.vhdx", &request);
     let mut bytes = fill(&path);
-    // Without what the last flush put in place, so that only the log knows of it.
+    // Removes the table page that the last flush wrote in place, so that only the log has it.
     bytes[BAT..BAT + 4096].fill(0);
     std::fs::write(&path, &bytes).unwrap();
     samples.push(Sample { name: "logged.vhdx", format: Format::Vhdx, path, bytes });
     samples
 }
 
-/// Opens read-only and reads all there is, the extents too. Whatever happens, what the map calls
-/// zeros reads as zeros.
+/// Opens read-only and reads the whole disk and its extents. Extents of zeros must read as zeros.
 pub fn read_all(path: &Path, options: &OpenOptions) -> Result<Vec<String>, String> {
     let disk = Disk::open(path, options).map_err(|error| error.to_string())?;
     let size = disk.geometry().size_bytes;
@@ -244,7 +244,7 @@ pub fn read_all(path: &Path, options: &OpenOptions) -> Result<Vec<String>, Strin
     let walked = disk.extents(0, size.min(64 * MIB as u64), &mut extents);
     let mut io = Blocking::open(&*disk, EngineKind::Sync).map_err(|error| error.to_string())?;
     let mut piece = vec![0xEE; MIB];
-    // Damage may make a disk huge: its beginning and its end will do.
+    // Damage may make a disk huge, so only its start and its end are read.
     let ends = [0..size.min(16 * MIB as u64), size.saturating_sub(2 * MIB as u64).max(size.min(16 * MIB as u64))..size];
     for range in ends {
         let mut at = range.start;

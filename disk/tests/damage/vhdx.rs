@@ -1,11 +1,11 @@
-//! How a VHDX can be damaged, its log among the rest.
+//! Kinds of damage of a VHDX, including its log.
 
 use super::{
     Told::{Error, Finding, Refusal},
     *,
 };
 
-/// A payload entry: a place in MiB, and a state.
+/// A payload entry: an offset in MiB, and a state.
 fn entry(mib: u64, state: u64) -> [u8; 8] {
     (mib << 20 | state).to_le_bytes()
 }
@@ -28,7 +28,7 @@ pub fn cases() -> Vec<Case> {
             "dynamic.vhdx",
             "one header",
             |b| b[HEADERS[0] + 99] ^= 1,
-            Finding(Severity::Note, &["the other header is good"]),
+            Finding(Severity::Note, &["the other header is valid"]),
         ),
         (
             "dynamic.vhdx",
@@ -71,7 +71,7 @@ pub fn cases() -> Vec<Case> {
         ),
         (
             "dynamic.vhdx",
-            "log at the end of the world",
+            "log near 2^64",
             |b| {
                 in_headers(b, 48, &[9; 16]);
                 in_headers(b, 72, &(u64::MAX << 20).to_le_bytes())
@@ -109,7 +109,7 @@ pub fn cases() -> Vec<Case> {
         ),
         (
             "dynamic.vhdx",
-            "region at the end of the world",
+            "region near 2^64",
             |b| in_regions(b, 16 + 16, &(u64::MAX << 20).to_le_bytes()),
             Error(&["region"]),
         ),
@@ -130,7 +130,7 @@ pub fn cases() -> Vec<Case> {
             "dynamic.vhdx",
             "region in the log",
             |b| in_regions(b, 16 + 16, &(LOG as u64).to_le_bytes()),
-            Error(&["apart from each other"]),
+            Error(&["do not overlap"]),
         ),
         (
             "dynamic.vhdx",
@@ -159,12 +159,7 @@ pub fn cases() -> Vec<Case> {
             |b| put(b, METADATA + 48, &(MIB as u32 - 4).to_le_bytes()),
             Error(&["item"]),
         ),
-        (
-            "dynamic.vhdx",
-            "item at the end of the world",
-            |b| put(b, METADATA + 48, &u32::MAX.to_le_bytes()),
-            Error(&["item"]),
-        ),
+        ("dynamic.vhdx", "item near 2^64", |b| put(b, METADATA + 48, &u32::MAX.to_le_bytes()), Error(&["item"])),
         ("dynamic.vhdx", "item of 4 GiB", |b| put(b, METADATA + 52, &u32::MAX.to_le_bytes()), Error(&["item"])),
         (
             "dynamic.vhdx",
@@ -207,12 +202,7 @@ pub fn cases() -> Vec<Case> {
             |b| put(b, DISK_SIZE, &((64_u64 << 40) + 512).to_le_bytes()),
             Error(&["64 TiB"]),
         ),
-        (
-            "dynamic.vhdx",
-            "size at the end of the world",
-            |b| put(b, DISK_SIZE, &u64::MAX.to_le_bytes()),
-            Error(&["64 TiB"]),
-        ),
+        ("dynamic.vhdx", "size near 2^64", |b| put(b, DISK_SIZE, &u64::MAX.to_le_bytes()), Error(&["64 TiB"])),
         (
             "dynamic.vhdx",
             "size above the BAT",
@@ -246,12 +236,17 @@ pub fn cases() -> Vec<Case> {
         ),
         (
             "dynamic.vhdx",
-            "block at the end of the world",
+            "block near 2^64",
             |b| put(b, BAT + 8, &(u64::MAX << 20 | 6).to_le_bytes()),
             Error(&["BAT entry"]),
         ),
-        ("dynamic.vhdx", "block at 0", |b| put(b, BAT + 8, &entry(0, 6)), Error(&["BAT entry", "clear of"])),
-        ("dynamic.vhdx", "block on the metadata", |b| put(b, BAT + 8, &entry(2, 6)), Error(&["BAT entry", "clear of"])),
+        ("dynamic.vhdx", "block at 0", |b| put(b, BAT + 8, &entry(0, 6)), Error(&["BAT entry", "does not overlap"])),
+        (
+            "dynamic.vhdx",
+            "block on the metadata",
+            |b| put(b, BAT + 8, &entry(2, 6)),
+            Error(&["BAT entry", "does not overlap"]),
+        ),
         (
             "dynamic.vhdx",
             "block unaligned",
@@ -339,7 +334,7 @@ pub fn cases() -> Vec<Case> {
         ("logged.vhdx", "2^32 descriptors", |b| put(b, LOG + 24, &u32::MAX.to_le_bytes()), Error(&["log"])),
         (
             "logged.vhdx",
-            "file shorter than the log was promised",
+            "file shorter than the log requires",
             |b| {
                 put(b, LOG + 48, &(1_u64 << 30).to_le_bytes());
                 reseal(b, Format::Vhdx)
@@ -382,6 +377,6 @@ pub fn cases() -> Vec<Case> {
             },
             Error(&["log descriptor"]),
         ),
-        ("logged.vhdx", "the file cut", |b| b.truncate(4 * MIB), Error(&["log", "cut"])),
+        ("logged.vhdx", "the file cut", |b| b.truncate(4 * MIB), Error(&["log", "truncated"])),
     ]
 }

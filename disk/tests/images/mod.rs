@@ -1,4 +1,4 @@
-//! New images in memory, for tests that make their disks from layers.
+//! New images in memory, for tests that build disks from layers.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -7,8 +7,8 @@ use diskwright_image::{CreateOptions, DiskType, Format, Image, ParentLink, probe
 use diskwright_store::{MemoryStore, Store};
 use std::sync::Arc;
 
-/// A new image in `store`, open for writing. A differencing image names a parent that nobody looks
-/// for.
+/// A new image in `store`, open for writing. A differencing image has a link to a parent that is
+/// never opened.
 pub fn new_image(
     store: Arc<dyn Store>,
     format: Format,
@@ -38,7 +38,7 @@ pub fn new_image(
     probe::open(store, Some(format), true, 512).unwrap()
 }
 
-/// The same in a store of its own, as a layer of a chain.
+/// A new image in its own store, as a layer of a chain.
 pub fn new_layer(name: &str, format: Format, disk_type: DiskType, size_bytes: u64, block_bytes: u32) -> Layer {
     let image = new_image(Arc::new(MemoryStore::new(name)), format, disk_type, size_bytes, block_bytes);
     Layer { path: name.into(), image }

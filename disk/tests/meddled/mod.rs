@@ -1,5 +1,4 @@
-//! Images and stores that a test meddles with: they panic, or hold a call back, where the test says
-//! so.
+//! Images and stores that panic, or block a call, where a test says so.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -23,7 +22,7 @@ use std::{
 
 pub const MIB: u64 = 1 << 20;
 
-/// Fails a test that hangs, instead of hanging with it.
+/// Fails a test that hangs.
 pub fn within_seconds<T: Send + 'static>(seconds: u64, what: &str, test: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     let runs = thread::spawn(move || {
@@ -39,7 +38,7 @@ pub fn within_seconds<T: Send + 'static>(seconds: u64, what: &str, test: impl Fn
     }
 }
 
-/// Holds one call back: the next one after it was closed, until it is opened.
+/// Blocks one call: the next one after the gate was closed, until it is opened.
 #[derive(Debug, Default)]
 pub struct Gate {
     state: Mutex<GateState>,
@@ -51,7 +50,7 @@ enum GateState {
     #[default]
     Open,
     Closed,
-    /// A call waits.
+    /// A call is blocked.
     Holds,
 }
 
@@ -65,7 +64,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Waits until a call waits here.
+    /// Waits until a call is blocked.
     pub fn wait_for_caller(&self) {
         let state = self.state.lock().unwrap();
         drop(self.changed.wait_while(state, |state| *state != GateState::Holds).unwrap());
@@ -81,7 +80,7 @@ impl Gate {
     }
 }
 
-/// A store in memory without a descriptor, so that a ring has the pool carry its parts out.
+/// A store in memory without a descriptor, so that a ring passes its parts to the pool.
 #[derive(Debug)]
 pub struct Gated {
     inner: MemoryStore,
@@ -115,23 +114,23 @@ pub fn image(store: Arc<dyn Store>, format: Format, disk_type: DiskType, size_by
     new_image(store, format, disk_type, size_bytes, MIB as u32)
 }
 
-/// A new VHDX in a store of its own, in blocks of 1 MiB.
+/// A new VHDX in its own store, in blocks of 1 MiB.
 pub fn layer(name: &str, disk_type: DiskType, size_bytes: u64) -> Layer {
     new_layer(name, Format::Vhdx, disk_type, size_bytes, MIB as u32)
 }
 
-/// Another image, with what a test does to it.
+/// An image whose calls a test can block or make panic.
 #[derive(Debug)]
 pub struct Meddled {
     inner: Arc<dyn Image>,
     /// The method whose next call panics.
     pub panics: Mutex<Option<&'static str>>,
-    /// Where look-ups of tables wait.
+    /// Blocks reads of tables.
     pub tables: Gate,
     pub recycled: AtomicU64,
-    /// The last limit for its tables.
+    /// The last limit given by `limit_tables`.
     pub tables_bytes: AtomicU64,
-    /// Whether it claims that it cannot record single sectors.
+    /// Whether the image reports that it cannot record single sectors.
     pub fills_blocks: bool,
 }
 
@@ -151,7 +150,7 @@ impl Meddled {
         Layer { path: name.into(), image: Arc::clone(self) as Arc<dyn Image> }
     }
 
-    /// Has the next call of this method panic.
+    /// Makes the next call of this method panic.
     pub fn break_at(&self, method: &'static str) {
         *self.panics.lock().unwrap_or_else(PoisonError::into_inner) = Some(method);
     }
@@ -161,7 +160,7 @@ impl Meddled {
         if *panics == Some(method) {
             *panics = None;
             drop(panics);
-            panic!("a test has {method} panic");
+            panic!("the test makes {method} panic");
         }
     }
 
@@ -220,7 +219,7 @@ impl ImageWriter for Meddled {
     fn tracks_sectors(&self) -> bool {
         !self.fills_blocks && self.inner_writer().tracks_sectors()
     }
-    /// It is as large as is asked for already.
+    /// Succeeds without a change.
     fn resize(&self, _size_bytes: u64) -> Result<()> {
         Ok(())
     }

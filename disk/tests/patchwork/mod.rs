@@ -1,6 +1,6 @@
-//! An image of a format that does not exist, with everything that the engine must cope with: blocks
-//! in two files, packed blocks, damaged ones, and a writer that is never ready before it was
-//! prepared.
+//! An image of an imaginary format with all features that the engine must support: blocks in two
+//! files, packed (compressed) blocks, damaged blocks, and a writer that always needs a preparation
+//! first.
 
 use diskwright_image::{
     BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,
@@ -18,7 +18,7 @@ use std::{
 
 pub const BLOCK: u64 = 64 << 10;
 
-/// What a sector of a packed block holds.
+/// The contents of a packed block.
 pub fn packed_byte(block: u64, within_bytes: u64) -> u8 {
     (block as u8).wrapping_mul(31) ^ (within_bytes / 512) as u8 | 1
 }
@@ -31,7 +31,7 @@ pub struct Patchwork {
     has_begun: AtomicBool,
     pub unpacked: AtomicU64,
     pub prepared: AtomicU64,
-    /// Each answer needs a preparation of its own.
+    /// Each call needs its own preparation.
     pub is_forgetful: bool,
 }
 
@@ -45,7 +45,8 @@ struct Inner {
 }
 
 impl Patchwork {
-    /// An image of `states`; `Data` lies where it says, in two stores that hold 0xd0 and 0xd1.
+    /// An image of `states`. `Data` blocks lie at their offsets in two stores filled with 0xd0 and
+    /// 0xd1.
     pub fn new(states: Vec<BlockState>, is_forgetful: bool) -> Self {
         let size_bytes = states.len() as u64 * BLOCK;
         let store = |name: &str, byte| -> Arc<dyn Store> {
@@ -86,7 +87,7 @@ impl Patchwork {
     }
 
     fn is_ready(&self, inner: &mut Inner, block: u64) -> bool {
-        assert!(self.has_begun.load(Ordering::SeqCst), "the image was not told that writing begins");
+        assert!(self.has_begun.load(Ordering::SeqCst), "begin_writing was not called");
         if self.is_forgetful { inner.ready.remove(&block) } else { inner.ready.contains(&block) }
     }
 }
@@ -127,7 +128,7 @@ impl Image for Patchwork {
     }
 
     fn sector_bitmap(&self, _block: u64) -> Result<SectorBitmap> {
-        unreachable!("no block of it is partial")
+        unreachable!("no block is partial")
     }
 
     fn writer(&self) -> Option<&dyn ImageWriter> {
@@ -175,7 +176,7 @@ impl ImageWriter for Patchwork {
                 Some(offset_bytes) => BlockState::Data { store: 1, offset_bytes },
                 None => inner.states[block as usize],
             },
-            Commit::Sectors { .. } => panic!("sectors cannot be committed where none are tracked"),
+            Commit::Sectors { .. } => panic!("this image does not track sectors"),
         };
         inner.states[block as usize] = state;
         inner.dirty = true;

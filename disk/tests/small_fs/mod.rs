@@ -1,5 +1,5 @@
-//! A small real file system that can be filled to its last block, in a loop device, for which one
-//! must be root. The tests of other crates include this file too.
+//! A small real file system in a loop device that a test can fill up. Needs root. The tests of
+//! other crates include this file too.
 
 use std::{
     io::Write,
@@ -23,7 +23,7 @@ fn run(program: &str, args: &[&str]) -> Result<(), String> {
 }
 
 impl Small {
-    /// Of `size_bytes`; else what is missing here.
+    /// A file system of `size_bytes`, or what is missing on this machine.
     pub fn new(kind: &str, size_bytes: u64) -> Result<Self, String> {
         if !nix::unistd::geteuid().is_root() {
             return Err("mounting takes root".into());
@@ -35,7 +35,7 @@ impl Small {
         file.set_len(size_bytes).map_err(|error| error.to_string())?;
         let (image, place) = (image.to_str().unwrap_or_default(), mount.to_str().unwrap_or_default());
         match kind {
-            // Without blocks kept for root, who would find space where others do not.
+            // No blocks reserved for root, as root would still find space otherwise.
             "ext4" => run("mkfs.ext4", &["-q", "-F", "-m", "0", image])?,
             _ => run(&format!("mkfs.{kind}"), &["-q", "-f", image])?,
         }
@@ -53,7 +53,7 @@ impl Drop for Small {
     }
 }
 
-/// Takes whatever space is left.
+/// Fills the remaining space.
 pub fn eat_all(path: &Path) {
     let mut file = std::fs::File::create(path).unwrap();
     for piece_bytes in [64 << 10, 4096, 512] {

@@ -1,51 +1,51 @@
-//! The table of formats that are recognised: one row a format.
+//! The table of formats that are recognised: one row for each format.
 //!
-//! A row says by which bytes a format is recognised, where they lie, which file extensions promise
-//! the format, and whether this program opens it. A new format is one more row. Formats that are
-//! only recognised are there so that their files are refused by name: taken as raw disks they would
-//! be destroyed by the first write.
+//! A row lists the signatures of the format and their offsets, the file extensions of the format,
+//! and whether this program opens it. A new format is one more row. Formats that this program
+//! cannot open are listed so that their files are refused by name: opened as a raw disk, such a
+//! file would be destroyed by the first write.
 //!
-//! Raw has a row without signatures: its extension is a promise, its contents are anything.
+//! Raw has a row without signatures: a raw disk can contain anything.
 //!
-//! Only containers of disks and compressed files stand here. A file system, a partition table or
-//! LUKS at the front of a file is what a raw disk holds, and no format.
+//! The table lists only disk containers and compressed files. A file system, a partition table or
+//! LUKS at the start of a file is the content of a raw disk, not a format.
 
 use crate::Format;
 use std::path::Path;
 
-/// Bytes at the front of a file that signatures may lie in.
-pub const FRONT_BYTES: usize = 512;
-/// Bytes at the end of a file that signatures may lie in.
-pub const BACK_BYTES: usize = 512;
+/// Bytes at the start of a file that are searched for signatures.
+pub(crate) const FRONT_BYTES: usize = 512;
+/// Bytes at the end of a file that are searched for signatures.
+pub(crate) const BACK_BYTES: usize = 512;
 
 /// A format that is recognised.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Known {
-    /// Its name, as users write it: "qcow2".
+    /// Name as users write it: "qcow2".
     pub name: &'static str,
-    /// What opens it; `None` when it is recognised only to be refused.
+    /// The format to open; `None` if this program cannot open it.
     pub format: Option<Format>,
-    /// File extensions that promise it, in lower case.
+    /// File extensions of the format, in lower case.
     pub extensions: &'static [&'static str],
-    /// Any of these bytes is enough. Empty for raw.
+    /// Any one of these is enough. Empty for raw.
     signatures: &'static [Signature],
 }
 
-/// Bytes in their place.
+/// Bytes at a place of the file.
 #[derive(Debug, PartialEq, Eq)]
 struct Signature {
     place: Place,
     bytes: &'static [u8],
-    /// Bytes in the same place that make it another format.
+    /// Bytes at the same place that indicate another format.
     but_not: Option<&'static [u8]>,
 }
 
 /// Where a signature begins.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
-    /// So many bytes behind the beginning of the file.
+    /// Bytes from the start of the file.
     Front(usize),
-    /// So many bytes before the end of the file.
+    /// Bytes before the end of the file.
     Back(usize),
 }
 
@@ -74,16 +74,15 @@ const fn foreign(name: &'static str, extensions: &'static [&'static str], signat
     Known { name, format: None, extensions, signatures }
 }
 
-/// Magic and version 1: a format of its own beside qcow2, which has the same magic.
+/// Magic and version 1. qcow2 has the same magic, but version 2 or 3.
 const QCOW_1: &[u8] = b"QFI\xfb\0\0\0\x01";
 
-/// All formats that are recognised. Where one file matches several rows, all of them count (see
-/// `probe`).
-pub static KNOWN: &[Known] = &[
+/// All recognised formats. A file can match several rows; all matches count (see `probe`).
+pub(crate) static KNOWN: &[Known] = &[
     ours("raw", Format::Raw, &["raw"], &[]),
     ours("vhdx", Format::Vhdx, &["vhdx", "avhdx"], &[front(0, b"vhdxfile")]),
-    // A footer has 512 bytes, or 511 where Virtual PC before 2004 wrote it. All but fixed disks
-    // have a copy of it in front.
+    // A footer has 512 bytes, or 511 if Virtual PC before 2004 wrote it. All types but fixed also
+    // have a copy of the footer at offset 0.
     ours(
         "vhd",
         Format::Vhd,
@@ -119,16 +118,16 @@ pub static KNOWN: &[Known] = &[
     foreign("zip", &["zip"], &[front(0, b"PK\x03\x04")]),
 ];
 
-/// The format that the extension of a path promises, whatever its case. `None` where it promises
-/// nothing: `.img`, `.bin`, none.
+/// The format that the extension of a path indicates, in any case of letters. `None` for `.img`,
+/// `.bin`, an unknown extension or none.
 pub fn promised(path: &Path) -> Option<&'static Known> {
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();
     KNOWN.iter().find(|known| known.extensions.contains(&extension.as_str()))
 }
 
-/// The formats whose signatures are in a file that begins with `front` and ends with `back` (each
-/// as far as it was read).
-pub fn recognised(front: &[u8], back: &[u8]) -> Vec<&'static Known> {
+/// The formats whose signatures are in a file. `front` and `back` are its first and last bytes, as
+/// many as were read.
+pub(crate) fn recognised(front: &[u8], back: &[u8]) -> Vec<&'static Known> {
     KNOWN.iter().filter(|known| known.signatures.iter().any(|signature| signature.is_in(front, back))).collect()
 }
 
@@ -150,12 +149,12 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn every_row_is_found_by_each_of_its_signatures_and_extensions() {
+    fn every_format_is_recognised_by_each_of_its_signatures_and_extensions() {
         let mut extensions = HashSet::new();
         for known in KNOWN {
             for &extension in known.extensions {
                 assert_eq!(promised(Path::new(&format!("a.{}", extension.to_uppercase()))), Some(known));
-                assert!(extensions.insert(extension), "{extension} is promised twice");
+                assert!(extensions.insert(extension), "{extension} belongs to two formats");
             }
             for signature in known.signatures {
                 let (mut front, mut back) = ([0; FRONT_BYTES], [0; BACK_BYTES]);
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_any_length_are_looked_at() {
+    fn short_files_are_accepted() {
         for len in 0..FRONT_BYTES {
             assert!(recognised(&vec![0; len], &vec![0; len]).is_empty());
         }

@@ -1,32 +1,32 @@
-//! Which format a file has, and opening it.
+//! Detects the format of a file and opens the image.
 //!
 //! Name and contents must agree, or the user decides:
 //!
 //! ```text
-//!   the name promises     the contents show        taken as
-//!   -------------------   ----------------------   --------------------------------------------------------------
-//!   (a block device)      not looked at            raw
-//!   raw                   not looked at            raw
+//!   the extension says    the contents show        opened as
+//!   -------------------   ----------------------   -------------------------------------------
+//!   (a block device)      not read                 raw
+//!   raw                   not read                 raw
 //!   one of our formats    that one (and others)    that one
 //!   one of our formats    nothing, or another      error
 //!   a foreign format      anything                 error: not supported
 //!   nothing (.img, ...)   nothing                  raw
-//!   nothing               one of our formats       a guess: read-only, and only if the image names no other file
+//!   nothing               one of our formats       a guess: read-only, and only without a parent
 //!   nothing               a foreign one            error: not supported
 //!   nothing               several                  error
 //!   a part (.001)         nothing                  raw, with the parts that follow it (`split`)
 //!   a part (.001)         any                      error: not supported
 //! ```
 //!
-//! A guest writes what it likes into its raw disk: the front of a VHDX, or the structures of a
-//! differencing VHD whose parent is another customer's disk. A guest with a fixed VHD does the same
-//! at offset 0. So what a guest can write never outweighs a name, and never makes a file writable
-//! in a format that nobody has named. (The footer of a fixed VHD lies behind the guest's last
-//! byte.) The reverse harm is a container taken as raw: its first write destroys it, so every known
-//! container is refused by name (`known`).
+//! A guest can write anything into its raw disk: the start of a VHDX, or the structures of a
+//! differencing VHD whose parent is another customer's disk. The guest of a fixed VHD can do the
+//! same at offset 0. So contents never override the extension, and never make a file writable in a
+//! format that the user has not named. (The footer of a fixed VHD lies beyond the guest's last
+//! byte.) The opposite error is to open a container as raw: the first write destroys the container.
+//! So every known container is refused by name (`known`).
 //!
-//! Who knows better says the format; then nothing is probed. Whoever reaches a file through another
-//! one, a child its parent, names the format by that: a parent has the format of its child.
+//! If the user names the format, nothing is probed. The format of a file that another file refers
+//! to follows from that reference: a parent has the format of its child.
 
 pub mod known;
 
@@ -35,24 +35,24 @@ use diskwright_store::Store;
 use known::Known;
 use std::{path::Path, sync::Arc};
 
-/// A format, and how sure it is.
+/// A detected format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
     /// The format.
     pub format: Format,
-    /// Whether it rests on nothing but contents, which a guest may have written.
+    /// Whether only the contents indicate the format. A guest may have written them.
     pub is_guess: bool,
 }
 
 impl Verdict {
-    /// A format that the user has said, or that follows from who refers to the file.
+    /// A format that the user named, or that follows from the file that refers to this one.
     pub fn told(format: Format) -> Self {
         Self { format, is_guess: false }
     }
 }
 
-/// The format that a new file of this name gets; `None` where the extension says nothing. `.img`,
-/// `.bin` and `.dd` make raw files, but promise nothing of files that exist.
+/// The format of a new file with this name; `None` if the extension indicates none. A new `.img`,
+/// `.bin` or `.dd` file is raw. For an existing file these extensions indicate nothing.
 pub fn format_of_extension(path: &Path) -> Option<Format> {
     if let Some(promised) = known::promised(path) {
         return promised.format;
@@ -61,12 +61,12 @@ pub fn format_of_extension(path: &Path) -> Option<Format> {
     matches!(extension.as_str(), "img" | "bin" | "dd").then_some(Format::Raw)
 }
 
-/// The format of what `store` holds, by its name and its contents, for reading or for writing. See
-/// the module.
+/// Detects the format of `store` by its name and contents, by the rules of this module.
 ///
 /// # Errors
-/// `NotAnImage` when the contents do not show what the name promises; `Unsupported` for a foreign
-/// format; `FormatUnclear` when they contradict each other, or when a guess is not enough; `Io`.
+/// `NotAnImage` if the extension indicates a format of which the file has no signature;
+/// `Unsupported` for a foreign format; `FormatUnclear` if name and contents contradict each other,
+/// or if a guess is not enough; `Io`.
 pub fn probe(store: &dyn Store, writable: bool) -> Result<Verdict> {
     if store.is_block_device() {
         return Ok(Verdict::told(Format::Raw));
@@ -86,14 +86,14 @@ pub fn probe(store: &dyn Store, writable: bool) -> Result<Verdict> {
     match found[..] {
         [] => Ok(Verdict::told(Format::Raw)),
         [Known { format: Some(format), .. }] if writable => {
-            Err(guess_refused(store, *format, "it would be written to"))
+            Err(guess_refused(store, *format, "the disk is to be opened for writing"))
         }
         [Known { format: Some(format), .. }] => Ok(Verdict { format: *format, is_guess: true }),
         [foreign] => Err(unsupported(store, foreign, "the file is")),
         _ => Err(ImageError::FormatUnclear {
             path: store.name().to_owned(),
             what: format!(
-                "the file has the signatures of several formats ({}), and its name decides for none",
+                "the file has the signatures of several formats ({}), and its name does not say which one it is",
                 names(&found)
             ),
             hint: SAY_WHICH.into(),
@@ -101,16 +101,16 @@ pub fn probe(store: &dyn Store, writable: bool) -> Result<Verdict> {
     }
 }
 
-/// How to tell the format.
+/// Hint how to name the format.
 const SAY_WHICH: &str = "say which it is with --format (--source-format of convert, --second-format of compare)";
-/// How to tell that it is raw.
+/// Hint how to open the file as raw.
 const SAY_RAW: &str = "if these are the bytes of a raw disk, say so (--format raw, or --source-format raw of convert)";
 
-/// The formats that the contents show, by the beginning of `first` and the end of `last`: the same
-/// file, or two parts of a disk.
+/// The formats whose signatures are at the start of `first` or the end of `last`. These are the
+/// same file, or two parts of a disk.
 fn contents(first: &dyn Store, last: &dyn Store) -> Result<Vec<&'static Known>> {
     let read = |store: &dyn Store, most_bytes: usize, at_end: bool| -> Result<Vec<u8>> {
-        let len_bytes = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", store, 0, e))?;
+        let len_bytes = store.len_bytes().map_err(|e| ImageError::io("get the length of the file", store, 0, e))?;
         let bytes = len_bytes.min(most_bytes as u64);
         let offset_bytes = if at_end { len_bytes - bytes } else { 0 };
         let mut buffer = vec![0; bytes as usize];
@@ -122,11 +122,10 @@ fn contents(first: &dyn Store, last: &dyn Store) -> Result<Vec<&'static Known>> 
     Ok(known::recognised(&read(first, known::FRONT_BYTES, false)?, &read(last, known::BACK_BYTES, true)?))
 }
 
-/// The format of a disk in several files, of which `first` and `last` are the first and the last:
-/// raw.
+/// The format of a disk in several files: raw. `first` and `last` are its first and last part.
 ///
 /// # Errors
-/// `Unsupported` where the contents, joined, are those of an image; `Io`.
+/// `Unsupported` if the joined contents are those of an image; `Io`.
 pub fn probe_parts(first: &dyn Store, last: &dyn Store) -> Result<Verdict> {
     let found = contents(first, last)?;
     if found.is_empty() {
@@ -159,17 +158,17 @@ fn unsupported(store: &dyn Store, known: &Known, who: &str) -> ImageError {
     }
 }
 
-/// The name promises a foreign format, or one of ours without a trace of it in the file.
+/// The extension indicates a foreign format, or one of ours whose signature the file does not have.
 fn not_as_promised(store: &dyn Store, promised: &Known, found: &[&Known]) -> ImageError {
     let expected = match promised.format {
-        None if found.is_empty() => return unsupported(store, promised, "the name promises"),
+        None if found.is_empty() => return unsupported(store, promised, "the extension is that of"),
         None => return unsupported(store, promised, "the file is"),
         Some(Format::Vhd) => "\"conectix\" at offset 0 or in the last 512 bytes (was the file copied completely?)",
         Some(_) => "\"vhdxfile\" at offset 0",
     };
     ImageError::NotAnImage {
         path: store.name().to_owned(),
-        found: format!("the name promises {}, but the file has no signature of that format", promised.name),
+        found: format!("the extension is that of {}, but the file has no signature of that format", promised.name),
         expected: format!("{expected}; {SAY_RAW}"),
     }
 }
@@ -178,7 +177,7 @@ fn contradiction(store: &dyn Store, promised: &Known, found: &[&Known]) -> Image
     ImageError::FormatUnclear {
         path: store.name().to_owned(),
         what: format!(
-            "the name ends in .{} and promises {}, but the contents are those of {}",
+            "the extension .{} is that of {}, but the contents are those of {}",
             extension(store),
             promised.name,
             names(found)
@@ -191,17 +190,17 @@ fn guess_refused(store: &dyn Store, format: Format, why: &str) -> ImageError {
     ImageError::FormatUnclear {
         path: store.name().to_owned(),
         what: format!(
-            "the contents look like {format}, but the name does not promise it, and {why}: the file may be a raw disk into which a guest wrote them"
+            "the contents look like {format}, but the extension does not say so, and {why}: the file may be a raw disk into which a guest wrote this data"
         ),
         hint: format!("say which it is: --format {format} or --format raw (--source-format of convert)"),
     }
 }
 
-/// Opens an image of `format`, or of the format that [`probe`] finds. `raw_sector_bytes` is the
+/// Opens an image of `format`, or of the format that [`probe`] detects. `raw_sector_bytes` is the
 /// logical sector of a raw disk.
 ///
 /// # Errors
-/// Those of [`probe`], and of the format's own `open`.
+/// Errors of [`probe`] and of the format's `open`.
 pub fn open(
     store: Arc<dyn Store>,
     format: Option<Format>,
@@ -212,11 +211,11 @@ pub fn open(
     open_as(store, verdict, writable, raw_sector_bytes)
 }
 
-/// Opens an image whose format is known. One whose format was guessed is refused if it names
-/// another file.
+/// Opens an image whose format is known. An image with a guessed format is refused if it names a
+/// parent.
 ///
 /// # Errors
-/// Those of the format's own `open`; `FormatUnclear`.
+/// Errors of the format's `open`; `FormatUnclear`.
 pub fn open_as(
     store: Arc<dyn Store>,
     verdict: Verdict,
@@ -225,15 +224,15 @@ pub fn open_as(
 ) -> Result<Arc<dyn Image>> {
     let image = verdict.format.driver().open(Arc::clone(&store), writable, raw_sector_bytes)?;
     if verdict.is_guess && names_another_file(image.info()) {
-        return Err(guess_refused(&*store, verdict.format, "it names another file as its parent"));
+        return Err(guess_refused(&*store, verdict.format, "the image names another file as its parent"));
     }
     Ok(image)
 }
 
-/// Opens a disk in several files, the first one first; `parts` of one file is [`open_as`].
+/// Opens a disk in several files, in order. With a single file this is [`open_as`].
 ///
 /// # Errors
-/// Those of [`open_as`] and of [`SplitRawImage::new`]; `Unsupported` for several files of a format
+/// Errors of [`open_as`] and of [`SplitRawImage::new`]; `Unsupported` for several files of a format
 /// other than raw.
 pub fn open_parts(
     mut parts: Vec<Arc<dyn Store>>,
@@ -256,11 +255,11 @@ fn names_another_file(info: &ImageInfo) -> bool {
     info.parent.is_some() || info.disk_type == crate::DiskType::Differencing
 }
 
-/// Checks an image of `format`, or of the format that [`probe`] finds for reading. Changes nothing.
-/// A raw image has nothing to check.
+/// Checks an image of `format`, or of the format that [`probe`] detects for reading. Changes
+/// nothing. A raw image has nothing to check.
 ///
 /// # Errors
-/// Those of [`probe`], and of the format's own `check`.
+/// Errors of [`probe`] and of the format's `check`.
 pub fn check(store: Arc<dyn Store>, format: Option<Format>) -> Result<(Format, CheckReport)> {
     let format = format.map_or_else(|| probe(&*store, false).map(|verdict| verdict.format), Ok)?;
     Ok((format, format.driver().check(store)?))

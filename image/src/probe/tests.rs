@@ -17,7 +17,7 @@ fn told(format: Format) -> Verdict {
     Verdict::told(format)
 }
 
-/// A new image in memory, under a name that promises nothing unless told otherwise.
+/// A new image in memory.
 fn image(name: &str, format: Format, disk_type: DiskType) -> Arc<MemoryStore> {
     let store = Arc::new(MemoryStore::with_bytes(name, Vec::new()));
     let parent = (disk_type == DiskType::Differencing).then(|| ParentLink {
@@ -40,7 +40,7 @@ fn image(name: &str, format: Format, disk_type: DiskType) -> Arc<MemoryStore> {
 }
 
 #[test]
-fn a_name_that_promises_decides_where_the_contents_keep_it() {
+fn the_extension_decides_if_the_contents_have_its_signature() {
     let both = || {
         let mut bytes = with(4096, 0, b"vhdxfile");
         bytes[4096 - 512..][..8].copy_from_slice(b"conectix");
@@ -56,12 +56,12 @@ fn a_name_that_promises_decides_where_the_contents_keep_it() {
 }
 
 #[test]
-fn contents_never_outweigh_a_name() {
+fn contents_never_override_the_extension() {
     for (name, bytes) in [("a.vhd", &b"vhdxfile"[..]), ("a.vhdx", b"conectix"), ("a.avhdx", b"QFI\xfb\0\0\0\x03")] {
         let error = probed(name, with(4096, 0, bytes), false).unwrap_err();
         assert!(matches!(error, ImageError::FormatUnclear { .. }), "{name}: {error}");
         let told = error.to_string();
-        assert!(told.contains("promises vhd") && told.contains("contents are those of"), "{told}");
+        assert!(told.contains("is that of vhd") && told.contains("contents are those of"), "{told}");
         assert!(told.contains("--format"), "{told}");
     }
     for name in ["a.vhd", "a.AVHD", "a.vhdx", "b/c.Avhdx"] {
@@ -72,7 +72,7 @@ fn contents_never_outweigh_a_name() {
 }
 
 #[test]
-fn a_name_that_promises_nothing_lets_our_formats_be_read_only() {
+fn without_a_known_extension_our_formats_open_read_only() {
     for (at, bytes) in [(0, &b"vhdxfile"[..]), (0, b"conectix"), (4096 - 512, b"conectix")] {
         for name in ["a", "a.img", "a.bin", "a.dd", "a.iso"] {
             assert!(probed(name, with(4096, at, bytes), false).unwrap().is_guess, "{name}");
@@ -90,9 +90,10 @@ fn a_name_that_promises_nothing_lets_our_formats_be_read_only() {
     assert!(error.contains("vhdx, vhd"), "{error}");
 }
 
-/// A raw disk `.img` whose guest wrote a child of its neighbour must not show the neighbour.
+/// A raw disk `.img` in which a guest wrote a child of another customer's disk must not expose that
+/// disk.
 #[test]
-fn a_guess_that_names_another_file_is_refused() {
+fn a_guessed_image_with_a_parent_is_refused() {
     for format in [Format::Vhd, Format::Vhdx] {
         let sound = open(image("a.img", format, DiskType::Dynamic), None, false, 512).unwrap();
         assert_eq!(sound.info().format, format);
@@ -105,7 +106,7 @@ fn a_guess_that_names_another_file_is_refused() {
 }
 
 #[test]
-fn foreign_formats_are_refused_by_name_and_raw_by_word_is_allowed() {
+fn foreign_formats_are_refused_unless_the_user_says_raw() {
     for (name, at, bytes, told) in [
         ("a.qcow2", 0, &b"QFI\xfb\0\0\0\x03"[..], "qcow2"),
         ("a.img", 0, b"QFI\xfb\0\0\0\x02", "qcow2"),
@@ -129,16 +130,16 @@ fn foreign_formats_are_refused_by_name_and_raw_by_word_is_allowed() {
         let store = Arc::new(MemoryStore::with_bytes(name, with(4096, at, bytes)));
         assert_eq!(open(store, Some(Format::Raw), true, 512).unwrap().info().format, Format::Raw);
     }
-    // The data of a VMDK that lies beside its descriptor begin like any disk.
+    // The flat extent of a VMDK begins with the guest's data and has no signature.
     let error = probed("disk-flat.vmdk", vec![0; 4096], false).unwrap_err().to_string();
-    assert!(error.contains("promises a vmdk image; vmdk is not supported"), "{error}");
+    assert!(error.contains("is that of a vmdk image; vmdk is not supported"), "{error}");
     let error = probed("a.qcow2", with(4096, 0, b"vhdxfile"), false).unwrap_err().to_string();
-    assert!(error.contains("promises qcow2, but the contents are those of vhdx"), "{error}");
+    assert!(error.contains("is that of qcow2, but the contents are those of vhdx"), "{error}");
 }
 
-/// The guest of a fixed VHD owns offset 0, and may write there what begins other formats.
+/// The guest of a fixed VHD can write the signatures of other formats at offset 0.
 #[test]
-fn a_fixed_vhd_stays_one_whatever_its_guest_writes() {
+fn a_fixed_vhd_is_recognised_whatever_its_guest_writes() {
     let vhd_child = image("x.vhd", Format::Vhd, DiskType::Differencing);
     let mut structures = vec![0; vhd_child.len_bytes().unwrap().min(64 << 10) as usize];
     vhd_child.read_at(&mut structures, 0).unwrap();

@@ -6,14 +6,14 @@ use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
 
-/// A memory store on a file system of `capacity_bytes`.
+/// A memory store limited to `capacity_bytes`.
 fn small(capacity_bytes: u64) -> MemoryStore {
     let store = MemoryStore::new("m");
     store.limit(capacity_bytes);
     store
 }
 
-/// What an image does to get space: it asks, zeroes or grows, and asks again.
+/// Gets space as an image does: tries, zeroes or grows, retries.
 fn obtain(space: &mut Space, store: &MemoryStore, len_bytes: u64) -> io::Result<u64> {
     loop {
         if let Some(offset_bytes) = space.take(len_bytes)? {
@@ -52,7 +52,7 @@ fn grows_in_steps_and_hands_out_slack() {
 }
 
 #[test]
-fn a_full_file_system_gives_what_is_needed_and_then_refuses_without_a_trace() {
+fn on_a_full_file_system_growth_is_exact_and_a_failure_changes_nothing() {
     let store = small(5 * MIB);
     store.set_len(MIB).unwrap();
     let mut space = Space::new(MIB, MIB);
@@ -66,7 +66,7 @@ fn a_full_file_system_gives_what_is_needed_and_then_refuses_without_a_trace() {
 }
 
 #[test]
-fn what_the_owner_keeps_at_the_end_survives_a_full_file_system() {
+fn data_at_the_end_of_the_file_survives_a_failed_growth() {
     let store = small(MIB + 4096);
     store.set_len(MIB).unwrap();
     store.write_at(&[7; 512], MIB).unwrap();
@@ -89,7 +89,7 @@ fn quarantined_space_is_handed_out_only_when_recycled_and_then_reads_as_zeros() 
     space.quarantine(1 << 40, 8192);
     assert_ne!(obtain(&mut space, &store, 8192).unwrap(), first);
     recycle(&mut space, &store, generation);
-    assert_ne!(obtain(&mut space, &store, 4096).unwrap(), first, "another length must not fit");
+    assert_ne!(obtain(&mut space, &store, 4096).unwrap(), first, "a piece of another length is not used");
     assert_eq!(obtain(&mut space, &store, 8192).unwrap(), first);
     let mut found = [1; 8192];
     store.read_at(&mut found, first).unwrap();
@@ -98,7 +98,7 @@ fn quarantined_space_is_handed_out_only_when_recycled_and_then_reads_as_zeros() 
 }
 
 #[test]
-fn lengths_near_the_end_of_the_world_are_errors() {
+fn offsets_beyond_2_to_the_64_are_errors() {
     let store = MemoryStore::new("m");
     let mut space = Space::new(u64::MAX - 5, MIB);
     assert!(space.take(1).is_err() && space.growth(1).is_err());
@@ -121,7 +121,7 @@ fn the_tail_is_released_as_far_as_it_is_free() {
 }
 
 #[test]
-fn a_piece_is_nowhere_while_it_is_punched_or_zeroed() {
+fn a_piece_is_not_handed_out_while_it_is_punched_or_zeroed() {
     let store = MemoryStore::new("m");
     let mut space = Space::new(0, MIB);
     let first = obtain(&mut space, &store, MIB).unwrap();
@@ -139,7 +139,7 @@ fn a_piece_is_nowhere_while_it_is_punched_or_zeroed() {
 }
 
 #[test]
-fn neighbours_are_punched_together_but_no_more_than_64_mib_a_call() {
+fn adjacent_pieces_are_punched_together_at_most_64_mib_a_call() {
     let store = MemoryStore::new("m");
     store.set_len(1 << 30).unwrap();
     let at = |mib: u64, len: u64| FileRange { offset_bytes: mib * MIB, len_bytes: len * MIB };

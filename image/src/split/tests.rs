@@ -29,8 +29,8 @@ fn names_of_parts() {
     assert_eq!(part_path(Path::new("d.999"), 1000), Path::new("d.1000"));
 }
 
-/// Every byte of every block is in the part, and at the place of that part, where the joined files
-/// have it.
+/// Each byte of each block is in the part, and at the offset in that part, where the concatenated
+/// files have it.
 #[test]
 fn no_block_lies_in_two_parts() {
     for (lens_bytes, block_bytes) in [
@@ -64,7 +64,7 @@ fn no_block_lies_in_two_parts() {
 }
 
 #[test]
-fn parts_that_cannot_be_followed_are_refused_and_found() {
+fn a_part_with_a_bad_length_is_refused_on_open_and_found_by_check() {
     for (lens_bytes, told) in
         [(&[4096, 0, 512][..], "at least one sector"), (&[4096, 1000, 512], "a multiple of the sector")]
     {
@@ -78,7 +78,7 @@ fn parts_that_cannot_be_followed_are_refused_and_found() {
         assert!(report.findings[0].message.contains(told), "{report:?}");
     }
     let ends_early: Vec<_> = stores(&[4096, 1000]).into_iter().map(|part| part as Arc<dyn Store>).collect();
-    assert_eq!(check(&ends_early, None, 512).unwrap().worst(), None, "the last one may end within a sector");
+    assert_eq!(check(&ends_early, None, 512).unwrap().worst(), None, "the last part may end within a sector");
     let report = check(&ends_early, Some(Path::new("disk.003")), 512).unwrap();
     assert_eq!(report.findings.len(), 2, "{report:?}");
     assert!(report.findings[1].message.contains("disk.003: the file is missing"), "{report:?}");
@@ -89,7 +89,7 @@ fn parts_that_cannot_be_followed_are_refused_and_found() {
 }
 
 #[test]
-fn the_last_part_is_made_whole_before_the_first_write() {
+fn the_last_part_is_extended_to_a_whole_sector_before_the_first_write() {
     let parts = stores(&[4096, 1000]);
     let image = open(&parts, true).unwrap();
     assert_eq!((image.size_bytes(), image.info().remarks.len()), (4096 + 1024, 1));
@@ -132,7 +132,7 @@ fn a_failed_sync_of_any_part_poisons_all() {
     }
 }
 
-/// A part whose sync succeeds, after the sync of the first part has failed elsewhere.
+/// A part whose sync succeeds. While it runs, the sync of the first part fails in another thread.
 #[derive(Debug)]
 struct Slow {
     inner: Arc<MemoryStore>,
@@ -150,8 +150,8 @@ impl PassesOn for Slow {
     }
 }
 
-/// The pass has gone by the first part when that part's sync fails elsewhere: what was dropped
-/// there, the pass never saw.
+/// The flush has already synced the first part when another sync of that part fails. The flush must
+/// not succeed: the kernel may have dropped pages of the first part.
 #[test]
 fn a_flush_fails_when_another_part_fails_meanwhile() {
     let parts = stores(&[4096, 4096]);

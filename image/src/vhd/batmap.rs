@@ -1,29 +1,28 @@
-//! XenServer's batmap: found, and kept clear of. It is never written. `check_batmap.rs` compares it
-//! with the disk.
+//! Finds XenServer's batmap, so that no write overlaps it. The batmap is never written.
+//! `check_batmap.rs` validates it.
 //!
 //! ```text
-//!   BAT │ batmap header │ map │ parent locators │ first block ...        as blktap's libvhd lays a file out
+//!   BAT │ batmap header │ map │ parent locators │ first block ...     layout of blktap's libvhd
 //! ```
 //!
 //! A set bit says that all sectors of a block are in this file; XenServer then does not read the
-//! block's bitmap. A clear bit says nothing. So bits that are missing do no harm, and only two
-//! changes could make a bit wrong:
+//! block's bitmap. A clear bit says nothing. So missing bits do no harm, and only two changes could
+//! make a bit wrong:
 //!
-//! - A block loses its space while its bit is set. `vhd-util check` then calls the file damaged,
-//!   and a block that gets its space anew would count as full. Header and map are two sectors with
-//!   a checksum between them, so a power cut could tear an update apart, and XenServer refuses to
-//!   write to a file whose batmap is torn. For this reason no block of a file with a batmap is
-//!   given up: zeros are written instead
-//!   ([`ImageWriter::can_store_zero`](crate::ImageWriter::can_store_zero) is false). XenServer does
-//!   not give blocks up either.
-//! - A bit of a sector bitmap is cleared. Nothing does that.
+//! - A block loses its space while its bit is set. `vhd-util check` then reports damage, and a
+//!   block that gets new space would count as full. Header and map are two sectors with a checksum
+//!   between them, so a power cut could tear an update, and XenServer refuses to write to a file
+//!   with a torn batmap. For this reason no block of a file with a batmap is freed: zeros are
+//!   written instead ([`ImageWriter::can_store_zero`](crate::ImageWriter::can_store_zero) is
+//!   false). XenServer does not free blocks either.
+//! - A bit of a sector bitmap is cleared. No code does that.
 //!
-//! Blocks that become full are not entered: XenServer finds them full in their bitmaps, and enters
-//! them itself.
+//! Blocks that become full are not added to the batmap: XenServer finds them full in their bitmaps
+//! and adds them itself.
 //!
-//! XenServer decides by the creator ("tap") and its version (above 0.1) whether there is a batmap,
-//! and so does this module. In files by others the cookie may be a sector bitmap, which a guest
-//! shapes by what it writes.
+//! XenServer decides by the creator ("tap") and its version (above 0.1) whether a file has a
+//! batmap, and so does this module. In files of other creators the bytes at that offset may be a
+//! sector bitmap, which the guest controls by its writes.
 
 use super::overlaps;
 use crate::{ImageError, Result};
@@ -31,26 +30,26 @@ use diskwright_format::vhd::{BATMAP_HEADER_BYTES, BatmapHeader, DynamicHeader, F
 use diskwright_store::Store;
 use std::ops::Range;
 
-/// The version of "tap" files that have no batmap yet: 0.1.
+/// Version of "tap" files that have no batmap yet: 0.1.
 const VERSION_WITHOUT: u32 = 1;
-/// Blocks of 2 MiB for each byte of the map that the checksum covers, as a shift: libvhd knows no
-/// other block size.
+/// Shift from the disk's size to the bytes of the map that the checksum covers: 8 blocks of 2 MiB
+/// for each byte. libvhd knows no other block size.
 const CHECKED_SHIFT: u32 = 21 + 3;
 
-/// A batmap that lies where it may. See the module.
+/// A batmap at a valid offset.
 #[derive(Debug, Clone)]
 pub(super) struct Batmap {
     pub header: BatmapHeader,
     pub header_offset: u64,
-    /// Bytes of the map that the checksum covers.
+    /// Length of the part of the map that the checksum covers.
     pub checked_bytes: u64,
 }
 
 impl Batmap {
-    /// Looks for the batmap behind the BAT. `taken` are the ranges of the file's other tables.
+    /// Looks for the batmap after the BAT. `taken` are the ranges of the file's other tables.
     ///
     /// # Errors
-    /// `Io`. A batmap that cannot be is none: XenServer would not take it either.
+    /// `Io`. An invalid batmap counts as none, as XenServer does not use it either.
     pub fn find(
         store: &dyn Store,
         footer: &Footer,
@@ -84,7 +83,7 @@ impl Batmap {
         Ok((is_clear && !overlaps(&head, &map)).then_some(batmap))
     }
 
-    /// What it takes in the file: its header, and its map.
+    /// The ranges of the batmap in the file: header and map.
     pub fn ranges(&self) -> [Range<u64>; 2] {
         let map = self.header.map_offset..self.header.map_offset + self.header.map_bytes();
         [self.header_offset..self.header_offset + BATMAP_HEADER_BYTES as u64, map]

@@ -1,4 +1,5 @@
-//! Sector bitmaps: most significant bit first in the file, least significant first in memory.
+//! Sector bitmaps. In the file the first sector is the most significant bit of a byte; in memory
+//! the least significant.
 
 use super::layout::{Blocks, Piece};
 use crate::{ImageError, Result, SectorBitmap};
@@ -14,14 +15,14 @@ pub(super) fn read(store: &dyn Store, blocks: &Blocks, piece: &Piece) -> Result<
     Ok(from_file(&bytes, blocks.sectors))
 }
 
-/// The bitmap of a block that is all this layer's own.
+/// The bitmap of a block whose sectors all have data in this layer.
 pub(super) fn full(blocks: &Blocks) -> SectorBitmap {
     let mut full = SectorBitmap::empty(blocks.sectors, SECTOR_BYTES as u32);
     set(&mut full, 0, blocks.sectors);
     full
 }
 
-/// A bitmap of `sectors` bits from the bytes of the file. Bytes that are not there count as zero.
+/// A bitmap of `sectors` bits from the bytes of the file. Missing bytes count as zero.
 pub(super) fn from_file(bytes: &[u8], sectors: u32) -> SectorBitmap {
     let mut bitmap = SectorBitmap::empty(sectors, SECTOR_BYTES as u32);
     for (word, chunk) in bitmap.words.iter_mut().zip(bytes.chunks(8)) {
@@ -37,7 +38,7 @@ pub(super) fn from_file(bytes: &[u8], sectors: u32) -> SectorBitmap {
     bitmap
 }
 
-/// The `len` bytes of the file for a bitmap. Bits beyond the block are zero.
+/// The `len` bytes of a bitmap in the file. Bits beyond the block are zero.
 pub(super) fn to_file(bitmap: &SectorBitmap, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> =
         bitmap.words.iter().flat_map(|word| word.to_le_bytes()).map(u8::reverse_bits).take(len).collect();
@@ -45,7 +46,7 @@ pub(super) fn to_file(bitmap: &SectorBitmap, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sets `count` bits from `first` by whole words. Returns whether any was clear.
+/// Sets `count` bits from `first`, by whole words. Returns whether any of them was clear.
 pub(super) fn set(bitmap: &mut SectorBitmap, first: u32, count: u32) -> bool {
     let end = first.saturating_add(count).min(bitmap.sectors);
     let mut changed = false;

@@ -1,11 +1,11 @@
-//! What is wrong with a VHD. Reads only.
+//! Reports damage in a VHD. Reads only.
 //!
-//! Both footers, the header, the locators, then every BAT entry: does the block lie inside the
-//! file, clear of the tables and of the other blocks? What lies between the tables, the blocks and
-//! the footer is leaked. The bitmaps of dynamic disks should be all ones. XenServer's batmap should
-//! agree with them.
+//! Checks both footers, the header, the locators, then for every BAT entry that the block lies
+//! inside the file and does not overlap the tables or other blocks. Space between the tables, the
+//! blocks and the footer is leaked. The bitmaps of dynamic disks should be all ones. XenServer's
+//! batmap should agree with them.
 //!
-//! Memory is bounded by what [`order`] says, and by what [`findings`](super::findings) keeps.
+//! Memory is bounded by [`order`] and by [`findings`](super::findings).
 
 use super::{
     PAGE_BYTES, bitmap,
@@ -13,7 +13,7 @@ use super::{
     findings::{Findings, MAX_FINDINGS},
     footers::Footers,
     layout::{Blocks, Layout, by_trust, read_locator},
-    order::{self, Met},
+    order::{self, WalkItem},
     table,
 };
 use crate::{CheckReport, ImageError, Result, Severity};
@@ -24,8 +24,7 @@ use std::{collections::HashMap, sync::Arc};
 /// Checks the VHD in `store`.
 ///
 /// # Errors
-/// `NotAnImage` when there is no footer at all; `Io`. What is wrong with the image is in the
-/// report.
+/// `NotAnImage` if there is no footer at all; `Io`. Damage is in the report.
 pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
     let store = &*store;
     let mut findings = Findings::default();
@@ -45,8 +44,8 @@ pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
     Ok(report)
 }
 
-/// A `Corrupt` error becomes a finding; others are the caller's.
-fn told<T>(result: Result<T>, findings: &mut Findings) -> Result<Option<T>> {
+/// Converts a `Corrupt` error to a finding. Returns other errors.
+fn corrupt_as_finding<T>(result: Result<T>, findings: &mut Findings) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(ImageError::Corrupt { structure, offset_bytes, found, expected, .. }) => {
@@ -62,15 +61,15 @@ fn told<T>(result: Result<T>, findings: &mut Findings) -> Result<Option<T>> {
 }
 
 fn check_structures(store: &dyn Store, footers: &Footers, findings: &mut Findings) -> Result<Option<Layout>> {
-    let Some(chosen) = told(footers.choose(store), findings)? else { return Ok(None) };
+    let Some(chosen) = corrupt_as_finding(footers.choose(store), findings)? else { return Ok(None) };
     let is_fixed = chosen.found.footer.kind == DiskKind::Fixed;
     let tail_offset = footers.len_bytes.saturating_sub(FOOTER_BYTES as u64);
     if chosen.tail_offset_bytes.is_none() {
-        // A power cut while the file grew leaves this, and every reader copes.
+        // A power cut during growth leaves this state, and every reader handles it.
         findings.add(
             Severity::Note,
             tail_offset,
-            "The footer at the end is missing or damaged; its copy at offset 0 is sound. The next write puts it right.",
+            "The footer at the end is missing or damaged; its copy at offset 0 is valid. The next write repairs it.",
         );
     }
     if !is_fixed {
@@ -78,13 +77,21 @@ fn check_structures(store: &dyn Store, footers: &Footers, findings: &mut Finding
             Err(error) => findings.add(
                 Severity::Corrupt,
                 error.offset_bytes,
-                format!("The copy of the footer at offset 0 is damaged: found {}, expected {}. The next write puts it right.", error.fault, error.fault.expected()),
+                format!(
+                    "The copy of the footer at offset 0 is damaged: found {}, expected {}. The next write repairs it.",
+                    error.fault,
+                    error.fault.expected()
+                ),
             ),
             Ok(copy) if let Some(message) = footers.contradiction() => {
                 findings.add(Severity::Corrupt, copy.offset_bytes + 48, message);
             }
             Ok(copy) if copy.bytes != chosen.found.bytes => {
-                findings.add(Severity::Note, 0, "The copy of the footer at offset 0 differs from the footer at the end.");
+                findings.add(
+                    Severity::Note,
+                    0,
+                    "The copy of the footer at offset 0 differs from the footer at the end.",
+                );
             }
             Ok(_) => {}
         }
@@ -95,15 +102,19 @@ fn check_structures(store: &dyn Store, footers: &Footers, findings: &mut Finding
         findings.add(Severity::Note, at, "The footer has 511 bytes, as in files by Virtual PC before 2004.");
     }
     if found.footer.features & FEATURE_RESERVED == 0 {
-        findings.add(Severity::Note, at + 8, "The feature bit 2, which is always set, is not.");
+        findings.add(Severity::Note, at + 8, "The feature bit 2 is clear, expected set.");
     }
     if found.footer.saved_state {
-        findings.add(Severity::Note, at + 84, "The virtual machine is in saved state; it will not notice changes.");
+        findings.add(
+            Severity::Note,
+            at + 84,
+            "The virtual machine is in saved state; changes of the disk may corrupt its file systems.",
+        );
     }
     if is_fixed && found.footer.data_offset != u64::MAX {
-        findings.add(Severity::Note, at + 16, "A fixed disk has no header, but its footer names a place for one.");
+        findings.add(Severity::Note, at + 16, "A fixed disk has no header, but its footer has an offset for one.");
     }
-    let layout = told(Layout::from_footer(store, chosen, footers.len_bytes), findings)?;
+    let layout = corrupt_as_finding(Layout::from_footer(store, chosen, footers.len_bytes), findings)?;
     Ok(layout.map(|(layout, _)| layout))
 }
 
@@ -111,7 +122,7 @@ fn check_fixed(layout: &Layout, findings: &mut Findings, report: &mut CheckRepor
     let end = layout.tail_offset_bytes.unwrap_or(layout.len_bytes);
     if let Some(surplus @ 1..) = end.checked_sub(layout.size_bytes) {
         report.leaked_bytes = surplus;
-        let message = format!("{surplus} bytes between the end of the disk and the footer belong to nothing.");
+        let message = format!("{surplus} bytes between the end of the disk and the footer are unused.");
         findings.add(Severity::Leak, layout.size_bytes, message);
     }
 }
@@ -120,7 +131,7 @@ fn check_fixed(layout: &Layout, findings: &mut Findings, report: &mut CheckRepor
 fn check_parent(blocks: &Blocks, findings: &mut Findings) {
     let Some(parent) = blocks.stray_parent() else { return };
     let message = format!(
-        "The footer says that this disk is dynamic, but its header names {parent}. If it is a child, zeros are shown in place of the parent's data. It is not opened for writing."
+        "The footer says that this disk is dynamic, but its header names {parent}. If it is a child, it reads zeros instead of the parent's data. It cannot be opened for writing."
     );
     findings.add(Severity::Corrupt, blocks.header_offset_bytes + 40, message);
 }
@@ -137,18 +148,17 @@ fn check_locators(store: &dyn Store, layout: &Layout, blocks: &Blocks, findings:
             Ok(Some(_)) => readable += 1,
             Ok(None) => {
                 let code = entry.code.to_be_bytes();
-                let message =
-                    format!("The parent locator for the platform \"{}\" says nothing here.", code.escape_ascii());
+                let message = format!("The parent locator for the platform \"{}\" is ignored.", code.escape_ascii());
                 findings.add(Severity::Note, header_offset + 576 + index as u64 * 24, message);
             }
         }
     }
     if readable == 0 {
-        let message = "No parent locator can be read: the parent must be named by hand.";
+        let message = "No parent locator can be read: the user must name the parent.";
         findings.add(Severity::Note, header_offset + 576, message);
     }
     if blocks.header.parent_id.is_nil() {
-        findings.add(Severity::Note, header_offset + 40, "The parent's unique id is zero: any parent would be taken.");
+        findings.add(Severity::Note, header_offset + 40, "The parent's unique id is zero: any parent is accepted.");
     }
     Ok(())
 }
@@ -182,14 +192,14 @@ fn check_blocks(
     })?;
     if unaligned > 0 {
         let message = format!(
-            "The data of {unaligned} of {} blocks are not at a multiple of 4096: they are slower to write on most disks.",
+            "The data of {unaligned} of {} blocks are not at a multiple of 4096: writes to them are slower on most disks.",
             report.allocated_blocks
         );
         findings.add(Severity::Note, blocks.table_offset, message);
     }
     if let (count, Some(first)) = holed {
         let message = format!(
-            "{count} blocks of this dynamic disk have a bitmap that is not all ones, the first here. Sectors whose bit is clear read as zeros; QEMU shows what lies there."
+            "{count} blocks of this dynamic disk have a bitmap that is not all ones, the first of them here. Sectors whose bit is clear read as zeros; QEMU returns the bytes stored there."
         );
         findings.add(Severity::Note, first, message);
     }
@@ -199,15 +209,15 @@ fn check_blocks(
     check_places(store, blocks, data_end, findings, report)
 }
 
-/// Two blocks that share space: the BAT entry of the one that begins first, and of the other.
+/// Two overlapping blocks: the BAT entry of the one that begins first, and of the other.
 struct Overlap {
     first: u32,
     second: u32,
-    /// The second block, where its entry does not tell it from the first.
-    twin: Option<u64>,
+    /// Number of the second block, if both have the same entry.
+    duplicate: Option<u64>,
 }
 
-/// Misplaced blocks, overlaps, and what lies between blocks and tables.
+/// Finds misplaced blocks, overlaps, and leaked space between blocks and tables.
 fn check_places(
     store: &dyn Store,
     blocks: &Blocks,
@@ -215,33 +225,32 @@ fn check_places(
     findings: &mut Findings,
     report: &mut CheckReport,
 ) -> Result<()> {
-    // Before a block there may be padding to a page, and the part of its area that the bitmap does
-    // not fill.
+    // A block may be preceded by padding to a page, and by the unused part of its bitmap area.
     let padding = 2 * PAGE_BYTES;
     let tables_end = blocks.tables_end_bytes(data_end);
     let mut used_end = tables_end;
     let (mut placed, mut holes, mut overlaps_left_out) = (0, 0, 0u64);
     let mut overlaps = Vec::new();
-    let mut overlap = |first, second, twin| {
+    let mut overlap = |first, second, duplicate| {
         if overlaps.len() < MAX_FINDINGS {
-            overlaps.push(Overlap { first, second, twin });
+            overlaps.push(Overlap { first, second, duplicate });
         } else {
             overlaps_left_out += 1;
         }
     };
-    order::walk(store, blocks, data_end, &mut |met| {
-        let (entry, piece, before, free_from) = match met {
-            Met::Misplaced { block, piece } => {
+    order::walk(store, blocks, data_end, &mut |item| {
+        let (entry, piece, before, free_from) = match item {
+            WalkItem::Misplaced { block, piece } => {
                 let (found, expected) = blocks.fault_of(&piece, data_end).unwrap_or_default();
                 let message = format!("Block {block} is misplaced: found {found}, expected {expected}.");
                 findings.add(Severity::Corrupt, blocks.entry_offset(block), message);
                 return Ok(());
             }
-            Met::Twin { block, entry } => {
+            WalkItem::Duplicate { block, entry } => {
                 overlap(entry, entry, Some(block));
                 return Ok(());
             }
-            Met::Block { entry, piece, before, free_from } => (entry, piece, before, free_from),
+            WalkItem::Block { entry, piece, before, free_from } => (entry, piece, before, free_from),
         };
         placed += 1;
         used_end = used_end.max(piece.end);
@@ -252,13 +261,13 @@ fn check_places(
                 report.leaked_bytes += gap;
                 holes += gap / blocks.piece_bytes();
                 let place = if before.is_some() { "between two blocks" } else { "before the first block" };
-                findings.add(Severity::Leak, free_from, format!("{gap} bytes {place} belong to nothing."));
+                findings.add(Severity::Leak, free_from, format!("{gap} bytes {place} are unused."));
             }
             _ => {}
         }
         Ok(())
     })?;
-    tell_overlaps(store, blocks, &overlaps, findings)?;
+    report_overlaps(store, blocks, &overlaps, findings)?;
     for _ in 0..overlaps_left_out {
         findings.add(Severity::Corrupt, blocks.table_offset, "Two blocks overlap.");
     }
@@ -269,14 +278,14 @@ fn check_places(
     } else if slack >= padding {
         report.leaked_bytes += slack;
         let message =
-            format!("{slack} bytes between the last block and the footer belong to nothing; was the disk not closed?");
+            format!("{slack} bytes between the last block and the footer are unused; was the disk not closed?");
         findings.add(Severity::Leak, used_end, message);
     }
     Ok(())
 }
 
-/// Tells of overlaps by the numbers of the blocks, which one more scan of the table finds.
-fn tell_overlaps(store: &dyn Store, blocks: &Blocks, overlaps: &[Overlap], findings: &mut Findings) -> Result<()> {
+/// Reports overlaps with the numbers of the blocks, which one more scan of the table finds.
+fn report_overlaps(store: &dyn Store, blocks: &Blocks, overlaps: &[Overlap], findings: &mut Findings) -> Result<()> {
     if overlaps.is_empty() {
         return Ok(());
     }
@@ -289,8 +298,8 @@ fn tell_overlaps(store: &dyn Store, blocks: &Blocks, overlaps: &[Overlap], findi
         Ok(true)
     })?;
     let name = |entry| names.get(&entry).copied().flatten().unwrap_or_default();
-    for &Overlap { first, second, twin } in overlaps {
-        let (one, other) = (name(first), twin.unwrap_or_else(|| name(second)));
+    for &Overlap { first, second, duplicate } in overlaps {
+        let (one, other) = (name(first), duplicate.unwrap_or_else(|| name(second)));
         let message = format!(
             "Blocks {one} and {other} overlap: one ends at {}, the other begins at {}.",
             blocks.place(first).end,

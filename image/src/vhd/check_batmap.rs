@@ -1,10 +1,10 @@
-//! Whether XenServer's batmap agrees with its checksum, the BAT and the sector bitmaps.
+//! Compares XenServer's batmap with its checksum, the BAT and the sector bitmaps.
 
 use super::{batmap::Batmap, bitmap, findings::Findings, layout::Blocks, table};
 use crate::{ImageError, Result, Severity};
 use diskwright_store::Store;
 
-/// Compares XenServer's batmap with its checksum, the BAT and the sector bitmaps.
+/// Adds a finding for each contradiction.
 ///
 /// # Errors
 /// `Io`.
@@ -15,14 +15,14 @@ pub(super) fn check_batmap(
     data_end: u64,
     findings: &mut Findings,
 ) -> Result<()> {
-    // At most 128 KiB: the size of the disk is checked, and the map lies in the file.
+    // At most 128 KiB: the size of the disk is validated, and the map lies in the file.
     let mut map = vec![0; batmap.checked_bytes as usize];
     let at = batmap.header.map_offset;
     store.read_at(&mut map, at).map_err(|e| ImageError::io("read XenServer's batmap", store, at, e))?;
     let checksum = batmap.header.checksum_of(&map);
     if checksum != batmap.header.checksum {
         let message = format!(
-            "The checksum of XenServer's batmap is {:#010x}, its map gives {checksum:#010x}: XenServer will not write to this disk.",
+            "The checksum of XenServer's batmap is {:#010x}, but that of its map is {checksum:#010x}: XenServer will not write to this disk.",
             batmap.header.checksum
         );
         findings.add(Severity::Corrupt, batmap.header_offset + 24, message);
@@ -39,7 +39,7 @@ pub(super) fn check_batmap(
         let bits = bitmap::read(store, blocks, &piece)?;
         if !bits.is_full() {
             let message = format!(
-                "XenServer's batmap calls block {block} full, but its bitmap lacks {} of {} sectors: XenServer shows other bytes there.",
+                "XenServer's batmap says that block {block} is full, but {} of {} bits of its bitmap are clear: XenServer reads other data there.",
                 bits.sectors - bits.count(),
                 bits.sectors
             );
@@ -50,7 +50,7 @@ pub(super) fn check_batmap(
     let without_space = (0..blocks.count.min(left.len() as u64 * 8))
         .filter(|block| left[(block / 8) as usize] & 0x80 >> (block % 8) != 0);
     for block in without_space {
-        let message = format!("XenServer's batmap calls block {block} full, but the block has no space.");
+        let message = format!("XenServer's batmap says that block {block} is full, but the block has no space.");
         findings.add(Severity::Corrupt, at + block / 8, message);
     }
     Ok(())

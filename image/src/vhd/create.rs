@@ -1,21 +1,21 @@
-//! New VHD files.
+//! Creates VHD files.
 //!
 //! ```text
 //!   fixed:     payload, a hole unless `preallocate` │ footer
 //!
-//!   others:    0 footer copy │ 512 header │ 1536 parent locators │ BAT, at a multiple of 4096 │ footer, in the next sector
-//!                                                                                     or │ space of all blocks │ footer
+//!   others:    0 footer copy │ 512 header │ 1536 parent locators
+//!              BAT, at a multiple of 4096 │ with `preallocate`: space of all blocks │ footer
 //! ```
 //!
-//! The footer lies directly behind the BAT, where QEMU puts the first block ([`super::growth`] says
-//! why it must).
+//! Without `preallocate` the footer follows the BAT directly, where QEMU puts the first block
+//! ([`super::growth`] says why that is necessary).
 //!
-//! The BAT is not right behind the header, as most programs place it, but at a page, so that
-//! writing a sector of it never touches a page with anything else in it (but for the footer, as
-//! long as there is no block). The header says where it is, and every reader goes by that.
+//! Most programs put the BAT directly after the header. Here it begins at a page, so that writing a
+//! sector of it touches no page with other data (except the footer, as long as there is no block).
+//! The header has its offset, and every reader uses that.
 //!
-//! The footers are written last, after everything else is durable: a file whose making was cut
-//! short is no VHD.
+//! The footers are written last, after everything else is durable. So a file whose creation was
+//! interrupted is not recognised as a VHD.
 
 use super::PAGE_BYTES;
 use crate::{CreateOptions, DiskType, ImageError, ParentLink, Result};
@@ -31,26 +31,26 @@ use std::{
 };
 use uuid::Uuid;
 
-/// Largest fixed disk that is created, in bytes: 16 TiB, the largest file of ext4.
-pub const MAX_FIXED_BYTES: u64 = 16 << 40;
+/// Largest fixed disk that can be created, in bytes: 16 TiB, the largest file of ext4.
+pub(super) const MAX_FIXED_BYTES: u64 = 16 << 40;
 
-/// Smallest block that is created, in bytes.
+/// Smallest block size that can be created, in bytes.
 const MIN_BLOCK_BYTES: u32 = 4096;
-/// Largest block that is created, in bytes.
+/// Largest block size that can be created, in bytes.
 const MAX_BLOCK_BYTES: u32 = 256 << 20;
-/// Largest BAT that is created, in bytes.
+/// Largest BAT that can be created, in bytes.
 pub(super) const MAX_TABLE_BYTES: u64 = 64 << 20;
-/// Most bytes before a BAT that is created: footer, header, and two parent locators of the largest
-/// length.
+/// Maximum number of bytes before the BAT of a new file: footer, header, and two parent locators of
+/// the largest length.
 const MAX_TABLES_BEFORE_BAT_BYTES: u64 = 256 << 10;
-/// How much of a BAT is written at a time.
+/// Bytes of a BAT written by one call.
 const TABLE_STEP_BYTES: usize = 1 << 20;
 
-/// Makes a VHD of an empty store; durable on return.
+/// Creates a VHD in an empty store. Durable on return.
 ///
 /// # Errors
-/// `BadOptions` for what the format cannot hold, before anything is written; `Io`, after which the
-/// store holds rubbish.
+/// `BadOptions` for options that the format does not allow, before anything is written; `Io`, after
+/// which the store holds an incomplete image.
 pub fn create(store: Arc<dyn Store>, options: &CreateOptions) -> Result<()> {
     let store = &*store;
     check_options(store, options)?;
@@ -136,7 +136,7 @@ fn check_options(store: &dyn Store, options: &CreateOptions) -> Result<()> {
             if longest.is_some_and(|bytes| bytes > MAX_LOCATOR_BYTES as usize) {
                 return bad(
                     "the path to the parent is longer than 32768 characters".into(),
-                    "move the files nearer to each other",
+                    "move the files to shorter paths",
                 );
             }
             Ok(())
@@ -145,8 +145,8 @@ fn check_options(store: &dyn Store, options: &CreateOptions) -> Result<()> {
     }
 }
 
-/// Whether the BAT can point to every block when all have space, wherever locators of any length
-/// put the BAT.
+/// Whether the BAT can address every block when all have space, whatever the length of the
+/// locators.
 pub(super) fn fits(size_bytes: u64, block_bytes: u32) -> bool {
     let count = size_bytes.div_ceil(u64::from(block_bytes));
     let area_bytes = bitmap_bytes(block_bytes).next_multiple_of(PAGE_BYTES);
@@ -199,7 +199,7 @@ fn create_with_blocks(store: &dyn Store, options: &CreateOptions, kind: DiskKind
     {
         let data = encode_path(path);
         let space_bytes = (data.len() as u64).next_multiple_of(SECTOR_BYTES).max(SECTOR_BYTES);
-        // In bytes, as Windows writes it; the specification says sectors.
+        // In bytes, as Windows writes it. The specification says sectors.
         *entry = LocatorEntry {
             code: locator.code(),
             data_space: space_bytes as u32,
@@ -249,7 +249,7 @@ fn create_with_blocks(store: &dyn Store, options: &CreateOptions, kind: DiskKind
     sync(store)
 }
 
-/// The parent's file name: as given, else the last part of a path, whichever way its slashes lean.
+/// The parent's file name: as given, else the last component of a path with slashes or backslashes.
 fn parent_name(parent: &ParentLink) -> String {
     let path = parent.name.as_ref().or(parent.relative_path.as_ref()).or(parent.absolute_path.as_ref());
     let path = path.map_or("", String::as_str);

@@ -1,15 +1,15 @@
-//! What a check has found so far, in bounded memory.
+//! The findings of a check, in bounded memory.
 
 use crate::{Finding, Severity};
 
-/// Findings that are told one by one, of each severity.
+/// Maximum number of listed findings of each severity.
 pub(super) const MAX_FINDINGS: usize = 1000;
 
-/// The findings of a check so far.
+/// The findings of a check.
 #[derive(Default)]
 pub(super) struct Findings {
     list: Vec<Finding>,
-    /// By severity: told, and left out.
+    /// By severity: number of listed findings, and of those left out.
     counts: [(usize, u64); 3],
 }
 
@@ -24,7 +24,7 @@ impl Findings {
         }
     }
 
-    /// All findings by their place, and how many were left out.
+    /// All findings sorted by offset, and how many were left out.
     pub fn finish(mut self) -> Vec<Finding> {
         self.list.sort_by_key(|finding| finding.offset_bytes);
         let severities = [Severity::Note, Severity::Leak, Severity::Corrupt];

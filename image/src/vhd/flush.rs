@@ -1,19 +1,19 @@
 //! A flush of a writable VHD: two ordered passes.
 //!
 //! ```text
-//!   snapshot (state mutex, in memory)    what was committed before this instant
-//!   pass 1   bitmaps of new dynamic blocks   invisible before their BAT entry, so no order is needed
+//!   snapshot (state mutex, in memory)        all commits before this instant
+//!   pass 1   bitmaps of new dynamic blocks   not visible before their BAT entry, so in any order
 //!            sync                            payload and those bitmaps are durable
-//!   pass 2   bitmaps of differencing blocks; BAT entries      each shows only what pass 1 made durable
-//!            sync                            (left out when there was nothing to write)
+//!   pass 2   bitmaps of differencing blocks; BAT entries: all refer to what pass 1 made durable
+//!            sync                            (left out if nothing was written)
 //! ```
 //!
-//! Within pass 2 there is no order, and none is needed. A bit shows a sector whose payload is
-//! durable. An entry shows a block whose bitmap is either written, or still the zeros of its fresh
-//! space, which pass 1 made durable and which show the parent, as before the flush. Sectors may be
-//! torn apart at 512 bytes: entries and bits are independent of each other.
+//! Pass 2 needs no order. A bit refers to a sector whose payload is durable. An entry refers to a
+//! block whose bitmap is written, or still has the zeros of its fresh space. Pass 1 made these
+//! zeros durable, and with them the block reads the parent's data, as before the flush. A write may
+//! be torn at 512 bytes: entries and bits are independent of each other.
 //!
-//! Concurrent flushes share passes, and a failed sync refuses all later ones: see
+//! Concurrent flushes share passes, and after a failed sync every later flush fails: see
 //! [`Barrier`](diskwright_store::Barrier).
 
 use super::{
@@ -29,12 +29,12 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-/// What a flush has taken to write.
+/// The changes that one flush writes.
 struct Batch {
     /// Pass 1: (offset, bytes).
     init: Vec<(u64, Arc<IoBuf>)>,
     init_blocks: Vec<(u64, Piece)>,
-    /// Pass 2.
+    /// Pass 2: bitmaps and BAT sectors.
     bitmaps: Vec<BitmapWrite>,
     sectors: Vec<TableSector>,
 }
@@ -70,7 +70,7 @@ impl Writing {
         Ok(self.barrier.sync("make the block allocation table durable")?)
     }
 
-    /// Both passes.
+    /// Runs both passes.
     pub(super) fn run_flush(&self) -> Result<()> {
         let _turn = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         let batch = self.take_batch(&mut self.lock());
@@ -79,20 +79,20 @@ impl Writing {
         let result = first.and_then(|()| self.second_pass(&batch));
         let mut state = self.lock();
         state.table.pinned = false;
-        let given_up = state.given_up.take().unwrap_or_default();
+        let freed = state.freed.take().unwrap_or_default();
         if result.is_err() {
             state.table.restore_dirty(&batch.sectors);
             let bitmaps = batch.bitmaps.iter().map(|write| (write.block, write.piece));
-            state.dirty_bitmaps.extend(bitmaps.filter(|(block, _)| !given_up.contains(block)));
+            state.dirty_bitmaps.extend(bitmaps.filter(|(block, _)| !freed.contains(block)));
             if first_failed {
                 let init = batch.init_blocks.iter().copied();
-                state.uninitialised.extend(init.filter(|(block, _)| !given_up.contains(block)));
+                state.uninitialised.extend(init.filter(|(block, _)| !freed.contains(block)));
             }
         }
         result
     }
 
-    /// Takes everything that is dirty, as it is at this instant.
+    /// Takes all dirty state, as of this instant.
     fn take_batch(&self, state: &mut State) -> Batch {
         let mut batch = Batch { init: Vec::new(), init_blocks: Vec::new(), bitmaps: Vec::new(), sectors: Vec::new() };
         let committed: Vec<_> = state
@@ -115,7 +115,7 @@ impl Writing {
         let blocks = Arc::clone(&state.blocks);
         batch.sectors = state.table.take_dirty(&blocks);
         state.table.pinned = !(batch.sectors.is_empty() && batch.bitmaps.is_empty());
-        state.given_up = Some(HashSet::new());
+        state.freed = Some(HashSet::new());
         batch
     }
 }

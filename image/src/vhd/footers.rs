@@ -1,31 +1,32 @@
-//! The footer at the tail, its copy at 0, and which of them to believe.
+//! The footer at the end, its copy at offset 0, and which of them is used.
 //!
-//! A footer in a sound copy may contradict the tail: by a size (a resize that was cut short, or a
-//! tool that changed one of the two) or by a type. Of two sizes the tail's is taken, as Windows
-//! takes it, with a remark; of two types the copy's.
+//! A valid copy may contradict the footer at the end: by its size (a resize was interrupted, or a
+//! tool changed only one of them) or by its type. If the sizes differ, the footer at the end is
+//! used, as by Windows, with a remark. If the types differ, the copy is used.
 //!
-//! The tail is the truth, except where it cannot be. A cut while the file grows leaves guest
-//! payload at the tail, and the guest may keep a VHD of its own there; and the first sector of a
-//! fixed disk is the guest's, who may keep the beginning of a dynamic VHD there. So a footer at the
-//! tail is believed over a sound copy only when the two agree whose they are, or when it describes
-//! a fixed disk that ends exactly where the footer begins.
+//! The footer at the end is preferred, except where a guest may have written it. A power cut during
+//! growth leaves guest payload at the end of the file, and the guest may store a VHD of its own
+//! there. The first sector of a fixed disk belongs to the guest too, who may store the start of a
+//! dynamic VHD there. So the footer at the end is preferred to a valid copy only if both have the
+//! same unique id and type, or if it describes a fixed disk that ends exactly where the footer
+//! begins.
 
 use super::damaged;
 use crate::{ImageError, Result};
 use diskwright_format::vhd::{DiskKind, FOOTER_BYTES, Fault, Footer, OLD_FOOTER_BYTES, VhdError};
 use diskwright_store::Store;
 
-/// A footer that was found, with its bytes, so that reserved ones survive a rewrite.
+/// A footer with its bytes, so that reserved bytes survive a rewrite.
 #[derive(Debug, Clone)]
 pub(super) struct Found {
     pub footer: Footer,
     pub bytes: [u8; FOOTER_BYTES],
     pub offset_bytes: u64,
-    /// 511, not 512 bytes long.
+    /// The footer is 511 bytes long instead of 512.
     pub is_old: bool,
 }
 
-/// What is in both places.
+/// The two footers of a file.
 #[derive(Debug)]
 pub(super) struct Footers {
     pub len_bytes: u64,
@@ -33,13 +34,14 @@ pub(super) struct Footers {
     pub copy: Result<Found, VhdError>,
 }
 
-/// The footer to go by.
+/// The footer that is used.
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub found: Found,
-    /// Where the footer at the tail is; `None` when there is none that can be believed.
+    /// Offset of the footer at the end; `None` if there is no usable one.
     pub tail_offset_bytes: Option<u64>,
-    /// Whether the copy at 0 has the same bytes (always, for a fixed disk, which has no copy).
+    /// Whether the copy at offset 0 has the same bytes. Always true for a fixed disk, which has no
+    /// copy.
     pub copy_is_right: bool,
     pub remarks: Vec<String>,
 }
@@ -62,12 +64,12 @@ fn has_cookie(result: &Result<Found, VhdError>) -> bool {
 }
 
 impl Footers {
-    /// Reads both places.
+    /// Reads both footers.
     ///
     /// # Errors
-    /// `NotAnImage` when the file is too short for a footer or has none in either place; `Io`.
+    /// `NotAnImage` if the file is too short for a footer or has none at either place; `Io`.
     pub fn read(store: &dyn Store) -> Result<Self> {
-        let len_bytes = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", store, 0, e))?;
+        let len_bytes = store.len_bytes().map_err(|e| ImageError::io("get the length of the file", store, 0, e))?;
         let not_an_image = |found: String| ImageError::NotAnImage {
             path: store.name().to_owned(),
             found,
@@ -99,11 +101,11 @@ impl Footers {
         Ok(Self { len_bytes, tail, copy })
     }
 
-    /// What is wrong with two sound footers of one disk that differ in what they describe, as a
-    /// sentence.
+    /// How two valid footers of one disk contradict each other, as a sentence; `None` if they do
+    /// not.
     pub fn contradiction(&self) -> Option<String> {
         let (Ok(tail), Ok(copy)) = (&self.tail, &self.copy) else { return None };
-        // Footers of two disks: one of them lies in payload, and is a guest's.
+        // Different unique ids: one of the footers lies in payload and is the guest's.
         if tail.footer.unique_id != copy.footer.unique_id || copy.footer.kind == DiskKind::Fixed {
             return None;
         }
@@ -125,13 +127,13 @@ impl Footers {
         }
     }
 
-    /// Decides.
+    /// Chooses the footer to use.
     ///
     /// # Errors
-    /// `Corrupt` when neither is sound.
+    /// `Corrupt` if neither is valid.
     pub fn choose(&self, store: &dyn Store) -> Result<Chosen> {
         let mut remarks: Vec<_> = self.contradiction().into_iter().collect();
-        // A footer at 0 that describes a fixed disk is a guest's: such disks have no copy.
+        // A footer of a fixed disk at offset 0 is the guest's, as fixed disks have no copy.
         let copy = self.copy.as_ref().ok().filter(|copy| copy.footer.kind != DiskKind::Fixed);
         let (found, tail_offset_bytes) = match (&self.tail, copy) {
             (Ok(tail), None) => {
@@ -151,13 +153,13 @@ impl Footers {
             }
             (_, Some(copy)) => {
                 remarks.push(
-                    "The footer at the end is missing or damaged; its copy at offset 0 is used. The next write puts it right."
+                    "The footer at the end is missing or damaged; its copy at offset 0 is used. The next write repairs it."
                         .into(),
                 );
                 (copy, None)
             }
             (Err(error), None) => {
-                // Of two damaged footers, the one with a cookie tells more.
+                // Report the damaged footer that has a cookie.
                 let told = if has_cookie(&self.tail) { error } else { self.copy.as_ref().err().unwrap_or(error) };
                 return Err(damaged(store, told));
             }

@@ -1,38 +1,38 @@
-//! A larger disk, while it is open and written.
+//! Enlarges an open disk.
 //!
 //! Dynamic and differencing:
 //!
 //! ```text
-//!   1  the last block's bytes beyond the disk's old end    zeroed, if the block has space
-//!   2  a BAT with entries for the new blocks               longer in its place, or a copy where the file ends
-//!   3  sync ─▶ header: place and length of the BAT ─▶ sync
-//!   4  the footer at the tail cleared ─▶ sync ─▶ the copy at 0 ─▶ sync     the copy is the instant of change
-//!   5  the new footer at the tail ─▶ sync
+//!   1  bytes of the last block beyond the old end of the disk   zeroed, if the block has space
+//!   2  a BAT with entries for the new blocks   extended in place, or copied to the end of the file
+//!   3  sync ─▶ header: offset and length of the BAT ─▶ sync
+//!   4  footer at the end cleared ─▶ sync ─▶ copy at 0 ─▶ sync    the copy is the atomic change
+//!   5  new footer at the end ─▶ sync
 //! ```
 //!
 //! Fixed:
 //!
 //! ```text
-//!   1  the new footer at the new end of the file ─▶ sync                 the instant of change
-//!   2  the old footer, which lies in the disk now, becomes zeros ─▶ sync
+//!   1  the new footer at the new end of the file ─▶ sync         the atomic change
+//!   2  the old footer, now inside the disk, is zeroed ─▶ sync
 //! ```
 //!
-//! Why no cut can hurt. A header with a longer table suits the old size too: entries beyond the
-//! disk's end mean nothing. Only the first 512 bytes of the header change, so it cannot be torn.
-//! There are never two valid footers that differ in their size: no program could know which of them
-//! to believe. While the tail is cleared the copy serves, as after any growth of the file that was
-//! cut short. Both sizes have their tables by then. In a fixed disk the tail is all there is: one
-//! write makes the file longer and puts the footer there, and file systems make a file's length
-//! durable no earlier than the bytes that were written behind its old end. A cut between the two
-//! steps leaves the old footer's 512 bytes at the beginning of the new range, where the guest has
-//! not written anything yet.
+//! Why a power cut does no harm: a header with a longer table is valid for the old size too, as
+//! entries beyond the end of the disk are ignored. Only the first 512 bytes of the header change,
+//! so it cannot be torn. There are never two valid footers with different sizes, as no program
+//! could know which one to use. While the footer at the end is cleared, the copy is used, as after
+//! an interrupted growth of the file. Both sizes have their tables by then. A fixed disk has only
+//! the footer at the end: one write extends the file and puts the footer there, and file systems
+//! make a file's length durable no earlier than the bytes written beyond its old end. A power cut
+//! between the two steps leaves the 512 bytes of the old footer at the start of the new range,
+//! where the guest has not written anything yet.
 //!
-//! Why writers go on. Reservations and commits change entries in memory only. `flushing` is held
-//! from before the table is copied until the new place is known: no entry reaches the file
-//! meanwhile. `preparing` is held throughout: nobody grows the file or moves its footer, and no
-//! space that was given up is handed out, so a block that was seen in step 1 keeps its place.
+//! Why writers can continue: reservations and commits change entries in memory only. `flushing` is
+//! held from before the copy of the table until the new offset is installed, so no entry reaches
+//! the file meanwhile. `preparing` is held throughout: no other thread grows the file or moves its
+//! footer, and no freed space is handed out, so the block that was seen in step 1 keeps its space.
 //!
-//! The space of a table that has moved is not used again before the file is opened the next time.
+//! The space of a table that was moved is reused only after the file was opened again.
 
 use super::{
     PAGE_BYTES,
@@ -41,7 +41,7 @@ use super::{
     overlaps, table,
     write::Writing,
 };
-use crate::{BlockState, ImageError, Result, raw::MoveBehind};
+use crate::{BlockState, ImageError, Result, raw::MoveTrailer};
 use diskwright_format::vhd::{
     BAT_UNUSED, DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, MAX_DYNAMIC_BYTES, SECTOR_BYTES,
 };
@@ -51,10 +51,10 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-/// How much of a table is copied or written at once.
+/// Bytes of a table copied or written by one call.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// For errors.
+/// For error messages.
 const WRITE_TABLE: &str = "write the block allocation table";
 
 fn refused(store: &dyn Store, size_bytes: u64, present_bytes: u64, hint: String) -> ImageError {
@@ -65,7 +65,7 @@ fn refused(store: &dyn Store, size_bytes: u64, present_bytes: u64, hint: String)
     }
 }
 
-/// Refuses sizes that a disk with at most `max_bytes` cannot get.
+/// Fails for a size that a disk with at most `max_bytes` cannot grow to.
 fn check_size(store: &dyn Store, size_bytes: u64, present_bytes: u64, max_bytes: u64) -> Result<()> {
     let hint = if size_bytes < present_bytes {
         "the size must be at least the present one".into()
@@ -79,7 +79,7 @@ fn check_size(store: &dyn Store, size_bytes: u64, present_bytes: u64, max_bytes:
     Err(refused(store, size_bytes, present_bytes, hint))
 }
 
-/// The footer of a fixed disk.
+/// The footer of a fixed disk, which moves when the disk grows.
 #[derive(Debug)]
 pub(super) struct FixedFooter(Mutex<[u8; FOOTER_BYTES]>);
 
@@ -89,15 +89,15 @@ impl FixedFooter {
     }
 }
 
-impl MoveBehind for FixedFooter {
-    fn move_behind(&self, barrier: &Barrier, from_bytes: u64, to_bytes: u64) -> Result<()> {
+impl MoveTrailer for FixedFooter {
+    fn move_trailer(&self, barrier: &Barrier, from_bytes: u64, to_bytes: u64) -> Result<()> {
         let store = &**barrier.store();
         check_size(store, to_bytes, from_bytes, MAX_FIXED_BYTES)?;
         barrier.check()?;
         let mut footer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let new = Footer::resized(&footer, to_bytes);
         if let Err(error) = barrier.write(&new, to_bytes) {
-            // A file system may have made the file longer before it failed.
+            // A file system may have extended the file before it failed.
             let _ = store.set_len(from_bytes + FOOTER_BYTES as u64);
             return Err(ImageError::io("write the footer at the file's new end", store, to_bytes, error));
         }
@@ -111,7 +111,7 @@ impl MoveBehind for FixedFooter {
 }
 
 impl Writing {
-    /// See the module.
+    /// Enlarges the disk to `size_bytes`, by the steps of this module.
     pub(super) fn grow(&self, size_bytes: u64) -> Result<()> {
         self.barrier.check()?;
         let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,12 +134,12 @@ impl Writing {
         for range in after.metadata.iter_mut().filter(|range| range.start == before.table_offset) {
             *range = after.table_offset..after.table_offset + count * 4;
         }
-        let mut header_may_name_it = false;
+        let mut header_may_refer_to_it = false;
         let result = self
             .keep_room(count - before.count, moved.map_or(0, |_| table_space(count)))
-            .and_then(|()| self.commit_table(&before, &after, &mut header_may_name_it));
+            .and_then(|()| self.commit_table(&before, &after, &mut header_may_refer_to_it));
         if let (Err(_), Some(offset_bytes), false, Some(growth)) =
-            (&result, moved, header_may_name_it, &mut self.lock().growth)
+            (&result, moved, header_may_refer_to_it, &mut self.lock().growth)
         {
             growth.give_back_table(offset_bytes, table_space(count));
         }
@@ -147,13 +147,13 @@ impl Writing {
         self.commit_size(size_bytes, after)
     }
 
-    /// The blocks of a disk of `size_bytes`, if it can have that size.
+    /// Number of blocks of a disk of `size_bytes`. Fails if the disk cannot have that size.
     fn check_new_size(&self, before: &Blocks, size_bytes: u64) -> Result<u64> {
         let (store, present_bytes) = (&*self.store, before.size_bytes());
         check_size(store, size_bytes, present_bytes, MAX_DYNAMIC_BYTES)?;
         let count = size_bytes.div_ceil(before.block_bytes);
         let hint = if before.batmap.is_some() {
-            "its block allocation table has XenServer's batmap behind it; convert it to a new disk of that size"
+            "XenServer's batmap follows its block allocation table, which can therefore not grow; convert it to a new disk of that size"
         } else if count * 4 > MAX_TABLE_BYTES || !fits(size_bytes, before.header.block_bytes) {
             "its blocks are too small for that; convert it to a disk with larger blocks, or to VHDX"
         } else if !before.header_offset_bytes.is_multiple_of(SECTOR_BYTES) {
@@ -164,8 +164,8 @@ impl Writing {
         Err(refused(store, size_bytes, present_bytes, hint.into()))
     }
 
-    /// What the last block holds beyond the disk's end is nobody's: a program that made the disk
-    /// smaller may have left it.
+    /// Zeroes the last block's bytes beyond the end of the disk. A program that shrank the disk may
+    /// have left stale data there.
     fn clear_tail(&self, blocks: &Blocks) -> Result<()> {
         let within_bytes = u64::from(blocks.last_sectors) * SECTOR_BYTES;
         let mut state = [BlockState::Absent];
@@ -182,8 +182,8 @@ impl Writing {
         Ok(())
     }
 
-    /// Whether the table can have `count` entries where it is: within the sectors that it has, and
-    /// clear of all blocks.
+    /// Whether the table can have `count` entries at its present offset: within its sectors, and
+    /// without overlapping a block.
     fn fits_in_place(&self, blocks: &Blocks, count: u64) -> Result<bool> {
         let claimed_bytes = (u64::from(blocks.header.max_table_entries) * 4).next_multiple_of(SECTOR_BYTES);
         let range = blocks.table_offset + blocks.table_bytes()..blocks.table_offset + count * 4;
@@ -204,7 +204,7 @@ impl Writing {
         Ok(is_clear)
     }
 
-    /// Space for a table of `count` entries. The caller holds `preparing`.
+    /// Takes space for a table of `count` entries. The caller holds `preparing`.
     fn take_table(&self, count: u64) -> Result<u64> {
         loop {
             let room = match &mut self.lock().growth {
@@ -218,7 +218,7 @@ impl Writing {
         }
     }
 
-    /// Where space was reserved for all blocks, it is reserved for the new ones too.
+    /// If space was reserved for all blocks, reserves it for the new ones too.
     fn keep_room(&self, blocks: u64, other_bytes: u64) -> Result<()> {
         let room = match &self.lock().growth {
             Some(growth) => growth.reserved_room(&*self.store, blocks, other_bytes)?,
@@ -237,8 +237,8 @@ impl Writing {
         ImageError::io("make the disk larger", &*self.store, 0, closed)
     }
 
-    /// Steps 2 and 3. From here on the table has its new place; the size is the old one.
-    fn commit_table(&self, before: &Blocks, after: &Blocks, header_may_name_it: &mut bool) -> Result<()> {
+    /// Steps 2 and 3. Afterwards the table has its new offset; the size is the old one.
+    fn commit_table(&self, before: &Blocks, after: &Blocks, header_may_refer_to_it: &mut bool) -> Result<()> {
         let _turn = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         let old_end = before.table_bytes();
         if after.table_offset != before.table_offset {
@@ -261,10 +261,10 @@ impl Writing {
             let read = self.store.read_at(&mut bytes, at);
             read.map_err(|e| ImageError::io("read the dynamic disk header", &*self.store, at, e))?;
             let new = DynamicHeader::with_table(&bytes, after.table_offset, after.header.max_table_entries);
-            *header_may_name_it = true;
+            *header_may_refer_to_it = true;
             let written = self.barrier.write(&new[..SECTOR_BYTES as usize], at);
             if written.is_err() {
-                // Nobody knows which table the file names now, so none may be written.
+                // It is unknown which table the header refers to now, so neither may be written.
                 self.barrier.settle("write the dynamic disk header", written)?;
             }
             self.barrier.sync("make the dynamic disk header durable")?;
@@ -295,8 +295,8 @@ impl Writing {
             .and_then(|()| Ok(self.barrier.sync("clear the footer durably")?))
             .and_then(|()| self.put("write the copy of the footer", &footer, 0));
         if let Err(error) = replaced {
-            // The copy has the old size. Should the tail stay cleared, the next open for writing
-            // restores it from the copy.
+            // The copy has the old size. If the footer at the end stays cleared, the next open for
+            // writing restores it from the copy.
             let _ = self.put("restore the footer", &old, tail_offset);
             return Err(error);
         }
@@ -318,7 +318,7 @@ impl Writing {
     }
 }
 
-/// Bytes of the file that a table of `count` entries takes: whole pages.
+/// Space of a table of `count` entries in bytes: whole pages.
 fn table_space(count: u64) -> u64 {
     (count * 4).next_multiple_of(PAGE_BYTES)
 }

@@ -1,38 +1,37 @@
-//! The file's end: pieces for new blocks, and the footer that moves with it.
+//! The end of the file: space for new blocks, and the footer that moves with it.
 //!
 //! ```text
 //!   ... last piece │ slack, zeros │ footer │                      before
-//!   ... last piece │ new piece    │ slack, zeros ... │ footer │   after growing (published when the footer has moved)
+//!   ... last piece │ new piece    │ slack, zeros ... │ footer │   after the file has grown
 //!
 //!   a piece:   [ pad | bitmap ][ payload ]        the brackets begin at multiples of 4096
 //! ```
 //!
-//! Everything waits for the first reservation (or discard, or, where a footer is not right, write):
-//! until then a writable image is not touched. Then [`Growth::prepare`] walks over all blocks once,
-//! refuses a file whose blocks overlap, puts the copy of the footer right, and makes the slack
-//! zero.
+//! A writable image does not change the file before the first reservation or discard, or, if a
+//! footer is invalid, the first write. Then [`Growth::prepare`] walks over all blocks once, refuses
+//! a file whose blocks overlap, repairs the footer copy, and zeroes the slack.
 //!
-//! A [`Growth`] lives inside the image's state mutex and touches the store only in `prepare`,
-//! before it is there, and in `trim`, at close. [`Room::make`] does what waits for the disk between
-//! two calls: [`Growth::room`] says what, and [`Growth::publish`] takes in what was done.
+//! A [`Growth`] lives inside the image's state mutex. It accesses the store only in `prepare`,
+//! before it is installed, and in `trim`, at close. [`Room::make`] does the I/O between two calls:
+//! [`Growth::room`] plans it, and [`Growth::publish`] records its result.
 //!
-//! Invariants: between the end of the last piece and the footer all bytes are zero, and nobody else
-//! writes there; the footer is at [`Space::file_end_bytes`], so the file is 512 bytes longer than
-//! the allocator knows.
+//! Invariants: all bytes between the end of the last piece and the footer are zero, and no other
+//! code writes there. The footer is at [`Space::file_end_bytes`], so the file is 512 bytes longer
+//! than the allocator's end.
 //!
-//! [`Growth::trim`], at close, puts the footer directly behind the last block, or behind the tables
-//! where there is no block. There QEMU puts its next block's bitmap, over the footer. Had the
-//! footer another place, it would end up in the payload of that block: QEMU (`block/vpc.c`,
-//! `alloc_block`) takes the space without clearing it. Space that was reserved for all blocks keeps
-//! its footer: QEMU's blocks take less space than ours, so they do not reach it.
+//! At close [`Growth::trim`] puts the footer directly after the last block, or after the tables if
+//! there is no block. QEMU puts the bitmap of its next block there, over the footer. If the footer
+//! were elsewhere, it would end up in the payload of that block, as QEMU (`block/vpc.c`,
+//! `alloc_block`) does not zero the space. If space was reserved for all blocks, the footer stays
+//! after that space: QEMU's blocks take less space than ours, so they do not reach it.
 //!
-//! Memory: the walk takes what [`super::order`] says, for its time. What stays is bounded by
-//! [`MAX_HOLES`] and [`MAX_TIGHT`].
+//! Memory: the walk uses what [`super::order`] says. The result is bounded by [`MAX_HOLES`] and
+//! [`MAX_UNPADDED`].
 
 use super::{
     PAGE_BYTES, corrupt,
     layout::{Blocks, Layout, Piece},
-    order::{self, Met},
+    order::{self, WalkItem},
     table,
 };
 use crate::{
@@ -43,23 +42,22 @@ use diskwright_format::vhd::{BAT_UNUSED, FOOTER_BYTES, SECTOR_BYTES};
 use diskwright_store::{Barrier, FileRange, Store, Zeroing};
 use std::{collections::HashSet, io, ops::Range};
 
-/// For errors.
-const GROW: &str = "let the file grow";
+/// For error messages.
+const GROW: &str = "grow the file";
 
-/// Holes between blocks that are remembered for use, so that a hostile file cannot fill the memory
-/// with them.
+/// Maximum number of recorded holes between blocks, so that a hostile file cannot exhaust memory.
 const MAX_HOLES: usize = 65536;
-/// Blocks without a pad that are remembered. In a file with more, all blocks that were there when
-/// it was opened count as such.
-const MAX_TIGHT: usize = 65536;
+/// Maximum number of recorded blocks without a pad. In a file with more, all blocks that existed at
+/// open count as such.
+const MAX_UNPADDED: usize = 65536;
 
-/// What growing needs to know of the footer.
+/// What growth needs to know about the footer.
 #[derive(Debug, Clone)]
 pub(super) struct FooterPlace {
     pub bytes: [u8; FOOTER_BYTES],
     pub tail_offset_bytes: Option<u64>,
     pub copy_is_right: bool,
-    /// The file is by this program, so that everything in it is known, holes included.
+    /// This program created the file, so holes between blocks are free space.
     is_ours: bool,
 }
 
@@ -74,7 +72,7 @@ impl FooterPlace {
     }
 }
 
-/// The allocator of a file, ready for use.
+/// The allocator of a file.
 #[derive(Debug)]
 pub(super) struct Growth {
     space: Space,
@@ -82,21 +80,21 @@ pub(super) struct Growth {
     piece_bytes: u64,
     bitmap_bytes: u64,
     area_bytes: u64,
-    tight: Tight,
-    /// The file is not cut below this: space was reserved there for all blocks.
+    unpadded: Unpadded,
+    /// The file is not cut below this offset: space was reserved there for all blocks.
     keep_end_bytes: u64,
 }
 
-/// Payload of blocks before which there is no pad of our own: they were placed by others. Their
-/// space is a little short for a new piece.
+/// Payload offsets of blocks without a pad of ours before the bitmap: other programs placed them.
+/// Their space is a little too short for a new piece.
 #[derive(Debug)]
-enum Tight {
+enum Unpadded {
     Few(HashSet<u64>),
     /// All payload below this offset.
     Below(u64),
 }
 
-impl Tight {
+impl Unpadded {
     fn has(&self, payload_offset: u64) -> bool {
         match self {
             Self::Few(offsets) => offsets.contains(&payload_offset),
@@ -105,34 +103,34 @@ impl Tight {
     }
 }
 
-/// What a walk over the blocks has found.
+/// Result of the walk over the blocks.
 struct Survey {
     blocks: u64,
     blocks_end_bytes: u64,
-    /// First byte after everything in use, in whole sectors.
+    /// First byte after all used space, rounded up to a sector.
     used_end_bytes: u64,
-    /// Pieces of space between blocks; in files by others none, for it may be theirs.
+    /// Free pieces between blocks. Empty for files of other programs, which may use that space.
     holes: Vec<u64>,
-    tight: HashSet<u64>,
+    unpadded: HashSet<u64>,
 }
 
 fn survey(store: &dyn Store, blocks: &Blocks, is_ours: bool, len_bytes: u64) -> Result<Survey> {
     let (area_bytes, piece_bytes) = (blocks.bitmap_area_bytes(), blocks.piece_bytes());
     let used_end_bytes = blocks.tables_end_bytes(len_bytes);
     let mut survey =
-        Survey { blocks: 0, blocks_end_bytes: 0, used_end_bytes, holes: Vec::new(), tight: HashSet::new() };
+        Survey { blocks: 0, blocks_end_bytes: 0, used_end_bytes, holes: Vec::new(), unpadded: HashSet::new() };
     let overlap = |one: u64, other: u64| {
         let found = format!("two blocks at offset {one} and {other}");
         corrupt(store, "block allocation table", blocks.table_offset, found, "blocks that do not overlap")
     };
-    order::walk(store, blocks, len_bytes, &mut |met| {
-        let (piece, before, free_from) = match met {
-            Met::Misplaced { block, piece } => return Err(blocks.misplaced(store, block, &piece, len_bytes)),
-            Met::Twin { entry, .. } => {
+    order::walk(store, blocks, len_bytes, &mut |item| {
+        let (piece, before, free_from) = match item {
+            WalkItem::Misplaced { block, piece } => return Err(blocks.misplaced(store, block, &piece, len_bytes)),
+            WalkItem::Duplicate { entry, .. } => {
                 let offset = blocks.place(entry).bitmap_offset;
                 return Err(overlap(offset, offset));
             }
-            Met::Block { piece, before, free_from, .. } => (piece, before, free_from),
+            WalkItem::Block { piece, before, free_from, .. } => (piece, before, free_from),
         };
         if let Some((entry, end)) = before
             && end > piece.bitmap_offset
@@ -142,11 +140,11 @@ fn survey(store: &dyn Store, blocks: &Blocks, is_ours: bool, len_bytes: u64) -> 
         survey.blocks += 1;
         survey.blocks_end_bytes = survey.blocks_end_bytes.max(piece.end);
         let pad_start = piece.payload_offset.saturating_sub(area_bytes);
-        let is_tight = !piece.payload_offset.is_multiple_of(PAGE_BYTES) || pad_start < free_from;
-        if is_tight && survey.tight.len() <= MAX_TIGHT {
-            survey.tight.insert(piece.payload_offset);
+        let is_unpadded = !piece.payload_offset.is_multiple_of(PAGE_BYTES) || pad_start < free_from;
+        if is_unpadded && survey.unpadded.len() <= MAX_UNPADDED {
+            survey.unpadded.insert(piece.payload_offset);
         }
-        // Space that is large enough for a block was given up in an earlier session.
+        // A hole that is large enough for a block was freed in an earlier session.
         let mut hole = free_from.next_multiple_of(PAGE_BYTES);
         while is_ours && survey.holes.len() < MAX_HOLES && hole + piece_bytes <= pad_start {
             survey.holes.push(hole);
@@ -161,13 +159,13 @@ fn survey(store: &dyn Store, blocks: &Blocks, is_ours: bool, len_bytes: u64) -> 
 impl Growth {
     /// Surveys the file and makes it ready to grow.
     ///
-    /// What looks free may be so only in the page cache: a program that was killed in a flush can
-    /// have removed a block from the BAT without making that durable. So the file is synced before
-    /// its free space is touched.
+    /// Space that looks free may be free only in the page cache: a program that was killed during a
+    /// flush may have removed a block from the BAT without making that durable. So the file is
+    /// synced before its free space is written.
     pub fn prepare(store: &dyn Store, blocks: &Blocks, footer: &FooterPlace, barrier: &Barrier) -> Result<Self> {
         let io_error = |doing, at| move |e| ImageError::io(doing, store, at, e);
-        let len_bytes = store.len_bytes().map_err(io_error("learn the length of the file", 0))?;
-        let Survey { blocks: placed, blocks_end_bytes, used_end_bytes, holes, tight } =
+        let len_bytes = store.len_bytes().map_err(io_error("get the length of the file", 0))?;
+        let Survey { blocks: placed, blocks_end_bytes, used_end_bytes, holes, unpadded } =
             survey(store, blocks, footer.is_ours, len_bytes)?;
         let tail = footer.tail_offset_bytes;
         if let Some(tail) = tail.filter(|&tail| blocks_end_bytes > tail) {
@@ -176,7 +174,8 @@ impl Growth {
             return Err(corrupt(store, "block allocation table", blocks.table_offset, found, expected));
         }
         if !footer.copy_is_right {
-            // From here on the tail moves, and a cut may find none: the copy must stand first.
+            // The footer at the end moves from here on, and a power cut may leave none. So the copy
+            // must be valid first.
             store.write_at(&footer.bytes, 0).map_err(io_error("write the copy of the footer", 0))?;
         }
         barrier.sync("make the tables durable as they were found")?;
@@ -195,23 +194,24 @@ impl Growth {
             space.add_free(hole, piece_bytes);
         }
         let is_reserved = blocks.is_reserved(used_end_bytes, footer_offset, placed + holes.len() as u64);
-        let tight = if tight.len() > MAX_TIGHT { Tight::Below(used_end_bytes) } else { Tight::Few(tight) };
+        let unpadded =
+            if unpadded.len() > MAX_UNPADDED { Unpadded::Below(used_end_bytes) } else { Unpadded::Few(unpadded) };
         Ok(Self {
             space,
             footer: footer.bytes,
             piece_bytes,
             bitmap_bytes: blocks.bitmap_bytes,
             area_bytes,
-            tight,
+            unpadded,
             keep_end_bytes: if is_reserved { footer_offset } else { 0 },
         })
     }
 
-    /// Space for a block, all zeros; `None` where there is none yet ([`Growth::room`]). Does not
-    /// touch the store, which is for errors.
+    /// Takes space for a block, all zeros; `None` if none is ready ([`Growth::room`]). Does not
+    /// access the store, which only names the file in errors.
     ///
     /// # Errors
-    /// `Unsupported` when the piece would be where a BAT entry cannot point.
+    /// `Unsupported` if the piece would be beyond the range of a BAT entry.
     pub fn take(&mut self, store: &dyn Store) -> Result<Option<Piece>> {
         self.check_next(store)?;
         let end_bytes = self.space.file_end_bytes();
@@ -219,8 +219,8 @@ impl Growth {
         Ok(taken.map(|offset_bytes| self.piece_at(offset_bytes)))
     }
 
-    /// Refuses the next piece where no BAT entry could name it. Asked before anything is taken: the
-    /// piece would be lost.
+    /// Fails if a BAT entry cannot address the next piece. Checked before the piece is taken, as it
+    /// would be lost otherwise.
     fn check_next(&self, store: &dyn Store) -> Result<()> {
         let end_bytes = self.space.file_end_bytes();
         let next = self.space.next_offset_bytes(self.piece_bytes);
@@ -235,7 +235,7 @@ impl Growth {
         })
     }
 
-    /// What [`Growth::take`] waits for.
+    /// The I/O that [`Growth::take`] needs first.
     ///
     /// # Errors
     /// As [`Growth::take`].
@@ -244,10 +244,10 @@ impl Growth {
         self.room_for(store, self.piece_bytes)
     }
 
-    /// What taking `piece_bytes` of space waits for.
+    /// The I/O that is needed before `piece_bytes` of space can be taken.
     ///
     /// # Errors
-    /// `Io` when the file cannot be that long.
+    /// `Io` if the file cannot be that long.
     fn room_for(&mut self, store: &dyn Store, piece_bytes: u64) -> Result<Room> {
         let pieces = self.space.take_to_zero(piece_bytes);
         if !pieces.is_empty() {
@@ -258,10 +258,11 @@ impl Growth {
         Ok(extension.map_or(Room::Enough, |extension| Room::Extend { extension, footer: Box::new(self.footer) }))
     }
 
-    /// Space for a table of `len_bytes`, whole pages, all zeros; or what that waits for.
+    /// Takes zeroed space for a table of `len_bytes`, a multiple of the page; or returns the I/O
+    /// needed first.
     ///
     /// # Errors
-    /// `Io` when the file cannot be that long.
+    /// `Io` if the file cannot be that long.
     pub fn take_table(&mut self, store: &dyn Store, len_bytes: u64) -> Result<Result<u64, Room>> {
         let end_bytes = self.space.file_end_bytes();
         match self.space.take(len_bytes).map_err(|e| ImageError::io(GROW, store, end_bytes, e))? {
@@ -270,16 +271,16 @@ impl Growth {
         }
     }
 
-    /// Gives back what [`Growth::take_table`] gave and nothing names.
+    /// Returns space of [`Growth::take_table`] to which nothing refers.
     pub fn give_back_table(&mut self, offset_bytes: u64, len_bytes: u64) {
         self.space.add_free(offset_bytes, len_bytes);
     }
 
-    /// How the file must grow before it has room for so many more blocks and bytes; `None` where no
-    /// space was reserved.
+    /// How the file must grow to reserve space for `blocks` more blocks and `other_bytes`; `None`
+    /// unless space was reserved for all blocks.
     ///
     /// # Errors
-    /// `Io` when the file cannot be that long.
+    /// `Io` if the file cannot be that long.
     pub fn reserved_room(&self, store: &dyn Store, blocks: u64, other_bytes: u64) -> Result<Option<Room>> {
         let len_bytes = blocks.saturating_mul(self.piece_bytes).saturating_add(other_bytes);
         if self.keep_end_bytes == 0 || len_bytes == 0 {
@@ -290,22 +291,22 @@ impl Growth {
         Ok(Some(Room::Extend { extension, footer: Box::new(self.footer) }))
     }
 
-    /// The file is not cut below its present end.
+    /// From now on the file is not cut below its present end.
     pub fn keep_end(&mut self) {
         self.keep_end_bytes = self.space.file_end_bytes();
     }
 
-    /// The footer, and where it lies at the file's end.
+    /// The footer and its offset at the end of the file.
     pub fn footer(&self) -> ([u8; FOOTER_BYTES], u64) {
         (self.footer, self.space.file_end_bytes())
     }
 
-    /// The file has another footer from now on.
+    /// Replaces the footer.
     pub fn set_footer(&mut self, footer: [u8; FOOTER_BYTES]) {
         self.footer = footer;
     }
 
-    /// Takes in what [`Room::make`] gave.
+    /// Records the result of [`Room::make`].
     pub fn publish(&mut self, made: &Made) {
         match made {
             Made::Nothing => {}
@@ -317,7 +318,7 @@ impl Growth {
         }
     }
 
-    /// The length of the file.
+    /// The length of the file in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.space.file_end_bytes() + FOOTER_BYTES as u64
     }
@@ -332,11 +333,11 @@ impl Growth {
         }
     }
 
-    /// Gives up the space of a block. It is not used again before [`Growth::recycled`].
-    pub fn give_up(&mut self, piece: &Piece) {
-        if self.tight.has(piece.payload_offset) {
-            // Whole pages, which are fewer than a piece has: this space is not used for a new
-            // piece, only cut off at the end.
+    /// Frees the space of a block. It is not reused before [`Growth::recycled`].
+    pub fn free(&mut self, piece: &Piece) {
+        if self.unpadded.has(piece.payload_offset) {
+            // Rounded inwards to whole pages this space is shorter than a piece. It is not reused
+            // for a new piece, only cut off at the end of the file.
             let start = piece.bitmap_offset.next_multiple_of(PAGE_BYTES);
             self.space.quarantine(start, piece.end.saturating_sub(start));
         } else {
@@ -354,25 +355,24 @@ impl Growth {
         self.space.recycled(generation)
     }
 
-    /// Pieces that were punched can be used again.
+    /// Makes punched pieces available.
     pub fn add_free(&mut self, pieces: &[FileRange]) {
         pieces.iter().for_each(|piece| self.space.add_free(piece.offset_bytes, piece.len_bytes));
     }
 
-    /// Cuts the file after the last block and ends it with the footer. Everything that was given up
-    /// is durably gone, and the BAT in the file is as it is to be.
+    /// Cuts the file after the last block and puts the footer there. The caller guarantees that the
+    /// removal of all freed blocks is durable and that the BAT in the file is current.
     ///
     /// # Errors
     /// `Io`.
     pub fn trim(&mut self, store: &dyn Store, blocks: &Blocks) -> Result<()> {
-        let mut given_up = self.space.free_all();
+        let mut freed = self.space.free_all();
         let old_end = self.space.file_end_bytes();
         let used_end = self.space.used_end_bytes();
         let mut new_end = self.space.release_tail();
-        given_up.retain(|piece| piece.offset_bytes < self.space.used_end_bytes());
+        freed.retain(|piece| piece.offset_bytes < self.space.used_end_bytes());
         if new_end < used_end {
-            // What was released began at a page; the block before it, or the table, may have ended
-            // earlier.
+            // The released space began at a page. The block or table before it may end earlier.
             new_end = blocks.tables_end_bytes(old_end);
             table::scan(store, blocks, blocks.count, |_, entry| {
                 new_end = new_end.max(blocks.place(entry).end);
@@ -381,8 +381,8 @@ impl Growth {
         }
         let kept_end = new_end.max(self.keep_end_bytes);
         let io_error = |e| ImageError::io("cut the file after its last block", store, new_end, e);
-        // Reserved space stays, and other programs use it as it is: it must not hold what blocks
-        // held that were given up.
+        // Reserved space stays, and other programs use it as it is. So it must not hold stale data
+        // of freed blocks.
         zero_data(store, new_end..kept_end.min(used_end)).map_err(io_error)?;
         let new_end = kept_end;
         if new_end < old_end {
@@ -390,23 +390,28 @@ impl Growth {
             store.set_len(new_end + FOOTER_BYTES as u64).map_err(io_error)?;
             self.space.set_file_end(new_end);
         }
-        Punching::of(given_up.into_iter()).punch_all(store);
+        Punching::of(freed.into_iter()).punch_all(store);
         Ok(())
     }
 }
 
-/// What must be done to the file before a piece can be taken.
+/// The I/O that is needed before a piece can be taken.
 #[derive(Debug)]
 pub(super) enum Room {
-    /// Nothing.
     Enough,
-    /// Free pieces are to be zeroed.
-    Zero { pieces: Vec<u64>, piece_bytes: u64 },
-    /// The file is to grow, and the footer to move.
-    Extend { extension: Extension, footer: Box<[u8; FOOTER_BYTES]> },
+    /// Zero these free pieces.
+    Zero {
+        pieces: Vec<u64>,
+        piece_bytes: u64,
+    },
+    /// Grow the file and move the footer.
+    Extend {
+        extension: Extension,
+        footer: Box<[u8; FOOTER_BYTES]>,
+    },
 }
 
-/// What was done to the file.
+/// Result of [`Room::make`].
 #[derive(Debug)]
 pub(super) enum Made {
     Nothing,
@@ -415,8 +420,8 @@ pub(super) enum Made {
 }
 
 impl Room {
-    /// Does it. Waits for the disk; the caller sees to it that nobody else does the same. What was
-    /// done is to be published though there is an error.
+    /// Does the I/O. The caller ensures that only one thread does so. The result must be published
+    /// even if there is an error.
     pub fn make(self, store: &dyn Store) -> (Made, Result<()>) {
         match self {
             Self::Enough => (Made::Nothing, Ok(())),
@@ -450,13 +455,13 @@ fn extend(store: &dyn Store, extension: &Extension, footer: &[u8; FOOTER_BYTES])
 
 fn move_footer(store: &dyn Store, footer: &[u8; FOOTER_BYTES], old_end: u64, new_end: u64) -> io::Result<()> {
     store.write_at(footer, new_end)?;
-    // What the old footer covered becomes slack, and slack is zero.
+    // The old footer becomes slack, and slack must be zero.
     let covered_bytes = (new_end - old_end).min(FOOTER_BYTES as u64) as usize;
     store.write_at(&[0; FOOTER_BYTES][..covered_bytes], old_end)
 }
 
-/// After a failed growth the file may have been cut where the footer was. Best effort: the copy at
-/// 0 is right.
+/// Writes the footer again after a failed growth, which may have cut it off. Errors are ignored:
+/// the copy at offset 0 is valid.
 fn restore_footer(store: &dyn Store, footer: &[u8; FOOTER_BYTES], at: u64) {
     let end = at + FOOTER_BYTES as u64;
     if store.write_at(footer, at).is_ok() && store.len_bytes().is_ok_and(|len_bytes| len_bytes > end) {
@@ -464,13 +469,12 @@ fn restore_footer(store: &dyn Store, footer: &[u8; FOOTER_BYTES], at: u64) {
     }
 }
 
-/// The BAT entry for a piece; `None` when it is beyond what an entry can express.
+/// The BAT entry for a piece; `None` if its offset exceeds the range of an entry.
 pub(super) fn entry_of(piece: &Piece) -> Option<u32> {
     u32::try_from(piece.bitmap_offset / SECTOR_BYTES).ok().filter(|&entry| entry != BAT_UNUSED)
 }
 
-/// Makes a range zero, keeping what space it has. Holes, which read as zeros, are passed over:
-/// slack may be huge and empty.
+/// Zeroes a range and keeps its space allocated. Holes are skipped, as slack may be huge and empty.
 fn zero_data(store: &dyn Store, range: Range<u64>) -> io::Result<()> {
     let mut at = range.start;
     while at < range.end {

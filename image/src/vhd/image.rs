@@ -1,19 +1,19 @@
-//! An open VHD: what it is, and where its blocks are.
+//! An open VHD: its description, and the states of its blocks.
 //!
-//! A fixed disk is a flat one with a footer behind it, and shares the code of raw images. For the
-//! others a look-up is one BAT entry. A block is `Partial`, unless its bitmap is known to be full;
-//! who reads the block then asks for the bitmap, once, and the disk above remembers a block that
-//! turns out whole.
+//! A fixed disk is a flat disk followed by a footer, and shares the code of raw images. For other
+//! types a look-up reads one BAT entry. A block is `Partial` unless its bitmap is known to be full.
+//! A reader of the block then reads the bitmap once, and the disk above caches the result.
 //!
 //! In a dynamic disk the sectors whose bits are clear read as zeros. VirtualBox and XenServer read
-//! them so, and XenServer does not clear the space of a block. (QEMU shows the bytes that lie
-//! there.) Windows, QEMU and this program set all bits of a block; the bitmaps are read
-//! nevertheless, for the footer names who made a file, not who filled it.
+//! them so, and XenServer does not zero the space of a block. (QEMU returns the bytes at that
+//! place.) Windows, QEMU and this program set all bits of a block. The bitmaps are read
+//! nevertheless, because the footer names the program that created the file, not those that wrote
+//! to it.
 //!
-//! Bitmaps are not read at all where they must be full: in a dynamic disk by this program all of
-//! whose blocks lie as this program places them. Another program that goes on with such a file sets
-//! all bits, as Windows does, or begins its first block where the footer was, which puts the
-//! payload one sector behind a multiple of 4096.
+//! Bitmaps are not read if they must be full: in a dynamic disk created by this program, all of
+//! whose blocks are aligned as this program aligns them. Another program that continues such a file
+//! either sets all bits, as Windows does, or begins its first block where the footer was, so that
+//! the payload begins one sector after a multiple of 4096.
 
 use super::{
     PAGE_BYTES, bitmap, corrupt,
@@ -26,7 +26,7 @@ use super::{
 use crate::{
     BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, ParentLink, Result,
     SectorBitmap,
-    raw::{self, Behind, FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES},
+    raw::{self, FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES, Trailer},
 };
 use diskwright_format::vhd::{BAT_UNUSED, DiskKind, Footer, SECTOR_BYTES};
 use diskwright_store::{
@@ -35,12 +35,12 @@ use diskwright_store::{
 };
 use std::sync::Arc;
 
-/// Windows attaches nothing smaller, in bytes.
+/// Smallest disk that Windows attaches, in bytes.
 const WINDOWS_MIN_BYTES: u64 = 3 << 20;
 
-/// BAT entries up to which the alignment of the payload is looked up where it is only a matter of
-/// interest: 256 KiB, so that a chain of a thousand images opens at once.
-const CURIOSITY_ENTRIES: u64 = 65536;
+/// Largest BAT, in entries, that is scanned for the payload's alignment when nothing depends on it:
+/// 256 KiB, so that a chain of a thousand images opens at once.
+const MAX_OPTIONAL_SCAN_ENTRIES: u64 = 65536;
 
 /// A VHD file.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ enum Kind {
     Writable(Box<Writing>),
 }
 
-/// The length of the file as last seen. It only grows while an image is open.
+/// The last known length of the file. It only grows while an image is open.
 #[derive(Debug)]
 pub(super) struct KnownLength(AtomicU64);
 
@@ -66,22 +66,21 @@ impl KnownLength {
         Self(AtomicU64::new(len_bytes))
     }
 
-    /// A length to check `piece_end` against: what is known when that is enough, else what the
-    /// store says.
+    /// A file length to validate `piece_end`: the known length if that suffices, else the store's.
     pub fn covering(&self, store: &dyn Store, piece_end: u64) -> Result<u64> {
-        // Relaxed: the number is only a hint; a stale one costs a system call.
+        // Relaxed: the number is only a hint. A stale value costs a system call.
         let known = self.0.load(Ordering::Relaxed);
         if piece_end <= known {
             return Ok(known);
         }
-        let found = store.len_bytes().map_err(|e| ImageError::io("learn the length of the file", store, 0, e))?;
+        let found = store.len_bytes().map_err(|e| ImageError::io("get the length of the file", store, 0, e))?;
         self.0.store(found, Ordering::Relaxed);
         Ok(found)
     }
 }
 
-/// The parent that the VHD in `store` names, by footer and header alone: the block allocation table
-/// is not read.
+/// The parent that the VHD in `store` names, from footer and header. The block allocation table is
+/// not read.
 ///
 /// # Errors
 /// As [`open`].
@@ -93,13 +92,13 @@ pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
 /// Opens the VHD in `store`. Nothing is written before the first reservation.
 ///
 /// A dynamic disk whose header names a parent may be a child whose footers were changed. It is
-/// opened for reading, with a remark, so that what it holds can be saved. It is not opened for
-/// writing: a write would turn whatever the parent holds around it into zeros of the disk's own,
-/// and later nobody could tell those from data.
+/// opened for reading, with a remark, so that its data can be saved. It is not opened for writing:
+/// a write would turn the parent's data around it into zeros of this disk, which later cannot be
+/// told from written zeros.
 ///
 /// # Errors
-/// `NotAnImage` without a footer; `Corrupt` when footer and header contradict themselves or the
-/// file; `Io`.
+/// `NotAnImage` without a footer; `Corrupt` if footer and header contradict each other or the file;
+/// `Io`.
 pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     let (mut layout, mut remarks) = Layout::read(&*store)?;
     if writable
@@ -116,7 +115,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     }
     let parent = layout.parent_link(&*store, &mut remarks)?;
     if layout.footer.saved_state {
-        remarks.push("The footer says that the virtual machine is in saved state; it will not notice changes.".into());
+        remarks.push("The footer says that the virtual machine is in saved state; changes of the disk may corrupt its file systems.".into());
     }
     if layout.size_bytes < WINDOWS_MIN_BYTES {
         remarks.push("The disk is smaller than 3 MiB; Windows does not attach it.".into());
@@ -156,8 +155,8 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     let (len_bytes, footer) = (layout.len_bytes, FooterPlace::of(&layout));
     let kind = match layout.blocks {
         None => Kind::Fixed(writable.then(|| {
-            let behind = Behind::Moves(Box::new(FixedFooter::new(layout.footer_bytes)));
-            FlatWriter::new(Arc::clone(&store), layout.size_bytes, None, behind)
+            let trailer = Trailer::Moves(Box::new(FixedFooter::new(layout.footer_bytes)));
+            FlatWriter::new(Arc::clone(&store), layout.size_bytes, None, trailer)
         })),
         Some(blocks) if writable => {
             Kind::Writable(Box::new(Writing::new(Arc::clone(&store), blocks, footer, len_bytes)))
@@ -167,7 +166,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     Ok(VhdImage { info, store, kind })
 }
 
-/// The creator in words.
+/// The program and system that created the file, as text.
 fn creator_text(footer: &Footer) -> String {
     let text = |bytes: &[u8; 4]| {
         String::from_utf8_lossy(bytes).trim_matches(|c: char| c.is_whitespace() || c.is_control()).to_owned()
@@ -179,29 +178,27 @@ fn creator_text(footer: &Footer) -> String {
     format!("{} {major}.{minor} ({})", text(&footer.creator_app), text(&footer.creator_os))
 }
 
-/// What divides the offsets of all payload that there is or will be.
+/// The alignment of all existing and future payload, in bytes.
 ///
-/// Every entry must be looked at to know: files that we made may have been continued by others, who
-/// place payload as they like. That is done when payload is moved past the page cache, where it
-/// decides whether that works, and for tables that cost nothing to read. Otherwise the answer is
-/// the least that it can be.
+/// Every entry must be read, as another program may have continued a file of this program and
+/// placed payload at any offset. That is done if O_DIRECT depends on the alignment, and for small
+/// tables. Otherwise the result is the minimum, one sector.
 fn payload_alignment(store: &dyn Store, blocks: &Blocks) -> Result<u32> {
     let matters = store.data_file().is_some_and(|file| u64::from(file.alignment_bytes) > SECTOR_BYTES);
-    if !matters && blocks.count > CURIOSITY_ENTRIES {
+    if !matters && blocks.count > MAX_OPTIONAL_SCAN_ENTRIES {
         return Ok(SECTOR_BYTES as u32);
     }
     let mut seen = PAGE_BYTES;
     table::scan(store, blocks, blocks.count, |_, entry| {
         seen |= blocks.place(entry).payload_offset;
-        // All that is left to learn is how low the lowest bit is, and it cannot be lower than a
-        // sector.
+        // Only the lowest bit of any offset matters, and a sector is the minimum: stop there.
         Ok(seen & SECTOR_BYTES == 0)
     })?;
     Ok((1 << seen.trailing_zeros().min(PAGE_BYTES.trailing_zeros())) as u32)
 }
 
 impl VhdImage {
-    /// The piece of a block of a read-only image.
+    /// The space of a block of a read-only image.
     fn piece(&self, blocks: &Blocks, len_bytes: &KnownLength, block: u64, entry: u32) -> Result<Option<Piece>> {
         if entry == BAT_UNUSED {
             return Ok(None);

@@ -1,8 +1,8 @@
-//! Footer, header and locators, checked against the file: where everything is.
+//! Footer, header and locators, validated: the offsets of everything in the file.
 //!
-//! A [`Layout`] that exists is sound: the tables lie inside the file and clear of each other, the
-//! BAT has an entry for every block of the disk, and no number in it can overflow. What BAT entries
-//! say is checked one by one, when they are looked at, by [`Layout::piece`].
+//! Every [`Layout`] is valid: the tables lie inside the file and do not overlap, the BAT has an
+//! entry for every block of the disk, and no calculation with its numbers can overflow. BAT entries
+//! are validated one by one when they are read, by [`Layout::piece`].
 
 use super::{
     PAGE_BYTES,
@@ -19,48 +19,48 @@ use diskwright_format::vhd::{
 use diskwright_store::Store;
 use std::{io, ops::Range};
 
-/// Where everything is in a file. See the module.
+/// Offsets and geometry of one image.
 #[derive(Debug)]
 pub(super) struct Layout {
     pub footer: Footer,
     pub footer_bytes: [u8; FOOTER_BYTES],
     pub tail_offset_bytes: Option<u64>,
     pub copy_is_right: bool,
-    /// The file's length when opened.
+    /// The file's length at open, in bytes.
     pub len_bytes: u64,
-    /// Virtual size.
+    /// Virtual size in bytes.
     pub size_bytes: u64,
     /// `None` for a fixed disk.
     pub blocks: Option<Blocks>,
 }
 
-/// The part of a layout that fixed disks do not have. It never changes: an image that grows gets
-/// another one (`grow.rs`).
+/// The part of a layout that fixed disks do not have. It never changes: an image that grows gets a
+/// new one (`grow.rs`).
 #[derive(Debug, Clone)]
 pub(super) struct Blocks {
     pub header: DynamicHeader,
     pub header_offset_bytes: u64,
     pub is_differencing: bool,
-    /// Every bitmap in the file is known to be full, and none is read: dynamic disks that only this
-    /// program has filled. [`Layout`] leaves it `false`; who opens the image decides.
+    /// Every bitmap in the file is known to be full, so none is read: a dynamic disk that only this
+    /// program has written. [`Layout`] sets `false`; the code that opens the image decides.
     pub bitmaps_are_full: bool,
     pub block_bytes: u64,
-    /// Sectors of a block.
+    /// Sectors in a block.
     pub sectors: u32,
-    /// Sectors of the last block that the disk has.
+    /// Sectors of the last block that lie inside the disk.
     pub last_sectors: u32,
-    /// Bytes of a bitmap in the file.
+    /// Length of a bitmap in the file.
     pub bitmap_bytes: u64,
     pub table_offset: u64,
-    /// Blocks of the disk; as many entries of the BAT count.
+    /// Number of blocks of the disk. Only so many entries of the BAT are used.
     pub count: u64,
-    /// What blocks must keep clear of: footer copy, header, BAT, batmap.
+    /// Ranges that blocks must not overlap: footer copy, header, BAT, batmap.
     pub metadata: Vec<Range<u64>>,
-    /// XenServer's, where there is one.
+    /// XenServer's batmap; `None` if the file has none.
     pub batmap: Option<Batmap>,
 }
 
-/// Where a block is in the file.
+/// The space of a block in the file: bitmap, then payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
     pub bitmap_offset: u64,
@@ -69,7 +69,7 @@ pub(super) struct Piece {
 }
 
 impl Blocks {
-    /// Refuses a block that the disk does not have.
+    /// Fails for a block beyond the end of the disk.
     ///
     /// # Errors
     /// `Io` of the kind `InvalidInput`.
@@ -82,20 +82,19 @@ impl Blocks {
         Err(ImageError::io("find a block", store, self.table_offset, beyond))
     }
 
-    /// Bytes kept for a new block's bitmap, so that payload after it is at a multiple of
-    /// [`PAGE_BYTES`].
+    /// Bytes before a new block's payload: the bitmap, padded so that the payload begins at a
+    /// multiple of [`PAGE_BYTES`].
     pub fn bitmap_area_bytes(&self) -> u64 {
         self.bitmap_bytes.next_multiple_of(PAGE_BYTES)
     }
 
-    /// Bytes that a new block takes in the file: area and payload.
+    /// Length of a new block in the file: bitmap area and payload.
     pub fn piece_bytes(&self) -> u64 {
         self.bitmap_area_bytes() + self.block_bytes
     }
 
-    /// Everything in the file that is no block, sorted by its start: the metadata, BAT entries
-    /// beyond those that count, and parent locators. Whatever does not end within `end_bytes` is
-    /// left out.
+    /// All ranges of the file that are not blocks, sorted by start: metadata, the whole BAT
+    /// including unused entries, parent locators. Ranges that end beyond `end_bytes` are left out.
     pub fn tables(&self, end_bytes: u64) -> Vec<Range<u64>> {
         let header = &self.header;
         let table_end = self.table_offset.saturating_add(u64::from(header.max_table_entries) * 4);
@@ -110,13 +109,13 @@ impl Blocks {
         tables
     }
 
-    /// First byte behind the tables, in whole sectors.
+    /// First byte after the tables, rounded up to a sector.
     pub fn tables_end_bytes(&self, end_bytes: u64) -> u64 {
         self.tables(end_bytes).iter().map(|range| range.end).max().unwrap_or(0).next_multiple_of(SECTOR_BYTES)
     }
 
-    /// The parent that a dynamic disk must not have, in words; `None` for a differencing disk and
-    /// where the header names none.
+    /// The parent that the header of a dynamic disk names, as text. A dynamic disk must have none.
+    /// `None` for a differencing disk, and if the header names no parent.
     pub fn stray_parent(&self) -> Option<String> {
         let header = &self.header;
         if self.is_differencing {
@@ -136,37 +135,37 @@ impl Blocks {
         self.count.saturating_sub(1) * self.block_bytes + u64::from(self.last_sectors) * SECTOR_BYTES
     }
 
-    /// Bytes of the BAT that count.
+    /// Length of the used part of the BAT in bytes.
     pub fn table_bytes(&self) -> u64 {
         self.count * 4
     }
 
-    /// Where the BAT entry of a block is.
+    /// File offset of a block's BAT entry.
     pub fn entry_offset(&self, block: u64) -> u64 {
         self.table_offset + block * 4
     }
 
-    /// How many of a block's sectors the disk has: all, but for the last block.
+    /// Sectors of a block that lie inside the disk: all, except in the last block.
     pub fn sectors_of(&self, block: u64) -> u32 {
         if block + 1 == self.count { self.last_sectors } else { self.sectors }
     }
 
-    /// Whether the slack before a footer is exactly what the blocks need that have no place yet: it
-    /// was reserved on purpose. Any other slack is what a session left that did not close.
+    /// Whether the slack before a footer is exactly the space of all blocks that have none: then it
+    /// was reserved by `preallocate`. Other slack is left over from a session that was not closed.
     pub fn is_reserved(&self, used_end_bytes: u64, footer_offset_bytes: u64, placed: u64) -> bool {
         let slack_bytes = footer_offset_bytes.saturating_sub(used_end_bytes.next_multiple_of(PAGE_BYTES));
         let needed_bytes = self.count.saturating_sub(placed) * self.piece_bytes();
         slack_bytes > 0 && slack_bytes == needed_bytes
     }
 
-    /// What a BAT entry in use says, unchecked.
+    /// The space that a used BAT entry refers to, not validated.
     pub fn place(&self, entry: u32) -> Piece {
         let bitmap_offset = u64::from(entry) * SECTOR_BYTES;
         let payload_offset = bitmap_offset + self.bitmap_bytes;
         Piece { bitmap_offset, payload_offset, end: payload_offset + self.block_bytes }
     }
 
-    /// Why a piece cannot be where it is, if so: (found, expected).
+    /// What is wrong with the offset of a piece: (found, expected). `None` if it is valid.
     pub fn fault_of(&self, piece: &Piece, len_bytes: u64) -> Option<(String, String)> {
         if piece.end > len_bytes {
             return Some((
@@ -177,14 +176,14 @@ impl Blocks {
         let taken = self.metadata.iter().find(|range| overlaps(range, &(piece.bitmap_offset..piece.end)))?;
         Some((
             format!("a block at offset {} to {}", piece.bitmap_offset, piece.end),
-            format!("one clear of the image's own tables at {} to {}", taken.start, taken.end),
+            format!("one that does not overlap the image's tables at {} to {}", taken.start, taken.end),
         ))
     }
 
-    /// What a block's BAT entry says; `None` for a block without space.
+    /// The space that a block's BAT entry refers to; `None` for a block without space.
     ///
     /// # Errors
-    /// `Corrupt` for a place outside the file or on its tables.
+    /// `Corrupt` if the space lies outside the file or overlaps its tables.
     pub fn piece(&self, store: &dyn Store, block: u64, entry: u32, len_bytes: u64) -> Result<Option<Piece>> {
         if entry == BAT_UNUSED {
             return Ok(None);
@@ -196,28 +195,28 @@ impl Blocks {
         }
     }
 
-    /// Why `block` with this entry is damaged, for [`Image::damage`](crate::Image::damage).
+    /// The error of a damaged block, for [`Image::damage`](crate::Image::damage).
     ///
     /// # Errors
-    /// When the entry is sound.
+    /// If the entry is valid.
     pub fn damage_of(&self, store: &dyn Store, block: u64, entry: u32, len_bytes: u64) -> Result<ImageError> {
         match self.piece(store, block, entry, len_bytes) {
             Err(damage) => Ok(damage),
             Ok(_) => {
-                let sound = format!("block {block} was damaged when it was looked up, and is not any more");
+                let sound = format!("block {block} was damaged when it was looked up, but its entry is valid now");
                 let place = self.entry_offset(block);
                 Err(ImageError::io("explain the damage of a block", store, place, io::Error::other(sound)))
             }
         }
     }
 
-    /// The error for a block whose piece cannot be where it is.
+    /// The error for a block with an invalid offset.
     pub fn misplaced(&self, store: &dyn Store, block: u64, piece: &Piece, len_bytes: u64) -> ImageError {
         let (found, expected) = self.fault_of(piece, len_bytes).unwrap_or_default();
         corrupt(store, "block allocation table", self.entry_offset(block), found, expected)
     }
 
-    /// The state of a block by its place alone.
+    /// The state of a block by its BAT entry alone.
     pub fn state_of(&self, piece: Option<Piece>) -> BlockState {
         match piece {
             None => BlockState::Absent,
@@ -228,7 +227,7 @@ impl Blocks {
 }
 
 impl Layout {
-    /// Reads and checks everything but the BAT's entries. The remarks are for the user.
+    /// Reads and validates everything but the BAT entries. The remarks are for the user.
     ///
     /// # Errors
     /// `NotAnImage`, `Corrupt`, `Io`.
@@ -238,19 +237,19 @@ impl Layout {
         Self::from_footer(store, chosen, footers.len_bytes)
     }
 
-    /// The same, with the footers read already.
+    /// Like [`Layout::read`], with the footers already read.
     pub fn from_footer(store: &dyn Store, chosen: Chosen, len_bytes: u64) -> Result<(Self, Vec<String>)> {
         let Chosen { found, tail_offset_bytes, copy_is_right, mut remarks } = chosen;
         let footer = found.footer;
         let size_bytes = footer.size_bytes();
         if !footer.current_size_bytes.is_multiple_of(SECTOR_BYTES) {
             remarks.push(format!(
-                "The size of {} bytes is not a multiple of the sector; the rest beyond {size_bytes} is not shown.",
+                "The size of {} bytes is not a multiple of the 512-byte sector; only {size_bytes} bytes are accessible.",
                 footer.current_size_bytes
             ));
         } else if size_bytes != footer.current_size_bytes {
             remarks.push(format!(
-                "The size of {size_bytes} bytes is that of the geometry, as the creator \"{}\" means it; the footer also says {}.",
+                "The size of {size_bytes} bytes is that of the CHS geometry, which disks by the creator \"{}\" use; the footer also says {}.",
                 footer.creator_app.escape_ascii(),
                 footer.current_size_bytes
             ));
@@ -276,7 +275,7 @@ impl Layout {
                     "footer",
                     found.offset_bytes + 48,
                     format!("a size of {size_bytes} bytes"),
-                    format!("at most {}, which is what lies before the footer (was the file cut?)", found.offset_bytes),
+                    format!("at most {}, the bytes before the footer (was the file truncated?)", found.offset_bytes),
                 ));
             }
             None
@@ -285,7 +284,7 @@ impl Layout {
         };
         if let Some(parent) = blocks.as_ref().and_then(Blocks::stray_parent) {
             remarks.push(format!(
-                "The footer says that this disk is dynamic, but its header names {parent}. What this file does not hold reads as zeros."
+                "The footer says that this disk is dynamic, but its header names {parent}. Blocks that this file does not have read as zeros."
             ));
         }
         let layout =
@@ -293,8 +292,8 @@ impl Layout {
         Ok((layout, remarks))
     }
 
-    /// The parent's link as stored. What cannot be read is left out, with a remark: the user may
-    /// know the parent otherwise.
+    /// The link to the parent as stored. A locator that cannot be read is left out with a remark,
+    /// as the user may name the parent.
     pub fn parent_link(&self, store: &dyn Store, remarks: &mut Vec<String>) -> Result<Option<ParentLink>> {
         let Some(blocks) = self.blocks.as_ref().filter(|blocks| blocks.is_differencing) else { return Ok(None) };
         let header = &blocks.header;
@@ -321,8 +320,8 @@ impl Layout {
     }
 }
 
-/// The locators in use, the most trustworthy first: those in Unicode, then those in a code page,
-/// then file URLs.
+/// The used locators in order of preference: Unicode paths, then paths in a code page, then file
+/// URLs.
 pub(super) fn by_trust(locators: &[LocatorEntry]) -> Vec<(usize, &LocatorEntry)> {
     let mut used: Vec<_> = locators.iter().enumerate().filter(|(_, entry)| entry.is_used()).collect();
     used.sort_by_key(|(_, entry)| match entry.kind() {
@@ -334,11 +333,11 @@ pub(super) fn by_trust(locators: &[LocatorEntry]) -> Vec<(usize, &LocatorEntry)>
     used
 }
 
-/// Why a locator cannot be read, as a sentence, and the offset of its entry.
+/// Why a locator cannot be read, as a sentence, and the file offset of its entry.
 #[derive(Debug)]
 pub(super) struct LocatorFault(pub String, pub u64);
 
-/// Reads what a locator says; `Ok(Ok(None))` for one that means nothing here.
+/// Reads a locator; `Ok(Ok(None))` for a platform that this program does not use.
 pub(super) fn read_locator(
     store: &dyn Store,
     entry: &LocatorEntry,
@@ -356,7 +355,7 @@ pub(super) fn read_locator(
     };
     if entry.data_offset.checked_add(length as u64).is_none_or(|end| end > len_bytes) {
         let sentence = format!(
-            "Ignored: the parent locator at offset {entry_offset_bytes} keeps {length} bytes at {}, beyond the file's end at {len_bytes}.",
+            "Ignored: the parent locator at offset {entry_offset_bytes} refers to {length} bytes at {}, beyond the file's end at {len_bytes}.",
             entry.data_offset
         );
         return Ok(Err(LocatorFault(sentence, entry_offset_bytes)));
@@ -413,7 +412,7 @@ fn read_blocks(store: &dyn Store, footer: &Footer, size_bytes: u64, len_bytes: u
         return wrong(
             16,
             format!("a block allocation table at offset {table_offset}"),
-            format!("one clear of the footer's copy and of the header, which end at 512 and {header_end}"),
+            format!("one that does not overlap the footer copy and the header, which end at 512 and {header_end}"),
         );
     }
     let batmap = Batmap::find(store, footer, &header, &metadata, len_bytes)?;

@@ -1,37 +1,38 @@
-//! VHD images: fixed, dynamic, differencing; to open, create, write and check.
+//! VHD images (fixed, dynamic, differencing): open, create, write, check.
 //!
 //! ```text
-//!   footers.rs   the footer at the tail, its copy at 0, and which of them to believe
-//!   layout.rs    footer + header + locators, checked against the file: where everything is
+//!   footers.rs   the footer at the end, its copy at offset 0, and which of them is used
+//!   layout.rs    footer + header + locators, validated: the offsets of everything in the file
 //!   table.rs     the BAT, read by the entry or cached by the page
-//!   order.rs     the blocks in the order of their places, in bounded memory
-//!   batmap.rs    XenServer's map of full blocks, which is kept clear of
-//!   bitmap.rs    sector bitmaps: most significant bit first in the file, least significant first in memory
+//!   order.rs     the blocks sorted by offset, in bounded memory
+//!   batmap.rs    XenServer's map of full blocks, which no write may overlap
+//!   bitmap.rs    sector bitmaps: bit order of the file <-> bit order in memory
 //!   image.rs     the trait Image: block states and bitmaps
 //!   write.rs     the trait ImageWriter: reserve, commit, discard, in memory
-//!   prepare.rs   what reserve and commit had to wait for
-//!   reads.rs     what a writable image says of its blocks
-//!   flush.rs     the two ordered passes that make it all durable
-//!   grow.rs      a larger disk, while it is open
-//!   growth.rs    the file's end: pieces for new blocks, and the footer that moves with it
+//!   prepare.rs   the I/O that reserve and commit need first
+//!   reads.rs     block states and bitmaps of a writable image
+//!   flush.rs     the two ordered passes that make changes durable
+//!   grow.rs      enlarges an open disk
+//!   growth.rs    the end of the file: space for new blocks, and the footer that moves with it
 //!   create.rs    new files
-//!   check.rs     what is wrong with a file, its batmap (check_batmap.rs) included (findings.rs)
+//!   check.rs     reports damage in a file (findings.rs) and in its batmap (check_batmap.rs)
 //! ```
 //!
-//! VHD has no log, so the order of writes is all there is against a power cut. These hold at every
+//! VHD has no log, so only the order of writes protects against a power cut. Invariants at every
 //! instant:
 //!
-//! - The copy of the footer at offset 0 is right. The one at the tail is moved when the file grows
-//!   and may be missing after a cut; then the copy serves, and the next write puts the tail right
+//! - The footer copy at offset 0 is valid. The footer at the end moves when the file grows and may
+//!   be missing after a power cut. Then the copy is used, and the next write restores the footer
 //!   first.
-//! - A BAT entry reaches the file only after the block's payload and its bitmap are durable. The
-//!   same holds for a bit in a bitmap that is already visible, and the payload of that sector.
-//! - Space that a block gave up is not used again before the removal of its BAT entry is durable
+//! - A BAT entry reaches the file only after the block's payload and bitmap are durable. In a block
+//!   that has a BAT entry, a bit of the bitmap reaches the file only after that sector's payload is
+//!   durable.
+//! - The space of a freed block is reused only after the removal of its BAT entry is durable
 //!   ([`ImageWriter::recycle`](crate::ImageWriter::recycle)).
 //!
-//! A writable image has a mutex over its table pages, bitmaps and space, under which nothing waits
-//! for the file ([`write`]); one for whoever lets the file grow (`prepare.rs`); and the
-//! [`Barrier`](diskwright_store::Barrier) that lets concurrent flushes share a pass. Reads of a
+//! Locks of a writable image: a mutex over table pages, bitmaps and space, under which no I/O
+//! happens ([`write`]); a mutex for growth of the file (`prepare.rs`); and the
+//! [`Barrier`](diskwright_store::Barrier), by which concurrent flushes share a pass. Reads of a
 //! read-only image take no lock.
 
 mod batmap;
@@ -55,17 +56,16 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use check::check;
-pub use create::{MAX_FIXED_BYTES, create};
-pub use image::{VhdImage, open, parent_link};
+pub(crate) use check::check;
+pub use create::create;
+pub(crate) use image::{open, parent_link};
 
 use crate::ImageError;
 use diskwright_format::vhd::VhdError;
 use diskwright_store::Store;
 use std::ops::Range;
 
-/// Payload of new blocks lies at multiples of this, as Windows 7 and later place it; and so does
-/// the BAT of new files.
+/// Alignment of the payload of new blocks, as in Windows 7 and later, and of the BAT of new files.
 const PAGE_BYTES: u64 = 4096;
 
 /// Whether two ranges have a byte in common.

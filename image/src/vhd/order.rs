@@ -1,13 +1,13 @@
-//! The blocks of a file in the order of their places, in bounded memory.
+//! The blocks of a file, sorted by offset, in bounded memory.
 //!
 //! ```text
-//!   BAT, by block ─▶ one bit for each sector in which a block begins ─▶ blocks, by place, each with what lies before it
+//!   BAT, by block ─▶ one bit for each sector in which a block begins ─▶ blocks, by offset
 //!                    (a window of the file)
 //! ```
 //!
-//! A table may name 2^32 blocks in any order, so its entries are not gathered and sorted. The
-//! sectors in which blocks begin are marked in a bitmap of at most [`MAX_WINDOW_BYTES`], which
-//! covers 128 GiB of the file; for each window the table is read once more. Entries have 32 bits,
+//! A table may have 2^32 entries in any order, so the entries are not gathered and sorted. Instead,
+//! the sectors in which blocks begin are marked in a bitmap of at most [`MAX_WINDOW_BYTES`], which
+//! covers 128 GiB of the file. The table is read once for each such window. Entries have 32 bits,
 //! so blocks begin within 2 TiB, and the table is read at most 16 times.
 
 use super::{
@@ -18,42 +18,43 @@ use crate::Result;
 use diskwright_format::vhd::SECTOR_BYTES;
 use diskwright_store::Store;
 
-/// Memory for the marks of a window, in bytes.
+/// Maximum length of the bitmap of a window, in bytes.
 const MAX_WINDOW_BYTES: u64 = 32 << 20;
 
-/// What is met on the way through a file.
+/// An item that a walk over the blocks visits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Met {
-    /// A block outside the file or on its tables. All of these are told first, in the order of the
-    /// table.
+pub(super) enum WalkItem {
+    /// A block outside the file or overlapping its tables. All of these are visited first, in the
+    /// order of the table.
     Misplaced { block: u64, piece: Piece },
-    /// A block that begins where another one does. Told before the window in which it lies.
-    Twin { block: u64, entry: u32 },
-    /// A block, in the order of places.
+    /// A block that begins in the same sector as another. Visited before the window in which it
+    /// lies.
+    Duplicate { block: u64, entry: u32 },
+    /// A valid block. Visited by ascending offset.
     Block {
         entry: u32,
         piece: Piece,
-        /// Entry and end of that block before it which reaches furthest.
+        /// Entry and end of the earlier block that ends last.
         before: Option<(u32, u64)>,
-        /// Where the last block or table that begins before it ends.
+        /// Where the last earlier block or table ends.
         free_from: u64,
     },
 }
 
-/// Bytes of marks for a file of `end_bytes`.
+/// Length of the bitmap for a file of `end_bytes`.
 fn window_bytes(end_bytes: u64) -> u64 {
     (end_bytes.div_ceil(SECTOR_BYTES).min(1 << 32).div_ceil(64) * 8).min(MAX_WINDOW_BYTES)
 }
 
-/// Tells all blocks of a file of which the first `end_bytes` can hold them.
+/// Visits all blocks of a file whose first `end_bytes` may hold blocks.
 ///
 /// # Errors
-/// `Io`, and whatever `visit` gives, which ends the walk.
+/// `Io`, and errors of `visit`, which end the walk.
 pub(super) fn walk(
     store: &dyn Store,
     blocks: &Blocks,
     end_bytes: u64,
-    visit: &mut dyn FnMut(Met) -> Result<()>,
+    visit: &mut dyn FnMut(WalkItem) -> Result<()>,
 ) -> Result<()> {
     let mut marks = vec![0u64; (window_bytes(end_bytes) / 8) as usize];
     let window_sectors = marks.len() as u64 * 64;
@@ -66,7 +67,7 @@ pub(super) fn walk(
             let piece = blocks.place(entry);
             if blocks.fault_of(&piece, end_bytes).is_some() {
                 if first == 0 {
-                    visit(Met::Misplaced { block, piece })?;
+                    visit(WalkItem::Misplaced { block, piece })?;
                 }
                 return Ok(true);
             }
@@ -75,7 +76,7 @@ pub(super) fn walk(
             };
             let (word, bit) = (&mut marks[(at / 64) as usize], 1 << (at % 64));
             if *word & bit != 0 {
-                visit(Met::Twin { block, entry })?;
+                visit(WalkItem::Duplicate { block, entry })?;
             }
             *word |= bit;
             Ok(true)
@@ -89,7 +90,7 @@ pub(super) fn walk(
                 while let Some(table) = tables.next_if(|table| table.start < piece.bitmap_offset) {
                     free_from = free_from.max(table.end);
                 }
-                visit(Met::Block { entry, piece, before, free_from })?;
+                visit(WalkItem::Block { entry, piece, before, free_from })?;
                 free_from = free_from.max(piece.end);
                 if before.is_none_or(|(_, end)| piece.end > end) {
                     before = Some((entry, piece.end));
@@ -108,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_file_takes_more_memory_than_a_window() {
+    fn memory_is_bounded_by_one_window() {
         for end_bytes in [0, 1, 512, 128 << 30, (128 << 30) + 1, 2040 << 30, 1 << 62, u64::MAX] {
             assert!(window_bytes(end_bytes) <= 32 << 20, "{end_bytes}");
             assert!(window_bytes(end_bytes) * 8 * SECTOR_BYTES >= end_bytes.min(128 << 30), "{end_bytes}");

@@ -1,21 +1,21 @@
-//! What reserve and commit of a VHD had to wait for, supplied without the state mutex.
+//! The I/O that `reserve` and `commit` of a VHD need first, without the state mutex.
 //!
 //! ```text
-//!   reserve, commit ─▶ None, and a Lack in State ─▶ (the caller lets go of its lock) ─▶ prepare ─▶ asked again
+//!   reserve, commit ─▶ None, a Need in State ─▶ caller unlocks ─▶ prepare ─▶ caller retries
 //!
-//!   prepare:   much is dirty?  flush                                 so that memory stays bounded
-//!              table pages     read; inserted if still absent        (reads.rs says when they are read again)
-//!              a lack          under `preparing`, one at a time:
-//!                growth        the walk over the blocks, footers put right ─▶ installed once
-//!                space         free pieces zeroed; or the file grown and its footer moved ─▶ published
+//!   prepare:   much is dirty?  flush                              so that memory stays bounded
+//!              table pages     read; inserted if still absent     (see reads.rs)
+//!              a need          under `preparing`, one thread at a time:
+//!                growth        the walk over the blocks; footers repaired
+//!                space         free pieces zeroed; or the file grown and its footer moved
 //!                bitmap        read; inserted if still absent
 //! ```
 //!
-//! What must hold: the state mutex is held for memory work only, never while the store is called.
-//! What is zeroed is in no list meanwhile, and the new end of the file is published when the footer
-//! has moved, so `reserve` never hands out space that is not ready.
+//! The state mutex is never held during a call of the store. A piece that is being zeroed is in no
+//! list, and the new end of the file is recorded only after the footer has moved. So `reserve`
+//! never hands out space that is not ready.
 //!
-//! `preparing` is held while the store is called. It keeps two threads from growing the file, or
+//! `preparing` is held during calls of the store. It prevents two threads from growing the file, or
 //! moving its footer, at the same time. Lock order: `preparing`, then the state mutex. The walk
 //! needs no other lock, since no BAT entry changes before its result is installed.
 
@@ -23,7 +23,7 @@ use super::{
     bitmap,
     growth::{Growth, Room},
     table,
-    write::{Lack, Writing},
+    write::{Need, Writing},
 };
 use crate::Result;
 use std::{
@@ -31,11 +31,12 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-/// Most blocks that are looked at by one preparation.
+/// Maximum number of blocks that one preparation handles.
 const MAX_BLOCKS: u64 = 1024;
 
 impl Writing {
-    /// Supplies what reserve and commit of these blocks lacked, of the first 1024 of them.
+    /// Supplies what `reserve` and `commit` of these blocks lacked. Only the first 1024 blocks
+    /// count.
     pub(super) fn prepare_blocks(&self, blocks: Range<u64>) -> Result<()> {
         self.barrier.check()?;
         let is_flush_due = {
@@ -50,35 +51,35 @@ impl Writing {
         if blocks.start >= end {
             return Ok(());
         }
-        // A page has 1024 entries, so these are all of them.
+        // A page has 1024 entries, so the range lies in at most two pages.
         self.load_page(blocks.start)?;
         self.load_page(end - 1)?;
         let blocks = blocks.start..end;
-        if self.lock().lacks.of(blocks.clone()).is_empty() {
+        if self.lock().needs.of(blocks.clone()).is_empty() {
             return Ok(());
         }
         let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
-        let lacks = self.lock().lacks.of(blocks);
-        for (block, lack) in lacks {
-            let supplied = self.supply(block, lack);
-            self.lock().lacks.supplied(block);
+        let needs = self.lock().needs.of(blocks);
+        for (block, need) in needs {
+            let supplied = self.supply(block, need);
+            self.lock().needs.supplied(block);
             supplied?;
         }
         Ok(())
     }
 
-    fn supply(&self, block: u64, lack: Lack) -> Result<()> {
-        match lack {
-            Lack::Growth => self.begin_growth(),
-            Lack::Space => {
+    fn supply(&self, block: u64, need: Need) -> Result<()> {
+        match need {
+            Need::Growth => self.begin_growth(),
+            Need::Space => {
                 self.begin_growth()?;
                 self.make_room()
             }
-            Lack::Bitmap => self.load_bitmap(block),
+            Need::Bitmap => self.load_bitmap(block),
         }
     }
 
-    /// Sees to it that the page of a block's BAT entry is in memory.
+    /// Reads the page of a block's BAT entry into memory.
     fn load_page(&self, block: u64) -> Result<()> {
         loop {
             let (missing, drops, blocks) = {
@@ -97,7 +98,7 @@ impl Writing {
         }
     }
 
-    /// Sees to it that the bitmap of a block with space is in memory.
+    /// Reads the bitmap of a block with space into memory.
     fn load_bitmap(&self, block: u64) -> Result<()> {
         loop {
             let (piece, drops) = {
@@ -119,13 +120,14 @@ impl Writing {
         }
     }
 
-    /// The same as [`Writing::begin_growth`], for those who do not hold `preparing`.
+    /// Like [`Writing::begin_growth`], for callers that do not hold `preparing`.
     pub(super) fn begin_growth_alone(&self) -> Result<()> {
         let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         self.begin_growth()
     }
 
-    /// Makes the file ready to grow, once in a session. The caller holds `preparing`.
+    /// Surveys the file and makes it ready to grow, once in a session. The caller holds
+    /// `preparing`.
     pub(super) fn begin_growth(&self) -> Result<()> {
         if self.lock().growth.is_some() {
             return Ok(());
@@ -137,7 +139,7 @@ impl Writing {
         Ok(())
     }
 
-    /// Sees to it that a piece can be taken. The caller holds `preparing`.
+    /// Makes sure that a piece can be taken. The caller holds `preparing`.
     fn make_room(&self) -> Result<()> {
         let room = match &mut self.lock().growth {
             Some(growth) => growth.room(&*self.store)?,
@@ -146,8 +148,8 @@ impl Writing {
         self.carry_out_room(room)
     }
 
-    /// Does what must be done to the file before something can be taken. The caller holds
-    /// `preparing`.
+    /// Does the I/O that is needed before space can be taken, and records the result. The caller
+    /// holds `preparing`.
     pub(super) fn carry_out_room(&self, room: Room) -> Result<()> {
         let (made, result) = room.make(&*self.store);
         let mut state = self.lock();
@@ -159,8 +161,8 @@ impl Writing {
         result
     }
 
-    /// Makes what was given up free again, its blocks punched. A piece is not handed out before its
-    /// punch has ended.
+    /// Punches the freed pieces and makes them available. A piece is not handed out before its hole
+    /// punch has returned.
     pub(super) fn recycle_pieces(&self, generation: u64) {
         let punching = self.lock().growth.as_mut().map(|growth| growth.recycled(generation));
         let Some(mut punching) = punching else { return };

@@ -1,13 +1,14 @@
-//! What a writable VHD says of its blocks: the file's tables, with what is in memory over them.
+//! Block states and bitmaps of a writable VHD: the file's tables with the state in memory laid over
+//! them.
 //!
 //! ```text
-//!   drops ─▶ read the file, without the mutex ─▶ state mutex: drops as before? ─▶ entries and bitmaps in memory win
+//!   drops ─▶ read without the mutex ─▶ state mutex: drops unchanged? ─▶ state in memory wins
 //! ```
 //!
-//! What must hold: the state mutex is never held while the store is called. What is not in memory
-//! is in the file as it should be. So bytes from the file are old only if what they tell was
-//! changed, written and dropped between the two steps, which [`State::drops`] tells, or if the
-//! table was moved (`grow.rs`). Then the read is made again.
+//! The state mutex is never held during a call of the store. What is not in memory is current in
+//! the file. So bytes from the file are stale only if an entry or bitmap was changed, written and
+//! dropped between the two steps, which changes [`State::drops`], or if the table was moved
+//! (`grow.rs`). Then the read is repeated.
 
 use super::{
     bitmap,
@@ -19,7 +20,7 @@ use crate::{BlockState, ImageError, Result, SectorBitmap};
 use diskwright_format::vhd::SECTOR_BYTES;
 use std::sync::Arc;
 
-/// Entries that are read at a time.
+/// Entries read by one call.
 const READ_ENTRIES: usize = 1024;
 
 impl Writing {
@@ -41,7 +42,7 @@ impl Writing {
         Ok(())
     }
 
-    /// Shows the entries of `first ..` as they are now, with the state.
+    /// Calls `visit` with the state and the current entries from `first`.
     fn with_entries(
         &self,
         first: u64,
@@ -107,7 +108,7 @@ impl Writing {
         }
     }
 
-    /// The bitmap of a block that has space, if the file need not be asked for it.
+    /// The bitmap of a block with space; `None` if the file must be read.
     fn bits_in_memory(&self, state: &State, block: u64) -> Option<SectorBitmap> {
         if self.blocks.bitmaps_are_full || state.uninitialised.contains_key(&block) {
             return Some(state.bitmaps.get(&block).cloned().unwrap_or_else(|| bitmap::full(&self.blocks)));
@@ -115,7 +116,7 @@ impl Writing {
         state.bitmaps.get(&block).cloned()
     }
 
-    /// What an entry says.
+    /// The space that an entry refers to.
     pub(super) fn piece_of(&self, state: &State, block: u64, entry: u32) -> Result<Option<Piece>> {
         state.blocks.piece(&*self.store, block, entry, state.len_bytes)
     }

@@ -1,14 +1,14 @@
-//! The BAT, read by the entry or cached by the page. Never whole: a header may claim two gigabytes
-//! of it.
+//! The BAT, read by the entry or cached by the page. Never read whole: a header may claim two
+//! gigabytes.
 //!
-//! A read-only image reads just the entries that it is asked for. A writable one keeps the pages
-//! whose entries it changes; a page is written by the 512-byte sectors that changed. Pages that are
-//! clean may be dropped to bound the memory, but not while a flush has taken changes that are not
-//! in the file yet ([`Table::pinned`]). A [`Table`] never touches the file.
+//! A read-only image reads only the requested entries. A writable image keeps the pages whose
+//! entries it changes, and writes the 512-byte sectors that changed. Clean pages may be dropped to
+//! bound the memory, but not while a flush has taken changes that are not in the file yet
+//! ([`Table::pinned`]). A [`Table`] never accesses the file.
 //!
-//! Invariant: a page that is not here is in the file as it should be. Whoever reads the file
-//! without the state mutex looks at the image's count of drops before and after, and reads again
-//! where it has moved (`prepare.rs`).
+//! Invariant: a page that is not cached is current in the file. A thread that reads the file
+//! without the state mutex compares the image's drop counter before and after, and reads again if
+//! it changed (`prepare.rs`).
 
 use super::layout::Blocks;
 use crate::{ImageError, Result};
@@ -19,10 +19,10 @@ use std::collections::{BTreeSet, HashMap};
 const PAGE_BYTES: u64 = 4096;
 const ENTRIES_PER_PAGE: u64 = PAGE_BYTES / 4;
 const SECTOR_BYTES: u64 = 512;
-/// Entries that are read at a time by a scan.
+/// Entries read by one call of a scan.
 const SCAN_ENTRIES: u64 = 16384;
 
-/// The entries of the blocks `first ..`, as many as `out` has. The range is within the table.
+/// Reads the entries of the blocks from `first` into `out`. The range must lie within the table.
 pub(super) fn read_entries(store: &dyn Store, blocks: &Blocks, first: u64, out: &mut [u32]) -> Result<()> {
     let mut bytes = vec![0; out.len().min(SCAN_ENTRIES as usize) * 4];
     let mut at = first;
@@ -40,7 +40,7 @@ pub(super) fn read_entries(store: &dyn Store, blocks: &Blocks, first: u64, out: 
     Ok(())
 }
 
-/// The page whose first entry is that of `first_block`.
+/// Reads the page whose first entry is that of `first_block`.
 pub(super) fn read_page(store: &dyn Store, blocks: &Blocks, first_block: u64) -> Result<Box<[u8]>> {
     let start = first_block * 4;
     let mut page = vec![0; (blocks.table_bytes() - start).min(PAGE_BYTES) as usize].into_boxed_slice();
@@ -51,7 +51,7 @@ pub(super) fn read_page(store: &dyn Store, blocks: &Blocks, first_block: u64) ->
     Ok(page)
 }
 
-/// Calls `visit(block, entry)` for every entry in use of the first `count`, until it says `false`.
+/// Calls `visit(block, entry)` for every used entry of the first `count`, until it returns `false`.
 pub(super) fn scan(
     store: &dyn Store,
     blocks: &Blocks,
@@ -73,25 +73,25 @@ pub(super) fn scan(
     Ok(())
 }
 
-/// The touched pages of a writable image.
+/// The cached pages of a writable image's BAT.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     pages: HashMap<u64, Box<[u8]>>,
-    /// Changed sectors, counted from the table's beginning.
+    /// Indices of changed 512-byte sectors of the table.
     dirty: BTreeSet<u64>,
     /// A flush has taken changes that are not in the file yet: no page may be dropped.
     pub pinned: bool,
 }
 
 impl Table {
-    /// The entry of `block`, if its page is here.
+    /// The entry of `block`; `None` if its page is not cached.
     pub fn entry(&self, block: u64) -> Option<u32> {
         let page = self.pages.get(&(block / ENTRIES_PER_PAGE))?;
         let at = (block % ENTRIES_PER_PAGE) as usize * 4;
         Some(u32::from_be_bytes([page[at], page[at + 1], page[at + 2], page[at + 3]]))
     }
 
-    /// Changes the entry of `block`, whose page is here.
+    /// Changes the entry of `block`. Its page must be cached.
     pub fn set(&mut self, block: u64, entry: u32) {
         if let Some(page) = self.pages.get_mut(&(block / ENTRIES_PER_PAGE)) {
             let at = (block % ENTRIES_PER_PAGE) as usize * 4;
@@ -100,14 +100,14 @@ impl Table {
         }
     }
 
-    /// The first block of the page of `block`, where that page is not here.
+    /// If the page of `block` is not cached: the first block of that page.
     pub fn missing(&self, block: u64) -> Option<u64> {
         let index = block / ENTRIES_PER_PAGE;
         (!self.pages.contains_key(&index)).then_some(index * ENTRIES_PER_PAGE)
     }
 
-    /// Takes in a page as the file has it, if it is still absent. Says whether others were dropped
-    /// for it: Beyond `most_pages` the clean ones are.
+    /// Inserts a page read from the file, unless it is cached already. From `most_pages` on all
+    /// clean pages are dropped first. Returns whether any page was dropped.
     pub fn insert(&mut self, first_block: u64, page: Box<[u8]>, most_pages: usize) -> bool {
         let before = self.pages.len();
         if before >= most_pages && !self.pinned {
@@ -121,7 +121,7 @@ impl Table {
         has_dropped
     }
 
-    /// The table has `new_bytes` instead of `old_bytes` from now on, the new entries unused.
+    /// Extends the table from `old_bytes` to `new_bytes`. The new entries are unused.
     pub fn lengthen(&mut self, old_bytes: u64, new_bytes: u64) {
         let last = old_bytes.saturating_sub(1) / PAGE_BYTES;
         if let Some(page) = self.pages.get_mut(&last) {
@@ -132,7 +132,7 @@ impl Table {
         }
     }
 
-    /// Bytes of the pages that may be dirty, at most.
+    /// Upper bound for the bytes of dirty pages.
     pub fn dirty_bytes(&self) -> u64 {
         self.dirty.len() as u64 * PAGE_BYTES
     }
@@ -141,8 +141,8 @@ impl Table {
         !self.dirty.is_empty()
     }
 
-    /// Takes the changed sectors, as they are now, with their place in the file. They count as
-    /// clean from here on.
+    /// Takes the changed sectors with their current bytes and file offsets. They count as clean
+    /// from here on.
     pub fn take_dirty(&mut self, blocks: &Blocks) -> Vec<TableSector> {
         let taken = std::mem::take(&mut self.dirty);
         taken
@@ -157,13 +157,13 @@ impl Table {
             .collect()
     }
 
-    /// Takes back what could not be written.
+    /// Makes sectors dirty again that could not be written.
     pub fn restore_dirty(&mut self, sectors: &[TableSector]) {
         self.dirty.extend(sectors.iter().map(|sector| sector.sector));
     }
 }
 
-/// A changed sector of the BAT, on its way to the file.
+/// A changed sector of the BAT, taken by a flush.
 #[derive(Debug)]
 pub(super) struct TableSector {
     sector: u64,

@@ -1,28 +1,28 @@
-//! The writing side of a dynamic or differencing VHD.
+//! Writes to a dynamic or differencing VHD.
 //!
 //! ```text
 //!   reserve ─▶ reserved ─ commit ─▶ BAT entry in memory (dirty) ─ flush ─▶ in the file
 //!                                   bits in memory (dirty)
 //! ```
 //!
-//! The bitmap of a new dynamic block is all ones, and the same for every block; whoever is first to
-//! write the block writes it along (`Reservation::init`), and a flush writes it where that was not
-//! confirmed. The bitmap of a new differencing block is empty, in memory from its reservation on,
-//! and only a flush writes it. So it is with bits that a commit sets in a block that has space: the
-//! flush first makes the payload durable, then the bitmap.
+//! The bitmap of a new dynamic block is all ones, and the same for every block. The first write of
+//! the block writes it along with the payload (`Reservation::init`). A flush writes it if that
+//! write was not confirmed. The bitmap of a new differencing block is empty at first. It exists in
+//! memory from the reservation on, and only a flush writes it. The same holds for bits that a
+//! commit sets in a block that has space: the flush first makes the payload durable, then the
+//! bitmap.
 //!
-//! A block whose BAT entry cannot be right is `Damaged`: reads and writes of it fail, and no other
-//! block's do. While there is such an entry no block is allocated, since the survey before the
-//! first allocation refuses the file: the damaged block's data may lie in space that looks free.
-//! Blocks that have their space are overwritten as ever.
+//! A block with an invalid BAT entry is `Damaged`: its reads and writes fail, and no other block is
+//! affected. While there is such an entry no block is allocated: the survey before the first
+//! allocation refuses the file, because the damaged block's data may lie in space that looks free.
+//! Blocks that have space can still be overwritten.
 //!
-//! One mutex guards [`State`]: table pages, bitmaps, reservations, space. Nothing waits for the
-//! file under it, for the disk above calls `reserve` and `commit` under a lock of its own. What is
-//! not in memory is noted as a [`Lack`] and the answer is `None`: the caller lets go of its lock,
-//! has it supplied (`prepare.rs`), and asks again. All that can fail or lack is found before
-//! anything is changed. A second mutex, `preparing`, is held by the one that waits for the file to
-//! grow; it comes first where both are taken. `reads.rs` reads the tables, `flush.rs` makes them
-//! durable.
+//! One mutex guards [`State`]: table pages, bitmaps, reservations, space. No I/O happens under it,
+//! because the disk above calls `reserve` and `commit` under its own lock. What is not in memory is
+//! noted as a [`Need`], and the result is `None`: the caller releases its lock, calls `prepare.rs`,
+//! and retries. Everything that can fail or be missing is checked before anything is changed. The
+//! mutex `preparing` is held while the file grows. Lock order: `preparing`, then the state mutex.
+//! `reads.rs` reads the tables, `flush.rs` makes them durable.
 
 use super::{
     PAGE_BYTES, bitmap,
@@ -30,7 +30,7 @@ use super::{
     layout::{Blocks, Piece},
     table::Table,
 };
-use crate::{BlockState, Commit, ImageError, ImageWriter, Reservation, Result, SectorBitmap, lacks::Lacks};
+use crate::{BlockState, Commit, ImageError, ImageWriter, Reservation, Result, SectorBitmap, needs::Needs};
 use diskwright_format::vhd::{BAT_UNUSED, SECTOR_BYTES};
 use diskwright_store::{
     Barrier, IoBuf, Store,
@@ -43,27 +43,27 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-/// How much of the tables may be in memory.
+/// Limits for the memory of tables.
 #[derive(Debug)]
 pub(super) struct Limits {
-    /// Pages of the BAT beyond which clean ones are dropped.
+    /// Clean pages of the BAT are dropped above this number.
     pub table_pages: usize,
-    /// Bytes of bitmaps beyond which clean ones are dropped.
+    /// Clean bitmaps are dropped above this number of bytes.
     bitmap_bytes: u64,
-    /// Bytes of both that may be dirty above which a flush is due though nobody asks for one.
+    /// A flush is due above this number of dirty bytes.
     pub dirty_bytes: u64,
 }
 
 impl Default for Limits {
-    /// 4 MiB of the BAT, which is the whole of nearly every disk's; with the bitmaps 16 MiB.
+    /// 4 MiB of the BAT, which covers nearly every disk; 16 MiB with the bitmaps.
     fn default() -> Self {
         Self { table_pages: 1024, bitmap_bytes: 12 << 20, dirty_bytes: MAX_DIRTY_BYTES }
     }
 }
 
 impl Limits {
-    /// A quarter each for the BAT and what is dirty, the rest for bitmaps, and what a request needs
-    /// at the same time at least.
+    /// A quarter for the BAT, a quarter for dirty state, the rest for bitmaps. Each at least as
+    /// much as one request needs.
     fn of(bytes: u64) -> Self {
         Self {
             table_pages: usize::try_from(bytes / 4 / PAGE_BYTES).unwrap_or(usize::MAX).max(16),
@@ -75,28 +75,28 @@ impl Limits {
 
 const MAX_DIRTY_BYTES: u64 = 16 << 20;
 
-/// A writable image. See the module.
+/// A writable image.
 #[derive(Debug)]
 pub(super) struct Writing {
     pub(super) store: Arc<dyn Store>,
-    /// As they were when opened. The present ones are in the state: the same, but for size, header
-    /// and the table's place.
+    /// The geometry at open. The state has the current one, which may differ in size, header and
+    /// offset of the table.
     pub(super) blocks: Arc<Blocks>,
     pub(super) footer: FooterPlace,
     pub(super) preparing: Mutex<()>,
-    /// Held by a flush from the moment in which it takes what is dirty, and by whoever moves the
-    /// table.
+    /// Held by a flush from the moment in which it takes the dirty state, and while the table is
+    /// moved.
     pub(super) flushing: Mutex<()>,
     state: Mutex<State>,
     pub(super) barrier: Barrier,
 }
 
-/// What a block's reservation or commit had to wait for, beside the page of its BAT entry.
+/// What a block's reservation or commit lacked, besides the page of its BAT entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lack {
-    /// The walk over the blocks, after which BAT entries may change.
+pub(super) enum Need {
+    /// The walk over the blocks, which precedes every change of a BAT entry.
     Growth,
-    /// The same, and space that reads as zeros.
+    /// That walk, and space that reads as zeros.
     Space,
     /// The block's bitmap.
     Bitmap,
@@ -104,28 +104,28 @@ pub(super) enum Lack {
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// Where everything is and how large the disk is, as of now.
+    /// Current offsets and size of the disk.
     pub(super) blocks: Arc<Blocks>,
     pub(super) table: Table,
     pub(super) limits: Limits,
     /// `None` until the first reservation or discard.
     pub(super) growth: Option<Growth>,
-    /// The file's length as far as BAT entries may count on it.
+    /// The file's length in bytes, to validate BAT entries.
     pub(super) len_bytes: u64,
     pub(super) reserved: HashMap<u64, Piece>,
-    /// Dynamic: blocks whose bitmap is not known to be written.
+    /// Dynamic: blocks whose bitmap may not be written yet.
     pub(super) uninitialised: BTreeMap<u64, Piece>,
-    /// Bitmaps that were looked at or changed; not those that are known to be full
+    /// Bitmaps that were read or changed. None if all are known to be full
     /// ([`Blocks::bitmaps_are_full`]).
     pub(super) bitmaps: HashMap<u64, SectorBitmap>,
     pub(super) dirty_bitmaps: BTreeMap<u64, Piece>,
-    /// While a flush is under way: blocks that were given up since it took what is dirty. If it
-    /// fails, it must not make their bitmaps dirty again.
-    pub(super) given_up: Option<HashSet<u64>>,
-    /// How often table pages or bitmaps were dropped from memory.
+    /// During a flush: blocks that were freed since it took the dirty state. If the flush fails, it
+    /// must not make their bitmaps dirty again.
+    pub(super) freed: Option<HashSet<u64>>,
+    /// Drop counter: grows when table pages or bitmaps are dropped from memory.
     pub(super) drops: u64,
-    pub(super) lacks: Lacks<Lack>,
-    /// Dynamic: the area before the payload of a new block, its bitmap at the end.
+    pub(super) needs: Needs<Need>,
+    /// Dynamic: the area before the payload of every new block, with its bitmap at the end.
     init: Option<Arc<IoBuf>>,
 }
 
@@ -142,9 +142,9 @@ impl Writing {
             uninitialised: BTreeMap::new(),
             bitmaps: HashMap::new(),
             dirty_bitmaps: BTreeMap::new(),
-            given_up: None,
+            freed: None,
             drops: 0,
-            lacks: Lacks::default(),
+            needs: Needs::default(),
             init: None,
         };
         Self {
@@ -162,7 +162,7 @@ impl Writing {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where everything is and how large the disk is, as of now.
+    /// Current offsets and size of the disk.
     pub(super) fn blocks(&self) -> Arc<Blocks> {
         Arc::clone(&self.lock().blocks)
     }
@@ -172,7 +172,7 @@ impl Writing {
         ImageError::io("change a block", &*self.store, self.blocks.entry_offset(block), error)
     }
 
-    /// Where a block is. `None` where the page of its entry is not in memory.
+    /// The space of a block. The outer `None`: the page of its entry is not in memory.
     pub(super) fn piece(&self, state: &State, block: u64) -> Result<Option<Option<Piece>>> {
         state.table.entry(block).map(|entry| self.piece_of(state, block, entry)).transpose()
     }
@@ -181,7 +181,7 @@ impl Writing {
         Ok(self.piece(state, block)?.map(|piece| self.state_of_piece(state, block, piece)))
     }
 
-    /// Keeps a bitmap in memory; drops clean ones when there are too many.
+    /// Keeps a bitmap in memory. Drops the clean ones if there are too many.
     pub(super) fn remember(&self, state: &mut State, block: u64, bits: SectorBitmap) {
         let most = usize::try_from(state.limits.bitmap_bytes / self.blocks.bitmap_bytes).unwrap_or(usize::MAX).max(16);
         if state.bitmaps.len() >= most + state.dirty_bitmaps.len() && !state.table.pinned {
@@ -192,7 +192,8 @@ impl Writing {
         state.bitmaps.insert(block, bits);
     }
 
-    /// The area before a new dynamic block's payload: zeros, then the bitmap, which is all ones.
+    /// The area before the payload of a new dynamic block: zeros, then the bitmap, which is all
+    /// ones.
     pub(super) fn init_bytes(&self, state: &mut State) -> Arc<IoBuf> {
         let init = state.init.get_or_insert_with(|| {
             let area_bytes = self.blocks.bitmap_area_bytes() as usize;
@@ -203,12 +204,12 @@ impl Writing {
         Arc::clone(init)
     }
 
-    /// Where the area of a new block begins.
+    /// Offset of the area of a new block.
     pub(super) fn area_offset(&self, piece: &Piece) -> u64 {
         piece.payload_offset - self.blocks.bitmap_area_bytes()
     }
 
-    /// `None` where something is not in memory.
+    /// Commits sectors with data. `None` if something is not in memory.
     fn commit_payload(&self, state: &mut State, block: u64, first: u32, count: u32) -> Result<Option<()>> {
         let Some(placed) = self.piece(state, block)? else { return Ok(None) };
         let reserved = state.reserved.get(&block).copied();
@@ -223,7 +224,7 @@ impl Writing {
             } else if is_new {
                 SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32)
             } else {
-                state.lacks.note(block, Lack::Bitmap);
+                state.needs.note(block, Need::Bitmap);
                 return Ok(None);
             };
             self.remember(state, block, bits);
@@ -245,8 +246,8 @@ impl Writing {
         let Some(bits) = state.bitmaps.get_mut(&block) else { return Ok(None) };
         let mut changed = bitmap::set(bits, first, count);
         if bitmap::is_full_to(bits, valid) {
-            // The sectors of the last block that the disk does not have must not keep it from being
-            // full.
+            // The sectors of the last block beyond the end of the disk must not prevent a full
+            // bitmap.
             changed |= bitmap::set(bits, valid, all - valid);
         }
         if changed || is_new {
@@ -255,19 +256,20 @@ impl Writing {
         Ok(Some(()))
     }
 
-    /// `None` where something is not in memory.
+    /// Removes a block's mapping. `None` if something is not in memory.
     fn commit_nothing(&self, state: &mut State, block: u64) -> Result<Option<()>> {
         if self.blocks.is_differencing {
             return Err(ImageError::Unsupported {
                 path: self.store.name().to_owned(),
-                what: "a block of zeros without space in a differencing VHD (the parent would show through)".into(),
+                what: "a block of zeros without space in a differencing VHD (its sectors would read the parent's data)"
+                    .into(),
                 hint: "write zeros over the range instead".into(),
             });
         }
         if self.blocks.batmap.is_some() {
             return Err(ImageError::Unsupported {
                 path: self.store.name().to_owned(),
-                what: "giving up the space of a block in a VHD with XenServer's batmap (which calls the block full)"
+                what: "freeing the space of a block in a VHD with XenServer's batmap (which may say that the block is full)"
                     .into(),
                 hint: "write zeros over the range instead".into(),
             });
@@ -278,18 +280,18 @@ impl Writing {
             return Ok(Some(()));
         }
         let Some(growth) = &mut state.growth else {
-            state.lacks.note(block, Lack::Growth);
+            state.needs.note(block, Need::Growth);
             return Ok(None);
         };
-        had.iter().flatten().for_each(|piece| growth.give_up(piece));
+        had.iter().flatten().for_each(|piece| growth.free(piece));
         if placed.is_some() {
             state.table.set(block, BAT_UNUSED);
         }
         state.reserved.remove(&block);
         state.uninitialised.remove(&block);
         state.dirty_bitmaps.remove(&block);
-        if let Some(given_up) = &mut state.given_up {
-            given_up.insert(block);
+        if let Some(freed) = &mut state.freed {
+            freed.insert(block);
         }
         if state.bitmaps.remove(&block).is_some() {
             state.drops += 1;
@@ -299,9 +301,8 @@ impl Writing {
 }
 
 impl ImageWriter for Writing {
-    /// VHD has no identity that changes with its contents. But a footer that a power cut has left
-    /// missing is put right, even when no block is allocated, for there are programs that look at
-    /// one place only.
+    /// Repairs a footer that is missing after a power cut, even if no block will be allocated: some
+    /// programs read only one of the two. VHD has no identity that changes with its contents.
     fn begin_writing(&self) -> Result<()> {
         if self.footer.tail_offset_bytes.is_none() || !self.footer.copy_is_right {
             self.begin_growth_alone()?;
@@ -326,7 +327,7 @@ impl ImageWriter for Writing {
             None => None,
         };
         let Some(piece) = taken else {
-            state.lacks.note(block, Lack::Space);
+            state.needs.note(block, Need::Space);
             return Ok(None);
         };
         state.reserved.insert(block, piece);
@@ -369,7 +370,7 @@ impl ImageWriter for Writing {
     }
 
     fn limit_tables(&self, bytes: u64) {
-        // What is too much goes when the next page or bitmap comes.
+        // Excess pages and bitmaps are dropped when the next one is inserted.
         self.lock().limits = Limits::of(bytes);
     }
 
@@ -401,7 +402,7 @@ impl ImageWriter for Writing {
             (state.growth.take(), std::mem::take(&mut state.reserved))
         };
         let Some(mut growth) = growth else { return Ok(()) };
-        reserved.values().for_each(|piece| growth.give_up(piece));
+        reserved.values().for_each(|piece| growth.free(piece));
         let trimmed = growth.trim(&*self.store, &self.blocks());
         self.lock().growth = Some(growth);
         trimmed?;
@@ -415,7 +416,7 @@ mod tests {
     use crate::{CreateOptions, DiskType, ParentLink};
     use diskwright_store::MemoryStore;
 
-    /// A child with a bitmap of 512 bytes for each block of 2 MiB.
+    /// Each block of 2 MiB has a bitmap of 512 bytes.
     #[test]
     fn tables_and_bitmaps_stay_within_the_limit() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new("child"));

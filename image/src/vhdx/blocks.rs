@@ -1,31 +1,31 @@
-//! The life of a block: reserve and commit.
+//! Life cycle of a block: reserve and commit.
 //!
-//! Both change only memory, and never touch the file: the table pages in the cache become dirty,
-//! and a flush carries them to the file. What is not in memory (a table page, the survey, space
-//! that reads as zeros) is noted as a [`Lack`], and the answer is `None`: the caller lets go of its
-//! lock, has `prepare.rs` supply it, and asks again. All that can fail or lack is found before the
+//! Both change only memory and never access the file. The table pages in the cache become dirty,
+//! and a flush writes them to the file. What is not in memory (a table page, the survey, space that
+//! reads as zeros) is noted as a [`Need`], and the result is `None`: the caller releases its lock,
+//! calls `prepare.rs`, and retries. Everything that can fail or be missing is checked before the
 //! first page is changed, so a failure leaves the tables as they were.
 //!
-//! A block without data whose entry still names a place (a fixed disk's block that was unmapped) is
-//! put back there, if nothing else names that place: so a fixed disk does not grow. Otherwise space
-//! comes from holes and the file's end. The kept place may hold the block's old bytes and is zeroed
-//! (by `prepare.rs`) before it is handed out. No other block's bytes can be there, nor a request on
-//! its way: the entry had no data when the file was opened, durably, and gets no place back in a
-//! session. The place must end within the file as it was surveyed. Judged by the file's present
-//! length, a place that lay beyond its end would become valid when the file grows over it, and two
-//! blocks would share it.
+//! A block without data may have an entry with an offset, such as an unmapped block of a fixed
+//! disk. It gets that kept space back, unless another entry refers to it, so a fixed disk does not
+//! grow. Otherwise space comes from holes and from the end of the file. The kept space may hold the
+//! block's stale data and is zeroed (by `prepare.rs`) before it is handed out. It cannot hold
+//! another block's data, and no request to it can be in flight: the entry had no data when the file
+//! was opened, and no entry gets an offset without data during a session. Kept space must end
+//! within the file as it was surveyed. If the present length were used, an offset beyond the old
+//! end would become valid when the file grows, and two blocks would share the space.
 //!
 //! While an entry of the table is damaged no space is handed out (`survey.rs` says why). Blocks
-//! that have their space are read and overwritten as ever.
+//! that have space can still be read and overwritten.
 //!
-//! Space that a block is given reads as zeros. So a write of some sectors to a block without a
-//! parent, or to one that hides its parent (Zero), makes the whole block right. Only where a parent
-//! shows through is a sector bitmap needed.
+//! Space for a block reads as zeros. So a write of some sectors to a block without a parent, or to
+//! a block that hides its parent (Zero), completes the whole block. A sector bitmap is needed only
+//! where the parent's data is visible.
 
 use super::{
     image::VhdxImage,
     layout::EntryState,
-    state::{Lack, State},
+    state::{Need, State},
 };
 use crate::{
     error::{ImageError, Result},
@@ -34,8 +34,8 @@ use crate::{
 use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, BitmapState, PayloadState, bat::BAT_ENTRY_BYTES};
 use std::io;
 
-/// For errors.
-pub(super) const MAKE_ROOM: &str = "make room for a block";
+/// For error messages.
+pub(super) const MAKE_ROOM: &str = "allocate space for a block";
 
 impl VhdxImage {
     pub(super) fn reserve_block(&self, state: &mut State, block: u64) -> Result<Option<Reservation>> {
@@ -53,7 +53,7 @@ impl VhdxImage {
                     at(offset_bytes)
                 }
                 None => {
-                    state.lacks.note(block, Lack::Payload);
+                    state.needs.note(block, Need::Payload);
                     None
                 }
             },
@@ -84,7 +84,7 @@ impl VhdxImage {
         }
     }
 
-    /// The block's state; `None` where the page of its entry is not in the cache.
+    /// The block's state; `None` if the page of its entry is not in the cache.
     pub(super) fn current(&self, state: &State, block: u64) -> Result<Option<EntryState>> {
         if block >= state.layout.geometry.payload_blocks() {
             return Err(self.misuse(format!(
@@ -105,7 +105,7 @@ impl VhdxImage {
         state.layout.entry_offset_bytes(state.layout.geometry.payload_index(block))
     }
 
-    /// Where the block's payload is or was reserved.
+    /// Offset of the block's payload, present or reserved.
     fn payload_place(&self, state: &State, block: u64, current: EntryState) -> Result<u64> {
         match current {
             EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes } => Ok(offset_bytes),
@@ -122,7 +122,7 @@ impl VhdxImage {
         }
         let offset_bytes = self.payload_place(state, block, current)?;
         if !state.is_surveyed() {
-            state.lacks.note(block, Lack::Survey);
+            state.needs.note(block, Need::Survey);
             return Ok(None);
         }
         state.reserved.remove(&block);
@@ -146,12 +146,12 @@ impl VhdxImage {
         }
         let offset_bytes = self.payload_place(state, block, current)?;
         let Some(place) = self.bits_place(state, block)? else {
-            state.lacks.note(block, Lack::Bitmap);
+            state.needs.note(block, Need::Bitmap);
             return Ok(None);
         };
         let (_, len_bytes) = geometry.bitmap_place(block);
         if current == EntryState::Absent {
-            // Bits of a block that is not present have no meaning, and some writers leave them set.
+            // Bits of a block that is not present have no meaning. Some writers leave them set.
             let mut stale = false;
             state.pages.each_piece(place, len_bytes, &mut |_, piece| stale |= piece.iter().any(|&byte| byte != 0));
             if stale {
@@ -160,7 +160,7 @@ impl VhdxImage {
         }
         let (first_byte, last_byte) = (first / 8, (first + count - 1) / 8);
         let (bits_place, bits_len) = (place + u64::from(first_byte), u64::from(last_byte - first_byte) + 1);
-        // The bits of a byte of the bitmap that the range covers.
+        // The bits of a bitmap byte that lie in the range.
         let covered = |byte: usize| {
             let base = byte as u32 * 8;
             let (from, to) = (first.max(base) - base, (first + count).min(base + 8) - base);
@@ -170,8 +170,8 @@ impl VhdxImage {
         state.pages.each_piece(bits_place, bits_len, &mut |at, piece| {
             are_set &= (first_byte as usize + at..).zip(piece).all(|(byte, bits)| !bits & covered(byte) == 0);
         });
-        // A page becomes dirty only where a bit changes: what is the child's already needs nothing
-        // of the next flush.
+        // A page becomes dirty only if a bit changes. A write to sectors that are set already adds
+        // nothing to the next flush.
         if !are_set {
             state.pages.change(bits_place, bits_len, &mut |at, piece| {
                 (first_byte as usize + at..).zip(piece).for_each(|(byte, bits)| *bits |= covered(byte));
@@ -195,8 +195,8 @@ impl VhdxImage {
         Ok(Some(EntryState::Partial { offset_bytes }))
     }
 
-    /// Where the bitmap block of a block's chunk is. `Err` in `Ok` where it has none: then the
-    /// place of its table entry. `None` where that is not in the cache.
+    /// Offset of the bitmap block of a block's chunk. `None` if the page of its entry is not in the
+    /// cache; `Some(Err(offset of the entry))` if the chunk has no bitmap block.
     pub(super) fn bitmap_block(&self, state: &State, block: u64) -> Result<Option<Result<u64, u64>>> {
         let index = state.layout.geometry.bitmap_index(state.layout.geometry.chunk_of(block));
         let place = state.layout.entry_offset_bytes(index);
@@ -208,8 +208,8 @@ impl VhdxImage {
         Ok(Some(found.ok_or(place)))
     }
 
-    /// Where a block's bits are, all of them in the cache; the bitmap block is made if there is
-    /// none yet. `None` where the pages or the space are not there.
+    /// Offset of a block's bits, all of them in the cache. Allocates the bitmap block if there is
+    /// none. `None` if pages or space are missing.
     fn bits_place(&self, state: &mut State, block: u64) -> Result<Option<u64>> {
         let (within, len_bytes) = state.layout.geometry.bitmap_place(block);
         if !state.is_surveyed() {
@@ -246,7 +246,7 @@ impl VhdxImage {
         let place = self.payload_entry_bytes(state, block);
         let found = state.entry(place).payload_state();
         let nothing_to_do = match current {
-            // Without a parent, a block that is not present reads as zeros by every implementation.
+            // Every implementation reads an absent block as zeros if there is no parent.
             EntryState::Absent => !self.layout.has_parent,
             EntryState::Zero => (discard && !self.layout.has_parent) || found == Ok(PayloadState::Zero),
             EntryState::Data { .. } | EntryState::Partial { .. } => false,
@@ -255,7 +255,7 @@ impl VhdxImage {
             return Ok(Some(current));
         }
         if !state.is_surveyed() {
-            state.lacks.note(block, Lack::Survey);
+            state.needs.note(block, Need::Survey);
             return Ok(None);
         }
         let block_bytes = state.layout.geometry.block_bytes();
@@ -264,23 +264,24 @@ impl VhdxImage {
             EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes } => Some(offset_bytes),
             EntryState::Absent | EntryState::Zero => state.reserved.remove(&block),
         };
-        // Where the entry stays as it is, the place that it keeps stays the block's own.
-        let given_up = [had.filter(|_| had != kept), kept.filter(|_| !nothing_to_do)];
+        // If the entry does not change, the block keeps its kept space.
+        let freed = [had.filter(|_| had != kept), kept.filter(|_| !nothing_to_do)];
         if let Some(space) = &mut state.space {
-            given_up.into_iter().flatten().for_each(|offset_bytes| space.quarantine(offset_bytes, block_bytes));
+            freed.into_iter().flatten().for_each(|offset_bytes| space.quarantine(offset_bytes, block_bytes));
         }
         if nothing_to_do {
             return Ok(Some(current));
         }
-        // What was there before may be read from an unmapped block (2.5.1.1). Without an offset
-        // that is nothing; but of a child's it is its parent's.
+        // A read of an UNMAPPED block may return the block's previous data (MS-VHDX 2.5.1.1).
+        // Without a file offset that is zeros. In a child it may be the parent's data, so a discard
+        // in a child is recorded as ZERO.
         let next = if discard && !self.layout.has_parent { PayloadState::Unmapped } else { PayloadState::Zero };
         state.set_entry(place, BatEntry::payload(next, 0));
         state.cleared.remove(&block);
         Ok(Some(EntryState::Zero))
     }
 
-    /// Space for a block that has none. It reads as zeros. `None` where there is none yet.
+    /// Takes space for a block without space. The space reads as zeros. `None` if none is ready.
     fn place_for(&self, state: &mut State, block: u64) -> Result<Option<u64>> {
         if !state.is_surveyed() {
             return Ok(None);
@@ -291,31 +292,32 @@ impl VhdxImage {
         }
     }
 
-    /// The place that [`State::is_cleared`] is to be told of: kept by the block, not reserved, and
-    /// perhaps not zero.
+    /// The kept space that must be zeroed before the block can use it; `None` if the block keeps
+    /// none, or is reserved, or its kept space was zeroed ([`State::set_cleared`]).
     pub(super) fn place_to_clear(&self, state: &State, block: u64) -> Option<u64> {
         let is_known = state.reserved.contains_key(&block) || state.cleared.contains(&block);
         self.kept_place(state, block).filter(|_| !is_known)
     }
 
-    /// The place that the block's entry keeps though it has no data, if nothing else names it.
-    /// `None` before the survey.
+    /// The space that an entry without data keeps, unless another entry refers to it. `None` before
+    /// the survey.
     pub(super) fn kept_place(&self, state: &State, block: u64) -> Option<u64> {
         state.space.as_ref()?;
-        // By the length at the survey: a place beyond that is now slack, or another block's.
+        // Validated by the length at the survey. Space beyond that is now slack, or another
+        // block's.
         let entry = state.entry(self.payload_entry_bytes(state, block));
         let offset_bytes = state.layout.kept_place(entry, state.surveyed_bytes)?;
         let end_bytes = offset_bytes + state.layout.geometry.block_bytes();
-        (!state.contested.touch(offset_bytes, end_bytes)).then_some(offset_bytes)
+        (!state.contested.any_marked(offset_bytes, end_bytes)).then_some(offset_bytes)
     }
 
-    /// Gives back what was reserved and never committed. Called when the image is closed, with the
-    /// pages of those blocks' entries in the cache as far as they can be read.
+    /// Frees space that was reserved and never committed. Called at close, after
+    /// [`VhdxImage::load_reserved`].
     pub(super) fn release_reserved(&self, state: &mut State) {
         for (block, offset_bytes) in std::mem::take(&mut state.reserved) {
             let place = self.payload_entry_bytes(state, block);
-            // Without the entry it cannot be told whether it keeps the place; then the space is
-            // left alone.
+            // Without the entry it is unknown whether it keeps the space, so the space is not
+            // freed.
             if state.pages.has(place, BAT_ENTRY_BYTES)
                 && self.kept_place(state, block) != Some(offset_bytes)
                 && let Some(space) = &mut state.space
@@ -325,7 +327,7 @@ impl VhdxImage {
         }
     }
 
-    /// Takes space that reads as zeros. `None` where there is none yet, or the survey is lacking.
+    /// Takes space that reads as zeros. `None` if none is ready, or before the survey.
     pub(super) fn take(&self, state: &mut State, len_bytes: u64) -> Result<Option<u64>> {
         self.check_undamaged(state)?;
         let Some(space) = &mut state.space else { return Ok(None) };
@@ -333,7 +335,7 @@ impl VhdxImage {
         space.take(len_bytes).map_err(|error| self.io(MAKE_ROOM, at_bytes, error))
     }
 
-    /// Refuses where an entry is damaged: then no space may be handed out.
+    /// Fails if an entry is damaged, as no space may be allocated then.
     pub(super) fn check_undamaged(&self, state: &State) -> Result<()> {
         let Some((index, invalid)) = &state.damaged else { return Ok(()) };
         let mut invalid = invalid.clone();

@@ -1,12 +1,12 @@
-//! Everything that is wrong with a VHDX.
+//! Reports all damage in a VHDX.
 //!
-//! Read-only, and it goes on where `open` would stop: both headers and both region tables are
-//! looked at, then the file is opened as a reader would (the log replayed in memory), and every BAT
-//! entry is judged on its own. What is in use is gathered as blocks, eight bytes for each entry
-//! that has space, and sorted: overlaps and unused space fall out of one pass.
+//! Reads only, and continues where `open` would stop. First both headers and both region tables are
+//! checked, then the file is opened as a reader would (the log is replayed in memory), and every
+//! BAT entry is validated on its own. Used space is gathered as one record of eight bytes for each
+//! entry with space, and sorted. One pass over the sorted records finds overlaps and unused space.
 //!
-//! Entries that the specification forbids and every reader understands (`layout.rs`) are notes, one
-//! for each kind with the first such entry. The space of blocks beyond the disk's end is a leak.
+//! Entries that the specification forbids but every reader understands (`layout.rs`) are notes, one
+//! for each kind, with the first such entry. Space of blocks beyond the end of the disk is a leak.
 
 use super::{
     layout::{EntryState, Layout},
@@ -26,13 +26,13 @@ use diskwright_format::vhdx::{
 use diskwright_store::Store;
 use std::{io, ops::ControlFlow, sync::Arc};
 
-/// More findings than this are counted, not told.
+/// Further findings are only counted.
 const MAX_FINDINGS: usize = 1000;
 
-/// Checks a VHDX. Nothing is written.
+/// Checks a VHDX without writing.
 ///
 /// # Errors
-/// When the file is no VHDX, or cannot be read. Damage is not an error but a finding.
+/// If the file is not a VHDX or cannot be read. Damage is a finding, not an error.
 pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
     let mut findings = Findings::default();
     let opened = match load(Arc::clone(&store), false) {
@@ -46,25 +46,25 @@ pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
             findings.add(
                 Severity::Corrupt,
                 offset_bytes,
-                format!("the file ends where there was something to {doing}: it was cut, or never copied completely"),
+                format!("cannot {doing}: the file ends before that offset; it was truncated, or not copied completely"),
             );
             None
         }
         Err(error) => return Err(error),
     };
     check_headers(&*store, &mut findings)?;
-    // As the log has them, where there is one to replay: it may change them.
+    // After the replay, as the log may change the region tables.
     let replayed = opened.as_ref().map_or(&store, |opened| opened.barrier.store());
     check_region_tables(&**replayed, &mut findings)?;
     let mut report = CheckReport::default();
     if let Some(opened) = opened {
-        // It can be read all the same, as its log is empty; but there is nowhere to log a change.
+        // The log is empty, so the disk can be read. But no change can be logged.
         if let Err(invalid) = check_log_place(&*store, opened.headers.current()) {
             findings.invalid(Severity::Corrupt, opened.headers.slot().offset_bytes(), &invalid);
         }
         if let LogState::Replayed { entries } = opened.info.log {
             let message = format!(
-                "the log holds {entries} entries that are not in their places yet: the disk was not closed; they are replayed when it is opened for writing"
+                "the log holds {entries} entries that must be replayed: the disk was not closed; the next open for writing replays them"
             );
             findings.add(Severity::Note, opened.log_place.offset_bytes, message);
         }
@@ -76,7 +76,7 @@ pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
             findings: &mut findings,
             used: Vec::new(),
             allocated: 0,
-            odd: Odd::default(),
+            peculiar: Peculiar::default(),
         };
         blocks.check(&mut report)?;
     }
@@ -84,7 +84,7 @@ pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
     Ok(report)
 }
 
-/// The message without the path, which the caller knows, and without the advice to run a check.
+/// The message without the path and without the hint to run a check.
 fn describe(error: &ImageError) -> String {
     match error {
         ImageError::Corrupt { structure, found, expected, .. } => {
@@ -119,7 +119,7 @@ impl Findings {
     fn finish(mut self) -> Vec<Finding> {
         self.list.sort_by_key(|finding| finding.offset_bytes);
         if let Some(severity) = self.worst_left_out {
-            let message = format!("{} more findings of this kind and others are not listed", self.left_out);
+            let message = format!("{} more findings are not listed", self.left_out);
             let offset_bytes = self.list.last().map_or(0, |finding| finding.offset_bytes);
             self.list.push(Finding { severity, offset_bytes, message });
         }
@@ -131,14 +131,12 @@ fn check_headers(store: &dyn Store, findings: &mut Findings) -> Result<()> {
     let slots = read_slots(store)?;
     let parsed = [Header::parse(&slots[0]), Header::parse(&slots[1])];
     if parsed.iter().all(|header| header.is_err()) {
-        return Ok(()); // told by `load`
+        return Ok(()); // reported by `load`
     }
     for (slot, header) in [Slot::First, Slot::Second].into_iter().zip(&parsed) {
         if let Err(invalid) = header {
             let mut invalid = invalid.clone();
-            invalid
-                .expected
-                .push_str("; the other header is good, and this one is written anew when the disk is next changed");
+            invalid.expected.push_str("; the other header is valid, and the next change of the disk rewrites this one");
             findings.invalid(Severity::Note, slot.offset_bytes(), &invalid);
         }
     }
@@ -166,31 +164,30 @@ fn check_region_tables(store: &dyn Store, findings: &mut Findings) -> Result<()>
     Ok(())
 }
 
-/// A block in the file and the BAT entry that names it: eight bytes, as a full disk has tens of
-/// millions.
+/// A used part of the file and its BAT entry, in eight bytes: a full disk has tens of millions.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Used {
     start_mib: u32,
-    /// Index of the entry. The top bit marks a place that is used for nothing; entries are fewer
-    /// than 2^27.
+    /// Index of the entry. The top bit marks space that holds no data. There are fewer than 2^27
+    /// entries.
     marked_index: u32,
 }
 
 impl Used {
-    const IDLE: u32 = 1 << 31;
+    const NO_DATA: u32 = 1 << 31;
 
     fn index(self) -> u64 {
-        u64::from(self.marked_index & !Self::IDLE)
+        u64::from(self.marked_index & !Self::NO_DATA)
     }
 
-    /// Whether the place belongs to a ZERO or NOT_PRESENT entry, or to a block beyond the disk's
-    /// end: that it lies inside another block harms nobody.
-    fn is_idle(self) -> bool {
-        self.marked_index & Self::IDLE != 0
+    /// Whether the space belongs to a ZERO or NOT_PRESENT entry, or to a block beyond the end of
+    /// the disk. Such space may overlap another block without harm.
+    fn has_no_data(self) -> bool {
+        self.marked_index & Self::NO_DATA != 0
     }
 }
 
-/// Entries of one peculiar kind: how many, and the index of the first.
+/// Entries with one peculiarity: how many, and the index of the first.
 #[derive(Default)]
 struct Kind {
     count: u64,
@@ -214,9 +211,9 @@ impl Kind {
     }
 }
 
-/// What is peculiar and understood all the same.
+/// Entries that are peculiar but readable.
 #[derive(Default)]
-struct Odd {
+struct Peculiar {
     partial_without_parent: Kind,
     bitmap_without_parent: Kind,
     bitmap_in_state_7: Kind,
@@ -228,19 +225,19 @@ struct Blocks<'a> {
     layout: &'a Layout,
     store: &'a dyn Store,
     findings: &'a mut Findings,
-    /// Of all blocks that have space, unmapped ones that keep theirs among them.
+    /// All used space, including the kept space of unmapped blocks.
     used: Vec<Used>,
-    /// Payload blocks of the disk that hold data.
+    /// Number of payload blocks with data.
     allocated: u64,
-    odd: Odd,
+    peculiar: Peculiar,
 }
 
 impl Blocks<'_> {
     fn check(&mut self, report: &mut CheckReport) -> Result<()> {
         let file_bytes =
-            self.store.len_bytes().map_err(|error| ImageError::io("learn the file's length", self.store, 0, error))?;
-        // Chunk of the last bitmap entry that was seen follows its payload entries, so partial
-        // blocks wait for it.
+            self.store.len_bytes().map_err(|error| ImageError::io("get the file's length", self.store, 0, error))?;
+        // The chunk and the first index of partially present blocks. The chunk's bitmap entry
+        // follows its payload entries, so these blocks wait for it.
         let mut partial: Option<(u64, u64)> = None;
         let layout = self.layout;
         layout.each_entry(&Tables::of_file(self.store), 0..layout.entries(), &mut |index, entry| {
@@ -268,7 +265,7 @@ impl Blocks<'_> {
             Ok(ControlFlow::Continue(()))
         })?;
         self.missing_bitmap(&mut partial);
-        self.tell_odd();
+        self.report_peculiar();
         report.allocated_blocks = self.allocated;
         report.leaked_bytes = self.space(file_bytes);
         Ok(())
@@ -289,7 +286,7 @@ impl Blocks<'_> {
         }
     }
 
-    /// Judges a payload entry; says whether its block needs a sector bitmap.
+    /// Checks a payload entry. Returns whether its block needs a sector bitmap.
     fn payload(&mut self, index: u64, block: u64, entry: BatEntry, file_bytes: u64) -> bool {
         self.reserved_bits(index, entry);
         let place = self.layout.entry_offset_bytes(index);
@@ -303,17 +300,17 @@ impl Blocks<'_> {
             Ok(EntryState::Zero | EntryState::Absent) => {
                 let state = entry.payload_state();
                 if start_bytes != 0 && state == Ok(PayloadState::Zero) {
-                    self.odd.zero_with_place.add(index);
+                    self.peculiar.zero_with_place.add(index);
                 }
                 if let Some(kept_bytes) = self.layout.kept_place(entry, file_bytes) {
-                    let is_idle = matches!(state, Ok(PayloadState::Zero | PayloadState::NotPresent));
-                    self.uses(index, kept_bytes, is_idle);
+                    let has_no_data = matches!(state, Ok(PayloadState::Zero | PayloadState::NotPresent));
+                    self.uses(index, kept_bytes, has_no_data);
                 }
                 false
             }
             Ok(state) => {
                 if !self.layout.has_parent && entry.payload_state() == Ok(PayloadState::PartiallyPresent) {
-                    self.odd.partial_without_parent.add(index);
+                    self.peculiar.partial_without_parent.add(index);
                 }
                 self.allocated += 1;
                 self.uses(index, start_bytes, false);
@@ -322,58 +319,57 @@ impl Blocks<'_> {
         }
     }
 
-    /// Judges an entry of a block that the disk does not have (any more). Only space that it names
-    /// matters.
+    /// Checks an entry of a block beyond the end of the disk. Only its space matters.
     fn beyond_end(&mut self, index: u64, block: u64, entry: BatEntry, file_bytes: u64) {
         if let Some(start_bytes) = beyond_end(self.layout, block, entry, file_bytes) {
-            self.odd.beyond_end.add(index);
+            self.peculiar.beyond_end.add(index);
             self.uses(index, start_bytes, true);
         }
     }
 
-    fn tell_odd(&mut self) {
-        let odd = std::mem::take(&mut self.odd);
+    fn report_peculiar(&mut self) {
+        let peculiar = std::mem::take(&mut self.peculiar);
         let blocks = self.layout.geometry.payload_blocks();
-        let told = [
+        let reports = [
             (
-                odd.partial_without_parent,
+                peculiar.partial_without_parent,
                 Severity::Note,
                 "a partially present block in a disk without parent; it is read as fully present, as Windows reads it"
                     .to_owned(),
             ),
             (
-                odd.bitmap_without_parent,
+                peculiar.bitmap_without_parent,
                 Severity::Note,
                 "a sector bitmap block in a disk without parent; it is ignored, as by Windows".into(),
             ),
             (
-                odd.bitmap_in_state_7,
+                peculiar.bitmap_in_state_7,
                 Severity::Note,
                 "a sector bitmap block in state 7, expected 6; it is read as present, as Windows reads it".into(),
             ),
             (
-                odd.zero_with_place,
+                peculiar.zero_with_place,
                 Severity::Note,
                 "a zero block with a file offset, expected 0; Hyper-V refuses such a disk".into(),
             ),
             (
-                odd.beyond_end,
+                peculiar.beyond_end,
                 Severity::Leak,
                 format!(
-                    "space for a block beyond the disk's end; the disk has {blocks} blocks, it had more when the space was given"
+                    "space for a block beyond the disk's end; the disk has {blocks} blocks, and had more when the space was allocated"
                 ),
             ),
         ];
-        for (kind, severity, what) in told.into_iter().filter(|(kind, ..)| kind.count > 0) {
+        for (kind, severity, what) in reports.into_iter().filter(|(kind, ..)| kind.count > 0) {
             let place = self.layout.entry_offset_bytes(kind.first_index);
             self.findings.add(severity, place, format!("{}: {what}", kind.entries()));
         }
     }
 
-    /// Judges the entry of a sector bitmap block; says whether it is present and sound.
+    /// Checks the entry of a sector bitmap block. Returns whether it is present and valid.
     fn bitmap(&mut self, index: u64, entry: BatEntry, file_bytes: u64) -> bool {
         if !self.layout.has_parent {
-            self.odd.bitmap_without_parent.add(index);
+            self.peculiar.bitmap_without_parent.add(index);
             return false;
         }
         self.reserved_bits(index, entry);
@@ -381,7 +377,7 @@ impl Blocks<'_> {
             Ok(None) => false,
             Ok(Some(start_bytes)) => {
                 if entry.payload_state() == Ok(PayloadState::PartiallyPresent) {
-                    self.odd.bitmap_in_state_7.add(index);
+                    self.peculiar.bitmap_in_state_7.add(index);
                 }
                 self.uses(index, start_bytes, false);
                 true
@@ -394,9 +390,9 @@ impl Blocks<'_> {
         }
     }
 
-    fn uses(&mut self, index: u64, start_bytes: u64, is_idle: bool) {
+    fn uses(&mut self, index: u64, start_bytes: u64, has_no_data: bool) {
         if let (Ok(start_mib), Ok(index)) = (u32::try_from(start_bytes / MIB), u32::try_from(index)) {
-            let mark = if is_idle { Used::IDLE } else { 0 };
+            let mark = if has_no_data { Used::NO_DATA } else { 0 };
             self.used.push(Used { start_mib, marked_index: index | mark });
         }
     }
@@ -413,8 +409,8 @@ impl Blocks<'_> {
         matches!(self.layout.geometry.what_is(used.index()), EntryKind::Payload { block } if block >= blocks)
     }
 
-    /// Overlaps, and bytes that nothing refers to: one pass over blocks and metadata by their
-    /// beginnings.
+    /// Finds overlaps and leaked space by one pass over blocks and metadata, sorted by offset.
+    /// Returns the number of leaked bytes.
     fn space(&mut self, file_bytes: u64) -> u64 {
         let mut used = std::mem::take(&mut self.used);
         used.sort_unstable();
@@ -422,7 +418,7 @@ impl Blocks<'_> {
         let mut metadata = layout.metadata.iter().copied().peekable();
         let mut used = used.into_iter().peekable();
         let (mut leaked_bytes, mut end_bytes) = (0, 0);
-        // The block that reaches furthest so far.
+        // The block that ends last so far.
         let mut furthest: Option<(u64, Used)> = None;
         loop {
             let next_start = used.peek().map(|used| u64::from(used.start_mib) * MIB);
@@ -434,7 +430,8 @@ impl Blocks<'_> {
                 (_, Some(start)) => {
                     let Some(block) = used.next() else { break };
                     let end = start.saturating_add(self.len_bytes(block));
-                    if let Some((_, other)) = furthest.filter(|(furthest, _)| *furthest > start && !block.is_idle()) {
+                    if let Some((_, other)) = furthest.filter(|(furthest, _)| *furthest > start && !block.has_no_data())
+                    {
                         let message = format!(
                             "BAT entry {}: a block at {start}, inside the block at {} of BAT entry {}",
                             block.index(),
@@ -446,7 +443,7 @@ impl Blocks<'_> {
                     if self.is_beyond_end(block) {
                         leaked_bytes += end.min(file_bytes).saturating_sub(start.max(end_bytes));
                     }
-                    if !block.is_idle() && furthest.is_none_or(|(furthest, _)| furthest < end) {
+                    if !block.has_no_data() && furthest.is_none_or(|(furthest, _)| furthest < end) {
                         furthest = Some((end, block));
                     }
                     (start, end)
@@ -467,7 +464,7 @@ impl Blocks<'_> {
         leaked_bytes + self.slack(end_bytes, file_bytes)
     }
 
-    /// Judges what follows the last block; returns what of it is lost.
+    /// Checks the slack after the last block. Returns the number of leaked bytes.
     fn slack(&mut self, end_bytes: u64, file_bytes: u64) -> u64 {
         let slack_bytes = file_bytes.saturating_sub(end_bytes);
         let room_bytes =
@@ -478,12 +475,12 @@ impl Blocks<'_> {
             self.findings.add(
                 Severity::Note,
                 end_bytes,
-                format!("{} MiB at the file's end are kept for blocks to come", slack_bytes / MIB),
+                format!("{} MiB at the file's end are reserved for future blocks", slack_bytes / MIB),
             );
             0
         } else {
             let message = format!(
-                "{slack_bytes} bytes at the file's end that nothing refers to; they are given back when the disk is next changed and closed"
+                "{slack_bytes} bytes at the file's end that nothing refers to; the next session that changes the disk frees them"
             );
             self.findings.add(Severity::Leak, end_bytes, message);
             slack_bytes

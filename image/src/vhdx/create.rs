@@ -1,14 +1,17 @@
-//! Making a VHDX.
+//! Creates a VHDX.
 //!
 //! ```text
-//!   0         1 MiB     2 MiB      3 MiB                         payload, from the next MiB on
-//!   identifier│ log     │ metadata │ BAT (whole MiB)           │ fixed: all blocks, one after the other
-//!   headers,  │ 1 MiB   │ 1 MiB    │                           │ dynamic, differencing: nothing, or with `preallocate`
-//!   regions   │         │          │                           │   room for all; holes in a fixed disk unless `preallocate`
+//!   0         1 MiB     2 MiB      3 MiB              from the next MiB on
+//!   identifier│ log     │ metadata │ BAT (whole MiB) │ payload
+//!   headers,  │ 1 MiB   │ 1 MiB    │                 │
+//!   regions   │         │          │                 │
 //! ```
 //!
-//! The file identifier is written last, after everything else is durable: a file whose making was
-//! cut short is no VHDX.
+//! A fixed disk has all its blocks one after the other, as holes unless `preallocate`. Other disks
+//! have no block; with `preallocate` the file has room for all blocks.
+//!
+//! The file identifier is written last, after everything else is durable. So a file whose creation
+//! was interrupted is not recognised as a VHDX.
 
 use crate::{
     error::{ImageError, Result},
@@ -29,15 +32,15 @@ const DEFAULT_BLOCK_BYTES: u32 = 2 << 20;
 const LOG_OFFSET_BYTES: u64 = MIB;
 const METADATA_OFFSET_BYTES: u64 = 2 * MIB;
 const BAT_OFFSET_BYTES: u64 = 3 * MIB;
-/// How much of a fixed disk's BAT is written at once.
+/// Bytes of a fixed disk's BAT written by one call.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// Makes `store` a new VHDX, whatever it held before. Durable on return.
+/// Creates a VHDX in `store` and replaces what the store held. Durable on return.
 ///
 /// # Errors
-/// `BadOptions` for sizes that MS-VHDX does not have (virtual size a multiple of the logical sector
-/// up to 64 TiB, block a power of two from 1 to 256 MiB, sectors of 512 or 4096 bytes) and for a
-/// parent where there must be none, or none where there must be one; `Io`.
+/// `BadOptions` for sizes that MS-VHDX does not allow (virtual size: a multiple of the logical
+/// sector up to 64 TiB; block: a power of two from 1 to 256 MiB; sectors: 512 or 4096 bytes), for a
+/// parent of a disk that is not differencing, and for a differencing disk without a parent; `Io`.
 pub fn create(store: Arc<dyn Store>, options: &CreateOptions) -> Result<()> {
     let store = &*store;
     let plan = Plan::new(store, options)?;
@@ -46,12 +49,12 @@ pub fn create(store: Arc<dyn Store>, options: &CreateOptions) -> Result<()> {
         store.write_at(bytes, offset_bytes).map_err(io("write a new disk's tables", offset_bytes))
     };
     store.set_len(0).map_err(io("empty the file", 0))?;
-    store.set_len(plan.payload_offset_bytes).map_err(io("make room for the tables", 0))?;
+    store.set_len(plan.payload_offset_bytes).map_err(io("allocate space for the tables", 0))?;
     if plan.reserved_bytes > 0 {
         let range = FileRange { offset_bytes: plan.payload_offset_bytes, len_bytes: plan.reserved_bytes };
         let end_bytes = range.offset_bytes + range.len_bytes;
         let made = if options.preallocate { store.allocate(range) } else { store.set_len(end_bytes) };
-        made.map_err(io("make room for all blocks", plan.payload_offset_bytes))?;
+        made.map_err(io("allocate space for all blocks", plan.payload_offset_bytes))?;
     }
     if options.disk_type == DiskType::Fixed {
         write_fixed_bat(store, &plan)?;
@@ -83,7 +86,7 @@ pub fn create(store: Arc<dyn Store>, options: &CreateOptions) -> Result<()> {
     store.sync_data().map_err(io("make the new disk durable", 0))
 }
 
-/// Options that were found good, and what follows from them.
+/// Validated options and the layout that follows from them.
 struct Plan<'a> {
     store: &'a dyn Store,
     options: &'a CreateOptions,
@@ -92,8 +95,8 @@ struct Plan<'a> {
     locator: Option<Vec<u8>>,
     bat_bytes: u64,
     payload_offset_bytes: u64,
-    /// Length behind the tables that the file has from the start; its space is allocated only with
-    /// `preallocate`.
+    /// Bytes after the tables that the file has from the start. Space for them is allocated only
+    /// with `preallocate`.
     reserved_bytes: u64,
 }
 
@@ -161,7 +164,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The table and the items, each with its offset in the metadata region.
+    /// The metadata items and table, each with its offset in the metadata region.
     fn metadata(&self) -> Result<Vec<(Vec<u8>, u64)>> {
         let disk_id = self.options.disk_id.unwrap_or_else(Uuid::new_v4);
         let mut items = vec![
@@ -200,7 +203,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// The parent locator's bytes, or what is wrong and what to do.
+/// The bytes of the parent locator, or an error and a hint.
 fn locator(parent: &ParentLink) -> Result<Vec<u8>, (String, &'static str)> {
     let mut entries = vec![(parent_locator::PARENT_LINKAGE.to_owned(), format!("{{{}}}", parent.linkage))];
     let paths = [
@@ -221,10 +224,10 @@ fn locator(parent: &ParentLink) -> Result<Vec<u8>, (String, &'static str)> {
         .map_err(|invalid| (format!("the parent's link has {}", invalid.found), "move the parent to a shorter path"))
 }
 
-/// An absolute path as `absolute_win32_path` has it: Hyper-V writes `\\?\` before a drive letter. A
-/// path of this system stays as it is (`\home\u\p.vhdx`): Windows looks for it on the current
-/// drive, after the relative path, and would accept what it finds there only with the right
-/// identity; and this program finds it again.
+/// Converts an absolute path to `absolute_win32_path`. Hyper-V writes `\\?\` before a drive letter.
+/// A path of this system is stored as it is (`\home\u\p.vhdx`): this program finds it again.
+/// Windows looks for it on the current drive, after the relative path, and accepts only a file with
+/// the right identity.
 fn absolute_win32(path: &str) -> String {
     match path.as_bytes() {
         [letter, b':', b'\\' | b'/', ..] if letter.is_ascii_alphabetic() => format!(r"\\?\{path}"),
@@ -232,7 +235,7 @@ fn absolute_win32(path: &str) -> String {
     }
 }
 
-/// Every block of a fixed disk is present, one after the other.
+/// Writes the BAT of a fixed disk: every block is present, in order.
 fn write_fixed_bat(store: &dyn Store, plan: &Plan<'_>) -> Result<()> {
     let entries = plan.geometry.entries(false);
     let per_write = WRITE_BYTES as u64 / BAT_ENTRY_BYTES;

@@ -1,25 +1,25 @@
-//! The flush cycle, and closing.
+//! Flush and close.
 //!
 //! ```text
 //!   1  snapshot of the dirty table pages, and the file's length          (state lock)
-//!   2  sync     ─▶ durable: payload, the length, pages that the cycle before put in their places
-//!   3  log entry with the pages; sync; the first of a session: header names the log, synced
-//!   4  pages written to their places, not synced: the log holds them until step 2 of the next cycle
+//!   2  sync     ─▶ durable: payload, file length, pages that the previous flush wrote in place
+//!   3  log entry with the pages; sync; first flush of a session: header names the log; sync
+//!   4  pages written in place, not synced: the log holds them until step 2 of the next flush
 //! ```
 //!
-//! Why no cut can hurt. Payload is durable (2) before a table page that shows it can be (3). A page
-//! is in the log, durable, before it is overwritten in its place (4), so a torn page is always
-//! replayed. The entry of cycle n may be overwritten by cycle n+2 at the earliest (an entry takes
-//! half of the log at most), and by then its pages are durable in their places. Space that was
-//! given up is used again only after a flush that removed its mapping.
+//! Why a power cut does no harm: payload is durable (2) before a table page that refers to it can
+//! be (3). A page is durable in the log before it is overwritten in place (4), so a torn page is
+//! always replayed. The log entry of flush n is overwritten by flush n+2 at the earliest, as an
+//! entry takes at most half of the log, and by then the pages of flush n are durable in place.
+//! Freed space is reused only after a flush that removed its mapping.
 //!
-//! When the pages do not fit one entry, steps 3 and 4 are repeated with a sync between. A cut in
-//! the middle then leaves some pages old. Sector bitmaps therefore go first (a bit matters only to
-//! a block that is partially present), then the BAT from its end to its beginning: the entry of a
-//! chunk's bitmap follows those of its payload blocks, so no durable state shows a partially
-//! present block without its bitmap.
+//! If the pages do not fit one entry, steps 2 to 4 are repeated for each part. A power cut in
+//! between leaves some pages old. Sector bitmaps therefore go first (a bit matters only for a block
+//! that is partially present), then the BAT from its end to its start: the bitmap entry of a chunk
+//! follows the payload entries of the chunk, so no durable state has a partially present block
+//! without its bitmap.
 //!
-//! Callers share cycles by the gate of the image's [`Barrier`](diskwright_store::Barrier).
+//! Concurrent callers share a flush by the image's [`Barrier`](diskwright_store::Barrier).
 
 use super::{
     header::{sync, write},
@@ -34,15 +34,15 @@ use diskwright_format::vhdx::MIB;
 use std::sync::Arc;
 
 impl VhdxImage {
-    /// Runs a cycle, or waits for one that began after this call.
+    /// Runs a flush, or waits for one that began after this call.
     pub(super) fn flush_shared(&self, writing: &Writing) -> Result<()> {
         self.barrier.share(|| self.cycle(writing))
     }
 
     fn cycle(&self, writing: &Writing) -> Result<()> {
         self.barrier.check()?;
-        // From the snapshot on: whoever has this lock may move the table (`grow.rs`), and no page
-        // is on its way then.
+        // Held from before the snapshot. Whoever holds the log lock may move the table (`grow.rs`),
+        // and then no page is being written.
         let mut log = lock(&writing.log);
         let (mut pages, file_bytes, layout) = {
             let mut state = lock(&writing.state);
@@ -53,12 +53,12 @@ impl VhdxImage {
             return sync(&self.barrier);
         }
         let result = match file_bytes {
-            Some(file_bytes) => self.carry(writing, &mut log, &layout, &mut pages, file_bytes),
-            // Damaged entries: the file keeps its length, which another program may have left
-            // between two MiB.
+            Some(file_bytes) => self.write_pages(writing, &mut log, &layout, &mut pages, file_bytes),
+            // An entry is damaged: the file keeps its length. Another program may have left a
+            // length that is not a multiple of 1 MiB.
             None => self
                 .file_bytes()
-                .and_then(|bytes| self.carry(writing, &mut log, &layout, &mut pages, bytes - bytes % MIB)),
+                .and_then(|bytes| self.write_pages(writing, &mut log, &layout, &mut pages, bytes - bytes % MIB)),
         };
         let mut state = lock(&writing.state);
         match result {
@@ -69,7 +69,7 @@ impl VhdxImage {
     }
 
     /// Steps 2 to 4.
-    fn carry(
+    fn write_pages(
         &self,
         writing: &Writing,
         log: &mut LogWriter,
@@ -91,39 +91,38 @@ impl VhdxImage {
         Ok(())
     }
 
-    /// Makes all durable, empties the log, cuts the slack. A session that changed nothing writes
-    /// nothing.
+    /// Makes everything durable, empties the log and cuts off the slack. Writes nothing if the
+    /// session changed nothing.
     pub(super) fn close_file(&self, writing: &Writing) -> Result<()> {
         self.barrier.check()?;
         if !lock(&writing.headers).file_write_begun() {
             return Ok(());
         }
         self.flush_shared(writing)?;
-        // The pages of the last cycle must be in their places before the log is emptied, and the
-        // log must be empty before the file is cut: its entries promise the file's length.
+        // The pages of the last flush must be durable in place before the log is emptied. The log
+        // must be empty before the file is cut: replay requires the file length that its entries
+        // record.
         sync(&self.barrier)?;
         lock(&writing.log).clear(&self.barrier, &writing.headers)?;
         self.load_reserved(writing);
-        let (end_bytes, file_bytes, given_up) = {
+        let (end_bytes, file_bytes, freed) = {
             let mut state = lock(&writing.state);
             let state = &mut *state;
             self.release_reserved(state);
             let Some(space) = &mut state.space else { return Ok(()) };
-            let mut given_up = space.free_all();
+            let mut freed = space.free_all();
             let used_bytes = space.release_tail();
-            given_up.retain(|piece| piece.offset_bytes < used_bytes);
-            (used_bytes.max(state.keep_end_bytes), space.file_end_bytes(), given_up)
+            freed.retain(|piece| piece.offset_bytes < used_bytes);
+            (used_bytes.max(state.keep_end_bytes), space.file_end_bytes(), freed)
         };
         let store = &**self.barrier.store();
         if end_bytes < file_bytes {
-            store
-                .set_len(end_bytes)
-                .map_err(|error| self.io("cut the file behind its last block", end_bytes, error))?;
+            store.set_len(end_bytes).map_err(|error| self.io("cut the file after its last block", end_bytes, error))?;
             if let Some(space) = &mut lock(&writing.state).space {
                 space.set_file_end(end_bytes);
             }
         }
-        Punching::of(given_up.into_iter()).punch_all(store);
+        Punching::of(freed.into_iter()).punch_all(store);
         sync(&self.barrier)
     }
 }

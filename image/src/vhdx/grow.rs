@@ -1,28 +1,29 @@
-//! A larger disk, while it is open and written.
+//! Enlarges an open disk.
 //!
 //! ```text
-//!   1  the last block's bytes beyond the disk's old end       zeroed, if the block has space
-//!   2  entries beyond the old end, in pages that are in use   cleared through the cache and the log
-//!   3  entries beyond these pages                             written in place; or, where the BAT region is too short:
-//!                                                             a longer one elsewhere, with a copy of the table
-//!   4  sync; ONE log entry: the size, and both region tables if the BAT moved ─▶ sync      this is the instant of change
-//!   5  region table, sync, its copy, the size, in their places; sync
-//!   6  the new layout, the cached pages moved with the table                               state lock
+//!   1  bytes of the last block beyond the old end of the disk     zeroed, if the block has data
+//!   2  entries beyond the old end, in table pages already in use  cleared through cache and log
+//!   3  entries beyond these pages                                 written in place; or, if the BAT
+//!                                  region is too short: a longer region, with a copy of the table
+//!   4  sync; ONE log entry with the size, and both region tables if the BAT moved ─▶ sync
+//!                                                               this entry is the atomic change
+//!   5  region table, sync, its copy, the size, in place; sync
+//!   6  the new layout, the cached pages moved with the table      state lock
 //! ```
 //!
-//! Why no cut can hurt. Whatever is written before step 4 means nothing as long as the size is the
-//! old one: entries beyond the disk's end are not looked at, and nothing names the longer table.
-//! The log entry is replayed as a whole or not at all. One region table is whole at every instant,
-//! so programs that look at a file without its log find its parent.
+//! Why a power cut does no harm: what is written before step 4 has no effect while the size is the
+//! old one. Entries beyond the end of the disk are ignored, and nothing refers to the longer table.
+//! The log entry is replayed completely or not at all. One region table is valid at every instant,
+//! so programs that read a file without its log find its parent.
 //!
-//! Why writers go on. Reservations and commits change pages in the cache by the old layout until
-//! step 6. The `log` lock is held from before the table is copied until then: no page reaches the
-//! file meanwhile, so the copy lacks only what is dirty in the cache, and that moves with the
-//! table. `preparing` is held throughout: nobody grows the file, and no space that was given up is
-//! handed out, so a block that was seen in step 1 keeps its place.
+//! Why writers can continue: reservations and commits change pages in the cache by the old layout
+//! until step 6. The `log` lock is held from before the copy of the table until then. No page
+//! reaches the file meanwhile, so the copy lacks only dirty pages, and these move with the table.
+//! `preparing` is held throughout: no other thread grows the file, and no freed space is handed
+//! out, so the block that was seen in step 1 keeps its space.
 //!
-//! A fixed disk gets space for its new blocks as a hole at the end of the file, as in a new disk.
-//! The space of a table that has moved is not used again before the file is opened the next time.
+//! A fixed disk gets space for its new blocks as a hole at the end of the file, as at creation. The
+//! space of a table that was moved is reused only after the file was opened again.
 
 use super::{
     corrupt,
@@ -48,41 +49,41 @@ use diskwright_format::vhdx::{
 use diskwright_store::{FileRange, Zeroing};
 use std::sync::Arc;
 
-/// How much of a table is copied or written at once.
+/// Bytes of a table copied or written by one call.
 const COPY_BYTES: u64 = MIB;
 
-/// For errors.
+/// For error messages.
 const GROW: &str = "make the disk larger";
 
-/// What the disk will be.
+/// A planned growth.
 struct Plan {
     before: Arc<Layout>,
     after: Layout,
-    /// Length of the BAT region that is to be made; `None` where the present one is long enough.
+    /// Length of the new BAT region in bytes; `None` if the present one is long enough.
     new_region_bytes: Option<u32>,
-    /// A fixed disk: where its first new block will be.
+    /// Offset of the first new block of a fixed disk.
     first_block_bytes: Option<u64>,
 }
 
 impl Plan {
-    /// First index whose entry says nothing at the old size, but for the bitmap entries of a
-    /// differencing disk.
+    /// First index whose entry has no meaning at the old size. The bitmap entries of a differencing
+    /// disk are an exception.
     fn first_index(&self) -> u64 {
         let old = &self.before;
         old.geometry.payload_index(old.geometry.payload_blocks()).min(old.entries())
     }
 
-    /// First index behind the last page of the table that may be in the cache.
+    /// First index after the last table page that may be in the cache.
     fn cached_end_index(&self) -> u64 {
         self.cached_bytes() / BAT_ENTRY_BYTES
     }
 
-    /// Bytes of the table in whole pages.
+    /// Length of the old table in bytes, rounded up to whole pages.
     fn cached_bytes(&self) -> u64 {
         (self.before.entries() * BAT_ENTRY_BYTES).next_multiple_of(PAGE_BYTES)
     }
 
-    /// What an index beyond the old end must say; `None` where it stays as it is.
+    /// The new entry at an index beyond the old end; `None` if the entry stays as it is.
     fn entry(&self, index: u64) -> Option<BatEntry> {
         match self.after.geometry.what_is(index) {
             EntryKind::Bitmap { .. } if index < self.before.entries() => None,
@@ -99,7 +100,7 @@ impl Plan {
 }
 
 impl VhdxImage {
-    /// See the module.
+    /// Enlarges the disk to `size_bytes`, by the steps of this module.
     pub(super) fn grow(&self, writing: &Writing, size_bytes: u64) -> Result<()> {
         self.barrier.check()?;
         let _turn = lock(&writing.preparing);
@@ -118,8 +119,8 @@ impl VhdxImage {
         result
     }
 
-    /// Notes in `taken` the space that is taken and that nothing names; it is emptied when
-    /// something may.
+    /// Records in `taken` the space that was taken and to which nothing refers. The list is emptied
+    /// when something may refer to the space.
     fn carry_out(&self, writing: &Writing, mut plan: Plan, taken: &mut Vec<(u64, u64)>) -> Result<()> {
         self.clear_tail(&plan.before)?;
         let new_blocks = plan.after.geometry.payload_blocks() - plan.before.geometry.payload_blocks();
@@ -168,8 +169,8 @@ impl VhdxImage {
         Ok(Plan { before, after, new_region_bytes, first_block_bytes: None })
     }
 
-    /// What a block holds beyond the disk's end is nobody's: a program that made the disk smaller
-    /// may have left it there.
+    /// Zeroes the last block's bytes beyond the end of the disk. A program that shrank the disk may
+    /// have left stale data there.
     fn clear_tail(&self, layout: &Layout) -> Result<()> {
         let geometry = &layout.geometry;
         let within_bytes = geometry.size_bytes() % geometry.block_bytes();
@@ -188,8 +189,7 @@ impl VhdxImage {
         Ok(())
     }
 
-    /// Takes space that reads as zeros; as a hole where `sparsely` says so. The caller holds
-    /// `preparing`.
+    /// Takes space that reads as zeros; with `sparsely` as a hole. The caller holds `preparing`.
     fn take_space(&self, writing: &Writing, len_bytes: u64, sparsely: bool) -> Result<u64> {
         loop {
             let extension = {
@@ -214,8 +214,8 @@ impl VhdxImage {
         }
     }
 
-    /// Where space was reserved for all blocks of a disk that is not fixed, it is reserved for the
-    /// new ones too.
+    /// If a disk that is not fixed was created with room for all blocks, also reserves room for the
+    /// new ones.
     fn keep_room(&self, writing: &Writing, plan: &Plan, new_blocks: u64) -> Result<()> {
         let file_bytes = {
             let state = lock(&writing.state);
@@ -280,14 +280,13 @@ impl VhdxImage {
         let logged = self.logged_pages(&plan)?;
         sync(&self.barrier)?;
         let file_bytes = lock(&writing.state).file_bytes();
-        // A log entry that fails half-way may count all the same.
+        // A log entry whose write fails half-way may still be valid.
         taken.clear();
         log.append(&self.barrier, &writing.headers, &logged.concat(), file_bytes)?;
-        // From here on the disk has its new size, whatever fails: the log says so.
+        // The log has the new size, so the disk has it, even if a later step fails.
         if let Err(error) = self.write_places(&logged) {
             let again = std::io::Error::other(error.to_string());
-            self.barrier
-                .settle("put the disk's new size in its place; close the disk and open it again", Err(again))?;
+            self.barrier.settle("write the disk's new size in place; close the disk and open it again", Err(again))?;
         }
         let mut state = lock(&writing.state);
         if plan.new_region_bytes.is_some() {
@@ -298,7 +297,7 @@ impl VhdxImage {
         Ok(())
     }
 
-    /// Copies what the file has of the table. Holes stay holes.
+    /// Copies the old table. Holes stay holes.
     fn copy_table(&self, plan: &Plan) -> Result<()> {
         let store = &**self.barrier.store();
         let (from_bytes, to_bytes) = (plan.before.bat_offset_bytes, plan.after.bat_offset_bytes);
@@ -317,7 +316,7 @@ impl VhdxImage {
         Ok(())
     }
 
-    /// Writes the entries behind the pages that may be in the cache.
+    /// Writes the entries after the pages that may be in the cache.
     fn write_new_entries(&self, plan: &Plan) -> Result<()> {
         let (first, end) = (plan.cached_end_index(), plan.after.entries());
         let store = &**self.barrier.store();
@@ -363,8 +362,7 @@ impl VhdxImage {
         Ok(pages)
     }
 
-    /// The pages of the file that differ when `bytes` lie at `offset_bytes`, as they are with these
-    /// bytes.
+    /// Appends the pages of the file that change if `bytes` are written at `offset_bytes`.
     fn changed_pages(&self, bytes: &[u8], offset_bytes: u64, pages: &mut Vec<Page>) -> Result<()> {
         let end_bytes = offset_bytes + bytes.len() as u64;
         for at_bytes in (offset_bytes - offset_bytes % PAGE_BYTES..end_bytes).step_by(PAGE_BYTES as usize) {
@@ -388,7 +386,7 @@ impl VhdxImage {
     fn write_places(&self, logged: &[Vec<Page>; 3]) -> Result<()> {
         for pages in logged.iter().filter(|pages| !pages.is_empty()) {
             for (offset_bytes, page) in pages {
-                write(&self.barrier, "put the disk's new size in its place", page, *offset_bytes)?;
+                write(&self.barrier, "write the disk's new size in place", page, *offset_bytes)?;
             }
             sync(&self.barrier)?;
         }

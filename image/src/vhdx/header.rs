@@ -1,11 +1,12 @@
-//! Header updates, and the two ways in which metadata reaches the file: [`write`] and [`sync`] on
-//! the image's [`Barrier`].
+//! Header updates. All metadata writes go through [`write`] and [`sync`] on the image's
+//! [`Barrier`].
 //!
-//! An update writes the slot that is not current, syncs, then does the same with the other slot, so
-//! that both are good and equal but for their numbers. A cut at any moment leaves one slot whole.
+//! An update writes the slot that is not current and syncs, then does the same with the other slot.
+//! Afterwards both slots are valid and differ only in their sequence numbers. A power cut at any
+//! moment leaves one valid slot.
 //!
-//! The [`Barrier`] is the only way to sync. After its first failure every later use of the image's
-//! writing side is refused.
+//! The [`Barrier`] is the only way to sync. After the first failed sync every later write or flush
+//! of the image is refused.
 
 use super::corrupt;
 use crate::error::{ImageError, Result};
@@ -13,12 +14,12 @@ use diskwright_format::vhdx::{Header, Invalid, Slot};
 use diskwright_store::Barrier;
 use uuid::Uuid;
 
-/// Makes durable what was written before the call.
+/// Makes durable all writes that completed before the call.
 pub(super) fn sync(barrier: &Barrier) -> Result<()> {
     Ok(barrier.sync("make written data durable")?)
 }
 
-/// Writes metadata. `doing` is for the error.
+/// Writes metadata. `doing` is used in the error message.
 pub(super) fn write(barrier: &Barrier, doing: &'static str, bytes: &[u8], offset_bytes: u64) -> Result<()> {
     barrier.write(bytes, offset_bytes).map_err(|error| ImageError::io(doing, &**barrier.store(), offset_bytes, error))
 }
@@ -50,8 +51,8 @@ impl Headers {
         self.file_write_begun
     }
 
-    /// A new FileWriteGuid, durable, once per session: before the first change of the file (MS-VHDX
-    /// 2.2.2.1).
+    /// Writes a new FileWriteGuid, durably, once per session. Must precede the first change of the
+    /// file (MS-VHDX 2.2.2.1).
     pub(super) fn begin_file_write(&mut self, barrier: &Barrier) -> Result<()> {
         if !self.file_write_begun {
             let id = Uuid::new_v4();
@@ -61,8 +62,8 @@ impl Headers {
         Ok(())
     }
 
-    /// New FileWriteGuid and DataWriteGuid, durable, once per session: before the first change that
-    /// a guest could see.
+    /// Writes a new FileWriteGuid and DataWriteGuid, durably, once per session. Must precede the
+    /// first guest-visible change.
     pub(super) fn begin_data_write(&mut self, barrier: &Barrier) -> Result<()> {
         if !self.data_write_begun {
             let file_write_guid = if self.file_write_begun { self.header.file_write_guid } else { Uuid::new_v4() };
@@ -77,7 +78,7 @@ impl Headers {
         Ok(())
     }
 
-    /// Says which entries of the log count; nil for none.
+    /// Sets the GUID of the valid log entries; nil for an empty log.
     pub(super) fn set_log_guid(&mut self, barrier: &Barrier, log_guid: Uuid) -> Result<()> {
         self.update(barrier, |header| {
             header.log_guid = log_guid;
@@ -91,7 +92,12 @@ impl Headers {
         for _slot in 0..2 {
             let place = self.slot.other();
             next.sequence_number = self.header.sequence_number.checked_add(1).ok_or_else(|| {
-                let invalid = Invalid::new("header", 8, "the last sequence number there is", "one that can grow");
+                let invalid = Invalid::new(
+                    "header",
+                    8,
+                    "the largest sequence number",
+                    "a sequence number that can be incremented",
+                );
                 corrupt(&**barrier.store(), self.slot.offset_bytes(), invalid)
             })?;
             write(barrier, "write a header", &next.to_bytes(), place.offset_bytes())?;

@@ -1,21 +1,21 @@
-//! [`VhdxImage`]: an open VHDX, and its reads. Its writes are in `writer.rs`.
+//! [`VhdxImage`]: an open VHDX, and its reads. `writer.rs` has its writes.
 //!
-//! Locks, in the order in which they may be taken together:
+//! Locks, in the order in which they must be taken:
 //!
 //! ```text
-//!   preparing  who surveys, grows the file, zeroes free space: one at a time, while it waits   (prepare.rs)
-//!   log        where the next log entry goes: one flush cycle at a time, while it waits        (log_writer.rs)
-//!   headers    the current header: its updates, while they wait                                (header.rs)
-//!   state      table pages, space, reservations: memory only                                   (state.rs)
-//!   barrier    who flushes, who waits: never held while anything else is done                  (the store's)
+//!   preparing  survey, growth of the file, zeroing of free space; held during I/O (prepare.rs)
+//!   log        position of the next log entry; held for a flush, during I/O      (log_writer.rs)
+//!   headers    the current header; held during its updates, during I/O            (header.rs)
+//!   state      table pages, space, reservations: memory only                      (state.rs)
+//!   barrier    which thread flushes, which wait: never held with another lock     (the store's)
 //! ```
 //!
-//! The disk above calls `reserve` and `commit` under its own lock, and they take `state`. So
-//! nothing waits for the file under `state`, but for `close`, when no request is left. Reads of the
-//! tables take it only to lay the cached pages over what they have read (`tables.rs`).
+//! The disk above calls `reserve` and `commit` under its own lock, and they take `state`. So no I/O
+//! happens under `state`. Table reads take it only to lay the cached pages over the bytes of the
+//! file (`tables.rs`).
 //!
-//! A read-only image has none of them: its table is read as it is asked for, and the map of the
-//! disk above remembers.
+//! A read-only image has no locks: its table is read on demand, and the map of the disk above
+//! caches the result.
 
 use super::{
     header::Headers,
@@ -39,39 +39,40 @@ use std::{fmt, io, ops::ControlFlow, sync::Arc};
 
 /// Opens a VHDX.
 ///
-/// Read-only, a log that is not empty is replayed in memory, and the image's store is an
-/// [`OverlayStore`](diskwright_store::OverlayStore). Writable, it is replayed on disk; otherwise
-/// nothing is written before the first [`ImageWriter`](crate::ImageWriter) call that needs it.
+/// On a read-only open a log that is not empty is replayed in memory, and the image's store is an
+/// [`OverlayStore`](diskwright_store::OverlayStore). A writable open replays the log on disk.
+/// Otherwise nothing is written before the first call of [`ImageWriter`](crate::ImageWriter) that
+/// needs it.
 ///
 /// # Errors
-/// [`ImageError::NotAnImage`] when the file is no VHDX, `Corrupt` or `Unsupported` for one that
-/// cannot be used, `Io`.
+/// [`ImageError::NotAnImage`] if the file is not a VHDX; `Corrupt` or `Unsupported` if it cannot be
+/// used; `Io`.
 pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdxImage> {
     let opened = load(store, writable)?;
     Ok(VhdxImage::new(opened, writable))
 }
 
-/// A VHDX, open. See [`open`].
+/// An open VHDX.
 pub struct VhdxImage {
     info: ImageInfo,
-    /// As it was when opened. A writable image has its present one in its state.
+    /// The layout at open. A writable image has its current layout in its state.
     pub(super) layout: Arc<Layout>,
     pub(super) barrier: Barrier,
     pub(super) writing: Option<Writing>,
 }
 
-/// What only a writable image has.
+/// The parts of a writable image.
 pub(super) struct Writing {
     pub(super) preparing: Mutex<()>,
     pub(super) state: Mutex<State>,
     pub(super) log: Mutex<LogWriter>,
     pub(super) headers: Mutex<Headers>,
-    /// `begin_writing` is done: asked on every write, so without a lock.
+    /// Whether `begin_writing` has run. Atomic, as every write reads it.
     pub(super) begun: AtomicBool,
 }
 
 impl Writing {
-    /// Where the tables are and how large the disk is, as of now.
+    /// Current offsets of the tables and size of the disk.
     pub(super) fn layout(&self) -> Arc<Layout> {
         Arc::clone(&lock(&self.state).layout)
     }
@@ -90,7 +91,7 @@ impl VhdxImage {
         Self { info: opened.info, layout, barrier: opened.barrier, writing }
     }
 
-    /// The writing side. The trait hands it out only when it is there.
+    /// The parts for writing. The trait returns a writer only if they exist.
     pub(super) fn writing(&self) -> Result<&Writing> {
         self.writing.as_ref().ok_or_else(|| {
             self.io("write to a disk that is open read-only", 0, io::ErrorKind::ReadOnlyFilesystem.into())
@@ -102,22 +103,22 @@ impl VhdxImage {
     }
 
     pub(super) fn file_bytes(&self) -> Result<u64> {
-        self.barrier.store().len_bytes().map_err(|error| self.io("learn the file's length", 0, error))
+        self.barrier.store().len_bytes().map_err(|error| self.io("get the file's length", 0, error))
     }
 
-    /// The tables, to be read without a lock.
+    /// The current tables.
     fn tables(&self) -> Tables<'_> {
         Tables::now(&**self.barrier.store(), self.writing.as_ref().map(|writing| &writing.state))
     }
 
-    /// Where the tables are and how large the disk is, as of now.
+    /// Current offsets of the tables and size of the disk.
     pub(super) fn layout(&self) -> Arc<Layout> {
         self.writing.as_ref().map_or_else(|| Arc::clone(&self.layout), Writing::layout)
     }
 
-    /// What `read` finds in the tables. It is asked again where the tables were moved meanwhile:
-    /// then it may have read the place where they were before.
-    fn steady<T>(&self, mut read: impl FnMut(&Layout) -> Result<T>) -> Result<T> {
+    /// Runs `read`, and repeats it if the tables moved meanwhile: it may have read at their old
+    /// offset.
+    fn retry_if_moved<T>(&self, mut read: impl FnMut(&Layout) -> Result<T>) -> Result<T> {
         let mut layout = self.layout();
         loop {
             let found = read(&layout);
@@ -147,7 +148,7 @@ impl VhdxImage {
                 if let Some(place) = out.next() {
                     let mut state = layout.block_state(block, entry, file_bytes);
                     if state.is_err() {
-                        // The file may have grown since its length was asked.
+                        // The file may have grown since its length was read.
                         file_bytes = tables.file_bytes()?;
                         state = layout.block_state(block, entry, file_bytes);
                     }
@@ -179,8 +180,8 @@ impl VhdxImage {
         Ok(bitmap)
     }
 
-    /// Where the bitmap block of a partially present block is; or the index of its entry, and what
-    /// is wrong with that.
+    /// Offset of the bitmap block for a partially present block; or the index of the bitmap entry
+    /// and what is wrong with it.
     fn bitmap_block_of(&self, layout: &Layout, block: u64) -> Result<Result<u64, (u64, Invalid)>> {
         let index = layout.geometry.bitmap_index(layout.geometry.chunk_of(block));
         let entry = self.entry_at(layout, index)?;
@@ -216,7 +217,8 @@ impl VhdxImage {
                 Ok(_) => {}
             }
         }
-        let sound = io::Error::other(format!("block {block} was damaged when it was looked up, and is not any more"));
+        let sound =
+            io::Error::other(format!("block {block} was damaged when it was looked up, but its entry is valid now"));
         Err(self.io("explain the damage of a block", layout.entry_offset_bytes(index), sound))
     }
 
@@ -260,19 +262,19 @@ impl Image for VhdxImage {
     }
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
-        self.steady(|layout| self.states(layout, first_block, out))
+        self.retry_if_moved(|layout| self.states(layout, first_block, out))
     }
 
     fn damage(&self, block: u64) -> Result<ImageError> {
-        self.steady(|layout| self.damage_of(layout, block))
+        self.retry_if_moved(|layout| self.damage_of(layout, block))
     }
 
     fn next_block(&self, first_block: u64, end_block: u64) -> Result<Option<u64>> {
-        self.steady(|layout| self.next_entry(layout, first_block, end_block))
+        self.retry_if_moved(|layout| self.next_entry(layout, first_block, end_block))
     }
 
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
-        self.steady(|layout| self.bitmap(layout, block))
+        self.retry_if_moved(|layout| self.bitmap(layout, block))
     }
 
     fn writer(&self) -> Option<&dyn ImageWriter> {

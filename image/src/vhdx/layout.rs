@@ -1,21 +1,22 @@
-//! Where a VHDX keeps its tables, and what a BAT entry means in this file.
+//! Where a VHDX has its tables, and what a BAT entry means.
 //!
-//! A [`Layout`] never changes. An image that grows gets another one (`grow.rs`), and whoever read
-//! tables by the old one reads again. A layout turns entries into block states. An entry is
-//! believed only when the block it names lies inside the file and clear of all metadata.
+//! A [`Layout`] never changes. An image that grows gets a new one (`grow.rs`), and threads that
+//! read tables by the old layout read again. A layout converts entries into block states. An entry
+//! is valid only if its block lies inside the file and does not overlap metadata.
 //!
-//! Entries that the specification forbids, but that have only one meaning, are read as Microsoft's
-//! own code (openvmm, vm/devices/storage/vhdx) reads them, and `check` notes them:
+//! Some entries that the specification forbids have only one possible meaning. They are read as
+//! Microsoft's own code (openvmm, vm/devices/storage/vhdx) reads them, and `check` reports them as
+//! notes:
 //!
-//! - PARTIALLY_PRESENT in a disk without a parent is FULLY_PRESENT. The sector bitmap tells which
-//!   sectors are the parent's (MS-VHDX 2.5.1.1). Without a parent no sector is, and the entries of
-//!   bitmap blocks are reserved there, so no program keeps a bitmap that could be asked.
-//! - In a disk without a parent the entry of a bitmap block is ignored, whatever it says.
-//! - State 7 of a bitmap block is 6, present.
+//! - PARTIALLY_PRESENT in a disk without a parent means FULLY_PRESENT. The sector bitmap says which
+//!   sectors are the parent's (MS-VHDX 2.5.1.1). Without a parent there are none, and bitmap
+//!   entries are reserved, so no program maintains such a bitmap.
+//! - In a disk without a parent the entry of a bitmap block is ignored.
+//! - State 7 of a bitmap block means 6, present.
 //!
-//! An entry without data may name a place: the space that the block had and keeps
-//! ([`Layout::kept_place`]). A differencing disk that was made smaller has entries for blocks
-//! beyond its end; they mean nothing, but their space stays reserved.
+//! An entry without data may have an offset: space that the block had and keeps
+//! ([`Layout::kept_place`]). A differencing disk that was shrunk has entries for blocks beyond its
+//! end. They are ignored, but their space stays reserved.
 
 use super::corrupt;
 use crate::{error::ImageError, image::BlockState};
@@ -24,16 +25,16 @@ use diskwright_format::vhdx::{
 };
 use diskwright_store::Store;
 
-/// What a payload entry says of its block.
+/// The meaning of a payload entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EntryState {
-    /// NOT_PRESENT: ask the parent.
+    /// NOT_PRESENT: reads the parent's data.
     Absent,
     /// UNDEFINED, ZERO or UNMAPPED: reads as zeros.
     Zero,
     /// FULLY_PRESENT, at this offset of the file.
     Data { offset_bytes: u64 },
-    /// PARTIALLY_PRESENT: the sectors that the bitmap names are at this offset of the file.
+    /// PARTIALLY_PRESENT: the sectors that are set in the bitmap are at this offset of the file.
     Partial { offset_bytes: u64 },
 }
 
@@ -48,7 +49,7 @@ impl From<EntryState> for BlockState {
     }
 }
 
-/// See the module.
+/// Offsets and geometry of one image.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     pub(super) geometry: BatGeometry,
@@ -56,18 +57,17 @@ pub(super) struct Layout {
     /// LeaveBlocksAllocated, and no parent.
     pub(super) fixed: bool,
     pub(super) bat_offset_bytes: u64,
-    /// First byte and end of the header section, the log, and all regions; sorted, apart from each
-    /// other.
+    /// Start and end of the header section, the log, and all regions. Sorted, without overlaps.
     pub(super) metadata: Vec<(u64, u64)>,
 }
 
 impl Layout {
-    /// Entries of the BAT.
+    /// Number of BAT entries.
     pub(super) fn entries(&self) -> u64 {
         self.geometry.entries(self.has_parent)
     }
 
-    /// Where an entry is in the file.
+    /// File offset of an entry.
     pub(super) fn entry_offset_bytes(&self, index: u64) -> u64 {
         self.bat_offset_bytes + index * BAT_ENTRY_BYTES
     }
@@ -77,16 +77,16 @@ impl Layout {
         self.entry_offset_bytes(self.entries())
     }
 
-    /// Whether a range touches the header section, the log or a region.
-    pub(super) fn touches_metadata(&self, start_bytes: u64, end_bytes: u64) -> bool {
+    /// Whether a range overlaps the header section, the log or a region.
+    pub(super) fn overlaps_metadata(&self, start_bytes: u64, end_bytes: u64) -> bool {
         let after = self.metadata.partition_point(|&(_, end)| end <= start_bytes);
         self.metadata.get(after).is_some_and(|&(start, _)| start < end_bytes)
     }
 
-    /// What a payload entry says of its block. `file_bytes` is the file's length.
+    /// The state of a block by its entry. `file_bytes` is the file's length.
     ///
     /// # Errors
-    /// A state that is not defined; a place beyond the file's end or in metadata.
+    /// For an undefined state, and for an offset beyond the end of the file or in metadata.
     pub(super) fn block_state(&self, block: u64, entry: BatEntry, file_bytes: u64) -> Result<EntryState, Invalid> {
         let offset_bytes = entry.offset_bytes();
         match entry.payload_state()? {
@@ -117,11 +117,11 @@ impl Layout {
         }
     }
 
-    /// The space that an entry without data keeps for its block, if that is sound: whole blocks
-    /// inside the file, clear of metadata. UNDEFINED and UNMAPPED blocks may keep it in every disk
-    /// (MS-VHDX 2.5.1.1). ZERO must not name a place; where it does, the place is taken to be kept,
-    /// so that no other block gets it. NOT_PRESENT keeps it in a fixed disk only, for there
-    /// LeaveBlocksAllocated promises that a block's space stays its own.
+    /// The space that an entry without data keeps for its block; `None` unless the whole block lies
+    /// inside the file and does not overlap metadata. UNDEFINED and UNMAPPED blocks may keep space
+    /// in every disk (MS-VHDX 2.5.1.1). ZERO must not have an offset; if it has one, the space
+    /// counts as kept, so that no other block gets it. NOT_PRESENT keeps space only in a fixed
+    /// disk, as LeaveBlocksAllocated says that blocks keep their space.
     pub(super) fn kept_place(&self, entry: BatEntry, file_bytes: u64) -> Option<u64> {
         let keeps = match entry.payload_state() {
             Ok(PayloadState::Undefined | PayloadState::Zero | PayloadState::Unmapped) => true,
@@ -133,7 +133,7 @@ impl Layout {
         self.check_place(offset_bytes, block_bytes, block_bytes, file_bytes).ok().map(|()| offset_bytes)
     }
 
-    /// Where a chunk's sector bitmap block is, if it has one.
+    /// Offset of a chunk's sector bitmap block; `None` if it has none.
     ///
     /// # Errors
     /// As [`Layout::block_state`].
@@ -151,8 +151,8 @@ impl Layout {
         }
     }
 
-    /// Some writers cut the last block of the file at the disk's end: `needed_bytes` must be there,
-    /// `block_bytes` clear.
+    /// Checks that `needed_bytes` lie inside the file and that `block_bytes` do not overlap
+    /// metadata. Some writers cut the last block of the file at the end of the disk.
     fn check_place(
         &self,
         offset_bytes: u64,
@@ -166,18 +166,18 @@ impl Layout {
                 format!("a block that ends within the file's {file_bytes} bytes; was the file copied completely?");
             return Err(Invalid::new("BAT entry", 0, format!("a block at {offset_bytes}"), expected));
         }
-        if offset_bytes < MIB || self.touches_metadata(offset_bytes, end_bytes.unwrap_or(u64::MAX)) {
+        if offset_bytes < MIB || self.overlaps_metadata(offset_bytes, end_bytes.unwrap_or(u64::MAX)) {
             return Err(Invalid::new(
                 "BAT entry",
                 0,
                 format!("a block at {offset_bytes}"),
-                "a block clear of the file's metadata",
+                "a block that does not overlap the file's metadata",
             ));
         }
         Ok(())
     }
 
-    /// Puts the place of an entry to what is wrong with it.
+    /// Adds the file offset of the entry to `invalid`.
     pub(super) fn corrupt_entry(&self, store: &dyn Store, index: u64, invalid: Invalid) -> ImageError {
         corrupt(store, self.entry_offset_bytes(index), invalid)
     }

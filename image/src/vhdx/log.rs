@@ -1,17 +1,19 @@
 //! Replaying the log (MS-VHDX 2.3).
 //!
 //! ```text
-//!   scan the log for headers ─▶ valid entries ─▶ chains of contiguous numbers ─▶ the highest head whose tail is in its chain
-//!                                (checksum, descriptors,                                         │
-//!                                 both halves of each number)                                    ▼
-//!                                                        tail ... head, in order: Target::Memory (pages of an OverlayStore)
-//!                                                                                 Target::Disk   (the file itself)
+//!   headers found by a scan ─▶ valid entries ─▶ chains of contiguous sequence numbers
+//!                              (checksum, descriptors, both halves of each number)
+//!                                                     │
+//!                        the highest head whose tail is in its chain
+//!                                                     ▼
+//!      tail ... head, in order ─▶ Target::Memory (pages of an OverlayStore)
+//!                              ─▶ Target::Disk   (the file itself)
 //! ```
 //!
-//! The log is a ring: an entry may begin near its end and go on at its beginning. It is read in
-//! pieces, so memory does not depend on its length; a log that claims to be longer than 256 MiB is
-//! refused, and so is one whose headers would have us compute checksums over more than four times
-//! its length (entries of an honest log cannot overlap so much).
+//! The log is a ring: an entry may begin near its end and continue at its start. The log is read in
+//! pieces, so memory does not depend on its length. A log longer than 256 MiB is refused. A log
+//! whose headers demand checksums over more than four times its length is refused too: valid
+//! entries cannot overlap so much.
 
 use super::corrupt;
 use crate::error::{ImageError, Result};
@@ -26,18 +28,18 @@ use std::collections::{BTreeMap, HashMap};
 use uuid::Uuid;
 
 const SECTOR: u64 = LOG_SECTOR_BYTES as u64;
-/// A longer log is refused.
+/// Longest log that is replayed, in bytes.
 const MAX_LOG_BYTES: u64 = 256 << 20;
-/// No file is made longer than this: the largest disk, twice.
+/// Limit for the file's length after replay, in bytes: twice the largest disk.
 const MAX_FILE_BYTES: u64 = 128 << 40;
-/// Replay in memory holds at most this many pages.
+/// Maximum number of pages of a replay in memory.
 const MAX_OVERLAY_PAGES: usize = 64 << 10;
-/// Region tables begin here; what lies before is never changed through the log.
+/// Start of the region tables. The log must not change anything before it.
 const FIRST_LOGGED_BYTE: u64 = 192 << 10;
-/// How much is read at once while looking for headers.
+/// Bytes read by one call while scanning for headers.
 const SCAN_BYTES: u64 = MIB;
 
-/// Told each descriptor, data with its page.
+/// Called with each descriptor; a data descriptor comes with its page.
 type Visit<'a> = dyn FnMut(&Descriptor, Option<Box<[u8]>>) -> Result<()> + 'a;
 
 /// The log of a file, as a ring.
@@ -52,26 +54,26 @@ pub(super) struct Sequence {
     entries: Vec<(u64, LogEntryHeader)>,
 }
 
-/// Where replay goes.
+/// The target of a replay.
 pub(super) enum Target<'a> {
-    /// Into the file.
+    /// The file.
     Disk,
-    /// Into pages that are to be laid over the file.
+    /// Pages to lay over the file.
     Memory(&'a mut BTreeMap<u64, Box<[u8]>>),
 }
 
 impl Sequence {
-    /// How many entries.
+    /// Number of entries.
     pub(super) fn len(&self) -> u32 {
         self.entries.len() as u32
     }
 
     fn head(&self) -> &LogEntryHeader {
-        // `Ring::find` makes no empty sequence.
+        // `Ring::find` never returns an empty sequence.
         &self.entries[self.entries.len() - 1].1
     }
 
-    /// What the file's length must be after replay, at least.
+    /// Minimum length of the file after replay, in bytes.
     pub(super) fn last_file_bytes(&self) -> u64 {
         self.head().last_file_bytes
     }
@@ -81,21 +83,21 @@ impl Ring<'_> {
     /// Finds the sequence to replay.
     ///
     /// # Errors
-    /// `Corrupt` when there is none: the header says that the log is in use.
+    /// `Corrupt` if there is none, as the header says that the log is in use.
     pub(super) fn find(&self, log_guid: Uuid) -> Result<Sequence> {
         if self.place.len_bytes > MAX_LOG_BYTES {
             return Err(ImageError::Unsupported {
                 path: self.store.name().to_owned(),
                 what: format!("replaying a log of {} MiB", self.place.len_bytes / MIB),
-                hint: "logs of up to 256 MiB are; open and close the disk on Windows once".into(),
+                hint: "logs of up to 256 MiB are supported; open and close the disk on Windows once".into(),
             });
         }
         let entries = self.valid_entries(log_guid)?;
         let after = |position: u64, header: &LogEntryHeader| {
             (position + u64::from(header.entry_len_bytes)) % self.place.len_bytes
         };
-        // Next of each entry is one entry; chains of different heads have nothing in common, so
-        // walking them all is linear.
+        // Each entry has at most one successor, and chains of different heads are disjoint, so
+        // walking all chains takes linear time.
         let mut previous: HashMap<u64, u64> = HashMap::new();
         let mut heads = Vec::new();
         for (&position, header) in &entries {
@@ -117,11 +119,11 @@ impl Ring<'_> {
         Err(corrupt(
             self.store,
             self.place.offset_bytes,
-            Invalid::new("log", 0, found, "the sequence that the header announces"),
+            Invalid::new("log", 0, found, "a complete sequence, because the header has that log GUID"),
         ))
     }
 
-    /// The entries from the head's tail to the head, if the tail is in its chain.
+    /// The entries from the head's tail to the head; `None` if the tail is not in its chain.
     fn chain(
         &self,
         entries: &BTreeMap<u64, LogEntryHeader>,
@@ -147,7 +149,7 @@ impl Ring<'_> {
         }
     }
 
-    /// All valid entries, by their place in the log.
+    /// All valid entries by their position in the log.
     fn valid_entries(&self, log_guid: Uuid) -> Result<BTreeMap<u64, LogEntryHeader>> {
         let mut entries = BTreeMap::new();
         let mut budget_bytes = 4 * self.place.len_bytes;
@@ -191,8 +193,7 @@ impl Ring<'_> {
         Ok(sum.value())
     }
 
-    /// Visits the descriptors of an entry in order, data with its page. The inner result says what
-    /// is invalid in it.
+    /// Visits the descriptors of an entry in order. The inner result says why the entry is invalid.
     fn walk(&self, position: u64, header: &LogEntryHeader, visit: &mut Visit<'_>) -> Result<Result<(), Invalid>> {
         let descriptors_end = (LOG_HEADER_BYTES + DESCRIPTOR_BYTES * header.descriptors as usize) as u64;
         let mut data_at = descriptors_end.next_multiple_of(SECTOR);
@@ -230,7 +231,7 @@ impl Ring<'_> {
         Ok(Ok(()))
     }
 
-    /// Reads from the ring; `position` may lie beyond its end by less than a round.
+    /// Reads from the ring. `position` may exceed its end by less than its length.
     fn read(&self, buf: &mut [u8], position: u64) -> Result<()> {
         let mut done = 0;
         while done < buf.len() {
@@ -245,12 +246,12 @@ impl Ring<'_> {
         Ok(())
     }
 
-    /// Replays a sequence. On disk nothing is synced, and the FileWriteGuid is the caller's duty.
+    /// Replays a sequence. On disk nothing is synced, and the caller must have set a new
+    /// FileWriteGuid.
     ///
     /// # Errors
-    /// `Corrupt` when the file is shorter than the head entry was promised, or an entry would
-    /// change what the log must not; `Unsupported` when a replay in memory would need too many
-    /// pages.
+    /// `Corrupt` if the file is shorter than the head entry requires, or if an entry changes what
+    /// the log must not change; `Unsupported` if a replay in memory needs too many pages.
     pub(super) fn replay(&self, sequence: &Sequence, mut target: Target<'_>) -> Result<()> {
         let io = |error, offset_bytes| ImageError::io("replay the log", self.store, offset_bytes, error);
         let held_bytes = self.store.len_bytes().map_err(|error| io(error, 0))?;
@@ -258,7 +259,7 @@ impl Ring<'_> {
         if held_bytes < promised_bytes {
             let found = format!("a file of {held_bytes} bytes");
             let expected = format!(
-                "at least {promised_bytes}, its length when the log was written: the file has been cut or was not copied completely"
+                "at least {promised_bytes}, its length when the log was written: the file was truncated or not copied completely"
             );
             return Err(corrupt(self.store, self.place.offset_bytes, Invalid::new("log", 0, found, expected)));
         }
@@ -271,7 +272,7 @@ impl Ring<'_> {
             ));
         }
         let file_bytes = held_bytes.max(sequence.last_file_bytes());
-        // All is checked before the first change.
+        // All entries are validated before the first change.
         self.each_change(sequence, file_bytes, &mut |_, _| Ok(()))?;
         if let Target::Disk = target
             && file_bytes > held_bytes
@@ -302,8 +303,8 @@ impl Ring<'_> {
         })
     }
 
-    /// Visits all descriptors of a sequence, refusing those that touch headers, the log, or what is
-    /// beyond the file.
+    /// Visits all descriptors of a sequence. Fails for a descriptor that changes headers or the
+    /// log, or that lies beyond the end of the file.
     fn each_change(&self, sequence: &Sequence, file_bytes: u64, visit: &mut Visit<'_>) -> Result<()> {
         let (log_start, log_end) = (self.place.offset_bytes, self.place.offset_bytes + self.place.len_bytes);
         for (position, header) in &sequence.entries {
@@ -330,7 +331,7 @@ impl Ring<'_> {
         Ok(())
     }
 
-    /// Zeros pages that hold anything: holes of the file need none.
+    /// Zeroes a range in memory. Holes of the file need no page.
     fn zero_in_memory(
         &self,
         pages: &mut BTreeMap<u64, Box<[u8]>>,

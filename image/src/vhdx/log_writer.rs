@@ -1,9 +1,8 @@
-//! Writing the log: one entry at a time, each of which stands alone.
+//! Writes the log: one entry at a time, each a complete sequence.
 //!
-//! The tail of every entry is the entry itself, because the flush before has made everything
-//! earlier durable in its place. An entry takes at most half of the log, so the one before it is
-//! whole until the new one is durable: as long as the header names the log, there is a sequence to
-//! replay.
+//! The tail of every entry is the entry itself, because the flush has made everything earlier
+//! durable in place. An entry takes at most half of the log, so the previous entry is intact until
+//! the new one is durable. As long as the header names the log, there is a sequence to replay.
 
 use super::{
     header::{Headers, sync, write},
@@ -16,15 +15,14 @@ use diskwright_store::sync::Mutex;
 use diskwright_store::{Barrier, FileRange};
 use uuid::Uuid;
 
-/// Largest entry that is written, whatever the log's length: it is built in memory.
+/// Largest entry in bytes, whatever the log's length: an entry is built in memory.
 const MAX_ENTRY_BYTES: u64 = 8 << 20;
 
-/// The log of an image that is open for writing. Used by one flush at a time.
+/// The log of a writable image. Used by one flush at a time.
 #[derive(Debug)]
 pub(super) struct LogWriter {
     place: FileRange,
-    /// The GUID under which entries are written. The header names it from the first durable entry
-    /// on.
+    /// GUID of the entries. The header names it once the first entry is durable.
     guid: Uuid,
     next_position: u64,
     next_number: u64,
@@ -36,12 +34,12 @@ impl LogWriter {
         Self { place, guid: Uuid::new_v4(), next_position: 0, next_number: 1 }
     }
 
-    /// Most pages of one entry.
+    /// Maximum number of pages in one entry.
     pub(super) fn max_pages(&self) -> usize {
         let half_bytes = (self.place.len_bytes / 2).min(MAX_ENTRY_BYTES);
         let sectors = half_bytes / LOG_SECTOR_BYTES as u64;
         let fits = |pages: u64| u32::try_from(pages).is_ok_and(|pages| data_entry_bytes(pages) <= half_bytes);
-        // A sector of descriptors goes before each 126 or 128 pages.
+        // Each 126 or 128 pages need one sector of descriptors.
         let mut pages = sectors.saturating_sub(sectors / 127);
         while pages > 1 && !fits(pages) {
             pages -= 1;
@@ -49,9 +47,9 @@ impl LogWriter {
         pages as usize
     }
 
-    /// Writes an entry that sets `pages` and makes it durable, and sees to it that the header names
-    /// the log. `file_bytes` is the file's length, durable already. The place of an entry that did
-    /// not become durable is used again.
+    /// Writes an entry with `pages`, makes it durable, and makes the header name the log.
+    /// `file_bytes` is the file's length, already durable. The space of an entry that did not
+    /// become durable is reused.
     pub(super) fn append(
         &mut self,
         barrier: &Barrier,
@@ -76,8 +74,8 @@ impl LogWriter {
             write(barrier, "write the log", &entry[until_end..], self.place.offset_bytes)?;
         }
         sync(barrier)?;
-        // The entry is durable, and a header may come to name it even if its update fails half-way:
-        // it must not be overwritten by the next.
+        // The entry is durable, and the header may name it even if the header update fails
+        // half-way. The next entry must not overwrite it.
         self.next_position = (self.next_position + entry.len() as u64) % self.place.len_bytes;
         self.next_number += 1;
         let mut headers = lock(headers);
@@ -87,8 +85,8 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Empties the log: the header names none. All pages must be durable in their places. The next
-    /// entry begins anew under another GUID.
+    /// Empties the log: the header names none. All pages must be durable in place. Later entries
+    /// get a new GUID.
     pub(super) fn clear(&mut self, barrier: &Barrier, headers: &Mutex<Headers>) -> Result<()> {
         let mut headers = lock(headers);
         if !headers.current().log_guid.is_nil() {

@@ -1,4 +1,4 @@
-//! Which MiB of a file are marked: one bit for each, so 8 MiB of memory for a file of 64 TiB.
+//! A set of MiB of a file, one bit for each: 8 MiB of memory for a file of 64 TiB.
 
 use diskwright_format::vhdx::MIB;
 
@@ -11,23 +11,23 @@ impl Marks {
         self.0.get((mib / 64) as usize).is_some_and(|word| word >> (mib % 64) & 1 == 1)
     }
 
-    /// Whether any of a range of bytes is marked.
-    pub(super) fn touch(&self, start_bytes: u64, end_bytes: u64) -> bool {
+    /// Whether any MiB of a range of bytes is marked.
+    pub(super) fn any_marked(&self, start_bytes: u64, end_bytes: u64) -> bool {
         !self.0.is_empty() && (start_bytes / MIB..end_bytes.div_ceil(MIB)).any(|mib| self.get(mib))
     }
 
-    /// Marks what is marked in `other`, as far as `keep` lets it through: told a word of this and
-    /// the same one of `other`.
-    pub(super) fn merge(&mut self, other: &Self, keep: impl Fn(u64, u64) -> u64) {
+    /// Combines each word with the word of `other` at the same index by `combine`.
+    pub(super) fn merge(&mut self, other: &Self, combine: impl Fn(u64, u64) -> u64) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);
         }
         for (index, word) in self.0.iter_mut().enumerate() {
-            *word = keep(*word, other.0.get(index).copied().unwrap_or(0));
+            *word = combine(*word, other.0.get(index).copied().unwrap_or(0));
         }
     }
 
-    /// Marks a range of bytes; says whether any of it was marked. The caller has bounded the end.
+    /// Marks a range of bytes. Returns whether any of it was marked before. The caller limits the
+    /// end.
     pub(super) fn mark(&mut self, start_bytes: u64, end_bytes: u64) -> bool {
         let mut taken = false;
         let end_mib = end_bytes.div_ceil(MIB);
@@ -43,7 +43,7 @@ impl Marks {
         taken
     }
 
-    /// The first MiB after everything that is marked.
+    /// The first MiB after the last marked one.
     pub(super) fn end_mib(&self) -> u64 {
         let last = self.0.iter().rposition(|&word| word != 0);
         last.map_or(0, |index| 64 * index as u64 + 64 - u64::from(self.0[index].leading_zeros()))

@@ -1,24 +1,24 @@
 //! VHDX: open, create, write, check.
 //!
 //! ```text
-//!   open.rs     file -> headers -> (log.rs: replay) -> region table -> metadata -> Layout, ImageInfo
-//!   layout.rs   where the tables are; BAT entries <-> block states, checked
-//!   image.rs    VhdxImage: what it consists of, which lock guards what, and its reads
-//!   writer.rs   its writes, each handed to the file that does it
-//!   state.rs    what is in memory of an image that is written: table pages (pages.rs), space, reservations
-//!   tables.rs   the tables as they are now: the file's bytes under the cached pages
-//!   blocks.rs   the life of a block: reserve and commit, in memory
-//!   prepare.rs  what reserve and commit had to wait for: pages, the survey, space
-//!   survey.rs   what of the file is in use (marks.rs), once per session, before the first change
-//!   flush.rs    the cycle that makes table pages durable through the log (log_writer.rs); close
-//!   grow.rs     a larger disk, while it is open
-//!   header.rs   header updates, and how metadata is written and synced
+//!   open.rs     file -> headers -> log replay (log.rs) -> regions -> metadata -> Layout, ImageInfo
+//!   layout.rs   where the tables are; BAT entries <-> block states, validated
+//!   image.rs    VhdxImage: its parts, its locks, and its reads
+//!   writer.rs   the trait ImageWriter: each call is passed on to the file that implements it
+//!   state.rs    memory of a writable image: table pages (pages.rs), space, reservations
+//!   tables.rs   the current tables: the file's bytes with the cached pages laid over them
+//!   blocks.rs   life cycle of a block: reserve and commit, in memory
+//!   prepare.rs  the I/O that reserve and commit need first: pages, the survey, space
+//!   survey.rs   which parts of the file are in use (marks.rs); once per session
+//!   flush.rs    makes table pages durable through the log (log_writer.rs); close
+//!   grow.rs     enlarges an open disk
+//!   header.rs   header updates; writes and syncs of metadata
 //!   create.rs   new files
-//!   check.rs    everything that is wrong with a file
+//!   check.rs    reports all damage in a file
 //! ```
 //!
-//! Nothing is written at open (unless the log must be replayed), and a session that changes nothing
-//! leaves the file as it was, byte for byte. The order of what is written is argued in `flush.rs`.
+//! Open writes nothing (unless the log must be replayed), and a session that changes nothing leaves
+//! the file unchanged byte for byte. `flush.rs` explains the order of writes.
 
 mod blocks;
 mod check;
@@ -41,17 +41,17 @@ mod tables;
 mod tests;
 mod writer;
 
-pub use check::check;
+pub(crate) use check::check;
 pub use create::create;
-pub use image::{VhdxImage, open};
-pub use open::parent_link;
+pub(crate) use image::open;
+pub(crate) use open::parent_link;
 
 use crate::error::ImageError;
 use diskwright_format::vhdx::Invalid;
 use diskwright_store::Store;
 use diskwright_store::sync::{Mutex, MutexGuard};
 
-/// An [`Invalid`] of a structure that begins at `base_bytes` of the file.
+/// Converts an [`Invalid`] of a structure that begins at `base_bytes` of the file.
 fn corrupt(store: &dyn Store, base_bytes: u64, invalid: Invalid) -> ImageError {
     ImageError::Corrupt {
         path: store.name().to_owned(),
@@ -62,8 +62,8 @@ fn corrupt(store: &dyn Store, base_bytes: u64, invalid: Invalid) -> ImageError {
     }
 }
 
-/// Locks. A thread that panicked while it held the lock has left the tables as some completed step
-/// made them: every change is made after all that can fail.
+/// Locks the mutex, even after a panic of another thread. Every change of the tables happens after
+/// all steps that can fail, so a panic leaves the tables consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -1,12 +1,13 @@
-//! Opening: a handful of small reads, each believed only when it is proven.
+//! Opens a VHDX by a few small reads. Each structure is validated before it is used.
 //!
 //! ```text
 //!   file identifier (520 B) ─▶ two headers (4 KiB each) ─▶ log, only if the header names one
 //!                                                              │
-//!        ImageInfo, Layout ◀─ items ◀─ metadata table ◀─ region table (64 KiB; the copy only if the first is bad)
+//!        ImageInfo, Layout ◀─ items ◀─ metadata table ◀─ region table (64 KiB)
 //! ```
 //!
-//! The BAT is not read here. With an empty log nothing is written, even for a writable open.
+//! The second region table is read only if the first is invalid. The BAT is not read here. If the
+//! log is empty, nothing is written, even by a writable open.
 
 use super::{
     corrupt,
@@ -29,17 +30,17 @@ use diskwright_store::{Barrier, FileRange, OverlayStore, Store};
 use std::{collections::BTreeMap, io, sync::Arc};
 use uuid::Uuid;
 
-/// Longest parent locator that is read.
+/// Longest parent locator that is read, in bytes.
 const MAX_LOCATOR_BYTES: u32 = 256 << 10;
 
-/// Everything that opening finds out.
+/// The result of opening a file.
 pub(super) struct Opened {
     pub(super) barrier: Barrier,
     pub(super) headers: Headers,
     pub(super) log_place: FileRange,
     pub(super) layout: Layout,
     pub(super) info: ImageInfo,
-    /// The file's length, the log replayed.
+    /// The file's length after the replay of the log, in bytes.
     pub(super) file_bytes: u64,
 }
 
@@ -53,18 +54,20 @@ pub(super) fn load(store: Arc<dyn Store>, writable: bool) -> Result<Opened> {
         if writable || !header.log_guid.is_nil() {
             return Err(corrupt(&*store, slot.offset_bytes(), invalid));
         }
-        remarks.push(format!("The log's place is wrong ({invalid}); the disk can be read, as its log is empty."));
+        remarks.push(format!(
+            "The log's offset or length is invalid ({invalid}). The disk can still be read, as its log is empty."
+        ));
     }
     let found = Found { creator, slot, log_place, log_is_sound: log_is_sound.is_ok() };
     let (barrier, headers, log) = replay(store, &found, header, writable, &mut remarks)?;
     let (layout, info) = describe(&**barrier.store(), &found, headers.current(), log, &mut remarks)?;
     let info = ImageInfo { remarks, ..info };
     let store = &**barrier.store();
-    let file_bytes = store.len_bytes().map_err(|error| ImageError::io("learn the file's length", store, 0, error))?;
+    let file_bytes = store.len_bytes().map_err(|error| ImageError::io("get the file's length", store, 0, error))?;
     Ok(Opened { headers, log_place, layout, info, file_bytes, barrier })
 }
 
-/// What is known before the log is replayed.
+/// Result of the steps before the replay of the log.
 struct Found {
     creator: String,
     slot: Slot,
@@ -72,7 +75,7 @@ struct Found {
     log_is_sound: bool,
 }
 
-/// Reads everything that the log may have changed, through a store that shows it replayed.
+/// Reads all structures that the log may have changed. `store` shows the file after the replay.
 fn describe(
     store: &dyn Store,
     found: &Found,
@@ -157,7 +160,7 @@ fn read_identifier(store: &dyn Store) -> Result<String> {
     FileIdentifier::parse(&bytes).map(|id| id.creator).map_err(|invalid| not_an_image(invalid.found))
 }
 
-/// The bytes of both header slots. What cannot be read is empty, and so not valid.
+/// The bytes of both header slots. A slot beyond the end of the file is empty, and so invalid.
 pub(super) fn read_slots(store: &dyn Store) -> Result<[Vec<u8>; 2]> {
     let mut slots = [vec![0; HEADER_BYTES], vec![0; HEADER_BYTES]];
     for (slot, bytes) in [Slot::First, Slot::Second].into_iter().zip(&mut slots) {
@@ -187,7 +190,7 @@ fn read_headers(store: &dyn Store, remarks: &mut Vec<String>) -> Result<(Slot, H
     header.validate().map_err(|invalid| ImageError::Unsupported {
         path: store.name().to_owned(),
         what: format!("a VHDX with {}", invalid.found),
-        hint: format!("{} is; use the program that wrote it", invalid.expected),
+        hint: format!("only {} is supported; use the program that wrote it", invalid.expected),
     })?;
     for (which, bytes) in [(Slot::First, &first), (Slot::Second, &second)] {
         if let Err(invalid) = Header::parse(bytes) {
@@ -212,15 +215,15 @@ pub(super) fn check_log_place(store: &dyn Store, header: &Header) -> std::result
             format!("one within the file's {file_bytes} bytes"),
         )),
         Err(error) => {
-            Err(Invalid::new("header", 72, format!("a file whose length cannot be told ({error})"), "a length"))
+            Err(Invalid::new("header", 72, format!("a file whose length cannot be read ({error})"), "a length"))
         }
     }
 }
 
-/// Replays the log if the header names one. Returns the store through which the rest is read.
+/// Replays the log if the header names one. Returns the store for all further reads.
 ///
-/// On disk it is replayed only when everything that follows has been read, and found good, through
-/// a replay in memory: a file that cannot be opened stays as it is.
+/// The file itself is changed only after a replay in memory and after all structures were found
+/// valid in it. So a file that cannot be opened stays unchanged.
 fn replay(
     store: Arc<dyn Store>,
     found: &Found,
@@ -246,12 +249,12 @@ fn replay(
             describe(&*replayed, found, headers.current(), log, remarks)?;
             remarks.truncate(told);
         }
-        // More than memory should hold: the check of the log itself must do.
+        // The replay is too large for memory. The log itself was validated, which must suffice.
         Err(ImageError::Unsupported { .. }) => {}
         Err(error) => return Err(error),
     }
-    // Headers first: the file is changed from here on. If the replay is cut, the log is still there
-    // to be replayed again.
+    // The header is updated first, as the file changes from here on. After a power cut during the
+    // replay the log is still there and is replayed again.
     let barrier = Barrier::new(Arc::clone(&store));
     headers.begin_file_write(&barrier)?;
     ring.replay(&sequence, Target::Disk)?;
@@ -260,7 +263,7 @@ fn replay(
     Ok((barrier, headers, log))
 }
 
-/// The store as it will be after a replay.
+/// A store that shows the file after a replay.
 fn replay_in_memory(store: &Arc<dyn Store>, ring: &Ring<'_>, sequence: &Sequence) -> Result<Arc<dyn Store>> {
     let mut pages = BTreeMap::new();
     ring.replay(sequence, Target::Memory(&mut pages))?;
@@ -309,7 +312,7 @@ pub(super) fn required_region(
     regions
         .find(id)
         .copied()
-        .ok_or_else(|| corrupt(store, REGION_TABLE_OFFSETS[0], Invalid::new(name, 0, "no such region", "one")))
+        .ok_or_else(|| corrupt(store, REGION_TABLE_OFFSETS[0], Invalid::new(name, 0, "no such region", "one region")))
 }
 
 pub(super) fn read_metadata_table(store: &dyn Store, region: &Region) -> Result<MetadataTable> {
@@ -330,7 +333,7 @@ pub(super) fn read_metadata_table(store: &dyn Store, region: &Region) -> Result<
     Ok(table)
 }
 
-/// The metadata items.
+/// Reads metadata items.
 struct Items<'a> {
     store: &'a dyn Store,
     region: Region,
@@ -340,7 +343,7 @@ struct Items<'a> {
 impl Items<'_> {
     fn find(&self, id: Uuid, name: &'static str) -> Result<&MetadataEntry> {
         self.table.find(id).ok_or_else(|| {
-            corrupt(self.store, self.region.offset_bytes, Invalid::new(name, 0, "no such metadata item", "one"))
+            corrupt(self.store, self.region.offset_bytes, Invalid::new(name, 0, "no such metadata item", "one item"))
         })
     }
 
@@ -366,7 +369,7 @@ fn read_parent(items: &Items<'_>) -> Result<ParentLink> {
         return Err(ImageError::Unsupported {
             path: items.store.name().to_owned(),
             what: format!("a parent locator of type {}", locator.locator_type),
-            hint: "only parents that are VHDX files are; use the program that wrote the file".into(),
+            hint: "only VHDX parents are supported; use the program that wrote the file".into(),
         });
     }
     let offset_bytes =
@@ -387,9 +390,8 @@ fn read_parent(items: &Items<'_>) -> Result<ParentLink> {
     })
 }
 
-/// The parent that the VHDX in `store` names, by its metadata as they lie in the file. A log is
-/// neither looked for nor replayed; nothing that this program writes changes a parent locator
-/// through the log.
+/// The parent that the VHDX in `store` names, read from its metadata without looking at the log.
+/// This program never changes a parent locator through the log.
 ///
 /// # Errors
 /// `NotAnImage`, `Corrupt`, `Unsupported`, `Io`.
@@ -403,7 +405,7 @@ pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
     parameters.has_parent.then(|| read_parent(&items)).transpose()
 }
 
-/// The ranges that payload must keep clear of.
+/// The ranges that payload must not overlap.
 fn metadata_ranges(
     store: &dyn Store,
     regions: &RegionTable,
@@ -420,7 +422,7 @@ fn metadata_ranges(
         return Err(corrupt(
             store,
             slot.offset_bytes(),
-            Invalid::new("header", 72, found, "a log and regions apart from each other"),
+            Invalid::new("header", 72, found, "a log and regions that do not overlap"),
         ));
     }
     Ok(ranges)
@@ -428,7 +430,7 @@ fn metadata_ranges(
 
 fn check_bat_region(store: &dyn Store, layout: &Layout, region: &Region) -> Result<()> {
     let needed_bytes = layout.bat_end_bytes() - layout.bat_offset_bytes;
-    let file_bytes = store.len_bytes().map_err(|error| ImageError::io("learn the file's length", store, 0, error))?;
+    let file_bytes = store.len_bytes().map_err(|error| ImageError::io("get the file's length", store, 0, error))?;
     let at_region =
         |found, expected| Err(corrupt(store, region.offset_bytes, Invalid::new("BAT region", 0, found, expected)));
     if u64::from(region.len_bytes) < needed_bytes {

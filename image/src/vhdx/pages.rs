@@ -1,33 +1,30 @@
-//! A cache of the 4 KiB pages of the BAT and of sector bitmap blocks, for a writable image.
+//! Cache of the 4 KiB pages of the BAT and of sector bitmap blocks, for a writable image.
 //!
-//! A page is put here before it is first changed, stays while it is dirty or on its way through the
-//! log, and may be dropped when it is clean and the cache is large. So memory follows what is
-//! touched, not what a header claims. The cache lives inside the image's state mutex and never
-//! touches the file.
+//! A page is inserted before it is first changed. The page stays while it is dirty or in flight (on
+//! its way through the log). Clean pages are dropped when the cache is too large. So memory depends
+//! on the pages in use, not on a header's claim. The cache lives inside the image's state mutex and
+//! never accesses the file.
 //!
 //! ```text
-//!   missing + drops ─▶ read the file, without the mutex ─▶ drops as before? ─▶ insert what is still absent   (prepare.rs)
-//!             drops ─▶ read the file, without the mutex ─▶ drops as before? ─▶ overlay                       (tables.rs)
+//!   prepare.rs:  missing + drops ─▶ read without the mutex ─▶ drops unchanged? ─▶ insert
+//!   tables.rs:             drops ─▶ read without the mutex ─▶ drops unchanged? ─▶ overlay
 //! ```
 //!
-//! Invariant: a page that is not here is in the file as it should be. So bytes that were read
-//! without the mutex are old only if their page was changed, written and dropped meanwhile.
-//! [`PageCache::drops`] tells: it grows with each drop, and whoever finds that it has moved reads
-//! again.
+//! Invariant: a page that is not cached is current in the file. So bytes that were read without the
+//! mutex are stale only if their page was changed, written and dropped meanwhile.
+//! [`PageCache::drops`] grows with each drop; a reader that finds it changed reads again.
 
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
 use std::collections::{BTreeSet, HashMap};
 
-/// Size of a page in bytes: the sector of the log.
+/// Size of a page in bytes: a data sector of the log.
 pub(super) const PAGE_BYTES: u64 = 4096;
-/// Clean pages are dropped above this number, unless another limit is set: 16 MiB.
+/// Default limit for clean pages: 16 MiB.
 const MAX_CLEAN_PAGES: usize = 4 << 10;
-/// Dirty pages above which a flush is due though nobody asks for one, unless a lower limit is set:
-/// 16 MiB.
+/// Default and highest limit for dirty pages, above which a flush is due: 16 MiB.
 const MAX_DIRTY_PAGES: usize = 4 << 10;
-/// Pages of each kind that there may be however low the limit: a request needs some of them at the
-/// same time.
+/// Minimum of each limit: a request needs several pages at the same time.
 const MIN_PAGES: usize = 64;
 
 /// A page on its way through the log: file offset and bytes.
@@ -45,42 +42,42 @@ impl Default for Limits {
     }
 }
 
-/// See the module.
+/// The cached pages.
 #[derive(Debug, Default)]
 pub(super) struct PageCache {
     limits: Limits,
     /// By file offset, a multiple of 4096.
     pages: HashMap<u64, Box<[u8]>>,
-    /// Changed since they were last snapshot.
+    /// Pages changed since the last snapshot.
     dirty: BTreeSet<u64>,
-    /// Snapshot, not yet durable.
+    /// Pages in the last snapshot, not yet durable.
     in_flight: BTreeSet<u64>,
-    /// How often pages were dropped.
+    /// Number of drops.
     drops: u64,
 }
 
-/// The file offsets of the pages that hold a range.
+/// File offsets of the pages of a range.
 fn pages_of(start_bytes: u64, len_bytes: u64) -> impl Iterator<Item = u64> {
     (start_bytes - start_bytes % PAGE_BYTES..start_bytes + len_bytes).step_by(PAGE_BYTES as usize)
 }
 
 impl PageCache {
-    /// Whether all pages of a range are here.
+    /// Whether all pages of a range are cached.
     pub(super) fn has(&self, start_bytes: u64, len_bytes: u64) -> bool {
         pages_of(start_bytes, len_bytes).all(|offset_bytes| self.pages.contains_key(&offset_bytes))
     }
 
-    /// The file offsets of the pages of a range that are not here.
+    /// File offsets of the pages of a range that are not cached.
     pub(super) fn missing(&self, start_bytes: u64, len_bytes: u64) -> Vec<u64> {
         pages_of(start_bytes, len_bytes).filter(|offset_bytes| !self.pages.contains_key(offset_bytes)).collect()
     }
 
-    /// A number that grows whenever a page is dropped.
+    /// A counter that grows whenever pages are dropped.
     pub(super) fn drops(&self) -> u64 {
         self.drops
     }
 
-    /// Bounds the memory of all pages: three quarters for clean ones, the rest for dirty ones.
+    /// Limits the memory of all pages: three quarters for clean ones, the rest for dirty ones.
     pub(super) fn limit(&mut self, bytes: u64) {
         let pages = usize::try_from(bytes / PAGE_BYTES).unwrap_or(usize::MAX);
         self.limits.clean_pages = (pages / 4 * 3).max(MIN_PAGES);
@@ -88,8 +85,8 @@ impl PageCache {
         self.drop_clean(0);
     }
 
-    /// Takes in pages as the file has them, those that are still absent. The caller has seen to it
-    /// that [`PageCache::drops`] is as it was before they were read.
+    /// Inserts pages read from the file, unless they are cached already. The caller has checked
+    /// that [`PageCache::drops`] did not change during the read.
     pub(super) fn insert(&mut self, pages: Vec<Page>) {
         self.drop_clean(pages.len());
         for (offset_bytes, page) in pages {
@@ -97,15 +94,15 @@ impl PageCache {
         }
     }
 
-    /// Sees to it that the pages of a range are here that the file has as zeros. They are about to
-    /// be changed, and nothing is dropped for them.
+    /// Inserts zeroed pages for a range that is a hole in the file, unless they are cached already.
+    /// The caller changes them at once, so nothing is dropped to make room.
     pub(super) fn insert_zeros(&mut self, start_bytes: u64, len_bytes: u64) {
         for offset_bytes in pages_of(start_bytes, len_bytes) {
             self.pages.entry(offset_bytes).or_insert_with(|| vec![0; PAGE_BYTES as usize].into_boxed_slice());
         }
     }
 
-    /// Drops the clean pages when there are too many with `more` to come.
+    /// Drops the clean pages if they would exceed the limit with `more` new pages.
     fn drop_clean(&mut self, more: usize) {
         let (dirty, in_flight) = (&self.dirty, &self.in_flight);
         if self.pages.len() + more > self.limits.clean_pages + dirty.len() + in_flight.len() {
@@ -115,8 +112,7 @@ impl PageCache {
         }
     }
 
-    /// Visits the loaded pieces of a range, page by page, for reading. Pieces that are not loaded
-    /// are left out.
+    /// Calls `visit(offset in range, bytes)` for each cached piece of a range, page by page.
     pub(super) fn each_piece(&self, start_bytes: u64, len_bytes: u64, visit: &mut dyn FnMut(usize, &[u8])) {
         let end_bytes = start_bytes + len_bytes;
         for offset_bytes in pages_of(start_bytes, len_bytes) {
@@ -130,9 +126,8 @@ impl PageCache {
         }
     }
 
-    /// The first byte of `start_bytes .. end_bytes` that lies in a dirty page, or in one on its
-    /// way: what the file has there may be a hole. All other pages are in the file as they should
-    /// be.
+    /// The first byte of `start_bytes .. end_bytes` in a dirty or in-flight page, where the file
+    /// may have a hole. All other pages are current in the file.
     pub(super) fn first_in(&self, start_bytes: u64, end_bytes: u64) -> Option<u64> {
         let first = start_bytes - start_bytes % PAGE_BYTES;
         if first >= end_bytes {
@@ -143,8 +138,7 @@ impl PageCache {
         Some(page.max(start_bytes)).filter(|&at| at < end_bytes)
     }
 
-    /// Replaces what the cache has of a range in `buf`, which was read from the file at
-    /// `start_bytes`.
+    /// Lays the cached pages over `buf`, which was read from file offset `start_bytes`.
     pub(super) fn overlay(&self, buf: &mut [u8], start_bytes: u64) {
         if !self.pages.is_empty() {
             let len_bytes = buf.len() as u64;
@@ -152,8 +146,8 @@ impl PageCache {
         }
     }
 
-    /// Changes a range whose pages are loaded: `change` gets each piece and its place in the range.
-    /// All of them become dirty.
+    /// Changes a range whose pages are cached: calls `change(offset in range, bytes)` for each
+    /// piece. All its pages become dirty.
     pub(super) fn change(&mut self, start_bytes: u64, len_bytes: u64, change: &mut dyn FnMut(usize, &mut [u8])) {
         let end_bytes = start_bytes + len_bytes;
         for offset_bytes in pages_of(start_bytes, len_bytes) {
@@ -168,7 +162,7 @@ impl PageCache {
         }
     }
 
-    /// Whether anything is not yet durable.
+    /// Whether any change is not yet durable.
     pub(super) fn is_dirty(&self) -> bool {
         #[cfg(feature = "shuttle")]
         if is_broken(Rule::DirtyUntilLanded) {
@@ -177,13 +171,13 @@ impl PageCache {
         !self.dirty.is_empty() || !self.in_flight.is_empty()
     }
 
-    /// Whether so many pages are dirty that a flush is due.
+    /// Whether the dirty pages exceed the limit.
     pub(super) fn is_flush_due(&self) -> bool {
         self.dirty.len() > self.limits.dirty_pages
     }
 
-    /// The file's `len_bytes` at `from_bytes` are at `to_bytes` from now on; all multiples of 4096.
-    /// No page of them is in flight.
+    /// Moves the pages of `len_bytes` at file offset `from_bytes` to `to_bytes`. All are multiples
+    /// of 4096. None of the pages may be in flight.
     pub(super) fn move_range(&mut self, from_bytes: u64, len_bytes: u64, to_bytes: u64) {
         for offset_bytes in pages_of(from_bytes, len_bytes) {
             let moved_bytes = offset_bytes - from_bytes + to_bytes;
@@ -197,19 +191,19 @@ impl PageCache {
         self.drops += 1;
     }
 
-    /// Copies of all dirty pages, which are in flight from now on, by rising offset.
+    /// Copies of all dirty pages, by ascending offset. The pages are in flight from now on.
     pub(super) fn snapshot(&mut self) -> Vec<Page> {
         self.in_flight = std::mem::take(&mut self.dirty);
         self.in_flight.iter().filter_map(|offset| self.pages.get(offset).map(|page| (*offset, page.clone()))).collect()
     }
 
-    /// What was in flight is durable and in its place.
+    /// Records that the pages in flight are written in place and protected by the log.
     pub(super) fn landed(&mut self) {
         self.in_flight.clear();
         self.drop_clean(0);
     }
 
-    /// What was in flight is dirty again.
+    /// Makes the pages in flight dirty again.
     pub(super) fn failed(&mut self) {
         self.dirty.append(&mut self.in_flight);
     }
@@ -224,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn clean_pages_are_bounded_while_they_are_loaded_and_dirty_ones_stay() {
+    fn clean_pages_stay_below_the_limit_and_dirty_pages_are_kept() {
         let mut pages = PageCache::default();
         let at = |number: usize| number as u64 * PAGE_BYTES;
         for number in 0..3 * MAX_CLEAN_PAGES {
@@ -241,19 +235,19 @@ mod tests {
         assert!(pages.drops() > 0);
         let mut bytes = vec![0; at(10) as usize];
         pages.overlay(&mut bytes, 0);
-        assert!((0..10).all(|number| bytes[at(number) as usize] == 7), "dirty, or on its way through the log");
+        assert!((0..10).all(|number| bytes[at(number) as usize] == 7), "dirty or in flight");
         pages.landed();
         assert_eq!(pages.snapshot().len(), 5);
     }
 
     #[test]
-    fn a_lower_limit_holds_at_once_and_leaves_what_a_request_needs() {
+    fn a_lower_limit_applies_at_once_but_keeps_a_minimum() {
         let mut pages = PageCache::default();
         pages.insert((0..1000).map(|number| page(number * PAGE_BYTES)).collect());
         pages.change(0, 200 * PAGE_BYTES, &mut |_, piece| piece[0] = 7);
         assert!(!pages.is_flush_due());
         pages.limit(0);
-        assert_eq!(pages.pages.len(), 200, "the dirty ones stay");
+        assert_eq!(pages.pages.len(), 200, "dirty pages are kept");
         assert!(pages.is_flush_due() && pages.drops() > 0);
         pages.snapshot();
         pages.landed();

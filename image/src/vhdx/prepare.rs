@@ -1,36 +1,36 @@
-//! What reserve and commit had to wait for, supplied without the state mutex.
+//! The I/O that `reserve` and `commit` need first, without the state mutex.
 //!
 //! ```text
-//!   reserve, commit ─▶ None, and a Lack in State ─▶ (the caller lets go of its lock) ─▶ prepare ─▶ asked again
+//!   reserve, commit ─▶ None, a Need in State ─▶ caller unlocks ─▶ prepare ─▶ caller retries
 //!
-//!   prepare:   many dirty pages?  flush                              so that memory stays bounded
-//!              table pages        read; inserted if still absent     pages.rs says when they are read again
-//!              a lack             under `preparing`, one at a time:
-//!                survey           new FileWriteGuid, durable; the BAT; slack cut or zeroed ─▶ installed once
-//!                payload          kept place zeroed; or free pieces zeroed, or the file grown ─▶ published
-//!                bitmap           the bits' pages; or space for a bitmap block
+//!   prepare:   many dirty pages?  flush                            so that memory stays bounded
+//!              table pages        read; inserted if still absent (see pages.rs)
+//!              a need             under `preparing`, one thread at a time:
+//!                survey           new FileWriteGuid, durable; BAT read; slack cut or zeroed
+//!                payload          kept space or free pieces zeroed, or the file grown
+//!                bitmap           pages of the block's bits read; or space for a bitmap block
 //! ```
 //!
-//! What must hold: the state mutex is held for memory work only, never while the store is called.
-//! What is zeroed is in no list meanwhile, and the new end of the file is published when it is
-//! there. So `reserve` never hands out space that is not ready.
+//! The state mutex is never held during a call of the store. A piece that is being zeroed is in no
+//! list, and the new end of the file is recorded only after the file has grown. So `reserve` never
+//! hands out space that is not ready.
 //!
-//! `preparing` is held while the store is called. It keeps two threads from surveying, growing, or
-//! zeroing the same place: the second zeroing could hit payload. Lock order: `preparing`, then
-//! `headers` or `state`. The survey needs no other lock, since no table changes before it is
-//! installed.
+//! `preparing` is held during calls of the store. It prevents two threads from surveying, growing,
+//! or zeroing the same space: the second zeroing could destroy payload. Lock order: `preparing`,
+//! then `headers` or `state`. The survey needs no other lock, since no table changes before its
+//! result is installed.
 //!
-//! Another thread may take what was supplied first; then the caller is told `None` again and comes
-//! back. Space is supplied only where a reservation or a commit lacked it. To supply it for every
-//! block of the range was rejected: a discard on a full file system would fail, though it needs
-//! none.
+//! Another thread may take the supplied space first. The caller then gets `None` again and retries.
+//! Space is supplied only for a reservation or commit that lacked it. Rejected: to supply space for
+//! every block of the range. A discard on a full file system would then fail, though it needs no
+//! space.
 
 use super::{
     blocks::MAKE_ROOM,
     image::{VhdxImage, Writing},
     lock,
     pages::PAGE_BYTES,
-    state::Lack,
+    state::Need,
     survey::survey,
     tables::{READ_BAT, READ_BITMAP},
 };
@@ -42,11 +42,12 @@ use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, MIB, bat::BAT_ENTRY_BYTES};
 use diskwright_store::{FileRange, Store, Zeroing};
 use std::{io, ops::Range};
 
-/// Most blocks whose table entries are read by one preparation.
+/// Maximum number of blocks whose entries one preparation reads.
 const MAX_BLOCKS: u64 = 1024;
 
 impl VhdxImage {
-    /// Supplies what reserve and commit of these blocks lacked, of the first 1024 of them.
+    /// Supplies what `reserve` and `commit` of these blocks lacked. Only the first 1024 blocks
+    /// count.
     pub(super) fn prepare_blocks(&self, writing: &Writing, blocks: Range<u64>) -> Result<()> {
         self.barrier.check()?;
         if lock(&writing.state).pages.is_flush_due() {
@@ -62,29 +63,29 @@ impl VhdxImage {
         let first_bytes = entry_bytes(blocks.start);
         let end_bytes = entry_bytes(blocks.end - 1) + BAT_ENTRY_BYTES;
         self.load(writing, READ_BAT, first_bytes, end_bytes - first_bytes)?;
-        if lock(&writing.state).lacks.of(blocks.clone()).is_empty() {
+        if lock(&writing.state).needs.of(blocks.clone()).is_empty() {
             return Ok(());
         }
         let _turn = lock(&writing.preparing);
-        let lacks = lock(&writing.state).lacks.of(blocks);
-        for (block, lack) in lacks {
-            let supplied = self.supply(writing, block, lack);
-            lock(&writing.state).lacks.supplied(block);
+        let needs = lock(&writing.state).needs.of(blocks);
+        for (block, need) in needs {
+            let supplied = self.supply(writing, block, need);
+            lock(&writing.state).needs.supplied(block);
             supplied?;
         }
         Ok(())
     }
 
-    fn supply(&self, writing: &Writing, block: u64, lack: Lack) -> Result<()> {
+    fn supply(&self, writing: &Writing, block: u64, need: Need) -> Result<()> {
         self.begin_change(writing)?;
-        match lack {
-            Lack::Survey => Ok(()),
-            Lack::Payload => self.supply_payload(writing, block),
-            Lack::Bitmap => self.supply_bitmap(writing, block),
+        match need {
+            Need::Survey => Ok(()),
+            Need::Payload => self.supply_payload(writing, block),
+            Need::Bitmap => self.supply_bitmap(writing, block),
         }
     }
 
-    /// Sees to it that the pages of a range are in the cache.
+    /// Reads the pages of a range into the cache.
     pub(super) fn load(&self, writing: &Writing, doing: &'static str, start_bytes: u64, len_bytes: u64) -> Result<()> {
         let store = &**self.barrier.store();
         loop {
@@ -111,7 +112,7 @@ impl VhdxImage {
         }
     }
 
-    /// Reads the table pages of the blocks that are reserved. Those that cannot be read stay away.
+    /// Reads the table pages of all reserved blocks. Ignores read errors.
     pub(super) fn load_reserved(&self, writing: &Writing) {
         let blocks: Vec<u64> = lock(&writing.state).reserved.keys().copied().collect();
         for block in blocks {
@@ -132,11 +133,11 @@ impl VhdxImage {
         self.barrier
             .store()
             .zero_range(FileRange { offset_bytes, len_bytes: self.layout.geometry.block_bytes() }, Zeroing::Keep)
-            .map_err(|error| self.io("clear the space that a block has kept", offset_bytes, error))?;
+            .map_err(|error| self.io("zero the kept space of a block", offset_bytes, error))?;
         let mut state = lock(&writing.state);
-        // A commit of zeros may have given the place up meanwhile.
+        // A commit of zeros may have freed the space meanwhile.
         if self.place_to_clear(&state, block) == Some(offset_bytes) {
-            state.is_cleared(block);
+            state.set_cleared(block);
         }
         Ok(())
     }
@@ -157,13 +158,13 @@ impl VhdxImage {
         }
     }
 
-    /// Sees to it that a piece of `len_bytes` can be taken: zeroes free ones, or lets the file
-    /// grow. The caller holds `preparing`.
+    /// Makes sure that a piece of `len_bytes` can be taken: zeroes free pieces, or grows the file.
+    /// The caller holds `preparing`.
     pub(super) fn make_room(&self, writing: &Writing, len_bytes: u64) -> Result<()> {
         let store = &**self.barrier.store();
         let (to_zero, growth, at_bytes) = {
             let mut state = lock(&writing.state);
-            // Damaged: the reservation says why there is no space.
+            // An entry is damaged: the reservation returns the error.
             let Some(space) = &mut state.space else { return Ok(()) };
             let at_bytes = space.used_end_bytes();
             (space.take_to_zero(len_bytes), space.growth(len_bytes), at_bytes)
@@ -185,8 +186,8 @@ impl VhdxImage {
         result.map_err(io)
     }
 
-    /// Makes what was given up free again, its blocks punched. A piece is not handed out before its
-    /// punch has ended.
+    /// Punches the freed pieces and makes them available. A piece is not handed out before its hole
+    /// punch has returned.
     pub(super) fn recycle_pieces(&self, writing: &Writing, generation: u64) {
         let punching = lock(&writing.state).space.as_mut().map(|space| space.recycled(generation));
         let Some(mut punching) = punching else { return };
@@ -201,10 +202,10 @@ impl VhdxImage {
         }
     }
 
-    /// Before the first change of a session: a new FileWriteGuid, durable; then what is in use, so
-    /// that new space reads as zeros and the file's length no longer shrinks while log entries
-    /// promise it. Where an entry is damaged the length stays as it is. The caller holds
-    /// `preparing`.
+    /// Runs before the first change of a session: writes a new FileWriteGuid, durably, then surveys
+    /// the file. The survey makes new space read as zeros. It also settles the file's length, which
+    /// must not shrink once log entries record it. If an entry is damaged, the length stays as it
+    /// is. The caller holds `preparing`.
     pub(super) fn begin_change(&self, writing: &Writing) -> Result<()> {
         if lock(&writing.state).is_surveyed() {
             return Ok(());
@@ -224,8 +225,8 @@ impl VhdxImage {
         Ok(())
     }
 
-    /// Makes what lies beyond the last block read as zeros: cut off, or zeroed where the file was
-    /// made with room for all its blocks.
+    /// Makes the space beyond the last block read as zeros. The file is cut there; or the space is
+    /// zeroed, if the file was created with room for all its blocks.
     fn settle_slack(
         &self,
         store: &dyn Store,
@@ -233,7 +234,7 @@ impl VhdxImage {
         file_bytes: u64,
         unallocated_blocks: u64,
     ) -> Result<(Space, u64)> {
-        let io = |error: io::Error| self.io("cut or zero the file behind its last block", end_bytes, error);
+        let io = |error: io::Error| self.io("cut or zero the file after its last block", end_bytes, error);
         let mut space = Space::new(end_bytes, MIB);
         let slack_bytes = file_bytes.saturating_sub(end_bytes);
         let room_bytes = unallocated_blocks * self.layout.geometry.block_bytes();

@@ -1,46 +1,45 @@
-//! What the state mutex of a writable image guards: table pages, space, reservations. Memory only.
+//! State of a writable image, guarded by one mutex: table pages, space, reservations. Memory only.
 
 use super::{layout::Layout, marks::Marks, pages::PageCache};
-use crate::{lacks::Lacks, space::Space};
+use crate::{needs::Needs, space::Space};
 use diskwright_format::vhdx::{BatEntry, Invalid, bat::BAT_ENTRY_BYTES};
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
 };
 
-/// What a block's reservation or commit had to wait for, beside the page of its table entry.
+/// What a block's reservation or commit lacked, besides the page of its BAT entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lack {
+pub(super) enum Need {
     /// The survey.
     Survey,
     /// The survey, and space for the payload that reads as zeros.
     Payload,
-    /// The survey, and the bits of the block: in the cache, or space for a bitmap block.
+    /// The survey, and the block's bits: in the cache, or space for a bitmap block.
     Bitmap,
 }
 
-/// What the image's state mutex guards.
 #[derive(Debug)]
 pub(super) struct State {
-    /// Where the tables are and how large the disk is, as of now.
+    /// Current offsets of the tables and size of the disk.
     pub(super) layout: Arc<Layout>,
     pub(super) pages: PageCache,
-    /// The file's length when it was opened, or surveyed. Later `space` knows how it has grown.
+    /// The file's length at open or at the survey, in bytes. Later growth is recorded in `space`.
     pub(super) surveyed_bytes: u64,
-    /// Made by the first change of a session; stays `None` while an entry is damaged.
+    /// Created by the first change of a session; stays `None` while an entry is damaged.
     pub(super) space: Option<Space>,
-    /// Why no space is handed out: the index of a damaged entry and what is wrong with it, found by
-    /// the first change.
+    /// Why no space is allocated: index of a damaged entry and what is wrong with it. Found by the
+    /// first change of a session.
     pub(super) damaged: Option<(u64, Invalid)>,
-    /// Places that entries without data name, but not they alone.
+    /// Kept space that another entry refers to as well.
     pub(super) contested: Marks,
-    /// The file is not cut below this: it was made with room for all its blocks.
+    /// The file is not cut below this offset: it was created with room for all its blocks.
     pub(super) keep_end_bytes: u64,
-    /// Blocks whose space is taken and not yet committed, with the first byte of it.
+    /// Reserved blocks that are not yet committed, with the offset of their space.
     pub(super) reserved: HashMap<u64, u64>,
-    /// Blocks whose kept place reads as zeros and was not handed out since.
+    /// Blocks whose kept space was zeroed and not handed out since.
     pub(super) cleared: HashSet<u64>,
-    pub(super) lacks: Lacks<Lack>,
+    pub(super) needs: Needs<Need>,
 }
 
 impl State {
@@ -55,11 +54,11 @@ impl State {
             keep_end_bytes: 0,
             reserved: HashMap::new(),
             cleared: HashSet::new(),
-            lacks: Lacks::default(),
+            needs: Needs::default(),
         }
     }
 
-    /// The file's length as far as tables and space may count on it.
+    /// The file's length in bytes, to validate the offsets in entries.
     pub(super) fn file_bytes(&self) -> u64 {
         self.space.as_ref().map_or(self.surveyed_bytes, Space::file_end_bytes)
     }
@@ -68,13 +67,12 @@ impl State {
         self.space.as_ref().map_or(0, Space::generation)
     }
 
-    /// Whether the survey was made, so that tables may be changed.
+    /// Whether the survey has run, so that tables may be changed.
     pub(super) fn is_surveyed(&self) -> bool {
         self.space.is_some() || self.damaged.is_some()
     }
 
-    /// The survey of a file of `file_bytes` found `space`, with its free pieces, and contested
-    /// places.
+    /// Records the result of a survey of a file of `file_bytes`. `space` has the free pieces.
     pub(super) fn install(&mut self, file_bytes: u64, space: Space, contested: Marks, keep_end_bytes: u64) {
         self.surveyed_bytes = file_bytes;
         self.contested = contested;
@@ -82,15 +80,15 @@ impl State {
         self.space = Some(space);
     }
 
-    /// The survey of a file of `file_bytes` found an entry that cannot be right: no space is handed
-    /// out.
+    /// Records that a survey of a file of `file_bytes` found a damaged entry: no space is
+    /// allocated.
     pub(super) fn install_damaged(&mut self, file_bytes: u64, damaged: (u64, Invalid)) {
         self.surveyed_bytes = file_bytes;
         self.damaged = Some(damaged);
     }
 
-    /// The kept place of a block reads as zeros from now on.
-    pub(super) fn is_cleared(&mut self, block: u64) {
+    /// Records that the kept space of a block reads as zeros.
+    pub(super) fn set_cleared(&mut self, block: u64) {
         self.cleared.insert(block);
     }
 

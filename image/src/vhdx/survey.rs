@@ -1,23 +1,22 @@
-//! What of a file is in use: asked once in a session, before the first change.
+//! Finds which parts of a file are in use: once in a session, before the first change.
 //!
-//! The BAT is read from beginning to end (holes of a sparse one are skipped), and every MiB that
-//! something refers to is marked (`marks.rs`). The survey finds the end of what is in use, and the
-//! holes before it, which can be used again.
+//! The BAT is read from start to end (holes of a sparse BAT are skipped), and every MiB that an
+//! entry refers to is marked (`marks.rs`). The survey finds the end of the used space, and the
+//! holes before it that can be reused.
 //!
 //! ```text
 //!   owned   metadata, blocks with data, bitmap blocks      two owners of one MiB: the survey fails
-//!   kept    the places of entries without data, and of blocks beyond the disk's end
+//!   kept    offsets of entries without data, and of blocks beyond the disk's end
 //! ```
 //!
-//! Blocks with data that share space: to write into such a file would spread the damage, so every
-//! change of a table is refused. A kept place that something else names too is *contested*: it is
-//! left alone, and its block gets new space.
+//! If two blocks with data share space, a write would spread the damage, so every change of a table
+//! is refused. A kept offset that another entry refers to as well is *contested*: the space is left
+//! alone, and its block gets new space.
 //!
-//! An entry that cannot be right is remembered ([`Survey::damaged`]). Its block's data may lie in
-//! any space that looks free, or beyond the file's end, where a growing file would put another
-//! block's bytes under the entry. So in such a file no space is handed out and the length stays as
-//! it is. Changes that need no space go on: bits of bitmap blocks that exist, and blocks that
-//! become whole or zero.
+//! An invalid entry is recorded ([`Survey::damaged`]). Its block's data may lie in any space that
+//! looks free, or beyond the end of the file, where a growing file would put another block's data.
+//! So in such a file no space is allocated and the length stays as it is. Changes that need no
+//! space are still possible: bits of existing bitmap blocks, and blocks that become whole or zero.
 
 use super::{
     layout::{EntryState, Layout},
@@ -29,28 +28,28 @@ use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, Invalid, MIB, bat::E
 use diskwright_store::Store;
 use std::ops::ControlFlow;
 
-/// Nothing may lie beyond this: the largest disk, twice.
+/// Limit for offsets in the file, in MiB: twice the largest disk.
 const MAX_FILE_MIB: u64 = (128 << 40) / MIB;
-/// Most pieces of free space that are remembered.
+/// Maximum number of recorded pieces of free space.
 const MAX_FREE_PIECES: usize = 64 << 10;
 
-/// See the module.
+/// Result of a survey.
 #[derive(Debug)]
 pub(super) struct Survey {
-    /// First byte after everything in use, a multiple of 1 MiB.
+    /// First byte after all used space, a multiple of 1 MiB.
     pub(super) end_bytes: u64,
-    /// Payload blocks that have no space.
+    /// Number of payload blocks without data.
     pub(super) unallocated_blocks: u64,
-    /// Offset and length of free pieces before `end_bytes`: of a payload block's length, and with a
-    /// parent of 1 MiB.
+    /// Offset and length of free pieces before `end_bytes`. A piece has the length of a payload
+    /// block; with a parent also 1 MiB.
     pub(super) free: Vec<(u64, u64)>,
-    /// Kept places that something else names too.
+    /// Kept space that another entry refers to as well.
     pub(super) contested: Marks,
-    /// Index of the first entry that cannot be right, and why.
+    /// Index of the first invalid entry, and what is wrong with it.
     pub(super) damaged: Option<(u64, Invalid)>,
 }
 
-/// Surveys a file whose log is empty, and of whose tables nothing was changed in this session.
+/// Surveys a file. Its log must be empty and its tables unchanged in this session.
 ///
 /// # Errors
 /// `Io`; `Corrupt` for blocks with data that share space.
@@ -60,8 +59,8 @@ pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Res
         Invalid::new(
             "BAT entry",
             0,
-            format!("something that ends at {end_bytes}"),
-            "everything within the first 128 TiB of the file",
+            format!("a range that ends at {end_bytes}"),
+            "ranges within the first 128 TiB of the file",
         )
     };
     for &(start_bytes, end_bytes) in &layout.metadata {
@@ -130,7 +129,7 @@ pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Res
     })
 }
 
-/// The marks of a survey in the making.
+/// The marks during a survey.
 struct Found {
     owned: Marks,
     kept: Marks,
@@ -147,7 +146,7 @@ impl Found {
     }
 }
 
-/// The space of a block beyond the disk's end, if its entry names any that can be.
+/// The space of a block beyond the disk's end; `None` if its entry has no valid offset.
 pub(super) fn beyond_end(layout: &Layout, block: u64, entry: BatEntry, file_bytes: u64) -> Option<u64> {
     match layout.block_state(block, entry, file_bytes) {
         Ok(EntryState::Data { offset_bytes } | EntryState::Partial { offset_bytes }) => {

@@ -1,15 +1,15 @@
-//! Reading the tables (the BAT and the sector bitmaps) as they are at this moment.
+//! Reads the current tables: the BAT and the sector bitmaps.
 //!
 //! ```text
 //!   read-only, check, survey   the file alone
-//!   a writable image           the file, read without a lock ─▶ state mutex ─▶ the cached pages over it
+//!   a writable image           the file, without a lock ─▶ state mutex ─▶ overlay of cached pages
 //! ```
 //!
-//! What must hold: the state mutex is never held while the store is called. A page that was
-//! changed, written and dropped between the two steps would leave old bytes in the buffer; the
-//! cache's count of drops tells, and the read is made again. The BAT is read in pieces, never
-//! whole. Each read is as of one moment, several reads are not; the disk above asks again where a
-//! block was changed in between.
+//! The state mutex is never held during a call of the store. A page that was changed, written and
+//! dropped between the two steps would leave stale bytes in the buffer. The cache's drop counter
+//! shows that, and the read is repeated. The BAT is read in pieces, never whole. Each read is
+//! consistent in itself; several reads are not consistent with each other. The disk above reads
+//! again if a block was changed in between.
 
 use super::{layout::Layout, lock, pages::PAGE_BYTES, state::State};
 use crate::error::{ImageError, Result};
@@ -17,15 +17,15 @@ use diskwright_format::vhdx::{BatEntry, bat::BAT_ENTRY_BYTES};
 use diskwright_store::{Store, sync::Mutex};
 use std::ops::{ControlFlow, Range};
 
-/// Most bytes of the BAT that are read at once.
+/// Maximum number of BAT bytes read by one call.
 const READ_BYTES: u64 = 64 << 10;
 
-/// For errors.
+/// For error messages.
 pub(super) const READ_BAT: &str = "read the block allocation table";
-/// For errors.
+/// For error messages.
 pub(super) const READ_BITMAP: &str = "read a sector bitmap";
 
-/// See the module.
+/// Access to the current tables of an image.
 #[derive(Clone, Copy)]
 pub(super) struct Tables<'a> {
     store: &'a dyn Store,
@@ -33,23 +33,21 @@ pub(super) struct Tables<'a> {
 }
 
 impl<'a> Tables<'a> {
-    /// The tables as the file has them: of an image that nobody changes, or of which nothing was
-    /// changed yet.
+    /// The tables in the file, for an image without changes in memory.
     pub(super) fn of_file(store: &'a dyn Store) -> Self {
         Self { store, state: None }
     }
 
-    /// The tables of an image with `state`, if it is writable.
+    /// The tables of an image; `state` is `None` for a read-only image.
     pub(super) fn now(store: &'a dyn Store, state: Option<&'a Mutex<State>>) -> Self {
         Self { store, state }
     }
 
-    /// The store.
     pub(super) fn store(&self) -> &'a dyn Store {
         self.store
     }
 
-    /// Fills `buf` from `offset_bytes`. `doing` is for the error.
+    /// Fills `buf` from file offset `offset_bytes`. `doing` is used in the error message.
     ///
     /// # Errors
     /// `Io`.
@@ -68,8 +66,8 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// The file's length in bytes: no less than at the last read, so all places that were read can
-    /// be judged by it.
+    /// The file's length in bytes, at least as large as at the last read. So it can validate all
+    /// offsets that were read before.
     ///
     /// # Errors
     /// `Io`.
@@ -77,18 +75,19 @@ impl<'a> Tables<'a> {
         match self.state {
             Some(state) => Ok(lock(state).file_bytes()),
             None => {
-                self.store.len_bytes().map_err(|error| ImageError::io("learn the file's length", self.store, 0, error))
+                self.store.len_bytes().map_err(|error| ImageError::io("get the file's length", self.store, 0, error))
             }
         }
     }
 
-    /// The first stretch at or after `start_bytes` that may be other than zeros, cut to
-    /// `end_bytes`: data of the file, or a page that the file does not have yet.
+    /// The first range at or after `start_bytes` that may not be zero, cut to `end_bytes`: data in
+    /// the file, or a page that is not in the file yet.
     ///
     /// # Errors
     /// `Io`.
     pub(super) fn next_stretch(&self, start_bytes: u64, end_bytes: u64) -> Result<Option<(u64, u64)>> {
-        // First the cache: a page that is written meanwhile is data of the file when that is asked.
+        // The cache is asked first: a page that is written meanwhile is data when the file is
+        // asked.
         let cached_bytes = self.state.and_then(|state| lock(state).pages.first_in(start_bytes, end_bytes));
         let found = self.store.next_data(start_bytes).map_err(|error| {
             ImageError::io("find the used parts of the block allocation table", self.store, start_bytes, error)
@@ -108,7 +107,7 @@ impl<'a> Tables<'a> {
 }
 
 impl Layout {
-    /// Visits `count` entries from `first`.
+    /// Calls `visit(index, entry)` for `count` entries from `first`.
     pub(super) fn read_entries(
         &self,
         tables: &Tables<'_>,
@@ -120,7 +119,7 @@ impl Layout {
         self.read_until(tables, first, count, &mut visit).map(drop)
     }
 
-    /// The same, until `visit` breaks.
+    /// The same, until `visit` returns `Break`.
     fn read_until(
         &self,
         tables: &Tables<'_>,
@@ -147,8 +146,9 @@ impl Layout {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Visits the entries of `indices` that are not zero, until `visit` breaks. Holes of the file
-    /// are skipped, unless the cache has a page there that is not in the file yet.
+    /// Calls `visit(index, entry)` for the entries of `indices` that are not zero, until it returns
+    /// `Break`. Skips holes of the file, unless the cache has a page there that is not in the file
+    /// yet.
     pub(super) fn each_entry(
         &self,
         tables: &Tables<'_>,

@@ -1,4 +1,4 @@
-//! The trait [`ImageWriter`] of a VHDX: each call goes to the file that does it.
+//! The trait [`ImageWriter`] of a VHDX: each call is passed on to the file that implements it.
 
 use super::{image::VhdxImage, lock};
 use crate::{

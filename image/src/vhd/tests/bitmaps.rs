@@ -1,10 +1,10 @@
-//! Sector bitmaps of dynamic disks: whose are read, what clear bits mean, and how they are set.
+//! Sector bitmaps of dynamic disks: when they are read, what clear bits mean, and how they are set.
 
 use super::*;
 use std::sync::atomic::Ordering;
 
-/// A dynamic disk as another program leaves it: block 0 has its space, and of its 128 sectors only
-/// 1 and 2 are marked. In the others lie bytes that are nobody's.
+/// A dynamic disk as another program leaves it: block 0 has space, but only sectors 1 and 2 of its
+/// 128 are set in the bitmap. The other sectors hold stale data.
 fn partly_marked(creator_app: [u8; 4]) -> (Arc<SparseStore>, u64) {
     let (store, disk) = disk(DiskType::Dynamic);
     disk.write(0, &[1; 65536]);
@@ -23,7 +23,7 @@ fn bitmap_bytes(store: &SparseStore, payload_offset: u64) -> [u8; 16] {
 }
 
 #[test]
-fn sectors_that_are_not_marked_read_as_zeros_in_a_dynamic_disk_too() {
+fn clear_sectors_of_a_dynamic_disk_read_as_zeros() {
     for creator in [*b"vbox", *b"tap\0", *b"CTXS", *b"vpc ", *b"qem2"] {
         let (store, offset_bytes) = partly_marked(creator);
         for writable in [false, true] {
@@ -40,7 +40,7 @@ fn sectors_that_are_not_marked_read_as_zeros_in_a_dynamic_disk_too() {
 }
 
 #[test]
-fn a_sector_that_is_written_is_marked() {
+fn a_written_sector_gets_its_bit() {
     let (store, offset_bytes) = partly_marked(*b"vbox");
     let disk = TestDisk::open(store.clone(), true, Vec::new());
     disk.write(2048, &[5; 512]);
@@ -54,7 +54,7 @@ fn a_sector_that_is_written_is_marked() {
 }
 
 #[test]
-fn a_block_that_becomes_whole_gets_all_its_bits_after_its_payload_is_durable() {
+fn all_bits_of_a_whole_block_are_set_after_its_payload_is_durable() {
     let (store, offset_bytes) = partly_marked(*b"vbox");
     let disk = TestDisk::open(store.clone(), true, Vec::new());
     let writer = disk.image.writer().unwrap();
@@ -81,13 +81,13 @@ fn a_block_that_becomes_whole_gets_all_its_bits_after_its_payload_is_durable() {
 }
 
 #[test]
-fn new_blocks_are_whole_in_files_by_others_too() {
+fn new_blocks_in_files_of_other_programs_are_whole() {
     for writes_init in [true, false] {
         let (store, _) = partly_marked(*b"vbox");
         let mut disk = TestDisk::open(store.clone(), true, Vec::new());
         disk.writes_init = writes_init;
         disk.write(3 * 65536 + 512, &[9; 512]);
-        assert!(matches!(disk.state(3), BlockState::Data { .. }), "known without its bitmap");
+        assert!(matches!(disk.state(3), BlockState::Data { .. }), "known without reading its bitmap");
         assert!(disk.image.sector_bitmap(3).unwrap().is_full());
         disk.discard(3);
         disk.write(3 * 65536 + 512, &[8; 512]);
@@ -99,12 +99,12 @@ fn new_blocks_are_whole_in_files_by_others_too() {
 }
 
 #[test]
-fn no_bitmap_is_read_where_all_blocks_are_ours() {
+fn no_bitmap_is_read_if_all_blocks_are_ours() {
     let (store, disk) = disk(DiskType::Dynamic);
     disk.write(0, &[1; 65536]);
     let BlockState::Data { offset_bytes, .. } = disk.state(0) else { panic!("not written") };
     disk.close();
-    // Were it read, the block would be partial.
+    // If the bitmap were read, the block would be partial.
     store.write_at(&[0; 512], offset_bytes - 512).unwrap();
     assert_eq!(TestDisk::open(store.clone(), true, Vec::new()).state(0), BlockState::data(offset_bytes));
     // Another program has added a block where the footer was.

@@ -1,4 +1,4 @@
-//! A BAT entry that cannot be right costs its block and no other.
+//! An invalid BAT entry damages its own block and no other.
 
 use super::*;
 use crate::ImageError;
@@ -18,7 +18,7 @@ fn damaged(disk_type: DiskType, entry: u32) -> Arc<SparseStore> {
 }
 
 #[test]
-fn one_wrong_entry_damages_one_block() {
+fn one_invalid_entry_damages_one_block() {
     for disk_type in [DiskType::Dynamic, DiskType::Differencing] {
         for (entry, found) in [(1 << 30, "a block that ends at offset"), (1, "a block at offset 512")] {
             for writable in [false, true] {
@@ -35,14 +35,14 @@ fn one_wrong_entry_damages_one_block() {
                         if *offset_bytes == TABLE + 4 && what.starts_with(found)),
                     "{told}"
                 );
-                assert!(disk.image.damage(2).is_err(), "a sound block has no damage to explain");
+                assert!(disk.image.damage(2).is_err(), "an intact block has no damage to explain");
             }
         }
     }
 }
 
 #[test]
-fn beside_damage_blocks_are_overwritten_and_none_is_allocated() {
+fn with_a_damaged_entry_blocks_can_be_overwritten_but_not_allocated() {
     for disk_type in [DiskType::Dynamic, DiskType::Differencing] {
         let store = damaged(disk_type, 1 << 30);
         let disk = TestDisk::open(store.clone(), true, vec![9; 16 * BLOCK as usize]);

@@ -1,5 +1,5 @@
-//! What other programs make of our files, and we of theirs. A program that is not installed is
-//! passed over by name.
+//! Interoperability with other programs, in both directions. A program that is not installed is
+//! skipped by name.
 
 use super::{sparse::Sectors, *};
 use std::{path::Path, process::Command};
@@ -7,7 +7,7 @@ use std::{path::Path, process::Command};
 fn is_installed(program: &str) -> bool {
     let found = Command::new(program).arg("--help").output().is_ok();
     if !found {
-        eprintln!("{program} is not installed: this comparison is left out");
+        eprintln!("skipped: {program} is not installed");
     }
     found
 }
@@ -61,7 +61,7 @@ fn qemu_reads_what_we_write() {
         read(9 << 20, 65536, 0x22);
         read((9 << 20) + 65536, SIZE - 1024 - (9 << 20) - 65536, 0);
         read(SIZE - 1024, 1024, 0x33);
-        // And it can go on where we stopped.
+        // QEMU can continue the file.
         let command = ["-c", "write -P 0x44 5M 128k", "-c", "write -P 0x55 512 512"];
         run("qemu-io", &["-f", "vpc", command[0], command[1], command[2], command[3], file]);
         let theirs = load(&path);
@@ -132,10 +132,10 @@ fn libvhdi_understands_all_types() {
     }
 }
 
-/// QEMU takes space for a block without clearing it: whatever lies there, an old footer for one,
-/// becomes the guest's data.
+/// QEMU allocates space for a block without zeroing it. Any bytes there, such as an old footer,
+/// become the guest's data.
 #[test]
-fn qemu_finds_no_footer_of_ours_in_its_new_blocks() {
+fn new_blocks_of_qemu_do_not_contain_our_old_footer() {
     if !is_installed("qemu-img") || !is_installed("qemu-io") {
         return;
     }
@@ -143,7 +143,7 @@ fn qemu_finds_no_footer_of_ours_in_its_new_blocks() {
     let path = folder.path().join("disk.vhd");
     let file = path.to_str().unwrap();
     const BLOCKS: [u64; 3] = [3, 8, 1];
-    // (our blocks, those that are discarded afterwards, whether space was reserved)
+    // (our blocks, blocks discarded afterwards, whether space was preallocated)
     let histories: [(&[u64], &[u64], bool); 6] = [
         (&[], &[], false),
         (&[0], &[], false),

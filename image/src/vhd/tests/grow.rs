@@ -1,4 +1,4 @@
-//! Disks that grow: what they hold afterwards, what other programs left beyond the old end, and
+//! Growth of disks: their contents afterwards, stale data of other programs beyond the old end, and
 //! power cuts at every step.
 
 use super::{
@@ -23,8 +23,8 @@ fn assert_holds(disk: &TestDisk, sector: u64, version: u32, what: &str) {
     assert!(disk.read(sector * SECTOR, SECTOR as usize) == tagged(sector, version), "{what}: sector {sector}");
 }
 
-/// Grows a disk, writes in the new range, and looks at everything before and after it was opened
-/// again. Says whether the table was moved.
+/// Grows a disk, writes in the new range, and checks the contents before and after reopening.
+/// Returns whether the table was moved.
 fn grows(disk_type: DiskType, size_bytes: u64, new_bytes: u64) -> bool {
     let what = format!("{disk_type} from {size_bytes} to {new_bytes}");
     let store = created(disk_type, size_bytes, BLOCK);
@@ -62,7 +62,7 @@ fn grows(disk_type: DiskType, size_bytes: u64, new_bytes: u64) -> bool {
 #[test]
 fn every_type_grows_within_its_table_and_beyond_it() {
     for disk_type in TYPES {
-        // 128 entries fill a sector.
+        // A sector has 128 entries.
         assert!(!grows(disk_type, 4 * MIB, 8 * MIB));
         assert!(!grows(disk_type, 4 * MIB - 4096, 4 * MIB));
         assert_eq!(grows(disk_type, 4 * MIB - 4096, 9 * MIB), disk_type != DiskType::Fixed);
@@ -72,7 +72,7 @@ fn every_type_grows_within_its_table_and_beyond_it() {
 }
 
 #[test]
-fn a_disk_grows_again_and_again() {
+fn a_disk_can_grow_several_times() {
     let store = created(DiskType::Dynamic, 4 * MIB, BLOCK);
     let disk = TestDisk::open(store.clone(), true, Vec::new());
     let sizes = [5, 9, 100, 101, 2000].map(|size| size * MIB);
@@ -92,7 +92,7 @@ fn a_disk_grows_again_and_again() {
 }
 
 #[test]
-fn a_size_that_cannot_be_is_refused_and_changes_nothing() {
+fn an_invalid_size_is_refused_and_changes_nothing() {
     for disk_type in TYPES {
         let store = created(disk_type, 4 * MIB, 2 << 20);
         let before = store.sectors();
@@ -112,9 +112,9 @@ fn a_size_that_cannot_be_is_refused_and_changes_nothing() {
     assert!(error.contains("blocks are too small"), "{error}");
 }
 
-/// Programs that mean the geometry by a size: the grown disk has its new size for them and for us.
+/// For creators whose disks have the size of the geometry, growth changes the geometry.
 #[test]
-fn a_foreign_creator_that_means_the_geometry_gets_the_new_size() {
+fn growth_changes_the_geometry_too() {
     let store = created(DiskType::Dynamic, 4 * MIB, BLOCK);
     edit_footers(&store, |footer| footer.creator_app = *b"vpc ");
     let disk = TestDisk::open(store.clone(), true, Vec::new());
@@ -124,10 +124,10 @@ fn a_foreign_creator_that_means_the_geometry_gets_the_new_size() {
     assert_eq!(open(store, false).unwrap().info().size_bytes, size_bytes);
 }
 
-/// A program that makes a disk smaller may leave entries beyond the end, and bytes behind the end
-/// in the last block.
+/// A program that shrinks a disk may leave entries beyond the new end, and data beyond the end in
+/// the last block.
 #[test]
-fn leftovers_beyond_the_old_end_are_not_shown() {
+fn stale_data_beyond_the_old_end_is_not_visible() {
     for disk_type in [DiskType::Dynamic, DiskType::Differencing] {
         let store = created(disk_type, 4 * MIB, BLOCK);
         let disk = TestDisk::open(store.clone(), true, Vec::new());
@@ -149,7 +149,7 @@ fn leftovers_beyond_the_old_end_are_not_shown() {
 }
 
 #[test]
-fn a_disk_that_finds_no_room_stays_as_it_is() {
+fn a_failed_growth_leaves_the_disk_unchanged() {
     for disk_type in TYPES {
         let store = created(disk_type, 4 * MIB, BLOCK);
         let disk = TestDisk::open(store.clone(), true, Vec::new());
@@ -163,12 +163,12 @@ fn a_disk_that_finds_no_room_stays_as_it_is() {
         disk.close();
         let reader = TestDisk::open(store.clone(), false, Vec::new());
         assert_eq!(reader.image.info().size_bytes, 1 << 39);
-        assert_holds(&reader, 5, 1, "after the second try");
+        assert_holds(&reader, 5, 1, "after the second attempt");
         assert_sound(store);
     }
 }
 
-/// What a cut leaves: of the changes that were not synced, those that `keep` names.
+/// The contents after a power cut: of the unsynced changes, those for which `keep` is true.
 fn left(cut: &Cut, keep: &mut dyn FnMut() -> bool) -> Sectors {
     let mut left = cut.durable.clone();
     for change in &cut.changes {
@@ -181,8 +181,8 @@ fn left(cut: &Cut, keep: &mut dyn FnMut() -> bool) -> Sectors {
     left
 }
 
-/// Cuts the power at every sync of a growth, and tears what was not synced. The syncs of the
-/// numbers `lost` do nothing. Returns how many syncs there were.
+/// Cuts the power at every sync of a growth and tears unsynced writes. The syncs with the numbers
+/// in `lost` do nothing. Returns the number of syncs.
 fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, lost: &[usize]) -> usize {
     let store = created(disk_type, size_bytes, BLOCK);
     let disk = TestDisk::open(store.clone(), true, Vec::new());
@@ -191,7 +191,7 @@ fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, lost:
     let disk = TestDisk::open(store.clone(), true, Vec::new());
     write(&disk, 300, 2);
     disk.flush();
-    // Durable as it is, with its slack: what a session leaves that is not closed.
+    // Durable, with its slack, as after a session that was not closed.
     let store = Arc::new(SparseStore::with("disk.vhd", store.sectors()));
     drop(disk);
     let disk = TestDisk::open(store.clone(), true, Vec::new());
@@ -227,11 +227,11 @@ fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, lost:
             let reader = TestDisk::open(left.clone(), false, Vec::new());
             let found_bytes = reader.image.info().size_bytes;
             assert!(found_bytes == size_bytes || found_bytes == new_bytes, "{what}: {found_bytes} bytes");
-            assert!(index < syncs || found_bytes == new_bytes, "{what}: growth had ended");
+            assert!(index < syncs || found_bytes == new_bytes, "{what}: growth was complete");
             held(&reader);
             if found_bytes == new_bytes {
                 assert_holds(&reader, new_bytes / SECTOR - 1, 0, &what);
-                // Of a fixed disk the old footer may still be there.
+                // The old footer of a fixed disk may still be there.
                 if disk_type != DiskType::Fixed || index == syncs {
                     assert_holds(&reader, size_bytes / SECTOR, 0, &what);
                 }
@@ -251,7 +251,7 @@ fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, lost:
     syncs
 }
 
-/// A footer may be missing at the end; nothing may be wrong.
+/// The footer at the end may be missing; nothing may be corrupt.
 fn assert_nothing_corrupt(store: &Arc<SparseStore>, what: &str) {
     let report = check(store.clone()).unwrap_or_else(|error| panic!("{what}: {error}"));
     let wrong: Vec<_> = report.findings.iter().filter(|finding| finding.severity == Severity::Corrupt).collect();
@@ -259,7 +259,7 @@ fn assert_nothing_corrupt(store: &Arc<SparseStore>, what: &str) {
 }
 
 #[test]
-fn a_growth_survives_cuts() {
+fn a_growth_survives_power_cuts() {
     for disk_type in TYPES {
         cut_at_every_sync(disk_type, 4 * MIB - 512, 6 * MIB, &[]);
         cut_at_every_sync(disk_type, 4 * MIB, 90 * MIB, &[]);
@@ -267,15 +267,18 @@ fn a_growth_survives_cuts() {
 }
 
 /// The syncs of a growth that moves the table: the table, the header, the footer cleared, its copy,
-/// the footer. The header must be durable before the copy, and so must the clearing of the footer.
+/// the footer. The header and the clearing of the footer must be durable before the copy.
 #[test]
-fn broken_rules_of_a_growth_are_caught() {
+fn breaking_a_sync_of_a_growth_is_detected() {
     assert_eq!(cut_at_every_sync(DiskType::Dynamic, 4 * MIB, 90 * MIB, &[]), 5);
     for (lost, what) in [(&[0][..], "the table"), (&[1, 2], "the header"), (&[2], "the clearing of the footer")] {
         let run = || cut_at_every_sync(DiskType::Dynamic, 4 * MIB, 90 * MIB, lost);
-        assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "{what} is not durable, and no cut shows it");
+        assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "{what} is not durable, and no power cut detects it");
     }
     assert_eq!(cut_at_every_sync(DiskType::Fixed, 4 * MIB, 90 * MIB, &[]), 2);
     let run = || cut_at_every_sync(DiskType::Fixed, 4 * MIB, 90 * MIB, &[0]);
-    assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "the old footer goes before the new one is there");
+    assert!(
+        catch_unwind(AssertUnwindSafe(run)).is_err(),
+        "the old footer was cleared before the new one was durable, and no power cut detects it"
+    );
 }

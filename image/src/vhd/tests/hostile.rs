@@ -1,5 +1,4 @@
-//! Files that mean harm: whatever is in them, nothing panics, and nothing takes more memory than
-//! the file has.
+//! Hostile files: no panic, and no more memory than the length of the file justifies.
 
 use super::{sparse::Sectors, *};
 use diskwright_format::vhd::{DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES};
@@ -29,7 +28,7 @@ fn lie() -> impl Strategy<Value = Lie> {
     prop_oneof![8 => small, 1 => (0usize..6000, prop::collection::vec(any::<u8>(), 1..40)).prop_map(|(at, bytes)| Lie { at, bytes })]
 }
 
-/// Puts the checksums right, so that the lies are listened to.
+/// Recomputes the checksums, so that the changed fields are read.
 fn resum(store: &SparseStore) {
     let sum = |bytes: &mut [u8], at: usize| {
         bytes[at..at + 4].fill(0);

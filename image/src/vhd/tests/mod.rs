@@ -1,5 +1,5 @@
-//! Tests of VHD images as a whole: against a model, with hostile files, and before other programs.
-//! (Power cuts are in `proving/`, but for those of a disk that grows.)
+//! Tests of whole VHD images: against a model, with hostile files, and with other programs. (Power
+//! cuts are tested in `proving/`, except those during growth.)
 
 mod bitmaps;
 mod damage;
@@ -13,8 +13,8 @@ mod structures;
 mod unit;
 mod xenserver;
 
-use super::{check, create, open};
-use crate::{BlockState, CheckReport, Commit, CreateOptions, DiskType, Image, ParentLink, Severity, vhd::VhdImage};
+use super::{check, create, image::VhdImage, open};
+use crate::{BlockState, CheckReport, Commit, CreateOptions, DiskType, Image, ParentLink, Severity};
 use diskwright_format::vhd::{DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, VhdError};
 use diskwright_store::Store;
 use sparse::SparseStore;
@@ -56,12 +56,12 @@ fn assert_sound(store: Arc<dyn Store>) -> CheckReport {
     report
 }
 
-/// Plays the part of the disk above: the order of calls, and the parent beneath.
+/// Acts as the disk above: calls in its order, and reads the parent.
 struct TestDisk {
     image: VhdImage,
-    /// What the parent holds; zeros beyond its end.
+    /// The parent's contents; zeros beyond its end.
     parent: Vec<u8>,
-    /// Whether the next initial bitmap is written by the disk (else it is left to the flush).
+    /// Whether the disk writes the initial bitmap of the next block. If not, the flush must.
     writes_init: bool,
 }
 
@@ -110,8 +110,8 @@ impl TestDisk {
                         writer.initialised(block);
                     }
                     let sectors = ((inside / SECTOR) as u32, (len as u64 / SECTOR) as u32);
-                    // As the disk decides: around the payload a block without space reads as zeros,
-                    // unless a parent shows.
+                    // As the disk decides: a block without space reads as zeros around the payload,
+                    // unless the parent's data is visible.
                     let has_parent = self.image.info().disk_type == DiskType::Differencing;
                     let is_fresh = self.state(block) == BlockState::Absent && !has_parent;
                     let change = if is_fresh || len as u64 == self.block_bytes() {
@@ -176,8 +176,7 @@ impl TestDisk {
     }
 }
 
-/// A sector that tells whose it is: its number on the disk, and the version of what was written
-/// there.
+/// A sector with its own number on the disk and the version of its data.
 fn tagged(sector: u64, version: u32) -> [u8; SECTOR as usize] {
     let mut bytes = [0; SECTOR as usize];
     if version > 0 {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 const BLOCK: u64 = 8192;
 const BLOCKS: u64 = 21;
-/// The last block is cut short by the disk's end.
+/// The last block extends beyond the end of the disk.
 const SIZE: u64 = BLOCKS * BLOCK - 3 * SECTOR;
 const SECTORS: u64 = SIZE / SECTOR;
 

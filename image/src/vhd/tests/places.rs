@@ -1,12 +1,11 @@
-//! Where blocks lie: the order of places, what lies between, and the end of what a BAT entry can
-//! name.
+//! Offsets of blocks: their order, the space between them, and the limit of BAT entries.
 
 use super::*;
 use crate::{
     ImageError,
     vhd::{
         layout::Layout,
-        order::{self, Met},
+        order::{self, WalkItem},
     },
 };
 
@@ -32,26 +31,26 @@ const TIB2: u64 = 2 << 40;
 const WINDOW: u32 = 1 << 28;
 
 #[test]
-fn blocks_are_met_in_the_order_of_their_places_in_a_file_of_any_size() {
+fn blocks_are_visited_by_ascending_offset_in_a_file_of_any_size() {
     let entries = [WINDOW, 0xffff_ff00, WINDOW - 100, 400, WINDOW * 9 + 5, WINDOW, 2, WINDOW * 5];
     let store = placed(MIB, 4096, &entries, TIB2 + 512);
     let (layout, _) = Layout::read(&*store).unwrap();
     let (mut order, mut others) = (Vec::new(), Vec::new());
-    order::walk(&*store, layout.blocks.as_ref().unwrap(), TIB2, &mut |met| {
-        match met {
-            Met::Block { entry, .. } => order.push(entry),
-            Met::Misplaced { block, .. } => others.push((block, "misplaced")),
-            Met::Twin { block, .. } => others.push((block, "twin")),
+    order::walk(&*store, layout.blocks.as_ref().unwrap(), TIB2, &mut |item| {
+        match item {
+            WalkItem::Block { entry, .. } => order.push(entry),
+            WalkItem::Misplaced { block, .. } => others.push((block, "misplaced")),
+            WalkItem::Duplicate { block, .. } => others.push((block, "duplicate")),
         }
         Ok(())
     })
     .unwrap();
     assert_eq!(order, [400, WINDOW - 100, WINDOW, WINDOW * 5, WINDOW * 9 + 5, 0xffff_ff00]);
-    assert_eq!(others, [(6, "misplaced"), (5, "twin")]);
+    assert_eq!(others, [(6, "misplaced"), (5, "duplicate")]);
 }
 
 #[test]
-fn overlaps_are_found_across_windows_and_named() {
+fn overlaps_are_found_across_windows() {
     let store = placed(MIB, 4096, &[WINDOW, 400, WINDOW - 5], TIB2 + 512);
     let found = messages(&store, Severity::Corrupt);
     assert!(found.len() == 1 && found[0].starts_with("Blocks 2 and 0 overlap"), "{found:?}");
@@ -72,8 +71,8 @@ fn overlaps_are_found_across_windows_and_named() {
 }
 
 #[test]
-fn a_block_that_no_entry_can_name_is_refused_and_leaves_no_trace() {
-    // The last place that an entry can name is taken: the next block would begin beyond 2 TiB.
+fn a_block_beyond_2_tib_is_refused_and_changes_nothing() {
+    // The last block that an entry can address exists: the next one would begin beyond 2 TiB.
     let len = TIB2 + 65536;
     let store = placed(4 * MIB, 65536, &[0xffff_fffe], len);
     let disk = TestDisk::open(store.clone(), true, Vec::new());
@@ -88,7 +87,7 @@ fn a_block_that_no_entry_can_name_is_refused_and_leaves_no_trace() {
 }
 
 #[test]
-fn the_largest_disk_wants_blocks_of_a_mebibyte() {
+fn the_largest_disk_needs_blocks_of_1_mib() {
     for disk_type in [DiskType::Dynamic, DiskType::Differencing] {
         for block_bytes in [128 << 10, 512 << 10] {
             let store = Arc::new(SparseStore::new("disk.vhd"));
@@ -99,24 +98,24 @@ fn the_largest_disk_wants_blocks_of_a_mebibyte() {
         }
         let store = Arc::new(SparseStore::new("disk.vhd"));
         create(store.clone(), &options(disk_type, 2040 << 30, 1 << 20)).unwrap();
-        // When all blocks have space, the last of them is where an entry can point.
+        // An entry can address the last block even when all blocks have space.
         let len_bytes = store.len_bytes().unwrap().next_multiple_of(4096) + 2040 * 1024 * (4096 + (1 << 20));
         assert!((len_bytes - (1 << 20) - 512) / 512 < u64::from(u32::MAX));
     }
-    // Smaller disks take smaller blocks.
+    // Smaller disks can have smaller blocks.
     let store = Arc::new(SparseStore::new("disk.vhd"));
     create(store, &options(DiskType::Dynamic, 1024 << 30, 128 << 10)).unwrap();
 }
 
 #[test]
-fn many_blocks_by_others_are_given_up_like_few() {
-    // 70,000 blocks of 4 KiB, packed: more than are remembered one by one.
+fn many_unpadded_blocks_are_freed_correctly() {
+    // 70,000 adjacent blocks of 4 KiB: more than `MAX_UNPADDED`.
     const BLOCKS: u64 = 70_000;
     let first = 1024;
     let entries: Vec<u32> = (0..BLOCKS as u32).map(|block| first + block * 9).collect();
     let store = placed((BLOCKS + 8) * 4096, 4096, &entries, (u64::from(first) + BLOCKS * 9) * 512 + 512);
     let disk = TestDisk::open(store.clone(), true, Vec::new());
-    // The last page of the block before each that goes is where a pad would be.
+    // A pad of a discarded block would be the last page of the block before it.
     let neighbours = [4, 7, BLOCKS - 2];
     for block in neighbours {
         disk.write(block * 4096, &[7; 4096]);
@@ -137,7 +136,7 @@ fn many_blocks_by_others_are_given_up_like_few() {
 }
 
 #[test]
-fn space_before_the_first_block_is_lost_space() {
+fn space_before_the_first_block_is_a_leak() {
     let (store, disk) = disk(DiskType::Dynamic);
     disk.write(0, &[1; 3 * 65536]);
     disk.discard(0);
@@ -145,7 +144,7 @@ fn space_before_the_first_block_is_lost_space() {
     let report = check(store.clone()).unwrap();
     assert_eq!((report.leaked_bytes / 65536, report.worst()), (1, Some(Severity::Leak)));
     assert!(messages(&store, Severity::Leak)[0].contains("before the first block"));
-    // The file is by this program, so the space is used again.
+    // This program created the file, so the space is reused.
     let len = store.len_bytes().unwrap();
     let disk = TestDisk::open(store.clone(), true, Vec::new());
     disk.write(9 * 65536, &[4; 512]);
@@ -154,7 +153,7 @@ fn space_before_the_first_block_is_lost_space() {
 }
 
 #[test]
-fn the_footer_lies_directly_behind_the_last_block_or_the_table() {
+fn the_footer_follows_the_last_block_or_the_table() {
     let table_end = |store: &SparseStore| {
         let header = header(store);
         (header.table_offset + u64::from(header.max_table_entries) * 4).next_multiple_of(512)
@@ -166,12 +165,12 @@ fn the_footer_lies_directly_behind_the_last_block_or_the_table() {
     disk.write(65536, &[1; 512]);
     disk.discard(1);
     disk.close();
-    assert_eq!(footer_place(&store), 8192 + 4096 + 65536, "the last block was given up");
+    assert_eq!(footer_place(&store), 8192 + 4096 + 65536, "the last block was freed");
     let disk = TestDisk::open(store.clone(), true, Vec::new());
     disk.discard(0);
     disk.close();
-    assert_eq!(footer_place(&store), table_end(&store), "all blocks were given up");
-    // A block by another program, which ends anywhere, and then one of ours that goes again.
+    assert_eq!(footer_place(&store), table_end(&store), "all blocks were freed");
+    // A block of another program with any end, then one of ours that is freed again.
     let at = table_end(&store);
     let footer = footer_at(&store, 0).unwrap().to_bytes();
     store.write_at(&[0xff; 512], at).unwrap();

@@ -1,5 +1,4 @@
-//! A store of sectors in a map, so that a file of many megabytes of nothing costs nothing; and one
-//! that remembers what a power cut may lose.
+//! A sparse store in memory that also records what a power cut may lose.
 
 use diskwright_store::{DataFile, FileRange, Store, Zeroing};
 use std::{
@@ -14,7 +13,7 @@ use std::{
 
 const SECTOR: u64 = 512;
 
-/// Bytes, by the sector. Sectors that are not in the map are zero.
+/// Contents by sector. Sectors that are not in the map are zero.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Sectors {
     pub map: BTreeMap<u64, [u8; SECTOR as usize]>,
@@ -69,7 +68,7 @@ impl Sectors {
     }
 }
 
-/// Something written that no sync has made durable.
+/// A change that no sync has made durable.
 #[derive(Debug, Clone)]
 pub enum Change {
     /// One sector, or a part of it.
@@ -77,7 +76,7 @@ pub enum Change {
     Length(u64),
 }
 
-/// What a sync finds: what is durable, and what came since.
+/// The state before a sync: the durable contents, and the changes since.
 #[derive(Debug, Clone)]
 pub struct Cut {
     pub durable: Sectors,
@@ -92,8 +91,7 @@ struct Contents {
     cuts: Vec<Cut>,
 }
 
-/// Something to do inside the next sync, when it has made everything durable and has not returned
-/// yet.
+/// An action to run inside the next sync, after everything is durable and before the sync returns.
 #[derive(Default)]
 pub struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
@@ -109,17 +107,17 @@ impl fmt::Debug for Hook {
     }
 }
 
-/// See the module.
+/// A sparse store that records the state before each sync.
 #[derive(Debug)]
 pub struct SparseStore {
     name: PathBuf,
     contents: Mutex<Contents>,
     pub records_cuts: AtomicBool,
     pub fail_syncs: AtomicBool,
-    /// Syncs that still succeed.
+    /// Number of syncs that succeed before one fails.
     pub syncs_left: AtomicU64,
     pub fail_writes: AtomicBool,
-    /// Length beyond which the store does not grow.
+    /// Maximum length of the store in bytes.
     pub max_len: AtomicU64,
     pub syncs: AtomicU64,
     pub in_next_sync: Hook,
@@ -152,7 +150,7 @@ impl SparseStore {
         std::mem::take(&mut self.contents.lock().unwrap().cuts)
     }
 
-    /// A cut at this instant.
+    /// The state for a power cut at this instant.
     pub fn cut(&self) -> Cut {
         let contents = self.contents.lock().unwrap();
         Cut { durable: contents.durable.clone(), changes: contents.changes.clone() }
@@ -171,7 +169,7 @@ impl SparseStore {
         written
     }
 
-    /// The bytes, for files that are small.
+    /// All bytes, for small files.
     pub fn to_vec(&self) -> Vec<u8> {
         let sectors = self.sectors();
         let mut bytes = vec![0; sectors.len as usize];
@@ -241,7 +239,7 @@ impl Store for SparseStore {
         }
         if self.records_cuts.load(Ordering::Relaxed) {
             let (start, end) = (range.offset_bytes, range.offset_bytes + range.len_bytes);
-            // Sectors that are zero, durably or not, can be lost without a difference.
+            // Losing a sector that is zero both in memory and durably makes no difference.
             let mut sectors: Vec<u64> = contents.now.map.keys().chain(contents.durable.map.keys()).copied().collect();
             sectors.sort_unstable();
             sectors.dedup();

@@ -1,11 +1,11 @@
-//! Footers, header, locators and options, and what check says of them.
+//! Footers, header, locators and options, and the findings of check.
 
 use super::{sparse::Sectors, *};
 use crate::ImageError;
 use diskwright_format::vhd::{CREATOR_APP, DiskKind, LocatorEntry, LocatorKind};
 
 #[test]
-fn new_files_say_what_they_are() {
+fn new_files_have_the_requested_properties() {
     let (store, disk) = disk(DiskType::Differencing);
     let info = disk.image.info();
     assert_eq!((info.size_bytes, info.block_bytes, info.has_blocks), (4 * MIB, 65536, true));
@@ -51,7 +51,7 @@ fn either_footer_is_enough() {
         assert_eq!(image.info().remarks.len(), 1);
         let disk = TestDisk { image, parent: Vec::new(), writes_init: true };
         assert_eq!(disk.read(512, 512), [9; 512]);
-        // The next write that lets the file grow mends both.
+        // The next write that makes the file grow repairs both.
         disk.write(MIB, &[8; 512]);
         assert!(footer_at(&store, 0).is_ok());
         disk.close();
@@ -61,11 +61,11 @@ fn either_footer_is_enough() {
 }
 
 #[test]
-fn a_guests_footer_at_the_tail_is_not_believed() {
+fn a_guest_footer_at_the_end_is_not_used() {
     let (store, disk) = disk(DiskType::Dynamic);
     disk.write(0, &[1; 512]);
     disk.close();
-    // A cut that left a payload block at the end, in which the guest keeps a VHD of its own.
+    // A power cut left a payload block at the end, in which the guest stores a VHD of its own.
     let guests = footer_at(&created(DiskType::Fixed, MIB, 4096), MIB).unwrap();
     let len = store.len_bytes().unwrap();
     store.write_at(&Footer { unique_id: Uuid::from_u128(5), ..guests }.to_bytes(), len - 512).unwrap();
@@ -73,7 +73,7 @@ fn a_guests_footer_at_the_tail_is_not_believed() {
     assert_eq!((image.info().disk_type, image.info().size_bytes), (DiskType::Dynamic, 4 * MIB));
     assert!(check(store).unwrap().worst() <= Some(Severity::Leak));
 
-    // And a fixed disk whose first sectors are the beginning of a dynamic VHD is a fixed disk.
+    // A fixed disk whose guest stores the start of a dynamic VHD in its first sectors.
     let store = created(DiskType::Fixed, 4 * MIB, 4096);
     let dynamic = created(DiskType::Dynamic, MIB, 4096);
     store.write_at(&dynamic.to_vec(), 0).unwrap();
@@ -81,7 +81,7 @@ fn a_guests_footer_at_the_tail_is_not_believed() {
 }
 
 #[test]
-fn old_footers_and_cut_files() {
+fn old_footers_and_truncated_files() {
     let store = created(DiskType::Fixed, MIB, 4096);
     store.set_len(MIB + 511).unwrap();
     let image = open(store.clone(), false).unwrap();
@@ -131,7 +131,7 @@ fn what_check_finds() {
         }
         assert!(
             image.writer().unwrap().reserve_waiting(9).is_err(),
-            "nothing is added to a file whose blocks are misplaced"
+            "no block is allocated in a file whose blocks are misplaced"
         );
     }
     set(1, entries[1]);
@@ -146,7 +146,7 @@ fn what_check_finds() {
 }
 
 #[test]
-fn other_locators_are_understood() {
+fn locators_in_code_pages_and_file_urls_are_read() {
     let (store, disk) = disk(DiskType::Differencing);
     drop(disk);
     let mut header = header(&store);
@@ -189,7 +189,7 @@ fn long_paths_move_the_table() {
 }
 
 #[test]
-fn options_that_the_format_cannot_hold() {
+fn invalid_options_are_refused() {
     let good = || options(DiskType::Dynamic, 4 * MIB, 65536);
     let mut bad = vec![
         CreateOptions { size_bytes: 0, ..good() },
@@ -230,12 +230,12 @@ fn kinds_of_disks_are_told_apart() {
     edit_footers(&store, |footer| footer.kind = DiskKind::Differencing);
     let image = open(store.clone(), false).unwrap();
     assert_eq!(image.info().disk_type, DiskType::Differencing);
-    assert!(image.info().parent.is_some(), "a disk of type 4 has a parent, even one that nobody can find");
+    assert!(image.info().parent.is_some(), "a disk of type 4 has a parent, even if no locator is usable");
     assert_eq!(messages(&store, Severity::Note).len(), 2);
 }
 
 #[test]
-fn a_missing_tail_is_put_right_by_a_write_that_allocates_nothing() {
+fn a_missing_footer_is_restored_by_a_write_that_allocates_nothing() {
     let (store, disk) = disk(DiskType::Dynamic);
     disk.write(0, &[7; 512]);
     disk.close();
@@ -250,7 +250,7 @@ fn a_missing_tail_is_put_right_by_a_write_that_allocates_nothing() {
 }
 
 #[test]
-fn two_footers_of_different_sizes_are_told() {
+fn footers_with_different_sizes_are_reported() {
     let (store, disk) = disk(DiskType::Dynamic);
     disk.write(0, &[7; 512]);
     disk.close();
@@ -260,10 +260,10 @@ fn two_footers_of_different_sizes_are_told() {
     let found = messages(&store, Severity::Corrupt);
     assert!(found.len() == 1 && found[0].contains("4194304") && found[0].contains("2097152"), "{found:?}");
     let image = open(store.clone(), false).unwrap();
-    assert_eq!(image.info().size_bytes, 4 * MIB, "the footer at the end rules");
+    assert_eq!(image.info().size_bytes, 4 * MIB, "the footer at the end is used");
     let remarks = &image.info().remarks;
     assert!(remarks.iter().any(|remark| remark.contains("4194304") && remark.contains("2097152")), "{remarks:?}");
-    // A damaged tail does not.
+    // A damaged footer at the end is not used.
     let len = store.len_bytes().unwrap();
     store.write_at(b"X", len - 100).unwrap();
     let image = open(store, false).unwrap();
@@ -271,7 +271,7 @@ fn two_footers_of_different_sizes_are_told() {
 }
 
 #[test]
-fn two_footers_of_different_types_are_told() {
+fn footers_with_different_types_are_reported() {
     let (store, disk) = disk(DiskType::Differencing);
     disk.write(0, &[7; 512]);
     disk.close();

@@ -1,4 +1,4 @@
-//! Sessions, one property each: growth, space, flushes, failures, and how others placed things.
+//! One property of a session each: growth, space, flushes, failures, and blocks of other programs.
 
 use super::{sparse::Sectors, *};
 use crate::ImageError;
@@ -34,7 +34,7 @@ fn the_footer_moves_with_the_end_and_close_cuts_the_slack() {
 }
 
 #[test]
-fn space_that_was_reserved_for_all_blocks_is_kept() {
+fn preallocated_space_is_kept() {
     let store = Arc::new(SparseStore::new("disk.vhd"));
     create(store.clone(), &CreateOptions { preallocate: true, ..options(DiskType::Dynamic, 4 * MIB, 65536) }).unwrap();
     let len = store.len_bytes().unwrap();
@@ -55,7 +55,7 @@ fn space_that_was_reserved_for_all_blocks_is_kept() {
 }
 
 #[test]
-fn a_discarded_block_is_used_again_only_after_recycle() {
+fn discarded_space_is_reused_only_after_recycle() {
     let (store, disk) = disk(DiskType::Dynamic);
     disk.write(0, &[1; 65536]);
     let first = disk.state(0);
@@ -70,13 +70,13 @@ fn a_discarded_block_is_used_again_only_after_recycle() {
     writer.recycle(generation);
     disk.write(2 * 65536, &[3; 512]);
     assert_eq!(disk.state(2), first);
-    assert_eq!(disk.read(2 * 65536 + 512, 65024), vec![0; 65024], "the old bytes do not show");
+    assert_eq!(disk.read(2 * 65536 + 512, 65024), vec![0; 65024], "stale data is not visible");
     disk.close();
     assert_eq!(check(store).unwrap().findings.len(), 0);
 }
 
 #[test]
-fn a_hole_of_an_earlier_session_is_used_again() {
+fn a_hole_of_an_earlier_session_is_reused() {
     let (store, disk) = disk(DiskType::Dynamic);
     disk.write(0, &[1; 3 * 65536]);
     disk.discard(1);
@@ -93,14 +93,14 @@ fn a_hole_of_an_earlier_session_is_used_again() {
 }
 
 #[test]
-fn a_full_disk_leaves_the_image_as_it_was() {
+fn a_failed_allocation_on_a_full_disk_changes_nothing() {
     let (store, disk) = disk(DiskType::Dynamic);
     let before = store.sectors();
     store.max_len.store(before.len, Ordering::Relaxed);
     let error = disk.image.writer().unwrap().reserve_waiting(3).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
     assert_eq!((disk.state(3), store.sectors()), (BlockState::Absent, before.clone()));
-    // Room for the block, but not for the footer behind it.
+    // Space for the block, but not for the footer after it.
     store.max_len.store(before.len - 512 + 65536 + 4096, Ordering::Relaxed);
     assert!(disk.image.writer().unwrap().reserve_waiting(3).is_err());
     assert_eq!(store.len_bytes().unwrap(), before.len);
@@ -130,7 +130,7 @@ fn a_failed_sync_poisons_and_a_failed_write_does_not() {
 }
 
 #[test]
-fn a_sync_that_fails_while_room_is_made_poisons_too() {
+fn a_failed_sync_of_an_allocation_poisons_the_image() {
     let (store, disk) = disk(DiskType::Dynamic);
     let writer = disk.image.writer().unwrap();
     writer.check_syncs().unwrap();
@@ -141,7 +141,7 @@ fn a_sync_that_fails_while_room_is_made_poisons_too() {
 }
 
 #[test]
-fn a_flush_syncs_no_more_than_it_must() {
+fn a_flush_has_no_needless_syncs() {
     let (store, disk) = disk(DiskType::Dynamic);
     let syncs = || store.syncs.swap(0, Ordering::Relaxed);
     syncs();
@@ -157,7 +157,7 @@ fn a_flush_syncs_no_more_than_it_must() {
 }
 
 #[test]
-fn what_is_committed_in_the_middle_of_a_flush_waits_for_the_next() {
+fn a_commit_during_a_flush_waits_for_the_next_flush() {
     for disk_type in [DiskType::Dynamic, DiskType::Differencing] {
         let (store, disk) = disk(disk_type);
         let disk = Arc::new(disk);
@@ -165,7 +165,7 @@ fn what_is_committed_in_the_middle_of_a_flush_waits_for_the_next() {
         store.records_cuts.store(true, Ordering::Relaxed);
         let other = Arc::clone(&disk);
         store.in_next_sync.set(move || {
-            // Not durable when the second pass writes the BAT: in neither sector may it be shown.
+            // Not durable when the second pass writes the BAT. So no durable state may refer to it.
             other.write(512, &[2; 512]);
             other.write(65536, &[2; 512]);
             assert!(other.image.writer().unwrap().is_dirty());
@@ -177,7 +177,7 @@ fn what_is_committed_in_the_middle_of_a_flush_waits_for_the_next() {
             let disk = TestDisk::open(store, false, vec![7; 1 << 20]);
             (disk.read(0, 512)[0], disk.read(512, 512)[0], disk.state(1) == BlockState::Absent)
         };
-        // A dynamic block is shown whole; its second sector was overwritten in place.
+        // A dynamic block is visible as a whole. Its second sector was overwritten in place.
         let second = if disk_type == DiskType::Dynamic { 2 } else { 7 };
         assert_eq!(shown(store.last_sync()), (1, second, true));
         disk.flush();
@@ -186,7 +186,7 @@ fn what_is_committed_in_the_middle_of_a_flush_waits_for_the_next() {
 }
 
 #[test]
-fn flushes_and_writes_of_many_threads_go_together() {
+fn concurrent_flushes_and_writes_succeed() {
     let (store, disk) = disk(DiskType::Differencing);
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
@@ -207,8 +207,8 @@ fn flushes_and_writes_of_many_threads_go_together() {
 }
 
 #[test]
-fn payload_that_others_placed_is_used_where_it_is() {
-    // Their first block directly behind the table: payload at a multiple of 512 only.
+fn payload_of_other_programs_stays_in_place() {
+    // Another program's first block directly after the table: payload at a multiple of 512 only.
     let (store, disk) = disk(DiskType::Dynamic);
     let at = store.len_bytes().unwrap() - 512 + 512;
     drop(disk);
@@ -251,7 +251,7 @@ fn misuse_is_an_error() {
 }
 
 #[test]
-fn a_reservation_that_comes_to_nothing_leaves_no_trace() {
+fn an_uncommitted_reservation_leaves_no_trace() {
     let (store, disk) = disk(DiskType::Dynamic);
     let len = store.len_bytes().unwrap();
     let writer = disk.image.writer().unwrap();

@@ -1,11 +1,11 @@
-//! XenServer's files: sector bitmaps that count, and the batmap.
+//! XenServer's files: sector bitmaps of dynamic disks, and the batmap.
 
 use super::*;
 use crate::ImageError;
 use diskwright_format::vhd::{BATMAP_HEADER_BYTES, BatmapHeader};
 
 #[test]
-fn xenserver_marks_the_sectors_of_dynamic_disks() {
+fn sector_bitmaps_of_xenservers_dynamic_disks_are_honoured() {
     let (store, disk) = disk(DiskType::Dynamic);
     disk.write(0, &[1; 65536]);
     let BlockState::Data { offset_bytes, .. } = disk.state(0) else { panic!("not written") };
@@ -31,7 +31,7 @@ fn xenserver_marks_the_sectors_of_dynamic_disks() {
     assert_sound(store);
 }
 
-/// A new disk of 64 blocks as XenServer lays it out: the batmap directly behind the BAT, then the
+/// A new disk of 64 blocks with XenServer's layout: the batmap directly after the BAT, then the
 /// footer.
 fn with_batmap(disk_type: DiskType) -> (Arc<SparseStore>, BatmapHeader, u64) {
     let store = created(disk_type, 4 * MIB, 65536);
@@ -56,8 +56,8 @@ fn set_map(store: &SparseStore, batmap: &BatmapHeader, at: u64, map: &[u8; 512])
     store.write_at(map, batmap.map_offset).unwrap();
 }
 
-/// What XenServer reads: of a full block by the batmap everything, else what the block's bitmap
-/// has; the rest is the parent's.
+/// What XenServer reads: all sectors of a block that is full by the batmap, else the sectors set in
+/// the block's bitmap; the rest is the parent's data.
 fn as_xenserver(store: &SparseStore, batmap: &BatmapHeader, parent: &[u8], sector: u64) -> Vec<u8> {
     let (block, within) = (sector / 128, sector % 128);
     let byte = |at: u64| {
@@ -80,7 +80,7 @@ fn as_xenserver(store: &SparseStore, batmap: &BatmapHeader, parent: &[u8], secto
 }
 
 #[test]
-fn the_first_write_to_a_fresh_leaf_leaves_the_batmap_alone() {
+fn the_first_write_does_not_change_the_batmap() {
     for disk_type in [DiskType::Dynamic, DiskType::Differencing] {
         let parent = if disk_type == DiskType::Dynamic { Vec::new() } else { vec![7; 4 * MIB as usize] };
         let (store, batmap, at) = with_batmap(disk_type);
@@ -105,7 +105,7 @@ fn the_first_write_to_a_fresh_leaf_leaves_the_batmap_alone() {
 }
 
 #[test]
-fn no_block_is_given_up_beside_a_batmap() {
+fn no_block_is_freed_in_a_file_with_a_batmap() {
     let (store, ..) = with_batmap(DiskType::Dynamic);
     let disk = TestDisk::open(store.clone(), true, Vec::new());
     disk.write(0, &[1; 65536]);
@@ -133,18 +133,17 @@ fn check_compares_the_batmap_with_the_blocks() {
     };
     assert_eq!(found(0x80), [""; 0]);
     let partial = found(0xc0);
-    assert!(partial.len() == 1 && partial[0].contains("block 1 full, but its bitmap lacks 127"), "{partial:?}");
+    assert!(partial.len() == 1 && partial[0].contains("block 1 is full, but 127 of 128 bits"), "{partial:?}");
     let without = found(0xa0);
-    assert!(without.len() == 1 && without[0].contains("block 2 full, but the block has no space"), "{without:?}");
+    assert!(without.len() == 1 && without[0].contains("block 2 is full, but the block has no space"), "{without:?}");
     store.write_at(&[1], batmap.map_offset + 9).unwrap();
     let torn = messages(&store, Severity::Corrupt);
     assert!(torn.len() == 1 && torn[0].contains("checksum"), "{torn:?}");
 }
 
 #[test]
-fn a_batmap_is_believed_only_where_xenserver_would() {
-    // A block may lie there in a file by another creator, or where the batmap's own numbers cannot
-    // be.
+fn a_batmap_is_used_only_if_xenserver_would_use_it() {
+    // A file of another creator may have a block there, or the batmap's own numbers may be invalid.
     type Edit<'a> = &'a dyn Fn(&SparseStore, &BatmapHeader, u64);
     let edits: [Edit<'_>; 5] = [
         &|store, _, _| edit_footers(store, |footer| footer.creator_app = *b"win "),

@@ -1,13 +1,12 @@
-//! Power cuts in a flush whose table pages do not fit one log entry. (All other power cuts are in
-//! `proving/`: its disks are driven from above, and none has so large a table with so much stale in
-//! it.)
+//! Power cuts in a flush whose table pages do not fit one log entry. (`proving/` tests all other
+//! power cuts. It drives disks from above, and none has so large a table with so many stale bits.)
 //!
-//! Guards against: a page shown before those that it depends on, an entry overwritten while it was
-//! the only one, a partial block without its bitmap, bits that were stale becoming visible.
+//! Guards against: a page that is visible before the pages it depends on, an entry overwritten
+//! while it is the only one, a partial block without its bitmap, stale bits that become visible.
 //!
-//! At each sync, before it completes, the durable contents and random subsets of everything since
-//! (512 bytes at a time) make several files. Each must open, pass the check, and show in every
-//! sector a value that was flushed or written since.
+//! At each sync, before it completes, several files are made from the durable contents and random
+//! subsets of all changes since (512 bytes at a time). Each file must open and pass the check, and
+//! each of its sectors must hold a value that was flushed, or written since.
 
 use super::*;
 use crate::{Severity, vhdx::check};
@@ -21,15 +20,15 @@ thread_local! {
     static DISORDERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Puts pages into the order of the file, where this test breaks the rule that those come first
-/// which others depend on.
+/// Sorts the pages by offset, when this test breaks the rule that pages come before those that
+/// depend on them.
 pub(in crate::vhdx) fn disorder(pages: &mut [(u64, Box<[u8]>)]) {
     if DISORDERED.get() {
         pages.sort_unstable_by_key(|(offset_bytes, _)| *offset_bytes);
     }
 }
 
-/// What a sector may hold after a cut: the first is the flushed value.
+/// The values that a sector may have after a power cut. The first one is the flushed value.
 type Allowed = BTreeMap<u64, Vec<u8>>;
 
 fn verify(left: Contents, allowed: &Allowed, rewrite: bool, what: &str) {
@@ -48,7 +47,7 @@ fn verify(left: Contents, allowed: &Allowed, rewrite: bool, what: &str) {
         shown.push(tag);
     }
     if rewrite {
-        // Replay on disk, a session on top of it, and everything is still there.
+        // Replay on disk, and check the contents again after another session.
         let driver = Driver::open(&store, true);
         driver.write(7 * 2048 + 99, 1, 49).unwrap();
         driver.writer().close().unwrap();
@@ -62,7 +61,7 @@ fn verify(left: Contents, allowed: &Allowed, rewrite: bool, what: &str) {
     }
 }
 
-/// What several power cuts leave: torn at 512 bytes, and with whole writes kept or lost.
+/// The contents after several power cuts: torn at 512 bytes, or with whole writes kept or lost.
 pub(super) fn cuts(power: &Power, numbers: &mut Numbers) -> Vec<(&'static str, Contents)> {
     let mut left = Vec::new();
     for (name, odds) in [("nothing", 0), ("half", 50), ("most", 90), ("all", 100)] {
@@ -78,9 +77,9 @@ pub(super) fn cuts(power: &Power, numbers: &mut Numbers) -> Vec<(&'static str, C
     left
 }
 
-/// The table pages of this flush need several log entries. All bits of blocks that are not present
-/// are set, as some writers leave them, so a block that becomes visible before its bits are cleared
-/// shows zeros instead of its parent. `idle_sync`: a sync of the flush, counted from 1, that does
+/// Runs a flush whose table pages need several log entries. All bits of absent blocks are set, as
+/// some programs leave them. So a block that becomes visible before its bits are cleared reads
+/// zeros instead of its parent. `idle_sync` is the number of a sync of the flush, from 1, that does
 /// nothing.
 fn many_pages(close: bool, idle_sync: Option<u64>) {
     let blocks_per_page = 512u64;
@@ -88,7 +87,7 @@ fn many_pages(close: bool, idle_sync: Option<u64>) {
     let blocks: Vec<u64> = (0..pages).map(|page| page * blocks_per_page + 5 + page % 3).collect();
     let store = Driver::create(&options(DiskType::Differencing, pages * blocks_per_page * MIB, MIB as u32));
     let driver = Driver::open(&store, true);
-    // Two of three chunks have a bitmap already.
+    // Two of three chunks already have a bitmap.
     for chunk in (0..=pages / 8).filter(|chunk| chunk % 3 != 0) {
         driver.write(chunk * 4096 * 2048, 1, 1).unwrap();
     }
@@ -123,33 +122,33 @@ fn many_pages(close: bool, idle_sync: Option<u64>) {
     } else {
         driver.writer().flush().unwrap()
     }
-    assert!(store.with(|power| power.syncs) - before >= 8, "the flush took several entries");
+    assert!(store.with(|power| power.syncs) - before >= 8, "the flush wrote several entries");
     allowed.values_mut().for_each(|tags| *tags = vec![tags[tags.len() - 1]]);
     verify(store.with(|power| power.cut(&mut |_| false)), &allowed, true, "after the flush");
 }
 
 #[test]
-fn a_flush_of_many_pages_survives_cuts() {
+fn a_flush_of_many_pages_survives_power_cuts() {
     many_pages(false, None);
 }
 
 #[test]
-fn a_close_with_many_pages_survives_cuts() {
+fn a_close_with_many_pages_survives_power_cuts() {
     many_pages(true, None);
 }
 
-/// The order of pages, and each sync of the flush: its first four are payload, log entry, and one
-/// for each slot of the header; then two for each further entry.
+/// Breaks the order of pages, and single syncs of the flush. The first four syncs are payload, log
+/// entry, and one for each header slot. Then each further entry has two.
 #[test]
-fn broken_rules_of_many_pages_are_caught() {
+fn breaking_the_page_order_or_a_sync_is_detected() {
     let is_caught = |idle_sync| catch_unwind(AssertUnwindSafe(|| many_pages(false, idle_sync))).is_err();
     DISORDERED.set(true);
-    assert!(is_caught(None), "pages go in the order of the file, and no cut shows it");
+    assert!(is_caught(None), "pages were written by ascending offset, and no power cut detects it");
     DISORDERED.set(false);
     for (idle_sync, what) in [
-        (5, "the pages of an entry are not durable before the next entry takes its place"),
+        (5, "the pages of an entry are not durable before the next entry overwrites it"),
         (6, "an entry is not durable before its pages are written"),
     ] {
-        assert!(is_caught(Some(idle_sync)), "{what}, and no cut shows it");
+        assert!(is_caught(Some(idle_sync)), "{what}, and no power cut detects it");
     }
 }

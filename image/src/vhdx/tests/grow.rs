@@ -1,4 +1,4 @@
-//! Disks that grow: what they hold afterwards, other programs' leftovers beyond the old end, and
+//! Growth of disks: their contents afterwards, stale data of other programs beyond the old end, and
 //! power cuts at every step.
 
 use super::*;
@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const TYPES: [DiskType; 3] = [DiskType::Fixed, DiskType::Dynamic, DiskType::Differencing];
 
-/// The most blocks of 1 MiB for which a BAT region of 1 MiB has entries.
+/// Number of blocks of 1 MiB, in bytes, that a BAT region of 1 MiB has entries for.
 const FULL_REGION_BYTES: u64 = 131_000 * MIB;
 
 fn assert_sound(store: &Arc<TestStore>, what: &str) {
@@ -19,8 +19,8 @@ fn below(disk_type: DiskType, sector: u64) -> u8 {
     if disk_type == DiskType::Differencing { parent_tag(sector) } else { 0 }
 }
 
-/// Grows a disk of `size_bytes`, writes in the new range, and looks at everything before and after
-/// it was opened again.
+/// Grows a disk of `size_bytes`, writes in the new range, and checks the contents before and after
+/// reopening.
 fn grows(disk_type: DiskType, size_bytes: u64, new_bytes: u64) {
     let what = format!("{disk_type} from {size_bytes} to {new_bytes}");
     let store = Driver::create(&options(disk_type, size_bytes, MIB as u32));
@@ -32,7 +32,7 @@ fn grows(disk_type: DiskType, size_bytes: u64, new_bytes: u64) {
     assert_eq!(driver.image.size_bytes(), new_bytes, "{what}");
     let (first_new, last) = (size_bytes / SECTOR, new_bytes / SECTOR - 1);
     for sector in [first_new, last] {
-        // The tail of a block that was there reads as zeros, whatever is below it.
+        // The rest of an existing block reads as zeros and hides the parent.
         let tag = if sector / 2048 == (first_new - 1) / 2048 && disk_type != DiskType::Differencing {
             0
         } else {
@@ -77,7 +77,7 @@ fn a_disk_grows_twice_in_one_session() {
         driver.write(size_bytes / SECTOR - 1, 1, 5 + step as u8).unwrap();
     }
     driver.writer().close().unwrap();
-    assert_sound(&store, "after two steps");
+    assert_sound(&store, "after two growths");
     let reader = Driver::open(&store, false);
     for (sector, tag) in [(9, 4), (2 * FULL_REGION_BYTES / SECTOR - 1, 5), (4 * FULL_REGION_BYTES / SECTOR - 1, 6)] {
         assert_eq!(reader.read(sector), tag);
@@ -85,7 +85,7 @@ fn a_disk_grows_twice_in_one_session() {
 }
 
 #[test]
-fn a_size_that_cannot_be_is_refused_and_changes_nothing() {
+fn an_invalid_size_is_refused_and_changes_nothing() {
     let store = Driver::create(&options(DiskType::Dynamic, 4 * MIB, MIB as u32));
     let before = store.contents();
     let driver = Driver::open(&store, true);
@@ -100,10 +100,10 @@ fn a_size_that_cannot_be_is_refused_and_changes_nothing() {
     assert!(store.contents() == before);
 }
 
-/// A program that makes a disk smaller may leave the entries of the blocks that are gone, and bytes
-/// behind the disk's end in its last block. None of it is shown when the disk grows again.
+/// A program that shrinks a disk may leave entries of removed blocks, and data beyond the end of
+/// the disk in its last block. None of it may be visible when the disk grows again.
 #[test]
-fn leftovers_beyond_the_old_end_are_not_shown() {
+fn stale_data_beyond_the_old_end_is_not_visible() {
     for disk_type in [DiskType::Dynamic, DiskType::Differencing] {
         let store = Driver::create(&options(disk_type, 8 * MIB, MIB as u32));
         let driver = Driver::open(&store, true);
@@ -125,7 +125,7 @@ fn leftovers_beyond_the_old_end_are_not_shown() {
         driver.writer().resize(6 * MIB).unwrap();
         assert_eq!(driver.read(2 * 2048), 62);
         assert_eq!(driver.read(2 * 2048 + 1024), 0, "{disk_type}: beyond the old end");
-        assert_eq!(driver.read(4 * 2048), below(disk_type, 4 * 2048), "{disk_type}: a block that was given up");
+        assert_eq!(driver.read(4 * 2048), below(disk_type, 4 * 2048), "{disk_type}: a freed block");
         driver.writer().close().unwrap();
         assert_eq!(Driver::open(&store, false).read(5 * 2048), below(disk_type, 5 * 2048));
         assert_sound(&store, "grown again");
@@ -133,7 +133,7 @@ fn leftovers_beyond_the_old_end_are_not_shown() {
 }
 
 #[test]
-fn a_disk_that_finds_no_room_stays_as_it_is() {
+fn a_failed_growth_leaves_the_disk_unchanged() {
     let store = Driver::create(&options(DiskType::Dynamic, FULL_REGION_BYTES, MIB as u32));
     let driver = Driver::open(&store, true);
     driver.write(0, 1, 4).unwrap();
@@ -153,11 +153,10 @@ fn a_disk_that_finds_no_room_stays_as_it_is() {
     driver.writer().close().unwrap();
     let reader = Driver::open(&store, false);
     assert_eq!((reader.read(0), reader.read(FULL_REGION_BYTES / SECTOR)), (4, 5));
-    assert_sound(&store, "after the second try");
+    assert_sound(&store, "after the second attempt");
 }
 
-/// Cuts the power at every sync of a growth, and tears what was not synced. Returns how many syncs
-/// there were.
+/// Cuts the power at every sync of a growth and tears unsynced writes. Returns the number of syncs.
 fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, idle_sync: Option<u64>) -> u64 {
     let store = Driver::create(&options(disk_type, size_bytes, MIB as u32));
     let driver = Driver::open(&store, true);
@@ -165,10 +164,10 @@ fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, idle_
     driver.write(2048, 2048, 2).unwrap();
     driver.writer().close().unwrap();
     let driver = Driver::open(&store, true);
-    // In the file through the log, but not durable in its place.
+    // Durable in the log, but not in place.
     driver.write(2 * 2048, 2048, 3).unwrap();
     driver.writer().flush().unwrap();
-    // In memory only: shown or not.
+    // In memory only: may be visible or not after a power cut.
     driver.write(3 * 2048, 2048, 4).unwrap();
     let mut numbers = Numbers(11);
     store.set_hook(move |power| {
@@ -189,7 +188,7 @@ fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, idle_
                     assert!([0, below(disk_type, sector)].contains(&reader.read(sector)), "{what}: sector {sector}");
                 }
             }
-            // Replayed on disk, written and grown once more.
+            // Replay on disk, then write and grow once more.
             let driver = Driver::open(&store, true);
             driver.write(4, 1, 5).unwrap();
             driver.writer().resize(new_bytes + MIB).unwrap();
@@ -209,7 +208,7 @@ fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, idle_
 }
 
 #[test]
-fn a_growth_survives_cuts() {
+fn a_growth_survives_power_cuts() {
     for disk_type in TYPES {
         cut_at_every_sync(disk_type, 6 * MIB - 512, 40 * MIB, None);
     }
@@ -217,15 +216,15 @@ fn a_growth_survives_cuts() {
     cut_at_every_sync(DiskType::Differencing, FULL_REGION_BYTES, FULL_REGION_BYTES + 128 * MIB, None);
 }
 
-/// A growth that moves the table has five syncs, when the log is in use already: what is new, the
-/// log entry, the region table, its copy, the size. Without either of the first two a cut shows it.
-/// (The others keep one region table whole for those who read no log.)
+/// A growth that moves the table has five syncs if the log is in use already: new entries, log
+/// entry, region table, its copy, size. A power cut detects the lack of either of the first two.
+/// (The others keep one region table valid for programs that do not read the log.)
 #[test]
-fn broken_rules_of_a_growth_are_caught() {
+fn breaking_a_sync_of_a_growth_is_detected() {
     let (old_bytes, new_bytes) = (FULL_REGION_BYTES, 2 * FULL_REGION_BYTES);
     assert_eq!(cut_at_every_sync(DiskType::Dynamic, old_bytes, new_bytes, None), 5);
     for (number, what) in [(1, "the copy of the table"), (2, "the log entry")] {
         let run = || cut_at_every_sync(DiskType::Dynamic, old_bytes, new_bytes, Some(number));
-        assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "{what} is not durable, and no cut shows it");
+        assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "{what} is not durable, and no power cut detects it");
     }
 }

@@ -1,5 +1,5 @@
-//! Damaged and malicious files: no panic, no memory by a header's claim, and findings at the right
-//! place.
+//! Damaged and malicious files: no panic, no memory sized by a header's claim, and findings with
+//! the right offset.
 
 use super::*;
 use crate::{ImageError, Severity, vhdx::check};
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 pub(super) const METADATA: u64 = 2 * MIB;
 pub(super) const BAT: u64 = 3 * MIB;
 
-/// A small child with a partial block, a whole one, a zero one.
+/// A small child with a partial block, a whole block and a zero block.
 pub(super) fn sample() -> Contents {
     let store = Driver::create(&options(DiskType::Differencing, 10 * MIB, MIB as u32));
     let driver = Driver::open(&store, true);
@@ -20,7 +20,7 @@ pub(super) fn sample() -> Contents {
     store.contents()
 }
 
-/// Does everything with a file that can be done; all may fail, nothing may panic.
+/// Calls all operations on a file. All may fail, none may panic.
 fn exercise(contents: Contents) {
     let store = TestStore::new(contents);
     let _ = check(Arc::clone(&store) as Arc<dyn Store>);
@@ -53,7 +53,7 @@ pub(super) fn patch(contents: &mut Contents, offset_bytes: u64, bytes: &[u8]) {
     contents.write(bytes, offset_bytes);
 }
 
-/// Puts right the checksum of a structure of `len` bytes.
+/// Recomputes the checksum of a structure of `len` bytes.
 fn reseal(contents: &mut Contents, offset_bytes: u64, len: usize) {
     let mut raw = vec![0; len];
     contents.read(&mut raw, offset_bytes);
@@ -67,11 +67,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn any_damage_is_survived(changes in prop::collection::vec((0usize..6, 0u64..200, any::<u64>(), prop::sample::select(vec![1usize, 2, 4, 8])), 1..6)) {
+    fn any_damage_is_handled_without_a_panic(changes in prop::collection::vec((0usize..6, 0u64..200, any::<u64>(), prop::sample::select(vec![1usize, 2, 4, 8])), 1..6)) {
         let mut contents = sample();
         for (area, at, value, len) in changes {
             let base = [64 << 10, 128 << 10, 192 << 10, METADATA, METADATA + (64 << 10), BAT][area];
-            // Small values, and huge ones.
+            // Small and huge values.
             let value = if value % 3 == 0 { value } else { value >> (value % 60) };
             patch(&mut contents, base + at, &value.to_le_bytes()[..len]);
         }
@@ -85,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn a_file_cut_anywhere_is_survived(len_bytes in 0u64..(9 << 20)) {
+    fn a_truncated_file_is_handled_without_a_panic(len_bytes in 0u64..(9 << 20)) {
         let mut contents = sample();
         contents.set_len(len_bytes);
         exercise(contents);
@@ -93,7 +93,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_no_vhdx_is_told() {
+fn a_file_that_is_not_a_vhdx_is_refused() {
     for contents in [Contents::default(), {
         let mut c = Contents::default();
         c.write(&[0; 5000], 0);
@@ -105,7 +105,7 @@ fn what_is_no_vhdx_is_told() {
     }
 }
 
-/// Changes the sample, and gives the worst findings with their offsets.
+/// Changes the sample and returns the offsets of all corrupt findings.
 fn corruptions(change: impl FnOnce(&mut Contents)) -> Vec<u64> {
     let mut contents = sample();
     change(&mut contents);
@@ -125,7 +125,7 @@ pub(super) fn entry(contents: &Contents, index: u64) -> BatEntry {
 }
 
 #[test]
-fn every_wrong_entry_is_found_where_it_is() {
+fn every_invalid_entry_is_found_at_its_offset() {
     let set =
         |index: u64, raw: u64| move |contents: &mut Contents| patch(contents, BAT + 8 * index, &raw.to_le_bytes());
     assert!(corruptions(|_| ()).is_empty());
@@ -144,7 +144,7 @@ fn every_wrong_entry_is_found_where_it_is() {
         at(0),
         "a partial block without bitmap"
     );
-    assert_eq!(corruptions(set(4096, 5)), vec![BAT, BAT + 8 * 4096], "a bitmap state that is none");
+    assert_eq!(corruptions(set(4096, 5)), vec![BAT, BAT + 8 * 4096], "an undefined bitmap state");
     let overlap = corruptions(|contents| {
         let whole = entry(contents, 1);
         patch(contents, BAT + 8 * 5, &whole.to_le_bytes());
@@ -155,7 +155,7 @@ fn every_wrong_entry_is_found_where_it_is() {
         let whole = entry(contents, 1).offset_bytes();
         patch(contents, BAT + 8 * 5, &BatEntry::payload(PayloadState::Unmapped, whole).to_le_bytes());
     });
-    assert_eq!(unmapped, at(5), "an unmapped block whose space another has");
+    assert_eq!(unmapped, at(5), "an unmapped block whose space another block has");
 }
 
 #[test]
@@ -178,13 +178,13 @@ fn one_damaged_copy_is_a_note_and_a_remark() {
         assert_eq!(check(Arc::clone(&store) as Arc<dyn Store>).unwrap().worst(), Some(Severity::Note));
         let reader = Driver::open(&store, false);
         assert_eq!(reader.read(3), 7);
-        // The second region table is not even read.
+        // The second region table is not read.
         assert_eq!(reader.image.info().remarks.len(), usize::from(offset_bytes != 256 << 10));
     }
 }
 
 #[test]
-fn both_copies_damaged_is_corruption() {
+fn damage_of_both_copies_is_corrupt() {
     let headers = corruptions(|contents| {
         patch(contents, (64 << 10) + 9, &[1]);
         patch(contents, (128 << 10) + 9, &[1]);
@@ -214,7 +214,7 @@ fn regions_in_the_log_and_a_short_bat_are_refused() {
     let in_log = change_regions(&|table| {
         table.regions.iter_mut().filter(|region| region.id == BAT_REGION).for_each(|region| region.offset_bytes = MIB)
     });
-    assert!(in_log.to_string().contains("apart from each other"), "{in_log}");
+    assert!(in_log.to_string().contains("do not overlap"), "{in_log}");
     let mut contents = sample();
     // The same table for a disk of 64 TiB.
     contents.write(&(64u64 << 40).to_le_bytes(), METADATA + (64 << 10) + 8);

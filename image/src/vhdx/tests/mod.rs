@@ -1,14 +1,14 @@
-//! Tests of a whole VHDX. The rooms:
+//! Tests of whole VHDX images. Modules:
 //!
 //! ```text
-//!   mod.rs      a store that keeps volatile and durable apart, and a tiny disk that drives an image
-//!   model.rs    random sessions against an array of sectors; what a session may and may not change
+//!   mod.rs      a store with volatile and durable contents; a minimal disk that drives an image
+//!   model.rs    random sessions against an array of sectors; what a session may change
 //!   replay.rs   hand-made logs
-//!   grow.rs     a disk that grows, and power cuts meanwhile
-//!   crash.rs    the power is cut in a flush of many pages
+//!   grow.rs     growth of a disk, and power cuts meanwhile
+//!   crash.rs    power cuts in a flush of many pages
 //!   hostile.rs  damaged and malicious files
-//!   odd.rs      what other programs write, kept places, and damage of single blocks
-//!   tools.rs    qemu-img, qemu-io and vhdiinfo as a second opinion
+//!   odd.rs      entries of other programs, kept space, and damage of single blocks
+//!   tools.rs    comparison with qemu-img, qemu-io and vhdiinfo
 //! ```
 
 pub(super) mod crash;
@@ -19,7 +19,7 @@ mod odd;
 mod replay;
 mod tools;
 
-use super::{VhdxImage, create, open};
+use super::{create, image::VhdxImage, open};
 use crate::image::{BlockState, Commit, CreateOptions, DiskType, Image, ImageWriter, ParentLink};
 use diskwright_store::{DataFile, FileRange, Store, Zeroing};
 use std::{
@@ -33,7 +33,7 @@ use uuid::Uuid;
 pub(super) const MIB: u64 = 1 << 20;
 pub(super) const SECTOR: u64 = 512;
 
-/// Contents of a file, with holes. Cloning is cheap.
+/// Contents of a sparse file. Cloning is cheap.
 #[derive(Clone, Default, PartialEq)]
 pub(super) struct Contents {
     pages: BTreeMap<u64, Arc<Vec<u8>>>,
@@ -107,14 +107,14 @@ enum Op {
 
 type Hook = Box<dyn FnMut(&Power) + Send>;
 
-/// A store that knows what is durable. Before a sync completes, `hook` sees what a power cut could
-/// leave.
+/// A store that records what is durable. `hook` runs before a sync completes and sees what a power
+/// cut could leave.
 pub(super) struct TestStore {
     state: Mutex<Power>,
     hook: Mutex<Option<Hook>>,
 }
 
-/// What is durable, and what was done since.
+/// The durable contents, and the operations since.
 #[derive(Clone, Default)]
 pub(super) struct Power {
     durable: Contents,
@@ -123,15 +123,15 @@ pub(super) struct Power {
     pub(super) syncs: u64,
     pub(super) writes: u64,
     pub(super) fail_syncs: bool,
-    /// Syncs of this number do nothing.
+    /// The sync with this number does nothing.
     pub(super) idle_sync: Option<u64>,
     pub(super) fail_writes: bool,
     pub(super) full_at_bytes: Option<u64>,
 }
 
 impl Power {
-    /// What is left when the power fails now: of all that was not synced, each 512 bytes and each
-    /// change of the length is kept or lost as `keep` says, which is told the number of the
+    /// The contents after a power cut now. Of all unsynced operations, each 512 bytes and each
+    /// change of the length is kept or lost as `keep` says. Its argument is the index of the
     /// operation.
     pub(super) fn cut(&self, keep: &mut dyn FnMut(usize) -> bool) -> Contents {
         let mut left = self.durable.clone();
@@ -275,7 +275,7 @@ pub(super) fn parent_tag(sector: u64) -> u8 {
     (sector % 199) as u8 + 50
 }
 
-/// The least that a disk does to an image: every sector is filled with one byte, its tag.
+/// A minimal disk above an image. Every sector is filled with one byte, its tag.
 pub(super) struct Driver {
     pub(super) store: Arc<TestStore>,
     pub(super) image: VhdxImage,
@@ -303,7 +303,7 @@ impl Driver {
         out[0]
     }
 
-    /// The tag of a sector, which must fill it.
+    /// The tag of a sector. All its bytes must be the tag.
     pub(super) fn read(&self, sector: u64) -> u8 {
         let block = sector * SECTOR / self.image.info().block_bytes;
         let within = sector * SECTOR % self.image.info().block_bytes;
@@ -363,7 +363,7 @@ pub(super) fn options(disk_type: DiskType, size_bytes: u64, block_bytes: u32) ->
     }
 }
 
-/// A generator of numbers that is the same everywhere (xorshift64*).
+/// A portable generator of random numbers (xorshift64*).
 pub(super) struct Numbers(pub(super) u64);
 
 impl Numbers {

@@ -1,4 +1,4 @@
-//! Random sessions against an array of sectors, and single promises of the writing side.
+//! Random sessions against an array of sectors, and single guarantees of the writer.
 
 use super::*;
 use crate::{
@@ -42,7 +42,7 @@ fn assert_sound(store: &Arc<TestStore>) {
 }
 
 fn run(disk_type: DiskType, steps: Vec<Step>) {
-    // The last block is half beyond the disk's end.
+    // Half of the last block lies beyond the end of the disk.
     let size_bytes = (BLOCKS - 1) * MIB + MIB / 2;
     let store = Driver::create(&options(disk_type, size_bytes, MIB as u32));
     let sectors = size_bytes / SECTOR;
@@ -132,7 +132,7 @@ proptest! {
     }
 
     #[test]
-    fn a_differencing_disk_shows_its_parent_where_it_was_not_written(steps in steps()) {
+    fn a_differencing_disk_reads_its_parent_where_it_was_not_written(steps in steps()) {
         run(DiskType::Differencing, steps);
     }
 
@@ -145,7 +145,7 @@ proptest! {
 #[test]
 fn a_session_that_writes_nothing_changes_nothing() {
     let store = Driver::create(&options(DiskType::Dynamic, 10 * MIB, MIB as u32));
-    // Slack that a crash might have left.
+    // Slack as after a crash.
     store.set_len(store.len_bytes().unwrap() + 3 * MIB).unwrap();
     let before = store.contents();
     let writes = store.with(|power| power.writes);
@@ -156,14 +156,14 @@ fn a_session_that_writes_nothing_changes_nothing() {
 }
 
 #[test]
-fn the_identities_change_once_in_a_session_and_only_when_they_must() {
+fn write_guids_change_once_in_a_session_and_only_when_needed() {
     let store = Driver::create(&options(DiskType::Dynamic, 10 * MIB, MIB as u32));
     let first = Driver::open(&store, true);
     first.writer().reserve_waiting(3).unwrap();
     first.writer().close().unwrap();
     let second = Driver::open(&store, true);
     assert_ne!(first.image.info().file_write_id, second.image.info().file_write_id, "a reservation changes the file");
-    assert_eq!(first.image.info().linkage_id, second.image.info().linkage_id, "a reservation is not seen by a guest");
+    assert_eq!(first.image.info().linkage_id, second.image.info().linkage_id, "a reservation is not guest-visible");
     second.writer().begin_writing().unwrap();
     let syncs = store.with(|power| power.syncs);
     second.writer().begin_writing().unwrap();
@@ -171,11 +171,11 @@ fn the_identities_change_once_in_a_session_and_only_when_they_must() {
     second.writer().close().unwrap();
     let third = Driver::open(&store, false);
     assert_ne!(second.image.info().linkage_id, third.image.info().linkage_id);
-    assert!(third.image.info().remarks.is_empty(), "both headers are good");
+    assert!(third.image.info().remarks.is_empty(), "both headers are valid");
 }
 
 #[test]
-fn slack_with_old_bytes_in_it_reads_as_zeros_when_it_becomes_a_block() {
+fn slack_with_stale_data_reads_as_zeros_in_a_new_block() {
     let store = Driver::create(&options(DiskType::Dynamic, 10 * MIB, MIB as u32));
     let end = store.len_bytes().unwrap();
     store.write_at(&vec![0xee; 3 * MIB as usize], end).unwrap();
@@ -185,7 +185,7 @@ fn slack_with_old_bytes_in_it_reads_as_zeros_when_it_becomes_a_block() {
 }
 
 #[test]
-fn space_lost_by_an_earlier_session_is_found_again() {
+fn space_leaked_by_an_earlier_session_is_reused() {
     let store = Driver::create(&options(DiskType::Dynamic, 10 * MIB, MIB as u32));
     let driver = Driver::open(&store, true);
     for block in 0..6 {
@@ -206,12 +206,12 @@ fn space_lost_by_an_earlier_session_is_found_again() {
 }
 
 #[test]
-fn a_full_file_system_refuses_a_block_and_leaves_the_image_whole() {
+fn a_failed_allocation_on_a_full_file_system_changes_nothing() {
     let store = Driver::create(&options(DiskType::Differencing, 10 * MIB, MIB as u32));
     let driver = Driver::open(&store, true);
     let len_bytes = store.len_bytes().unwrap();
     store.with(|power| power.full_at_bytes = Some(len_bytes + MIB));
-    // Room for the block, none for its sector bitmap.
+    // Space for the block, but not for its sector bitmap.
     let error = driver.write(0, 1, 5).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     assert!(error.to_string().contains("free some space"), "{error}");
@@ -240,7 +240,7 @@ fn a_failed_sync_poisons_the_image() {
 }
 
 #[test]
-fn a_failed_write_of_the_log_is_tried_again() {
+fn a_failed_log_write_can_be_retried() {
     let store = Driver::create(&options(DiskType::Dynamic, 10 * MIB, MIB as u32));
     let driver = Driver::open(&store, true);
     driver.write(0, 8, 5).unwrap();
@@ -255,12 +255,12 @@ fn a_failed_write_of_the_log_is_tried_again() {
 }
 
 #[test]
-fn stale_bits_of_a_block_that_is_not_present_show_nothing() {
+fn stale_bits_of_an_absent_block_are_ignored() {
     let store = Driver::create(&options(DiskType::Differencing, 10 * MIB, MIB as u32));
     let driver = Driver::open(&store, true);
     driver.write(0, 1, 5).unwrap();
     driver.writer().close().unwrap();
-    // Another writer set bits of block 1, which it then made absent.
+    // Another program set bits of block 1 and then made the block absent.
     let bitmap_entry = 3 * MIB + 4096 * 8;
     let mut raw = [0; 8];
     store.read_at(&mut raw, bitmap_entry).unwrap();
@@ -295,7 +295,7 @@ fn bits_of_a_block_of_256_mib_span_pages() {
 }
 
 #[test]
-fn room_made_for_all_blocks_is_kept() {
+fn preallocated_space_is_kept() {
     let made = CreateOptions { preallocate: true, ..options(DiskType::Dynamic, 64 * MIB, MIB as u32) };
     let store = Driver::create(&made);
     let len_bytes = store.len_bytes().unwrap();
@@ -316,7 +316,7 @@ fn room_made_for_all_blocks_is_kept() {
 }
 
 #[test]
-fn a_disk_of_64_tib_is_opened_and_written_by_touching_little() {
+fn a_disk_of_64_tib_is_opened_and_written_with_little_io() {
     let store = Driver::create(&options(DiskType::Dynamic, 64 << 40, MIB as u32));
     let driver = Driver::open(&store, true);
     let last = (64u64 << 40) / SECTOR - 1;
@@ -331,7 +331,7 @@ fn a_disk_of_64_tib_is_opened_and_written_by_touching_little() {
 }
 
 #[test]
-fn flushes_of_many_threads_are_all_satisfied() {
+fn concurrent_flushes_all_succeed() {
     let store = Driver::create(&options(DiskType::Differencing, 64 * MIB, MIB as u32));
     let driver = Driver::open(&store, true);
     std::thread::scope(|scope| {
@@ -357,7 +357,7 @@ fn flushes_of_many_threads_are_all_satisfied() {
 }
 
 #[test]
-fn options_that_no_disk_can_have_are_refused_with_a_hint() {
+fn invalid_options_are_refused_with_a_hint() {
     let refuse = |options: CreateOptions| {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new("m"));
         let error = create(store, &options).unwrap_err();
@@ -375,7 +375,7 @@ fn options_that_no_disk_can_have_are_refused_with_a_hint() {
 }
 
 #[test]
-fn what_was_created_is_what_is_opened() {
+fn an_opened_disk_has_the_options_of_its_creation() {
     let link = ParentLink {
         relative_path: Some("..\\ü\\p.vhdx".into()),
         volume_path: Some("\\\\?\\Volume{26a21bda-a627-11d7-9931-806e6f6e6963}\\p.vhdx".into()),
@@ -402,9 +402,9 @@ fn what_was_created_is_what_is_opened() {
     assert_eq!(check(store).unwrap().worst(), None);
 }
 
-/// However long no client flushes: the table pages that are not in the file yet are bounded.
+/// The number of dirty table pages is bounded even if no client flushes.
 #[test]
-fn many_dirty_pages_are_flushed_though_nobody_asks() {
+fn many_dirty_pages_cause_a_flush() {
     let store = Driver::create(&options(DiskType::Differencing, 3 << 40, 1 << 20));
     let driver = Driver::open(&store, true);
     driver.writer().begin_writing().unwrap();
@@ -414,10 +414,10 @@ fn many_dirty_pages_are_flushed_though_nobody_asks() {
     for page in 1..4000 {
         commit(page);
     }
-    assert_eq!(store.with(|power| power.syncs), before, "16 MiB of pages are kept");
+    assert_eq!(store.with(|power| power.syncs), before, "16 MiB of dirty pages need no flush");
     for page in 4000..4200 {
         commit(page);
     }
-    assert!(store.with(|power| power.syncs) > before, "more than 16 MiB of pages are dirty, and none was written");
+    assert!(store.with(|power| power.syncs) > before, "more than 16 MiB of dirty pages did not cause a flush");
     assert_eq!(driver.state(4199 * 512), BlockState::Zero);
 }

@@ -1,4 +1,4 @@
-//! What other programs write and the specification forbids, places that entries without data keep,
+//! Entries of other programs that the specification forbids, kept space of entries without data,
 //! and damage of single blocks.
 
 use super::{
@@ -19,7 +19,7 @@ fn checked(contents: &Contents) -> (Option<Severity>, String, u64) {
     (report.worst(), message, report.leaked_bytes)
 }
 
-/// A disk without parent whose block 1 has 9 in its first sector.
+/// A disk without a parent. The first sector of block 1 is filled with 9.
 fn alone(disk_type: DiskType, size_bytes: u64) -> Contents {
     let store = Driver::create(&options(disk_type, size_bytes, MIB as u32));
     let driver = Driver::open(&store, true);
@@ -74,7 +74,7 @@ fn a_bitmap_block_in_state_7_is_present_and_noted() {
 }
 
 #[test]
-fn a_block_is_put_back_into_the_space_that_its_entry_keeps() {
+fn a_block_gets_the_kept_space_of_its_entry_back() {
     for (disk_type, state) in [
         (DiskType::Fixed, PayloadState::Unmapped),
         (DiskType::Fixed, PayloadState::Undefined),
@@ -84,7 +84,7 @@ fn a_block_is_put_back_into_the_space_that_its_entry_keeps() {
     ] {
         let mut contents = alone(disk_type, 10 * MIB);
         let place = entry(&contents, 1).offset_bytes();
-        // What the block held before is still there.
+        // The block's stale data is still there.
         contents.write(&[0xee; MIB as usize], place);
         set(&mut contents, 1, BatEntry::payload(state, place));
         let len_bytes = contents.len_bytes;
@@ -96,14 +96,14 @@ fn a_block_is_put_back_into_the_space_that_its_entry_keeps() {
         driver.write(2050, 2, 4).unwrap();
         assert_eq!(driver.state(1), BlockState::data(place), "{disk_type} {state:?}");
         let found: Vec<u8> = (2048..2054).map(|sector| driver.read(sector)).collect();
-        assert_eq!(found, [0, 0, 4, 4, 0, 0], "stale data of the block must not show");
+        assert_eq!(found, [0, 0, 4, 4, 0, 0], "stale data of the block must not be visible");
         driver.writer().close().unwrap();
         assert_eq!(store.contents().len_bytes, len_bytes, "{disk_type} {state:?}: the file must not grow");
     }
 }
 
 #[test]
-fn a_kept_place_that_another_entry_names_is_left_alone() {
+fn contested_kept_space_is_not_used() {
     for state in [PayloadState::Unmapped, PayloadState::Zero, PayloadState::NotPresent] {
         for other in [0, 5] {
             let mut contents = alone(DiskType::Fixed, 10 * MIB);
@@ -115,7 +115,7 @@ fn a_kept_place_that_another_entry_names_is_left_alone() {
             assert_eq!((driver.read(2048), driver.read(other * 2048)), (9, 5));
         }
     }
-    // Two entries without data keep the same place: neither gets it.
+    // Two entries without data keep the same space: neither gets it.
     let mut contents = alone(DiskType::Fixed, 10 * MIB);
     let place = entry(&contents, 1).offset_bytes();
     for index in [1, 2] {
@@ -129,11 +129,11 @@ fn a_kept_place_that_another_entry_names_is_left_alone() {
 }
 
 #[test]
-fn a_kept_place_that_cannot_be_is_not_used() {
+fn invalid_kept_space_is_not_used() {
     let beyond = |contents: &Contents| contents.len_bytes;
     let half_out = |contents: &Contents| contents.len_bytes - MIB / 2;
     let places: [&dyn Fn(&Contents) -> u64; 3] = [&beyond, &half_out, &|_| METADATA];
-    // In the second order the file has grown over the place before its block is written.
+    // In the second order the file grows over the kept space before its block is written.
     for (place, order) in places.into_iter().flat_map(|place| [(place, [5, 6]), (place, [6, 5])]) {
         let mut contents = alone(DiskType::Dynamic, 10 * MIB);
         contents.set_len(contents.len_bytes + MIB / 2);
@@ -150,8 +150,8 @@ fn a_kept_place_that_cannot_be_is_not_used() {
 }
 
 #[test]
-fn a_kept_place_is_given_up_with_the_entry_and_never_twice() {
-    // In a child, a block that becomes ZERO loses the place; another block may have it then.
+fn kept_space_is_freed_once_when_the_entry_changes() {
+    // In a child, a block that becomes ZERO loses its kept space; another block may get it then.
     let mut contents = sample();
     let place = entry(&contents, 1).offset_bytes();
     set(&mut contents, 1, BatEntry::payload(PayloadState::Unmapped, place));
@@ -166,7 +166,7 @@ fn a_kept_place_is_given_up_with_the_entry_and_never_twice() {
     let places: Vec<u64> = (4..8).map(|block| writer.reserve_waiting(block).unwrap().offset_bytes).collect();
     assert_eq!(places.iter().filter(|&&at| at == place).count(), 1, "{places:?}");
 
-    // Without a parent the entry may stay as it is: then the place stays the block's.
+    // Without a parent the entry may stay as it is. Then the block keeps the space.
     let mut contents = alone(DiskType::Dynamic, 10 * MIB);
     let place = entry(&contents, 1).offset_bytes();
     set(&mut contents, 1, BatEntry::payload(PayloadState::Unmapped, place));
@@ -182,9 +182,9 @@ fn a_kept_place_is_given_up_with_the_entry_and_never_twice() {
 }
 
 #[test]
-fn an_offset_in_a_zero_entry_is_a_note_and_the_disk_is_written_to() {
-    // Before and behind the entry of the block whose place it names: the order in which they are
-    // met must not matter.
+fn an_offset_in_a_zero_entry_is_a_note_and_the_disk_is_writable() {
+    // The ZERO entry comes before or after the entry of the block whose space it refers to. The
+    // order must not matter.
     for index in [0, 5] {
         let mut contents = sample();
         let place = entry(&contents, 1).offset_bytes();
@@ -213,8 +213,8 @@ fn blocks_beyond_the_end_of_a_shrunk_child_are_a_leak_and_keep_their_space() {
     assert_eq!(report.worst(), Some(Severity::Leak));
     let message = &report.findings[0].message;
     assert!(message.contains("BAT entry 2 and 2 more: space for a block beyond the disk's end"), "{message}");
-    // Zeroing a block gives its space up; what the next block gets is that, or new, and none of
-    // what lies beyond the end.
+    // Zeroing a block frees its space. The next block gets that space or new space, but no space of
+    // blocks beyond the end.
     let driver = Driver::open(&TestStore::new(contents), true);
     driver.writer().begin_writing().unwrap();
     driver.writer().commit_waiting(0, Commit::Zero).unwrap();
@@ -223,7 +223,7 @@ fn blocks_beyond_the_end_of_a_shrunk_child_are_a_leak_and_keep_their_space() {
 }
 
 #[test]
-fn the_parent_s_windows_path_is_written_as_windows_writes_it() {
+fn the_absolute_windows_path_has_the_prefix_of_hyper_v() {
     for (given, written) in [
         ("C:\\base\\parent.vhdx", "\\\\?\\C:\\base\\parent.vhdx"),
         ("\\\\?\\c:\\parent.vhdx", "\\\\?\\c:\\parent.vhdx"),
@@ -238,7 +238,7 @@ fn the_parent_s_windows_path_is_written_as_windows_writes_it() {
     }
 }
 
-/// The sample with an entry that cannot be right.
+/// The sample with an invalid entry.
 fn damaged(index: u64, raw: u64) -> Arc<TestStore> {
     let mut contents = sample();
     set(&mut contents, index, BatEntry(raw));
@@ -246,7 +246,7 @@ fn damaged(index: u64, raw: u64) -> Arc<TestStore> {
 }
 
 #[test]
-fn one_wrong_entry_damages_one_block() {
+fn one_invalid_entry_damages_one_block() {
     for (raw, found) in [
         (BatEntry::payload(PayloadState::FullyPresent, 1 << 40).0, "a block at 1099511627776"),
         (BatEntry::payload(PayloadState::FullyPresent, METADATA).0, "a block at 2097152"),
@@ -265,13 +265,13 @@ fn one_wrong_entry_damages_one_block() {
                 matches!(&told, ImageError::Corrupt { offset_bytes, found: what, .. } if *offset_bytes == BAT + 40 && what == found),
                 "{told}"
             );
-            assert!(driver.image.damage(1).is_err(), "a sound block has no damage to explain");
+            assert!(driver.image.damage(1).is_err(), "an intact block has no damage to explain");
         }
     }
 }
 
 #[test]
-fn a_lost_bitmap_damages_the_blocks_that_need_it() {
+fn a_missing_bitmap_damages_the_blocks_that_need_it() {
     let driver = Driver::open(&damaged(4096, BatEntry::bitmap(BitmapState::Present, 1 << 40).0), false);
     assert!(matches!(driver.image.sector_bitmap(0), Err(ImageError::Corrupt { .. })));
     assert_eq!((driver.read(2048), driver.read(4096)), (8, 0));
@@ -280,13 +280,13 @@ fn a_lost_bitmap_damages_the_blocks_that_need_it() {
 }
 
 #[test]
-fn beside_damage_blocks_are_overwritten_and_none_is_allocated() {
+fn with_a_damaged_entry_blocks_can_be_overwritten_but_not_allocated() {
     let raw = BatEntry::payload(PayloadState::FullyPresent, 1 << 40).0;
     let store = damaged(5, raw);
     let len_bytes = store.contents().len_bytes;
     let driver = Driver::open(&store, true);
-    // A whole block, a sector that a partial block has, one that it has not, and a block that
-    // becomes zero.
+    // A whole block, a sector that a partial block has, a sector that it does not have, and a block
+    // that becomes zero.
     driver.write(2050, 1, 20).unwrap();
     driver.write(3, 1, 21).unwrap();
     driver.write(9, 1, 22).unwrap();
@@ -303,7 +303,7 @@ fn beside_damage_blocks_are_overwritten_and_none_is_allocated() {
     let sectors = [2050, 3, 9, 11, 10, 2048];
     assert_eq!(sectors.map(|sector| again.read(sector)), [20, 21, 22, 23, parent_tag(10), 8]);
     assert_eq!(again.state(5), BlockState::Damaged);
-    assert_eq!(entry(&store.contents(), 5).0, raw, "the entry is left as it was found");
+    assert_eq!(entry(&store.contents(), 5).0, raw, "the damaged entry is unchanged");
 }
 
 #[test]
@@ -326,8 +326,8 @@ fn the_next_block_is_found_across_holes_and_in_memory() {
         seen
     };
     let expected = [0, 5000, 5001, 20_000_000, blocks - 1];
-    assert_eq!(seen(), expected, "as the tables are in memory");
+    assert_eq!(seen(), expected, "by the tables in memory");
     driver.writer().flush().unwrap();
-    assert_eq!(seen(), expected, "as they are in the file");
+    assert_eq!(seen(), expected, "by the tables in the file");
     assert_eq!((next(1, 5000), next(1, 5001), next(5001, 5001)), (None, Some(5000), None));
 }

@@ -1,4 +1,4 @@
-//! Logs made by hand, replayed in memory and on disk.
+//! Hand-made logs, replayed in memory and on disk.
 
 use super::*;
 use crate::{ImageError, image::LogState, vhdx::check};
@@ -12,7 +12,7 @@ const LOG_BYTES: u64 = MIB;
 const BAT: u64 = 3 * MIB;
 const GUID: Uuid = Uuid::from_u128(0xabc);
 
-/// A dynamic disk with a block of 7s at 4 MiB that the BAT does not show yet.
+/// A dynamic disk with a block of 7s at 4 MiB to which the BAT does not refer yet.
 struct Bench {
     store: Arc<TestStore>,
 }
@@ -47,7 +47,7 @@ impl Bench {
         }
     }
 
-    /// Puts an entry into the ring; returns where the next one goes.
+    /// Puts an entry into the ring. Returns the position of the next one.
     fn put(&self, position: u64, entry: &[u8]) -> u64 {
         for (index, sector) in entry.chunks(4096).enumerate() {
             self.store.write_at(sector, LOG + (position + 4096 * index as u64) % LOG_BYTES).unwrap();
@@ -59,7 +59,8 @@ impl Bench {
         self.put(position, &data_entry(header, [(BAT, page)].into_iter()))
     }
 
-    /// Opens both ways; both must show the same tag for sector 0, and reading must change nothing.
+    /// Opens read-only and writable. Both must read the same tag in sector 0, and a read-only open
+    /// must not write.
     fn replayed(&self) -> (u8, LogState) {
         let before = self.store.contents();
         let reader = Driver::open(&self.store, false);
@@ -86,7 +87,7 @@ impl Bench {
         }
         let report = check(Arc::clone(&self.store) as Arc<dyn Store>).unwrap();
         assert_eq!(report.worst(), Some(crate::Severity::Corrupt));
-        // The FileWriteGuid may change, nothing behind the headers may.
+        // The FileWriteGuid may change, but nothing after the headers.
         let (mut old, mut new) = (vec![0; 256 << 10], vec![0; 256 << 10]);
         before.read(&mut old, 192 << 10);
         self.store.contents().read(&mut new, 192 << 10);
@@ -95,7 +96,7 @@ impl Bench {
     }
 }
 
-/// A BAT page whose first block is at 4 MiB (7s), or elsewhere.
+/// A BAT page whose block 0 is at `block_0_bytes`.
 fn page(block_0_bytes: u64) -> Vec<u8> {
     let mut page = vec![0; 4096];
     page[..8].copy_from_slice(&BatEntry::payload(PayloadState::FullyPresent, block_0_bytes).to_le_bytes());
@@ -138,7 +139,7 @@ fn a_leading_empty_entry_is_part_of_the_sequence() {
 }
 
 #[test]
-fn only_an_empty_entry_replays_nothing_and_keeps_the_file_reachable() {
+fn a_single_empty_entry_replays_nothing() {
     let bench = Bench::new();
     bench.name_log(GUID);
     bench.put(4096, &data_entry(bench.header(1, 4096), std::iter::empty()));
@@ -146,7 +147,7 @@ fn only_an_empty_entry_replays_nothing_and_keeps_the_file_reachable() {
 }
 
 #[test]
-fn a_torn_head_leaves_the_entry_before_it() {
+fn with_a_torn_head_the_previous_entry_is_replayed() {
     for torn_byte in [0, 70, 4096 + 4, 4096 + 2000, 8191] {
         let bench = Bench::new();
         bench.name_log(GUID);
@@ -159,7 +160,7 @@ fn a_torn_head_leaves_the_entry_before_it() {
 }
 
 #[test]
-fn halves_of_a_number_that_differ_make_an_entry_invalid_though_its_checksum_is_right() {
+fn different_halves_of_a_sequence_number_make_an_entry_invalid() {
     let bench = Bench::new();
     bench.name_log(GUID);
     let mut entry = data_entry(bench.header(1, 0), [(BAT, &page(4 * MIB)[..])].into_iter());
@@ -170,7 +171,7 @@ fn halves_of_a_number_that_differ_make_an_entry_invalid_though_its_checksum_is_r
 }
 
 #[test]
-fn entries_of_another_guid_do_not_count() {
+fn entries_of_another_guid_are_ignored() {
     let bench = Bench::new();
     bench.name_log(Uuid::from_u128(0xdef));
     bench.put_page(0, bench.header(1, 0), &page(4 * MIB));
@@ -178,13 +179,13 @@ fn entries_of_another_guid_do_not_count() {
 }
 
 #[test]
-fn of_two_sequences_the_later_wins_and_entries_before_the_tail_are_left_alone() {
+fn the_later_of_two_sequences_is_replayed_from_its_tail() {
     let bench = Bench::new();
     bench.name_log(GUID);
-    // Numbers 1 and 2, long ago.
+    // Sequence numbers 1 and 2: an old sequence.
     let next = bench.put_page(0, bench.header(1, 0), &empty_page());
     bench.put_page(next, bench.header(2, 0), &empty_page());
-    // Numbers 20, 21, 22; the tail of 22 is 21.
+    // Sequence numbers 20, 21, 22; the tail of 22 is 21.
     let second = bench.put_page(65536, bench.header(20, 65536), &page(9 << 40));
     let third = bench.put_page(second, bench.header(21, 65536), &empty_page());
     bench.put_page(third, bench.header(22, second), &page(4 * MIB));
@@ -192,7 +193,7 @@ fn of_two_sequences_the_later_wins_and_entries_before_the_tail_are_left_alone() 
 }
 
 #[test]
-fn a_head_whose_tail_is_not_in_its_chain_does_not_count() {
+fn a_head_whose_tail_is_not_in_its_chain_is_ignored() {
     let bench = Bench::new();
     bench.name_log(GUID);
     bench.put_page(0, bench.header(4, 0), &page(4 * MIB));
@@ -201,7 +202,7 @@ fn a_head_whose_tail_is_not_in_its_chain_does_not_count() {
 }
 
 #[test]
-fn a_file_shorter_than_promised_is_refused() {
+fn a_file_shorter_than_the_head_requires_is_refused() {
     let bench = Bench::new();
     bench.name_log(GUID);
     let promised = bench.store.len_bytes().unwrap() + MIB;
@@ -215,7 +216,7 @@ fn a_file_shorter_than_promised_is_refused() {
 }
 
 #[test]
-fn only_the_head_s_promise_counts() {
+fn only_the_file_length_of_the_head_counts() {
     let bench = Bench::new();
     bench.name_log(GUID);
     let promised = bench.store.len_bytes().unwrap() + MIB;
@@ -231,7 +232,7 @@ fn the_file_is_extended_to_the_last_file_offset() {
     let last = bench.store.len_bytes().unwrap() + 2 * MIB;
     let block = last - MIB;
     bench.put_page(0, LogEntryHeader { last_file_bytes: last, ..bench.header(1, 0) }, &page(block));
-    assert_eq!(bench.replayed().0, 0, "the block lies in what was added, which is zero");
+    assert_eq!(bench.replayed().0, 0, "the block lies in the added range, which is zero");
     Driver::open(&bench.store, true);
     assert_eq!(bench.store.len_bytes().unwrap(), last);
 }
@@ -257,7 +258,7 @@ fn zero_descriptors_zero_even_what_an_earlier_entry_set() {
 }
 
 #[test]
-fn a_log_that_would_change_headers_or_itself_or_grow_the_world_is_refused() {
+fn a_log_that_changes_headers_or_itself_or_extends_the_file_too_far_is_refused() {
     for target in [0, 64 << 10, 128 << 10, LOG, LOG + 8192, 1 << 60] {
         let bench = Bench::new();
         bench.name_log(GUID);

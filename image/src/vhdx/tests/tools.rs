@@ -1,12 +1,12 @@
-//! A second opinion: qemu-img, qemu-io and vhdiinfo. Each test says that it was skipped when its
-//! tool is not installed.
+//! Comparison with qemu-img, qemu-io and vhdiinfo. Each test prints that it was skipped if its tool
+//! is not installed.
 
 use super::*;
 use crate::vhdx::check;
 use std::process::{Command, Output};
 use tempfile::TempDir;
 
-/// Runs a tool, or says by name that it is missing.
+/// Runs a tool, or prints the name of a missing tool.
 fn tool(name: &str, arguments: &[&str]) -> Option<Output> {
     match Command::new(name).args(arguments).output() {
         Ok(output) => Some(output),
@@ -85,7 +85,7 @@ fn qemu_replays_our_log() {
         driver.write(2048 * round, 8, 0x40 + round as u8).unwrap();
         driver.writer().flush().unwrap();
     }
-    // The power is cut: the last entry is in the log, its page is not in its place.
+    // Power cut: the last entry is in the log, but its page is not written in place.
     store.with(|power| power.cut(&mut |_| false)).save(Path::new(&path));
     let Some(output) = tool(
         "qemu-io",
@@ -105,7 +105,7 @@ fn we_read_and_change_what_qemu_writes() {
     for subformat in ["dynamic", "fixed"] {
         let folder = TempDir::new().unwrap();
         let path = path_of(&folder, "theirs.vhdx");
-        // Half a block at the end: qemu's fixed file ends with the disk.
+        // Half a block at the end: qemu's fixed file ends at the end of the disk.
         let made = tool(
             "qemu-img",
             &["create", "-f", "vhdx", "-o", &format!("subformat={subformat},block_size=1M"), &path, "9961472"],

@@ -1,0 +1,39 @@
+//! What a block still needs before it can be reserved or committed.
+//!
+//! `reserve` and `commit` note here what was not in memory. `prepare` then supplies exactly that.
+//! The list lives inside an image's state mutex. Its size is bounded: at the limit all entries are
+//! dropped, and a block whose reservation is tried again is noted again.
+
+use std::{collections::BTreeMap, ops::Range};
+
+/// Above this number of blocks the list is cleared.
+const MAX_BLOCKS: usize = 4096;
+
+/// Block number to what the block needs.
+#[derive(Debug)]
+pub(crate) struct Needs<N>(BTreeMap<u64, N>);
+
+impl<N> Default for Needs<N> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<N: Copy> Needs<N> {
+    pub(crate) fn note(&mut self, block: u64, need: N) {
+        if self.0.len() >= MAX_BLOCKS {
+            self.0.clear();
+        }
+        self.0.insert(block, need);
+    }
+
+    /// The noted needs of a range of blocks.
+    pub(crate) fn of(&self, blocks: Range<u64>) -> Vec<(u64, N)> {
+        self.0.range(blocks).map(|(&block, &need)| (block, need)).collect()
+    }
+
+    /// Removes a block's entry, after the need was supplied or supplying it failed.
+    pub(crate) fn supplied(&mut self, block: u64) {
+        self.0.remove(&block);
+    }
+}
