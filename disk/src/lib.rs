@@ -22,6 +22,7 @@
 //!   create.rs    new images
 //!   place.rs     a FILE or a URI -> a disk or an export
 //!   convert.rs   from one disk to another
+//!   check.rs     damage in an image, and broken links to its parents
 //!   compare.rs   whether two disks hold the same bytes
 //! ```
 
@@ -29,6 +30,7 @@
 
 mod carry_out;
 mod chain;
+mod check;
 mod claims;
 mod clerk;
 pub mod compare;
@@ -56,6 +58,7 @@ mod shared;
 mod work;
 
 pub use chain::Layer;
+pub use check::{Checked, check};
 pub use compare::{CompareOutcome, compare};
 pub use convert::{ConvertOptions, ConvertOutcome, Lost, LostRange, convert, size_note};
 pub use create::{CreateRequest, create};
@@ -68,3 +71,7 @@ pub use place::{Opened, Place, in_a_file};
 
 /// Told how far a long operation has come; return `false` to stop it.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
