@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -153,37 +152,40 @@ def test_a_child_by_fork_is_refused(disk):
     assert disk.read(0, 6) == b"before"
 
 
-def test_other_threads_run_while_a_disk_is_read(tmp_path):
-    """The GIL is released: while one thread waits for a disk, another one goes on."""
-    fifo = tmp_path / "held.sock"
-    # A server that accepts and never answers: the open waits for its greeting.
+def test_other_threads_run_while_a_disk_is_waited_for(tmp_path):
+    """The GIL is released: while one thread waits for a server, this one ends the server."""
+    socket = tmp_path / "mute.sock"
+    # It accepts a client and never says a word.
     script = (
-        "import socket, sys, time\n"
+        "import socket, sys\n"
         "server = socket.socket(socket.AF_UNIX)\n"
         "server.bind(sys.argv[1]); server.listen()\n"
-        "print('up', flush=True)\n"
-        "kept = server.accept()\n"
+        "print('listening', flush=True)\n"
+        "client = server.accept()\n"
+        "print('accepted', flush=True)\n"
         "sys.stdin.read()\n"
     )
     server = subprocess.Popen(
-        [sys.executable, "-c", script, str(fifo)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, str(socket)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert server.stdout.readline() == "up\n"
-        codes = []
+        assert server.stdout.readline() == "listening\n"
+        errors = []
 
         def wait():
             try:
-                diskwright.open(f"nbd+unix:///?socket={fifo}")
+                diskwright.open(f"nbd+unix:///?socket={socket}")
             except diskwright.DiskError as error:
-                codes.append(error.code)
+                errors.append(error)
 
         thread = threading.Thread(target=wait)
         thread.start()
-        # With the GIL held by the waiting thread, this line would never be reached.
+        assert server.stdout.readline() == "accepted\n"
+        # With the GIL held by the thread that waits, this comes when the client has given up.
         server.stdin.close()
         thread.join(60)
-        assert codes == ["connection"]
+        [error] = errors
+        assert error.code == "connection" and "sent nothing" not in str(error), error
     finally:
-        server.send_signal(signal.SIGTERM)
+        server.kill()
         server.wait()
