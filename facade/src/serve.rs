@@ -3,7 +3,9 @@
 //! A server is given exports (a disk under a name) and listeners (unix sockets, TCP), and serves
 //! until it is stopped. Writable exports on TCP without TLS are refused unless
 //! [`Options::insecure_writes`] says otherwise. The server needs io_uring, and [`ServeError::Ring`]
-//! says where there is none.
+//! says where there is none. [`tls`] reads a folder of certificates for [`Options::tls`].
+//! [`ephemeral`] puts a temporary child on a disk that is open read-only: clients can write, and
+//! their writes are dropped at the end.
 //!
 //! ```
 //! use diskwright_lib::serve::{Address, Export, Listener, NbdServer, Options, ServeError};
