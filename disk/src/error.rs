@@ -1,6 +1,7 @@
 //! Errors of disk operations.
 
 use diskwright_image::ImageError;
+use diskwright_store::ErrorCode;
 use std::{
     io,
     path::{Path, PathBuf},
@@ -156,6 +157,47 @@ pub enum DiskError {
 }
 
 impl DiskError {
+    /// Why it failed, for programs to match.
+    ///
+    /// ```
+    /// use diskwright_disk::{Disk, OpenOptions};
+    /// use diskwright_store::ErrorCode;
+    ///
+    /// let error = Disk::open("/nonexistent/disk.vhdx", &OpenOptions::default()).unwrap_err();
+    /// assert_eq!(error.code(), ErrorCode::NotFound);
+    /// ```
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Image(error) | Self::DamagedSource { error, .. } => error.code(),
+            Self::Nbd(error) => error.code(),
+            Self::File { source, .. } => Self::code_of(source),
+            Self::InUse { .. } => ErrorCode::Locked,
+            Self::ParentMissing { .. } => ErrorCode::ParentMissing,
+            Self::ParentOutside { .. } | Self::ParentIsDevice { .. } => ErrorCode::ParentNotAllowed,
+            Self::ParentChanged { .. } => ErrorCode::ParentChanged,
+            Self::NoParentFits { first, .. } => first.code(),
+            Self::BadChain { .. } => ErrorCode::BadChain,
+            Self::HasChildren { .. } => ErrorCode::HasChildren,
+            Self::BadOptions { .. } | Self::Usage { .. } => ErrorCode::InvalidInput,
+            Self::Exists { .. } => ErrorCode::Exists,
+            Self::VerifyFailed { .. } => ErrorCode::VerifyFailed,
+            Self::Stopped => ErrorCode::Stopped,
+        }
+    }
+
+    /// Why a request failed: the code of the image's, disk's or client's error inside `error`, else
+    /// that of the system. For the errors that a [`BlockQueue`](diskwright_store::BlockQueue)
+    /// gives.
+    pub fn code_of(error: &io::Error) -> ErrorCode {
+        let Some(inner) = error.get_ref() else { return ErrorCode::of_system(error) };
+        inner
+            .downcast_ref::<Self>()
+            .map(Self::code)
+            .or_else(|| inner.downcast_ref::<ImageError>().map(ImageError::code))
+            .or_else(|| inner.downcast_ref::<diskwright_nbd::ClientError>().map(diskwright_nbd::ClientError::code))
+            .unwrap_or_else(|| ErrorCode::of_system(error))
+    }
+
     /// Replaces the path `from` in the error by `to`: for a file that is created under a temporary
     /// name.
     pub(crate) fn renamed(mut self, from: &Path, to: &Path) -> Self {
@@ -233,6 +275,48 @@ mod tests {
         }
         let told = from_io("read it", Path::new("top.vhd"), io::Error::other("no luck")).to_string();
         assert_eq!(told, "top.vhd: cannot read it: no luck");
+    }
+
+    #[test]
+    fn every_variant_has_its_code() {
+        let path = || PathBuf::from("a.vhdx");
+        let text = String::new;
+        let image = || ImageError::NotAnImage { path: path(), found: text(), expected: text() };
+        let corrupt =
+            || ImageError::Corrupt { path: path(), structure: "BAT", offset_bytes: 0, found: text(), expected: text() };
+        let file = |kind: io::ErrorKind| DiskError::File { doing: "open it", path: path(), source: kind.into() };
+        let missing = || DiskError::ParentMissing { child: path(), looked_for: Vec::new() };
+        let unknown = || diskwright_nbd::ClientError::UnknownExport { peer: text(), name: text(), exports: Vec::new() };
+        for (error, code) in [
+            (DiskError::Image(image()), "not_an_image"),
+            (DiskError::Nbd(unknown()), "not_found"),
+            (file(io::ErrorKind::NotFound), "not_found"),
+            (file(io::ErrorKind::StorageFull), "no_space"),
+            (DiskError::InUse { path: path(), purpose: "writing", holder: text() }, "locked"),
+            (missing(), "parent_missing"),
+            (DiskError::ParentOutside { child: path(), parent: path() }, "parent_not_allowed"),
+            (
+                DiskError::ParentChanged { child: path(), parent: path(), found: text(), expected: text() },
+                "parent_changed",
+            ),
+            (DiskError::NoParentFits { first: Box::new(missing()), others: Vec::new() }, "parent_missing"),
+            (DiskError::ParentIsDevice { path: path() }, "parent_not_allowed"),
+            (DiskError::BadChain { path: path(), what: text() }, "bad_chain"),
+            (DiskError::HasChildren { path: path(), child: path() }, "has_children"),
+            (DiskError::BadOptions { what: text(), hint: text() }, "invalid_input"),
+            (DiskError::Usage { what: text(), hint: text() }, "invalid_input"),
+            (DiskError::Exists { path: path() }, "exists"),
+            (DiskError::VerifyFailed { dest: path(), source_path: path(), offset_bytes: 0 }, "verify_failed"),
+            (DiskError::DamagedSource { error: corrupt(), offset_bytes: 0, end_bytes: 1 }, "corrupt"),
+            (DiskError::Stopped, "stopped"),
+        ] {
+            assert_eq!(error.code().as_str(), code, "{error:?}");
+        }
+        // What came through a queue keeps its code, where its kind would say less.
+        assert_eq!(DiskError::code_of(&image().into()).as_str(), "not_an_image");
+        assert_eq!(DiskError::code_of(&to_io(missing())).as_str(), "parent_missing");
+        assert_eq!(DiskError::code_of(&unknown().into()).as_str(), "not_found");
+        assert_eq!(DiskError::code_of(&io::ErrorKind::ReadOnlyFilesystem.into()).as_str(), "read_only");
     }
 
     #[test]

@@ -25,6 +25,7 @@
 //!   place.rs      opens a FILE or a URI: a disk or an export
 //!   inside.rs     an image inside an export of an NBD server
 //!   convert.rs    copies one disk into another
+//!   check.rs      damage in an image, and broken links to its parents
 //!   compare.rs    compares the contents of two disks
 //! ```
 
@@ -32,6 +33,7 @@
 
 mod carry_out;
 mod chain;
+mod check;
 mod claims;
 mod clerk;
 mod compare;
@@ -59,6 +61,7 @@ mod shared;
 mod work;
 
 pub use chain::Layer;
+pub use check::{Checked, check};
 pub use compare::{CompareOutcome, compare};
 pub use convert::{ConvertOptions, ConvertOutcome, Lost, LostRange, convert, size_note};
 pub use create::{CreateRequest, create};
@@ -72,3 +75,7 @@ pub use place::{Opened, Place, in_a_file};
 /// Reports the progress of a long operation: bytes done, bytes in total. Returns `false` to stop
 /// it.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -9,3 +9,7 @@
 
 pub mod vhd;
 pub mod vhdx;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

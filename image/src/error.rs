@@ -1,6 +1,6 @@
 //! Errors of image operations. Each says what failed, on which file, and what the user can do.
 
-use diskwright_store::BarrierError;
+use diskwright_store::{BarrierError, ErrorCode};
 use std::{io, path::PathBuf};
 
 /// Result of an image operation.
@@ -118,6 +118,19 @@ impl ImageError {
         }
     }
 
+    /// Why it failed, for programs to match.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Io { source, .. } => ErrorCode::of_system(source),
+            Self::Corrupt { .. } => ErrorCode::Corrupt,
+            Self::NotAnImage { .. } => ErrorCode::NotAnImage,
+            Self::FormatUnclear { .. } => ErrorCode::FormatUnclear,
+            Self::Unsupported { .. } => ErrorCode::Unsupported,
+            Self::BadOptions { .. } => ErrorCode::InvalidInput,
+            Self::Poisoned { .. } => ErrorCode::Poisoned,
+        }
+    }
+
     /// The kind of the underlying system error, for callers that must answer with an errno.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
@@ -142,5 +155,36 @@ impl From<BarrierError> for ImageError {
 impl From<ImageError> for io::Error {
     fn from(error: ImageError) -> Self {
         Self::new(error.kind(), error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variant_has_its_code() {
+        let text = String::new;
+        let path = PathBuf::new;
+        let io = |kind: io::ErrorKind| ImageError::Io {
+            doing: "read it",
+            path: path(),
+            offset_bytes: 0,
+            source: kind.into(),
+        };
+        let corrupt =
+            ImageError::Corrupt { path: path(), structure: "footer", offset_bytes: 0, found: text(), expected: text() };
+        for (error, code) in [
+            (io(io::ErrorKind::StorageFull), "no_space"),
+            (io(io::ErrorKind::UnexpectedEof), "io"),
+            (corrupt, "corrupt"),
+            (ImageError::NotAnImage { path: path(), found: text(), expected: text() }, "not_an_image"),
+            (ImageError::FormatUnclear { path: path(), what: text(), hint: text() }, "format_unclear"),
+            (ImageError::Unsupported { path: path(), what: text(), hint: text() }, "unsupported"),
+            (ImageError::BadOptions { path: path(), what: text(), hint: text() }, "invalid_input"),
+            (ImageError::Poisoned { path: path(), reason: text() }, "poisoned"),
+        ] {
+            assert_eq!(error.code().as_str(), code, "{error:?}");
+        }
     }
 }

@@ -38,3 +38,7 @@ pub use image::{
     BlockState, CheckReport, Commit, CreateOptions, DiskType, Finding, Format, Image, ImageInfo, ImageWriter, LogState,
     ParentLink, Reservation, SectorBitmap, Severity,
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

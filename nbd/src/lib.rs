@@ -18,3 +18,7 @@ pub mod wire;
 
 pub use client::{ClientError, ExportInfo, NbdDevice, NbdStore};
 pub use uri::{Endpoint, NbdUri};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

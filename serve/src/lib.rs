@@ -29,3 +29,7 @@ pub mod scrape;
 mod turn;
 pub mod ublk;
 mod walk;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -33,6 +33,7 @@
 mod bare;
 mod barrier;
 pub mod buffer;
+mod code;
 mod direct;
 pub mod engine;
 mod external;
@@ -73,6 +74,7 @@ mod zeros;
 pub use bare::{BareFound, BareLoad, bare_ring};
 pub use barrier::{Barrier, BarrierError};
 pub use buffer::{HUGE_PAGE_BYTES, IoBuf, MappedMemory, SEGMENTS_MAX, Segment, SegmentMemory, Segments, Slab};
+pub use code::ErrorCode;
 pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTicket, SlotId, TargetId};
 pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes};
 pub use files::{FileFacts, FileSystem, Files, LocalFiles};
@@ -93,3 +95,7 @@ pub use streams::{StreamEnd, StreamId, Streams};
 pub use sys::cycle_counter;
 pub use transfer::Piece;
 pub use zeros::all_zero;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -204,6 +204,22 @@ impl ClientError {
         }
     }
 
+    /// Why it failed, for programs to match. What the server calls a request's failure is taken by
+    /// the kind of its NBD error number.
+    pub fn code(&self) -> diskwright_store::ErrorCode {
+        use diskwright_store::ErrorCode as Code;
+        match self {
+            Self::Uri(_) | Self::Certificates { .. } => Code::InvalidInput,
+            Self::Connect { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => Code::PermissionDenied,
+            Self::Connect { .. } | Self::Lost { .. } | Self::Stalled { .. } | Self::GaveUp { .. } => Code::Connection,
+            Self::Tls { .. } | Self::Wire { .. } | Self::Protocol { .. } | Self::Changed { .. } => Code::Protocol,
+            Self::UnknownExport { .. } => Code::NotFound,
+            Self::TlsMismatch { .. } => Code::PermissionDenied,
+            Self::Unusable { .. } => Code::Unsupported,
+            Self::Refused { .. } | Self::Request { .. } => Code::of_system(&self.kind().into()),
+        }
+    }
+
     /// Whether making the connection anew may help. It does not where the server says the same
     /// again, or lies.
     pub(super) fn is_transient(&self) -> bool {
@@ -220,5 +236,43 @@ impl ClientError {
 impl From<ClientError> for io::Error {
     fn from(error: ClientError) -> Self {
         io::Error::new(error.kind(), error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_program_can_match() {
+        let peer = || String::from("host:10809");
+        let connect = |kind: io::ErrorKind| ClientError::Connect { peer: peer(), source: Arc::new(kind.into()) };
+        let request = |code| ClientError::Request {
+            peer: peer(),
+            command: Command::WRITE,
+            offset_bytes: 0,
+            len_bytes: 512,
+            code,
+            message: String::new(),
+        };
+        let stalled = ClientError::Stalled { peer: peer(), doing: String::new(), seconds: 1.0 };
+        let (text, what) = (String::new, "TLS is required");
+        for (error, code) in [
+            (connect(io::ErrorKind::ConnectionRefused), "connection"),
+            (connect(io::ErrorKind::NotFound), "connection"),
+            (connect(io::ErrorKind::PermissionDenied), "permission_denied"),
+            (ClientError::GaveUp { peer: peer(), seconds: 1.0, last: Box::new(stalled.clone()) }, "connection"),
+            (stalled, "connection"),
+            (ClientError::Protocol { peer: peer(), what: text() }, "protocol"),
+            (ClientError::UnknownExport { peer: peer(), name: text(), exports: Vec::new() }, "not_found"),
+            (ClientError::TlsMismatch { peer: peer(), what }, "permission_denied"),
+            (ClientError::Unusable { peer: peer(), name: text(), what: text() }, "unsupported"),
+            (request(ErrorCode::ENOSPC), "no_space"),
+            (request(ErrorCode::EPERM), "permission_denied"),
+            (request(ErrorCode::EINVAL), "invalid_input"),
+            (request(ErrorCode::EIO), "io"),
+        ] {
+            assert_eq!(error.code().as_str(), code, "{error:?}");
+        }
     }
 }

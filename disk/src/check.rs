@@ -1,0 +1,89 @@
+//! Checking one image and the links to its parents. Nothing is changed.
+//!
+//! ```text
+//!   path ─▶ store (shared lock) ─▶ format's own check ─▶ findings
+//!     └───▶ chain, as far as it can be followed ───────▶ the link that is broken, if one is
+//! ```
+//!
+//! Damage that ends the format's check is a finding like any other. The parents' own contents are
+//! not checked: the caller checks each of them by its path ([`Disk::layers`](crate::Disk::layers)).
+
+use crate::{
+    DiskError, Named, OpenOptions, Reach, Result, check_parts,
+    open::{open_chain, read_without_lock},
+    parts_of,
+};
+use diskwright_image::{CheckReport, Finding, Format, ImageError, Severity, probe};
+use diskwright_store::{CacheMode, LockMode, OpenOptions as StoreOptions};
+use std::path::Path;
+
+/// What a check found in one image.
+#[derive(Debug)]
+pub struct Checked {
+    /// The image's format.
+    pub format: Format,
+    /// Findings and counts.
+    pub report: CheckReport,
+    /// Why the chain ends before its base, so that the disk cannot be read. `None` also where the
+    /// image itself is so damaged that its chain cannot be asked for.
+    pub broken_link: Option<DiskError>,
+    /// What the user should know about how the files were read, a sentence each.
+    pub warnings: Vec<String>,
+}
+
+impl Checked {
+    /// Whether the disk can be read: nothing is corrupt, and no link is broken. Leaked space does
+    /// not count.
+    pub fn is_sound(&self) -> bool {
+        self.broken_link.is_none() && self.report.worst() != Some(Severity::Corrupt)
+    }
+}
+
+/// Checks the image at `path`, and follows its chain. Of the options `writable` and `reach` are
+/// ignored.
+///
+/// # Errors
+/// Where the check cannot begin: the file cannot be opened, is in use by a writer, is empty, or has
+/// no format that is known. Damage is no error, but a finding.
+pub fn check(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Checked> {
+    let path = path.as_ref();
+    let lock = if options.force_share { LockMode::None } else { LockMode::Shared };
+    let warnings = options.force_share.then(|| read_without_lock(path)).into_iter().collect();
+    let (format, report) = check_image(path, options, lock)?;
+    let reading = OpenOptions { writable: false, reach: Reach::Found, ..options.clone() };
+    let broken_link = match open_chain(path, &reading) {
+        Ok(chain) => chain.broken,
+        // The report says more than the failed open.
+        Err(_) if report.worst() == Some(Severity::Corrupt) => None,
+        Err(error) => Some(error),
+    };
+    Ok(Checked { format, report, broken_link, warnings })
+}
+
+fn check_image(path: &Path, options: &OpenOptions, lock: LockMode) -> Result<(Format, CheckReport)> {
+    let reading = StoreOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock };
+    let store = options.files.open(path, &reading)?;
+    // A raw disk in several files is checked as one.
+    if !store.is_block_device()
+        && options.format.is_none_or(|format| format == Format::Raw)
+        && let Named::First(parts) = parts_of(&options.files, path)?
+    {
+        return Ok((Format::Raw, check_parts(&options.files, store, &parts, lock)?));
+    }
+    let format = options.format.map_or_else(|| probe::probe(&*store, false).map(|verdict| verdict.format), Ok)?;
+    if store.len_bytes().is_ok_and(|bytes| bytes == 0) {
+        return Err(DiskError::Image(ImageError::NotAnImage {
+            path: path.to_owned(),
+            found: "found 0 bytes".into(),
+            expected: "a disk".into(),
+        }));
+    }
+    match probe::check(store, Some(format)) {
+        Err(ImageError::Corrupt { structure, offset_bytes, found, expected, .. }) => {
+            let message = format!("{structure}: found {found}, expected {expected}; the check could not go on");
+            let findings = vec![Finding { severity: Severity::Corrupt, offset_bytes, message }];
+            Ok((format, CheckReport { findings, ..CheckReport::default() }))
+        }
+        other => Ok(other?),
+    }
+}

@@ -1,0 +1,150 @@
+//! Virtual hard disks as a library: VHD and VHDX (fixed, dynamic, differencing, with their whole
+//! chain of parents), raw files and devices, and NBD exports. Linux only.
+//!
+//! This crate is the only dependency that a user needs. It re-exports the parts of the crates below
+//! it (`diskwright-disk`, `-image`, `-nbd`, `-serve`, `-store`) and adds [`DiskStream`]. The
+//! package is called `diskwright-lib` because `diskwright` is the program:
+//! `cargo install diskwright` must install that.
+//!
+//! | to do | use |
+//! |---|---|
+//! | open a file with its parents, or an NBD URI | [`Disk::open`]; [`Opened::open`] for either |
+//! | read and write bytes at any offset | [`DiskStream`] (`Read`, `Write`, `Seek`) |
+//! | read and write whole sectors, one request at a time | [`queue::Blocking`] |
+//! | many requests in flight, without copies | [`queue`] |
+//! | create an image, or a child of one | [`create()`] |
+//! | copy a disk into another format, file or export | [`convert()`] |
+//! | compare two disks; find damage | [`compare()`], [`check()`] |
+//! | see which layer holds which range | [`BlockDevice::extents`] |
+//! | serve disks to NBD clients | [`serve`] |
+//! | match an error | [`DiskError::code`], [`DiskError::code_of`] |
+//!
+//! # Open a chain and read it
+//!
+//! A child is opened by its own path. Its parents are found by what the child says of them, proved
+//! to be the disks that the child was made from, and opened read-only.
+//!
+//! ```
+//! use diskwright_lib::{BlockDevice, CreateRequest, Disk, DiskStream, OpenOptions, create};
+//! use std::io::{Read, Seek, SeekFrom, Write};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let (base, child) = (dir.path().join("base.vhdx"), dir.path().join("child.vhdx"));
+//! # create(&base, &CreateRequest { size_bytes: Some(64 << 20), ..CreateRequest::default() })?;
+//! # let disk = Disk::open(&base, &OpenOptions { writable: true, ..OpenOptions::default() })?;
+//! # DiskStream::open(disk.clone())?.write_at(1_000_000, b"from the parent")?;
+//! # disk.close()?;
+//! # drop(disk);
+//! # create(&child, &CreateRequest { parent: Some(base), ..CreateRequest::default() })?;
+//! let disk = Disk::open(&child, &OpenOptions::default())?;
+//! for layer in disk.layers().iter() {
+//!     println!("{}: {}", layer.path.display(), layer.image.info().disk_type);
+//! }
+//! assert_eq!(disk.layers().len(), 2);
+//! assert_eq!(disk.geometry().size_bytes, 64 << 20);
+//!
+//! let mut stream = DiskStream::open(disk.clone())?;
+//! stream.seek(SeekFrom::Start(1_000_000))?;
+//! let mut text = [0; 15];
+//! stream.read_exact(&mut text)?;
+//! assert_eq!(&text, b"from the parent");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Create, write, flush
+//!
+//! A write that has returned is seen by every reader of the disk. A flush makes it durable. The
+//! files are locked until the last `Arc` of the disk is dropped.
+//!
+//! ```
+//! use diskwright_lib::{CreateRequest, Disk, DiskStream, OpenOptions, create};
+//! use std::io::Write;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("new.vhdx");
+//! create(&path, &CreateRequest { size_bytes: Some(10 << 30), ..CreateRequest::default() })?;
+//! let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() })?;
+//! let mut stream = DiskStream::open(disk.clone())?;
+//! stream.write_all(b"at the front")?;
+//! stream.write_at(5 << 30, b"in the middle")?;
+//! stream.flush()?;
+//! drop(stream);
+//! disk.close()?;
+//! // Ten gigabytes for a guest, some megabytes in the file.
+//! assert!(path.metadata()?.len() < 16 << 20);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Convert
+//!
+//! The callback hears how many bytes of the disk are done, and ends the conversion by `false`.
+//!
+//! ```
+//! use diskwright_lib::{CompareOutcome, ConvertOptions, compare, convert};
+//! # use diskwright_lib::{CreateRequest, Disk, DiskStream, OpenOptions, create};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let (source, dest) = (dir.path().join("old.vhd"), dir.path().join("new.vhdx"));
+//! # create(&source, &CreateRequest { size_bytes: Some(64 << 20), ..CreateRequest::default() })?;
+//! # let disk = Disk::open(&source, &OpenOptions { writable: true, ..OpenOptions::default() })?;
+//! # DiskStream::open(disk.clone())?.write_at(12345, b"contents")?;
+//! # disk.close()?;
+//! # drop(disk);
+//! let options = ConvertOptions { verify: true, ..ConvertOptions::default() };
+//! let outcome = convert(&source, &dest, &options, &mut |done_bytes, total_bytes| {
+//!     println!("{done_bytes} of {total_bytes}");
+//!     true
+//! })?;
+//! assert_eq!(outcome.verified_bytes, outcome.size_bytes);
+//! # let old = Disk::open(&source, &OpenOptions::default())?;
+//! # let new = Disk::open(&dest, &OpenOptions::default())?;
+//! # assert_eq!(diskwright_lib::check(&dest, &OpenOptions::default())?.report.worst(), None);
+//! # let same = compare([(&*old, &source), (&*new, &dest)], Default::default(), &mut |_, _| true)?;
+//! # assert_eq!(same, CompareOutcome::Same);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Serve a disk by NBD
+//!
+//! See [`serve`].
+//!
+//! # Errors
+//!
+//! ```
+//! use diskwright_lib::{Disk, ErrorCode, OpenOptions};
+//!
+//! match Disk::open("/nonexistent/disk.vhdx", &OpenOptions::default()) {
+//!     Ok(disk) => println!("{:?}", disk.layers()),
+//!     Err(error) if error.code() == ErrorCode::NotFound => println!("no such disk"),
+//!     Err(error) if error.code() == ErrorCode::Locked => println!("try again later"),
+//!     Err(error) => println!("{error}"),
+//! }
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod queue;
+pub mod serve;
+mod stream;
+
+pub use diskwright_disk::{
+    Checked, CompareOutcome, ConvertOptions, ConvertOutcome, CreateRequest, Disk, DiskError, Layer, Lost, LostRange,
+    MAP_MEMORY_BYTES, OpenOptions, Opened, ParentPolicy, Place, Progress, Reach, Result, check, compare, convert,
+    create,
+};
+pub use diskwright_image::{
+    CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, ParentLink, Severity,
+};
+pub use diskwright_nbd::{ClientError, NbdDevice, NbdUri};
+pub use diskwright_store::{BlockDevice, CacheMode, EngineKind, ErrorCode, Extent, ExtentKind, Files, Geometry};
+pub use stream::DiskStream;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

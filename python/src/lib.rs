@@ -1,0 +1,194 @@
+//! The native part of the Python module `diskwright`.
+//!
+//! ```text
+//!   diskwright/__init__.py   names, the file-like object (io.RawIOBase), map() and open()
+//!   lib.rs                   functions: create, info, convert, check
+//!   disk.rs                  the class Disk
+//!   worker.rs                the thread that has a disk's queue
+//!   values.rs                what is returned: extents, images, findings
+//!   error.rs                 DiskError with its code
+//! ```
+//!
+//! The GIL is released while anything waits for a disk. Options are turned into those of
+//! `diskwright_lib` here and nowhere else.
+
+#![forbid(unsafe_code)]
+
+mod disk;
+mod error;
+mod values;
+mod worker;
+
+use diskwright_lib::{
+    CacheMode, ConvertOptions, CreateRequest, DiskType, Format, OpenOptions, Opened, ParentPolicy, Reach,
+};
+use error::{Failure, refused};
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use values::{Checked, Converted, Info};
+
+/// Where the parents of a disk may lie, and how its files are read: the options that `open`,
+/// `info`, `check` and `convert` share.
+fn reading(
+    format: Option<&str>,
+    force_share: bool,
+    allow_parent_dirs: Vec<PathBuf>,
+    allow_any_parent: bool,
+) -> Result<OpenOptions, Failure> {
+    let parents =
+        ParentPolicy { allowed_dirs: allow_parent_dirs, allow_any: allow_any_parent, ..ParentPolicy::default() };
+    let format = format.map(format_named).transpose()?;
+    Ok(OpenOptions { format, force_share, parents, ..OpenOptions::default() })
+}
+
+fn format_named(name: &str) -> Result<Format, Failure> {
+    let all = [Format::Raw, Format::Vhd, Format::Vhdx];
+    let found = all.into_iter().find(|format| format.to_string() == name);
+    found.ok_or_else(|| refused(format!("{name:?} is not a format; use 'raw', 'vhd' or 'vhdx'")))
+}
+
+fn type_named(name: &str) -> Result<DiskType, Failure> {
+    let all = [DiskType::Fixed, DiskType::Dynamic, DiskType::Differencing];
+    let found = all.into_iter().find(|disk_type| disk_type.to_string() == name);
+    found.ok_or_else(|| refused(format!("{name:?} is not a disk type; use 'fixed', 'dynamic' or 'differencing'")))
+}
+
+/// Make a new image. Returns warnings.
+#[pyfunction]
+#[pyo3(signature = (path, *, size=None, format=None, disk_type=None, parent=None, block_size=None, sector_size=None, preallocate=false))]
+#[allow(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
+fn create(
+    py: Python<'_>,
+    path: PathBuf,
+    size: Option<u64>,
+    format: Option<&str>,
+    disk_type: Option<&str>,
+    parent: Option<PathBuf>,
+    block_size: Option<u32>,
+    sector_size: Option<u32>,
+    preallocate: bool,
+) -> Result<Vec<String>, Failure> {
+    let request = CreateRequest {
+        size_bytes: size,
+        format: format.map(format_named).transpose()?,
+        disk_type: disk_type.map(type_named).transpose()?,
+        parent,
+        block_bytes: block_size,
+        logical_sector_bytes: sector_size,
+        preallocate,
+        ..CreateRequest::default()
+    };
+    Ok(py.detach(|| diskwright_lib::create(path, &request))?)
+}
+
+/// Describe a disk and its chain, as far as the chain can be followed.
+#[pyfunction]
+#[pyo3(signature = (path, *, format=None, force_share=false, allow_parent_dirs=Vec::new(), allow_any_parent=false))]
+fn info(
+    py: Python<'_>,
+    path: PathBuf,
+    format: Option<&str>,
+    force_share: bool,
+    allow_parent_dirs: Vec<PathBuf>,
+    allow_any_parent: bool,
+) -> Result<Info, Failure> {
+    let options = reading(format, force_share, allow_parent_dirs, allow_any_parent)?;
+    let options = OpenOptions { reach: Reach::Found, ..options };
+    Ok(py.detach(|| Opened::open(&path, &options).map(|opened| Info::of(&opened)))?)
+}
+
+/// Look for damage in an image, and for broken links to its parents.
+#[pyfunction]
+#[pyo3(signature = (path, *, format=None, force_share=false, allow_parent_dirs=Vec::new(), allow_any_parent=false))]
+fn check(
+    py: Python<'_>,
+    path: PathBuf,
+    format: Option<&str>,
+    force_share: bool,
+    allow_parent_dirs: Vec<PathBuf>,
+    allow_any_parent: bool,
+) -> Result<Checked, Failure> {
+    let options = reading(format, force_share, allow_parent_dirs, allow_any_parent)?;
+    Ok(py.detach(|| diskwright_lib::check(&path, &options)).map(Checked::from)?)
+}
+
+/// Copy a disk into a new image or an export.
+#[pyfunction]
+#[pyo3(signature = (
+    source, dest, *, progress=None, format=None, source_format=None, disk_type=None, block_size=None, sector_size=None,
+    preallocate=false, verify=false, skip_damaged=false, force_share=false, allow_parent_dirs=Vec::new(),
+    allow_any_parent=false
+))]
+#[allow(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
+fn convert(
+    py: Python<'_>,
+    source: PathBuf,
+    dest: PathBuf,
+    progress: Option<Py<PyAny>>,
+    format: Option<&str>,
+    source_format: Option<&str>,
+    disk_type: Option<&str>,
+    block_size: Option<u32>,
+    sector_size: Option<u32>,
+    preallocate: bool,
+    verify: bool,
+    skip_damaged: bool,
+    force_share: bool,
+    allow_parent_dirs: Vec<PathBuf>,
+    allow_any_parent: bool,
+) -> Result<Converted, Failure> {
+    let options = ConvertOptions {
+        source: reading(source_format, force_share, allow_parent_dirs, allow_any_parent)?,
+        dest: CreateRequest {
+            format: format.map(format_named).transpose()?,
+            disk_type: disk_type.map(type_named).transpose()?,
+            block_bytes: block_size,
+            logical_sector_bytes: sector_size,
+            preallocate,
+            ..CreateRequest::default()
+        },
+        verify,
+        skip_damaged,
+        ..ConvertOptions::default()
+    };
+    // What Python says between two steps, a signal or the callback's own exception, ends the
+    // conversion and is what the caller gets.
+    let mut raised = None;
+    let mut step = |done_bytes: u64, total_bytes: u64| {
+        Python::attach(|py| {
+            let told = py.check_signals().and_then(|()| match &progress {
+                Some(callback) => callback.call1(py, (done_bytes, total_bytes)).map(drop),
+                None => Ok(()),
+            });
+            match told {
+                Ok(()) => raised.is_none(),
+                Err(error) => {
+                    raised.get_or_insert(error);
+                    false
+                }
+            }
+        })
+    };
+    let outcome = py.detach(|| diskwright_lib::convert(&source, &dest, &options, &mut step));
+    match raised {
+        Some(error) => Err(Failure::Python(error)),
+        None => Ok(outcome.map(Converted::from)?),
+    }
+}
+
+fn cache_mode(direct: bool) -> CacheMode {
+    if direct { CacheMode::Direct } else { CacheMode::PageCache }
+}
+
+/// The native part of the module `diskwright`.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::{
+        check, convert, create,
+        disk::Disk,
+        error::DiskError,
+        info,
+        values::{Checked, Converted, Extent, Finding, Info, Layer, LostRange},
+    };
+}

@@ -1,0 +1,37 @@
+"""What is shipped: the example of the README, the types, the names."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import diskwright
+
+HERE = pathlib.Path(__file__).resolve().parent.parent
+
+
+def test_the_example_of_the_readme_runs(tmp_path):
+    [example] = re.findall(r"```python\n(.*?)```", (HERE / "README.md").read_text(), re.S)
+    ran = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert "b'golden image'" in ran.stdout and "not_found - nothing.vhdx" in ran.stdout
+
+
+def test_codes_in_the_readme_are_those_of_the_library():
+    source = (HERE.parent / "store/src/code.rs").read_text()
+    codes = re.findall(r'Self::\w+ => "(\w+)"', source)
+    readme = (HERE / "README.md").read_text()
+    assert len(codes) > 15 and [code for code in codes if f"`{code}`" not in readme] == []
+
+
+def test_everything_public_is_typed():
+    folder = pathlib.Path(diskwright.__file__).parent
+    assert (folder / "py.typed").exists()
+    stub = (folder / "__init__.pyi").read_text()
+    for name in diskwright.__all__:
+        assert re.search(rf"^(class|def) {name}\b", stub, re.M), name
+    for cls in (diskwright.Extent, diskwright.Layer, diskwright.Info, diskwright.Checked, diskwright.Converted):
+        body = re.search(rf"^class {cls.__name__}:\n((?:    .*\n)+)", stub, re.M).group(1)
+        typed = set(re.findall(r"^    (\w+):", body, re.M))
+        real = {name for name in dir(cls) if not name.startswith("_")}
+        assert typed == real, cls
