@@ -7,7 +7,7 @@
 //! or zero ranges.
 //!
 //! ```text
-//! begin(tag, buf) ─▶ slot ─ read/write/zeroes/sync/fill ... ─▶ end(slot)   request of several parts
+//! begin(tag, buf) ─▶ slot ─ read/write/zeroes/sync/fill ... ─▶ end(slot)   several parts
 //! read_one / write_one / sync_one                                          hot path: one part
 //! external(tag, buf) ─▶ ExternalTicket, completed by another thread        blocking work elsewhere
 //!                    reap(at_least, &mut done)

@@ -1,8 +1,9 @@
-//! An error for a full file system with its numbers: how much was needed, and how much is free.
+//! Explains errors of a full file system: how much space was needed, and how much is free.
 //!
-//! [`explain`] wraps the system's error where it is made, by [`FileStore`](crate::FileStore), or,
-//! for payload that the engine moves, by whoever knows how much is still to be written. The kind of
-//! the error stays, so [`is_full`](crate::is_full) and every translation to an errno go on working.
+//! [`explain`] wraps the system's error where it occurs: in [`FileStore`](crate::FileStore), or,
+//! for payload that the engine writes, in the code that knows how much is still to be written. The
+//! kind of the error stays the same, so [`is_full`](crate::is_full) and every translation to an
+//! errno still work.
 
 use crate::is_full;
 use rustix::{
@@ -15,21 +16,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// No room for what was to be written.
+/// There was no room for a write or an allocation.
 #[derive(Debug)]
 pub struct Shortage {
-    /// Bytes that were to be written; `None` where that is not known.
+    /// Number of bytes to be written or allocated; `None` if unknown.
     needed_bytes: Option<u64>,
     limit: Limit,
     source: io::Error,
 }
 
-/// What the file ran into.
+/// The limit that was reached.
 #[derive(Debug, PartialEq, Eq)]
 enum Limit {
-    /// The file system: bytes that are free for this user, and a folder on it.
+    /// The file system: bytes free for this user, and a folder on it.
     FileSystem { free_bytes: u64, folder: PathBuf },
-    /// `ulimit -f`: the longest file that this process may write, in bytes.
+    /// `ulimit -f`: the maximum length of a file that this process writes, in bytes.
     Process { max_bytes: u64 },
 }
 
@@ -58,7 +59,7 @@ impl error::Error for Shortage {
     }
 }
 
-/// Bytes for people, in binary units.
+/// A byte count, displayed in binary units.
 struct Size(u64);
 
 impl fmt::Display for Size {
@@ -72,21 +73,20 @@ impl fmt::Display for Size {
     }
 }
 
-/// Bytes that are free for this user where the file at `path` lies, or is to lie; `None` where
-/// nobody can tell.
+/// Bytes free for this user on the file system of `path`, which need not exist; `None` if unknown.
 pub fn free_bytes(path: &Path) -> Option<u64> {
     free_of(rustix::fs::statvfs(folder_of(path)))
 }
 
-/// Bytes that are free on the file system of an open file.
+/// Bytes free for this user on the file system of an open file.
 pub(crate) fn free_beside(file: &OwnedFd) -> Option<u64> {
     free_of(rustix::fs::fstatvfs(file))
 }
 
-/// Adds the numbers to an error that says that there is no room for the file at `path`. Any other
-/// error, one that has its numbers already, and one of a file system that cannot be asked, stay as
-/// they are. `free_bytes` is what was free before the attempt, which may have used up the rest
-/// before it failed; `None`: what is free now.
+/// Adds needed and free space to an out-of-space error for the file at `path`. Other errors, errors
+/// that are already explained, and errors on a file system that cannot be queried are returned
+/// unchanged. `free_bytes` is what was free before the attempt, which may have used up the rest
+/// before it failed; with `None`, the space that is free now is shown.
 pub fn explain(source: io::Error, path: &Path, needed_bytes: Option<u64>, free_bytes: Option<u64>) -> io::Error {
     if !is_full(&source) || source.get_ref().is_some() {
         return source;
@@ -129,10 +129,10 @@ mod tests {
         assert!(told.contains(": needs about 1.5 GiB, ") && told.contains(" are free on /"), "{told}");
         let told = full(None).to_string();
         assert!(!told.contains("needs") && told.contains(" are free on /"), "{told}");
-        // What was free before the attempt counts.
+        // The free space before the attempt is shown.
         let before = explain(io::Error::from_raw_os_error(28), Path::new("/tmp/x"), Some(2 << 20), Some(1 << 20));
         assert!(before.to_string().contains("needs about 2 MiB, 1 MiB are free on "), "{before}");
-        // Once is enough.
+        // An explained error is not explained again.
         let once = full(Some(1 << 20)).to_string();
         let twice = explain(full(Some(1 << 20)), Path::new("/"), Some(5), None).to_string();
         assert_eq!(once.matches("needs").count(), twice.matches("needs").count());

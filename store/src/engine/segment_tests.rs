@@ -1,5 +1,5 @@
-//! Payloads in pieces: own, shared and another process's, cut anywhere, through the ring, the pool,
-//! lanes and blocking calls.
+//! Scatter-gather payloads: own, shared and another process's memory, split anywhere, through the
+//! ring, the pool, lanes and blocking calls.
 
 use super::{
     lane_tests::{Far, Remote},
@@ -16,7 +16,7 @@ use std::{fs, os::fd::AsFd};
 
 const FILE_BYTES: usize = 256 << 10;
 
-/// Memory of a guest.
+/// Memory as a guest would share it.
 fn mapped(len_bytes: usize) -> Arc<MappedMemory> {
     let fd = rustix::fs::memfd_create("guest", MemfdFlags::ALLOW_SEALING).unwrap();
     let len_bytes = len_bytes.next_multiple_of(4096) as u64;
@@ -31,7 +31,7 @@ enum Kind {
     Mapped,
 }
 
-/// `bytes` in pieces: of these lengths (again and again), each at this place of its memory.
+/// `bytes` as segments of these lengths (repeated), each at this offset of its memory.
 fn cut(bytes: &[u8], pieces: &[(Kind, usize, usize)], shares: bool) -> Box<Segments> {
     let (mut segments, mut at) = (Segments::new(), 0);
     for &(kind, len, lead) in pieces.iter().cycle() {
@@ -125,11 +125,12 @@ fn a_sector_is_never_written_by_two_parts() {
     let store = file(&dir.path().join("file"), &[0; 32 << 10], CacheMode::PageCache);
     for mut engine in engines(8) {
         let target = engine.add_target(&store).unwrap();
-        // Seams at 5000 and 5100, within one unit; at 16384 none is crossed.
+        // The segments meet at 5000 and 5100, within one unit, and at 16384, on a boundary of
+        // units.
         let pieces = [(Kind::Own, 5000, 0), (Kind::Shared, 100, 0), (Kind::Mapped, 11_284, 0), (Kind::Own, 8192, 0)];
         let before = engine.stats().parts;
         write(&mut engine, target, 512, cut(&pattern(24_576), &pieces, true)).result.unwrap();
-        // 4096 of the first; one unit gathered; the rest of the third; the fourth.
+        // 4096 bytes of the first; one gathered unit; the rest of the third; the fourth.
         assert_eq!(engine.stats().parts - before, 4);
     }
 }

@@ -203,7 +203,7 @@ fn a_writable_direct_file_leaves_the_page_cache_alone() {
     store.read_at(&mut [0; 5000], 77).unwrap();
     store.zero_range(range(5000, 20_000), Zeroing::Keep).unwrap();
     store.zero_range(range(40_001, 20_000), Zeroing::Deallocate).unwrap();
-    // The last, partial block goes through the cache, and leaves it with the sync.
+    // The last, partial block goes through the page cache, and the sync drops it from there.
     store.write_at(&[4; 100], 1 << 20).unwrap();
     store.sync_data().unwrap();
     let Ok(output) = Command::new("fincore").args(["--bytes", "--noheadings", "--output", "RES"]).arg(&path).output()
@@ -319,7 +319,7 @@ fn a_directory_can_be_synced() {
     assert!(sync_directory_of(&directory.path().join("absent/any")).is_err());
 }
 
-/// A loop device over a new file of 8 MiB, if the machine lets us have one.
+/// A loop device over a file, if the machine permits.
 struct LoopDevice(String);
 
 impl LoopDevice {

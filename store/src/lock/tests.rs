@@ -14,8 +14,8 @@ fn image(directory: &Path) -> PathBuf {
     path
 }
 
-/// As `image`, but VHDX: QEMU shares raw files with writers when it only reads them, formats it
-/// does not.
+/// As `image`, but a VHDX. Unlike other formats, QEMU opens raw files for reading while they have a
+/// writer.
 fn vhdx(directory: &Path) -> PathBuf {
     let path = directory.join("image.vhdx");
     let output = Command::new("qemu-img")
@@ -88,12 +88,12 @@ fn a_refused_lock_leaves_nothing_locked() {
     let candidate = open(&path, LockMode::None).unwrap();
     let fd = crate::Store::data_file(&candidate).unwrap().fd;
     assert!(matches!(acquire(fd, LockMode::Exclusive), Err(Refusal::Held)));
-    // Were the candidate's permissions still on the file, another reader would be refused.
+    // If the candidate's permissions were still locked, another reader would be refused.
     assert_eq!(holder_of(&path, LockMode::Shared), None);
     drop(reader);
 }
 
-/// qemu-io that has a file open, until it is dropped.
+/// A qemu-io process that has a file open until it is dropped.
 struct QemuIo(Child);
 
 impl QemuIo {

@@ -2,7 +2,7 @@ use super::*;
 use crate::{MemoryStore, testing::PassesOn};
 use std::{os::fd::AsFd, sync::Mutex};
 
-/// A file that writes down how syncs ended that it was told of.
+/// A file that records the results of the syncs reported to it.
 #[derive(Debug)]
 struct Told {
     inner: MemoryStore,
@@ -33,7 +33,7 @@ fn told() -> (Arc<Told>, Target) {
 
 const NOSPC: i32 = 28;
 
-/// RWF_DSYNC waits for the write-back of earlier writes too, and the kernel tells of its failure
+/// RWF_DSYNC also waits for the write-back of earlier writes, whose failure the kernel reports
 /// once.
 #[test]
 fn no_room_for_earlier_writes_counts_as_a_failed_sync() {
@@ -41,7 +41,7 @@ fn no_room_for_earlier_writes_counts_as_a_failed_sync() {
     let mut part = Part::new(0, 0, Action::Write { durable: true }, 0, Span::zeros(512), false);
     // SAFETY: static zeros, which no kernel is using.
     assert!(matches!(unsafe { part.judge(-NOSPC, &target) }, Verdict::Again));
-    // There is room for it now, so what found none was earlier.
+    // The second write succeeds, so the first ENOSPC came from earlier writes.
     // SAFETY: as above.
     let Verdict::Done(result) = (unsafe { part.judge(512, &target) }) else { panic!("all of it was written") };
     assert_eq!(part.settle(result, &target).unwrap_err().raw_os_error(), Some(NOSPC));

@@ -29,7 +29,7 @@ fn a_file_is_shown_rounded_up_to_a_sector() {
             let mut all = vec![1; 5120];
             disk.read(0, &mut all).unwrap();
             assert_eq!((&all[..5000], &all[5000..]), (&[8; 5000][..], &[0; 120][..]));
-            // Within the last sector the file ends, and zeroing it must not fail for that.
+            // The file ends within its last sector. Zeroing that sector must not fail.
             disk.write_zeroes(4608, 512).unwrap();
             disk.discard(4096, 1024).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().len(), 5000);
