@@ -112,7 +112,7 @@ fn an_ephemeral_or_read_only_export_says_so() {
     let Some(server) = serve(&shop, "disk.vhdx --read-only") else { return };
     let uri = server.uri("disk.vhdx");
     let error = shop.fails(1, &format!("lab run {uri} --read-percent 50 --destroy-data {SHORT}"));
-    assert!(error.contains("it is read-only, and should be written to"), "{error}");
+    assert!(error.contains("it is read-only, but write access is needed"), "{error}");
     let run = shop.json(&format!("lab run {uri} {SHORT} --no-save"));
     assert_eq!(run["targets"][0]["behind"]["read_only"], true);
     drop(server);

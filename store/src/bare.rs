@@ -59,7 +59,7 @@ pub fn bare_ring(file: &Path, load: &BareLoad) -> io::Result<BareFound> {
     let file = rustix::fs::open(file, OFlags::RDONLY | OFlags::CLOEXEC | direct, Mode::empty())?;
     let blocks = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0) / load.block_bytes as u64;
     if blocks == 0 {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file holds less than one block"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than one block"));
     }
     let slab = Slab::new(load.depth, load.block_bytes);
     let mut bufs = slab.take_all();

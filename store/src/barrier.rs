@@ -47,7 +47,7 @@ pub enum BarrierError {
         source: io::Error,
     },
     /// An earlier sync failed.
-    #[error("{}: an earlier sync failed ({reason}), so nothing can be called durable any more", path.display())]
+    #[error("{}: an earlier sync failed ({reason}), so no later write can be made durable; close the disk, check the device below it, open the disk again", path.display())]
     Poisoned {
         /// Name of the store.
         path: PathBuf,

@@ -262,7 +262,7 @@ pub(crate) fn write_all(fd: BorrowedFd<'_>, buf: &[u8], offset_bytes: u64) -> io
 }
 
 pub(crate) fn end_of_file() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the range that was to be read")
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the end of the range to read")
 }
 
 pub(crate) fn beyond_addressing() -> io::Error {

@@ -44,7 +44,7 @@
 
 #![allow(unsafe_code)]
 
-mod leave;
+mod remove;
 mod segments;
 mod settle;
 mod work;
@@ -536,7 +536,7 @@ impl Engine {
         let result = self.work_until(at_least.min(self.slots.sealed()));
         self.slots.hand_out(out);
         if !self.leaving.is_empty() {
-            self.let_leave();
+            self.drop_unused_targets();
         }
         result
     }

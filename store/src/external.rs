@@ -21,7 +21,7 @@ use std::{
 
 /// The entry of the engine's tables that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
+pub(crate) enum Origin {
     /// A request's ticket, by the index of its slot.
     Slot(u32),
     /// A part's loan, by the index of the part.
@@ -29,7 +29,7 @@ pub(crate) enum Whose {
 }
 
 /// An ended entry and its result.
-pub(crate) type Ended = (Whose, io::Result<()>);
+pub(crate) type Ended = (Origin, io::Result<()>);
 
 #[derive(Debug, Default)]
 struct List {
@@ -42,7 +42,7 @@ struct List {
 #[derive(Debug, Default)]
 pub(crate) struct Externals {
     list: Mutex<List>,
-    bell: Condvar,
+    wake: Condvar,
     eventfd: OnceLock<OwnedFd>,
 }
 
@@ -62,12 +62,12 @@ impl Externals {
     }
 
     /// The eventfd, if it was created.
-    pub(crate) fn bell_fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn existing_eventfd(&self) -> Option<BorrowedFd<'_>> {
         self.eventfd.get().map(AsFd::as_fd)
     }
 
     /// Clears the eventfd. Call before taking the list, so that no later entry is missed.
-    pub(crate) fn silence(&self) {
+    pub(crate) fn clear_eventfd(&self) {
         if let Some(fd) = self.eventfd.get() {
             // EAGAIN means that it was clear already.
             let _ = rustix::io::read(fd, &mut [0; 8]);
@@ -75,7 +75,7 @@ impl Externals {
     }
 
     /// Makes the eventfd readable, if it was created.
-    pub(crate) fn ring_the_bell(&self) {
+    pub(crate) fn signal_eventfd(&self) {
         if let Some(fd) = self.eventfd.get() {
             // This fails only if the counter is full; the eventfd is readable then.
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
@@ -97,25 +97,25 @@ impl Externals {
 
     /// Sleeps until something has ended.
     pub(crate) fn wait(&self) {
-        drop(self.bell.wait_while(self.lock(), |list| list.ended.is_empty()).unwrap_or_else(PoisonError::into_inner));
+        drop(self.wake.wait_while(self.lock(), |list| list.ended.is_empty()).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Sleeps until something has ended, at most for `limit`. May return early.
     pub(crate) fn wait_for(&self, limit: Duration) {
         let list = self.lock();
         if list.ended.is_empty() {
-            drop(self.bell.wait_timeout(list, limit).unwrap_or_else(PoisonError::into_inner));
+            drop(self.wake.wait_timeout(list, limit).unwrap_or_else(PoisonError::into_inner));
         }
     }
 
-    pub(crate) fn put(&self, whose: Whose, result: io::Result<()>) {
+    pub(crate) fn put(&self, origin: Origin, result: io::Result<()>) {
         let mut list = self.lock();
         let rings = list.ended.is_empty() && !list.attended;
-        list.ended.push((whose, result));
+        list.ended.push((origin, result));
         drop(list);
         if rings {
-            self.bell.notify_one();
-            self.ring_the_bell();
+            self.wake.notify_one();
+            self.signal_eventfd();
         }
     }
 }
@@ -145,7 +145,7 @@ impl ExternalTicket {
     /// Ends the request.
     pub fn complete(mut self, result: io::Result<()>) {
         self.sent = true;
-        self.externals.put(Whose::Slot(self.slot), result);
+        self.externals.put(Origin::Slot(self.slot), result);
     }
 }
 
@@ -153,8 +153,8 @@ impl Drop for ExternalTicket {
     fn drop(&mut self) {
         if !self.sent {
             self.externals.put(
-                Whose::Slot(self.slot),
-                Err(io::Error::other("the thread that was to carry out the request gave it up without a result")),
+                Origin::Slot(self.slot),
+                Err(io::Error::other("the thread that carried out the request ended without a result")),
             );
         }
     }

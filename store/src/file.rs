@@ -31,7 +31,7 @@ pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes};
 use crate::{
     direct::{self, DirectFile, Route},
     explain_shortage, lock,
-    open::{Opened, Way},
+    open::{Opened, PathResolution},
     shortage,
     store::{Access, DataFile, FileRange, Store, Zeroing},
     sys,
@@ -83,7 +83,7 @@ impl FileStore {
     /// See [`OpenError`]. A block device that is mounted, or otherwise claimed by the system, is
     /// not opened for writing.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, OpenError> {
-        Self::open_by(path.as_ref(), Way::Usual, options)
+        Self::open_by(path.as_ref(), PathResolution::Usual, options)
     }
 
     /// Opens a path that must contain no symbolic links, also none that were created since it was
@@ -92,11 +92,11 @@ impl FileStore {
     /// # Errors
     /// See [`OpenError`]; a symbolic link in the path is a system error (`ELOOP`).
     pub fn open_canonical(path: &Path, allow_devices: bool, options: &OpenOptions) -> Result<Self, OpenError> {
-        Self::open_by(path, Way::Canonical { allow_devices }, options)
+        Self::open_by(path, PathResolution::Canonical { allow_devices }, options)
     }
 
-    fn open_by(path: &Path, way: Way, options: &OpenOptions) -> Result<Self, OpenError> {
-        let Opened { fd, is_block_device, identity, sectors } = Opened::new(path, way, options)?;
+    fn open_by(path: &Path, resolution: PathResolution, options: &OpenOptions) -> Result<Self, OpenError> {
+        let Opened { fd, is_block_device, identity, sectors } = Opened::new(path, resolution, options)?;
         let store = Self {
             path: path.to_owned(),
             meta: fd,
@@ -246,7 +246,8 @@ impl Store for FileStore {
             if has_bytes == len_bytes {
                 return Ok(());
             }
-            let what = format!("a block device keeps its length: it has {has_bytes} bytes, {len_bytes} were asked for");
+            let what =
+                format!("a block device cannot be resized: it has {has_bytes} bytes, {len_bytes} were requested");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         retry(|| rustix::fs::ftruncate(&self.meta, len_bytes))
@@ -269,7 +270,7 @@ impl Store for FileStore {
         if range.len_bytes > 0 {
             // Ask first: a file system may use up its free space before it reports that it has too
             // little.
-            let free_bytes = shortage::free_beside(&self.meta);
+            let free_bytes = shortage::free_bytes_of(&self.meta);
             match retry(|| {
                 rustix::fs::fallocate(&self.meta, FallocateFlags::empty(), range.offset_bytes, range.len_bytes)
             }) {
@@ -335,7 +336,7 @@ impl Store for FileStore {
             errno => {
                 let first = io::Error::from_raw_os_error(errno);
                 let what = format!(
-                    "a sync of {} has failed ({first}), and what was written before may be lost; check the disk below",
+                    "a sync of {} has failed ({first}), and earlier writes may be lost; check the disk below",
                     self.path.display()
                 );
                 Err(io::Error::new(first.kind(), what))

@@ -6,7 +6,7 @@
 //! O_EXCL, so a mounted one is refused. The lock is taken before anything is read, and belongs to
 //! the descriptor.
 //!
-//! A path can be opened in two ways ([`Way`]). A path that the user named is resolved as usual. A
+//! A path can be opened in two ways ([`PathResolution`]). A path that the user named is resolved as usual. A
 //! path that another file named (a parent) was resolved, and its location was permitted, before it
 //! is opened. The owner of a folder in that path could replace the folder by a symbolic link
 //! meanwhile, so such a path is opened without following any link: with `openat2` and
@@ -72,7 +72,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// Another process, or another descriptor of this one, holds a conflicting lock.
-    #[error("cannot open {} for {purpose}: it is in use{holder}. End that use first, then try again", path.display())]
+    #[error("cannot open {} for {purpose}: it is in use{holder}. Stop that program or close the file, then try again", path.display())]
     Locked {
         /// The path that was opened.
         path: PathBuf,
@@ -99,7 +99,7 @@ pub enum OpenError {
 
 /// How a path is resolved, and which file types are permitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum PathResolution {
     /// As the system resolves paths. A regular file or a block device.
     Usual,
     /// A path without symbolic links: a link in it is an error (`ELOOP`). A block device only if
@@ -127,9 +127,9 @@ const CLAIM_PAUSE: Duration = Duration::from_millis(5);
 /// How long to retry a lock whose holder is not visible. After a program is killed, its descriptors
 /// are closed at once, but requests in flight on its rings keep the file open, and locked, until
 /// the kernel has torn down the rings.
-const NOBODYS_PATIENCE: Duration = Duration::from_secs(1);
+const UNSEEN_HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to retry a lock whose holder is visible: it may be about to end.
-const HOLDERS_PATIENCE: Duration = Duration::from_millis(100);
+const VISIBLE_HOLDER_TIMEOUT: Duration = Duration::from_millis(100);
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// An opened, checked and locked file.
@@ -145,23 +145,23 @@ pub(crate) struct Opened {
 
 impl Opened {
     /// Opens, checks and locks the file at `path`.
-    pub(crate) fn new(path: &Path, way: Way, options: &OpenOptions) -> Result<Self, OpenError> {
+    pub(crate) fn new(path: &Path, resolution: PathResolution, options: &OpenOptions) -> Result<Self, OpenError> {
         let failed = |doing: &'static str, source: io::Error| OpenError::Io { doing, path: path.to_owned(), source };
-        let looked = if options.create_new {
+        let checked = if options.create_new {
             None
         } else {
-            let stat = match way {
-                Way::Usual => rustix::fs::stat(path),
-                Way::Canonical { .. } => {
+            let stat = match resolution {
+                PathResolution::Usual => rustix::fs::stat(path),
+                PathResolution::Canonical { .. } => {
                     open_without_links(path, OFlags::PATH | OFlags::CLOEXEC).and_then(rustix::fs::fstat)
                 }
             };
             Some(stat.map_err(|e| failed("open", e.into()))?)
         };
-        if let Some(stat) = &looked {
-            refuse_unsuitable(path, way, stat.st_mode)?;
+        if let Some(stat) = &checked {
+            refuse_unsuitable(path, resolution, stat.st_mode)?;
         }
-        let to_be_device = looked.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode).is_block_device());
+        let to_be_device = checked.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode).is_block_device());
         let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         flags |= if options.writable { OFlags::RDWR } else { OFlags::RDONLY };
         if options.create_new {
@@ -171,9 +171,9 @@ impl Opened {
             // it.
             flags |= OFlags::EXCL;
         }
-        let open = || match way {
-            Way::Usual => retry(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))),
-            Way::Canonical { .. } => open_without_links(path, flags),
+        let open = || match resolution {
+            PathResolution::Usual => retry(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))),
+            PathResolution::Canonical { .. } => open_without_links(path, flags),
         };
         let mut opened = open();
         for _ in 0..CLAIM_RETRIES {
@@ -192,17 +192,20 @@ impl Opened {
         })?;
         let examining = |errno: Errno| failed("examine", errno.into());
         let stat = rustix::fs::fstat(&fd).map_err(examining)?;
-        refuse_unsuitable(path, way, stat.st_mode)?;
-        let replaced = |looked: &rustix::fs::Stat| (looked.st_dev, looked.st_ino) != (stat.st_dev, stat.st_ino);
-        if way != Way::Usual && looked.as_ref().is_some_and(replaced) {
-            return Err(failed("open", io::Error::other("it was replaced by another file in that moment; try again")));
+        refuse_unsuitable(path, resolution, stat.st_mode)?;
+        let replaced = |checked: &rustix::fs::Stat| (checked.st_dev, checked.st_ino) != (stat.st_dev, stat.st_ino);
+        if resolution != PathResolution::Usual && checked.as_ref().is_some_and(replaced) {
+            return Err(failed(
+                "open",
+                io::Error::other("it was replaced by another file while it was opened; try again"),
+            ));
         }
         let is_block_device = FileType::from_raw_mode(stat.st_mode).is_block_device();
         if is_block_device && !to_be_device {
             // The device was opened without O_EXCL.
             return Err(failed(
                 "open",
-                io::Error::other("it was replaced by a block device in that moment; try again"),
+                io::Error::other("it was replaced by a block device while it was opened; try again"),
             ));
         }
         // With O_NONBLOCK set, io_uring would answer EAGAIN instead of waiting.
@@ -217,12 +220,12 @@ impl Opened {
                 Err(Refusal::Held) => {}
             }
             let holder = lock::holder((stat.st_dev, stat.st_ino), fd.as_fd());
-            let patience = match &holder {
-                None => NOBODYS_PATIENCE,
+            let timeout = match &holder {
+                None => UNSEEN_HOLDER_TIMEOUT,
                 Some(Holder { pid, .. }) if *pid == std::process::id() => Duration::ZERO,
-                Some(_) => HOLDERS_PATIENCE,
+                Some(_) => VISIBLE_HOLDER_TIMEOUT,
             };
-            if start.elapsed() >= patience {
+            if start.elapsed() >= timeout {
                 return Err(OpenError::Locked {
                     path: path.to_owned(),
                     purpose: if options.writable { "writing" } else { "reading" },
@@ -278,10 +281,10 @@ fn walk_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     Ok(folder)
 }
 
-fn refuse_unsuitable(path: &Path, way: Way, mode: u32) -> Result<(), OpenError> {
+fn refuse_unsuitable(path: &Path, resolution: PathResolution, mode: u32) -> Result<(), OpenError> {
     let found = match FileType::from_raw_mode(mode) {
         FileType::RegularFile => return Ok(()),
-        FileType::BlockDevice if way != (Way::Canonical { allow_devices: false }) => return Ok(()),
+        FileType::BlockDevice if resolution != (PathResolution::Canonical { allow_devices: false }) => return Ok(()),
         FileType::BlockDevice => return Err(OpenError::Device { path: path.to_owned() }),
         FileType::Directory => "a directory",
         FileType::Fifo => "a named pipe",
@@ -322,7 +325,7 @@ mod tests {
 
     type Open = fn(&Path, OFlags) -> Result<OwnedFd, Errno>;
     /// Both implementations: by openat2, and component by component.
-    const WAYS: [Open; 2] = [open_without_links, walk_without_links];
+    const IMPLEMENTATIONS: [Open; 2] = [open_without_links, walk_without_links];
 
     #[test]
     fn no_link_is_followed_anywhere_on_the_path() {
@@ -332,7 +335,7 @@ mod tests {
         fs::write(real.join("a/b/file"), b"right").unwrap();
         symlink(real.join("a"), real.join("folder")).unwrap();
         symlink(real.join("a/b/file"), real.join("last")).unwrap();
-        for open in WAYS {
+        for open in IMPLEMENTATIONS {
             for flags in [OFlags::PATH | OFlags::CLOEXEC, OFlags::RDONLY | OFlags::CLOEXEC] {
                 assert!(open(&real.join("a/b/file"), flags).is_ok());
                 for through in ["folder/b/file", "last"] {
@@ -347,9 +350,9 @@ mod tests {
     fn devices_are_opened_by_reference_only_if_allowed() {
         let mode = 0o060_000;
         let path = Path::new("/dev/x");
-        assert!(refuse_unsuitable(path, Way::Usual, mode).is_ok());
-        assert!(refuse_unsuitable(path, Way::Canonical { allow_devices: true }, mode).is_ok());
-        let refused = refuse_unsuitable(path, Way::Canonical { allow_devices: false }, mode).unwrap_err();
+        assert!(refuse_unsuitable(path, PathResolution::Usual, mode).is_ok());
+        assert!(refuse_unsuitable(path, PathResolution::Canonical { allow_devices: true }, mode).is_ok());
+        let refused = refuse_unsuitable(path, PathResolution::Canonical { allow_devices: false }, mode).unwrap_err();
         assert!(refused.to_string().contains("--allow-devices"), "{refused}");
     }
 }

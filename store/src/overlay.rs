@@ -46,7 +46,10 @@ impl OverlayStore {
 }
 
 fn refused<T>() -> io::Result<T> {
-    Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the image is shown through its log, read-only"))
+    Err(io::Error::new(
+        io::ErrorKind::ReadOnlyFilesystem,
+        "the image is open read-only, with its log replayed in memory",
+    ))
 }
 
 impl Store for OverlayStore {

@@ -50,7 +50,7 @@ static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
 
 /// How often a part that the kernel answered with EAGAIN or EINTR is restarted before it is carried
 /// out by a blocking call.
-const PATIENCE: u8 = 100;
+const RETRIES_MAX: u8 = 100;
 
 /// A store as the engine sees it.
 #[derive(Debug, Clone)]
@@ -368,7 +368,7 @@ impl Part {
         match (errno, self.action) {
             (Errno::INTR | Errno::AGAIN, _) => {
                 self.delays += 1;
-                if self.delays < PATIENCE { Verdict::Again } else { Verdict::Block }
+                if self.delays < RETRIES_MAX { Verdict::Again } else { Verdict::Block }
             }
             (_, Action::Zero(_)) if cannot(errno) => Verdict::Block,
             // The file system does not support RWF_DSYNC.

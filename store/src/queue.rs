@@ -314,7 +314,7 @@ fn validate_memory(request: &Request, held_bytes: u64) -> io::Result<()> {
         return invalid(format!("the segments hold {held_bytes} bytes, the request needs {}", request.len_bytes));
     }
     if request.operation == Operation::Read && !segments.is_writable() {
-        return invalid("a read cannot go into memory that is shared, or was mapped for reading only".to_owned());
+        return invalid("a read cannot go into memory that is shared or mapped read-only".to_owned());
     }
     Ok(())
 }
@@ -345,7 +345,7 @@ impl Blocking {
             error.reason
         })?;
         self.queue.reap(1, &mut self.done)?;
-        let completion = self.done.pop().ok_or_else(|| io::Error::other("the queue ended no request"))?;
+        let completion = self.done.pop().ok_or_else(|| io::Error::other("the queue completed no request"))?;
         if completion.buf.is_some() {
             self.buf = completion.buf;
         }
@@ -353,7 +353,7 @@ impl Blocking {
     }
 
     fn take(&mut self) -> io::Result<IoBuf> {
-        self.buf.take().ok_or_else(|| io::Error::other("the buffer was lost by an earlier failure of the queue"))
+        self.buf.take().ok_or_else(|| io::Error::other("the buffer was lost in an earlier failure of the queue"))
     }
 
     /// Reads `out.len()` bytes; offset and length must be multiples of the sector size.

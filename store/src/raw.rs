@@ -51,7 +51,8 @@ impl RawDevice {
     /// if its length cannot be read.
     pub fn new(store: Arc<dyn Store>, writable: bool, logical_sector_bytes: u32) -> io::Result<Self> {
         if !logical_sector_bytes.is_power_of_two() || logical_sector_bytes < 512 {
-            let what = format!("a sector of {logical_sector_bytes} bytes; it must be a power of two of at least 512");
+            let what =
+                format!("a sector size of {logical_sector_bytes} bytes; it must be a power of two of at least 512");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         let size_bytes = store

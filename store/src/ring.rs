@@ -29,7 +29,7 @@ use rustix::fs::FallocateFlags;
 use std::{io, marker::PhantomData, os::fd::RawFd, time::Duration};
 
 /// Maximum number of registered files; further files are used by descriptor.
-const MOST_FILES: u32 = 4096;
+const FILES_MAX: u32 = 4096;
 
 /// Maximum size of one registered buffer in the kernel.
 const BUFFER_PIECE_BYTES: usize = 1 << 30;
@@ -39,11 +39,11 @@ const BUFFER_PIECE_BYTES: usize = 1 << 30;
 const TRANSFER_BYTES: u64 = 1 << 30;
 
 /// Maximum number of submission queue entries in the kernel.
-const MOST_ENTRIES: usize = 32768;
+const ENTRIES_MAX: usize = 32768;
 
 /// How often in a row `io_uring_enter` may fail with EAGAIN or EBUSY before the ring counts as
 /// broken.
-const PATIENCE: u32 = 10_000;
+const REFUSALS_MAX: u32 = 10_000;
 
 /// `user_data` of the poll on the eventfd for externals. Lanes and parts have smaller numbers.
 pub(crate) const WAKE: u32 = u32::MAX;
@@ -79,13 +79,16 @@ pub(crate) struct Ring {
 impl Ring {
     /// A ring for about `depth` requests. Buffers of `slab` are registered if the kernel permits.
     pub(crate) fn new(depth: usize, slab: Option<&Slab>) -> io::Result<Self> {
-        let entries = depth.saturating_mul(2).clamp(16, MOST_ENTRIES).next_power_of_two() as u32;
+        let entries = depth.saturating_mul(2).clamp(16, ENTRIES_MAX).next_power_of_two() as u32;
         let ring = set_up(entries)?;
         if !ring.params().is_feature_nodrop() {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring may lose completions"));
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this kernel's io_uring may lose completions; Linux 5.5 or later is needed",
+            ));
         }
         let most_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-        let files = MOST_FILES.min(most_files.min(u64::from(u32::MAX)) as u32);
+        let files = FILES_MAX.min(most_files.min(u64::from(u32::MAX)) as u32);
         let files = if ring.submitter().register_files_sparse(files).is_ok() { files } else { 0 };
         let slab = slab.filter(|slab| register_buffers(&ring, slab)).cloned();
         Ok(Self {
@@ -255,7 +258,7 @@ impl Ring {
         match errno.raw_os_error() {
             Some(libc::ETIME) => Ok(()),
             Some(libc::EINTR) => Ok(()),
-            Some(libc::EAGAIN | libc::EBUSY) if self.refusals < PATIENCE => {
+            Some(libc::EAGAIN | libc::EBUSY) if self.refusals < REFUSALS_MAX => {
                 self.refusals += 1;
                 std::thread::yield_now();
                 Ok(())

@@ -68,7 +68,7 @@ impl SharedRing {
         if !ring.can_time_out() {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                "this kernel's io_uring cannot limit the time of waiting; it needs Linux 5.11",
+                "this kernel's io_uring cannot wait with a timeout; Linux 5.11 or later is needed",
             ));
         }
         let slab = ring.slab().cloned();
@@ -85,7 +85,7 @@ impl SharedRing {
     /// # Errors
     /// The ring itself failed.
     pub fn wait(&self) -> io::Result<()> {
-        self.hub.work(Patience::UntilAnswer(None))
+        self.hub.work(WaitFor::Answer(None))
     }
 
     /// As [`SharedRing::wait`], but never sleeps. For a thread that still has work and wants to
@@ -94,7 +94,7 @@ impl SharedRing {
     /// # Errors
     /// The ring itself failed.
     pub fn go_on(&self) -> io::Result<()> {
-        self.hub.work(Patience::None)
+        self.hub.work(WaitFor::None)
     }
 
     /// As [`SharedRing::wait`], for at most `timeout`.
@@ -102,7 +102,7 @@ impl SharedRing {
     /// # Errors
     /// The ring itself failed. A timeout is not an error.
     pub fn wait_for(&self, timeout: Duration) -> io::Result<()> {
-        self.hub.work(Patience::UntilTime(timeout))
+        self.hub.work(WaitFor::Time(timeout))
     }
 
     /// Number of queues, engines and streams on the ring.
@@ -119,28 +119,28 @@ impl SharedRing {
 
 /// How long to wait.
 #[derive(Clone, Copy)]
-enum Patience {
+enum WaitFor {
     /// Not at all.
     None,
     /// Until this user, or if `None` any user, has an answer.
-    UntilAnswer(Option<u32>),
+    Answer(Option<u32>),
     /// Until any user has an answer, or the timeout expires.
-    UntilTime(Duration),
+    Time(Duration),
 }
 
 impl Hub {
     /// Submits, waits if there is no answer yet, and sorts the answers into the mailboxes.
-    fn work(&self, patience: Patience) -> io::Result<()> {
+    fn work(&self, wait_for: WaitFor) -> io::Result<()> {
         let mut ring = self.ring.borrow_mut();
         let mut mailboxes = self.mailboxes.borrow_mut();
-        let may_sleep = match patience {
-            Patience::None => false,
-            Patience::UntilAnswer(Some(number)) => mailboxes.mail[number as usize].is_empty(),
-            Patience::UntilAnswer(None) | Patience::UntilTime(_) => mailboxes.undelivered == 0,
+        let may_sleep = match wait_for {
+            WaitFor::None => false,
+            WaitFor::Answer(Some(number)) => mailboxes.mail[number as usize].is_empty(),
+            WaitFor::Answer(None) | WaitFor::Time(_) => mailboxes.undelivered == 0,
         };
         let entered = if may_sleep && !ring.has_answers() {
-            match patience {
-                Patience::UntilTime(timeout) => ring.enter_for(1, timeout),
+            match wait_for {
+                WaitFor::Time(timeout) => ring.enter_for(1, timeout),
                 _ => ring.enter(1),
             }
         } else if ring.unsubmitted() > 0 || ring.has_task_work() {
@@ -207,12 +207,12 @@ impl Member {
 
     /// Submits, and sleeps until any user has an answer, unless this user has one already.
     pub(crate) fn wait(&self) -> io::Result<()> {
-        self.hub.work(Patience::UntilAnswer(Some(self.number)))
+        self.hub.work(WaitFor::Answer(Some(self.number)))
     }
 
     /// Submits, and sorts the answers that have come, without sleeping.
     pub(crate) fn go_on(&self) -> io::Result<()> {
-        self.hub.work(Patience::None)
+        self.hub.work(WaitFor::None)
     }
 
     /// Records that entries of this user may stay in flight for good.

@@ -47,7 +47,7 @@ impl fmt::Display for Shortage {
                 write!(f, " {} are free on {}", Size(*free_bytes), folder.display())
             }
             Limit::Process { max_bytes } => {
-                write!(f, ": the limit for files that this process writes is {} (ulimit -f)", Size(*max_bytes))
+                write!(f, ": this process may write files of at most {} (ulimit -f)", Size(*max_bytes))
             }
         }
     }
@@ -75,12 +75,12 @@ impl fmt::Display for Size {
 
 /// Bytes free for this user on the file system of `path`, which need not exist; `None` if unknown.
 pub fn free_bytes(path: &Path) -> Option<u64> {
-    free_of(rustix::fs::statvfs(folder_of(path)))
+    available_bytes(rustix::fs::statvfs(folder_of(path)))
 }
 
 /// Bytes free for this user on the file system of an open file.
-pub(crate) fn free_beside(file: &OwnedFd) -> Option<u64> {
-    free_of(rustix::fs::fstatvfs(file))
+pub(crate) fn free_bytes_of(file: &OwnedFd) -> Option<u64> {
+    available_bytes(rustix::fs::fstatvfs(file))
 }
 
 /// Adds needed and free space to an out-of-space error for the file at `path`. Other errors, errors
@@ -108,7 +108,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn free_of(found: rustix::io::Result<StatVfs>) -> Option<u64> {
+fn available_bytes(found: rustix::io::Result<StatVfs>) -> Option<u64> {
     found.ok().map(|found| found.f_bavail.saturating_mul(found.f_frsize))
 }
 

@@ -30,12 +30,12 @@ pub(crate) struct Slot {
     /// A part of the request was lost; see [`EngineCompletion::lost`].
     lost: bool,
     /// State that few requests need.
-    aside: Option<Box<Aside>>,
+    rare: Option<Box<RareState>>,
 }
 
 /// State that the hot path does not use.
 #[derive(Debug, Default)]
-struct Aside {
+struct RareState {
     /// Memory of its parts outside its buffer.
     shared: Vec<Arc<IoBuf>>,
     /// Memory that is lent to threads and lanes.
@@ -77,7 +77,7 @@ impl Slot {
 
     /// Keeps `bytes` alive until the request has ended.
     pub(crate) fn keep(&mut self, bytes: &Arc<IoBuf>) {
-        self.aside.get_or_insert_default().shared.push(Arc::clone(bytes));
+        self.rare.get_or_insert_default().shared.push(Arc::clone(bytes));
     }
 
     /// The scatter-gather list, if the request has one.
@@ -87,12 +87,12 @@ impl Slot {
 
     /// Keeps a bounce buffer until [`Slot::take_bounce`], or until the request has ended.
     pub(crate) fn keep_bounce(&mut self, bounce: Bounce) {
-        self.aside.get_or_insert_default().bounces.push(bounce);
+        self.rare.get_or_insert_default().bounces.push(bounce);
     }
 
     /// Removes and returns the bounce buffer at the address of `memory`, if there is one.
     pub(crate) fn take_bounce(&mut self, memory: Span) -> Option<Bounce> {
-        let bounces = &mut self.aside.as_mut()?.bounces;
+        let bounces = &mut self.rare.as_mut()?.bounces;
         let place = bounces.iter().position(|bounce| Span::of(&bounce.buf).address == memory.address)?;
         Some(bounces.swap_remove(place))
     }
@@ -101,23 +101,23 @@ impl Slot {
     /// writes to it.
     pub(crate) fn clashes(&self, memory: Span, fills: bool) -> bool {
         let new = Lent::new(memory, fills);
-        self.aside.as_ref().is_some_and(|aside| {
-            aside.lent.iter().any(|lent| lent.start < new.end && new.start < lent.end && (lent.fills || fills))
+        self.rare.as_ref().is_some_and(|rare| {
+            rare.lent.iter().any(|lent| lent.start < new.end && new.start < lent.end && (lent.fills || fills))
         })
     }
 
     /// Records that `memory` is lent out.
     pub(crate) fn lend(&mut self, memory: Span, fills: bool) {
-        self.aside.get_or_insert_default().lent.push(Lent::new(memory, fills));
+        self.rare.get_or_insert_default().lent.push(Lent::new(memory, fills));
     }
 
     /// Removes the record that [`Slot::lend`] made.
-    pub(crate) fn lent_is_back(&mut self, memory: Span, fills: bool) {
+    pub(crate) fn end_loan(&mut self, memory: Span, fills: bool) {
         let back = Lent::new(memory, fills);
-        if let Some(aside) = &mut self.aside
-            && let Some(place) = aside.lent.iter().position(|&lent| lent == back)
+        if let Some(rare) = &mut self.rare
+            && let Some(place) = rare.lent.iter().position(|&lent| lent == back)
         {
-            aside.lent.swap_remove(place);
+            rare.lent.swap_remove(place);
         }
     }
 }
@@ -165,7 +165,7 @@ impl Slots {
             pending: 0,
             result: Ok(()),
             lost: false,
-            aside: None,
+            rare: None,
         };
         match self.free.pop() {
             Some(index) => {
@@ -239,8 +239,8 @@ impl Slots {
     #[inline]
     fn vacate(&mut self, slot: u32) {
         let holder = self.get(slot);
-        if holder.aside.is_some() {
-            holder.aside = None;
+        if holder.rare.is_some() {
+            holder.rare = None;
         }
         holder.memory = Span::EMPTY;
         let result = mem::replace(&mut holder.result, Ok(()));
@@ -271,7 +271,7 @@ impl Slots {
             mem::forget(mem::replace(&mut holder.buf, fresh));
             let fresh = holder.segments.as_ref().map(|segments| Box::new(segments.replacement()));
             mem::forget(mem::replace(&mut holder.segments, fresh));
-            mem::forget(holder.aside.take());
+            mem::forget(holder.rare.take());
             holder.registered = false;
             holder.memory = holder.buf.as_ref().map_or(Span::EMPTY, Span::of);
         }

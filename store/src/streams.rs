@@ -68,7 +68,7 @@ struct Stream {
 }
 
 #[derive(Debug, Default)]
-struct Berth {
+struct StreamEntry {
     generation: u32,
     stream: Option<Stream>,
 }
@@ -92,8 +92,8 @@ const NO_PLACE: Place = Place { fd: -1, file_index: None, is_socket: false, wait
 #[derive(Debug)]
 pub struct Streams {
     member: Member,
-    berths: Vec<Berth>,
-    free_berths: Vec<u32>,
+    entries: Vec<StreamEntry>,
+    free_entries: Vec<u32>,
     operations: Vec<Operation>,
     free_operations: Vec<u32>,
     in_ring: usize,
@@ -107,8 +107,8 @@ impl Streams {
     pub fn new(ring: &SharedRing) -> Self {
         Self {
             member: Member::join(ring),
-            berths: Vec::new(),
-            free_berths: Vec::new(),
+            entries: Vec::new(),
+            free_entries: Vec::new(),
             operations: Vec::new(),
             free_operations: Vec::new(),
             in_ring: 0,
@@ -140,22 +140,22 @@ impl Streams {
         }
         let file_index = self.member.ring().register_file(fd.as_raw_fd());
         let place = Place { fd: fd.as_raw_fd(), file_index, is_socket, waits };
-        let index = match self.free_berths.pop() {
+        let index = match self.free_entries.pop() {
             Some(index) => index,
             None => {
-                self.berths.push(Berth::default());
-                u32::try_from(self.berths.len() - 1).expect("more streams than memory could hold")
+                self.entries.push(StreamEntry::default());
+                u32::try_from(self.entries.len() - 1).expect("more streams than memory could hold")
             }
         };
-        let berth = &mut self.berths[index as usize];
-        berth.stream = Some(Stream { fd, place, operations: 0, closing: false });
-        Ok(StreamId { index, generation: berth.generation })
+        let entry = &mut self.entries[index as usize];
+        entry.stream = Some(Stream { fd, place, operations: 0, closing: false });
+        Ok(StreamId { index, generation: entry.generation })
     }
 
     /// The descriptor of a stream that is not closed, for socket options and credentials.
     pub fn fd(&self, stream: StreamId) -> Option<BorrowedFd<'_>> {
-        let berth = self.berths.get(stream.index as usize)?;
-        let open = berth.stream.as_ref().filter(|open| berth.generation == stream.generation && !open.closing)?;
+        let entry = self.entries.get(stream.index as usize)?;
+        let open = entry.stream.as_ref().filter(|open| entry.generation == stream.generation && !open.closing)?;
         Some(open.fd.as_fd())
     }
 
@@ -236,13 +236,13 @@ impl Streams {
     }
 
     fn open_stream(&mut self, id: StreamId) -> Option<&mut Stream> {
-        let berth = self.berths.get_mut(id.index as usize)?;
-        berth.stream.as_mut().filter(|open| berth.generation == id.generation && !open.closing)
+        let entry = self.entries.get_mut(id.index as usize)?;
+        entry.stream.as_mut().filter(|open| entry.generation == id.generation && !open.closing)
     }
 
     fn stream_of(&mut self, operation: u32) -> Option<&mut Stream> {
         let index = self.operations[operation as usize].stream?;
-        self.berths[index as usize].stream.as_mut()
+        self.entries[index as usize].stream.as_mut()
     }
 
     fn start(&mut self, index: u32) {
@@ -287,13 +287,13 @@ impl Streams {
 
     /// Closes the descriptor of a stream without operations.
     fn let_go(&mut self, index: u32) {
-        let berth = &mut self.berths[index as usize];
-        if let Some(stream) = berth.stream.take() {
+        let entry = &mut self.entries[index as usize];
+        if let Some(stream) = entry.stream.take() {
             if let Some(file_index) = stream.place.file_index {
                 self.member.ring().unregister_file(file_index);
             }
-            berth.generation = berth.generation.wrapping_add(1);
-            self.free_berths.push(index);
+            entry.generation = entry.generation.wrapping_add(1);
+            self.free_entries.push(index);
         }
     }
 
@@ -338,7 +338,7 @@ impl Streams {
         let stream = operation.stream.take();
         self.free_operations.push(index);
         if let Some(index) = stream
-            && let Some(stream) = &mut self.berths[index as usize].stream
+            && let Some(stream) = &mut self.entries[index as usize].stream
         {
             stream.operations -= 1;
             if stream.closing && stream.operations == 0 {
@@ -355,8 +355,8 @@ impl Drop for Streams {
                 self.cancel(index as u32);
             }
         }
-        for berth in &mut self.berths {
-            if let Some(stream) = &mut berth.stream {
+        for entry in &mut self.entries {
+            if let Some(stream) = &mut entry.stream {
                 stream.closing = true;
             }
         }
@@ -371,7 +371,7 @@ impl Drop for Streams {
             mem::forget(mem::take(&mut self.operations));
             self.member.abandon();
         }
-        for index in 0..self.berths.len() {
+        for index in 0..self.entries.len() {
             self.let_go(index as u32);
         }
     }

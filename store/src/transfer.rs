@@ -30,7 +30,7 @@ pub type Piece = (IoBuf, Range<usize>);
 const PIECES_AT_ONCE: usize = 1024;
 
 /// How often an operation that ended with EAGAIN or EINTR is restarted.
-const PATIENCE: u8 = 100;
+const RETRIES_MAX: u8 = 100;
 
 /// The offset that means "the stream's current position".
 const NO_OFFSET: u64 = u64::MAX;
@@ -207,7 +207,7 @@ impl Transfer {
         if answer < 0 {
             return match (Errno::from_raw_os_error(answer.saturating_neg()), self.verb) {
                 (Errno::TIME, Verb::Timer) => Outcome::Ended(Ok(0)),
-                (Errno::INTR | Errno::AGAIN, _) if waits && self.delays < PATIENCE => {
+                (Errno::INTR | Errno::AGAIN, _) if waits && self.delays < RETRIES_MAX => {
                     self.delays += 1;
                     Outcome::Again
                 }

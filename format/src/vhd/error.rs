@@ -66,7 +66,7 @@ impl Fault {
         match self {
             Self::TooShort { expected_bytes, .. } => format!("{expected_bytes} bytes"),
             Self::Cookie { expected, .. } => format!("the cookie \"{}\"", expected.escape_ascii()),
-            Self::Checksum { expected, .. } => format!("checksum {expected:#010x}, which is that of the bytes"),
+            Self::Checksum { expected, .. } => format!("checksum {expected:#010x}, computed from its bytes"),
             Self::Version { .. } => "version 1.0".into(),
             Self::DiskType { .. } => "type 2 (fixed), 3 (dynamic) or 4 (differencing)".into(),
             Self::BlockSize { .. } => "a power of two of at least 512 bytes".into(),
@@ -99,7 +99,7 @@ mod tests {
             VhdError { structure: "footer", offset_bytes: 1064, fault: Fault::Checksum { found: 1, expected: 2 } };
         assert_eq!(
             error.to_string(),
-            "footer at offset 1064: found checksum 0x00000001, expected checksum 0x00000002, which is that of the bytes"
+            "footer at offset 1064: found checksum 0x00000001, expected checksum 0x00000002, computed from its bytes"
         );
     }
 }

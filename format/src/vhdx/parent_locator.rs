@@ -53,7 +53,7 @@ impl ParentLocator {
             ));
         }
         let mut entries: Vec<(String, String)> = Vec::new();
-        // Entries may share bytes, so that a small item could name a great many long strings.
+        // Entries may share bytes, so a small item could otherwise name very many long strings.
         let mut budget_bytes = bytes.len();
         for at in (HEADER_BYTES..table_end).step_by(ENTRY_BYTES) {
             let key = string(bytes, at, get_u32(bytes, at), get_u16(bytes, at + 8), &mut budget_bytes)?;

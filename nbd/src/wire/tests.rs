@@ -1,11 +1,12 @@
-//! Everything survives the wire; nothing panics; and it does not matter where the bytes are split.
+//! Messages survive encoding and decoding; no bytes cause a panic; decoding does not depend on
+//! where the bytes are split.
 
 use super::{chunk, option, option_reply, reply, *};
 use proptest::prelude::*;
 use std::fmt::Debug;
 
-/// Feeds `decode` ever more of `bytes`, from nothing on: it must ask for more until the message is
-/// whole, never for more than that, and then give what it gives for all at once.
+/// Passes ever longer prefixes of `bytes` to `decode`. It must ask for more bytes until the message
+/// is complete, never for more than that, and then return the same value as for all bytes.
 fn split_anywhere<T: PartialEq + Debug>(bytes: &[u8], decode: impl Fn(&[u8]) -> Result<Decoded<T>, WireError>) -> T {
     let whole = decode(bytes).unwrap();
     let Decoded::Value(_, taken) = whole else { panic!("{whole:?} of a whole message") };
@@ -30,7 +31,7 @@ fn chunked() -> impl Strategy<Value = Framing> {
     prop_oneof![Just(Framing::Structured), Just(Framing::Extended)]
 }
 
-/// A header and the payload behind it, as a client would take them apart.
+/// Splits a chunk into header and payload, as a client does.
 fn take_chunk(bytes: &[u8], framing: Framing) -> (ReplyHeader, &[u8]) {
     let header = split_anywhere(bytes, |bytes| ReplyHeader::decode(bytes, framing));
     let ReplyHeader::Chunk { payload_bytes, .. } = header else { panic!("{header:?}") };
@@ -206,7 +207,8 @@ proptest! {
         if framing == Framing::Extended {
             prop_assert_eq!(told, runs);
         } else {
-            // The first that does not fit is cut and the last; all before it are whole.
+            // The first run that is too long is truncated and the last; all runs before it are
+            // complete.
             let (last, before) = told.split_last().unwrap();
             prop_assert_eq!(before, &runs[..before.len()]);
             prop_assert_eq!(last.status, runs[before.len()].status);
@@ -287,7 +289,7 @@ fn chunks_that_cannot_be() {
     ] {
         assert!(Chunk::parse(kind, payload).is_err(), "{kind:?} of {} bytes", payload.len());
     }
-    // A failure that is not known is a failure; so is one whose reason is none.
+    // An unknown kind of error is an error; so is an error with code 0.
     let unknown = Chunk::parse(ChunkKind(0x8123), &[0, 0, 0, 5, 0, 0, 9, 9]).unwrap();
     assert_eq!(unknown, Chunk::Error { code: ErrorCode::EIO, message: "", offset_bytes: None });
     let none = Chunk::parse(ChunkKind::ERROR, &[0; 6]).unwrap();

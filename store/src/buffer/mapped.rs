@@ -60,7 +60,7 @@ impl MappedMemory {
         let is_on_page = offset_bytes.is_multiple_of(rustix::param::page_size() as u64);
         let (Some(len), Some(_), true) = (len, end_bytes, is_on_page) else {
             let what = format!(
-                "{len_bytes} bytes at {offset_bytes} of shared memory of {file_bytes} bytes cannot be mapped: the range must lie within it and begin on a page"
+                "{len_bytes} bytes at {offset_bytes} of shared memory of {file_bytes} bytes cannot be mapped: the range must lie within the memory and begin at a page"
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         };
@@ -104,7 +104,7 @@ impl MappedMemory {
     pub fn copy_in(&self, start: usize, bytes: &[u8]) -> io::Result<()> {
         let to = self.place(start, bytes.len())?;
         if !self.writable {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the memory was mapped for reading only"));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the memory was mapped read-only"));
         }
         // SAFETY: as in `copy_out`, and the mapping is writable.
         unsafe { copy_to_foreign(bytes, to) };
@@ -146,7 +146,7 @@ impl fmt::Debug for MappedMemory {
 fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
     let unsealed = |errno: Errno| {
         let what = format!(
-            "shared memory must be a memfd that can be sealed against shrinking (MFD_ALLOW_SEALING, F_SEAL_SHRINK), as its owner could end this process otherwise: {errno}"
+            "shared memory must be a memfd that can be sealed against shrinking (MFD_ALLOW_SEALING, F_SEAL_SHRINK); otherwise its owner could crash this process: {errno}"
         );
         io::Error::new(io::ErrorKind::Unsupported, what)
     };

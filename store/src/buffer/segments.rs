@@ -378,7 +378,7 @@ impl fmt::Debug for Segments {
 }
 
 fn beyond() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "the payload's segments end before")
+    io::Error::new(io::ErrorKind::InvalidInput, "the range ends beyond the payload's segments")
 }
 
 fn not_writable() -> io::Error {

@@ -514,7 +514,7 @@ fn a_ring_that_fails_ends_its_requests_as_lost() {
         assert!(engine.has_failed());
         let ended = done.pop().unwrap();
         assert!(ended.lost && (ended.tag, ended.cookie) == (1, 5) && ended.buf.as_ref().unwrap().len() == 4096);
-        assert!(ended.result.unwrap_err().to_string().contains("not known whether"), "told as what it is");
+        assert!(ended.result.unwrap_err().to_string().contains("unknown whether"), "told as what it is");
         assert_eq!((done.len(), engine.in_flight()), (0, 2));
         slow.open();
         ticket.complete(Ok(()));

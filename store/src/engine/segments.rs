@@ -4,7 +4,7 @@
 //! ```text
 //!   transfer_segments ─▶ Segments::cut ─┬─▶ Direct: a part on the segment's own memory
 //!                                       └─▶ Gather: copied into a buffer that the slot keeps
-//!   carry_out_otherwise ─▶ bounce: the part gets a bounce buffer ─▶ run, or lend
+//!   carry_out_off_ring ─▶ bounce: the part gets a bounce buffer ─▶ run, or lend
 //!                       ─▶ bounce_back: data that was read are copied to their place
 //! ```
 //!
@@ -103,8 +103,7 @@ impl Engine {
     fn beyond(&mut self, slot: u32, range: &Range<usize>) {
         let holder = self.slots.get(slot);
         let held_bytes = holder.segments().map_or(holder.memory.len_bytes, crate::Segments::len);
-        let what =
-            format!("bytes {range:?} of a buffer that holds {held_bytes}, or of memory that cannot be read into");
+        let what = format!("bytes {range:?} are beyond a buffer of {held_bytes} bytes, or the memory is not writable");
         holder.fail(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
 

@@ -24,7 +24,7 @@ use std::{
 };
 
 /// How long the engine waits for lanes before it enters the ring again.
-const LOOK: Duration = Duration::from_millis(10);
+const RING_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Engine {
     /// Waits for all parts and tickets; for lanes no longer than the patience.
@@ -45,11 +45,11 @@ impl Engine {
                     self.lanes_failed();
                     continue;
                 }
-                let limit = if self.in_ring > 0 { left.min(LOOK) } else { left };
+                let limit = if self.in_ring > 0 { left.min(RING_POLL_INTERVAL) } else { left };
                 self.wait_off_ring(Some(limit));
             }
             if self.in_ring > 0 {
-                if let Err(error) = self.look_at_ring(self.lane_parts == 0) {
+                if let Err(error) = self.enter_ring(self.lane_parts == 0) {
                     self.ring_failed(&error);
                     outcome = Err(error);
                 }
@@ -66,7 +66,7 @@ impl Engine {
         longest.map_or(self.patience, |longest| longest.min(self.patience))
     }
 
-    fn look_at_ring(&mut self, waits: bool) -> io::Result<()> {
+    fn enter_ring(&mut self, waits: bool) -> io::Result<()> {
         match &mut self.link {
             Link::None => {}
             Link::Own(ring) => ring.enter(usize::from(waits))?,
@@ -94,7 +94,7 @@ impl Engine {
     fn wait_off_ring(&mut self, limit: Option<Duration>) {
         if self.lane_parts == 0 || self.externals.eventfd().is_err() {
             // Without an eventfd, lanes are polled in intervals.
-            let limit = if self.lane_parts > 0 { Some(LOOK) } else { limit };
+            let limit = if self.lane_parts > 0 { Some(RING_POLL_INTERVAL) } else { limit };
             self.lanes.iter_mut().for_each(|open| open.is_due = true);
             return match limit {
                 Some(limit) => self.externals.wait_for(limit),
@@ -104,7 +104,7 @@ impl Engine {
         // Tickets that ended before the eventfd existed did not signal it.
         self.take_tickets();
         let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(self.lanes.len() + 1);
-        fds.extend(self.externals.bell_fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        fds.extend(self.externals.existing_eventfd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         fds.extend(self.lanes.iter().map(|open| PollFd::from_borrowed_fd(open.lane.descriptor(), PollFlags::IN)));
         let limit = if self.tickets == 0 { Some(Duration::ZERO) } else { limit };
         let spec = limit.and_then(|limit| Timespec::try_from(limit).ok());
@@ -112,20 +112,20 @@ impl Engine {
         let _ = rustix::event::poll(&mut fds, spec.as_ref());
         drop(fds);
         self.lanes.iter_mut().for_each(|open| open.is_due = true);
-        self.externals.silence();
+        self.externals.clear_eventfd();
     }
 
     /// Gives up all parts in the ring: it will never answer them.
     #[cold]
     pub(super) fn ring_failed(&mut self, error: &io::Error) {
-        self.stop_starting();
+        self.refuse_new_parts();
         self.ring_failed = true;
         self.in_ring = 0;
         self.polling = false;
         self.lanes.iter_mut().for_each(|open| open.polling = false);
         for index in self.parts_in_flight(Carrier::Own) {
             let lost = format!(
-                "the kernel's io_uring failed ({error}), and it is not known whether this request was carried out; close the disk, check it, open it again"
+                "the kernel's io_uring failed ({error}), and it is unknown whether this request was carried out; close the disk, check it, open it again"
             );
             self.lost_parts.push(index as u32);
             self.slots.lose(self.parts[index].slot, io::Error::new(error.kind(), lost));
@@ -134,14 +134,14 @@ impl Engine {
 
     /// Gives up all parts that lanes hold.
     fn lanes_failed(&mut self) {
-        self.stop_starting();
+        self.refuse_new_parts();
         let seconds = self.patience_with_lanes().as_secs_f64();
         for index in self.parts_in_flight(Carrier::Lane) {
             let part = &mut self.parts[index];
             part.carrier = Carrier::Own;
             let store = &self.targets[part.target as usize].store;
             let lost = format!(
-                "{} did not answer within {seconds} s of closing, and it is not known whether this request was carried out",
+                "{} did not answer within {seconds} s of closing, and it is unknown whether this request was carried out",
                 store.name().display()
             );
             self.tickets -= 1;
@@ -152,7 +152,7 @@ impl Engine {
         self.lanes.iter_mut().for_each(|open| open.parts = 0);
     }
 
-    fn stop_starting(&mut self) {
+    fn refuse_new_parts(&mut self) {
         self.failed = true;
         // So that every new part takes the slow path, which refuses it.
         self.targets.iter_mut().for_each(|target| target.is_plain_file = false);
@@ -178,9 +178,9 @@ impl Engine {
         }
         while self.polling || self.cancels > 0 || self.lanes.iter().any(|open| open.polling) {
             if self.polling {
-                self.externals.ring_the_bell();
+                self.externals.signal_eventfd();
             }
-            self.look_at_ring(true)?;
+            self.enter_ring(true)?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //!   start ─▶ carry_out ─▶ ring ─▶ answer ─▶ judge ─┬─▶ part_ended ─▶ Slots::let_go
 //!               │  ▲                               └─▶ again, or by a blocking call
 //!               │  └───────────────────────────────────────┘
-//!               └─▶ carry_out_otherwise ─┬─▶ lane or pool: a loan ─▶ take_tickets ─▶ part_ended
+//!               └─▶ carry_out_off_ring ─┬─▶ lane or pool: a loan ─▶ take_tickets ─▶ part_ended
 //!                                        ├─▶ run_blocking ─▶ part_ended
 //!                                        └─▶ pieces, each started anew (a store that is not plain)
 //! ```
@@ -17,7 +17,7 @@
 
 use super::{Engine, overlapping_parts};
 use crate::{
-    external::Whose,
+    external::Origin,
     link::Link,
     part::{Carrier, Loan, Part, Route, Target, Verdict},
     pool,
@@ -44,13 +44,13 @@ impl Engine {
                 }
                 return Ok(());
             }
-            Link::Own(_) => self.work_alone_until(wanted),
-            Link::Shared(_) => self.work_among_others_until(wanted),
+            Link::Own(_) => self.work_on_own_ring_until(wanted),
+            Link::Shared(_) => self.work_on_shared_ring_until(wanted),
         };
         worked.inspect_err(|error| self.ring_failed(error))
     }
 
-    fn work_alone_until(&mut self, wanted: usize) -> io::Result<()> {
+    fn work_on_own_ring_until(&mut self, wanted: usize) -> io::Result<()> {
         self.take_answers();
         let mut looked = false;
         loop {
@@ -78,7 +78,7 @@ impl Engine {
         }
     }
 
-    fn work_among_others_until(&mut self, wanted: usize) -> io::Result<()> {
+    fn work_on_shared_ring_until(&mut self, wanted: usize) -> io::Result<()> {
         self.take_answers();
         loop {
             self.drive_lanes();
@@ -154,7 +154,7 @@ impl Engine {
     #[inline]
     fn answer(&mut self, number: u32, answer: i32) {
         if number >= FIRST_LANE {
-            self.bell_rang(number);
+            self.poll_ended(number);
         } else {
             self.answered(number, answer);
         }
@@ -162,11 +162,11 @@ impl Engine {
 
     /// Handles the end, or the cancellation, of a poll.
     #[cold]
-    fn bell_rang(&mut self, number: u32) {
+    fn poll_ended(&mut self, number: u32) {
         match number {
             WAKE => {
                 self.polling = false;
-                self.externals.silence();
+                self.externals.clear_eventfd();
                 self.take_tickets();
             }
             CANCEL => self.cancels -= 1,
@@ -204,19 +204,19 @@ impl Engine {
         }
         let mut ended = mem::take(&mut self.ended_tickets);
         self.externals.take(&mut ended);
-        for (whose, result) in ended.drain(..) {
-            match whose {
-                Whose::Slot(slot) => {
+        for (origin, result) in ended.drain(..) {
+            match origin {
+                Origin::Slot(slot) => {
                     self.tickets -= 1;
                     self.slots.let_go(slot, result);
                 }
-                Whose::Part(index) => self.loan_is_back(index, result),
+                Origin::Part(index) => self.loan_ended(index, result),
             }
         }
         self.ended_tickets = ended;
     }
 
-    fn loan_is_back(&mut self, index: u32, result: io::Result<()>) {
+    fn loan_ended(&mut self, index: u32, result: io::Result<()>) {
         let part = &mut self.parts[index as usize];
         let target = &self.targets[part.target as usize];
         let result = match mem::replace(&mut part.carrier, Carrier::Own) {
@@ -232,7 +232,7 @@ impl Engine {
             }
         };
         self.tickets -= 1;
-        self.slots.get(part.slot).lent_is_back(part.memory(), part.fills());
+        self.slots.get(part.slot).end_loan(part.memory(), part.fills());
         self.bounce_back(index, &result);
         self.part_ended(index, result);
     }
@@ -261,7 +261,7 @@ impl Engine {
         let target = &self.targets[part.target as usize];
         let user_data = self.user_bits | u64::from(index);
         if block || !part.fits_ring(target) {
-            return self.carry_out_otherwise(index);
+            return self.carry_out_off_ring(index);
         }
         // SAFETY: the part fits the ring. Its memory is its slot's buffer or segments, memory that
         // the slot shares, or static zeros. The slot keeps it, and hands it to no other code, until
@@ -272,7 +272,7 @@ impl Engine {
         match self.link.with(start) {
             Some(Ok(())) => self.in_ring += 1,
             Some(Err(error)) => self.part_ended(index, Err(error)),
-            None => self.carry_out_otherwise(index),
+            None => self.carry_out_off_ring(index),
         }
     }
 
@@ -293,7 +293,7 @@ impl Engine {
 
     /// Carries out a part by a lane, a thread of the pool, or a blocking call.
     #[cold]
-    fn carry_out_otherwise(&mut self, index: u32) {
+    fn carry_out_off_ring(&mut self, index: u32) {
         if self.failed {
             let refused = "an earlier failure of the I/O engine left requests without an answer; close the disk and open it again";
             return self.part_ended(index, Err(io::Error::other(refused)));
@@ -328,7 +328,7 @@ impl Engine {
         }
         self.tickets += 1;
         // SAFETY: the memory is as for the ring, and initialised. The slot keeps it until
-        // `loan_is_back`, or leaks it. It overlaps no conflicting loan, and nothing accesses the
+        // `loan_ended`, or leaks it. It overlaps no conflicting loan, and nothing accesses the
         // slot's other memory meanwhile.
         let loan = unsafe { Loan::new(memory, fills, index, &self.externals) };
         if let Some(lane) = part.fits_lane(target) {
@@ -388,5 +388,5 @@ impl Engine {
 #[cold]
 fn panicked(target: &Target) -> io::Error {
     let name = target.store.name().display();
-    io::Error::other(format!("{name}: internal error: the request was given up; report what stands on standard error"))
+    io::Error::other(format!("{name}: internal error: the request failed; report the panic message on standard error"))
 }

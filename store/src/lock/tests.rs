@@ -74,7 +74,7 @@ fn readers_share_and_a_writer_is_alone() {
         open(&path, LockMode::Exclusive).unwrap_err().to_string()
     };
     let expected = format!(
-        "cannot open {} for writing: it is in use by this program itself. End that use first, then try again",
+        "cannot open {} for writing: it is in use by this program itself. Stop that program or close the file, then try again",
         path.display()
     );
     assert_eq!(refusal, expected);

@@ -20,7 +20,7 @@
 #![allow(unsafe_code)]
 
 use super::Span;
-use crate::external::{Externals, Whose};
+use crate::external::{Externals, Origin};
 use std::{io, sync::Arc};
 
 /// Memory lent for one part. If a loan is dropped without [`Loan::complete`], its part ends with an
@@ -89,15 +89,15 @@ impl Loan {
     /// Ends the part and returns the memory to the engine.
     pub fn complete(mut self, result: io::Result<()>) {
         self.sent = true;
-        self.externals.put(Whose::Part(self.part), result);
+        self.externals.put(Origin::Part(self.part), result);
     }
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
         if !self.sent {
-            let error = io::Error::other("the store gave the request up without a result");
-            self.externals.put(Whose::Part(self.part), Err(error));
+            let error = io::Error::other("the store dropped the request without a result");
+            self.externals.put(Origin::Part(self.part), Err(error));
         }
     }
 }

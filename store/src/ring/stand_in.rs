@@ -58,7 +58,7 @@ pub(crate) struct Ring {
     taken: Vec<Entry>,
     answers: Vec<Answer>,
     slab: Option<Slab>,
-    whim: u64,
+    random: u64,
     broken: bool,
     pub(crate) enters: u64,
 }
@@ -66,7 +66,15 @@ pub(crate) struct Ring {
 impl Ring {
     pub(crate) fn new(_depth: usize, slab: Option<&Slab>) -> io::Result<Self> {
         let slab = slab.cloned();
-        Ok(Self { pushed: Vec::new(), taken: Vec::new(), answers: Vec::new(), slab, whim: 1, broken: false, enters: 0 })
+        Ok(Self {
+            pushed: Vec::new(),
+            taken: Vec::new(),
+            answers: Vec::new(),
+            slab,
+            random: 1,
+            broken: false,
+            enters: 0,
+        })
     }
 
     pub(crate) fn register_file(&mut self, _fd: RawFd) -> Option<u32> {
@@ -133,9 +141,9 @@ impl Ring {
     }
 
     /// A pseudo-random number below `limit`.
-    fn whim(&mut self, limit: usize) -> usize {
-        self.whim = self.whim.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.whim >> 33) as usize % limit
+    fn random(&mut self, limit: usize) -> usize {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) as usize % limit
     }
 
     pub(crate) fn enter(&mut self, wait_for: usize) -> io::Result<()> {
@@ -146,7 +154,7 @@ impl Ring {
         self.taken.append(&mut self.pushed);
         let mut polls = Vec::new();
         while self.answers.len() < wait_for && !self.taken.is_empty() {
-            let number = self.whim(self.taken.len());
+            let number = self.random(self.taken.len());
             let entry = self.taken.swap_remove(number);
             match entry.work {
                 Some(work) => {
@@ -174,11 +182,11 @@ impl Ring {
 
     /// The kernel's answer to an entry.
     fn carry_out(&mut self, work: Work) -> i32 {
-        let whim = self.whim(8);
-        if whim == 0 {
+        let random = self.random(8);
+        if random == 0 {
             return -libc::EAGAIN;
         }
-        let short = whim == 1 && work.len_bytes > 1024;
+        let short = random == 1 && work.len_bytes > 1024;
         let len_bytes = if short { work.len_bytes / 1024 * 512 } else { work.len_bytes };
         let at = work.offset_bytes as libc::off_t;
         let moved = match work.action {

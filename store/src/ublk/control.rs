@@ -33,7 +33,7 @@ use std::{
 pub const UBLK_CONTROL: &str = "/dev/ublk-control";
 
 /// How long a command may take. The kernel gives up on the requests of a dead server after 30 s.
-const PATIENCE: Duration = Duration::from_secs(90);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Device number that means "any free number".
 const ANY: u32 = u32::MAX;
@@ -66,7 +66,8 @@ impl UblkControl {
         let file = rustix::fs::open(UBLK_CONTROL, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let ring = IoUring::builder().build(4)?;
         let mut control = Self { ring, file, features: 0, commands: 0 };
-        let too_old = || io::Error::new(io::ErrorKind::Unsupported, "its ublk driver is too old; it takes Linux 6.5");
+        let too_old =
+            || io::Error::new(io::ErrorKind::Unsupported, "its ublk driver is too old; Linux 6.5 or later is needed");
         let (_, features) = control
             .run(command::GET_FEATURES, ANY, Some((Payload::new([0; PAYLOAD_BYTES]), FEATURES_BYTES)), 0)
             .map_err(|error| match Errno::from_io_error(&error) {
@@ -117,7 +118,7 @@ impl UblkControl {
     /// error.
     pub fn update_size(&mut self, number: u32, size_bytes: u64) -> io::Result<()> {
         if self.features & FEATURE_UPDATE_SIZE == 0 {
-            let what = "its ublk driver cannot change the size of a device; it takes Linux 6.16";
+            let what = "its ublk driver cannot change the size of a device; Linux 6.16 or later is needed";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
         self.run(command::UPDATE_SIZE, number, None, layout::size_in_sectors(size_bytes)).map(drop)
@@ -187,7 +188,7 @@ impl UblkControl {
     fn wait(&mut self, wanted: u64) -> io::Result<i32> {
         let start = Instant::now();
         loop {
-            let left = PATIENCE.saturating_sub(start.elapsed());
+            let left = COMMAND_TIMEOUT.saturating_sub(start.elapsed());
             let time = types::Timespec::from(left);
             match self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time)) {
                 Err(error) if !matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => return Err(error),
@@ -198,7 +199,7 @@ impl UblkControl {
                 return Ok(answer.result());
             }
             if left.is_zero() {
-                let what = format!("the kernel's ublk driver has not answered for {} s", PATIENCE.as_secs());
+                let what = format!("the kernel's ublk driver has not answered for {} s", COMMAND_TIMEOUT.as_secs());
                 return Err(io::Error::new(io::ErrorKind::TimedOut, what));
             }
         }
@@ -206,5 +207,5 @@ impl UblkControl {
 }
 
 fn nonsense() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the ublk driver's answer cannot be understood")
+    io::Error::new(io::ErrorKind::InvalidData, "the ublk driver sent an invalid answer")
 }

@@ -129,15 +129,15 @@ impl UblkQueue {
 
     fn push(&mut self, operation: Opcode, tag: u16, result: i32, buf: IoBuf) {
         assert!(buf.len() >= self.transfer_bytes, "a buffer of {} bytes is too small", buf.len());
-        let berth = &mut self.buffers[usize::from(tag)];
-        assert!(berth.is_none(), "tag {tag} is the kernel's");
+        let slot = &mut self.buffers[usize::from(tag)];
+        assert!(slot.is_none(), "tag {tag} is the kernel's");
         let address = buf.address() as u64;
         let entry = opcode::UringCmd16::new(self.place, operation)
             .cmd(layout::io_command(tag, result, address))
             .build()
             .flags(self.flags)
             .user_data(self.member.user_bits() | u64::from(tag));
-        *berth = Some(buf);
+        *slot = Some(buf);
         // SAFETY: the entry names the memory of a buffer that is at least as long as the device's
         // longest transfer, according to the kernel. The buffer stays in `buffers`, where no other
         // code reaches it, until the answer has been taken; otherwise `drop` leaks it.

@@ -19,19 +19,19 @@ impl Engine {
     pub fn remove_target(&mut self, target: TargetId) {
         if !self.leaving.contains(&target.0) {
             self.leaving.push(target.0);
-            self.let_leave();
+            self.drop_unused_targets();
         }
     }
 
     /// Drops the removed stores that no part uses.
     #[cold]
-    pub(super) fn let_leave(&mut self) {
+    pub(super) fn drop_unused_targets(&mut self) {
         let free: HashSet<u32> = self.free_parts.iter().copied().collect();
         let used: HashSet<u32> =
             (0..).zip(&self.parts).filter(|(index, _)| !free.contains(index)).map(|(_, part)| part.target).collect();
         for target in self.leaving.extract_if(.., |target| !used.contains(target)) {
             // A part that names the target by mistake fails, with this name in the message.
-            let nothing: Arc<dyn Store> = Arc::new(MemoryStore::new("a file that was given up"));
+            let nothing: Arc<dyn Store> = Arc::new(MemoryStore::new("(removed file)"));
             let left = std::mem::replace(&mut self.targets[target as usize], Target::new(&nothing, false));
             if let Some(index) = left.file_index {
                 self.link.with(|ring| ring.unregister_file(index));
