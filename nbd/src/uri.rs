@@ -26,7 +26,7 @@ const PLAIN: &AsciiSet =
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
-    /// TCP.
+    /// A TCP socket.
     Tcp {
         /// Host name or address; IPv6 without brackets.
         host: String,
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_uris_are_explained() {
         for (uri, word) in [
             ("nbd:disk", "://"),
             ("http://host", "http"),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_meant_as_one() {
+    fn nbd_uris_are_recognised_by_their_scheme() {
         for (text, is) in [
             ("nbd://host", true),
             ("nbd+unix:/x", true),
@@ -424,7 +424,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn there_and_back(
+        fn uris_survive_formatting_and_parsing(
             host in "[a-z][a-z0-9.-]{0,9}|::1|fe80::2", port in 1u16.., export in "\\PC{0,20}", socket in prop::option::of("[^\0]{1,20}"),
             tls in prop::option::of((prop::option::of("\\PC{1,9}"), prop::option::of("\\PC{1,9}"), any::<bool>())),
             timeout in prop::option::of(0u32..100_000), connections in prop::option::of(1usize..64),
@@ -443,7 +443,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_panics(text in "(nbds?(\\+unix)?://)?[\\PC%?&=:/@\\[\\]]{0,40}") {
+        fn arbitrary_text_never_panics(text in "(nbds?(\\+unix)?://)?[\\PC%?&=:/@\\[\\]]{0,40}") {
             let _ = NbdUri::parse(&text);
         }
     }

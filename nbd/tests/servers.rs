@@ -65,7 +65,7 @@ fn qemu_nbd_stores_what_is_written() {
 }
 
 #[test]
-fn servers_of_every_age() {
+fn servers_with_fewer_features() {
     for (what, args, framing) in [
         ("newest", &["memory", "8M"][..], Framing::Structured),
         ("without structured replies", &["--no-sr", "memory", "8M"], Framing::Simple),
@@ -230,7 +230,7 @@ fn extents_are_what_block_status_says() {
 }
 
 #[test]
-fn layers_are_told_by_qemus_context() {
+fn layers_come_from_qemus_context() {
     if !common::has("qemu-img") {
         return;
     }
@@ -274,7 +274,7 @@ fn an_export_that_ends_within_a_sector() {
 }
 
 #[test]
-fn errors_of_the_server_are_told() {
+fn errors_of_the_server_are_reported() {
     let args = ["--filter=error", "memory", "8M", "error-pwrite=ENOSPC", "error-pwrite-rate=100%"];
     let Some(server) = nbdkit(&args) else { return };
     let mut queue = blocking(&open(&server));
@@ -294,7 +294,7 @@ fn errors_of_the_server_are_told() {
 }
 
 #[test]
-fn what_the_server_has_not_is_told() {
+fn unavailable_exports_and_servers_are_reported() {
     let Some(mut server) = nbdkit(&["--readonly", "memory", "8M"]) else { return };
     let error = NbdDevice::open(&server.uri(), true).unwrap_err();
     assert!(matches!(&error, ClientError::Unusable { what, .. } if what.contains("read-only")), "{error}");
@@ -347,7 +347,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 #[test]
-fn it_is_a_disk_whatever_comes() {
+fn contents_match_a_model() {
     let Some(server) = nbdkit(&["-t", "4", "--filter=delay", "memory", "1M", "wdelay=1ms"]) else { return };
     let device = open(&server);
     proptest!(ProptestConfig::with_cases(24), |(steps in prop::collection::vec(step(), 1..40))| {

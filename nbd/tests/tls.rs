@@ -27,7 +27,7 @@ fn exercise(uri: &NbdUri) {
 }
 
 #[test]
-fn nbdkit_knows_its_clients() {
+fn nbdkit_over_tls() {
     let dir = TempDir::new().unwrap();
     certificates::write(dir.path());
     let strangers = TempDir::new().unwrap();

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_reads_a_file_and_refuses_an_empty_one() {
+    fn a_file_is_read_and_an_empty_one_refused() {
         let load = BareLoad {
             cache: CacheMode::PageCache,
             block_bytes: 4096,

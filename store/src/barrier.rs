@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_pass_serves_nobody_and_poisons_nothing() {
+    fn a_failed_pass_serves_no_one_and_poisons_nothing() {
         let (_, gate) = barrier();
         assert_eq!(gate.share(|| Err(Failed::Pass)), Err(Failed::Pass));
         let mut ran = false;
@@ -292,7 +292,7 @@ mod tests {
     /// A sync that began before another one failed must fail too: it may have missed what the other
     /// lost.
     #[test]
-    fn a_sync_that_was_under_way_meanwhile_fails() {
+    fn a_sync_in_progress_fails_if_another_one_failed() {
         let (_, barrier) = barrier();
         let elsewhere = barrier.settle("test", Err(io::ErrorKind::StorageFull.into()));
         assert!(matches!(elsewhere, Err(BarrierError::Sync { .. })));

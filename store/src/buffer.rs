@@ -40,7 +40,7 @@ use std::{
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Alignment of every buffer: one page, which satisfies every O_DIRECT device.
-pub const BUFFER_ALIGNMENT_BYTES: usize = 4096;
+pub(crate) const BUFFER_ALIGNMENT_BYTES: usize = 4096;
 
 struct Memory {
     base: NonNull<u8>,
@@ -148,7 +148,7 @@ impl Slab {
 
 impl fmt::Debug for Slab {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Slab({:?} buffers of so many bytes)", self.memory.classes)
+        write!(f, "Slab({:?} as (count, bytes))", self.memory.classes)
     }
 }
 

@@ -66,7 +66,7 @@ use rustix::io::Errno;
 use std::{io, ops::Range, sync::Arc, time::Duration};
 
 /// How long an engine that is closed waits for lanes by default.
-pub const LANE_PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const LANE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How I/O is submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

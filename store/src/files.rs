@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rename_replaces_only_when_told_to() {
+    fn a_rename_replaces_only_with_replace() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::default();
         let (one, two) = (dir.path().join("one"), dir.path().join("two"));
@@ -203,7 +203,7 @@ mod tests {
     /// A folder in a path is replaced by a symbolic link after the path was resolved and before it
     /// is opened.
     #[test]
-    fn a_link_that_comes_after_the_decision_does_not_win() {
+    fn a_link_created_after_resolution_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::default();
         let (inside, secret) = (dir.path().join("inside"), dir.path().join("secret"));
@@ -215,13 +215,13 @@ mod tests {
         assert!(files.open_canonical(&decided, false, &OpenOptions::default()).is_ok());
         fs::rename(&inside, dir.path().join("away")).unwrap();
         std::os::unix::fs::symlink(&secret, &inside).unwrap();
-        assert!(files.open(&decided, &OpenOptions::default()).is_ok(), "the usual way follows it");
+        assert!(files.open(&decided, &OpenOptions::default()).is_ok(), "a normal open follows the link");
         let refused = files.open_canonical(&decided, false, &OpenOptions::default()).unwrap_err();
         assert!(refused.to_string().contains("symbolic links"), "{refused}");
     }
 
     #[test]
-    fn facts_and_stores_agree_on_who_is_who() {
+    fn facts_and_stores_agree_on_identity() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::default();
         let path = dir.path().join("file");

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn syncs_fail_while_told_so_and_nothing_is_lost() {
+    fn injected_sync_failures_lose_no_data() {
         let store = MemoryStore::with_bytes("m", vec![1; 8]);
         store.sync_data().unwrap();
         store.fail_syncs(true);
@@ -179,18 +179,18 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_to_its_limit_and_no_further() {
+    fn a_store_grows_only_to_its_limit() {
         let store = MemoryStore::with_bytes("m", vec![1; 4]);
         store.limit(8);
         assert!(is_full(store.set_len(9)));
-        assert!(is_full(store.write_at(&[2], 8)), "all of it is beyond the limit");
+        assert!(is_full(store.write_at(&[2], 8)), "the whole write is beyond the limit");
         assert!(is_full(store.allocate(FileRange { offset_bytes: 9, len_bytes: 1 })));
-        assert_eq!(store.to_vec(), [1; 4], "nothing of it fits");
+        assert_eq!(store.to_vec(), [1; 4], "nothing was written");
         assert!(is_full(store.write_at(&[2; 4], 6)));
-        assert_eq!(store.to_vec(), [1, 1, 1, 1, 0, 0, 2, 2], "its beginning fits");
+        assert_eq!(store.to_vec(), [1, 1, 1, 1, 0, 0, 2, 2], "the beginning was written");
         store.set_len(5).unwrap();
         assert!(is_full(store.allocate(FileRange { offset_bytes: 5, len_bytes: 4 })));
-        assert_eq!(store.to_vec(), [1, 1, 1, 1, 0, 0, 0, 0], "what was cut off comes back as zeros");
+        assert_eq!(store.to_vec(), [1, 1, 1, 1, 0, 0, 0, 0], "truncated bytes come back as zeros");
         store.write_at(&[3; 4], 4).unwrap();
         store.limit(u64::MAX);
         store.allocate(FileRange { offset_bytes: 8, len_bytes: 1 }).unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_a_new_limit_stays() {
+    fn bytes_beyond_a_new_limit_stay() {
         let store = MemoryStore::with_bytes("m", vec![1; 8]);
         store.limit(4);
         store.allocate(FileRange { offset_bytes: 0, len_bytes: 8 }).unwrap();
@@ -206,7 +206,7 @@ mod tests {
         assert!(is_full(store.write_at(&[2; 3], 6)));
         assert_eq!(store.to_vec(), [1, 1, 1, 1, 1, 0, 2, 2]);
         store.set_len(6).unwrap();
-        assert!(is_full(store.set_len(7)), "given up, it is not to be had again");
+        assert!(is_full(store.set_len(7)), "truncated space beyond the limit cannot be regained");
         assert_eq!(store.len_bytes().unwrap(), 6);
     }
 }

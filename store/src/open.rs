@@ -6,10 +6,10 @@
 //! O_EXCL, so a mounted one is refused. The lock is taken before anything is read, and belongs to
 //! the descriptor.
 //!
-//! A path can be opened in two ways ([`PathResolution`]). A path that the user named is resolved as usual. A
-//! path that another file named (a parent) was resolved, and its location was permitted, before it
-//! is opened. The owner of a folder in that path could replace the folder by a symbolic link
-//! meanwhile, so such a path is opened without following any link: with `openat2` and
+//! A path can be opened in two ways ([`PathResolution`]). A path that the user named is resolved as
+//! usual. A path that another file named (a parent) was resolved, and its location was permitted,
+//! before it is opened. The owner of a folder in that path could replace the folder by a symbolic
+//! link meanwhile, so such a path is opened without following any link: with `openat2` and
 //! `RESOLVE_NO_SYMLINKS` or, if the kernel lacks it or a sandbox refuses it, component by component
 //! with `O_NOFOLLOW`. Then:
 //!

@@ -128,8 +128,7 @@ impl Span {
     /// Fills the memory with zeros.
     ///
     /// # Safety
-    /// The memory is alive and writable, nobody holds a reference to it, and the kernel is not
-    /// using it.
+    /// The memory is alive and writable, no reference to it exists, and the kernel is not using it.
     pub(crate) unsafe fn fill_zeros(self) {
         // SAFETY: as promised by the caller.
         unsafe { self.address.write_bytes(0, self.len_bytes) }
@@ -143,7 +142,7 @@ impl Span {
     /// # Panics
     /// If the lengths differ, which is a programming error.
     pub(crate) unsafe fn copy_from(self, bytes: &[u8]) {
-        assert_eq!(bytes.len(), self.len_bytes, "a copy fills its span");
+        assert_eq!(bytes.len(), self.len_bytes, "the bytes to copy must have the length of the memory");
         // SAFETY: as promised by the caller. `bytes` is a reference, so it does not overlap memory
         // to which no reference exists.
         unsafe { self.address.copy_from_nonoverlapping(bytes.as_ptr(), self.len_bytes) }

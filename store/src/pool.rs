@@ -110,7 +110,7 @@ mod tests {
     use std::sync::{Arc, Barrier, mpsc::channel};
 
     #[test]
-    fn jobs_run_beside_each_other_in_other_threads() {
+    fn jobs_run_concurrently_in_other_threads() {
         let (sender, receiver) = channel();
         // Each job waits for the other: one thread for both would hang.
         let both = Arc::new(Barrier::new(2));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn more_jobs_than_threads_all_run_and_a_panic_costs_one() {
+    fn more_jobs_than_threads_all_run_despite_a_panic() {
         let (sender, receiver) = channel();
         run(Box::new(|| std::panic::resume_unwind(Box::new("a job that panics"))));
         for number in 0..10 * THREADS_MAX {

@@ -55,7 +55,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     #[test]
-    fn who_is_gone_is_told_no_more() {
+    fn dropped_watchers_are_not_called() {
         let watchers = SizeWatchers::default();
         let heard = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let watcher = |index: usize| -> Arc<SizeWatcher> {
@@ -70,6 +70,6 @@ mod tests {
         watchers.tell(6);
         assert_eq!([0, 1].map(|index| heard[index].load(Ordering::Relaxed)), [5, 6]);
         watchers.add(&second);
-        assert_eq!(watchers.0.lock().unwrap().len(), 2, "one that is gone leaves the list");
+        assert_eq!(watchers.0.lock().unwrap().len(), 2, "a dropped watcher is removed");
     }
 }

@@ -18,7 +18,7 @@ use std::{
 
 /// There was no room for a write or an allocation.
 #[derive(Debug)]
-pub struct Shortage {
+struct Shortage {
     /// Number of bytes to be written or allocated; `None` if unknown.
     needed_bytes: Option<u64>,
     limit: Limit,
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_are_told_and_the_kind_stays() {
+    fn the_message_has_the_numbers_and_the_kind_stays() {
         let error = full(Some(3 << 29));
         assert!(is_full(&error) && error.kind() == io::ErrorKind::StorageFull);
         let told = error.to_string();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_short() {
+    fn sizes_are_formatted_in_binary_units() {
         let text = |bytes| Size(bytes).to_string();
         assert_eq!([text(0), text(1536), text(4 << 30), text(5 << 39)], ["0 bytes", "1.5 KiB", "4 GiB", "2.5 TiB"]);
     }

@@ -186,7 +186,7 @@ impl Slots {
     pub(crate) fn attach(&mut self, slot: u32, segments: Box<Segments>) {
         let holder = self.get(slot);
         let is_new = !holder.sealed && holder.pending == 0 && holder.segments.is_none();
-        assert!(is_new, "segments were given to a request that has begun");
+        assert!(is_new, "segments were given to a request that has parts or segments");
         holder.segments = Some(segments);
     }
 

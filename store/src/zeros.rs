@@ -11,7 +11,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_are_told_from_almost_zeros() {
+    fn a_single_non_zero_byte_is_found() {
         assert!(all_zero(&[]));
         assert!(all_zero(&[0]) && !all_zero(&[1]));
         let mut bytes = [0; 4096];

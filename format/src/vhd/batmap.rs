@@ -18,7 +18,7 @@
 use super::{SECTOR_BYTES, field};
 
 /// The cookie of a batmap header.
-pub const BATMAP_COOKIE: &[u8; 8] = b"tdbatmap";
+const BATMAP_COOKIE: &[u8; 8] = b"tdbatmap";
 /// Length of a batmap's header in bytes.
 pub const BATMAP_HEADER_BYTES: usize = 512;
 /// The newest version that libvhd accepts: major 1, minor 2.
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_no_batmap() {
+    fn invalid_batmap_headers_are_refused() {
         let header = BatmapHeader { map_offset: 4096, map_sectors: 1, version: 0x0001_0002, checksum: 1 };
         let bytes = header.to_bytes();
         assert_eq!(BatmapHeader::parse(&bytes), Some(header.clone()));

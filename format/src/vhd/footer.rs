@@ -17,7 +17,7 @@ pub const FOOTER_BYTES: usize = 512;
 /// Length of the footers of Virtual PC before 2004, in bytes.
 pub const OLD_FOOTER_BYTES: usize = 511;
 /// The cookie of every footer.
-pub const FOOTER_COOKIE: &[u8; 8] = b"conectix";
+const FOOTER_COOKIE: &[u8; 8] = b"conectix";
 /// The feature bit that must always be set.
 pub const FEATURE_RESERVED: u32 = 2;
 /// The data offset of a fixed disk, which has no header.
@@ -247,17 +247,17 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_counts() {
+    fn a_changed_byte_is_detected() {
         let bytes = footer().to_bytes();
         for index in 0..FOOTER_BYTES {
             let mut bad = bytes;
             bad[index] ^= 0x10;
-            assert!(Footer::parse(&bad, 0).is_err(), "a change of byte {index} was not seen");
+            assert!(Footer::parse(&bad, 0).is_err(), "a change of byte {index} was not detected");
         }
     }
 
     #[test]
-    fn types_and_versions_that_nobody_knows_are_refused() {
+    fn unknown_types_and_versions_are_refused() {
         let resum = |mut bytes: [u8; 512]| {
             let sum = checksum(&bytes, 64..68);
             bytes[64..68].copy_from_slice(&sum.to_be_bytes());
@@ -284,7 +284,11 @@ mod tests {
             assert_eq!(size(app, chs), chs.size_bytes());
             assert_eq!(size(app, Chs::MAX), 1 << 30);
             assert_eq!(size(app, Chs { cylinders: 0, heads: 0, sectors: 0 }), 1 << 30);
-            assert_eq!(size(app, Chs { cylinders: 65534, heads: 16, sectors: 255 }), 1 << 30, "never beyond the size");
+            assert_eq!(
+                size(app, Chs { cylinders: 65534, heads: 16, sectors: 255 }),
+                1 << 30,
+                "at most the current size"
+            );
         }
         assert_eq!(Footer { current_size_bytes: u64::MAX, ..footer() }.size_bytes(), u64::MAX - 511);
     }

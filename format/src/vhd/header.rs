@@ -16,11 +16,9 @@ use uuid::Uuid;
 /// Length of a dynamic header in bytes.
 pub const HEADER_BYTES: usize = 1024;
 /// The cookie of every dynamic header.
-pub const HEADER_COOKIE: &[u8; 8] = b"cxsparse";
+const HEADER_COOKIE: &[u8; 8] = b"cxsparse";
 /// Number of parent locators in a header.
 pub const LOCATOR_COUNT: usize = 8;
-/// Length of the parent name field in UTF-16 code units.
-pub const PARENT_NAME_UNITS: usize = 256;
 
 const CHECKSUM_AT: usize = 36;
 const NAME_AT: usize = 64;
@@ -200,12 +198,12 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_counts() {
+    fn a_changed_byte_is_detected() {
         let bytes = header().to_bytes();
         for index in 0..HEADER_BYTES {
             let mut bad = bytes;
             bad[index] ^= 0x10;
-            assert!(DynamicHeader::parse(&bad, 0).is_err(), "a change of byte {index} was not seen");
+            assert!(DynamicHeader::parse(&bad, 0).is_err(), "a change of byte {index} was not detected");
         }
         assert!(matches!(DynamicHeader::parse(&bytes[..1023], 0).unwrap_err().fault, Fault::TooShort { .. }));
     }

@@ -40,7 +40,7 @@ impl LocatorKind {
     }
 
     /// Decodes a platform code; `None` if it is unknown.
-    pub fn from_code(code: u32) -> Option<Self> {
+    pub(crate) fn from_code(code: u32) -> Option<Self> {
         [
             Self::WindowsRelative,
             Self::WindowsAbsolute,
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn every_platform() {
+    fn every_locator_kind_is_decoded() {
         let wide = encode_path(".\\Grüße.vhd\0rest");
         assert_eq!(
             entry(LocatorKind::WindowsRelative).decode(&wide),

@@ -32,16 +32,16 @@ mod header;
 mod locator;
 mod time;
 
-pub use batmap::{BATMAP_COOKIE, BATMAP_HEADER_BYTES, BatmapHeader};
+pub use batmap::{BATMAP_HEADER_BYTES, BatmapHeader};
 pub use error::{Fault, VhdError};
 pub use footer::{
-    CREATOR_APP, CREATOR_OS, CREATOR_VERSION, DiskKind, FEATURE_RESERVED, FOOTER_BYTES, FOOTER_COOKIE, Footer,
-    NO_DATA_OFFSET, OLD_FOOTER_BYTES,
+    CREATOR_APP, CREATOR_OS, CREATOR_VERSION, DiskKind, FEATURE_RESERVED, FOOTER_BYTES, Footer, NO_DATA_OFFSET,
+    OLD_FOOTER_BYTES,
 };
 pub use geometry::Chs;
-pub use header::{DynamicHeader, HEADER_BYTES, HEADER_COOKIE, LOCATOR_COUNT, LocatorEntry, PARENT_NAME_UNITS};
+pub use header::{DynamicHeader, HEADER_BYTES, LOCATOR_COUNT, LocatorEntry};
 pub use locator::{LocatorData, LocatorKind, MAX_LOCATOR_BYTES, encode_path};
-pub use time::{EPOCH_UNIX_SECONDS, seconds_from_unix, seconds_to_unix};
+pub use time::{seconds_from_unix, seconds_to_unix};
 
 /// Sector size of the format in bytes, whatever the disk's.
 pub const SECTOR_BYTES: u64 = 512;
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_leaves_itself_out() {
+    fn the_checksum_field_counts_as_zeros() {
         assert_eq!(checksum(&[1, 2, 3, 4], 1..3), !5);
         assert_eq!(checksum(&[], 0..0), u32::MAX);
     }

@@ -1,7 +1,7 @@
 //! Time stamps: seconds since 2000-01-01 00:00 UTC, in 32 bits (until 2136).
 
 /// 2000-01-01 00:00 UTC in Unix time.
-pub const EPOCH_UNIX_SECONDS: i64 = 946_684_800;
+const EPOCH_UNIX_SECONDS: i64 = 946_684_800;
 
 /// Converts Unix time to a VHD time stamp. Times out of range become the nearest time stamp.
 pub fn seconds_from_unix(unix_seconds: i64) -> u32 {
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_begins_in_2000_and_saturates() {
+    fn time_stamps_count_from_2000_and_saturate() {
         assert_eq!(seconds_from_unix(EPOCH_UNIX_SECONDS), 0);
         assert_eq!(seconds_from_unix(0), 0);
         assert_eq!(seconds_from_unix(i64::MAX), u32::MAX);

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_of_the_specification() {
+    fn the_examples_of_the_specification() {
         // MS-VHDX 2.3: block size 2 MiB and 512-byte sectors give a chunk ratio of 2048.
         let geometry = BatGeometry::new(10 << 40, 2 << 20, 512).unwrap();
         assert_eq!(geometry.chunk_ratio(), 2048);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_disks() {
+    fn invalid_geometries_are_refused() {
         assert!(BatGeometry::new(0, 1 << 20, 512).is_err());
         assert!(BatGeometry::new(100, 1 << 20, 512).is_err());
         assert!(BatGeometry::new(512, 1 << 20, 4096).is_err());

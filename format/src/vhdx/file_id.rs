@@ -9,7 +9,7 @@ use super::{
 /// Number of bytes in use.
 pub const FILE_ID_BYTES: usize = 520;
 /// The first eight bytes of every VHDX.
-pub const SIGNATURE: &[u8; 8] = b"vhdxfile";
+const SIGNATURE: &[u8; 8] = b"vhdxfile";
 const CREATOR_UNITS: usize = 256;
 
 /// The file identifier.

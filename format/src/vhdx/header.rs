@@ -203,7 +203,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_torn_slot_leaves_the_other() {
+    fn a_torn_header_leaves_the_other_slot_valid() {
         let (old, mut new) = (header(7).to_bytes(), header(8).to_bytes());
         new[600] ^= 1;
         assert_eq!(select(&old, &new).unwrap(), (Slot::First, header(7)));
@@ -227,7 +227,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn places_where_no_log_can_be() {
+    fn invalid_log_places_are_refused() {
         for (log_offset_bytes, log_len_bytes) in
             [(0, 1 << 20), (1 << 20, 0), (1 << 20, 4096), ((1 << 20) + 4096, 1 << 20), (u64::MAX << 20, 1 << 20)]
         {
@@ -243,7 +243,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn every_changed_byte_is_noticed(header in headers(), at in 0usize..HEADER_BYTES, flip in 1u8..) {
+        fn every_changed_byte_is_detected(header in headers(), at in 0usize..HEADER_BYTES, flip in 1u8..) {
             let mut bytes = header.to_bytes();
             bytes[at] ^= flip;
             prop_assert!(Header::parse(&bytes).is_err());

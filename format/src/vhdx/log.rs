@@ -68,7 +68,7 @@ pub enum Descriptor {
 }
 
 /// Number of sectors for the header and `descriptors` descriptors.
-pub fn descriptor_sectors(descriptors: u32) -> u64 {
+fn descriptor_sectors(descriptors: u32) -> u64 {
     (LOG_HEADER_BYTES as u64 + DESCRIPTOR_BYTES as u64 * u64::from(descriptors)).div_ceil(SECTOR)
 }
 
@@ -157,7 +157,7 @@ impl Descriptor {
                         WHAT,
                         8,
                         format!("zero length {len_bytes}"),
-                        "a multiple of 4096 inside a file",
+                        "a multiple of 4096 that ends within 64 bits",
                     ));
                 }
                 Ok(Self::Zero { offset_bytes, len_bytes })
@@ -168,7 +168,7 @@ impl Descriptor {
                         WHAT,
                         16,
                         format!("file offset {offset_bytes}"),
-                        "an offset inside a file",
+                        "an offset at least 4096 below 2^64",
                     ));
                 }
                 Ok(Self::Data { offset_bytes, leading: array(bytes, 8), trailing: array(bytes, 4) })
@@ -200,7 +200,7 @@ impl Descriptor {
     }
 
     /// The data descriptor that replaces the sector at `offset_bytes` by `page`.
-    pub fn of_page(offset_bytes: u64, page: &[u8]) -> Self {
+    fn of_page(offset_bytes: u64, page: &[u8]) -> Self {
         Self::Data { offset_bytes, leading: array(page, 0), trailing: array(page, LOG_SECTOR_BYTES - 4) }
     }
 }
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_headers() {
+    fn invalid_headers_are_refused() {
         let bytes = data_entry(header(9), std::iter::empty());
         for (at, value) in [(8, 100u32), (8, 0), (12, 5), (16, 0), (24, 200)] {
             let mut bad = bytes.clone();
@@ -319,7 +319,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pages_come_back(pages in prop::collection::vec((0u64..1 << 40, any::<u64>(), any::<u8>()), 0..140), number in 1u64.., split in 64usize..4096) {
+        fn logged_pages_are_restored(pages in prop::collection::vec((0u64..1 << 40, any::<u64>(), any::<u8>()), 0..140), number in 1u64.., split in 64usize..4096) {
             let pages: Vec<(u64, Vec<u8>)> = pages.into_iter().map(|(index, ends, fill)| {
                 let mut page = vec![fill; 4096];
                 put(&mut page, 0, &ends.to_le_bytes());

@@ -11,11 +11,11 @@ pub const METADATA_TABLE_BYTES: usize = 64 << 10;
 /// Bytes of the table before its first entry, which contain the number of entries.
 pub const METADATA_HEADER_BYTES: usize = 32;
 /// Size of an entry in bytes.
-pub const METADATA_ENTRY_BYTES: usize = 32;
+const METADATA_ENTRY_BYTES: usize = 32;
 /// Maximum number of entries in a table.
-pub const MAX_ENTRIES: u16 = 2047;
+const MAX_ENTRIES: u16 = 2047;
 /// Maximum size of an item in bytes.
-pub const MAX_ITEM_BYTES: u32 = 1 << 20;
+const MAX_ITEM_BYTES: u32 = 1 << 20;
 
 /// Item: block size and flags.
 pub const FILE_PARAMETERS: Uuid = uuid!("caa16737-fa36-4d43-b3b6-33f0aa44e76b");
@@ -95,7 +95,7 @@ impl MetadataTable {
         let mut ids: Vec<(Uuid, bool)> = entries.iter().map(|entry| (entry.id, entry.is_user)).collect();
         ids.sort();
         if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(Invalid::new(STRUCTURE, 0, format!("item {} twice", pair[0].0), "each item once"));
+            return Err(Invalid::new(STRUCTURE, 0, format!("item {} twice", pair[0].0), "unique items"));
         }
         Ok(Self { entries })
     }
@@ -163,7 +163,7 @@ pub struct FileParameters {
 
 impl FileParameters {
     /// Size of the item in bytes.
-    pub const BYTES: usize = 8;
+    const BYTES: usize = 8;
 
     /// Parses the item.
     ///
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn items_lie_behind_the_table_inside_the_region_apart_from_each_other() {
+    fn misplaced_and_overlapping_items_are_refused() {
         assert!(parse(vec![entry(VIRTUAL_DISK_SIZE, 65536, 8), entry(LOGICAL_SECTOR_SIZE, 65544, 4)]).is_ok());
         assert!(parse(vec![entry(VIRTUAL_DISK_SIZE, 65535, 8)]).is_err());
         assert!(parse(vec![entry(VIRTUAL_DISK_SIZE, (1 << 20) - 4, 8)]).is_err());
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_required_stranger_is_found_and_a_users_item_is_not_taken_for_the_formats() {
+    fn unknown_required_items_are_found_and_user_items_ignored() {
         let stranger = entry(Uuid::from_u128(1), 65536, 8);
         assert_eq!(parse(vec![stranger]).unwrap().unknown_required(), Some(&stranger));
         let harmless = MetadataEntry { is_required: false, ..stranger };

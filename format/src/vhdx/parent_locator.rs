@@ -49,7 +49,7 @@ impl ParentLocator {
                 STRUCTURE,
                 18,
                 format!("{count} entries"),
-                format!("as many as fit {} bytes", bytes.len()),
+                format!("no more entries than fit into {} bytes", bytes.len()),
             ));
         }
         let mut entries: Vec<(String, String)> = Vec::new();
@@ -67,7 +67,7 @@ impl ParentLocator {
                 STRUCTURE,
                 HEADER_BYTES as u64,
                 format!("the key \"{}\" twice", pair[0]),
-                "each key once",
+                "unique keys",
             ));
         }
         Ok(Self { locator_type: get_guid(bytes, 0), entries })
@@ -129,9 +129,8 @@ fn string(bytes: &[u8], at: usize, offset_bytes: u32, len_bytes: u16, budget_byt
     if len % 2 != 0 {
         return Err(invalid(format!("a string of {len} bytes"), "whole UTF-16 units"));
     }
-    *budget_bytes = budget_bytes
-        .checked_sub(len)
-        .ok_or_else(|| invalid("strings that share bytes".into(), "strings that do not"))?;
+    *budget_bytes =
+        budget_bytes.checked_sub(len).ok_or_else(|| invalid("strings that share bytes".into(), "separate strings"))?;
     let units: Vec<u16> = raw.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect();
     // Some writers include a terminating NUL in the length.
     let units = units.strip_suffix(&[0]).unwrap_or(&units);
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_outside_the_item_and_doubled_keys_are_refused() {
+    fn strings_outside_the_item_and_duplicate_keys_are_refused() {
         assert!(ParentLocator::parse(&locator(&[("a", "1"), ("a", "2")]).to_bytes().unwrap()).is_err());
         let whole = locator(&[(RELATIVE_PATH, "..\\p.vhdx")]).to_bytes().unwrap();
         assert!(ParentLocator::parse(&whole[..whole.len() - 1]).is_err());

@@ -12,7 +12,7 @@ pub const REGION_TABLE_BYTES: usize = 64 << 10;
 /// Offsets of the two copies in the file.
 pub const REGION_TABLE_OFFSETS: [u64; 2] = [192 << 10, 256 << 10];
 /// Maximum number of entries in a table.
-pub const MAX_REGIONS: u32 = 2047;
+const MAX_REGIONS: u32 = 2047;
 /// Id of the BAT region.
 pub const BAT_REGION: Uuid = uuid!("2dc27766-f623-4200-9d64-115e9bfd4a08");
 /// Id of the metadata region.
@@ -75,7 +75,7 @@ impl RegionTable {
         sorted.sort_by_key(|(_, region)| region.id);
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0].1.id == pair[1].1.id) {
             let at = 16 + 32 * pair[1].0 as u64;
-            return Err(Invalid::new(STRUCTURE, at, format!("region {} twice", pair[1].1.id), "each region once"));
+            return Err(Invalid::new(STRUCTURE, at, format!("region {} twice", pair[1].1.id), "unique regions"));
         }
         Ok(Self { regions })
     }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn overlaps_and_doubles_are_refused() {
+    fn overlapping_and_duplicate_regions_are_refused() {
         assert!(parse(vec![region(BAT_REGION, 3, 2), region(METADATA_REGION, 2, 1)]).is_ok());
         let error = parse(vec![region(BAT_REGION, 3, 2), region(METADATA_REGION, 4, 1)]).unwrap_err();
         assert_eq!(error.offset_bytes, 16 + 32 + 16);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn only_required_strangers_matter() {
+    fn only_unknown_required_regions_are_reported() {
         let stranger = Region { required: false, ..region(Uuid::from_u128(5), 9, 1) };
         assert_eq!(parse(vec![stranger]).unwrap().unknown_required(), None);
         let required = Region { required: true, ..stranger };

@@ -58,7 +58,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(pieces in prop::collection::vec((0u64..60, 1u64..9), 0..40)) {
+        fn coverage_matches_a_model(pieces in prop::collection::vec((0u64..60, 1u64..9), 0..40)) {
             let mut coverage = Coverage::default();
             let mut model = [false; 70];
             for (start, len) in pieces {

@@ -16,7 +16,7 @@ const NARROW_MAX: u64 = 0xffff_0000;
 
 /// How much payload a client should gather for a chunk other than data: a full block status, the
 /// longest one.
-pub const GATHERED_BYTES_MAX: u64 = 8 + 16 * DESCRIPTORS_MAX as u64;
+pub(crate) const GATHERED_BYTES_MAX: u64 = 8 + 16 * DESCRIPTORS_MAX as u64;
 
 /// The export offset of the data in a data chunk: the first 8 bytes of its payload.
 pub fn data_offset(bytes: [u8; DATA_OFFSET_BYTES]) -> u64 {

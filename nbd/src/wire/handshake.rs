@@ -5,11 +5,11 @@ use super::{ClientFlags, Decoded, HandshakeFlags, OptionCode, ReplyCode, Transmi
 /// `NBDMAGIC`, the first word of a greeting.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// `IHAVEOPT`, the second word of a newstyle greeting and the first of each option.
-pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 /// The second word of an oldstyle greeting.
-pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
+pub(crate) const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 /// The first word of each reply to an option.
-pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
 /// Zeros after an export's summary, unless `NO_ZEROES` was negotiated.
 const PADDING_BYTES: usize = 124;

@@ -56,7 +56,7 @@ pub const STRING_BYTES_MAX: usize = 4096;
 pub const OPTION_BYTES_MAX: u32 = 64 << 10;
 
 /// How much data of one reply to an option a client should accept, in bytes.
-pub const OPTION_REPLY_BYTES_MAX: u32 = 64 << 10;
+pub(crate) const OPTION_REPLY_BYTES_MAX: u32 = 64 << 10;
 
 /// Maximum payload if the server reported no other limit, in bytes. Section "Block size
 /// constraints".
@@ -78,7 +78,7 @@ pub const CONTEXT_DEPTH: &str = "qemu:allocation-depth";
 pub enum Framing {
     /// Compact requests, simple replies.
     Simple,
-    /// Compact requests; structured replies to reads.
+    /// Compact requests; structured replies where the answer has a payload.
     Structured,
     /// Extended requests and replies, with 64-bit lengths.
     Extended,

@@ -7,11 +7,11 @@
 use super::{ChunkFlags, Decoded, ErrorCode, Framing, RequestHeader, WireError, bytes::Fields};
 
 /// The first word of a simple reply.
-pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// The first word of a structured chunk.
-pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 /// The first word of an extended chunk.
-pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
+const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// The type of a chunk's payload. Section "Structured reply types".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl ReplyHeader {
 }
 
 /// Maximum size of a reply header, including the offset of a data chunk.
-pub const REPLY_HEADER_BYTES_MAX: usize = ReplyHeader::EXTENDED_BYTES + 8;
+const REPLY_HEADER_BYTES_MAX: usize = ReplyHeader::EXTENDED_BYTES + 8;
 
 /// An encoded reply header; it needs no allocation.
 #[derive(Debug, Clone, Copy)]

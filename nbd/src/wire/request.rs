@@ -4,9 +4,9 @@ use super::{CommandFlags, Decoded, Framing, WireError, bytes::Fields};
 use std::fmt;
 
 /// The first word of a compact request.
-pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+const REQUEST_MAGIC: u32 = 0x2560_9513;
 /// The first word of an extended request.
-pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 
 /// The command of a request. Section "Request types".
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl fmt::Display for Command {
 pub struct RequestHeader {
     /// Flags of the command.
     pub flags: CommandFlags,
-    /// What.
+    /// The command.
     pub command: Command,
     /// Chosen by the client and returned in the reply.
     pub cookie: u64,

@@ -218,7 +218,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), number: u32, small in 0u32..12, framing in framing()) {
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), number: u32, small in 0u32..12, framing in framing()) {
         let _ = (Greeting::decode(&bytes), ClientFlags::decode(&bytes), ExportSummary::decode(&bytes, number % 2 == 0));
         let _ = (OptionHeader::decode(&bytes), OptionReplyHeader::decode(&bytes));
         let _ = (RequestHeader::decode(&bytes, framing), ReplyHeader::decode(&bytes, framing));
@@ -239,7 +239,7 @@ proptest! {
     }
 
     #[test]
-    fn a_wrong_first_byte_is_told_with_what_was_expected(first: u8, rest in prop::collection::vec(any::<u8>(), 31..32)) {
+    fn a_wrong_magic_number_names_the_expected_one(first: u8, rest in prop::collection::vec(any::<u8>(), 31..32)) {
         let bytes: Vec<u8> = std::iter::once(first).chain(rest).collect();
         if let Err(error) = RequestHeader::decode(&bytes, Framing::Simple) {
             prop_assert!(error.to_string().contains("expected 0x25609513"), "{}", error);
@@ -251,7 +251,7 @@ proptest! {
 }
 
 #[test]
-fn an_old_greeting_has_the_export_in_it() {
+fn an_oldstyle_greeting_contains_the_export() {
     let mut bytes = handshake::GREETING_MAGIC.to_be_bytes().to_vec();
     bytes.extend_from_slice(&handshake::OLDSTYLE_MAGIC.to_be_bytes());
     bytes.extend_from_slice(&(1u64 << 30).to_be_bytes());
@@ -274,7 +274,7 @@ fn framings_do_not_mix() {
 }
 
 #[test]
-fn chunks_that_cannot_be() {
+fn invalid_chunks_are_refused() {
     for (kind, payload) in [
         (ChunkKind::NONE, &[0][..]),
         (ChunkKind::OFFSET_HOLE, &[0; 12]),
@@ -297,7 +297,7 @@ fn chunks_that_cannot_be() {
 }
 
 #[test]
-fn block_sizes_that_cannot_be() {
+fn invalid_block_sizes_are_refused() {
     let ok = BlockSizes { minimum: 4096, preferred: 65536, maximum: u32::MAX };
     assert!(ok.check().is_ok() && BlockSizes::DEFAULT.check().is_ok());
     for wrong in [
@@ -321,7 +321,7 @@ fn strings_are_text() {
 }
 
 #[test]
-fn errors_there_and_back() {
+fn error_codes_survive_conversion() {
     use std::io::{Error, ErrorKind};
     for code in
         [ErrorCode::EPERM, ErrorCode::EIO, ErrorCode::ENOMEM, ErrorCode::EINVAL, ErrorCode::ENOSPC, ErrorCode::ENOTSUP]

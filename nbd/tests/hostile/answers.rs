@@ -14,7 +14,7 @@ use std::{
 };
 
 #[test]
-fn the_fake_can_be_honest() {
+fn the_fake_server_can_answer_correctly() {
     for framing in [Framing::Simple, Framing::Structured, Framing::Extended] {
         let server = fake(framing, honest);
         let device = server.open();
@@ -29,7 +29,7 @@ fn the_fake_can_be_honest() {
 }
 
 #[test]
-fn lies_in_answers_end_the_connection_with_what_was_wrong() {
+fn invalid_answers_end_the_connection_with_a_clear_error() {
     use Framing::{Extended, Simple, Structured};
     type Make = fn(&RequestHeader, Answering, &mut Vec<u8>);
     let reads: &[(&str, Framing, Make)] = &[
@@ -155,7 +155,7 @@ fn errors_of_the_server_in_all_their_forms() {
 }
 
 #[test]
-fn it_does_not_matter_how_the_bytes_come() {
+fn answers_may_arrive_in_any_pieces() {
     // A read in small pieces, out of order, with each byte sent separately.
     let server = fake(Framing::Structured, |request, framing, stream| {
         let answering = Answering::to(request, framing);
@@ -180,7 +180,7 @@ fn it_does_not_matter_how_the_bytes_come() {
 }
 
 #[test]
-fn a_refusal_before_the_contents_are_sent_leaves_the_buffer_alone() {
+fn an_error_before_the_payload_is_sent_keeps_the_buffer_in_use() {
     // The server answers after the header and reads the payload afterwards.
     let server = raw(|stream| {
         if shake_hands(stream, Framing::Structured).is_err() {
@@ -226,7 +226,7 @@ fn babble() -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn whatever_a_server_babbles_every_request_ends() {
+fn every_request_ends_whatever_a_server_sends() {
     proptest!(ProptestConfig::with_cases(64), |(bytes in babble(), cut in 1usize..50)| {
         // All messages at the first request, then the end of the connection.
         let server = fake(Framing::Structured, move |_, _, stream| {

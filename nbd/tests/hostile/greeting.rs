@@ -26,7 +26,7 @@ fn handshaker(option: impl Fn(OptionCode, &mut Vec<u8>) + Send + Sync + 'static)
 }
 
 #[test]
-fn lies_in_the_handshake() {
+fn invalid_handshakes_are_reported() {
     let said = |server: Fake| NbdDevice::open(&server.uri(), false).unwrap_err().to_string();
     let error = said(raw(|stream| drop(stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"))));
     assert!(error.contains("expected \"NBDMAGIC\"") && error.contains("not an NBD server"), "{error}");

@@ -59,7 +59,7 @@ fn a_server_that_stalls_or_vanishes() {
 }
 
 #[test]
-fn a_broken_connection_is_made_anew_and_nothing_is_lost() {
+fn a_broken_connection_is_re_established_and_no_request_is_lost() {
     // Each connection breaks at its seventh request, which is received and not answered.
     let budget = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&budget);
@@ -98,7 +98,7 @@ fn a_broken_connection_is_made_anew_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_server_that_does_not_come_back_or_comes_back_as_another() {
+fn reconnecting_fails_if_the_server_is_gone_or_has_changed() {
     let server = fake(Framing::Structured, |_, _, _| false);
     let mut uri = server.uri();
     uri.reconnect = Some(Duration::from_millis(300));

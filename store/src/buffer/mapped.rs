@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_end_the_process_is_refused() {
+    fn unsealable_files_and_invalid_ranges_are_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(LEN).unwrap();
         let refused = |fd: BorrowedFd<'_>, range| MappedMemory::of_memfd(fd, range, true).unwrap_err().kind();

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_cut_at_units_and_what_crosses_one_is_gathered() {
+    fn writes_are_split_at_units_and_units_across_segments_gathered() {
         assert_eq!(cuts(&of_lengths(&[8192, 4096])), [8192, 4096]);
         assert_eq!(cuts(&of_lengths(&[8191, 4097])), [4096, -4096, 4096]);
         assert_eq!(cuts(&of_lengths(&[1, 12_287])), [-4096, 8192]);
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_there_is_refused() {
+    fn invalid_segments_are_refused() {
         let mut segments = Segments::new();
         for bad in [0..0, 1..513, 513..514] {
             assert!(segments.push(buf(512, 1), bad).is_err());
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_is_copied_over_the_seams() {
+    fn a_payload_is_copied_across_segment_boundaries() {
         let mut segments = of_lengths(&[3, 1, 5000, 7]);
         let bytes: Vec<u8> = (0..5000u32).map(|n| (n % 251) as u8).collect();
         segments.copy_in(2, &bytes).unwrap();

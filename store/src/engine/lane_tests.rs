@@ -87,9 +87,9 @@ impl Lane for Remote {
 
 /// The store in front of a lane.
 #[derive(Debug)]
-pub(super) struct Far(pub(super) Arc<Remote>);
+pub(super) struct RemoteStore(pub(super) Arc<Remote>);
 
-impl PassesOn for Far {
+impl PassesOn for RemoteStore {
     fn inner(&self) -> &dyn Store {
         &self.0.memory
     }
@@ -161,13 +161,13 @@ fn only(engine: &mut Engine) -> EngineCompletion {
 fn a_lane_answers_late_and_out_of_order() {
     for mut engine in ring_engines() {
         let remote = Remote::new(pattern(64 << 10));
-        let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         for tag in 0..4 {
             engine.read_one(tag, 0, target, tag * 4096, IoBuf::new(4096), 0..4096);
         }
         let mut done = Vec::new();
         engine.reap(0, &mut done).unwrap();
-        assert!(done.is_empty() && remote.held() == 4, "nothing is waited for");
+        assert!(done.is_empty() && remote.held() == 4, "reap(0) must not wait");
         let late = Arc::clone(&remote);
         let answers = thread::spawn(move || {
             for _ in 0..4 {
@@ -190,10 +190,10 @@ fn a_lane_answers_late_and_out_of_order() {
 
 /// A thread with several queues polls each without waiting. No other engine drives the lane.
 #[test]
-fn a_lane_is_heard_by_an_engine_that_never_waits() {
+fn an_engine_that_only_polls_drives_its_lane() {
     let Ok(mut engine) = Engine::new(EngineKind::Uring, 8, None) else { return };
     let remote = Remote::new(pattern(64 << 10));
-    let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+    let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
     let started = Instant::now();
     for tag in 0..3 {
         engine.read_one(tag, 0, target, tag * 4096, IoBuf::new(4096), 0..4096);
@@ -214,7 +214,7 @@ fn a_lane_writes_zeroes_and_syncs_and_unaligned_parts_go_to_the_pool() {
     for mut engine in ring_engines() {
         let remote = Remote::new(vec![9; 16 << 10]);
         remote.release(100);
-        let target = engine.add_target_padded(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target_padded(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         let mut buf = IoBuf::new(4096);
         buf.fill(1);
         let slot = engine.begin(0, 0, Some(buf));
@@ -238,7 +238,7 @@ fn a_lane_writes_zeroes_and_syncs_and_unaligned_parts_go_to_the_pool() {
 #[test]
 fn several_engines_drive_one_lane() {
     let remote = Remote::new(pattern(64 << 10));
-    let store: Arc<dyn Store> = Arc::new(Far(Arc::clone(&remote)));
+    let store: Arc<dyn Store> = Arc::new(RemoteStore(Arc::clone(&remote)));
     let (mut one, mut two) = match (Engine::new(EngineKind::Uring, 8, None), Engine::new(EngineKind::Uring, 8, None)) {
         (Ok(one), Ok(two)) => (one, two),
         _ => return,
@@ -264,11 +264,11 @@ fn several_engines_drive_one_lane() {
 }
 
 #[test]
-fn a_lane_that_never_answers_is_given_up_when_the_engine_closes() {
+fn closing_an_engine_gives_up_a_lane_that_never_answers() {
     for mut engine in ring_engines() {
         engine.set_patience(Duration::from_millis(50));
         let remote = Remote::new(vec![5; 4096]);
-        let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         engine.read_one(1, 7, target, 0, IoBuf::new(4096), 0..4096);
         let slot = engine.begin(2, 0, Some(IoBuf::new(512)));
         engine.write(&slot, target, 0, 0..512, false);
@@ -306,7 +306,7 @@ fn a_lane_answers_after_the_engine_is_gone() {
     for mut engine in ring_engines() {
         engine.set_patience(Duration::from_millis(20));
         let remote = Remote::new(vec![5; 4096]);
-        let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         engine.read_one(1, 0, target, 0, IoBuf::new(4096), 0..4096);
         drop(engine);
         assert_eq!(remote.held(), 1);
@@ -319,7 +319,7 @@ fn a_lane_answers_after_the_engine_is_gone() {
 fn an_engine_that_is_dropped_waits_for_a_lane_that_answers() {
     for mut engine in ring_engines() {
         let remote = Remote::new(vec![5; 4096]);
-        let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         let mut buf = IoBuf::new(512);
         buf.fill(6);
         engine.write_one(1, 0, target, 0, buf, 0..512, false);
@@ -338,7 +338,7 @@ fn an_engine_that_is_dropped_waits_for_a_lane_that_answers() {
 fn a_lane_that_drops_a_loan_fails_the_request() {
     for mut engine in ring_engines() {
         let remote = Remote::new(vec![5; 4096]);
-        let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         engine.read_one(1, 0, target, 0, IoBuf::new(4096), 0..4096);
         engine.reap(0, &mut Vec::new()).unwrap();
         remote.waiting.lock().unwrap().clear();
@@ -348,10 +348,10 @@ fn a_lane_that_drops_a_loan_fails_the_request() {
 }
 
 #[test]
-fn lent_memory_is_lent_once() {
+fn conflicting_loans_of_one_request_are_refused() {
     for mut engine in ring_engines() {
         let remote = Remote::new(vec![5; 8192]);
-        let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         let slot = engine.begin(1, 0, Some(IoBuf::new(4096)));
         engine.read(&slot, target, 0, 0..1024);
         engine.read(&slot, target, 4096, 512..1536);
@@ -412,7 +412,7 @@ fn a_store_that_blocks_does_not_hold_up_the_engine() {
 }
 
 #[test]
-fn memory_is_driven_where_it_is() {
+fn parts_in_memory_run_where_they_are_started() {
     for mut engine in ring_engines() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("m", vec![1; 4096]));
         let target = engine.add_target(&store).unwrap();
@@ -425,7 +425,7 @@ fn memory_is_driven_where_it_is() {
 /// Overlays of a file through the page cache, of one with O_DIRECT, and of a lane: only replaced
 /// pages and bytes beyond the file's end take the detour.
 #[test]
-fn an_overlay_goes_straight_to_what_is_below() {
+fn an_overlay_reads_unreplaced_ranges_directly() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     fs::write(&path, pattern(1 << 20)).unwrap();
@@ -439,7 +439,7 @@ fn an_overlay_goes_straight_to_what_is_below() {
                 None => {
                     let remote = Remote::new(pattern(1 << 20));
                     remote.release(1000);
-                    Arc::new(Far(remote))
+                    Arc::new(RemoteStore(remote))
                 }
             };
             let pages: BTreeMap<u64, Box<[u8]>> = [8192, 12288, 65536, (1 << 20) + 4096]
@@ -510,11 +510,14 @@ fn a_ring_that_fails_ends_its_requests_as_lost() {
         let ticket = engine.external(3, 0, None);
         assert!(done.is_empty() && !engine.has_failed());
         engine.link.with(|ring| ring.break_down());
-        assert!(engine.reap(1, &mut done).is_err(), "told once");
+        assert!(engine.reap(1, &mut done).is_err(), "the failure must be reported once");
         assert!(engine.has_failed());
         let ended = done.pop().unwrap();
         assert!(ended.lost && (ended.tag, ended.cookie) == (1, 5) && ended.buf.as_ref().unwrap().len() == 4096);
-        assert!(ended.result.unwrap_err().to_string().contains("unknown whether"), "told as what it is");
+        assert!(
+            ended.result.unwrap_err().to_string().contains("unknown whether"),
+            "the message must say that the result is unknown"
+        );
         assert_eq!((done.len(), engine.in_flight()), (0, 2));
         slow.open();
         ticket.complete(Ok(()));
@@ -546,7 +549,7 @@ impl PassesOn for Panics {
         &self.inner
     }
     fn read_at(&self, _buf: &mut [u8], _offset_bytes: u64) -> io::Result<()> {
-        panic!("a test has the store panic")
+        panic!("a panic for a test")
     }
 
     fn never_blocks(&self) -> bool {

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_leaves_is_closed_when_no_request_uses_it() {
+    fn a_removed_store_is_closed_when_no_request_uses_it() {
         let directory = tempfile::tempdir().unwrap();
         let (gone, stays) = (directory.path().join("gone"), directory.path().join("stays"));
         fs::write(&gone, vec![1; 8192]).unwrap();
@@ -78,7 +78,7 @@ mod tests {
             engine.read_one(1, 0, target, 0, IoBuf::new(4096), 0..4096);
             engine.remove_target(target);
             engine.remove_target(target);
-            assert_eq!(descriptors(&gone), usize::from(uses_ring), "in use, where it was not read at once");
+            assert_eq!(descriptors(&gone), usize::from(uses_ring), "the store stays open while a read is in flight");
             let mut done = Vec::new();
             engine.reap(1, &mut done).unwrap();
             let ended = done.pop().unwrap();

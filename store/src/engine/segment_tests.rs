@@ -2,7 +2,7 @@
 //! ring, the pool, lanes and blocking calls.
 
 use super::{
-    lane_tests::{Far, Remote},
+    lane_tests::{Remote, RemoteStore},
     tests::{KINDS, engine, engines, file, pattern},
     *,
 };
@@ -90,7 +90,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn the_file_holds_what_the_pieces_held(
+    fn segments_are_written_and_read_back(
         steps in prop::collection::vec((0_u64..300, 1_usize..100, prop::collection::vec(piece(), 1..6), any::<u8>()), 1..5)
     ) {
         for cache in [CacheMode::PageCache, CacheMode::Direct] {
@@ -106,7 +106,7 @@ proptest! {
                     let ended = write(&mut engine, target, start as u64, cut(&bytes, pieces, true));
                     ended.result.unwrap();
                     prop_assert_eq!((ended.tag, ended.cookie, ended.lost), (7, 8, false));
-                    prop_assert!(contents(&ended.segments.unwrap()) == bytes, "the pieces came back changed");
+                    prop_assert!(contents(&ended.segments.unwrap()) == bytes, "the payload was changed");
                     model[start..end].copy_from_slice(&bytes);
                     let ended = read(&mut engine, target, start as u64, cut(&vec![0xEE; bytes.len()], pieces, false));
                     ended.result.unwrap();
@@ -169,7 +169,7 @@ fn a_lane_and_the_pool_get_copies_of_a_guests_memory() {
         let remote = Remote::new(vec![0; 32 << 10]);
         remote.release(1000);
         let memory = Arc::new(MemoryStore::with_bytes("memory", vec![0; 32 << 10]));
-        for store in [Arc::new(Far(remote)) as Arc<dyn Store>, memory] {
+        for store in [Arc::new(RemoteStore(remote)) as Arc<dyn Store>, memory] {
             let target = engine.add_target(&store).unwrap();
             let ended = write(&mut engine, target, 512, cut(&bytes, &pieces, true));
             ended.result.unwrap();
@@ -182,7 +182,7 @@ fn a_lane_and_the_pool_get_copies_of_a_guests_memory() {
 }
 
 #[test]
-fn what_an_overlay_makes_up_is_copied_into_a_guests_memory() {
+fn replaced_pages_of_an_overlay_are_copied_into_a_guests_memory() {
     let dir = tempfile::tempdir().unwrap();
     let base = file(&dir.path().join("file"), &pattern(32 << 10), CacheMode::PageCache);
     let mut expected = pattern(32 << 10);
@@ -289,7 +289,7 @@ fn a_mirror_writes_the_same_pieces_to_two_devices_at_once() {
             queue.push(Request { fua, ..Request::write_segments(0, Box::new(segments), 1) }).unwrap();
             queues.push(queue);
         }
-        assert_eq!(Arc::strong_count(&shared), 7, "both are under way");
+        assert_eq!(Arc::strong_count(&shared), 7, "both writes are in flight");
         for mut queue in queues {
             let mut done = Vec::new();
             queue.reap(1, &mut done).unwrap();
@@ -302,7 +302,7 @@ fn a_mirror_writes_the_same_pieces_to_two_devices_at_once() {
 }
 
 #[test]
-fn a_device_refuses_pieces_that_cannot_be() {
+fn a_device_refuses_invalid_segments() {
     let device = RawDevice::new(Arc::new(MemoryStore::with_bytes("memory", vec![0; 8192])), true, 512).unwrap();
     let mut queue = device.open_queue(&QueueOptions::default()).unwrap();
     let shared = || {
@@ -319,12 +319,12 @@ fn a_device_refuses_pieces_that_cannot_be() {
     for request in refused {
         let refused = queue.push(request).unwrap_err();
         assert_eq!(refused.reason.kind(), io::ErrorKind::InvalidInput);
-        assert!(refused.request.segments.is_some(), "the pieces are lost");
+        assert!(refused.request.segments.is_some(), "the segments were not returned");
     }
 }
 
 #[test]
-fn pieces_of_a_lost_request_are_left_to_the_kernel_and_replaced() {
+fn segments_of_a_lost_request_are_leaked_and_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let store = file(&dir.path().join("file"), &[7; 8192], CacheMode::PageCache);
     let Some(mut engine) = engine(EngineKind::Uring, 4, None) else { return };

@@ -86,7 +86,7 @@ fn a_batch_costs_one_system_call_and_starts_at_reap() {
     let mut none = Vec::new();
     engine.reap(5, &mut none).unwrap();
     assert!(none.is_empty());
-    assert_eq!(engine.stats().enters, 1, "there is nothing to ask the kernel for");
+    assert_eq!(engine.stats().enters, 1, "nothing is in flight, so no system call is needed");
 }
 
 #[test]
@@ -191,9 +191,9 @@ fn errors_are_reported_and_leave_the_engine_usable() {
 
 /// A file that reports every sync as failed, and counts the syncs.
 #[derive(Debug)]
-struct Tells(FileStore, std::sync::atomic::AtomicUsize);
+struct FailsSyncs(FileStore, std::sync::atomic::AtomicUsize);
 
-impl PassesOn for Tells {
+impl PassesOn for FailsSyncs {
     fn inner(&self) -> &dyn Store {
         &self.0
     }
@@ -212,13 +212,13 @@ impl PassesOn for Tells {
 }
 
 #[test]
-fn the_store_has_the_last_word_on_a_sync() {
+fn the_store_decides_the_result_of_a_sync() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     for mut engine in engines(4) {
         fs::write(&path, [0; 8192]).unwrap();
         let options = OpenOptions { writable: true, ..OpenOptions::default() };
-        let store = Arc::new(Tells(FileStore::open(&path, &options).unwrap(), Default::default()));
+        let store = Arc::new(FailsSyncs(FileStore::open(&path, &options).unwrap(), Default::default()));
         let target = engine.add_target(&(Arc::clone(&store) as Arc<dyn Store>)).unwrap();
         engine.write_one(1, 0, target, 0, IoBuf::new(4096), 0..4096, false);
         only(&mut engine).result.unwrap();
@@ -260,7 +260,7 @@ fn more_parts_than_the_queue_holds_all_arrive() {
 }
 
 #[test]
-fn shared_bytes_are_written_and_let_go() {
+fn shared_bytes_are_written_and_released() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     for mut engine in engines(4) {
@@ -327,7 +327,7 @@ fn external_and_own_requests_end_together() {
 }
 
 #[test]
-fn a_ticket_given_up_is_an_error() {
+fn a_dropped_ticket_fails_its_request() {
     for mut engine in engines(4) {
         let ticket = engine.external(1, 0, None);
         thread::spawn(move || drop(ticket)).join().unwrap();
@@ -366,7 +366,7 @@ fn dropping_the_engine_waits_for_everything() {
 }
 
 #[test]
-fn a_dropped_engine_lets_go_of_files_and_locks_at_once() {
+fn a_dropped_engine_releases_files_and_locks_immediately() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     for _ in 0..30 {
@@ -464,7 +464,7 @@ fn engines_share_a_ring_and_a_turn_is_one_system_call() {
 }
 
 #[test]
-fn a_ticket_wakes_whoever_waits_for_the_ring() {
+fn a_ticket_wakes_a_thread_that_waits_on_the_ring() {
     let Ok(ring) = SharedRing::new(8, None) else {
         eprintln!("skipped: no io_uring");
         return;
@@ -578,7 +578,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn it_does_what_an_array_of_bytes_does(batches in prop::collection::vec(prop::collection::vec(step(), 1..=REGIONS), 1..5)) {
+    fn reads_and_file_match_a_model(batches in prop::collection::vec(prop::collection::vec(step(), 1..=REGIONS), 1..5)) {
         for cache in [CacheMode::PageCache, CacheMode::Direct] {
             check_against_model(|slab| engine(EngineKind::Uring, REGIONS, Some(slab)), cache, &batches);
             check_against_model(|_| engine(EngineKind::Uring, REGIONS, None), cache, &batches);

@@ -55,7 +55,7 @@ fn installed(program: &str) -> bool {
 }
 
 #[test]
-fn readers_share_and_a_writer_is_alone() {
+fn readers_share_and_a_writer_excludes_all() {
     let directory = tempfile::tempdir().unwrap();
     let path = image(directory.path());
     let (first, second) = (open(&path, LockMode::Shared).unwrap(), open(&path, LockMode::Shared).unwrap());
@@ -124,7 +124,7 @@ impl Drop for QemuIo {
 }
 
 #[test]
-fn what_qemu_holds_is_respected() {
+fn files_open_in_qemu_are_refused() {
     if !installed("qemu-io") || !installed("qemu-img") {
         return;
     }
@@ -148,7 +148,7 @@ fn what_qemu_holds_is_respected() {
 }
 
 #[test]
-fn qemu_respects_what_we_hold() {
+fn qemu_refuses_files_that_we_have_open() {
     if !installed("qemu-io") || !installed("qemu-img") {
         return;
     }
@@ -166,7 +166,7 @@ fn qemu_respects_what_we_hold() {
             refused(run("qemu-img", &["info"]));
         }
         refused(run("qemu-io", &["-c", "write 0 512"]));
-        assert!(run("qemu-img", &["info", "-U"]).status.success(), "forced sharing reads all the same");
+        assert!(run("qemu-img", &["info", "-U"]).status.success(), "-U must read despite the lock");
         drop(writer);
         let reader = open(&path, LockMode::Shared).unwrap();
         assert!(run("qemu-img", &["info"]).status.success());

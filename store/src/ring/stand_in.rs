@@ -291,7 +291,7 @@ mod tests {
 
     /// Compares reads with a model in memory, for requests of one part and of several, with buffers
     /// inside and outside the slab, while returned buffers are in use.
-    fn does_what_an_array_does(mut engine: Engine, slab: &Slab) {
+    fn matches_a_model(mut engine: Engine, slab: &Slab) {
         let target = engine.add_target(&store()).expect("a target");
         // Without a ring, a durable write is a system call that Miri does not support.
         let durable = engine.kind() == EngineKind::Uring;
@@ -353,13 +353,13 @@ mod tests {
     #[test]
     fn miri_a_ring_of_its_own() {
         let slab = Slab::of_classes(&[(2, 4096), (2, 8192)]);
-        does_what_an_array_does(Engine::new(EngineKind::Uring, 8, Some(&slab)).expect("a stand-in"), &slab);
+        matches_a_model(Engine::new(EngineKind::Uring, 8, Some(&slab)).expect("a stand-in"), &slab);
     }
 
     #[test]
     fn miri_without_a_ring() {
         let slab = Slab::new(4, 4096);
-        does_what_an_array_does(Engine::new(EngineKind::Sync, 8, Some(&slab)).expect("no ring"), &slab);
+        matches_a_model(Engine::new(EngineKind::Sync, 8, Some(&slab)).expect("no ring"), &slab);
     }
 
     #[test]
@@ -378,7 +378,7 @@ mod tests {
                 }
             }
         });
-        does_what_an_array_does(Engine::on(&ring), &slab);
+        matches_a_model(Engine::on(&ring), &slab);
         let failed = reap_all(&mut other).into_iter().filter(|ended| ended.result.is_err()).count();
         assert_eq!(failed, 1);
         answers.join().expect("a thread that answers");

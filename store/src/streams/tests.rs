@@ -27,7 +27,7 @@ fn ends(ring: &SharedRing, streams: &mut Streams, count: usize) -> HashMap<u64, 
         streams.reap(&mut out);
     }
     let by_tag: HashMap<u64, StreamEnd> = out.into_iter().map(|end| (end.tag, end)).collect();
-    assert_eq!(by_tag.len(), count, "each ends once");
+    assert_eq!(by_tag.len(), count, "each operation ends once");
     by_tag
 }
 
@@ -46,7 +46,7 @@ fn pattern(len_bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_receive_gives_what_there_is_or_the_whole() {
+fn a_receive_returns_available_bytes_or_fills_its_range() {
     let Some(ring) = ring() else { return };
     let mut streams = Streams::new(&ring);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
@@ -186,7 +186,7 @@ fn listeners_accept() {
 }
 
 #[test]
-fn closing_cancels_what_is_in_flight_and_only_that() {
+fn closing_cancels_only_the_operations_of_its_stream() {
     let Some(ring) = ring() else { return };
     let mut streams = Streams::new(&ring);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
@@ -268,7 +268,7 @@ fn timers_end_and_waiting_has_a_limit() {
 }
 
 #[test]
-fn what_cannot_be_begun_ends_with_the_reason() {
+fn invalid_operations_end_with_the_reason() {
     let Some(ring) = ring() else { return };
     let mut streams = Streams::new(&ring);
     let (ours, _theirs) = UnixStream::pair().unwrap();
@@ -284,9 +284,9 @@ fn what_cannot_be_begun_ends_with_the_reason() {
     );
     assert!(all[&1].buf.is_some() && all[&3].pieces.len() == 2);
     streams.accept(stream, 5);
-    assert!(end(&ring, &mut streams).result.is_err(), "it is no listener");
+    assert!(end(&ring, &mut streams).result.is_err(), "accept needs a listener");
     streams.close(stream);
-    assert!(streams.fd(stream).is_none(), "nothing of it is left in flight");
+    assert!(streams.fd(stream).is_none(), "no operation is left in flight");
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn streams_and_engines_share_a_turn() {
     }
     assert!(
         bufs.iter().enumerate().all(|(n, buf)| buf.iter().all(|&byte| byte == n as u8 + 1)),
-        "none overlaps another"
+        "the buffers must not overlap"
     );
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
@@ -367,7 +367,7 @@ fn streams_and_engines_share_a_turn() {
 }
 
 #[test]
-fn a_poll_ends_when_there_is_something() {
+fn a_poll_ends_when_data_or_the_end_arrives() {
     let Some(ring) = ring() else { return };
     let mut streams = Streams::new(&ring);
     let (ours, mut theirs) = UnixStream::pair().unwrap();

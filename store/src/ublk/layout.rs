@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    fn the_numbers_of_the_commands_are_the_kernels() {
+    fn command_codes_match_the_kernel() {
         assert_eq!(command::ADD_DEVICE, 0xC020_7504);
         assert_eq!(command::GET_FEATURES, 0x8020_7513);
         assert_eq!(command::UPDATE_SIZE, 0xC020_7515);
@@ -251,7 +251,7 @@ mod tests {
     /// `ublk_ctrl_set_size` reads the new size from the command's first data word, in sectors of
     /// 512 bytes.
     #[test]
-    fn a_new_size_is_told_in_sectors() {
+    fn a_new_size_is_sent_in_sectors() {
         let bytes = control_command(7, None, size_in_sectors(3 << 30));
         assert_eq!(u32::from_ne_bytes(get(&bytes, 0)), 7);
         assert_eq!(u16::from_ne_bytes(get(&bytes, 4)), u16::MAX);
@@ -260,18 +260,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_is_found_again() {
+    fn device_parameters_survive_encoding() {
         let mut bytes = device_info(&DEVICE);
         put(&mut bytes, 12, &7u32.to_ne_bytes());
         assert_eq!(facts(&bytes), Some(UblkFacts { number: 7, device: DEVICE, is_started: false }));
         put(&mut bytes, 4, &1u16.to_ne_bytes());
         assert!(facts(&bytes).unwrap().is_started);
         put(&mut bytes, 2, &0u16.to_ne_bytes());
-        assert_eq!(facts(&bytes), None, "a queue for nothing");
+        assert_eq!(facts(&bytes), None, "a queue depth of 0");
     }
 
     #[test]
-    fn sectors_and_rights_become_parameters() {
+    fn geometry_becomes_device_parameters() {
         let mut geometry =
             Geometry { size_bytes: 3 << 30, logical_sector_bytes: 512, physical_sector_bytes: 4096, read_only: false };
         let bytes = parameters(&geometry, DEVICE.transfer_bytes);
@@ -283,14 +283,14 @@ mod tests {
         geometry = Geometry { logical_sector_bytes: 4096, read_only: true, ..geometry };
         let bytes = parameters(&geometry, DEVICE.transfer_bytes);
         assert_eq!((bytes[12], u32::from_ne_bytes(get(&bytes, 8)) & 1), (12, 1));
-        assert_eq!(u32::from_ne_bytes(get(&bytes, 48)), 0, "what cannot be written is not discarded");
+        assert_eq!(u32::from_ne_bytes(get(&bytes, 48)), 0, "a read-only device has no discard");
         geometry.read_only = false;
         let bytes = parameters(&geometry, DEVICE.transfer_bytes);
         assert_eq!(u32::from_ne_bytes(get(&bytes, 48)) % 8, 0, "whole sectors");
     }
 
     #[test]
-    fn requests_are_understood() {
+    fn requests_are_decoded() {
         let asked = |word, sectors, first| request(&descriptor(word, sectors, first)).map(|it| (it.operation, it.fua));
         assert_eq!(asked(0, 8, 16), Some((Operation::Read, false)));
         assert_eq!(asked(1 | IO_FORCE_UNIT_ACCESS | 1 << 11, 8, 16), Some((Operation::Write, true)));
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(asked(5, 8, 0), Some((Operation::Discard, false)));
         assert_eq!(asked(5 | IO_KEEP_SPACE, 8, 0), Some((Operation::WriteZeroes, false)));
         assert_eq!(asked(13, 8, 0), None, "a zone append");
-        assert_eq!(asked(0, 8, u64::MAX / 8), None, "beyond everything");
+        assert_eq!(asked(0, 8, u64::MAX / 8), None, "the offset overflows");
         let read = request(&descriptor(0, 8, 16)).unwrap();
         assert_eq!((read.offset_bytes, read.len_bytes), (8192, 4096));
     }

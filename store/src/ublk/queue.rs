@@ -121,7 +121,7 @@ impl UblkQueue {
     /// As [`UblkQueue::fetch`].
     pub fn commit(&mut self, tag: u16, result: Result<u32, Errno>, buf: IoBuf) {
         let result = match result {
-            Ok(moved_bytes) => i32::try_from(moved_bytes).expect("no transfer is so long"),
+            Ok(moved_bytes) => i32::try_from(moved_bytes).expect("a transfer is shorter than 2 GiB"),
             Err(errno) => -errno.raw_os_error(),
         };
         self.push(command::COMMIT_AND_FETCH, tag, result, buf);
@@ -130,7 +130,7 @@ impl UblkQueue {
     fn push(&mut self, operation: Opcode, tag: u16, result: i32, buf: IoBuf) {
         assert!(buf.len() >= self.transfer_bytes, "a buffer of {} bytes is too small", buf.len());
         let slot = &mut self.buffers[usize::from(tag)];
-        assert!(slot.is_none(), "tag {tag} is the kernel's");
+        assert!(slot.is_none(), "tag {tag} is in use by the kernel");
         let address = buf.address() as u64;
         let entry = opcode::UringCmd16::new(self.place, operation)
             .cmd(layout::io_command(tag, result, address))
