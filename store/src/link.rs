@@ -7,7 +7,7 @@ use crate::{IoBuf, Slab, ring::Ring, shared::Member};
 
 /// How an engine reaches a ring.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "an engine has one of them, and its own ring is to lie near")]
+#[expect(clippy::large_enum_variant, reason = "an engine has one link, and its own ring should be stored inline")]
 pub(crate) enum Link {
     /// No ring: blocking calls do everything.
     None,

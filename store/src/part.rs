@@ -494,7 +494,7 @@ fn write_blocking(
                     target.store.write_at(bytes, offset_bytes)?;
                 }
                 // EIO may come from the write-back of an earlier write. The kernel reports that
-                // only once, so a retry could succeed although data are lost.
+                // only once, so a retry could succeed although data is lost.
                 Err(Errno::IO) => return target.store.settle_sync(Err(Errno::IO.into())),
                 // See `Action::WriteAgain`.
                 Err(errno @ (Errno::NOSPC | Errno::DQUOT)) => {

@@ -44,7 +44,7 @@ struct RareState {
     bounces: Vec<Bounce>,
 }
 
-/// A buffer that is read into, and the memory of another process to which the data are then copied.
+/// A buffer that is read into, and the memory of another process to which the data is then copied.
 #[derive(Debug)]
 pub(crate) struct Bounce {
     pub(crate) buf: IoBuf,

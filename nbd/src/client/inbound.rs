@@ -28,7 +28,7 @@ use std::io::{self, IoSliceMut};
 const STAGE_BYTES: usize = 128 << 10;
 
 /// Part of the stage used while large reads are in flight: little more than headers, so that their
-/// data are received directly into the buffers.
+/// data is received directly into the buffers.
 const STAGE_SMALL_BYTES: usize = 4 << 10;
 
 /// Maximum size of an error payload: its message, and fields that later versions may add.
@@ -268,7 +268,7 @@ impl Inbound {
     }
 
     /// Handles a chunk whose payload is complete.
-    #[expect(clippy::too_many_arguments, reason = "a chunk, and what it is judged by")]
+    #[expect(clippy::too_many_arguments, reason = "a chunk, and the state that it is checked against")]
     fn chunk(
         &mut self,
         index: u32,

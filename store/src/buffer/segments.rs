@@ -435,7 +435,7 @@ mod tests {
         for bad in [0..0, 1..513, 513..514] {
             assert!(segments.push(buf(512, 1), bad).is_err());
         }
-        #[expect(clippy::reversed_empty_ranges, reason = "a range as a hostile guest may give it")]
+        #[expect(clippy::reversed_empty_ranges, reason = "an invalid range, as a hostile guest may send it")]
         let reversed = 5..3;
         assert!(segments.push(buf(512, 1), reversed).is_err());
         let shared = Arc::new(buf(2048, 1));

@@ -274,7 +274,7 @@ fn invalid_operations_end_with_the_reason() {
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let stream = streams.add(ours.into()).unwrap();
     streams.receive(stream, IoBuf::new(10), 5..11, false, 1);
-    #[expect(clippy::reversed_empty_ranges, reason = "what a program must not get away with")]
+    #[expect(clippy::reversed_empty_ranges, reason = "an invalid range, which must be refused")]
     streams.send(stream, IoBuf::new(10), 8..5, 2);
     streams.send_all(stream, vec![(IoBuf::new(10), 0..10), (IoBuf::new(10), 0..11)], 3);
     streams.send_all(stream, Vec::new(), 4);
