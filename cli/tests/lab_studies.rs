@@ -121,11 +121,11 @@ fn a_small_study_says_what_it_found_and_what_it_left_out() {
         .ok("lab study containers --quick --size 32M --cell 0.01 --rounds 1 --chain-length 1,2 --output found.json");
     for part in [
         "Populated dynamic and differencing disks",
-        "left out by --quick: queue depths",
+        "Left out by --quick",
         "OLTP database",
-        "Writing into an empty disk against a full one",
-        "VHD dynamic, full: size of blocks, against 2 MiB",
-        "Chains of differencing VHDX",
+        "Writing into empty disks",
+        "Size of blocks, VHD dynamic",
+        "Chains of differencing disks",
         "saved to found.json",
     ] {
         assert!(printed.contains(part), "{part} is missing in\n{printed}");
@@ -136,7 +136,7 @@ fn a_small_study_says_what_it_found_and_what_it_left_out() {
     assert!(page.contains("Writing into empty disks") && page.contains("Size of blocks, VHD dynamic"));
     let rows = shop.ok("lab report found.json --as csv");
     for experiment in ["containers", "chain", "expanding", "block size"] {
-        assert!(rows.lines().any(|row| row.trim_end().ends_with(&format!(",{experiment}"))), "{experiment}:\n{rows}");
+        assert!(rows.lines().any(|row| row.contains(&format!(",{experiment},"))), "{experiment}:\n{rows}");
     }
     // The same study twice is no difference worth an exit code.
     shop.ok("lab compare found.json found.json");

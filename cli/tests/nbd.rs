@@ -144,8 +144,8 @@ fn what_is_wrong_is_one_sentence() {
     shop.ok("create disk.vhdx --size 32M");
     for (code, line, word) in [
         (1, "info nbd+unix:///x", "add ?socket=PATH"),
-        (1, "info 'nbd+unix:///?socket=nowhere.sock'", "is the server running"),
-        (1, "info 'nbd://127.0.0.1:1/?timeout=5'", "is the server running"),
+        (1, "info 'nbd+unix:///?socket=nowhere.sock'", "check that the server is running"),
+        (1, "info 'nbd://127.0.0.1:1/?timeout=5'", "check that the server is running"),
         (1, "info 'nbd://localhost?sockt=x'", "parameter sockt"),
         (1, "convert disk.vhdx 'nbd+unix:///?socket=nowhere.sock'", "cannot connect"),
         (2, "convert disk.vhdx 'nbd+unix:///?socket=nowhere.sock' --type fixed", "leave out the format"),
@@ -153,7 +153,7 @@ fn what_is_wrong_is_one_sentence() {
         (2, "create nbd://localhost/x --size 1M", "cannot create the export"),
         (2, "serve nbd://localhost/x --nbd ./t", "cannot serve the export"),
         (2, "attach nbd://localhost/x", "cannot attach the export"),
-        (1, "map --format vhdx 'nbd+unix:///?socket=nowhere.sock'", "is the server running"),
+        (1, "map --format vhdx 'nbd+unix:///?socket=nowhere.sock'", "check that the server is running"),
     ] {
         let error = shop.fails(code, line);
         assert!(error.contains(word) && error.lines().count() == 1, "{line}: {error}");
@@ -172,7 +172,7 @@ fn what_is_wrong_is_one_sentence() {
     let error = shop.fails(1, &format!("io {bad} --read-only -c 'read 0 4k'"));
     assert!(error.contains("READ of 4096 bytes at 0") && error.contains("EIO"), "{error}");
     let error = shop.fails(1, "info 'nbd+unix:///other?socket=small.sock'");
-    assert!(error.contains("there is no export \"other\"; there are: \"\""), "{error}");
+    assert!(error.contains("the server has no export \"other\"; it has: \"\""), "{error}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! On-disk structures of virtual hard disks as Rust values. Pure: no I/O, no unsafe, no allocation
-//! sized by input.
+//! On-disk structures of virtual hard disks as Rust values. Pure: no I/O, no unsafe code, no
+//! allocation sized by input.
 //!
-//! - [`vhd`]: footer, dynamic header, parent locators, timestamps, geometry (VHD Image Format
+//! - [`vhd`]: footer, dynamic header, parent locators, time stamps, geometry (VHD Image Format
 //!   Specification 1.0)
 //! - [`vhdx`]: file identifier, headers, region table, metadata, BAT, log, parent locator (MS-VHDX)
 

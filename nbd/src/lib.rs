@@ -1,13 +1,13 @@
-//! NBD: the protocol on the wire, and an export of a server as a block device.
+//! NBD: the wire protocol, and a server's export as a block device.
 //!
 //! ```text
-//!   wire/        structures <-> bytes, for both sides; no I/O
-//!   uri.rs       nbd://HOST/EXPORT and its kin <-> values
-//!   tls.rs       a folder of certificates -> what rustls needs, for both sides
-//!   client/      connect, negotiate, and drive an export through the block queue
+//!   wire/        structures <-> bytes, for client and server; no I/O
+//!   uri.rs       nbd://HOST/EXPORT and other NBD URIs <-> values
+//!   tls.rs       a folder of certificates -> a rustls configuration, for client and server
+//!   client/      connects, negotiates, and accesses an export through the block queue
 //! ```
 //!
-//! A server is a room of its own (`serve/`): it uses `wire` and `tls` from here.
+//! The server is in the crate `serve/`, which uses `wire` and `tls`.
 
 #![forbid(unsafe_code)]
 

@@ -1,16 +1,16 @@
-//! A folder of certificates -> what rustls needs, for clients and servers.
+//! From a folder of certificates to a rustls configuration, for clients and servers.
 //!
-//! The folder is laid out as qemu, libnbd and nbdkit have it:
+//! The folder has the layout of qemu, libnbd and nbdkit:
 //!
 //! ```text
-//!   ca-cert.pem                      who vouches for the other side
-//!   ca-crl.pem                       whom it vouches for no more (may be missing)
-//!   server-cert.pem  server-key.pem  who the server is
-//!   client-cert.pem  client-key.pem  who the client is (may be missing where the server does not ask)
+//!   ca-cert.pem                      the CA that signs the peer's certificate
+//!   ca-crl.pem                       certificates that the CA has revoked (optional)
+//!   server-cert.pem  server-key.pem  the server's certificate and key
+//!   client-cert.pem  client-key.pem  the client's (optional if the server does not verify clients)
 //! ```
 //!
-//! TLS 1.2 and 1.3, with the primitives of `ring`: it needs nothing but the C compiler that links
-//! every Rust program here, where aws-lc wants cmake on some machines.
+//! TLS 1.2 and 1.3, with the primitives of `ring`. It needs only a C compiler, which linking Rust
+//! programs needs anyway; aws-lc needs cmake on some machines.
 
 use crate::uri::{Endpoint, NbdUri, TlsParameters};
 use rustls::{
@@ -32,51 +32,51 @@ use std::{
     sync::Arc,
 };
 
-/// Where libnbd looks, and so do we, when nobody names a folder.
+/// The folder that libnbd also uses if none is given.
 const SYSTEM_DIR: &str = "/etc/pki/libnbd";
 
 /// Why certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
-    #[error("{}: cannot read this certificate, key or list: {source}", path.display())]
+    #[error("{}: cannot read this certificate, key or revocation list: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file is not what it should be.
+    /// A file has unexpected contents.
     #[error("{}: {what}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// What was found or expected.
         what: String,
     },
-    /// There is no folder.
+    /// No folder with certificates was found.
     #[error(
-        "no folder with ca-cert.pem was found in {}; name it in the URI with tls-certificates=DIR",
+        "ca-cert.pem was not found in {}; name the folder of certificates in the URI with tls-certificates=DIR",
         looked_in.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(" or ")
     )]
     NoFolder {
-        /// Where it was looked for.
+        /// Where it was searched.
         looked_in: Vec<PathBuf>,
     },
-    /// The name of the server is none.
+    /// The server's name cannot be in a certificate.
     #[error(
-        "{name:?} is no host name or address that a certificate could have; say the right one with tls-hostname=NAME"
+        "{name:?} is not a host name or address that a certificate can contain; give the name in the server's certificate with tls-hostname=NAME"
     )]
     Name {
         /// The name.
         name: String,
     },
-    /// rustls refuses the whole.
+    /// rustls rejects the certificates.
     #[error("{}: the certificates cannot be used: {source}", dir.display())]
     Config {
         /// The folder.
         dir: PathBuf,
-        /// Why.
+        /// The reason.
         source: rustls::Error,
     },
 }
@@ -85,7 +85,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// A client's configuration, and the name that the server must have.
+/// A client's configuration, and the name that the server's certificate must have.
 ///
 /// # Errors
 /// [`TlsError`].
@@ -98,7 +98,7 @@ pub fn client(uri: &NbdUri, parameters: &TlsParameters) -> Result<(Arc<ClientCon
     let server_name = ServerName::try_from(name.clone()).map_err(|_| TlsError::Name { name })?;
     let dir = match &parameters.certificates {
         Some(dir) => Some(dir.clone()),
-        None => usual_dir(parameters.trust_anyone)?,
+        None => default_dir(parameters.trust_anyone)?,
     };
     let shown = dir.clone().unwrap_or_default();
     let config = |source| TlsError::Config { dir: shown.clone(), source };
@@ -112,7 +112,9 @@ pub fn client(uri: &NbdUri, parameters: &TlsParameters) -> Result<(Arc<ClientCon
                 .map_err(|error| TlsError::Content { path: dir.join("ca-cert.pem"), what: error.to_string() })?;
             builder.with_webpki_verifier(verifier)
         }
-        _ => builder.dangerous().with_custom_certificate_verifier(Arc::new(Anyone { provider: provider() })),
+        _ => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate { provider: provider() })),
     };
     let own = dir.filter(|dir| dir.join("client-cert.pem").exists());
     let config = match own {
@@ -125,8 +127,8 @@ pub fn client(uri: &NbdUri, parameters: &TlsParameters) -> Result<(Arc<ClientCon
     Ok((Arc::new(config), server_name))
 }
 
-/// A server's configuration. With `verify_clients`, whoever connects must have a certificate that
-/// `ca-cert.pem` vouches for.
+/// A server's configuration. With `verify_clients`, clients must have a certificate signed by the
+/// CA in `ca-cert.pem`.
 ///
 /// # Errors
 /// [`TlsError`].
@@ -147,8 +149,8 @@ pub fn server(dir: &Path, verify_clients: bool) -> Result<Arc<ServerConfig>, Tls
     builder.with_single_cert(chain, key).map(Arc::new).map_err(config)
 }
 
-/// The folder that is there without being named, or none where none is needed.
-fn usual_dir(trust_anyone: bool) -> Result<Option<PathBuf>, TlsError> {
+/// The default folder; `None` if there is none and none is needed.
+fn default_dir(trust_anyone: bool) -> Result<Option<PathBuf>, TlsError> {
     let mut looked_in: Vec<PathBuf> = std::env::home_dir().map(|home| home.join(".pki/libnbd")).into_iter().collect();
     looked_in.push(SYSTEM_DIR.into());
     match looked_in.iter().find(|dir| dir.join("ca-cert.pem").exists()) {
@@ -175,7 +177,7 @@ fn roots(dir: &Path) -> Result<RootCertStore, TlsError> {
         })?;
     }
     if roots.is_empty() {
-        return Err(TlsError::Content { path, what: "there is no certificate in it".into() });
+        return Err(TlsError::Content { path, what: "it contains no certificate".into() });
     }
     Ok(roots)
 }
@@ -189,20 +191,20 @@ fn identity(dir: &Path, whose: &str) -> Result<(Vec<CertificateDer<'static>>, Pr
     let path = dir.join(format!("{whose}-cert.pem"));
     let chain = read(&path)?;
     if chain.is_empty() {
-        return Err(TlsError::Content { path, what: "there is no certificate in it".into() });
+        return Err(TlsError::Content { path, what: "it contains no certificate".into() });
     }
     let path = dir.join(format!("{whose}-key.pem"));
-    let key = read(&path)?.pop().ok_or(TlsError::Content { path, what: "there is no private key in it".into() })?;
+    let key = read(&path)?.pop().ok_or(TlsError::Content { path, what: "it contains no private key".into() })?;
     Ok((chain, key))
 }
 
-/// Takes whoever holds the key to the certificate that they show. Only by `tls-verify-peer=0`.
+/// Accepts every certificate whose key the server holds. Only for `tls-verify-peer=0`.
 #[derive(Debug)]
-struct Anyone {
+struct AcceptAnyCertificate {
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Anyone {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

@@ -1,10 +1,10 @@
 //! NBD URIs: `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`, and `nbds` for the same
-//! in TLS.
+//! over TLS.
 //!
 //! The form is that of <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>, with the
 //! parameters that libnbd added for certificates, and three of our own: `timeout`, `reconnect` and
-//! `connections`. A parameter that is not known is an error, as a misspelled `tls-hostname` must
-//! not be passed over. What [`fmt::Display`] prints is a URI that says the same.
+//! `connections`. An unknown parameter is an error, because a misspelled `tls-hostname` must not be
+//! ignored. [`fmt::Display`] prints an equivalent URI.
 
 use crate::wire::{DEFAULT_PORT, STRING_BYTES_MAX};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
@@ -16,21 +16,21 @@ use std::{
     time::Duration,
 };
 
-/// Most connections that a URI may ask for.
+/// Maximum number of connections in a URI.
 const CONNECTIONS_MAX: usize = 64;
 
-/// What is left as it is in a path or a parameter.
+/// Characters that are not percent-encoded in a path or a parameter.
 const PLAIN: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/').remove(b':').remove(b'@');
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
-    /// TCP.
+    /// A TCP socket.
     Tcp {
-        /// Name or address; IPv6 without brackets.
+        /// Host name or address; IPv6 without brackets.
         host: String,
-        /// Port.
+        /// Port number.
         port: u16,
     },
     /// A unix socket. A path that begins with a zero byte is a name in the abstract namespace.
@@ -51,15 +51,15 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// How to use TLS.
+/// TLS options.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsParameters {
-    /// The folder with `ca-cert.pem` and, where the server wants to know its clients,
-    /// `client-cert.pem` and `client-key.pem`.
+    /// The folder with `ca-cert.pem` and, if the server verifies clients, `client-cert.pem` and
+    /// `client-key.pem`.
     pub certificates: Option<PathBuf>,
-    /// The name in the server's certificate, where it is not the host's.
+    /// The name in the server's certificate, if it differs from the host.
     pub hostname: Option<String>,
-    /// Do not look at who the server is.
+    /// Do not verify the server's certificate.
     pub trust_anyone: bool,
 }
 
@@ -68,21 +68,21 @@ pub struct TlsParameters {
 pub struct NbdUri {
     /// Where the server listens.
     pub endpoint: Endpoint,
-    /// The name of the export; empty is the server's default.
+    /// The name of the export; empty for the server's default export.
     pub export: String,
-    /// TLS, which must then succeed; `None` is plain.
+    /// TLS options if TLS is required; `None` for an unencrypted connection.
     pub tls: Option<TlsParameters>,
-    /// Give the server up when it has sent nothing for so long although it was asked; zero is
-    /// never. [default: [`NbdUri::TIMEOUT_DEFAULT`]]
+    /// How long the server may send nothing while it owes an answer; zero for no limit. [default:
+    /// [`NbdUri::TIMEOUT_DEFAULT`]]
     pub timeout: Option<Duration>,
-    /// When the connection breaks, try for so long to make it anew. `None` is not at all.
+    /// How long to try to reconnect when the connection breaks; `None` to fail immediately.
     pub reconnect: Option<Duration>,
-    /// Most connections, where the server allows several. [default:
+    /// Maximum number of connections, if the server allows several. [default:
     /// [`NbdUri::CONNECTIONS_DEFAULT`]]
     pub connections: Option<usize>,
 }
 
-/// Why a text is no NBD URI.
+/// Why a text is not a valid NBD URI.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{uri}: {what}; write for example nbd://host/export or nbd+unix:///export?socket=/run/nbd.sock")]
 pub struct UriError {
@@ -91,16 +91,16 @@ pub struct UriError {
 }
 
 impl NbdUri {
-    /// How long a server may send nothing, unless the URI says another time.
+    /// Default of [`timeout`](Self::timeout).
     pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(300);
 
-    /// How many connections are made at most, unless the URI says another number.
+    /// Default of [`connections`](Self::connections).
     pub const CONNECTIONS_DEFAULT: usize = 4;
 
-    /// How long a bare `?reconnect` goes on trying.
+    /// How long `?reconnect` without a value tries to reconnect.
     pub const RECONNECT_DEFAULT: Duration = Duration::from_secs(300);
 
-    /// Whether a text is meant as an NBD URI (which does not mean that it is a good one).
+    /// Whether a text looks like an NBD URI, valid or not.
     pub fn looks_like(text: &OsStr) -> bool {
         let scheme = text.as_bytes().split(|&byte| byte == b':').next().unwrap_or_default();
         text.len() > scheme.len()
@@ -123,10 +123,10 @@ impl NbdUri {
         Self { endpoint, export: export.to_owned(), tls: None, timeout: None, reconnect: None, connections: None }
     }
 
-    /// Reads a URI.
+    /// Parses a URI.
     ///
     /// # Errors
-    /// What is wrong with it, and what a good one looks like.
+    /// What is wrong with the URI, with an example of a valid one.
     pub fn parse(text: &str) -> Result<Self, UriError> {
         parse(text).map_err(|what| UriError { uri: text.to_owned(), what })
     }
@@ -140,22 +140,22 @@ impl std::str::FromStr for NbdUri {
 }
 
 fn parse(text: &str) -> Result<NbdUri, String> {
-    let (scheme, rest) = text.split_once("://").ok_or("it has no \"://\"")?;
+    let (scheme, rest) = text.split_once("://").ok_or("it contains no \"://\"")?;
     let (has_tls, is_unix) = match scheme.to_ascii_lowercase().as_str() {
         "nbd" | "nbd+tcp" => (false, false),
         "nbds" | "nbds+tcp" => (true, false),
         "nbd+unix" => (false, true),
         "nbds+unix" => (true, true),
-        _ => return Err(format!("{scheme} is none of nbd, nbds, nbd+unix and nbds+unix")),
+        _ => return Err(format!("the scheme {scheme} is none of nbd, nbds, nbd+unix and nbds+unix")),
     };
     if rest.contains('#') {
-        return Err("it has a \"#\", which NBD has no use for (in a name write %23)".into());
+        return Err("it contains \"#\", which NBD URIs do not support (in a name, write %23)".into());
     }
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
     let export = decoded(path)?;
     if export.len() > STRING_BYTES_MAX || export.contains('\0') {
-        return Err("the name of the export is longer than 4096 bytes or has a zero byte in it".into());
+        return Err("the name of the export is longer than 4096 bytes or contains a zero byte".into());
     }
     let mut found = Parameters::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -163,16 +163,16 @@ fn parse(text: &str) -> Result<NbdUri, String> {
         found.take(key, value)?;
     }
     if !has_tls && let Some(key) = found.tls_key {
-        return Err(format!("{key} is for TLS; the scheme for that is {}", if is_unix { "nbds+unix" } else { "nbds" }));
+        return Err(format!("{key} needs TLS; use the scheme {}", if is_unix { "nbds+unix" } else { "nbds" }));
     }
     let endpoint = if is_unix {
         if !authority.is_empty() {
-            return Err(format!("a unix socket has no host, but {authority} stands behind \"//\""));
+            return Err(format!("a unix socket has no host, but the URI contains {authority} after \"//\""));
         }
-        Endpoint::Unix(found.socket.ok_or("it does not say which socket; add ?socket=PATH")?)
+        Endpoint::Unix(found.socket.ok_or("the socket is missing; add ?socket=PATH")?)
     } else {
         if found.socket.is_some() {
-            return Err("socket= is for nbd+unix".into());
+            return Err("socket= is only for nbd+unix and nbds+unix".into());
         }
         let (host, port) = host_and_port(authority)?;
         Endpoint::Tcp { host, port }
@@ -189,14 +189,14 @@ fn parse(text: &str) -> Result<NbdUri, String> {
 
 fn host_and_port(authority: &str) -> Result<(String, u16), String> {
     if authority.contains('@') {
-        return Err("it names a user, which only TLS with shared keys has; use certificates".into());
+        return Err("a user name needs TLS with pre-shared keys, which is not supported; use certificates".into());
     }
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
-            let (host, behind) = rest.split_once(']').ok_or("the address has a \"[\" and no \"]\"")?;
+            let (host, behind) = rest.split_once(']').ok_or("the address contains \"[\" but no \"]\"")?;
             let port = match behind {
                 "" => None,
-                _ => Some(behind.strip_prefix(':').ok_or("only :PORT can stand behind \"]\"")?),
+                _ => Some(behind.strip_prefix(':').ok_or("only :PORT may follow \"]\"")?),
             };
             (host.to_owned(), port)
         }
@@ -207,9 +207,9 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
     };
     let port = match port {
         None | Some("") => DEFAULT_PORT,
-        Some(port) => port.parse().ok().filter(|&port| port > 0).ok_or(format!("{port} is no port"))?,
+        Some(port) => port.parse().ok().filter(|&port| port > 0).ok_or(format!("{port} is not a port"))?,
     };
-    // As other clients do, for nbd:///export.
+    // As other clients do for nbd:///export.
     Ok((if host.is_empty() { "localhost".into() } else { host }, port))
 }
 
@@ -237,11 +237,11 @@ impl Parameters {
                 self.tls.trust_anyone = match given()? {
                     "0" | "false" => true,
                     "1" | "true" => false,
-                    other => return Err(format!("tls-verify-peer is 0 or 1, not {other}")),
+                    other => return Err(format!("tls-verify-peer must be 0 or 1, not {other}")),
                 }
             }
             "tls-type" if given()?.eq_ignore_ascii_case("x509") => {}
-            "tls-type" => return Err("tls-type can only be x509: certificates".into()),
+            "tls-type" => return Err("tls-type must be x509 (certificates)".into()),
             "timeout" => self.timeout = Some(seconds(key, given()?)?),
             "reconnect" => {
                 self.reconnect = Some(match value {
@@ -251,11 +251,12 @@ impl Parameters {
             }
             "connections" => {
                 let count = given()?.parse().ok().filter(|count| (1..=CONNECTIONS_MAX).contains(count));
-                self.connections = Some(count.ok_or(format!("connections is a number from 1 to {CONNECTIONS_MAX}"))?);
+                self.connections =
+                    Some(count.ok_or(format!("connections must be a number from 1 to {CONNECTIONS_MAX}"))?);
             }
             _ => {
                 return Err(format!(
-                    "it has the parameter {key}, which is not known; there are socket, timeout, reconnect, connections, tls-certificates, \
+                    "unknown parameter {key}; known are socket, timeout, reconnect, connections, tls-certificates, \
                      tls-hostname, tls-verify-peer and tls-type"
                 ));
             }
@@ -265,8 +266,8 @@ impl Parameters {
 }
 
 fn seconds(key: &str, value: &str) -> Result<Duration, String> {
-    let seconds: f64 = value.parse().map_err(|_| format!("{key} is a number of seconds, not {value:?}"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| format!("{key} is a number of seconds, not {value:?}"))
+    let seconds: f64 = value.parse().map_err(|_| format!("{key} must be a number of seconds, not {value:?}"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| format!("{key} must be a number of seconds, not {value:?}"))
 }
 
 fn decoded(text: &str) -> Result<String, String> {
@@ -285,7 +286,7 @@ fn check_escapes(text: &str) -> Result<(), String> {
     for (at, _) in text.match_indices('%') {
         let digits = text.as_bytes().get(at + 1..at + 3);
         if !digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)) {
-            return Err(format!("a \"%\" in {text} has no two hexadecimal digits behind it"));
+            return Err(format!("a \"%\" in {text} is not followed by two hexadecimal digits"));
         }
     }
     Ok(())
@@ -376,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_uris_are_explained() {
         for (uri, word) in [
             ("nbd:disk", "://"),
             ("http://host", "http"),
@@ -386,7 +387,7 @@ mod tests {
             ("nbd+unix://host/disk?socket=a", "no host"),
             ("nbd://host?socket=a", "nbd+unix"),
             ("nbd://host:99999", "99999"),
-            ("nbd://host:0", "no port"),
+            ("nbd://host:0", "not a port"),
             ("nbd://[::1", "no \"]\""),
             ("nbd://me@host", "user"),
             ("nbd://host/%zz", "%"),
@@ -406,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_meant_as_one() {
+    fn nbd_uris_are_recognised_by_their_scheme() {
         for (text, is) in [
             ("nbd://host", true),
             ("nbd+unix:/x", true),
@@ -423,7 +424,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn there_and_back(
+        fn uris_survive_formatting_and_parsing(
             host in "[a-z][a-z0-9.-]{0,9}|::1|fe80::2", port in 1u16.., export in "\\PC{0,20}", socket in prop::option::of("[^\0]{1,20}"),
             tls in prop::option::of((prop::option::of("\\PC{1,9}"), prop::option::of("\\PC{1,9}"), any::<bool>())),
             timeout in prop::option::of(0u32..100_000), connections in prop::option::of(1usize..64),
@@ -442,7 +443,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_panics(text in "(nbds?(\\+unix)?://)?[\\PC%?&=:/@\\[\\]]{0,40}") {
+        fn arbitrary_text_never_panics(text in "(nbds?(\\+unix)?://)?[\\PC%?&=:/@\\[\\]]{0,40}") {
             let _ = NbdUri::parse(&text);
         }
     }

@@ -1,5 +1,5 @@
-//! The client against servers that others wrote: nbdkit and qemu-nbd, of every age that they can
-//! play.
+//! The client against third-party servers: nbdkit and qemu-nbd, with every protocol version that
+//! they support.
 
 mod common;
 
@@ -24,12 +24,12 @@ fn blocking(device: &NbdDevice) -> Blocking {
     Blocking::open(device, EngineKind::Auto).unwrap()
 }
 
-/// Bytes that tell where they were written, and by whom.
+/// Bytes that depend on their offset and on `seed`.
 fn pattern(offset_bytes: u64, len: usize, seed: u8) -> Vec<u8> {
     (offset_bytes..).take(len).map(|at| (at >> 9) as u8 ^ (at as u8).wrapping_mul(31) ^ seed | 1).collect()
 }
 
-/// Writes, reads, zeros and flushes, compared with memory.
+/// Writes, reads, zeroes and flushes; compares the contents with memory.
 fn exercise(device: &NbdDevice) {
     let size = device.geometry().size_bytes.min(8 * MIB) as usize;
     let mut model = vec![0u8; size];
@@ -65,7 +65,7 @@ fn qemu_nbd_stores_what_is_written() {
 }
 
 #[test]
-fn servers_of_every_age() {
+fn servers_with_fewer_features() {
     for (what, args, framing) in [
         ("newest", &["memory", "8M"][..], Framing::Structured),
         ("without structured replies", &["--no-sr", "memory", "8M"], Framing::Simple),
@@ -95,8 +95,8 @@ fn servers_of_every_age() {
 
 #[test]
 fn an_oldstyle_server() {
-    // nbdkit 1.32 announces FUA and flush in this style and then refuses both, so neither is asked
-    // for.
+    // nbdkit 1.32 announces FUA and flush in oldstyle and then refuses both, so neither is
+    // requested.
     let Some(server) = nbdkit(&["--oldstyle", "memory", "8M"]) else { return };
     let device = open(&server);
     let mut queue = blocking(&device);
@@ -160,7 +160,7 @@ fn large_requests_are_cut_and_joined() {
 
 #[test]
 fn queues_of_many_threads_share_a_connection_or_have_their_own() {
-    // qemu-nbd without --shared takes one client, and says so.
+    // qemu-nbd without --shared accepts one client and does not announce CAN_MULTI_CONN.
     let Some(alone) = qemu_nbd(16 * MIB, &[]) else { return };
     let Some(shared) = nbdkit(&["-t", "4", "memory", "16M"]) else { return };
     for (server, connections) in [(alone, 1), (shared, 4)] {
@@ -216,7 +216,7 @@ fn kinds(device: &NbdDevice, offset_bytes: u64, len_bytes: u64) -> Vec<(u64, u64
 #[test]
 fn extents_are_what_block_status_says() {
     use ExtentKind::{Data, Zero};
-    // More than one block status can tell of in compact framing.
+    // Larger than one block status can report in compact framing.
     let size = 9 << 30;
     let Some(server) = qemu_nbd(size, &[]) else { return };
     let device = open(&server);
@@ -230,7 +230,7 @@ fn extents_are_what_block_status_says() {
 }
 
 #[test]
-fn layers_are_told_by_qemus_context() {
+fn layers_come_from_qemus_context() {
     if !common::has("qemu-img") {
         return;
     }
@@ -274,14 +274,14 @@ fn an_export_that_ends_within_a_sector() {
 }
 
 #[test]
-fn errors_of_the_server_are_told() {
+fn errors_of_the_server_are_reported() {
     let args = ["--filter=error", "memory", "8M", "error-pwrite=ENOSPC", "error-pwrite-rate=100%"];
     let Some(server) = nbdkit(&args) else { return };
     let mut queue = blocking(&open(&server));
     let error = queue.write(4096, &[1; 512], false).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     assert!(error.to_string().contains("WRITE of 512 bytes at 4096 with no space left"), "{error}");
-    // The connection goes on.
+    // The connection stays open.
     queue.read(0, &mut [0; 512]).unwrap();
     let args = ["--filter=error", "memory", "8M", "error-pread=EIO", "error-pread-rate=100%"];
     let Some(server) = nbdkit(&args) else { return };
@@ -294,7 +294,7 @@ fn errors_of_the_server_are_told() {
 }
 
 #[test]
-fn what_the_server_has_not_is_told() {
+fn unavailable_exports_and_servers_are_reported() {
     let Some(mut server) = nbdkit(&["--readonly", "memory", "8M"]) else { return };
     let error = NbdDevice::open(&server.uri(), true).unwrap_err();
     assert!(matches!(&error, ClientError::Unusable { what, .. } if what.contains("read-only")), "{error}");
@@ -316,7 +316,7 @@ fn what_the_server_has_not_is_told() {
     let named = diskwright_nbd::NbdUri::unix(&server.socket, "disk");
     let device = NbdDevice::open(&named, false).unwrap();
     assert_eq!(device.export().description.as_deref(), Some("the only one"));
-    // This server takes one client at a time.
+    // This server accepts one client at a time.
     drop(device);
     let mut tls = server.uri();
     tls.tls = Some(diskwright_nbd::uri::TlsParameters { trust_anyone: true, ..Default::default() });
@@ -347,7 +347,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 #[test]
-fn it_is_a_disk_whatever_comes() {
+fn contents_match_a_model() {
     let Some(server) = nbdkit(&["-t", "4", "--filter=delay", "memory", "1M", "wdelay=1ms"]) else { return };
     let device = open(&server);
     proptest!(ProptestConfig::with_cases(24), |(steps in prop::collection::vec(step(), 1..40))| {

@@ -1,4 +1,4 @@
-//! TLS with certificates of both sides, against nbdkit and qemu-nbd.
+//! TLS with certificates of client and server, against nbdkit and qemu-nbd.
 
 mod certificates;
 mod common;
@@ -27,7 +27,7 @@ fn exercise(uri: &NbdUri) {
 }
 
 #[test]
-fn nbdkit_knows_its_clients() {
+fn nbdkit_over_tls() {
     let dir = TempDir::new().unwrap();
     certificates::write(dir.path());
     let strangers = TempDir::new().unwrap();
@@ -36,18 +36,18 @@ fn nbdkit_knows_its_clients() {
     let Some(server) = nbdkit_in(dir, &args) else { return };
     let dir = server.dir.path();
     exercise(&uri(&server, dir));
-    // Plain, when TLS is demanded.
+    // An unencrypted connection to a server that requires TLS.
     let error = NbdDevice::open(&server.uri(), true).unwrap_err();
     assert!(matches!(error, ClientError::TlsMismatch { .. }), "{error}");
-    // Somebody else's CA: we do not trust the server.
+    // A different CA: the client does not trust the server.
     let error = NbdDevice::open(&uri(&server, strangers.path()), true).unwrap_err();
     assert!(matches!(error, ClientError::Tls { .. }), "{error}");
-    // The wrong name.
+    // A wrong host name.
     let mut other = uri(&server, dir);
     other.tls.as_mut().unwrap().hostname = Some("elsewhere.example".into());
     let error = NbdDevice::open(&other, true).unwrap_err();
     assert!(matches!(error, ClientError::Tls { .. }), "{error}");
-    // Whoever the server is; but it does not trust us.
+    // The client accepts any server, but the server does not trust the client.
     let mut other = uri(&server, strangers.path());
     other.tls.as_mut().unwrap().trust_anyone = true;
     assert!(NbdDevice::open(&other, true).is_err());
@@ -57,7 +57,7 @@ fn nbdkit_knows_its_clients() {
     assert!(error.to_string().contains("ca-cert.pem"), "{error}");
     fs::write(empty.path().join("ca-cert.pem"), "nonsense").unwrap();
     let error = NbdDevice::open(&uri(&server, empty.path()), true).unwrap_err();
-    assert!(error.to_string().contains("no certificate in it"), "{error}");
+    assert!(error.to_string().contains("contains no certificate"), "{error}");
 }
 
 #[test]

@@ -263,7 +263,7 @@ fn an_image_does_not_outgrow_its_export() {
     queue.write(0, &vec![1; 4 << 20], false).unwrap();
     let error = queue.write(16 * MIB, &vec![1; 16 << 20], false).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StorageFull);
-    assert!(error.to_string().contains("keeps its size"), "{error}");
+    assert!(error.to_string().contains("fixed size"), "{error}");
     queue.flush().unwrap();
     let mut found = vec![0; 4 << 20];
     queue.read(0, &mut found).unwrap();

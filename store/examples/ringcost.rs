@@ -1,15 +1,15 @@
-//! What a request costs: 4 KiB random reads and writes at depth 32 of a file of 256 MiB, by each
-//! engine, through the page cache and past it. A file that is named is written over.
+//! The cost of a request: 4 KiB random reads and writes at depth 32 in a file of 256 MiB, with each
+//! engine, through the page cache and with O_DIRECT. A file that is given is overwritten.
 //!
-//! The first line of each mode is the floor: a bare ring with one registered file and one
-//! registered buffer for each slot, and nothing else: no clock, no checks, no errors but a panic.
-//! What an engine takes above it is the engine's own.
+//! The first line of each mode is a baseline: a bare ring with one registered file and one
+//! registered buffer for each slot, without clock, checks or error handling. What an engine takes
+//! above it is the engine's own cost.
 //!
 //! ```text
 //! cargo run --release -p diskwright-store --example ringcost [file] [depth] [seconds]
 //! ```
-//! Without a file it makes one in the temporary directory. The figures mean something on a quiet
-//! machine only.
+//! Without a file, the example creates one in the temporary directory. The figures are only
+//! meaningful on an idle machine.
 
 use diskwright_store::{
     BareLoad, BlockDevice, CacheMode, Completion, Engine, EngineCompletion, EngineKind, FileStore, IoBuf, LockMode,
@@ -28,7 +28,7 @@ const FILE_BYTES: usize = 256 << 20;
 struct Random(u64);
 
 impl Random {
-    /// xorshift64*: good enough to pick blocks, and next to free.
+    /// xorshift64*: random enough to pick blocks, and almost free.
     fn block_offset_bytes(&mut self, blocks: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -38,7 +38,7 @@ impl Random {
     }
 }
 
-/// When a measurement began, by the clock and by the CPU time of this thread.
+/// The beginning of a measurement: wall-clock time, and CPU time of this thread.
 struct Started(Instant, Duration);
 
 impl Started {
@@ -66,13 +66,13 @@ fn report(name: &str, transfers: u64, elapsed: Duration, cpu: Duration, enters: 
     );
 }
 
-/// CPU time of this thread, which is all that runs.
+/// CPU time of this thread, the only one.
 fn cpu_time() -> Duration {
     let said = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     Duration::from_nanos(said.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0))
 }
 
-/// The floor: see above.
+/// The baseline; see above.
 fn by_bare_ring(path: &Path, cache: CacheMode, depth: usize, time: Duration) -> io::Result<()> {
     let found = bare_ring(path, &BareLoad { cache, block_bytes: BLOCK_BYTES, depth, batch: 1, time })?;
     report("read, bare ring", found.reads, found.elapsed, found.cpu, found.enters);

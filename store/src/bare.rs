@@ -1,10 +1,9 @@
-//! The floor: random reads by a ring and nothing else, to set beside what the engine, and the lab's
-//! generator on it, take for the same.
+//! A baseline for benchmarks: random reads by a bare io_uring, without the engine.
 //!
 //! One registered file, one registered buffer for each slot, and a loop that submits, waits and
-//! counts. It reads no clock but once in many turns, checks nothing but lengths, and knows no
-//! device but a plain file. What anything takes above it, that thing costs; what a peer takes above
-//! it is the most that anybody can save.
+//! counts. It reads the clock only every 64 turns, checks only the lengths of reads, and supports
+//! only plain files. What the engine or the lab's generator takes above this baseline is their own
+//! cost. What another program takes above it is the most that could be saved.
 
 #![allow(unsafe_code)]
 
@@ -19,48 +18,48 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Turns between two looks at the clock.
+/// Turns between two readings of the clock.
 const TURNS: u32 = 64;
 
-/// What the bare ring is to read.
+/// Parameters of the reads.
 #[derive(Debug, Clone, Copy)]
 pub struct BareLoad {
-    /// Past the page cache, or through it.
+    /// Whether to read through the page cache or with O_DIRECT.
     pub cache: CacheMode,
-    /// Bytes of each read, a power of two.
+    /// Bytes of each read; a power of two.
     pub block_bytes: usize,
     /// Reads in flight.
     pub depth: usize,
-    /// Completions to wait for.
+    /// Completions to wait for in one system call.
     pub batch: usize,
-    /// For how long new reads are started.
+    /// How long new reads are started.
     pub time: Duration,
 }
 
-/// What it took.
+/// Counts and times of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct BareFound {
-    /// Reads that ended.
+    /// Completed reads.
     pub reads: u64,
-    /// System calls for them.
+    /// `io_uring_enter` calls.
     pub enters: u64,
-    /// From the first to the last.
+    /// Time from the first submission to the last completion.
     pub elapsed: Duration,
-    /// CPU time of this thread, the kernel's part included.
+    /// CPU time of this thread, including the kernel's share.
     pub cpu: Duration,
 }
 
-/// Reads `file` at random as `load` says, by the calling thread.
+/// Reads random blocks of `file` in the calling thread.
 ///
 /// # Errors
-/// What opening it, setting a ring up, or a read says; `InvalidInput` for a file that holds less
-/// than a block.
+/// The errors of opening the file, setting up a ring, or reading; `InvalidInput` for a file shorter
+/// than one block.
 pub fn bare_ring(file: &Path, load: &BareLoad) -> io::Result<BareFound> {
     let direct = if load.cache == CacheMode::Direct { OFlags::DIRECT } else { OFlags::empty() };
     let file = rustix::fs::open(file, OFlags::RDONLY | OFlags::CLOEXEC | direct, Mode::empty())?;
     let blocks = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0) / load.block_bytes as u64;
     if blocks == 0 {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file holds less than one block"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than one block"));
     }
     let slab = Slab::new(load.depth, load.block_bytes);
     let mut bufs = slab.take_all();
@@ -75,11 +74,11 @@ pub fn bare_ring(file: &Path, load: &BareLoad) -> io::Result<BareFound> {
         .setup_submit_all()
         .build((2 * load.depth).next_power_of_two() as u32)?;
     ring.submitter().register_files(&[file.as_raw_fd()])?;
-    // SAFETY: the buffers are dropped when the loop has ended, and with it all that was in flight.
+    // SAFETY: the buffers are dropped when the loop has ended, when nothing is in flight any more.
     unsafe { ring.submitter().register_buffers(&iovecs)? };
     let outcome = run(&mut ring, &iovecs, blocks, load);
     if outcome.is_err() {
-        // Reads may be in flight still: their memory must stay.
+        // Reads may still be in flight: their memory must stay.
         std::mem::forget(bufs);
     }
     outcome
@@ -95,7 +94,7 @@ fn run(ring: &mut IoUring, iovecs: &[libc::iovec], blocks: u64, load: &BareLoad)
         for _ in 0..TURNS {
             while going_on && let Some(slot) = free.pop() {
                 let iovec = &iovecs[usize::from(slot)];
-                // xorshift64*: good enough to pick blocks, and next to free.
+                // xorshift64*: random enough to pick blocks, and almost free.
                 random ^= random >> 12;
                 random ^= random << 25;
                 random ^= random >> 27;
@@ -128,7 +127,7 @@ fn run(ring: &mut IoUring, iovecs: &[libc::iovec], blocks: u64, load: &BareLoad)
     }
 }
 
-/// CPU time of this thread; nothing where the kernel does not count it.
+/// CPU time of this thread; zero if the kernel does not count it.
 fn cpu_time() -> Duration {
     let said = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     Duration::from_nanos(said.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0))
@@ -139,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_reads_a_file_and_refuses_an_empty_one() {
+    fn a_file_is_read_and_an_empty_one_refused() {
         let load = BareLoad {
             cache: CacheMode::PageCache,
             block_bytes: 4096,
@@ -152,7 +151,7 @@ mod tests {
         file.as_file().set_len(64 << 10).unwrap();
         match bare_ring(file.path(), &load) {
             Ok(found) => assert!(found.reads >= 4 && found.enters > 0 && found.elapsed >= load.time, "{found:?}"),
-            // A kernel without io_uring, or without one of the flags.
+            // The kernel has no io_uring, or lacks one of the flags.
             Err(refused) => eprintln!("skipped: no bare ring here: {refused}"),
         }
     }

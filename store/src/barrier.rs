@@ -1,23 +1,23 @@
-//! The durable barrier: the only way in which an image writes metadata and makes it durable, and
-//! the gate by which concurrent flushes share their work.
+//! The durability barrier: how an image writes metadata and makes it durable, and how concurrent
+//! flushes share one pass.
 //!
 //! ```text
-//!   write ─▶ store                        bytes in place, not durable
-//!   sync  ─▶ store.sync_data              fails: poisoned for good
-//!   share(pass) ─┬─ nobody flushes: run the pass
-//!                └─ another flushes: wait; a pass that began after this call serves all who wait
+//! write ─▶ store                        bytes in place, not durable
+//! sync  ─▶ store.sync_data              if it fails: poisoned for good
+//! share(pass) ─┬─ no flush in progress: run the pass
+//!              └─ another flush runs: wait; a pass that begins after this call serves all
 //! ```
 //!
-//! Poison. What a failed sync dropped cannot be known: the kernel reports a failed write-back once,
-//! forgets the pages, and the next sync succeeds. So the first failure is kept, and everything that
-//! must be durable is refused with its reason from then on. A sync that began before another one
-//! failed is refused as well when it returns: it may have missed what the other dropped. An error
-//! of a plain write poisons nothing.
+//! Poisoning. It is unknown what a failed sync lost: the kernel reports a failed write-back once,
+//! drops the pages, and the next sync succeeds. So the barrier keeps the first failure and from
+//! then on refuses everything that must be durable, giving that reason. A sync that began before
+//! another one failed is refused too when it returns, since it may have missed what the other lost.
+//! An error of a plain write poisons nothing.
 //!
-//! The gate. A flush is served by any pass that *began* after the call: an earlier pass may have
-//! taken its snapshot before the caller's writes. One caller runs the pass. Those who come
-//! meanwhile wait, and one of them runs the next pass for all. A pass that fails serves nobody:
-//! each waiting caller tries for itself.
+//! Sharing. A flush is served by any pass that *began* after the call; an earlier pass may have
+//! taken its snapshot before the caller's writes. One caller runs the pass. Callers that come
+//! meanwhile wait, and one of them runs the next pass for all. A pass that fails serves no one:
+//! each waiting caller tries again itself.
 //!
 //! One mutex guards both. It is never held while the store is called or a pass runs.
 
@@ -33,34 +33,34 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-/// Why nothing can be called durable.
+/// Why data cannot be made durable.
 #[derive(Debug, thiserror::Error)]
 pub enum BarrierError {
     /// This sync failed.
     #[error("{}: cannot {doing}: {source}", path.display())]
     Sync {
-        /// As in "make the footer durable".
+        /// The purpose, as in "make the footer durable".
         doing: &'static str,
-        /// The store.
+        /// Name of the store.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// An earlier one failed.
-    #[error("{}: an earlier sync failed ({reason}), so nothing can be called durable any more", path.display())]
+    /// An earlier sync failed.
+    #[error("{}: an earlier sync failed ({reason}), so no later write can be made durable; close the disk, check the device below it, open the disk again", path.display())]
     Poisoned {
-        /// The store.
+        /// Name of the store.
         path: PathBuf,
-        /// What the first failure was.
+        /// The first failure.
         reason: String,
     },
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Why a sync failed, once it has.
+    /// The first failure of a sync.
     failure: Option<String>,
-    /// A pass is under way.
+    /// Whether a pass is running.
     running: bool,
     /// Number of the last pass that began.
     begun: u64,
@@ -68,7 +68,7 @@ struct State {
     succeeded: u64,
 }
 
-/// See the module.
+/// The barrier of one open store; see the module documentation.
 #[derive(Debug)]
 pub struct Barrier {
     store: Arc<dyn Store>,
@@ -76,7 +76,7 @@ pub struct Barrier {
     pass_ended: Condvar,
 }
 
-/// Gives the turn back, also when a pass panics.
+/// Ends the pass, also if it panics.
 struct Turn<'a> {
     barrier: &'a Barrier,
     number: u64,
@@ -96,13 +96,13 @@ impl Drop for Turn<'_> {
 }
 
 impl Barrier {
-    /// A barrier over `store`. There must be one only for each open store, or one will not know of
-    /// the other's failures.
+    /// A barrier over `store`. Create only one for each open store: two would not know of each
+    /// other's failures.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self { store, state: Mutex::default(), pass_ended: Condvar::default() }
     }
 
-    /// The store.
+    /// The store to which the barrier writes.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
@@ -118,7 +118,7 @@ impl Barrier {
         }
     }
 
-    /// Refuses when a sync has failed before.
+    /// Fails if a sync has failed before.
     ///
     /// # Errors
     /// [`BarrierError::Poisoned`].
@@ -129,27 +129,27 @@ impl Barrier {
     /// Writes all of `bytes`. They are durable after a later [`Barrier::sync`].
     ///
     /// # Errors
-    /// The store's. Nothing is poisoned.
+    /// The store's errors. They do not poison the barrier.
     pub fn write(&self, bytes: &[u8], offset_bytes: u64) -> io::Result<()> {
         self.store.write_at(bytes, offset_bytes)
     }
 
-    /// Makes durable what was written before the call. `doing` is for the error, as in "make the
-    /// footer durable".
+    /// Makes everything durable that was written before the call. `doing` is the purpose named in
+    /// an error, as in "make the footer durable".
     ///
     /// # Errors
-    /// [`BarrierError`]; from then on always.
+    /// [`BarrierError`], and from then on always.
     pub fn sync(&self, doing: &'static str) -> Result<(), BarrierError> {
         self.check()?;
         let synced = self.store.sync_data();
         self.settle(doing, synced)
     }
 
-    /// Takes note of how a sync of the store ended that was made elsewhere (by an engine's ring),
-    /// and says how it counts.
+    /// Records the result of a sync of the store that was made elsewhere (by an engine's ring), and
+    /// returns the result that counts.
     ///
     /// # Errors
-    /// [`BarrierError`]; from then on always.
+    /// [`BarrierError`], and from then on always.
     pub fn settle(&self, doing: &'static str, synced: io::Result<()>) -> Result<(), BarrierError> {
         let mut state = self.lock();
         match synced {
@@ -161,12 +161,12 @@ impl Barrier {
         }
     }
 
-    /// Returns when a pass that began after this call has succeeded; runs `pass` for that if no
-    /// other caller does.
+    /// Returns when a pass that began after this call has succeeded. Runs `pass` itself if no other
+    /// caller does.
     ///
     /// # Errors
-    /// What `pass` gave, to the caller that ran it (others try for themselves);
-    /// [`BarrierError::Poisoned`] once a sync has failed.
+    /// The error of `pass`, to the caller that ran it (the others try again themselves);
+    /// [`BarrierError::Poisoned`] if a sync has failed.
     pub fn share<E: From<BarrierError>>(&self, pass: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let mut state = self.lock();
         let wanted = state.begun + 1;
@@ -236,7 +236,7 @@ mod tests {
             })
         };
         inside.wait();
-        // The first pass has begun: whoever comes now must not be served by it.
+        // The first pass has begun, so it must not serve callers that come now.
         let late: Vec<_> = (0..4)
             .map(|_| {
                 let (gate, passes) = (gate.clone(), passes.clone());
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_pass_serves_nobody_and_poisons_nothing() {
+    fn a_failed_pass_serves_no_one_and_poisons_nothing() {
         let (_, gate) = barrier();
         assert_eq!(gate.share(|| Err(Failed::Pass)), Err(Failed::Pass));
         let mut ran = false;
@@ -289,10 +289,10 @@ mod tests {
         assert_eq!(store.to_vec()[..8], [1; 8]);
     }
 
-    /// A sync that began before another one failed does not succeed either: it may have missed what
-    /// the other one dropped.
+    /// A sync that began before another one failed must fail too: it may have missed what the other
+    /// lost.
     #[test]
-    fn a_sync_that_was_under_way_meanwhile_fails() {
+    fn a_sync_in_progress_fails_if_another_one_failed() {
         let (_, barrier) = barrier();
         let elsewhere = barrier.settle("test", Err(io::ErrorKind::StorageFull.into()));
         assert!(matches!(elsewhere, Err(BarrierError::Sync { .. })));

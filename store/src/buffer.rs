@@ -1,16 +1,16 @@
-//! Memory that the kernel reads from and writes into while a request is in flight.
+//! Buffers that the kernel reads from and writes to while a request is in flight.
 //!
-//! A [`Slab`] is one page-aligned, zeroed allocation cut into pieces of one size or a few. Each
-//! piece is handed out once, as an [`IoBuf`], which owns it alone: it moves into a request, through
-//! the engine, and back out in the completion. So no reference to the bytes can exist while the
-//! kernel may write them. A ring may register the whole slab, and then use the piece by its index
-//! (`READ_FIXED`). The allocation lives until the slab and all its pieces are gone.
+//! A [`Slab`] is one page-aligned, zeroed allocation, divided into buffers of one or several sizes.
+//! Each buffer is handed out once, as an [`IoBuf`], which is its only owner. It moves into a
+//! request, through the engine, and back out in the completion, so no reference to the bytes can
+//! exist while the kernel may write them. A ring may register the whole slab and then name a buffer
+//! by index (`READ_FIXED`). The allocation lives until the slab and all its buffers are dropped.
 //!
-//! Invariant: no two `IoBuf`s overlap. [`Slab::take_all`] gives the pieces out at most once;
+//! Invariant: no two `IoBuf`s overlap. [`Slab::take_all`] hands each buffer out at most once, and
 //! `IoBuf` cannot be cloned.
 //!
-//! A payload of several pieces, some of which may be shared or another process's, is in `segments`;
-//! the memory of another process in `mapped`.
+//! `segments` holds scatter-gather lists, whose memory may be shared or another process's; `mapped`
+//! maps the memory of another process.
 
 #![allow(unsafe_code)]
 
@@ -34,23 +34,23 @@ use std::{
     },
 };
 
-/// Bytes of a huge page. A slab of this size or more asks for them: a large request is then one
-/// piece of memory to the kernel and not one for each page, which costs less and lets neighbouring
-/// requests join.
+/// Size of a huge page in bytes. A slab of at least this size asks for huge pages. A large request
+/// is then one piece of memory for the kernel, not one for each page, which costs less and allows
+/// neighbouring requests to be merged.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Alignment of every buffer: a page, which satisfies every O_DIRECT device.
-pub const BUFFER_ALIGNMENT_BYTES: usize = 4096;
+/// Alignment of every buffer: one page, which satisfies every O_DIRECT device.
+pub(crate) const BUFFER_ALIGNMENT_BYTES: usize = 4096;
 
 struct Memory {
     base: NonNull<u8>,
     layout: Layout,
-    /// (how many, how large), in the order in which they lie.
+    /// (count, size in bytes) of each size, in the order of the allocation.
     classes: Vec<(usize, usize)>,
     taken: AtomicBool,
 }
 
-// SAFETY: `Memory` is only an address and its layout; the bytes are reached through `IoBuf`s, each
+// SAFETY: `Memory` is only an address and its layout. The bytes are reached through `IoBuf`s, each
 // of which owns a disjoint range, so sharing and sending the owner of the allocation is sound.
 unsafe impl Send for Memory {}
 // SAFETY: as above; `&Memory` gives no access to the bytes.
@@ -58,33 +58,32 @@ unsafe impl Sync for Memory {}
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated in `Slab::new` with this layout, and no `IoBuf` is left (each holds an
-        // `Arc` of this).
+        // SAFETY: allocated in `Slab::of_classes` with this layout, and no `IoBuf` is left (each
+        // holds an `Arc` of this).
         unsafe { dealloc(self.base.as_ptr(), self.layout) }
     }
 }
 
-/// One allocation, cut into buffers.
+/// One allocation, divided into buffers.
 #[derive(Clone)]
 pub struct Slab {
     memory: Arc<Memory>,
 }
 
 impl Slab {
-    /// Allocates `pieces` buffers of `piece_bytes` each (rounded up to whole pages), all zero.
+    /// Allocates `pieces` zeroed buffers of `piece_bytes` each, rounded up to whole pages.
     ///
     /// # Panics
-    /// When either is 0 or the product overflows, both of which are errors of the program, not of
-    /// its input.
+    /// If either is 0 or the product overflows; both are programming errors.
     pub fn new(pieces: usize, piece_bytes: usize) -> Self {
         Self::of_classes(&[(pieces, piece_bytes)])
     }
 
-    /// Allocates buffers of several sizes, (how many, how large) for each size, all zero.
-    /// [`Slab::take_all`] gives them in this order.
+    /// Allocates zeroed buffers of several sizes, given as (count, size in bytes).
+    /// [`Slab::take_all`] returns them in this order.
     ///
     /// # Panics
-    /// As [`Slab::new`], for each of them.
+    /// As [`Slab::new`], for each size.
     pub fn of_classes(classes: &[(usize, usize)]) -> Self {
         let classes: Vec<(usize, usize)> = classes
             .iter()
@@ -102,21 +101,20 @@ impl Slab {
         let huge = total_bytes >= HUGE_PAGE_BYTES;
         let alignment_bytes = if huge { HUGE_PAGE_BYTES } else { BUFFER_ALIGNMENT_BYTES };
         let layout = Layout::from_size_align(total_bytes, alignment_bytes).expect("the size of a slab overflows");
-        // SAFETY: the layout has a size above zero.
+        // SAFETY: the layout's size is greater than zero.
         let base = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         if huge {
-            // SAFETY: the range was just allocated, and the advice changes nothing of what it
-            // holds. Where the kernel has no huge pages the slab works all the same, so its answer
-            // does not matter.
+            // SAFETY: the range was just allocated, and the advice does not change its contents.
+            // The slab also works without huge pages, so the result is ignored.
             let _ =
                 unsafe { rustix::mm::madvise(base.as_ptr().cast(), total_bytes, rustix::mm::Advice::LinuxHugepage) };
         }
-        // SAFETY: the range was just allocated and is nobody else's.
+        // SAFETY: the range was just allocated and has no other user.
         unsafe { base.as_ptr().write_bytes(0, total_bytes) };
         Self { memory: Arc::new(Memory { base, layout, classes, taken: AtomicBool::new(false) }) }
     }
 
-    /// Hands out all buffers. The second call gives none.
+    /// Hands out all buffers. A second call returns none.
     pub fn take_all(&self) -> Vec<IoBuf> {
         if self.memory.taken.swap(true, Ordering::AcqRel) {
             return Vec::new();
@@ -132,17 +130,17 @@ impl Slab {
             .collect()
     }
 
-    /// First byte, for registering with a ring.
+    /// Address of the allocation, for registering it with a ring.
     pub(crate) fn base(&self) -> *mut u8 {
         self.memory.base.as_ptr()
     }
 
-    /// Bytes of the whole allocation.
+    /// Size of the whole allocation in bytes.
     pub(crate) fn total_bytes(&self) -> usize {
         self.memory.layout.size()
     }
 
-    /// Whether `buf` is a piece of this slab.
+    /// Whether `buf` is a buffer of this slab.
     pub fn owns(&self, buf: &IoBuf) -> bool {
         Arc::ptr_eq(&self.memory, &buf.memory)
     }
@@ -150,14 +148,14 @@ impl Slab {
 
 impl fmt::Debug for Slab {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Slab({:?} buffers of so many bytes)", self.memory.classes)
+        write!(f, "Slab({:?} as (count, bytes))", self.memory.classes)
     }
 }
 
 /// A page-aligned buffer that one request owns at a time.
 pub struct IoBuf {
     memory: Arc<Memory>,
-    /// Where it begins in the allocation.
+    /// Offset in the allocation.
     start: usize,
     len: usize,
 }
@@ -173,9 +171,9 @@ impl IoBuf {
         buf
     }
 
-    /// Its address. Valid as long as the buffer lives; the buffer may be moved meanwhile.
+    /// The buffer's address. Valid as long as the buffer lives, also while it is moved.
     pub(crate) fn address(&self) -> *mut u8 {
-        // SAFETY: `start` is where one of the slab's pieces begins, so the result stays inside the
+        // SAFETY: `start` is the offset of one of the slab's buffers, so the result is within the
         // allocation.
         unsafe { self.memory.base.as_ptr().add(self.start) }
     }
@@ -184,7 +182,7 @@ impl IoBuf {
 impl Deref for IoBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the piece is inside the allocation, initialised (zeroed at birth), and owned by
+        // SAFETY: the range is within the allocation, zeroed when it was allocated, and owned by
         // `self` alone.
         unsafe { std::slice::from_raw_parts(self.address(), self.len) }
     }

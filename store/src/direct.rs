@@ -1,20 +1,20 @@
 //! O_DIRECT: the second descriptor of a file, its alignment, and unaligned transfers through it.
 //!
-//! A direct transfer must be aligned in offset, length and memory. Metadata is not (a VHD footer is
-//! 512 bytes, a device may want 4096), so it passes through a bounce buffer here:
+//! An O_DIRECT transfer must be aligned in offset, length and memory. Metadata is not (a VHD footer
+//! has 512 bytes, a device may require 4096), so it passes through a bounce buffer here:
 //!
 //! ```text
-//!   write:  |..head block..|=====whole blocks=====|..tail block..|
-//!            read, patched                          read, patched         then one direct write of the whole window
+//!   write:  |..head block..|=====whole blocks=====|..tail block..|   one O_DIRECT write of it all
+//!            read, patched                          read, patched
 //! ```
 //!
 //! Invariants:
-//! - A read-modify-write holds `patching`, so two of them cannot undo each other. An aligned write
-//!   takes no lock: it covers its blocks whole, and so shares none with anybody unless their bytes
-//!   overlap.
-//! - The file is never lengthened beyond the bytes that were asked for. The last block of a file
-//!   whose length is no multiple of the alignment is therefore written through the page cache, and
-//!   the caller is told so ([`Route`]).
+//! - A read-modify-write holds `patching`, so two of them cannot overwrite each other's change. An
+//!   aligned write takes no lock: it covers whole blocks, so it shares a block with another write
+//!   only if their bytes overlap.
+//! - The file is never extended beyond the bytes that are written. If a file's length is not a
+//!   multiple of the alignment, its last block is therefore written through the page cache, and the
+//!   caller is told ([`Route`]).
 
 use crate::IoBuf;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
@@ -28,19 +28,18 @@ use std::{
 /// Size of a bounce buffer: the largest piece of an unaligned transfer.
 const BOUNCE_BYTES: usize = 128 << 10;
 
-/// Bounce buffers that are kept for the next transfer.
+/// Maximum number of bounce buffers kept for reuse.
 const BOUNCES_KEPT: usize = 4;
 
-/// The `f_type` of tmpfs and of ramfs, which take O_DIRECT and then use the page cache all the
-/// same.
+/// `f_type` of tmpfs and ramfs, which accept O_DIRECT but use the page cache nevertheless.
 const MEMORY_FILE_SYSTEMS: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// How a write went.
+/// Whether a write used the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// All of it past the page cache.
+    /// The whole write bypassed the page cache.
     Direct,
-    /// The file's last, partial block went through the page cache and may still be there.
+    /// The file's last, partial block was written through the page cache and may still be cached.
     TouchedPageCache,
 }
 
@@ -54,8 +53,8 @@ pub(crate) struct DirectFile {
 }
 
 impl DirectFile {
-    /// Opens the file of `meta` a second time with O_DIRECT. `None` where the file system has no
-    /// direct I/O.
+    /// Opens the file behind `meta` a second time with O_DIRECT. `None` if the file system does not
+    /// support it.
     pub(crate) fn open(meta: BorrowedFd<'_>, path: &Path, writable: bool, is_block_device: bool) -> Option<Self> {
         if let Ok(file_system) = rustix::fs::fstatfs(meta)
             && MEMORY_FILE_SYSTEMS.contains(&file_system.f_type)
@@ -69,7 +68,7 @@ impl DirectFile {
         let fd = rustix::fs::open(again, flags, rustix::fs::Mode::empty())
             .or_else(|_| rustix::fs::open(path, flags, rustix::fs::Mode::empty()))
             .ok()?;
-        // Without /proc the path was opened, which may name another file by now.
+        // Without /proc the path was opened, which may refer to another file by now.
         let (ours, theirs) = (rustix::fs::fstat(meta).ok()?, rustix::fs::fstat(&fd).ok()?);
         if (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino) {
             return None;
@@ -82,12 +81,12 @@ impl DirectFile {
         self.fd.as_fd()
     }
 
-    /// What offsets, lengths and memory must be multiples of. A power of two.
+    /// Required alignment of offsets, lengths and memory: a power of two.
     pub(crate) fn alignment_bytes(&self) -> u32 {
         self.alignment_bytes
     }
 
-    /// Pretends that the device is coarser than it is.
+    /// Sets a larger alignment than the device requires.
     #[cfg(test)]
     pub(crate) fn coarsen(&mut self, alignment_bytes: u32) {
         self.alignment_bytes = self.alignment_bytes.max(alignment_bytes);
@@ -112,7 +111,7 @@ impl DirectFile {
         result
     }
 
-    /// Fills `buf`. Any alignment. `UnexpectedEof` at the end of the file.
+    /// Fills `buf`, at any alignment. `UnexpectedEof` at the end of the file.
     pub(crate) fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         if self.is_aligned(buf, offset_bytes) {
             return if read_upto(self.fd(), buf, offset_bytes)? < buf.len() { Err(end_of_file()) } else { Ok(()) };
@@ -140,8 +139,8 @@ impl DirectFile {
         })
     }
 
-    /// Writes all of `buf`. Any alignment. `meta` is the descriptor on the page cache, for the
-    /// file's last partial block.
+    /// Writes all of `buf`, at any alignment. `meta` is the descriptor that uses the page cache,
+    /// for the file's last partial block.
     pub(crate) fn write_at(&self, meta: BorrowedFd<'_>, buf: &[u8], offset_bytes: u64) -> io::Result<Route> {
         if self.is_aligned(buf, offset_bytes) {
             return write_all(self.fd(), buf, offset_bytes).map(|()| Route::Direct);
@@ -156,7 +155,7 @@ impl DirectFile {
                 let mut stop_bytes = end_bytes.min(start_bytes.saturating_add(BOUNCE_BYTES as u64));
                 let mut piece = &buf[(at_bytes - offset_bytes) as usize..(stop_bytes - offset_bytes) as usize];
                 if stop_bytes & self.mask() != 0 && (stop_bytes | self.mask()) >= file_len_bytes(meta)? {
-                    // A whole last block would lengthen the file beyond what was asked for.
+                    // Writing the whole last block would extend the file beyond the bytes to write.
                     stop_bytes &= !self.mask();
                     if stop_bytes <= at_bytes {
                         write_all(meta, piece, at_bytes)?;
@@ -172,7 +171,7 @@ impl DirectFile {
         })
     }
 
-    /// Writes one piece, which fits the bounce buffer, with what surrounds it in its first and last
+    /// Writes one piece, which fits the bounce buffer, together with the rest of its first and last
     /// block.
     fn write_window(&self, bounce: &mut [u8], piece: &[u8], at_bytes: u64) -> io::Result<()> {
         let block_bytes = self.alignment_bytes as usize;
@@ -191,7 +190,7 @@ impl DirectFile {
         write_all(self.fd(), window, start_bytes)
     }
 
-    /// One block, zeros where the file has ended.
+    /// Reads one block; bytes beyond the end of the file become zeros.
     fn read_block(&self, block: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         let held_bytes = read_upto(self.fd(), block, offset_bytes)?;
         block[held_bytes..].fill(0);
@@ -199,7 +198,7 @@ impl DirectFile {
     }
 }
 
-/// The alignment for direct I/O, or `None` where there is no direct I/O after all.
+/// The alignment for O_DIRECT; `None` if it is not supported after all.
 fn alignment_bytes(fd: BorrowedFd<'_>, is_block_device: bool) -> Option<u32> {
     let power_of_two = |bytes: u32| if bytes.is_power_of_two() { bytes } else { 4096 };
     if let Ok(statx) = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
@@ -211,8 +210,8 @@ fn alignment_bytes(fd: BorrowedFd<'_>, is_block_device: bool) -> Option<u32> {
     if is_block_device {
         return rustix::fs::ioctl_blksszget(fd).ok().map(power_of_two);
     }
-    // A kernel before 6.1. 4096 suits everything; 512 is found out by trying, for which the file
-    // must have a second sector.
+    // Before Linux 6.1. 4096 suits every device. Whether 512 does is found by a test read of the
+    // second sector, if the file has one.
     let mut probe = IoBuf::new(4096);
     let takes_512 = rustix::io::pread(fd, &mut probe[512..1024], 512).is_ok_and(|held_bytes| held_bytes > 0);
     Some(if takes_512 { 512 } else { 4096 })
@@ -227,7 +226,7 @@ pub(crate) fn file_len_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(stat.st_size as u64)
 }
 
-/// Reads until `buf` is full or the file ends, and says how many bytes that were.
+/// Reads until `buf` is full or the file ends. Returns the number of bytes read.
 pub(crate) fn read_upto(fd: BorrowedFd<'_>, buf: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
     let mut done_bytes = 0;
     while done_bytes < buf.len() {
@@ -235,8 +234,8 @@ pub(crate) fn read_upto(fd: BorrowedFd<'_>, buf: &mut [u8], offset_bytes: u64) -
             Ok(0) => break,
             Ok(moved_bytes) => done_bytes += moved_bytes,
             Err(rustix::io::Errno::INTR) => {}
-            // A direct read that was cut short by the end of the file cannot go on from there: it
-            // is no longer aligned.
+            // An O_DIRECT read that the end of the file cut short cannot continue, because the rest
+            // is not aligned.
             Err(rustix::io::Errno::INVAL)
                 if done_bytes > 0 && offset_bytes + done_bytes as u64 >= file_len_bytes(fd)? =>
             {
@@ -263,7 +262,7 @@ pub(crate) fn write_all(fd: BorrowedFd<'_>, buf: &[u8], offset_bytes: u64) -> io
 }
 
 pub(crate) fn end_of_file() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the range that was to be read")
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the end of the range to read")
 }
 
 pub(crate) fn beyond_addressing() -> io::Error {

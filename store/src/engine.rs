@@ -1,47 +1,50 @@
-//! The engine: what carries out the parts of requests, for one thread, on many stores.
+//! The I/O engine: carries out the parts of requests for one thread, on many stores.
 //!
-//! A virtual disk cuts a request into *parts*: this range of that store into this stretch of the
-//! buffer, zeros there. The engine starts the parts, joins them, and gives back one
-//! [`EngineCompletion`] for each request when its last part has ended. It resumes short transfers
-//! and falls back where a file system cannot punch or zero.
+//! A virtual disk cuts a request into *parts*. A part transfers one range of one store to or from
+//! one range of the request's buffer, or zeroes or syncs a store. The engine starts the parts and
+//! returns one [`EngineCompletion`] for each request when its last part has ended. It continues
+//! short reads and writes, and falls back to writing zeros where a file system cannot punch holes
+//! or zero ranges.
 //!
 //! ```text
-//!   begin(tag, buf) ─▶ slot ─ read/write/zeroes/sync/fill ... ─▶ end(slot)      a request of several parts
-//!   read_one / write_one / sync_one                                              the hot path: one part
-//!   external(tag, buf) ─▶ ExternalTicket, completed by another thread            work that must block elsewhere
-//!                      reap(at_least, &mut done)
+//! begin(tag, buf) ─▶ slot ─ read/write/zeroes/sync/fill ... ─▶ end(slot)   several parts
+//! read_one / write_one / sync_one                                          hot path: one part
+//! external(tag, buf) ─▶ ExternalTicket, completed by another thread        blocking work elsewhere
+//!                    reap(at_least, &mut done)
 //! ```
 //!
-//! With a ring, a part is an entry of its submission queue, and nothing is submitted before `reap`,
-//! so a whole batch costs one system call. What the ring cannot do never blocks the engine's
-//! thread: a store with a [`Lane`] is lent the memory and completes later, and what is left (the
-//! replaced pages of an overlay, a transfer that O_DIRECT would refuse) is carried out by a thread
-//! of the pool. Stores that never wait (memory), and everything where there is no ring
-//! ([`EngineKind::Sync`]), are driven by blocking calls where the part is started.
+//! With a ring, a part is one submission queue entry. Nothing is submitted before `reap`, so a
+//! whole batch costs one system call. Work that the ring cannot do never blocks the engine's
+//! thread: a store with a [`Lane`] borrows the memory and completes later; a thread of the pool
+//! carries out the rest (replaced pages of an overlay, transfers that O_DIRECT would refuse).
+//! Without a ring ([`EngineKind::Sync`]), and for stores that never wait (memory), parts are
+//! blocking calls, made where the part is started.
 //!
-//! On a [`SharedRing`] `reap(0)` submits nothing and only looks into the engine's mailbox: the
-//! ring's `wait` submits for all.
+//! On a [`SharedRing`], `reap(0)` submits nothing and only looks into the engine's mailbox. The
+//! ring's `wait` submits for all its users.
 //!
-//! Slots (see `slots`) and parts live in two tables with free lists; the number of a part is in the
-//! `user_data` of its entry. Neither starting nor ending a part allocates once the tables have
-//! grown to the depth in use. How parts are started, waited for and joined is in `engine/work.rs`.
+//! Slots (see `slots`) and parts live in two tables with free lists. The `user_data` of a
+//! submission queue entry holds the index of its part. Once the tables have grown to the depth in
+//! use, starting and ending a part allocates nothing. `engine/work.rs` starts parts, waits for them
+//! and joins them.
 //!
-//! Invariants: a slot owns its buffer from `begin` until its completion is handed out, so the
-//! kernel never writes into memory that anyone else can reach; dropping the engine first waits for
-//! all that is in flight. An engine belongs to one thread and takes no lock, but for the list on
-//! which other threads put finished external work.
+//! Invariants:
+//! - A slot owns its buffer from `begin` until its completion is handed out, so the kernel never
+//!   writes into memory that other code can reach.
+//! - Dropping the engine first waits for everything in flight.
+//! - An engine belongs to one thread. It takes one lock only: that of the list on which other
+//!   threads put finished external work.
 //!
-//! **Requests that are lost.** Two things can keep a part from ever being answered: the ring itself
-//! fails, or a lane does not answer within the [patience](Engine::set_patience) of an engine that
-//! is being closed. The engine then ends such requests with an error and
-//! [`EngineCompletion::lost`], leaks their memory, gives back fresh buffers, and refuses all
-//! further parts; [`Engine::has_failed`] says so. A lost write may still reach the store at any
-//! later time, so whoever reuses space by counting requests must stop doing so. A ring that fails
-//! is told once, by the error of a `reap`.
+//! **Lost requests.** A part is never answered if the ring itself fails, or if a lane does not
+//! answer within the [patience](Engine::set_patience) of an engine that is being closed. The engine
+//! then ends the request with an error and [`EngineCompletion::lost`], leaks its memory, returns a
+//! fresh buffer, and refuses all further parts; [`Engine::has_failed`] returns true. A lost write
+//! may still reach the store at any later time, so code that reuses space once the requests on it
+//! have ended must stop doing so. `reap` reports a ring failure once.
 
 #![allow(unsafe_code)]
 
-mod leave;
+mod remove;
 mod segments;
 mod settle;
 mod work;
@@ -62,16 +65,16 @@ use crate::{
 use rustix::io::Errno;
 use std::{io, ops::Range, sync::Arc, time::Duration};
 
-/// How long an engine that is closed waits for lanes, unless said otherwise.
-pub const LANE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long an engine that is closed waits for lanes by default.
+pub(crate) const LANE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What moves the bytes.
+/// How I/O is submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EngineKind {
-    /// io_uring where the kernel has it, else `pread` and `pwrite`.
+    /// io_uring if the kernel offers it, else `pread` and `pwrite`.
     #[default]
     Auto,
-    /// io_uring, or an error.
+    /// io_uring; opening fails if the kernel does not offer it.
     Uring,
     /// `pread` and `pwrite`, one after the other, in the calling thread.
     Sync,
@@ -81,35 +84,35 @@ pub enum EngineKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TargetId(u32);
 
-/// A request that is being put together.
+/// A request that is still being given its parts.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a request that is not ended is never handed out"]
 pub struct SlotId(u32);
 
-/// The end of a request.
+/// A completed request.
 #[derive(Debug)]
 pub struct EngineCompletion {
-    /// As given at `begin`.
+    /// The tag given at `begin`.
     pub tag: u64,
-    /// As given at `begin`: for the caller's own bookkeeping. 0 says that there is none.
+    /// The number given at `begin` for the caller's bookkeeping; 0 if unused.
     pub cookie: u64,
     /// The request's buffer.
     pub buf: Option<IoBuf>,
-    /// The request's payload in pieces.
+    /// The request's scatter-gather list, if it has one instead of a buffer.
     pub segments: Option<Box<Segments>>,
-    /// `Ok` when every part succeeded; else the first error.
+    /// `Ok` if every part succeeded; else the first error.
     pub result: io::Result<()>,
-    /// Part of it was never answered, and may still be carried out later: a write may reach the
-    /// store at any time. The buffer is another than that which was given.
+    /// Part of the request was never answered and may still be carried out: a write may reach the
+    /// store at any later time. `buf` and `segments` are fresh memory; the originals were leaked.
     pub lost: bool,
 }
 
-/// What an engine has done so far, for those who ask what a request costs.
+/// Counters, for measuring what a request costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EngineStats {
-    /// Calls of `io_uring_enter`, on a shared ring those of all its users.
+    /// Calls of `io_uring_enter`; on a shared ring, those of all its users.
     pub enters: u64,
-    /// Parts started, the next included.
+    /// Parts started, including those counted below.
     pub parts: u64,
     /// Parts carried out by blocking calls of the engine's own thread.
     pub inline_parts: u64,
@@ -123,48 +126,48 @@ pub struct EngineStats {
 #[derive(Debug)]
 struct OpenLane {
     lane: Arc<dyn Lane>,
-    /// Parts that it has.
+    /// Loans that the lane holds.
     parts: usize,
-    /// It was given parts, or its descriptor was readable, since it was last driven.
+    /// The lane was given parts, or its descriptor became readable, since it was last driven.
     is_due: bool,
-    /// Whether the ring polls its descriptor.
+    /// Whether the ring polls the lane's descriptor.
     polling: bool,
 }
 
-/// See the module.
+/// Carries out requests on stores; see the module documentation.
 #[derive(Debug)]
 pub struct Engine {
     link: Link,
-    /// Stands in the upper half of the `user_data` of all entries.
+    /// The upper half of the `user_data` of all entries of this engine.
     user_bits: u64,
-    /// Answers from a shared ring, while they are worked off.
+    /// Reused buffer for the answers taken from a shared ring's mailbox.
     mail: Vec<Mail>,
     targets: Vec<Target>,
-    /// Places of stores that have left.
+    /// Indices in `targets` that can be reused.
     free_targets: Vec<u32>,
-    /// Stores that leave when no part uses them any more.
+    /// Removed targets whose store is dropped once no part uses it.
     leaving: Vec<u32>,
     slots: Slots,
     parts: Vec<Part>,
     free_parts: Vec<u32>,
-    /// Parts in the ring.
+    /// Parts that the ring is carrying out.
     in_ring: usize,
     externals: Arc<Externals>,
-    /// Tickets and loans that have not come back.
+    /// Tickets and loans that have not been completed.
     tickets: usize,
-    /// Of these, loans that lanes have.
+    /// How many of `tickets` are loans held by lanes.
     lane_parts: usize,
-    /// Whether the ring polls the eventfd of the externals.
+    /// Whether the ring polls the eventfd of `externals`.
     polling: bool,
     lanes: Vec<OpenLane>,
     ended_tickets: Vec<Ended>,
-    /// Polls that are being taken back.
+    /// Cancellations of polls that have not been answered.
     cancels: usize,
-    /// Parts that will never be heard of again. Their places are not used again.
+    /// Parts that will never be answered. Their indices are not reused.
     lost_parts: Vec<u32>,
-    /// Nothing is started any more: parts were lost.
+    /// Parts were lost: nothing is started any more.
     failed: bool,
-    /// They were lost by the ring, which is not looked at again.
+    /// The ring itself failed; it is not entered again.
     ring_failed: bool,
     patience: Duration,
     stats: EngineStats,
@@ -175,8 +178,8 @@ impl Engine {
     /// kernel where it takes them.
     ///
     /// # Errors
-    /// With [`EngineKind::Uring`], what the kernel says when it gives no ring. The other kinds do
-    /// not fail for that.
+    /// The kernel's error, if it gives no ring, for [`EngineKind::Uring`] only. The other kinds do
+    /// without a ring.
     pub fn new(kind: EngineKind, depth: usize, slab: Option<&Slab>) -> io::Result<Self> {
         let link = match kind {
             EngineKind::Sync => Link::None,
@@ -190,7 +193,7 @@ impl Engine {
         Ok(Self::with_link(link))
     }
 
-    /// An engine on a ring that others use too.
+    /// An engine on a ring that other engines and streams use too.
     pub fn on(ring: &SharedRing) -> Self {
         Self::with_link(Link::Shared(Member::join(ring)))
     }
@@ -222,12 +225,12 @@ impl Engine {
         }
     }
 
-    /// What is in force: [`EngineKind::Uring`] or [`EngineKind::Sync`].
+    /// The kind in use: [`EngineKind::Uring`] or [`EngineKind::Sync`].
     pub fn kind(&self) -> EngineKind {
         if self.link.is_some() { EngineKind::Uring } else { EngineKind::Sync }
     }
 
-    /// What it has done so far.
+    /// Counters since the engine was opened.
     pub fn stats(&self) -> EngineStats {
         let enters = match &self.link {
             Link::None => 0,
@@ -237,14 +240,14 @@ impl Engine {
         EngineStats { enters, ..self.stats }
     }
 
-    /// Makes a store known. The same store may be added once only by the caller; the engine keeps
-    /// it open until it is [given up](Engine::remove_target).
+    /// Adds a store, which the engine keeps open until [`Engine::remove_target`]. Adding the same
+    /// store twice gives two targets.
     pub fn add_target(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
         self.add(store, false)
     }
 
-    /// As [`Engine::add_target`], but reads that go beyond the end of the store give zeros there:
-    /// for raw files whose length is no whole number of sectors.
+    /// As [`Engine::add_target`], but reads beyond the end of the store return zeros. For raw files
+    /// whose length is not a multiple of the sector size.
     pub fn add_target_padded(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
         self.add(store, true)
     }
@@ -267,7 +270,7 @@ impl Engine {
         Ok(TargetId(index))
     }
 
-    /// The number of a lane, which several stores may share.
+    /// Registers a lane with this engine, once even if several stores share it.
     fn use_lane(&mut self, lane: Arc<dyn Lane>, end_bytes: u64) -> io::Result<LaneUse> {
         let alignment_mask = u64::from(lane.alignment_bytes().max(1)) - 1;
         let place = self.lanes.iter().position(|open| Arc::ptr_eq(&open.lane, &lane)).unwrap_or(self.lanes.len());
@@ -281,12 +284,12 @@ impl Engine {
         Ok(LaneUse { number, alignment_mask, end_bytes })
     }
 
-    /// Whether its ring has failed, or a lane was given up: nothing is started any more.
+    /// Whether the ring failed or a lane was given up. The engine then starts nothing any more.
     pub fn has_failed(&self) -> bool {
         self.failed
     }
 
-    /// How long [`Engine::finish`], and the drop, wait for lanes: [`LANE_PATIENCE`] unless said.
+    /// Sets how long [`Engine::finish`] and the drop wait for lanes; [`LANE_PATIENCE`] by default.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
@@ -296,14 +299,14 @@ impl Engine {
         self.slots.in_flight()
     }
 
-    /// Whether a reap that does not wait has something to do: requests that have ended, or lanes
-    /// that were given parts since they were last driven. Nothing on the ring tells of either, so
-    /// the thread must not sleep before.
+    /// Whether `reap(0)` has work: completed requests to hand out, or lanes that were given parts
+    /// since they were last driven. The ring wakes for neither, so the thread must call `reap`
+    /// before it sleeps.
     pub fn wants_reap(&self) -> bool {
         self.slots.ended() > 0 || self.lane_parts > 0 && self.lanes.iter().any(|open| open.is_due)
     }
 
-    /// Begins a request.
+    /// Begins a request. Call [`Engine::end`] when it has all its parts.
     pub fn begin(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>) -> SlotId {
         SlotId(self.occupy(tag, cookie, buf))
     }
@@ -314,12 +317,11 @@ impl Engine {
         self.slots.occupy(tag, cookie, buf, registered)
     }
 
-    /// Gives a request that was begun without a buffer its payload in pieces, if it has one. What
-    /// is said of the buffer elsewhere is meant of the pieces then, one behind the other. Before
-    /// its first part.
+    /// Gives a request that was begun without a buffer its scatter-gather list, before its first
+    /// part. Ranges of "the request's buffer" then count over all segments in order.
     ///
     /// # Panics
-    /// When the request has segments or a part.
+    /// If the request already has segments or a part.
     pub fn attach(&mut self, slot: &SlotId, segments: Option<Box<Segments>>) {
         if let Some(segments) = segments {
             self.slots.attach(slot.0, segments);
@@ -331,7 +333,7 @@ impl Engine {
         self.transfer(slot.0, target, Action::Read, file_offset_bytes, range);
     }
 
-    /// Adds a write of `range` of the request's buffer to `target`. `durable` asks for RWF_DSYNC.
+    /// Adds a write of `range` of the request's buffer to `target`. `durable` sets RWF_DSYNC.
     pub fn write(
         &mut self,
         slot: &SlotId,
@@ -355,7 +357,8 @@ impl Engine {
         }
     }
 
-    /// Adds a write of bytes that the caller shares (a bitmap that is the same for every block).
+    /// Adds a write of bytes that several requests share (a bitmap that is the same for every
+    /// block).
     pub fn write_shared(&mut self, slot: &SlotId, target: TargetId, file_offset_bytes: u64, bytes: &Arc<IoBuf>) {
         let memory = Span::of(bytes);
         if memory.len_bytes > 0 {
@@ -364,22 +367,22 @@ impl Engine {
         }
     }
 
-    /// Fills `range` of the request's buffer with zeros, at once. No part of the request may be
+    /// Fills `range` of the request's buffer with zeros, immediately. No part of the request may be
     /// reading into that range.
     pub fn fill_zeros(&mut self, slot: &SlotId, range: Range<usize>) {
         let holder = self.slots.get(slot.0);
         match holder.memory.slice(range.clone()) {
             Some(memory) if holder.clashes(memory, true) => holder.fail(overlapping_parts()),
-            // SAFETY: the memory is the slot's buffer, which nobody else reaches; it is not lent,
-            // and the kernel is not using this range of it, or, if the caller breaks its promise,
-            // both write bytes that nobody has a reference to.
+            // SAFETY: the memory is the slot's buffer, to which no reference exists. It is not lent
+            // out and the kernel does not use this range. If the caller breaks that promise, both
+            // write bytes to which no reference exists.
             Some(memory) => unsafe { memory.fill_zeros() },
             None => self.fill_segments(slot.0, range, None),
         }
     }
 
-    /// Puts `bytes` into the request's buffer at `start`, at once. No part of the request may be
-    /// reading into that range.
+    /// Copies `bytes` into the request's buffer at `start`, immediately. No part of the request may
+    /// be reading into that range.
     pub fn fill(&mut self, slot: &SlotId, start: usize, bytes: &[u8]) {
         let holder = self.slots.get(slot.0);
         match holder.memory.slice(start..start.saturating_add(bytes.len())) {
@@ -389,13 +392,13 @@ impl Engine {
         }
     }
 
-    /// Adds zeros over a range of `target`, which must lie within its length.
+    /// Adds zeroing of a range of `target`, which must lie within the store's length.
     pub fn write_zeroes(&mut self, slot: &SlotId, target: TargetId, range: FileRange, how: Zeroing) {
         if range.len_bytes == 0 {
             return;
         }
-        // A small write is cheaper than a call into the file system's allocator, and for O_DIRECT
-        // needs to be aligned.
+        // A small write is cheaper than a call into the file system's allocator, but O_DIRECT needs
+        // it aligned.
         if how == Zeroing::Keep && range.len_bytes <= ZEROS_BYTES as u64 {
             let zeros = Span::zeros(range.len_bytes as usize);
             let part = Part::new(slot.0, target.0, Action::Write { durable: false }, range.offset_bytes, zeros, false);
@@ -413,17 +416,18 @@ impl Engine {
         self.start(Part::new(slot.0, target.0, Action::Sync, 0, Span::EMPTY, false));
     }
 
-    /// Makes the request fail (with the first error that it gets), once its parts have ended.
+    /// Makes the request end with `error`, unless it already has an error, once its parts have
+    /// ended.
     pub fn fail(&mut self, slot: &SlotId, error: io::Error) {
         self.slots.get(slot.0).fail(error);
     }
 
-    /// Says that the request has all its parts. With none left in flight, it is ready to be reaped.
+    /// Marks the request as having all its parts. It completes when the last of them has ended.
     pub fn end(&mut self, slot: SlotId) {
         self.slots.seal(slot.0);
     }
 
-    /// A request of one read: the hot path. It goes into `range` of `buf`.
+    /// Submits a request of one read into `range` of `buf`: the hot path.
     #[inline]
     pub fn read_one(
         &mut self,
@@ -437,7 +441,7 @@ impl Engine {
         self.one(tag, cookie, target, Action::Read, file_offset_bytes, buf, range);
     }
 
-    /// A request of one write: the hot path. It comes from `range` of `buf`.
+    /// Submits a request of one write of `range` of `buf`: the hot path.
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "the hot path passes scalars in registers")]
     pub fn write_one(
@@ -470,19 +474,19 @@ impl Engine {
         self.slots.seal(slot);
     }
 
-    /// A request of one data sync.
+    /// Submits a request of one data sync.
     pub fn sync_one(&mut self, tag: u64, cookie: u64, target: TargetId) {
         let slot = self.begin(tag, cookie, None);
         self.sync(&slot, target);
         self.end(slot);
     }
 
-    /// Begins a request that another thread ends by the ticket.
+    /// Begins a request that another thread completes through the ticket.
     pub fn external(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>) -> ExternalTicket {
         self.external_with(tag, cookie, buf, None)
     }
 
-    /// As [`Engine::external`], for a request whose payload may be in pieces.
+    /// As [`Engine::external`], for a request whose payload may be a scatter-gather list.
     pub fn external_with(
         &mut self,
         tag: u64,
@@ -496,55 +500,55 @@ impl Engine {
         self.slots.seal(slot);
         self.tickets += 1;
         if matches!(self.link, Link::Shared(_)) {
-            // Now, and not when this is next reaped: whoever shares the ring may be the next to
-            // sleep on it. Should it fail, the next reap tries again and tells.
+            // Poll now, not at the next reap: another user of the ring may be the next to sleep on
+            // it. If polling fails, the next reap tries again and returns the error.
             let _ = self.listen();
         }
         ExternalTicket::new(slot, &self.externals)
     }
 
-    /// Whether a ticket is for a request of this engine.
+    /// Whether `ticket` was issued by this engine.
     pub fn owns(&self, ticket: &ExternalTicket) -> bool {
         ticket.is_of(&self.externals)
     }
 
-    /// Waits until everything has ended, for lanes no longer than the
-    /// [patience](Engine::set_patience), and appends all that has. Requests that were begun and not
-    /// [ended](Engine::end) stay. For whoever closes: [`Engine::reap`] waits for a lane without a
-    /// limit.
+    /// Waits until every request has ended and appends all completions. It waits for lanes no
+    /// longer than the [patience](Engine::set_patience), whereas [`Engine::reap`] waits for a lane
+    /// without limit. Requests that were begun but not [ended](Engine::end) stay. Call it when
+    /// closing.
     ///
     /// # Errors
-    /// The ring itself has failed. All requests have ended, and are appended, all the same.
+    /// The ring itself failed. All requests have ended and are appended nevertheless.
     pub fn finish(&mut self, out: &mut Vec<EngineCompletion>) -> io::Result<()> {
         let result = self.settle();
         self.slots.hand_out(out);
         result
     }
 
-    /// Starts all parts (on a shared ring: when it has to wait), waits until at least `at_least`
-    /// requests have ended (never more than are in flight), and appends all that have.
+    /// Submits all parts (on a shared ring only if it has to wait), waits until at least `at_least`
+    /// requests have ended (at most as many as are in flight), and appends all that have ended.
     ///
     /// # Errors
-    /// The ring itself has failed, which is told once. All requests that depended on the ring are
-    /// appended as [lost](EngineCompletion::lost); tickets and loans that other threads hold still
-    /// come by later reaps.
+    /// The ring itself failed; this is reported once. All requests that depended on the ring are
+    /// appended as [lost](EngineCompletion::lost). Tickets and loans that other threads hold still
+    /// complete in later reaps.
     pub fn reap(&mut self, at_least: usize, out: &mut Vec<EngineCompletion>) -> io::Result<()> {
         let result = self.work_until(at_least.min(self.slots.sealed()));
         self.slots.hand_out(out);
         if !self.leaving.is_empty() {
-            self.let_leave();
+            self.drop_unused_targets();
         }
         result
     }
 }
 
-/// Two parts of a request use the same bytes of its buffer, and one of them writes into it.
+/// The error of two parts that use the same bytes of the buffer when one of them writes to it.
 fn overlapping_parts() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "two parts of one request use the same bytes of its buffer")
 }
 
-/// Whether the system gives no ring at all: switched off (by sysctl, seccomp or a container),
-/// unknown or too old, or more than may be locked in memory.
+/// Whether `error` means that the system offers no ring: switched off (by sysctl, seccomp or a
+/// container), unknown, too old, or over the limit of locked memory.
 fn lacks_ring(error: &io::Error) -> bool {
     let refusals = [Errno::NOSYS, Errno::PERM, Errno::ACCESS, Errno::NOMEM, Errno::INVAL, Errno::OPNOTSUPP];
     error.kind() == io::ErrorKind::Unsupported

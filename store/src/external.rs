@@ -1,14 +1,14 @@
-//! What other threads and lanes end for an engine, and how they wake the engine's thread.
+//! Work that other threads and lanes complete for an engine, and how they wake the engine's thread.
 //!
-//! Two things come back here: the [`ExternalTicket`] of a whole request, and the
-//! [`Loan`](crate::Loan) of a part. Whoever holds one puts the result on a list that both sides
-//! share, and rings a bell: a condition variable, for an engine that sleeps on it, and an eventfd,
-//! for one that sleeps in its ring.
+//! Two things complete here: the [`ExternalTicket`] of a whole request, and the
+//! [`Loan`](crate::Loan) of a part. The holder pushes the result onto a list that both sides share,
+//! and wakes the engine by a condition variable (if the engine sleeps on it) and an eventfd (if it
+//! sleeps in its ring).
 //!
-//! One mutex guards the list; it is held for a push or a swap only. The bell is silent while the
-//! list is *attended* (the engine's own thread drives a lane and looks at the list next), and when
-//! the list was not empty before: the bell has been rung for that entry already. A ticket is
-//! answered exactly once, at the latest when it is dropped.
+//! One mutex guards the list. It is held only for a push or a swap. No wake-up is sent while the
+//! list is *attended* (the engine's own thread is driving a lane and looks at the list next), or if
+//! the list was not empty before: then one was already sent. A ticket is answered exactly once, at
+//! the latest when it is dropped.
 
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use rustix::event::EventfdFlags;
@@ -19,30 +19,30 @@ use std::{
     time::Duration,
 };
 
-/// Which entry of the engine's tables has ended.
+/// The entry of the engine's tables that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
-    /// The ticket of a request, by its slot.
+pub(crate) enum Origin {
+    /// A request's ticket, by the index of its slot.
     Slot(u32),
-    /// The loan of a part.
+    /// A part's loan, by the index of the part.
     Part(u32),
 }
 
-/// What has ended, and how.
-pub(crate) type Ended = (Whose, io::Result<()>);
+/// An ended entry and its result.
+pub(crate) type Ended = (Origin, io::Result<()>);
 
 #[derive(Debug, Default)]
 struct List {
     ended: Vec<Ended>,
-    /// The engine's thread looks at the list soon, without being told.
+    /// The engine's thread will look at the list soon without a wake-up.
     attended: bool,
 }
 
-/// What the engine and the holders of its tickets and loans share.
+/// Shared by the engine and the holders of its tickets and loans.
 #[derive(Debug, Default)]
 pub(crate) struct Externals {
     list: Mutex<List>,
-    bell: Condvar,
+    wake: Condvar,
     eventfd: OnceLock<OwnedFd>,
 }
 
@@ -51,8 +51,8 @@ impl Externals {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The eventfd that becomes readable when something has ended. To be asked for before the
-    /// engine sleeps in a ring.
+    /// The eventfd that becomes readable when something has ended. Created by the first call, which
+    /// must come before the engine sleeps in a ring.
     pub(crate) fn eventfd(&self) -> io::Result<RawFd> {
         if let Some(fd) = self.eventfd.get() {
             return Ok(fd.as_raw_fd());
@@ -61,34 +61,34 @@ impl Externals {
         Ok(self.eventfd.get_or_init(|| fd).as_raw_fd())
     }
 
-    /// The eventfd, where there is one.
-    pub(crate) fn bell_fd(&self) -> Option<BorrowedFd<'_>> {
+    /// The eventfd, if it was created.
+    pub(crate) fn existing_eventfd(&self) -> Option<BorrowedFd<'_>> {
         self.eventfd.get().map(AsFd::as_fd)
     }
 
-    /// Silences the eventfd. Before the list is taken, so that nothing that follows goes unheard.
-    pub(crate) fn silence(&self) {
+    /// Clears the eventfd. Call before taking the list, so that no later entry is missed.
+    pub(crate) fn clear_eventfd(&self) {
         if let Some(fd) = self.eventfd.get() {
-            // EAGAIN says that it was silent.
+            // EAGAIN means that it was clear already.
             let _ = rustix::io::read(fd, &mut [0; 8]);
         }
     }
 
-    /// Makes the eventfd readable, where there is one.
-    pub(crate) fn ring_the_bell(&self) {
+    /// Makes the eventfd readable, if it was created.
+    pub(crate) fn signal_eventfd(&self) {
         if let Some(fd) = self.eventfd.get() {
-            // It fails only when the counter is full, and then it is ringing already.
+            // This fails only if the counter is full; the eventfd is readable then.
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// Keeps the bell silent until [`Externals::take`]: the caller is the engine's thread, and
-    /// takes the list soon.
+    /// Suppresses wake-ups until [`Externals::take`]. For the engine's own thread, which takes the
+    /// list soon.
     pub(crate) fn attend(&self) {
         self.lock().attended = true;
     }
 
-    /// Moves what has ended into `into`, which is empty.
+    /// Moves all ended entries into `into`, which must be empty.
     pub(crate) fn take(&self, into: &mut Vec<Ended>) {
         let mut list = self.lock();
         list.attended = false;
@@ -97,33 +97,34 @@ impl Externals {
 
     /// Sleeps until something has ended.
     pub(crate) fn wait(&self) {
-        drop(self.bell.wait_while(self.lock(), |list| list.ended.is_empty()).unwrap_or_else(PoisonError::into_inner));
+        drop(self.wake.wait_while(self.lock(), |list| list.ended.is_empty()).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Sleeps until something has ended, but no longer than `limit`. It may return early.
+    /// Sleeps until something has ended, at most for `limit`. May return early.
     pub(crate) fn wait_for(&self, limit: Duration) {
         let list = self.lock();
         if list.ended.is_empty() {
-            drop(self.bell.wait_timeout(list, limit).unwrap_or_else(PoisonError::into_inner));
+            drop(self.wake.wait_timeout(list, limit).unwrap_or_else(PoisonError::into_inner));
         }
     }
 
-    pub(crate) fn put(&self, whose: Whose, result: io::Result<()>) {
+    pub(crate) fn put(&self, origin: Origin, result: io::Result<()>) {
         let mut list = self.lock();
         let rings = list.ended.is_empty() && !list.attended;
-        list.ended.push((whose, result));
+        list.ended.push((origin, result));
         drop(list);
         if rings {
-            self.bell.notify_one();
-            self.ring_the_bell();
+            self.wake.notify_one();
+            self.signal_eventfd();
         }
     }
 }
 
-/// A promise to end a request from another thread. Dropped without `complete`, the request ends
-/// with an error.
+/// Obliges the holder to complete a request from another thread. If a ticket is dropped without
+/// [`complete`](Self::complete), the request ends with an error.
 ///
-/// An engine that is dropped waits for its tickets, so a ticket must not wait for that same thread.
+/// An engine that is dropped waits for its tickets, so the holder must not wait for the engine's
+/// thread.
 #[derive(Debug)]
 pub struct ExternalTicket {
     slot: u32,
@@ -136,7 +137,7 @@ impl ExternalTicket {
         Self { slot, externals: Arc::clone(externals), sent: false }
     }
 
-    /// Whether it is answered to the holder of this list.
+    /// Whether the ticket belongs to the engine with this list.
     pub(crate) fn is_of(&self, externals: &Arc<Externals>) -> bool {
         Arc::ptr_eq(&self.externals, externals)
     }
@@ -144,7 +145,7 @@ impl ExternalTicket {
     /// Ends the request.
     pub fn complete(mut self, result: io::Result<()>) {
         self.sent = true;
-        self.externals.put(Whose::Slot(self.slot), result);
+        self.externals.put(Origin::Slot(self.slot), result);
     }
 }
 
@@ -152,8 +153,8 @@ impl Drop for ExternalTicket {
     fn drop(&mut self) {
         if !self.sent {
             self.externals.put(
-                Whose::Slot(self.slot),
-                Err(io::Error::other("the thread that was to carry out the request gave it up without a result")),
+                Origin::Slot(self.slot),
+                Err(io::Error::other("the thread that carried out the request ended without a result")),
             );
         }
     }

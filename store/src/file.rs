@@ -3,33 +3,35 @@
 //! There are up to two descriptors:
 //!
 //! ```text
-//!   meta     page cache, carries the lock      metadata and parents are read through it; resizing, holes, syncing
-//!   direct   O_DIRECT, opened when first asked for      payload, by way of `data_file`; all writes of a writable file
+//!   meta     page cache, carries the lock       metadata and parents; resizing, holes, syncing
+//!   direct   O_DIRECT, opened on first use      payload, through `data_file`;
+//!                                               all writes of a writable file
 //! ```
 //!
-//! With [`CacheMode::PageCache`] `meta` does everything. With [`CacheMode::Direct`] a read-only
-//! file still reads its metadata through the page cache, for every image of a chain would otherwise
-//! read the same tables from the disk again. A *writable* direct file must not: as long as an inode
-//! has pages in the cache, the kernel hands the completion of each direct write to a worker thread,
-//! to invalidate them, and that costs more than the write. So there the metadata takes the direct
-//! descriptor too, and what little must pass through the cache (see `direct`) is dropped from it at
-//! the next sync.
+//! With [`CacheMode::PageCache`], `meta` does everything. With [`CacheMode::Direct`], a read-only
+//! file still reads its metadata through the page cache; otherwise every image of a chain would
+//! read the same tables from the disk again. A *writable* O_DIRECT file must not: as long as an
+//! inode has pages in the cache, the kernel hands the completion of each O_DIRECT write to a worker
+//! thread to invalidate them, which costs more than the write. There the metadata uses the O_DIRECT
+//! descriptor too, and the few pages that must pass through the cache (see `direct`) are dropped
+//! from it at the next sync.
 //!
-//! Where a file system has no O_DIRECT (tmpfs), the page cache is used; [`FileStore::cache_mode`]
-//! says what is in force.
+//! If a file system does not support O_DIRECT (tmpfs), the page cache is used;
+//! [`FileStore::cache_mode`] returns the mode in effect.
 //!
-//! No lock but those of `direct` guards anything here: the kernel does. How a file is opened is in
-//! `open`.
+//! The locks of `direct` are the only ones here; the kernel guards everything else. `open` opens
+//! files.
 //!
-//! Once a sync has failed with pages in the cache, every later one fails: the kernel drops what it
-//! could not write and says so only once, perhaps to another thread (QEMU does the same).
+//! Once a sync has failed with pages in the cache, every later sync fails. The kernel drops the
+//! pages that it could not write and reports that only once, perhaps to another thread (QEMU does
+//! the same).
 
 pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes};
 
 use crate::{
     direct::{self, DirectFile, Route},
     explain_shortage, lock,
-    open::{Opened, Way},
+    open::{Opened, PathResolution},
     shortage,
     store::{Access, DataFile, FileRange, Store, Zeroing},
     sys,
@@ -48,17 +50,17 @@ use std::{
     },
 };
 
-/// Bytes that are looked at to tell how much of a file the page cache holds.
+/// Number of bytes probed to estimate how much of a file the page cache holds.
 const CACHE_SAMPLES: u32 = 64;
 
-/// Largest piece in which zeros are written where nothing better is to be had.
+/// Size of a write of zeros, where the file system cannot zero a range.
 const ZERO_PIECE_BYTES: usize = 1 << 20;
 
-/// Unit in which zeroing leaves the page cache alone: file systems clear the rest of a block
-/// through the cache.
+/// Zeroing in this unit bypasses the page cache. File systems zero the rest of a block through the
+/// cache.
 pub(crate) const ZEROING_UNIT_BYTES: u64 = 4096;
 
-/// An open file or block device. See the module.
+/// An open file or block device; see the module documentation.
 #[derive(Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -70,7 +72,7 @@ pub struct FileStore {
     identity: (u64, u64),
     sectors: SectorSizes,
     touched_page_cache: AtomicBool,
-    /// The error number of the first sync that failed, or 0.
+    /// The error number of the first failed sync, or 0.
     lost_writes: AtomicI32,
 }
 
@@ -78,23 +80,23 @@ impl FileStore {
     /// Opens `path`.
     ///
     /// # Errors
-    /// See [`OpenError`]. A block device that is mounted (or otherwise claimed by the system) is
+    /// See [`OpenError`]. A block device that is mounted, or otherwise claimed by the system, is
     /// not opened for writing.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, OpenError> {
-        Self::open_by(path.as_ref(), Way::Usual, options)
+        Self::open_by(path.as_ref(), PathResolution::Usual, options)
     }
 
-    /// Opens a path that has no symbolic links, and follows none that has come since. A block
-    /// device only if allowed.
+    /// Opens a path that must contain no symbolic links, also none that were created since it was
+    /// resolved. Opens a block device only if `allow_devices`.
     ///
     /// # Errors
-    /// See [`OpenError`]; a link on the path is an error of the system (`ELOOP`).
+    /// See [`OpenError`]; a symbolic link in the path is a system error (`ELOOP`).
     pub fn open_canonical(path: &Path, allow_devices: bool, options: &OpenOptions) -> Result<Self, OpenError> {
-        Self::open_by(path, Way::Canonical { allow_devices }, options)
+        Self::open_by(path, PathResolution::Canonical { allow_devices }, options)
     }
 
-    fn open_by(path: &Path, way: Way, options: &OpenOptions) -> Result<Self, OpenError> {
-        let Opened { fd, is_block_device, identity, sectors } = Opened::new(path, way, options)?;
+    fn open_by(path: &Path, resolution: PathResolution, options: &OpenOptions) -> Result<Self, OpenError> {
+        let Opened { fd, is_block_device, identity, sectors } = Opened::new(path, resolution, options)?;
         let store = Self {
             path: path.to_owned(),
             meta: fd,
@@ -113,19 +115,19 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Whether payload really goes past the page cache: what was asked for, unless the file system
-    /// cannot.
+    /// The cache mode in effect: the requested one, unless the file system does not support
+    /// O_DIRECT.
     pub fn cache_mode(&self) -> CacheMode {
         if self.direct().is_some() { CacheMode::Direct } else { CacheMode::PageCache }
     }
 
-    /// Whether it was opened for writing.
+    /// Whether the file was opened for writing.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Makes everything durable and drops the file's pages from the page cache, so that what
-    /// follows is read from the disk.
+    /// Makes everything durable and drops the file's pages from the page cache, so that the next
+    /// reads come from the disk.
     pub fn drop_cache(&self) -> io::Result<()> {
         if self.writable {
             self.sync_data()?;
@@ -143,12 +145,12 @@ impl FileStore {
             .as_ref()
     }
 
-    /// The direct descriptor, when metadata must take it.
+    /// The O_DIRECT descriptor, if metadata must use it.
     fn direct_metadata(&self) -> Option<&DirectFile> {
         if self.writable { self.direct() } else { None }
     }
 
-    /// Drops clean pages. Advice: a failure costs speed only.
+    /// Drops clean pages. Only advice: a failure costs speed.
     fn forget_pages(&self) {
         let _ = rustix::fs::fadvise(&self.meta, 0, None, Advice::DontNeed);
     }
@@ -161,7 +163,7 @@ impl FileStore {
         Ok(())
     }
 
-    /// Zeros by the means of the file system, best first.
+    /// Zeroes a range by the calls of the file system, preferred ones first.
     fn zero_by_file_system(&self, range: FileRange, how: Zeroing) -> rustix::io::Result<()> {
         let fallocate = |flags| {
             retry(|| {
@@ -178,7 +180,7 @@ impl FileStore {
                 if !cannot(errno) || self.is_block_device {
                     return Err(errno);
                 }
-                // tmpfs can do this in two steps only.
+                // tmpfs needs two steps.
                 fallocate(FallocateFlags::PUNCH_HOLE)?;
                 fallocate(FallocateFlags::empty())
             }),
@@ -244,12 +246,13 @@ impl Store for FileStore {
             if has_bytes == len_bytes {
                 return Ok(());
             }
-            let what = format!("a block device keeps its length: it has {has_bytes} bytes, {len_bytes} were asked for");
+            let what =
+                format!("a block device cannot be resized: it has {has_bytes} bytes, {len_bytes} were requested");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         retry(|| rustix::fs::ftruncate(&self.meta, len_bytes))
             .map_err(|errno| explain_shortage(errno.into(), &self.path, None, None))?;
-        // The rest of the last block was cleared through the page cache.
+        // The file system zeroed the rest of the last block through the page cache.
         self.touched_page_cache.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -265,8 +268,9 @@ impl Store for FileStore {
             return Ok(());
         }
         if range.len_bytes > 0 {
-            // A file system may take what it has before it says that it has too little.
-            let free_bytes = shortage::free_beside(&self.meta);
+            // Ask first: a file system may use up its free space before it reports that it has too
+            // little.
+            let free_bytes = shortage::free_bytes_of(&self.meta);
             match retry(|| {
                 rustix::fs::fallocate(&self.meta, FallocateFlags::empty(), range.offset_bytes, range.len_bytes)
             }) {
@@ -291,8 +295,8 @@ impl Store for FileStore {
                 result => Ok(result?),
             };
         }
-        // Whole units by the file system, the edges by hand: past the page cache, and as a block
-        // device wants it.
+        // The file system zeroes whole units; the edges are written, bypassing the page cache and
+        // aligned for a block device.
         let end_bytes = range.offset_bytes + range.len_bytes;
         let first_unit = range.offset_bytes.checked_next_multiple_of(ZEROING_UNIT_BYTES).unwrap_or(u64::MAX);
         let last_unit = end_bytes - end_bytes % ZEROING_UNIT_BYTES;
@@ -313,16 +317,16 @@ impl Store for FileStore {
     }
 
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
-        // Past the page cache nothing waits to be written but the disk's own cache, and a later
-        // sync flushes that.
+        // With O_DIRECT only the disk's own cache holds unwritten data, and a later sync flushes
+        // it.
         if self.direct_metadata().is_some() {
             if result.is_ok() && self.touched_page_cache.swap(false, Ordering::Relaxed) {
                 self.forget_pages();
             }
             return result;
         }
-        // The kernel reports a failed write-back once, and forgets the pages. Success after that
-        // would be a lie.
+        // The kernel reports a failed write-back once and drops the pages. A success after that
+        // would be false.
         if let Err(error) = &result {
             let errno = error.raw_os_error().unwrap_or(nix::libc::EIO);
             let _ = self.lost_writes.compare_exchange(0, errno, Ordering::AcqRel, Ordering::Acquire);
@@ -332,7 +336,7 @@ impl Store for FileStore {
             errno => {
                 let first = io::Error::from_raw_os_error(errno);
                 let what = format!(
-                    "a sync of {} has failed ({first}), and what was written before may be lost; check the disk below",
+                    "a sync of {} has failed ({first}), and earlier writes may be lost; check the disk below",
                     self.path.display()
                 );
                 Err(io::Error::new(first.kind(), what))
@@ -355,7 +359,7 @@ impl Store for FileStore {
         let start_bytes = match rustix::fs::seek(&self.meta, SeekFrom::Data(offset_bytes)) {
             Ok(start_bytes) => start_bytes,
             Err(Errno::NXIO) => return Ok(None),
-            // It cannot tell, so everything is data.
+            // The file system does not know its holes: everything is data.
             Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => {
                 return Ok(Some(FileRange { offset_bytes, len_bytes: len_bytes - offset_bytes }));
             }
@@ -366,7 +370,7 @@ impl Store for FileStore {
             Err(Errno::NXIO) => start_bytes,
             Err(errno) => return Err(errno.into()),
         };
-        // Cut off meanwhile by another thread: there is no data then.
+        // If another thread truncated the file meanwhile, there is no data.
         Ok((end_bytes > start_bytes)
             .then(|| FileRange { offset_bytes: start_bytes, len_bytes: end_bytes - start_bytes }))
     }
@@ -375,7 +379,7 @@ impl Store for FileStore {
         if range.len_bytes == 0 {
             return Ok(());
         }
-        // What a store shows instead of its file's own bytes cannot be shared.
+        // Only bytes that the source's file holds as the store shows them can be shared.
         let front = if source.is_plain() { None } else { Some(source.front(range, Access::Read)) };
         if front.is_some_and(|front| !front.is_direct || front.len_bytes < range.len_bytes) {
             return Err(io::ErrorKind::Unsupported.into());
@@ -410,7 +414,8 @@ impl Store for FileStore {
         self.is_block_device
     }
 
-    /// Asks for single bytes, spread evenly, that may be read only if that needs no waiting.
+    /// Reads single bytes, evenly spread, with `RWF_NOWAIT`: the read succeeds only if the page is
+    /// cached.
     fn cached_share(&self) -> f64 {
         let Ok(len_bytes) = self.len_bytes() else { return 0.0 };
         let held = (0..CACHE_SAMPLES).filter(|&sample| {
@@ -430,7 +435,7 @@ impl Store for FileStore {
     }
 }
 
-/// Whether the answer means "not by this means", and another may be tried.
+/// Whether the error means that this method is not supported, and another may be tried.
 pub(crate) fn cannot(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV | Errno::NOTTY)
 }

@@ -1,19 +1,19 @@
-//! Files by path: what a disk needs of the file system besides the bytes of its files.
+//! Files by path: what a disk needs of a file system besides the bytes of its files.
 //!
 //! ```text
-//!   open (or create), rename, remove, make a directory durable      ─▶ what a command does to names
-//!   open what a file names, at the very path that was decided on    ─▶ parents
-//!   canonical, facts, list                                          ─▶ what it asks about them
+//!   open (or create), rename, remove, sync a directory    ─▶ operations on names
+//!   open_canonical: open at exactly the resolved path     ─▶ parents
+//!   canonical, facts, list                                ─▶ information
 //! ```
 //!
-//! Everything above reaches files through a [`Files`] that it is given with its options, so a disk
-//! can lie where there is no file system of the kernel's: in memory for the tests that cut the
-//! power, on object storage later. The default is the machine's own, [`LocalFiles`].
+//! All upper layers reach files through [`Files`], which is passed with their options. A disk can
+//! therefore lie outside the kernel's file systems: in memory for the tests that cut the power, or
+//! later on object storage. The default is the machine's own file system, [`LocalFiles`].
 //!
-//! The durability contract, beside that of [`Store`]: a name that was made, moved or removed is
-//! durably so when [`FileSystem::sync_directory_of`] has returned for it. A rename happens whole or
-//! not at all. Nothing else is promised; the *contents* of a file become durable by its own sync
-//! only, in no order with its name.
+//! The durability contract, in addition to that of [`Store`]: a name that was created, moved or
+//! removed is durable when [`FileSystem::sync_directory_of`] has returned for it. A rename is
+//! atomic. Nothing else is promised. The *contents* of a file become durable only by its own sync,
+//! independently of its name.
 
 use crate::{
     file::FileStore,
@@ -33,27 +33,27 @@ use std::{
     time::SystemTime,
 };
 
-/// What is known of a file without opening it.
+/// Information on a file, read without opening it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileFacts {
-    /// As [`Store::identity`] would say.
+    /// The same as [`Store::identity`].
     pub identity: (u64, u64),
-    /// When it was last changed, where that is recorded.
+    /// Time of the last modification, if it is recorded.
     pub modified: Option<SystemTime>,
 }
 
-/// Files by path. All methods block; all may be called from any thread.
+/// Access to files by path. All methods block; all may be called from any thread.
 pub trait FileSystem: Send + Sync + fmt::Debug {
-    /// Opens what is at `path`, or creates it, with a lock as asked for.
+    /// Opens or creates the file at `path`, with the lock in `options`.
     ///
     /// # Errors
     /// See [`OpenError`].
     fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError>;
 
-    /// Opens a file that exists at `path`, which is as [`FileSystem::canonical`] gave it: whoever
-    /// calls has decided by that path that the file may be opened. So no symbolic link is followed
-    /// that has come since, and a block device is opened only if allowed. The default is for file
-    /// systems without links and devices.
+    /// Opens an existing file at `path`, which [`FileSystem::canonical`] returned. The caller has
+    /// decided by this path that the file may be opened, so a symbolic link that was created since
+    /// is not followed, and a block device is opened only if allowed. The default implementation is
+    /// for file systems without links and devices.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -66,35 +66,34 @@ pub trait FileSystem: Send + Sync + fmt::Debug {
         self.open(path, options)
     }
 
-    /// Moves a file within the file system. `replace` lets it take the place of another.
+    /// Moves a file within the file system. With `replace`, an existing file at `to` is replaced.
     ///
     /// # Errors
-    /// `AlreadyExists` where there is something at `to`, unless it may be replaced; what the system
-    /// says.
+    /// `AlreadyExists` if `to` exists and must not be replaced; otherwise the system's error.
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()>;
 
     /// Removes the name of a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// Makes the creation, the renaming or the removal of the file at `path` durable.
+    /// Makes the creation, renaming or removal of the file at `path` durable.
     fn sync_directory_of(&self, path: &Path) -> io::Result<()>;
 
-    /// The path without symbolic links and detours. It must exist.
+    /// The absolute path without symbolic links, `.` and `..`. The file must exist.
     fn canonical(&self, path: &Path) -> io::Result<PathBuf>;
 
-    /// Looks at what is at `path`.
+    /// Information on the file at `path`.
     fn facts(&self, path: &Path) -> io::Result<FileFacts>;
 
-    /// The regular files in a directory, in no order. What cannot be looked at is left out.
+    /// The regular files in a directory, in no order. Entries that cannot be examined are left out.
     fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>>;
 }
 
-/// Which files are meant; the machine's own unless said otherwise. Cloning shares.
+/// Shared handle to a [`FileSystem`]; by default the machine's own.
 #[derive(Debug, Clone)]
 pub struct Files(Arc<dyn FileSystem>);
 
 impl Files {
-    /// Files of `system`.
+    /// A handle to `system`.
     pub fn new(system: Arc<dyn FileSystem>) -> Self {
         Self(system)
     }
@@ -137,8 +136,8 @@ impl FileSystem for LocalFiles {
             return fs::rename(from, to);
         }
         match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-            // A file system that cannot do both at once: somebody may come in between, but only
-            // somebody who wants this very name.
+            // The file system cannot check and rename atomically. Another process could create `to`
+            // in between.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match fs::symlink_metadata(to) {
                 Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
                 Err(_) => fs::rename(from, to),
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rename_replaces_only_when_told_to() {
+    fn a_rename_replaces_only_with_replace() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::default();
         let (one, two) = (dir.path().join("one"), dir.path().join("two"));
@@ -201,9 +200,10 @@ mod tests {
         assert_eq!(files.list(dir.path()).unwrap(), [one]);
     }
 
-    /// Between the decision on a path and the open somebody replaces a folder on it by a link.
+    /// A folder in a path is replaced by a symbolic link after the path was resolved and before it
+    /// is opened.
     #[test]
-    fn a_link_that_comes_after_the_decision_does_not_win() {
+    fn a_link_created_after_resolution_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::default();
         let (inside, secret) = (dir.path().join("inside"), dir.path().join("secret"));
@@ -215,13 +215,13 @@ mod tests {
         assert!(files.open_canonical(&decided, false, &OpenOptions::default()).is_ok());
         fs::rename(&inside, dir.path().join("away")).unwrap();
         std::os::unix::fs::symlink(&secret, &inside).unwrap();
-        assert!(files.open(&decided, &OpenOptions::default()).is_ok(), "the usual way follows it");
+        assert!(files.open(&decided, &OpenOptions::default()).is_ok(), "a normal open follows the link");
         let refused = files.open_canonical(&decided, false, &OpenOptions::default()).unwrap_err();
         assert!(refused.to_string().contains("symbolic links"), "{refused}");
     }
 
     #[test]
-    fn facts_and_stores_agree_on_who_is_who() {
+    fn facts_and_stores_agree_on_identity() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::default();
         let path = dir.path().join("file");

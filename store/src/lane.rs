@@ -1,4 +1,4 @@
-//! A lane: how a store completes requests later, without a thread that waits.
+//! A lane: how a store completes requests asynchronously, without a thread that waits.
 //!
 //! ```text
 //!   Engine::read ─▶ Lane::start(op, loan)      queued, nothing is sent yet
@@ -7,35 +7,35 @@
 //!        └─ the ring polls Lane::descriptor() ─ readable: drive again
 //! ```
 //!
-//! A store whose bytes are reached through a socket gives a lane. The engine lends the lane a piece
-//! of the request's memory with every operation ([`Loan`]) and polls the lane's descriptor on its
-//! ring.
+//! A store whose bytes are reached through a socket has a lane. With each operation the engine
+//! lends the lane a part of the request's memory ([`Loan`]). The engine's ring polls the lane's
+//! descriptor.
 //!
-//! Several engines may use one lane, each on its own thread. Any of them may drive it: a loan that
-//! is completed wakes the engine that lent it. An implementation keeps its state under a mutex of
-//! its own, and never holds that mutex while it waits.
+//! Several engines, each on its own thread, may share a lane. Any of them may drive it: completing
+//! a loan wakes the engine that lent it. An implementation keeps its state under a mutex of its own
+//! and never waits while it holds that mutex.
 //!
-//! **A lane that does not answer.** A lane must end every loan within a time that it chooses itself
-//! (the NBD client: the `timeout` of the URI), because only the lane knows its peer. The engine
-//! does not rely on that when it closes: [`Engine::finish`](crate::Engine::finish), and the
-//! engine's drop, wait for lanes for a limited time only ([`Lane::patience`]). A loan that is still
-//! out then is given up: its request ends with an error and a fresh buffer, and the memory that was
-//! lent is leaked, so a late answer writes to memory that nobody uses.
+//! **Timeouts.** Only the lane knows its peer, so a lane must end every loan within a time that it
+//! chooses itself (the NBD client: the `timeout` of the URI). An engine that closes does not rely
+//! on that: [`Engine::finish`](crate::Engine::finish) and the engine's drop wait for lanes for a
+//! limited time ([`Lane::patience`]). A loan that is still out then is given up. Its request ends
+//! with an error and a fresh buffer. The lent memory is leaked, so a late answer writes to memory
+//! that no other code uses.
 
 pub use crate::part::Loan;
 
 use crate::{engine::LANE_PATIENCE, store::Zeroing};
 use std::{fmt, os::fd::BorrowedFd, time::Duration};
 
-/// What a lane is asked to do. Payload is in the loan, and so is the length of reads and writes.
+/// An operation of a lane. The loan holds the payload, and thereby the length of reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneOp {
-    /// Fill the loan from this offset of the store, in bytes.
+    /// Fill the loan from the store.
     Read {
         /// First byte.
         offset_bytes: u64,
     },
-    /// Store the loan at this offset.
+    /// Write the loan's bytes to the store.
     Write {
         /// First byte.
         offset_bytes: u64,
@@ -48,33 +48,33 @@ pub enum LaneOp {
         offset_bytes: u64,
         /// Length of the range.
         len_bytes: u64,
-        /// Whether space may be given back.
+        /// Whether the space may be freed.
         how: Zeroing,
     },
-    /// Make everything durable that was completed before. The loan is empty.
+    /// Make every completed write durable. The loan is empty.
     Sync,
 }
 
-/// See the module.
+/// Asynchronous access to a store; see the module documentation.
 pub trait Lane: Send + Sync + fmt::Debug {
-    /// Takes an operation in. Never blocks and sends nothing: [`Lane::drive`] follows. May complete
-    /// the loan at once.
+    /// Queues an operation. Never blocks and sends nothing: the engine calls [`Lane::drive`] next.
+    /// May complete the loan immediately.
     fn start(&self, op: LaneOp, loan: Loan);
 
-    /// Makes what progress is possible without blocking, and completes the loans that have ended.
+    /// Makes progress without blocking, and completes the loans that have ended.
     fn drive(&self);
 
-    /// Is readable whenever [`Lane::drive`] would make progress or would find that a time is over.
-    /// The same descriptor as long as the lane lives.
+    /// A descriptor that is readable whenever [`Lane::drive`] would make progress or would find an
+    /// expired timeout. It stays the same as long as the lane lives.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// What offsets and lengths must be multiples of: a power of two. Other transfers take the
-    /// blocking methods of the store, in a thread of the pool.
+    /// Required alignment of offsets and lengths: a power of two. Other transfers use the blocking
+    /// methods of the store, in a thread of the pool.
     fn alignment_bytes(&self) -> u32 {
         1
     }
 
-    /// How long an engine that closes waits for the loans that this lane has. The engine's own
+    /// How long an engine that closes waits for this lane's loans. The engine's own
     /// [patience](crate::Engine::set_patience) is the upper limit.
     fn patience(&self) -> Duration {
         LANE_PATIENCE

@@ -1,34 +1,32 @@
-//! Bytes at offsets, and the block queue that moves them.
+//! Storage of bytes at offsets, and the block queue that transfers them.
 //!
-//! This crate is the lowest room of the house. It knows nothing of disk formats; it knows how to
-//! keep bytes (a [`Store`]) and how to move many of them at once (an [`Engine`], and on it a
-//! [`BlockQueue`]).
+//! This crate is the lowest layer and knows no disk formats. It stores bytes (a [`Store`]) and
+//! moves many of them at once (an [`Engine`], and a [`BlockQueue`] on top of it).
 //!
 //! ```text
-//!   BlockDevice ──open_queue──▶ BlockQueue      one per thread: push requests, reap completions
-//!                                   │
-//!                                   ▼
-//!                                 Engine         joins the parts of a request; io_uring, or plain pread/pwrite
-//!                                   │
-//!                                   ▼
-//!                                 Store          a file, a block device, memory
+//! BlockDevice ──open_queue──▶ BlockQueue   one per thread: push requests, reap completions
+//!                                 │
+//!                                 ▼
+//!                               Engine     joins the parts of a request; io_uring or pread/pwrite
+//!                                 │
+//!                                 ▼
+//!                               Store      a file, a block device, memory
 //! ```
 //!
 //! A server drives disks and [`Streams`] (sockets, `/dev/fuse`) on one [`SharedRing`], so that a
-//! turn of its loop is one system call.
+//! turn of its event loop is one system call.
 //!
-//! A store that is reached through a socket completes requests later, by a [`Lane`]; what can only
-//! be done by blocking calls is done by the threads of `pool`, so that an engine on a ring never
-//! blocks its own thread.
+//! A store behind a socket completes requests asynchronously through a [`Lane`]. Work that needs
+//! blocking calls goes to the threads of `pool`, so an engine on a ring never blocks its own
+//! thread.
 //!
-//! Metadata of an image goes through the blocking methods of [`Store`]; the guest's payload goes
-//! through an [`Engine`], straight between the caller's [`IoBuf`] and the file.
+//! An image reads and writes its metadata with the blocking methods of [`Store`]. The guest's
+//! payload goes through an [`Engine`], directly between the caller's [`IoBuf`] and the file.
 //!
-//! `unsafe` is allowed where memory is shared with the kernel, and only there: `buffer` (that
-//! memory), `part` and `engine` (what is done with it), `transfer` and `streams` (the same for
-//! streams), `ublk` (the same for block devices that we serve), `ring` (the io_uring itself; for
-//! Miri, what stands in for it), `bare` (one to compare with), and in `sys`, for the system calls
-//! that no library wraps.
+//! `unsafe` is allowed only where memory is shared with the kernel, and for system calls that no
+//! library wraps: `buffer` (the memory), `part` and `engine` (transfers), `transfer` and `streams`
+//! (transfers of streams), `ublk` (block devices that we serve), `ring` (the io_uring, and its
+//! stand-in under Miri), `bare` (a baseline for benchmarks) and `sys`.
 
 mod bare;
 mod barrier;
@@ -65,8 +63,8 @@ pub mod sys;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod transfer;
-// It names its commands by a type that is another where system calls go by libc, as they do under
-// Miri, which knows none of them.
+// `ublk` names its commands by a type that differs where rustix uses libc, as it does under Miri.
+// Miri knows none of these commands.
 #[cfg(not(miri))]
 pub mod ublk;
 mod zeros;

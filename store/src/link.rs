@@ -1,15 +1,15 @@
-//! How an engine comes by a ring: it has none, one of its own, or a share in one.
+//! The ring of an engine: none, one of its own, or a share in a [`SharedRing`](crate::SharedRing).
 //!
-//! An engine of its own drives its ring directly, and that path is the one that is counted in
-//! nanoseconds: a share costs it nothing but one branch that always goes the same way.
+//! An engine with a ring of its own uses it directly: on this hot path nanoseconds count.
+//! Supporting shared rings costs it one well-predicted branch.
 
 use crate::{IoBuf, Slab, ring::Ring, shared::Member};
 
-/// See the module.
+/// How an engine reaches a ring.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "an engine has one of them, and its own ring is to lie near")]
+#[expect(clippy::large_enum_variant, reason = "an engine has one link, and its own ring should be stored inline")]
 pub(crate) enum Link {
-    /// Everything is done by blocking calls.
+    /// No ring: blocking calls do everything.
     None,
     Own(Ring),
     Shared(Member),
@@ -28,13 +28,13 @@ impl Link {
         }
     }
 
-    /// Whether a buffer is registered with the ring.
+    /// Whether `buf` is registered with the ring.
     #[inline]
     pub(crate) fn has_registered(&self, buf: &IoBuf) -> bool {
         self.slab().is_some_and(|slab| slab.owns(buf))
     }
 
-    /// Does something with the ring, if there is one.
+    /// Calls `work` with the ring; `None` if there is no ring.
     #[inline]
     pub(crate) fn with<T>(&mut self, work: impl FnOnce(&mut Ring) -> T) -> Option<T> {
         let mut shared;
@@ -49,7 +49,7 @@ impl Link {
         Some(work(ring))
     }
 
-    /// What stands in the upper half of the `user_data` of the engine's entries.
+    /// The upper half of the `user_data` of the engine's entries.
     pub(crate) fn user_bits(&self) -> u64 {
         match self {
             Self::Shared(member) => member.user_bits(),

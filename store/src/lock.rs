@@ -1,22 +1,23 @@
-//! Locks on files, the same that QEMU takes, so that neither opens what the other is writing.
+//! File locks compatible with QEMU, so that neither program opens a file that the other is writing.
 //!
-//! QEMU (`block/file-posix.c`) says what it does with a file by open-file-description locks on
+//! QEMU (`block/file-posix.c`) announces what it does with a file by open-file-description locks on
 //! single bytes. There are four permissions: consistent read 0, write 1, write unchanged 2, resize
-//! 3. Byte `100 + n`, read-locked, says "I hold permission n"; byte `200 + n` says "nobody else may
-//! hold permission n". All locks are read locks, so all of them can always be taken; what they mean
-//! is checked after they are taken, by asking whether a write lock could be placed:
+//! 3. A read lock on byte `100 + n` means "I hold permission n"; one on byte `200 + n` means "no
+//! one else may hold permission n". All locks are read locks, so taking them never conflicts.
+//! Conflicts are detected afterwards, by testing whether a write lock could be placed:
 //!
 //! ```text
 //!   take  100+n for each n held,   200+n for each n not shared
-//!   test  200+n for each n held,   100+n for each n not shared         somebody else is there: let go, refuse
+//!   test  200+n for each n held,   100+n for each n not shared     conflict: release, refuse
 //! ```
 //!
-//! Taking first and testing after is what makes the race safe: of two that start together, at least
-//! one sees the other. A reader holds `consistent read` and shares neither `write` nor `resize`. A
-//! writer holds all four and shares the same. So readers share, and a writer is alone.
+//! Taking first and testing afterwards avoids the race: of two programs that start together, at
+//! least one sees the other. A reader holds `consistent read` and shares neither `write` nor
+//! `resize`. A writer holds all four and shares neither `write` nor `resize`. So several readers
+//! can open a file together, but a writer excludes all others.
 //!
-//! The lock belongs to the open file description of the descriptor it was taken on, and is let go
-//! of when the store is dropped. A file system without locks is used without them, as QEMU does.
+//! A lock belongs to the open file description of its descriptor and is released when the store is
+//! dropped. A file system without locks is used without them, as QEMU does.
 
 use nix::{
     errno::Errno,
@@ -31,15 +32,15 @@ use std::{
     },
 };
 
-/// How to lock.
+/// Which lock to take on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LockMode {
     /// No lock.
     None,
-    /// Readers share; writers are kept out.
+    /// Allows other readers; excludes writers.
     #[default]
     Shared,
-    /// Alone.
+    /// Excludes readers and writers.
     Exclusive,
 }
 
@@ -51,19 +52,19 @@ const WRITE: i64 = 1;
 const WRITE_UNCHANGED: i64 = 2;
 const RESIZE: i64 = 3;
 
-/// What neither a reader nor a writer shares.
+/// Permissions that neither a reader nor a writer shares.
 const UNSHARED: [i64; 2] = [WRITE, RESIZE];
 
-/// Why there is no lock.
+/// Why a lock was not taken.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Another open file description has the file.
+    /// Another open file description holds a conflicting lock.
     Held,
-    /// The system failed.
+    /// The system call failed.
     Io(io::Error),
 }
 
-/// Takes the lock, or says why not; then nothing stays locked.
+/// Takes the lock. If it fails, nothing stays locked.
 pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal> {
     let held: &[i64] = match mode {
         LockMode::None => return Ok(()),
@@ -77,8 +78,8 @@ pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal>
             match fcntl(fd, FcntlArg::F_OFD_SETLK(&one_byte(libc::F_RDLCK, byte))) {
                 Ok(_) => {}
                 Err(Errno::EAGAIN | Errno::EACCES) => return Err(Refusal::Held),
-                // ENOLCK, EOPNOTSUPP, ENOSYS, EINVAL: this file system, or this kernel, has no such
-                // locks.
+                // ENOLCK, EOPNOTSUPP, ENOSYS, EINVAL: the file system or the kernel does not
+                // support these locks.
                 Err(Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => return Ok(()),
                 Err(errno) => return Err(Refusal::Io(errno.into())),
             }
@@ -99,12 +100,12 @@ pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal>
     taken
 }
 
-/// Lets go of all locks of the open file description. Closing its last descriptor would do that
-/// too, but a worker of an io_uring may hold on to the file for a moment after the completion of
-/// its last transfer was seen.
+/// Releases all locks of the open file description. Closing its last descriptor would do that too,
+/// but a worker of an io_uring may keep the file open for a moment after its last completion was
+/// seen.
 pub(crate) fn release(fd: BorrowedFd<'_>) {
     let everything = libc::flock { l_len: 0, ..one_byte(libc::F_UNLCK, 0) };
-    // It fails where there are no locks, and then none is held.
+    // This fails where locks are not supported; then none is held.
     let _ = fcntl(fd, FcntlArg::F_OFD_SETLK(&everything));
 }
 
@@ -132,14 +133,14 @@ impl fmt::Display for Holder {
             return f.write_str(" by this program itself");
         }
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        // A process names itself, so its name may hold anything.
+        // A process chooses its own name, so it may contain control characters.
         let name: String = name.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         write!(f, " by {} (process {pid})", if name.is_empty() { "a program" } else { &name })
     }
 }
 
-/// Who has the file `identity` (device and inode) open, as far as that can be seen. A process that
-/// holds a lock on it is preferred. `ours` is the descriptor that asks.
+/// A process that has the file `identity` (device and inode) open, as far as /proc shows;
+/// preferably one that holds a lock on it. `ours` is the caller's descriptor, which is skipped.
 pub(crate) fn holder(identity: (u64, u64), ours: BorrowedFd<'_>) -> Option<Holder> {
     let mut best: Option<(bool, u32)> = None;
     for process in directory("/proc") {

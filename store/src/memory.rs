@@ -1,11 +1,11 @@
-//! A store in memory: for tests, and wherever a small image need not touch a disk.
+//! A store in memory, for tests and for small images that need no disk.
 //!
-//! A test can make it as bad as a disk: [`MemoryStore::fail_syncs`], and [`MemoryStore::limit`] for
-//! a file system that runs full.
+//! A test can inject errors: [`MemoryStore::fail_syncs`] for failing syncs, [`MemoryStore::limit`]
+//! for a full file system.
 //!
-//! Invariants: nothing that was written is ever lost, whether syncs fail or not; what a failed sync
-//! may have cost on a disk, those who use the store must assume. What it holds and what it may hold
-//! are under one lock, so no growth slips past a limit that has been set.
+//! Invariants: written bytes are never lost, not even if syncs fail. Users of the store must assume
+//! that a failed sync lost data, as on a disk. One lock guards bytes and capacity, so no growth can
+//! pass a limit that was set.
 
 use crate::{
     store::{DataFile, FileRange, Store, Zeroing},
@@ -19,7 +19,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes in a vector. One lock guards it all.
+/// Bytes in a vector, guarded by one lock.
 #[derive(Debug)]
 pub struct MemoryStore {
     name: PathBuf,
@@ -30,13 +30,13 @@ pub struct MemoryStore {
 #[derive(Debug)]
 struct Held {
     bytes: Vec<u8>,
-    /// Length beyond which nothing grows.
+    /// Length beyond which the store does not grow.
     capacity_bytes: usize,
 }
 
 impl Held {
-    /// Grows for something at `start..end`, or for as much of its beginning as there is room for: a
-    /// file system that runs full in the middle of a call has done a part of it.
+    /// Grows for a write to `start..end`, or for as much of its beginning as fits: a file system
+    /// that becomes full during a call may have done part of it.
     fn grow(&mut self, start: usize, end: usize) -> io::Result<()> {
         let held_bytes = self.bytes.len();
         if end <= held_bytes {
@@ -51,7 +51,7 @@ impl Held {
 }
 
 impl MemoryStore {
-    /// An empty store that calls itself `name`.
+    /// An empty store with the given name.
     pub fn new(name: impl Into<PathBuf>) -> Self {
         Self::with_bytes(name, Vec::new())
     }
@@ -62,21 +62,21 @@ impl MemoryStore {
         Self { name: name.into(), held: RwLock::new(held), fails_syncs: AtomicBool::new(false) }
     }
 
-    /// A copy of everything it holds.
+    /// A copy of all bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         self.held.read().unwrap_or_else(|poisoned| poisoned.into_inner()).bytes.clone()
     }
 
-    /// Whether syncs that begin from now on fail, with EIO. When they no longer do, they succeed as
-    /// if nothing had been, as those of a file do whose failure the kernel has told once. Reads and
-    /// writes go on all the time.
+    /// Makes syncs fail with EIO from now on, or succeed again. They then succeed as if nothing had
+    /// happened, like those of a file whose failure the kernel has already reported. Reads and
+    /// writes always work.
     pub fn fail_syncs(&self, fail: bool) {
         self.fails_syncs.store(fail, Ordering::Relaxed);
     }
 
-    /// Lets the store grow to `capacity_bytes` and no further; `u64::MAX` lifts it. What is beyond
-    /// already stays, and can be read and written. Growth past it is `StorageFull`: a write or an
-    /// allocation may have done its beginning then, a new length changes nothing.
+    /// Limits the length to `capacity_bytes`; `u64::MAX` removes the limit. Bytes that are already
+    /// beyond it stay and can be read and written. Further growth fails with `StorageFull`: a write
+    /// or an allocation may have done its beginning, `set_len` changes nothing.
     pub fn limit(&self, capacity_bytes: u64) {
         self.write().capacity_bytes = usize::try_from(capacity_bytes).unwrap_or(usize::MAX);
     }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn syncs_fail_while_told_so_and_nothing_is_lost() {
+    fn injected_sync_failures_lose_no_data() {
         let store = MemoryStore::with_bytes("m", vec![1; 8]);
         store.sync_data().unwrap();
         store.fail_syncs(true);
@@ -179,18 +179,18 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_to_its_limit_and_no_further() {
+    fn a_store_grows_only_to_its_limit() {
         let store = MemoryStore::with_bytes("m", vec![1; 4]);
         store.limit(8);
         assert!(is_full(store.set_len(9)));
-        assert!(is_full(store.write_at(&[2], 8)), "all of it is beyond the limit");
+        assert!(is_full(store.write_at(&[2], 8)), "the whole write is beyond the limit");
         assert!(is_full(store.allocate(FileRange { offset_bytes: 9, len_bytes: 1 })));
-        assert_eq!(store.to_vec(), [1; 4], "nothing of it fits");
+        assert_eq!(store.to_vec(), [1; 4], "nothing was written");
         assert!(is_full(store.write_at(&[2; 4], 6)));
-        assert_eq!(store.to_vec(), [1, 1, 1, 1, 0, 0, 2, 2], "its beginning fits");
+        assert_eq!(store.to_vec(), [1, 1, 1, 1, 0, 0, 2, 2], "the beginning was written");
         store.set_len(5).unwrap();
         assert!(is_full(store.allocate(FileRange { offset_bytes: 5, len_bytes: 4 })));
-        assert_eq!(store.to_vec(), [1, 1, 1, 1, 0, 0, 0, 0], "what was cut off comes back as zeros");
+        assert_eq!(store.to_vec(), [1, 1, 1, 1, 0, 0, 0, 0], "truncated bytes come back as zeros");
         store.write_at(&[3; 4], 4).unwrap();
         store.limit(u64::MAX);
         store.allocate(FileRange { offset_bytes: 8, len_bytes: 1 }).unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_a_new_limit_stays() {
+    fn bytes_beyond_a_new_limit_stay() {
         let store = MemoryStore::with_bytes("m", vec![1; 8]);
         store.limit(4);
         store.allocate(FileRange { offset_bytes: 0, len_bytes: 8 }).unwrap();
@@ -206,7 +206,7 @@ mod tests {
         assert!(is_full(store.write_at(&[2; 3], 6)));
         assert_eq!(store.to_vec(), [1, 1, 1, 1, 1, 0, 2, 2]);
         store.set_len(6).unwrap();
-        assert!(is_full(store.set_len(7)), "given up, it is not to be had again");
+        assert!(is_full(store.set_len(7)), "truncated space beyond the limit cannot be regained");
         assert_eq!(store.len_bytes().unwrap(), 6);
     }
 }

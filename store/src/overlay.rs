@@ -1,11 +1,10 @@
-//! A store seen through pages that replace some of its bytes: how a VHDX log is replayed without
-//! writing.
+//! A store with some pages replaced in memory: how a VHDX log is replayed without writing.
 //!
-//! Opened read-only, a dirty VHDX must show what its log says, and the file must stay as it is. The
-//! pages of the log are laid over the file here. The store is not plain: [`OverlayStore::front`]
-//! sends every read that touches a replaced page, or that lies behind the end of the file below, to
-//! [`OverlayStore::read_at`], and all others straight to the file. So a hostile log that covers
-//! payload is still shown as replay would leave it, and a write never reaches the file.
+//! A dirty VHDX that is opened read-only must show the state after log replay, and the file must
+//! not change. The pages from the log are laid over the file here. The store is not plain:
+//! [`OverlayStore::front`] sends every read that touches a replaced page, or lies beyond the end of
+//! the file, to [`OverlayStore::read_at`], and all others directly to the file. A hostile log that
+//! covers payload is therefore shown as replay would leave it. Writes never reach the file.
 
 use crate::{
     lane::Lane,
@@ -13,7 +12,7 @@ use crate::{
 };
 use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
-/// Size of the pieces that are replaced.
+/// Size of a replaced page in bytes.
 pub const PAGE_BYTES: u64 = 4096;
 
 /// A read-only view of a store with some 4 KiB pages replaced and a length of its own.
@@ -22,14 +21,14 @@ pub struct OverlayStore {
     inner: Arc<dyn Store>,
     pages: BTreeMap<u64, Box<[u8]>>,
     len_bytes: u64,
-    /// Length of `inner` when this was made. A file that grows later is read through here all the
-    /// same.
+    /// Length of `inner` when the overlay was created. If the file grows later, ranges beyond this
+    /// are still read through `read_at`.
     inner_bytes: u64,
 }
 
 impl OverlayStore {
-    /// Lays `pages` (keyed by byte offset, a multiple of 4096; each 4096 bytes long) over `inner`,
-    /// and shows a length of at least `len_bytes`; what lies beyond `inner` reads as zeros.
+    /// Lays `pages` over `inner`. A page's key is its byte offset, a multiple of 4096; each page
+    /// has 4096 bytes. The store shows at least `len_bytes`; bytes beyond `inner` read as zeros.
     ///
     /// # Errors
     /// `InvalidInput` for a page of another size or alignment.
@@ -47,7 +46,10 @@ impl OverlayStore {
 }
 
 fn refused<T>() -> io::Result<T> {
-    Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the image is shown through its log, read-only"))
+    Err(io::Error::new(
+        io::ErrorKind::ReadOnlyFilesystem,
+        "the image is open read-only, with its log replayed in memory",
+    ))
 }
 
 impl Store for OverlayStore {
@@ -126,7 +128,7 @@ impl Store for OverlayStore {
         if offset_bytes >= self.inner_bytes {
             return Front { is_direct: false, len_bytes };
         }
-        // Pages that follow each other are shown with one part.
+        // Consecutive replaced pages are read by one part.
         let mut end = first_page;
         while self.pages.contains_key(&end) && end - offset_bytes.min(end) < len_bytes {
             end += PAGE_BYTES;

@@ -1,21 +1,21 @@
-//! A part of a request: one transfer, zeroing or sync of one target; what its result means; and how
-//! to carry it out by blocking calls where there is no ring to do it.
+//! A part of a request: one transfer, zeroing or sync of one target. This module says which
+//! mechanism can carry a part out, interprets the result, and carries parts out by blocking calls.
 //!
 //! ```text
-//!   Part ──fits_ring──▶ ring::start ──CQE──▶ judge ─▶ Done | Again (the rest of it) | Block
-//!     ├─ fits_lane ─▶ lane_op ─▶ the store's lane                                        │
-//!     └───────────────────────────▶ run_blocking, here or in the pool ◀──────────────────┘
+//!   Part ──fits_ring──▶ ring::start ──CQE──▶ judge ─▶ Done | Again (the rest) | Block
+//!     ├─ fits_lane ─▶ lane_op ─▶ the store's lane                                 │
+//!     └───────────────────────────▶ run_blocking, here or in the pool ◀───────────┘
 //! ```
 //!
-//! A store that shows something else in some ranges than its file or lane holds (an overlay) is not
-//! plain: its parts are cut where that changes ([`Part::cut_front`]), and the pieces that must be
-//! made up are marked as detours.
+//! A store that is not plain (an overlay) shows other bytes in some ranges than its file or lane
+//! holds. [`Part::cut_front`] splits its parts where that changes, and marks the pieces that only
+//! the store itself can serve as detours.
 //!
-//! A part names memory by address, since the kernel may be writing there: no reference to those
-//! bytes may exist while it is in flight. Invariant: the memory belongs to the part's slot (its
-//! buffer, its segments, or bytes the slot shares) or is static, and the slot keeps it until the
-//! part has ended. Whoever starts or runs a part vouches for that. Memory of another process
-//! (`is_foreign`) is exchanged for a copy before a reference to it could be made
+//! A part names memory by address because the kernel may be writing there: no reference to those
+//! bytes may exist while the part is in flight. Invariant: the memory belongs to the part's slot
+//! (its buffer, its segments, or bytes that the slot shares) or is static, and the slot keeps it
+//! until the part has ended. The code that starts or runs a part vouches for that. Memory of
+//! another process (`is_foreign`) is replaced by a copy before a reference to it could be made
 //! (`engine/segments.rs`).
 
 #![allow(unsafe_code)]
@@ -39,8 +39,8 @@ use std::{
     sync::Arc,
 };
 
-/// Zeros up to this size are written; more are left to the file system, whose calls cost more than
-/// a small write.
+/// Zeros up to this size are written. For more, the file system zeroes the range: its calls cost
+/// more than a small write.
 pub(crate) const ZEROS_BYTES: usize = 64 << 10;
 
 #[repr(align(4096))]
@@ -48,38 +48,38 @@ struct Zeros([u8; ZEROS_BYTES]);
 
 static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
 
-/// How often a part that the kernel puts off is started again before it is carried out by a
-/// blocking call.
-const PATIENCE: u8 = 100;
+/// How often a part that the kernel answered with EAGAIN or EINTR is restarted before it is carried
+/// out by a blocking call.
+const RETRIES_MAX: u8 = 100;
 
 /// A store as the engine sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) store: Arc<dyn Store>,
-    /// Of its data file. The store keeps it open.
+    /// The descriptor of the store's data file. The store keeps it open.
     pub(crate) fd: Option<RawFd>,
-    /// Alignment of its data file, less one.
+    /// Alignment of the data file, minus one.
     pub(crate) alignment_mask: u64,
-    /// Its place among the ring's registered files.
+    /// The store's index among the ring's registered files.
     pub(crate) file_index: Option<u32>,
-    /// Whether reads beyond its end give zeros.
+    /// Whether reads beyond the end of the store return zeros.
     pub(crate) padded: bool,
-    /// Whether there is a file that holds all that the store shows. Else each part is looked at.
+    /// Whether one file holds everything that the store shows. Otherwise each part is examined.
     pub(crate) is_plain_file: bool,
-    /// Its lane among the engine's, where it has one and no file.
+    /// How to use the store's lane, if it has one and no file.
     pub(crate) lane: Option<LaneUse>,
-    /// Its blocking methods never wait, so a part may be carried out where it is started.
+    /// Whether the store's blocking methods never wait. Parts may then run where they are started.
     pub(crate) never_blocks: bool,
 }
 
 /// How a target uses a lane.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaneUse {
-    /// Its number among the engine's lanes.
+    /// Index of the lane in the engine.
     pub(crate) number: u32,
-    /// Alignment of its transfers, less one.
+    /// Alignment of the lane's transfers, minus one.
     pub(crate) alignment_mask: u64,
-    /// Where the store ended when it was added: padding behind that is not the lane's.
+    /// Length of the store when it was added. The lane does not serve padding beyond it.
     pub(crate) end_bytes: u64,
 }
 
@@ -99,7 +99,7 @@ impl Target {
     }
 }
 
-/// Memory by address. See the module for who keeps it alive.
+/// Memory by address. The module documentation says what keeps it alive.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     pub(crate) address: *mut u8,
@@ -107,65 +107,65 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// A whole buffer.
+    /// The memory of a whole buffer.
     pub(crate) fn of(buf: &IoBuf) -> Self {
         Self { address: buf.address(), len_bytes: buf.len() }
     }
 
-    /// A stretch of it, if that lies within.
+    /// The given range of the memory; `None` if it does not lie within.
     pub(crate) fn slice(self, range: Range<usize>) -> Option<Self> {
         let lies_within = range.start <= range.end && range.end <= self.len_bytes;
         lies_within.then(|| Self { address: self.address.wrapping_add(range.start), len_bytes: range.len() })
     }
 
-    /// Static zeros; never written to.
+    /// Static zeros, at most 64 KiB; never written to.
     pub(crate) fn zeros(len_bytes: usize) -> Self {
         Self { address: ZEROS.0.as_ptr().cast_mut(), len_bytes: len_bytes.min(ZEROS_BYTES) }
     }
 
     pub(crate) const EMPTY: Self = Self { address: std::ptr::null_mut(), len_bytes: 0 };
 
-    /// Fills it with zeros.
+    /// Fills the memory with zeros.
     ///
     /// # Safety
-    /// The memory is alive and writable, nobody holds a reference to it, and the kernel is not
-    /// using it.
+    /// The memory is alive and writable, no reference to it exists, and the kernel is not using it.
     pub(crate) unsafe fn fill_zeros(self) {
         // SAFETY: as promised by the caller.
         unsafe { self.address.write_bytes(0, self.len_bytes) }
     }
 
-    /// Copies `bytes`, as many as it has, into it.
+    /// Copies `bytes` into the memory.
     ///
     /// # Safety
     /// As [`Span::fill_zeros`].
     ///
     /// # Panics
-    /// When the lengths differ, which is an error of the program.
+    /// If the lengths differ, which is a programming error.
     pub(crate) unsafe fn copy_from(self, bytes: &[u8]) {
-        assert_eq!(bytes.len(), self.len_bytes, "a copy fills its span");
-        // SAFETY: as promised by the caller; `bytes` is memory that somebody has a reference to, so
-        // it is not this.
+        assert_eq!(bytes.len(), self.len_bytes, "the bytes to copy must have the length of the memory");
+        // SAFETY: as promised by the caller. `bytes` is a reference, so it does not overlap memory
+        // to which no reference exists.
         unsafe { self.address.copy_from_nonoverlapping(bytes.as_ptr(), self.len_bytes) }
     }
 }
 
-/// What a part does.
+/// What a part does to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Read,
     Write {
         durable: bool,
     },
-    /// A durable write found no room: itself, or the write-back of earlier ones that it waited for,
-    /// which the kernel tells once only. Written again without waiting, it tells which: if there is
-    /// room for it, earlier bytes were lost.
+    /// A write that repeats a durable write without durability, after ENOSPC or EDQUOT. The error
+    /// came either from the write itself or from the write-back of earlier writes, which the kernel
+    /// reports only once. If the repeated write succeeds, the error was from write-back: earlier
+    /// bytes were lost.
     WriteAgain,
     Zero(Zeroing),
     Sync,
 }
 
-/// See the module.
+/// A part of a request; see the module documentation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Part {
     pub(crate) slot: u32,
@@ -173,31 +173,31 @@ pub(crate) struct Part {
     pub(crate) action: Action,
     /// Whether the memory belongs to the slab that is registered with the ring.
     pub(crate) registered: bool,
-    /// Whether others may change the memory at any time: the ring may name it, everybody else gets
-    /// a copy.
+    /// Whether the memory is another process's, which may change it at any time. The ring may name
+    /// it; all other code works on a copy.
     pub(crate) is_foreign: bool,
     pub(crate) route: Route,
-    /// Who carries it out.
+    /// Which mechanism is carrying out the part.
     pub(crate) carrier: Carrier,
     pub(crate) delays: u8,
     pub(crate) file_offset_bytes: u64,
-    /// For reads and writes the same as the span's.
+    /// Length of the range; for reads and writes also the length of the memory.
     pub(crate) len_bytes: u64,
     pub(crate) address: *mut u8,
 }
 
-/// Where what the store shows in the range of a part is to be found.
+/// How the bytes that the store shows in a part's range are reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// The store has not been asked.
+    /// The store has not been asked yet.
     Unasked,
-    /// In its file or lane.
+    /// Through the store's file or lane.
     Direct,
-    /// Nowhere but in the store itself.
+    /// Only through the store's own methods.
     Detour,
 }
 
-/// Who carries a part out.
+/// Which mechanism carries a part out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Carrier {
     /// The ring, or the engine's own thread.
@@ -208,14 +208,14 @@ pub(crate) enum Carrier {
     Pool,
 }
 
-/// What is to be done after a part's completion.
+/// What to do after a part's completion.
 #[derive(Debug)]
 pub(crate) enum Verdict {
-    /// It has ended.
+    /// The part has ended.
     Done(io::Result<()>),
-    /// Start it again: it now describes what is left.
+    /// Start the part again: it now describes the remaining range.
     Again,
-    /// Carry it out, or what is left of it, by a blocking call.
+    /// Carry out the remaining range by a blocking call.
     Block,
 }
 
@@ -243,7 +243,8 @@ impl Part {
         }
     }
 
-    /// Whether the ring can do it: there is a file, and what O_DIRECT wants is met.
+    /// Whether the ring can carry out the part: there is a file, and the part meets the alignment
+    /// of O_DIRECT.
     pub(crate) fn fits_ring(&self, target: &Target) -> bool {
         if !target.is_plain_file && (self.route != Route::Direct || target.fd.is_none()) {
             return false;
@@ -252,7 +253,7 @@ impl Part {
             Action::Read | Action::Write { .. } | Action::WriteAgain => {
                 (self.file_offset_bytes | self.len_bytes | self.address as u64) & target.alignment_mask == 0
             }
-            // The store knows how to zero the edges past the page cache.
+            // The store can zero unaligned edges with O_DIRECT; the ring cannot.
             Action::Zero(_) => {
                 target.alignment_mask == 0
                     || (self.file_offset_bytes | self.len_bytes).is_multiple_of(ZEROING_UNIT_BYTES)
@@ -261,7 +262,7 @@ impl Part {
         }
     }
 
-    /// Whether its target's lane can do it.
+    /// The lane of the target, if it can carry out the part.
     pub(crate) fn fits_lane(&self, target: &Target) -> Option<LaneUse> {
         let lane = target.lane.filter(|_| self.route != Route::Detour)?;
         let end_bytes = self.file_offset_bytes.checked_add(self.len_bytes)?;
@@ -270,7 +271,7 @@ impl Part {
         fits.then_some(lane)
     }
 
-    /// The same for a lane.
+    /// The part as an operation of a lane.
     pub(crate) fn lane_op(&self) -> LaneOp {
         let (offset_bytes, len_bytes) = (self.file_offset_bytes, self.len_bytes);
         match self.action {
@@ -282,18 +283,18 @@ impl Part {
         }
     }
 
-    /// Whether it writes into its memory.
+    /// Whether the part writes into its memory.
     pub(crate) fn fills(&self) -> bool {
         self.action == Action::Read
     }
 
-    /// Cuts off the front that is reached in one way, by what the store says, and marks it. The
-    /// rest stays in `self`; with none left its length is 0.
+    /// Splits off the first bytes, which are all reached in the same way, and marks them with their
+    /// route. `self` keeps the rest; its length is 0 if there is none.
     pub(crate) fn cut_front(&mut self, target: &Target) -> Self {
         let access = match self.action {
             Action::Read => Access::Read,
             Action::Write { .. } | Action::WriteAgain | Action::Zero(_) => Access::Write,
-            // A sync has no range; the file below is what is synced.
+            // A sync has no range; the store's file is what is synced.
             Action::Sync => return Self { route: Route::Direct, ..*self },
         };
         let range = FileRange { offset_bytes: self.file_offset_bytes, len_bytes: self.len_bytes };
@@ -309,7 +310,7 @@ impl Part {
         piece
     }
 
-    /// Its memory.
+    /// The memory of a read or write; empty for other actions.
     pub(crate) fn memory(&self) -> Span {
         match self.action {
             Action::Read | Action::Write { .. } | Action::WriteAgain => self.rest(),
@@ -327,10 +328,10 @@ impl Part {
         Span { address: self.address, len_bytes: self.len_bytes as usize }
     }
 
-    /// Judges the kernel's answer: bytes moved, or an error number below zero.
+    /// Interprets the kernel's answer: bytes moved, or a negative error number.
     ///
     /// # Safety
-    /// The part's memory is alive, and the kernel has done with it.
+    /// The part's memory is alive, and the kernel no longer uses it.
     pub(crate) unsafe fn judge(&mut self, answer: i32, target: &Target) -> Verdict {
         if answer < 0 {
             return self.judge_error(Errno::from_raw_os_error(answer.saturating_neg()), target);
@@ -341,7 +342,7 @@ impl Part {
             _ if moved_bytes == self.len_bytes => Verdict::Done(Ok(())),
             Action::Read => {
                 self.advance(moved_bytes);
-                // A direct read that stops within a block has met the end of the file.
+                // A short O_DIRECT read that ends within a block has reached the end of the file.
                 if moved_bytes > 0 && self.file_offset_bytes & target.alignment_mask == 0 {
                     return Verdict::Again;
                 }
@@ -366,16 +367,16 @@ impl Part {
         match (errno, self.action) {
             (Errno::INTR | Errno::AGAIN, _) => {
                 self.delays += 1;
-                if self.delays < PATIENCE { Verdict::Again } else { Verdict::Block }
+                if self.delays < RETRIES_MAX { Verdict::Again } else { Verdict::Block }
             }
             (_, Action::Zero(_)) if cannot(errno) => Verdict::Block,
-            // RWF_DSYNC is not known there.
+            // The file system does not support RWF_DSYNC.
             (Errno::OPNOTSUPP, Action::Write { durable: true }) => Verdict::Block,
             (Errno::NOSPC | Errno::DQUOT, Action::Write { durable: true }) => {
                 self.action = Action::WriteAgain;
                 Verdict::Again
             }
-            // A file system that is stricter about O_DIRECT than it said.
+            // The file system requires more of O_DIRECT than it reported.
             (Errno::INVAL, Action::Read | Action::Write { .. } | Action::WriteAgain) if target.alignment_mask != 0 => {
                 Verdict::Block
             }
@@ -383,7 +384,7 @@ impl Part {
         }
     }
 
-    /// Lets the store know how a sync ended, since that concerns what was written before.
+    /// Reports the end of a sync to the store, since a failed sync may have lost earlier writes.
     #[inline]
     pub(crate) fn settle(&self, result: io::Result<()>, target: &Target) -> io::Result<()> {
         match (self.action, &result) {
@@ -396,26 +397,26 @@ impl Part {
         }
     }
 
-    /// Carries it out in the calling thread.
+    /// Carries out the part in the calling thread.
     ///
     /// # Safety
-    /// The part's memory is alive, for a read writable; nobody else holds a reference to it, and
-    /// the kernel is not using it.
+    /// The part's memory is alive, and writable for a read. No reference to it exists, and the
+    /// kernel does not use it.
     pub(crate) unsafe fn run_blocking(&self, target: &Target) -> io::Result<()> {
         let memory = self.memory();
         if memory.len_bytes == 0 {
             return self.run_without_memory(target);
         }
         if self.fills() {
-            // SAFETY: as promised by the caller. Buffers are initialised from birth.
+            // SAFETY: as promised by the caller. Buffers are initialised when they are allocated.
             self.fill(target, unsafe { std::slice::from_raw_parts_mut(memory.address, memory.len_bytes) })
         } else {
-            // SAFETY: as promised by the caller. Buffers are initialised from birth.
+            // SAFETY: as promised by the caller. Buffers are initialised when they are allocated.
             self.store(target, unsafe { std::slice::from_raw_parts(memory.address, memory.len_bytes) })
         }
     }
 
-    /// Carries it out in the calling thread, with memory that was lent for it.
+    /// Carries out the part in the calling thread, on memory that was lent for it.
     pub(crate) fn run_with(&self, target: &Target, loan: &mut Loan) -> io::Result<()> {
         if loan.is_empty() {
             self.run_without_memory(target)
@@ -453,7 +454,8 @@ impl Part {
     }
 }
 
-// SAFETY: a part describes work; whoever uses the memory that it names vouches for that by itself.
+// SAFETY: a part only describes work. Code that accesses the memory it names vouches for that
+// itself.
 unsafe impl Send for Part {}
 
 fn read_blocking(target: &Target, file: Option<DataFile<'_>>, bytes: &mut [u8], offset_bytes: u64) -> io::Result<()> {
@@ -486,12 +488,13 @@ fn write_blocking(
             let slices = [io::IoSlice::new(bytes)];
             match rustix::io::pwritev2(file.fd, &slices, offset_bytes, ReadWriteFlags::DSYNC) {
                 Ok(moved_bytes) if moved_bytes == bytes.len() => return Ok(()),
-                // Moved in part, or not as this kernel and file system do it: the long way.
+                // Short write, or the kernel or file system does not support it: write and sync
+                // separately.
                 Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INTR | Errno::AGAIN) => {
                     target.store.write_at(bytes, offset_bytes)?;
                 }
-                // Perhaps the write-back of an earlier write, which is told once: nothing is tried
-                // again into a success.
+                // EIO may come from the write-back of an earlier write. The kernel reports that
+                // only once, so a retry could succeed although data is lost.
                 Err(Errno::IO) => return target.store.settle_sync(Err(Errno::IO.into())),
                 // See `Action::WriteAgain`.
                 Err(errno @ (Errno::NOSPC | Errno::DQUOT)) => {

@@ -1,22 +1,22 @@
-//! A few threads for parts that can only be carried out by blocking calls.
+//! A thread pool for parts that need blocking calls.
 //!
 //! ```text
-//!   Engine ── run(job) ──▶ queue ──▶ a thread ──▶ Loan::complete ──▶ the engine's bell
+//!   Engine ── run(job) ──▶ queue ──▶ a thread ──▶ Loan::complete ──▶ wakes the engine
 //! ```
 //!
-//! An engine on a ring never blocks its own thread: a worker of a server has many clients on one
-//! ring, and all of them would wait. What neither ring nor lane can do comes here: the replaced
-//! pages of an overlay, the padding behind a file's end, a direct transfer that is not aligned,
+//! An engine on a ring never blocks its own thread, because a server's worker has many clients on
+//! one ring and all of them would wait. Parts that neither ring nor lane can carry out come here:
+//! replaced pages of an overlay, padding beyond a file's end, unaligned O_DIRECT transfers, and
 //! zeroing where the file system has no call for it.
 //!
-//! There is one pool for each process. A thread is started when work comes and none is idle, up to
-//! [`THREADS_MAX`]; it ends when it had nothing to do for [`IDLE_LIMIT`]. With all threads stuck in
-//! calls that do not return (a dead network file system), further work waits behind them; it would
-//! have hung in the caller's own thread otherwise. Where no thread can be started and none runs,
-//! the caller does the work itself.
+//! Each process has one pool. A thread is started when work arrives and none is idle, up to
+//! [`THREADS_MAX`]. It ends after [`IDLE_LIMIT`] without work. If all threads are stuck in calls
+//! that do not return (a dead network file system), further work waits behind them; it would
+//! otherwise have hung in the caller's own thread. If no thread can be started and none runs, the
+//! caller does the work itself.
 //!
-//! One mutex guards the queue and the counts. No job runs under it. Schedulers of tests (`sync`)
-//! never come here: they have no rings.
+//! One mutex guards the queue and the counts. No job runs under it. The schedulers of tests
+//! (`sync`) never get here, because they have no rings.
 
 use std::{
     collections::VecDeque,
@@ -25,10 +25,10 @@ use std::{
     time::Duration,
 };
 
-/// Most threads at a time.
+/// Maximum number of threads.
 const THREADS_MAX: usize = 16;
 
-/// How long a thread waits for more to do.
+/// How long a thread waits for more work before it ends.
 const IDLE_LIMIT: Duration = Duration::from_secs(5);
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -47,7 +47,7 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has `job` carried out by another thread.
+/// Queues `job` for a thread of the pool.
 pub(crate) fn run(job: Job) {
     let mut state = lock();
     state.jobs.push_back(job);
@@ -63,7 +63,7 @@ pub(crate) fn run(job: Job) {
         return;
     }
     state.threads -= 1;
-    // Others will come to it, if there are any.
+    // If there are other threads, they will take the job.
     let own = if state.threads == 0 { state.jobs.pop_back() } else { None };
     drop(state);
     if let Some(job) = own {
@@ -71,7 +71,7 @@ pub(crate) fn run(job: Job) {
     }
 }
 
-/// Takes a thread that panics out of the count.
+/// Uncounts a thread, also if it panics.
 struct Counted;
 
 impl Drop for Counted {
@@ -95,8 +95,8 @@ fn work() {
         state = woken;
         state.idle -= 1;
         if waited.timed_out() && state.jobs.is_empty() {
-            // Uncounted under this hold of the lock, so that no job is left to a thread that is
-            // going.
+            // Decremented before the lock is released, so that no job is left to a thread that is
+            // about to end.
             state.threads -= 1;
             std::mem::forget(counted);
             return;
@@ -110,9 +110,9 @@ mod tests {
     use std::sync::{Arc, Barrier, mpsc::channel};
 
     #[test]
-    fn jobs_run_beside_each_other_in_other_threads() {
+    fn jobs_run_concurrently_in_other_threads() {
         let (sender, receiver) = channel();
-        // Each waits for the other: one thread for both would hang.
+        // Each job waits for the other: one thread for both would hang.
         let both = Arc::new(Barrier::new(2));
         for _ in 0..2 {
             let (sender, both) = (sender.clone(), Arc::clone(&both));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn more_jobs_than_threads_all_run_and_a_panic_costs_one() {
+    fn more_jobs_than_threads_all_run_despite_a_panic() {
         let (sender, receiver) = channel();
         run(Box::new(|| std::panic::resume_unwind(Box::new("a job that panics"))));
         for number in 0..10 * THREADS_MAX {

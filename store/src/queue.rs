@@ -1,57 +1,58 @@
-//! The block queue: the one shape in which everything that holds blocks is driven.
+//! The block queue: the interface through which every block device is driven.
 //!
-//! A [`BlockDevice`] is shared by threads. Each thread opens a [`BlockQueue`] of its own, pushes
+//! Threads share a [`BlockDevice`]. Each thread opens a [`BlockQueue`] of its own, pushes
 //! [`Request`]s until the depth is reached, and reaps [`Completion`]s. A request owns its buffer
-//! while it is in flight and gives it back in its completion, so nobody can touch memory that the
-//! kernel is writing to. The memory is one [`IoBuf`], or, for requests whose payload is in several
-//! pieces, shared with another write, or another process's, [`Segments`].
+//! while it is in flight and returns it in the completion, so no code can touch memory that the
+//! kernel is writing to. The memory is one [`IoBuf`], or [`Segments`] (a scatter-gather list) if
+//! the payload lies in several places, is shared with another write, or belongs to another process.
 //!
 //! ```text
 //!   push(Request{op, offset, buf, tag}) ─▶ in flight ─▶ reap() ─▶ Completion{tag, buf, result}
 //! ```
 //!
-//! Requests in flight at the same time have no order among them, as on a physical disk. A completed
-//! write is visible to every queue of the device; it is durable after a flush that was pushed after
-//! its completion, or when it carried [`Request::fua`].
+//! As on a physical disk, requests in flight at the same time are not ordered. A completed write is
+//! visible to every queue of the device. It is durable after a flush that was pushed after its
+//! completion, or if it carried [`Request::fua`].
 
 use crate::{
     Engine, EngineKind, IoBuf, Segments, SharedRing, Slab, buffer::BUFFER_ALIGNMENT_BYTES, resize::SizeWatcher,
 };
 use std::{fmt, io, ops::Range, sync::Arc};
 
-/// What to do with a range of blocks.
+/// What a request does to its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// Fill the buffer.
+    /// Read the range into the buffer.
     Read,
-    /// Store the buffer.
+    /// Write the buffer to the range.
     Write,
-    /// Make the range read as zeros; space is kept where that is possible. No buffer.
+    /// Make the range read as zeros, keeping its space allocated where possible. No buffer.
     WriteZeroes,
     /// Make the range read as zeros and give its space back. No buffer.
     Discard,
-    /// Make every write completed so far durable. No buffer, no range.
+    /// Make every completed write durable. No buffer, no range.
     Flush,
 }
 
 /// One request. Offsets and lengths are multiples of the device's logical sector size.
 #[derive(Debug)]
 pub struct Request {
-    /// What to do.
+    /// What to do with the range.
     pub operation: Operation,
     /// First byte of the range on the device.
     pub offset_bytes: u64,
-    /// Length of the range. For reads and writes it must fit the buffer behind `buf_offset_bytes`.
+    /// Length of the range. For reads and writes the buffer must hold this much after
+    /// `buf_offset_bytes`.
     pub len_bytes: u64,
     /// The memory for reads and writes.
     pub buf: Option<IoBuf>,
-    /// The memory of a read or write that has no buffer, but several pieces.
+    /// The scatter-gather list of a read or write that has no `buf`.
     pub segments: Option<Box<Segments>>,
-    /// Where in the buffer, or in all segments together, the payload begins, so that something can
-    /// stand before it (the header of a reply). A multiple of 4096 keeps the payload aligned for
+    /// Where the payload begins, counted from the start of the buffer or of all segments. The bytes
+    /// before it are free for a reply's header. A multiple of 4096 keeps the payload aligned for
     /// every device.
     pub buf_offset_bytes: usize,
-    /// Given back in the completion.
+    /// Returned in the completion.
     pub tag: u64,
     /// Force unit access: complete only when durable. For writes, write-zeroes and discards.
     pub fua: bool,
@@ -79,7 +80,7 @@ impl Request {
         Self { operation: Operation::Write, ..Self::read_segments(offset_bytes, segments, tag) }
     }
 
-    /// Zeros over a range.
+    /// Zeroing of a range.
     pub fn write_zeroes(offset_bytes: u64, len_bytes: u64, tag: u64) -> Self {
         Self { operation: Operation::WriteZeroes, len_bytes, ..Self::of(offset_bytes, tag) }
     }
@@ -94,67 +95,66 @@ impl Request {
         Self::of(0, tag)
     }
 
-    /// A request of nothing, for the others to fill in.
+    /// An empty request, for the constructors to fill in.
     fn of(offset_bytes: u64, tag: u64) -> Self {
         let operation = Operation::Flush;
         Self { operation, offset_bytes, len_bytes: 0, buf: None, segments: None, buf_offset_bytes: 0, tag, fua: false }
     }
 
-    /// Where in the buffer the payload lies. Only for a request that [`validate`] has let pass.
+    /// The range of the payload in the buffer. Call only for a request that passed [`validate`].
     #[inline]
     pub fn buf_range(&self) -> Range<usize> {
         self.buf_offset_bytes..self.buf_offset_bytes.saturating_add(self.len_bytes as usize)
     }
 }
 
-/// The end of a request.
+/// A completed request.
 #[derive(Debug)]
 pub struct Completion {
     /// The request's tag.
     pub tag: u64,
     /// The request's buffer.
     pub buf: Option<IoBuf>,
-    /// The request's payload in pieces.
+    /// The request's scatter-gather list.
     pub segments: Option<Box<Segments>>,
-    /// `Ok` when the whole range was done. There are no partial successes.
+    /// `Ok` if the whole range was done. There are no partial successes.
     pub result: io::Result<()>,
 }
 
-/// A request that was not taken, with the reason. The request comes back, its buffer in it.
+/// A request that [`BlockQueue::push`] refused, returned with its buffer.
 #[derive(Debug)]
 pub struct PushError {
     /// The request.
     pub request: Request,
-    /// Why: `WouldBlock` when the depth is reached, `InvalidInput` when range, alignment or buffer
-    /// are wrong, `ReadOnlyFilesystem` for a write to a read-only device.
+    /// `WouldBlock` if the depth is reached, `InvalidInput` if range, alignment or buffer are
+    /// wrong, `ReadOnlyFilesystem` for a write to a read-only device.
     pub reason: io::Error,
 }
 
-/// Sizes of a device.
+/// Size and sector sizes of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// Capacity in bytes, a multiple of the logical sector size.
     pub size_bytes: u64,
     /// The unit of addressing.
     pub logical_sector_bytes: u32,
-    /// The unit that is written without a read-modify-write below.
+    /// The unit that the device writes without read-modify-write.
     pub physical_sector_bytes: u32,
     /// Whether writes are refused.
     pub read_only: bool,
 }
 
-/// How to open a queue.
+/// Options for opening a queue.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueOptions<'a> {
-    /// Most requests in flight.
+    /// Maximum number of requests in flight.
     pub depth: usize,
-    /// What moves the bytes.
+    /// How I/O is submitted.
     pub engine: EngineKind,
-    /// Buffers to register with the kernel, if the caller's come from one slab. A ring that is
-    /// given has its own.
+    /// Buffers to register with the kernel. Ignored if `ring` is given: it has registered its own.
     pub slab: Option<&'a Slab>,
-    /// A ring to share with other queues and streams of this thread, instead of one of its own.
-    /// `engine` and `slab` mean nothing then, but for [`EngineKind::Sync`], which uses no ring.
+    /// A ring to share with other queues and streams of this thread. `engine` and `slab` are then
+    /// ignored, except that [`EngineKind::Sync`] uses no ring.
     pub ring: Option<&'a SharedRing>,
 }
 
@@ -174,22 +174,21 @@ impl QueueOptions<'_> {
     }
 }
 
-/// What a range holds.
+/// What a range of a device holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExtentKind {
     /// Bytes in a store.
     Data,
-    /// Zeros by the word of a layer: a zero or trimmed block, a hole.
+    /// Recorded as zeros by a layer: a zero or trimmed block, or a hole.
     Zero,
-    /// No layer of the device knows the range; it reads as zeros.
+    /// No layer of the device maps the range; it reads as zeros.
     Unallocated,
-    /// The table of a layer is wrong here: reads of the range fail, and say why.
+    /// A layer's table entry for the range is invalid: reads fail and say why.
     Damaged,
 }
 
 impl ExtentKind {
-    /// Whether the range reads as zeros, so that nobody needs to read it. What is not so must be
-    /// read; that may fail.
+    /// Whether the range is known to read as zeros without reading it.
     pub fn reads_as_zeros(self) -> bool {
         match self {
             Self::Zero | Self::Unallocated => true,
@@ -198,37 +197,37 @@ impl ExtentKind {
     }
 }
 
-/// A run of blocks that are alike.
+/// A run of blocks with the same state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     /// First byte on the device.
     pub offset_bytes: u64,
     /// Length in bytes.
     pub len_bytes: u64,
-    /// What is there.
+    /// The state of the range.
     pub kind: ExtentKind,
-    /// The layer that decided: 0 is the top of the chain.
+    /// The layer that decides the state: 0 is the top of the chain.
     pub depth: u32,
-    /// Which of that layer's files it is in, counted from 0: most layers have one file.
+    /// The index of the file within that layer, from 0; most layers have one file.
     pub file: u16,
-    /// Where the bytes lie in that file, for [`ExtentKind::Data`].
+    /// Offset of the bytes in that file, for [`ExtentKind::Data`].
     pub file_offset_bytes: Option<u64>,
 }
 
-/// Anything that holds blocks: a raw file, a device, a virtual disk, later an export or a LUN.
+/// A raw file, a block device, a virtual disk, or a network export.
 pub trait BlockDevice: Send + Sync + fmt::Debug {
-    /// Its sizes, as of now.
+    /// Current size and sector sizes.
     fn geometry(&self) -> Geometry;
 
-    /// Has `watcher` called when the device has another size, for as long as the caller keeps the
-    /// watcher. Devices that keep their size call nobody.
+    /// Calls `watcher` whenever the size of the device changes, for as long as the caller keeps the
+    /// watcher. Devices of fixed size never call it.
     fn watch_size(&self, _watcher: &Arc<SizeWatcher>) {}
 
-    /// A queue for the calling thread.
+    /// Opens a queue for the calling thread.
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>>;
 
-    /// Appends the extents of a range, in order and without gaps, to `out`. A device that cannot
-    /// tell says data.
+    /// Appends the extents of a range to `out`, in order and without gaps. A device that does not
+    /// know its extents reports data.
     fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
         out.push(Extent {
             offset_bytes,
@@ -242,31 +241,30 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     }
 }
 
-/// One thread's window onto a device.
+/// A thread's queue of requests to a device.
 pub trait BlockQueue: fmt::Debug {
-    /// Most requests in flight.
+    /// Maximum number of requests in flight.
     fn depth(&self) -> usize;
 
     /// Requests pushed and not yet reaped.
     fn in_flight(&self) -> usize;
 
-    /// What the address of a write's memory must be a multiple of: other memory is taken too, but
-    /// copied on its way.
+    /// Alignment of a write's memory address below which the payload is copied on its way.
     fn memory_alignment_bytes(&self) -> usize {
         BUFFER_ALIGNMENT_BYTES
     }
 
-    /// Takes a request. It may start now or at the next [`BlockQueue::reap`]. The error is boxed,
-    /// as it is rare and carries the request.
+    /// Accepts a request, which may start now or at the next [`BlockQueue::reap`]. The error is
+    /// boxed because it is rare and carries the request.
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>>;
 
-    /// Starts everything pushed (on a shared ring, that is left to whoever waits next), waits until
-    /// at least `at_least` requests have ended (0 does not wait; never more than are in flight),
-    /// and appends all that have. An error means that the queue itself has failed.
+    /// Starts everything pushed (on a shared ring, the next user that waits does that), waits until
+    /// at least `at_least` requests have ended (0 does not wait; at most as many as are in flight),
+    /// and appends all completions. An error means that the queue itself has failed.
     fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()>;
 }
 
-/// Checks a request against a geometry. Shared by all devices, so that all refuse alike.
+/// Checks a request against a geometry. All devices use it, so that all refuse the same requests.
 pub fn validate(request: &Request, geometry: &Geometry) -> io::Result<()> {
     let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     if request.operation == Operation::Flush {
@@ -301,7 +299,7 @@ pub fn validate(request: &Request, geometry: &Geometry) -> io::Result<()> {
     Ok(())
 }
 
-/// Checks the memory of a read or write that has segments, or not enough.
+/// Checks the memory of a read or write that has segments, or too small a buffer.
 #[cold]
 fn validate_memory(request: &Request, held_bytes: u64) -> io::Result<()> {
     let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
@@ -316,12 +314,12 @@ fn validate_memory(request: &Request, held_bytes: u64) -> io::Result<()> {
         return invalid(format!("the segments hold {held_bytes} bytes, the request needs {}", request.len_bytes));
     }
     if request.operation == Operation::Read && !segments.is_writable() {
-        return invalid("a read cannot go into memory that is shared, or was mapped for reading only".to_owned());
+        return invalid("a read cannot go into memory that is shared or mapped read-only".to_owned());
     }
     Ok(())
 }
 
-/// A device driven one request at a time, for tools and tests to whom speed is nothing.
+/// Drives a device one request at a time, for tools and tests where speed does not matter.
 #[derive(Debug)]
 pub struct Blocking {
     queue: Box<dyn BlockQueue>,
@@ -347,7 +345,7 @@ impl Blocking {
             error.reason
         })?;
         self.queue.reap(1, &mut self.done)?;
-        let completion = self.done.pop().ok_or_else(|| io::Error::other("the queue ended no request"))?;
+        let completion = self.done.pop().ok_or_else(|| io::Error::other("the queue completed no request"))?;
         if completion.buf.is_some() {
             self.buf = completion.buf;
         }
@@ -355,10 +353,10 @@ impl Blocking {
     }
 
     fn take(&mut self) -> io::Result<IoBuf> {
-        self.buf.take().ok_or_else(|| io::Error::other("the buffer was lost by an earlier failure of the queue"))
+        self.buf.take().ok_or_else(|| io::Error::other("the buffer was lost in an earlier failure of the queue"))
     }
 
-    /// Reads; offset and length are multiples of the sector size.
+    /// Reads `out.len()` bytes; offset and length must be multiples of the sector size.
     pub fn read(&mut self, mut offset_bytes: u64, out: &mut [u8]) -> io::Result<()> {
         for chunk in out.chunks_mut(BLOCKING_BYTES) {
             let buf = self.take()?;
@@ -371,7 +369,7 @@ impl Blocking {
         Ok(())
     }
 
-    /// Writes; offset and length are multiples of the sector size.
+    /// Writes `data`; offset and length must be multiples of the sector size.
     pub fn write(&mut self, mut offset_bytes: u64, data: &[u8], fua: bool) -> io::Result<()> {
         for chunk in data.chunks(BLOCKING_BYTES) {
             let mut buf = self.take()?;
@@ -382,22 +380,22 @@ impl Blocking {
         Ok(())
     }
 
-    /// Zeros over a range.
+    /// Makes a range read as zeros; offset and length must be multiples of the sector size.
     pub fn write_zeroes(&mut self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
         self.run(Request::write_zeroes(offset_bytes, len_bytes, 0))
     }
 
-    /// Discards a range.
+    /// Discards a range; offset and length must be multiples of the sector size.
     pub fn discard(&mut self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
         self.run(Request::discard(offset_bytes, len_bytes, 0))
     }
 
-    /// Flushes.
+    /// Makes all completed writes durable.
     pub fn flush(&mut self) -> io::Result<()> {
         self.run(Request::flush(0))
     }
 
-    /// The device's sizes.
+    /// Size and sector sizes, as of when the queue was opened.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }

@@ -1,12 +1,12 @@
-//! A raw disk: a file or a block device whose byte at offset n is the disk's byte at offset n.
+//! A raw disk: a file or block device whose bytes are the disk's bytes, at the same offsets.
 //!
-//! It is the leanest of all devices, one part for each request and no look-up, and so the baseline
-//! with which virtual disks are compared.
+//! It needs no look-up and one part for each request, so it is the baseline with which virtual
+//! disks are compared.
 //!
-//! A file whose length is no whole number of sectors is shown rounded up; what lies beyond its end
-//! reads as zeros, and a write there lengthens the file. A flush is one `fdatasync`, which covers
+//! A file whose length is not a multiple of the sector size is shown rounded up. Bytes beyond its
+//! end read as zeros, and a write there extends the file. A flush is one `fdatasync`, which covers
 //! completed writes of every queue. Zeroing with force unit access is a zeroing followed by a sync,
-//! as no system call does both, and so is such a write of several segments: the queue holds the
+//! since no system call does both; so is such a write of several segments. The queue holds the
 //! first completion back and starts the sync.
 
 use crate::{
@@ -20,10 +20,10 @@ use crate::{
 };
 use std::{io, path::Path, sync::Arc};
 
-/// The cookie of a zeroing that must be followed by a sync.
+/// Cookie of a request that must be followed by a sync.
 const THEN_SYNC: u64 = 1;
 
-/// See the module.
+/// A raw disk; see the module documentation.
 #[derive(Debug, Clone)]
 pub struct RawDevice {
     store: Arc<dyn Store>,
@@ -31,8 +31,8 @@ pub struct RawDevice {
 }
 
 impl RawDevice {
-    /// Opens a file or a block device, with an exclusive lock for writing and a shared one for
-    /// reading. Sectors are the block device's own, and 512 bytes for a file.
+    /// Opens a file or a block device, with an exclusive lock for writing and a shared lock for
+    /// reading. Sector sizes are the block device's own, and 512 bytes for a file.
     pub fn open(path: impl AsRef<Path>, writable: bool, cache: CacheMode) -> Result<Self, OpenError> {
         let path = path.as_ref();
         let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
@@ -47,11 +47,12 @@ impl RawDevice {
     /// A raw disk on any store.
     ///
     /// # Errors
-    /// `InvalidInput` when the sector size is no power of two of at least 512; else what the store
-    /// says when asked for its length.
+    /// `InvalidInput` if the sector size is not a power of two of at least 512; the store's error
+    /// if its length cannot be read.
     pub fn new(store: Arc<dyn Store>, writable: bool, logical_sector_bytes: u32) -> io::Result<Self> {
         if !logical_sector_bytes.is_power_of_two() || logical_sector_bytes < 512 {
-            let what = format!("a sector of {logical_sector_bytes} bytes; it must be a power of two of at least 512");
+            let what =
+                format!("a sector size of {logical_sector_bytes} bytes; it must be a power of two of at least 512");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         let size_bytes = store
@@ -65,12 +66,12 @@ impl RawDevice {
         })
     }
 
-    /// The store below.
+    /// The store that holds the disk.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
-    /// Whether requests really go past the page cache.
+    /// Whether requests bypass the page cache.
     pub fn cache_mode(&self) -> CacheMode {
         match self.store.data_file() {
             Some(file) if file.alignment_bytes > 1 => CacheMode::Direct,
@@ -97,7 +98,7 @@ impl BlockDevice for RawDevice {
         let end_bytes = offset_bytes.saturating_add(len_bytes).min(self.geometry.size_bytes);
         let mut at_bytes = offset_bytes;
         while at_bytes < end_bytes {
-            // Whole sectors: one of which a part is data is data.
+            // Whole sectors: a sector that is partly data is data.
             let (data_start, data_end) = match self.store.next_data(at_bytes)? {
                 Some(data) => {
                     let data_end = data.offset_bytes.saturating_add(data.len_bytes);
@@ -150,7 +151,7 @@ struct RawQueue {
 }
 
 impl RawQueue {
-    /// The part of a range that lies in the file, as zeroing must: the file may end within the last
+    /// The part of a range that lies in the file, for zeroing: the file may end within the last
     /// sector.
     fn clip(&self, range: FileRange) -> io::Result<FileRange> {
         let whole_sectors = self.geometry.size_bytes.saturating_sub(u64::from(self.geometry.logical_sector_bytes));
@@ -191,10 +192,9 @@ impl BlockQueue for RawQueue {
             (Operation::Write, Some(buf)) => {
                 self.engine.write_one(tag, 0, target, offset_bytes, buf, range, request.fua);
             }
-            // In pieces; or a transfer of nothing, which needs no buffer.
+            // Segments; or a transfer of length 0, which needs no buffer.
             (operation @ (Operation::Read | Operation::Write), None) => {
-                // Several parts would each be made durable by itself, and one sync behind them is
-                // cheaper.
+                // One sync after all parts is cheaper than making each part durable by itself.
                 let parts = request.segments.as_ref().map_or(0, |segments| segments.count());
                 let then_sync = request.fua && operation == Operation::Write && parts > 1;
                 let slot = self.engine.begin(tag, if then_sync { THEN_SYNC } else { 0 }, None);

@@ -1,18 +1,18 @@
-//! Devices that change their size while they are open, and those who want to hear of it.
+//! Watching the size of devices that can be resized while they are open.
 //!
 //! ```text
-//!   server ─▶ BlockDevice::watch_size(watcher) ─▶ SizeWatchers (weak) ◀─ tell(size) ─ who makes the device larger
+//!   server ─▶ BlockDevice::watch_size(watcher) ─▶ SizeWatchers (weak) ◀─ tell(size) ─ resize
 //! ```
 //!
-//! A watcher is called by the thread that changes the size, after the change, in the order of the
-//! changes. The device keeps a weak reference: whoever watches keeps the watcher, and drops it in
-//! order to hear no more. A watcher may be called once more while it is dropped by another thread.
-//! A watcher must not change the size itself.
+//! The thread that changes the size calls the watchers after the change, in the order of the
+//! changes. The device keeps weak references: the owner of a watcher drops it to stop the calls. A
+//! watcher may be called once more while another thread drops it. A watcher must not change the
+//! size itself.
 //!
-//! Whoever asks a device for its geometry again, as a server does for each new client, needs no
+//! Code that asks for the geometry again anyway, as a server does for each new client, needs no
 //! watcher.
 //!
-//! Lock: one mutex over the list. It is not held while a watcher is called.
+//! Lock: one mutex guards the list. It is not held while a watcher is called.
 
 use crate::sync::Mutex;
 use std::{
@@ -20,22 +20,23 @@ use std::{
     sync::{Arc, PoisonError, Weak},
 };
 
-/// Called with the new size of a device, in bytes.
+/// A callback with the new size of a device in bytes.
 pub type SizeWatcher = dyn Fn(u64) + Send + Sync;
 
-/// See the module.
+/// The watchers of one device; see the module documentation.
 #[derive(Default)]
 pub struct SizeWatchers(Mutex<Vec<Weak<SizeWatcher>>>);
 
 impl SizeWatchers {
-    /// Adds a watcher.
+    /// Adds a watcher and forgets those that were dropped.
     pub fn add(&self, watcher: &Arc<SizeWatcher>) {
         let mut watchers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.retain(|watcher| watcher.strong_count() > 0);
         watchers.push(Arc::downgrade(watcher));
     }
 
-    /// Calls all watchers that are still there. The caller sees to the order of calls.
+    /// Calls all watchers that still exist. The caller must call `tell` in the order of the
+    /// changes.
     pub fn tell(&self, size_bytes: u64) {
         let watchers = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         watchers.iter().filter_map(Weak::upgrade).for_each(|watcher| watcher(size_bytes));
@@ -54,7 +55,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     #[test]
-    fn who_is_gone_is_told_no_more() {
+    fn dropped_watchers_are_not_called() {
         let watchers = SizeWatchers::default();
         let heard = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let watcher = |index: usize| -> Arc<SizeWatcher> {
@@ -69,6 +70,6 @@ mod tests {
         watchers.tell(6);
         assert_eq!([0, 1].map(|index| heard[index].load(Ordering::Relaxed)), [5, 6]);
         watchers.add(&second);
-        assert_eq!(watchers.0.lock().unwrap().len(), 2, "one that is gone leaves the list");
+        assert_eq!(watchers.0.lock().unwrap().len(), 2, "a dropped watcher is removed");
     }
 }

@@ -1,21 +1,20 @@
-//! One io_uring: setting it up, feeding it, emptying it. Whose it is, an engine's alone or several
-//! users', `link` and `shared` say.
+//! One io_uring: setup, submission and completion. `link` and `shared` say who owns it: one engine,
+//! or several users.
 //!
-//! What the kernel refuses is left out, piece by piece: setup flags that are too new for it,
-//! registered files, registered buffers. None of these changes what happens, only how fast.
+//! Features that the kernel refuses are left out one by one: setup flags that are too new for it,
+//! registered files, registered buffers. They change only the speed.
 //!
-//! - `SINGLE_ISSUER | DEFER_TASKRUN`: completions are worked off by our own `io_uring_enter`, not
-//!   by interrupting us.
-//! - Registered files spare the look-up, and the reference count, of a descriptor for each
-//!   transfer.
-//! - Registered buffers spare pinning the pages of a buffer for each direct transfer.
+//! - `SINGLE_ISSUER | DEFER_TASKRUN`: our own `io_uring_enter` processes completions; no interrupt
+//!   of our thread does.
+//! - Registered files spare the look-up and the reference count of a descriptor for each transfer.
+//! - Registered buffers spare pinning the pages of a buffer for each O_DIRECT transfer.
 //!
-//! Invariant: the ring belongs to one thread (`SINGLE_ISSUER`), and is not `Send`. A started part's
-//! memory stays valid until its completion has been taken; [`Ring::start`] and [`Ring::push`] are
-//! `unsafe` for that reason, and the users' drops wait for all.
+//! Invariants: the ring belongs to one thread (`SINGLE_ISSUER`) and is not `Send`. The memory of a
+//! started part stays valid until its completion has been taken. [`Ring::start`] and [`Ring::push`]
+//! are therefore `unsafe`, and the users' drops wait for all completions.
 //!
-//! The lower half of an entry's `user_data` is its user's number for it, the upper half says whose
-//! it is (0 for a ring with one user).
+//! The lower half of an entry's `user_data` is the number that its user chose. The upper half
+//! identifies the user (0 for a ring with one user).
 
 #![allow(unsafe_code)]
 
@@ -29,33 +28,33 @@ use nix::libc;
 use rustix::fs::FallocateFlags;
 use std::{io, marker::PhantomData, os::fd::RawFd, time::Duration};
 
-/// Most files that are registered; more are reached by their descriptors.
-const MOST_FILES: u32 = 4096;
+/// Maximum number of registered files; further files are used by descriptor.
+const FILES_MAX: u32 = 4096;
 
-/// The kernel takes at most this much as one registered buffer.
+/// Maximum size of one registered buffer in the kernel.
 const BUFFER_PIECE_BYTES: usize = 1 << 30;
 
-/// Most bytes in one submission: the kernel moves no more than 2 GiB less a page at once, and the
-/// rest follows.
+/// Maximum length of one submission. The kernel moves at most 2 GiB minus a page at once; the rest
+/// is submitted again.
 const TRANSFER_BYTES: u64 = 1 << 30;
 
-/// Most entries of a submission queue that the kernel gives.
-const MOST_ENTRIES: usize = 32768;
+/// Maximum number of submission queue entries in the kernel.
+const ENTRIES_MAX: usize = 32768;
 
-/// Enters in a row that may be refused for want of memory or of room before the ring counts as
+/// How often in a row `io_uring_enter` may fail with EAGAIN or EBUSY before the ring counts as
 /// broken.
-const PATIENCE: u32 = 10_000;
+const REFUSALS_MAX: u32 = 10_000;
 
-/// The number of the poll on an engine's eventfd for externals. Lanes and parts have smaller ones.
+/// `user_data` of the poll on the eventfd for externals. Lanes and parts have smaller numbers.
 pub(crate) const WAKE: u32 = u32::MAX;
 
-/// The number of an entry that takes a poll back.
+/// `user_data` of an entry that cancels a poll.
 pub(crate) const CANCEL: u32 = u32::MAX - 1;
 
-/// Most lanes of an engine.
+/// Maximum number of lanes of an engine.
 pub(crate) const LANES_MAX: u32 = 1 << 16;
 
-/// The number of the poll on an engine's first lane. Parts have smaller ones.
+/// `user_data` of the poll on an engine's first lane. Parts have smaller numbers.
 pub(crate) const FIRST_LANE: u32 = CANCEL - LANES_MAX;
 
 /// A completion: `user_data` and result.
@@ -64,29 +63,32 @@ pub(crate) type Answer = (u64, i32);
 pub(crate) struct Ring {
     ring: IoUring,
     files: u32,
-    /// Places in use, or used before.
+    /// Indices in use or used before.
     files_used: u32,
     files_free: Vec<u32>,
-    /// Kept while it is registered.
+    /// Kept alive while it is registered.
     slab: Option<Slab>,
-    /// Completions that had to be taken out to make room.
+    /// Completions that were taken early to make room in the completion queue.
     spilled: Vec<Answer>,
     refusals: u32,
     pub(crate) enters: u64,
-    /// The kernel knows the thread that set the ring up.
+    /// `SINGLE_ISSUER`: only the thread that set the ring up may use it.
     not_send: PhantomData<*const ()>,
 }
 
 impl Ring {
-    /// A ring for about `depth` requests; see the module for what may be left out.
+    /// A ring for about `depth` requests. Buffers of `slab` are registered if the kernel permits.
     pub(crate) fn new(depth: usize, slab: Option<&Slab>) -> io::Result<Self> {
-        let entries = depth.saturating_mul(2).clamp(16, MOST_ENTRIES).next_power_of_two() as u32;
+        let entries = depth.saturating_mul(2).clamp(16, ENTRIES_MAX).next_power_of_two() as u32;
         let ring = set_up(entries)?;
         if !ring.params().is_feature_nodrop() {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring may lose completions"));
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this kernel's io_uring may lose completions; Linux 5.5 or later is needed",
+            ));
         }
         let most_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-        let files = MOST_FILES.min(most_files.min(u64::from(u32::MAX)) as u32);
+        let files = FILES_MAX.min(most_files.min(u64::from(u32::MAX)) as u32);
         let files = if ring.submitter().register_files_sparse(files).is_ok() { files } else { 0 };
         let slab = slab.filter(|slab| register_buffers(&ring, slab)).cloned();
         Ok(Self {
@@ -102,7 +104,7 @@ impl Ring {
         })
     }
 
-    /// Registers a file and gives its index, if there is room.
+    /// Registers a file and returns its index; `None` if there is no room.
     pub(crate) fn register_file(&mut self, fd: RawFd) -> Option<u32> {
         let index = match self.files_free.last() {
             Some(&index) => index,
@@ -116,15 +118,15 @@ impl Ring {
         Some(index)
     }
 
-    /// Lets go of a registered file: the kernel keeps it open no longer than what is in flight.
+    /// Unregisters a file. The kernel then keeps it open only for what is in flight.
     pub(crate) fn unregister_file(&mut self, index: u32) {
-        // A place that cannot be emptied is not used again.
+        // An index that cannot be cleared is not reused.
         if self.ring.submitter().register_files_update(index, &[-1]).is_ok() {
             self.files_free.push(index);
         }
     }
 
-    /// Whether buffers of `slab` are registered.
+    /// The slab whose buffers are registered, if any.
     pub(crate) fn slab(&self) -> Option<&Slab> {
         self.slab.as_ref()
     }
@@ -132,8 +134,8 @@ impl Ring {
     /// Puts a part into the submission queue.
     ///
     /// # Safety
-    /// The part fits the ring ([`Part::fits_ring`]). Its memory stays valid, and is reached by
-    /// nobody else, until its completion has been taken; for a read it is writable. If `registered`
+    /// The part fits the ring ([`Part::fits_ring`]). Until its completion has been taken, its
+    /// memory stays valid and no other code accesses it; for a read it is writable. If `registered`
     /// is set, it lies within the registered slab.
     pub(crate) unsafe fn start(&mut self, part: &Part, target: &Target, user_data: u64) -> io::Result<()> {
         let (file, fixed) = match (target.file_index, target.fd) {
@@ -169,8 +171,7 @@ impl Ring {
             }
             (Action::Sync, _) => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
         };
-        // SAFETY: the memory is as the caller promised, and the descriptor is kept open by the
-        // target.
+        // SAFETY: the memory is as the caller promised, and the target keeps the descriptor open.
         unsafe { self.push(&entry.flags(fixed).user_data(user_data)) }
     }
 
@@ -181,34 +182,35 @@ impl Ring {
         unsafe { self.push(&entry) }
     }
 
-    /// Takes a poll back. Both entries are answered, the poll's perhaps with what it waited for.
+    /// Cancels a poll. Both entries are answered; the poll's answer may be that its descriptor
+    /// became readable.
     pub(crate) fn cancel_poll(&mut self, polled: u64, user_data: u64) -> io::Result<()> {
         let entry = opcode::PollRemove::new(polled).build().user_data(user_data);
         // SAFETY: the entry names no memory.
         unsafe { self.push(&entry) }
     }
 
-    /// Makes every later call of the kernel fail: another file takes the place of the ring's
-    /// descriptor.
+    /// Makes every later system call on the ring fail, by replacing its descriptor with another
+    /// file's.
     #[cfg(test)]
     pub(crate) fn break_down(&mut self) {
         let null = std::fs::File::open("/dev/null").expect("/dev/null");
-        // SAFETY: both descriptors are open. The ring's memory stays mapped; the kernel takes the
-        // ring apart.
+        // SAFETY: both descriptors are open. The ring's memory stays mapped; the kernel tears down
+        // the ring.
         unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), std::os::fd::AsRawFd::as_raw_fd(&self.ring)) };
     }
 
     /// Puts any entry into the submission queue.
     ///
     /// # Safety
-    /// What the entry names stays valid, and is reached by nobody else, until its completion has
-    /// been taken.
+    /// Until the entry's completion has been taken, the memory that it names stays valid and no
+    /// other code accesses it.
     pub(crate) unsafe fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         // SAFETY: as promised by the caller.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             self.enter(0)?;
             if self.unsubmitted() > 0 {
-                // The kernel takes no more before there is room for completions.
+                // The kernel accepts no more until there is room for completions.
                 let (ring, spilled) = (&mut self.ring, &mut self.spilled);
                 spilled.extend(ring.completion().map(|answer| (answer.user_data(), answer.result())));
             }
@@ -222,12 +224,12 @@ impl Ring {
         if first == last { u16::try_from(first).ok() } else { None }
     }
 
-    /// Entries that the kernel has not taken yet.
+    /// Entries that the kernel has not accepted yet.
     pub(crate) fn unsubmitted(&mut self) -> usize {
         self.ring.submission().len()
     }
 
-    /// Whether the kernel waits for us to enter before it posts completions.
+    /// Whether the kernel posts further completions only in the next `io_uring_enter`.
     pub(crate) fn has_task_work(&mut self) -> bool {
         let queue = self.ring.submission();
         queue.taskrun() || queue.cq_overflow()
@@ -256,7 +258,7 @@ impl Ring {
         match errno.raw_os_error() {
             Some(libc::ETIME) => Ok(()),
             Some(libc::EINTR) => Ok(()),
-            Some(libc::EAGAIN | libc::EBUSY) if self.refusals < PATIENCE => {
+            Some(libc::EAGAIN | libc::EBUSY) if self.refusals < REFUSALS_MAX => {
                 self.refusals += 1;
                 std::thread::yield_now();
                 Ok(())
@@ -265,17 +267,17 @@ impl Ring {
         }
     }
 
-    /// Whether [`Ring::take`] would give something.
+    /// Whether [`Ring::take`] would return something.
     pub(crate) fn has_answers(&mut self) -> bool {
         !self.spilled.is_empty() || !self.ring.completion().is_empty()
     }
 
-    /// Whether waiting can be limited in time (Linux 5.11).
+    /// Whether waiting can have a timeout (Linux 5.11).
     pub(crate) fn can_time_out(&self) -> bool {
         self.ring.params().is_feature_ext_arg()
     }
 
-    /// Takes completions, and says how many. Fewer than `into` holds: there are no more.
+    /// Takes completions and returns their number. If `into` is not filled, there are no more.
     pub(crate) fn take(&mut self, into: &mut [Answer]) -> usize {
         let mut taken = 0;
         while taken < into.len()
@@ -295,8 +297,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // The kernel takes a ring apart some time after it was closed. Registered files must not
-        // stay open, and their locks not held, until then.
+        // The kernel tears down a ring some time after it was closed. Registered files must not
+        // stay open, with their locks held, until then.
         if self.files > 0 {
             let _ = self.ring.submitter().unregister_files();
         }
@@ -317,7 +319,7 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// Sets a ring up with the best flags that this kernel knows.
+/// Sets up a ring with the best flags that this kernel supports.
 fn set_up(entries: u32) -> io::Result<IoUring> {
     let attempts: [fn(&mut io_uring::Builder); 5] = [
         |builder| {
@@ -359,8 +361,8 @@ fn set_up(entries: u32) -> io::Result<IoUring> {
     Err(refused)
 }
 
-/// Registers the slab, in pieces that the kernel takes. `false` when it does not (too much locked
-/// memory, mostly).
+/// Registers the slab in pieces of at most 1 GiB. Returns `false` if the kernel refuses, mostly
+/// because of the limit of locked memory.
 fn register_buffers(ring: &IoUring, slab: &Slab) -> bool {
     let pieces: Vec<libc::iovec> = (0..slab.total_bytes())
         .step_by(BUFFER_PIECE_BYTES)
@@ -370,7 +372,6 @@ fn register_buffers(ring: &IoUring, slab: &Slab) -> bool {
         })
         .collect();
     // SAFETY: the pieces lie within the slab's allocation. The caller keeps the slab while the ring
-    // lives, and what the kernel does with a registered buffer it does on behalf of parts that were
-    // started.
+    // lives. The kernel uses a registered buffer only for parts that were started.
     unsafe { ring.submitter().register_buffers(&pieces) }.is_ok()
 }

@@ -1,21 +1,20 @@
-//! A ring that several users on one thread share: the queues of some disks, and the streams by
-//! which others reach them.
+//! A ring shared by several users on one thread: the queues of disks, and the streams of a server's
+//! clients.
 //!
 //! ```text
-//!   Engine ──┐  push                                   ┌─▶ mailbox of the engine   ─▶ Engine::reap(0)
-//!   Engine ──┼────────▶ Ring ── one io_uring_enter ──▶ ├─▶ mailbox of the engine
-//!   Streams ─┘                                         └─▶ mailbox of the streams  ─▶ Streams::reap
+//! Engine ──┐  push                                 ┌─▶ mailbox of the engine   ─▶ Engine::reap(0)
+//! Engine ──┼──────▶ Ring ── one io_uring_enter ──▶ ├─▶ mailbox of the engine
+//! Streams ─┘                                       └─▶ mailbox of the streams  ─▶ Streams::reap
 //! ```
 //!
-//! A user joins as a [`Member`] and gets a number, which stands in the upper half of the
-//! `user_data` of all its entries. [`SharedRing::wait`] submits what all of them pushed, sleeps
-//! until there is an answer to any of them, and sorts the answers into their mailboxes. Each user
-//! looks into its own when it is next reaped.
+//! A user joins as a [`Member`] and gets a number, which is the upper half of the `user_data` of
+//! all its entries. [`SharedRing::wait`] submits what all users pushed, sleeps until any of them
+//! has an answer, and sorts the answers into the mailboxes. Each user reads its own mailbox when it
+//! is next reaped.
 //!
-//! Everything here belongs to one thread (`Rc`, no lock). Invariants: neither the ring nor the
-//! mailboxes stay borrowed when a method returns, so users may call in any order; a number is given
-//! out again only when nothing of its last holder is in flight, for members wait for that before
-//! they go.
+//! Everything here belongs to one thread (`Rc`, no lock). Invariants: no method returns while it
+//! borrows the ring or the mailboxes, so users may call in any order. A number is reused only when
+//! no entry of its last holder is in flight, because members wait for that before they leave.
 
 use crate::{
     Slab,
@@ -28,13 +27,14 @@ use std::{
     time::Duration,
 };
 
-/// An answer as its user sees it: the number that the user gave its entry, and the result.
+/// An answer as its user sees it: the number that the user chose for its entry, and the result.
 pub(crate) type Mail = (u32, i32);
 
-/// One io_uring for everything that a thread drives. Clones are the same ring.
+/// One io_uring for everything that a thread drives. Clones share the ring.
 ///
-/// The order of a turn: [`wait`](Self::wait), reap every user, act on what came, reap once more the
-/// users that were pushed to (a request may end at once, without the ring), and wait again.
+/// In each turn of an event loop: [`wait`](Self::wait), reap every user, act on the completions,
+/// reap again the users that were pushed to (a request may complete without the ring), and wait
+/// again.
 #[derive(Debug, Clone)]
 pub struct SharedRing {
     hub: Rc<Hub>,
@@ -43,7 +43,7 @@ pub struct SharedRing {
 #[derive(Debug)]
 struct Hub {
     ring: RefCell<Ring>,
-    /// The ring's, where it can be looked at without borrowing the ring.
+    /// The ring's slab, readable without borrowing the ring.
     slab: Option<Slab>,
     mailboxes: RefCell<Mailboxes>,
 }
@@ -52,60 +52,60 @@ struct Hub {
 struct Mailboxes {
     mail: Vec<Vec<Mail>>,
     free: Vec<u32>,
-    /// In all of them together.
+    /// Number of entries in all mailboxes.
     undelivered: usize,
 }
 
 impl SharedRing {
-    /// A ring for about `depth` operations at a time. Buffers of `slab` are registered with the
-    /// kernel where it takes them.
+    /// A ring for about `depth` operations in flight. Buffers of `slab` are registered with the
+    /// kernel if it permits.
     ///
     /// # Errors
-    /// What the kernel says where it gives no io_uring, or one without time limits (before Linux
-    /// 5.11). There is no way round it as there is for an [`Engine`](crate::Engine) of its own.
+    /// The kernel's error, if it offers no io_uring, or one without timeouts (before Linux 5.11).
+    /// Unlike an [`Engine`](crate::Engine) with a ring of its own, there is no fallback.
     pub fn new(depth: usize, slab: Option<&Slab>) -> io::Result<Self> {
         let ring = Ring::new(depth, slab)?;
         if !ring.can_time_out() {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                "this kernel's io_uring cannot limit the time of waiting; it needs Linux 5.11",
+                "this kernel's io_uring cannot wait with a timeout; Linux 5.11 or later is needed",
             ));
         }
         let slab = ring.slab().cloned();
         Ok(Self { hub: Rc::new(Hub { ring: RefCell::new(ring), slab, mailboxes: RefCell::default() }) })
     }
 
-    /// Submits everything that its users pushed, and waits until there is an answer to any of them.
-    /// It does not sleep while a mailbox holds something that its user has not seen. It may return
-    /// early, with nothing.
+    /// Submits everything that the users pushed, and waits until any of them has an answer. Does
+    /// not sleep while a mailbox holds an answer that its user has not taken. May return early,
+    /// without an answer.
     ///
-    /// With nothing in flight it waits for ever: a loop always has a receive, an accept or a timer
-    /// under way.
+    /// If nothing is in flight, it waits for ever: an event loop must always have a receive, an
+    /// accept or a timer in flight.
     ///
     /// # Errors
-    /// The ring itself has failed.
+    /// The ring itself failed.
     pub fn wait(&self) -> io::Result<()> {
-        self.hub.work(Patience::UntilAnswer(None))
+        self.hub.work(WaitFor::Answer(None))
     }
 
-    /// As [`SharedRing::wait`], but never sleeps: for a thread that has work left, and wants to
-    /// have begun what it pushed so far.
+    /// As [`SharedRing::wait`], but never sleeps. For a thread that still has work and wants to
+    /// submit what it has pushed so far.
     ///
     /// # Errors
-    /// The ring itself has failed.
+    /// The ring itself failed.
     pub fn go_on(&self) -> io::Result<()> {
-        self.hub.work(Patience::None)
+        self.hub.work(WaitFor::None)
     }
 
-    /// As [`SharedRing::wait`], for no longer than `timeout`.
+    /// As [`SharedRing::wait`], for at most `timeout`.
     ///
     /// # Errors
-    /// The ring itself has failed. That the time is over is no error.
+    /// The ring itself failed. A timeout is not an error.
     pub fn wait_for(&self, timeout: Duration) -> io::Result<()> {
-        self.hub.work(Patience::UntilTime(timeout))
+        self.hub.work(WaitFor::Time(timeout))
     }
 
-    /// Queues, engines and streams that are on it.
+    /// Number of queues, engines and streams on the ring.
     pub fn users(&self) -> usize {
         let mailboxes = self.hub.mailboxes.borrow();
         mailboxes.mail.len() - mailboxes.free.len()
@@ -119,28 +119,28 @@ impl SharedRing {
 
 /// How long to wait.
 #[derive(Clone, Copy)]
-enum Patience {
+enum WaitFor {
     /// Not at all.
     None,
-    /// Until there is an answer to this user, or to anybody.
-    UntilAnswer(Option<u32>),
-    /// Until there is an answer to anybody, or the time is over.
-    UntilTime(Duration),
+    /// Until this user, or if `None` any user, has an answer.
+    Answer(Option<u32>),
+    /// Until any user has an answer, or the timeout expires.
+    Time(Duration),
 }
 
 impl Hub {
-    /// Submits, waits if there is nothing yet, and sorts the answers.
-    fn work(&self, patience: Patience) -> io::Result<()> {
+    /// Submits, waits if there is no answer yet, and sorts the answers into the mailboxes.
+    fn work(&self, wait_for: WaitFor) -> io::Result<()> {
         let mut ring = self.ring.borrow_mut();
         let mut mailboxes = self.mailboxes.borrow_mut();
-        let may_sleep = match patience {
-            Patience::None => false,
-            Patience::UntilAnswer(Some(number)) => mailboxes.mail[number as usize].is_empty(),
-            Patience::UntilAnswer(None) | Patience::UntilTime(_) => mailboxes.undelivered == 0,
+        let may_sleep = match wait_for {
+            WaitFor::None => false,
+            WaitFor::Answer(Some(number)) => mailboxes.mail[number as usize].is_empty(),
+            WaitFor::Answer(None) | WaitFor::Time(_) => mailboxes.undelivered == 0,
         };
         let entered = if may_sleep && !ring.has_answers() {
-            match patience {
-                Patience::UntilTime(timeout) => ring.enter_for(1, timeout),
+            match wait_for {
+                WaitFor::Time(timeout) => ring.enter_for(1, timeout),
                 _ => ring.enter(1),
             }
         } else if ring.unsubmitted() > 0 || ring.has_task_work() {
@@ -167,7 +167,7 @@ impl Hub {
 pub(crate) struct Member {
     hub: Rc<Hub>,
     number: u32,
-    /// Whether something of it may still be in flight: then its number is never given out again.
+    /// Whether an entry of this user may still be in flight. Its number is then never reused.
     abandoned: bool,
 }
 
@@ -181,7 +181,7 @@ impl Member {
         Self { hub: Rc::clone(&ring.hub), number, abandoned: false }
     }
 
-    /// The ring. Give it back before anything else of the ring is called.
+    /// Borrows the ring. Drop the borrow before any other call on the shared ring.
     #[inline]
     pub(crate) fn ring(&self) -> RefMut<'_, Ring> {
         self.hub.ring.borrow_mut()
@@ -192,12 +192,12 @@ impl Member {
         self.hub.slab.as_ref()
     }
 
-    /// What stands in the upper half of this user's entries.
+    /// The upper half of the `user_data` of this user's entries.
     pub(crate) fn user_bits(&self) -> u64 {
         u64::from(self.number) << 32
     }
 
-    /// Takes this user's answers, by exchanging its mailbox for `empty`.
+    /// Takes this user's answers by swapping its mailbox with `empty`.
     #[inline]
     pub(crate) fn take(&self, empty: &mut Vec<Mail>) {
         let mut mailboxes = self.hub.mailboxes.borrow_mut();
@@ -205,18 +205,17 @@ impl Member {
         mailboxes.undelivered -= empty.len();
     }
 
-    /// Submits, and sleeps until there is an answer to anybody, unless there is one for this user
-    /// already.
+    /// Submits, and sleeps until any user has an answer, unless this user has one already.
     pub(crate) fn wait(&self) -> io::Result<()> {
-        self.hub.work(Patience::UntilAnswer(Some(self.number)))
+        self.hub.work(WaitFor::Answer(Some(self.number)))
     }
 
-    /// Submits, and sorts what has come, without sleeping.
+    /// Submits, and sorts the answers that have come, without sleeping.
     pub(crate) fn go_on(&self) -> io::Result<()> {
-        self.hub.work(Patience::None)
+        self.hub.work(WaitFor::None)
     }
 
-    /// Says that something of this user may stay in flight for good.
+    /// Records that entries of this user may stay in flight for good.
     pub(crate) fn abandon(&mut self) {
         self.abandoned = true;
     }

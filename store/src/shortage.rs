@@ -1,8 +1,9 @@
-//! An error for a full file system with its numbers: how much was needed, and how much is free.
+//! Explains errors of a full file system: how much space was needed, and how much is free.
 //!
-//! [`explain`] wraps the system's error where it is made, by [`FileStore`](crate::FileStore), or,
-//! for payload that the engine moves, by whoever knows how much is still to be written. The kind of
-//! the error stays, so [`is_full`](crate::is_full) and every translation to an errno go on working.
+//! [`explain`] wraps the system's error where it occurs: in [`FileStore`](crate::FileStore), or,
+//! for payload that the engine writes, in the code that knows how much is still to be written. The
+//! kind of the error stays the same, so [`is_full`](crate::is_full) and every translation to an
+//! errno still work.
 
 use crate::is_full;
 use rustix::{
@@ -15,21 +16,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// No room for what was to be written.
+/// There was no room for a write or an allocation.
 #[derive(Debug)]
-pub struct Shortage {
-    /// Bytes that were to be written; `None` where that is not known.
+struct Shortage {
+    /// Number of bytes to be written or allocated; `None` if unknown.
     needed_bytes: Option<u64>,
     limit: Limit,
     source: io::Error,
 }
 
-/// What the file ran into.
+/// The limit that was reached.
 #[derive(Debug, PartialEq, Eq)]
 enum Limit {
-    /// The file system: bytes that are free for this user, and a folder on it.
+    /// The file system: bytes free for this user, and a folder on it.
     FileSystem { free_bytes: u64, folder: PathBuf },
-    /// `ulimit -f`: the longest file that this process may write, in bytes.
+    /// `ulimit -f`: the maximum length of a file that this process writes, in bytes.
     Process { max_bytes: u64 },
 }
 
@@ -46,7 +47,7 @@ impl fmt::Display for Shortage {
                 write!(f, " {} are free on {}", Size(*free_bytes), folder.display())
             }
             Limit::Process { max_bytes } => {
-                write!(f, ": the limit for files that this process writes is {} (ulimit -f)", Size(*max_bytes))
+                write!(f, ": this process may write files of at most {} (ulimit -f)", Size(*max_bytes))
             }
         }
     }
@@ -58,7 +59,7 @@ impl error::Error for Shortage {
     }
 }
 
-/// Bytes for people, in binary units.
+/// A byte count, displayed in binary units.
 struct Size(u64);
 
 impl fmt::Display for Size {
@@ -72,21 +73,20 @@ impl fmt::Display for Size {
     }
 }
 
-/// Bytes that are free for this user where the file at `path` lies, or is to lie; `None` where
-/// nobody can tell.
+/// Bytes free for this user on the file system of `path`, which need not exist; `None` if unknown.
 pub fn free_bytes(path: &Path) -> Option<u64> {
-    free_of(rustix::fs::statvfs(folder_of(path)))
+    available_bytes(rustix::fs::statvfs(folder_of(path)))
 }
 
-/// Bytes that are free on the file system of an open file.
-pub(crate) fn free_beside(file: &OwnedFd) -> Option<u64> {
-    free_of(rustix::fs::fstatvfs(file))
+/// Bytes free for this user on the file system of an open file.
+pub(crate) fn free_bytes_of(file: &OwnedFd) -> Option<u64> {
+    available_bytes(rustix::fs::fstatvfs(file))
 }
 
-/// Adds the numbers to an error that says that there is no room for the file at `path`. Any other
-/// error, one that has its numbers already, and one of a file system that cannot be asked, stay as
-/// they are. `free_bytes` is what was free before the attempt, which may have used up the rest
-/// before it failed; `None`: what is free now.
+/// Adds needed and free space to an out-of-space error for the file at `path`. Other errors, errors
+/// that are already explained, and errors on a file system that cannot be queried are returned
+/// unchanged. `free_bytes` is what was free before the attempt, which may have used up the rest
+/// before it failed; with `None`, the space that is free now is shown.
 pub fn explain(source: io::Error, path: &Path, needed_bytes: Option<u64>, free_bytes: Option<u64>) -> io::Error {
     if !is_full(&source) || source.get_ref().is_some() {
         return source;
@@ -108,7 +108,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn free_of(found: rustix::io::Result<StatVfs>) -> Option<u64> {
+fn available_bytes(found: rustix::io::Result<StatVfs>) -> Option<u64> {
     found.ok().map(|found| found.f_bavail.saturating_mul(found.f_frsize))
 }
 
@@ -122,17 +122,17 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_are_told_and_the_kind_stays() {
+    fn the_message_has_the_numbers_and_the_kind_stays() {
         let error = full(Some(3 << 29));
         assert!(is_full(&error) && error.kind() == io::ErrorKind::StorageFull);
         let told = error.to_string();
         assert!(told.contains(": needs about 1.5 GiB, ") && told.contains(" are free on /"), "{told}");
         let told = full(None).to_string();
         assert!(!told.contains("needs") && told.contains(" are free on /"), "{told}");
-        // What was free before the attempt counts.
+        // The free space before the attempt is shown.
         let before = explain(io::Error::from_raw_os_error(28), Path::new("/tmp/x"), Some(2 << 20), Some(1 << 20));
         assert!(before.to_string().contains("needs about 2 MiB, 1 MiB are free on "), "{before}");
-        // Once is enough.
+        // An explained error is not explained again.
         let once = full(Some(1 << 20)).to_string();
         let twice = explain(full(Some(1 << 20)), Path::new("/"), Some(5), None).to_string();
         assert_eq!(once.matches("needs").count(), twice.matches("needs").count());
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_short() {
+    fn sizes_are_formatted_in_binary_units() {
         let text = |bytes| Size(bytes).to_string();
         assert_eq!([text(0), text(1536), text(4 << 30), text(5 << 39)], ["0 bytes", "1.5 KiB", "4 GiB", "2.5 TiB"]);
     }

@@ -1,10 +1,10 @@
-//! The requests of an engine: a table of slots with a free list, and those that have ended and wait
-//! to be handed out.
+//! The requests of an engine: a table of slots with a free list, and the completed requests that
+//! wait to be handed out.
 //!
-//! A slot owns its request's buffer, and counts what it waits for: its parts, and its ticket. It is
-//! vacated, and its completion made, when it has been given all its parts and the last of them has
-//! ended. Invariant: the buffer, and what the slot shares with the caller, stays in the slot until
-//! then, so that the kernel always has memory to write to.
+//! A slot owns its request's buffer and counts what it waits for: its parts and its ticket. When
+//! the request has all its parts and the last of them has ended, the slot becomes a completion and
+//! is freed. Invariant: until then the slot keeps the buffer, and the memory that it shares with
+//! the caller, so the kernel always has valid memory to write to.
 
 use crate::{EngineCompletion, IoBuf, Segments, part::Span};
 use std::{io, mem, sync::Arc};
@@ -15,43 +15,43 @@ pub(crate) struct Slot {
     tag: u64,
     cookie: u64,
     buf: Option<IoBuf>,
-    /// The payload of a request that has no buffer but several pieces.
+    /// The scatter-gather list of a request that has no buffer.
     segments: Option<Box<Segments>>,
-    /// All of the buffer. Empty for segments, so that only requests that have some look at them.
+    /// The whole buffer. Empty for segments, so that only the requests that have segments look at
+    /// them.
     pub(crate) memory: Span,
     /// Whether the buffer belongs to the slab that is registered with the ring.
     pub(crate) registered: bool,
-    /// Whether it has been given all its parts.
+    /// Whether the request has all its parts.
     sealed: bool,
-    /// What it waits for.
+    /// Number of parts and tickets that have not ended.
     pending: u32,
     result: io::Result<()>,
-    /// A part of it was lost; see [`EngineCompletion::lost`].
+    /// A part of the request was lost; see [`EngineCompletion::lost`].
     lost: bool,
-    /// Of the few requests that need it.
-    aside: Option<Box<Aside>>,
+    /// State that few requests need.
+    rare: Option<Box<RareState>>,
 }
 
-/// What the hot path has no use for.
+/// State that the hot path does not use.
 #[derive(Debug, Default)]
-struct Aside {
-    /// Memory of its parts that is not its buffer.
+struct RareState {
+    /// Memory of its parts outside its buffer.
     shared: Vec<Arc<IoBuf>>,
-    /// Memory that is lent out.
+    /// Memory that is lent to threads and lanes.
     lent: Vec<Lent>,
-    /// Copies that stand for memory of another process while it is read into.
+    /// Bounce buffers of reads into memory of another process.
     bounces: Vec<Bounce>,
 }
 
-/// A buffer of the engine that is read into, and the memory of another process into which it is to
-/// be copied then.
+/// A buffer that is read into, and the memory of another process to which the data is then copied.
 #[derive(Debug)]
 pub(crate) struct Bounce {
     pub(crate) buf: IoBuf,
     pub(crate) into: Span,
 }
 
-/// Memory that is lent to a thread or a lane, by address.
+/// The address range of memory lent to a thread or a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Lent {
     start: usize,
@@ -68,61 +68,61 @@ impl Lent {
 }
 
 impl Slot {
-    /// Keeps the first error.
+    /// Sets the result to `error`, unless an earlier error is set.
     pub(crate) fn fail(&mut self, error: io::Error) {
         if self.result.is_ok() {
             self.result = Err(error);
         }
     }
 
-    /// Keeps memory until the request has ended.
+    /// Keeps `bytes` alive until the request has ended.
     pub(crate) fn keep(&mut self, bytes: &Arc<IoBuf>) {
-        self.aside.get_or_insert_default().shared.push(Arc::clone(bytes));
+        self.rare.get_or_insert_default().shared.push(Arc::clone(bytes));
     }
 
-    /// The payload in pieces, if it is one.
+    /// The scatter-gather list, if the request has one.
     pub(crate) fn segments(&self) -> Option<&Segments> {
         self.segments.as_deref()
     }
 
     /// Keeps a bounce buffer until [`Slot::take_bounce`], or until the request has ended.
     pub(crate) fn keep_bounce(&mut self, bounce: Bounce) {
-        self.aside.get_or_insert_default().bounces.push(bounce);
+        self.rare.get_or_insert_default().bounces.push(bounce);
     }
 
-    /// Takes out the bounce buffer that was read into as `memory`, if that is one.
+    /// Removes and returns the bounce buffer at the address of `memory`, if there is one.
     pub(crate) fn take_bounce(&mut self, memory: Span) -> Option<Bounce> {
-        let bounces = &mut self.aside.as_mut()?.bounces;
+        let bounces = &mut self.rare.as_mut()?.bounces;
         let place = bounces.iter().position(|bounce| Span::of(&bounce.buf).address == memory.address)?;
         Some(bounces.swap_remove(place))
     }
 
-    /// Whether part of `memory` is lent to somebody who writes into it, or to anybody where the
-    /// caller would write.
+    /// Whether `memory` overlaps memory that is lent out, and the borrower or the caller (`fills`)
+    /// writes to it.
     pub(crate) fn clashes(&self, memory: Span, fills: bool) -> bool {
         let new = Lent::new(memory, fills);
-        self.aside.as_ref().is_some_and(|aside| {
-            aside.lent.iter().any(|lent| lent.start < new.end && new.start < lent.end && (lent.fills || fills))
+        self.rare.as_ref().is_some_and(|rare| {
+            rare.lent.iter().any(|lent| lent.start < new.end && new.start < lent.end && (lent.fills || fills))
         })
     }
 
-    /// Writes down that `memory` is lent out.
+    /// Records that `memory` is lent out.
     pub(crate) fn lend(&mut self, memory: Span, fills: bool) {
-        self.aside.get_or_insert_default().lent.push(Lent::new(memory, fills));
+        self.rare.get_or_insert_default().lent.push(Lent::new(memory, fills));
     }
 
-    /// Strikes out what [`Slot::lend`] wrote down.
-    pub(crate) fn lent_is_back(&mut self, memory: Span, fills: bool) {
+    /// Removes the record that [`Slot::lend`] made.
+    pub(crate) fn end_loan(&mut self, memory: Span, fills: bool) {
         let back = Lent::new(memory, fills);
-        if let Some(aside) = &mut self.aside
-            && let Some(place) = aside.lent.iter().position(|&lent| lent == back)
+        if let Some(rare) = &mut self.rare
+            && let Some(place) = rare.lent.iter().position(|&lent| lent == back)
         {
-            aside.lent.swap_remove(place);
+            rare.lent.swap_remove(place);
         }
     }
 }
 
-/// See the module.
+/// The table of requests; see the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
@@ -138,7 +138,7 @@ impl Slots {
         self.in_flight
     }
 
-    /// Of these, those that will end without the caller's doing anything.
+    /// Requests in flight that will end without further calls of the caller.
     pub(crate) fn sealed(&self) -> usize {
         self.in_flight - self.unsealed
     }
@@ -148,7 +148,7 @@ impl Slots {
         self.ended.len()
     }
 
-    /// Takes a new request in. It cannot end before it is sealed.
+    /// Adds a request. It cannot end before it is sealed.
     #[inline]
     pub(crate) fn occupy(&mut self, tag: u64, cookie: u64, buf: Option<IoBuf>, registered: bool) -> u32 {
         self.in_flight += 1;
@@ -165,7 +165,7 @@ impl Slots {
             pending: 0,
             result: Ok(()),
             lost: false,
-            aside: None,
+            rare: None,
         };
         match self.free.pop() {
             Some(index) => {
@@ -179,14 +179,14 @@ impl Slots {
         }
     }
 
-    /// Gives a request its payload in pieces.
+    /// Gives a request its scatter-gather list.
     ///
     /// # Panics
-    /// When it has segments or parts: the kernel may use its memory.
+    /// If the request has segments or parts: the kernel may be using its memory.
     pub(crate) fn attach(&mut self, slot: u32, segments: Box<Segments>) {
         let holder = self.get(slot);
         let is_new = !holder.sealed && holder.pending == 0 && holder.segments.is_none();
-        assert!(is_new, "segments were given to a request that has begun");
+        assert!(is_new, "segments were given to a request that has parts or segments");
         holder.segments = Some(segments);
     }
 
@@ -195,11 +195,11 @@ impl Slots {
         &mut self.slots[slot as usize]
     }
 
-    /// One thing more that a request waits for.
+    /// Counts one more part or ticket that the request waits for.
     ///
     /// # Panics
-    /// When it was sealed. Only a [`SlotId`](crate::SlotId) of another engine can lead here, and
-    /// with it the memory of a request that is gone.
+    /// If the request is sealed. Only a [`SlotId`](crate::SlotId) of another engine can cause this;
+    /// its part could name memory that was freed.
     #[inline]
     pub(crate) fn hold(&mut self, slot: u32) {
         let holder = self.get(slot);
@@ -207,7 +207,7 @@ impl Slots {
         holder.pending += 1;
     }
 
-    /// One thing fewer.
+    /// Counts one part or ticket as ended.
     #[inline]
     pub(crate) fn let_go(&mut self, slot: u32, result: io::Result<()>) {
         let holder = self.get(slot);
@@ -220,10 +220,10 @@ impl Slots {
         }
     }
 
-    /// The request has all its parts.
+    /// Marks the request as having all its parts.
     ///
     /// # Panics
-    /// When it was sealed before; see [`Slots::hold`].
+    /// If the request is sealed already; see [`Slots::hold`].
     #[inline]
     pub(crate) fn seal(&mut self, slot: u32) {
         let holder = self.get(slot);
@@ -239,8 +239,8 @@ impl Slots {
     #[inline]
     fn vacate(&mut self, slot: u32) {
         let holder = self.get(slot);
-        if holder.aside.is_some() {
-            holder.aside = None;
+        if holder.rare.is_some() {
+            holder.rare = None;
         }
         holder.memory = Span::EMPTY;
         let result = mem::replace(&mut holder.result, Ok(()));
@@ -251,7 +251,7 @@ impl Slots {
         self.free.push(slot);
     }
 
-    /// Hands out what has ended.
+    /// Appends all completions to `out`.
     pub(crate) fn hand_out(&mut self, out: &mut Vec<EngineCompletion>) {
         self.in_flight -= self.ended.len();
         if out.is_empty() {
@@ -261,8 +261,8 @@ impl Slots {
         }
     }
 
-    /// One thing fewer, of which nothing will be heard again. The memory of the request stays with
-    /// whoever may still use it.
+    /// Counts one part as ended that will never be answered. Leaks the request's memory, since the
+    /// kernel or a lane may still use it.
     pub(crate) fn lose(&mut self, slot: u32, error: io::Error) {
         let holder = self.get(slot);
         if !holder.lost {
@@ -271,7 +271,7 @@ impl Slots {
             mem::forget(mem::replace(&mut holder.buf, fresh));
             let fresh = holder.segments.as_ref().map(|segments| Box::new(segments.replacement()));
             mem::forget(mem::replace(&mut holder.segments, fresh));
-            mem::forget(holder.aside.take());
+            mem::forget(holder.rare.take());
             holder.registered = false;
             holder.memory = holder.buf.as_ref().map_or(Span::EMPTY, Span::of);
         }

@@ -1,39 +1,40 @@
-//! What a store is: bytes at offsets, with a length, holes, and a barrier.
+//! A store: bytes at offsets, with a length, holes, and a durability barrier.
 //!
-//! A store is shared by many threads and has no cursor and no cache of its own. Its methods block.
-//! They serve the metadata of images (tables, logs, bitmaps), which is little; payload goes through
-//! an [`Engine`](crate::Engine), which asks a store how its bytes are reached:
+//! Many threads share a store. It has no cursor and no cache of its own. Its methods block; images
+//! use them for metadata (tables, logs, bitmaps), which is small. Payload goes through an
+//! [`Engine`](crate::Engine), which asks the store how its bytes are reached:
 //!
 //! ```text
-//!   data_file()      a file: the engine's ring drives it
-//!   lane()           no file, but completions that come later: the ring waits for the lane's descriptor
-//!   never_blocks()   neither, and the methods below do not wait (memory): called where the part is started
-//!   none of them     the methods below, in a thread of the pool
+//! data_file()      a file: the engine's ring reads and writes it
+//! lane()           no file, but asynchronous completions: the ring polls the lane's descriptor
+//! never_blocks()   neither, but methods that never wait (memory): called where the part is started
+//! none of them     the methods below, called by a thread of the pool
 //! ```
 //!
-//! A store that is not *plain* ([`Store::is_plain`]) shows in some ranges something else than its
-//! file or lane holds. The engine then asks [`Store::front`] for every part, so that all other
-//! ranges still go straight to the file.
+//! In some ranges a store that is not *plain* ([`Store::is_plain`]) shows other bytes than its file
+//! or lane holds. The engine asks [`Store::front`] for every part of a transfer to such a store, so
+//! that all other ranges still go directly to the file.
 //!
-//! The durability contract, on which every power-cut argument of the layers above rests: anything
-//! written before [`Store::sync_data`] was called, and completed, is durable when it returns `Ok`,
-//! the length included. Nothing else is promised, in no order.
+//! The durability contract, on which every power-cut argument of the layers above rests: a write
+//! that completed before [`Store::sync_data`] was called is durable when `sync_data` returns `Ok`,
+//! including the store's length. Nothing else is promised: other writes may become durable earlier,
+//! later or never, in any order.
 
 use crate::{lane::Lane, open::SectorSizes};
 use std::{fmt, io, os::fd::BorrowedFd, path::Path, sync::Arc};
 
-/// Whether a store has no room: what did not fit is as it was, and a smaller piece, or a later try,
-/// may fit.
+/// Whether `error` means that the store has no room. The bytes that did not fit are unchanged; a
+/// smaller write or a later retry may succeed.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
 }
 
-/// How a range becomes zero.
+/// What happens to the space of a range that is zeroed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Zeroing {
-    /// Its space stays allocated (as in `FALLOC_FL_ZERO_RANGE`).
+    /// The space stays allocated (`FALLOC_FL_ZERO_RANGE`).
     Keep,
-    /// Its space may be given back (as in `FALLOC_FL_PUNCH_HOLE`).
+    /// The space may be freed (`FALLOC_FL_PUNCH_HOLE`).
     Deallocate,
 }
 
@@ -42,146 +43,144 @@ pub enum Zeroing {
 pub struct FileRange {
     /// First byte.
     pub offset_bytes: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len_bytes: u64,
 }
 
-/// What is to be done to a range.
+/// Whether a range is read or changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Its bytes are read.
+    /// The bytes are read.
     Read,
-    /// Its bytes are written, or zeroed.
+    /// The bytes are written or zeroed.
     Write,
 }
 
-/// How the front of a range is reached, and how long that front is.
+/// How the first bytes of a range are reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Front {
-    /// Whether the data file, or the lane, holds these bytes as the store shows them, at the same
-    /// offset.
+    /// Whether the data file or lane holds these bytes as the store shows them, at the same offset.
     pub is_direct: bool,
-    /// Bytes for which that is so; at least 1, at most the range.
+    /// Number of bytes for which `is_direct` holds: at least 1, at most the length of the range.
     pub len_bytes: u64,
 }
 
-/// The open file by which payload reaches a store directly.
+/// The open file through which an engine reads and writes a store directly.
 #[derive(Debug, Clone, Copy)]
 pub struct DataFile<'a> {
-    /// The descriptor.
+    /// The file descriptor.
     pub fd: BorrowedFd<'a>,
-    /// The alignment that offsets, lengths and memory must have: 1 with the page cache, the
-    /// device's with O_DIRECT.
+    /// Required alignment of offsets, lengths and memory: 1 with the page cache, the device's with
+    /// O_DIRECT.
     pub alignment_bytes: u32,
 }
 
 /// Bytes at offsets. All methods block; all may be called from any thread at the same time.
 ///
-/// Errors are plain `io::Error`s; the caller knows what it was doing and puts that, and
-/// [`Store::name`], around them.
+/// Errors are plain `io::Error`s. The caller adds what it was doing and [`Store::name`].
 pub trait Store: Send + Sync + fmt::Debug {
     /// The name to show in messages: for a file, its path.
     fn name(&self) -> &Path;
 
-    /// Present length in bytes.
+    /// Current length in bytes.
     fn len_bytes(&self) -> io::Result<u64>;
 
-    /// Fills `buf` from `offset_bytes`. Any alignment. `UnexpectedEof` where the store ends before
-    /// `buf` is full.
+    /// Reads `buf.len()` bytes at `offset_bytes`, at any alignment. `UnexpectedEof` if the store
+    /// ends before `buf` is full.
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()>;
 
-    /// Writes all of `buf` at `offset_bytes`, growing the store if need be. Any alignment.
+    /// Writes all of `buf` at `offset_bytes`, at any alignment. Extends the store if necessary.
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()>;
 
-    /// Cuts or extends; what is added reads as zeros.
+    /// Truncates or extends the store; the extension reads as zeros.
     fn set_len(&self, len_bytes: u64) -> io::Result<()>;
 
-    /// Sees to it that `range` has space and that the store is at least as long as its end. Bytes
-    /// that were beyond the old end read as zeros; others keep their value. Where the file system
-    /// cannot reserve, this extends only.
+    /// Allocates space for `range` and extends the store to its end if necessary. Bytes beyond the
+    /// old end read as zeros; other bytes keep their value. If the file system cannot preallocate,
+    /// the store is only extended.
     fn allocate(&self, range: FileRange) -> io::Result<()>;
 
-    /// Makes `range` (which must lie within the length) read as zeros, writing them where there is
+    /// Makes `range`, which must lie within the length, read as zeros, by writing zeros if there is
     /// no other way.
     fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()>;
 
-    /// Returns when everything that was completed before the call is durable.
+    /// Returns when every write that completed before the call is durable.
     fn sync_data(&self) -> io::Result<()>;
 
-    /// Takes note of how a sync of the data file ended that was not made by [`Store::sync_data`],
-    /// and says how it counts. A store whose file has once failed to sync may have lost what was
-    /// written before, though the next sync succeeds.
+    /// Reports the result of a sync of the data file that did not go through [`Store::sync_data`],
+    /// and returns the result to use instead. After one failed sync, earlier writes may be lost
+    /// although the next sync succeeds, so a store must keep reporting the failure.
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
         result
     }
 
-    /// The file to drive directly, if there is one. Of a store that is not plain it holds only what
-    /// [`Store::front`] calls direct.
+    /// The file to read and write directly, if there is one. If the store is not plain, only the
+    /// ranges that [`Store::front`] calls direct are valid in it.
     fn data_file(&self) -> Option<DataFile<'_>>;
 
-    /// The lane by which requests are completed later, for a store without a data file.
+    /// The lane through which requests complete asynchronously, for a store without a data file.
     fn lane(&self) -> Option<Arc<dyn Lane>> {
         None
     }
 
-    /// Whether the data file, or the lane, holds every byte as the store shows it, at the same
-    /// offset.
+    /// Whether the data file or lane holds every byte as the store shows it, at the same offset.
     fn is_plain(&self) -> bool {
         true
     }
 
-    /// How the front of `range`, which is not empty, is reached. Asked of stores that are not
-    /// plain.
+    /// How the first bytes of `range`, which is not empty, are reached. Called only for stores that
+    /// are not plain.
     fn front(&self, range: FileRange, _access: Access) -> Front {
         Front { is_direct: true, len_bytes: range.len_bytes }
     }
 
-    /// Whether the blocking methods never wait for a device, a network or another process: true for
+    /// Whether the blocking methods never wait for a device, a network or another process. True for
     /// memory.
     fn never_blocks(&self) -> bool {
         false
     }
 
-    /// The first range at or after `offset_bytes` that may hold data (holes read as zeros); `None`
-    /// when all that follows is holes. A store that cannot tell calls everything data.
+    /// The first range at or after `offset_bytes` that may hold data; `None` if only holes (which
+    /// read as zeros) follow. A store that does not know its holes reports everything as data.
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
         let len_bytes = self.len_bytes()?;
         Ok((offset_bytes < len_bytes).then(|| FileRange { offset_bytes, len_bytes: len_bytes - offset_bytes }))
     }
 
     /// Shares `range` of `source` into this store at `offset_bytes` without copying (reflink).
-    /// `Unsupported` where the file systems cannot.
+    /// `Unsupported` if the file system cannot do that.
     fn clone_range(&self, _source: &dyn Store, _range: FileRange, _offset_bytes: u64) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Whether two stores are the same object (device and inode number of a file).
+    /// Device and inode number of a file. Two stores with the same identity are the same object.
+    /// `None` if the store is no file.
     fn identity(&self) -> Option<(u64, u64)> {
         None
     }
 
-    /// Sector sizes of what is below; those of a file unless a store knows better.
+    /// Sector sizes of the underlying device. A file that does not know them reports 512 and 4096.
     fn sector_bytes(&self) -> SectorSizes {
         SectorSizes { logical_bytes: 512, physical_bytes: 4096 }
     }
 
-    /// Whether it is a block device, whose length is fixed.
+    /// Whether the store is a block device, whose length is fixed.
     fn is_block_device(&self) -> bool {
         false
     }
 
-    /// Whether the lock that was asked for when it was opened keeps other programs away.
+    /// Whether the lock requested at opening is held and keeps other programs away.
     fn is_locked(&self) -> bool {
         true
     }
 
-    /// About how much of it the page cache holds, from 0 to 1: whether reading through the cache
-    /// spares the disk.
+    /// Share of the store that the page cache holds, estimated, from 0 to 1. A high share means
+    /// that reading through the cache spares the disk.
     fn cached_share(&self) -> f64 {
         0.0
     }
 
-    /// How many bytes the store really occupies, where it can tell.
+    /// Bytes that the store occupies on disk; the length if that is unknown.
     fn allocated_bytes(&self) -> io::Result<u64> {
         self.len_bytes()
     }

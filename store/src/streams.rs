@@ -3,20 +3,20 @@
 //!
 //! ```text
 //!   add(fd) ─▶ StreamId ─ accept / receive / send / send_all ─┐
-//!                                        timer ───────────────┼─▶ SharedRing::wait ─▶ reap ─▶ StreamEnd { tag, result, buffers }
+//!                                        timer ───────────────┼─▶ SharedRing::wait
+//!                                                             │        └─▶ reap ─▶ StreamEnd
 //!   close(stream): cancels what is in flight ─────────────────┘
 //! ```
 //!
-//! Every operation that was begun ends exactly once with its tag and gives its buffers back, also
-//! when it could not be begun, when its stream was closed, or when it was cancelled. A stream's
-//! descriptor is closed when [`Streams::close`] was called and the last of its operations has
-//! ended.
+//! Every operation ends exactly once with its tag and returns its buffers, also if it could not be
+//! started, if its stream was closed, or if it was cancelled. A stream's descriptor is closed when
+//! [`Streams::close`] was called and the last of its operations has ended.
 //!
-//! Operations on one stream are carried out as the kernel gets to them. Who wants an order has one
-//! send and one receive in flight at a time. There is no fallback where there is no io_uring.
+//! Operations on one stream are not ordered. A caller that needs an order keeps at most one send
+//! and one receive in flight. There is no fallback without io_uring.
 //!
-//! Invariant: an operation in flight owns its buffers (see `transfer`); dropping the streams waits
-//! for all that is in flight.
+//! Invariant: an operation in flight owns its buffers (see `transfer`). Dropping the streams waits
+//! for everything in flight.
 
 #![allow(unsafe_code)]
 
@@ -34,27 +34,27 @@ use std::{
     time::Duration,
 };
 
-/// A stream that was added. It means nothing any more once the stream is closed, even if another
-/// takes its place.
+/// Identifies a stream. Once the stream is closed, the id is invalid, even if its table entry is
+/// reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StreamId {
     index: u32,
     generation: u32,
 }
 
-/// The end of an operation.
+/// A completed operation.
 #[derive(Debug)]
 pub struct StreamEnd {
-    /// As given.
+    /// The tag given when the operation began.
     pub tag: u64,
-    /// Bytes moved. A receive that gives 0 has met the end of the stream. `ECANCELED` says that the
-    /// stream was closed.
+    /// Bytes transferred. A receive of 0 bytes has reached the end of the stream. `ECANCELED` means
+    /// that the stream was closed.
     pub result: io::Result<usize>,
-    /// The buffer of an operation on one.
+    /// The buffer of an operation on a single buffer.
     pub buf: Option<IoBuf>,
-    /// The pieces of an operation on several. The list can be used again.
+    /// The pieces of an operation on several. The vector can be reused.
     pub pieces: Vec<Piece>,
-    /// The new stream, of an accept.
+    /// The new connection, for an accept.
     pub accepted: Option<OwnedFd>,
 }
 
@@ -68,7 +68,7 @@ struct Stream {
 }
 
 #[derive(Debug, Default)]
-struct Berth {
+struct StreamEntry {
     generation: u32,
     stream: Option<Stream>,
 }
@@ -76,24 +76,24 @@ struct Berth {
 #[derive(Debug)]
 struct Operation {
     tag: u64,
-    /// `None` for a timer.
+    /// Index of the stream; `None` for a timer.
     stream: Option<u32>,
     transfer: Transfer,
     in_flight: bool,
 }
 
-/// The number of entries that cancel others; nobody waits for their answers but the drop.
+/// `user_data` of entries that cancel others. Only the drop waits for their answers.
 const CANCEL: u32 = u32::MAX;
 
-/// What a timer is started on.
+/// The place of a timer, which has no descriptor.
 const NO_PLACE: Place = Place { fd: -1, file_index: None, is_socket: false, waits: true };
 
-/// See the module.
+/// The streams of one thread; see the module documentation.
 #[derive(Debug)]
 pub struct Streams {
     member: Member,
-    berths: Vec<Berth>,
-    free_berths: Vec<u32>,
+    entries: Vec<StreamEntry>,
+    free_entries: Vec<u32>,
     operations: Vec<Operation>,
     free_operations: Vec<u32>,
     in_ring: usize,
@@ -103,12 +103,12 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// No streams yet, on `ring`.
+    /// Without streams at first, on `ring`.
     pub fn new(ring: &SharedRing) -> Self {
         Self {
             member: Member::join(ring),
-            berths: Vec::new(),
-            free_berths: Vec::new(),
+            entries: Vec::new(),
+            free_entries: Vec::new(),
             operations: Vec::new(),
             free_operations: Vec::new(),
             in_ring: 0,
@@ -118,17 +118,17 @@ impl Streams {
         }
     }
 
-    /// Takes a descriptor in, and registers it with the ring where there is room. A device or a
-    /// pipe is made non-blocking, so that the kernel waits for it instead of lending it a thread; a
-    /// socket is made blocking, which to a ring means the same.
+    /// Adds a descriptor, and registers it with the ring if there is room. A device or a pipe is
+    /// made non-blocking, so that the kernel polls it instead of blocking a worker thread. A socket
+    /// is made blocking, which is equivalent on a ring.
     ///
-    /// A character device, `/dev/fuse` for one, is not waited for: a ring can only poll it and then
-    /// read, and if somebody else is faster in between, the thread would sleep in the kernel with
-    /// everything else that is on the ring. So a receive on it ends with `WouldBlock` when there is
-    /// nothing, and [`Streams::poll`] tells when to try again.
+    /// A character device such as `/dev/fuse` is not waited for: a ring can only poll it and then
+    /// read, and if another thread reads first, ours would block in the kernel together with
+    /// everything else on the ring. A receive on such a device therefore ends with `WouldBlock` if
+    /// nothing is available, and [`Streams::poll`] tells when to try again.
     ///
     /// # Errors
-    /// The descriptor is not what it should be.
+    /// The descriptor cannot be examined or its flags cannot be set.
     pub fn add(&mut self, fd: OwnedFd) -> io::Result<StreamId> {
         let mode = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
         let is_socket = mode == rustix::fs::FileType::Socket;
@@ -140,22 +140,22 @@ impl Streams {
         }
         let file_index = self.member.ring().register_file(fd.as_raw_fd());
         let place = Place { fd: fd.as_raw_fd(), file_index, is_socket, waits };
-        let index = match self.free_berths.pop() {
+        let index = match self.free_entries.pop() {
             Some(index) => index,
             None => {
-                self.berths.push(Berth::default());
-                u32::try_from(self.berths.len() - 1).expect("more streams than memory could hold")
+                self.entries.push(StreamEntry::default());
+                u32::try_from(self.entries.len() - 1).expect("more streams than memory could hold")
             }
         };
-        let berth = &mut self.berths[index as usize];
-        berth.stream = Some(Stream { fd, place, operations: 0, closing: false });
-        Ok(StreamId { index, generation: berth.generation })
+        let entry = &mut self.entries[index as usize];
+        entry.stream = Some(Stream { fd, place, operations: 0, closing: false });
+        Ok(StreamId { index, generation: entry.generation })
     }
 
-    /// The descriptor of a stream that was not closed: for socket options and credentials.
+    /// The descriptor of a stream that is not closed, for socket options and credentials.
     pub fn fd(&self, stream: StreamId) -> Option<BorrowedFd<'_>> {
-        let berth = self.berths.get(stream.index as usize)?;
-        let open = berth.stream.as_ref().filter(|open| berth.generation == stream.generation && !open.closing)?;
+        let entry = self.entries.get(stream.index as usize)?;
+        let open = entry.stream.as_ref().filter(|open| entry.generation == stream.generation && !open.closing)?;
         Some(open.fd.as_fd())
     }
 
@@ -167,8 +167,8 @@ impl Streams {
         });
     }
 
-    /// Ends when there is something to receive, or when the stream has come to its end. The result
-    /// is the events of poll(2), so that one can tell an error from something to receive.
+    /// Ends when the stream has something to receive, or has ended. The result is the event mask of
+    /// poll(2), which distinguishes an error from available data.
     pub fn poll(&mut self, stream: StreamId, tag: u64) {
         self.begin(Some(stream), tag, |transfer| {
             transfer.plan_plain(Verb::Poll, Duration::ZERO);
@@ -176,30 +176,30 @@ impl Streams {
         });
     }
 
-    /// Receives into `range` of `buf`: what there is, at least a byte, or, if `whole`, until the
+    /// Receives into `range` of `buf`: the bytes available, at least one; or, if `whole`, until the
     /// range is full or the stream ends.
     pub fn receive(&mut self, stream: StreamId, buf: IoBuf, range: Range<usize>, whole: bool, tag: u64) {
         self.begin(Some(stream), tag, |transfer| transfer.plan_one(Verb::Receive { whole }, buf, range));
     }
 
-    /// Receives into several pieces, one after the other, by one system call: what there is, at
-    /// least a byte.
+    /// Receives into several pieces, one after the other, by one system call: the bytes available,
+    /// at least one.
     pub fn receive_into(&mut self, stream: StreamId, pieces: Vec<Piece>, tag: u64) {
         self.begin(Some(stream), tag, |transfer| transfer.plan_many(Verb::Receive { whole: false }, pieces));
     }
 
-    /// Sends all of `range`. On a device such as `/dev/fuse` it is one write.
+    /// Sends all of `range`. On a device such as `/dev/fuse` this is one write.
     pub fn send(&mut self, stream: StreamId, buf: IoBuf, range: Range<usize>, tag: u64) {
         self.begin(Some(stream), tag, |transfer| transfer.plan_one(Verb::Send, buf, range));
     }
 
-    /// Sends all pieces in order, with one system call where they are at most 1,024 and the stream
-    /// takes them.
+    /// Sends all pieces in order; with one system call if there are at most 1,024 and the stream
+    /// accepts them at once.
     pub fn send_all(&mut self, stream: StreamId, pieces: Vec<Piece>, tag: u64) {
         self.begin(Some(stream), tag, |transfer| transfer.plan_many(Verb::Send, pieces));
     }
 
-    /// Ends after a time.
+    /// Ends after the time `after`.
     pub fn timer(&mut self, after: Duration, tag: u64) {
         self.begin(None, tag, |transfer| {
             transfer.plan_plain(Verb::Timer, after);
@@ -207,7 +207,7 @@ impl Streams {
         });
     }
 
-    /// Begins an operation, or ends it at once with the reason why it cannot be.
+    /// Starts an operation, or ends it immediately with the reason why it cannot be started.
     fn begin(&mut self, stream: Option<StreamId>, tag: u64, plan: impl FnOnce(&mut Transfer) -> io::Result<()>) {
         let index = match self.free_operations.pop() {
             Some(index) => index,
@@ -236,22 +236,22 @@ impl Streams {
     }
 
     fn open_stream(&mut self, id: StreamId) -> Option<&mut Stream> {
-        let berth = self.berths.get_mut(id.index as usize)?;
-        berth.stream.as_mut().filter(|open| berth.generation == id.generation && !open.closing)
+        let entry = self.entries.get_mut(id.index as usize)?;
+        entry.stream.as_mut().filter(|open| entry.generation == id.generation && !open.closing)
     }
 
     fn stream_of(&mut self, operation: u32) -> Option<&mut Stream> {
         let index = self.operations[operation as usize].stream?;
-        self.berths[index as usize].stream.as_mut()
+        self.entries[index as usize].stream.as_mut()
     }
 
     fn start(&mut self, index: u32) {
         let place = self.stream_of(index).map_or(NO_PLACE, |stream| stream.place);
         let user_data = self.member.user_bits() | u64::from(index);
         let operation = &mut self.operations[index as usize];
-        // SAFETY: it was planned, and is not in flight. It stays in the table, where nobody plans
-        // it anew or takes its buffers before `answered`; should that never come, `drop` leaks the
-        // table. The stream keeps its descriptor until it has no operations.
+        // SAFETY: the transfer is planned and not in flight. It stays in the table, where it is not
+        // planned again and its buffers are not taken before `answered`. If no answer ever comes,
+        // `drop` leaks the table. The stream keeps its descriptor until it has no operations.
         match unsafe { operation.transfer.start(&mut self.member.ring(), place, user_data) } {
             Ok(()) => {
                 operation.in_flight = true;
@@ -261,7 +261,7 @@ impl Streams {
         }
     }
 
-    /// Closes a stream: what is in flight is cancelled, and ends.
+    /// Closes a stream. Operations in flight are cancelled and end with `ECANCELED`.
     pub fn close(&mut self, stream: StreamId) {
         let Some(open) = self.open_stream(stream) else { return };
         open.closing = true;
@@ -279,26 +279,25 @@ impl Streams {
     fn cancel(&mut self, index: u32) {
         let bits = self.member.user_bits();
         let entry = opcode::AsyncCancel::new(bits | u64::from(index)).build().user_data(bits | u64::from(CANCEL));
-        // SAFETY: the entry names no memory. Should it not be taken, the operation ends in its own
-        // time.
+        // SAFETY: the entry names no memory. If it is not accepted, the operation ends without it.
         if unsafe { self.member.ring().push(&entry) }.is_ok() {
             self.cancels += 1;
         }
     }
 
-    /// Closes the descriptor of a stream that has no operations.
+    /// Closes the descriptor of a stream without operations.
     fn let_go(&mut self, index: u32) {
-        let berth = &mut self.berths[index as usize];
-        if let Some(stream) = berth.stream.take() {
+        let entry = &mut self.entries[index as usize];
+        if let Some(stream) = entry.stream.take() {
             if let Some(file_index) = stream.place.file_index {
                 self.member.ring().unregister_file(file_index);
             }
-            berth.generation = berth.generation.wrapping_add(1);
-            self.free_berths.push(index);
+            entry.generation = entry.generation.wrapping_add(1);
+            self.free_entries.push(index);
         }
     }
 
-    /// Appends the operations that have ended. It does not wait; [`SharedRing::wait`] does.
+    /// Appends the operations that have ended. Does not wait; [`SharedRing::wait`] does.
     pub fn reap(&mut self, out: &mut Vec<StreamEnd>) {
         self.take_mail();
         out.append(&mut self.ended);
@@ -339,7 +338,7 @@ impl Streams {
         let stream = operation.stream.take();
         self.free_operations.push(index);
         if let Some(index) = stream
-            && let Some(stream) = &mut self.berths[index as usize].stream
+            && let Some(stream) = &mut self.entries[index as usize].stream
         {
             stream.operations -= 1;
             if stream.closing && stream.operations == 0 {
@@ -356,8 +355,8 @@ impl Drop for Streams {
                 self.cancel(index as u32);
             }
         }
-        for berth in &mut self.berths {
-            if let Some(stream) = &mut berth.stream {
+        for entry in &mut self.entries {
+            if let Some(stream) = &mut entry.stream {
                 stream.closing = true;
             }
         }
@@ -367,12 +366,12 @@ impl Drop for Streams {
             self.take_mail();
         }
         if failed {
-            // The kernel may still use the buffers, and nothing can tell when it has ended: they
-            // are left to it.
+            // The kernel may still use the buffers, and nothing tells when it stops: they are
+            // leaked.
             mem::forget(mem::take(&mut self.operations));
             self.member.abandon();
         }
-        for index in 0..self.berths.len() {
+        for index in 0..self.entries.len() {
             self.let_go(index as u32);
         }
     }

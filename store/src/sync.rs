@@ -1,12 +1,12 @@
-//! Locks, atomics, channels and threads of what several threads do to one disk, in one place:
-//! std's.
+//! Locks, atomics, channels and threads for code that several threads run on one disk: those of
+//! std.
 //!
-//! With the feature `shuttle`, which no program has, they are those of a scheduler that runs one
-//! thread at a time, chooses at each of these operations who goes on, and repeats by a seed what it
-//! chose: so orders are tried that a machine comes upon once a year
-//! (`proving/tests/interleavings.rs`). Only what a disk in memory uses goes through here. A
-//! scheduled thread must not wait for another by any other means, so nothing of this is called
-//! within the initialisation of a `OnceLock`.
+//! The feature `shuttle`, which only tests enable, replaces them by those of a scheduler. It runs
+//! one thread at a time, chooses at each of these operations which thread continues, and can repeat
+//! its choices from a seed. It thereby finds interleavings that are very rare on a real machine
+//! (`proving/tests/interleavings.rs`). Only the code for a disk in memory uses this module. A
+//! scheduled thread must not wait for another by any other means, so none of these operations may
+//! be called within the initialisation of a `OnceLock`.
 
 #[cfg(feature = "shuttle")]
 pub mod broken;

@@ -1,14 +1,14 @@
-//! Stores and file systems of tests: they pass every call on, and a test takes over the calls that
-//! it watches, holds back or lets fail.
+//! Forwarding stores and file systems for tests: a test overrides only the calls that it observes,
+//! delays or fails.
 //!
 //! ```text
 //!   Store call ─▶ PassesOn, as the test overrides it ─▶ inner store
 //! ```
 //!
-//! A store that passes calls on has no data file and no lane unless it says so, and its calls may
-//! block. So an engine on a ring gives its parts to the pool, and every call comes by here.
+//! By default a forwarding store has no data file and no lane, and its calls may block. An engine
+//! on a ring therefore gives its parts to the pool, and every call passes through here.
 //!
-//! Behind the feature `testing`, which the tests of other crates switch on.
+//! Enabled by the feature `testing`, which the tests of other crates use.
 
 use crate::{
     DataFile, FileFacts, FileRange, FileSystem, Lane, LocalFiles, OpenError, OpenOptions, SectorSizes, Store, Zeroing,
@@ -19,10 +19,10 @@ use std::{
     sync::Arc,
 };
 
-/// A [`Store`] in front of another one.
+/// A [`Store`] that forwards its calls to another one.
 #[expect(missing_docs, reason = "the methods are those of Store")]
 pub trait PassesOn: Send + Sync + fmt::Debug {
-    /// Where the calls go.
+    /// The store to which calls are forwarded.
     fn inner(&self) -> &dyn Store;
 
     fn len_bytes(&self) -> io::Result<u64> {
@@ -114,7 +114,7 @@ impl<T: PassesOn> Store for T {
     }
 }
 
-/// The machine's files, where a test takes over some of the calls.
+/// A [`FileSystem`] that forwards its calls to the machine's own.
 #[expect(missing_docs, reason = "the methods are those of FileSystem")]
 pub trait PassesFilesOn: Send + Sync + fmt::Debug {
     fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError> {

@@ -1,13 +1,13 @@
-//! One operation on a stream: what the kernel is told, and what its answer means.
+//! One operation on a stream: its submission queue entry, and the meaning of the kernel's answer.
 //!
 //! A transfer owns everything that the kernel reads or writes while it is in flight: the buffers,
-//! and, in a box that does not move, the list of their addresses, the message header and the time.
-//! A receive or send that was cut short describes what is left after [`Transfer::judge`], and is
-//! started again.
+//! and, in a box that does not move, the list of their addresses, the message header and the
+//! timeout. After a short receive or send, [`Transfer::judge`] leaves the rest in the transfer,
+//! which is started again.
 //!
-//! Invariant: from [`Transfer::start`] until its answer has been taken, nobody reaches the buffers,
-//! for they are not given back before [`Transfer::take`]; the streams keep the transfer where it
-//! is, or give its memory up for good.
+//! Invariant: from [`Transfer::start`] until its answer was taken, no other code reaches the
+//! buffers, because only [`Transfer::take`] returns them. The streams keep the transfer until then,
+//! or leak its memory.
 
 #![allow(unsafe_code)]
 
@@ -23,30 +23,30 @@ use std::{
     time::Duration,
 };
 
-/// A stretch of a buffer.
+/// A buffer, and the range of it to transfer.
 pub type Piece = (IoBuf, Range<usize>);
 
-/// Most pieces that the kernel takes at once (UIO_MAXIOV).
+/// Maximum number of pieces in one system call (UIO_MAXIOV).
 const PIECES_AT_ONCE: usize = 1024;
 
-/// How often an operation that the kernel puts off is started again.
-const PATIENCE: u8 = 100;
+/// How often an operation that ended with EAGAIN or EINTR is restarted.
+const RETRIES_MAX: u8 = 100;
 
-/// The offset that means "the stream's own position".
+/// The offset that means "the stream's current position".
 const NO_OFFSET: u64 = u64::MAX;
 
-/// A descriptor as the kernel is told of it.
+/// A descriptor as named in an entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) fd: RawFd,
-    /// Its place among the ring's registered files.
+    /// Its index among the ring's registered files.
     pub(crate) file_index: Option<u32>,
     pub(crate) is_socket: bool,
-    /// Whether a receive waits until there is something.
+    /// Whether a receive waits until data is available.
     pub(crate) waits: bool,
 }
 
-/// What is done.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
     Accept,
@@ -59,7 +59,7 @@ pub(crate) enum Verb {
     Timer,
 }
 
-/// What the kernel reads besides the buffers, at an address that stays.
+/// What the kernel reads besides the buffers, at a stable address.
 #[derive(Debug)]
 struct Plan {
     message: libc::msghdr,
@@ -67,33 +67,33 @@ struct Plan {
     time: types::Timespec,
 }
 
-/// See the module. It is used again and again, so that its lists are allocated once.
+/// One operation; see the module documentation. Reused, so that its lists are allocated once.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     verb: Verb,
-    /// For an operation with one piece, which needs no list.
+    /// The piece of an operation with only one, which needs no list.
     single: Option<Piece>,
     pieces: Vec<Piece>,
     plan: Box<Plan>,
-    /// Spans that are done.
+    /// Number of spans that are completely transferred.
     spans_done: usize,
     done_bytes: usize,
     delays: u8,
 }
 
-/// What is to be done after an answer.
+/// What to do after an answer.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// It has ended: bytes moved, or the new descriptor of an accept.
+    /// The operation has ended: bytes transferred, or the new descriptor of an accept.
     Ended(io::Result<usize>),
-    /// Start it again: it now describes what is left.
+    /// Start the operation again: it now describes the rest.
     Again,
 }
 
 impl Transfer {
     pub(crate) fn new() -> Self {
-        // SAFETY: a message header is numbers and addresses, for which all zeros are valid and mean
-        // that there is nothing.
+        // SAFETY: a message header consists of numbers and addresses; all zeros are valid and mean
+        // "empty".
         let message = unsafe { mem::zeroed() };
         let plan = Box::new(Plan { message, spans: Vec::new(), time: types::Timespec::new() });
         Self { verb: Verb::Accept, single: None, pieces: Vec::new(), plan, spans_done: 0, done_bytes: 0, delays: 0 }
@@ -104,16 +104,16 @@ impl Transfer {
         self.plan.spans.clear();
     }
 
-    /// An operation without bytes: an accept, a poll, or a timer for `after`.
+    /// Plans an operation without bytes: an accept, a poll, or a timer of length `after`.
     pub(crate) fn plan_plain(&mut self, verb: Verb, after: Duration) {
         self.reset(verb);
         self.plan.time = after.into();
     }
 
-    /// An operation on one piece.
+    /// Plans an operation on one piece.
     ///
     /// # Errors
-    /// `InvalidInput` for a stretch beyond its buffer. The operation must then not be started.
+    /// `InvalidInput` for a range beyond its buffer. The operation must then not be started.
     pub(crate) fn plan_one(&mut self, verb: Verb, buf: IoBuf, range: Range<usize>) -> io::Result<()> {
         self.reset(verb);
         let span = span_of(&buf, &range);
@@ -122,10 +122,10 @@ impl Transfer {
         Ok(())
     }
 
-    /// An operation on several pieces, in order.
+    /// Plans an operation on several pieces, in order.
     ///
     /// # Errors
-    /// As [`Transfer::plan_one`], and for no pieces at all.
+    /// As [`Transfer::plan_one`], and if there are no pieces.
     pub(crate) fn plan_many(&mut self, verb: Verb, pieces: Vec<Piece>) -> io::Result<()> {
         self.reset(verb);
         self.pieces = pieces;
@@ -135,17 +135,17 @@ impl Transfer {
         if self.pieces.is_empty() { Err(io::Error::new(io::ErrorKind::InvalidInput, "no pieces")) } else { Ok(()) }
     }
 
-    /// Gives the buffers back. Only when nothing is in flight.
+    /// Returns the buffers. Call only if nothing is in flight.
     pub(crate) fn take(&mut self) -> (Option<IoBuf>, Vec<Piece>) {
         (self.single.take().map(|(buf, _)| buf), mem::take(&mut self.pieces))
     }
 
-    /// Puts it, or what is left of it, into the submission queue.
+    /// Puts the operation, or the rest of it, into the submission queue.
     ///
     /// # Safety
-    /// It was planned without an error, and is not in flight. It stays alive, though it may be
-    /// moved, and is not planned anew and its buffers not taken, until its answer has been taken.
-    /// The descriptor stays open until then.
+    /// The transfer was planned without an error and is not in flight. Until its answer has been
+    /// taken, it stays alive (it may be moved), is not planned again, its buffers are not taken,
+    /// and the descriptor stays open.
     pub(crate) unsafe fn start(&mut self, ring: &mut Ring, place: Place, user_data: u64) -> io::Result<()> {
         let (file, flags) = match place.file_index {
             Some(index) => (types::Fd(index as i32), squeue::Flags::FIXED_FILE),
@@ -195,19 +195,19 @@ impl Transfer {
                 }
             }
         };
-        // SAFETY: the entry names the spans' memory, which belongs to the buffers that this owns,
-        // and the plan, which is in a box; both stay as they are until the answer has been taken,
-        // as the caller promises.
+        // SAFETY: the entry names the spans' memory, which belongs to the buffers that this
+        // transfer owns, and the plan, which is in a box. Both stay unchanged until the answer has
+        // been taken, as the caller promises.
         unsafe { ring.push(&entry.flags(flags).user_data(user_data)) }
     }
 
-    /// Judges the kernel's answer: bytes moved, a descriptor, or an error number below zero.
+    /// Interprets the kernel's answer: bytes transferred, a descriptor, or a negative error number.
     /// `waits`: see [`Place`].
     pub(crate) fn judge(&mut self, answer: i32, waits: bool) -> Outcome {
         if answer < 0 {
             return match (Errno::from_raw_os_error(answer.saturating_neg()), self.verb) {
                 (Errno::TIME, Verb::Timer) => Outcome::Ended(Ok(0)),
-                (Errno::INTR | Errno::AGAIN, _) if waits && self.delays < PATIENCE => {
+                (Errno::INTR | Errno::AGAIN, _) if waits && self.delays < RETRIES_MAX => {
                     self.delays += 1;
                     Outcome::Again
                 }
@@ -241,18 +241,19 @@ impl Transfer {
         }
     }
 
-    /// The new stream of an accept that has ended well.
+    /// The new connection of an accept that succeeded.
     pub(crate) fn accepted(&self, result: &io::Result<usize>) -> Option<OwnedFd> {
         match (self.verb, result) {
-            // SAFETY: the kernel made this descriptor for our accept, and nobody else knows it.
-            // `judge` gives each answer once.
+            // SAFETY: the kernel created this descriptor for our accept, and no other code knows
+            // it. `judge` returns each answer once.
             (Verb::Accept, Ok(fd)) => Some(unsafe { OwnedFd::from_raw_fd(*fd as RawFd) }),
             _ => None,
         }
     }
 }
 
-/// Bytes of one transfer; the kernel takes less than 2 GiB at once, and what is left follows.
+/// Length of one transfer. The kernel transfers less than 2 GiB at once; the rest is submitted
+/// again.
 fn one_len_bytes(span: libc::iovec) -> u32 {
     span.iov_len.min(1 << 30) as u32
 }

@@ -1,10 +1,8 @@
-//! Whether bytes are nothing but zeros: asked of payload that may become metadata instead.
+//! Whether bytes are all zeros: checked for payload that may be recorded as a zero block instead.
 
-/// Whether every byte is 0; also of no bytes at all. The first byte decides for nearly all that is
-/// not.
+/// Whether every byte is 0; true for no bytes. Returns after the first byte for most other data.
 pub fn all_zero(bytes: &[u8]) -> bool {
-    // Zero at the front, and every byte like the one before it: a memcmp, which is as fast as
-    // memory.
+    // The first byte is zero and every byte equals the one before it: a memcmp, as fast as memory.
     bytes.is_empty() || bytes[0] == 0 && bytes[..bytes.len() - 1] == bytes[1..]
 }
 
@@ -13,7 +11,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_are_told_from_almost_zeros() {
+    fn a_single_non_zero_byte_is_found() {
         assert!(all_zero(&[]));
         assert!(all_zero(&[0]) && !all_zero(&[1]));
         let mut bytes = [0; 4096];

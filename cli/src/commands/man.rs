@@ -73,7 +73,10 @@ fn page(command: &Command, out: &mut dyn Write) -> io::Result<()> {
     if !rest.is_empty() {
         man.render_extra_section(out)?;
     }
-    man.render_version_section(out)
+    if command.get_version().is_some() {
+        man.render_version_section(out)?;
+    }
+    Ok(())
 }
 
 /// Text as roff takes it: no backslash escapes, no line that begins like a request.

@@ -135,6 +135,18 @@ impl Ended {
     }
 }
 
+/// What was printed as words, whatever its line breaks and columns.
+pub fn flat(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A printed result without the summary that is printed beside it.
+pub fn without_summary(mut result: serde_json::Value) -> serde_json::Value {
+    let summary = result.as_object_mut().and_then(|result| result.remove("summary"));
+    assert!(summary.is_some_and(|cells| cells[0]["iops"].as_f64().is_some()), "{result}");
+    result
+}
+
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None::<char>);
     for c in line.chars() {

@@ -1,44 +1,46 @@
-//! The batmap of XenServer (blktap's libvhd): a structure of its own between the BAT and the first
-//! block.
+//! The batmap of XenServer (blktap's libvhd): a structure between the BAT and the first block.
 //!
 //! ```text
-//!    BAT, in whole sectors │ header, 512 bytes │ map: one bit a block, most significant first, in whole sectors
+//!    BAT, in whole sectors │ header, 512 bytes │ map, in whole sectors
+//!                                                one bit a block, most significant first
 //!
-//!    0 cookie "tdbatmap"   8 offset of the map   16 sectors of the map   20 version   24 checksum of the map
+//!    header: 0 cookie "tdbatmap"   8 offset of the map   16 sectors of the map
+//!           20 version            24 checksum of the map
 //! ```
 //!
-//! A set bit says that every sector of the block is in this file, so that XenServer does not read
-//! the block's bitmap. A clear bit says nothing: the block's bitmap decides.
+//! A set bit means that every sector of the block is in this file, so XenServer does not read the
+//! block's bitmap. If the bit is clear, the block's bitmap decides.
 //!
-//! XenServer writes it in files whose creator is "tap". In a file by another creator, the same
-//! bytes may be a sector bitmap that a guest has shaped, so callers look at the creator first.
+//! XenServer writes a batmap in files whose creator is "tap". In a file by another creator, the
+//! same bytes could be a sector bitmap whose contents a guest has chosen, so callers check the
+//! creator first.
 
 use super::{SECTOR_BYTES, field};
 
-/// What a batmap's header begins with.
-pub const BATMAP_COOKIE: &[u8; 8] = b"tdbatmap";
+/// The cookie of a batmap header.
+const BATMAP_COOKIE: &[u8; 8] = b"tdbatmap";
 /// Length of a batmap's header in bytes.
 pub const BATMAP_HEADER_BYTES: usize = 512;
 /// The newest version that libvhd accepts: major 1, minor 2.
 const MAX_BATMAP_VERSION: u32 = 0x0001_0002;
-/// The version whose checksum adds up signed bytes.
+/// The version whose checksum adds the bytes as signed numbers.
 const SIGNED_BATMAP_VERSION: u32 = 0x0001_0001;
 
 /// The header of a batmap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatmapHeader {
-    /// First byte of the map in the file.
+    /// Offset of the map in the file, in bytes.
     pub map_offset: u64,
     /// Length of the map in sectors of 512 bytes.
     pub map_sectors: u32,
-    /// Major in the upper, minor in the lower half.
+    /// Major version in the upper half, minor in the lower.
     pub version: u32,
     /// Checksum of the map.
     pub checksum: u32,
 }
 
 impl BatmapHeader {
-    /// Reads a header; `None` where the bytes are no batmap that libvhd would take.
+    /// Parses a header; `None` if the bytes are no batmap that libvhd would accept.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < BATMAP_HEADER_BYTES || &bytes[..8] != BATMAP_COOKIE {
             return None;
@@ -69,8 +71,7 @@ impl BatmapHeader {
         u64::from(self.map_sectors) * SECTOR_BYTES
     }
 
-    /// The checksum of a map, as this version counts it: the one's complement of the sum of its
-    /// bytes.
+    /// The checksum of a map for this version: the one's complement of the sum of its bytes.
     pub fn checksum_of(&self, map: &[u8]) -> u32 {
         let is_signed = self.version == SIGNED_BATMAP_VERSION;
         let value = |byte: u8| if is_signed { i32::from(byte.cast_signed()).cast_unsigned() } else { u32::from(byte) };
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_no_batmap() {
+    fn invalid_batmap_headers_are_refused() {
         let header = BatmapHeader { map_offset: 4096, map_sectors: 1, version: 0x0001_0002, checksum: 1 };
         let bytes = header.to_bytes();
         assert_eq!(BatmapHeader::parse(&bytes), Some(header.clone()));

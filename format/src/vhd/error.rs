@@ -1,4 +1,4 @@
-//! How a structure can be wrong.
+//! Errors of parsing a VHD structure.
 
 use std::fmt;
 
@@ -6,67 +6,67 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{structure} at offset {offset_bytes}: found {fault}, expected {}", fault.expected())]
 pub struct VhdError {
-    /// Which structure, in the words of the specification.
+    /// The structure, as the specification calls it.
     pub structure: &'static str,
-    /// Where the wrong field is in the file.
+    /// Offset of the wrong field in the file, in bytes.
     pub offset_bytes: u64,
-    /// What is wrong with it.
+    /// What is wrong with the structure.
     pub fault: Fault,
 }
 
-/// What is wrong with a structure. Displayed as what was found.
+/// What is wrong with a structure. `Display` shows what was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// The file ends inside it.
+    /// The file ends within the structure.
     TooShort {
-        /// Bytes that are there.
+        /// Number of bytes available.
         found_bytes: usize,
-        /// Bytes that it takes.
+        /// Number of bytes in the structure.
         expected_bytes: usize,
     },
-    /// It does not begin with its cookie.
+    /// The structure does not begin with its cookie.
     Cookie {
-        /// What it begins with.
+        /// The bytes found in its place.
         found: [u8; 8],
-        /// The cookie.
+        /// The cookie of the structure.
         expected: [u8; 8],
     },
-    /// Its checksum does not match its bytes.
+    /// The stored checksum does not match the structure's bytes.
     Checksum {
-        /// The checksum that is stored.
+        /// The stored checksum.
         found: u32,
-        /// The checksum of the bytes.
+        /// The computed checksum.
         expected: u32,
     },
-    /// A major version other than 1.
+    /// The major version is not 1.
     Version {
-        /// Major in the upper, minor in the lower half.
+        /// Major version in the upper half, minor in the lower.
         found: u32,
     },
-    /// A disk type other than fixed, dynamic and differencing.
+    /// The disk type is not fixed, dynamic or differencing.
     DiskType {
-        /// The type.
+        /// The number found.
         found: u32,
     },
-    /// A block size that is no power of two from a sector up.
+    /// The block size is not a power of two of at least one sector.
     BlockSize {
-        /// In bytes.
+        /// The block size found, in bytes.
         found_bytes: u32,
     },
-    /// A parent locator that is longer than any path.
+    /// A parent locator is longer than any path.
     LocatorLength {
-        /// In bytes.
+        /// The length found, in bytes.
         found_bytes: u32,
     },
 }
 
 impl Fault {
-    /// What should have been found.
+    /// Describes what was expected.
     pub fn expected(&self) -> String {
         match self {
             Self::TooShort { expected_bytes, .. } => format!("{expected_bytes} bytes"),
             Self::Cookie { expected, .. } => format!("the cookie \"{}\"", expected.escape_ascii()),
-            Self::Checksum { expected, .. } => format!("checksum {expected:#010x}, which is that of the bytes"),
+            Self::Checksum { expected, .. } => format!("checksum {expected:#010x}, computed from its bytes"),
             Self::Version { .. } => "version 1.0".into(),
             Self::DiskType { .. } => "type 2 (fixed), 3 (dynamic) or 4 (differencing)".into(),
             Self::BlockSize { .. } => "a power of two of at least 512 bytes".into(),
@@ -99,7 +99,7 @@ mod tests {
             VhdError { structure: "footer", offset_bytes: 1064, fault: Fault::Checksum { found: 1, expected: 2 } };
         assert_eq!(
             error.to_string(),
-            "footer at offset 1064: found checksum 0x00000001, expected checksum 0x00000002, which is that of the bytes"
+            "footer at offset 1064: found checksum 0x00000001, expected checksum 0x00000002, computed from its bytes"
         );
     }
 }

@@ -1,10 +1,11 @@
-//! The hard disk footer: what a VHD is, in its last 512 bytes (and, where there is a header, in a
-//! copy at offset 0).
+//! The hard disk footer: describes a VHD in its last 512 bytes, with a copy at offset 0 in dynamic
+//! and differencing disks.
 //!
 //! ```text
-//!    0 cookie "conectix"   8 features   12 version     16 data offset   24 time stamp   28 creator application
-//!   32 creator version    36 creator OS 40 original size 48 current size 56 geometry    60 disk type
-//!   64 checksum           68 unique id  84 saved state 85 reserved, zero
+//!    0 cookie "conectix"   8 features        12 version       16 data offset   24 time stamp
+//!   28 creator application 32 creator version 36 creator OS    40 original size 48 current size
+//!   56 geometry           60 disk type       64 checksum      68 unique id     84 saved state
+//!   85 reserved, zero
 //! ```
 
 use super::{Chs, Fault, SECTOR_BYTES, VERSION, VhdError, checksum, field};
@@ -15,31 +16,30 @@ use uuid::Uuid;
 pub const FOOTER_BYTES: usize = 512;
 /// Length of the footers of Virtual PC before 2004, in bytes.
 pub const OLD_FOOTER_BYTES: usize = 511;
-/// What every footer begins with.
-pub const FOOTER_COOKIE: &[u8; 8] = b"conectix";
-/// The feature bit that is always set.
+/// The cookie of every footer.
+const FOOTER_COOKIE: &[u8; 8] = b"conectix";
+/// The feature bit that must always be set.
 pub const FEATURE_RESERVED: u32 = 2;
 /// The data offset of a fixed disk, which has no header.
 pub const NO_DATA_OFFSET: u64 = u64::MAX;
 
-/// The creator that our files name: that of Windows.
+/// The creator in our files: that of Windows.
 ///
-/// QEMU takes the size of a disk from its geometry, which rounds down and ends near 127 GiB, unless
-/// it knows the creator as one that means `current_size`. It knows "win ", "qem2", "d2v ", "tap\0",
-/// "CTXS" and "wa\0\0", and nothing else; with a name of our own, disks would be cut short there.
-/// "win " is the one that every reader knows.
+/// For a creator that it does not know, QEMU takes the disk size from the geometry, which rounds
+/// down and ends near 127 GiB. It uses `current_size` only for "win ", "qem2", "d2v ", "tap\0",
+/// "CTXS" and "wa\0\0". A creator of our own would therefore truncate disks there. Every reader
+/// knows "win ".
 pub const CREATOR_APP: [u8; 4] = *b"win ";
-/// The creator version of our files: major 10 as Windows 10 and later write it, and "DW" as the
-/// minor, which nobody reads, so that our files can be told.
+/// The creator version in our files: major version 10, as Windows 10 and later write it, and "DW"
+/// as the minor version, which no reader evaluates, to recognise our files.
 pub const CREATOR_VERSION: u32 = 0x000a_4457;
-/// The creator's host system of our files: "Windows", for the two values that exist are it and the
-/// Macintosh.
+/// The creator's operating system in our files: Windows. The only other defined value is Macintosh.
 pub const CREATOR_OS: [u8; 4] = *b"Wi2k";
 
 const CHECKSUM_AT: usize = 64;
 const STRUCTURE: &str = "footer";
 
-/// What kind of disk a footer describes.
+/// The type of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DiskKind {
     /// Type 2.
@@ -75,35 +75,36 @@ impl fmt::Display for DiskKind {
 pub struct Footer {
     /// Bit 0: temporary; bit 1: always set.
     pub features: u32,
-    /// Where the dynamic header is, in bytes; [`NO_DATA_OFFSET`] for a fixed disk.
+    /// Offset of the dynamic header in bytes; [`NO_DATA_OFFSET`] for a fixed disk.
     pub data_offset: u64,
-    /// When the image was created, in seconds since 2000-01-01 00:00 UTC.
+    /// Time of creation, in seconds since 2000-01-01 00:00 UTC.
     pub created_seconds: u32,
-    /// Which program created it.
+    /// The program that created the file.
     pub creator_app: [u8; 4],
-    /// That program's version, major in the upper half.
+    /// The version of that program, with the major version in the upper half.
     pub creator_version: u32,
-    /// That program's system.
+    /// The operating system of that program.
     pub creator_os: [u8; 4],
-    /// Size when created, in bytes.
+    /// Size at creation in bytes.
     pub original_size_bytes: u64,
-    /// Size now, in bytes. For what it is worth see [`Footer::size_bytes`].
+    /// Current size in bytes. Some creators mean the geometry instead: use [`Footer::size_bytes`].
     pub current_size_bytes: u64,
-    /// Geometry.
+    /// Cylinders, heads and sectors.
     pub geometry: Chs,
-    /// Type.
+    /// Disk type.
     pub kind: DiskKind,
-    /// Identity, by which children name their parent.
+    /// Identifies the disk; children name their parent by it.
     pub unique_id: Uuid,
-    /// Whether the machine is in saved state.
+    /// Whether the virtual machine is in saved state.
     pub saved_state: bool,
 }
 
 impl Footer {
-    /// Parses a footer of 512 or 511 bytes (more are ignored) that was found at `offset_bytes`.
+    /// Parses a footer of 512 or 511 bytes that was found at `offset_bytes`. Further bytes are
+    /// ignored.
     ///
     /// # Errors
-    /// Cookie, checksum, version and type must be right. Reserved bits and bytes may be anything.
+    /// If cookie, checksum, version or type is wrong. Reserved bits and bytes may have any value.
     pub fn parse(bytes: &[u8], offset_bytes: u64) -> Result<Self, VhdError> {
         let fail = |at: u64, fault| {
             Err(VhdError { structure: STRUCTURE, offset_bytes: offset_bytes.saturating_add(at), fault })
@@ -148,7 +149,7 @@ impl Footer {
         })
     }
 
-    /// The footer as bytes, its checksum computed.
+    /// The footer as bytes, with its checksum.
     pub fn to_bytes(&self) -> [u8; FOOTER_BYTES] {
         let mut bytes = [0; FOOTER_BYTES];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -172,11 +173,11 @@ impl Footer {
         bytes
     }
 
-    /// The bytes of a sound footer, for a disk of another size. What this crate does not know of it
-    /// stays as it is.
+    /// The bytes of a valid footer, changed for another disk size. Fields that this crate does not
+    /// know stay unchanged.
     ///
-    /// A creator that means the geometry where it says a size ([`Footer::size_bytes`]) becomes that
-    /// of Windows where the geometry cannot express the new size.
+    /// For some creators the geometry is the size ([`Footer::size_bytes`]). If the geometry cannot
+    /// express the new size, such a creator is replaced by that of Windows.
     pub fn resized(bytes: &[u8; FOOTER_BYTES], size_bytes: u64) -> [u8; FOOTER_BYTES] {
         let mut new = *bytes;
         let mut put = |at: usize, value: &[u8]| new[at..at + value.len()].copy_from_slice(value);
@@ -193,20 +194,21 @@ impl Footer {
         new
     }
 
-    /// Whether the file was made by this program.
+    /// Whether this program created the file.
     pub fn is_ours(&self) -> bool {
         (self.creator_app, self.creator_version) == (CREATOR_APP, CREATOR_VERSION)
     }
 
-    /// The size of the disk in bytes, a multiple of the sector.
+    /// The size of the disk in bytes, a multiple of the sector size.
     ///
-    /// It is the current size, but for files by Virtual PC ("vpc ") and old QEMU ("qemu"): their
-    /// guests saw the geometry, unless that is at its maximum and so says nothing.
+    /// It is the current size, except for files by Virtual PC ("vpc ") and old QEMU ("qemu"): their
+    /// guests saw the geometry, unless that is at its maximum.
     pub fn size_bytes(&self) -> u64 {
         let current = self.current_size_bytes - self.current_size_bytes % SECTOR_BYTES;
         let means_geometry = matches!(&self.creator_app, b"vpc " | b"qemu") && self.geometry != Chs::MAX;
         match self.geometry.size_bytes() {
-            // A geometry beyond the size would reach beyond the tables that were made for the size.
+            // A geometry larger than the current size would exceed the tables, which were made for
+            // that size.
             by_geometry @ 1.. if means_geometry => by_geometry.min(current),
             _ => current,
         }
@@ -245,17 +247,17 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_counts() {
+    fn a_changed_byte_is_detected() {
         let bytes = footer().to_bytes();
         for index in 0..FOOTER_BYTES {
             let mut bad = bytes;
             bad[index] ^= 0x10;
-            assert!(Footer::parse(&bad, 0).is_err(), "a change of byte {index} was not seen");
+            assert!(Footer::parse(&bad, 0).is_err(), "a change of byte {index} was not detected");
         }
     }
 
     #[test]
-    fn types_and_versions_that_nobody_knows_are_refused() {
+    fn unknown_types_and_versions_are_refused() {
         let resum = |mut bytes: [u8; 512]| {
             let sum = checksum(&bytes, 64..68);
             bytes[64..68].copy_from_slice(&sum.to_be_bytes());
@@ -282,7 +284,11 @@ mod tests {
             assert_eq!(size(app, chs), chs.size_bytes());
             assert_eq!(size(app, Chs::MAX), 1 << 30);
             assert_eq!(size(app, Chs { cylinders: 0, heads: 0, sectors: 0 }), 1 << 30);
-            assert_eq!(size(app, Chs { cylinders: 65534, heads: 16, sectors: 255 }), 1 << 30, "never beyond the size");
+            assert_eq!(
+                size(app, Chs { cylinders: 65534, heads: 16, sectors: 255 }),
+                1 << 30,
+                "at most the current size"
+            );
         }
         assert_eq!(Footer { current_size_bytes: u64::MAX, ..footer() }.size_bytes(), u64::MAX - 511);
     }

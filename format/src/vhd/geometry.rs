@@ -1,8 +1,8 @@
 //! Cylinders, heads and sectors: the appendix "CHS Calculation" of the specification.
 //!
-//! A geometry expresses less than a size does: it rounds down, and ends at 65535 x 16 x 255
-//! sectors, near 127 GiB. Today it matters to BIOS guests of small disks, and for the size of files
-//! by Virtual PC (see [`Footer::size_bytes`](super::Footer::size_bytes)).
+//! A geometry is less precise than a size: it rounds down, and ends at 65535 x 16 x 255 sectors,
+//! near 127 GiB. Today it matters only to BIOS guests of small disks, and for the size of files by
+//! Virtual PC (see [`Footer::size_bytes`](super::Footer::size_bytes)).
 
 use super::SECTOR_BYTES;
 
@@ -13,7 +13,7 @@ pub struct Chs {
     pub cylinders: u16,
     /// Heads.
     pub heads: u8,
-    /// Sectors in a track.
+    /// Sectors per track.
     pub sectors: u8,
 }
 
@@ -21,8 +21,8 @@ impl Chs {
     /// The largest geometry that the calculation gives.
     pub const MAX: Self = Self { cylinders: 65535, heads: 16, sectors: 255 };
 
-    /// The geometry of a disk of `size_bytes`, as the specification computes it: the largest that
-    /// does not exceed it, of those it knows.
+    /// The geometry of a disk of `size_bytes`, as the specification computes it: the largest of its
+    /// geometries that does not exceed the size.
     pub fn from_size(size_bytes: u64) -> Self {
         let total = (size_bytes / SECTOR_BYTES).min(Self::MAX.total_sectors());
         let (sectors, heads, tracks);
@@ -39,17 +39,17 @@ impl Chs {
                 (sectors, heads, tracks) = (63, 16, total / 63);
             }
         }
-        // Each fits: `total` is at most that of `MAX`, and the last two branches bound tracks by
-        // 65535 * 16.
+        // No value is truncated: `total` is at most that of `MAX`, and the last two branches limit
+        // tracks to 65535 * 16.
         Self { cylinders: (tracks / heads) as u16, heads: heads as u8, sectors }
     }
 
-    /// How many sectors it spans.
+    /// Number of sectors.
     pub const fn total_sectors(self) -> u64 {
         self.cylinders as u64 * self.heads as u64 * self.sectors as u64
     }
 
-    /// How many bytes it spans.
+    /// Number of bytes.
     pub const fn size_bytes(self) -> u64 {
         self.total_sectors() * SECTOR_BYTES
     }
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn known_sizes() {
         let chs = |c, h, s| Chs { cylinders: c, heads: h, sectors: s };
-        // As qemu-img and Windows write them.
+        // As written by qemu-img and Windows.
         assert_eq!(Chs::from_size(0), chs(0, 4, 17));
         assert_eq!(Chs::from_size(16 << 20), chs(481, 4, 17));
         assert_eq!(Chs::from_size(1 << 30), chs(2080, 16, 63));
@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(Chs::from_size(u64::MAX), Chs::MAX);
     }
 
-    /// The calculation word by word as in the specification's appendix, for comparison.
+    /// The calculation exactly as in the specification's appendix, for comparison.
     fn appendix(mut total: u64) -> (u64, u64, u64) {
         let (mut sectors, mut heads, mut tracks);
         if total > 65535 * 16 * 255 {

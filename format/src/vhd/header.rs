@@ -1,9 +1,10 @@
-//! The dynamic disk header: where the BAT is, how large blocks are, and for a differencing disk who
-//! its parent is.
+//! The dynamic disk header: the place of the BAT, the block size, and the parent of a differencing
+//! disk.
 //!
 //! ```text
-//!    0 cookie "cxsparse"   8 data offset, all ones   16 table offset   24 version   28 max table entries   32 block size
-//!   36 checksum           40 parent unique id        56 parent time stamp           64 parent name, 512 bytes of UTF-16BE
+//!    0 cookie "cxsparse"   8 data offset, all ones   16 table offset   24 version
+//!   28 max table entries  32 block size              36 checksum
+//!   40 parent unique id   56 parent time stamp       64 parent name, 512 bytes of UTF-16BE
 //!  576 8 parent locators of 24 bytes                768 reserved, zero
 //!
 //!   a locator:   0 platform code   4 data space   8 data length   12 reserved   16 data offset
@@ -14,12 +15,10 @@ use uuid::Uuid;
 
 /// Length of a dynamic header in bytes.
 pub const HEADER_BYTES: usize = 1024;
-/// What every dynamic header begins with.
-pub const HEADER_COOKIE: &[u8; 8] = b"cxsparse";
-/// How many parent locators a header has room for.
+/// The cookie of every dynamic header.
+const HEADER_COOKIE: &[u8; 8] = b"cxsparse";
+/// Number of parent locators in a header.
 pub const LOCATOR_COUNT: usize = 8;
-/// Room for the parent's name, in UTF-16 code units.
-pub const PARENT_NAME_UNITS: usize = 256;
 
 const CHECKSUM_AT: usize = 36;
 const NAME_AT: usize = 64;
@@ -27,22 +26,21 @@ const LOCATORS_AT: usize = 576;
 const LOCATOR_ENTRY_BYTES: usize = 24;
 const STRUCTURE: &str = "dynamic disk header";
 
-/// An entry of the header that says where a locator's data are.
+/// A parent locator entry: the place of a locator's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LocatorEntry {
-    /// The platform code as stored; [`LocatorKind::from_code`] tells what it means.
+    /// The platform code as stored; [`LocatorKind::from_code`] decodes it.
     pub code: u32,
-    /// Space kept for the data: sectors by the specification, bytes as Windows writes it.
+    /// Space reserved for the data: in sectors by the specification, in bytes as Windows writes it.
     pub data_space: u32,
     /// Length of the data in bytes.
     pub data_length_bytes: u32,
-    /// Where the data are, in bytes.
+    /// Offset of the data in the file, in bytes.
     pub data_offset: u64,
 }
 
 impl LocatorEntry {
-    /// Space kept for the data in bytes, whichever unit was meant: a value that holds the data as
-    /// bytes is bytes.
+    /// Space reserved for the data in bytes. A value too small to be bytes is taken as sectors.
     pub fn space_bytes(&self) -> u64 {
         let space = u64::from(self.data_space);
         if self.data_space >= self.data_length_bytes { space } else { space * SECTOR_BYTES }
@@ -53,7 +51,7 @@ impl LocatorEntry {
         self.code != 0
     }
 
-    /// What the platform code means.
+    /// The decoded platform code; `None` for a code that is unknown or unused.
     pub fn kind(&self) -> Option<LocatorKind> {
         LocatorKind::from_code(self.code)
     }
@@ -62,19 +60,19 @@ impl LocatorEntry {
 /// A dynamic disk header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DynamicHeader {
-    /// Where the BAT is, in bytes.
+    /// Offset of the BAT in the file, in bytes.
     pub table_offset: u64,
-    /// How many entries the BAT has.
+    /// Number of BAT entries.
     pub max_table_entries: u32,
-    /// Payload block in bytes: a power of two.
+    /// Size of a payload block in bytes: a power of two.
     pub block_bytes: u32,
-    /// The parent's unique id; nil without a parent.
+    /// The parent's unique id; nil if there is no parent.
     pub parent_id: Uuid,
-    /// When the parent's file was last changed, in seconds since 2000-01-01 00:00 UTC.
+    /// Modification time of the parent's file, in seconds since 2000-01-01 00:00 UTC.
     pub parent_modified_seconds: u32,
-    /// The parent's file name. Longer names than fit are cut.
+    /// The parent's file name, truncated if it does not fit.
     pub parent_name: String,
-    /// Where the parent's paths are.
+    /// The places of the parent's paths.
     pub locators: [LocatorEntry; LOCATOR_COUNT],
 }
 
@@ -82,8 +80,8 @@ impl DynamicHeader {
     /// Parses a header of at least 1024 bytes that was found at `offset_bytes`.
     ///
     /// # Errors
-    /// Cookie, checksum, version and block size must be right. Offsets and counts are for the
-    /// caller to hold against the file.
+    /// If cookie, checksum, version or block size is wrong. The caller must check offsets and
+    /// counts against the file.
     pub fn parse(bytes: &[u8], offset_bytes: u64) -> Result<Self, VhdError> {
         let fail = |at: u64, fault| {
             Err(VhdError { structure: STRUCTURE, offset_bytes: offset_bytes.saturating_add(at), fault })
@@ -133,8 +131,8 @@ impl DynamicHeader {
         })
     }
 
-    /// The bytes of a sound header, for a table of `max_table_entries` at `table_offset`. Only the
-    /// first 512 bytes differ: the header can be replaced by writing one sector.
+    /// The bytes of a valid header, changed for a table of `max_table_entries` at `table_offset`.
+    /// Only the first 512 bytes change, so writing one sector replaces the header.
     pub fn with_table(bytes: &[u8; HEADER_BYTES], table_offset: u64, max_table_entries: u32) -> [u8; HEADER_BYTES] {
         let mut new = *bytes;
         new[16..24].copy_from_slice(&table_offset.to_be_bytes());
@@ -144,8 +142,8 @@ impl DynamicHeader {
         new
     }
 
-    /// The header as bytes, its checksum computed. Of the name, whole characters that leave room
-    /// for a terminator are kept.
+    /// The header as bytes, with its checksum. The name is truncated between characters, leaving
+    /// room for a terminator.
     pub fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -200,12 +198,12 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_counts() {
+    fn a_changed_byte_is_detected() {
         let bytes = header().to_bytes();
         for index in 0..HEADER_BYTES {
             let mut bad = bytes;
             bad[index] ^= 0x10;
-            assert!(DynamicHeader::parse(&bad, 0).is_err(), "a change of byte {index} was not seen");
+            assert!(DynamicHeader::parse(&bad, 0).is_err(), "a change of byte {index} was not detected");
         }
         assert!(matches!(DynamicHeader::parse(&bytes[..1023], 0).unwrap_err().fault, Fault::TooShort { .. }));
     }

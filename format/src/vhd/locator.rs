@@ -1,18 +1,18 @@
-//! Parent locators: the parent's path, as different systems write it.
+//! Parent locators: the parent's path in the notations of different systems.
 //!
 //! ```text
-//!   W2ru  relative path, UTF-16LE, such as .\parent.vhd         Wi2r  the same in the old code page (deprecated)
-//!   W2ku  absolute path, UTF-16LE                               Wi2k  the same in the old code page (deprecated)
-//!   MacX  file URL in UTF-8, as XenServer writes it             Mac   an alias record, which says nothing elsewhere
+//! W2ru  relative path, UTF-16LE, such as .\parent.vhd   Wi2r  relative, old code page (deprecated)
+//! W2ku  absolute path, UTF-16LE                         Wi2k  absolute, old code page (deprecated)
+//! MacX  file URL in UTF-8, as XenServer writes it       Mac   alias record, only usable on a Mac
 //! ```
 
 use super::{Fault, LocatorEntry, VhdError};
 
-/// The longest locator that is read, in bytes: the longest path of Windows in UTF-16, and its
-/// terminator.
+/// Maximum length of a locator's data that is read, in bytes: the longest path of Windows in
+/// UTF-16, with its terminator.
 pub const MAX_LOCATOR_BYTES: u32 = 65536;
 
-/// Platform codes that can be understood.
+/// Platform codes whose data can be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LocatorKind {
     /// "W2ru".
@@ -39,8 +39,8 @@ impl LocatorKind {
         })
     }
 
-    /// The kind of a platform code.
-    pub fn from_code(code: u32) -> Option<Self> {
+    /// Decodes a platform code; `None` if it is unknown.
+    pub(crate) fn from_code(code: u32) -> Option<Self> {
         [
             Self::WindowsRelative,
             Self::WindowsAbsolute,
@@ -53,20 +53,21 @@ impl LocatorKind {
     }
 }
 
-/// What a locator says.
+/// A decoded parent path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LocatorData {
-    /// Path from the child's folder.
+    /// Relative to the child's folder.
     Relative(String),
-    /// Path from the root.
+    /// An absolute path.
     Absolute(String),
 }
 
 impl LocatorEntry {
-    /// How many bytes to read for this locator's data.
+    /// The number of bytes to read for this locator's data.
     ///
     /// # Errors
-    /// A length that no path has; `entry_offset_bytes` is where to say that the entry is.
+    /// If the data is longer than any path. `entry_offset_bytes` is the entry's offset, for the
+    /// error.
     pub fn checked_length(&self, entry_offset_bytes: u64) -> Result<usize, VhdError> {
         if self.data_length_bytes > MAX_LOCATOR_BYTES {
             return Err(VhdError {
@@ -78,8 +79,7 @@ impl LocatorEntry {
         Ok(self.data_length_bytes as usize)
     }
 
-    /// What the locator's data say; `None` for a platform that means nothing here, or an empty
-    /// path.
+    /// Decodes the locator's data; `None` for an unknown platform code or an empty path.
     pub fn decode(&self, data: &[u8]) -> Option<LocatorData> {
         let kind = self.kind()?;
         let text = match kind {
@@ -110,7 +110,7 @@ impl LocatorEntry {
     }
 }
 
-/// A path as the data of a W2ru or W2ku locator.
+/// Encodes a path as the data of a W2ru or W2ku locator.
 pub fn encode_path(path: &str) -> Vec<u8> {
     path.encode_utf16().flat_map(u16::to_le_bytes).collect()
 }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn every_platform() {
+    fn every_locator_kind_is_decoded() {
         let wide = encode_path(".\\Grüße.vhd\0rest");
         assert_eq!(
             entry(LocatorKind::WindowsRelative).decode(&wide),

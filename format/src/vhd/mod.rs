@@ -7,7 +7,7 @@
 //!   │ payload      │          │ footer copy  │ 512 bytes                     footer.rs
 //!   │  ...         │          ├──────────────┤ footer.data_offset
 //!   ├──────────────┤          │ dynamic      │ 1024 bytes                    header.rs
-//!   │ footer       │          │ header       │ (names up to 8 parent locators, locator.rs)
+//!   │ footer       │          │ header       │ with up to 8 parent locators  locator.rs
 //!   └──────────────┘          ├──────────────┤ header.table_offset
 //!                             │ BAT          │ 4 bytes a block: the *sector of its bitmap*
 //!                             ├──────────────┤
@@ -20,9 +20,9 @@
 //!                             └──────────────┘
 //! ```
 //!
-//! Parsing takes slices and the place in the file they came from, and gives values or a
-//! [`VhdError`] that names the field, where it is, what was found and what was expected. Nothing
-//! here panics on any input, and nothing is allocated by a length that came from a file.
+//! A parser takes a slice and its offset in the file. It returns a value, or a [`VhdError`] that
+//! names the field, its offset, what was found and what was expected. No parser panics on any
+//! input, and no allocation is sized by a length from a file.
 
 mod batmap;
 mod error;
@@ -32,42 +32,43 @@ mod header;
 mod locator;
 mod time;
 
-pub use batmap::{BATMAP_COOKIE, BATMAP_HEADER_BYTES, BatmapHeader};
+pub use batmap::{BATMAP_HEADER_BYTES, BatmapHeader};
 pub use error::{Fault, VhdError};
 pub use footer::{
-    CREATOR_APP, CREATOR_OS, CREATOR_VERSION, DiskKind, FEATURE_RESERVED, FOOTER_BYTES, FOOTER_COOKIE, Footer,
-    NO_DATA_OFFSET, OLD_FOOTER_BYTES,
+    CREATOR_APP, CREATOR_OS, CREATOR_VERSION, DiskKind, FEATURE_RESERVED, FOOTER_BYTES, Footer, NO_DATA_OFFSET,
+    OLD_FOOTER_BYTES,
 };
 pub use geometry::Chs;
-pub use header::{DynamicHeader, HEADER_BYTES, HEADER_COOKIE, LOCATOR_COUNT, LocatorEntry, PARENT_NAME_UNITS};
+pub use header::{DynamicHeader, HEADER_BYTES, LOCATOR_COUNT, LocatorEntry};
 pub use locator::{LocatorData, LocatorKind, MAX_LOCATOR_BYTES, encode_path};
-pub use time::{EPOCH_UNIX_SECONDS, seconds_from_unix, seconds_to_unix};
+pub use time::{seconds_from_unix, seconds_to_unix};
 
-/// The sector by which the format counts.
+/// Sector size of the format in bytes, whatever the disk's.
 pub const SECTOR_BYTES: u64 = 512;
 
-/// The BAT entry of a block that has no space.
+/// The BAT entry of an unallocated block.
 pub const BAT_UNUSED: u32 = 0xffff_ffff;
 
 /// The only version of footer and header: major 1, minor 0.
 pub const VERSION: u32 = 0x0001_0000;
 
-/// Largest dynamic or differencing disk, in bytes: 2040 GiB, where 32-bit sector numbers end (less
-/// what Windows keeps for metadata).
+/// Maximum size of a dynamic or differencing disk in bytes: 2040 GiB, the range of 32-bit sector
+/// numbers minus what Windows reserves for metadata.
 pub const MAX_DYNAMIC_BYTES: u64 = 2040 << 30;
 
-/// Block size of nearly all files, in bytes.
+/// The usual block size in bytes.
 pub const DEFAULT_BLOCK_BYTES: u32 = 2 << 20;
 
-/// Bytes of the sector bitmap before each block: one bit a sector, in whole sectors.
+/// Size in bytes of the sector bitmap before each block: one bit for each sector, rounded up to
+/// whole sectors.
 ///
-/// `block_bytes` may be anything; a block of less than a sector has a bitmap of no bytes.
+/// For a block smaller than a sector the result is 0.
 pub const fn bitmap_bytes(block_bytes: u32) -> u64 {
     (block_bytes as u64 / SECTOR_BYTES).div_ceil(8).next_multiple_of(SECTOR_BYTES)
 }
 
-/// The checksum of a structure: the one's complement of the sum of its bytes, those of the checksum
-/// itself taken as zero.
+/// The checksum of a structure: the one's complement of the sum of its bytes, with the checksum
+/// field counted as zeros.
 pub(crate) fn checksum(bytes: &[u8], field: std::ops::Range<usize>) -> u32 {
     let sum = bytes
         .iter()
@@ -77,8 +78,8 @@ pub(crate) fn checksum(bytes: &[u8], field: std::ops::Range<usize>) -> u32 {
     !sum
 }
 
-/// The `N` bytes at `at` of a structure. The callers have checked the length; bytes that are not
-/// there read as zeros.
+/// The `N` bytes at offset `at`. Bytes beyond the end read as zeros; callers have checked the
+/// length.
 pub(crate) fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut value = [0; N];
     if let Some(found) = bytes.get(at..at + N) {
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_leaves_itself_out() {
+    fn the_checksum_field_counts_as_zeros() {
         assert_eq!(checksum(&[1, 2, 3, 4], 1..3), !5);
         assert_eq!(checksum(&[], 0..0), u32::MAX);
     }

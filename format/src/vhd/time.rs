@@ -1,14 +1,14 @@
 //! Time stamps: seconds since 2000-01-01 00:00 UTC, in 32 bits (until 2136).
 
-/// The beginning of VHD time in seconds of Unix time.
-pub const EPOCH_UNIX_SECONDS: i64 = 946_684_800;
+/// 2000-01-01 00:00 UTC in Unix time.
+const EPOCH_UNIX_SECONDS: i64 = 946_684_800;
 
-/// A Unix time as a VHD time stamp; times that it cannot express become the nearest that it can.
+/// Converts Unix time to a VHD time stamp. Times out of range become the nearest time stamp.
 pub fn seconds_from_unix(unix_seconds: i64) -> u32 {
     unix_seconds.saturating_sub(EPOCH_UNIX_SECONDS).clamp(0, i64::from(u32::MAX)) as u32
 }
 
-/// A VHD time stamp in Unix time.
+/// Converts a VHD time stamp to Unix time.
 pub fn seconds_to_unix(vhd_seconds: u32) -> i64 {
     EPOCH_UNIX_SECONDS + i64::from(vhd_seconds)
 }
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_begins_in_2000_and_saturates() {
+    fn time_stamps_count_from_2000_and_saturate() {
         assert_eq!(seconds_from_unix(EPOCH_UNIX_SECONDS), 0);
         assert_eq!(seconds_from_unix(0), 0);
         assert_eq!(seconds_from_unix(i64::MAX), u32::MAX);

@@ -1,11 +1,12 @@
-//! The block allocation table: an array of 64-bit entries, and the arithmetic that finds a block's
-//! entry (MS-VHDX 2.5).
+//! The block allocation table (BAT): an array of 64-bit entries, and the arithmetic that locates a
+//! block's entry (MS-VHDX 2.5).
 //!
-//! After the entries of each *chunk* of payload blocks comes the entry of the chunk's sector bitmap
-//! block, in every type of disk:
+//! The entries of each *chunk* of payload blocks are followed by the entry of the chunk's sector
+//! bitmap block, in every type of disk:
 //!
 //! ```text
-//!   P0 P1 ... P(ratio-1) B0 | P(ratio) ... P(2*ratio-1) B1 | ...        ratio = 2^23 * logical sector / block size
+//!   P0 P1 ... P(ratio-1) B0 | P(ratio) ... P(2*ratio-1) B1 | ...
+//!   ratio = 2^23 * logical sector size / block size
 //! ```
 
 use super::{BITMAP_BLOCK_BYTES, Invalid, MAX_BLOCK_BYTES, MAX_SIZE_BYTES, MIB, MIN_BLOCK_BYTES, Result};
@@ -16,62 +17,62 @@ const OFFSET_SHIFT: u32 = 20;
 const STATE_MASK: u64 = 7;
 const STRUCTURE: &str = "BAT entry";
 
-/// What a payload block is (MS-VHDX 2.5.1.1).
+/// The state of a payload block (MS-VHDX 2.5.1.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PayloadState {
-    /// Never written: the parent's, or nothing.
+    /// Never written: shows the parent's data, or zeros without a parent.
     NotPresent = 0,
-    /// Contents are not defined; the parent is not asked.
+    /// Undefined contents; hides the parent's data.
     Undefined = 1,
-    /// Zeros; the parent is not asked.
+    /// Reads as zeros; hides the parent's data.
     Zero = 2,
-    /// Discarded; the parent is not asked.
+    /// Discarded; hides the parent's data.
     Unmapped = 3,
-    /// In the file, all of it.
+    /// The whole block is in the file.
     FullyPresent = 6,
-    /// In the file, as far as the sector bitmap says; the rest is the parent's.
+    /// The sectors set in the sector bitmap are in the file; the others show the parent's data.
     PartiallyPresent = 7,
 }
 
-/// What a sector bitmap block is (MS-VHDX 2.5.1.2).
+/// The state of a sector bitmap block (MS-VHDX 2.5.1.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum BitmapState {
-    /// There is none.
+    /// Not allocated.
     NotPresent = 0,
     /// In the file.
     Present = 6,
 }
 
-/// One entry: state in bits 0 to 2, offset in MiB in bits 20 to 63, the rest reserved.
+/// A BAT entry: the state in bits 0 to 2, the offset in MiB in bits 20 to 63; bits 3 to 19
+/// reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BatEntry(pub u64);
 
 impl BatEntry {
-    /// An entry of a payload block. `offset_bytes` must be a multiple of 1 MiB; what is not is cut
-    /// off.
+    /// The entry of a payload block. `offset_bytes` must be a multiple of 1 MiB; lower bits are
+    /// dropped.
     pub fn payload(state: PayloadState, offset_bytes: u64) -> Self {
         Self(offset_bytes & !(MIB - 1) | state as u64)
     }
 
-    /// An entry of a sector bitmap block.
+    /// The entry of a sector bitmap block; `offset_bytes` as for [`BatEntry::payload`].
     pub fn bitmap(state: BitmapState, offset_bytes: u64) -> Self {
         Self(offset_bytes & !(MIB - 1) | state as u64)
     }
 
-    /// From the file's eight bytes.
+    /// The entry stored in the file as these bytes.
     pub fn from_le_bytes(bytes: [u8; 8]) -> Self {
         Self(u64::from_le_bytes(bytes))
     }
 
-    /// The file's eight bytes.
+    /// The bytes to store in the file.
     pub fn to_le_bytes(self) -> [u8; 8] {
         self.0.to_le_bytes()
     }
 
-    /// First byte of the block in the file: always a multiple of 1 MiB, and 44 bits of MiB fit 64
-    /// bits of bytes.
+    /// Offset of the block in the file in bytes: a multiple of 1 MiB.
     pub fn offset_bytes(self) -> u64 {
         self.0 >> OFFSET_SHIFT << OFFSET_SHIFT
     }
@@ -84,7 +85,7 @@ impl BatEntry {
     /// The state of a payload block.
     ///
     /// # Errors
-    /// The reserved states 4 and 5.
+    /// For the reserved states 4 and 5.
     pub fn payload_state(self) -> Result<PayloadState> {
         match self.0 & STATE_MASK {
             0 => Ok(PayloadState::NotPresent),
@@ -97,11 +98,11 @@ impl BatEntry {
         }
     }
 
-    /// The state of a sector bitmap block. State 7 does not exist for bitmap blocks (MS-VHDX
-    /// 2.5.1.2), but Microsoft's own code reads it as present, and nothing else can be meant.
+    /// The state of a sector bitmap block. State 7 is not defined for bitmap blocks (MS-VHDX
+    /// 2.5.1.2), but Microsoft's own code reads it as present.
     ///
     /// # Errors
-    /// Anything but 0, 6 and 7.
+    /// For all states but 0, 6 and 7.
     pub fn bitmap_state(self) -> Result<BitmapState> {
         match self.0 & STATE_MASK {
             0 => Ok(BitmapState::NotPresent),
@@ -111,8 +112,7 @@ impl BatEntry {
     }
 }
 
-/// The arithmetic of one disk's blocks. Every value that can be made keeps all results far from
-/// overflow.
+/// The block arithmetic of one disk. For every value of this type, no result overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatGeometry {
     size_bytes: u64,
@@ -121,11 +121,12 @@ pub struct BatGeometry {
 }
 
 impl BatGeometry {
-    /// Of a disk of `size_bytes` (a multiple of the sector, up to 64 TiB) in blocks of
-    /// `block_bytes` (a power of two from 1 to 256 MiB) and logical sectors of 512 or 4096 bytes.
+    /// The geometry of a disk of `size_bytes` (a multiple of the sector size, up to 64 TiB), with
+    /// blocks of `block_bytes` (a power of two from 1 to 256 MiB) and logical sectors of 512 or
+    /// 4096 bytes.
     ///
     /// # Errors
-    /// Anything else. The offset in the error has no meaning.
+    /// For all other values. The offset in the error has no meaning.
     pub fn new(size_bytes: u64, block_bytes: u32, logical_sector_bytes: u32) -> Result<Self> {
         if logical_sector_bytes != 512 && logical_sector_bytes != 4096 {
             return Err(Invalid::new("logical sector size", 0, logical_sector_bytes, "512 or 4096 bytes"));
@@ -151,52 +152,52 @@ impl BatGeometry {
         self.size_bytes
     }
 
-    /// Payload block in bytes.
+    /// Size of a payload block in bytes.
     pub fn block_bytes(&self) -> u64 {
         u64::from(self.block_bytes)
     }
 
-    /// Logical sector in bytes.
+    /// Size of a logical sector in bytes.
     pub fn logical_sector_bytes(&self) -> u32 {
         self.logical_sector_bytes
     }
 
-    /// Logical sectors of a block.
+    /// Number of logical sectors in a block.
     pub fn sectors_per_block(&self) -> u32 {
         self.block_bytes / self.logical_sector_bytes
     }
 
-    /// Payload blocks of a chunk.
+    /// Number of payload blocks in a chunk.
     pub fn chunk_ratio(&self) -> u64 {
         (u64::from(self.logical_sector_bytes) << 23) / self.block_bytes()
     }
 
-    /// Payload blocks of the disk.
+    /// Number of payload blocks in the disk.
     pub fn payload_blocks(&self) -> u64 {
         self.size_bytes.div_ceil(self.block_bytes())
     }
 
-    /// Sector bitmap blocks of the disk: its chunks.
+    /// Number of chunks in the disk, which is also that of sector bitmap blocks.
     pub fn chunks(&self) -> u64 {
         self.payload_blocks().div_ceil(self.chunk_ratio())
     }
 
-    /// The chunk in which a block lies.
+    /// The chunk that contains a block.
     pub fn chunk_of(&self, block: u64) -> u64 {
         block / self.chunk_ratio()
     }
 
-    /// Index of a payload block's entry.
+    /// Index of the BAT entry of a payload block.
     pub fn payload_index(&self, block: u64) -> u64 {
         block + block / self.chunk_ratio()
     }
 
-    /// Index of the entry of a chunk's sector bitmap block.
+    /// Index of the BAT entry of a chunk's sector bitmap block.
     pub fn bitmap_index(&self, chunk: u64) -> u64 {
         chunk * (self.chunk_ratio() + 1) + self.chunk_ratio()
     }
 
-    /// What an index stands for.
+    /// The block to which the BAT entry at `index` belongs.
     pub fn what_is(&self, index: u64) -> EntryKind {
         let (chunk, within) = (index / (self.chunk_ratio() + 1), index % (self.chunk_ratio() + 1));
         if within == self.chunk_ratio() {
@@ -206,8 +207,8 @@ impl BatGeometry {
         }
     }
 
-    /// Entries of the table: up to the last payload block, or with a parent up to the last chunk's
-    /// bitmap.
+    /// Number of entries in the table: up to the last payload block or, with a parent, up to the
+    /// last chunk's bitmap.
     pub fn entries(&self, has_parent: bool) -> u64 {
         if has_parent {
             self.chunks() * (self.chunk_ratio() + 1)
@@ -217,13 +218,14 @@ impl BatGeometry {
         }
     }
 
-    /// Bytes of a block that belong to the disk: less than a block for the last one only.
+    /// Number of bytes of a block within the disk: less than a block only for the last one, 0
+    /// beyond.
     pub fn bytes_in_disk(&self, block: u64) -> u64 {
         self.size_bytes.saturating_sub(block.saturating_mul(self.block_bytes())).min(self.block_bytes())
     }
 
-    /// Where a block's bits begin within its chunk's bitmap block, and how many bytes they take.
-    /// Always whole 64-bit words.
+    /// Offset of a block's bits in its chunk's bitmap block, and their length, both in bytes. Both
+    /// are multiples of 8.
     pub fn bitmap_place(&self, block: u64) -> (u64, u64) {
         let len_bytes = u64::from(self.sectors_per_block()) / 8;
         let offset_bytes = block % self.chunk_ratio() * len_bytes;
@@ -232,17 +234,17 @@ impl BatGeometry {
     }
 }
 
-/// What an entry stands for.
+/// The block to which a BAT entry belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
     /// A payload block.
     Payload {
-        /// Its number.
+        /// The block number.
         block: u64,
     },
     /// The sector bitmap of a chunk.
     Bitmap {
-        /// Its number.
+        /// The chunk number.
         chunk: u64,
     },
 }
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_of_the_specification() {
+    fn the_examples_of_the_specification() {
         // MS-VHDX 2.3: block size 2 MiB and 512-byte sectors give a chunk ratio of 2048.
         let geometry = BatGeometry::new(10 << 40, 2 << 20, 512).unwrap();
         assert_eq!(geometry.chunk_ratio(), 2048);
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_disks() {
+    fn invalid_geometries_are_refused() {
         assert!(BatGeometry::new(0, 1 << 20, 512).is_err());
         assert!(BatGeometry::new(100, 1 << 20, 512).is_err());
         assert!(BatGeometry::new(512, 1 << 20, 4096).is_err());

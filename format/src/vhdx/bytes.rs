@@ -1,6 +1,5 @@
-//! Little-endian fields at byte positions. Reading beyond the end gives zeros, writing beyond it
-//! does nothing: every caller has checked the length before, and none of this may panic on hostile
-//! input.
+//! Little-endian fields at byte offsets. Reading beyond the end returns zeros, writing beyond it
+//! does nothing: callers have checked the length, and hostile input must not cause a panic.
 
 use super::Invalid;
 use uuid::Uuid;
@@ -25,7 +24,7 @@ pub(super) fn get_u64(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array(bytes, at))
 }
 
-/// A GUID in the mixed order of Windows.
+/// A GUID in the mixed byte order of Windows.
 pub(super) fn get_guid(bytes: &[u8], at: usize) -> Uuid {
     Uuid::from_bytes_le(array(bytes, at))
 }
@@ -36,7 +35,7 @@ pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     }
 }
 
-/// CRC-32C of `bytes` with the four bytes at `field` taken as zero.
+/// CRC-32C of `bytes`, with the four bytes at `field` counted as zeros.
 pub(super) fn crc_without(bytes: &[u8], field: usize) -> u32 {
     let (before, rest) = bytes.split_at(field.min(bytes.len()));
     let after = rest.get(4..).unwrap_or(&[]);
@@ -57,7 +56,7 @@ pub(super) fn signature(structure: &'static str, bytes: &[u8], at: usize, expect
     ))
 }
 
-/// Checks a CRC-32C over all of `bytes`, kept at `field`.
+/// Checks the CRC-32C of all of `bytes`, which is stored at `field`.
 pub(super) fn checksum(structure: &'static str, bytes: &[u8], field: usize) -> Result<(), Invalid> {
     let (stored, computed) = (get_u32(bytes, field), crc_without(bytes, field));
     if stored == computed {

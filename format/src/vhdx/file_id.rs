@@ -1,29 +1,30 @@
 //! The file identifier at offset 0: a signature and the creator's name (MS-VHDX 2.2.1). It is
-//! written once, when the file is made.
+//! written once, when the file is created.
 
 use super::{
     Invalid, Result,
     bytes::{get_u16, put, signature},
 };
 
-/// Bytes that carry information.
+/// Number of bytes in use.
 pub const FILE_ID_BYTES: usize = 520;
 /// The first eight bytes of every VHDX.
-pub const SIGNATURE: &[u8; 8] = b"vhdxfile";
+const SIGNATURE: &[u8; 8] = b"vhdxfile";
 const CREATOR_UNITS: usize = 256;
 
 /// The file identifier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileIdentifier {
-    /// Who made the file, for people; at most 255 UTF-16 units are kept.
+    /// The program that created the file, for information. At most 255 UTF-16 code units are
+    /// stored.
     pub creator: String,
 }
 
 impl FileIdentifier {
-    /// Reads at least [`FILE_ID_BYTES`] bytes.
+    /// Parses at least [`FILE_ID_BYTES`] bytes.
     ///
     /// # Errors
-    /// When they are too few or the signature is another.
+    /// If there are too few bytes or the signature is wrong.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         signature("file identifier", bytes, 0, SIGNATURE)?;
         if bytes.len() < FILE_ID_BYTES {

@@ -1,7 +1,7 @@
-//! The header: which GUIDs the file carries and where its log is (MS-VHDX 2.2.2).
+//! The header: the GUIDs of the file and the place of its log (MS-VHDX 2.2.2).
 //!
 //! There are two slots. An update writes the slot that is not current, with the next sequence
-//! number, so that a torn write leaves the other one good. [`select`] says which is current.
+//! number, so that a torn write leaves the other slot valid. [`select`] finds the current one.
 
 use super::{
     Invalid, MIB, Result,
@@ -13,7 +13,7 @@ use uuid::Uuid;
 pub const HEADER_BYTES: usize = 4096;
 const STRUCTURE: &str = "header";
 
-/// Which of the two places.
+/// One of the two places of a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slot {
     /// At 64 KiB.
@@ -23,7 +23,7 @@ pub enum Slot {
 }
 
 impl Slot {
-    /// Its place in the file.
+    /// Offset of the slot in the file.
     pub fn offset_bytes(self) -> u64 {
         match self {
             Slot::First => 64 << 10,
@@ -31,7 +31,7 @@ impl Slot {
         }
     }
 
-    /// The other one.
+    /// The other slot.
     pub fn other(self) -> Self {
         match self {
             Slot::First => Slot::Second,
@@ -40,33 +40,34 @@ impl Slot {
     }
 }
 
-/// A header whose signature and checksum are right.
+/// A header whose signature and checksum are valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// The valid header with the higher number is current.
+    /// Of two valid headers, the one with the higher number is current.
     pub sequence_number: u64,
-    /// Changes before the first change of the file in a session.
+    /// Replaced before the first change of the file in a session.
     pub file_write_guid: Uuid,
-    /// Changes before the first change that a guest could see in a session; children name it.
+    /// Replaced before the first guest-visible change in a session. Children identify their parent
+    /// by it.
     pub data_write_guid: Uuid,
-    /// Entries of the log that carry this GUID count; nil when the log is empty.
+    /// Only log entries with this GUID are valid; nil if the log is empty.
     pub log_guid: Uuid,
-    /// 0.
+    /// Must be 0.
     pub log_version: u16,
-    /// 1.
+    /// Must be 1.
     pub version: u16,
     /// Length of the log in bytes, a multiple of 1 MiB.
     pub log_len_bytes: u32,
-    /// First byte of the log in the file, a multiple of 1 MiB.
+    /// Offset of the log in the file in bytes, a multiple of 1 MiB.
     pub log_offset_bytes: u64,
 }
 
 impl Header {
-    /// Reads the first [`HEADER_BYTES`] of `bytes`. Signature and checksum are checked; the rest by
-    /// [`Header::validate`], because a header of a later version is current too.
+    /// Parses the first [`HEADER_BYTES`] of `bytes`. Checks only signature and checksum: a header
+    /// of a later version can be the current one too, so [`Header::validate`] checks the rest.
     ///
     /// # Errors
-    /// Too few bytes, another signature, a wrong checksum.
+    /// If there are too few bytes, or signature or checksum are wrong.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let bytes = bytes.get(..HEADER_BYTES).ok_or_else(|| Invalid::short(STRUCTURE, bytes.len(), HEADER_BYTES))?;
         signature(STRUCTURE, bytes, 0, b"head")?;
@@ -83,7 +84,7 @@ impl Header {
         })
     }
 
-    /// The bytes of a slot, with the checksum.
+    /// The header as bytes, with its checksum.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_BYTES];
         put(&mut bytes, 0, b"head");
@@ -100,10 +101,11 @@ impl Header {
         bytes
     }
 
-    /// Checks the version: only 1 is defined, and a log that is not empty must be of version 0.
+    /// Checks the version, which must be 1, and the log version, which must be 0 unless the log is
+    /// empty.
     ///
     /// # Errors
-    /// Another version.
+    /// If a version is unsupported.
     pub fn validate(&self) -> Result<()> {
         if self.version != 1 {
             return Err(Invalid::new(STRUCTURE, 66, format!("version {}", self.version), "version 1"));
@@ -114,10 +116,11 @@ impl Header {
         Ok(())
     }
 
-    /// Checks the place of the log: at multiples of 1 MiB, not in the header section, not empty.
+    /// Checks offset and length of the log: multiples of 1 MiB, outside the header section, not
+    /// empty.
     ///
     /// # Errors
-    /// A place where no log can be.
+    /// If the log cannot lie there.
     pub fn validate_log_place(&self) -> Result<()> {
         let (offset_bytes, len_bytes) = (self.log_offset_bytes, u64::from(self.log_len_bytes));
         if len_bytes == 0 || len_bytes % MIB != 0 {
@@ -135,15 +138,14 @@ impl Header {
     }
 }
 
-/// Says which of two slots is current and gives its header. `first` and `second` are the bytes of
+/// Finds the current one of two slots and returns its header. `first` and `second` are the bytes of
 /// the slots.
 ///
-/// Equal sequence numbers occur in files of some tools; they are accepted when the headers are the
-/// same byte for byte.
+/// Some tools write equal sequence numbers. They are accepted if the headers are byte-identical.
 ///
 /// # Errors
-/// When neither is valid (the error is the first slot's), or two differ under the same sequence
-/// number.
+/// If neither slot is valid (with the first slot's error), or if different headers have the same
+/// sequence number.
 pub fn select(first: &[u8], second: &[u8]) -> Result<(Slot, Header)> {
     match (Header::parse(first), Header::parse(second)) {
         (Ok(a), Ok(b)) if a.sequence_number == b.sequence_number => {
@@ -201,7 +203,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_torn_slot_leaves_the_other() {
+    fn a_torn_header_leaves_the_other_slot_valid() {
         let (old, mut new) = (header(7).to_bytes(), header(8).to_bytes());
         new[600] ^= 1;
         assert_eq!(select(&old, &new).unwrap(), (Slot::First, header(7)));
@@ -225,7 +227,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn places_where_no_log_can_be() {
+    fn invalid_log_places_are_refused() {
         for (log_offset_bytes, log_len_bytes) in
             [(0, 1 << 20), (1 << 20, 0), (1 << 20, 4096), ((1 << 20) + 4096, 1 << 20), (u64::MAX << 20, 1 << 20)]
         {
@@ -241,7 +243,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn every_changed_byte_is_noticed(header in headers(), at in 0usize..HEADER_BYTES, flip in 1u8..) {
+        fn every_changed_byte_is_detected(header in headers(), at in 0usize..HEADER_BYTES, flip in 1u8..) {
             let mut bytes = header.to_bytes();
             bytes[at] ^= flip;
             prop_assert!(Header::parse(&bytes).is_err());

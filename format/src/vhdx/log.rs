@@ -1,12 +1,13 @@
-//! Log entries: a header, descriptors, and data sectors, all in 4 KiB sectors (MS-VHDX 2.3).
+//! Log entries: a header, descriptors and data sectors, in sectors of 4 KiB (MS-VHDX 2.3).
 //!
 //! ```text
-//!   sector 0: header (64 bytes) + 126 descriptors │ more descriptor sectors, 128 each │ one data sector per data descriptor
+//!   sector 0: header (64 bytes) + 126 descriptors │ descriptor sectors, 128 each │ data sectors
+//!                                                                   one for each data descriptor
 //! ```
 //!
-//! A data sector gives its first 8 and last 4 bytes to a signature and the sequence number, against
-//! torn writes; what was there is kept in its descriptor. This module knows one sector at a time;
-//! where in the log an entry lies, and how it wraps, is the image's business.
+//! To detect torn writes, the first 8 and last 4 bytes of a data sector hold a signature and the
+//! sequence number; the bytes that belong there are in its descriptor. This module handles single
+//! sectors. The image crate handles the position of an entry in the log and its wrap-around.
 
 use super::{
     Invalid, Result,
@@ -14,7 +15,7 @@ use super::{
 };
 use uuid::Uuid;
 
-/// The unit of the log in bytes.
+/// Sector size of the log in bytes.
 pub const LOG_SECTOR_BYTES: usize = 4096;
 /// Size of an entry's header in bytes.
 pub const LOG_HEADER_BYTES: usize = 64;
@@ -31,58 +32,58 @@ pub struct LogEntryHeader {
     pub checksum: u32,
     /// Length in bytes, a multiple of 4 KiB.
     pub entry_len_bytes: u32,
-    /// Where in the log the oldest entry begins that must be replayed together with this one.
+    /// Offset in the log of the oldest entry of the sequence that must be replayed with this one.
     pub tail_bytes: u32,
-    /// One more than the entry's before it; above 0.
+    /// The sequence number of the previous entry plus one; greater than 0.
     pub sequence_number: u64,
-    /// How many descriptors follow.
+    /// Number of descriptors that follow.
     pub descriptors: u32,
-    /// The log GUID of the header under which it was written.
+    /// The header's log GUID when the entry was written.
     pub log_guid: Uuid,
-    /// The file was at least this long, durably, when the entry was written.
+    /// Durable length of the file when the entry was written: the file is at least this long.
     pub flushed_file_bytes: u64,
-    /// All structures of the file lie below this.
+    /// All structures of the file end at or below this offset.
     pub last_file_bytes: u64,
 }
 
-/// A change that an entry makes.
+/// A change of the file that an entry records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Descriptor {
-    /// A range becomes zero.
+    /// Zero a range.
     Zero {
         /// First byte in the file, a multiple of 4 KiB.
         offset_bytes: u64,
         /// Length in bytes, a multiple of 4 KiB.
         len_bytes: u64,
     },
-    /// A sector gets the bytes of the next data sector.
+    /// Replace a sector by the next data sector.
     Data {
         /// First byte in the file, a multiple of 4 KiB.
         offset_bytes: u64,
-        /// The sector's first bytes.
+        /// The sector's first bytes, which the data sector does not hold.
         leading: [u8; 8],
-        /// The sector's last bytes.
+        /// The sector's last bytes, which the data sector does not hold.
         trailing: [u8; 4],
     },
 }
 
-/// How many sectors hold the header and `descriptors` descriptors.
-pub fn descriptor_sectors(descriptors: u32) -> u64 {
+/// Number of sectors for the header and `descriptors` descriptors.
+fn descriptor_sectors(descriptors: u32) -> u64 {
     (LOG_HEADER_BYTES as u64 + DESCRIPTOR_BYTES as u64 * u64::from(descriptors)).div_ceil(SECTOR)
 }
 
-/// Length in bytes of an entry with `data_sectors` data descriptors and nothing else.
+/// Length in bytes of an entry with `data_sectors` data descriptors and no others.
 pub fn data_entry_bytes(data_sectors: u32) -> u64 {
     (descriptor_sectors(data_sectors) + u64::from(data_sectors)) * SECTOR
 }
 
 impl LogEntryHeader {
-    /// Reads a header from the first sector of an entry. The checksum is not checked: that takes
+    /// Parses a header from the first sector of an entry. Does not check the checksum, which needs
     /// the whole entry.
     ///
     /// # Errors
-    /// Another signature, lengths that are no multiples of 4 KiB, descriptors that do not fit,
-    /// sequence number 0.
+    /// If the signature is wrong, a length is not a multiple of 4 KiB, the descriptors do not fit,
+    /// or the sequence number is 0.
     pub fn parse(sector: &[u8]) -> Result<Self> {
         if sector.len() < LOG_HEADER_BYTES {
             return Err(Invalid::short(STRUCTURE, sector.len(), LOG_HEADER_BYTES));
@@ -130,11 +131,11 @@ impl LogEntryHeader {
 }
 
 impl Descriptor {
-    /// Reads a descriptor of an entry with `sequence_number`.
+    /// Parses a descriptor of an entry with `sequence_number`.
     ///
     /// # Errors
-    /// An unknown signature, another sequence number, offsets or lengths that are no multiples of 4
-    /// KiB.
+    /// If the signature or the sequence number is wrong, or an offset or length is not a multiple
+    /// of 4 KiB.
     pub fn parse(bytes: &[u8], sequence_number: u64) -> Result<Self> {
         const WHAT: &str = "log descriptor";
         if bytes.len() < DESCRIPTOR_BYTES {
@@ -156,7 +157,7 @@ impl Descriptor {
                         WHAT,
                         8,
                         format!("zero length {len_bytes}"),
-                        "a multiple of 4096 inside a file",
+                        "a multiple of 4096 that ends within 64 bits",
                     ));
                 }
                 Ok(Self::Zero { offset_bytes, len_bytes })
@@ -167,7 +168,7 @@ impl Descriptor {
                         WHAT,
                         16,
                         format!("file offset {offset_bytes}"),
-                        "an offset inside a file",
+                        "an offset at least 4096 below 2^64",
                     ));
                 }
                 Ok(Self::Data { offset_bytes, leading: array(bytes, 8), trailing: array(bytes, 4) })
@@ -178,7 +179,7 @@ impl Descriptor {
         }
     }
 
-    /// The descriptor's bytes in an entry with `sequence_number`.
+    /// The descriptor as bytes, for an entry with `sequence_number`.
     pub fn to_bytes(&self, sequence_number: u64) -> [u8; DESCRIPTOR_BYTES] {
         let mut bytes = [0; DESCRIPTOR_BYTES];
         match self {
@@ -198,16 +199,16 @@ impl Descriptor {
         bytes
     }
 
-    /// The descriptor of a sector that is to become `page`.
-    pub fn of_page(offset_bytes: u64, page: &[u8]) -> Self {
+    /// The data descriptor that replaces the sector at `offset_bytes` by `page`.
+    fn of_page(offset_bytes: u64, page: &[u8]) -> Self {
         Self::Data { offset_bytes, leading: array(page, 0), trailing: array(page, LOG_SECTOR_BYTES - 4) }
     }
 }
 
-/// Turns a data sector into the page that it stands for.
+/// Restores the page that a data sector and its descriptor's bytes record.
 ///
 /// # Errors
-/// Too few bytes, another signature, another sequence number at either end.
+/// If there are too few bytes, or the signature or a half of the sequence number is wrong.
 pub fn restore_page(sector: &[u8], leading: [u8; 8], trailing: [u8; 4], sequence_number: u64) -> Result<Box<[u8]>> {
     const WHAT: &str = "log data sector";
     let sector = sector.get(..LOG_SECTOR_BYTES).ok_or_else(|| Invalid::short(WHAT, sector.len(), LOG_SECTOR_BYTES))?;
@@ -222,8 +223,8 @@ pub fn restore_page(sector: &[u8], leading: [u8; 8], trailing: [u8; 4], sequence
     Ok(page)
 }
 
-/// The checksum of an entry that is gathered piece by piece, as an entry may wrap around the log's
-/// end.
+/// Computes the checksum of an entry piece by piece, since an entry may wrap around the end of the
+/// log.
 #[derive(Debug, Default)]
 pub struct EntryChecksum {
     crc: u32,
@@ -238,14 +239,14 @@ impl EntryChecksum {
         self.started = true;
     }
 
-    /// The checksum of all that was added.
+    /// The checksum of everything added so far.
     pub fn value(&self) -> u32 {
         self.crc
     }
 }
 
-/// The bytes of an entry that sets pages. Length, descriptor count and checksum of `header` are
-/// filled in here; `pages` are (file offset, 4 KiB) pairs.
+/// The bytes of an entry that replaces pages. Fills in length, descriptor count and checksum of
+/// `header`. `pages` are pairs of file offset and 4 KiB page.
 pub fn data_entry<'a>(mut header: LogEntryHeader, pages: impl ExactSizeIterator<Item = (u64, &'a [u8])>) -> Vec<u8> {
     let count = pages.len() as u32;
     header.descriptors = count;
@@ -267,7 +268,7 @@ pub fn data_entry<'a>(mut header: LogEntryHeader, pages: impl ExactSizeIterator<
     bytes
 }
 
-/// Sets the checksum of an entry whose other bytes are in place.
+/// Sets the checksum of an otherwise complete entry.
 pub fn seal(entry: &mut [u8]) {
     let crc = crc_without(entry, CHECKSUM_FIELD);
     put(entry, CHECKSUM_FIELD, &crc.to_le_bytes());
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_headers() {
+    fn invalid_headers_are_refused() {
         let bytes = data_entry(header(9), std::iter::empty());
         for (at, value) in [(8, 100u32), (8, 0), (12, 5), (16, 0), (24, 200)] {
             let mut bad = bytes.clone();
@@ -318,7 +319,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pages_come_back(pages in prop::collection::vec((0u64..1 << 40, any::<u64>(), any::<u8>()), 0..140), number in 1u64.., split in 64usize..4096) {
+        fn logged_pages_are_restored(pages in prop::collection::vec((0u64..1 << 40, any::<u64>(), any::<u8>()), 0..140), number in 1u64.., split in 64usize..4096) {
             let pages: Vec<(u64, Vec<u8>)> = pages.into_iter().map(|(index, ends, fill)| {
                 let mut page = vec![fill; 4096];
                 put(&mut page, 0, &ends.to_le_bytes());

@@ -1,4 +1,4 @@
-//! The metadata region: a table of items in its first 64 KiB, and the items after it (MS-VHDX 2.6).
+//! The metadata region: a table of items in its first 64 KiB, followed by the items (MS-VHDX 2.6).
 
 use super::{
     Invalid, Result,
@@ -6,63 +6,63 @@ use super::{
 };
 use uuid::{Uuid, uuid};
 
-/// Size of the table in bytes; items follow it.
+/// Size of the table in bytes. Items follow it.
 pub const METADATA_TABLE_BYTES: usize = 64 << 10;
-/// Bytes of the table before its first entry, enough to learn how many there are.
+/// Bytes of the table before its first entry, which contain the number of entries.
 pub const METADATA_HEADER_BYTES: usize = 32;
 /// Size of an entry in bytes.
-pub const METADATA_ENTRY_BYTES: usize = 32;
-/// Most entries of a table.
-pub const MAX_ENTRIES: u16 = 2047;
-/// Largest item in bytes.
-pub const MAX_ITEM_BYTES: u32 = 1 << 20;
+const METADATA_ENTRY_BYTES: usize = 32;
+/// Maximum number of entries in a table.
+const MAX_ENTRIES: u16 = 2047;
+/// Maximum size of an item in bytes.
+const MAX_ITEM_BYTES: u32 = 1 << 20;
 
-/// Block size and flags.
+/// Item: block size and flags.
 pub const FILE_PARAMETERS: Uuid = uuid!("caa16737-fa36-4d43-b3b6-33f0aa44e76b");
-/// Virtual size in bytes: a 64-bit number.
+/// Item: virtual size in bytes, 64 bits.
 pub const VIRTUAL_DISK_SIZE: Uuid = uuid!("2fa54224-cd1b-4876-b211-5dbed83bf4b8");
-/// The disk's identity for the guest (SCSI page 83h): a GUID.
+/// Item: the disk's identity for the guest (SCSI page 83h), a GUID.
 pub const VIRTUAL_DISK_ID: Uuid = uuid!("beca12ab-b2e6-4523-93ef-c309e000c746");
-/// Logical sector in bytes: a 32-bit number.
+/// Item: logical sector size in bytes, 32 bits.
 pub const LOGICAL_SECTOR_SIZE: Uuid = uuid!("8141bf1d-a96f-4709-ba47-f233a8faab5f");
-/// Physical sector in bytes: a 32-bit number.
+/// Item: physical sector size in bytes, 32 bits.
 pub const PHYSICAL_SECTOR_SIZE: Uuid = uuid!("cda348c7-445d-4471-9cc9-e9885251c556");
-/// How to find the parent.
+/// Item: the [parent locator](super::ParentLocator).
 pub const PARENT_LOCATOR: Uuid = uuid!("a8d35f2d-b30b-454d-abf7-d3d84834ab0c");
 const KNOWN: [Uuid; 6] =
     [FILE_PARAMETERS, VIRTUAL_DISK_SIZE, VIRTUAL_DISK_ID, LOGICAL_SECTOR_SIZE, PHYSICAL_SECTOR_SIZE, PARENT_LOCATOR];
 const STRUCTURE: &str = "metadata table";
 
-/// One item's entry.
+/// The table entry of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MetadataEntry {
-    /// What it is.
+    /// The type of the item.
     pub id: Uuid,
-    /// First byte, from the beginning of the metadata region; 0 for an item without bytes.
+    /// Offset from the beginning of the metadata region in bytes; 0 for an empty item.
     pub offset_bytes: u32,
     /// Length in bytes.
     pub len_bytes: u32,
-    /// Made by a user of the disk, not by the format.
+    /// Whether the item belongs to a user of the disk, not to the format.
     pub is_user: bool,
-    /// Belongs to the virtual disk, not to the file.
+    /// Whether the item describes the virtual disk, not the file.
     pub is_virtual_disk: bool,
-    /// Who does not know it must not open the file.
+    /// Whether a program that does not know the item must refuse to open the file.
     pub is_required: bool,
 }
 
-/// The table.
+/// The table of items.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetadataTable {
-    /// In the order of the file.
+    /// The entries, in the order of the file.
     pub entries: Vec<MetadataEntry>,
 }
 
 impl MetadataTable {
-    /// How many bytes of the table [`MetadataTable::parse`] needs, told from its first
-    /// [`METADATA_HEADER_BYTES`].
+    /// Number of bytes that [`MetadataTable::parse`] needs, from the first
+    /// [`METADATA_HEADER_BYTES`] of the table.
     ///
     /// # Errors
-    /// Another signature, or more entries than there can be.
+    /// If the signature is wrong or there are more than [`MAX_ENTRIES`] entries.
     pub fn needed_bytes(header: &[u8]) -> Result<usize> {
         signature(STRUCTURE, header, 0, b"metadata")?;
         let count = get_u16(header, 10);
@@ -72,11 +72,11 @@ impl MetadataTable {
         Ok(METADATA_HEADER_BYTES + METADATA_ENTRY_BYTES * usize::from(count))
     }
 
-    /// Reads a table of a region of `region_bytes`. Items lie behind the table, inside the region,
-    /// do not overlap, and occur once.
+    /// Parses the table of a region of `region_bytes`. Items must lie behind the table and within
+    /// the region, must not overlap, and must be unique.
     ///
     /// # Errors
-    /// Whatever contradicts that.
+    /// If one of these conditions is violated.
     pub fn parse(bytes: &[u8], region_bytes: u32) -> Result<Self> {
         let needed_bytes = Self::needed_bytes(bytes)?;
         let bytes = bytes.get(..needed_bytes).ok_or_else(|| Invalid::short(STRUCTURE, bytes.len(), needed_bytes))?;
@@ -95,22 +95,22 @@ impl MetadataTable {
         let mut ids: Vec<(Uuid, bool)> = entries.iter().map(|entry| (entry.id, entry.is_user)).collect();
         ids.sort();
         if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(Invalid::new(STRUCTURE, 0, format!("item {} twice", pair[0].0), "each item once"));
+            return Err(Invalid::new(STRUCTURE, 0, format!("item {} twice", pair[0].0), "unique items"));
         }
         Ok(Self { entries })
     }
 
-    /// The format's own item with this id.
+    /// The entry of the format's own item with this id.
     pub fn find(&self, id: Uuid) -> Option<&MetadataEntry> {
         self.entries.iter().find(|entry| entry.id == id && !entry.is_user)
     }
 
-    /// An item that is required and that this crate does not know.
+    /// A required item that this crate does not know, if there is one.
     pub fn unknown_required(&self) -> Option<&MetadataEntry> {
         self.entries.iter().find(|entry| entry.is_required && (entry.is_user || !KNOWN.contains(&entry.id)))
     }
 
-    /// The bytes of the table. Entries beyond the 2,047th are left out.
+    /// The table as bytes. Entries beyond the 2,047th are left out.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; METADATA_TABLE_BYTES];
         put(&mut bytes, 0, b"metadata");
@@ -149,26 +149,26 @@ fn parse_entry(bytes: &[u8], at: usize, region_bytes: u32) -> Result<MetadataEnt
     Ok(entry)
 }
 
-/// The file parameters (MS-VHDX 2.6.2.1). The block size is not checked here but by
-/// [`BatGeometry::new`](super::BatGeometry::new).
+/// The file parameters (MS-VHDX 2.6.2.1). [`BatGeometry::new`](super::BatGeometry::new) checks the
+/// block size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileParameters {
-    /// Payload block in bytes.
+    /// Size of a payload block in bytes.
     pub block_bytes: u32,
-    /// A fixed disk: blocks keep their space. No meaning with a parent.
+    /// Whether the disk is fixed: blocks keep their space. Without meaning if there is a parent.
     pub leave_blocks_allocated: bool,
-    /// A differencing disk.
+    /// Whether the disk is a differencing disk.
     pub has_parent: bool,
 }
 
 impl FileParameters {
     /// Size of the item in bytes.
-    pub const BYTES: usize = 8;
+    const BYTES: usize = 8;
 
-    /// Reads the item.
+    /// Parses the item.
     ///
     /// # Errors
-    /// Too few bytes.
+    /// If there are too few bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         if bytes.len() < Self::BYTES {
             return Err(Invalid::short("file parameters", bytes.len(), Self::BYTES));
@@ -177,33 +177,33 @@ impl FileParameters {
         Ok(Self { block_bytes: get_u32(bytes, 0), leave_blocks_allocated: flags & 1 != 0, has_parent: flags & 2 != 0 })
     }
 
-    /// The item's bytes.
+    /// The item as bytes.
     pub fn to_bytes(self) -> Vec<u8> {
         let flags = u32::from(self.leave_blocks_allocated) | u32::from(self.has_parent) << 1;
         [self.block_bytes.to_le_bytes(), flags.to_le_bytes()].concat()
     }
 }
 
-/// Reads a 64-bit item (virtual disk size).
+/// Parses a 64-bit item (virtual disk size).
 ///
 /// # Errors
-/// Too few bytes.
+/// If there are too few bytes.
 pub fn parse_u64(structure: &'static str, bytes: &[u8]) -> Result<u64> {
     if bytes.len() < 8 { Err(Invalid::short(structure, bytes.len(), 8)) } else { Ok(get_u64(bytes, 0)) }
 }
 
-/// Reads a 32-bit item (sector sizes).
+/// Parses a 32-bit item (sector sizes).
 ///
 /// # Errors
-/// Too few bytes.
+/// If there are too few bytes.
 pub fn parse_u32(structure: &'static str, bytes: &[u8]) -> Result<u32> {
     if bytes.len() < 4 { Err(Invalid::short(structure, bytes.len(), 4)) } else { Ok(get_u32(bytes, 0)) }
 }
 
-/// Reads a GUID item (virtual disk id).
+/// Parses a GUID item (virtual disk id).
 ///
 /// # Errors
-/// Too few bytes.
+/// If there are too few bytes.
 pub fn parse_guid(structure: &'static str, bytes: &[u8]) -> Result<Uuid> {
     if bytes.len() < 16 { Err(Invalid::short(structure, bytes.len(), 16)) } else { Ok(get_guid(bytes, 0)) }
 }
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn items_lie_behind_the_table_inside_the_region_apart_from_each_other() {
+    fn misplaced_and_overlapping_items_are_refused() {
         assert!(parse(vec![entry(VIRTUAL_DISK_SIZE, 65536, 8), entry(LOGICAL_SECTOR_SIZE, 65544, 4)]).is_ok());
         assert!(parse(vec![entry(VIRTUAL_DISK_SIZE, 65535, 8)]).is_err());
         assert!(parse(vec![entry(VIRTUAL_DISK_SIZE, (1 << 20) - 4, 8)]).is_err());
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_required_stranger_is_found_and_a_users_item_is_not_taken_for_the_formats() {
+    fn unknown_required_items_are_found_and_user_items_ignored() {
         let stranger = entry(Uuid::from_u128(1), 65536, 8);
         assert_eq!(parse(vec![stranger]).unwrap().unknown_required(), Some(&stranger));
         let harmless = MetadataEntry { is_required: false, ..stranger };

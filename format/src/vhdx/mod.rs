@@ -1,18 +1,17 @@
-//! VHDX, as in MS-VHDX ("Virtual Hard Disk v2 (VHDX) File Format"). Little-endian throughout.
+//! VHDX, as in MS-VHDX ("Virtual Hard Disk v2 (VHDX) File Format"). All integers are little-endian.
 //!
 //! ```text
-//!   0        64K       128K      192K      256K          1 MiB ...                (everything at multiples of 1 MiB)
-//!   file_id  header 1  header 2  region 1  region 2  │ log │ metadata region │ BAT region │ payload and bitmap blocks
-//!                │ log place, log GUID  │ where                │                  │
-//!                ▼                      ▼                      ▼                  ▼
-//!              log.rs                region.rs             metadata.rs         bat.rs
+//! 0        64K       128K      192K      256K          1 MiB ...     all at multiples of 1 MiB
+//! file_id  header 1  header 2  region 1  region 2  │ log │ metadata │ BAT │ payload, bitmap blocks
+//!              │ log place, log GUID  │ places of            │          │
+//!              ▼                      ▼                      ▼          ▼
+//!            log.rs                region.rs          metadata.rs   bat.rs
 //! ```
 //!
-//! Each module holds one structure: a Rust value, `parse` from bytes, and bytes from the value. A
-//! parser takes a slice and trusts nothing in it: it checks signature and checksum, then ranges,
-//! and answers with an [`Invalid`] that says where in the structure, what was found and what was
-//! expected. What one structure cannot know (does the offset lie inside the file?) is left to the
-//! image crate.
+//! Each module holds one structure: a Rust value, `parse` from bytes, and conversion to bytes. A
+//! parser trusts nothing in its slice: it checks signature and checksum, then ranges, and returns
+//! an [`Invalid`] with the offset in the structure, what was found and what was expected. Checks
+//! that need more than one structure (is the offset within the file?) are made by the image crate.
 
 pub mod bat;
 mod bytes;
@@ -33,29 +32,29 @@ pub use region::{Region, RegionTable};
 
 /// One mebibyte: the alignment of regions and blocks.
 pub const MIB: u64 = 1 << 20;
-/// Size of a virtual disk at most: 64 TiB (MS-VHDX 2.6.2.2).
+/// Maximum size of a virtual disk: 64 TiB (MS-VHDX 2.6.2.2).
 pub const MAX_SIZE_BYTES: u64 = 64 << 40;
-/// Smallest payload block in bytes.
+/// Minimum size of a payload block in bytes.
 pub const MIN_BLOCK_BYTES: u32 = 1 << 20;
-/// Largest payload block in bytes.
+/// Maximum size of a payload block in bytes.
 pub const MAX_BLOCK_BYTES: u32 = 256 << 20;
 /// Size of a sector bitmap block in bytes.
 pub const BITMAP_BLOCK_BYTES: u64 = MIB;
 
-/// Result of parsing.
+/// The result of parsing.
 pub type Result<T, E = Invalid> = std::result::Result<T, E>;
 
-/// What is wrong with a structure.
+/// A structure that contradicts MS-VHDX.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{structure}, byte {offset_bytes}: found {found}, expected {expected}")]
 pub struct Invalid {
-    /// The structure, in the words of MS-VHDX.
+    /// The structure, as MS-VHDX calls it.
     pub structure: &'static str,
-    /// Where in the structure, in bytes from its beginning.
+    /// Offset of the wrong field from the beginning of the structure, in bytes.
     pub offset_bytes: u64,
-    /// What is there.
+    /// What was found, in words.
     pub found: String,
-    /// What should be.
+    /// What was expected, in words.
     pub expected: String,
 }
 

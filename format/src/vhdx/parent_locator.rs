@@ -1,5 +1,5 @@
-//! The parent locator: key and value strings that say how to find a differencing disk's parent, and
-//! which identity it must have (MS-VHDX 2.6.2.6).
+//! The parent locator: key and value strings with the paths of a differencing disk's parent and the
+//! identity that the parent must have (MS-VHDX 2.6.2.6).
 
 use super::{
     Invalid, Result,
@@ -7,13 +7,13 @@ use super::{
 };
 use uuid::{Uuid, uuid};
 
-/// The only type that MS-VHDX defines.
+/// The only locator type that MS-VHDX defines.
 pub const VHDX_LOCATOR: Uuid = uuid!("b04aefb7-d19e-4a81-b789-25b8e9445913");
-/// Key: the parent's DataWriteGuid, lower-case in braces.
+/// Key: the parent's DataWriteGuid, lower-case, in braces.
 pub const PARENT_LINKAGE: &str = "parent_linkage";
-/// Key: another DataWriteGuid that is accepted.
+/// Key: another DataWriteGuid that the parent may have.
 pub const PARENT_LINKAGE2: &str = "parent_linkage2";
-/// Key: path from the child's folder.
+/// Key: path relative to the child's folder.
 pub const RELATIVE_PATH: &str = "relative_path";
 /// Key: path with a volume GUID.
 pub const VOLUME_PATH: &str = "volume_path";
@@ -23,20 +23,21 @@ const HEADER_BYTES: usize = 20;
 const ENTRY_BYTES: usize = 12;
 const STRUCTURE: &str = "parent locator";
 
-/// The locator.
+/// The parent locator item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParentLocator {
-    /// [`VHDX_LOCATOR`], or somebody's extension.
+    /// [`VHDX_LOCATOR`], or a vendor's extension.
     pub locator_type: Uuid,
     /// Keys and values, in the order of the file. Keys are unique.
     pub entries: Vec<(String, String)>,
 }
 
 impl ParentLocator {
-    /// Reads the item, all of it.
+    /// Parses the whole item.
     ///
     /// # Errors
-    /// Strings outside the item, of odd length, not UTF-16; a key that occurs twice.
+    /// If a string lies outside the item, has an odd length or is not UTF-16, or if a key occurs
+    /// twice.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         if bytes.len() < HEADER_BYTES {
             return Err(Invalid::short(STRUCTURE, bytes.len(), HEADER_BYTES));
@@ -48,11 +49,11 @@ impl ParentLocator {
                 STRUCTURE,
                 18,
                 format!("{count} entries"),
-                format!("as many as fit {} bytes", bytes.len()),
+                format!("no more entries than fit into {} bytes", bytes.len()),
             ));
         }
         let mut entries: Vec<(String, String)> = Vec::new();
-        // Entries may share bytes, so that a small item could name a great many long strings.
+        // Entries may share bytes, so a small item could otherwise name very many long strings.
         let mut budget_bytes = bytes.len();
         for at in (HEADER_BYTES..table_end).step_by(ENTRY_BYTES) {
             let key = string(bytes, at, get_u32(bytes, at), get_u16(bytes, at + 8), &mut budget_bytes)?;
@@ -66,7 +67,7 @@ impl ParentLocator {
                 STRUCTURE,
                 HEADER_BYTES as u64,
                 format!("the key \"{}\" twice", pair[0]),
-                "each key once",
+                "unique keys",
             ));
         }
         Ok(Self { locator_type: get_guid(bytes, 0), entries })
@@ -77,10 +78,11 @@ impl ParentLocator {
         self.entries.iter().find(|(found, _)| found == key).map(|(_, value)| value.as_str())
     }
 
-    /// The GUID under a key, with or without braces, in either case.
+    /// The GUID stored under a key; `None` without the key. Braces are optional, upper and lower
+    /// case are accepted.
     ///
     /// # Errors
-    /// A value that is no GUID.
+    /// If the value is not a GUID.
     pub fn guid(&self, key: &str) -> Result<Option<Uuid>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value
@@ -90,10 +92,10 @@ impl ParentLocator {
             .map_err(|_| Invalid::new(STRUCTURE, 0, format!("{key} \"{value}\""), "a GUID in braces"))
     }
 
-    /// The item's bytes.
+    /// The item as bytes.
     ///
     /// # Errors
-    /// A string longer than 65,535 bytes of UTF-16, or more than 65,535 entries.
+    /// If a string is longer than 65,535 bytes in UTF-16, or there are more than 65,535 entries.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let count = u16::try_from(self.entries.len())
             .map_err(|_| Invalid::new(STRUCTURE, 18, format!("{} entries", self.entries.len()), "at most 65535"))?;
@@ -127,11 +129,10 @@ fn string(bytes: &[u8], at: usize, offset_bytes: u32, len_bytes: u16, budget_byt
     if len % 2 != 0 {
         return Err(invalid(format!("a string of {len} bytes"), "whole UTF-16 units"));
     }
-    *budget_bytes = budget_bytes
-        .checked_sub(len)
-        .ok_or_else(|| invalid("strings that share bytes".into(), "strings that do not"))?;
+    *budget_bytes =
+        budget_bytes.checked_sub(len).ok_or_else(|| invalid("strings that share bytes".into(), "separate strings"))?;
     let units: Vec<u16> = raw.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect();
-    // Some writers count a terminating NUL.
+    // Some writers include a terminating NUL in the length.
     let units = units.strip_suffix(&[0]).unwrap_or(&units);
     String::from_utf16(units).map_err(|_| invalid("a string with an unpaired surrogate".into(), "UTF-16"))
 }
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_outside_the_item_and_doubled_keys_are_refused() {
+    fn strings_outside_the_item_and_duplicate_keys_are_refused() {
         assert!(ParentLocator::parse(&locator(&[("a", "1"), ("a", "2")]).to_bytes().unwrap()).is_err());
         let whole = locator(&[(RELATIVE_PATH, "..\\p.vhdx")]).to_bytes().unwrap();
         assert!(ParentLocator::parse(&whole[..whole.len() - 1]).is_err());

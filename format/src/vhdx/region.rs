@@ -1,5 +1,5 @@
-//! The region table: where the BAT and the metadata are (MS-VHDX 2.2.3). There are two copies,
-//! which are the same.
+//! The region table: the places of the BAT and the metadata region (MS-VHDX 2.2.3). A file has two
+//! identical copies.
 
 use super::{
     Invalid, MIB, Result,
@@ -9,49 +9,50 @@ use uuid::{Uuid, uuid};
 
 /// Size of a copy in bytes; the checksum covers all of it.
 pub const REGION_TABLE_BYTES: usize = 64 << 10;
-/// Places of the two copies in the file.
+/// Offsets of the two copies in the file.
 pub const REGION_TABLE_OFFSETS: [u64; 2] = [192 << 10, 256 << 10];
-/// Most entries of a table.
-pub const MAX_REGIONS: u32 = 2047;
-/// The BAT.
+/// Maximum number of entries in a table.
+const MAX_REGIONS: u32 = 2047;
+/// Id of the BAT region.
 pub const BAT_REGION: Uuid = uuid!("2dc27766-f623-4200-9d64-115e9bfd4a08");
-/// The metadata.
+/// Id of the metadata region.
 pub const METADATA_REGION: Uuid = uuid!("8b7ca206-4790-4b9a-b8fe-575f050f886e");
 const STRUCTURE: &str = "region table";
 
-/// One region.
+/// A table entry: one region of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
-    /// What it is.
+    /// The type of the region.
     pub id: Uuid,
     /// First byte in the file, a multiple of 1 MiB.
     pub offset_bytes: u64,
     /// Length in bytes, a multiple of 1 MiB.
     pub len_bytes: u32,
-    /// Who does not know it must not open the file.
+    /// Whether a program that does not know the region must refuse to open the file.
     pub required: bool,
 }
 
 impl Region {
-    /// First byte after it. Cannot overflow in a region that [`RegionTable::parse`] gave.
+    /// Offset of the first byte after the region. Cannot overflow in a region from
+    /// [`RegionTable::parse`].
     pub fn end_bytes(&self) -> u64 {
         self.offset_bytes.saturating_add(u64::from(self.len_bytes))
     }
 }
 
-/// The table.
+/// The table of regions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegionTable {
-    /// In the order of the file.
+    /// The regions, in the order of the file.
     pub regions: Vec<Region>,
 }
 
 impl RegionTable {
-    /// Reads the first [`REGION_TABLE_BYTES`] of `bytes`. Regions lie at multiples of 1 MiB outside
-    /// the header section, do not overlap, and occur once.
+    /// Parses the first [`REGION_TABLE_BYTES`] of `bytes`. Regions must lie at multiples of 1 MiB
+    /// outside the header section, must not overlap, and must be unique.
     ///
     /// # Errors
-    /// Whatever contradicts that.
+    /// If one of these conditions is violated.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let bytes = bytes
             .get(..REGION_TABLE_BYTES)
@@ -74,7 +75,7 @@ impl RegionTable {
         sorted.sort_by_key(|(_, region)| region.id);
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0].1.id == pair[1].1.id) {
             let at = 16 + 32 * pair[1].0 as u64;
-            return Err(Invalid::new(STRUCTURE, at, format!("region {} twice", pair[1].1.id), "each region once"));
+            return Err(Invalid::new(STRUCTURE, at, format!("region {} twice", pair[1].1.id), "unique regions"));
         }
         Ok(Self { regions })
     }
@@ -84,12 +85,12 @@ impl RegionTable {
         self.regions.iter().find(|region| region.id == id)
     }
 
-    /// A region that is required and that this crate does not know.
+    /// A required region that this crate does not know, if there is one.
     pub fn unknown_required(&self) -> Option<&Region> {
         self.regions.iter().find(|region| region.required && region.id != BAT_REGION && region.id != METADATA_REGION)
     }
 
-    /// The bytes of one copy, with the checksum. Regions beyond the 2,047th are left out.
+    /// One copy as bytes, with its checksum. Regions beyond the 2,047th are left out.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; REGION_TABLE_BYTES];
         put(&mut bytes, 0, b"regi");
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn overlaps_and_doubles_are_refused() {
+    fn overlapping_and_duplicate_regions_are_refused() {
         assert!(parse(vec![region(BAT_REGION, 3, 2), region(METADATA_REGION, 2, 1)]).is_ok());
         let error = parse(vec![region(BAT_REGION, 3, 2), region(METADATA_REGION, 4, 1)]).unwrap_err();
         assert_eq!(error.offset_bytes, 16 + 32 + 16);
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn only_required_strangers_matter() {
+    fn only_unknown_required_regions_are_reported() {
         let stranger = Region { required: false, ..region(Uuid::from_u128(5), 9, 1) };
         assert_eq!(parse(vec![stranger]).unwrap().unknown_required(), None);
         let required = Region { required: true, ..stranger };

@@ -140,12 +140,14 @@ fn percent(share: f64) -> String {
 fn table(record: &ContestRecord, comparisons: &[Comparison]) -> Table {
     let table = Table::new(
         format!(
-            "Changes are median ratios to the base ({}); p is corrected by Holm for the number of comparisons.",
+            "Changes are median ratios to the base ({}). p: {} test, corrected by Holm for {} comparisons.",
             if record.paired {
                 "Hodges-Lehmann over rounds in pairs"
             } else {
                 "Hodges-Lehmann over all pairs of rounds"
-            }
+            },
+            if record.paired { "Wilcoxon’s signed rank" } else { "Mann-Whitney" },
+            comparisons.len()
         ),
         &[],
     );

@@ -1,21 +1,20 @@
-//! Which bytes of a read have come. A server may send them in any order and in many pieces; each
-//! exactly once.
+//! Which bytes of a read have arrived. A server may send them in any order and in many pieces, but
+//! each byte exactly once.
 
-/// Pieces that may be far from each other at one time. Servers send pieces in order, mostly; one
-/// that does not is not to fill our memory.
+/// Maximum number of disjoint ranges. Servers usually send pieces in order; one that does not must
+/// not fill our memory.
 const SCATTERED_MAX: usize = 1024;
 
-/// Disjoint ranges, sorted, none touching another.
+/// Disjoint ranges, sorted, no two adjacent.
 #[derive(Debug, Default)]
 pub(super) struct Coverage {
     ranges: Vec<(u64, u64)>,
 }
 
 impl Coverage {
-    /// Adds `start..end`, which is not empty.
+    /// Adds `start..end`, which must not be empty.
     ///
-    /// # Errors
-    /// What is wrong: it came before, or there are too many pieces.
+    /// If a byte arrived before, or if there are too many disjoint ranges.
     pub(super) fn add(&mut self, start: u64, end: u64) -> Result<(), &'static str> {
         let at = self.ranges.partition_point(|range| range.1 < start);
         let joins_left = self.ranges.get(at).is_some_and(|range| range.1 == start);
@@ -38,12 +37,12 @@ impl Coverage {
         Ok(())
     }
 
-    /// Whether it is all of `start..end`.
-    pub(super) fn is(&self, start: u64, end: u64) -> bool {
+    /// Whether the coverage is exactly `start..end`.
+    pub(super) fn is_exactly(&self, start: u64, end: u64) -> bool {
         self.ranges == [(start, end)]
     }
 
-    /// The first byte of `start..end` that is missing, and what comes next.
+    /// The first missing byte from `start` on.
     pub(super) fn first_gap(&self, start: u64) -> u64 {
         match self.ranges.first() {
             Some(range) if range.0 == start => range.1,
@@ -59,7 +58,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(pieces in prop::collection::vec((0u64..60, 1u64..9), 0..40)) {
+        fn coverage_matches_a_model(pieces in prop::collection::vec((0u64..60, 1u64..9), 0..40)) {
             let mut coverage = Coverage::default();
             let mut model = [false; 70];
             for (start, len) in pieces {
@@ -81,7 +80,7 @@ mod tests {
             prop_assert_eq!(&coverage.ranges, &expected);
             let first = model.iter().position(|bit| !bit).unwrap() as u64;
             prop_assert_eq!(coverage.first_gap(0), first);
-            prop_assert_eq!(coverage.is(0, first), expected == [(0, first)]);
+            prop_assert_eq!(coverage.is_exactly(0, first), expected == [(0, first)]);
         }
     }
 

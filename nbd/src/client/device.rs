@@ -1,13 +1,13 @@
 //! An export as a block device.
 //!
-//! *Connections.* The first is made when the device is opened. Where the server says that several
-//! connections see one cache (`CAN_MULTI_CONN`), each queue gets one of its own, up to the number
-//! in the URI; from then on, and where the server does not say so, queues share. A connection that
-//! the server does not want to give is no error as long as there is one.
+//! *Connections.* The first connection is made when the device is opened. If the server announces
+//! `CAN_MULTI_CONN`, each queue gets a connection of its own, up to the number in the URI; further
+//! queues share. Otherwise all queues share one. It is no error if the server refuses a further
+//! connection.
 //!
-//! *Sizes.* A sector is the server's smallest block, at least 512 bytes. An export that ends within
-//! a sector is shown with that sector whole: what lies behind the end reads as zeros, and only
-//! zeros can be written there.
+//! *Sizes.* The sector size is the server's minimum block size, but at least 512 bytes. If an
+//! export ends within a sector, the device shows the whole sector: bytes beyond the end read as
+//! zeros, and only zeros can be written there.
 
 use super::{
     ClientError, Result,
@@ -27,7 +27,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-/// Most of a physical sector: what formats of disks can tell their guests.
+/// Maximum physical sector size: what image formats can report to their guests.
 const PHYSICAL_MAX: u32 = 4096;
 
 /// An export of an NBD server.
@@ -46,11 +46,11 @@ struct Lanes {
 }
 
 impl NbdDevice {
-    /// Connects to the export. Unless `writable`, the device refuses writes whatever the server
-    /// allows.
+    /// Connects to the export. Unless `writable`, the device refuses writes even if the server
+    /// allows them.
     ///
     /// # Errors
-    /// [`ClientError`]; [`ClientError::Unusable`] where it should be writable and is not.
+    /// [`ClientError`]; [`ClientError::Unusable`] if `writable` and the export is read-only.
     pub fn open(uri: &NbdUri, writable: bool) -> Result<Self> {
         let (transport, mut export) = negotiate::connect(uri)?;
         let unusable =
@@ -58,13 +58,13 @@ impl NbdDevice {
         export.block_sizes = export.block_sizes.check().map_err(|error| unusable(error.to_string()))?;
         let read_only = export.flags.contains(TransmissionFlags::READ_ONLY);
         if writable && read_only {
-            return Err(unusable("it is read-only, and should be written to".into()));
+            return Err(unusable("it is read-only, but write access is needed".into()));
         }
         let BlockSizes { minimum, preferred, .. } = export.block_sizes;
         let sector_bytes = minimum.max(512);
         if !export.size_bytes.is_multiple_of(u64::from(minimum)) {
             return Err(unusable(format!(
-                "its size of {} bytes is no multiple of its smallest block of {minimum}",
+                "its size of {} bytes is not a multiple of its minimum block size of {minimum}",
                 export.size_bytes
             )));
         }
@@ -72,7 +72,9 @@ impl NbdDevice {
             .size_bytes
             .checked_next_multiple_of(u64::from(sector_bytes))
             .filter(|&size_bytes| size_bytes <= i64::MAX as u64)
-            .ok_or_else(|| unusable(format!("its size of {} bytes is beyond all measure", export.size_bytes)))?;
+            .ok_or_else(|| {
+                unusable(format!("its size of {} bytes is larger than the maximum of 2^63-1", export.size_bytes))
+            })?;
         let geometry = Geometry {
             size_bytes,
             logical_sector_bytes: sector_bytes,
@@ -93,28 +95,28 @@ impl NbdDevice {
         lane.map(Arc::new).map_err(|source| negotiate::lost(&uri.endpoint.to_string(), "connecting", source))
     }
 
-    /// Where it is.
+    /// The URI with which the device was opened.
     pub fn uri(&self) -> &NbdUri {
         &self.uri
     }
 
-    /// What the server told of it.
+    /// Information from the server about the export.
     pub fn export(&self) -> &ExportInfo {
         &self.export
     }
 
-    /// Connections that are open.
+    /// Number of open connections.
     pub fn connections(&self) -> usize {
         self.lanes().open.len()
     }
 
-    /// Most connections that will be open: by the URI, and one where the server does not say that
-    /// several see one cache.
+    /// Maximum number of connections: that of the URI, or 1 if the server does not announce
+    /// `CAN_MULTI_CONN`.
     pub fn connections_max(&self) -> usize {
         self.lanes().most
     }
 
-    /// How often connections were made anew.
+    /// How often a connection was re-established.
     pub fn reconnects(&self) -> u64 {
         self.lanes().open.iter().map(|lane| lane.reconnects()).sum()
     }
@@ -128,7 +130,7 @@ impl NbdDevice {
     pub(super) fn take_lane(&self, may_connect: bool) -> Result<(Arc<Lane>, u32)> {
         let mut lanes = self.lanes();
         let lane = self.choose_lane(&mut lanes, may_connect)?;
-        // Under the lock, so that nobody else finds this lane idle.
+        // Under the lock, so that no other thread finds this lane idle.
         let inbox = lane.open_inbox();
         Ok((lane, inbox))
     }
@@ -143,7 +145,8 @@ impl NbdDevice {
                     lanes.open.push(Arc::clone(&new));
                     Ok(new)
                 }
-                // Another export is a reason to stop; a server that has had enough of us is none.
+                // A different export is an error. If the server refuses more connections, the
+                // queues share.
                 Err(error) if !error.is_transient() => Err(error),
                 Err(_) => {
                     lanes.most = lanes.open.len();
@@ -161,16 +164,16 @@ impl NbdDevice {
     fn connect_again(&self) -> Result<Arc<Lane>> {
         let (transport, found) = negotiate::connect(&self.uri)?;
         let lane = Self::lane(&self.uri, transport, self.export.clone())?;
-        lane.same(&found)?;
+        lane.check_same_export(&found)?;
         Ok(lane)
     }
 
-    /// Status of the front of a range, as much as the server tells at once.
+    /// Status of the first part of a range, as far as one answer of the server reports it.
     fn status(&self, lane: &Lane, inbox: u32, start_bytes: u64, end_bytes: u64) -> io::Result<StatusFound> {
         let slot = Slot::new(inbox, Work::Status, start_bytes, end_bytes, Memory::None);
         let mut ended = Vec::new();
         lane.drive(inbox, std::iter::once(slot), 1, &mut ended);
-        let ended = ended.pop().ok_or_else(|| io::Error::other("the connection ended no request"))?;
+        let ended = ended.pop().ok_or_else(|| io::Error::other("the connection completed no request"))?;
         ended.completion.result.map(|()| ended.status)
     }
 }
@@ -180,7 +183,7 @@ impl BlockDevice for NbdDevice {
         self.geometry
     }
 
-    /// A queue waits for its socket by itself, so it cannot be one of several on a shared ring.
+    /// A queue polls its own socket, so it cannot share a ring.
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
         if options.ring.is_some() {
             let what = "an NBD export cannot share a ring with other disks; open its queue without one";
@@ -191,8 +194,8 @@ impl BlockDevice for NbdDevice {
         Ok(Box::new(NbdQueue::new(lane, inbox, self.geometry, export_bytes, flags, options.depth.max(1))))
     }
 
-    /// By block status in `base:allocation`, with the layer by `qemu:allocation-depth`, where the
-    /// server has them; else all is data.
+    /// From the block status in `base:allocation`, with layers from `qemu:allocation-depth`, if the
+    /// server offers these contexts; otherwise everything is data.
     fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
         let shown_end = offset_bytes.saturating_add(len_bytes).min(self.geometry.size_bytes);
         if offset_bytes >= shown_end {

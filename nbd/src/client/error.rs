@@ -1,4 +1,4 @@
-//! What can go wrong between a client and its server.
+//! Errors of the NBD client.
 
 use crate::{
     tls::TlsError,
@@ -7,112 +7,114 @@ use crate::{
 };
 use std::{io, sync::Arc};
 
-/// Result of a client's operation.
+/// Result of a client operation.
 pub type Result<T, E = ClientError> = std::result::Result<T, E>;
 
-/// Why an export cannot be reached, or a request to it failed. `peer` is the server, as in
+/// Why an export cannot be reached, or why a request failed. `peer` is the server, displayed as an
 /// [`Endpoint`](crate::uri::Endpoint).
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ClientError {
-    /// The URI is none.
+    /// The URI is invalid.
     #[error(transparent)]
     Uri(#[from] UriError),
-    /// Certificates.
+    /// The certificates cannot be used.
     #[error("{peer}: cannot prepare TLS: {source}")]
     Certificates {
         /// The server.
         peer: String,
-        /// What is wrong.
+        /// The reason.
         source: Arc<TlsError>,
     },
-    /// Nobody there.
-    #[error("{peer}: cannot connect: {source}; is the server running, and does it listen there?")]
+    /// No connection to the server could be made.
+    #[error("{peer}: cannot connect: {source}; check that the server is running and listens there")]
     Connect {
         /// The server.
         peer: String,
-        /// What the system said.
+        /// The system's error.
         source: Arc<io::Error>,
     },
     /// The connection broke.
     #[error(
-        "{peer}: the connection broke while {doing}: {source}; look at the server's log (?reconnect in the URI makes the connection anew by itself)"
+        "{peer}: the connection broke while {doing}: {source}; look at the server's log (?reconnect in the URI reconnects automatically)"
     )]
     Lost {
         /// The server.
         peer: String,
-        /// What was under way.
+        /// What was being done.
         doing: String,
-        /// What the system said.
+        /// The system's error.
         source: Arc<io::Error>,
     },
     /// TLS failed.
-    #[error("{peer}: TLS failed: {source}; the certificates of both sides must fit together, and name this host")]
+    #[error(
+        "{peer}: TLS failed: {source}; both certificates must be signed by a CA that the other side trusts, and the server's must name this host"
+    )]
     Tls {
         /// The server.
         peer: String,
-        /// What rustls said.
+        /// The error of rustls.
         source: rustls::Error,
     },
-    /// A message that cannot be.
-    #[error("{peer}: while {doing}: {source}; this is no NBD server, or a broken one")]
+    /// A malformed message.
+    #[error("{peer}: while {doing}: {source}; this is not an NBD server, or it is broken")]
     Wire {
         /// The server.
         peer: String,
-        /// What was under way.
+        /// What was being done.
         doing: String,
         /// What is wrong with the message.
         source: WireError,
     },
-    /// A message that is well-formed and yet wrong.
+    /// A well-formed message that violates the protocol.
     #[error(
-        "{peer}: the server broke the protocol: {what}; the connection was ended, its contents are not to be trusted"
+        "{peer}: the server violated the protocol: {what}; the connection was closed, do not trust the data read from it"
     )]
     Protocol {
         /// The server.
         peer: String,
-        /// What it did.
+        /// The violation.
         what: String,
     },
     /// The server sent nothing for too long.
     #[error(
-        "{peer}: the server sent nothing for {seconds} s while {doing}; if it is only slow, allow it more with ?timeout=SECONDS in the URI"
+        "{peer}: the server sent nothing for {seconds} s while {doing}; if it is only slow, allow more time with ?timeout=SECONDS in the URI"
     )]
     Stalled {
         /// The server.
         peer: String,
-        /// What was under way.
+        /// What was being done.
         doing: String,
-        /// For how long.
+        /// How long the server sent nothing.
         seconds: f64,
     },
-    /// The export is not there.
-    #[error("{peer}: there is no export {name:?}{}", others(exports))]
+    /// The server has no such export.
+    #[error("{peer}: the server has no export {name:?}{}", export_hint(exports))]
     UnknownExport {
         /// The server.
         peer: String,
-        /// What was asked for.
+        /// The name requested.
         name: String,
-        /// What there is instead, as far as the server tells.
+        /// The exports that the server has, as far as it lists them.
         exports: Vec<String>,
     },
-    /// TLS is wanted and was not asked for, or the other way round.
+    /// The server requires TLS and the URI does not, or the other way round.
     #[error("{peer}: {what}")]
     TlsMismatch {
         /// The server.
         peer: String,
-        /// Which, and what to do.
+        /// What does not match, and what to do.
         what: &'static str,
     },
-    /// An option was refused.
-    #[error("{peer}: the server refuses {option}: {code}{}", words(message))]
+    /// The server refused an option of the handshake.
+    #[error("{peer}: the server refuses {option}: {code}{}", in_parentheses(message))]
     Refused {
         /// The server.
         peer: String,
-        /// Which option.
+        /// The option.
         option: OptionCode,
-        /// Why.
+        /// The reason.
         code: ReplyCode,
-        /// The server's own words.
+        /// The server's message.
         message: String,
     },
     /// The export cannot be used as a disk.
@@ -120,70 +122,70 @@ pub enum ClientError {
     Unusable {
         /// The server.
         peer: String,
-        /// The export.
+        /// The name of the export.
         name: String,
-        /// Why.
+        /// The reason.
         what: String,
     },
-    /// After reconnecting, the export is another one.
-    #[error("{peer}: after reconnecting the export {name:?} is not the same: {what}; nothing more was sent to it")]
+    /// After reconnecting, the export has changed.
+    #[error("{peer}: after reconnecting, the export {name:?} has changed: {what}; no request was sent to it")]
     Changed {
         /// The server.
         peer: String,
-        /// The export.
+        /// The name of the export.
         name: String,
         /// What differs.
         what: String,
     },
-    /// The server failed a request.
+    /// The server answered a request with an error.
     #[error(
         "{peer}: the server answered {command} of {len_bytes} bytes at {offset_bytes} with {code}{}",
-        words(message)
+        in_parentheses(message)
     )]
     Request {
         /// The server.
         peer: String,
-        /// What was asked for.
+        /// The command.
         command: Command,
-        /// Where.
+        /// First byte of the range, or of the failure if the server reported it.
         offset_bytes: u64,
-        /// How much.
+        /// Length of the range.
         len_bytes: u64,
-        /// Why.
+        /// The error code.
         code: ErrorCode,
-        /// The server's own words.
+        /// The server's message.
         message: String,
     },
-    /// Reconnecting was in vain.
-    #[error("{peer}: could not be reached again within {seconds} s; the last failure: {last}")]
+    /// The server could not be reached again in time.
+    #[error("{peer}: reconnecting failed for {seconds} s; the last error: {last}")]
     GaveUp {
         /// The server.
         peer: String,
-        /// How long it was tried.
+        /// How long reconnecting was tried.
         seconds: f64,
-        /// Why the last try failed.
+        /// The error of the last attempt.
         last: Box<ClientError>,
     },
 }
 
-fn others(exports: &[String]) -> String {
+fn export_hint(exports: &[String]) -> String {
     match exports {
         [] => {
-            "; ask the server's keeper for its name (nbdinfo --list URI shows the names, where the server tells them)"
+            "; ask the server's administrator for its name (nbdinfo --list URI shows the names if the server lists them)"
                 .into()
         }
-        _ => format!("; there are: {}", exports.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")),
+        _ => format!("; it has: {}", exports.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")),
     }
 }
 
-fn words(message: &str) -> String {
-    // The server's words go to a terminal.
+fn in_parentheses(message: &str) -> String {
+    // Control characters are replaced, because the message goes to a terminal.
     let printable: String = message.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     if printable.is_empty() { printable } else { format!(" ({printable})") }
 }
 
 impl ClientError {
-    /// The kind of `io::Error` that it is.
+    /// The kind of the corresponding `io::Error`.
     pub fn kind(&self) -> io::ErrorKind {
         use io::ErrorKind as Kind;
         match self {
@@ -220,8 +222,8 @@ impl ClientError {
         }
     }
 
-    /// Whether making the connection anew may help. It does not where the server says the same
-    /// again, or lies.
+    /// Whether reconnecting may help. It does not if the server would answer the same again, or
+    /// violated the protocol.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Connect { .. } | Self::Lost { .. } | Self::Stalled { .. } => true,

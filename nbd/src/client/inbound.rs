@@ -1,14 +1,16 @@
-//! What the server sends: from bytes to calls that have ended.
+//! Receiving: decodes what the server sends, and completes calls.
 //!
 //! ```text
-//!   socket ─▶ stage ─▶ header ─┬─ data ─▶ into the buffer of the slot (from the stage first, then straight from the socket)
-//!                              ├─ error, hole, status ─▶ gathered ─▶ understood
+//!   socket ─▶ stage ─▶ header ─┬─ data ─▶ into the slot's buffer: first from the stage,
+//!                              │          then directly from the socket
+//!                              ├─ error, hole, status ─▶ gathered ─▶ parsed
 //!                              └─ done ─▶ the call has ended
 //! ```
 //!
-//! Everything the server says is checked against the call that it answers: an unknown cookie,
-//! contents outside the call's range or sent twice, a success with bytes missing end the
-//! connection. What is gathered is at most what such a message may have, and grows as it comes.
+//! Everything the server sends is checked against the call that it answers. The connection is ended
+//! by an unknown cookie, by data outside the call's range or sent twice, and by a success with
+//! bytes missing. Gathered payloads are limited to what such a message may contain, and their
+//! memory grows as the bytes arrive.
 
 use super::{
     ClientError,
@@ -22,24 +24,24 @@ use crate::wire::{
 };
 use std::io::{self, IoSliceMut};
 
-/// Many small answers are received at once.
+/// Size of the stage: many small answers are received at once.
 const STAGE_BYTES: usize = 128 << 10;
 
-/// While large reads are under way little more than headers is received into the stage, so that
-/// their contents are not copied.
+/// Part of the stage used while large reads are in flight: little more than headers, so that their
+/// data is received directly into the buffers.
 const STAGE_SMALL_BYTES: usize = 4 << 10;
 
-/// Most bytes of an error: its message, and fields that later versions may add.
+/// Maximum size of an error payload: its message, and fields that later versions may add.
 const ERROR_BYTES_MAX: u64 = STRING_BYTES_MAX as u64 + 64;
 
 /// Why nothing more can be received on a connection.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The socket.
+    /// The socket failed.
     Io(io::Error),
-    /// A message that cannot be.
+    /// A malformed message.
     Wire(WireError),
-    /// A message that is wrong here.
+    /// A well-formed message that violates the protocol.
     Protocol(String),
 }
 
@@ -49,7 +51,7 @@ impl From<WireError> for Fault {
     }
 }
 
-/// What the connection agreed on, as far as answers depend on it.
+/// What client and server agreed on, as far as answers depend on it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Agreed {
     pub(super) framing: Framing,
@@ -59,25 +61,25 @@ pub(super) struct Agreed {
 
 #[derive(Debug, Default)]
 enum State {
-    /// Before a header.
+    /// Expecting a header.
     #[default]
     Header,
-    /// Before the offset of a data chunk.
+    /// Expecting the offset of a data chunk.
     Offset { call: u32, flags: ChunkFlags, data_bytes: u64 },
-    /// Within contents.
+    /// Receiving data.
     Data { call: u32, at_bytes: u64, left_bytes: u64, last: bool },
-    /// Within a payload that is understood as a whole.
+    /// Gathering a payload that is parsed as a whole.
     Gather { call: u32, flags: ChunkFlags, kind: ChunkKind, payload: Vec<u8>, left_bytes: usize },
 }
 
-/// See the module.
+/// The receiving side of one connection; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Inbound {
     stage: Box<[u8]>,
     taken: usize,
     filled: usize,
     state: State,
-    /// Calls that have been answered to the end.
+    /// Calls that were answered completely.
     pub(super) answered: Vec<u32>,
 }
 
@@ -87,13 +89,13 @@ impl Inbound {
         Self { stage, taken: 0, filled: 0, state: State::Header, answered: Vec::new() }
     }
 
-    /// Forgets everything: the connection is another one.
+    /// Resets the state for a new connection.
     pub(super) fn clear(&mut self) {
         (self.taken, self.filled, self.state) = (0, 0, State::Header);
         self.answered.clear();
     }
 
-    /// Receives until the socket has nothing more. Gives whether anything came.
+    /// Receives until the socket has no more data. Returns whether any data arrived.
     pub(super) fn receive(
         &mut self,
         transport: &mut Transport,
@@ -110,21 +112,21 @@ impl Inbound {
                 Err(error) => return Err(Fault::Io(error)),
             };
             if received == 0 {
-                let gone = io::Error::new(io::ErrorKind::UnexpectedEof, "the server hung up");
+                let gone = io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection");
                 return Err(Fault::Io(gone));
             }
             came = true;
             while self.step(tables, agreed, peer)? {}
-            // A socket that gave less than there was room for has no more. (TLS gives a record at a
-            // time.)
+            // If the socket returned less than requested, it has no more data. (TLS returns one
+            // record at a time.)
             if received < room && !transport.is_tls() {
                 return Ok(true);
             }
         }
     }
 
-    /// One receive: into the buffer that the contents belong to, and the stage behind it. Gives how
-    /// much came, and how much could have.
+    /// Receives once: into the buffer for the current data, and the rest into the stage. Returns
+    /// the number of bytes received and the number requested.
     fn fill(&mut self, transport: &mut Transport, tables: &mut Tables) -> io::Result<(usize, usize)> {
         if self.taken > 0 {
             self.stage.copy_within(self.taken..self.filled, 0);
@@ -150,7 +152,7 @@ impl Inbound {
         Ok((received, room))
     }
 
-    /// Takes the next thing out of the stage. `false`: more bytes are needed.
+    /// Decodes the next message from the stage. Returns `false` if more bytes are needed.
     fn step(&mut self, tables: &mut Tables, agreed: Agreed, peer: &str) -> Result<bool, Fault> {
         let staged = &self.stage[self.taken..self.filled];
         match &mut self.state {
@@ -209,20 +211,20 @@ impl Inbound {
     fn header(&mut self, header: &ReplyHeader, tables: &mut Tables, framing: Framing, peer: &str) -> Result<(), Fault> {
         let index = tables.find(header.cookie()).ok_or_else(|| {
             let cookie = header.cookie();
-            Fault::Protocol(format!("it answered a request with the cookie {cookie:#x}, which is not under way"))
+            Fault::Protocol(format!("it answered a request with the cookie {cookie:#x}, which is not in flight"))
         })?;
         let call = tables.calls.get_mut(index).ok_or_else(unknown)?;
         match *header {
             ReplyHeader::Simple { error, .. } => {
                 if framing != Framing::Simple && call.command == Command::READ {
                     return Err(Fault::Protocol(
-                        "it gave a simple reply to a READ although structured ones were agreed on".into(),
+                        "it sent a simple reply to a READ although structured replies were negotiated".into(),
                     ));
                 }
                 if error != ErrorCode::NONE {
                     call.error = Some(refusal(call, error, "", peer));
                 } else if call.command == Command::BLOCK_STATUS {
-                    return Err(Fault::Protocol("it gave a BLOCK_STATUS without a status".into()));
+                    return Err(Fault::Protocol("it answered BLOCK_STATUS without a status".into()));
                 } else if call.command == Command::READ {
                     let (at_bytes, left_bytes) = (call.offset_bytes, call.len_bytes);
                     cover(call, at_bytes, left_bytes)?;
@@ -250,7 +252,7 @@ impl Inbound {
                 } else if call.command == Command::BLOCK_STATUS {
                     GATHERED_BYTES_MAX
                 } else {
-                    // The payload of a hole.
+                    // The payload of a hole chunk.
                     12
                 };
                 if payload_bytes > limit {
@@ -265,8 +267,8 @@ impl Inbound {
         }
     }
 
-    /// A chunk is there as a whole.
-    #[expect(clippy::too_many_arguments, reason = "a chunk, and what it is judged by")]
+    /// Handles a chunk whose payload is complete.
+    #[expect(clippy::too_many_arguments, reason = "a chunk, and the state that it is checked against")]
     fn chunk(
         &mut self,
         index: u32,
@@ -306,21 +308,21 @@ impl Inbound {
                     &mut slot.status.depth
                 } else {
                     return Err(Fault::Protocol(format!(
-                        "it told the status in context {}, which was not agreed on",
+                        "it sent the status in context {}, which was not negotiated",
                         status.context_id
                     )));
                 };
                 if !found.is_empty() {
-                    return Err(Fault::Protocol("it told the status in one context twice".into()));
+                    return Err(Fault::Protocol("it sent the status in one context twice".into()));
                 }
                 let mut total_bytes = 0u64;
                 for Descriptor { len_bytes: run_bytes, status } in status.descriptors {
                     if run_bytes == 0 || total_bytes >= len_bytes {
                         return Err(Fault::Protocol(
-                            "it told the status of ranges that are empty, or beyond what was asked for".into(),
+                            "it sent the status of ranges that are empty or beyond the requested range".into(),
                         ));
                     }
-                    // The last may reach further than what was asked for.
+                    // The last run may extend beyond the requested range.
                     let run_bytes = run_bytes.min(len_bytes - total_bytes);
                     total_bytes += run_bytes;
                     found.push(Descriptor { len_bytes: run_bytes, status });
@@ -333,12 +335,12 @@ impl Inbound {
         if last { self.end(index, tables) } else { Ok(()) }
     }
 
-    /// The last of an answer has come.
+    /// Handles the end of an answer.
     fn end(&mut self, index: u32, tables: &mut Tables) -> Result<(), Fault> {
         let call = tables.calls.get_mut(index).ok_or_else(unknown)?;
         if call.error.is_none() {
             let (start, end) = (call.offset_bytes, call.offset_bytes + call.len_bytes);
-            if call.command == Command::READ && !call.coverage.is(start, end) {
+            if call.command == Command::READ && !call.coverage.is_exactly(start, end) {
                 let gap = call.coverage.first_gap(start);
                 return Err(Fault::Protocol(format!(
                     "it answered READ of {} bytes at {start} with success, but the bytes from {gap} on are missing",
@@ -346,7 +348,9 @@ impl Inbound {
                 )));
             }
             if call.command == Command::WRITE && call.unsent {
-                return Err(Fault::Protocol("it answered WRITE with success before it had all of the contents".into()));
+                return Err(Fault::Protocol(
+                    "it answered WRITE with success before it had received the whole payload".into(),
+                ));
             }
             if call.command == Command::BLOCK_STATUS
                 && tables.slots.get(call.slot).is_none_or(|slot| slot.status.allocation.is_empty())
@@ -354,14 +358,14 @@ impl Inbound {
                 return Err(Fault::Protocol("it answered BLOCK_STATUS without a status".into()));
             }
         }
-        // No second answer finds it.
+        // A second answer must not find the call.
         call.generation = 0;
         self.answered.push(index);
         Ok(())
     }
 }
 
-/// Adds contents to what has come of a call.
+/// Records the range of received data of a call.
 fn cover(call: &mut Call, at_bytes: u64, len_bytes: u64) -> Result<(), Fault> {
     let end_bytes = call.offset_bytes + call.len_bytes;
     match at_bytes.checked_add(len_bytes) {
@@ -369,13 +373,13 @@ fn cover(call: &mut Call, at_bytes: u64, len_bytes: u64) -> Result<(), Fault> {
             call.coverage.add(at_bytes, stop).map_err(|what| Fault::Protocol(what.into()))
         }
         _ => Err(Fault::Protocol(format!(
-            "it sent {len_bytes} bytes of offset {at_bytes} in answer to a READ of {} to {end_bytes}",
+            "it sent {len_bytes} bytes at offset {at_bytes} in answer to a READ from {} to {end_bytes}",
             call.offset_bytes
         ))),
     }
 }
 
-/// The place of contents in their buffer.
+/// The memory in the slot's buffer for a range of the export.
 fn place(tables: &mut Tables, call: u32, at_bytes: u64, len_bytes: u64) -> Option<&mut [u8]> {
     let slot = tables.calls.get(call)?.slot;
     let slot = tables.slots.get_mut(slot)?;
@@ -395,5 +399,5 @@ fn refusal(call: &Call, code: ErrorCode, message: &str, peer: &str) -> ClientErr
 }
 
 fn unknown() -> Fault {
-    Fault::Protocol("it went on answering a request that has ended".into())
+    Fault::Protocol("it continued to answer a request that has ended".into())
 }

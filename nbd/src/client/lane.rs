@@ -5,22 +5,23 @@
 //!   queue ◀─ inbox ◀─ slots, calls ◀─ inbound ◀─ socket
 //! ```
 //!
-//! There is no thread behind a lane: whoever reaps drives it. Everything but waiting happens under
-//! one mutex (`State`) and never blocks: send what there is, receive what there is, put what has
-//! ended into the inboxes. To wait, a queue that misses something lets go of the mutex and polls
-//! the socket; there is one who polls at a time (`State::polling`), all others wait on the
-//! condition variable. Whoever makes the poller's wait pointless (its answer has come through
-//! another's receive, or something is to be sent and the socket is full) rings `wake`. A lane with
-//! one queue never meets anyone on the mutex.
+//! A lane has no thread of its own: the thread that reaps drives it. Everything except waiting
+//! happens under one mutex (`State`) and never blocks: send pending data, receive available data,
+//! put completed slots into the inboxes. A queue that must wait releases the mutex and polls the
+//! socket. Only one queue polls at a time (`State::polling`); the others wait on the condition
+//! variable. A thread signals `wake` if the poller must look again: its answer was received by
+//! another thread, or data is to be sent and the socket is full. If a lane has one queue, the mutex
+//! is never contended.
 //!
-//! Where the export is a store, an engine's ring waits for the socket (`watch`) and calls
-//! [`Lane::pump`] when there is something to do. Its slots carry loans and have no inbox. Blocking
-//! callers may poll at the same time; whoever wakes first moves the bytes of all.
+//! If the export is used as a store, an engine's ring polls the socket (`watch`) and calls
+//! [`Lane::pump`] when it is ready. The slots of these requests carry loans and have no inbox.
+//! Blocking callers may poll at the same time; the thread that wakes first transfers the data of
+//! all.
 //!
-//! What happens when the connection breaks is in `link`.
+//! `link` handles broken connections.
 //!
-//! Invariant: a slot is in the table until its completion is in an inbox, and its buffer in the
-//! slot as long; a call that has unsent payload does not end.
+//! Invariants: a slot, with its buffer, stays in the table until its completion is in an inbox. A
+//! call with unsent payload does not end.
 
 mod link;
 
@@ -46,25 +47,25 @@ use std::{
     time::Instant,
 };
 
-/// Calls of one slot that are under way at a time: enough to keep a server busy, and few enough
-/// that a wipe of terabytes needs no memory.
+/// Maximum number of calls of one slot in flight: enough to keep a server busy, and so few that
+/// zeroing terabytes needs little memory.
 const CALLS_OF_SLOT: u32 = 4;
-/// Zeros of one call, where they must be written.
+/// Length of one call that writes zeros as payload.
 const ZEROS_BYTES: u64 = 1 << 20;
-/// Range of one call without payload: it should end within the patience for one answer.
+/// Length of one call without payload: short enough to be answered within the timeout.
 const RANGE_BYTES: u64 = 1 << 30;
-/// Range of one block status in compact framing: a multiple of every block size below 2^32.
+/// Length of one block status call in compact framing: the largest multiple of 64 KiB below 2^32.
 const STATUS_BYTES: u64 = 0xffff_0000;
-/// Payload of one call at most, even where the server allows more.
+/// Maximum payload of one call, even if the server allows more.
 const PAYLOAD_MAX: u64 = 32 << 20;
 #[derive(Debug)]
 enum Link {
     Up(Transport),
-    /// Broken a while ago; to be made anew.
+    /// Broken some time ago; to be re-established.
     Down {
         since: Instant,
     },
-    /// Broken for good.
+    /// Broken permanently.
     Dead(ClientError),
 }
 
@@ -75,24 +76,24 @@ struct State {
     outbound: Outbound,
     inbound: Inbound,
     inboxes: Table<Inbox>,
-    /// Somebody waits for the socket, or reconnects, without the mutex.
+    /// A thread waits for the socket, or reconnects, without holding the mutex.
     polling: bool,
-    /// What the poller waits for includes that the socket takes more.
+    /// Whether that thread also waits until the socket accepts more data.
     polls_for_sending: bool,
     last_moved: Instant,
     reconnects: u64,
 }
 
-/// What [`Lane::pump`] leaves to be waited for, besides something to receive.
+/// What to wait for after [`Lane::pump`], besides data to receive.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pumped {
-    /// That the socket takes more.
+pub(super) struct PumpResult {
+    /// Whether to wait until the socket accepts more data.
     pub(super) wants_to_send: bool,
-    /// That the server has been silent until then, although it was asked something.
+    /// When the server's timeout expires, if it owes an answer.
     pub(super) silent_until: Option<Instant>,
 }
 
-/// See the module.
+/// One connection; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Lane {
     uri: NbdUri,
@@ -106,7 +107,7 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// A lane on a connection that has just been made.
+    /// A lane on a new connection.
     pub(super) fn new(uri: NbdUri, transport: Transport, export: ExportInfo) -> std::io::Result<Self> {
         let agreed = Agreed {
             framing: export.framing,
@@ -136,44 +137,44 @@ impl Lane {
         })
     }
 
-    /// A panic elsewhere leaves at worst a call without an answer, so poisoning is passed over.
+    /// Ignores poisoning: after a panic in another thread, at worst a call is never answered.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Queues on this lane.
+    /// Number of queues on this lane.
     pub(super) fn queues(&self) -> usize {
         self.queues.load(Ordering::Relaxed)
     }
 
-    /// Whether the connection broke for good.
+    /// Whether the connection broke permanently.
     pub(super) fn is_dead(&self) -> bool {
         matches!(self.lock().link, Link::Dead(_))
     }
 
-    /// How often the connection was made anew.
+    /// How often the connection was re-established.
     pub(super) fn reconnects(&self) -> u64 {
         self.lock().reconnects
     }
 
-    /// A new queue's inbox.
+    /// Opens the inbox of a new queue.
     pub(super) fn open_inbox(&self) -> u32 {
         self.queues.fetch_add(1, Ordering::Relaxed);
         self.lock().inboxes.insert(Inbox::default())
     }
 
-    /// A queue is gone. What it has in flight goes on without it.
+    /// Closes the inbox of a queue that is dropped. Its slots in flight continue without it.
     pub(super) fn close_inbox(&self, inbox: u32) {
         self.lock().inboxes.remove(inbox);
         self.queues.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Takes slots in, starts them, waits until `at_least` of the inbox have ended (never more than
-    /// are in flight), and appends all that have.
+    /// Starts new slots, waits until at least `at_least` slots of the inbox have ended (at most as
+    /// many as are in flight), and appends all that have ended.
     pub(super) fn drive(&self, inbox: u32, new: impl Iterator<Item = Slot>, at_least: usize, out: &mut Vec<Ended>) {
         let mut state = self.lock();
         for slot in new {
-            self.take_in(&mut state, slot);
+            self.add_slot(&mut state, slot);
         }
         let mut wanted = at_least;
         loop {
@@ -182,8 +183,7 @@ impl Lane {
             mine.in_flight -= mine.ended.len();
             wanted = wanted.saturating_sub(mine.ended.len()).min(mine.in_flight);
             out.append(&mut mine.ended);
-            // Somebody who never waits, but looks again and again, is the only one to bring a lost
-            // server back.
+            // A caller that polls without waiting must reconnect too: no other thread may do it.
             let is_stuck = mine.in_flight > 0 && matches!(state.link, Link::Down { .. }) && !state.polling;
             if wanted == 0 && !is_stuck {
                 return;
@@ -200,27 +200,27 @@ impl Lane {
         }
     }
 
-    /// Takes a slot with a loan in. Nothing is sent before the next [`Lane::pump`].
+    /// Adds a slot with a loan. Nothing is sent before the next [`Lane::pump`].
     pub(super) fn take(&self, slot: Slot) {
-        self.take_in(&mut self.lock(), slot);
+        self.add_slot(&mut self.lock(), slot);
     }
 
-    /// Moves what can be moved without waiting, for somebody who waits for the socket by other
-    /// means, and fails everything when the server has been silent for too long.
-    pub(super) fn pump(&self) -> Pumped {
+    /// Transfers what can be transferred without waiting, for a caller that waits for the socket by
+    /// other means. Fails everything if the server exceeded its timeout.
+    pub(super) fn pump(&self) -> PumpResult {
         let mut state = self.lock();
         self.turn(&mut state, NO_INBOX);
         let timeout = self.timeout();
         if state.tables.calls.len() > 0 && timeout.is_some_and(|timeout| state.last_moved.elapsed() >= timeout) {
             self.stalled(&mut state);
         }
-        let Link::Up(transport) = &state.link else { return Pumped { wants_to_send: false, silent_until: None } };
+        let Link::Up(transport) = &state.link else { return PumpResult { wants_to_send: false, silent_until: None } };
         let wants_to_send = !state.outbound.is_empty() || transport.has_unsent();
         let waits = state.tables.calls.len() > 0;
-        Pumped { wants_to_send, silent_until: timeout.filter(|_| waits).map(|timeout| state.last_moved + timeout) }
+        PumpResult { wants_to_send, silent_until: timeout.filter(|_| waits).map(|timeout| state.last_moved + timeout) }
     }
 
-    /// The socket, while the connection is up.
+    /// The socket, if the connection is up.
     pub(super) fn socket(&self) -> Option<Arc<Socket>> {
         match &self.lock().link {
             Link::Up(transport) => Some(transport.socket()),
@@ -228,25 +228,25 @@ impl Lane {
         }
     }
 
-    fn take_in(&self, state: &mut State, slot: Slot) {
+    fn add_slot(&self, state: &mut State, slot: Slot) {
         if let Some(inbox) = state.inboxes.get_mut(slot.inbox) {
             inbox.in_flight += 1;
         }
         if state.tables.calls.len() == 0 {
-            // Nothing was asked for until now, so nobody can complain of silence.
+            // No call was in flight, so the timeout starts now.
             state.last_moved = Instant::now();
         }
         let index = state.tables.slots.insert(slot);
         self.advance(state, index);
     }
 
-    /// Moves what can be moved without waiting.
+    /// Transfers what can be transferred without waiting, and wakes the poller if necessary.
     fn turn(&self, state: &mut State, inbox: u32) {
         let moved = self.exchange(state);
         match moved {
             Ok(true) => state.last_moved = Instant::now(),
             Ok(false) => {}
-            Err(error) => self.broke(state, error),
+            Err(error) => self.connection_broke(state, error),
         }
         if state.polling {
             let unsent = !state.outbound.is_empty() && !state.polls_for_sending;
@@ -266,28 +266,28 @@ impl Lane {
             let State { link: Link::Up(transport), tables, outbound, inbound, .. } = state else { return Ok(moved) };
             moved |=
                 outbound.send(transport, tables).map_err(|source| negotiate::lost(&self.peer, "sending", source))?;
-            // First of all: the answers may be there already.
+            // Before answers are handled, which may have arrived already.
             for index in outbound.sent.drain(..) {
                 if let Some(call) = tables.calls.get_mut(index) {
                     call.unsent = false;
-                    // It was answered, with an error, before it was sent.
+                    // The server answered with an error before the payload was sent completely.
                     if call.generation == 0 {
                         inbound.answered.push(index);
                     }
                 }
             }
             let received = inbound.receive(transport, tables, self.agreed, &self.peer);
-            // What came before a fault is good.
+            // Answers that arrived before a fault are valid.
             let ended = self.settle(state);
             moved |= received.map_err(|fault| self.fault(fault))?;
-            // Calls that have ended may have let others begin.
+            // Ended calls may have started further calls.
             if !ended || state.outbound.is_empty() {
                 return Ok(moved);
             }
         }
     }
 
-    /// Ends the calls that have been answered and sent. Gives whether any did.
+    /// Ends the calls that were answered and completely sent. Returns whether there were any.
     fn settle(&self, state: &mut State) -> bool {
         let mut ended = false;
         while let Some(index) = state.inbound.answered.pop() {
@@ -302,7 +302,7 @@ impl Lane {
         ended
     }
 
-    /// Begins what a slot still needs, or ends it.
+    /// Starts the calls that a slot still needs, or ends the slot.
     fn advance(&self, state: &mut State, index: u32) {
         loop {
             let Some(slot) = state.tables.slots.get_mut(index) else { return };
@@ -337,14 +337,14 @@ impl Lane {
         }
     }
 
-    /// Longest payload, a multiple of the smallest block.
+    /// Maximum payload of a call, a multiple of the minimum block size.
     fn payload_max(&self) -> u64 {
         let sizes = self.export.block_sizes;
         let max = u64::from(sizes.maximum).min(PAYLOAD_MAX);
         (max - max % u64::from(sizes.minimum)).max(u64::from(sizes.minimum))
     }
 
-    /// Longest range of a block status.
+    /// Maximum length of a block status call.
     pub(super) fn status_max(&self) -> u64 {
         if self.agreed.framing == Framing::Extended { u64::MAX } else { STATUS_BYTES }
     }
@@ -362,7 +362,7 @@ impl Lane {
         self.send(state, cookie);
     }
 
-    /// Puts a call's message into the queue to be sent.
+    /// Queues a call's message for sending.
     fn send(&self, state: &mut State, cookie: u64) {
         let index = cookie as u32;
         let State { tables, outbound, .. } = state;
@@ -385,7 +385,7 @@ impl Lane {
     fn end(&self, state: &mut State, index: u32) {
         let Some(slot) = state.tables.slots.remove(index) else { return };
         let number = slot.inbox;
-        // The queue may be gone.
+        // The queue may have been dropped.
         if let Some(ended) = slot.ended()
             && let Some(inbox) = state.inboxes.get_mut(number)
         {
@@ -398,7 +398,7 @@ impl Drop for Lane {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         let State { link: Link::Up(transport), tables, outbound, .. } = state else { return };
-        // In the middle of a message there is no polite way out.
+        // A DISCONNECT cannot be sent in the middle of a message.
         if !outbound.is_empty() || tables.calls.len() > 0 {
             return;
         }
@@ -411,6 +411,6 @@ impl Drop for Lane {
         };
         outbound.header(&goodbye, self.agreed.framing);
         let _ = outbound.send(transport, tables);
-        transport.say_goodbye();
+        transport.close_tls();
     }
 }

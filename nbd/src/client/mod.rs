@@ -1,21 +1,25 @@
-//! The client: an export of an NBD server as a [`BlockDevice`](diskwright_store::BlockDevice), or
-//! as a [`Store`](diskwright_store::Store) that holds an image.
+//! The NBD client: an export as a [`BlockDevice`](diskwright_store::BlockDevice), or as a
+//! [`Store`](diskwright_store::Store) that contains an image.
 //!
 //! ```text
 //!   negotiate.rs   URI -> connection in the transmission phase
-//!   device.rs      the export: sizes, connections, extents          status.rs   block status -> extents
+//!   device.rs      the export: sizes, connections, extents
+//!   status.rs      block status -> extents
 //!   queue.rs       requests of the block queue -> slots
-//!   lane.rs        one connection: who sends, who receives, who waits; reconnecting
-//!   tables.rs      slots and calls in flight                        coverage.rs what of a read has come
-//!   outbound.rs    what is to be sent                               inbound.rs  what comes
-//!   transport.rs   a socket that never blocks, with TLS or without
-//!   store.rs       the export as a store, for an image inside         watch.rs    its lane on an engine's ring
-//!   error.rs       what can go wrong
+//!   lane.rs        one connection: sending, receiving, waiting, reconnecting
+//!   tables.rs      slots and calls in flight
+//!   coverage.rs    received ranges of a read
+//!   outbound.rs    sending
+//!   inbound.rs     receiving
+//!   transport.rs   a non-blocking socket, with or without TLS
+//!   store.rs       the export as a store, for an image in it
+//!   watch.rs       the store's lane on an engine's ring
+//!   error.rs       errors
 //! ```
 //!
-//! Contents go straight between the socket and the buffers of the requests (with TLS there is a
-//! copy, made by deciphering). A turn of a queue costs one system call to send all that was pushed,
-//! and one or two to receive all that has come.
+//! Payload is transferred directly between the socket and the requests' buffers (with TLS,
+//! decryption makes a copy). A turn of a queue costs one system call to send everything that was
+//! pushed, and one or two to receive everything that has arrived.
 
 mod coverage;
 mod device;

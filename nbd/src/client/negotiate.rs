@@ -1,13 +1,14 @@
 //! From a URI to a connection in the transmission phase.
 //!
 //! ```text
-//!   greeting ─▶ flags ─▶ [STARTTLS] ─▶ EXTENDED_HEADERS, else STRUCTURED_REPLY ─▶ SET_META_CONTEXT ─▶ GO, else EXPORT_NAME
+//!   greeting ─▶ flags ─▶ [STARTTLS] ─▶ EXTENDED_HEADERS, else STRUCTURED_REPLY
+//!            ─▶ SET_META_CONTEXT ─▶ GO, else EXPORT_NAME
 //! ```
 //!
-//! Servers of every age are taken: what one does not know is left out, and an oldstyle server is
-//! used as it is. Only TLS is not negotiable: it is used if and only if the URI asks for it. All of
-//! it must be done within one limit of time, and exactly the bytes of the handshake are taken from
-//! the connection.
+//! Servers of every version are supported: features that a server does not know are left out, and
+//! an oldstyle server is used as it is. TLS is not negotiable: it is used if and only if the URI
+//! asks for it. The whole handshake must end within one time limit, and reads exactly its own bytes
+//! from the connection.
 
 use super::{ClientError, Result, transport::Transport};
 use crate::{
@@ -25,41 +26,40 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The whole handshake, connecting included, takes at most so long, unless the URI's timeout is
+/// Time limit of the whole handshake, including the connection, unless the URI's timeout is
 /// shorter.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Replies to one option. A list of exports may be long; a server that never ends it is not to be
-/// followed.
+/// Maximum number of replies to one option. A list of exports may be long, but it must end.
 const REPLIES_MAX: usize = 10_000;
 
-/// Names of exports that an error message tells.
-const NAMES_TOLD: usize = 20;
+/// Maximum number of export names in an error message.
+const NAMES_SHOWN: usize = 20;
 
-/// An export, as the server told of it.
+/// Information from the server about an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportInfo {
-    /// The name that was asked for.
+    /// The name that was requested.
     pub name: String,
-    /// The server's own name for it, if it told another one.
+    /// The server's own name for the export, if it reported a different one.
     pub canonical_name: Option<String>,
-    /// A sentence for people.
+    /// The server's description, in plain text.
     pub description: Option<String>,
     /// Size in bytes.
     pub size_bytes: u64,
-    /// What it can do.
+    /// Properties and supported commands.
     pub flags: TransmissionFlags,
-    /// Sizes of requests that it takes.
+    /// Constraints on offsets and lengths of requests.
     pub block_sizes: BlockSizes,
-    /// Whether the server told its block sizes.
+    /// Whether the server reported its block sizes.
     pub told_block_sizes: bool,
     /// How messages are framed.
     pub framing: Framing,
-    /// The number of the context [`CONTEXT_ALLOCATION`], if the server has it.
+    /// The id of the context [`CONTEXT_ALLOCATION`], if the server offers it.
     pub allocation_context: Option<u32>,
-    /// The number of the context [`CONTEXT_DEPTH`], if the server has it.
+    /// The id of the context [`CONTEXT_DEPTH`], if the server offers it.
     pub depth_context: Option<u32>,
-    /// Version and cipher, if the connection is in TLS.
+    /// TLS version and cipher, if the connection uses TLS.
     pub tls: Option<String>,
 }
 
@@ -68,7 +68,7 @@ pub(super) fn connect(uri: &NbdUri) -> Result<(Transport, ExportInfo)> {
     let peer = uri.endpoint.to_string();
     let timeout = uri.timeout.unwrap_or(NbdUri::TIMEOUT_DEFAULT);
     let limit = if timeout.is_zero() { HANDSHAKE_LIMIT } else { HANDSHAKE_LIMIT.min(timeout) };
-    // Before the connection, so that a wrong folder is told as such.
+    // Before connecting, so that a wrong folder of certificates is reported as such.
     let tls = uri
         .tls
         .as_ref()
@@ -78,14 +78,14 @@ pub(super) fn connect(uri: &NbdUri) -> Result<(Transport, ExportInfo)> {
     let started = Instant::now();
     let transport = Transport::connect(&uri.endpoint, limit)
         .map_err(|source| ClientError::Connect { peer: peer.clone(), source: Arc::new(source) })?;
-    let mut talk = Talk {
+    let mut handshake = Handshake {
         transport,
         peer,
         started,
         limit,
-        doing: "waiting for its greeting (one that takes one client at a time may have one)",
+        doing: "waiting for its greeting (a server for one client at a time may be busy)",
     };
-    let greeting = talk.decode(Greeting::decode)?;
+    let greeting = handshake.decode(Greeting::decode)?;
     let mut export = ExportInfo {
         name: uri.export.clone(),
         canonical_name: None,
@@ -103,40 +103,43 @@ pub(super) fn connect(uri: &NbdUri) -> Result<(Transport, ExportInfo)> {
         Greeting::Newstyle(flags) => flags,
         Greeting::Oldstyle(summary) => {
             if tls.is_some() {
-                return Err(talk.tls_mismatch("the server is too old for TLS; use nbd:// on a network that you trust"));
+                return Err(handshake
+                    .tls_mismatch("the server is too old for TLS; use nbd:// only on a network that you trust"));
             }
             if !uri.export.is_empty() {
-                let (peer, name) = (talk.peer, uri.export.clone());
+                let (peer, name) = (handshake.peer, uri.export.clone());
                 return Err(ClientError::UnknownExport { peer, name, exports: vec![String::new()] });
             }
             (export.size_bytes, export.flags) = (summary.size_bytes, summary.flags);
-            return Ok((talk.transport, export));
+            return Ok((handshake.transport, export));
         }
     };
-    talk.doing = "negotiating";
+    handshake.doing = "negotiating";
     let mut flags = ClientFlags::empty();
     flags.set(ClientFlags::FIXED_NEWSTYLE, offered.contains(HandshakeFlags::FIXED_NEWSTYLE));
     flags.set(ClientFlags::NO_ZEROES, offered.contains(HandshakeFlags::NO_ZEROES));
-    talk.send(&flags.encode())?;
+    handshake.send(&flags.encode())?;
     let no_zeroes = flags.contains(ClientFlags::NO_ZEROES);
     if !flags.contains(ClientFlags::FIXED_NEWSTYLE) {
         if tls.is_some() {
-            return Err(talk.tls_mismatch("the server is too old for TLS; use nbd:// on a network that you trust"));
+            return Err(
+                handshake.tls_mismatch("the server is too old for TLS; use nbd:// only on a network that you trust")
+            );
         }
-        talk.export_name(&mut export, no_zeroes)?;
-        return Ok((talk.transport, export));
+        handshake.export_name(&mut export, no_zeroes)?;
+        return Ok((handshake.transport, export));
     }
     if let Some((config, name)) = tls {
-        talk.start_tls(config, name)?;
+        handshake.start_tls(config, name)?;
     }
-    talk.framing(&mut export)?;
-    talk.go(&mut export, no_zeroes)?;
-    export.tls = talk.transport.tls_name();
-    Ok((talk.transport, export))
+    handshake.framing(&mut export)?;
+    handshake.go(&mut export, no_zeroes)?;
+    export.tls = handshake.transport.tls_name();
+    Ok((handshake.transport, export))
 }
 
-/// The handshake under way.
-struct Talk {
+/// A handshake in progress.
+struct Handshake {
     transport: Transport,
     peer: String,
     started: Instant,
@@ -144,13 +147,13 @@ struct Talk {
     doing: &'static str,
 }
 
-/// How an option ended.
+/// The server's final answer to an option.
 enum Ended {
     Accepted,
     Refused(ReplyCode, String),
 }
 
-impl Talk {
+impl Handshake {
     fn start_tls(
         &mut self,
         config: Arc<rustls::ClientConfig>,
@@ -160,7 +163,7 @@ impl Talk {
             Ended::Accepted => {}
             Ended::Refused(..) => {
                 return Err(self.tls_mismatch(
-                    "the server does not offer TLS, and the URI demands it; start it with certificates, or use nbd:// on a network that you trust",
+                    "the server does not offer TLS, but the URI requires it; start the server with certificates, or use nbd:// on a network that you trust",
                 ));
             }
         }
@@ -169,8 +172,7 @@ impl Talk {
         self.transport.start_tls(config, name).map_err(|source| ClientError::Tls { peer, source })
     }
 
-    /// Extended headers if there are, else structured replies if there are; and the contexts that
-    /// come with them.
+    /// Negotiates extended headers, else structured replies, and their metadata contexts.
     fn framing(&mut self, export: &mut ExportInfo) -> Result<()> {
         for (option, framing) in
             [(OptionCode::EXTENDED_HEADERS, Framing::Extended), (OptionCode::STRUCTURED_REPLY, Framing::Structured)]
@@ -181,7 +183,7 @@ impl Talk {
                     break;
                 }
                 Ended::Refused(ReplyCode::ERR_TLS_REQD, _) => {
-                    return Err(self.tls_mismatch("the server demands TLS; use nbds:// (or nbds+unix://)"));
+                    return Err(self.tls_mismatch("the server requires TLS; use nbds:// (or nbds+unix://)"));
                 }
                 Ended::Refused(..) => {}
             }
@@ -197,9 +199,9 @@ impl Talk {
             match reply {
                 OptionReply::Context { id, name: CONTEXT_ALLOCATION } => allocation = Some(id),
                 OptionReply::Context { id, name: CONTEXT_DEPTH } => depth = Some(id),
-                // One that was not asked for would come with every status; there is no harm in it.
+                // A context that was not requested is reported with every status and ignored there.
                 OptionReply::Context { .. } => {}
-                _ => return Err("another reply than contexts"),
+                _ => return Err("a reply other than contexts"),
             }
             Ok(())
         })?;
@@ -213,14 +215,14 @@ impl Talk {
         let mut message = Vec::new();
         let wanted = [INFO_EXPORT, INFO_BLOCK_SIZE, INFO_NAME, INFO_DESCRIPTION];
         option::encode_export(OptionCode::GO, &export.name, &wanted, &mut message);
-        let mut told_size = false;
+        let mut has_size = false;
         let found = &mut *export;
         let ended = self.ask_encoded(OptionCode::GO, &message, |reply| {
-            let OptionReply::Info(info) = reply else { return Err("another reply than information") };
+            let OptionReply::Info(info) = reply else { return Err("a reply other than information") };
             match info {
                 Info::Export { size_bytes, flags } => {
                     (found.size_bytes, found.flags) = (size_bytes, flags);
-                    told_size = true;
+                    has_size = true;
                 }
                 Info::Name(name) if name != found.name => found.canonical_name = Some(name.to_owned()),
                 Info::Description(text) if !text.is_empty() => found.description = Some(text.to_owned()),
@@ -232,11 +234,11 @@ impl Talk {
             Ok(())
         })?;
         match ended {
-            Ended::Accepted if !told_size => {
-                Err(self.protocol("it entered the transmission phase and did not tell the size of the export"))
+            Ended::Accepted if !has_size => {
+                Err(self.protocol("it entered the transmission phase without sending the size of the export"))
             }
             Ended::Accepted => Ok(()),
-            // An old server. With extended headers there is no such way.
+            // An old server. EXPORT_NAME is not possible with extended headers.
             Ended::Refused(ReplyCode::ERR_UNSUP, _) if export.framing != Framing::Extended => {
                 self.export_name(export, no_zeroes)
             }
@@ -245,7 +247,7 @@ impl Talk {
                 Err(ClientError::UnknownExport { peer: self.peer.clone(), name: export.name.clone(), exports })
             }
             Ended::Refused(ReplyCode::ERR_TLS_REQD, _) => {
-                Err(self.tls_mismatch("the server demands TLS for this export; use nbds:// (or nbds+unix://)"))
+                Err(self.tls_mismatch("the server requires TLS for this export; use nbds:// (or nbds+unix://)"))
             }
             Ended::Refused(code, message) => {
                 Err(ClientError::Refused { peer: self.peer.clone(), option: OptionCode::GO, code, message })
@@ -253,7 +255,7 @@ impl Talk {
         }
     }
 
-    /// The old way in: a server that does not have the export just hangs up.
+    /// The old way to select an export. A server without that export closes the connection.
     fn export_name(&mut self, export: &mut ExportInfo, no_zeroes: bool) -> Result<()> {
         let mut message = Vec::new();
         option::encode_plain(OptionCode::EXPORT_NAME, export.name.as_bytes(), &mut message);
@@ -269,12 +271,12 @@ impl Talk {
         Ok(())
     }
 
-    /// Names of exports, for a message; as far as the server tells.
+    /// Names of exports for an error message, if the server lists them.
     fn names(&mut self) -> Vec<String> {
         let mut names = Vec::new();
         let listed = self.ask(OptionCode::LIST, &[], |reply| {
             if let OptionReply::Server { name, .. } = reply
-                && names.len() < NAMES_TOLD
+                && names.len() < NAMES_SHOWN
             {
                 names.push(name.to_owned());
             }
@@ -294,7 +296,7 @@ impl Talk {
         self.ask_encoded(option, &message, each)
     }
 
-    /// Sends an option and takes its replies until the last.
+    /// Sends an option and receives its replies up to the last.
     fn ask_encoded(
         &mut self,
         option: OptionCode,
@@ -316,10 +318,10 @@ impl Talk {
             match OptionReply::parse(header.code, &data).map_err(|error| self.wire(error))? {
                 OptionReply::Ack => return Ok(Ended::Accepted),
                 OptionReply::Refused { code, message } => return Ok(Ended::Refused(code, message.to_owned())),
-                reply => each(reply).map_err(|what| self.protocol(&format!("it gave {what} to {option}")))?,
+                reply => each(reply).map_err(|what| self.protocol(&format!("it sent {what} for {option}")))?,
             }
         }
-        Err(self.protocol(&format!("it gave more than {REPLIES_MAX} replies to {option}")))
+        Err(self.protocol(&format!("it sent more than {REPLIES_MAX} replies to {option}")))
     }
 
     fn send(&mut self, mut bytes: &[u8]) -> Result<()> {
@@ -341,7 +343,11 @@ impl Talk {
     fn recv(&mut self, mut into: &mut [u8]) -> Result<()> {
         while !into.is_empty() {
             match self.transport.recv(&mut [IoSliceMut::new(into)]) {
-                Ok(0) => return Err(self.lost(io::Error::new(io::ErrorKind::UnexpectedEof, "the server hung up"))),
+                Ok(0) => {
+                    return Err(
+                        self.lost(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"))
+                    );
+                }
                 Ok(received) => into = &mut into[received..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait(self.transport.has_unsent())?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -351,7 +357,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Takes exactly the bytes that `decode` needs.
+    /// Receives exactly the bytes that `decode` needs.
     fn decode<T>(&mut self, decode: impl Fn(&[u8]) -> Result<Decoded<T>, WireError>) -> Result<T> {
         let mut bytes = Vec::new();
         loop {
@@ -397,7 +403,7 @@ impl Talk {
     }
 }
 
-/// A broken connection; or, if that is what it is, a failure of TLS.
+/// The error of a broken connection, or of TLS if that caused it.
 pub(super) fn lost(peer: &str, doing: &str, source: io::Error) -> ClientError {
     let peer = peer.to_owned();
     match source.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {

@@ -1,8 +1,7 @@
-//! What is to be sent: headers, and payloads that stay where they are.
+//! Sending: headers, and payloads that are not copied.
 //!
-//! Everything that has gathered goes out in as few system calls as the socket allows: headers lie
-//! one after the other in one piece of memory, the payload of a write is sent from its buffer, and
-//! zeros from a page of them.
+//! Everything queued is sent in as few system calls as the socket permits. Headers are contiguous
+//! in one buffer, the payload of a write is sent from its own buffer, and zeros from a static page.
 
 use super::{tables::Tables, transport::Transport};
 use crate::wire::{Framing, RequestHeader};
@@ -11,19 +10,19 @@ use std::{
     io::{self, IoSlice},
 };
 
-/// Slices that one system call takes (the kernel allows 1,024).
+/// Maximum number of slices in one system call (the kernel allows 1,024).
 const SLICES: usize = 64;
 
-/// Zeros to be sent.
+/// Zeros to send.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 #[derive(Debug, Clone, Copy)]
 enum Piece {
-    /// So many bytes of the headers.
+    /// The next bytes of `headers`.
     Headers(usize),
     /// This range of the buffer of a call's slot.
     Payload { call: u32, start: usize, end: usize },
-    /// So many zeros.
+    /// This many zeros.
     Zeros(usize),
 }
 
@@ -36,18 +35,18 @@ impl Piece {
     }
 }
 
-/// See the module.
+/// The sending side of one connection; see the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct Outbound {
     headers: Vec<u8>,
     headers_sent: usize,
     pieces: VecDeque<Piece>,
-    /// Calls whose payload has been given to the transport to the end.
+    /// Calls whose whole payload was passed to the transport.
     pub(super) sent: Vec<u32>,
 }
 
 impl Outbound {
-    /// Adds a header.
+    /// Queues a header.
     pub(super) fn header(&mut self, request: &RequestHeader, framing: Framing) {
         let before = self.headers.len();
         request.encode(framing, &mut self.headers);
@@ -58,22 +57,22 @@ impl Outbound {
         }
     }
 
-    /// Adds the payload of a call: a range of its slot's buffer, not empty.
+    /// Queues the payload of a call: a range of its slot's buffer, not empty.
     pub(super) fn payload(&mut self, call: u32, start: usize, end: usize) {
         self.pieces.push_back(Piece::Payload { call, start, end });
     }
 
-    /// Adds zeros.
+    /// Queues `len` zeros.
     pub(super) fn zeros(&mut self, len: usize) {
         self.pieces.push_back(Piece::Zeros(len));
     }
 
-    /// Whether all has been given to the transport.
+    /// Whether everything was passed to the transport.
     pub(super) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Forgets everything: the connection is another one.
+    /// Resets the state for a new connection.
     pub(super) fn clear(&mut self) {
         self.headers.clear();
         self.headers_sent = 0;
@@ -81,8 +80,8 @@ impl Outbound {
         self.sent.clear();
     }
 
-    /// Sends until there is nothing left, or the socket takes no more. Gives whether anything
-    /// moved.
+    /// Sends until the queue is empty or the socket accepts no more. Returns whether anything was
+    /// sent.
     pub(super) fn send(&mut self, transport: &mut Transport, tables: &Tables) -> io::Result<bool> {
         let mut moved = false;
         while !self.pieces.is_empty() {
@@ -115,7 +114,7 @@ impl Outbound {
                     header_at += len;
                     &self.headers[header_at - len..header_at]
                 }
-                // A call whose payload has not been sent has not ended, so the buffer is there.
+                // A call with unsent payload has not ended, so the buffer exists.
                 Piece::Payload { call, start, end } => {
                     let slot = tables.calls.get(call).and_then(|call| tables.slots.get(call.slot));
                     slot.and_then(|slot| slot.memory.get(start..end)).unwrap_or(&[])
@@ -124,7 +123,7 @@ impl Outbound {
             };
             *slice = IoSlice::new(bytes);
             count += 1;
-            // Slices must follow each other without gaps.
+            // The slices must be consecutive in the stream, so a partial piece is the last.
             if bytes.len() < piece.len() {
                 break;
             }

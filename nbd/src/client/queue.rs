@@ -1,4 +1,4 @@
-//! One thread's way to an export: requests of the block queue -> slots of a lane.
+//! A thread's queue to an export: converts requests of the block queue to slots of a lane.
 
 use super::{
     lane::Lane,
@@ -10,24 +10,24 @@ use diskwright_store::{
 };
 use std::{io, sync::Arc};
 
-/// See the module.
+/// A queue of one thread; see the module documentation.
 #[derive(Debug)]
 pub(super) struct NbdQueue {
     lane: Arc<Lane>,
     inbox: u32,
     geometry: Geometry,
-    /// Where the export ends; the geometry may round up.
+    /// End of the export; the geometry may be rounded up.
     export_bytes: u64,
     flags: TransmissionFlags,
     depth: usize,
     in_flight: usize,
-    /// Pushed, and not yet taken to the lane.
+    /// Slots that were pushed and not yet given to the lane.
     pushed: Vec<Slot>,
     ended: Vec<Ended>,
 }
 
 impl NbdQueue {
-    /// On a lane on which it has an inbox.
+    /// A queue on a lane where it has an inbox.
     pub(super) fn new(
         lane: Arc<Lane>,
         inbox: u32,
@@ -40,7 +40,7 @@ impl NbdQueue {
         Self { lane, inbox, geometry, export_bytes, flags, depth, in_flight: 0, pushed, ended }
     }
 
-    /// How the protocol says it.
+    /// Converts a request to the commands of the protocol.
     fn slot(&self, mut request: Request) -> Result<Slot, Box<PushError>> {
         let pieces = request.segments.take().map(|segments| (segments, request.buf_offset_bytes));
         if let Some((segments, start)) = &pieces
@@ -57,7 +57,7 @@ impl NbdQueue {
         let inside = (end_bytes.max(start_bytes) - start_bytes) as usize;
         let durable = request.fua && request.operation != Operation::Read;
         let fua = if durable && can(TransmissionFlags::SEND_FUA) { CommandFlags::FUA } else { CommandFlags::empty() };
-        // A server that knows neither FUA nor flush has nothing to lose.
+        // A server without FUA and flush has no volatile cache.
         let flushes = durable && fua.is_empty() || request.operation == Operation::Flush;
         let work = match request.operation {
             Operation::Read => {
@@ -69,7 +69,7 @@ impl NbdQueue {
             Operation::Write => {
                 if beyond(&mut request, inside).is_some_and(|beyond| beyond.iter().any(|&byte| byte != 0)) {
                     let what = format!(
-                        "the export ends at {}, within its last sector, and what lies behind can only be zero",
+                        "the export ends at byte {}, within its last sector; only zeros can be written beyond its end",
                         self.export_bytes
                     );
                     let reason = io::Error::new(io::ErrorKind::InvalidInput, what);
@@ -83,7 +83,8 @@ impl NbdQueue {
             Operation::WriteZeroes if can(TransmissionFlags::SEND_WRITE_ZEROES) => {
                 Work::Calls(Command::WRITE_ZEROES, fua | CommandFlags::NO_HOLE)
             }
-            // Not TRIM, after which anything may be read: a discarded range of ours reads as zeros.
+            // Not TRIM, after which reads may return anything: a discarded range must read as
+            // zeros.
             Operation::Discard if can(TransmissionFlags::SEND_WRITE_ZEROES) => Work::Calls(Command::WRITE_ZEROES, fua),
             Operation::WriteZeroes | Operation::Discard => Work::Zeros(fua),
             Operation::Flush => Work::Calls(Command::FLUSH, CommandFlags::empty()),
@@ -102,7 +103,8 @@ impl NbdQueue {
 }
 
 impl NbdQueue {
-    /// Gives a request whose pieces cannot be moved one by one a buffer with a copy of them.
+    /// Gives a request whose segments cannot be transferred one by one a buffer with a copy of
+    /// them.
     fn copy_pieces(&self, request: &mut Request, segments: &Segments, start: usize) -> io::Result<()> {
         let unit_bytes = self.geometry.logical_sector_bytes as usize;
         let ends_inside = request.offset_bytes.saturating_add(request.len_bytes) <= self.export_bytes;
@@ -119,7 +121,7 @@ impl NbdQueue {
     }
 }
 
-/// The part of the buffer whose place lies behind the export's end.
+/// The part of the buffer that lies beyond the export's end.
 fn beyond(request: &mut Request, inside: usize) -> Option<&mut [u8]> {
     let payload = request.buf_range();
     let beyond = request.buf.as_mut()?.get_mut(payload)?.get_mut(inside..)?;

@@ -1,24 +1,24 @@
-//! An export as a store: the bytes of an image that lies inside.
+//! An export as a store: the bytes of an image that lies in the export.
 //!
 //! ```text
 //!   payload    Store::lane ─▶ watch ─▶ lane ─▶ socket      completed later, on the engine's ring
 //!   metadata   read_at, write_at, ... ─▶ lane ─▶ socket    blocking, as for every store
 //! ```
 //!
-//! *Length.* An export keeps its size, like a block device. A growing image may use what lies
-//! behind it up to there. [`Store::set_len`] makes everything behind the new end read as zeros and
-//! keeps the end in mind until the store is closed; opened again, the length is the export's. To
-//! grow beyond the export is `StorageFull`.
+//! *Length.* Like a block device, an export has a fixed size. A growing image may use the space
+//! behind it up to that size. [`Store::set_len`] makes everything behind the new end read as zeros,
+//! and remembers the end until the store is closed. When the store is opened again, its length is
+//! the export's. Growth beyond the export is `StorageFull`.
 //!
-//! *Locks.* NBD has none. Nothing keeps another client, or the server itself, from writing to the
-//! export meanwhile. Opened for writing, a store without locks is told to the user as a warning.
+//! *Locks.* NBD has none: another client, or the server itself, may write to the export at the same
+//! time. The user is warned when a store without locks is opened for writing.
 //!
 //! *Connections.* There is one, which all queues share. `?reconnect` is refused: a server that
-//! comes back may have lost what was written and not flushed, and an image must know that.
+//! comes back may have lost writes that were not flushed, which an image must know.
 //!
-//! *Blocks.* A transfer that is no multiple of the server's smallest block is widened; a write
-//! reads the block first. `patching` is held meanwhile, so that two such writes do not undo each
-//! other.
+//! *Blocks.* A transfer that is not aligned to the server's minimum block size is widened; a write
+//! then reads the blocks first. `patching` is held meanwhile, so that two such writes do not
+//! overwrite each other's change.
 
 use super::{
     ClientError, NbdDevice, Result,
@@ -38,10 +38,10 @@ use std::{
     },
 };
 
-/// Most bytes of a blocking transfer at a time.
+/// Maximum length of one blocking transfer.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Range of which the block status is asked for at a time.
+/// Length of one block status request.
 const STATUS_BYTES: u64 = 16 << 30;
 
 /// An export of an NBD server, as a store.
@@ -51,14 +51,14 @@ pub struct NbdStore {
     device: NbdDevice,
     watch: Arc<Watch>,
     size_bytes: u64,
-    /// Where the image ends, as far as it was cut.
+    /// Current length of the image, changed by `set_len`.
     len_bytes: AtomicU64,
     block_bytes: u64,
     patching: Mutex<()>,
 }
 
 impl NbdStore {
-    /// Connects to the export. Unless `writable`, it is only read.
+    /// Connects to the export, for reading only unless `writable`.
     ///
     /// # Errors
     /// As [`NbdDevice::open`]; [`ClientError::Unusable`] for a URI with `?reconnect`.
@@ -72,7 +72,7 @@ impl NbdStore {
             });
         }
         let device = NbdDevice::open(uri, writable)?;
-        // The first connection. The inbox keeps it taken.
+        // The first connection. The open inbox reserves it.
         let (lane, _inbox) = device.take_lane(false)?;
         let export = device.export();
         let (size_bytes, flags, block_bytes) = (export.size_bytes, export.flags, export.block_sizes.minimum);
@@ -97,21 +97,20 @@ impl NbdStore {
         let mut ended = Vec::new();
         lane.drive(inbox, std::iter::once(self.watch.slot(inbox, op, len_bytes, memory)), 1, &mut ended);
         lane.close_inbox(inbox);
-        // An engine's payload may be left unsent behind ours.
-        self.watch.go_on();
-        let ended = ended.pop().ok_or_else(|| io::Error::other("the connection ended no request"))?;
+        // This may have left payload of an engine queued.
+        self.watch.progress();
+        let ended = ended.pop().ok_or_else(|| io::Error::other("the connection completed no request"))?;
         ended.completion.result.map(|()| ended.completion.buf)
     }
 
-    /// Reads `len` bytes, a whole number of blocks.
+    /// Reads `len` bytes, a multiple of the block size.
     fn read_blocks(&self, offset_bytes: u64, len: usize) -> io::Result<IoBuf> {
         let memory = Memory::Buf(IoBuf::new(len));
         let read = self.call(LaneOp::Read { offset_bytes }, len as u64, memory)?;
         read.ok_or_else(|| io::Error::other("the connection lost the buffer"))
     }
 
-    /// The blocks that `piece_bytes` bytes at `at_bytes` touch: where they begin, and how many
-    /// bytes they have.
+    /// The blocks that contain `piece_bytes` bytes at `at_bytes`: their offset and total length.
     fn window(&self, at_bytes: u64, piece_bytes: usize) -> (u64, usize) {
         let start_bytes = at_bytes - at_bytes % self.block_bytes;
         let end_bytes = (at_bytes + piece_bytes as u64).next_multiple_of(self.block_bytes);
@@ -125,7 +124,7 @@ impl NbdStore {
             .ok_or_else(|| too_small(self.size_bytes, offset_bytes.saturating_add(len_bytes)))
     }
 
-    /// Zeros what may hold data of a range within the export.
+    /// Zeroes those parts of a range within the export that may hold data.
     fn clear(&self, mut at_bytes: u64, end_bytes: u64) -> io::Result<()> {
         while at_bytes < end_bytes
             && let Some(data) = self.next_data_of_export(at_bytes)?

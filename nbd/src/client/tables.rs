@@ -1,20 +1,20 @@
-//! What is in flight on a connection: slots and calls.
+//! Requests in flight on a connection: slots and calls.
 //!
-//! A *slot* is a request of a queue, or of an engine that uses the export as a store; it owns the
-//! buffer, or the loan of it, until it has ended. A *call* is one message of the protocol that
-//! works for a slot. Mostly there is one call to a slot; a range that is longer than the server
-//! takes at once is worked off by several, a few at a time, and a write that must be durable is
-//! followed by a flush where the server does not know FUA.
+//! A *slot* is a request of a queue, or of an engine that uses the export as a store. It owns the
+//! buffer, or the loan of it, until it has ended. A *call* is one message of the protocol on behalf
+//! of a slot. Most slots need one call. A range longer than the server's limit is split into
+//! several calls, a few in flight at a time. If the server does not support FUA, a durable write is
+//! followed by a flush.
 //!
-//! A call's *cookie* is its place in the table and a generation, so that an answer to a call that
-//! has ended, or that never was, is found out.
+//! A call's *cookie* is its index in the table and a generation, which detects an answer to a call
+//! that has ended or never existed.
 
 use super::{ClientError, coverage::Coverage};
 use crate::wire::{Command, CommandFlags, Descriptor};
 use diskwright_store::{Completion, IoBuf, Loan, Segments};
 use std::{io, mem, ops::Range};
 
-/// A table of things with numbers, whose places are used again.
+/// A table of values with stable indices. Indices of removed values are reused.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     places: Vec<Option<T>>,
@@ -55,47 +55,47 @@ impl<T> Table<T> {
         self.places.len() - self.free.len()
     }
 
-    /// Numbers of all that are there.
+    /// Indices of all values.
     pub(super) fn indices(&self) -> Vec<u32> {
         (0..).zip(&self.places).filter(|(_, place)| place.is_some()).map(|(index, _)| index).collect()
     }
 }
 
-/// What a slot is worked off by.
+/// The commands that carry out a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     /// Calls of this command over the range.
     Calls(Command, CommandFlags),
-    /// Writes of zeros over the range, because the server has no better way.
+    /// Writes of zeros over the range, if the server does not support WRITE_ZEROES.
     Zeros(CommandFlags),
-    /// Block status of the range, as far as the server tells with one answer.
+    /// One block status request for the range. The server may report less.
     Status,
 }
 
-/// The inbox of slots that carry a loan: they are ended by giving it back.
+/// The inbox of slots with a loan, which end by completing it.
 pub(super) const NO_INBOX: u32 = u32::MAX;
 
-/// Payload of a slot.
+/// The payload memory of a slot.
 #[derive(Debug)]
 pub(super) enum Memory {
     None,
     /// The request's own buffer.
     Buf(IoBuf),
-    /// The request's own pieces. A call moves bytes of one of them.
+    /// The request's scatter-gather list. A call transfers bytes of one segment.
     Segments(Box<Segments>),
-    /// A copy of the request's pieces, which cannot be moved as they are, from this byte of them
-    /// on.
+    /// A copy of the request's segments from payload offset `start` on, because they cannot be
+    /// transferred directly.
     Copied {
         buf: IoBuf,
         segments: Box<Segments>,
         start: usize,
     },
-    /// A piece of a request of an engine.
+    /// Memory lent by an engine.
     Loan(Loan),
 }
 
 impl Memory {
-    /// Bytes that one call sends.
+    /// The bytes that one call sends.
     pub(super) fn get(&self, range: Range<usize>) -> Option<&[u8]> {
         match self {
             Self::None => None,
@@ -105,7 +105,7 @@ impl Memory {
         }
     }
 
-    /// Where what one call receives is put.
+    /// The memory that one call fills.
     pub(super) fn get_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         match self {
             Self::None => None,
@@ -115,7 +115,7 @@ impl Memory {
         }
     }
 
-    /// Most bytes from `at` on that one call may move.
+    /// Maximum number of bytes from `at` on that one call may transfer.
     pub(super) fn left_in_piece(&self, at: usize) -> u64 {
         match self {
             Self::Segments(segments) => (segments.left_in_segment(at) as u64).max(1),
@@ -127,7 +127,7 @@ impl Memory {
 /// A request of a queue or of an engine.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// Whose it is; [`NO_INBOX`] with a loan.
+    /// The inbox of its queue; [`NO_INBOX`] with a loan.
     pub(super) inbox: u32,
     pub(super) tag: u64,
     pub(super) memory: Memory,
@@ -135,21 +135,21 @@ pub(super) struct Slot {
     /// The range on the export.
     pub(super) start_bytes: u64,
     pub(super) end_bytes: u64,
-    /// Where in the buffer the range begins.
+    /// Offset of the range's first byte in the buffer.
     pub(super) base_bytes: usize,
-    /// What comes before it has been called for.
+    /// Calls were started up to this offset.
     pub(super) next_bytes: u64,
-    /// Calls that have not ended.
+    /// Number of calls that have not ended.
     pub(super) pending: u32,
-    /// A flush is to follow, as the server does not know FUA.
+    /// Whether a flush must follow, because the server does not support FUA.
     pub(super) then_flush: bool,
     pub(super) error: Option<ClientError>,
-    /// What block status told.
+    /// The block status received.
     pub(super) status: StatusFound,
 }
 
 impl Slot {
-    /// Work on `start_bytes..end_bytes` of the export.
+    /// A slot for `start_bytes..end_bytes` of the export.
     pub(super) fn new(inbox: u32, work: Work, start_bytes: u64, end_bytes: u64, memory: Memory) -> Self {
         Self {
             inbox,
@@ -167,7 +167,7 @@ impl Slot {
         }
     }
 
-    /// Where the byte at `offset_bytes` of the export lies in the buffer.
+    /// Position in the buffer of the byte at `offset_bytes` of the export.
     pub(super) fn place(&self, offset_bytes: u64) -> usize {
         self.base_bytes + (offset_bytes - self.start_bytes) as usize
     }
@@ -177,14 +177,14 @@ impl Slot {
     }
 }
 
-/// Status of a range, in the contexts that there are.
+/// Block status of a range, in each context.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StatusFound {
     pub(super) allocation: Vec<Descriptor>,
     pub(super) depth: Vec<Descriptor>,
 }
 
-/// A message that has not been answered to the end.
+/// A message that was not answered completely.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) generation: u32,
@@ -193,29 +193,29 @@ pub(super) struct Call {
     pub(super) flags: CommandFlags,
     pub(super) offset_bytes: u64,
     pub(super) len_bytes: u64,
-    /// What of a read has come.
+    /// The received ranges of a read.
     pub(super) coverage: Coverage,
-    /// Its payload, which lies in the slot's buffer, has not been sent to the end; the slot cannot
+    /// Whether some of its payload, which lies in the slot's buffer, was not sent. The slot cannot
     /// end before.
     pub(super) unsent: bool,
     pub(super) error: Option<ClientError>,
 }
 
-/// Calls and slots.
+/// The calls and slots of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     pub(super) slots: Table<Slot>,
     pub(super) calls: Table<Call>,
     generation: u32,
-    /// Reads whose answers are worth being received without a copy.
+    /// Number of large reads in flight, whose data should be received without a copy.
     pub(super) large_reads: usize,
 }
 
-/// Reads from this length on are received straight into their buffer.
+/// Minimum length of a read whose data is received directly into its buffer.
 const LARGE_BYTES: u64 = 32 << 10;
 
 impl Tables {
-    /// A new call; gives its cookie.
+    /// Adds a call and returns its cookie.
     pub(super) fn begin(
         &mut self,
         slot: u32,
@@ -236,20 +236,20 @@ impl Tables {
         cookie(generation, index)
     }
 
-    /// Never 0, which is the generation of a call that has been answered.
+    /// A new generation; never 0, which marks a call that was answered.
     fn next_generation(&mut self) -> u32 {
         self.generation = self.generation.checked_add(1).unwrap_or(1);
         self.generation
     }
 
-    /// The call that a reply answers.
+    /// The call with this cookie, if it is in flight.
     pub(super) fn find(&self, cookie: u64) -> Option<u32> {
         let index = cookie as u32;
         let generation = (cookie >> 32) as u32;
         self.calls.get(index).filter(|call| call.generation == generation && generation != 0).map(|_| index)
     }
 
-    /// A call has ended. Gives its slot.
+    /// Removes a call that has ended. Returns its slot.
     pub(super) fn end(&mut self, index: u32) -> Option<u32> {
         let call = self.calls.remove(index)?;
         self.large_reads -= usize::from(is_large(call.command, call.len_bytes));
@@ -261,8 +261,8 @@ impl Tables {
         Some(call.slot)
     }
 
-    /// The cookie of a call, which is made again under a new generation: what was sent of it before
-    /// counts no more.
+    /// Gives a call a new generation for sending it again, and returns its cookie. Answers to the
+    /// old message are no longer accepted.
     pub(super) fn renew(&mut self, index: u32) -> Option<u64> {
         let generation = self.next_generation();
         let call = self.calls.get_mut(index)?;
@@ -289,7 +289,7 @@ pub(super) struct Ended {
 }
 
 impl Slot {
-    /// The end of it: a loan goes back at once, anything else is for the inbox.
+    /// Ends the slot: completes its loan, or returns the completion for its inbox.
     pub(super) fn ended(mut self) -> Option<Ended> {
         let result = match self.error.take() {
             None => Ok(()),
@@ -314,10 +314,10 @@ impl Slot {
     }
 }
 
-/// What has ended for one queue.
+/// Completions for one queue.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub(super) ended: Vec<Ended>,
-    /// Slots of this queue that have not been handed out.
+    /// Slots of this queue that were not handed out.
     pub(super) in_flight: usize,
 }

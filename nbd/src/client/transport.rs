@@ -1,11 +1,11 @@
-//! A connection that never blocks: a socket, with TLS around it or without.
+//! A non-blocking connection: a socket, with or without TLS.
 //!
 //! ```text
-//!   send(slices) ─▶ [rustls ─▶] socket        recv(slices) ◀─ [rustls ◀─ 64 KiB of what came ◀─] socket
+//!   send(slices) ─▶ [rustls ─▶] socket      recv(slices) ◀─ [rustls ◀─ 64 KiB buffer ◀─] socket
 //! ```
 //!
-//! Both answer `WouldBlock` where nothing can be moved; [`Transport::wait`] then waits for the
-//! socket. Without TLS the bytes go straight between the socket and the slices, which are the
+//! Both return `WouldBlock` if nothing can be transferred; the caller then uses [`Socket::wait`].
+//! Without TLS, bytes are transferred directly between the socket and the slices, which are the
 //! callers' own buffers.
 
 use crate::uri::Endpoint;
@@ -29,16 +29,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is read from the socket at once for TLS: four of its records.
+/// Size of the receive buffer for TLS: four records.
 const TLS_STAGE_BYTES: usize = 64 << 10;
 
-/// A server that is gone without a word is noticed after about a minute.
+/// A dead server is detected after about a minute.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// A socket that never blocks. Whoever waits for it shares it, as the transport may be replaced
-/// meanwhile.
+/// A non-blocking socket. A thread that waits for it shares it, because the transport may be
+/// replaced meanwhile.
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpStream),
@@ -54,7 +54,7 @@ struct Tls {
     ended: bool,
 }
 
-/// See the module.
+/// One connection; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Transport {
     socket: Arc<Socket>,
@@ -62,7 +62,7 @@ pub(super) struct Transport {
 }
 
 impl Transport {
-    /// Connects, within `limit`.
+    /// Connects within `limit`.
     pub(super) fn connect(endpoint: &Endpoint, limit: Duration) -> io::Result<Self> {
         let socket = match endpoint {
             Endpoint::Unix(path) => Socket::Unix(match path.as_os_str().as_bytes() {
@@ -78,8 +78,7 @@ impl Transport {
         Ok(Self { socket: Arc::new(socket), tls: None })
     }
 
-    /// From now on everything goes through TLS. The handshake takes place with the first sends and
-    /// receives.
+    /// Uses TLS from now on. The TLS handshake takes place during the first sends and receives.
     pub(super) fn start_tls(
         &mut self,
         config: Arc<ClientConfig>,
@@ -91,12 +90,12 @@ impl Transport {
         Ok(())
     }
 
-    /// Whether there is TLS around it.
+    /// Whether the connection uses TLS.
     pub(super) fn is_tls(&self) -> bool {
         self.tls.is_some()
     }
 
-    /// The version of TLS and its cipher, once it is agreed on.
+    /// TLS version and cipher; `None` without TLS or before the handshake.
     pub(super) fn tls_name(&self) -> Option<String> {
         let connection = &self.tls.as_ref()?.connection;
         let version = match connection.protocol_version()? {
@@ -110,7 +109,7 @@ impl Transport {
         })
     }
 
-    /// Sends what the socket takes now. `WouldBlock` where that is nothing.
+    /// Sends as much as the socket accepts now; `WouldBlock` if that is nothing.
     pub(super) fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else { return (&*self.socket).write_vectored(slices) };
         let taken = tls.connection.writer().write_vectored(slices)?;
@@ -122,13 +121,12 @@ impl Transport {
         }
     }
 
-    /// Whether bytes that were accepted wait for the socket.
+    /// Whether accepted bytes are still waiting for the socket.
     pub(super) fn has_unsent(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.connection.wants_write())
     }
 
-    /// Sends what was accepted and waits for the socket. `WouldBlock` where some of it goes on
-    /// waiting.
+    /// Sends accepted bytes that wait for the socket; `WouldBlock` if some still have to wait.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         let Some(tls) = &mut self.tls else { return Ok(()) };
         while tls.connection.wants_write() {
@@ -137,13 +135,13 @@ impl Transport {
         Ok(())
     }
 
-    /// Receives what is there. `WouldBlock` where that is nothing, 0 at the end.
+    /// Receives what is available: `WouldBlock` if nothing is, 0 at the end of the stream.
     pub(super) fn recv(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match &mut self.tls {
             None => (&*self.socket).read_vectored(slices),
             Some(tls) => {
                 let received = tls.recv(&self.socket, slices);
-                // A handshake, or a key update, has something to answer.
+                // A TLS handshake or key update may require an answer.
                 match self.flush() {
                     Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
                     _ => received,
@@ -152,13 +150,13 @@ impl Transport {
         }
     }
 
-    /// The socket, to wait for it.
+    /// The socket, for waiting.
     pub(super) fn socket(&self) -> Arc<Socket> {
         Arc::clone(&self.socket)
     }
 
-    /// Says goodbye on the level of TLS.
-    pub(super) fn say_goodbye(&mut self) {
+    /// Sends the TLS close notification.
+    pub(super) fn close_tls(&mut self) {
         if let Some(tls) = &mut self.tls {
             tls.connection.send_close_notify();
             let _ = tls.connection.write_tls(&mut &*self.socket);
@@ -167,8 +165,8 @@ impl Transport {
 }
 
 impl Socket {
-    /// Waits until something can be received (or sent, where `for_sending`), or the eventfd `wake`
-    /// was rung, which silences it. `false`: `limit` is over.
+    /// Waits until data can be received (or also sent, if `for_sending`), or until the eventfd
+    /// `wake` is signalled, which is then cleared. Returns `false` if `limit` expired.
     pub(super) fn wait(
         &self,
         wake: Option<BorrowedFd<'_>>,
@@ -263,9 +261,9 @@ impl Write for &Socket {
     }
 }
 
-/// Tries all addresses of the host.
+/// Connects to the first address of the host that accepts.
 fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<TcpStream> {
-    let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    let mut refused = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
     for address in (host, port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, limit) {
             Ok(stream) => {

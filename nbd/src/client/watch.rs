@@ -1,22 +1,22 @@
-//! A connection as a lane of a store: an engine's ring waits for it, and no thread does.
+//! A connection as a lane of a store: an engine's ring polls it, without a thread.
 //!
 //! ```text
-//!   epoll ◀─ socket: something to receive; while something is unsent, room to send
-//!         ◀─ timer: the server has been silent for as long as the URI allows
+//!   epoll ◀─ socket: data to receive; while data is unsent, room to send
+//!         ◀─ timer: the timeout of the URI has expired
 //! ```
 //!
-//! The epoll descriptor is what the ring polls. It is readable while the socket has something, so
-//! whoever is woken drives, and several engines may be woken for one answer.
+//! The ring polls the epoll descriptor. It is readable while the socket has data, so several
+//! engines may be woken for one answer; each then drives the lane.
 //!
-//! The timer is set when something is asked for and none is running. When it goes off, the lane is
-//! asked how long the server has been silent by then, and the timer is set for the rest. So a busy
-//! connection costs one timer call for each `timeout`, not for each request.
+//! The timer is set when a call is in flight and it is not running. When it expires, the lane
+//! reports how long the server has sent nothing, and the timer is set for the rest. A busy
+//! connection thereby costs one timer call for each `timeout`, not for each request.
 //!
-//! One mutex guards what is being waited for. It is held over the lane's own mutex, and over no
-//! wait.
+//! One mutex guards `Waiting`. The lane's own mutex is taken while it is held; no code waits while
+//! it is held.
 
 use super::{
-    lane::{Lane, Pumped},
+    lane::{Lane, PumpResult},
     tables::{Memory, NO_INBOX, Slot, Work},
 };
 use crate::wire::{Command, CommandFlags, TransmissionFlags};
@@ -35,13 +35,13 @@ use std::{
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// The epoll also waits for room to send.
+    /// Whether the epoll also waits for room to send.
     for_sending: bool,
-    /// When the timer goes off.
+    /// When the timer expires.
     timer: Option<Instant>,
 }
 
-/// See the module.
+/// The lane of an [`NbdStore`](super::NbdStore); see the module documentation.
 #[derive(Debug)]
 pub(super) struct Watch {
     lane: Arc<Lane>,
@@ -54,7 +54,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// A watch over a connection that is up.
+    /// Watches a connection that is up.
     pub(super) fn new(
         lane: Arc<Lane>,
         flags: TransmissionFlags,
@@ -73,7 +73,7 @@ impl Watch {
         &self.lane
     }
 
-    /// How the protocol says an operation on `start_bytes..start_bytes + len_bytes`.
+    /// Converts an operation on `len_bytes` bytes to the commands of the protocol.
     pub(super) fn slot(&self, inbox: u32, op: LaneOp, len_bytes: u64, memory: Memory) -> Slot {
         let can = |flag| self.flags.contains(flag);
         let fua = |durable| {
@@ -91,21 +91,21 @@ impl Watch {
                 let work = match how {
                     _ if !can(TransmissionFlags::SEND_WRITE_ZEROES) => Work::Zeros(CommandFlags::empty()),
                     Zeroing::Keep => Work::Calls(Command::WRITE_ZEROES, CommandFlags::NO_HOLE),
-                    // Not TRIM, after which anything may be read.
+                    // Not TRIM, after which reads may return anything.
                     Zeroing::Deallocate => Work::Calls(Command::WRITE_ZEROES, CommandFlags::empty()),
                 };
                 (work, offset_bytes, len_bytes, false)
             }
-            // A slot of no range, which only flushes.
+            // A slot with an empty range, which only flushes.
             LaneOp::Sync => (Work::Calls(Command::FLUSH, CommandFlags::empty()), 0, 0, true),
         };
         let mut slot = Slot::new(inbox, work, start_bytes, start_bytes + len_bytes, memory);
-        // A server that knows neither FUA nor flush has nothing to lose.
+        // A server without FUA and flush has no volatile cache.
         slot.then_flush = flushes && can(TransmissionFlags::SEND_FLUSH);
         slot
     }
 
-    /// Refuses a range behind the export's end, and one beyond all offsets.
+    /// Refuses a range beyond the export's end or beyond 64 bits.
     pub(super) fn check(&self, op: LaneOp, len_bytes: u64) -> io::Result<()> {
         let (offset_bytes, len_bytes, reads) = match op {
             LaneOp::Read { offset_bytes } => (offset_bytes, len_bytes, true),
@@ -119,22 +119,24 @@ impl Watch {
         if reads {
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
-                "the export ends before the range that was to be read",
+                "the export ends before the end of the range to read",
             ));
         }
         Err(too_small(self.size_bytes, offset_bytes.saturating_add(len_bytes)))
     }
 
-    /// Moves what can be moved, and sees to it that the descriptor tells of what comes next.
-    pub(super) fn go_on(&self) {
+    /// Transfers what can be transferred without waiting, and updates epoll and timer for what
+    /// comes next.
+    pub(super) fn progress(&self) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if waiting.timer.is_some_and(|until| now >= until) {
-            // Silent until it is set again. An error says that it has not gone off quite yet.
+            // Stops the timer until it is set again. An error means that it has not expired quite
+            // yet.
             let _ = self.timer.unset();
             waiting.timer = None;
         }
-        let Pumped { wants_to_send, silent_until } = self.lane.pump();
+        let PumpResult { wants_to_send, silent_until } = self.lane.pump();
         if let (Some(until), None) = (silent_until, waiting.timer) {
             let left = until.saturating_duration_since(now).max(Duration::from_millis(1));
             let once = Expiration::OneShot(TimeSpec::from_duration(left));
@@ -153,11 +155,10 @@ impl Watch {
     }
 }
 
-/// What is to be written does not fit.
+/// The error of a write beyond the end of the export.
 pub(super) fn too_small(size_bytes: u64, end_bytes: u64) -> io::Error {
-    let what = format!(
-        "the export has {size_bytes} bytes and keeps its size, {end_bytes} are needed; give the server a larger file for it"
-    );
+    let what =
+        format!("the export has a fixed size of {size_bytes} bytes, {end_bytes} are needed; enlarge it on the server");
     io::Error::new(io::ErrorKind::StorageFull, what)
 }
 
@@ -171,7 +172,7 @@ impl diskwright_store::Lane for Watch {
     }
 
     fn drive(&self) {
-        self.go_on();
+        self.progress();
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {

@@ -1,9 +1,9 @@
-//! Big-endian fields, taken one after the other from the front of a slice. Taking what is not there
-//! gives `None`; the caller knows what that means.
+//! Big-endian fields, read one after the other from the front of a slice. A read beyond the end
+//! returns `None`.
 
 use super::{STRING_BYTES_MAX, WireError};
 
-/// The rest of a message.
+/// The unread rest of a message.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
@@ -32,28 +32,26 @@ impl<'a> Fields<'a> {
         Some(front)
     }
 
-    /// A string behind its 32-bit length.
+    /// Reads a string preceded by its 32-bit length.
     pub(super) fn string(&mut self, what: &'static str) -> Result<&'a str, WireError> {
-        let len =
-            self.u32().ok_or(WireError::Length { what, found: 0, expected: "its length in 4 bytes before it" })?;
+        let len = self.u32().ok_or(WireError::Length { what, found: 0, expected: "a length field of 4 bytes" })?;
         let found = self.0.len() as u64;
         let bytes = self.take(len as usize).ok_or(WireError::Length {
             what,
             found,
-            expected: "as many bytes as its length says",
+            expected: "the number of bytes in its length field",
         })?;
         text(bytes, what)
     }
 }
 
-/// A string of the protocol.
+/// Checks that bytes are a string as the protocol allows it.
 pub(super) fn text<'a>(bytes: &'a [u8], what: &'static str) -> Result<&'a str, WireError> {
     let text = std::str::from_utf8(bytes).map_err(|_| WireError::Text { what })?;
     if text.len() > STRING_BYTES_MAX || text.contains('\0') { Err(WireError::Text { what }) } else { Ok(text) }
 }
 
-/// Appends a string behind its 32-bit length. Strings come from our own side, which keeps them
-/// short.
+/// Appends a string preceded by its 32-bit length. Callers pass only short strings of our own.
 pub(super) fn put_string(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(&(text.len() as u32).to_be_bytes());
     out.extend_from_slice(text.as_bytes());

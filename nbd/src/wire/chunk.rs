@@ -1,38 +1,38 @@
-//! What the payload of a chunk says, and the making of those payloads that are not contents.
+//! Parsing the payloads of chunks, and encoding those that are not data.
 //!
 //! The payload of a data chunk is not gathered: its first 8 bytes are the offset ([`data_offset`]),
-//! and what follows goes straight into the reader's buffer.
+//! and the rest is received directly into the reader's buffer.
 
 use super::{
     Answering, ChunkFlags, ChunkKind, DESCRIPTORS_MAX, ErrorCode, Framing, STRING_BYTES_MAX, WireError,
     bytes::{Fields, text},
 };
 
-/// Bytes before the contents in a data chunk.
+/// Bytes before the data in a data chunk.
 pub const DATA_OFFSET_BYTES: usize = 8;
 
 /// The largest 32-bit length that is a multiple of every minimum block size.
 const NARROW_MAX: u64 = 0xffff_0000;
 
-/// Most bytes that a client should gather as the payload of a chunk that is not data: a full block
-/// status, which is the longest.
-pub const GATHERED_BYTES_MAX: u64 = 8 + 16 * DESCRIPTORS_MAX as u64;
+/// How much payload a client should gather for a chunk other than data: a full block status, the
+/// longest one.
+pub(crate) const GATHERED_BYTES_MAX: u64 = 8 + 16 * DESCRIPTORS_MAX as u64;
 
-/// Where the contents of a data chunk belong: the first 8 bytes of its payload.
+/// The export offset of the data in a data chunk: the first 8 bytes of its payload.
 pub fn data_offset(bytes: [u8; DATA_OFFSET_BYTES]) -> u64 {
     u64::from_be_bytes(bytes)
 }
 
-/// A run of the export that is alike in a context.
+/// A run of the export with the same status in a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Length, above 0.
+    /// Length in bytes, greater than 0.
     pub len_bytes: u64,
-    /// What the context says of it.
+    /// The status; its meaning depends on the context.
     pub status: u64,
 }
 
-/// The descriptors of a block status chunk, one after the other from the request's offset.
+/// The descriptors of a block status chunk, consecutive from the request's offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Descriptors<'a> {
     bytes: &'a [u8],
@@ -57,43 +57,43 @@ impl Iterator for Descriptors<'_> {
 /// A block status chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockStatus<'a> {
-    /// Of which context.
+    /// The id of the context.
     pub context_id: u32,
-    /// At least one.
+    /// At least one descriptor.
     pub descriptors: Descriptors<'a>,
 }
 
-/// A chunk with its payload understood.
+/// A chunk with its parsed payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chunk<'a> {
-    /// Nothing more to say.
+    /// No payload.
     None,
-    /// Zeros.
+    /// A range of zeros.
     Hole {
-        /// First byte, on the export.
+        /// First byte of the range on the export.
         offset_bytes: u64,
-        /// How many, above 0.
+        /// Length in bytes, greater than 0.
         len_bytes: u32,
     },
-    /// What ranges hold.
+    /// The status of runs of the export.
     BlockStatus(BlockStatus<'a>),
     /// The request failed.
     Error {
-        /// Why.
+        /// The error code.
         code: ErrorCode,
-        /// The server's own words, or nothing.
+        /// The server's message; may be empty.
         message: &'a str,
-        /// Where, if it says so.
+        /// Offset of the failure, if the server reports it.
         offset_bytes: Option<u64>,
     },
 }
 
 impl<'a> Chunk<'a> {
-    /// Understands a chunk other than [`ChunkKind::OFFSET_DATA`]. `payload` is all of its payload.
-    /// Kinds of error that are not known are errors all the same.
+    /// Parses a chunk other than [`ChunkKind::OFFSET_DATA`] from its complete payload. An unknown
+    /// kind of error is an error too.
     ///
     /// # Errors
-    /// What is wrong with it; the client must end the session.
+    /// If the payload is malformed. The client must end the session.
     pub fn parse(kind: ChunkKind, payload: &'a [u8]) -> Result<Self, WireError> {
         let length = |what, expected| WireError::Length { what, found: payload.len() as u64, expected };
         let mut fields = Fields(payload);
@@ -109,15 +109,17 @@ impl<'a> Chunk<'a> {
             },
             ChunkKind::BLOCK_STATUS => {
                 let context_id = fields.u32();
-                Self::status(context_id, fields.0, false).ok_or(length("a block status", "4 and 8 for each descriptor"))
+                Self::status(context_id, fields.0, false)
+                    .ok_or(length("a block status", "4, and 8 for each descriptor"))
             }
             ChunkKind::BLOCK_STATUS_EXT => {
                 let (context_id, count) = (fields.u32(), fields.u32());
-                // The count is for servers that do not want to say: 0, or how many there are.
+                // The count is redundant: servers may send 0 or the correct number.
                 if count.is_some_and(|count| count != 0 && count as usize != fields.0.len() / 16) {
-                    return Err(length("a block status", "8 and 16 for each of the descriptors that are announced"));
+                    return Err(length("a block status", "8, and 16 for each of the announced descriptors"));
                 }
-                Self::status(context_id, fields.0, true).ok_or(length("a block status", "8 and 16 for each descriptor"))
+                Self::status(context_id, fields.0, true)
+                    .ok_or(length("a block status", "8, and 16 for each descriptor"))
             }
             kind if kind.is_error() => {
                 let (Some(code), Some(message_bytes)) = (fields.u32(), fields.u16()) else {
@@ -125,16 +127,16 @@ impl<'a> Chunk<'a> {
                 };
                 let message = fields
                     .take(message_bytes.into())
-                    .ok_or(length("an error", "6 and as many bytes as its message is said to have"))?;
+                    .ok_or(length("an error", "6, and the announced length of its message"))?;
                 let offset_bytes = match (kind, fields.u64(), fields.0) {
                     (ChunkKind::ERROR_OFFSET, Some(offset_bytes), []) => Some(offset_bytes),
                     (ChunkKind::ERROR_OFFSET, _, _) => {
-                        return Err(length("an error with an offset", "14 and its message"));
+                        return Err(length("an error with an offset", "14, and its message"));
                     }
                     _ => None,
                 };
-                // A failure without a reason is one all the same; words that are not text are left
-                // out.
+                // An error with code 0 is still an error. A message that is not valid text is
+                // dropped.
                 let code = if code == 0 { ErrorCode::EINVAL } else { ErrorCode(code) };
                 Ok(Self::Error { code, message: text(message, "the message of an error").unwrap_or(""), offset_bytes })
             }
@@ -157,15 +159,15 @@ impl<'a> Chunk<'a> {
 }
 
 impl Answering {
-    /// Appends a hole chunk, header and payload.
+    /// Appends a hole chunk: header and payload.
     pub fn hole(&self, flags: ChunkFlags, at_bytes: u64, len_bytes: u32, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.chunk(flags, ChunkKind::OFFSET_HOLE, 12));
         out.extend_from_slice(&at_bytes.to_be_bytes());
         out.extend_from_slice(&len_bytes.to_be_bytes());
     }
 
-    /// Appends an error chunk, header and payload, the last of its reply; a message is cut to what
-    /// the protocol allows. `at_bytes` tells where the request failed.
+    /// Appends an error chunk, header and payload, which ends the reply. The message is truncated
+    /// to the protocol's limit. `at_bytes` is the offset of the failure, if known.
     pub fn error(&self, code: ErrorCode, message: &str, at_bytes: Option<u64>, out: &mut Vec<u8>) {
         let cut = (0..=STRING_BYTES_MAX.min(message.len())).rev().find(|&at| message.is_char_boundary(at)).unwrap_or(0);
         let message = &message[..cut];
@@ -180,14 +182,14 @@ impl Answering {
         }
     }
 
-    /// Appends a block status chunk, header and payload. Structured framing cuts lengths to 32
-    /// bits, at a multiple of 64 KiB; what lies behind the first run that was cut is left out,
-    /// which the protocol allows. At most [`DESCRIPTORS_MAX`] are taken.
+    /// Appends a block status chunk: header and payload. Structured framing limits lengths to 32
+    /// bits: a longer run is truncated at a multiple of 64 KiB, and the runs after it are left out,
+    /// as the protocol allows. At most [`DESCRIPTORS_MAX`] descriptors are sent.
     ///
     /// # Panics
-    /// Without descriptors: the protocol has no such answer.
+    /// Without descriptors: the protocol has no empty block status.
     pub fn block_status(&self, flags: ChunkFlags, context_id: u32, descriptors: &[Descriptor], out: &mut Vec<u8>) {
-        assert!(!descriptors.is_empty(), "a block status tells of at least one range");
+        assert!(!descriptors.is_empty(), "a block status has at least one descriptor");
         let mut count = descriptors.len().min(DESCRIPTORS_MAX);
         if self.framing == Framing::Extended {
             out.extend_from_slice(&self.chunk(flags, ChunkKind::BLOCK_STATUS_EXT, 8 + 16 * count as u32));

@@ -1,33 +1,32 @@
-//! Error codes of the transmission phase, to and from `io::Error`.
+//! Error codes of the transmission phase, and their conversion to and from `io::Error`.
 
 use std::{fmt, io};
 
-/// Why a request failed. Section "Error values". Codes that are not known are kept, and count as
-/// `EINVAL`.
+/// An error code. Section "Error values". Unknown codes are kept and treated as `EINVAL`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ErrorCode(pub u32);
 
 impl ErrorCode {
-    /// Not failed.
+    /// Success.
     pub const NONE: Self = Self(0);
     /// Not permitted: a write to a read-only export.
     pub const EPERM: Self = Self(1);
-    /// The disk failed.
+    /// An I/O error of the disk.
     pub const EIO: Self = Self(5);
-    /// The server has no memory.
+    /// The server is out of memory.
     pub const ENOMEM: Self = Self(12);
-    /// The request makes no sense.
+    /// The request is invalid.
     pub const EINVAL: Self = Self(22);
-    /// No space; or a write beyond the end.
+    /// No space left, or a write beyond the end.
     pub const ENOSPC: Self = Self(28);
-    /// Too long to be sent unfragmented.
+    /// Too long to be answered in one chunk (DF flag).
     pub const EOVERFLOW: Self = Self(75);
-    /// Not supported; or not fast.
+    /// Not supported, or not fast (FAST_ZERO flag).
     pub const ENOTSUP: Self = Self(95);
     /// The server is shutting down.
     pub const ESHUTDOWN: Self = Self(108);
 
-    /// What a server answers for an error of its disk.
+    /// The code that a server sends for an error of its disk.
     pub fn from_io(error: &io::Error) -> Self {
         use io::ErrorKind as Kind;
         match error.kind() {
@@ -37,7 +36,7 @@ impl ErrorCode {
             Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => Self::ENOSPC,
             Kind::Unsupported => Self::ENOTSUP,
             _ => match error.raw_os_error() {
-                // EPERM has this kind already; ESHUTDOWN has none of its own.
+                // EPERM has its own kind, handled above; ESHUTDOWN has none.
                 Some(108) => Self::ESHUTDOWN,
                 Some(75) => Self::EOVERFLOW,
                 _ => Self::EIO,
@@ -45,7 +44,7 @@ impl ErrorCode {
         }
     }
 
-    /// The kind of error that a client passes on.
+    /// The kind of error that a client reports.
     pub fn kind(self) -> io::ErrorKind {
         use io::ErrorKind as Kind;
         match self {
@@ -66,7 +65,7 @@ impl fmt::Debug for ErrorCode {
     }
 }
 
-/// In words for people.
+/// A description for messages.
 impl fmt::Display for ErrorCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match *self {

@@ -1,52 +1,52 @@
-//! What can be wrong with a message.
+//! Errors of malformed messages.
 
-/// A message that the protocol does not allow.
+/// A message that violates the protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// A message does not begin as it must.
+    /// A message begins with a wrong magic number.
     #[error("{what} begins with {found:#x}, expected {expected}")]
     Magic {
-        /// Of what message.
+        /// The message.
         what: &'static str,
-        /// What stood there.
+        /// The value found.
         found: u64,
-        /// What should have.
+        /// The value expected.
         expected: &'static str,
     },
-    /// A message has a length that it cannot have.
+    /// A message has an impossible length.
     #[error("{what} is {found} bytes long, expected {expected}")]
     Length {
-        /// Of what message.
+        /// The message.
         what: &'static str,
-        /// The length it has.
+        /// The length found.
         found: u64,
-        /// What it should be.
+        /// The length expected.
         expected: &'static str,
     },
-    /// A message is longer than the receiver takes.
+    /// A message is longer than the receiver accepts.
     #[error("{what} is {found} bytes long, at most {limit} are accepted")]
     TooLong {
-        /// Of what message.
+        /// The message.
         what: &'static str,
-        /// The length it claims.
+        /// The length that the header announces.
         found: u64,
         /// The receiver's limit.
         limit: u64,
     },
-    /// A string is not one.
+    /// A string is not valid text.
     #[error("{what} is not text (UTF-8 without NUL, of at most 4096 bytes)")]
     Text {
-        /// What should be text.
+        /// The string.
         what: &'static str,
     },
-    /// A field has a value that it cannot have.
+    /// A field has an impossible value.
     #[error("{what} is {found}, expected {expected}")]
     Value {
-        /// Which field.
+        /// The field.
         what: &'static str,
-        /// What it holds.
+        /// The value found.
         found: u64,
-        /// What it may hold.
+        /// The values expected.
         expected: &'static str,
     },
 }

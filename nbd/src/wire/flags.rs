@@ -1,97 +1,97 @@
-//! Flag fields. Bits that are not known are kept (`from_bits_retain`): some must be ignored, others
-//! refused, and only the reader knows which.
+//! Flag fields. Unknown bits are kept (`from_bits_retain`): some must be ignored, others refused,
+//! which the reader decides.
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// From the server, with its greeting. Section "Handshake flags".
+    /// Sent by the server in its greeting. Section "Handshake flags".
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct HandshakeFlags: u16 {
-        /// Options are answered.
+        /// The server answers options.
         const FIXED_NEWSTYLE = 1 << 0;
-        /// The 124 zeros behind an export's summary can be left out.
+        /// The 124 zeros after an export's summary can be omitted.
         const NO_ZEROES = 1 << 1;
     }
 
-    /// From the client, in answer to the greeting. Section "Client flags".
+    /// Sent by the client after the greeting. Section "Client flags".
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct ClientFlags: u32 {
-        /// Answers to options are understood.
+        /// The client understands answers to options.
         const FIXED_NEWSTYLE = 1 << 0;
-        /// Leave the 124 zeros out.
+        /// Omit the 124 zeros.
         const NO_ZEROES = 1 << 1;
     }
 
-    /// What an export can do. Section "Transmission flags".
+    /// Properties and supported commands of an export. Section "Transmission flags".
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct TransmissionFlags: u16 {
         /// Always set.
         const HAS_FLAGS = 1 << 0;
         /// Writes are refused.
         const READ_ONLY = 1 << 1;
-        /// `FLUSH` is understood.
+        /// `FLUSH` is supported.
         const SEND_FLUSH = 1 << 2;
-        /// The FUA flag is understood.
+        /// The FUA flag is supported.
         const SEND_FUA = 1 << 3;
-        /// A spinning disk.
+        /// The export is on a rotational disk.
         const ROTATIONAL = 1 << 4;
-        /// `TRIM` is understood.
+        /// `TRIM` is supported.
         const SEND_TRIM = 1 << 5;
-        /// `WRITE_ZEROES` is understood, and its `NO_HOLE`.
+        /// `WRITE_ZEROES` and its `NO_HOLE` flag are supported.
         const SEND_WRITE_ZEROES = 1 << 6;
-        /// The DF flag of `READ` is understood.
+        /// The DF flag of `READ` is supported.
         const SEND_DF = 1 << 7;
-        /// Several connections see one cache: a flush on one covers the writes of all.
+        /// A flush on one connection covers completed writes of all connections.
         const CAN_MULTI_CONN = 1 << 8;
-        /// `RESIZE` (an experiment).
+        /// `RESIZE` is supported (experimental).
         const SEND_RESIZE = 1 << 9;
-        /// `CACHE` is understood.
+        /// `CACHE` is supported.
         const SEND_CACHE = 1 << 10;
-        /// The FAST_ZERO flag of `WRITE_ZEROES` is understood.
+        /// The FAST_ZERO flag of `WRITE_ZEROES` is supported.
         const SEND_FAST_ZERO = 1 << 11;
         /// `BLOCK_STATUS` may carry a list of contexts (extended headers only).
         const BLOCK_STATUS_PAYLOAD = 1 << 12;
     }
 
-    /// From the client with each request. Section "Command flags".
+    /// Sent by the client with each request. Section "Command flags".
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct CommandFlags: u16 {
-        /// Answer when durable.
+        /// Force unit access: answer only when durable.
         const FUA = 1 << 0;
-        /// `WRITE_ZEROES`: keep the space.
+        /// For `WRITE_ZEROES`: keep the space allocated.
         const NO_HOLE = 1 << 1;
-        /// `READ`: one content chunk.
+        /// For `READ`: answer with a single data chunk.
         const DF = 1 << 2;
-        /// `BLOCK_STATUS`: one descriptor.
+        /// For `BLOCK_STATUS`: answer with a single descriptor.
         const REQ_ONE = 1 << 3;
-        /// `WRITE_ZEROES`: only if faster than writing.
+        /// For `WRITE_ZEROES`: fail unless it is faster than writing zeros.
         const FAST_ZERO = 1 << 4;
-        /// The length is that of the payload that follows (extended headers only).
+        /// The length is that of the following payload (extended headers only).
         const PAYLOAD_LEN = 1 << 5;
     }
 
-    /// From the server with each chunk. Section "Structured reply flags".
+    /// Sent by the server with each chunk. Section "Structured reply flags".
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct ChunkFlags: u16 {
-        /// The last of its reply.
+        /// The last chunk of its reply.
         const DONE = 1 << 0;
     }
 
     /// The status of a range in the context `base:allocation`. Section "Metadata querying".
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct AllocationFlags: u32 {
-        /// No space is taken.
+        /// The range is not allocated.
         const HOLE = 1 << 0;
-        /// Reads as zeros.
+        /// The range reads as zeros.
         const ZERO = 1 << 1;
     }
 }
 
-/// Information about an export: its size and flags.
+/// Information type: size and flags of the export.
 pub const INFO_EXPORT: u16 = 0;
-/// Its canonical name.
+/// Information type: the export's canonical name.
 pub const INFO_NAME: u16 = 1;
-/// A sentence for people.
+/// Information type: a description in plain text.
 pub const INFO_DESCRIPTION: u16 = 2;
-/// Its block sizes.
+/// Information type: the export's block sizes.
 pub const INFO_BLOCK_SIZE: u16 = 3;

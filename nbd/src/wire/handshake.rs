@@ -1,34 +1,33 @@
-//! The frames of the handshake: greeting, client flags, and the headers of options and of their
-//! replies.
+//! The handshake: greeting, client flags, and the headers of options and their replies.
 
 use super::{ClientFlags, Decoded, HandshakeFlags, OptionCode, ReplyCode, TransmissionFlags, WireError, bytes::Fields};
 
-/// `NBDMAGIC`.
+/// `NBDMAGIC`, the first word of a greeting.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
-/// `IHAVEOPT`: a newstyle greeting, and each option.
-pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// An oldstyle greeting.
-pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
-/// Each reply to an option.
-pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+/// `IHAVEOPT`, the second word of a newstyle greeting and the first of each option.
+const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+/// The second word of an oldstyle greeting.
+pub(crate) const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
+/// The first word of each reply to an option.
+const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
-/// Zeros behind an export's summary, unless `NO_ZEROES` was agreed on.
+/// Zeros after an export's summary, unless `NO_ZEROES` was negotiated.
 const PADDING_BYTES: usize = 124;
 
-/// The server's first words.
+/// The server's first message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Greeting {
-    /// Options follow.
+    /// The client sends options next.
     Newstyle(HandshakeFlags),
-    /// There are no options: the transmission phase follows at once.
+    /// Without options: the transmission phase begins immediately.
     Oldstyle(ExportSummary),
 }
 
 impl Greeting {
-    /// Bytes of a newstyle greeting.
+    /// Size of a newstyle greeting.
     pub const NEWSTYLE_BYTES: usize = 18;
 
-    /// A newstyle greeting.
+    /// Encodes a newstyle greeting.
     pub fn encode_newstyle(flags: HandshakeFlags) -> [u8; Self::NEWSTYLE_BYTES] {
         let mut out = [0; Self::NEWSTYLE_BYTES];
         out[..8].copy_from_slice(&GREETING_MAGIC.to_be_bytes());
@@ -40,7 +39,7 @@ impl Greeting {
     /// Decodes either greeting.
     ///
     /// # Errors
-    /// [`WireError::Magic`] when this is no NBD server.
+    /// [`WireError::Magic`] if the peer is not an NBD server.
     pub fn decode(bytes: &[u8]) -> Result<Decoded<Self>, WireError> {
         let mut fields = Fields(bytes);
         let Some(found) = fields.u64() else { return Ok(Decoded::Need(8 - bytes.len())) };
@@ -63,29 +62,29 @@ impl Greeting {
                 let (Some(size_bytes), Some(flags)) = (fields.u64(), fields.u32()) else {
                     return Ok(Decoded::Need(OLDSTYLE_BYTES - bytes.len()));
                 };
-                // The upper half holds the handshake flags, which mean nothing here.
+                // The upper half holds the handshake flags, which have no meaning here.
                 let flags = TransmissionFlags::from_bits_retain(flags as u16);
                 Ok(Decoded::Value(Self::Oldstyle(ExportSummary { size_bytes, flags }), OLDSTYLE_BYTES))
             }
             Some(found) => Err(WireError::Magic {
                 what: "the second word of the greeting",
                 found,
-                expected: "\"IHAVEOPT\", or 0x420281861253 of an old server",
+                expected: "\"IHAVEOPT\", or 0x420281861253 of an oldstyle server",
             }),
         }
     }
 }
 
 impl ClientFlags {
-    /// Bytes on the wire.
+    /// Size on the wire.
     pub const WIRE_BYTES: usize = 4;
 
-    /// For the wire.
+    /// Encodes the flags.
     pub fn encode(self) -> [u8; Self::WIRE_BYTES] {
         self.bits().to_be_bytes()
     }
 
-    /// Decodes; bits that are not known are kept, and a server must end the session for them.
+    /// Decodes the flags. Unknown bits are kept; a server must end the session for them.
     pub fn decode(bytes: &[u8]) -> Decoded<Self> {
         match Fields(bytes).u32() {
             None => Decoded::Need(Self::WIRE_BYTES - bytes.len()),
@@ -94,21 +93,21 @@ impl ClientFlags {
     }
 }
 
-/// What comes before the data of an option.
+/// The header before the data of an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionHeader {
-    /// Which option.
+    /// The option.
     pub option: OptionCode,
-    /// Bytes of data that follow. The peer's word: compare it with
-    /// [`OPTION_BYTES_MAX`](super::OPTION_BYTES_MAX) before gathering them.
+    /// Length of the data that follows. Check this number of the peer against
+    /// [`OPTION_BYTES_MAX`](super::OPTION_BYTES_MAX) before gathering the data.
     pub data_bytes: u32,
 }
 
 impl OptionHeader {
-    /// Bytes on the wire.
+    /// Size on the wire.
     pub const WIRE_BYTES: usize = 16;
 
-    /// For the wire.
+    /// Encodes the header.
     pub fn encode(self) -> [u8; Self::WIRE_BYTES] {
         let mut out = [0; Self::WIRE_BYTES];
         out[..8].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -117,10 +116,10 @@ impl OptionHeader {
         out
     }
 
-    /// Decodes.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// [`WireError::Magic`].
+    /// [`WireError::Magic`] if this is not an option.
     pub fn decode(bytes: &[u8]) -> Result<Decoded<Self>, WireError> {
         let mut fields = Fields(bytes);
         if let Some(found) = fields.u64()
@@ -135,23 +134,23 @@ impl OptionHeader {
     }
 }
 
-/// What comes before the data of a reply to an option.
+/// The header before the data of a reply to an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionReplyHeader {
     /// The option that is answered.
     pub option: OptionCode,
-    /// What kind of reply.
+    /// The kind of reply.
     pub code: ReplyCode,
-    /// Bytes of data that follow. The peer's word: compare it with
-    /// [`OPTION_REPLY_BYTES_MAX`](super::OPTION_REPLY_BYTES_MAX) before gathering them.
+    /// Length of the data that follows. Check this number of the peer against
+    /// [`OPTION_REPLY_BYTES_MAX`](super::OPTION_REPLY_BYTES_MAX) before gathering the data.
     pub data_bytes: u32,
 }
 
 impl OptionReplyHeader {
-    /// Bytes on the wire.
+    /// Size on the wire.
     pub const WIRE_BYTES: usize = 20;
 
-    /// For the wire.
+    /// Encodes the header.
     pub fn encode(self) -> [u8; Self::WIRE_BYTES] {
         let mut out = [0; Self::WIRE_BYTES];
         out[..8].copy_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
@@ -161,10 +160,10 @@ impl OptionReplyHeader {
         out
     }
 
-    /// Decodes.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// [`WireError::Magic`].
+    /// [`WireError::Magic`] if this is not a reply to an option.
     pub fn decode(bytes: &[u8]) -> Result<Decoded<Self>, WireError> {
         let mut fields = Fields(bytes);
         if let Some(found) = fields.u64()
@@ -180,18 +179,18 @@ impl OptionReplyHeader {
     }
 }
 
-/// Size and flags of the export: what a server that knows no better answers to `EXPORT_NAME` with.
+/// Size and flags of an export: the whole answer to `EXPORT_NAME`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExportSummary {
     /// Size in bytes.
     pub size_bytes: u64,
-    /// What it can do.
+    /// Properties and supported commands.
     pub flags: TransmissionFlags,
 }
 
 impl ExportSummary {
-    /// Appends the answer to `EXPORT_NAME`, with the zeros behind it unless `no_zeroes` was agreed
-    /// on.
+    /// Appends the answer to `EXPORT_NAME`, followed by 124 zeros unless `no_zeroes` was
+    /// negotiated.
     pub fn encode(self, no_zeroes: bool, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.size_bytes.to_be_bytes());
         out.extend_from_slice(&self.flags.bits().to_be_bytes());

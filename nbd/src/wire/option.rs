@@ -1,4 +1,4 @@
-//! Options: what a client asks for during the handshake.
+//! Options: the client's requests during the handshake.
 
 use super::{
     OptionHeader, WireError,
@@ -6,33 +6,33 @@ use super::{
 };
 use std::fmt;
 
-/// The number of an option. Section "Option types".
+/// The code of an option. Section "Option types".
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct OptionCode(pub u32);
 
 impl OptionCode {
-    /// Enter the transmission phase, in the way that cannot fail politely.
+    /// Enter the transmission phase, without an answer if that fails.
     pub const EXPORT_NAME: Self = Self(1);
     /// End the session.
     pub const ABORT: Self = Self(2);
-    /// What exports are there?
+    /// List the exports.
     pub const LIST: Self = Self(3);
-    /// Go on in TLS.
+    /// Continue over TLS.
     pub const STARTTLS: Self = Self(5);
-    /// Tell about an export.
+    /// Get information about an export.
     pub const INFO: Self = Self(6);
-    /// Tell about an export and enter the transmission phase.
+    /// Get information about an export and enter the transmission phase.
     pub const GO: Self = Self(7);
     /// Use structured replies.
     pub const STRUCTURED_REPLY: Self = Self(8);
-    /// Which contexts are there?
+    /// List the metadata contexts.
     pub const LIST_META_CONTEXT: Self = Self(9);
-    /// Use these contexts.
+    /// Select metadata contexts.
     pub const SET_META_CONTEXT: Self = Self(10);
     /// Use extended headers.
     pub const EXTENDED_HEADERS: Self = Self(11);
 
-    /// Its name in the specification, without `NBD_OPT_`.
+    /// The option's name in the specification, without `NBD_OPT_`; `None` if unknown.
     pub fn name(self) -> Option<&'static str> {
         Some(match self {
             Self::EXPORT_NAME => "EXPORT_NAME",
@@ -68,7 +68,7 @@ impl fmt::Display for OptionCode {
 /// The data of `INFO` and `GO`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExportQuery<'a> {
-    /// Which export; empty is the default one.
+    /// The export; empty for the default export.
     pub name: &'a str,
     infos: &'a [u8],
 }
@@ -82,13 +82,13 @@ impl<'a> ExportQuery<'a> {
             return Err(WireError::Length {
                 what: "the list of information requests",
                 found: fields.0.len() as u64,
-                expected: "2 bytes for each, as many as are announced",
+                expected: "2 for each announced request",
             });
         }
         Ok(Self { name, infos: fields.0 })
     }
 
-    /// The kinds of information that are asked for.
+    /// The requested information types.
     pub fn infos(&self) -> impl Iterator<Item = u16> + use<'a> {
         self.infos.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
     }
@@ -97,7 +97,7 @@ impl<'a> ExportQuery<'a> {
 /// The data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContextQuery<'a> {
-    /// Which export.
+    /// The export.
     pub name: &'a str,
     count: u32,
     queries: &'a [u8],
@@ -120,21 +120,21 @@ impl<'a> ContextQuery<'a> {
             return Err(WireError::Length {
                 what: "the list of contexts",
                 found: data.len() as u64,
-                expected: "as many as are announced and nothing behind them",
+                expected: "the announced number of queries and no further bytes",
             });
         }
         Ok(Self { name, count, queries })
     }
 
-    /// The queries.
+    /// The queries for contexts.
     pub fn queries(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         let mut fields = Fields(self.queries);
-        // Parsed once before, so none of them fails now.
+        // Parsed before, so none of them fails now.
         (0..self.count).map_while(move |_| fields.string("the query of a context").ok())
     }
 }
 
-/// An option with its data understood.
+/// An option with its parsed data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientOption<'a> {
     /// Enter the transmission phase with this export.
@@ -145,40 +145,40 @@ pub enum ClientOption<'a> {
     List,
     /// Start TLS.
     StartTls,
-    /// About an export.
+    /// Get information about an export.
     Info(ExportQuery<'a>),
     /// Enter the transmission phase.
     Go(ExportQuery<'a>),
-    /// Structured replies.
+    /// Use structured replies.
     StructuredReply,
-    /// List contexts.
+    /// List metadata contexts.
     ListContexts(ContextQuery<'a>),
-    /// Use contexts.
+    /// Select metadata contexts.
     SetContexts(ContextQuery<'a>),
-    /// Extended headers.
+    /// Use extended headers.
     ExtendedHeaders,
-    /// Not known here: answer `ERR_UNSUP`.
+    /// Unknown: answer `ERR_UNSUP`.
     Unknown(OptionCode),
 }
 
 impl<'a> ClientOption<'a> {
-    /// Understands an option. `data` is all of its data.
+    /// Parses an option from its complete data.
     ///
     /// # Errors
-    /// What is wrong with the data: answer `ERR_INVALID`. (For `EXPORT_NAME`, which has no answer:
-    /// end the session.)
+    /// If the data is malformed: answer `ERR_INVALID`. (For `EXPORT_NAME`, which has no error
+    /// answer, end the session.)
     pub fn parse(option: OptionCode, data: &'a [u8]) -> Result<Self, WireError> {
         let empty = |parsed| match data.len() {
             0 => Ok(parsed),
             found => Err(WireError::Length {
-                what: "the data of an option that has none",
+                what: "the data of an option without data",
                 found: found as u64,
                 expected: "0",
             }),
         };
         match option {
             OptionCode::EXPORT_NAME => text(data, "the name of the export").map(Self::ExportName),
-            // Data with it is to be ignored.
+            // Data of this option must be ignored.
             OptionCode::ABORT => Ok(Self::Abort),
             OptionCode::LIST => empty(Self::List),
             OptionCode::STARTTLS => empty(Self::StartTls),
@@ -193,7 +193,7 @@ impl<'a> ClientOption<'a> {
     }
 }
 
-/// Appends an option whose data is `data`.
+/// Appends an option with this data.
 pub fn encode_plain(option: OptionCode, data: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&OptionHeader { option, data_bytes: data.len() as u32 }.encode());
     out.extend_from_slice(data);

@@ -7,41 +7,41 @@ use super::{
 };
 use std::fmt;
 
-/// The number of a kind of reply. Section "Option reply types".
+/// The code of a reply to an option. Section "Option reply types".
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReplyCode(pub u32);
 
 impl ReplyCode {
     /// Accepted; the last reply.
     pub const ACK: Self = Self(1);
-    /// An export.
+    /// One export of a list.
     pub const SERVER: Self = Self(2);
-    /// Something about an export.
+    /// Information about an export.
     pub const INFO: Self = Self(3);
-    /// A context.
+    /// A metadata context.
     pub const META_CONTEXT: Self = Self(4);
-    /// The option is not known.
+    /// The option is unknown.
     pub const ERR_UNSUP: Self = Self(0x8000_0001);
-    /// Known, but not allowed here.
+    /// The option is known, but not allowed.
     pub const ERR_POLICY: Self = Self(0x8000_0002);
-    /// Its data make no sense.
+    /// The option's data is invalid.
     pub const ERR_INVALID: Self = Self(0x8000_0003);
-    /// Not on this machine.
+    /// Not supported on the server's platform.
     pub const ERR_PLATFORM: Self = Self(0x8000_0004);
-    /// Not without TLS.
+    /// TLS is required first.
     pub const ERR_TLS_REQD: Self = Self(0x8000_0005);
-    /// No such export.
+    /// The export does not exist.
     pub const ERR_UNKNOWN: Self = Self(0x8000_0006);
-    /// The server is going away.
+    /// The server is shutting down.
     pub const ERR_SHUTDOWN: Self = Self(0x8000_0007);
-    /// Ask for the block sizes first.
+    /// The client must request the block sizes first.
     pub const ERR_BLOCK_SIZE_REQD: Self = Self(0x8000_0008);
-    /// Too large to process.
+    /// The request is too large.
     pub const ERR_TOO_BIG: Self = Self(0x8000_0009);
-    /// Not without extended headers.
+    /// Extended headers are required.
     pub const ERR_EXT_HEADER_REQD: Self = Self(0x8000_000a);
 
-    /// Whether it refuses the option.
+    /// Whether the code is an error, which refuses the option.
     pub fn is_error(self) -> bool {
         self.0 & 0x8000_0000 != 0
     }
@@ -53,7 +53,7 @@ impl fmt::Debug for ReplyCode {
     }
 }
 
-/// What it says, in words for people.
+/// A description for messages.
 impl fmt::Display for ReplyCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match *self {
@@ -61,16 +61,16 @@ impl fmt::Display for ReplyCode {
             Self::SERVER => "an export",
             Self::INFO => "information",
             Self::META_CONTEXT => "a context",
-            Self::ERR_UNSUP => "the server does not know this option",
+            Self::ERR_UNSUP => "the server does not support this option",
             Self::ERR_POLICY => "the server's policy forbids it",
-            Self::ERR_INVALID => "the server finds the request invalid",
-            Self::ERR_PLATFORM => "the server cannot do it on its platform",
-            Self::ERR_TLS_REQD => "the server wants TLS first",
-            Self::ERR_UNKNOWN => "there is no such export",
+            Self::ERR_INVALID => "the server considers the request invalid",
+            Self::ERR_PLATFORM => "not supported on the server's platform",
+            Self::ERR_TLS_REQD => "the server requires TLS first",
+            Self::ERR_UNKNOWN => "the export does not exist",
             Self::ERR_SHUTDOWN => "the server is shutting down",
-            Self::ERR_BLOCK_SIZE_REQD => "the server wants its block sizes to be kept",
+            Self::ERR_BLOCK_SIZE_REQD => "the server requires its block sizes to be respected",
             Self::ERR_TOO_BIG => "too large for the server",
-            Self::ERR_EXT_HEADER_REQD => "the server wants extended headers",
+            Self::ERR_EXT_HEADER_REQD => "the server requires extended headers",
             Self(other) => return write!(f, "reply {other:#x}"),
         })
     }
@@ -79,22 +79,22 @@ impl fmt::Display for ReplyCode {
 /// The block sizes of an export, in bytes. Section "Block size constraints".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
-    /// Offsets and lengths are multiples of it: a power of two, at most 64 KiB.
+    /// Alignment of offsets and lengths: a power of two, at most 64 KiB.
     pub minimum: u32,
-    /// What the server likes: a power of two, at least 512 and the minimum.
+    /// Preferred alignment: a power of two, at least 512 and the minimum.
     pub preferred: u32,
-    /// Largest payload. 2^32-1 is no limit.
+    /// Maximum payload; 2^32-1 means no limit.
     pub maximum: u32,
 }
 
 impl BlockSizes {
-    /// What holds where the server says nothing.
+    /// The block sizes to use if the server reports none.
     pub const DEFAULT: Self = Self { minimum: 1, preferred: 4096, maximum: super::PAYLOAD_BYTES_DEFAULT };
 
-    /// Checks what the specification demands.
+    /// Checks the requirements of the specification.
     ///
     /// # Errors
-    /// [`WireError::Value`].
+    /// [`WireError::Value`] for a size that violates them.
     pub fn check(self) -> Result<Self, WireError> {
         let wrong = |what, found: u32, expected| Err(WireError::Value { what, found: found.into(), expected });
         if !self.minimum.is_power_of_two() || self.minimum > 64 << 10 {
@@ -114,23 +114,23 @@ impl BlockSizes {
     }
 }
 
-/// Something about an export.
+/// Information about an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Info<'a> {
     /// Size and flags.
     Export {
         /// Size in bytes.
         size_bytes: u64,
-        /// What it can do.
+        /// Properties and supported commands.
         flags: TransmissionFlags,
     },
-    /// Its canonical name.
+    /// The canonical name.
     Name(&'a str),
-    /// A sentence for people.
+    /// A description in plain text.
     Description(&'a str),
-    /// Its block sizes, not checked.
+    /// The block sizes, not checked.
     BlockSize(BlockSizes),
-    /// Not known here, to be ignored.
+    /// An unknown information type, which must be ignored.
     Unknown(u16),
 }
 
@@ -159,42 +159,42 @@ impl<'a> Info<'a> {
     }
 }
 
-/// A reply with its data understood.
+/// A reply with its parsed data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OptionReply<'a> {
     /// Accepted; the last reply.
     Ack,
-    /// An export of the list.
+    /// One export of a list.
     Server {
-        /// Its name.
+        /// The name of the export.
         name: &'a str,
-        /// A sentence for people, or nothing.
+        /// A description in plain text; may be empty.
         description: &'a str,
     },
-    /// Something about an export.
+    /// Information about an export.
     Info(Info<'a>),
-    /// A context.
+    /// A metadata context.
     Context {
-        /// Its number in block status replies.
+        /// The id of the context in block status replies.
         id: u32,
-        /// Its name.
+        /// The name of the context.
         name: &'a str,
     },
     /// Refused; the last reply.
     Refused {
-        /// Why.
+        /// The reason.
         code: ReplyCode,
-        /// The server's own words, or nothing.
+        /// The server's message; may be empty.
         message: &'a str,
     },
 }
 
 impl<'a> OptionReply<'a> {
-    /// Understands a reply. `data` is all of its data.
+    /// Parses a reply from its complete data.
     ///
     /// # Errors
-    /// What is wrong with it. (Words of a server that are not text are dropped, as its refusal
-    /// counts without them.)
+    /// If the data is malformed. A message that is not valid text is dropped instead, since the
+    /// refusal does not depend on it.
     pub fn parse(code: ReplyCode, data: &'a [u8]) -> Result<Self, WireError> {
         let length = |what, expected| WireError::Length { what, found: data.len() as u64, expected };
         match code {
@@ -223,7 +223,7 @@ impl<'a> OptionReply<'a> {
     }
 }
 
-/// Appends a reply whose data is `data`.
+/// Appends a reply with this data.
 pub fn encode_plain(option: OptionCode, code: ReplyCode, data: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&OptionReplyHeader { option, code, data_bytes: data.len() as u32 }.encode());
     out.extend_from_slice(data);
@@ -234,12 +234,12 @@ pub fn encode_ack(option: OptionCode, out: &mut Vec<u8>) {
     encode_plain(option, ReplyCode::ACK, &[], out);
 }
 
-/// Appends a refusal with a sentence for people.
+/// Appends a refusal with a message.
 pub fn encode_refusal(option: OptionCode, code: ReplyCode, message: &str, out: &mut Vec<u8>) {
     encode_plain(option, code, message.as_bytes(), out);
 }
 
-/// Appends an export of the list.
+/// Appends one export of a list.
 pub fn encode_server(name: &str, description: &str, out: &mut Vec<u8>) {
     let mut data = Vec::with_capacity(4 + name.len() + description.len());
     put_string(&mut data, name);
@@ -247,7 +247,7 @@ pub fn encode_server(name: &str, description: &str, out: &mut Vec<u8>) {
     encode_plain(OptionCode::LIST, ReplyCode::SERVER, &data, out);
 }
 
-/// Appends a context.
+/// Appends a metadata context.
 pub fn encode_context(option: OptionCode, id: u32, name: &str, out: &mut Vec<u8>) {
     let mut data = Vec::with_capacity(4 + name.len());
     data.extend_from_slice(&id.to_be_bytes());
@@ -255,7 +255,7 @@ pub fn encode_context(option: OptionCode, id: u32, name: &str, out: &mut Vec<u8>
     encode_plain(option, ReplyCode::META_CONTEXT, &data, out);
 }
 
-/// Appends a piece of information to the answer to `INFO` or `GO`.
+/// Appends information about an export to the answer to `INFO` or `GO`.
 pub fn encode_info(option: OptionCode, info: &Info<'_>, out: &mut Vec<u8>) {
     let mut data = Vec::new();
     match info {

@@ -1,39 +1,39 @@
 //! The headers of replies in the transmission phase.
 //!
-//! A *simple* reply (16 bytes) answers a request as a whole. A *structured* reply (20 bytes and a
-//! payload), or an *extended* one (32 bytes and a payload), is a chunk; a request has one or more
-//! of them, the last marked [`ChunkFlags::DONE`].
+//! A *simple* reply (16 bytes) answers a whole request. A *structured* reply (20 bytes and a
+//! payload) or an *extended* reply (32 bytes and a payload) is a chunk. A request is answered by
+//! one or more chunks; the last one has the flag [`ChunkFlags::DONE`].
 
 use super::{ChunkFlags, Decoded, ErrorCode, Framing, RequestHeader, WireError, bytes::Fields};
 
-/// Each simple reply.
-pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// Each structured chunk.
-pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
-/// Each extended chunk.
-pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
+/// The first word of a simple reply.
+const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// The first word of a structured chunk.
+const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+/// The first word of an extended chunk.
+const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
-/// What the payload of a chunk is. Section "Structured reply types".
+/// The type of a chunk's payload. Section "Structured reply types".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkKind(pub u16);
 
 impl ChunkKind {
     /// No payload.
     pub const NONE: Self = Self(0);
-    /// An offset and the bytes there.
+    /// An offset and the data there.
     pub const OFFSET_DATA: Self = Self(1);
-    /// An offset and how many zeros are there.
+    /// An offset and the number of zeros there.
     pub const OFFSET_HOLE: Self = Self(2);
-    /// Status of ranges, 32-bit.
+    /// Status of runs, 32-bit.
     pub const BLOCK_STATUS: Self = Self(5);
-    /// Status of ranges, 64-bit.
+    /// Status of runs, 64-bit.
     pub const BLOCK_STATUS_EXT: Self = Self(6);
     /// The request failed.
     pub const ERROR: Self = Self(0x8001);
-    /// The request failed here.
+    /// The request failed at an offset.
     pub const ERROR_OFFSET: Self = Self(0x8002);
 
-    /// Whether it says that the request failed (also kinds that are not known).
+    /// Whether the chunk reports a failure; true for unknown kinds of error too.
     pub fn is_error(self) -> bool {
         self.0 & 0x8000 != 0
     }
@@ -42,47 +42,47 @@ impl ChunkKind {
 /// The header of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyHeader {
-    /// The whole answer. The contents follow a successful read; nothing follows anything else.
+    /// The whole answer. After a successful read, the data follows; otherwise nothing follows.
     Simple {
-        /// 0 is success.
+        /// The error code; 0 means success.
         error: ErrorCode,
-        /// The request's.
+        /// The cookie of the request.
         cookie: u64,
     },
     /// A part of the answer.
     Chunk {
-        /// Whether it is the last.
+        /// Whether this is the last chunk.
         flags: ChunkFlags,
-        /// What the payload is.
+        /// The type of the payload.
         kind: ChunkKind,
-        /// The request's.
+        /// The cookie of the request.
         cookie: u64,
-        /// The request's offset; only extended headers have it.
+        /// The offset of the request; `None` without extended headers.
         offset_bytes: Option<u64>,
-        /// Bytes that follow. The peer's word.
+        /// Length of the payload that follows, as announced by the peer.
         payload_bytes: u64,
     },
 }
 
 impl ReplyHeader {
-    /// Bytes of a simple reply.
+    /// Size of a simple reply.
     pub const SIMPLE_BYTES: usize = 16;
-    /// Bytes of the header of a structured chunk.
+    /// Size of the header of a structured chunk.
     pub const STRUCTURED_BYTES: usize = 20;
-    /// Bytes of the header of an extended chunk.
+    /// Size of the header of an extended chunk.
     pub const EXTENDED_BYTES: usize = 32;
 
-    /// The request's cookie.
+    /// The cookie of the request.
     pub fn cookie(&self) -> u64 {
         match *self {
             Self::Simple { cookie, .. } | Self::Chunk { cookie, .. } => cookie,
         }
     }
 
-    /// Decodes what a server may send in `framing`.
+    /// Decodes a reply header of a server that uses `framing`.
     ///
     /// # Errors
-    /// [`WireError::Magic`] for what is no reply, or not one that was agreed on.
+    /// [`WireError::Magic`] for anything else than a reply in this framing.
     pub fn decode(bytes: &[u8], framing: Framing) -> Result<Decoded<Self>, WireError> {
         let mut fields = Fields(bytes);
         let Some(magic) = fields.u32() else { return Ok(Decoded::Need(4 - bytes.len())) };
@@ -135,10 +135,10 @@ impl ReplyHeader {
     }
 }
 
-/// The largest header of a reply with the offset of a data chunk behind it.
-pub const REPLY_HEADER_BYTES_MAX: usize = ReplyHeader::EXTENDED_BYTES + 8;
+/// Maximum size of a reply header, including the offset of a data chunk.
+const REPLY_HEADER_BYTES_MAX: usize = ReplyHeader::EXTENDED_BYTES + 8;
 
-/// The header of a reply, ready to be sent; it needs no allocation.
+/// An encoded reply header; it needs no allocation.
 #[derive(Debug, Clone, Copy)]
 pub struct EncodedHeader {
     bytes: [u8; REPLY_HEADER_BYTES_MAX],
@@ -161,8 +161,8 @@ impl std::ops::Deref for EncodedHeader {
     }
 }
 
-/// The answer to a request as a whole, in [`Framing::Simple`] (or [`Framing::Structured`], to
-/// anything but a read). The contents follow a successful read.
+/// Encodes a simple reply to a request: in [`Framing::Simple`], or in [`Framing::Structured`] to
+/// any request except a read. After a successful read, the data must follow.
 pub fn simple(cookie: u64, error: ErrorCode) -> EncodedHeader {
     let mut header = EncodedHeader::EMPTY;
     header.put(&SIMPLE_REPLY_MAGIC.to_be_bytes());
@@ -174,21 +174,21 @@ pub fn simple(cookie: u64, error: ErrorCode) -> EncodedHeader {
 /// The request that chunks answer, in [`Framing::Structured`] or [`Framing::Extended`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answering {
-    /// How.
+    /// The framing of the connection.
     pub framing: Framing,
-    /// The request's cookie.
+    /// The cookie of the request.
     pub cookie: u64,
-    /// The request's offset, which extended headers carry.
+    /// The offset of the request, which extended headers contain.
     pub offset_bytes: u64,
 }
 
 impl Answering {
-    /// An answer to `request`.
+    /// For answering `request`.
     pub fn to(request: &RequestHeader, framing: Framing) -> Self {
         Self { framing, cookie: request.cookie, offset_bytes: request.offset_bytes }
     }
 
-    /// The header of a chunk; its payload follows.
+    /// Encodes the header of a chunk; its payload must follow.
     pub fn chunk(&self, flags: ChunkFlags, kind: ChunkKind, payload_bytes: u32) -> EncodedHeader {
         let extended = self.framing == Framing::Extended;
         let mut header = EncodedHeader::EMPTY;
@@ -205,13 +205,13 @@ impl Answering {
         header
     }
 
-    /// The one chunk of a success without contents.
+    /// Encodes the only chunk of a success without data.
     pub fn done(&self) -> EncodedHeader {
         self.chunk(ChunkFlags::DONE, ChunkKind::NONE, 0)
     }
 
-    /// The header of a data chunk and the offset behind it; `data_bytes` of contents of `at_bytes`
-    /// follow.
+    /// Encodes the header of a data chunk with its offset; `data_bytes` of data from offset
+    /// `at_bytes` of the export must follow.
     pub fn data(&self, flags: ChunkFlags, at_bytes: u64, data_bytes: u32) -> EncodedHeader {
         let mut header = self.chunk(flags, ChunkKind::OFFSET_DATA, data_bytes.saturating_add(8));
         header.put(&at_bytes.to_be_bytes());

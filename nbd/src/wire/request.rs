@@ -3,31 +3,31 @@
 use super::{CommandFlags, Decoded, Framing, WireError, bytes::Fields};
 use std::fmt;
 
-/// Each compact request.
-pub const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// Each extended request.
-pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+/// The first word of a compact request.
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// The first word of an extended request.
+const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 
-/// What is asked for. Section "Request types".
+/// The command of a request. Section "Request types".
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Command(pub u16);
 
 impl Command {
-    /// Send the contents.
+    /// Read a range.
     pub const READ: Self = Self(0);
-    /// Store the payload.
+    /// Write the payload.
     pub const WRITE: Self = Self(1);
-    /// End the session; no reply.
+    /// End the session; not answered.
     pub const DISCONNECT: Self = Self(2);
-    /// Make durable what has been answered.
+    /// Make durable all writes that were answered.
     pub const FLUSH: Self = Self(3);
-    /// The range is not needed.
+    /// Discard a range, which may then read as anything.
     pub const TRIM: Self = Self(4);
-    /// The range will be read.
+    /// Prefetch a range.
     pub const CACHE: Self = Self(5);
-    /// Make the range zero.
+    /// Make a range read as zeros.
     pub const WRITE_ZEROES: Self = Self(6);
-    /// Tell what the range holds.
+    /// Report the status of a range.
     pub const BLOCK_STATUS: Self = Self(7);
 }
 
@@ -53,14 +53,14 @@ impl fmt::Display for Command {
     }
 }
 
-/// A request.
+/// The header of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// How.
+    /// Flags of the command.
     pub flags: CommandFlags,
-    /// What.
+    /// The command.
     pub command: Command,
-    /// Comes back in the reply.
+    /// Chosen by the client and returned in the reply.
     pub cookie: u64,
     /// First byte of the range.
     pub offset_bytes: u64,
@@ -69,12 +69,12 @@ pub struct RequestHeader {
 }
 
 impl RequestHeader {
-    /// Bytes of a compact request.
+    /// Size of a compact request.
     pub const COMPACT_BYTES: usize = 28;
-    /// Bytes of an extended request.
+    /// Size of an extended request.
     pub const EXTENDED_BYTES: usize = 32;
 
-    /// Bytes of a request in `framing`.
+    /// Size of a request header in `framing`.
     pub const fn wire_bytes(framing: Framing) -> usize {
         match framing {
             Framing::Simple | Framing::Structured => Self::COMPACT_BYTES,
@@ -82,8 +82,8 @@ impl RequestHeader {
         }
     }
 
-    /// Appends the request. In compact framing the length is cut to 32 bits, so callers keep to
-    /// that. A write in extended framing is given the flag that it needs.
+    /// Appends the request. In compact framing the length must fit into 32 bits. Sets
+    /// [`CommandFlags::PAYLOAD_LEN`] for a write in extended framing.
     pub fn encode(&self, framing: Framing, out: &mut Vec<u8>) {
         let extended = framing == Framing::Extended;
         let mut flags = self.flags;
@@ -101,11 +101,11 @@ impl RequestHeader {
         }
     }
 
-    /// Decodes.
+    /// Decodes a request.
     ///
     /// # Errors
-    /// [`WireError::Magic`]. Everything else (an unknown command, a wild range) is for the server
-    /// to answer.
+    /// [`WireError::Magic`] if this is not a request. The server must answer other errors (an
+    /// unknown command, an invalid range).
     pub fn decode(bytes: &[u8], framing: Framing) -> Result<Decoded<Self>, WireError> {
         let extended = framing == Framing::Extended;
         let wire_bytes = Self::wire_bytes(framing);
@@ -133,9 +133,9 @@ impl RequestHeader {
         self.flags.contains(CommandFlags::PAYLOAD_LEN)
     }
 
-    /// Bytes that follow the header on the wire, whatever the command: they must be taken, or
-    /// skipped, before the next request. The peer's word: a server ends the session where this is
-    /// more than it takes.
+    /// Length of the payload that follows the header, whatever the command. It must be received or
+    /// skipped before the next request. The number comes from the peer: a server ends the session
+    /// if it exceeds its limit.
     pub fn payload_bytes(&self, framing: Framing) -> u64 {
         let follows = match framing {
             Framing::Simple | Framing::Structured => self.command == Command::WRITE,

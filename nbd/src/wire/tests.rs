@@ -1,11 +1,12 @@
-//! Everything survives the wire; nothing panics; and it does not matter where the bytes are split.
+//! Messages survive encoding and decoding; no bytes cause a panic; decoding does not depend on
+//! where the bytes are split.
 
 use super::{chunk, option, option_reply, reply, *};
 use proptest::prelude::*;
 use std::fmt::Debug;
 
-/// Feeds `decode` ever more of `bytes`, from nothing on: it must ask for more until the message is
-/// whole, never for more than that, and then give what it gives for all at once.
+/// Passes ever longer prefixes of `bytes` to `decode`. It must ask for more bytes until the message
+/// is complete, never for more than that, and then return the same value as for all bytes.
 fn split_anywhere<T: PartialEq + Debug>(bytes: &[u8], decode: impl Fn(&[u8]) -> Result<Decoded<T>, WireError>) -> T {
     let whole = decode(bytes).unwrap();
     let Decoded::Value(_, taken) = whole else { panic!("{whole:?} of a whole message") };
@@ -30,7 +31,7 @@ fn chunked() -> impl Strategy<Value = Framing> {
     prop_oneof![Just(Framing::Structured), Just(Framing::Extended)]
 }
 
-/// A header and the payload behind it, as a client would take them apart.
+/// Splits a chunk into header and payload, as a client does.
 fn take_chunk(bytes: &[u8], framing: Framing) -> (ReplyHeader, &[u8]) {
     let header = split_anywhere(bytes, |bytes| ReplyHeader::decode(bytes, framing));
     let ReplyHeader::Chunk { payload_bytes, .. } = header else { panic!("{header:?}") };
@@ -206,7 +207,8 @@ proptest! {
         if framing == Framing::Extended {
             prop_assert_eq!(told, runs);
         } else {
-            // The first that does not fit is cut and the last; all before it are whole.
+            // The first run that is too long is truncated and the last; all runs before it are
+            // complete.
             let (last, before) = told.split_last().unwrap();
             prop_assert_eq!(before, &runs[..before.len()]);
             prop_assert_eq!(last.status, runs[before.len()].status);
@@ -216,7 +218,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), number: u32, small in 0u32..12, framing in framing()) {
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), number: u32, small in 0u32..12, framing in framing()) {
         let _ = (Greeting::decode(&bytes), ClientFlags::decode(&bytes), ExportSummary::decode(&bytes, number % 2 == 0));
         let _ = (OptionHeader::decode(&bytes), OptionReplyHeader::decode(&bytes));
         let _ = (RequestHeader::decode(&bytes, framing), ReplyHeader::decode(&bytes, framing));
@@ -237,7 +239,7 @@ proptest! {
     }
 
     #[test]
-    fn a_wrong_first_byte_is_told_with_what_was_expected(first: u8, rest in prop::collection::vec(any::<u8>(), 31..32)) {
+    fn a_wrong_magic_number_names_the_expected_one(first: u8, rest in prop::collection::vec(any::<u8>(), 31..32)) {
         let bytes: Vec<u8> = std::iter::once(first).chain(rest).collect();
         if let Err(error) = RequestHeader::decode(&bytes, Framing::Simple) {
             prop_assert!(error.to_string().contains("expected 0x25609513"), "{}", error);
@@ -249,7 +251,7 @@ proptest! {
 }
 
 #[test]
-fn an_old_greeting_has_the_export_in_it() {
+fn an_oldstyle_greeting_contains_the_export() {
     let mut bytes = handshake::GREETING_MAGIC.to_be_bytes().to_vec();
     bytes.extend_from_slice(&handshake::OLDSTYLE_MAGIC.to_be_bytes());
     bytes.extend_from_slice(&(1u64 << 30).to_be_bytes());
@@ -272,7 +274,7 @@ fn framings_do_not_mix() {
 }
 
 #[test]
-fn chunks_that_cannot_be() {
+fn invalid_chunks_are_refused() {
     for (kind, payload) in [
         (ChunkKind::NONE, &[0][..]),
         (ChunkKind::OFFSET_HOLE, &[0; 12]),
@@ -287,7 +289,7 @@ fn chunks_that_cannot_be() {
     ] {
         assert!(Chunk::parse(kind, payload).is_err(), "{kind:?} of {} bytes", payload.len());
     }
-    // A failure that is not known is a failure; so is one whose reason is none.
+    // An unknown kind of error is an error; so is an error with code 0.
     let unknown = Chunk::parse(ChunkKind(0x8123), &[0, 0, 0, 5, 0, 0, 9, 9]).unwrap();
     assert_eq!(unknown, Chunk::Error { code: ErrorCode::EIO, message: "", offset_bytes: None });
     let none = Chunk::parse(ChunkKind::ERROR, &[0; 6]).unwrap();
@@ -295,7 +297,7 @@ fn chunks_that_cannot_be() {
 }
 
 #[test]
-fn block_sizes_that_cannot_be() {
+fn invalid_block_sizes_are_refused() {
     let ok = BlockSizes { minimum: 4096, preferred: 65536, maximum: u32::MAX };
     assert!(ok.check().is_ok() && BlockSizes::DEFAULT.check().is_ok());
     for wrong in [
@@ -319,7 +321,7 @@ fn strings_are_text() {
 }
 
 #[test]
-fn errors_there_and_back() {
+fn error_codes_survive_conversion() {
     use std::io::{Error, ErrorKind};
     for code in
         [ErrorCode::EPERM, ErrorCode::EIO, ErrorCode::ENOMEM, ErrorCode::EINVAL, ErrorCode::ENOSPC, ErrorCode::ENOTSUP]

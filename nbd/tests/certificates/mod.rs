@@ -1,10 +1,10 @@
-//! Certificates for tests: a CA, a server that is `localhost` and 127.0.0.1, and a client, as qemu
-//! and libnbd lay them out. The tests of other crates include this file too.
+//! Test certificates: a CA, a server for `localhost` and 127.0.0.1, and a client, in the layout of
+//! qemu and libnbd. Tests of other crates include this file too.
 
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use std::{fs, path::Path};
 
-/// Writes them into a folder, each time by a CA of their own.
+/// Writes certificates into a folder; each call creates its own CA.
 pub fn write(dir: &Path) {
     let ca_key = KeyPair::generate().unwrap();
     let mut ca = CertificateParams::new(Vec::new()).unwrap();

@@ -1,5 +1,4 @@
-//! Servers that others wrote, each on a unix socket in a folder of its own, stopped by its process
-//! id.
+//! Third-party servers, each on a unix socket in a folder of its own, stopped by its process id.
 
 #![allow(dead_code)]
 
@@ -13,22 +12,22 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// A server, running.
+/// A running server.
 pub struct Server {
     child: Child,
-    /// Its folder.
+    /// The server's folder.
     pub dir: TempDir,
-    /// Its socket.
+    /// The server's socket.
     pub socket: PathBuf,
 }
 
 impl Server {
-    /// The export without a name.
+    /// The URI of the default export.
     pub fn uri(&self) -> NbdUri {
         NbdUri::unix(&self.socket, "")
     }
 
-    /// Ends it at once, as a power cut would.
+    /// Kills the server, as a power cut would.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -41,7 +40,7 @@ impl Drop for Server {
     }
 }
 
-/// Whether a program is there; else a skip by name.
+/// Whether a program is installed; otherwise prints a skip with its name.
 pub fn has(program: &str) -> bool {
     let found = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()));
@@ -51,14 +50,14 @@ pub fn has(program: &str) -> bool {
     found
 }
 
-/// Starts a program that listens on `SOCKET` (replaced in the arguments, as `DIR` is) and waits
-/// until it does.
+/// Starts a program that listens on `SOCKET` (replaced in the arguments, like `DIR`), and waits
+/// until it listens.
 pub fn start_in(dir: TempDir, program: &str, args: &[&str]) -> Option<Server> {
     if !has(program) {
         return None;
     }
     let socket = dir.path().join("nbd.sock");
-    // A server that was killed leaves its socket behind.
+    // A killed server leaves its socket behind.
     let _ = fs::remove_file(&socket);
     let place =
         |arg: &&str| arg.replace("SOCKET", &socket.to_string_lossy()).replace("DIR", &dir.path().to_string_lossy());
@@ -72,7 +71,7 @@ pub fn start_in(dir: TempDir, program: &str, args: &[&str]) -> Option<Server> {
         .unwrap();
     let mut server = Server { child, dir, socket };
     let started = Instant::now();
-    // Not by connecting: some servers take one client only.
+    // Not by connecting: some servers accept only one client.
     while !listens(&server.socket) {
         let ended = server.child.try_wait().unwrap();
         let said = fs::read_to_string(server.dir.path().join("server.log")).unwrap_or_default();
@@ -83,26 +82,26 @@ pub fn start_in(dir: TempDir, program: &str, args: &[&str]) -> Option<Server> {
     Some(server)
 }
 
-/// Whether somebody listens on a socket (`__SO_ACCEPTCON`), and it is there.
+/// Whether a process listens on the socket (`__SO_ACCEPTCON`).
 fn listens(socket: &std::path::Path) -> bool {
     let table = fs::read_to_string("/proc/net/unix").unwrap();
     let path = socket.to_string_lossy();
     table.lines().any(|line| line.ends_with(&*path) && line.split_whitespace().nth(3) == Some("00010000"))
 }
 
-/// nbdkit with a plugin, in the foreground.
+/// Starts nbdkit with a plugin, in the foreground.
 pub fn nbdkit(args: &[&str]) -> Option<Server> {
     nbdkit_in(TempDir::new().unwrap(), args)
 }
 
-/// The same, in a folder that has things in it.
+/// Starts nbdkit in a folder that may contain files.
 pub fn nbdkit_in(dir: TempDir, args: &[&str]) -> Option<Server> {
     let mut all = vec!["-f", "-U", "SOCKET"];
     all.extend_from_slice(args);
     start_in(dir, "nbdkit", &all)
 }
 
-/// qemu-nbd with a raw file of `size_bytes`, for one client after the other.
+/// Starts qemu-nbd with a raw file of `size_bytes`, for one client at a time.
 pub fn qemu_nbd(size_bytes: u64, args: &[&str]) -> Option<Server> {
     let dir = TempDir::new().unwrap();
     fs::File::create(dir.path().join("disk.raw")).unwrap().set_len(size_bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Lies in answers, errors, answers in crumbs, and babble.
+//! Wrong answers, errors, answers in tiny pieces, and random messages.
 
 use crate::fake::{SIZE, answers, fake, honest, raw, read, shake_hands, status, take};
 use diskwright_nbd::wire::{
@@ -14,7 +14,7 @@ use std::{
 };
 
 #[test]
-fn the_fake_can_be_honest() {
+fn the_fake_server_can_answer_correctly() {
     for framing in [Framing::Simple, Framing::Structured, Framing::Extended] {
         let server = fake(framing, honest);
         let device = server.open();
@@ -29,12 +29,12 @@ fn the_fake_can_be_honest() {
 }
 
 #[test]
-fn lies_in_answers_end_the_connection_with_what_was_wrong() {
+fn invalid_answers_end_the_connection_with_a_clear_error() {
     use Framing::{Extended, Simple, Structured};
     type Make = fn(&RequestHeader, Answering, &mut Vec<u8>);
     let reads: &[(&str, Framing, Make)] = &[
-        ("not under way", Simple, |r, _, out| out.extend_from_slice(&reply::simple(!r.cookie, ErrorCode::NONE))),
-        ("not under way", Extended, |r, a, out| {
+        ("not in flight", Simple, |r, _, out| out.extend_from_slice(&reply::simple(!r.cookie, ErrorCode::NONE))),
+        ("not in flight", Extended, |r, a, out| {
             out.extend_from_slice(&Answering { cookie: r.cookie ^ 1, ..a }.done());
         }),
         ("begins with 0x41414141", Structured, |_, _, out| out.extend_from_slice(&[0x41; 64])),
@@ -53,12 +53,12 @@ fn lies_in_answers_end_the_connection_with_what_was_wrong() {
             a.hole(ChunkFlags::empty(), r.offset_bytes, 4096, out);
             a.hole(ChunkFlags::DONE, r.offset_bytes + 4095, 512, out);
         }),
-        ("of offset 0 in answer", Structured, |_, a, out| a.hole(ChunkFlags::DONE, 0, 4096, out)),
-        ("in answer to a READ of 4096", Structured, |r, a, out| {
+        ("at offset 0 in answer", Structured, |_, a, out| a.hole(ChunkFlags::DONE, 0, 4096, out)),
+        ("in answer to a READ from 4096", Structured, |r, a, out| {
             a.hole(ChunkFlags::DONE, r.offset_bytes, u32::MAX, out);
         }),
-        ("in answer to a READ of 4096", Structured, |_, a, out| a.hole(ChunkFlags::DONE, u64::MAX, 2, out)),
-        ("in answer to a READ of 4096", Extended, |_, a, out| {
+        ("in answer to a READ from 4096", Structured, |_, a, out| a.hole(ChunkFlags::DONE, u64::MAX, 2, out)),
+        ("in answer to a READ from 4096", Extended, |_, a, out| {
             out.extend_from_slice(&a.data(ChunkFlags::DONE, u64::MAX - 5, 512));
         }),
         ("data chunk of 4294967295 bytes", Structured, |r, a, out| {
@@ -79,7 +79,7 @@ fn lies_in_answers_end_the_connection_with_what_was_wrong() {
         ("kind of a chunk is 9", Structured, |_, a, out| {
             out.extend_from_slice(&a.chunk(ChunkFlags::DONE, ChunkKind(9), 0));
         }),
-        ("is not under way", Structured, |r, a, out| {
+        ("is not in flight", Structured, |r, a, out| {
             a.hole(ChunkFlags::DONE, r.offset_bytes, 8192, out);
             a.hole(ChunkFlags::DONE, r.offset_bytes, 8192, out);
         }),
@@ -87,7 +87,7 @@ fn lies_in_answers_end_the_connection_with_what_was_wrong() {
     for (word, framing, make) in reads {
         let server = answers(*framing, *make);
         let device = server.open();
-        // Where the lie comes behind the answer, it is found by the next request at the latest.
+        // If the wrong message follows a valid answer, the next request detects it.
         let mut queue = Blocking::open(&device, EngineKind::Auto).unwrap();
         let mut bytes = vec![0; 8192];
         let error = (0..2).try_for_each(|_| queue.read(4096, &mut bytes)).unwrap_err();
@@ -97,13 +97,13 @@ fn lies_in_answers_end_the_connection_with_what_was_wrong() {
     let statuses: &[(&str, Framing, Make)] = &[
         ("without a status", Structured, |_, a, out| out.extend_from_slice(&a.done())),
         ("without a status", Structured, |r, _, out| out.extend_from_slice(&reply::simple(r.cookie, ErrorCode::NONE))),
-        ("not agreed on", Structured, |_, a, out| {
+        ("not negotiated", Structured, |_, a, out| {
             a.block_status(ChunkFlags::DONE, 8, &[Descriptor { len_bytes: 512, status: 0 }], out);
         }),
-        ("empty, or beyond", Extended, |_, a, out| {
+        ("empty or beyond", Extended, |_, a, out| {
             a.block_status(ChunkFlags::DONE, 7, &[Descriptor { len_bytes: 0, status: 0 }], out);
         }),
-        ("empty, or beyond", Structured, |_, a, out| {
+        ("empty or beyond", Structured, |_, a, out| {
             a.block_status(ChunkFlags::DONE, 7, &[Descriptor { len_bytes: SIZE, status: 0 }; 2], out);
         }),
         ("one context twice", Structured, |_, a, out| {
@@ -149,14 +149,14 @@ fn errors_of_the_server_in_all_their_forms() {
             assert!(error.to_string().contains(&word), "{word}: {error}");
             assert_eq!(error.kind(), *kind);
         }
-        // The connection goes on.
+        // The connection stays open.
         assert_eq!(server.taken.load(Ordering::SeqCst), 1, "{word}");
     }
 }
 
 #[test]
-fn it_does_not_matter_how_the_bytes_come() {
-    // A read in crumbs, out of order, and every byte of it alone on the wire.
+fn answers_may_arrive_in_any_pieces() {
+    // A read in small pieces, out of order, with each byte sent separately.
     let server = fake(Framing::Structured, |request, framing, stream| {
         let answering = Answering::to(request, framing);
         let mut bytes = Vec::new();
@@ -180,8 +180,8 @@ fn it_does_not_matter_how_the_bytes_come() {
 }
 
 #[test]
-fn a_refusal_before_the_contents_are_sent_leaves_the_buffer_alone() {
-    // The server answers as soon as it has the header, and reads the contents afterwards.
+fn an_error_before_the_payload_is_sent_keeps_the_buffer_in_use() {
+    // The server answers after the header and reads the payload afterwards.
     let server = raw(|stream| {
         if shake_hands(stream, Framing::Structured).is_err() {
             return;
@@ -207,8 +207,7 @@ fn a_refusal_before_the_contents_are_sent_leaves_the_buffer_alone() {
     }
 }
 
-/// Messages of a server, right ones and wrong ones, about requests that there are and that there
-/// are not.
+/// Messages of a server, valid and invalid, for requests that exist and that do not.
 fn babble() -> impl Strategy<Value = Vec<u8>> {
     let chunk = (any::<bool>(), 0u16..8, any::<bool>(), 0u64..3, 0u64..20_000, prop::collection::vec(0u8..3, 0..40))
         .prop_map(|(done, kind, error, cookie, offset, payload)| {
@@ -227,9 +226,9 @@ fn babble() -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn whatever_a_server_babbles_every_request_ends() {
+fn every_request_ends_whatever_a_server_sends() {
     proptest!(ProptestConfig::with_cases(64), |(bytes in babble(), cut in 1usize..50)| {
-        // All of it at the first request, then the end of the connection.
+        // All messages at the first request, then the end of the connection.
         let server = fake(Framing::Structured, move |_, _, stream| {
             bytes.chunks(cut).for_each(|piece| drop(stream.write_all(piece)));
             false

@@ -1,4 +1,5 @@
-//! The fake server: a thread that does a proper handshake and then answers what its script says.
+//! The fake server: a thread that performs a valid handshake and then answers according to its
+//! script.
 
 use diskwright_nbd::{
     NbdDevice, NbdUri,
@@ -22,12 +23,12 @@ use tempfile::TempDir;
 
 pub const SIZE: u64 = 1 << 20;
 
-/// Answers one request, its payload taken; `false` hangs up.
+/// Answers one request, whose payload was received; `false` closes the connection.
 pub type Script = dyn Fn(&RequestHeader, Framing, &mut UnixStream) -> bool + Send + Sync;
 
 pub struct Fake {
     pub dir: TempDir,
-    /// Connections that have been taken.
+    /// Number of accepted connections.
     pub taken: Arc<AtomicUsize>,
 }
 
@@ -41,7 +42,8 @@ impl Fake {
     }
 }
 
-/// A server that is proper until the transmission phase, and takes one connection after the other.
+/// A server that is correct until the transmission phase, and accepts one connection after the
+/// other.
 pub fn fake(
     framing: Framing,
     script: impl Fn(&RequestHeader, Framing, &mut UnixStream) -> bool + Send + Sync + 'static,
@@ -54,13 +56,13 @@ pub fn fake(
     })
 }
 
-/// A server that does what it likes with each connection.
+/// A server that runs `act` on each connection.
 pub fn raw(act: impl Fn(&mut UnixStream) + Send + Sync + 'static) -> Fake {
     let dir = TempDir::new().unwrap();
     let listener = UnixListener::bind(dir.path().join("sock")).unwrap();
     let taken = Arc::new(AtomicUsize::new(0));
     let (act, count) = (Arc::new(act), Arc::clone(&taken));
-    // It ends with the process; its socket goes with the folder.
+    // The thread ends with the process; the socket is removed with the folder.
     thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { return };
@@ -127,7 +129,7 @@ pub fn serve(stream: &mut UnixStream, framing: Framing, script: &Script) -> io::
     }
 }
 
-/// A right answer.
+/// A correct answer.
 pub fn honest(request: &RequestHeader, framing: Framing, stream: &mut UnixStream) -> bool {
     let answering = Answering::to(request, framing);
     let mut answer = Vec::new();
@@ -160,7 +162,7 @@ pub fn status(device: &NbdDevice) -> Result<(), io::Error> {
     device.extents(0, SIZE, &mut Vec::new())
 }
 
-/// What a fake answers to everything, made from the request.
+/// A server that answers every request by `make`.
 pub fn answers(
     framing: Framing,
     make: impl Fn(&RequestHeader, Answering, &mut Vec<u8>) + Send + Sync + 'static,

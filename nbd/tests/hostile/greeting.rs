@@ -1,4 +1,4 @@
-//! Lies before the first request.
+//! Invalid handshakes.
 
 use crate::fake::{Fake, raw, take};
 use diskwright_nbd::{
@@ -10,7 +10,7 @@ use diskwright_nbd::{
 };
 use std::io::Write;
 
-/// A server that says `bytes` first, then what `option` makes of each option.
+/// A server that sends a greeting and answers each option by `option`.
 fn handshaker(option: impl Fn(OptionCode, &mut Vec<u8>) + Send + Sync + 'static) -> Fake {
     raw(move |stream| {
         let _ = stream.write_all(&Greeting::encode_newstyle(HandshakeFlags::FIXED_NEWSTYLE));
@@ -26,10 +26,10 @@ fn handshaker(option: impl Fn(OptionCode, &mut Vec<u8>) + Send + Sync + 'static)
 }
 
 #[test]
-fn lies_in_the_handshake() {
+fn invalid_handshakes_are_reported() {
     let said = |server: Fake| NbdDevice::open(&server.uri(), false).unwrap_err().to_string();
     let error = said(raw(|stream| drop(stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"))));
-    assert!(error.contains("expected \"NBDMAGIC\"") && error.contains("no NBD server"), "{error}");
+    assert!(error.contains("expected \"NBDMAGIC\"") && error.contains("not an NBD server"), "{error}");
     let error = said(raw(|_| {}));
     assert!(error.contains("the connection broke while waiting for its greeting"), "{error}");
     let error = said(handshaker(|_, out| out.extend_from_slice(&[7; 20])));
@@ -62,12 +62,12 @@ fn lies_in_the_handshake() {
         })
     };
     let error = said(go(0, None));
-    assert!(error.contains("did not tell the size"), "{error}");
+    assert!(error.contains("without sending the size"), "{error}");
     let error = said(go(u64::MAX, None));
-    assert!(error.contains("beyond all measure"), "{error}");
+    assert!(error.contains("larger than the maximum"), "{error}");
     let odd = BlockSizes { minimum: 4096, preferred: 4096, maximum: u32::MAX };
     let error = said(go(10_000, Some(odd)));
-    assert!(error.contains("no multiple of its smallest block of 4096"), "{error}");
+    assert!(error.contains("not a multiple of its minimum block size of 4096"), "{error}");
     let error = said(go(1 << 20, Some(BlockSizes { minimum: 77, ..odd })));
     assert!(error.contains("the minimum block size is 77"), "{error}");
     let error = said(handshaker(|option, out| {
@@ -76,13 +76,13 @@ fn lies_in_the_handshake() {
     assert!(error.contains("refuses GO") && error.contains("(not ? today)"), "{error}");
     let error = said(handshaker(|option, out| option_reply::encode_refusal(option, ReplyCode::ERR_TLS_REQD, "", out)));
     assert!(error.contains("nbds://"), "{error}");
-    // An old server hangs up on EXPORT_NAME.
+    // An old server closes the connection on EXPORT_NAME.
     let error = said(raw(|stream| {
         let _ = stream.write_all(&Greeting::encode_newstyle(HandshakeFlags::empty()));
         let _ = take(stream, 4 + 16);
     }));
-    assert!(error.contains("there is no export"), "{error}");
-    // And a greeting that is cut off.
+    assert!(error.contains("has no export"), "{error}");
+    // A truncated greeting.
     let error = said(raw(|stream| drop(stream.write_all(&handshake::GREETING_MAGIC.to_be_bytes()[..7]))));
-    assert!(error.contains("hung up"), "{error}");
+    assert!(error.contains("closed the connection"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! A server that lies, stalls or vanishes: each way ends in an error that says so, and never in a
-//! panic, a hang or a heap of memory.
+//! A server that violates the protocol, stalls or disappears. Every case must end in a clear error,
+//! without a panic, a hang or excessive memory.
 
 mod answers;
 mod fake;

@@ -1,4 +1,4 @@
-//! Servers that stall, vanish, come back, or come back as another.
+//! Servers that stall, disappear, come back, or come back with a different export.
 
 use crate::fake::{fake, honest, raw, read, shake_hands, take};
 use diskwright_nbd::{
@@ -41,12 +41,12 @@ fn a_server_that_stalls_or_vanishes() {
     }
     assert_eq!(done.len(), 8);
     assert!(done.iter().all(|completion| completion.result.is_err() && completion.buf.is_some()));
-    // What comes later fails too, and at once.
+    // Later requests fail too, immediately.
     queue.push(Request::flush(9)).unwrap();
     done.clear();
     queue.reap(1, &mut done).unwrap();
     assert!(done[0].result.is_err());
-    // A new queue has a new connection.
+    // A new queue makes a new connection.
     drop(queue);
     assert!(read(&device).is_err());
     assert_eq!(vanishes.taken.load(Ordering::SeqCst), 2);
@@ -59,8 +59,8 @@ fn a_server_that_stalls_or_vanishes() {
 }
 
 #[test]
-fn a_broken_connection_is_made_anew_and_nothing_is_lost() {
-    // Each connection dies after seven requests, the seventh of them taken and not answered.
+fn a_broken_connection_is_re_established_and_no_request_is_lost() {
+    // Each connection breaks at its seventh request, which is received and not answered.
     let budget = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&budget);
     let server = fake(Framing::Structured, move |request, framing, stream| {
@@ -98,14 +98,14 @@ fn a_broken_connection_is_made_anew_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_server_that_does_not_come_back_or_comes_back_as_another() {
+fn reconnecting_fails_if_the_server_is_gone_or_has_changed() {
     let server = fake(Framing::Structured, |_, _, _| false);
     let mut uri = server.uri();
     uri.reconnect = Some(Duration::from_millis(300));
     let device = NbdDevice::open(&uri, false).unwrap();
     std::fs::remove_file(server.dir.path().join("sock")).unwrap();
     let error = read(&device).unwrap_err();
-    assert!(error.to_string().contains("could not be reached again within 0.3 s"), "{error}");
+    assert!(error.to_string().contains("reconnecting failed for 0.3 s"), "{error}");
 
     let turns = AtomicUsize::new(0);
     let changes = raw(move |stream| {
@@ -117,5 +117,5 @@ fn a_server_that_does_not_come_back_or_comes_back_as_another() {
     uri.reconnect = Some(Duration::from_secs(60));
     let device = NbdDevice::open(&uri, false).unwrap();
     let error = read(&device).unwrap_err();
-    assert!(error.to_string().contains("is not the same: the server speaks otherwise"), "{error}");
+    assert!(error.to_string().contains("has changed: its framing or block sizes are different"), "{error}");
 }

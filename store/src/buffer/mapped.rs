@@ -1,20 +1,19 @@
-//! Memory of another process, mapped into this one: a guest's memory, given to us as a memfd.
+//! Memory of another process, mapped into this one: a guest's memory, passed as a memfd.
 //!
 //! ```text
 //!   memfd ─▶ MappedMemory::of_memfd ─▶ Arc ─┬─▶ Segment ─▶ request ─▶ the kernel, by address
 //!                                           └─▶ copy_out / copy_in: raw copies
 //! ```
 //!
-//! The other process may change the bytes at any time. So no reference to them ever exists: a
-//! request names them to the kernel by address, and everything else copies them, with volatile
-//! accesses.
+//! The other process may change the bytes at any time, so no reference to them ever exists. A
+//! request names them to the kernel by address; all other code copies them with volatile accesses.
 //!
-//! Invariant: the file cannot shrink. An access behind the end of a mapped file ends the process
-//! with SIGBUS, and the other process could cut its file at any time. [`MappedMemory::of_memfd`]
-//! therefore puts the seal `F_SEAL_SHRINK` on the file, and refuses a file that cannot have it.
-//! (QEMU's `memory-backend-memfd` has it unless told otherwise.)
+//! Invariant: the file cannot shrink. An access beyond the end of a mapped file kills the process
+//! with SIGBUS, and the other process could truncate its file at any time.
+//! [`MappedMemory::of_memfd`] therefore sets the seal `F_SEAL_SHRINK` and refuses a file on which
+//! it cannot. (QEMU's `memory-backend-memfd` sets the seal by default.)
 //!
-//! The mapping lives until the last [`Arc`] of it is gone; each segment in flight holds one.
+//! The mapping lives until the last [`Arc`] of it is dropped; each segment in flight holds one.
 
 #![allow(unsafe_code)]
 
@@ -31,27 +30,27 @@ use std::{
     sync::Arc,
 };
 
-/// See the module.
+/// A shared mapping of a memfd; see the module documentation.
 pub struct MappedMemory {
     base: NonNull<u8>,
     len_bytes: usize,
     writable: bool,
 }
 
-// SAFETY: an address and a length. The bytes are reached by the kernel and by volatile copies only,
-// never by reference.
+// SAFETY: an address and a length. The bytes are accessed only by the kernel and by volatile
+// copies, never by reference.
 unsafe impl Send for MappedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for MappedMemory {}
 
 impl MappedMemory {
-    /// Maps a range of a memfd, shared with whoever has it. Reads of a disk can go into it if it is
+    /// Maps a range of a memfd as shared memory. Disk reads can go into it only if it is
     /// `writable`.
     ///
     /// # Errors
     /// `InvalidInput` for a range that is empty, does not begin on a page, or reaches beyond the
-    /// end of the file. `Unsupported` for a file that cannot be kept from shrinking (no memfd with
-    /// `MFD_ALLOW_SEALING`). Else what the kernel says.
+    /// end of the file. `Unsupported` for a file that cannot be sealed against shrinking (only a
+    /// memfd with `MFD_ALLOW_SEALING` can). Otherwise the kernel's error.
     pub fn of_memfd(fd: BorrowedFd<'_>, range: FileRange, writable: bool) -> io::Result<Arc<Self>> {
         let FileRange { offset_bytes, len_bytes } = range;
         seal(fd)?;
@@ -61,12 +60,12 @@ impl MappedMemory {
         let is_on_page = offset_bytes.is_multiple_of(rustix::param::page_size() as u64);
         let (Some(len), Some(_), true) = (len, end_bytes, is_on_page) else {
             let what = format!(
-                "{len_bytes} bytes at {offset_bytes} of shared memory of {file_bytes} bytes cannot be mapped: the range must lie within it and begin on a page"
+                "{len_bytes} bytes at {offset_bytes} of shared memory of {file_bytes} bytes cannot be mapped: the range must lie within the memory and begin at a page"
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         };
         let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a new mapping, at a place of the kernel's choosing.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, offset_bytes) }?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped nothing"))?;
         Ok(Arc::new(Self { base, len_bytes: len, writable }))
@@ -77,12 +76,12 @@ impl MappedMemory {
         self.len_bytes
     }
 
-    /// Whether it has no bytes: never.
+    /// Always `false`: an empty range cannot be mapped.
     pub fn is_empty(&self) -> bool {
         self.len_bytes == 0
     }
 
-    /// Whether reads of a disk can go into it.
+    /// Whether disk reads can go into the memory.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
@@ -90,7 +89,7 @@ impl MappedMemory {
     /// Copies the bytes at `start` into `out`.
     ///
     /// # Errors
-    /// `InvalidInput` for a range beyond the end.
+    /// `InvalidInput` for a range beyond the end of the memory.
     pub fn copy_out(&self, start: usize, out: &mut [u8]) -> io::Result<()> {
         let from = self.place(start, out.len())?;
         // SAFETY: `place` has checked the range, and the mapping lives as long as `self`.
@@ -98,16 +97,16 @@ impl MappedMemory {
         Ok(())
     }
 
-    /// Copies `bytes` to `start`.
+    /// Copies `bytes` into the memory at `start`.
     ///
     /// # Errors
-    /// `InvalidInput` for a range beyond the end, `PermissionDenied` where it is not writable.
+    /// `InvalidInput` for a range beyond the end, `PermissionDenied` if the memory is not writable.
     pub fn copy_in(&self, start: usize, bytes: &[u8]) -> io::Result<()> {
         let to = self.place(start, bytes.len())?;
         if !self.writable {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the memory was mapped for reading only"));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the memory was mapped read-only"));
         }
-        // SAFETY: as in `copy_out`, and the mapping may be written.
+        // SAFETY: as in `copy_out`, and the mapping is writable.
         unsafe { copy_to_foreign(bytes, to) };
         Ok(())
     }
@@ -122,7 +121,7 @@ impl MappedMemory {
         }
     }
 
-    /// Its address. Valid as long as the mapping lives.
+    /// The mapping's address. Valid as long as the mapping lives.
     pub(crate) fn address(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -130,8 +129,8 @@ impl MappedMemory {
 
 impl Drop for MappedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped in `of_memfd` with this length; no reference into it exists, and who uses
-        // its address holds an `Arc` of it.
+        // SAFETY: mapped in `of_memfd` with this length. No reference into it exists, and code that
+        // uses its address holds an `Arc` of it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes) };
     }
 }
@@ -143,11 +142,11 @@ impl fmt::Debug for MappedMemory {
     }
 }
 
-/// Sees to it that a file cannot shrink.
+/// Makes sure that a file cannot shrink.
 fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
     let unsealed = |errno: Errno| {
         let what = format!(
-            "shared memory must be a memfd that can be sealed against shrinking (MFD_ALLOW_SEALING, F_SEAL_SHRINK), as its owner could end this process otherwise: {errno}"
+            "shared memory must be a memfd that can be sealed against shrinking (MFD_ALLOW_SEALING, F_SEAL_SHRINK); otherwise its owner could crash this process: {errno}"
         );
         io::Error::new(io::ErrorKind::Unsupported, what)
     };
@@ -157,11 +156,11 @@ fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
     rustix::fs::fcntl_add_seals(fd, SealFlags::SHRINK).map_err(unsealed)
 }
 
-/// Copies from memory that others may change meanwhile, eight bytes at a time where the address is
-/// aligned.
+/// Copies from memory that another process may change meanwhile, eight bytes at a time where the
+/// address is aligned.
 ///
 /// # Safety
-/// The memory from `from` on, as long as `out`, is mapped and readable.
+/// `out.len()` bytes from `from` on are mapped and readable.
 pub(crate) unsafe fn copy_from_foreign(from: *const u8, out: &mut [u8]) {
     let head = from.align_offset(8).min(out.len());
     let (words_bytes, mut at) = ((out.len() - head) & !7, 0);
@@ -180,11 +179,10 @@ pub(crate) unsafe fn copy_from_foreign(from: *const u8, out: &mut [u8]) {
     }
 }
 
-/// Copies to memory that others may use meanwhile.
+/// Copies to memory that another process may access meanwhile.
 ///
 /// # Safety
-/// The memory from `to` on, as long as `bytes`, is mapped and writable, and no reference to it
-/// exists.
+/// `bytes.len()` bytes from `to` on are mapped and writable, and no reference to them exists.
 pub(crate) unsafe fn copy_to_foreign(bytes: &[u8], to: *mut u8) {
     let head = to.align_offset(8).min(bytes.len());
     let (words_bytes, mut at) = ((bytes.len() - head) & !7, 0);
@@ -235,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_end_the_process_is_refused() {
+    fn unsealable_files_and_invalid_ranges_are_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(LEN).unwrap();
         let refused = |fd: BorrowedFd<'_>, range| MappedMemory::of_memfd(fd, range, true).unwrap_err().kind();

@@ -1,48 +1,50 @@
-//! A payload in several pieces: a scatter-gather list.
+//! A scatter-gather list: one payload in several pieces of memory.
 //!
 //! ```text
-//!   Segments: [ Own(IoBuf, range) | Shared(Arc<IoBuf>, range) | Mapped(Arc<MappedMemory>, range) | ... ]
+//!   Segments: [ Own(IoBuf, range) | Shared(Arc<IoBuf>, range) | Mapped(Arc<MappedMemory>, range) ]
 //!                                        one payload, in this order
 //! ```
 //!
-//! - *Own* memory belongs to the request alone, as the one buffer of an ordinary request does.
-//! - *Shared* memory may be in several writes at a time (a mirror), and is only ever read.
-//! - *Mapped* memory is another process's, which may change it at any time. No reference to it
-//!   exists.
+//! - *Own* memory belongs to the request alone, as the buffer of an ordinary request does.
+//! - *Shared* memory may be part of several writes at the same time (a mirror), and is only read.
+//! - *Mapped* memory belongs to another process, which may change it at any time. No reference to
+//!   it exists.
 //!
-//! The request owns the list while it is in flight and gives it back in its completion, so all
-//! owners live until the kernel has done with the memory. [`Segments::clear`] makes a list that
-//! came back ready to be filled again, without an allocation.
+//! The request owns the list while it is in flight and returns it in its completion, so the memory
+//! lives until the kernel no longer uses it. [`Segments::clear`] prepares a returned list for the
+//! next payload without an allocation.
 //!
-//! **Cuts.** A request of several segments becomes several parts of the engine, not one `READV` or
-//! `WRITEV`: each part is resumed, lent, retried and moved through registered buffers as any other,
-//! and they all go out in one system call. A vector would be all or nothing: one segment that
-//! O_DIRECT or a lane cannot take would send all of them through the pool.
+//! **Splitting.** A request of several segments becomes several parts of the engine, not one
+//! `READV` or `WRITEV`. Each part is continued, lent, retried and transferred through registered
+//! buffers like any other, and all are submitted in one system call. A vector would be all or
+//! nothing: one segment that O_DIRECT or a lane cannot take would send all of them through the
+//! pool.
 //!
-//! A write is not cut within [`UNIT_BYTES`] of the payload, for a sector written by two parts could
-//! be torn by a power cut, or be seen half by a reader. Where two segments meet within such a unit,
-//! the unit is gathered: copied into a buffer of the engine. A read is cut wherever segments meet.
+//! A write is not split within [`UNIT_BYTES`] of the payload: if two parts wrote one sector, a
+//! power cut could leave it torn, and a reader could see half of it. Where two segments meet within
+//! such a unit, the unit is gathered: copied into a buffer of the engine. A read is split wherever
+//! segments meet.
 
 use super::{IoBuf, MappedMemory};
 use crate::part::Span;
 use std::{fmt, io, ops::Range, sync::Arc};
 
-/// Most segments of one request: as many as the kernel takes in one vector (`UIO_MAXIOV`).
+/// Maximum number of segments of a request: what the kernel accepts in one vector (`UIO_MAXIOV`).
 pub const SEGMENTS_MAX: usize = 1024;
 
-/// A write is not cut between two multiples of this, counted from the beginning of the payload: the
-/// largest sector of a disk.
+/// A write is split only at multiples of this size, counted from the beginning of the payload: the
+/// largest sector size of a disk.
 pub(crate) const UNIT_BYTES: usize = 4096;
 
-/// Neighbouring units are gathered together up to this length.
+/// Maximum length of a gathered copy of consecutive units.
 const GATHER_BYTES: usize = 64 << 10;
 
-/// Who keeps the memory of a segment alive.
+/// The memory of a segment, by its owner.
 #[derive(Debug)]
 pub enum SegmentMemory {
-    /// The request alone.
+    /// Owned by the request alone.
     Own(IoBuf),
-    /// Several writes, and whoever else holds a reference to it.
+    /// Shared by several writes and other holders of the `Arc`.
     Shared(Arc<IoBuf>),
     /// Memory of another process.
     Mapped(Arc<MappedMemory>),
@@ -57,7 +59,7 @@ impl SegmentMemory {
         }
     }
 
-    /// Whether a read can go into it.
+    /// Whether a read can go into the memory.
     fn is_writable(&self) -> bool {
         match self {
             Self::Own(_) => true,
@@ -66,7 +68,7 @@ impl SegmentMemory {
         }
     }
 
-    /// The buffer, unless the memory is another process's.
+    /// The buffer; `None` for another process's memory.
     fn buf(&self) -> Option<&IoBuf> {
         match self {
             Self::Own(buf) => Some(buf),
@@ -110,17 +112,17 @@ impl From<Arc<MappedMemory>> for SegmentMemory {
     }
 }
 
-/// A stretch of memory.
+/// A range of some memory.
 #[derive(Debug)]
 pub struct Segment {
-    /// Who keeps it alive.
+    /// The owner of the memory.
     pub memory: SegmentMemory,
-    /// Which of its bytes: not empty, and within the memory.
+    /// The bytes of the memory that are used: not empty, and within the memory.
     range: Range<usize>,
 }
 
 impl Segment {
-    /// Which bytes of the memory it is.
+    /// The range of the memory that the segment uses.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
@@ -131,22 +133,22 @@ impl Segment {
     }
 }
 
-/// A place in the payload: in this segment, which begins at this byte of the payload.
+/// A position in the payload: a segment's index, and the payload offset at which it starts.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Cursor {
     index: usize,
     start: usize,
 }
 
-/// What is to be moved next.
+/// The next piece of a payload to transfer.
 pub(crate) enum Cut<'a> {
-    /// Memory of one segment. `buf` is `None` for memory of another process.
+    /// Memory of one segment. `buf` is `None` for another process's memory.
     Direct { span: Span, buf: Option<&'a IoBuf> },
-    /// So many bytes of several segments, which are to be copied.
+    /// `len_bytes` of several segments, which must be copied into one buffer.
     Gather { len_bytes: usize },
 }
 
-/// See the module.
+/// A scatter-gather list; see the module documentation.
 #[derive(Default)]
 pub struct Segments {
     list: Vec<Segment>,
@@ -159,12 +161,12 @@ impl Segments {
         Self::default()
     }
 
-    /// Appends a stretch of `memory`. What follows the last segment in the same shared or mapped
-    /// memory makes that one longer.
+    /// Appends a range of `memory`. If it continues the last segment in the same shared or mapped
+    /// memory, that segment is extended.
     ///
     /// # Errors
-    /// `InvalidInput` for a stretch that is empty or does not lie within the memory, and for more
-    /// than [`SEGMENTS_MAX`] segments. The memory is dropped then.
+    /// `InvalidInput` for a range that is empty or not within the memory, and for more than
+    /// [`SEGMENTS_MAX`] segments. The memory is then dropped.
     pub fn push(&mut self, memory: impl Into<SegmentMemory>, range: Range<usize>) -> io::Result<()> {
         let memory = memory.into();
         if range.start >= range.end || range.end > memory.len() {
@@ -185,7 +187,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Bytes of all segments together.
+    /// Total length of all segments in bytes.
     pub fn len(&self) -> usize {
         self.len_bytes
     }
@@ -195,7 +197,7 @@ impl Segments {
         self.list.is_empty()
     }
 
-    /// How many segments there are.
+    /// Number of segments.
     pub fn count(&self) -> usize {
         self.list.len()
     }
@@ -205,13 +207,12 @@ impl Segments {
         self.list.iter()
     }
 
-    /// Whether a read can go into all of them: not into shared memory, nor into memory that was
-    /// mapped for reading only.
+    /// Whether a read can go into all segments: none is shared or mapped read-only.
     pub fn is_writable(&self) -> bool {
         self.list.iter().all(|segment| segment.memory.is_writable())
     }
 
-    /// Takes all segments out, in order, and keeps the list's own memory for the next payload.
+    /// Removes all segments, in order, and keeps the list's allocation for the next payload.
     pub fn clear(&mut self) -> impl Iterator<Item = Segment> + '_ {
         self.len_bytes = 0;
         self.list.drain(..)
@@ -220,7 +221,7 @@ impl Segments {
     /// Copies `out.len()` bytes of the payload, from `start` on, into `out`.
     ///
     /// # Errors
-    /// `InvalidInput` when the payload ends before.
+    /// `InvalidInput` if the payload is shorter.
     pub fn copy_out(&self, start: usize, out: &mut [u8]) -> io::Result<()> {
         let mut cursor = Cursor::default();
         let mut done = 0;
@@ -241,8 +242,7 @@ impl Segments {
     /// Copies `bytes` into the payload, from `start` on.
     ///
     /// # Errors
-    /// `InvalidInput` when the payload ends before, `PermissionDenied` where a segment is not
-    /// writable.
+    /// `InvalidInput` if the payload is shorter, `PermissionDenied` if a segment is not writable.
     pub fn copy_in(&mut self, start: usize, bytes: &[u8]) -> io::Result<()> {
         let mut cursor = Cursor::default();
         let mut done = 0;
@@ -261,9 +261,9 @@ impl Segments {
         Ok(())
     }
 
-    /// Whether `range` of the payload is nothing but zeros; not so for an empty range or one that
-    /// the payload does not have. Mapped memory may change at once, so the answer counts for the
-    /// moment only.
+    /// Whether `range` of the payload consists of zeros. False for an empty range and for one
+    /// beyond the payload. Mapped memory may change at any time, so the answer may be outdated
+    /// immediately.
     pub fn is_zero(&self, range: Range<usize>) -> bool {
         let mut piece = [0; UNIT_BYTES];
         let mut at = range.start;
@@ -277,9 +277,9 @@ impl Segments {
         range.start < range.end
     }
 
-    /// Whether the payload from `start` on can be moved segment by segment by a device that needs
-    /// references and whole sectors of at most `unit_bytes`: no memory is another process's, and
-    /// segments meet at multiples of `unit_bytes` from `start` only.
+    /// Whether the payload from `start` on can be transferred segment by segment by a device that
+    /// needs references and whole sectors of at most `unit_bytes`: no memory is another process's,
+    /// and segments meet only at multiples of `unit_bytes` from `start`.
     pub fn can_be_sliced(&self, start: usize, unit_bytes: usize) -> bool {
         let mut seam = 0;
         self.list.iter().all(|segment| {
@@ -289,18 +289,19 @@ impl Segments {
         })
     }
 
-    /// Bytes of the payload from `at` to the end of that segment. 0 beyond the end.
+    /// Number of bytes from payload offset `at` to the end of its segment; 0 beyond the payload.
     pub fn left_in_segment(&self, at: usize) -> usize {
         self.locate(&mut Cursor::default(), at).map_or(0, |(segment, within)| segment.range.len() - within)
     }
 
-    /// A range of the payload that lies within one segment, whose memory is not another process's.
+    /// A range of the payload; `None` unless it lies within one segment that is not another
+    /// process's memory.
     pub fn slice(&self, range: Range<usize>) -> Option<&[u8]> {
         let (segment, within) = self.locate(&mut Cursor::default(), range.start)?;
         segment.memory.buf()?.get(segment.range.clone())?.get(within..within.checked_add(range.len())?)
     }
 
-    /// As [`Segments::slice`], for memory that is the request's own.
+    /// As [`Segments::slice`], but only for memory that the request owns.
     pub fn slice_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         let mut cursor = Cursor::default();
         let (_, within) = self.locate(&mut cursor, range.start)?;
@@ -308,8 +309,8 @@ impl Segments {
         buf.get_mut(of.clone())?.get_mut(within..within.checked_add(range.len())?)
     }
 
-    /// The segment that holds byte `at` of the payload, and how far inside of it. A cursor only
-    /// goes forward.
+    /// The segment that holds payload offset `at`, and the offset within that segment. A cursor
+    /// only moves forward.
     fn locate(&self, cursor: &mut Cursor, at: usize) -> Option<(&Segment, usize)> {
         loop {
             let segment = self.list.get(cursor.index)?;
@@ -322,8 +323,8 @@ impl Segments {
         }
     }
 
-    /// What of `at..end` is moved next by one part. `None` where the payload has no such bytes, or
-    /// a part that `fills` memory may not.
+    /// The first piece of `at..end` that one part can transfer. `None` if the payload ends before,
+    /// or if the part `fills` memory that is not writable.
     pub(crate) fn cut(&self, cursor: &mut Cursor, at: usize, end: usize, fills: bool) -> Option<Cut<'_>> {
         let (segment, within) = self.locate(cursor, at)?;
         if fills && !segment.memory.is_writable() {
@@ -343,8 +344,8 @@ impl Segments {
         Some(Cut::Direct { span, buf: segment.memory.buf() })
     }
 
-    /// Where gathering stops that begins at `at`: at a unit that lies in one segment, or at the
-    /// end.
+    /// Where a gathered copy that begins at `at` ends: at the next unit that lies within one
+    /// segment, or at `end`.
     fn gathered_until(&self, mut cursor: Cursor, at: usize, end: usize) -> usize {
         let mut stop = (at / UNIT_BYTES + 1) * UNIT_BYTES;
         while stop < end && stop - at < GATHER_BYTES {
@@ -356,8 +357,7 @@ impl Segments {
         stop.min(end)
     }
 
-    /// The same list for a request of which nothing will be heard again: fresh memory in the place
-    /// of what was its own.
+    /// The list to return for a lost request: its own memory is replaced by fresh memory.
     pub(crate) fn replacement(&self) -> Self {
         let list = self.list.iter().map(|segment| {
             let memory = match &segment.memory {
@@ -378,7 +378,7 @@ impl fmt::Debug for Segments {
 }
 
 fn beyond() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "the payload's segments end before")
+    io::Error::new(io::ErrorKind::InvalidInput, "the range ends beyond the payload's segments")
 }
 
 fn not_writable() -> io::Error {
@@ -395,7 +395,8 @@ mod tests {
         buf
     }
 
-    /// What a write of the whole payload is cut into: lengths, gathered ones below zero.
+    /// The pieces into which a write of the whole payload is split: their lengths, negative if
+    /// gathered.
     fn cuts(segments: &Segments) -> Vec<i64> {
         let (mut at, mut cursor, mut found) = (0, Cursor::default(), Vec::new());
         while at < segments.len() {
@@ -418,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_cut_at_units_and_what_crosses_one_is_gathered() {
+    fn writes_are_split_at_units_and_units_across_segments_gathered() {
         assert_eq!(cuts(&of_lengths(&[8192, 4096])), [8192, 4096]);
         assert_eq!(cuts(&of_lengths(&[8191, 4097])), [4096, -4096, 4096]);
         assert_eq!(cuts(&of_lengths(&[1, 12_287])), [-4096, 8192]);
@@ -429,12 +430,12 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_there_is_refused() {
+    fn invalid_segments_are_refused() {
         let mut segments = Segments::new();
         for bad in [0..0, 1..513, 513..514] {
             assert!(segments.push(buf(512, 1), bad).is_err());
         }
-        #[expect(clippy::reversed_empty_ranges, reason = "a range as a hostile guest may give it")]
+        #[expect(clippy::reversed_empty_ranges, reason = "an invalid range, as a hostile guest may send it")]
         let reversed = 5..3;
         assert!(segments.push(buf(512, 1), reversed).is_err());
         let shared = Arc::new(buf(2048, 1));
@@ -477,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_is_copied_over_the_seams() {
+    fn a_payload_is_copied_across_segment_boundaries() {
         let mut segments = of_lengths(&[3, 1, 5000, 7]);
         let bytes: Vec<u8> = (0..5000u32).map(|n| (n % 251) as u8).collect();
         segments.copy_in(2, &bytes).unwrap();

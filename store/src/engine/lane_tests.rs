@@ -1,5 +1,5 @@
-//! Stores that answer late, out of order, never, after the engine is gone; the pool; a ring that
-//! fails.
+//! Stores that answer late, out of order, never, or after the engine was dropped; the pool; a
+//! failing ring.
 
 use super::*;
 use crate::{
@@ -16,12 +16,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A store in memory behind a lane that answers when a test says so.
+/// A store in memory behind a lane that answers only when the test tells it to.
 #[derive(Debug)]
 pub(super) struct Remote {
     memory: MemoryStore,
     waiting: Mutex<Vec<(LaneOp, Loan)>>,
-    /// Loans that may be answered by the next `drive`.
+    /// Number of loans that the next calls of `drive` may complete.
     released: Mutex<usize>,
     bell: OwnedFd,
     alignment_bytes: u32,
@@ -38,7 +38,7 @@ impl Remote {
         })
     }
 
-    /// Lets `count` more loans be answered, the last first, by whoever drives.
+    /// Lets the lane complete `count` more loans, the latest first, when an engine drives it.
     pub(super) fn release(&self, count: usize) {
         *self.released.lock().unwrap() += count;
         rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
@@ -85,11 +85,11 @@ impl Lane for Remote {
     }
 }
 
-/// The store of a lane.
+/// The store in front of a lane.
 #[derive(Debug)]
-pub(super) struct Far(pub(super) Arc<Remote>);
+pub(super) struct RemoteStore(pub(super) Arc<Remote>);
 
-impl PassesOn for Far {
+impl PassesOn for RemoteStore {
     fn inner(&self) -> &dyn Store {
         &self.0.memory
     }
@@ -102,7 +102,7 @@ fn a_mib(name: &str) -> MemoryStore {
     MemoryStore::with_bytes(name, vec![0; 1 << 20])
 }
 
-/// A store without file or lane whose reads wait until they are let through.
+/// A store without a file or a lane, whose reads block until the test lets them through.
 #[derive(Debug)]
 struct Slow {
     inner: MemoryStore,
@@ -161,13 +161,13 @@ fn only(engine: &mut Engine) -> EngineCompletion {
 fn a_lane_answers_late_and_out_of_order() {
     for mut engine in ring_engines() {
         let remote = Remote::new(pattern(64 << 10));
-        let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         for tag in 0..4 {
             engine.read_one(tag, 0, target, tag * 4096, IoBuf::new(4096), 0..4096);
         }
         let mut done = Vec::new();
         engine.reap(0, &mut done).unwrap();
-        assert!(done.is_empty() && remote.held() == 4, "nothing is waited for");
+        assert!(done.is_empty() && remote.held() == 4, "reap(0) must not wait");
         let late = Arc::clone(&remote);
         let answers = thread::spawn(move || {
             for _ in 0..4 {
@@ -188,12 +188,12 @@ fn a_lane_answers_late_and_out_of_order() {
     }
 }
 
-/// A thread with several queues looks at each without waiting. Nobody else drives the lane.
+/// A thread with several queues polls each without waiting. No other engine drives the lane.
 #[test]
-fn a_lane_is_heard_by_an_engine_that_never_waits() {
+fn an_engine_that_only_polls_drives_its_lane() {
     let Ok(mut engine) = Engine::new(EngineKind::Uring, 8, None) else { return };
     let remote = Remote::new(pattern(64 << 10));
-    let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+    let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
     let started = Instant::now();
     for tag in 0..3 {
         engine.read_one(tag, 0, target, tag * 4096, IoBuf::new(4096), 0..4096);
@@ -214,7 +214,7 @@ fn a_lane_writes_zeroes_and_syncs_and_unaligned_parts_go_to_the_pool() {
     for mut engine in ring_engines() {
         let remote = Remote::new(vec![9; 16 << 10]);
         remote.release(100);
-        let target = engine.add_target_padded(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target_padded(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         let mut buf = IoBuf::new(4096);
         buf.fill(1);
         let slot = engine.begin(0, 0, Some(buf));
@@ -228,7 +228,7 @@ fn a_lane_writes_zeroes_and_syncs_and_unaligned_parts_go_to_the_pool() {
         assert!(now[512..2560].iter().all(|&byte| byte == 1) && (now[2560], now[2561], now[2562]) == (9, 1, 9));
         assert!(now[4096..8192].iter().all(|&byte| byte == 0) && now[8192] == 9);
         assert_eq!((engine.stats().lane_parts, engine.stats().pool_parts), (3, 1));
-        // Beyond the end of a padded store: not the lane's.
+        // Beyond the end of a padded store: the lane does not serve that.
         engine.read_one(1, 0, target, 12 << 10, IoBuf::new(8192), 0..8192);
         let buf = only(&mut engine).buf.unwrap();
         assert!(buf[..4096].iter().all(|&byte| byte == 9) && buf[4096..].iter().all(|&byte| byte == 0));
@@ -238,7 +238,7 @@ fn a_lane_writes_zeroes_and_syncs_and_unaligned_parts_go_to_the_pool() {
 #[test]
 fn several_engines_drive_one_lane() {
     let remote = Remote::new(pattern(64 << 10));
-    let store: Arc<dyn Store> = Arc::new(Far(Arc::clone(&remote)));
+    let store: Arc<dyn Store> = Arc::new(RemoteStore(Arc::clone(&remote)));
     let (mut one, mut two) = match (Engine::new(EngineKind::Uring, 8, None), Engine::new(EngineKind::Uring, 8, None)) {
         (Ok(one), Ok(two)) => (one, two),
         _ => return,
@@ -249,7 +249,7 @@ fn several_engines_drive_one_lane() {
     one.reap(0, &mut Vec::new()).unwrap();
     two.reap(0, &mut Vec::new()).unwrap();
     let sleeper = thread::scope(|scope| {
-        // The second answers both, while the first sleeps: the first must hear of it.
+        // The driver completes both loans while the first engine sleeps; its thread must be woken.
         let driver = scope.spawn(|| {
             thread::sleep(Duration::from_millis(20));
             *remote.released.lock().unwrap() = 2;
@@ -264,11 +264,11 @@ fn several_engines_drive_one_lane() {
 }
 
 #[test]
-fn a_lane_that_never_answers_is_given_up_when_the_engine_closes() {
+fn closing_an_engine_gives_up_a_lane_that_never_answers() {
     for mut engine in ring_engines() {
         engine.set_patience(Duration::from_millis(50));
         let remote = Remote::new(vec![5; 4096]);
-        let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         engine.read_one(1, 7, target, 0, IoBuf::new(4096), 0..4096);
         let slot = engine.begin(2, 0, Some(IoBuf::new(512)));
         engine.write(&slot, target, 0, 0..512, false);
@@ -281,15 +281,15 @@ fn a_lane_that_never_answers_is_given_up_when_the_engine_closes() {
         assert_eq!(ended.result.unwrap_err().kind(), io::ErrorKind::TimedOut);
         let mut buf = ended.buf.unwrap();
         assert_eq!(buf.len(), 4096);
-        // One that was still being put together is lost as well, and ends when its owner says so.
+        // A request that was not ended yet is lost too. It completes when it is ended.
         engine.end(slot);
         let ended = only(&mut engine);
         assert!(ended.lost && ended.result.is_err());
-        // Nothing new is begun.
+        // New requests are refused.
         engine.read_one(3, 0, target, 0, IoBuf::new(512), 0..512);
         let refused = only(&mut engine);
         assert!(!refused.lost && refused.result.unwrap_err().to_string().contains("open it again"));
-        // Now it answers: into memory that nobody uses, and to nobody.
+        // The lane answers now: into leaked memory, and no request completes a second time.
         buf.fill(0xEE);
         remote.release(2);
         remote.drive();
@@ -306,7 +306,7 @@ fn a_lane_answers_after_the_engine_is_gone() {
     for mut engine in ring_engines() {
         engine.set_patience(Duration::from_millis(20));
         let remote = Remote::new(vec![5; 4096]);
-        let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         engine.read_one(1, 0, target, 0, IoBuf::new(4096), 0..4096);
         drop(engine);
         assert_eq!(remote.held(), 1);
@@ -319,7 +319,7 @@ fn a_lane_answers_after_the_engine_is_gone() {
 fn an_engine_that_is_dropped_waits_for_a_lane_that_answers() {
     for mut engine in ring_engines() {
         let remote = Remote::new(vec![5; 4096]);
-        let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         let mut buf = IoBuf::new(512);
         buf.fill(6);
         engine.write_one(1, 0, target, 0, buf, 0..512, false);
@@ -338,7 +338,7 @@ fn an_engine_that_is_dropped_waits_for_a_lane_that_answers() {
 fn a_lane_that_drops_a_loan_fails_the_request() {
     for mut engine in ring_engines() {
         let remote = Remote::new(vec![5; 4096]);
-        let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         engine.read_one(1, 0, target, 0, IoBuf::new(4096), 0..4096);
         engine.reap(0, &mut Vec::new()).unwrap();
         remote.waiting.lock().unwrap().clear();
@@ -348,10 +348,10 @@ fn a_lane_that_drops_a_loan_fails_the_request() {
 }
 
 #[test]
-fn lent_memory_is_lent_once() {
+fn conflicting_loans_of_one_request_are_refused() {
     for mut engine in ring_engines() {
         let remote = Remote::new(vec![5; 8192]);
-        let target = engine.add_target(&(Arc::new(Far(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
+        let target = engine.add_target(&(Arc::new(RemoteStore(Arc::clone(&remote))) as Arc<dyn Store>)).unwrap();
         let slot = engine.begin(1, 0, Some(IoBuf::new(4096)));
         engine.read(&slot, target, 0, 0..1024);
         engine.read(&slot, target, 4096, 512..1536);
@@ -360,7 +360,7 @@ fn lent_memory_is_lent_once() {
         engine.read(&slot, target, 0, 0..1024);
         engine.fill_zeros(&slot, 1023..2048);
         engine.end(slot);
-        // Two writes may share their bytes: a mirror.
+        // Two writes may share their bytes, as in a mirror.
         let slot = engine.begin(3, 0, Some(IoBuf::new(4096)));
         engine.write(&slot, target, 0, 0..1024, false);
         engine.write(&slot, target, 4096, 0..1024, false);
@@ -401,7 +401,7 @@ fn a_store_that_blocks_does_not_hold_up_the_engine() {
         assert!(!slow.readers.lock().unwrap().contains(&thread::current().id()));
         assert_eq!((engine.stats().pool_parts, engine.stats().inline_parts), (2, 0));
     }
-    // Without a ring there is nobody else to do it.
+    // Without a ring, the engine's own thread makes the blocking calls.
     let mut engine = Engine::new(EngineKind::Sync, 1, None).unwrap();
     let slow = Arc::new(Slow::default());
     slow.open();
@@ -412,7 +412,7 @@ fn a_store_that_blocks_does_not_hold_up_the_engine() {
 }
 
 #[test]
-fn memory_is_driven_where_it_is() {
+fn parts_in_memory_run_where_they_are_started() {
     for mut engine in ring_engines() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("m", vec![1; 4096]));
         let target = engine.add_target(&store).unwrap();
@@ -422,10 +422,10 @@ fn memory_is_driven_where_it_is() {
     }
 }
 
-/// Overlays of a file through the page cache and past it, and of a lane: only what a page replaces,
-/// and what lies behind the file's end, takes another way.
+/// Overlays of a file through the page cache, of one with O_DIRECT, and of a lane: only replaced
+/// pages and bytes beyond the file's end take the detour.
 #[test]
-fn an_overlay_goes_straight_to_what_is_below() {
+fn an_overlay_reads_unreplaced_ranges_directly() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     fs::write(&path, pattern(1 << 20)).unwrap();
@@ -439,7 +439,7 @@ fn an_overlay_goes_straight_to_what_is_below() {
                 None => {
                     let remote = Remote::new(pattern(1 << 20));
                     remote.release(1000);
-                    Arc::new(Far(remote))
+                    Arc::new(RemoteStore(remote))
                 }
             };
             let pages: BTreeMap<u64, Box<[u8]>> = [8192, 12288, 65536, (1 << 20) + 4096]
@@ -467,7 +467,7 @@ fn an_overlay_goes_straight_to_what_is_below() {
                 assert!(only(&mut engine).buf.unwrap()[..] == expected[offset as usize..][..len]);
                 assert_eq!(engine.stats().pool_parts - before, detours, "{len} bytes at {offset}, {cache:?}");
             }
-            // The file below is open for writing, and yet no write passes.
+            // No write passes, although the file below is open for writing.
             engine.write_one(0, 0, target, 0, IoBuf::new(4096), 0..4096, false);
             assert_eq!(only(&mut engine).result.unwrap_err().kind(), io::ErrorKind::ReadOnlyFilesystem);
             let front = overlay.front(FileRange { offset_bytes: 0, len_bytes: 1 }, Access::Write);
@@ -502,7 +502,7 @@ fn a_ring_that_fails_ends_its_requests_as_lost() {
         engine.read_one(1, 5, target, 0, IoBuf::new(4096), 0..4096);
         let mut done = Vec::new();
         engine.reap(0, &mut done).unwrap();
-        // One that has both, and one that another thread ends.
+        // A request with parts both in the ring and in the pool, and an external request.
         let slot = engine.begin(2, 0, Some(IoBuf::new(1024)));
         engine.read(&slot, behind, 0, 0..512);
         engine.read(&slot, target, 0, 512..1024);
@@ -510,11 +510,14 @@ fn a_ring_that_fails_ends_its_requests_as_lost() {
         let ticket = engine.external(3, 0, None);
         assert!(done.is_empty() && !engine.has_failed());
         engine.link.with(|ring| ring.break_down());
-        assert!(engine.reap(1, &mut done).is_err(), "told once");
+        assert!(engine.reap(1, &mut done).is_err(), "the failure must be reported once");
         assert!(engine.has_failed());
         let ended = done.pop().unwrap();
         assert!(ended.lost && (ended.tag, ended.cookie) == (1, 5) && ended.buf.as_ref().unwrap().len() == 4096);
-        assert!(ended.result.unwrap_err().to_string().contains("not known whether"), "told as what it is");
+        assert!(
+            ended.result.unwrap_err().to_string().contains("unknown whether"),
+            "the message must say that the result is unknown"
+        );
         assert_eq!((done.len(), engine.in_flight()), (0, 2));
         slow.open();
         ticket.complete(Ok(()));
@@ -534,7 +537,7 @@ fn a_ring_that_fails_ends_its_requests_as_lost() {
     drop(writer);
 }
 
-/// A store that panics when it is read, and one that does so and never waits.
+/// A store whose reads panic; `never_blocks` decides which thread runs them.
 #[derive(Debug)]
 struct Panics {
     inner: MemoryStore,
@@ -546,7 +549,7 @@ impl PassesOn for Panics {
         &self.inner
     }
     fn read_at(&self, _buf: &mut [u8], _offset_bytes: u64) -> io::Result<()> {
-        panic!("a test has the store panic")
+        panic!("a panic for a test")
     }
 
     fn never_blocks(&self) -> bool {

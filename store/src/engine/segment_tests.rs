@@ -1,8 +1,8 @@
-//! Payloads in pieces: own, shared and another process's, cut anywhere, through the ring, the pool,
-//! lanes and blocking calls.
+//! Scatter-gather payloads: own, shared and another process's memory, split anywhere, through the
+//! ring, the pool, lanes and blocking calls.
 
 use super::{
-    lane_tests::{Far, Remote},
+    lane_tests::{Remote, RemoteStore},
     tests::{KINDS, engine, engines, file, pattern},
     *,
 };
@@ -16,7 +16,7 @@ use std::{fs, os::fd::AsFd};
 
 const FILE_BYTES: usize = 256 << 10;
 
-/// Memory of a guest.
+/// Memory as a guest would share it.
 fn mapped(len_bytes: usize) -> Arc<MappedMemory> {
     let fd = rustix::fs::memfd_create("guest", MemfdFlags::ALLOW_SEALING).unwrap();
     let len_bytes = len_bytes.next_multiple_of(4096) as u64;
@@ -31,7 +31,7 @@ enum Kind {
     Mapped,
 }
 
-/// `bytes` in pieces: of these lengths (again and again), each at this place of its memory.
+/// `bytes` as segments of these lengths (repeated), each at this offset of its memory.
 fn cut(bytes: &[u8], pieces: &[(Kind, usize, usize)], shares: bool) -> Box<Segments> {
     let (mut segments, mut at) = (Segments::new(), 0);
     for &(kind, len, lead) in pieces.iter().cycle() {
@@ -90,7 +90,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn the_file_holds_what_the_pieces_held(
+    fn segments_are_written_and_read_back(
         steps in prop::collection::vec((0_u64..300, 1_usize..100, prop::collection::vec(piece(), 1..6), any::<u8>()), 1..5)
     ) {
         for cache in [CacheMode::PageCache, CacheMode::Direct] {
@@ -106,7 +106,7 @@ proptest! {
                     let ended = write(&mut engine, target, start as u64, cut(&bytes, pieces, true));
                     ended.result.unwrap();
                     prop_assert_eq!((ended.tag, ended.cookie, ended.lost), (7, 8, false));
-                    prop_assert!(contents(&ended.segments.unwrap()) == bytes, "the pieces came back changed");
+                    prop_assert!(contents(&ended.segments.unwrap()) == bytes, "the payload was changed");
                     model[start..end].copy_from_slice(&bytes);
                     let ended = read(&mut engine, target, start as u64, cut(&vec![0xEE; bytes.len()], pieces, false));
                     ended.result.unwrap();
@@ -125,11 +125,12 @@ fn a_sector_is_never_written_by_two_parts() {
     let store = file(&dir.path().join("file"), &[0; 32 << 10], CacheMode::PageCache);
     for mut engine in engines(8) {
         let target = engine.add_target(&store).unwrap();
-        // Seams at 5000 and 5100, within one unit; at 16384 none is crossed.
+        // The segments meet at 5000 and 5100, within one unit, and at 16384, on a boundary of
+        // units.
         let pieces = [(Kind::Own, 5000, 0), (Kind::Shared, 100, 0), (Kind::Mapped, 11_284, 0), (Kind::Own, 8192, 0)];
         let before = engine.stats().parts;
         write(&mut engine, target, 512, cut(&pattern(24_576), &pieces, true)).result.unwrap();
-        // 4096 of the first; one unit gathered; the rest of the third; the fourth.
+        // 4096 bytes of the first; one gathered unit; the rest of the third; the fourth.
         assert_eq!(engine.stats().parts - before, 4);
     }
 }
@@ -168,7 +169,7 @@ fn a_lane_and_the_pool_get_copies_of_a_guests_memory() {
         let remote = Remote::new(vec![0; 32 << 10]);
         remote.release(1000);
         let memory = Arc::new(MemoryStore::with_bytes("memory", vec![0; 32 << 10]));
-        for store in [Arc::new(Far(remote)) as Arc<dyn Store>, memory] {
+        for store in [Arc::new(RemoteStore(remote)) as Arc<dyn Store>, memory] {
             let target = engine.add_target(&store).unwrap();
             let ended = write(&mut engine, target, 512, cut(&bytes, &pieces, true));
             ended.result.unwrap();
@@ -181,7 +182,7 @@ fn a_lane_and_the_pool_get_copies_of_a_guests_memory() {
 }
 
 #[test]
-fn what_an_overlay_makes_up_is_copied_into_a_guests_memory() {
+fn replaced_pages_of_an_overlay_are_copied_into_a_guests_memory() {
     let dir = tempfile::tempdir().unwrap();
     let base = file(&dir.path().join("file"), &pattern(32 << 10), CacheMode::PageCache);
     let mut expected = pattern(32 << 10);
@@ -288,7 +289,7 @@ fn a_mirror_writes_the_same_pieces_to_two_devices_at_once() {
             queue.push(Request { fua, ..Request::write_segments(0, Box::new(segments), 1) }).unwrap();
             queues.push(queue);
         }
-        assert_eq!(Arc::strong_count(&shared), 7, "both are under way");
+        assert_eq!(Arc::strong_count(&shared), 7, "both writes are in flight");
         for mut queue in queues {
             let mut done = Vec::new();
             queue.reap(1, &mut done).unwrap();
@@ -301,7 +302,7 @@ fn a_mirror_writes_the_same_pieces_to_two_devices_at_once() {
 }
 
 #[test]
-fn a_device_refuses_pieces_that_cannot_be() {
+fn a_device_refuses_invalid_segments() {
     let device = RawDevice::new(Arc::new(MemoryStore::with_bytes("memory", vec![0; 8192])), true, 512).unwrap();
     let mut queue = device.open_queue(&QueueOptions::default()).unwrap();
     let shared = || {
@@ -318,12 +319,12 @@ fn a_device_refuses_pieces_that_cannot_be() {
     for request in refused {
         let refused = queue.push(request).unwrap_err();
         assert_eq!(refused.reason.kind(), io::ErrorKind::InvalidInput);
-        assert!(refused.request.segments.is_some(), "the pieces are lost");
+        assert!(refused.request.segments.is_some(), "the segments were not returned");
     }
 }
 
 #[test]
-fn pieces_of_a_lost_request_are_left_to_the_kernel_and_replaced() {
+fn segments_of_a_lost_request_are_leaked_and_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let store = file(&dir.path().join("file"), &[7; 8192], CacheMode::PageCache);
     let Some(mut engine) = engine(EngineKind::Uring, 4, None) else { return };

@@ -1,15 +1,17 @@
-//! Payloads in pieces: cut into parts, and copied where the memory is another process's.
+//! Scatter-gather payloads: split into parts, and copied where the memory belongs to another
+//! process.
 //!
 //! ```text
 //!   transfer_segments ─▶ Segments::cut ─┬─▶ Direct: a part on the segment's own memory
-//!                                       └─▶ Gather: copied into a buffer that the slot keeps, a part on that
-//!   carry_out_otherwise ─▶ bounce: the part gets a copy to work on ─▶ run, or lend ─▶ bounce_back: what was read is copied into its place
+//!                                       └─▶ Gather: copied into a buffer that the slot keeps
+//!   carry_out_off_ring ─▶ bounce: the part gets a bounce buffer ─▶ run, or lend
+//!                       ─▶ bounce_back: data that was read are copied to their place
 //! ```
 //!
-//! The ring moves memory of another process by its address. Blocking calls and lanes want
-//! references, so they work on a copy.
+//! The ring reads and writes memory of another process by address. Blocking calls and lanes need
+//! references, so they work on a bounce buffer.
 //!
-//! Invariant: a part that is not in the ring and whose memory is looked at names no memory of
+//! Invariant: a part that is not in the ring and whose memory is accessed names no memory of
 //! another process.
 
 #![allow(unsafe_code)]
@@ -23,14 +25,14 @@ use crate::{
 };
 use std::{io, ops::Range, sync::Arc};
 
-/// A bounce buffer. Its length is the part's, so the memory that it takes is what the request has
-/// anyway.
+/// Allocates a bounce buffer of a part's length, so it is never larger than the request's own
+/// memory.
 fn bounce_buf(len_bytes: usize) -> IoBuf {
     IoBuf::new(len_bytes.max(1))
 }
 
 impl Engine {
-    /// Adds parts for `range` of a payload in pieces.
+    /// Adds parts for `range` of a scatter-gather payload.
     #[cold]
     #[inline(never)]
     pub(super) fn transfer_segments(
@@ -55,8 +57,8 @@ impl Engine {
                     (span, buf.is_some_and(|buf| self.link.has_registered(buf)), buf.is_none())
                 }
                 Cut::Gather { len_bytes } => {
-                    // At the same place in a page as in the payload, so that O_DIRECT takes it
-                    // where it would take the payload.
+                    // At the same offset within a page as in the payload, so that O_DIRECT accepts
+                    // the copy where it would accept the payload.
                     let lead = at % crate::buffer::BUFFER_ALIGNMENT_BYTES;
                     let mut buf = bounce_buf(lead + len_bytes);
                     if let Err(error) = segments.copy_out(at, &mut buf[lead..]) {
@@ -75,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// Fills `range` of a payload in pieces with `bytes`, or with zeros.
+    /// Fills `range` of a scatter-gather payload with `bytes`, or with zeros.
     #[cold]
     pub(super) fn fill_segments(&mut self, slot: u32, range: Range<usize>, bytes: Option<&[u8]>) {
         let (mut at, mut cursor) = (range.start, Cursor::default());
@@ -87,9 +89,9 @@ impl Engine {
                 return holder.fail(overlapping_parts());
             }
             let done = at - range.start;
-            // SAFETY: the memory is the slot's own, as in `fill_zeros`, or another process's: that
-            // is alive and writable, as `cut` checks for memory that is filled, and nobody has a
-            // reference to it.
+            // SAFETY: the memory is the slot's own, as in `fill_zeros`, or another process's. The
+            // latter is alive and writable, as `cut` checks for memory that is filled, and no
+            // reference to it exists.
             match bytes {
                 Some(bytes) => unsafe { span.copy_from(&bytes[done..done + span.len_bytes]) },
                 None => unsafe { span.fill_zeros() },
@@ -101,12 +103,11 @@ impl Engine {
     fn beyond(&mut self, slot: u32, range: &Range<usize>) {
         let holder = self.slots.get(slot);
         let held_bytes = holder.segments().map_or(holder.memory.len_bytes, crate::Segments::len);
-        let what =
-            format!("bytes {range:?} of a buffer that holds {held_bytes}, or of memory that cannot be read into");
+        let what = format!("bytes {range:?} are beyond a buffer of {held_bytes} bytes, or the memory is not writable");
         holder.fail(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
 
-    /// Gives a part on memory of another process a copy to work on.
+    /// Replaces memory of another process by a bounce buffer.
     pub(super) fn bounce(&mut self, index: u32) {
         let part = &mut self.parts[index as usize];
         let memory = part.memory();
@@ -120,14 +121,13 @@ impl Engine {
         if part.fills() {
             holder.keep_bounce(Bounce { buf, into: memory });
         } else {
-            // SAFETY: the slot's segments keep the mapping, and `cut` gave a stretch that lies
-            // within it.
+            // SAFETY: the slot's segments keep the mapping, and `cut` returned a range within it.
             unsafe { copy_from_foreign(memory.address, &mut buf) };
             holder.keep(&Arc::new(buf));
         }
     }
 
-    /// Copies what was read instead of a part that [`Engine::bounce`] changed.
+    /// After a read into a bounce buffer, copies the data to the memory they were read for.
     pub(super) fn bounce_back(&mut self, index: u32, result: &io::Result<()>) {
         let part = &self.parts[index as usize];
         if !part.fills() {
@@ -137,8 +137,7 @@ impl Engine {
         if let Some(Bounce { buf, into }) = self.slots.get(part.slot).take_bounce(memory)
             && result.is_ok()
         {
-            // SAFETY: as in `bounce`, and memory that is read into is writable, as `cut` has
-            // checked.
+            // SAFETY: as in `bounce`; `cut` has checked that memory to read into is writable.
             unsafe { copy_to_foreign(&buf[..into.len_bytes], into.address) };
         }
     }

@@ -1,14 +1,15 @@
-//! The end of an engine: waiting for what is in flight, and giving up what will never be answered.
+//! Closing an engine: waiting for everything in flight, and giving up parts that are never
+//! answered.
 //!
 //! ```text
-//!   ring fails      ─▶ parts in the ring are lost          ┐  slots.lose: memory leaked, fresh buffer,
-//!   patience over   ─▶ parts that lanes have are lost      ┘  completion says `lost`; nothing starts any more
-//!   otherwise       ─▶ ring, tickets and pool are waited for without a limit, as one waits for a disk
+//! ring fails      ─▶ parts in the ring are lost       ┐  slots.lose: memory leaked, fresh buffer,
+//! patience over   ─▶ parts that lanes hold are lost   ┘  completion is `lost`; nothing starts now
+//! otherwise       ─▶ wait for ring, tickets and pool without limit, as for a disk
 //! ```
 //!
-//! Invariant: the place of a lost part in the table is never used again, so a late answer finds
-//! nothing. A late answer of a lane is known by its part's carrier; the ring is not looked at after
-//! it has failed.
+//! Invariant: the index of a lost part is never reused, so a late answer affects no other part.
+//! `Part::carrier` tells a late answer of a lane from a current one. The ring is not entered again
+//! after it failed.
 
 use super::Engine;
 use crate::{
@@ -22,16 +23,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the ring may go without being looked at while lanes are waited for.
-const LOOK: Duration = Duration::from_millis(10);
+/// How long the engine waits for lanes before it enters the ring again.
+const RING_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Engine {
     /// Waits for all parts and tickets; for lanes no longer than the patience.
     pub(super) fn settle(&mut self) -> io::Result<()> {
         let started = Instant::now();
         let mut outcome = Ok(());
-        // A request that was never ended keeps its parts, so what is waited for here is parts and
-        // tickets.
+        // A request that was never ended keeps its parts, so this waits for parts and tickets, not
+        // requests.
         loop {
             self.drive_lanes();
             self.take_tickets();
@@ -44,11 +45,11 @@ impl Engine {
                     self.lanes_failed();
                     continue;
                 }
-                let limit = if self.in_ring > 0 { left.min(LOOK) } else { left };
+                let limit = if self.in_ring > 0 { left.min(RING_POLL_INTERVAL) } else { left };
                 self.wait_off_ring(Some(limit));
             }
             if self.in_ring > 0 {
-                if let Err(error) = self.look_at_ring(self.lane_parts == 0) {
+                if let Err(error) = self.enter_ring(self.lane_parts == 0) {
                     self.ring_failed(&error);
                     outcome = Err(error);
                 }
@@ -58,14 +59,14 @@ impl Engine {
         }
     }
 
-    /// How long lanes are waited for: as long as the most patient of those that have parts says,
-    /// within the engine's own limit.
+    /// How long to wait for lanes: the longest patience among the lanes that hold parts, limited by
+    /// the engine's own.
     fn patience_with_lanes(&self) -> Duration {
         let longest = self.lanes.iter().filter(|open| open.parts > 0).map(|open| open.lane.patience()).max();
         longest.map_or(self.patience, |longest| longest.min(self.patience))
     }
 
-    fn look_at_ring(&mut self, waits: bool) -> io::Result<()> {
+    fn enter_ring(&mut self, waits: bool) -> io::Result<()> {
         match &mut self.link {
             Link::None => {}
             Link::Own(ring) => ring.enter(usize::from(waits))?,
@@ -76,7 +77,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Works until `wanted` requests are ready, when the ring has failed.
+    /// Works until `wanted` requests have ended, after the ring has failed.
     pub(super) fn work_off_ring_until(&mut self, wanted: usize) {
         loop {
             self.drive_lanes();
@@ -88,59 +89,59 @@ impl Engine {
         }
     }
 
-    /// Sleeps until a ticket or a loan has come back, or a lane has something to do. It may return
-    /// early.
+    /// Sleeps until a ticket or a loan has completed, a lane has work, or `limit` is over. May
+    /// return early.
     fn wait_off_ring(&mut self, limit: Option<Duration>) {
         if self.lane_parts == 0 || self.externals.eventfd().is_err() {
-            // Without an eventfd lanes are looked at again and again.
-            let limit = if self.lane_parts > 0 { Some(LOOK) } else { limit };
+            // Without an eventfd, lanes are polled in intervals.
+            let limit = if self.lane_parts > 0 { Some(RING_POLL_INTERVAL) } else { limit };
             self.lanes.iter_mut().for_each(|open| open.is_due = true);
             return match limit {
                 Some(limit) => self.externals.wait_for(limit),
                 None => self.externals.wait(),
             };
         }
-        // What ended before there was an eventfd did not ring it.
+        // Tickets that ended before the eventfd existed did not signal it.
         self.take_tickets();
         let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(self.lanes.len() + 1);
-        fds.extend(self.externals.bell_fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        fds.extend(self.externals.existing_eventfd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         fds.extend(self.lanes.iter().map(|open| PollFd::from_borrowed_fd(open.lane.descriptor(), PollFlags::IN)));
         let limit = if self.tickets == 0 { Some(Duration::ZERO) } else { limit };
         let spec = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        // EINTR and the like: everything is looked at again.
+        // After EINTR and other errors, everything is examined again anyway.
         let _ = rustix::event::poll(&mut fds, spec.as_ref());
         drop(fds);
         self.lanes.iter_mut().for_each(|open| open.is_due = true);
-        self.externals.silence();
+        self.externals.clear_eventfd();
     }
 
-    /// Nothing in the ring will be heard of again.
+    /// Gives up all parts in the ring: it will never answer them.
     #[cold]
     pub(super) fn ring_failed(&mut self, error: &io::Error) {
-        self.stop_starting();
+        self.refuse_new_parts();
         self.ring_failed = true;
         self.in_ring = 0;
         self.polling = false;
         self.lanes.iter_mut().for_each(|open| open.polling = false);
         for index in self.parts_in_flight(Carrier::Own) {
             let lost = format!(
-                "the kernel's io_uring failed ({error}), and it is not known whether this request was carried out; close the disk, check it, open it again"
+                "the kernel's io_uring failed ({error}), and it is unknown whether this request was carried out; close the disk, check it, open it again"
             );
             self.lost_parts.push(index as u32);
             self.slots.lose(self.parts[index].slot, io::Error::new(error.kind(), lost));
         }
     }
 
-    /// Nothing that lanes have is waited for any longer.
+    /// Gives up all parts that lanes hold.
     fn lanes_failed(&mut self) {
-        self.stop_starting();
+        self.refuse_new_parts();
         let seconds = self.patience_with_lanes().as_secs_f64();
         for index in self.parts_in_flight(Carrier::Lane) {
             let part = &mut self.parts[index];
             part.carrier = Carrier::Own;
             let store = &self.targets[part.target as usize].store;
             let lost = format!(
-                "{} did not answer within {seconds} s of closing, and it is not known whether this request was carried out",
+                "{} did not answer within {seconds} s of closing, and it is unknown whether this request was carried out",
                 store.name().display()
             );
             self.tickets -= 1;
@@ -151,13 +152,13 @@ impl Engine {
         self.lanes.iter_mut().for_each(|open| open.parts = 0);
     }
 
-    fn stop_starting(&mut self) {
+    fn refuse_new_parts(&mut self) {
         self.failed = true;
-        // So that each part that is started comes to where that is looked at.
+        // So that every new part takes the slow path, which refuses it.
         self.targets.iter_mut().for_each(|target| target.is_plain_file = false);
     }
 
-    /// Numbers of the parts that `carrier` has.
+    /// Indices of the parts in flight that `carrier` is carrying out.
     fn parts_in_flight(&self, carrier: Carrier) -> Vec<usize> {
         let mut in_flight = vec![true; self.parts.len()];
         for &index in self.free_parts.iter().chain(&self.lost_parts) {
@@ -166,7 +167,7 @@ impl Engine {
         (0..self.parts.len()).filter(|&index| in_flight[index] && self.parts[index].carrier == carrier).collect()
     }
 
-    /// Takes back the polls of a ring that stays.
+    /// Cancels this engine's polls on a shared ring, which outlives the engine.
     fn stop_listening(&mut self) -> io::Result<()> {
         for (number, open) in (FIRST_LANE..).zip(&self.lanes) {
             if open.polling {
@@ -177,9 +178,9 @@ impl Engine {
         }
         while self.polling || self.cancels > 0 || self.lanes.iter().any(|open| open.polling) {
             if self.polling {
-                self.externals.ring_the_bell();
+                self.externals.signal_eventfd();
             }
-            self.look_at_ring(true)?;
+            self.enter_ring(true)?;
         }
         Ok(())
     }
@@ -187,7 +188,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // What is lost is leaked by it, so that whoever still uses the memory finds it there.
+        // Errors are ignored: lost memory was leaked, so code that still uses it finds valid bytes.
         let _ = self.settle();
         if matches!(self.link, Link::Shared(_)) && !self.ring_failed && self.stop_listening().is_err() {
             self.ring_failed = true;

@@ -13,7 +13,7 @@ pub(super) fn file(path: &Path, bytes: &[u8], cache: CacheMode) -> Arc<dyn Store
     )
 }
 
-/// An engine, or `None` where the machine has no io_uring.
+/// An engine, or `None` if the machine has no io_uring.
 pub(super) fn engine(kind: EngineKind, depth: usize, slab: Option<&Slab>) -> Option<Engine> {
     match Engine::new(kind, depth, slab) {
         Ok(engine) => {
@@ -28,7 +28,7 @@ pub(super) fn engine(kind: EngineKind, depth: usize, slab: Option<&Slab>) -> Opt
     }
 }
 
-/// One of each kind, and one on a shared ring.
+/// An engine of each kind, and one on a shared ring.
 pub(super) fn engines(depth: usize) -> impl Iterator<Item = Engine> {
     let own = KINDS.into_iter().filter_map(move |kind| engine(kind, depth, None));
     own.chain(SharedRing::new(depth, None).ok().map(|ring| Engine::on(&ring)))
@@ -86,7 +86,7 @@ fn a_batch_costs_one_system_call_and_starts_at_reap() {
     let mut none = Vec::new();
     engine.reap(5, &mut none).unwrap();
     assert!(none.is_empty());
-    assert_eq!(engine.stats().enters, 1, "there is nothing to ask the kernel for");
+    assert_eq!(engine.stats().enters, 1, "nothing is in flight, so no system call is needed");
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn parts_of_one_request_are_joined() {
         engine.read(&slot, one, 0, 12288..16000);
         engine.read(&slot, one, 0, 16000..16000);
         let mut done = Vec::new();
-        // It is not ended, so nothing may wait for it.
+        // The request is not ended yet, so `reap` must not wait for it.
         engine.reap(1, &mut done).unwrap();
         assert!(done.is_empty());
         engine.end(slot);
@@ -149,7 +149,7 @@ fn the_end_of_a_file_is_an_error_or_zeros() {
                 let expected: Vec<u8> = (0..4096).map(|n| if n < held_bytes { 6 } else { 0 }).collect();
                 assert_eq!(ended.buf.unwrap()[..], expected[..], "{cache:?} at {offset_bytes}");
             }
-            // Unaligned, which O_DIRECT would refuse.
+            // An unaligned read, which O_DIRECT would refuse.
             engine.read_one(0, 0, padded, 9_990, filled(4096, 0xFF), 0..100);
             let buf = only(&mut engine).buf.unwrap();
             assert_eq!((&buf[..10], &buf[10..100]), (&[6; 10][..], &[0; 90][..]));
@@ -189,11 +189,11 @@ fn errors_are_reported_and_leave_the_engine_usable() {
     }
 }
 
-/// A file that says of each sync that it failed, and counts them.
+/// A file that reports every sync as failed, and counts the syncs.
 #[derive(Debug)]
-struct Tells(FileStore, std::sync::atomic::AtomicUsize);
+struct FailsSyncs(FileStore, std::sync::atomic::AtomicUsize);
 
-impl PassesOn for Tells {
+impl PassesOn for FailsSyncs {
     fn inner(&self) -> &dyn Store {
         &self.0
     }
@@ -212,13 +212,13 @@ impl PassesOn for Tells {
 }
 
 #[test]
-fn the_store_has_the_last_word_on_a_sync() {
+fn the_store_decides_the_result_of_a_sync() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     for mut engine in engines(4) {
         fs::write(&path, [0; 8192]).unwrap();
         let options = OpenOptions { writable: true, ..OpenOptions::default() };
-        let store = Arc::new(Tells(FileStore::open(&path, &options).unwrap(), Default::default()));
+        let store = Arc::new(FailsSyncs(FileStore::open(&path, &options).unwrap(), Default::default()));
         let target = engine.add_target(&(Arc::clone(&store) as Arc<dyn Store>)).unwrap();
         engine.write_one(1, 0, target, 0, IoBuf::new(4096), 0..4096, false);
         only(&mut engine).result.unwrap();
@@ -260,7 +260,7 @@ fn more_parts_than_the_queue_holds_all_arrive() {
 }
 
 #[test]
-fn shared_bytes_are_written_and_let_go() {
+fn shared_bytes_are_written_and_released() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     for mut engine in engines(4) {
@@ -327,12 +327,12 @@ fn external_and_own_requests_end_together() {
 }
 
 #[test]
-fn a_ticket_given_up_is_an_error() {
+fn a_dropped_ticket_fails_its_request() {
     for mut engine in engines(4) {
         let ticket = engine.external(1, 0, None);
         thread::spawn(move || drop(ticket)).join().unwrap();
         let error = only(&mut engine).result.unwrap_err();
-        assert!(error.to_string().contains("gave it up"), "{error}");
+        assert!(error.to_string().contains("without a result"), "{error}");
     }
 }
 
@@ -366,7 +366,7 @@ fn dropping_the_engine_waits_for_everything() {
 }
 
 #[test]
-fn a_dropped_engine_lets_go_of_files_and_locks_at_once() {
+fn a_dropped_engine_releases_files_and_locks_immediately() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     for _ in 0..30 {
@@ -442,14 +442,14 @@ fn engines_share_a_ring_and_a_turn_is_one_system_call() {
             assert!(buf[4096..].iter().all(|&byte| byte == n as u8 + 1) && buf[..4096].iter().all(|&byte| byte == 0));
         }
     }
-    // One that waits for its own does not lose the answers of the others.
+    // An engine that waits for its own request does not lose the answers of the others.
     for (engine, &target) in engines.iter_mut().zip(&targets) {
         engine.read_one(9, 0, target, 0, IoBuf::new(4096), 0..4096);
     }
     for engine in engines.iter_mut().rev() {
         assert_eq!(only(engine).tag, 9);
     }
-    // A number is given out again.
+    // Numbers of members are reused.
     for _ in 0..10 {
         let mut engine = Engine::on(&ring);
         let store = file(&directory.path().join("passing"), &[7; 8192], CacheMode::PageCache);
@@ -464,7 +464,7 @@ fn engines_share_a_ring_and_a_turn_is_one_system_call() {
 }
 
 #[test]
-fn a_ticket_wakes_whoever_waits_for_the_ring() {
+fn a_ticket_wakes_a_thread_that_waits_on_the_ring() {
     let Ok(ring) = SharedRing::new(8, None) else {
         eprintln!("skipped: no io_uring");
         return;
@@ -491,7 +491,7 @@ fn a_ticket_wakes_whoever_waits_for_the_ring() {
 const REGIONS: usize = 12;
 const REGION_BYTES: usize = 160 << 10;
 
-/// One part: what it does to a stretch of its region. Regions keep the parts in flight from
+/// One part: its action and its range in its region. Regions keep the parts in flight from
 /// overlapping.
 #[derive(Debug, Clone)]
 struct Step {
@@ -510,8 +510,8 @@ fn step() -> impl Strategy<Value = Step> {
     })
 }
 
-/// Runs batches with one request for each region in flight, and compares file and reads with an
-/// array of bytes.
+/// Runs batches with one request for each region in flight, and compares file and reads with a
+/// model in memory.
 fn check_against_model(make: impl FnOnce(&Slab) -> Option<Engine>, cache: CacheMode, batches: &[Vec<Step>]) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
@@ -539,7 +539,7 @@ fn check_against_model(make: impl FnOnce(&Slab) -> Option<Engine>, cache: CacheM
                 3..6 => {
                     buf.fill(step.byte);
                     model[range].fill(step.byte);
-                    // In two parts, joined.
+                    // As two parts of one request.
                     let middle = step.len_bytes / 2;
                     let slot = engine.begin(tag, 0, Some(buf));
                     engine.write(&slot, target, start as u64, 0..middle, step.what == 5);
@@ -578,7 +578,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn it_does_what_an_array_of_bytes_does(batches in prop::collection::vec(prop::collection::vec(step(), 1..=REGIONS), 1..5)) {
+    fn reads_and_file_match_a_model(batches in prop::collection::vec(prop::collection::vec(step(), 1..=REGIONS), 1..5)) {
         for cache in [CacheMode::PageCache, CacheMode::Direct] {
             check_against_model(|slab| engine(EngineKind::Uring, REGIONS, Some(slab)), cache, &batches);
             check_against_model(|_| engine(EngineKind::Uring, REGIONS, None), cache, &batches);

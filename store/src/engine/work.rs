@@ -1,23 +1,23 @@
-//! The engine at work: starting parts, waiting for answers, joining them to the ends of requests.
+//! Starting parts, waiting for their answers, and completing requests.
 //!
 //! ```text
-//!   start ─▶ carry_out ─▶ ring ─▶ answer ─▶ judge ─┬─▶ part_ended ─▶ the slot lets go
-//!               │  ▲                               └─▶ again, or otherwise
+//!   start ─▶ carry_out ─▶ ring ─▶ answer ─▶ judge ─┬─▶ part_ended ─▶ Slots::let_go
+//!               │  ▲                               └─▶ again, or by a blocking call
 //!               │  └───────────────────────────────────────┘
-//!               └─▶ carry_out_otherwise ─┬─▶ lane or pool: a loan ─▶ take_tickets ─▶ part_ended
-//!                                        ├─▶ run_blocking ─▶ part_ended
-//!                                        └─▶ pieces, each started anew (a store that is not plain)
+//!               └─▶ carry_out_off_ring ─┬─▶ lane or pool: a loan ─▶ take_tickets ─▶ part_ended
+//!                                       ├─▶ run_blocking ─▶ part_ended
+//!                                       └─▶ pieces, each started anew (a store that is not plain)
 //! ```
 //!
-//! Answers come from the engine's own ring, or from its mailbox at a shared one. Tickets and loans
-//! that others hold ring an eventfd, which the ring polls while there are any; so it does with the
-//! descriptors of lanes that have parts.
+//! Answers come from the engine's own ring, or from its mailbox on a shared ring. Tickets and loans
+//! that others hold signal an eventfd when they complete; the ring polls that eventfd while there
+//! are any, and the descriptors of lanes that hold parts.
 
 #![allow(unsafe_code)]
 
 use super::{Engine, overlapping_parts};
 use crate::{
-    external::Whose,
+    external::Origin,
     link::Link,
     part::{Carrier, Loan, Part, Route, Target, Verdict},
     pool,
@@ -29,7 +29,7 @@ use std::{
 };
 
 impl Engine {
-    /// Submits everything, and works until `wanted` requests are ready.
+    /// Submits everything, and works until `wanted` requests have ended.
     pub(super) fn work_until(&mut self, wanted: usize) -> io::Result<()> {
         self.take_tickets();
         let worked = match self.link {
@@ -44,19 +44,19 @@ impl Engine {
                 }
                 return Ok(());
             }
-            Link::Own(_) => self.work_alone_until(wanted),
-            Link::Shared(_) => self.work_among_others_until(wanted),
+            Link::Own(_) => self.work_on_own_ring_until(wanted),
+            Link::Shared(_) => self.work_on_shared_ring_until(wanted),
         };
         worked.inspect_err(|error| self.ring_failed(error))
     }
 
-    fn work_alone_until(&mut self, wanted: usize) -> io::Result<()> {
+    fn work_on_own_ring_until(&mut self, wanted: usize) -> io::Result<()> {
         self.take_answers();
         let mut looked = false;
         loop {
             self.drive_lanes();
-            // Also when nothing is waited for: whoever only looks, again and again, must come to
-            // hear of a lane.
+            // Poll even if nothing is waited for: a caller that polls with `reap(0)` must still
+            // learn that a lane is ready.
             if self.lane_parts > 0 && self.listen()? {
                 continue;
             }
@@ -65,8 +65,8 @@ impl Engine {
             if missing == 0 && ring.unsubmitted() == 0 && (looked || !ring.has_task_work()) {
                 return Ok(());
             }
-            // Each request that is missing brings an answer of its own, but one bell may ring for
-            // many tickets.
+            // Each missing request brings an answer of its own, but one eventfd signal may stand
+            // for many tickets.
             let wait_for = if self.tickets == 0 { missing } else { missing.min(1) };
             if wait_for > 0 && self.listen()? {
                 continue;
@@ -78,12 +78,12 @@ impl Engine {
         }
     }
 
-    fn work_among_others_until(&mut self, wanted: usize) -> io::Result<()> {
+    fn work_on_shared_ring_until(&mut self, wanted: usize) -> io::Result<()> {
         self.take_answers();
         loop {
             self.drive_lanes();
-            // Also when nothing is waited for: the next to wait is somebody else, who cannot know
-            // of our tickets.
+            // Poll even if nothing is waited for: the next to sleep on the ring may be another
+            // user, which does not know of this engine's tickets.
             self.listen()?;
             let Link::Shared(member) = &self.link else { return Ok(()) };
             if self.slots.ended() >= wanted {
@@ -94,8 +94,8 @@ impl Engine {
         }
     }
 
-    /// Sees to it that the ring hears of tickets, loans and lanes, if there are any. Says whether
-    /// it had to.
+    /// Makes the ring poll the eventfd of tickets and loans, and the lanes that hold parts. Returns
+    /// whether it had to start a poll.
     pub(super) fn listen(&mut self) -> io::Result<bool> {
         if self.tickets == 0 {
             return Ok(false);
@@ -117,7 +117,7 @@ impl Engine {
             self.link.with(|ring| ring.poll(eventfd, user_data)).transpose()?;
             self.polling = true;
             had_to = true;
-            // What ended before there was an eventfd did not ring it.
+            // Tickets that ended before the eventfd existed did not signal it.
             self.take_tickets();
         }
         Ok(had_to)
@@ -154,19 +154,19 @@ impl Engine {
     #[inline]
     fn answer(&mut self, number: u32, answer: i32) {
         if number >= FIRST_LANE {
-            self.bell_rang(number);
+            self.poll_ended(number);
         } else {
             self.answered(number, answer);
         }
     }
 
-    /// A poll has ended, or was taken back.
+    /// Handles the end, or the cancellation, of a poll.
     #[cold]
-    fn bell_rang(&mut self, number: u32) {
+    fn poll_ended(&mut self, number: u32) {
         match number {
             WAKE => {
                 self.polling = false;
-                self.externals.silence();
+                self.externals.clear_eventfd();
                 self.take_tickets();
             }
             CANCEL => self.cancels -= 1,
@@ -178,7 +178,7 @@ impl Engine {
         }
     }
 
-    /// Lets the lanes that have something to do make progress, and takes what ended by it.
+    /// Lets the lanes that are due make progress, and takes the loans that ended.
     #[inline]
     pub(super) fn drive_lanes(&mut self) {
         if self.lane_parts > 0 {
@@ -188,7 +188,7 @@ impl Engine {
 
     #[cold]
     fn drive_due_lanes(&mut self) {
-        // What this thread ends itself need not wake it.
+        // The engine's own thread completes these loans: no wake-up is necessary.
         self.externals.attend();
         for open in &mut self.lanes {
             if mem::take(&mut open.is_due) {
@@ -204,23 +204,23 @@ impl Engine {
         }
         let mut ended = mem::take(&mut self.ended_tickets);
         self.externals.take(&mut ended);
-        for (whose, result) in ended.drain(..) {
-            match whose {
-                Whose::Slot(slot) => {
+        for (origin, result) in ended.drain(..) {
+            match origin {
+                Origin::Slot(slot) => {
                     self.tickets -= 1;
                     self.slots.let_go(slot, result);
                 }
-                Whose::Part(index) => self.loan_is_back(index, result),
+                Origin::Part(index) => self.loan_ended(index, result),
             }
         }
         self.ended_tickets = ended;
     }
 
-    fn loan_is_back(&mut self, index: u32, result: io::Result<()>) {
+    fn loan_ended(&mut self, index: u32, result: io::Result<()>) {
         let part = &mut self.parts[index as usize];
         let target = &self.targets[part.target as usize];
         let result = match mem::replace(&mut part.carrier, Carrier::Own) {
-            // It was given up before; see `settle`.
+            // The part was given up earlier; see `settle`.
             Carrier::Own => return,
             Carrier::Pool => result,
             Carrier::Lane => {
@@ -232,7 +232,7 @@ impl Engine {
             }
         };
         self.tickets -= 1;
-        self.slots.get(part.slot).lent_is_back(part.memory(), part.fills());
+        self.slots.get(part.slot).end_loan(part.memory(), part.fills());
         self.bounce_back(index, &result);
         self.part_ended(index, result);
     }
@@ -254,29 +254,29 @@ impl Engine {
         self.carry_out(index, false);
     }
 
-    /// Gives a part to the ring, or to whoever else can do it.
+    /// Gives a part to the ring, or to whatever else can carry it out.
     #[inline]
     fn carry_out(&mut self, index: u32, block: bool) {
         let part = &self.parts[index as usize];
         let target = &self.targets[part.target as usize];
         let user_data = self.user_bits | u64::from(index);
         if block || !part.fits_ring(target) {
-            return self.carry_out_otherwise(index);
+            return self.carry_out_off_ring(index);
         }
-        // SAFETY: the part fits. Its memory is its slot's buffer or segments, memory the slot
-        // shares, or static zeros; the slot keeps it and lets nobody reach it until the part has
-        // ended, which is when its answer has been taken. `registered` was set from the slab that
-        // the ring has registered. Reads are made into the slot's own memory only, or into another
-        // process's, of which nobody has a reference.
+        // SAFETY: the part fits the ring. Its memory is its slot's buffer or segments, memory that
+        // the slot shares, or static zeros. The slot keeps it, and hands it to no other code, until
+        // the part has ended, which is after its answer was taken. `registered` was set from the
+        // slab that is registered with the ring. Reads go only into the slot's own memory, or into
+        // another process's memory, to which no reference exists.
         let start = |ring: &mut crate::ring::Ring| unsafe { ring.start(part, target, user_data) };
         match self.link.with(start) {
             Some(Ok(())) => self.in_ring += 1,
             Some(Err(error)) => self.part_ended(index, Err(error)),
-            None => self.carry_out_otherwise(index),
+            None => self.carry_out_off_ring(index),
         }
     }
 
-    /// Carries a part out by pieces of which the store says how they are reached.
+    /// Splits a part into pieces that the store reaches in different ways, and starts each.
     fn carry_out_in_pieces(&mut self, index: u32) {
         let mut rest = self.parts[index as usize];
         self.stats.parts -= 1;
@@ -287,13 +287,13 @@ impl Engine {
                 break;
             }
         }
-        // It held the slot until now.
+        // The original part held the slot until now.
         self.part_ended(index, Ok(()));
     }
 
-    /// Carries a part out by a lane, by a thread of the pool, or at once.
+    /// Carries out a part by a lane, a thread of the pool, or a blocking call.
     #[cold]
-    fn carry_out_otherwise(&mut self, index: u32) {
+    fn carry_out_off_ring(&mut self, index: u32) {
         if self.failed {
             let refused = "an earlier failure of the I/O engine left requests without an answer; close the disk and open it again";
             return self.part_ended(index, Err(io::Error::other(refused)));
@@ -311,8 +311,8 @@ impl Engine {
         let target = &self.targets[part.target as usize];
         if !self.link.is_some() || target.never_blocks {
             self.stats.inline_parts += 1;
-            // SAFETY: as above, and the part is not in the ring: it never was, or its answer has
-            // been taken. It names no memory of another process any more.
+            // SAFETY: as above, and the part is not in the ring: it never was, or its answer was
+            // taken. It no longer names memory of another process.
             let result = catch_unwind(AssertUnwindSafe(|| unsafe { part.run_blocking(target) }));
             let result = result.unwrap_or_else(|_| Err(panicked(target)));
             self.bounce_back(index, &result);
@@ -327,9 +327,9 @@ impl Engine {
             holder.lend(memory, fills);
         }
         self.tickets += 1;
-        // SAFETY: the memory is as for the ring, and initialised from birth. The slot keeps it
-        // until `loan_is_back`, or leaks it; it does not clash with another loan, and the slot's
-        // other memory is not looked at meanwhile.
+        // SAFETY: the memory is as for the ring, and initialised. The slot keeps it until
+        // `loan_ended`, or leaks it. It overlaps no conflicting loan, and nothing accesses the
+        // slot's other memory meanwhile.
         let loan = unsafe { Loan::new(memory, fills, index, &self.externals) };
         if let Some(lane) = part.fits_lane(target) {
             part.carrier = Carrier::Lane;
@@ -347,13 +347,14 @@ impl Engine {
             pool::run(Box::new(move || {
                 let mut loan = loan;
                 let result = part.run_with(&target, &mut loan);
-                // Before the engine can hear of it: the store may be closed then.
+                // Dropped before the engine learns of the completion, after which the caller may
+                // expect the store to be closed.
                 drop(target);
                 loan.complete(result);
             }));
         }
         if matches!(self.link, Link::Shared(_)) {
-            // As for tickets: whoever shares the ring may be the next to sleep on it.
+            // As for tickets: another user of the ring may be the next to sleep on it.
             let _ = self.listen();
         }
     }
@@ -363,7 +364,8 @@ impl Engine {
         self.in_ring -= 1;
         let part = &mut self.parts[index as usize];
         let target = &self.targets[part.target as usize];
-        // SAFETY: the slot keeps the memory, and the answer says that the kernel has done with it.
+        // SAFETY: the slot keeps the memory, and the answer means that the kernel no longer uses
+        // it.
         match unsafe { part.judge(answer, target) } {
             Verdict::Done(result) => {
                 let result = part.settle(result, target);
@@ -381,10 +383,10 @@ impl Engine {
     }
 }
 
-/// A store panicked while it carried a part out for the engine's own thread. That ends the part,
-/// and not the thread's other requests.
+/// The error of a part whose store panicked in the engine's own thread. The panic fails that part;
+/// the thread's other requests go on.
 #[cold]
 fn panicked(target: &Target) -> io::Error {
     let name = target.store.name().display();
-    io::Error::other(format!("{name}: internal error: the request was given up; report what stands on standard error"))
+    io::Error::other(format!("{name}: internal error: the request failed; report the panic message on standard error"))
 }

@@ -160,7 +160,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn it_holds_what_an_array_of_bytes_holds(steps in prop::collection::vec(step(), 1..25)) {
+    fn reads_and_file_match_a_model(steps in prop::collection::vec(step(), 1..25)) {
         check_against_model(CacheMode::PageCache, 1, &steps);
         for alignment_bytes in [512, 4096, 16384] {
             check_against_model(CacheMode::Direct, alignment_bytes, &steps);
@@ -203,7 +203,7 @@ fn a_writable_direct_file_leaves_the_page_cache_alone() {
     store.read_at(&mut [0; 5000], 77).unwrap();
     store.zero_range(range(5000, 20_000), Zeroing::Keep).unwrap();
     store.zero_range(range(40_001, 20_000), Zeroing::Deallocate).unwrap();
-    // The last, partial block goes through the cache, and leaves it with the sync.
+    // The last, partial block goes through the page cache, and the sync drops it from there.
     store.write_at(&[4; 100], 1 << 20).unwrap();
     store.sync_data().unwrap();
     let Ok(output) = Command::new("fincore").args(["--bytes", "--noheadings", "--output", "RES"]).arg(&path).output()
@@ -214,7 +214,7 @@ fn a_writable_direct_file_leaves_the_page_cache_alone() {
 }
 
 #[test]
-fn without_direct_io_the_page_cache_serves() {
+fn without_o_direct_the_page_cache_is_used() {
     let Ok(directory) = tempfile::tempdir_in("/dev/shm") else { return eprintln!("skipped: there is no /dev/shm") };
     let store = create(&directory.path().join("store"), CacheMode::Direct);
     assert_eq!(store.cache_mode(), CacheMode::PageCache);
@@ -252,7 +252,7 @@ fn holes_are_skipped_and_take_no_space() {
 }
 
 #[test]
-fn ranges_are_shared_or_honestly_not() {
+fn reflink_succeeds_or_is_unsupported() {
     let directory = tempfile::tempdir().unwrap();
     let source = create(&directory.path().join("source"), CacheMode::PageCache);
     let target = create(&directory.path().join("target"), CacheMode::PageCache);
@@ -269,7 +269,7 @@ fn ranges_are_shared_or_honestly_not() {
                 .arg("--reflink=always")
                 .args([source.name(), &directory.path().join("copy")])
                 .output();
-            assert!(!copied.is_ok_and(|output| output.status.success()), "cp can share what we cannot");
+            assert!(!copied.is_ok_and(|output| output.status.success()), "cp can reflink, but clone_range cannot");
         }
     }
     let memory = crate::MemoryStore::with_bytes("memory", vec![0; 4096]);
@@ -319,7 +319,7 @@ fn a_directory_can_be_synced() {
     assert!(sync_directory_of(&directory.path().join("absent/any")).is_err());
 }
 
-/// A loop device over a new file of 8 MiB, if the machine lets us have one.
+/// A loop device over a file, if the machine permits.
 struct LoopDevice(String);
 
 impl LoopDevice {
@@ -348,7 +348,7 @@ fn a_block_device_is_a_store() {
         [(CacheMode::PageCache, 512), (CacheMode::Direct, 512), (CacheMode::PageCache, 4096), (CacheMode::Direct, 4096)]
     {
         let Some(device) = LoopDevice::over(&file, sector_bytes) else {
-            return eprintln!("skipped: no loop device is to be had");
+            return eprintln!("skipped: no loop device is available");
         };
         let options = OpenOptions { writable: true, create_new: false, cache, lock: LockMode::Exclusive };
         let store = FileStore::open(&device.0, &options).unwrap();

@@ -14,8 +14,8 @@ fn image(directory: &Path) -> PathBuf {
     path
 }
 
-/// As `image`, but VHDX: QEMU shares raw files with writers when it only reads them, formats it
-/// does not.
+/// As `image`, but a VHDX. Unlike other formats, QEMU opens raw files for reading while they have a
+/// writer.
 fn vhdx(directory: &Path) -> PathBuf {
     let path = directory.join("image.vhdx");
     let output = Command::new("qemu-img")
@@ -55,7 +55,7 @@ fn installed(program: &str) -> bool {
 }
 
 #[test]
-fn readers_share_and_a_writer_is_alone() {
+fn readers_share_and_a_writer_excludes_all() {
     let directory = tempfile::tempdir().unwrap();
     let path = image(directory.path());
     let (first, second) = (open(&path, LockMode::Shared).unwrap(), open(&path, LockMode::Shared).unwrap());
@@ -74,7 +74,7 @@ fn readers_share_and_a_writer_is_alone() {
         open(&path, LockMode::Exclusive).unwrap_err().to_string()
     };
     let expected = format!(
-        "cannot open {} for writing: it is in use by this program itself. End that use first, then try again",
+        "cannot open {} for writing: it is in use by this program itself. Stop that program or close the file, then try again",
         path.display()
     );
     assert_eq!(refusal, expected);
@@ -88,12 +88,12 @@ fn a_refused_lock_leaves_nothing_locked() {
     let candidate = open(&path, LockMode::None).unwrap();
     let fd = crate::Store::data_file(&candidate).unwrap().fd;
     assert!(matches!(acquire(fd, LockMode::Exclusive), Err(Refusal::Held)));
-    // Were the candidate's permissions still on the file, another reader would be refused.
+    // If the candidate's permissions were still locked, another reader would be refused.
     assert_eq!(holder_of(&path, LockMode::Shared), None);
     drop(reader);
 }
 
-/// qemu-io that has a file open, until it is dropped.
+/// A qemu-io process that has a file open until it is dropped.
 struct QemuIo(Child);
 
 impl QemuIo {
@@ -124,7 +124,7 @@ impl Drop for QemuIo {
 }
 
 #[test]
-fn what_qemu_holds_is_respected() {
+fn files_open_in_qemu_are_refused() {
     if !installed("qemu-io") || !installed("qemu-img") {
         return;
     }
@@ -148,7 +148,7 @@ fn what_qemu_holds_is_respected() {
 }
 
 #[test]
-fn qemu_respects_what_we_hold() {
+fn qemu_refuses_files_that_we_have_open() {
     if !installed("qemu-io") || !installed("qemu-img") {
         return;
     }
@@ -166,7 +166,7 @@ fn qemu_respects_what_we_hold() {
             refused(run("qemu-img", &["info"]));
         }
         refused(run("qemu-io", &["-c", "write 0 512"]));
-        assert!(run("qemu-img", &["info", "-U"]).status.success(), "forced sharing reads all the same");
+        assert!(run("qemu-img", &["info", "-U"]).status.success(), "-U must read despite the lock");
         drop(writer);
         let reader = open(&path, LockMode::Shared).unwrap();
         assert!(run("qemu-img", &["info"]).status.success());

@@ -2,15 +2,15 @@ use super::*;
 use crate::{MemoryStore, testing::PassesOn};
 use std::{os::fd::AsFd, sync::Mutex};
 
-/// A file that writes down how syncs ended that it was told of.
+/// A file that records the results of the syncs reported to it.
 #[derive(Debug)]
-struct Told {
+struct RecordsSyncs {
     inner: MemoryStore,
     file: std::fs::File,
     syncs: Mutex<Vec<Option<i32>>>,
 }
 
-impl PassesOn for Told {
+impl PassesOn for RecordsSyncs {
     fn inner(&self) -> &dyn Store {
         &self.inner
     }
@@ -24,38 +24,40 @@ impl PassesOn for Told {
     }
 }
 
-fn told() -> (Arc<Told>, Target) {
+fn recorder() -> (Arc<RecordsSyncs>, Target) {
     let file = std::fs::File::options().write(true).open("/dev/null").unwrap();
-    let store = Arc::new(Told { inner: MemoryStore::new("told"), file, syncs: Mutex::default() });
+    let store = Arc::new(RecordsSyncs { inner: MemoryStore::new("recorder"), file, syncs: Mutex::default() });
     let target = Target::new(&(Arc::clone(&store) as Arc<dyn Store>), false);
     (store, target)
 }
 
 const NOSPC: i32 = 28;
 
-/// RWF_DSYNC waits for the write-back of earlier writes too, and the kernel tells of its failure
+/// RWF_DSYNC also waits for the write-back of earlier writes, whose failure the kernel reports
 /// once.
 #[test]
 fn no_room_for_earlier_writes_counts_as_a_failed_sync() {
-    let (store, target) = told();
+    let (store, target) = recorder();
     let mut part = Part::new(0, 0, Action::Write { durable: true }, 0, Span::zeros(512), false);
     // SAFETY: static zeros, which no kernel is using.
     assert!(matches!(unsafe { part.judge(-NOSPC, &target) }, Verdict::Again));
-    // There is room for it now, so what found none was earlier.
+    // The second write succeeds, so the first ENOSPC came from earlier writes.
     // SAFETY: as above.
-    let Verdict::Done(result) = (unsafe { part.judge(512, &target) }) else { panic!("all of it was written") };
+    let Verdict::Done(result) = (unsafe { part.judge(512, &target) }) else { panic!("the write is complete") };
     assert_eq!(part.settle(result, &target).unwrap_err().raw_os_error(), Some(NOSPC));
     assert_eq!(store.syncs.lock().unwrap()[..], [Some(NOSPC)]);
 }
 
 #[test]
 fn no_room_for_the_write_itself_is_no_failed_sync() {
-    let (store, target) = told();
+    let (store, target) = recorder();
     let mut part = Part::new(0, 0, Action::Write { durable: true }, 0, Span::zeros(512), false);
     // SAFETY: static zeros, which no kernel is using.
     assert!(matches!(unsafe { part.judge(-NOSPC, &target) }, Verdict::Again));
     // SAFETY: as above.
-    let Verdict::Done(result) = (unsafe { part.judge(-NOSPC, &target) }) else { panic!("it is not tried for ever") };
+    let Verdict::Done(result) = (unsafe { part.judge(-NOSPC, &target) }) else {
+        panic!("the write must not be retried again")
+    };
     assert_eq!(part.settle(result, &target).unwrap_err().raw_os_error(), Some(NOSPC));
     assert!(store.syncs.lock().unwrap().is_empty());
 }

@@ -18,7 +18,7 @@ fn kinds() -> Vec<EngineKind> {
 }
 
 #[test]
-fn a_file_is_shown_rounded_up_to_a_sector() {
+fn the_size_is_rounded_up_to_a_sector() {
     let directory = tempfile::tempdir().unwrap();
     for kind in kinds() {
         for cache in [CacheMode::PageCache, CacheMode::Direct] {
@@ -29,7 +29,7 @@ fn a_file_is_shown_rounded_up_to_a_sector() {
             let mut all = vec![1; 5120];
             disk.read(0, &mut all).unwrap();
             assert_eq!((&all[..5000], &all[5000..]), (&[8; 5000][..], &[0; 120][..]));
-            // Within the last sector the file ends, and zeroing it must not fail for that.
+            // The file ends within its last sector. Zeroing that sector must not fail.
             disk.write_zeroes(4608, 512).unwrap();
             disk.discard(4096, 1024).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().len(), 5000);
@@ -42,7 +42,7 @@ fn a_file_is_shown_rounded_up_to_a_sector() {
 }
 
 #[test]
-fn what_is_wrong_is_refused_and_the_buffer_comes_back() {
+fn invalid_requests_are_refused_with_their_buffer() {
     let directory = tempfile::tempdir().unwrap();
     let path = file(&directory, &[0; 65536]);
     let device = RawDevice::open(&path, false, CacheMode::PageCache).unwrap();
@@ -68,7 +68,7 @@ fn what_is_wrong_is_refused_and_the_buffer_comes_back() {
 }
 
 #[test]
-fn an_empty_disk_has_nothing_to_give() {
+fn an_empty_disk_refuses_reads_and_has_no_extents() {
     for kind in kinds() {
         let device = RawDevice::new(Arc::new(MemoryStore::new("empty")), true, 512).unwrap();
         let mut disk = Blocking::open(&device, kind).unwrap();
@@ -208,7 +208,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(10))]
 
     #[test]
-    fn it_does_what_an_array_of_bytes_does(batches in prop::collection::vec(prop::collection::vec(step(), 1..=REGIONS), 1..5)) {
+    fn reads_and_file_match_a_model(batches in prop::collection::vec(prop::collection::vec(step(), 1..=REGIONS), 1..5)) {
         for kind in kinds() {
             for cache in [CacheMode::PageCache, CacheMode::Direct] {
                 check_against_model(kind, true, cache, &batches);

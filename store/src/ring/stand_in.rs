@@ -1,14 +1,13 @@
-//! What Miri has instead of an io_uring, which it does not know: the same calls, carried out by
+//! A replacement for io_uring under Miri, which does not support it: the same calls, carried out by
 //! plain system calls when the ring is entered.
 //!
-//! It holds the memory of what was started by address only, as the kernel does, and reads and
-//! writes it while the engine's owner of that memory exists. So Miri sees each rule that the ring's
-//! users promise to keep: that the memory is alive until the answer was taken, that nobody holds a
-//! reference to it, and that a read's may be written to. Like the kernel it answers in no order,
-//! moves less than it was asked to, and puts things off. Streams are not carried out: their entries
-//! cannot be looked into.
+//! Like the kernel, it keeps the memory of started entries by address only, and accesses it while
+//! the engine's owner of that memory exists. Miri thereby checks each promise of the ring's users:
+//! the memory is alive until the answer was taken, no reference to it exists, and the memory of a
+//! read is writable. Like the kernel, it answers in any order, makes short transfers, and returns
+//! EAGAIN. It does not support streams, because it cannot decode their entries.
 //!
-//! Compiled for Miri only (`.ci/miri`), in the place of `ring.rs`.
+//! Compiled instead of `ring.rs`, for Miri only (`.ci/miri`).
 
 #![allow(unsafe_code)]
 
@@ -20,26 +19,26 @@ use io_uring::squeue;
 use nix::libc;
 use std::{io, os::fd::RawFd, time::Duration};
 
-/// The number of the poll on an engine's eventfd for externals. Lanes and parts have smaller ones.
+/// `user_data` of the poll on the eventfd for externals. Lanes and parts have smaller numbers.
 pub(crate) const WAKE: u32 = u32::MAX;
 
-/// The number of an entry that takes a poll back.
+/// `user_data` of an entry that cancels a poll.
 pub(crate) const CANCEL: u32 = u32::MAX - 1;
 
-/// Most lanes of an engine.
+/// Maximum number of lanes of an engine.
 pub(crate) const LANES_MAX: u32 = 1 << 16;
 
-/// The number of the poll on an engine's first lane. Parts have smaller ones.
+/// `user_data` of the poll on an engine's first lane. Parts have smaller numbers.
 pub(crate) const FIRST_LANE: u32 = CANCEL - LANES_MAX;
 
 /// A completion: `user_data` and result.
 pub(crate) type Answer = (u64, i32);
 
-/// An entry, as the kernel has it.
+/// A submitted entry.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     user_data: u64,
-    /// `None`: a poll.
+    /// `None` for a poll.
     work: Option<Work>,
 }
 
@@ -52,14 +51,14 @@ struct Work {
     offset_bytes: u64,
 }
 
-/// See the module.
+/// The replacement of the io_uring; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct Ring {
     pushed: Vec<Entry>,
     taken: Vec<Entry>,
     answers: Vec<Answer>,
     slab: Option<Slab>,
-    whim: u64,
+    random: u64,
     broken: bool,
     pub(crate) enters: u64,
 }
@@ -67,7 +66,15 @@ pub(crate) struct Ring {
 impl Ring {
     pub(crate) fn new(_depth: usize, slab: Option<&Slab>) -> io::Result<Self> {
         let slab = slab.cloned();
-        Ok(Self { pushed: Vec::new(), taken: Vec::new(), answers: Vec::new(), slab, whim: 1, broken: false, enters: 0 })
+        Ok(Self {
+            pushed: Vec::new(),
+            taken: Vec::new(),
+            answers: Vec::new(),
+            slab,
+            random: 1,
+            broken: false,
+            enters: 0,
+        })
     }
 
     pub(crate) fn register_file(&mut self, _fd: RawFd) -> Option<u32> {
@@ -80,10 +87,10 @@ impl Ring {
         self.slab.as_ref()
     }
 
-    /// Takes a part.
+    /// Queues a part.
     ///
     /// # Safety
-    /// As for the ring that it stands in for.
+    /// As for `start` in `ring.rs`.
     pub(crate) unsafe fn start(&mut self, part: &Part, target: &Target, user_data: u64) -> io::Result<()> {
         let fd = target.fd.ok_or_else(|| io::Error::other("a store without a file cannot be driven by a ring"))?;
         let (action, address, len_bytes) = (part.action, part.address, part.len_bytes as usize);
@@ -97,13 +104,13 @@ impl Ring {
         Ok(())
     }
 
-    /// Takes a poll back: both are answered.
+    /// Cancels a poll. Both entries are answered.
     pub(crate) fn cancel_poll(&mut self, polled: u64, user_data: u64) -> io::Result<()> {
         let before = self.pushed.len() + self.taken.len();
         for entries in [&mut self.pushed, &mut self.taken] {
             entries.retain(|entry| entry.user_data != polled || entry.work.is_some());
         }
-        // Else it has been answered already.
+        // If the poll was not found, it has been answered already.
         if self.pushed.len() + self.taken.len() < before {
             self.answers.push((polled, -libc::ECANCELED));
         }
@@ -117,7 +124,7 @@ impl Ring {
         self.broken = true;
     }
 
-    /// Refuses.
+    /// Refuses every entry.
     ///
     /// # Safety
     /// None is needed.
@@ -133,10 +140,10 @@ impl Ring {
         false
     }
 
-    /// A number below `limit`.
-    fn whim(&mut self, limit: usize) -> usize {
-        self.whim = self.whim.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.whim >> 33) as usize % limit
+    /// A pseudo-random number below `limit`.
+    fn random(&mut self, limit: usize) -> usize {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) as usize % limit
     }
 
     pub(crate) fn enter(&mut self, wait_for: usize) -> io::Result<()> {
@@ -147,7 +154,7 @@ impl Ring {
         self.taken.append(&mut self.pushed);
         let mut polls = Vec::new();
         while self.answers.len() < wait_for && !self.taken.is_empty() {
-            let number = self.whim(self.taken.len());
+            let number = self.random(self.taken.len());
             let entry = self.taken.swap_remove(number);
             match entry.work {
                 Some(work) => {
@@ -157,8 +164,7 @@ impl Ring {
                 None => polls.push(entry),
             }
         }
-        // A poll may end although there is nothing to read; while there is something else, that
-        // goes first.
+        // A poll may end although nothing is readable. If there are other answers, they go first.
         for poll in polls {
             if self.answers.len() < wait_for {
                 std::thread::yield_now();
@@ -174,18 +180,18 @@ impl Ring {
         self.enter(wait_for)
     }
 
-    /// What the kernel would answer.
+    /// The kernel's answer to an entry.
     fn carry_out(&mut self, work: Work) -> i32 {
-        let whim = self.whim(8);
-        if whim == 0 {
+        let random = self.random(8);
+        if random == 0 {
             return -libc::EAGAIN;
         }
-        let short = whim == 1 && work.len_bytes > 1024;
+        let short = random == 1 && work.len_bytes > 1024;
         let len_bytes = if short { work.len_bytes / 1024 * 512 } else { work.len_bytes };
         let at = work.offset_bytes as libc::off_t;
         let moved = match work.action {
-            // SAFETY: the caller of `start` has promised that this memory is alive and writable,
-            // and that nobody else reaches it. Miri sees whether that is so.
+            // SAFETY: the caller of `start` promised that this memory is alive and writable, and
+            // that no other code accesses it. Miri checks that.
             Action::Read => unsafe { libc::pread(work.fd, work.address.cast(), len_bytes, at) },
             // SAFETY: as above, for reading.
             Action::Write { .. } | Action::WriteAgain => unsafe {
@@ -228,7 +234,7 @@ mod tests {
 
     const FILE_BYTES: usize = 64 << 10;
 
-    /// A real file, without what Miri does not know (locks, O_DIRECT, holes).
+    /// A real file without features that Miri does not support (locks, O_DIRECT, holes).
     #[derive(Debug)]
     struct PlainFile(File);
 
@@ -283,11 +289,11 @@ mod tests {
         done
     }
 
-    /// What is written arrives, in requests of one part and of several, with buffers of the slab
-    /// and others, while buffers that have come back are in use.
-    fn does_what_an_array_does(mut engine: Engine, slab: &Slab) {
+    /// Compares reads with a model in memory, for requests of one part and of several, with buffers
+    /// inside and outside the slab, while returned buffers are in use.
+    fn matches_a_model(mut engine: Engine, slab: &Slab) {
         let target = engine.add_target(&store()).expect("a target");
-        // Without a ring that is a system call which Miri does not know.
+        // Without a ring, a durable write is a system call that Miri does not support.
         let durable = engine.kind() == EngineKind::Uring;
         let shared = Arc::new(IoBuf::new(1000));
         let mut model = vec![0_u8; FILE_BYTES];
@@ -314,7 +320,8 @@ mod tests {
                     engine.sync(&slot, target);
                     engine.end(slot);
                 }
-                // Some come back while others are in flight; their bytes are ours again.
+                // Some requests complete while others are in flight; their buffers may be changed
+                // again.
                 let mut done = Vec::new();
                 engine.reap(usize::from(number == 2), &mut done).expect("the ring works");
                 kept.append(&mut done);
@@ -346,13 +353,13 @@ mod tests {
     #[test]
     fn miri_a_ring_of_its_own() {
         let slab = Slab::of_classes(&[(2, 4096), (2, 8192)]);
-        does_what_an_array_does(Engine::new(EngineKind::Uring, 8, Some(&slab)).expect("a stand-in"), &slab);
+        matches_a_model(Engine::new(EngineKind::Uring, 8, Some(&slab)).expect("a stand-in"), &slab);
     }
 
     #[test]
     fn miri_without_a_ring() {
         let slab = Slab::new(4, 4096);
-        does_what_an_array_does(Engine::new(EngineKind::Sync, 8, Some(&slab)).expect("no ring"), &slab);
+        matches_a_model(Engine::new(EngineKind::Sync, 8, Some(&slab)).expect("no ring"), &slab);
     }
 
     #[test]
@@ -365,13 +372,13 @@ mod tests {
         other.read_one(9, 0, target, 0, IoBuf::new(4096), 0..4096);
         let answers = thread::spawn(move || {
             for (number, ticket) in tickets.into_iter().enumerate() {
-                // The last is dropped without an answer.
+                // The last ticket is dropped without an answer.
                 if number < 2 {
                     ticket.complete(Ok(()));
                 }
             }
         });
-        does_what_an_array_does(Engine::on(&ring), &slab);
+        matches_a_model(Engine::on(&ring), &slab);
         let failed = reap_all(&mut other).into_iter().filter(|ended| ended.result.is_err()).count();
         assert_eq!(failed, 1);
         answers.join().expect("a thread that answers");

@@ -18,7 +18,7 @@ fn ring() -> Option<SharedRing> {
     ring.ok()
 }
 
-/// Waits until `count` operations have ended, and gives them by their tags.
+/// Waits until `count` operations have ended, and returns them by tag.
 fn ends(ring: &SharedRing, streams: &mut Streams, count: usize) -> HashMap<u64, StreamEnd> {
     let mut out = Vec::new();
     streams.reap(&mut out);
@@ -27,7 +27,7 @@ fn ends(ring: &SharedRing, streams: &mut Streams, count: usize) -> HashMap<u64, 
         streams.reap(&mut out);
     }
     let by_tag: HashMap<u64, StreamEnd> = out.into_iter().map(|end| (end.tag, end)).collect();
-    assert_eq!(by_tag.len(), count, "each ends once");
+    assert_eq!(by_tag.len(), count, "each operation ends once");
     by_tag
 }
 
@@ -46,7 +46,7 @@ fn pattern(len_bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_receive_gives_what_there_is_or_the_whole() {
+fn a_receive_returns_available_bytes_or_fills_its_range() {
     let Some(ring) = ring() else { return };
     let mut streams = Streams::new(&ring);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
@@ -133,7 +133,7 @@ fn pipes_work_as_sockets_do() {
     let mut streams = Streams::new(&ring);
     let (reader, writer) = io::pipe().unwrap();
     let (reader, writer) = (streams.add(reader.into()).unwrap(), streams.add(writer.into()).unwrap());
-    // More than a pipe holds.
+    // More than the capacity of a pipe.
     let bytes = pattern(300_000);
     let mut buf = IoBuf::new(bytes.len());
     buf.copy_from_slice(&bytes);
@@ -161,7 +161,7 @@ fn listeners_accept() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let unix = UnixListener::bind(&path).unwrap();
-    // As systemd may hand it over.
+    // systemd may pass a non-blocking listener.
     unix.set_nonblocking(true).unwrap();
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = tcp.local_addr().unwrap();
@@ -186,7 +186,7 @@ fn listeners_accept() {
 }
 
 #[test]
-fn closing_cancels_what_is_in_flight_and_only_that() {
+fn closing_cancels_only_the_operations_of_its_stream() {
     let Some(ring) = ring() else { return };
     let mut streams = Streams::new(&ring);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
@@ -196,11 +196,11 @@ fn closing_cancels_what_is_in_flight_and_only_that() {
     streams.receive(other, IoBuf::new(10), 0..10, true, 9);
     streams.receive(stream, IoBuf::new(10), 0..10, false, 1);
     ring.wait_for(Duration::from_millis(1)).unwrap();
-    // Larger than the socket's buffer, so that it waits, half sent.
+    // Larger than the socket's buffer, so the send waits with part of it sent.
     streams.send(stream, filled(4 << 20, 1), 0..4 << 20, 2);
     ring.wait_for(Duration::from_millis(1)).unwrap();
     streams.close(stream);
-    // What was never submitted is cancelled too, and what is begun afterwards is refused.
+    // An operation that was not submitted yet is cancelled too; a new one is refused.
     streams.receive(stream, IoBuf::new(10), 0..10, false, 3);
     let mut three = ends(&ring, &mut streams, 3);
     for tag in [1, 3] {
@@ -215,7 +215,7 @@ fn closing_cancels_what_is_in_flight_and_only_that() {
     assert!(streams.fd(stream).is_none() && streams.fd(other).is_some());
     friends.write_all(b"0123456789").unwrap();
     assert_eq!(end(&ring, &mut streams).result.unwrap(), 10);
-    // The place is used again, and the old id does not reach it.
+    // The table entry is reused, and the old id does not refer to the new stream.
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let next = streams.add(ours.into()).unwrap();
     assert_ne!(next, stream);
@@ -236,7 +236,7 @@ fn a_peer_that_vanishes_is_an_end_or_an_error() {
         drop(theirs);
     });
     let mut both = ends(&ring, &mut streams, 2);
-    // Data that the peer never read make it a reset.
+    // Data that the peer did not read turn the close into a reset.
     assert!(
         both.remove(&1)
             .unwrap()
@@ -268,13 +268,13 @@ fn timers_end_and_waiting_has_a_limit() {
 }
 
 #[test]
-fn what_cannot_be_begun_ends_with_the_reason() {
+fn invalid_operations_end_with_the_reason() {
     let Some(ring) = ring() else { return };
     let mut streams = Streams::new(&ring);
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let stream = streams.add(ours.into()).unwrap();
     streams.receive(stream, IoBuf::new(10), 5..11, false, 1);
-    #[expect(clippy::reversed_empty_ranges, reason = "what a program must not get away with")]
+    #[expect(clippy::reversed_empty_ranges, reason = "an invalid range, which must be refused")]
     streams.send(stream, IoBuf::new(10), 8..5, 2);
     streams.send_all(stream, vec![(IoBuf::new(10), 0..10), (IoBuf::new(10), 0..11)], 3);
     streams.send_all(stream, Vec::new(), 4);
@@ -284,9 +284,9 @@ fn what_cannot_be_begun_ends_with_the_reason() {
     );
     assert!(all[&1].buf.is_some() && all[&3].pieces.len() == 2);
     streams.accept(stream, 5);
-    assert!(end(&ring, &mut streams).result.is_err(), "it is no listener");
+    assert!(end(&ring, &mut streams).result.is_err(), "accept needs a listener");
     streams.close(stream);
-    assert!(streams.fd(stream).is_none(), "nothing of it is left in flight");
+    assert!(streams.fd(stream).is_none(), "no operation is left in flight");
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn streams_and_engines_share_a_turn() {
     }
     assert!(
         bufs.iter().enumerate().all(|(n, buf)| buf.iter().all(|&byte| byte == n as u8 + 1)),
-        "none overlaps another"
+        "the buffers must not overlap"
     );
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
@@ -343,7 +343,7 @@ fn streams_and_engines_share_a_turn() {
     let mut streams = Streams::new(&ring);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let stream = streams.add(ours.into()).unwrap();
-    // An echo of the file, through one ring.
+    // Echoes the file through one ring.
     engine.read_one(1, 0, target, 0, bufs.pop().unwrap(), 4096..65536);
     let (mut done, mut out) = (Vec::new(), Vec::new());
     let mut sent = 0;
@@ -367,7 +367,7 @@ fn streams_and_engines_share_a_turn() {
 }
 
 #[test]
-fn a_poll_ends_when_there_is_something() {
+fn a_poll_ends_when_data_or_the_end_arrives() {
     let Some(ring) = ring() else { return };
     let mut streams = Streams::new(&ring);
     let (ours, mut theirs) = UnixStream::pair().unwrap();

@@ -1,51 +1,50 @@
-//! Rules of what runs without a lock, or shares work between threads, that a test may break on
-//! purpose, to see that the scheduler finds it.
+//! Rules of concurrent code that a test breaks on purpose, to check that the scheduler notices.
 //!
-//! They stand where the rule is kept, behind the feature `shuttle`; whatever is built without it
-//! has nothing of them. Rules that can be broken from outside are broken there
-//! (`proving/src/meddler.rs`). All threads of one schedule run on one thread of the machine, so
-//! what is broken is known to that one only, and tests do not disturb each other.
+//! Each rule is checked at the place that keeps it, behind the feature `shuttle`; other builds
+//! contain no trace of it. Rules that can be broken from outside are broken in
+//! `proving/src/meddler.rs`. All threads of a schedule run on one OS thread and the broken rule is
+//! thread-local, so tests do not disturb each other.
 
 use std::cell::Cell;
 
-/// A rule.
+/// A rule of the concurrent code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// Space that was given up rests until every request that could still reach it has ended
+    /// Freed space is not reused until every request that could still reach it has ended
     /// (`disk/src/epoch.rs`).
     GraceIsWaitedFor,
-    /// A request looks again at the epoch after it was counted, and is counted anew where that has
-    /// moved on (`disk/src/epoch.rs`).
+    /// A request reads the epoch again after it was counted, and is counted again if the epoch has
+    /// changed (`disk/src/epoch.rs`).
     CountedInTheCurrentEpoch,
-    /// Sectors that hide a parent's are mapped when their payload is in place (`disk/src/plan.rs`).
+    /// Sectors that hide a parent's sectors are mapped only when their payload is in place
+    /// (`disk/src/plan.rs`).
     MappedAfterPayload,
-    /// Whoever asks for a flush while one is under way is answered by the next
+    /// A flush that is requested while another is in progress is answered by the next cycle
     /// (`disk/src/flusher.rs`).
     AnsweredByALaterCycle,
-    /// What is given up during a flush is not durably removed by it (`disk/src/device.rs`).
+    /// Space that is freed during a flush is not durably removed by that flush
+    /// (`disk/src/device.rs`).
     FreedBeforeTheFlush,
-    /// A flush of an image that finds a cycle under way is done by one that begins after the call
+    /// An image's flush that finds a cycle in progress is served by one that begins after the call
     /// (`store/src/barrier.rs`).
     WaitsForALaterCycle,
-    /// Every request that waits for a block is woken when the block is free (`disk/src/claims.rs`).
+    /// When a block becomes free, every request that waits for it is woken (`disk/src/claims.rs`).
     WaitersAreWoken,
-    /// A block is filled from below only when no write of the block is on its way
-    /// (`disk/src/claims.rs`).
+    /// A block is copied up only while no write of the block is in flight (`disk/src/claims.rs`).
     ExcludedAlone,
-    /// A block does not stay excluded for work that another stage of the request asks for again
+    /// A block is not kept excluded for work that another stage of the request repeats
     /// (`disk/src/queue.rs`).
     ExclusionEnds,
-    /// A clerk does every job that has gathered (`disk/src/clerk.rs`).
+    /// A clerk does every job in its queue (`disk/src/clerk.rs`).
     EveryJobIsDone,
-    /// A queue fetches the chain anew when the epoch has moved on (`disk/src/queue.rs`).
+    /// A queue fetches the chain again when the epoch has changed (`disk/src/queue.rs`).
     ChainIsFetchedAnew,
-    /// The map may name a file that joined after a queue had fetched its chain
-    /// (`disk/src/queue.rs`).
+    /// The map may name a file that joined after a queue fetched its chain (`disk/src/queue.rs`).
     MapMayBeAhead,
-    /// A former top is called durable when no request can write to it any more
+    /// A former top is called durable only when no request can write to it any more
     /// (`disk/src/device.rs`).
     FormerTopIsAtRest,
-    /// Table pages are dirty until the cycle that carries them has ended
+    /// Table pages stay dirty until the cycle that writes them has ended
     /// (`image/src/vhdx/pages.rs`).
     DirtyUntilLanded,
 }
@@ -55,8 +54,8 @@ thread_local! {
     static LOADING: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
-/// Has every other queue that is opened from now on hand what must wait to the disk's loader, as a
-/// queue on a shared ring does. Under a scheduler there are no rings.
+/// Makes every other queue that is opened from now on hand its waiting work to the disk's loader,
+/// as a queue on a shared ring does. Under the scheduler there are no rings.
 pub fn use_loaders(every_other: bool) {
     LOADING.set(every_other.then_some(false));
 }
@@ -68,12 +67,12 @@ pub fn uses_loader() -> bool {
     uses.unwrap_or(false)
 }
 
-/// Breaks a rule, and no other, in what the calling thread schedules from now on.
+/// Breaks this rule, and no other, in the schedules of the calling thread from now on.
 pub fn break_rule(rule: Option<Rule>) {
     BROKEN.set(rule);
 }
 
-/// Whether it is broken.
+/// Whether this rule is broken.
 pub fn is_broken(rule: Rule) -> bool {
     BROKEN.get() == Some(rule)
 }

@@ -1,9 +1,9 @@
 //! Control of loop devices, and of partitions on any block device (`linux/loop.h`,
 //! `linux/blkpg.h`).
 //!
-//! A loop device shows a file as a block device. [`configure`] gives it the file and all that
-//! belongs to it in one step, so nobody ever sees it half-made. The device keeps the file open by
-//! itself until it is [`clear`]ed and its last user has closed it.
+//! A loop device shows a file as a block device. [`configure`] sets the file and all options in one
+//! step, so no other process sees a partly configured device. The device keeps the file open until
+//! it is [`clear`]ed and its last user has closed it.
 
 #![allow(unsafe_code)]
 
@@ -78,33 +78,32 @@ struct BlkpgArgument {
 const _: () = assert!(size_of::<LoopInfo>() == 232 && size_of::<Configuration>() == 304);
 const _: () = assert!(size_of::<BlkpgPartition>() == 152);
 
-/// How a loop device is to be.
+/// Options of a loop device.
 #[derive(Debug, Clone, Copy)]
 pub struct LoopConfig<'a> {
-    /// The file that it shows.
+    /// The file that the device shows.
     pub backing: BorrowedFd<'a>,
-    /// Where in the file it begins.
+    /// Where in the file the device begins.
     pub offset_bytes: u64,
-    /// How long it is; 0 is to the end of the file.
+    /// Length of the device; 0 means to the end of the file.
     pub size_limit_bytes: u64,
-    /// Its logical sector: 512 to 4096, a power of two.
+    /// Logical sector size: a power of two from 512 to 4096.
     pub block_bytes: u32,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// The kernel looks for partitions.
+    /// Whether the kernel looks for partitions.
     pub partition_scan: bool,
-    /// The file is read and written past the page cache, with many requests at a time.
+    /// Whether the file is accessed with O_DIRECT, which also allows many requests in flight.
     pub direct_io: bool,
-    /// What `losetup` shows where it cannot see the file; cut off after 63 bytes.
+    /// The file name that `losetup` shows if it cannot see the file; truncated to 63 bytes.
     pub name: &'a [u8],
 }
 
-/// `LOOP_CTL_GET_FREE`, whose answer is the return value.
+/// `LOOP_CTL_GET_FREE`, which returns a device number.
 #[derive(Debug)]
 struct GetFree;
 
-// SAFETY: the call takes no argument and gives the number of a device as its return value; it
-// touches no memory of ours.
+// SAFETY: the call takes no argument, returns a device number, and accesses no memory of ours.
 unsafe impl Ioctl for GetFree {
     type Output = u32;
     const IS_MUTATING: bool = false;
@@ -122,14 +121,14 @@ unsafe impl Ioctl for GetFree {
     }
 }
 
-/// The number of a loop device that nobody uses, made if need be. `control` is `/dev/loop-control`.
-/// Others may be faster: then [`configure`] says `EBUSY`, and one asks again.
+/// The number of an unused loop device, created if necessary. `control` is `/dev/loop-control`. If
+/// another process uses the device first, [`configure`] fails with `EBUSY`; ask again then.
 pub fn free_number(control: BorrowedFd<'_>) -> io::Result<u32> {
-    // SAFETY: see `GetFree`; a descriptor that is no loop control answers ENOTTY.
+    // SAFETY: see `GetFree`. A descriptor of another file answers ENOTTY.
     unsafe { ioctl(control, GetFree) }
 }
 
-/// Gives a loop device its file.
+/// Sets the file and the options of a loop device.
 pub fn configure(device: BorrowedFd<'_>, config: &LoopConfig<'_>) -> io::Result<()> {
     let mut flags = 0;
     for (wanted, flag) in [
@@ -165,29 +164,29 @@ pub fn configure(device: BorrowedFd<'_>, config: &LoopConfig<'_>) -> io::Result<
     // SAFETY: the opcode is LOOP_CONFIGURE, which reads one `struct loop_config`, and
     // `Configuration` has its layout.
     let request = unsafe { Setter::<LOOP_CONFIGURE, Configuration>::new(configuration) };
-    // SAFETY: the call reads the struct, which lives in `request`; both descriptors are open, as
-    // they are borrowed.
+    // SAFETY: the call reads the struct, which lives in `request`. Both descriptors are borrowed,
+    // hence open.
     unsafe { ioctl(device, request) }
 }
 
-/// Has a loop device look at the length of its file again, and take that as its own.
+/// Makes a loop device adopt the current length of its file.
 pub fn set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: LOOP_SET_CAPACITY takes no argument.
     let request = unsafe { NoArg::<LOOP_SET_CAPACITY>::new() };
-    // SAFETY: it touches no memory of ours.
+    // SAFETY: the call accesses no memory of ours.
     unsafe { ioctl(device, request) }
 }
 
-/// Takes the file from a loop device, at once or, where others have the device open, when the last
+/// Detaches the file from a loop device: at once, or, if others have the device open, when the last
 /// of them closes it.
 pub fn clear(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: LOOP_CLR_FD takes no argument.
     let request = unsafe { NoArg::<LOOP_CLR_FD>::new() };
-    // SAFETY: it touches no memory of ours.
+    // SAFETY: the call accesses no memory of ours.
     unsafe { ioctl(device, request) }
 }
 
-/// Tells the kernel of a partition that it has not found by itself. `EBUSY` says that it has.
+/// Adds a partition that the kernel has not found by itself. Fails with `EBUSY` if it exists.
 pub fn add_partition(device: BorrowedFd<'_>, number: u32, start_bytes: u64, len_bytes: u64) -> io::Result<()> {
     let too_large = |_| io::Errno::OVERFLOW;
     let partition = BlkpgPartition {
@@ -205,7 +204,7 @@ pub fn add_partition(device: BorrowedFd<'_>, number: u32, start_bytes: u64, len_
     // SAFETY: the opcode is BLKPG, which reads one `struct blkpg_ioctl_arg`, and `BlkpgArgument`
     // has its layout.
     let request = unsafe { Setter::<BLKPG, BlkpgArgument>::new(argument) };
-    // SAFETY: the call reads that struct and the partition behind its pointer, both of which live
-    // until it has returned.
+    // SAFETY: the call reads that struct and the partition that it points to; both live until it
+    // has returned.
     unsafe { ioctl(device, request) }
 }

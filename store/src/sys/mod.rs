@@ -1,10 +1,9 @@
-//! What no library wraps safely: system calls and an instruction, each behind a function that is
-//! safe to call.
+//! System calls and an instruction that no library wraps safely, each behind a safe function.
 //!
 //! ```text
 //!   cycles.rs         the processor's cycle counter
 //!   reflink.rs        sharing a range between files
-//!   loop_device.rs    loop devices, and partitions by hand
+//!   loop_device.rs    loop devices, and adding partitions
 //! ```
 
 mod cycles;

@@ -17,8 +17,8 @@ struct FileCloneRange {
 
 const FICLONERANGE: ioctl::Opcode = ioctl::opcode::write::<FileCloneRange>(0x94, 13);
 
-/// Shares `len_bytes` of `source` into `destination`. `len_bytes` of 0 means "to the end of the
-/// source", so callers refuse it.
+/// Shares `len_bytes` of `source` into `destination`. A length of 0 means "to the end of the
+/// source", so callers must not pass it.
 pub(crate) fn clone_range(
     destination: BorrowedFd<'_>,
     destination_offset_bytes: u64,
@@ -35,7 +35,7 @@ pub(crate) fn clone_range(
     // SAFETY: the opcode is FICLONERANGE, which reads one `struct file_clone_range`, and
     // `FileCloneRange` has its layout.
     let request = unsafe { ioctl::Setter::<FICLONERANGE, FileCloneRange>::new(range) };
-    // SAFETY: the call reads the struct, which lives in `request`, and touches no other memory of
-    // ours; both descriptors are open, as they are borrowed.
+    // SAFETY: the call reads the struct, which lives in `request`, and accesses no other memory of
+    // ours. Both descriptors are borrowed, hence open.
     unsafe { ioctl::ioctl(destination, request) }
 }

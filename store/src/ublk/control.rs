@@ -1,13 +1,13 @@
-//! The control device: devices are added, told what they are, started, stopped and deleted.
+//! The control device: adds, configures, starts, stops and deletes devices.
 //!
 //! A command is an entry of 128 bytes on a small ring of its own, since the ring of the queues has
-//! entries of 64. The kernel carries it out in a thread that it lends the ring, and this one waits;
-//! some take long: a device is started when its partitions have been read, which its server must do
-//! meanwhile, and stopped when what was written has gone out. So whoever starts or stops a device
-//! is not the thread that serves it.
+//! entries of 64. The kernel executes it in a worker thread, and the calling thread waits. Some
+//! commands take long: starting a device ends when its partitions have been read, which its server
+//! must serve meanwhile; stopping ends when dirty data has been written. The thread that starts or
+//! stops a device must therefore not be the one that serves it.
 //!
-//! The kernel reads and writes a payload of 64 bytes while a command is under way. It lies in a
-//! box, which is given up when the command is.
+//! While a command runs, the kernel reads and writes a payload of 64 bytes. The payload is in a
+//! box, which is leaked if the command is given up.
 
 #![allow(unsafe_code)]
 
@@ -29,25 +29,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The control device.
+/// Path of the control device.
 pub const UBLK_CONTROL: &str = "/dev/ublk-control";
 
-/// How long a command may take. The kernel itself gives up on the requests of a dead server after
-/// 30 s.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// How long a command may take. The kernel gives up on the requests of a dead server after 30 s.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// "Any number that is free."
+/// Device number that means "any free number".
 const ANY: u32 = u32::MAX;
 
 type Payload = Box<[u8; PAYLOAD_BYTES]>;
 
-/// See the module.
+/// A handle to the control device; see the module documentation.
 pub struct UblkControl {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     file: OwnedFd,
-    /// What the driver can do.
+    /// Feature bits of the driver.
     features: u64,
-    /// The number of the last command, by which its answer is told from a late one.
+    /// Number of the last command, which distinguishes its answer from a late one.
     commands: u64,
 }
 
@@ -58,16 +57,17 @@ impl std::fmt::Debug for UblkControl {
 }
 
 impl UblkControl {
-    /// Opens the control device, and sees that its driver is one that is understood here.
+    /// Opens the control device and checks the driver's version.
     ///
     /// # Errors
-    /// `NotFound` where there is no driver, `PermissionDenied` for those who may not, `Unsupported`
-    /// for a driver that is too old.
+    /// `NotFound` if there is no driver, `PermissionDenied` without the necessary rights,
+    /// `Unsupported` if the driver is too old.
     pub fn open() -> io::Result<Self> {
         let file = rustix::fs::open(UBLK_CONTROL, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let ring = IoUring::builder().build(4)?;
         let mut control = Self { ring, file, features: 0, commands: 0 };
-        let too_old = || io::Error::new(io::ErrorKind::Unsupported, "its ublk driver is too old; it takes Linux 6.5");
+        let too_old =
+            || io::Error::new(io::ErrorKind::Unsupported, "its ublk driver is too old; Linux 6.5 or later is needed");
         let (_, features) = control
             .run(command::GET_FEATURES, ANY, Some((Payload::new([0; PAYLOAD_BYTES]), FEATURES_BYTES)), 0)
             .map_err(|error| match Errno::from_io_error(&error) {
@@ -82,10 +82,10 @@ impl UblkControl {
         Ok(control)
     }
 
-    /// Adds a device with a free number, and gives that. `/dev/ublkcN` follows.
+    /// Adds a device with a free number and returns the number. `/dev/ublkcN` then appears.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn add(&mut self, device: &UblkDevice) -> io::Result<u32> {
         let payload = Payload::new(layout::device_info(device));
         let (_, said) = self.run(command::ADD_DEVICE, ANY, Some((payload, PAYLOAD_BYTES as u16)), 0)?;
@@ -93,64 +93,65 @@ impl UblkControl {
         Ok(facts.number)
     }
 
-    /// Tells what a device that is not started is to be.
+    /// Sets sizes and attributes of a device that is not started.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn describe(&mut self, number: u32, geometry: &Geometry, transfer_bytes: u32) -> io::Result<()> {
         let payload = Payload::new(layout::parameters(geometry, transfer_bytes));
         self.run(command::SET_PARAMETERS, number, Some((payload, PAYLOAD_BYTES as u16)), 0).map(drop)
     }
 
-    /// Starts a device whose queue is served by the process `server`: `/dev/ublkbN` comes, and its
+    /// Starts a device whose queue the process `server` serves. `/dev/ublkbN` appears, and its
     /// partitions are read.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn start(&mut self, number: u32, server: u32) -> io::Result<()> {
         self.run(command::START_DEVICE, number, None, server.into()).map(drop)
     }
 
-    /// Gives a device another size. Its server need not do anything for that.
+    /// Changes the size of a device. Its server need not do anything.
     ///
     /// # Errors
-    /// `Unsupported` where the driver cannot: it takes Linux 6.16. Otherwise what the kernel says.
+    /// `Unsupported` if the driver cannot do this (before Linux 6.16); otherwise the kernel's
+    /// error.
     pub fn update_size(&mut self, number: u32, size_bytes: u64) -> io::Result<()> {
         if self.features & FEATURE_UPDATE_SIZE == 0 {
-            let what = "its ublk driver cannot change the size of a device; it takes Linux 6.16";
+            let what = "its ublk driver cannot change the size of a device; Linux 6.16 or later is needed";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
         self.run(command::UPDATE_SIZE, number, None, layout::size_in_sectors(size_bytes)).map(drop)
     }
 
-    /// Stops a device: what was written goes out, `/dev/ublkbN` goes, and every fetch ends with
+    /// Stops a device: dirty data is written, `/dev/ublkbN` disappears, and every fetch ends with
     /// ENODEV.
     ///
     /// # Errors
-    /// What the kernel says; `ENODEV` for a device that is not there.
+    /// The kernel's error; `ENODEV` if the device does not exist.
     pub fn stop(&mut self, number: u32) -> io::Result<()> {
         self.run(command::STOP_DEVICE, number, None, 0).map(drop)
     }
 
-    /// Deletes a device, after stopping it, and waits until nobody has its `/dev/ublkcN` open.
+    /// Stops and deletes a device, and waits until no process has its `/dev/ublkcN` open.
     ///
     /// # Errors
-    /// What the kernel says; `ENODEV` for a device that is not there.
+    /// The kernel's error; `ENODEV` if the device does not exist.
     pub fn delete(&mut self, number: u32) -> io::Result<()> {
         self.run(command::DELETE_DEVICE, number, None, 0).map(drop)
     }
 
-    /// What the kernel says of a device.
+    /// Queries a device.
     ///
     /// # Errors
-    /// `ENODEV` for a device that is not there.
+    /// `ENODEV` if the device does not exist.
     pub fn facts(&mut self, number: u32) -> io::Result<UblkFacts> {
         let payload = Payload::new([0; PAYLOAD_BYTES]);
         let (_, said) = self.run(command::GET_DEVICE_INFO, number, Some((payload, PAYLOAD_BYTES as u16)), 0)?;
         layout::facts(&said).ok_or_else(nonsense)
     }
 
-    /// Carries out a command, and gives its result and what lies in the payload then.
+    /// Runs a command. Returns its result and the final contents of the payload.
     fn run(
         &mut self,
         operation: Opcode,
@@ -170,15 +171,14 @@ impl UblkControl {
             .cmd(bytes)
             .build()
             .user_data(number_of_command);
-        // SAFETY: the entry names the payload, which is kept below until the answer has come, or
-        // given up for good, and holds at least `len_bytes`; the file stays open as long as the
-        // ring.
+        // SAFETY: the entry names the payload, which holds at least `len_bytes` and is kept below
+        // until the answer has come, or leaked. The file stays open as long as the ring.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)?;
         match self.wait(number_of_command) {
             Ok(result) if result < 0 => Err(io::Error::from_raw_os_error(-result)),
             Ok(result) => Ok((result, payload.map_or([0; PAYLOAD_BYTES], |payload| *payload))),
             Err(error) => {
-                // The command may still be under way.
+                // The command may still be running.
                 std::mem::forget(payload);
                 Err(error)
             }
@@ -188,18 +188,18 @@ impl UblkControl {
     fn wait(&mut self, wanted: u64) -> io::Result<i32> {
         let start = Instant::now();
         loop {
-            let left = PATIENCE.saturating_sub(start.elapsed());
+            let left = COMMAND_TIMEOUT.saturating_sub(start.elapsed());
             let time = types::Timespec::from(left);
             match self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time)) {
                 Err(error) if !matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => return Err(error),
                 _ => {}
             }
-            // Answers to commands that were given up are dropped.
+            // Answers to commands that were given up are discarded.
             if let Some(answer) = self.ring.completion().find(|answer| answer.user_data() == wanted) {
                 return Ok(answer.result());
             }
             if left.is_zero() {
-                let what = format!("the kernel's ublk driver has not answered for {} s", PATIENCE.as_secs());
+                let what = format!("the kernel's ublk driver has not answered for {} s", COMMAND_TIMEOUT.as_secs());
                 return Err(io::Error::new(io::ErrorKind::TimedOut, what));
             }
         }
@@ -207,5 +207,5 @@ impl UblkControl {
 }
 
 fn nonsense() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the ublk driver's answer cannot be understood")
+    io::Error::new(io::ErrorKind::InvalidData, "the ublk driver sent an invalid answer")
 }

@@ -1,23 +1,23 @@
-//! The structs of `linux/ublk_cmd.h` as bytes, and what this project says and hears in them. Pure.
+//! The structs of `linux/ublk_cmd.h` as bytes, and their conversion to and from Rust values. Pure.
 
 use crate::{Geometry, Operation};
 use rustix::ioctl::{Opcode, opcode};
 
-/// Bytes of `struct ublksrv_ctrl_cmd`, of `struct ublksrv_io_cmd`, of `struct ublksrv_io_desc`.
+/// Sizes of `struct ublksrv_ctrl_cmd`, `struct ublksrv_io_cmd` and `struct ublksrv_io_desc`.
 pub(super) const CONTROL_COMMAND_BYTES: usize = 32;
 pub(super) const IO_COMMAND_BYTES: usize = 16;
 pub(super) const DESCRIPTOR_BYTES: usize = 24;
-/// What a command of an entry of 128 bytes has room for.
+/// Room for a command in an entry of 128 bytes.
 pub(super) const COMMAND_BYTES: usize = 80;
-/// Bytes of `struct ublksrv_ctrl_dev_info`, and of the head of `struct ublk_params`, up to and with
-/// what is set here.
+/// Size of `struct ublksrv_ctrl_dev_info`, and of the part of `struct ublk_params` that is set
+/// here.
 pub(super) const PAYLOAD_BYTES: usize = 64;
-/// Bytes of the features' word.
+/// Size of the feature bits.
 pub(super) const FEATURES_BYTES: u16 = 8;
 
-/// Most requests in flight that the kernel allows (`UBLK_MAX_QUEUE_DEPTH`).
+/// Maximum number of requests in flight that the kernel allows (`UBLK_MAX_QUEUE_DEPTH`).
 const QUEUE_DEPTH_MAX: u16 = 4096;
-/// Most bytes of one transfer (`UBLK_IO_BUF_BITS`).
+/// Maximum length of one transfer (`UBLK_IO_BUF_BITS`).
 const TRANSFER_BYTES_MAX: u32 = 32 << 20;
 
 const GROUP: u8 = b'u';
@@ -45,12 +45,12 @@ pub(super) const FEATURE_IOCTL_ENCODE: u64 = 1 << 6;
 /// `UBLK_F_UPDATE_SIZE`, from Linux 6.16.
 pub(super) const FEATURE_UPDATE_SIZE: u64 = 1 << 10;
 
-/// The size of a device as [`command::UPDATE_SIZE`] takes it: sectors of 512 bytes.
+/// The size of a device for [`command::UPDATE_SIZE`]: in sectors of 512 bytes.
 pub(super) fn size_in_sectors(size_bytes: u64) -> u64 {
     size_bytes / SECTOR_BYTES
 }
 
-/// The operations in a descriptor.
+/// Operation codes in a descriptor.
 mod operation {
     pub(super) const READ: u8 = 0;
     pub(super) const WRITE: u8 = 1;
@@ -69,56 +69,56 @@ const ATTRIBUTE_FORCE_UNIT_ACCESS: u32 = 1 << 3;
 const PARAMETERS_BASIC: u32 = 1;
 const PARAMETERS_DISCARD: u32 = 1 << 1;
 
-/// `UBLK_S_DEV_LIVE`, and states in which the block device is there but its server is not.
+/// `UBLK_S_DEV_DEAD`: added but not started. Other states are live, or live without a server.
 const STATE_DEAD: u16 = 0;
 
-/// The unit of lengths and offsets, whatever the sector of the device.
+/// The unit of lengths and offsets, whatever the device's sector size.
 const SECTOR_BYTES: u64 = 512;
 
-/// The longest discard: the kernel counts bytes in 32 bits in places.
+/// Maximum length of a discard: parts of the kernel count bytes in 32 bits.
 const DISCARD_SECTORS_MAX: u64 = (u32::MAX >> 9) as u64;
 
-/// What is asked for when a device is added.
+/// Parameters for adding a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UblkDevice {
-    /// Requests in flight.
+    /// Maximum number of requests in flight.
     pub queue_depth: u16,
-    /// Most bytes of one transfer, whole pages.
+    /// Maximum length of one transfer: a multiple of the page size.
     pub transfer_bytes: u32,
-    /// Any number but 0, by which whoever added the device knows it again.
+    /// Any number but 0, which identifies the device to the program that added it.
     pub mark: u64,
 }
 
-/// What the kernel says of a device.
+/// The kernel's information on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UblkFacts {
-    /// Its number.
+    /// The device number.
     pub number: u32,
-    /// As it was added.
+    /// The parameters with which it was added.
     pub device: UblkDevice,
-    /// Whether `/dev/ublkbN` is there.
+    /// Whether `/dev/ublkbN` exists.
     pub is_started: bool,
 }
 
-/// A request of the kernel.
+/// A request from the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UblkOperation {
-    /// What to do. Zeros that need not keep their space are a discard, which reads as zeros here.
+    /// What to do. Write-zeroes that may free space becomes a discard, which reads as zeros here.
     pub operation: Operation,
     /// First byte.
     pub offset_bytes: u64,
     /// Length in bytes.
     pub len_bytes: u64,
-    /// It ends when it is durable.
+    /// Whether to complete the request only when it is durable.
     pub fua: bool,
 }
 
-/// `struct ublksrv_ctrl_cmd`, in the room of an entry.
+/// `struct ublksrv_ctrl_cmd`, padded to the room in an entry.
 pub(super) fn control_command(number: u32, payload: Option<(u64, u16)>, data: u64) -> [u8; COMMAND_BYTES] {
     let (address, len_bytes) = payload.unwrap_or_default();
     let mut bytes = [0; COMMAND_BYTES];
     put(&mut bytes, 0, &number.to_ne_bytes());
-    // It is for no queue.
+    // No queue: the command is for the whole device.
     put(&mut bytes, 4, &u16::MAX.to_ne_bytes());
     put(&mut bytes, 6, &len_bytes.to_ne_bytes());
     put(&mut bytes, 8, &address.to_ne_bytes());
@@ -126,7 +126,7 @@ pub(super) fn control_command(number: u32, payload: Option<(u64, u16)>, data: u6
     bytes
 }
 
-/// `struct ublksrv_io_cmd` for the one queue there is.
+/// `struct ublksrv_io_cmd` for queue 0, the only one.
 pub(super) fn io_command(tag: u16, result: i32, address: u64) -> [u8; IO_COMMAND_BYTES] {
     let mut bytes = [0; IO_COMMAND_BYTES];
     put(&mut bytes, 2, &tag.to_ne_bytes());
@@ -147,7 +147,7 @@ pub(super) fn device_info(device: &UblkDevice) -> [u8; PAYLOAD_BYTES] {
     bytes
 }
 
-/// The kernel's answer; `None` for one that cannot be.
+/// Decodes the kernel's answer; `None` if a value is out of range.
 pub(super) fn facts(bytes: &[u8; PAYLOAD_BYTES]) -> Option<UblkFacts> {
     let device = UblkDevice {
         queue_depth: u16::from_ne_bytes(get(bytes, 2)),
@@ -163,10 +163,10 @@ pub(super) fn facts(bytes: &[u8; PAYLOAD_BYTES]) -> Option<UblkFacts> {
     })
 }
 
-/// The head of `struct ublk_params`: basic ones and those of discards. `transfer_bytes` as the
-/// device was added with.
+/// The beginning of `struct ublk_params`: basic parameters and those of discards. `transfer_bytes`
+/// as given when the device was added.
 pub(super) fn parameters(geometry: &Geometry, transfer_bytes: u32) -> [u8; PAYLOAD_BYTES] {
-    /// Where the parameters for discards end: what follows is not sent.
+    /// Where the discard parameters end; what follows is not sent.
     const LEN_BYTES: u32 = 60;
     let mut attributes = ATTRIBUTE_VOLATILE_CACHE | ATTRIBUTE_FORCE_UNIT_ACCESS;
     if geometry.read_only {
@@ -181,7 +181,7 @@ pub(super) fn parameters(geometry: &Geometry, transfer_bytes: u32) -> [u8; PAYLO
     put(&mut bytes, 0, &LEN_BYTES.to_ne_bytes());
     put(&mut bytes, 4, &(PARAMETERS_BASIC | PARAMETERS_DISCARD).to_ne_bytes());
     put(&mut bytes, 8, &attributes.to_ne_bytes());
-    // The sectors, then what is best and what is least to transfer at once.
+    // Shifts of the logical and physical sector, then of optimal and minimum transfer size.
     put(&mut bytes, 12, &[logical, physical, physical, physical]);
     put(&mut bytes, 16, &(transfer_bytes >> 9).to_ne_bytes());
     put(&mut bytes, 24, &(geometry.size_bytes / SECTOR_BYTES).to_ne_bytes());
@@ -192,13 +192,13 @@ pub(super) fn parameters(geometry: &Geometry, transfer_bytes: u32) -> [u8; PAYLO
     bytes
 }
 
-/// What `struct ublksrv_io_desc` asks for; `None` for an operation that nobody offered.
+/// Decodes `struct ublksrv_io_desc`; `None` for an operation that the device does not offer.
 pub(super) fn request(bytes: &[u8; DESCRIPTOR_BYTES]) -> Option<UblkOperation> {
     let word = u32::from_ne_bytes(get(bytes, 0));
     let operation = match word as u8 {
         operation::READ => Operation::Read,
         operation::WRITE => Operation::Write,
-        // Its range means nothing; Linux 6.12 says that it begins at the last of all sectors.
+        // Its range has no meaning; Linux 6.12 sets the last sector.
         operation::FLUSH => {
             return Some(UblkOperation { operation: Operation::Flush, offset_bytes: 0, len_bytes: 0, fua: false });
         }
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    fn the_numbers_of_the_commands_are_the_kernels() {
+    fn command_codes_match_the_kernel() {
         assert_eq!(command::ADD_DEVICE, 0xC020_7504);
         assert_eq!(command::GET_FEATURES, 0x8020_7513);
         assert_eq!(command::UPDATE_SIZE, 0xC020_7515);
@@ -251,7 +251,7 @@ mod tests {
     /// `ublk_ctrl_set_size` reads the new size from the command's first data word, in sectors of
     /// 512 bytes.
     #[test]
-    fn a_new_size_is_told_in_sectors() {
+    fn a_new_size_is_sent_in_sectors() {
         let bytes = control_command(7, None, size_in_sectors(3 << 30));
         assert_eq!(u32::from_ne_bytes(get(&bytes, 0)), 7);
         assert_eq!(u16::from_ne_bytes(get(&bytes, 4)), u16::MAX);
@@ -260,18 +260,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_is_found_again() {
+    fn device_parameters_survive_encoding() {
         let mut bytes = device_info(&DEVICE);
         put(&mut bytes, 12, &7u32.to_ne_bytes());
         assert_eq!(facts(&bytes), Some(UblkFacts { number: 7, device: DEVICE, is_started: false }));
         put(&mut bytes, 4, &1u16.to_ne_bytes());
         assert!(facts(&bytes).unwrap().is_started);
         put(&mut bytes, 2, &0u16.to_ne_bytes());
-        assert_eq!(facts(&bytes), None, "a queue for nothing");
+        assert_eq!(facts(&bytes), None, "a queue depth of 0");
     }
 
     #[test]
-    fn sectors_and_rights_become_parameters() {
+    fn geometry_becomes_device_parameters() {
         let mut geometry =
             Geometry { size_bytes: 3 << 30, logical_sector_bytes: 512, physical_sector_bytes: 4096, read_only: false };
         let bytes = parameters(&geometry, DEVICE.transfer_bytes);
@@ -283,14 +283,14 @@ mod tests {
         geometry = Geometry { logical_sector_bytes: 4096, read_only: true, ..geometry };
         let bytes = parameters(&geometry, DEVICE.transfer_bytes);
         assert_eq!((bytes[12], u32::from_ne_bytes(get(&bytes, 8)) & 1), (12, 1));
-        assert_eq!(u32::from_ne_bytes(get(&bytes, 48)), 0, "what cannot be written is not discarded");
+        assert_eq!(u32::from_ne_bytes(get(&bytes, 48)), 0, "a read-only device has no discard");
         geometry.read_only = false;
         let bytes = parameters(&geometry, DEVICE.transfer_bytes);
         assert_eq!(u32::from_ne_bytes(get(&bytes, 48)) % 8, 0, "whole sectors");
     }
 
     #[test]
-    fn requests_are_understood() {
+    fn requests_are_decoded() {
         let asked = |word, sectors, first| request(&descriptor(word, sectors, first)).map(|it| (it.operation, it.fua));
         assert_eq!(asked(0, 8, 16), Some((Operation::Read, false)));
         assert_eq!(asked(1 | IO_FORCE_UNIT_ACCESS | 1 << 11, 8, 16), Some((Operation::Write, true)));
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(asked(5, 8, 0), Some((Operation::Discard, false)));
         assert_eq!(asked(5 | IO_KEEP_SPACE, 8, 0), Some((Operation::WriteZeroes, false)));
         assert_eq!(asked(13, 8, 0), None, "a zone append");
-        assert_eq!(asked(0, 8, u64::MAX / 8), None, "beyond everything");
+        assert_eq!(asked(0, 8, u64::MAX / 8), None, "the offset overflows");
         let read = request(&descriptor(0, 8, 16)).unwrap();
         assert_eq!((read.offset_bytes, read.len_bytes), (8192, 4096));
     }

@@ -1,19 +1,20 @@
-//! The queue of a device: requests are fetched and committed on a shared ring.
+//! The queue of a device: fetches and commits requests on a shared ring.
 //!
 //! ```text
-//!   fetch(tag, buf) ─┐                                                 ┌─▶ UblkEnd { tag, buf, request }
-//!                    ├─▶ SharedRing::wait ─▶ the answer ─▶ descriptor ─┤
-//!   commit(tag, ..) ─┘                                                 └─▶ UblkEnd { tag, buf, ENODEV }: the device was stopped
+//! fetch(tag, buf) ─┐                                            ┌─▶ UblkEnd { tag, buf, request }
+//!                  ├─▶ SharedRing::wait ─▶ answer, descriptor ──┤
+//! commit(tag, ..) ─┘                                            └─▶ UblkEnd { tag, buf, ENODEV }
+//!                                                                       the device was stopped
 //! ```
 //!
-//! Descriptors lie in pages that the kernel shares with us, one for each tag. The kernel writes one
-//! before it ends that tag's fetch, and not again before the commit; so it is read between the two,
-//! and only then.
+//! Descriptors lie in pages shared with the kernel, one for each tag. The kernel writes a
+//! descriptor before it ends that tag's fetch, and not again before the commit, so it is read only
+//! between the two.
 //!
-//! Invariants: a tag is the kernel's (its buffer is in `buffers`, and an entry of the ring is under
-//! way) or the caller's. Everything is done by the thread of the ring: the kernel takes a queue's
-//! commands from one thread only. A fetch cannot be taken back, so buffers that the kernel has when
-//! this is dropped are left to it for good; whoever wants them stops the device first.
+//! Invariants: the kernel owns a tag (its buffer is in `buffers`, and a ring entry is in flight) or
+//! the caller does. The ring's thread does everything, because the kernel accepts a queue's
+//! commands from one thread only. A fetch cannot be cancelled: buffers that the kernel has when the
+//! queue is dropped are leaked. To get them back, stop the device first.
 
 #![allow(unsafe_code)]
 
@@ -38,40 +39,40 @@ use std::{
     ptr::{self, NonNull},
 };
 
-/// A request that has come, or the end of a tag.
+/// A request that has arrived, or the end of a tag.
 #[derive(Debug)]
 pub struct UblkEnd {
-    /// The request's number among those in flight.
+    /// Identifies the request among those in flight.
     pub tag: u16,
-    /// The buffer of the fetch; for a write, with the payload in front.
+    /// The buffer of the fetch; for a write, with the payload at its front.
     pub buf: IoBuf,
-    /// What is asked for: `None` for something that was never offered. An error says that no
-    /// request will come for this tag any more; `ENODEV` is that of a device that was stopped.
+    /// The request; `None` for an operation that the device does not offer. An error means that no
+    /// request will come for this tag any more; it is `ENODEV` if the device was stopped.
     pub request: io::Result<Option<UblkOperation>>,
 }
 
-/// See the module.
+/// The queue of one device; see the module documentation.
 #[derive(Debug)]
 pub struct UblkQueue {
     member: Member,
     place: types::Fd,
     flags: squeue::Flags,
     file_index: Option<u32>,
-    /// Kept open for the entries.
+    /// Keeps the descriptor that the entries use open.
     _file: OwnedFd,
     descriptors: Descriptors,
     transfer_bytes: usize,
-    /// By tag: those that the kernel has.
+    /// Buffers that the kernel has, by tag.
     buffers: Vec<Option<IoBuf>>,
     mail: Vec<Mail>,
     refused: Vec<UblkEnd>,
 }
 
 impl UblkQueue {
-    /// The queue of a device that was added and is not started. `path` is its `/dev/ublkcN`.
+    /// Opens the queue of a device that was added and is not started. `path` is its `/dev/ublkcN`.
     ///
     /// # Errors
-    /// The device cannot be opened, or is not what `control` says of it.
+    /// The device cannot be opened, or `control` cannot query it.
     pub fn open(ring: &SharedRing, control: &mut UblkControl, number: u32, path: &str) -> io::Result<Self> {
         let device = control.facts(number)?.device;
         let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
@@ -97,30 +98,30 @@ impl UblkQueue {
         })
     }
 
-    /// Tags, and so the most requests in flight.
+    /// Number of tags: the maximum number of requests in flight.
     pub fn depth(&self) -> u16 {
         self.buffers.len() as u16
     }
 
-    /// Asks for the first request of a tag. All tags must be asked for before the device can be
+    /// Fetches the first request of a tag. All tags must be fetched before the device can be
     /// started.
     ///
     /// # Panics
-    /// When the tag is none, or is the kernel's, or the buffer is smaller than the device's
-    /// transfers: errors of the program.
+    /// If the tag is out of range or owned by the kernel, or the buffer is smaller than the
+    /// device's transfers: programming errors.
     pub fn fetch(&mut self, tag: u16, buf: IoBuf) {
         self.push(command::FETCH, tag, 0, buf);
     }
 
-    /// Ends a request, with the bytes that were moved (0 where none are) or why not, and asks for
-    /// the next of its tag. What was read lies in front of `buf`, which need not be the buffer that
-    /// came with the request.
+    /// Ends a request, with the number of bytes transferred (0 if there is no payload) or the
+    /// error, and fetches the next request of its tag. The data of a read are at the front of
+    /// `buf`, which need not be the buffer of the request.
     ///
     /// # Panics
     /// As [`UblkQueue::fetch`].
     pub fn commit(&mut self, tag: u16, result: Result<u32, Errno>, buf: IoBuf) {
         let result = match result {
-            Ok(moved_bytes) => i32::try_from(moved_bytes).expect("no transfer is so long"),
+            Ok(moved_bytes) => i32::try_from(moved_bytes).expect("a transfer is shorter than 2 GiB"),
             Err(errno) => -errno.raw_os_error(),
         };
         self.push(command::COMMIT_AND_FETCH, tag, result, buf);
@@ -128,18 +129,18 @@ impl UblkQueue {
 
     fn push(&mut self, operation: Opcode, tag: u16, result: i32, buf: IoBuf) {
         assert!(buf.len() >= self.transfer_bytes, "a buffer of {} bytes is too small", buf.len());
-        let berth = &mut self.buffers[usize::from(tag)];
-        assert!(berth.is_none(), "tag {tag} is the kernel's");
+        let slot = &mut self.buffers[usize::from(tag)];
+        assert!(slot.is_none(), "tag {tag} is in use by the kernel");
         let address = buf.address() as u64;
         let entry = opcode::UringCmd16::new(self.place, operation)
             .cmd(layout::io_command(tag, result, address))
             .build()
             .flags(self.flags)
             .user_data(self.member.user_bits() | u64::from(tag));
-        *berth = Some(buf);
-        // SAFETY: the entry names the memory of a buffer that is at least as long as the longest
-        // transfer of the device, as the kernel has told it. The buffer stays in `buffers`, where
-        // nobody reaches it, until the answer has been taken; `drop` leaks it otherwise.
+        *slot = Some(buf);
+        // SAFETY: the entry names the memory of a buffer that is at least as long as the device's
+        // longest transfer, according to the kernel. The buffer stays in `buffers`, where no other
+        // code reaches it, until the answer has been taken; otherwise `drop` leaks it.
         if let Err(error) = unsafe { self.member.ring().push(&entry) }
             && let Some(buf) = self.buffers[usize::from(tag)].take()
         {
@@ -147,7 +148,7 @@ impl UblkQueue {
         }
     }
 
-    /// Appends the requests that have come, and the tags that have ended. It does not wait;
+    /// Appends the requests that have arrived and the tags that have ended. Does not wait;
     /// [`SharedRing::wait`] does.
     pub fn reap(&mut self, out: &mut Vec<UblkEnd>) {
         out.append(&mut self.refused);
@@ -180,7 +181,7 @@ impl Drop for UblkQueue {
     }
 }
 
-/// The pages with the descriptors.
+/// The mapped pages of descriptors.
 #[derive(Debug)]
 struct Descriptors {
     base: NonNull<u8>,
@@ -191,8 +192,8 @@ struct Descriptors {
 impl Descriptors {
     fn map(file: &OwnedFd, count: u16) -> io::Result<Self> {
         let len_bytes = (usize::from(count) * DESCRIPTOR_BYTES).next_multiple_of(rustix::param::page_size());
-        // SAFETY: a new mapping, at a place of the kernel's choosing, of pages that only the kernel
-        // writes.
+        // SAFETY: a new mapping, at an address that the kernel chooses, of pages that only the
+        // kernel writes.
         let base = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
@@ -210,9 +211,9 @@ impl Descriptors {
     /// The descriptor of a tag whose fetch has just ended.
     fn read(&self, tag: u16) -> [u8; DESCRIPTOR_BYTES] {
         assert!(tag < self.count);
-        // SAFETY: it lies within the mapping, which lives as long as this. The kernel wrote it
-        // before it ended the fetch, and taking that answer from the ring came after. It is read as
-        // volatile, as it is written behind the compiler's back.
+        // SAFETY: it lies within the mapping, which lives as long as `self`. The kernel wrote it
+        // before it ended the fetch, and the answer was taken from the ring afterwards. The read is
+        // volatile because the kernel writes the memory.
         unsafe { self.base.add(usize::from(tag) * DESCRIPTOR_BYTES).cast::<[u8; DESCRIPTOR_BYTES]>().read_volatile() }
     }
 }

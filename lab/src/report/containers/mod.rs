@@ -375,6 +375,9 @@ fn facts(result: &ContainersResult) -> Vec<(String, String)> {
     add("Disks", format!("{size} each{}, blocks of {block}", rounded(options)));
     add("Queue depths", list(&options.queue_depths.iter().map(u32::to_string).collect::<Vec<_>>()));
     add("Cache", if options.cache == "direct" { "O_DIRECT".into() } else { "page cache".into() });
+    if !result.left_out.is_empty() {
+        add("Left out by --quick", result.left_out.join("; "));
+    }
     add("Engine", options.engine.clone());
     add("The generator itself", format!("{} for each request, on `null:`", time(result.generator_ns_per_io)));
     add("Seed", options.seed.to_string());

@@ -1,11 +1,10 @@
-//! The connection under a lane: waiting for it, and what becomes of all that is in flight when it
-//! breaks.
+//! Waiting on a connection, and what happens when it breaks.
 //!
-//! When the connection breaks, all that is in flight fails, or, where the URI says `reconnect`,
-//! stays; whoever would have polled makes the connection anew, with pauses from a tenth of a second
-//! to five, and every call that has no answer is sent again. That is safe, as all commands of NBD
-//! can be repeated. It gives no more than a disk gives: what was answered and not flushed may be
-//! lost if the server itself went down, and not only the network.
+//! If the connection breaks, everything in flight fails; or, if the URI says `reconnect`, it is
+//! kept. The thread that would poll the socket then reconnects, with pauses from 0.1 s to 5 s, and
+//! sends every unanswered call again. That is safe because all NBD commands are idempotent. The
+//! guarantee is that of a disk: if the server itself failed, and not only the network, writes that
+//! were answered and not flushed may be lost.
 
 use super::{Lane, Link, State};
 use crate::{
@@ -24,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Pauses between tries to reconnect.
+/// Pauses between attempts to reconnect.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
@@ -38,18 +37,18 @@ impl Lane {
         }
     }
 
-    /// The connection is of no use any more.
-    pub(super) fn broke(&self, state: &mut State, error: ClientError) {
+    /// Handles a failure of the connection: reconnects later, or gives up.
+    pub(super) fn connection_broke(&self, state: &mut State, error: ClientError) {
         match self.uri.reconnect {
             Some(limit) if !limit.is_zero() && error.is_transient() => {
                 state.link = Link::Down { since: Instant::now() };
             }
-            _ => self.die(state, error),
+            _ => self.fail_for_good(state, error),
         }
     }
 
-    /// Everything in flight fails with `error`, and everything to come.
-    fn die(&self, state: &mut State, error: ClientError) {
+    /// Fails everything in flight, and every later request, with `error`.
+    fn fail_for_good(&self, state: &mut State, error: ClientError) {
         state.link = Link::Dead(error.clone());
         state.outbound.clear();
         state.inbound.clear();
@@ -64,21 +63,21 @@ impl Lane {
         }
     }
 
-    /// How long the server may be silent; without end, `None`.
+    /// How long the server may send nothing; `None` for no limit.
     pub(super) fn timeout(&self) -> Option<Duration> {
         Some(self.uri.timeout.unwrap_or(NbdUri::TIMEOUT_DEFAULT)).filter(|timeout| !timeout.is_zero())
     }
 
-    /// The server has been silent for too long.
+    /// Handles a server that exceeded its timeout.
     pub(super) fn stalled(&self, state: &mut State) {
         let (peer, seconds) = (self.peer.clone(), self.timeout().unwrap_or_default().as_secs_f64());
         let count = state.tables.calls.len();
         let requests = if count == 1 { "1 request was".to_owned() } else { format!("{count} requests were") };
         let doing = format!("{requests} waiting for an answer");
-        self.broke(state, ClientError::Stalled { peer, doing, seconds });
+        self.connection_broke(state, ClientError::Stalled { peer, doing, seconds });
     }
 
-    /// Waits without the mutex: for the socket, or for a server to come back.
+    /// Waits, without the mutex, for the socket or for a server to come back.
     pub(super) fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let transport = match &state.link {
             Link::Up(transport) => transport,
@@ -102,19 +101,21 @@ impl Lane {
             Ok(false) => {
                 self.stalled(&mut state);
             }
-            Err(source) => self.broke(&mut state, negotiate::lost(&self.peer, "waiting for answers", source)),
+            Err(source) => {
+                self.connection_broke(&mut state, negotiate::lost(&self.peer, "waiting for answers", source))
+            }
         }
         state
     }
 
-    /// Makes the connection anew and sends everything again that has no answer.
+    /// Reconnects and sends all unanswered calls again.
     fn reconnect<'a>(&'a self, state: MutexGuard<'a, State>, since: Instant) -> MutexGuard<'a, State> {
         drop(state);
         let limit = self.uri.reconnect.unwrap_or_default();
         let mut pause = PAUSE_FIRST;
         let found = loop {
             match negotiate::connect(&self.uri) {
-                Ok((transport, found)) => break self.same(&found).map(|()| transport),
+                Ok((transport, found)) => break self.check_same_export(&found).map(|()| transport),
                 Err(error) if !error.is_transient() => break Err(error),
                 Err(error) if since.elapsed() + pause > limit => {
                     let (peer, seconds) = (self.peer.clone(), limit.as_secs_f64());
@@ -128,7 +129,7 @@ impl Lane {
         };
         let mut state = self.lock();
         match found {
-            Err(error) => self.die(&mut state, error),
+            Err(error) => self.fail_for_good(&mut state, error),
             Ok(transport) => {
                 state.link = Link::Up(transport);
                 state.last_moved = Instant::now();
@@ -154,21 +155,21 @@ impl Lane {
         }
     }
 
-    /// Whether another connection leads to the same export.
+    /// Checks that another connection leads to the same export.
     ///
     /// # Errors
     /// [`ClientError::Changed`].
-    pub(in crate::client) fn same(&self, found: &ExportInfo) -> Result<(), ClientError> {
+    pub(in crate::client) fn check_same_export(&self, found: &ExportInfo) -> Result<(), ClientError> {
         let what = if found.size_bytes != self.export.size_bytes {
-            format!("it has {} bytes and had {}", found.size_bytes, self.export.size_bytes)
+            format!("its size is {} bytes, it was {}", found.size_bytes, self.export.size_bytes)
         } else if found.flags != self.export.flags {
-            "it can do other things".into()
+            "its transmission flags are different".into()
         } else if found.framing != self.export.framing || found.block_sizes != self.export.block_sizes {
-            "the server speaks otherwise".into()
+            "its framing or block sizes are different".into()
         } else if found.allocation_context != self.export.allocation_context
             || found.depth_context != self.export.depth_context
         {
-            "its contexts are others".into()
+            "its metadata contexts are different".into()
         } else {
             return Ok(());
         };

@@ -165,7 +165,7 @@ fn without_tls_nothing_is_told_where_it_must_be() {
         option::encode_plain(OptionCode::STARTTLS, &[], out);
     });
     let (told, next) = run(&mut within, &asked);
-    assert!(told[..3].iter().all(|one| one.contains("wants TLS first")), "{told:#?}");
+    assert!(told[..3].iter().all(|one| one.contains("requires TLS first")), "{told:#?}");
     assert_eq!((told[3].as_str(), next), ("STARTTLS Ack", Next::StartTls));
     // Within TLS the client flags are not sent again.
     let mut again = Vec::new();

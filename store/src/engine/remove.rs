@@ -1,38 +1,37 @@
-//! Stores that leave an engine.
+//! Removing stores from an engine.
 //!
 //! ```text
-//!   remove_target ─▶ leaving ─ no part uses it any more (looked at after each reap) ─▶ store dropped, places free
+//! remove_target ─▶ leaving ─ unused (checked after each reap) ─▶ dropped, index free
 //! ```
 //!
-//! A request that is in flight keeps its store. Nothing is counted for that on the way of a
-//! request: the table of parts is searched while a store is leaving, which is rare. A part that was
-//! lost keeps its store for good, since the kernel may still use the file. A lane stays open with
-//! its engine.
+//! A request in flight keeps its store. To keep the hot path free of reference counts, the table of
+//! parts is searched while a store is being removed, which is rare. A lost part keeps its store for
+//! good, since the kernel may still use the file. A lane stays open as long as its engine.
 
 use super::{Engine, TargetId};
 use crate::{MemoryStore, part::Target, store::Store};
 use std::{collections::HashSet, sync::Arc};
 
 impl Engine {
-    /// Gives up a store: it is dropped, and its file closed if nobody else has it, when no request
-    /// of this engine uses it any more. Its place among the ring's registered files is used again.
-    /// New parts must not name it.
+    /// Removes a store. When no request of this engine uses it any more, the store is dropped, its
+    /// file is closed if no one else holds it, and its index among the ring's registered files is
+    /// reused. New parts must not name the target.
     pub fn remove_target(&mut self, target: TargetId) {
         if !self.leaving.contains(&target.0) {
             self.leaving.push(target.0);
-            self.let_leave();
+            self.drop_unused_targets();
         }
     }
 
-    /// Drops the stores that are leaving and are not in use.
+    /// Drops the removed stores that no part uses.
     #[cold]
-    pub(super) fn let_leave(&mut self) {
+    pub(super) fn drop_unused_targets(&mut self) {
         let free: HashSet<u32> = self.free_parts.iter().copied().collect();
         let used: HashSet<u32> =
             (0..).zip(&self.parts).filter(|(index, _)| !free.contains(index)).map(|(_, part)| part.target).collect();
         for target in self.leaving.extract_if(.., |target| !used.contains(target)) {
-            // What is named by mistake is empty, and says so.
-            let nothing: Arc<dyn Store> = Arc::new(MemoryStore::new("a file that was given up"));
+            // A part that names the target by mistake fails, with this name in the message.
+            let nothing: Arc<dyn Store> = Arc::new(MemoryStore::new("(removed file)"));
             let left = std::mem::replace(&mut self.targets[target as usize], Target::new(&nothing, false));
             if let Some(index) = left.file_index {
                 self.link.with(|ring| ring.unregister_file(index));
@@ -51,7 +50,7 @@ mod tests {
         Arc::new(FileStore::open(path, &OpenOptions::default()).unwrap())
     }
 
-    /// Descriptors of this process that lead to a file.
+    /// Number of descriptors of this process that refer to the file at `path`.
     fn descriptors(path: &Path) -> usize {
         let found = fs::read_dir("/proc/self/fd").unwrap();
         found.filter(|entry| fs::read_link(entry.as_ref().unwrap().path()).is_ok_and(|to| to == path)).count()
@@ -64,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_leaves_is_closed_when_no_request_uses_it() {
+    fn a_removed_store_is_closed_when_no_request_uses_it() {
         let directory = tempfile::tempdir().unwrap();
         let (gone, stays) = (directory.path().join("gone"), directory.path().join("stays"));
         fs::write(&gone, vec![1; 8192]).unwrap();
@@ -79,14 +78,14 @@ mod tests {
             engine.read_one(1, 0, target, 0, IoBuf::new(4096), 0..4096);
             engine.remove_target(target);
             engine.remove_target(target);
-            assert_eq!(descriptors(&gone), usize::from(uses_ring), "in use, where it was not read at once");
+            assert_eq!(descriptors(&gone), usize::from(uses_ring), "the store stays open while a read is in flight");
             let mut done = Vec::new();
             engine.reap(1, &mut done).unwrap();
             let ended = done.pop().unwrap();
             ended.result.unwrap();
             assert!(ended.buf.unwrap()[..4096].iter().all(|&byte| byte == 1));
             assert_eq!(descriptors(&gone), 0, "{:?}", engine.kind());
-            // Its places are used again, by another file.
+            // The indices are reused, for another file.
             let file_index = |engine: &Engine, target: super::TargetId| engine.targets[target.0 as usize].file_index;
             let again = engine.add_target(&open(&gone)).unwrap();
             assert_eq!((again, engine.targets.len()), (target, 2));
@@ -97,7 +96,7 @@ mod tests {
                 let ended = done.pop().unwrap();
                 assert!(ended.result.is_ok() && ended.buf.unwrap()[..4096].iter().all(|&byte| u64::from(byte) == tag));
             }
-            // One that is named all the same.
+            // A removed target that is used by mistake.
             engine.remove_target(again);
             engine.read_one(3, 0, again, 0, IoBuf::new(512), 0..512);
             engine.reap(1, &mut done).unwrap();
