@@ -266,7 +266,7 @@ fn clients_that_only_look_are_no_warning() {
             Err(_) => println!("skipped: {program} is not installed"),
         }
     }
-    server.wait_for_log("left during the handshake");
+    server.wait_for_log("disconnected during the handshake");
     // Somebody who talks nonsense is still told.
     let mut stream = UnixStream::connect(&socket).unwrap();
     let before = server.log();
