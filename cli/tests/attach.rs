@@ -416,7 +416,7 @@ fn a_folder_that_is_taken_is_refused() {
     let dir = place.dir("view");
     place.ok(&format!("attach a.vhd --fuse {dir}"));
     let refused = place.fails(&format!("attach b.vhd --fuse {dir}"));
-    assert!(refused.contains("is mounted at") && refused.contains("another folder"), "{refused}");
+    assert!(refused.contains("is already mounted at") && refused.contains("another folder"), "{refused}");
     place.ok("detach a.vhd");
     place.ok(&format!("attach b.vhd --fuse {dir}"));
     place.ok("detach b.vhd");
@@ -427,7 +427,7 @@ fn a_user_gets_a_file_without_being_root() {
     let Some(place) = Place::as_user() else { return };
     place.ok("create disk.vhdx --size 64M");
     let refused = place.fails("attach disk.vhdx");
-    assert!(refused.contains("only root") && refused.contains("--fuse"), "{refused}");
+    assert!(refused.contains("need root") && refused.contains("--fuse"), "{refused}");
     assert_eq!(place.attached(), 0);
     let dir = place.dir("view");
     let file = place.ok(&format!("attach disk.vhdx --fuse {dir}")).trim_end().to_owned();
@@ -491,9 +491,9 @@ fn machines_that_lack_something_say_what() {
     let ended = in_container("true", &format!("attach disk.vhdx --fuse {dir}"));
     assert!(ended.stderr.contains("/dev/fuse") && ended.stderr.contains("modprobe fuse"), "{ended:?}");
     let ended = in_container(fuse, "attach disk.vhdx");
-    assert!(ended.stderr.contains("no loop driver here") && ended.stderr.contains("--fuse DIR"), "{ended:?}");
+    assert!(ended.stderr.contains("there is no loop driver") && ended.stderr.contains("--fuse DIR"), "{ended:?}");
     let ended = in_container(&format!("{fuse}; {control}"), "attach disk.vhdx");
-    assert!(ended.stderr.contains("no device node came for it"), "{ended:?}");
+    assert!(ended.stderr.contains("the device node did not appear"), "{ended:?}");
     assert_eq!(place.attached(), 0);
 
     // Loop devices, but no nodes for partitions: a loop device of its own shows the partition.
@@ -510,7 +510,7 @@ fn machines_that_lack_something_say_what() {
     );
     let ended = in_container(&format!("{fuse}; {control}; {loops}"), &command);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stderr.contains("partition 1 has no node in /dev"), "{ended:?}");
+    assert!(ended.stderr.contains("partition 1 has no device node"), "{ended:?}");
     assert!(ended.stdout.contains("lost+found") && ended.stdout.contains("\"more_devices\": [\n"), "{ended:?}");
     assert_eq!(place.attached(), 0);
 }

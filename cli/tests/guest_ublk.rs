@@ -97,7 +97,7 @@ dev=$($dw attach disk.vhdx --mount /mnt --partition 1)
 supervisor=$(pid_of supervisor); server=$(pid_of server)
 kill -9 $supervisor $server
 (ls /mnt; dd if=$dev of=/dev/null bs=4k count=64) >/dev/null 2>&1 || true
-until_so '$dw attached 2>&1 | grep -q "are gone"'
+until_so '$dw attached 2>&1 | grep -q "have died"'
 until_so gone
 echo GUEST: both killed
 

@@ -10,10 +10,7 @@ const SWEEP: &str = "lab sweep null: --vary queue-depth=1..8*2 --rounds 2 --warm
 fn a_sweep_is_saved_goes_on_and_refuses_to_be_another() {
     let shop = Workshop::new();
     let text = shop.ok(&format!("{SWEEP} --max-p99 10ms --copies 2 --devices 8"));
-    assert!(
-        text.contains("power") && text.contains("amplification") && text.contains("saved to s.json"),
-        "{text}"
-    );
+    assert!(text.contains("power") && text.contains("amplification") && text.contains("saved to s.json"), "{text}");
     let read = |shop: &Workshop| -> serde_json::Value {
         serde_json::from_slice(&std::fs::read(shop.path("s.json")).unwrap()).unwrap()
     };

@@ -74,7 +74,10 @@ fn an_export_is_measured_and_the_record_says_what_it_is_and_whose_cache() {
         assert!(text.contains(part), "{part} is missing:\n{text}");
     }
     let page = shop.ok("lab report r.json -o -");
-    assert!(page.contains("cached as its server likes") && page.contains("of the server at"), "the page says nothing of the server");
+    assert!(
+        page.contains("cached as its server likes") && page.contains("of the server at"),
+        "the page says nothing of the server"
+    );
     assert_eq!(server.stop(Signal::SIGTERM), Some(0));
 }
 

@@ -57,9 +57,7 @@ fn the_verdict_comes_first_then_the_tables_then_how_to_repeat_it() {
     let text = shop.ok(&format!("lab run disk.vhdx --fill --read-percent 50 --per-thread {SHORT} --output r.json"));
     let words = flat(&text);
     assert!(words.starts_with("4K random 50 % read, 1 x 32 on disk.vhdx: ") && words.contains(" IOPS and "), "{text}");
-    for part in
-        ["reads", "writes", "p99", "CPU time for each request", "vhdx dynamic, 16 MiB", "filled with 16 MiB"]
-    {
+    for part in ["reads", "writes", "p99", "CPU time for each request", "vhdx dynamic, 16 MiB", "filled with 16 MiB"] {
         assert!(words.contains(part), "{part} is missing:\n{text}");
     }
     assert!(!words.contains("has space; the rest"), "it was filled:\n{text}");

@@ -131,7 +131,7 @@ fn a_place_that_is_taken() {
     let shop = shop_with(&["disk.vhdx"]);
     fs::write(shop.path("precious"), "bytes").unwrap();
     let error = shop.fails(1, "serve disk.vhdx --nbd ./precious");
-    assert!(error.contains("precious") && error.contains("no socket"), "{error}");
+    assert!(error.contains("precious") && error.contains("not a socket"), "{error}");
     assert_eq!(fs::read(shop.path("precious")).unwrap(), b"bytes");
     let Some(server) = Serving::start(&shop, "serve disk.vhdx --read-only --nbd ./s") else { return };
     let error = shop.fails(1, "serve disk.vhdx --read-only --nbd ./s");
@@ -169,7 +169,7 @@ fn more_clients_than_may_be_are_refused() {
     let first = UnixStream::connect(shop.path("s")).unwrap();
     let uri = server.uri("disk.vhdx");
     wait_until("the second is refused", || shop.run(&format!("info '{uri}'")).code == Some(1));
-    server.wait_for_log("as many connections as may be");
+    server.wait_for_log("the maximum number of connections is reached");
     drop(first);
     wait_until("there is room again", || shop.run(&format!("info '{uri}'")).code == Some(0));
     // The live line, which comes every five seconds where there is no terminal.

@@ -120,10 +120,7 @@ fn sectors_that_change_and_sizes_that_azure_refuses_are_told() {
         ("convert s4k.vhdx a.vhd", "sectors of 4096 bytes became sectors of 512 (VHD knows only 512)"),
         ("convert s4k.vhdx a.raw", "sectors of 4096 bytes became sectors of 512 (a raw file records none"),
         ("convert s4k.vhdx a.vhdx --sector-size 512", "sectors of 4096 bytes became sectors of 512 (as requested)"),
-        (
-            "convert odd.vhdx b.vhd --type fixed",
-            "Azure refuses such a VHD; for Azure create a disk of 9437184 bytes",
-        ),
+        ("convert odd.vhdx b.vhd --type fixed", "Azure refuses such a VHD; for Azure create a disk of 9437184 bytes"),
     ] {
         let ended = shop.run(&format!("{line} --json"));
         assert_eq!(ended.code, Some(0), "{line}: {ended:?}");
@@ -266,7 +263,7 @@ fn clients_that_only_look_are_no_warning() {
             Err(_) => println!("skipped: {program} is not installed"),
         }
     }
-    server.wait_for_log("left during the handshake");
+    server.wait_for_log("disconnected during the handshake");
     // Somebody who talks nonsense is still told.
     let mut stream = UnixStream::connect(&socket).unwrap();
     let before = server.log();

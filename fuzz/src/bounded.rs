@@ -1,7 +1,7 @@
-//! A store in memory that does not grow for ever.
+//! A store in memory with a maximum length.
 //!
-//! A file takes any length at no cost, as what was never written is a hole; a vector takes memory.
-//! So an image that asks for a length beyond the bound meets what a full disk would answer.
+//! A real file may have any length, because holes take no space. A vector takes memory. So a length
+//! above the maximum fails as on a full disk.
 
 use diskwright_store::{
     MemoryStore, Store,
@@ -9,15 +9,15 @@ use diskwright_store::{
 };
 use std::{io, path::Path, sync::Arc};
 
-/// Longest store.
+/// The maximum length of the store.
 const BOUND_BYTES: u64 = 24 << 20;
 
-/// See the module.
+/// The store.
 #[derive(Debug)]
 pub struct BoundedStore(MemoryStore);
 
 impl BoundedStore {
-    /// A store that holds `bytes`.
+    /// A store with these contents.
     pub fn holding(name: &str, bytes: Vec<u8>) -> Arc<dyn Store> {
         Arc::new(Self(MemoryStore::with_bytes(name, bytes)))
     }

@@ -1,21 +1,22 @@
-//! What fuzzers drive: hostile images and hostile peers, as bodies that also run without a fuzzer.
+//! Fuzz targets: hostile images and hostile peers. Each target also runs without a fuzzer.
 //!
 //! ```text
-//!   targets/fuzz_targets/NAME.rs   libFuzzer, by `cargo +nightly fuzz run --fuzz-dir fuzz/targets NAME`
-//!   tests/corpus.rs                the corpus, and random inputs, under a limit of memory: in `./test`
+//!   targets/fuzz_targets/N.rs     libFuzzer: `cargo +nightly fuzz run --fuzz-dir fuzz/targets N`
+//!   tests/corpus.rs               the corpus and random inputs, with a memory limit; in `./test`
 //!           │
 //!           ▼
-//!   targets.rs   the bodies: bytes in, a panic where a promise is broken
-//!     ├─ samples.rs    small sound images of every type, in memory; made once
-//!     ├─ bounded.rs    a store in memory that does not grow for ever: a length in a log entry is not taken as memory
-//!     ├─ locators.rs   a child that lies about where its parent is
-//!     ├─ wire.rs       the decoders of the NBD protocol; peers.rs: a server and a client whose peer says what it is told
-//!     └─ mutation.rs   damage that knows the formats: which structure, which field, checksums put right again
+//!   targets.rs   the targets: bytes in, a panic if a promise is broken
+//!     ├─ samples.rs    small valid images of every type, in memory; made once
+//!     ├─ bounded.rs    a store in memory with a maximum length
+//!     ├─ locators.rs   a child with false paths to its parent
+//!     ├─ wire.rs       the decoders of the NBD protocol
+//!     ├─ peers.rs      a server with a hostile client, and a client with a hostile server
+//!     └─ mutation.rs   damage to chosen fields of chosen structures, with checksums repaired
 //! ```
 //!
-//! The promises: nothing panics or takes memory by a field's word; what `check` calls sound is read
-//! to its end without an error, and is written, flushed, closed and opened again without becoming
-//! unsound; and reading changes nothing.
+//! The promises: nothing panics, and no memory is sized by a field of a file. An image that `check`
+//! finds sound can be read completely without an error. It can also be written, flushed, closed and
+//! reopened, and is still sound. Reading changes nothing.
 
 #![forbid(unsafe_code)]
 

@@ -1,12 +1,12 @@
-//! A child that lies about its parent: paths of any kind, in every field that has one.
+//! A child with false paths to its parent, in every field that holds a path.
 //!
-//! Files in memory stand around the child: the true parent beside it and in a folder beneath; the
-//! same outside its folder, where only the gate (`disk/src/gate.rs`) keeps it from being opened,
-//! for its identity is right; names that begin like the folder's; links that lead out of it; a file
-//! that is no image; and the child itself.
+//! The files around it are in memory: the true parent beside the child and in a folder below; a
+//! copy of the parent outside the child's folder, which has the right identity, so that only the
+//! gate (`disk/src/gate.rs`) prevents its opening; a folder whose name begins with the child's
+//! folder; symbolic links that lead outside; a file that is not an image; and the child itself.
 //!
-//! The promise: nothing outside the child's folder is ever opened, however it was named, and
-//! whatever is opened in the end ends.
+//! The promise: no path leads to the opening of a file outside the child's folder, and opening
+//! never loops.
 
 use crate::samples::samples;
 use arbitrary::{Arbitrary, Unstructured};
@@ -23,15 +23,15 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-/// Beneath this a parent may be.
+/// The child's folder. A parent may be in it or below it.
 const FOLDER: &str = "/vm/disks";
-/// Links, and where they lead.
+/// Symbolic links and their targets.
 const LINKS: [(&str, &str); 3] =
     [("/vm/disks/link", "/vm/parent"), ("/vm/disks/out", "/vm"), ("/vm/disks/near", "/vm/disks/deep/parent")];
-/// Most words of a path.
+/// Most words in a path.
 const MOST_WORDS: usize = 12;
 
-/// A piece of a path.
+/// A part of a path.
 #[derive(Debug, Clone, Copy, Arbitrary)]
 enum Word {
     Up,
@@ -80,9 +80,9 @@ impl Word {
     }
 }
 
-/// What the child says.
+/// The input: the paths that the child names.
 #[derive(Debug, Arbitrary)]
-struct Lies {
+struct ChildPaths {
     vhd: bool,
     writable: bool,
     relative: Option<Vec<Word>>,
@@ -91,11 +91,11 @@ struct Lies {
     name: Option<Vec<Word>>,
 }
 
-/// Files in memory that nobody changes. Opening one outside the folder is the broken promise.
+/// Read-only files in memory. Opening one outside the folder breaks the promise.
 #[derive(Debug)]
-struct Around(BTreeMap<PathBuf, Arc<Vec<u8>>>);
+struct FilesAround(BTreeMap<PathBuf, Arc<Vec<u8>>>);
 
-impl Around {
+impl FilesAround {
     fn real(path: &Path) -> PathBuf {
         let mut real = PathBuf::from("/");
         for part in path.components() {
@@ -116,10 +116,15 @@ fn read_only<T>() -> io::Result<T> {
     Err(io::ErrorKind::ReadOnlyFilesystem.into())
 }
 
-impl FileSystem for Around {
+impl FileSystem for FilesAround {
     fn open(&self, path: &Path, _options: &StoreOptions) -> Result<Arc<dyn Store>, OpenError> {
         let real = Self::real(path);
-        assert!(real.starts_with(FOLDER), "a child had {} opened, which is {}", path.display(), real.display());
+        assert!(
+            real.starts_with(FOLDER),
+            "a child led to the opening of {}, which is {}",
+            path.display(),
+            real.display()
+        );
         match self.0.get(&real) {
             Some(bytes) => Ok(Arc::new(MemoryStore::with_bytes(path, bytes.to_vec()))),
             None => Err(OpenError::Io { doing: "open", path: path.to_owned(), source: io::ErrorKind::NotFound.into() }),
@@ -132,7 +137,7 @@ impl FileSystem for Around {
         _allow_devices: bool,
         options: &StoreOptions,
     ) -> Result<Arc<dyn Store>, OpenError> {
-        assert_eq!(path, Self::real(path), "a path that another file names was opened unresolved");
+        assert_eq!(path, Self::real(path), "a path from a file was opened before it was resolved");
         self.open(path, options)
     }
 
@@ -166,10 +171,10 @@ impl FileSystem for Around {
     }
 }
 
-/// A parent, what a child says of it, and how the child is made.
+/// The parent's file, the child's link to it, and the options that create the child.
 type Parent = (Arc<Vec<u8>>, ParentLink, CreateOptions);
 
-/// The true parent of a child in each format, with what it must be told apart by.
+/// The true parent and its identity, for VHD and VHDX.
 fn parents() -> &'static [Parent; 2] {
     static PARENTS: OnceLock<[Parent; 2]> = OnceLock::new();
     PARENTS.get_or_init(|| {
@@ -195,25 +200,25 @@ fn parents() -> &'static [Parent; 2] {
     })
 }
 
-/// See the module.
+/// The fuzz target: see the module.
 pub fn locators(data: &[u8]) {
-    let Ok(lies) = Lies::arbitrary(&mut Unstructured::new(data)) else { return };
-    let (parent, truth, options) = &parents()[usize::from(!lies.vhd)];
+    let Ok(paths) = ChildPaths::arbitrary(&mut Unstructured::new(data)) else { return };
+    let (parent, truth, options) = &parents()[usize::from(!paths.vhd)];
     let path_of = |words: Option<Vec<Word>>| {
         words.map(|words| words.into_iter().take(MOST_WORDS).map(Word::text).collect::<String>())
     };
     let link = ParentLink {
-        relative_path: path_of(lies.relative),
-        volume_path: path_of(lies.volume),
-        absolute_path: path_of(lies.absolute),
-        name: path_of(lies.name),
+        relative_path: path_of(paths.relative),
+        volume_path: path_of(paths.volume),
+        absolute_path: path_of(paths.absolute),
+        name: path_of(paths.name),
         ..truth.clone()
     };
     let child: Arc<dyn Store> = Arc::new(MemoryStore::new("child"));
     let options = CreateOptions { parent: Some(link), ..options.clone() };
     let made =
-        if lies.vhd { vhd::create(Arc::clone(&child), &options) } else { vhdx::create(Arc::clone(&child), &options) };
-    // A path that the format cannot hold is refused when it is written.
+        if paths.vhd { vhd::create(Arc::clone(&child), &options) } else { vhdx::create(Arc::clone(&child), &options) };
+    // A path that the format cannot store is refused here.
     if made.is_err() {
         return;
     }
@@ -226,11 +231,11 @@ pub fn locators(data: &[u8]) {
     for place in ["/vm/disks/parent", "/vm/disks/deep/parent", "/vm/parent", "/vm/disks-of-others/parent"] {
         files.insert(PathBuf::from(place), Arc::clone(parent));
     }
-    let files = Files::new(Arc::new(Around(files)));
-    let open = OpenOptions { files, writable: lies.writable, engine: EngineKind::Sync, ..OpenOptions::default() };
+    let files = Files::new(Arc::new(FilesAround(files)));
+    let open = OpenOptions { files, writable: paths.writable, engine: EngineKind::Sync, ..OpenOptions::default() };
     let Ok(disk) = Disk::open("/vm/disks/child", &open) else { return };
     let mut first = vec![0; disk.geometry().logical_sector_bytes as usize];
     let mut queue = Blocking::open(&*disk, EngineKind::Sync).expect("a queue");
-    queue.read(0, &mut first).expect("a parent that was found can be read");
+    queue.read(0, &mut first).expect("a parent that was opened can be read");
     assert!(first.iter().any(|&byte| byte != 0), "a child without data shows its parent");
 }

@@ -1,60 +1,60 @@
-//! Damage that knows the formats.
+//! Damage to chosen structures of an image.
 //!
-//! A fuzzer that flips bits of a file with checksums learns only that checksums work. So an input
-//! is a list of edits, each aimed at a structure of the sample by number, with values such as
-//! hostile files have; and a switch says whether the checksums are put right afterwards, so that
+//! A fuzzer that flips random bits mostly tests checksums. So an input is a list of edits. Each
+//! edit changes a field of a structure of the sample, both given by number, to a value as in
+//! hostile files. A flag of the input tells whether the checksums are repaired afterwards, so that
 //! the damage reaches the code behind them.
 
 use crate::samples::Sample;
 use arbitrary::Arbitrary;
 use diskwright_image::Format;
 
-/// What a fuzzer makes of its bytes.
+/// The decoded input of a fuzzer.
 #[derive(Debug, Clone, Arbitrary)]
 pub struct Mutation {
-    /// Which sample.
+    /// Index of the sample, modulo the number of samples.
     pub sample: u8,
-    /// What is changed in it.
+    /// The changes.
     pub edits: Vec<Edit>,
-    /// Whether checksums are made right again.
+    /// Whether the checksums are repaired.
     pub seal: bool,
-    /// Where the file is cut, in 65,536ths of its length; 65,535 leaves it whole.
+    /// Length of the truncated file, in 65,536ths of its length; 65,535 keeps the whole file.
     pub cut: u16,
 }
 
-/// One change.
+/// One change of a field.
 #[derive(Debug, Clone, Arbitrary)]
 pub struct Edit {
-    /// Which structure.
+    /// Index of the structure, modulo their number.
     pub place: u8,
-    /// Where in it.
+    /// Offset of the field in the structure.
     pub offset: u16,
-    /// Bytes changed: 1, 2, 4 or 8.
+    /// Width of the field: 1, 2, 4 or 8 bytes, as `1 << (width % 4)`.
     pub width: u8,
-    /// To what.
+    /// The new value.
     pub value: Value,
 }
 
-/// Values such as hostile files have.
+/// Values as in hostile files.
 #[derive(Debug, Clone, Copy, Arbitrary)]
 pub enum Value {
-    /// Any.
+    /// Any value.
     Any(u64),
     /// A small number.
     Small(u8),
-    /// A power of two, and this much more or less.
+    /// A power of two, plus or minus a small number.
     NearPower(u8, i8),
-    /// So many MiB, with low bits: what a BAT entry looks like.
+    /// A number of MiB with low bits, as in a BAT entry.
     Mebibytes(u16, u8),
-    /// The value that is there, and this much more or less.
+    /// The present value, plus or minus a small number.
     Nudge(i8),
 }
 
-/// Most edits of one input.
+/// Most edits of one input. Further ones are ignored.
 const MOST_EDITS: usize = 8;
 
 impl Mutation {
-    /// The sample that it damages.
+    /// The sample to damage.
     pub fn sample<'a>(&self, samples: &'a [Sample]) -> &'a Sample {
         &samples[usize::from(self.sample) % samples.len()]
     }
@@ -80,7 +80,7 @@ impl Edit {
     fn apply(&self, sample: &Sample, bytes: &mut [u8]) {
         let (start, len) = sample.places[usize::from(self.place) % sample.places.len()];
         let width = 1_usize << (self.width % 4);
-        // Fields lie at multiples of their width, nearly always.
+        // Nearly all fields are aligned to their width.
         let at = start + usize::from(self.offset) % len / width * width;
         let Some(field) = bytes.get_mut(at..at + width) else { return };
         let big_endian = sample.format == Format::Vhd;
@@ -106,7 +106,7 @@ impl Edit {
     }
 }
 
-/// Puts the checksums of all structures right.
+/// Repairs the checksums of all structures.
 fn seal(format: Format, bytes: &mut [u8]) {
     if format == Format::Vhd {
         let len = bytes.len();

@@ -1,15 +1,14 @@
-//! A peer of the NBD server, and one of the client, that say whatever an input tells them to, over
-//! a real socket.
+//! A hostile client of the NBD server, and a hostile server for the NBD client, over real sockets.
 //!
-//! An input is a list of messages, so that a fuzzer gets behind the handshake: right ones, right
-//! ones with a field that lies, and plain bytes. The peer says all of it, closes its side, and
-//! reads what comes until the other side has closed too. What must hold:
+//! An input is a list of messages, so that a fuzzer gets past the handshake: valid messages, valid
+//! messages with one wrong field, and any bytes. The peer sends all of them, shuts down its side,
+//! and reads until the other side has closed. What must hold:
 //!
-//! - the server answers or hangs up, soon; it sends no more than was asked for; its threads live,
-//!   and it serves the next client;
-//! - every request of the client ends, with its buffer, and an error says what was wrong; nothing
-//!   waits for what cannot come;
-//! - memory follows what was sent, not what lengths claim (`tests/corpus.rs` counts it).
+//! - The server replies or disconnects soon. It sends no more than was requested. Its threads stay
+//!   alive, and it serves the next client.
+//! - Every request of the client completes and returns its buffer. Errors have a text. Nothing
+//!   waits for a reply that cannot come.
+//! - Memory depends on the bytes sent, not on length fields (`tests/corpus.rs` measures it).
 
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_nbd::{
@@ -34,12 +33,12 @@ use std::{
 use tempfile::TempDir;
 
 const SIZE_BYTES: u64 = 1 << 20;
-/// Most messages of a kind in an input.
+/// Most messages in an input.
 const MOST: usize = 12;
-/// A peer that has not ended by then never will.
+/// A peer that needs longer is stuck.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How both sides frame their messages.
+/// The framing of an input's messages.
 #[derive(Debug, Clone, Copy, Arbitrary)]
 enum Frame {
     Simple,
@@ -57,7 +56,7 @@ impl Frame {
     }
 }
 
-/// A number such as hostile peers send.
+/// A number as hostile peers send it.
 #[derive(Debug, Clone, Copy, Arbitrary)]
 enum Number {
     Small(u8),
@@ -79,29 +78,29 @@ impl Number {
     }
 }
 
-/// What a client says.
+/// A message of the client.
 #[derive(Debug, Arbitrary)]
-enum Said {
-    /// An option with its data, and how much its length lies.
-    Option { code: u8, data: Vec<u8>, lie: i8 },
-    /// A right question about contexts.
+enum ClientMessage {
+    /// An option with data. The length field is wrong by `length_error`.
+    Option { code: u8, data: Vec<u8>, length_error: i8 },
+    /// A valid query of contexts.
     Contexts { set: bool, queries: Vec<String> },
-    /// A right request to enter the transmission phase.
+    /// A valid request to enter the transmission phase.
     Go { name: bool, infos: Vec<u16> },
-    /// A request in a framing, with so much of its payload.
+    /// A request, with up to `payload * 64` bytes of its payload.
     Request { frame: Frame, command: u8, flags: u16, offset: Number, len: Number, payload: u8 },
-    /// Anything.
+    /// Any bytes.
     Bytes(Vec<u8>),
 }
 
 #[derive(Debug, Arbitrary)]
 struct ClientScript {
-    /// Begin with a right handshake, in this framing.
-    manners: Option<Frame>,
-    /// Otherwise these flags.
+    /// If given, the input begins with a valid handshake for this framing.
+    handshake: Option<Frame>,
+    /// Otherwise it begins with these client flags.
     flags: u32,
-    said: Vec<Said>,
-    /// Bytes sent at a time; 0 is all.
+    messages: Vec<ClientMessage>,
+    /// Bytes of each send; 0 sends everything at once.
     piece: u8,
 }
 
@@ -109,11 +108,11 @@ fn plain(code: OptionCode, out: &mut Vec<u8>) {
     option::encode_plain(code, &[], out);
 }
 
-impl Said {
+impl ClientMessage {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Option { code, data, lie } => {
-                let claimed = (data.len() as u32).wrapping_add_signed((*lie).into());
+            Self::Option { code, data, length_error } => {
+                let claimed = (data.len() as u32).wrapping_add_signed((*length_error).into());
                 let header = OptionHeader { option: OptionCode((code % 13).into()), data_bytes: claimed };
                 out.extend_from_slice(&header.encode());
                 out.extend_from_slice(data);
@@ -153,7 +152,7 @@ impl Said {
 impl ClientScript {
     fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        match self.manners {
+        match self.handshake {
             None => out.extend_from_slice(&self.flags.to_be_bytes()),
             Some(frame) => {
                 out.extend_from_slice(&(ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES).encode());
@@ -166,18 +165,18 @@ impl ClientScript {
                 option::encode_export(OptionCode::GO, "disk", &[], &mut out);
             }
         }
-        self.said.iter().take(MOST).for_each(|said| said.encode(&mut out));
+        self.messages.iter().take(MOST).for_each(|message| message.encode(&mut out));
         out
     }
 }
 
-/// A server that runs as long as the process.
+/// A server that runs until the process ends.
 struct Running {
     server: NbdServer,
     dir: TempDir,
 }
 
-/// `None`, told by name, where there is no io_uring.
+/// Prints that the target is skipped and returns `None` if there is no io_uring.
 fn server() -> Option<&'static Running> {
     static SERVER: OnceLock<Option<Running>> = OnceLock::new();
     let start = || {
@@ -197,12 +196,12 @@ fn server() -> Option<&'static Running> {
     SERVER.get_or_init(start).as_ref()
 }
 
-/// Starts what the targets of this file need, so that it is not counted as an input's memory.
+/// Starts the servers of this module, so that their memory is not counted for an input.
 pub fn warm_up() {
-    let _ = (server(), liar());
+    let _ = (server(), hostile_server());
 }
 
-/// A client that says what the input tells it to.
+/// The fuzz target: a hostile client of our server.
 pub fn nbd_server(data: &[u8]) {
     let Ok(script) = ClientScript::arbitrary(&mut Unstructured::new(data)) else { return };
     let Some(Running { server, dir }) = server() else { return };
@@ -213,7 +212,7 @@ pub fn nbd_server(data: &[u8]) {
         0 => bytes.len().max(1),
         piece => piece,
     };
-    // It may have hung up by now.
+    // The server may have disconnected already.
     let _ = bytes.chunks(piece).try_for_each(|piece| stream.write_all(piece));
     let _ = stream.shutdown(Shutdown::Write);
     let mut reader = stream.take(u64::MAX);
@@ -223,40 +222,40 @@ pub fn nbd_server(data: &[u8]) {
             Ok(0) => break,
             Ok(count) => answered += count as u64,
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
-            // By the fuzzer's own alarm.
+            // Interrupted by the alarm of the fuzzer.
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => panic!("the server neither answers nor hangs up: {error}"),
+            Err(error) => panic!("the server neither replies nor disconnects: {error}"),
         }
     }
-    // Every message may be answered by the whole disk, or by a list.
-    let messages = script.said.len().min(MOST) as u64 + 4 + bytes.len() as u64 / 16;
-    assert!(answered <= messages * (SIZE_BYTES + (64 << 10)), "{answered} bytes of answers to {} bytes", bytes.len());
+    // A message may be answered with the whole disk, or with a list.
+    let messages = script.messages.len().min(MOST) as u64 + 4 + bytes.len() as u64 / 16;
+    assert!(answered <= messages * (SIZE_BYTES + (64 << 10)), "{answered} bytes of replies to {} bytes", bytes.len());
     assert!(server.is_well(), "a thread of the server ended");
     if data.first().is_some_and(|byte| byte % 16 == 0) {
         let client = NbdDevice::open(&NbdUri::unix(dir.path().join("socket"), "disk"), false).expect("a client");
         let mut queue = Blocking::open(&client, EngineKind::Auto).expect("a queue");
-        queue.read(0, &mut [0; 512]).expect("a read by somebody else");
+        queue.read(0, &mut [0; 512]).expect("a read by another client");
     }
 }
 
-/// What a server answers in the transmission phase.
+/// A reply of the server in the transmission phase.
 #[derive(Debug, Arbitrary)]
-enum Answer {
-    /// A simple reply, with contents for a read.
+enum ServerReply {
+    /// A simple reply, with data if `contents`.
     Simple { cookie: u8, error: u8, contents: bool },
-    /// Contents.
-    Data { cookie: u8, offset: Number, len: u8, lie: i8, done: bool },
-    /// A hole.
+    /// A chunk of data whose length field is wrong by `length_error`.
+    Data { cookie: u8, offset: Number, len: u8, length_error: i8, done: bool },
+    /// A chunk for a hole.
     Hole { cookie: u8, offset: Number, len: Number, done: bool },
-    /// A block status of so many runs.
+    /// A block status chunk with these runs.
     Status { cookie: u8, context: u8, runs: Vec<(Number, u8)>, done: bool },
-    /// An error with words.
+    /// An error chunk with a text.
     Error { cookie: u8, code: u8, words: String, offset: Option<Number> },
-    /// Any chunk.
-    Chunk { cookie: u8, kind: u16, flags: u16, payload: Vec<u8>, lie: i8 },
-    /// The last word on a request.
+    /// A chunk of any kind whose length field is wrong by `length_error`.
+    Chunk { cookie: u8, kind: u16, flags: u16, payload: Vec<u8>, length_error: i8 },
+    /// The chunk that ends a reply.
     Done { cookie: u8 },
-    /// Anything.
+    /// Any bytes.
     Bytes(Vec<u8>),
 }
 
@@ -265,20 +264,22 @@ struct ServerScript {
     frame: Frame,
     flags: u16,
     size: Option<Number>,
-    /// Instead of the n-th reply of the handshake.
+    /// Replaces the n-th reply of the handshake: its index, code, data, and the error of its
+    /// length.
     instead: Option<(u8, u32, Vec<u8>, i8)>,
-    answers: Vec<Answer>,
+    answers: Vec<ServerReply>,
     piece: u8,
-    /// Where all of it is cut.
+    /// Where the output is truncated.
     cut: u16,
 }
 
-/// The cookies of a client's first requests on a connection: a generation above a slot.
+/// The cookies of a client's first requests on a connection: a generation in the upper half, a slot
+/// in the lower.
 fn cookie(number: u8) -> u64 {
     (u64::from(number & 3) << 32) | u64::from((number >> 2) & 3)
 }
 
-impl Answer {
+impl ServerReply {
     fn encode(&self, framing: Framing, out: &mut Vec<u8>) {
         let to = |number: &u8| Answering { framing, cookie: cookie(*number), offset_bytes: 4096 };
         let flags = |done: &bool| if *done { ChunkFlags::DONE } else { ChunkFlags::empty() };
@@ -287,9 +288,9 @@ impl Answer {
                 out.extend_from_slice(&reply::simple(cookie(*number), ErrorCode((error % 40).into())));
                 out.resize(out.len() + if *contents { 8192 } else { 0 }, 0x5a);
             }
-            Self::Data { cookie, offset, len, lie, done } => {
+            Self::Data { cookie, offset, len, length_error, done } => {
                 let len = u32::from(*len) * 64;
-                let claimed = len.wrapping_add_signed((*lie).into());
+                let claimed = len.wrapping_add_signed((*length_error).into());
                 out.extend_from_slice(&to(cookie).data(flags(done), offset.get(), claimed));
                 out.resize(out.len() + len as usize, 0x5a);
             }
@@ -301,7 +302,8 @@ impl Answer {
                     len_bytes: len.get() & u64::from(u32::MAX),
                     status: (*status).into(),
                 };
-                // Without any it is not ours to encode; `Chunk` does that.
+                // At least one run, because our encoder requires it. `Chunk` covers replies without
+                // runs.
                 let runs: Vec<_> = runs.iter().chain([&(Number::Sectors(8), 0)]).take(MOST).map(run).collect();
                 to(cookie).block_status(flags(done), (context % 9).into(), &runs, out);
             }
@@ -309,8 +311,8 @@ impl Answer {
                 let words: String = words.chars().take(500).collect();
                 to(cookie).error(ErrorCode((*code).into()), &words, offset.map(Number::get), out);
             }
-            Self::Chunk { cookie, kind, flags, payload, lie } => {
-                let claimed = (payload.len() as u32).wrapping_add_signed((*lie).into());
+            Self::Chunk { cookie, kind, flags, payload, length_error } => {
+                let claimed = (payload.len() as u32).wrapping_add_signed((*length_error).into());
                 let flags = ChunkFlags::from_bits_retain(*flags);
                 out.extend_from_slice(&to(cookie).chunk(flags, ChunkKind(*kind), claimed));
                 out.extend_from_slice(payload);
@@ -353,11 +355,11 @@ impl ServerScript {
         let size_bytes = self.size.map_or(SIZE_BYTES, Number::get);
         reply(&|out| option_reply::encode_info(OptionCode::GO, &Info::Export { size_bytes, flags }, out));
         reply(&ack(OptionCode::GO));
-        if let Some((which, code, data, lie)) = &self.instead {
+        if let Some((which, code, data, length_error)) = &self.instead {
             let which = usize::from(*which) % replies.len();
             let option = OptionReplyHeader::decode(&replies[which]);
             if let Ok(diskwright_nbd::wire::Decoded::Value(header, _)) = option {
-                let data_bytes = (data.len() as u32).wrapping_add_signed((*lie).into());
+                let data_bytes = (data.len() as u32).wrapping_add_signed((*length_error).into());
                 let code = ReplyCode((code % 12) | (code & 0x8000_0000));
                 replies[which] = OptionReplyHeader { code, data_bytes, ..header }.encode().to_vec();
                 replies[which].extend_from_slice(data);
@@ -367,7 +369,7 @@ impl ServerScript {
         out.extend(replies.concat());
         self.answers.iter().take(MOST).for_each(|answer| answer.encode(framing, &mut out));
         let kept = (out.len() as u64 * (u64::from(self.cut) + 1)) >> 16;
-        // Cut in a quarter of all cases.
+        // Truncated in a quarter of all inputs.
         if self.cut < u16::MAX / 4 {
             out.truncate(kept as usize * 4);
         }
@@ -375,34 +377,36 @@ impl ServerScript {
     }
 }
 
-/// A server that tells each connection what it finds on its list.
-struct Liar {
+/// A server that sends the bytes of the next input to each connection.
+struct HostileServer {
     lines: Mutex<VecDeque<(Vec<u8>, usize)>>,
     dir: TempDir,
 }
 
-fn liar() -> &'static Liar {
-    static LIAR: OnceLock<Liar> = OnceLock::new();
-    let liar =
-        LIAR.get_or_init(|| Liar { lines: Mutex::default(), dir: tempfile::tempdir().expect("a temporary folder") });
+fn hostile_server() -> &'static HostileServer {
+    static SERVER: OnceLock<HostileServer> = OnceLock::new();
+    let hostile_server = SERVER.get_or_init(|| HostileServer {
+        lines: Mutex::default(),
+        dir: tempfile::tempdir().expect("a temporary folder"),
+    });
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(|| {
-        let listener = UnixListener::bind(liar.dir.path().join("socket")).expect("a socket");
+        let listener = UnixListener::bind(hostile_server.dir.path().join("socket")).expect("a socket");
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // Without a line it hangs up: a client that connects once more than it should
-                // learns nothing.
-                let line = liar.lines.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                // Without an input it disconnects, so a second connection of the client gets
+                // nothing.
+                let line = hostile_server.lines.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                 if let Some((bytes, piece)) = line {
-                    tell(stream, &bytes, piece);
+                    send(stream, &bytes, piece);
                 }
             }
         });
     });
-    liar
+    hostile_server
 }
 
-fn tell(mut stream: UnixStream, bytes: &[u8], piece: usize) {
+fn send(mut stream: UnixStream, bytes: &[u8], piece: usize) {
     let _ = stream.set_read_timeout(Some(PATIENCE));
     let _ = bytes.chunks(piece).try_for_each(|piece| stream.write_all(piece));
     let _ = stream.shutdown(Shutdown::Write);
@@ -410,21 +414,21 @@ fn tell(mut stream: UnixStream, bytes: &[u8], piece: usize) {
     while stream.read(&mut rest).is_ok_and(|count| count > 0) {}
 }
 
-/// A server that says what the input tells it to.
+/// The fuzz target: a hostile server for our client.
 pub fn nbd_client(data: &[u8]) {
     let Ok(script) = ServerScript::arbitrary(&mut Unstructured::new(data)) else { return };
-    let liar = liar();
+    let hostile_server = hostile_server();
     let bytes = script.encode();
     let piece = match usize::from(script.piece) {
         0 => bytes.len().max(1),
         piece => piece,
     };
     {
-        let mut lines = liar.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = hostile_server.lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.clear();
         lines.push_back((bytes, piece));
     }
-    let mut uri = NbdUri::unix(liar.dir.path().join("socket"), "disk");
+    let mut uri = NbdUri::unix(hostile_server.dir.path().join("socket"), "disk");
     uri.timeout = Some(PATIENCE);
     let device = match NbdDevice::open(&uri, true) {
         Ok(device) => device,
@@ -432,7 +436,7 @@ pub fn nbd_client(data: &[u8]) {
     };
     let sector = u64::from(device.geometry().logical_sector_bytes);
     let Ok(mut queue) = device.open_queue(&QueueOptions { depth: 4, ..QueueOptions::default() }) else { return };
-    // Where the server has such sectors that these do not fit, they are refused.
+    // Requests that do not fit the server's block size are refused here.
     let requests = [
         Request::read(4096, 8192, IoBuf::new(8192), 0),
         Request::write(0, 4096, IoBuf::new(4096), 1),
@@ -442,9 +446,9 @@ pub fn nbd_client(data: &[u8]) {
     let pushed = requests.into_iter().filter_map(|request| queue.push(request).ok()).count();
     let mut done = Vec::new();
     while queue.in_flight() > 0 {
-        queue.reap(1, &mut done).expect("a queue whose server lies goes on");
+        queue.reap(1, &mut done).expect("a queue survives a hostile server");
     }
-    assert_eq!(done.len(), pushed, "every request ends once");
+    assert_eq!(done.len(), pushed, "every request completes once");
     for completion in &done {
         assert!(completion.buf.is_some() == (completion.tag < 2), "request {} lost its buffer", completion.tag);
         assert!(completion.result.as_ref().err().is_none_or(|error| !error.to_string().is_empty()));

@@ -1,8 +1,8 @@
-//! Small sound images of every type, in memory.
+//! Small valid images of every type, in memory.
 //!
-//! They are made once by the engine itself, with data in the first, a middle and the last sectors,
-//! so that tables have entries in use and entries that are not. The last is a VHDX whose log is
-//! still to be replayed: a later table page exists only there.
+//! They are created once by our own code, with data in the first, a middle and the last sectors. So
+//! tables have entries that are in use and entries that are not. The last sample is a VHDX with a
+//! log to replay; its newest BAT page is only in the log.
 
 use diskwright_disk::{Disk, Layer};
 use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
@@ -10,28 +10,28 @@ use diskwright_store::{BlockDevice, Blocking, EngineKind, MemoryStore, Store};
 use std::sync::{Arc, OnceLock};
 use uuid::Uuid;
 
-/// Where a structure begins, and its length.
+/// Offset and length of a structure.
 pub type Place = (usize, usize);
 
 /// One image.
 #[derive(Debug)]
 pub struct Sample {
-    /// "dynamic.vhdx".
+    /// Name, as in "dynamic.vhdx".
     pub name: &'static str,
     /// Its format.
     pub format: Format,
-    /// Its file.
+    /// Contents of its file.
     pub bytes: Vec<u8>,
-    /// The file of its parent, for a child.
+    /// Contents of its parent's file; `None` unless it is a child.
     pub parent: Option<Vec<u8>>,
-    /// Its structures, for damage to aim at.
+    /// Its structures, as targets of damage.
     pub places: Vec<Place>,
 }
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Where our VHDX files have their BAT: behind the log and the metadata region.
+/// Offset of the BAT in our VHDX files: after the log and the metadata region.
 const VHDX_BAT: usize = 3 * MIB;
 const VHDX_PLACES: [Place; 9] = [
     (0, 1024),
@@ -45,10 +45,10 @@ const VHDX_PLACES: [Place; 9] = [
     (VHDX_BAT, 256),
 ];
 
-/// All of them.
+/// All samples.
 ///
 /// # Panics
-/// When the engine cannot make one, which is a failure to be seen.
+/// A sample cannot be created.
 pub fn samples() -> &'static [Sample] {
     static SAMPLES: OnceLock<Vec<Sample>> = OnceLock::new();
     SAMPLES.get_or_init(make_all)
@@ -94,7 +94,7 @@ fn make_all() -> Vec<Sample> {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new("logged.vhdx"));
     create(Format::Vhdx, &store, &options);
     let (mut flushed, _) = fill(Format::Vhdx, store, None);
-    // Without what the flush put in its place, so that only the log knows of it.
+    // The flush has also written the BAT page in place. It is removed, so that only the log has it.
     flushed[VHDX_BAT..VHDX_BAT + 4096].fill(0);
     all.push(sample("logged.vhdx", Format::Vhdx, flushed, None));
     all
@@ -136,7 +136,7 @@ fn create(format: Format, store: &Arc<dyn Store>, options: &CreateOptions) {
     .expect("a small image can be made in memory");
 }
 
-/// Writes here and there. Gives what the file holds after a flush, and after it is closed.
+/// Writes some data. Returns the file's contents after a flush, and after the close.
 fn fill(format: Format, store: Arc<dyn Store>, parent: Option<&[u8]>) -> (Vec<u8>, Vec<u8>) {
     let bytes_of = |store: &Arc<dyn Store>| {
         let mut bytes = vec![0; store.len_bytes().expect("a length") as usize];
@@ -157,11 +157,11 @@ fn fill(format: Format, store: Arc<dyn Store>, parent: Option<&[u8]>) -> (Vec<u8
     (flushed, bytes_of(&store))
 }
 
-/// Opens an image with its parent, in memory, without the checks of paths and identities that the
-/// gate makes of files.
+/// Opens an image in memory with its parent, without the checks of paths and identities that are
+/// made for files.
 ///
 /// # Errors
-/// What opening says.
+/// The error of the open.
 pub fn open_chain(
     format: Format,
     top: Arc<dyn Store>,

@@ -1,4 +1,4 @@
-//! The bodies: bytes in, a panic where a promise is broken.
+//! The fuzz targets: bytes in, a panic if a promise is broken.
 
 use crate::{
     bounded::BoundedStore,
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// A fuzz target.
 pub type Body = fn(&[u8]);
 
-/// All of them, by name: the names of the binaries and of the folders of the corpus.
+/// All targets by name. The names are also those of the binaries and of the corpus folders.
 pub const TARGETS: [(&str, Body); 9] = [
     ("parsers", parsers),
     ("open_any", open_any),
@@ -30,11 +30,11 @@ pub const TARGETS: [(&str, Body); 9] = [
     ("nbd_client", peers::nbd_client),
 ];
 
-/// Most bytes of a disk that are read at each of its ends: damage may make it huge.
+/// Most bytes that are read at each end of a disk, because damage may make it huge.
 const READ_MOST_BYTES: u64 = 8 << 20;
 
-/// Every parser of a structure, by the first byte. What is accepted is encoded and parsed again,
-/// and must be the same.
+/// All parsers of on-disk structures; the first byte chooses one. An accepted structure that can be
+/// encoded must decode to the same value again.
 pub fn parsers(data: &[u8]) {
     let Some((which, bytes)) = data.split_first() else { return };
     match which % 12 {
@@ -70,14 +70,14 @@ pub fn parsers(data: &[u8]) {
     }
 }
 
-/// What the locators of a header say about the bytes behind it.
+/// Decodes the locators of a header from the bytes after it.
 fn vhd_locators(bytes: &[u8]) -> Vec<Option<vhd::LocatorData>> {
     let Some((header, data)) = bytes.split_at_checked(vhd::HEADER_BYTES) else { return Vec::new() };
     let Ok(header) = vhd::DynamicHeader::parse(header, 512) else { return Vec::new() };
     header.locators.iter().map(|entry| entry.decode(&data[..data.len().min(vhd::MAX_LOCATOR_BYTES as usize)])).collect()
 }
 
-/// Bytes as they are, taken for an image.
+/// Opens the bytes as an image.
 pub fn open_any(data: &[u8]) {
     let store = || BoundedStore::holding("any", data.to_vec());
     for format in [None, Some(Format::Vhd), Some(Format::Vhdx)] {
@@ -91,7 +91,7 @@ pub fn open_any(data: &[u8]) {
     }
 }
 
-/// A sample with damage: checked and read.
+/// Checks and reads a damaged sample.
 pub fn open_damaged(data: &[u8]) {
     with_damage(data, |sample, bytes| {
         let store = BoundedStore::holding(sample.name, bytes.to_vec());
@@ -102,14 +102,13 @@ pub fn open_damaged(data: &[u8]) {
         store.read_at(&mut after, 0).expect("memory can be read");
         assert!(
             after == bytes && store.len_bytes().ok() == Some(bytes.len() as u64),
-            "{}: reading changed it",
+            "{}: reading changed the file",
             sample.name
         );
     });
 }
 
-/// A VHDX with a log to replay, damaged, opened for writing and checked afterwards. Replay in
-/// memory and on the file must agree.
+/// Opens a damaged VHDX with a log for writing. Replay in memory and in the file must agree.
 pub fn replay_log(data: &[u8]) {
     let Ok(mut mutation) = Mutation::arbitrary(&mut Unstructured::new(data)) else { return };
     mutation.sample = (samples().len() - 1) as u8;
@@ -121,7 +120,7 @@ pub fn replay_log(data: &[u8]) {
     let replayed = states(&on_file, true);
     if let (Ok(in_memory), Ok(replayed)) = (&in_memory, &replayed) {
         assert_eq!(in_memory, replayed, "replay in memory and on the file differ");
-        // Replayed and dropped without a close: the log is empty now, and says the same.
+        // Dropped after the replay without a close: the log is empty, and the states are the same.
         assert_eq!(states(&on_file, false).as_ref().ok(), Some(replayed), "replaying twice differs");
     }
 }
@@ -134,26 +133,26 @@ fn states(store: &Arc<dyn Store>, writable: bool) -> Result<Vec<BlockState>, Str
     Ok(states)
 }
 
-/// A sample with damage: written, flushed, closed, opened again. What was sound stays sound, and
-/// holds what was written.
+/// Writes to a damaged sample, flushes, closes and reopens it. A sound image must stay sound and
+/// return the data.
 pub fn write_damaged(data: &[u8]) {
     with_damage(data, |sample, bytes| {
         let store = BoundedStore::holding(sample.name, bytes.to_vec());
         let was_sound =
             probe::check(Arc::clone(&store), Some(sample.format)).is_ok_and(|(_, report)| is_sound(&report));
         let written = write_some(sample, &store);
-        // A sound disk may be larger than the bound of its store.
+        // A sound disk may be larger than the maximum length of its store.
         let full = written.as_ref().is_err_and(|error| error.contains("no storage space"));
         if full {
             return;
         }
         if let (true, Err(error)) = (was_sound, &written) {
-            panic!("{}: check calls it sound, but writing fails: {error}", sample.name);
+            panic!("{}: check finds it sound, but writing fails: {error}", sample.name);
         }
         if was_sound {
             let (_, report) =
                 probe::check(Arc::clone(&store), Some(sample.format)).expect("a sound file after a write");
-            assert!(is_sound(&report), "{}: writing made it unsound: {:?}", sample.name, report.findings);
+            assert!(is_sound(&report), "{}: writing has corrupted it: {:?}", sample.name, report.findings);
         }
     });
 }
@@ -183,7 +182,7 @@ fn write_some(sample: &Sample, store: &Arc<dyn Store>) -> Result<(), String> {
     for place in [places[0], places[4]] {
         io.read(place, &mut back).map_err(text)?;
         let zeroed = place == places[2] || place == places[3];
-        assert!(zeroed || back == pattern, "{}: what was written at {place} is not there", sample.name);
+        assert!(zeroed || back == pattern, "{}: the data written at {place} cannot be read back", sample.name);
     }
     Ok(())
 }
@@ -198,16 +197,16 @@ fn is_sound(report: &CheckReport) -> bool {
     report.worst() < Some(Severity::Corrupt)
 }
 
-/// What check calls sound must read without an error.
+/// An image that check finds sound must be readable without an error.
 fn agree(checked: Option<&CheckReport>, read: &Result<(), String>, name: &str) {
     if let (Some(report), Err(error)) = (checked, read)
         && is_sound(report)
     {
-        panic!("{name}: check calls it sound, but reading fails: {error}");
+        panic!("{name}: check finds it sound, but reading fails: {error}");
     }
 }
 
-/// Opens read-only and reads the beginning and the end.
+/// Opens read-only and reads the first and the last bytes.
 fn read_all(format: Format, store: Arc<dyn Store>, parent: Option<&[u8]>) -> Result<(), String> {
     let disk = open_chain(format, store, parent, false).map_err(|error| error.to_string())?;
     let size_bytes = disk.geometry().size_bytes;

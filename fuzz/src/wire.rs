@@ -1,5 +1,5 @@
-//! Every decoder of the NBD protocol, on any bytes. What is accepted and can be encoded is encoded
-//! and decoded again, and must be the same.
+//! All decoders of the NBD protocol. A value that is accepted and can be encoded must decode to the
+//! same value again.
 
 use diskwright_nbd::wire::{
     Answering, Chunk, ChunkFlags, ChunkKind, ClientFlags, ClientOption, Decoded, ExportSummary, Framing, Greeting,
@@ -10,8 +10,8 @@ use std::hint::black_box;
 
 const FRAMINGS: [Framing; 3] = [Framing::Simple, Framing::Structured, Framing::Extended];
 
-/// The first byte says which decoder; for those that are told a kind, the next four bytes say
-/// which.
+/// The fuzz target. The first byte chooses the decoder. For some decoders the next four bytes
+/// choose the kind of message.
 pub fn nbd_wire(data: &[u8]) {
     let Some((&which, bytes)) = data.split_first() else { return };
     match which % 11 {
@@ -45,7 +45,7 @@ pub fn nbd_wire(data: &[u8]) {
                 let mut again = Vec::new();
                 request.encode(framing, &mut again);
                 let Ok(Decoded::Value(same, _)) = RequestHeader::decode(&again, framing) else {
-                    panic!("a request that was encoded does not decode: {request:?}");
+                    panic!("an encoded request does not decode: {request:?}");
                 };
                 let key =
                     |request: RequestHeader| (request.command, request.cookie, request.offset_bytes, request.len_bytes);
@@ -59,13 +59,13 @@ pub fn nbd_wire(data: &[u8]) {
             }
         }),
         _ => with_number(bytes, |number, rest| {
-            // What we say we understand.
+            // The headers that we send ourselves.
             let framing = FRAMINGS[number as usize % 3];
             let answering = Answering { framing, cookie: number.into(), offset_bytes: 0 };
             let header = answering.chunk(ChunkFlags::DONE, ChunkKind(number as u16), rest.len() as u32);
             if framing != Framing::Simple {
                 let Ok(Decoded::Value(found, _)) = ReplyHeader::decode(&header, framing) else {
-                    panic!("a chunk's header that was encoded does not decode");
+                    panic!("an encoded chunk header does not decode");
                 };
                 assert_eq!(found.cookie(), u64::from(number));
             }
@@ -79,7 +79,7 @@ fn with_number(bytes: &[u8], decode: impl FnOnce(u32, &[u8])) {
     }
 }
 
-/// The data of an option, as a server takes it.
+/// Decodes the data of an option, as a server does.
 fn an_option(code: OptionCode, data: &[u8]) {
     let mut again = Vec::new();
     match ClientOption::parse(code, data) {
@@ -93,14 +93,14 @@ fn an_option(code: OptionCode, data: &[u8]) {
         }
         _ => return,
     }
-    assert_eq!(&again[OptionHeader::WIRE_BYTES..], data, "{code} is not the same when it is encoded again");
+    assert_eq!(&again[OptionHeader::WIRE_BYTES..], data, "{code} changes when it is encoded again");
 }
 
-/// The data of a reply, as a client takes it.
+/// Decodes the data of an option reply, as a client does.
 fn a_reply(code: ReplyCode, data: &[u8]) {
     let mut again = Vec::new();
     match OptionReply::parse(code, data) {
-        // A description that is no text is dropped.
+        // A description that is not UTF-8 is dropped.
         Ok(OptionReply::Server { name, description }) if !description.is_empty() => {
             option_reply::encode_server(name, description, &mut again);
         }
@@ -109,5 +109,5 @@ fn a_reply(code: ReplyCode, data: &[u8]) {
         }
         _ => return,
     }
-    assert_eq!(&again[OptionReplyHeader::WIRE_BYTES..], data, "{code:?} is not the same when it is encoded again");
+    assert_eq!(&again[OptionReplyHeader::WIRE_BYTES..], data, "{code:?} changes when it is encoded again");
 }

@@ -1,9 +1,9 @@
-//! The corpus of every target, and as many random inputs, in a process that counts its memory: a
-//! panic, or memory taken by a field's word, fails here without any fuzzer.
+//! Runs the corpus and random inputs of every target, and measures memory and CPU time. A panic, or
+//! memory that is sized by a field of the input, fails here without a fuzzer.
 //!
-//! `DISKWRIGHT_FUZZ_INPUTS` sets how many random inputs each target gets (2,000 unless said;
-//! `./test --nightly` asks for more), and `DISKWRIGHT_FUZZ_SEED` which ones. What fails is printed
-//! as bytes, to be put into `fuzz/corpus/TARGET/`.
+//! `DISKWRIGHT_FUZZ_INPUTS` is the number of random inputs of each target (default 2,000;
+//! `./test --nightly` sets more), `DISKWRIGHT_FUZZ_SEED` their seed. A failing input is printed as
+//! bytes; add it to `fuzz/corpus/TARGET/`.
 
 use diskwright_fuzz::TARGETS;
 use nix::time::{ClockId, clock_gettime};
@@ -17,14 +17,13 @@ use std::{env, fs, path::Path, time::Duration};
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// The samples and their copies are some 40 MiB; what one input may take beside them.
+/// Memory that one input may use. The samples, some 40 MiB, are not counted.
 const MOST_BYTES: usize = 64 << 20;
 const LONGEST_INPUT: u64 = 192;
-/// What one input may take of the processor: opening, checking and reading of what it stands for,
-/// and more. (Not of the clock on the wall, which others move too.)
+/// CPU time that one input may use. (Wall-clock time would depend on other processes.)
 const MOST_TIME: Duration = Duration::from_secs(1);
 
-/// What this thread has had of the processor.
+/// CPU time of this thread.
 fn processor_time() -> Duration {
     Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("every thread has a clock"))
 }
@@ -41,14 +40,14 @@ fn run(name: &str, body: diskwright_fuzz::Body, input: &[u8], what: &str) -> (us
     let worked = processor_time() - began;
     let taken = MEMORY.peak_usage().saturating_sub(before);
     assert!(outcome.is_ok(), "{name}: {what} breaks a promise: {input:02x?}");
-    assert!(taken < MOST_BYTES, "{name}: {what} took {taken} bytes of memory: {input:02x?}");
-    assert!(worked < MOST_TIME, "{name}: {what} took {worked:?} of the processor: {input:02x?}");
+    assert!(taken < MOST_BYTES, "{name}: {what} used {taken} bytes of memory: {input:02x?}");
+    assert!(worked < MOST_TIME, "{name}: {what} used {worked:?} of CPU time: {input:02x?}");
     (taken, worked)
 }
 
-// One test, as the allocator counts for the whole process.
+// A single test, because the allocator counts for the whole process.
 #[test]
-fn every_target_stands_its_corpus_and_random_inputs() {
+fn all_targets_pass_their_corpus_and_random_inputs() {
     let _ = diskwright_fuzz::samples::samples();
     diskwright_fuzz::peers::warm_up();
     let (inputs, seed) = (number("DISKWRIGHT_FUZZ_INPUTS", 2000), number("DISKWRIGHT_FUZZ_SEED", 1));
@@ -71,7 +70,7 @@ fn every_target_stands_its_corpus_and_random_inputs() {
         }
         let (kib, worked) = (most.0 >> 10, most.1);
         println!(
-            "{name}: {kept} of the corpus, {inputs} random inputs of seed {seed}; at most {kib} KiB and {worked:.1?} for one"
+            "{name}: {kept} inputs of the corpus, {inputs} random inputs of seed {seed}; at most {kib} KiB and {worked:.1?} for one"
         );
     }
 }

@@ -1,16 +1,16 @@
-//! Cutting the power of a case, as often as is asked for.
+//! Power cuts of a case, as many as asked for.
 //!
-//! How much, by environment variables (the defaults are those of `./test`):
+//! Environment variables (the defaults are those of `./test`):
 //!
 //! ```text
-//!   DISKWRIGHT_PROVE_STATES   states in all, over all cases (at least)             35700
-//!   DISKWRIGHT_PROVE_FIRST    the first seed                                       1
-//!   DISKWRIGHT_PROVE_SEED     this one seed only: how a failure is seen again
-//!   DISKWRIGHT_PROVE_CASE     only cases whose name has this in it
+//!   DISKWRIGHT_PROVE_STATES   states of all cases together (at least)        35700
+//!   DISKWRIGHT_PROVE_FIRST    the first seed                                 1
+//!   DISKWRIGHT_PROVE_SEED     only this seed, to reproduce a failure
+//!   DISKWRIGHT_PROVE_CASE     only cases whose name contains this text
 //! ```
 
 use crate::{
-    cut::{Cutter, WAYS, points},
+    cut::{CUT_MODES, Cutter, points},
     dice::Dice,
     history,
     mutation::Mutation,
@@ -24,43 +24,43 @@ use std::{
     str::FromStr,
 };
 
-/// How closely to look.
+/// How thoroughly a history is tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Closeness {
-    /// Into how many states each point of a history is cut: the first two [`WAYS`] always, the
-    /// others in turn.
-    pub ways: usize,
-    /// Whether to go on with some of them, and cut again.
-    pub go_on: bool,
-    /// States that other programs are asked about.
+pub struct Thoroughness {
+    /// States for each point of the history: the first two of [`CUT_MODES`] always, the others in
+    /// turn.
+    pub modes: usize,
+    /// Whether some of the states are used for another session, which is cut again.
+    pub resume: bool,
+    /// Number of states that other programs read.
     pub opinions: u64,
 }
 
-/// One state in so many is gone on with.
-const GO_ON_EVERY: u64 = 3;
-/// One state in so many is cut again while it is gone on with.
+/// One state in this many is used for another session.
+const RESUME_EVERY: u64 = 3;
+/// One state in this many gets further power cuts during that session.
 const CUT_AGAIN_EVERY: u64 = 24;
 
 fn from_environment<T: FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// How much to try.
+/// How much to test for one case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Effort {
-    /// States for one case, at least: every seed is cut everywhere.
+    /// Least number of states. All points of each seed's history are cut.
     pub states: u64,
     /// The first seed.
     pub first_seed: u64,
-    /// Only that one.
+    /// Whether only that seed is run.
     pub one_seed: bool,
-    /// States that other programs are asked about.
+    /// Number of states that other programs read.
     pub opinions: u64,
 }
 
 impl Effort {
-    /// A case's share of what the environment asks for, `cases` being all there are; `None` when
-    /// the case is not wanted.
+    /// The share of one of `cases` cases, from the environment variables. `None` if
+    /// `DISKWRIGHT_PROVE_CASE` excludes the case.
     pub fn of_environment(case: &str, cases: u64) -> Option<Self> {
         let wanted: Option<String> = from_environment("DISKWRIGHT_PROVE_CASE");
         if wanted.is_some_and(|wanted| !case.contains(&wanted)) {
@@ -74,18 +74,18 @@ impl Effort {
     }
 }
 
-/// What was done.
+/// What was tested.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Histories that were made.
+    /// Histories, one for each seed.
     pub seeds: u64,
     /// States that were judged.
     pub states: u64,
-    /// Of them, left by a second cut, after the first.
+    /// States that a second power cut has left.
     pub second_cuts: u64,
     /// States that other programs read.
     pub opinions: u64,
-    /// A program that is not installed.
+    /// A program that would read the states and is not installed.
     pub absent: Option<&'static str>,
 }
 
@@ -99,16 +99,16 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Plays a case with one seed, and cuts it everywhere.
+/// Runs a case with one seed, cuts its history at all points, and judges the states.
 ///
 /// # Errors
-/// What is wrong with a state, and how it came to be.
+/// What is wrong with a state, and how the state came about.
 pub fn cut_one<C: Case>(
     case: &C,
     seed: u64,
     mutation: Option<Mutation>,
     tally: &mut Tally,
-    closeness: Closeness,
+    thoroughness: Thoroughness,
 ) -> Outcome {
     let world = World::default();
     case.prepare(&world, seed).map_err(|error| format!("preparing: {error}"))?;
@@ -127,21 +127,23 @@ pub fn cut_one<C: Case>(
             cutter.step();
         }
         let Some(truth) = cutter.truth.and_then(|number| truths.get(number)) else { continue };
-        let ways = if cutter.pending() == 0 { 1 } else { closeness.ways };
-        for turn in 0..ways {
-            // The first two ways in any case; the others in turn, so that no seed sees but a few of
-            // them.
-            let way =
-                if turn < 2 { WAYS[turn] } else { WAYS[2 + (tally.states as usize * 5 + turn) % (WAYS.len() - 2)] };
-            let left = cutter.ruin(way, &mut dice);
+        let modes = if cutter.pending() == 0 { 1 } else { thoroughness.modes };
+        for turn in 0..modes {
+            // The first two modes always, the others in turn, so that each seed uses some of them.
+            let mode = if turn < 2 {
+                CUT_MODES[turn]
+            } else {
+                CUT_MODES[2 + (tally.states as usize * 5 + turn) % (CUT_MODES.len() - 2)]
+            };
+            let left = cutter.state_after_cut(mode, &mut dice);
             let number = tally.states;
             let depth = Depth {
-                go_on: closeness.go_on && number.is_multiple_of(GO_ON_EVERY),
+                resume: thoroughness.resume && number.is_multiple_of(RESUME_EVERY),
                 cut_again: if number.is_multiple_of(CUT_AGAIN_EVERY) { 6 } else { 0 },
             };
-            let told = |error: String| {
+            let describe = |error: String| {
                 format!(
-                    "cut at event {point} of {}, {way:?} of {} changes kept: {error}\n  before the cut:{}",
+                    "cut at event {point} of {}, {mode:?} of {} changes kept: {error}\n  before the cut:{}",
                     history.len(),
                     cutter.pending(),
                     history::tail(&history, point)
@@ -150,17 +152,20 @@ pub fn cut_one<C: Case>(
             let state_seed = dice.below(u64::MAX);
             let judged =
                 catch_unwind(AssertUnwindSafe(|| case.judge(&World::of(left.clone()), truth, state_seed, depth)));
-            let again = judged.unwrap_or_else(|panic| Err(format!("panic: {}", words_of(&panic)))).map_err(told)?;
+            let again =
+                judged.unwrap_or_else(|panic| Err(format!("panic: {}", panic_message(&panic)))).map_err(describe)?;
             tally.states += 1 + again;
             tally.second_cuts += again;
-            // Spread over the seed.
-            if tally.opinions < closeness.opinions && tally.absent.is_none() && number % 29 == 7 {
+            // Spread over the states of the seed.
+            if tally.opinions < thoroughness.opinions && tally.absent.is_none() && number % 29 == 7 {
                 match case.ask_others(&left, truth) {
                     Some(Opinion::Agrees) => tally.opinions += 1,
-                    Some(Opinion::Disagrees(error)) => return Err(told(error)),
+                    Some(Opinion::Disagrees(error)) => return Err(describe(error)),
                     Some(Opinion::Absent(who)) => {
                         tally.absent = Some(who);
-                        println!("skipped: {who} is not installed; it reads no state that a power cut has left");
+                        println!(
+                            "skipped: {who} is not installed; it does not read the states that power cuts have left"
+                        );
                     }
                     None => {}
                 }
@@ -170,24 +175,24 @@ pub fn cut_one<C: Case>(
     Ok(())
 }
 
-/// What a panic said.
-pub fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+/// The message of a panic.
+pub fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let words = panic.downcast_ref::<String>().cloned();
     words.or_else(|| panic.downcast_ref::<&str>().map(|&words| words.to_owned())).unwrap_or_default()
 }
 
-/// Cuts a case as often as is asked for, and says how often that was.
+/// Tests a case as much as the environment asks for.
 ///
 /// # Panics
-/// When a state is wrong: with its seed, and how to see it again.
+/// A state is wrong. The message has the seed and a command that reproduces it.
 pub fn power_cuts<C: Case>(case: &C, cases: u64) -> Tally {
     let name = case.name();
     let Some(effort) = Effort::of_environment(&name, cases) else { return Tally::default() };
     let mut tally = Tally::default();
     let mut seed = effort.first_seed;
     while tally.states < effort.states {
-        let closeness = Closeness { ways: 5, go_on: true, opinions: effort.opinions };
-        if let Err(error) = cut_one(case, seed, None, &mut tally, closeness) {
+        let thoroughness = Thoroughness { modes: 5, resume: true, opinions: effort.opinions };
+        if let Err(error) = cut_one(case, seed, None, &mut tally, thoroughness) {
             panic!(
                 "{name}, seed {seed}: {error}\n  again: DISKWRIGHT_PROVE_SEED={seed} DISKWRIGHT_PROVE_CASE='{name}' cargo test -p diskwright-proving --test power_cuts"
             );
@@ -201,13 +206,13 @@ pub fn power_cuts<C: Case>(case: &C, cases: u64) -> Tally {
     tally
 }
 
-/// Looks for a seed that catches a broken rule: the seed, and how it was caught.
+/// Looks for a seed that catches a broken rule. Returns the seed and the failure.
 pub fn hunt<C: Case>(case: &C, mutation: Option<Mutation>, seeds: u64) -> Option<(u64, String)> {
     (1..=seeds).find_map(|seed| {
         let mut tally = Tally::default();
-        let closeness = Closeness { ways: 10, go_on: false, opinions: 0 };
-        let caught = catch_unwind(AssertUnwindSafe(|| cut_one(case, seed, mutation, &mut tally, closeness)));
-        let error = caught.unwrap_or_else(|panic| Err(format!("panic: {}", words_of(&*panic)))).err()?;
+        let thoroughness = Thoroughness { modes: 10, resume: false, opinions: 0 };
+        let caught = catch_unwind(AssertUnwindSafe(|| cut_one(case, seed, mutation, &mut tally, thoroughness)));
+        let error = caught.unwrap_or_else(|panic| Err(format!("panic: {}", panic_message(&*panic)))).err()?;
         Some((seed, error))
     })
 }

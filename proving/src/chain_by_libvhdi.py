@@ -1,4 +1,5 @@
-# Reads a whole chain with libvhdi. Arguments: where to put the bytes, then the files from the base to the top.
+# Reads a whole chain with libvhdi. Arguments: the output file, then the images from the base to
+# the top.
 import sys
 try:
     import pyvhdi
@@ -15,7 +16,7 @@ top = files[-1]
 with open(sys.argv[1], "wb") as out:
     left = top.get_media_size()
     while left:
-        # A block at a time: in one read that spans blocks libvhdi 20210425 passes over a child's sectors.
+        # One block at a time: libvhdi 20210425 drops a child's sectors in reads that span blocks.
         data = top.read_buffer(min(left, 256 << 10))
         if not data:
             sys.exit("short read")

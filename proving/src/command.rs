@@ -1,11 +1,11 @@
-//! Commands that make files, as cases: create and convert. Before such a command has ended well,
-//! there is nothing under the name it was given, or nothing that passes for a disk, or all of it;
-//! afterwards all of it is there, durably.
+//! Commands that make files, as cases: create and convert. Until such a command has succeeded, its
+//! destination does not exist, or is not a valid disk, or is complete. Afterwards the destination
+//! is complete and durable.
 
 use crate::{
     disk::DiskCase,
-    fault::Moment,
-    faulty::{FaultyCase, Told},
+    fault::OpKind,
+    faulty::{FaultyCase, Reported},
     history::Snapshot,
     ledger::{Ledger, Version},
     mutation::{Mutation, Phase},
@@ -17,31 +17,31 @@ use diskwright_image::Format;
 use diskwright_store::{CacheMode, EngineKind, FileSystem};
 use std::path::PathBuf;
 
-/// Making a disk of a kind.
+/// Creates a disk of a kind.
 #[derive(Debug, Clone)]
 pub struct CreateCase(pub DiskCase);
 
-/// Converting a disk of a kind, with something on it, into another format.
+/// Converts a disk of a kind, with some contents, to another format.
 #[derive(Debug, Clone)]
 pub struct ConvertCase {
-    /// For messages.
+    /// Name for messages.
     pub name: String,
-    /// What is converted.
+    /// Kind of the source.
     pub source: DiskCase,
-    /// Into what.
+    /// How the destination is created.
     pub dest: CreateRequest,
-    /// By reflink where that can be (a [`World`] can).
+    /// Whether to use reflink. A [`World`] supports it.
     pub reflink: bool,
-    /// Read back and compare.
+    /// Whether convert verifies the copy.
     pub verify: bool,
 }
 
-/// Whether a command has ended well.
+/// Whether a command has succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// Not yet, or not well.
+    /// It is running, or it has failed.
     No,
-    /// It has.
+    /// It has succeeded.
     Well,
 }
 
@@ -52,7 +52,8 @@ impl Case for CreateCase {
         format!("create {}", self.0.name)
     }
 
-    /// The folder, and for a child the parent: made with the child, which is removed again.
+    /// Makes the folder and the parent of a child. The child that is made with the parent is
+    /// removed.
     fn prepare(&self, world: &World, _seed: u64) -> Outcome {
         self.0.make(world)?;
         world.remove(&self.0.path()).map_err(|error| error.to_string())?;
@@ -61,26 +62,26 @@ impl Case for CreateCase {
     }
 
     fn run(&self, stage: &Stage<Ended>, _seed: u64) -> Outcome {
-        stage.tell(Ended::No);
+        stage.record(Ended::No);
         stage.world.phase(Some(Phase::Command));
         self.0.make_again(&stage.world)?;
         stage.world.phase(None);
-        stage.tell(Ended::Well);
+        stage.record(Ended::Well);
         Ok(())
     }
 
     fn judge(&self, world: &World, truth: &Ended, seed: u64, depth: Depth) -> Outcome<u64> {
         let path = self.0.path();
         if world.facts(&path).is_err() {
-            return if *truth == Ended::No { Ok(0) } else { Err("the new file is not there".into()) };
+            return if *truth == Ended::No { Ok(0) } else { Err("the new file does not exist".into()) };
         }
-        // It is a whole disk, or nothing that passes for one.
+        // Before the command has succeeded, a raw file may have any contents.
         if *truth == Ended::No && self.0.format == Format::Raw {
             return Ok(0);
         }
         if *truth == Ended::No {
-            // Its tables may not all be there, and `check` may say so; but it shows nothing that is
-            // not on it.
+            // Its tables may be incomplete, and `check` may report that. But it must not show data
+            // that was not written to it.
             return match Disk::open(&path, &self.0.open_options(world, false)) {
                 Err(_) => Ok(0),
                 Ok(_) => self.0.fresh_ledger().judge(&self.0.read_at(world, &path)?, false).map(|_| 0),
@@ -96,7 +97,7 @@ impl ConvertCase {
         format!("/d/copy.{}", self.dest.format.unwrap_or(Format::Raw)).into()
     }
 
-    /// What is on the source: some of each window.
+    /// The contents of the source: the first half of each window.
     fn ledger(&self) -> Ledger {
         let mut ledger = self.source.fresh_ledger();
         for (version, first, count) in self.writes() {
@@ -123,9 +124,9 @@ impl ConvertCase {
         }
     }
 
-    /// What must hold of a copy that is there.
+    /// Judges a copy that exists.
     fn judge_copy(&self, world: &World, path: &std::path::Path, format: Format) -> Outcome {
-        let case = DiskCase { format, meddling: None, damage: None, ..self.source.clone() };
+        let case = DiskCase { format, broken_rule: None, damage: None, ..self.source.clone() };
         case.check(world, path)?;
         let shown = case.read_at(world, path)?;
         self.ledger().judge(&shown, false).map(drop)
@@ -145,12 +146,12 @@ impl Case for ConvertCase {
     }
 
     fn run(&self, stage: &Stage<Ended>, _seed: u64) -> Outcome {
-        stage.tell(Ended::No);
+        stage.record(Ended::No);
         stage.world.phase(Some(Phase::Command));
         convert(self.source.path(), self.dest_path(), &self.options(&stage.world), &mut |_, _| true)
             .map_err(|error| error.to_string())?;
         stage.world.phase(None);
-        stage.tell(Ended::Well);
+        stage.record(Ended::Well);
         Ok(())
     }
 
@@ -162,10 +163,10 @@ impl Case for ConvertCase {
             self.judge_copy(world, &dest, self.dest.format.unwrap_or(Format::Raw))
                 .map_err(|error| format!("the copy: {error}"))?;
         } else if *truth == Ended::Well {
-            return Err("the copy is not there".into());
+            return Err("the copy does not exist".into());
         }
-        if depth.go_on && *truth == Ended::No && world.facts(&dest).is_err() {
-            // Once more, when what is left of the first is out of the way.
+        if depth.resume && *truth == Ended::No && world.facts(&dest).is_err() {
+            // Convert again, after the remains of the first conversion are removed.
             let partial = PathBuf::from(format!("{}.partial", dest.display()));
             if world.facts(&partial).is_ok() {
                 world.remove(&partial).map_err(|error| error.to_string())?;
@@ -193,14 +194,14 @@ impl Case for ConvertCase {
     }
 }
 
-/// What a command must have left when it failed: nothing under the name it was given, and nothing
-/// else of its own, unless the fault kept it from removing that.
-fn judge_failure(world: &World, told: &mut Told, before: &Snapshot, result: Outcome) -> Outcome<Ended> {
+/// Judges what a failed command has left: the destination must not exist. Other files of the
+/// command must have been removed, unless a second fault prevented that.
+fn judge_failure(world: &World, reported: &mut Reported, before: &Snapshot, result: Outcome) -> Outcome<Ended> {
     let Err(error) = result else { return Ok(Ended::Well) };
-    told.errors.push(error);
+    reported.errors.push(error);
     let (strikes, _) = world.strikes();
     let left: Vec<_> = world.snapshot().names.into_keys().filter(|name| !before.names.contains_key(name)).collect();
-    // One fault has failed the command; it takes a second to keep it from cleaning up.
+    // The first fault has failed the command; only another one can prevent the clean-up.
     if strikes == 1 && !left.is_empty() {
         return Err(format!("a command that failed has left {left:?} behind"));
     }
@@ -208,36 +209,35 @@ fn judge_failure(world: &World, told: &mut Told, before: &Snapshot, result: Outc
 }
 
 impl FaultyCase for CreateCase {
-    fn run_on(&self, stage: &Stage<Ended>, told: &mut Told) -> Outcome {
-        stage.tell(Ended::No);
+    fn run_on(&self, stage: &Stage<Ended>, reported: &mut Reported) -> Outcome {
+        stage.record(Ended::No);
         let before = stage.world.snapshot();
         stage.world.phase(Some(Phase::Command));
         let result = self.0.make_again(&stage.world);
-        stage.tell(judge_failure(&stage.world, told, &before, result)?);
+        stage.record(judge_failure(&stage.world, reported, &before, result)?);
         Ok(())
     }
 }
 
 impl FaultyCase for ConvertCase {
-    fn run_on(&self, stage: &Stage<Ended>, told: &mut Told) -> Outcome {
-        stage.tell(Ended::No);
+    fn run_on(&self, stage: &Stage<Ended>, reported: &mut Reported) -> Outcome {
+        stage.record(Ended::No);
         let before = stage.world.snapshot();
         stage.world.phase(Some(Phase::Command));
         let options = self.options(&stage.world);
         let result = convert(self.source.path(), self.dest_path(), &options, &mut |_, _| true);
         let result = result.map(drop).map_err(|error| error.to_string());
-        stage.tell(judge_failure(&stage.world, told, &before, result)?);
+        stage.record(judge_failure(&stage.world, reported, &before, result)?);
         Ok(())
     }
 
-    /// When the first attempt to share fails, even in what comes before the sharing, everything is
-    /// copied.
-    fn has_another_way(&self, moment: Moment) -> bool {
-        self.reflink && matches!(moment, Moment::Write | Moment::Read | Moment::Length)
+    /// If sharing or an operation before it fails, everything is copied.
+    fn has_fallback(&self, op_kind: OpKind) -> bool {
+        self.reflink && matches!(op_kind, OpKind::Write | OpKind::Read | OpKind::Length)
     }
 }
 
-/// Creations that are put through power cuts.
+/// The creations that are tested.
 pub fn creations() -> Vec<CreateCase> {
     let kinds = [
         "raw",
@@ -251,7 +251,7 @@ pub fn creations() -> Vec<CreateCase> {
     kinds.into_iter().map(|name| CreateCase(crate::disk::named(name))).collect()
 }
 
-/// Conversions that are put through power cuts.
+/// The conversions that are tested.
 pub fn conversions() -> Vec<ConvertCase> {
     let case = |source: &str, format, disk_type, reflink, verify| {
         let block_bytes = match (format, disk_type) {

@@ -1,37 +1,38 @@
-//! What a file holds: pages in a map, holes for nothing. Cloning shares the pages, so a hundred
-//! states of a file cost little more than one.
+//! Contents of a file: pages in a map; holes take no memory. A clone shares the pages, so a hundred
+//! states of a file need little more memory than one.
 //!
-//! Bytes are kept beyond the length too, until [`Contents::settle`]: a power cut may keep a write
-//! and lose the growth that it needed, and the next growth that was kept brings it back to light.
+//! Bytes beyond the end of the file are kept until [`Contents::settle`]: a power cut may keep a
+//! write and lose the growth that came with it, and a later growth that was kept then exposes the
+//! bytes.
 
 use diskwright_store::FileRange;
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The unit of tearing: what a disk writes whole.
+/// The unit of torn writes: a disk writes a sector completely or not at all.
 pub const SECTOR_BYTES: u64 = 512;
 
 const PAGE_BYTES: u64 = 4096;
 const NOTHING: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
-/// A change of one file.
+/// A change of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Bytes at an offset; the file grows if need be.
+    /// Writes bytes at an offset. The file grows if necessary.
     Write(u64, Arc<[u8]>),
-    /// The file is cut, or grows by zeros.
+    /// Truncates the file, or grows it with zeros.
     Length(u64),
-    /// Zeros over a range, within the length.
+    /// Zeroes a range within the file.
     Zero(FileRange),
 }
 
-/// See the module.
+/// The contents of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Contents {
     pages: BTreeMap<u64, Arc<[u8; PAGE_BYTES as usize]>>,
     len_bytes: u64,
 }
 
-/// The pieces of a range that lie in one sector each: (offset, length).
+/// Splits a range at sector boundaries into (offset, length).
 fn sectors_of(range: FileRange) -> impl Iterator<Item = (u64, u64)> {
     let end = range.offset_bytes + range.len_bytes;
     let mut at = range.offset_bytes;
@@ -48,7 +49,7 @@ impl Contents {
         self.len_bytes
     }
 
-    /// Fills `buf`; what is not there is zero.
+    /// Fills `buf`. Holes and bytes beyond the end read as zeros.
     pub fn read(&self, buf: &mut [u8], offset_bytes: u64) {
         let mut done = 0;
         while done < buf.len() {
@@ -87,7 +88,7 @@ impl Contents {
         }
     }
 
-    /// Makes a change as a whole.
+    /// Applies a complete change.
     pub fn apply(&mut self, change: &Change) {
         match change {
             Change::Write(offset_bytes, bytes) => {
@@ -104,9 +105,9 @@ impl Contents {
         }
     }
 
-    /// Makes of a change what `keep` keeps: it is asked once for the change of the length, if there
-    /// is one, and once for each sector. A growth that is kept by a write may stop at any sector
-    /// that was written.
+    /// Applies the parts of a change for which `keep` returns true. `keep` is called once for each
+    /// sector, and for a change of the length. A write that grows the file may keep its growth up
+    /// to any of its sectors.
     pub fn apply_some(&mut self, change: &Change, keep: &mut dyn FnMut(Part) -> bool) {
         match change {
             Change::Write(offset_bytes, bytes) => {
@@ -127,8 +128,7 @@ impl Contents {
             }
             Change::Length(len_bytes) => {
                 if keep(Part::Length) {
-                    // What was written beyond an end that was never there comes to light with the
-                    // end.
+                    // Bytes beyond the old end are kept: they become visible with the new end.
                     if *len_bytes < self.len_bytes {
                         self.clear(*len_bytes, u64::MAX);
                     }
@@ -155,12 +155,12 @@ impl Contents {
         }
     }
 
-    /// Forgets what lies beyond the end.
+    /// Drops the bytes beyond the end.
     pub fn settle(&mut self) {
         self.clear(self.len_bytes, u64::MAX);
     }
 
-    /// The first range at or after `offset_bytes` that is not a hole.
+    /// The first allocated range at or after `offset_bytes`.
     pub fn next_data(&self, offset_bytes: u64) -> Option<FileRange> {
         let (&page, _) = self.pages.range(offset_bytes / PAGE_BYTES..).next()?;
         let mut end = page + 1;
@@ -172,13 +172,13 @@ impl Contents {
         (start < end).then(|| FileRange { offset_bytes: start, len_bytes: end - start })
     }
 
-    /// How many bytes have space.
+    /// Allocated bytes.
     pub fn allocated_bytes(&self) -> u64 {
         self.pages.len() as u64 * PAGE_BYTES
     }
 
-    /// The first byte in which the two differ, but for those in `except`; a difference of length
-    /// counts as one at the shorter's end.
+    /// The first byte that differs, not counting those in `except`. If only the lengths differ, the
+    /// shorter length.
     pub fn first_difference(&self, other: &Self, except: &std::ops::Range<u64>) -> Option<u64> {
         let pages: std::collections::BTreeSet<u64> = self.pages.keys().chain(other.pages.keys()).copied().collect();
         let differs = |page: &u64| match (self.pages.get(page), other.pages.get(page)) {
@@ -198,7 +198,7 @@ impl Contents {
         (self.len_bytes != other.len_bytes).then(|| self.len_bytes.min(other.len_bytes))
     }
 
-    /// Writes a real file, with holes.
+    /// Writes the contents to a real file, with holes.
     pub fn save(&self, path: &std::path::Path) -> std::io::Result<()> {
         use std::os::unix::fs::FileExt;
         let file = std::fs::File::create(path)?;
@@ -211,12 +211,12 @@ impl Contents {
     }
 }
 
-/// What [`Contents::apply_some`] asks for.
+/// A part of a change, see [`Contents::apply_some`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// A sector's bytes.
+    /// The bytes of one sector.
     Bytes,
-    /// A length.
+    /// A change of the length.
     Length,
 }
 
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_made() {
+    fn changes_are_applied() {
         let mut contents = Contents::default();
         contents.apply(&write(4090, 7, 20));
         assert_eq!((contents.len_bytes(), byte(&contents, 4089), byte(&contents, 4090)), (4110, 0, 7));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_torn_at_sectors_and_its_growth_is_lost_by_itself() {
+    fn a_write_is_torn_at_sectors_and_may_lose_its_growth() {
         let mut contents = Contents::default();
         let mut turn = 0;
         contents.apply_some(&write(256, 9, 1024), &mut |part| {
@@ -258,7 +258,7 @@ mod tests {
         });
         assert_eq!(contents.len_bytes(), 0);
         contents.apply(&Change::Length(2048));
-        // Sectors 0 (from 256 on) and 2 (up to 1280) came through, sector 1 did not.
+        // Sector 0 (from byte 256) and sector 2 (up to byte 1280) were kept, sector 1 was lost.
         assert_eq!(
             [255, 256, 511, 512, 1023, 1024, 1279, 1280].map(|at| byte(&contents, at)),
             [0, 9, 9, 0, 0, 9, 9, 0]
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_found_where_they_count() {
+    fn differences_are_found_outside_the_exception() {
         let mut one = Contents::default();
         one.apply(&write(0, 1, 8192));
         let mut two = one.clone();

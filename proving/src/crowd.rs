@@ -1,11 +1,11 @@
-//! Several queues of one disk at the same time, as a case: power cuts while many requests are in
-//! flight, flushes that are answered together, allocations that race.
+//! Several queues of one disk at the same time, as a case: power cuts with many requests in flight,
+//! shared flushes, concurrent allocations.
 //!
-//! Each player ([`crate::player`]) has sectors of its own in blocks that all share, and tells its
-//! ledger whenever that changes; the truth at any moment is all ledgers of that moment. Where the
-//! disk changes while it is in use, one more thread puts images on top of it, or makes it larger,
-//! while all play. Their order is the machine's, which no seed repeats; but the history says what
-//! it was, and that is what is cut and judged.
+//! Each player ([`crate::player`]) owns some sectors in blocks that all players share, and records
+//! its ledger whenever it changes. The truth at any moment is the set of all ledgers. For disks
+//! that change while they are in use, another thread adds images on top or grows the disk
+//! meanwhile. A seed does not reproduce the order of the threads, but the history records the order
+//! that occurred, and that history is cut and judged.
 
 use crate::{
     disk::{Changes, DiskCase},
@@ -26,45 +26,44 @@ use diskwright_store::{
 };
 use std::sync::PoisonError;
 
-/// How often the disk of a crowd changes while all play.
+/// Number of changes of a crowd's disk during a run.
 const CHANGES: u64 = 2;
 
-/// What the users of a crowd's disk may count on.
+/// What the users of a crowd's disk may rely on.
 #[derive(Debug, Clone)]
 pub struct CrowdTruth {
     ledgers: Vec<Ledger>,
-    /// Images that have joined for sure.
+    /// Number of the image that is certainly the top.
     top: u32,
-    /// The size that is durable.
+    /// The durable size in bytes.
     size_bytes: u64,
 }
 
-/// See the module.
+/// Several players on one disk.
 #[derive(Debug, Clone)]
 pub struct Crowd {
-    /// The disk. Its windows are all players'.
+    /// The disk. Its windows are those of all players.
     pub disk: DiskCase,
-    /// What each player has.
+    /// The windows of each player.
     pub windows: Vec<Vec<Window>>,
-    /// Requests that each player has acknowledged before it stops.
+    /// Acknowledged requests after which a player stops.
     pub requests: u64,
 }
 
 impl Crowd {
-    /// Four players on a kind of disk, in blocks of `block_bytes`.
+    /// Four players on a kind of disk with blocks of `block_bytes`.
     pub fn on(kind: DiskCase, block_bytes: u32, requests: u64) -> Self {
         let windows = share_out(4, u64::from(block_bytes) / 512, &[0, 1], 2);
         let block_bytes = kind.block_bytes.map(|_| block_bytes);
         Self { disk: DiskCase { windows: windows.concat(), block_bytes, ..kind }, windows, requests }
     }
 
-    fn look(&self, world: &World, truth: &CrowdTruth) -> Outcome<Vec<Ledger>> {
+    fn judge_contents(&self, world: &World, truth: &CrowdTruth) -> Outcome<Vec<Ledger>> {
         let top = self.disk.top_of(world);
         if top < truth.top {
             return Err(format!("image {top} is the top, where {} should be", truth.top));
         }
-        // An image that nobody has counted on yet may not be whole: then the old chain is what
-        // there is.
+        // An image that is not in the truth yet may be incomplete. Then the old chain counts.
         if top > truth.top
             && (self.disk.check(world, &self.disk.path_of(top)).is_err() || self.disk.open_disk(world, false).is_err())
         {
@@ -86,8 +85,8 @@ impl Crowd {
         truth.ledgers.iter().enumerate().map(look).collect()
     }
 
-    /// Changes the disk while others use it: so often, spread over what they do. `tell` hears
-    /// before an image joins, and after the disk has grown.
+    /// Changes the disk while the players use it, at times spread over their requests. `tell` is
+    /// called before an image joins, and after the disk has grown.
     fn change(&self, world: &World, disk: &Disk, done: &AtomicU64, tell: &dyn Fn(u32, u64)) -> Outcome {
         let all = self.requests * self.windows.len() as u64;
         let mut top = self.disk.top_of(world);
@@ -101,11 +100,11 @@ impl Crowd {
                     top += 1;
                     let layer = self.disk.make_next_top(world, disk, top)?;
                     tell(top, 0);
-                    disk.push_top(layer).map_err(|error| format!("an image does not join: {error}"))?;
+                    disk.push_top(layer).map_err(|error| format!("push_top failed: {error}"))?;
                 }
                 Changes::Grows { .. } => {
                     let size_bytes = disk.geometry().size_bytes + (64 << 10);
-                    disk.grow(size_bytes).map_err(|error| format!("it does not grow: {error}"))?;
+                    disk.grow(size_bytes).map_err(|error| format!("grow failed: {error}"))?;
                     tell(top, size_bytes);
                 }
             }
@@ -113,7 +112,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// All play until each has had its requests; then the disk is closed.
+    /// Runs the players until each has had its requests, then closes the disk.
     fn play(
         &self,
         world: &World,
@@ -152,7 +151,8 @@ impl Crowd {
                             left > 0
                         };
                         let played = player.play(&**disk, self.disk.engine(), &mut goes_on);
-                        // Whoever waits for its requests need not wait any longer.
+                        // The thread that changes the disk must not wait for requests of a player
+                        // that has stopped.
                         done.fetch_add(left, Ordering::SeqCst);
                         played.map_err(|error| error.to_string())
                     })
@@ -168,7 +168,8 @@ impl Crowd {
                     })
                 }));
             }
-            let ended = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("it panicked".into())));
+            let ended =
+                threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into())));
             ended.collect()
         });
         outcomes.into_iter().collect::<Outcome<Vec<()>>>()?;
@@ -178,7 +179,7 @@ impl Crowd {
             judged.map_err(|error| format!("without any cut, player {number}: {error}"))?;
         }
         world.phase(Some(Phase::Close));
-        disk.close().map_err(|error| format!("it does not close: {error}"))?;
+        disk.close().map_err(|error| format!("close failed: {error}"))?;
         world.phase(None);
         let mut truth = truth.into_inner().unwrap_or_else(PoisonError::into_inner);
         truth.ledgers = players.into_iter().map(Player::into_ledger).collect();
@@ -206,25 +207,26 @@ impl Case for Crowd {
             Player::new(windows, |sector| self.disk.untouched(sector), seed << 8 | number)
         };
         let players = (0..).zip(&self.windows).map(player).collect();
-        self.play(&stage.world, players, &|truth| stage.tell(truth.clone())).map(drop)
+        self.play(&stage.world, players, &|truth| stage.record(truth.clone())).map(drop)
     }
 
     fn judge(&self, world: &World, truth: &CrowdTruth, seed: u64, depth: Depth) -> Outcome<u64> {
-        let ledgers = self.look(world, truth)?;
-        if depth.go_on {
+        let ledgers = self.judge_contents(world, truth)?;
+        if depth.resume {
             world.settle();
             let players = (0..).zip(ledgers).map(|(number, ledger)| Player::with(ledger, seed ^ number)).collect();
-            let disk = DiskCase { meddling: None, ..self.disk.clone() };
+            let disk = DiskCase { broken_rule: None, ..self.disk.clone() };
             let briefly = Self { requests: 6, disk, ..self.clone() };
-            let ended =
-                briefly.play(world, players, &|_| {}).map_err(|error| format!("going on after the cut: {error}"))?;
-            self.look(world, &ended).map_err(|error| format!("after going on and closing: {error}"))?;
+            let ended = briefly
+                .play(world, players, &|_| {})
+                .map_err(|error| format!("in the session after the cut: {error}"))?;
+            self.judge_contents(world, &ended).map_err(|error| format!("after that session was closed: {error}"))?;
         }
         Ok(0)
     }
 }
 
-/// Crowds that are put through power cuts.
+/// The crowds that are tested with power cuts.
 pub fn crowds() -> Vec<Crowd> {
     let kind = crate::disk::named;
     vec![

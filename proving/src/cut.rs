@@ -1,15 +1,16 @@
-//! The power fails: which states of the files that allows.
+//! The states that a power cut may leave.
 //!
 //! ```text
-//!   durable, and then          write A   length   write B   zero C │ sync ...
-//!                                 │        │         │        │
-//!   of each:  kept, lost, or kept by some of its 512-byte sectors; a length by itself, apart from the bytes
+//!   durable, then          write A   length   write B   zero C │ sync ...
+//!                             │        │         │        │
+//!   each of these is kept, lost, or kept in some of its 512-byte sectors;
+//!   a length is kept or lost independently of the bytes
 //! ```
 //!
-//! A disk and a file system may carry out what was not yet synced in any order and stop anywhere,
-//! so any subset of it may be there. (An order of two writes to one sector that is turned round is
-//! a subset too: the one in which the later write is lost.) Most random subsets are alike, so there
-//! are several [`Way`]s of choosing, each good at another kind of mistake.
+//! A disk and a file system may reorder everything that is not synced and stop anywhere. So any
+//! subset of the changes may survive. (If two writes of one sector are reordered, the result is a
+//! subset too: the one without the later write.) Most random subsets are similar, so there are
+//! several [`CutMode`]s; each finds another kind of defect.
 
 use crate::{
     contents::{Change, Part},
@@ -18,66 +19,66 @@ use crate::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How what survives is chosen.
+/// How the changes that survive a power cut are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Nothing that was not synced.
+pub enum CutMode {
+    /// Nothing that was not synced survives.
     Nothing,
-    /// All of it.
+    /// Everything survives.
     Everything,
-    /// Each sector, and each length, with this chance in a hundred.
+    /// Each sector and each length survives with this probability in percent.
     Sectors(u8),
-    /// Each operation as a whole, with this chance in a hundred.
+    /// Each operation survives as a whole, with this probability in percent.
     Whole(u8),
-    /// In order, up to some operation, which is torn.
+    /// The first operations survive; the next one is torn.
     Prefix,
-    /// Only what came after some operation.
+    /// Only the last operations survive.
     Suffix,
-    /// All but one operation.
+    /// All operations survive but one.
     AllButOne,
-    /// Only one operation.
+    /// Only one operation survives.
     OnlyOne,
-    /// Small writes (tables, mostly), and not large ones (payload, mostly).
+    /// Small writes (mostly tables) survive, large ones (mostly payload) do not.
     Small,
-    /// Large writes and not small ones.
+    /// Large writes survive, small ones do not.
     Large,
-    /// Bytes, but no change of a length.
+    /// Bytes survive, changes of lengths do not.
     NoLengths,
-    /// Lengths, but no bytes.
+    /// Changes of lengths survive, bytes do not.
     OnlyLengths,
-    /// All of one file, and nothing of the others. Each operation by itself where one file has
-    /// changed.
+    /// All changes of one file survive, and none of other files. If only one file has changed, each
+    /// operation is chosen at random.
     OneFile,
-    /// Nothing of one file, and all of the others; as before.
+    /// All changes of all files but one survive; otherwise as `OneFile`.
     AllButOneFile,
 }
 
-/// All ways, those that find most first.
-pub const WAYS: [Way; 18] = [
-    Way::Nothing,
-    Way::Everything,
-    Way::Whole(50),
-    Way::Sectors(50),
-    Way::Prefix,
-    Way::Small,
-    Way::Suffix,
-    Way::AllButOne,
-    Way::OneFile,
-    Way::Sectors(90),
-    Way::OnlyOne,
-    Way::Large,
-    Way::NoLengths,
-    Way::Whole(85),
-    Way::Sectors(10),
-    Way::OnlyLengths,
-    Way::AllButOneFile,
-    Way::Whole(15),
+/// All modes, the most effective first.
+pub const CUT_MODES: [CutMode; 18] = [
+    CutMode::Nothing,
+    CutMode::Everything,
+    CutMode::Whole(50),
+    CutMode::Sectors(50),
+    CutMode::Prefix,
+    CutMode::Small,
+    CutMode::Suffix,
+    CutMode::AllButOne,
+    CutMode::OneFile,
+    CutMode::Sectors(90),
+    CutMode::OnlyOne,
+    CutMode::Large,
+    CutMode::NoLengths,
+    CutMode::Whole(85),
+    CutMode::Sectors(10),
+    CutMode::OnlyLengths,
+    CutMode::AllButOneFile,
+    CutMode::Whole(15),
 ];
 
 /// Writes up to this size are small.
 const SMALL_BYTES: usize = 4096;
 
-/// Follows a history, and tells at every point of it what is durable and what is not.
+/// Steps through a history and knows what is durable at each point.
 #[derive(Debug)]
 pub struct Cutter<'a> {
     history: &'a [Event],
@@ -85,13 +86,13 @@ pub struct Cutter<'a> {
     durable: Snapshot,
     pending: BTreeMap<FileId, Vec<&'a Change>>,
     pending_names: Vec<&'a NameChange>,
-    /// The truth that holds here.
+    /// Index of the truth that holds here.
     pub truth: Option<usize>,
     dice: Dice,
 }
 
 impl<'a> Cutter<'a> {
-    /// At the beginning of a history.
+    /// Begins at the start of a history.
     pub fn new(start: Snapshot, history: &'a [Event], seed: u64) -> Self {
         Self {
             history,
@@ -104,22 +105,22 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// How many events lie behind.
+    /// Number of events that were passed.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// The next event, if there is one.
+    /// The next event.
     pub fn next(&self) -> Option<&'a Event> {
         self.history.get(self.at)
     }
 
-    /// How many changes are not durable.
+    /// Number of changes that are not durable.
     pub fn pending(&self) -> usize {
         self.pending.values().map(Vec::len).sum::<usize>() + self.pending_names.len()
     }
 
-    /// Goes past the next event.
+    /// Passes the next event.
     pub fn step(&mut self) {
         let Some(event) = self.history.get(self.at) else { return };
         self.at += 1;
@@ -156,8 +157,8 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// What is left if the power fails here.
-    pub fn ruin(&self, way: Way, dice: &mut Dice) -> Snapshot {
+    /// A state that a power cut at this point may leave.
+    pub fn state_after_cut(&self, mode: CutMode, dice: &mut Dice) -> Snapshot {
         let mut left = self.durable.clone();
         let total = self.pending() as u64;
         let chosen = if total > 0 { dice.below(total) } else { 0 };
@@ -169,40 +170,40 @@ impl<'a> Cutter<'a> {
             let Some(contents) = left.files.get_mut(file) else { continue };
             for change in changes {
                 let is_small = matches!(change, Change::Write(_, bytes) if bytes.len() <= SMALL_BYTES);
-                let whole = match way {
-                    Way::Nothing => Some(false),
-                    Way::Everything => Some(true),
-                    Way::Whole(chance) => Some(dice.percent(chance.into())),
-                    Way::OneFile if several => Some(one_file == Some(file)),
-                    Way::AllButOneFile if several => Some(one_file != Some(file)),
-                    Way::OneFile | Way::AllButOneFile => Some(dice.percent(50)),
-                    Way::Prefix if number == chosen => None,
-                    Way::Prefix => Some(number < chosen),
-                    Way::Suffix => Some(number > chosen),
-                    Way::AllButOne => Some(number != chosen),
-                    Way::OnlyOne => Some(number == chosen),
-                    Way::Small if is_small => Some(true),
-                    Way::Large => Some(!is_small),
-                    Way::Small | Way::Sectors(_) | Way::NoLengths | Way::OnlyLengths => None,
+                let whole = match mode {
+                    CutMode::Nothing => Some(false),
+                    CutMode::Everything => Some(true),
+                    CutMode::Whole(chance) => Some(dice.percent(chance.into())),
+                    CutMode::OneFile if several => Some(one_file == Some(file)),
+                    CutMode::AllButOneFile if several => Some(one_file != Some(file)),
+                    CutMode::OneFile | CutMode::AllButOneFile => Some(dice.percent(50)),
+                    CutMode::Prefix if number == chosen => None,
+                    CutMode::Prefix => Some(number < chosen),
+                    CutMode::Suffix => Some(number > chosen),
+                    CutMode::AllButOne => Some(number != chosen),
+                    CutMode::OnlyOne => Some(number == chosen),
+                    CutMode::Small if is_small => Some(true),
+                    CutMode::Large => Some(!is_small),
+                    CutMode::Small | CutMode::Sectors(_) | CutMode::NoLengths | CutMode::OnlyLengths => None,
                 };
-                contents.apply_some(change, &mut |part| match (way, whole) {
+                contents.apply_some(change, &mut |part| match (mode, whole) {
                     (_, Some(kept)) => kept,
-                    (Way::Sectors(chance), _) => dice.percent(chance.into()),
-                    (Way::NoLengths, _) => part == Part::Bytes,
-                    (Way::OnlyLengths | Way::Small, _) => part == Part::Length,
+                    (CutMode::Sectors(chance), _) => dice.percent(chance.into()),
+                    (CutMode::NoLengths, _) => part == Part::Bytes,
+                    (CutMode::OnlyLengths | CutMode::Small, _) => part == Part::Length,
                     _ => dice.percent(50),
                 });
                 number += 1;
             }
         }
         for change in &self.pending_names {
-            let kept = match way {
-                Way::Nothing | Way::NoLengths => false,
-                Way::Everything | Way::OnlyLengths => true,
-                Way::Prefix => number < chosen,
-                Way::Suffix => number > chosen,
-                Way::AllButOne => number != chosen,
-                Way::OnlyOne => number == chosen,
+            let kept = match mode {
+                CutMode::Nothing | CutMode::NoLengths => false,
+                CutMode::Everything | CutMode::OnlyLengths => true,
+                CutMode::Prefix => number < chosen,
+                CutMode::Suffix => number > chosen,
+                CutMode::AllButOne => number != chosen,
+                CutMode::OnlyOne => number == chosen,
                 _ => dice.percent(50),
             };
             if kept {
@@ -215,8 +216,8 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// The points at which a history is cut: before each sync, where most is at stake; at each truth,
-/// where a promise has just been made; at the end; and one more in each stretch between.
+/// The points at which a history is cut: before each sync, where most is not durable; after each
+/// truth, where a promise was just made; at the end; and at one random point between two syncs.
 pub fn points(history: &[Event], dice: &mut Dice) -> BTreeSet<usize> {
     let mut points = BTreeSet::from([history.len()]);
     let mut last = 0;
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_synced_stays_and_every_subset_of_the_rest_can_be() {
+    fn synced_writes_survive_and_all_subsets_of_the_rest_occur() {
         let history = [write(0, 0, 1), Event::Synced(0), write(0, 512, 2), write(0, 1024, 3)];
         let mut cutter = Cutter::new(start(), &history, 1);
         while cutter.next().is_some() {
@@ -268,16 +269,16 @@ mod tests {
         let mut seen = BTreeSet::new();
         let mut dice = Dice::new(1, 1);
         for round in 0..200 {
-            let left = cutter.ruin(WAYS[round % WAYS.len()], &mut dice);
+            let left = cutter.state_after_cut(CUT_MODES[round % CUT_MODES.len()], &mut dice);
             let contents = left.file(Path::new("/f")).unwrap();
-            assert_eq!(sector(contents, 0), 1, "it was synced");
+            assert_eq!(sector(contents, 0), 1, "the sector was synced");
             seen.insert((sector(contents, 1), sector(contents, 2)));
         }
         assert_eq!(seen, BTreeSet::from([(0, 0), (2, 0), (0, 3), (2, 3)]));
     }
 
     #[test]
-    fn names_and_contents_are_lost_apart() {
+    fn names_and_contents_are_lost_independently() {
         let new = PathBuf::from("/new");
         let history = [Event::Named(NameChange::Make(new.clone(), 1)), write(1, 0, 9)];
         let mut cutter = Cutter::new(start(), &history, 1);
@@ -286,14 +287,14 @@ mod tests {
         let mut seen = BTreeSet::new();
         let mut dice = Dice::new(2, 1);
         for round in 0..100 {
-            let left = cutter.ruin(WAYS[round % WAYS.len()], &mut dice);
+            let left = cutter.state_after_cut(CUT_MODES[round % CUT_MODES.len()], &mut dice);
             seen.insert(left.file(&new).map(Contents::len_bytes));
         }
         assert_eq!(seen, BTreeSet::from([None, Some(0), Some(512)]));
     }
 
     #[test]
-    fn a_failed_sync_loses_for_good() {
+    fn a_failed_sync_loses_writes_permanently() {
         let history = [write(0, 0, 1), write(0, 512, 1), Event::SyncFailed(0), Event::Synced(0)];
         let mut lost = 0;
         for seed in 0..20 {
@@ -301,7 +302,7 @@ mod tests {
             while cutter.next().is_some() {
                 cutter.step();
             }
-            let left = cutter.ruin(Way::Everything, &mut Dice::new(seed, 2));
+            let left = cutter.state_after_cut(CutMode::Everything, &mut Dice::new(seed, 2));
             lost += usize::from(sector(left.file(Path::new("/f")).unwrap(), 0) == 0);
         }
         assert!((1..20).contains(&lost));

@@ -1,43 +1,44 @@
-//! What can go wrong below, and when.
+//! Faults of operations on files: what fails, how, and when.
 
 use std::io;
 
-/// What an operation does.
+/// Kinds of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
-    /// Reading bytes.
+pub enum OpKind {
+    /// Read bytes.
     Read,
-    /// Writing bytes, or zeros that must be there.
+    /// Write bytes, or write zeros that must be there.
     Write,
-    /// Giving space back: advice, whose failure nobody need be told of.
+    /// Punch a hole. This is advice, so its failure need not be reported.
     Punch,
-    /// Sharing another file's bytes: where that fails they are copied.
+    /// Share another file's bytes (reflink). If it fails, the bytes are copied.
     Share,
-    /// Growing, cutting, reserving.
+    /// Grow, truncate or reserve.
     Length,
-    /// Making durable.
+    /// Sync a file.
     Sync,
-    /// Creating, renaming, removing; making a directory durable.
+    /// Create, rename, remove, or sync a directory.
     Name,
 }
 
 /// How an operation fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The medium fails (EIO).
+    /// The device fails (EIO).
     Io,
     /// The file system is full (ENOSPC).
     Full,
-    /// The file system is full in the middle of a write, whose first half is there.
+    /// The file system becomes full during a write; the first half of the write is done.
     Short,
-    /// It takes a while, and succeeds.
+    /// The operation is slow and succeeds.
     Slow,
-    /// A lane never answers it (see `world/late.rs`). Such a fault counts the operations of lanes.
+    /// A lane never answers the operation (see `world/late.rs`). Only operations of lanes are
+    /// counted.
     Silent,
 }
 
 impl FaultKind {
-    /// What the system says.
+    /// The error of the failed operation.
     pub fn error(self) -> io::Error {
         io::Error::from_raw_os_error(match self {
             Self::Io | Self::Slow | Self::Silent => 5,
@@ -46,47 +47,48 @@ impl FaultKind {
     }
 }
 
-/// What fails after the operation that failed first.
+/// Which operations fail after the first one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lasts {
-    /// Nothing.
+pub enum Persistence {
+    /// None.
     Once,
-    /// All that follows.
+    /// All later operations.
     ForEver,
-    /// All that follows on the same file.
+    /// All later operations on the same file.
     InThatFile,
 }
 
-/// A fault that is planned.
+/// A planned fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
     /// How it fails.
     pub kind: FaultKind,
-    /// The operation that fails, from 1 on.
+    /// Number of the operation that fails, from 1.
     pub at: u64,
-    /// What fails after it.
-    pub lasts: Lasts,
+    /// Which later operations fail.
+    pub persistence: Persistence,
 }
 
 impl Fault {
-    /// How operation `number` fails, if it does. Space runs out only where space is asked for.
-    pub(crate) fn strikes(&self, number: u64, moment: Moment, same_file: bool) -> Option<FaultKind> {
-        let lasts = match self.lasts {
-            Lasts::Once => false,
-            Lasts::ForEver => true,
-            Lasts::InThatFile => same_file,
+    /// How operation `number` fails, if it does. ENOSPC occurs only in operations that need space.
+    pub(crate) fn strikes(&self, number: u64, op_kind: OpKind, same_file: bool) -> Option<FaultKind> {
+        let persistence = match self.persistence {
+            Persistence::Once => false,
+            Persistence::ForEver => true,
+            Persistence::InThatFile => same_file,
         };
-        let due = number == self.at || (lasts && number > self.at);
+        let due = number == self.at || (persistence && number > self.at);
         let possible = match self.kind {
             FaultKind::Silent => false,
             FaultKind::Io | FaultKind::Slow => true,
-            FaultKind::Full | FaultKind::Short => moment != Moment::Read,
+            FaultKind::Full | FaultKind::Short => op_kind != OpKind::Read,
         };
         (due && possible).then_some(self.kind)
     }
 
-    /// Whether operation `number` of lanes is never answered.
+    /// Whether operation `number` of the lanes is never answered.
     pub(crate) fn silences(&self, number: u64) -> bool {
-        self.kind == FaultKind::Silent && (number == self.at || (self.lasts != Lasts::Once && number > self.at))
+        self.kind == FaultKind::Silent
+            && (number == self.at || (self.persistence != Persistence::Once && number > self.at))
     }
 }

@@ -1,5 +1,5 @@
-//! What was done to the files, in order: the record from which every state that a power cut allows
-//! can be made.
+//! Every change and sync of the files, in order: the record from which all states that a power cut
+//! may leave are made.
 
 use crate::contents::{Change, Contents};
 use std::{
@@ -8,15 +8,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A file, whatever its name is.
+/// Identifies a file independently of its names.
 pub type FileId = usize;
 
-/// All files and their names at one moment.
+/// All files and names at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// Who has which name.
+    /// Names of the files.
     pub names: BTreeMap<PathBuf, FileId>,
-    /// What they hold.
+    /// Contents of the files.
     pub files: BTreeMap<FileId, Contents>,
 }
 
@@ -26,10 +26,10 @@ impl Snapshot {
         self.files.get(self.names.get(path)?)
     }
 
-    /// Writes everything beneath a real folder; the files' own folders are left out.
+    /// Writes all files into one real folder, without their own folders. Returns their paths.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn save(&self, folder: &Path) -> io::Result<Vec<PathBuf>> {
         let mut saved = Vec::new();
         for (path, file) in &self.names {
@@ -43,19 +43,19 @@ impl Snapshot {
     }
 }
 
-/// A change of names. Each is whole or not at all.
+/// A change of names. It is atomic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NameChange {
     /// A new file.
     Make(PathBuf, FileId),
-    /// Another name.
+    /// A rename.
     Move(PathBuf, PathBuf, FileId),
-    /// No name.
+    /// A removal.
     Remove(PathBuf),
 }
 
 impl NameChange {
-    /// Makes it.
+    /// Applies the change.
     pub fn apply(&self, names: &mut BTreeMap<PathBuf, FileId>) {
         match self {
             Self::Make(path, file) => drop(names.insert(path.clone(), *file)),
@@ -69,7 +69,7 @@ impl NameChange {
         }
     }
 
-    /// Whether it is in this directory.
+    /// Whether the change is in this directory.
     pub fn is_in(&self, directory: &Path) -> bool {
         let within = |path: &Path| path.parent() == Some(directory);
         match self {
@@ -79,25 +79,24 @@ impl NameChange {
     }
 }
 
-/// One thing that happened.
+/// One event of a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A file was changed, in the cache.
+    /// A file was changed, in the page cache.
     Changed(FileId, Change),
     /// A file's changes became durable.
     Synced(FileId),
-    /// A sync failed: what of the file's changes became durable nobody knows, and the rest never
-    /// will.
+    /// A sync failed. Any part of the file's changes may be durable, and the rest never will be.
     SyncFailed(FileId),
-    /// A name was changed, in the cache.
+    /// A name was changed, in the page cache.
     Named(NameChange),
     /// A directory's changes became durable.
     DirectorySynced(PathBuf),
-    /// What the user knows changed: the number of a truth.
+    /// The truth changed; the number is its index in the stage's truths.
     Truth(usize),
 }
 
-/// The last events before a point, for messages.
+/// The last events before a point, as text for messages.
 pub fn tail(history: &[Event], point: usize) -> String {
     history[point.saturating_sub(24)..point].iter().map(|event| format!("\n    {event}")).collect()
 }

@@ -1,26 +1,26 @@
-//! What the user of a disk may count on: for each sector, which contents it may show.
+//! What the user of a disk may rely on: for each sector, the contents that it may show.
 //!
-//! Every sector says whose it is and which write made it, so that bytes of another sector, or of a
-//! write long gone, are seen for what they are. Only the *watched* ranges of a disk are written and
-//! looked at; a disk may be as large as it likes.
+//! Every sector holds its own number and the number of the write that made it. So stale data and
+//! the bytes of another sector are recognized. Only the *watched* ranges of a disk are written and
+//! read, so a disk may have any size.
 //!
 //! ```text
-//!   base      what was durable at the last flush
-//!   since     writes that came later, in order, each acknowledged or not
-//!   a sector may show, after a cut:   base, or any later write of it            (a durable one hides what is older)
-//!                      without a cut: the last acknowledged write of it, or a later one that failed
+//!   base      the versions that were durable at the last flush
+//!   since     later writes, in order, each acknowledged or not
+//!   after a cut a sector may show:  base, or any later write; a durable write hides older ones
+//!   without a cut:  the last acknowledged write, or a later one that failed
 //! ```
 
 use crate::contents::SECTOR_BYTES;
 use std::sync::Arc;
 
-/// Which write made a sector: 0 for zeros.
+/// The number of the write that made a sector; 0 for zeros.
 pub type Version = u32;
 
-/// The version of what a parent holds.
+/// The version of a parent's contents.
 pub const PARENT: Version = 1_000_000;
 
-/// Fills `buf`, which begins at `first_sector`, with a version.
+/// Fills `buf`, whose first sector is `first_sector`, with a version.
 pub fn stamp(buf: &mut [u8], first_sector: u64, version: Version) {
     for (sector, bytes) in (first_sector..).zip(buf.chunks_mut(SECTOR_BYTES as usize)) {
         if version == 0 {
@@ -34,11 +34,11 @@ pub fn stamp(buf: &mut [u8], first_sector: u64, version: Version) {
     }
 }
 
-/// Which version of `sector` these bytes are; `None` when they are none of it.
+/// The version that these bytes of `sector` show; `None` if they are not a version of this sector.
 pub fn version_of(bytes: &[u8], sector: u64) -> Option<Version> {
     let first: [u8; 16] = bytes.get(..16)?.try_into().ok()?;
     let word = u128::from_le_bytes(first);
-    // Every 16 bytes are like the 16 before.
+    // A sector repeats its first 16 bytes.
     if bytes[16..] != bytes[..bytes.len() - 16] {
         return None;
     }
@@ -48,12 +48,12 @@ pub fn version_of(bytes: &[u8], sector: u64) -> Option<Version> {
     (word as u64 == sector + 1).then_some((word >> 64) as Version).filter(|version| *version != 0)
 }
 
-/// A stretch of sectors that is watched.
+/// A watched range of sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// First sector of the disk.
+    /// First sector.
     pub first: u64,
-    /// How many.
+    /// Number of sectors.
     pub count: u64,
 }
 
@@ -72,50 +72,49 @@ impl Entry {
     }
 }
 
-/// See the module.
+/// The ledger of one disk.
 #[derive(Debug, Clone)]
 pub struct Ledger {
     windows: Arc<[Window]>,
-    /// Of all windows, one after the other.
+    /// Versions of the sectors of all windows, one after the other.
     base: Arc<Vec<Version>>,
     since: Vec<Entry>,
 }
 
-/// A write that was announced.
+/// Identifies an announced write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Announced(usize);
 
 impl Ledger {
-    /// A disk on which everything has this version, durably.
+    /// A disk whose sectors have these versions, durably.
     pub fn new(windows: &[Window], base: impl Fn(u64) -> Version) -> Self {
         let versions = windows.iter().flat_map(|window| window.first..window.first + window.count).map(base).collect();
         Self { windows: windows.into(), base: Arc::new(versions), since: Vec::new() }
     }
 
-    /// The stretches that are watched.
+    /// The watched ranges.
     pub fn windows(&self) -> &[Window] {
         &self.windows
     }
 
-    /// A write begins: from here on a cut may leave it. Only watched sectors count.
+    /// A write begins: from now on it may be visible after a cut. Only watched sectors count.
     pub fn announce(&mut self, first: u64, count: u64, version: Version) -> Announced {
         self.since.push(Entry { first, count, version, acknowledged: false, durable: false });
         Announced(self.since.len() - 1)
     }
 
-    /// It has ended well; durably, where that was asked for.
+    /// The write succeeded; `durable` if it was sent with FUA.
     pub fn acknowledge(&mut self, write: Announced, durable: bool) {
         self.since[write.0].acknowledged = true;
         self.since[write.0].durable |= durable;
     }
 
-    /// How many writes were announced so far: to be remembered when a flush begins.
+    /// Number of writes announced so far. Remember it when a flush begins.
     pub fn mark(&self) -> usize {
         self.since.len()
     }
 
-    /// A flush that began at `mark` has ended well. Marks and announced writes from before are void
-    /// then.
+    /// A flush that began at `mark` has succeeded. Older marks and announced writes become invalid.
     pub fn flushed(&mut self, mark: usize) {
         for entry in &mut self.since[..mark] {
             entry.durable |= entry.acknowledged;
@@ -136,7 +135,7 @@ impl Ledger {
         }
     }
 
-    /// Whether a sector may show this version after a cut, if `index` is its place in the base.
+    /// Whether a sector may show this version. `index` is the sector's index in `base`.
     fn allows(&self, sector: u64, index: usize, version: Version, after_cut: bool) -> bool {
         for entry in self.since.iter().rev().filter(|entry| entry.covers(sector)) {
             if entry.version == version {
@@ -149,7 +148,7 @@ impl Ledger {
         self.base[index] == version
     }
 
-    /// What a sector may show, for messages.
+    /// The versions that a sector may show, for messages.
     fn allowed(&self, sector: u64, index: usize, after_cut: bool) -> Vec<Version> {
         let mut versions = Vec::new();
         for entry in self.since.iter().rev().filter(|entry| entry.covers(sector)) {
@@ -162,11 +161,11 @@ impl Ledger {
         versions
     }
 
-    /// Holds what the windows show against what they may show. Returns the versions that are there,
+    /// Compares the contents of the windows with what they may show. Returns the versions found,
     /// window by window.
     ///
     /// # Errors
-    /// The first sector that shows what it must not.
+    /// The first sector with contents that are not allowed.
     pub fn judge(&self, shown: &[Vec<u8>], after_cut: bool) -> Result<Vec<Version>, String> {
         let mut versions = Vec::with_capacity(self.base.len());
         for (window, bytes) in self.windows.iter().zip(shown) {
@@ -179,10 +178,10 @@ impl Ledger {
                         let allowed = self.allowed(sector, index, after_cut);
                         return Err(match found {
                             Some(version) => {
-                                format!("sector {sector} shows version {version}, where only {allowed:?} can be")
+                                format!("sector {sector} shows version {version}, allowed are {allowed:?}")
                             }
                             None => format!(
-                                "sector {sector} shows {:02x?}..., which was never written there (allowed: versions {allowed:?})",
+                                "sector {sector} shows {:02x?}..., which was never written there (allowed are versions {allowed:?})",
                                 &bytes[..16]
                             ),
                         });
@@ -193,13 +192,13 @@ impl Ledger {
         Ok(versions)
     }
 
-    /// Writes that were announced and then not made.
+    /// Drops announced writes that were never sent.
     pub fn forget_unacknowledged(&mut self) {
         self.since.retain(|entry| entry.acknowledged);
     }
 
-    /// The program was killed and the disk opened again: this is what it shows now. That is not
-    /// durable, but it stays.
+    /// Records what the disk shows after the program was killed and the disk was opened again.
+    /// These versions are not durable, but they stay visible.
     pub fn reread(&mut self, versions: &[Version]) {
         let mut at = 0;
         let mut seen: Vec<Entry> = Vec::new();
@@ -218,12 +217,12 @@ impl Ledger {
         self.since.extend(seen);
     }
 
-    /// A ledger of the same disk that shows just this, durably: for what follows a cut.
+    /// A ledger of the same windows with these durable versions, for a session after a cut.
     pub fn settled(&self, versions: Vec<Version>) -> Self {
         Self { windows: Arc::clone(&self.windows), base: Arc::new(versions), since: Vec::new() }
     }
 
-    /// Whether everything is durable.
+    /// Whether all writes are durable.
     pub fn is_durable(&self) -> bool {
         self.since.is_empty()
     }
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn stamps_are_told_apart() {
+    fn stamps_are_distinguished() {
         let mut bytes = [0; 512];
         stamp(&mut bytes, 7, 3);
         assert_eq!((version_of(&bytes, 7), version_of(&bytes, 8)), (Some(3), None));
@@ -256,13 +255,13 @@ mod tests {
     }
 
     #[test]
-    fn old_or_new_until_flushed_and_new_afterwards() {
+    fn old_or_new_before_a_flush_and_new_afterwards() {
         let mut ledger = ledger();
         let write = ledger.announce(1, 2, 5);
         assert!(ledger.judge(&shown(&[0, 5, 0, 0]), true).is_ok());
         assert!(ledger.judge(&shown(&[5, 0, 0, 0]), true).is_err(), "that sector was not written");
         ledger.acknowledge(write, false);
-        assert!(ledger.judge(&shown(&[0, 5, 0, 0]), false).is_err(), "visible at once");
+        assert!(ledger.judge(&shown(&[0, 5, 0, 0]), false).is_err(), "an acknowledged write must be visible");
         assert!(ledger.judge(&shown(&[0, 5, 5, 0]), false).is_ok());
         let mark = ledger.mark();
         let late = ledger.announce(2, 1, 6);
@@ -275,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_may_be_there_or_not_for_ever() {
+    fn a_failed_write_may_or_may_not_be_visible() {
         let mut ledger = ledger();
         ledger.announce(0, 1, 5);
         ledger.flushed(ledger.mark());

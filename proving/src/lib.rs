@@ -1,30 +1,35 @@
-//! Machinery that proves promises: nothing flushed is ever lost, and no failure below is hidden.
+//! Test machinery for two promises: flushed data is never lost, and no failure below the disk is
+//! hidden.
 //!
-//! It is written once, for any image type and any command, and knows the code under test only by
-//! its front doors: the block queue, the commands of `disk`, and the files beneath them
-//! ([`diskwright_store::Files`]).
+//! The machinery is written once, for any image type and any command. It uses the code under test
+//! only through its public interfaces: the block queue, the commands of `disk`, and the files below
+//! them ([`diskwright_store::Files`]).
 //!
 //! ```text
-//!   contents.rs   what a file holds; torn writes
-//!   history.rs    what was done to the files, in order
-//!   world.rs      a file system in memory: records, fails, breaks rules, kills
-//!   cut.rs        which states a power cut allows
-//!   ledger.rs     what the user may count on, sector by sector
-//!   crowd.rs      several queues of one disk at the same time, as a case
-//!   player.rs     one of several who drive a device at the same time, until it is taken from under them
-//!   linear.rs     which results many threads may see; threads that do everything at once
-//!   stage.rs      the trait Case: what a format, a command, a server implements to be put through all of it
-//!   campaign.rs   many seeds, many cuts; how to see a failure again
-//!   disk.rs       every kind of disk as a case
-//!   command.rs    commands that make files: create, convert
-//!   fault.rs      what can go wrong below; faulty.rs: at every single operation
-//!   mutation.rs   rules broken from below; meddler.rs: rules broken from above
-//!   packed.rs     an image of a format that does not exist: two files, packed blocks, no record of sectors
-//!   watchdog.rs   what hangs is told, and ended
-//!   opinion.rs    what qemu-img and libvhdi make of it
+//!   stage.rs         the trait Case: a format, a command or a server implements it to be tested
+//!   disk/            every kind of disk as a case
+//!   command.rs       create and convert as cases
+//!   crowd.rs         several queues of one disk at the same time, as a case
+//!   packed.rs        a made-up image format: two files, packed blocks, no sector bitmaps
+//!
+//!   world/           a file system in memory: records, fails, breaks rules, kills
+//!   contents.rs      contents of a file; torn writes
+//!   history.rs       every change and sync of the files, in order
+//!   cut.rs           the states that a power cut may leave
+//!   ledger.rs        for each sector, the contents that the user may see
+//!   campaign.rs      many seeds, many power cuts; how to reproduce a failure
+//!
+//!   fault.rs         how operations can fail
+//!   faulty.rs        a fault at every single operation
+//!   mutation.rs      rules broken in the files below the disk
+//!   rule_breaker.rs  rules broken between the disk and an image
+//!   player.rs        one of several queues that use a device at the same time, until it is killed
+//!   linear/          which results concurrent threads may see; threads that produce them
+//!   watchdog.rs      names a test that hangs, and ends it
+//!   opinion.rs       what qemu-img and libvhdi read
 //! ```
 //!
-//! A development crate: nothing of it is shipped.
+//! A development crate: it is not shipped.
 
 #![forbid(unsafe_code)]
 
@@ -40,11 +45,11 @@ pub mod faulty;
 pub mod history;
 pub mod ledger;
 pub mod linear;
-pub mod meddler;
 pub mod mutation;
 pub mod opinion;
 pub mod packed;
 pub mod player;
+pub mod rule_breaker;
 pub mod stage;
 pub mod watchdog;
 pub mod world;

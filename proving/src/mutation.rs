@@ -1,60 +1,62 @@
-//! Rules broken on purpose, from outside: the code under test is as it is shipped, and the world
-//! below it (or the image between, see [`meddler`](crate::meddler)) does not do what it was asked
-//! for. What is not caught then is not tested.
+//! Rules that are broken on purpose in the files below the disk. The code under test is unchanged;
+//! the [`World`](crate::world::World) below it does not do what it was asked. (An image wrapper
+//! that breaks rules is in [`rule_breaker`](crate::rule_breaker).) A broken rule that no test
+//! catches is not tested.
 
 use crate::{
     contents::{Change, Contents},
     history::FileId,
 };
 
-/// What the code under test is doing, so that a rule can be broken in one place.
+/// What the code under test is doing at the moment, so that a rule can be broken in one place only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// Opening for writing: replay of a log.
+    /// Opening for writing, including log replay.
     Open,
-    /// The first write of a session: identities change, space is surveyed.
+    /// The first write of a session: identities change, free space is surveyed.
     FirstWrite,
-    /// A write that must be durable when it ends.
+    /// A write with FUA.
     DurableWrite,
     /// A flush.
     Flush,
-    /// An image joins on top of a disk that is in use.
+    /// An image is added on top of a disk in use.
     Snapshot,
-    /// A disk that is in use grows.
+    /// A disk in use grows.
     Grow,
     /// Closing.
     Close,
-    /// A command: create, convert.
+    /// A command: create or convert.
     Command,
 }
 
 /// A rule to break.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
-    /// The n-th sync of each phase of a kind does nothing. What it should have made durable is
-    /// durable when the phase has ended, so that only the *order* within it is broken.
+    /// The n-th sync of each phase of this kind does nothing. The sync is made up for when the
+    /// phase ends, so only the *order* within the phase is broken.
     Unordered(Phase, u32),
-    /// No sync of a phase of this kind does anything until it has ended: all order within is lost.
+    /// All syncs of a phase of this kind take effect only when the phase ends: the order within it
+    /// is lost.
     Disordered(Phase),
-    /// No sync of a phase of this kind does anything: what was promised is not there.
+    /// Syncs of a phase of this kind do nothing at all.
     NotDurable(Phase),
-    /// Syncs of a phase of this kind reach the file that was made first, and no other.
+    /// Syncs of a phase of this kind take effect only for the file that was made first.
     FirstFileOnly(Phase),
-    /// A lane answers a write before it is carried out, which is when the lane is driven next.
+    /// A lane answers a write before it carries it out, which it does when it is driven next.
     AnsweredTooEarly,
-    /// Names are not made durable.
+    /// Directories are not synced.
     NoDirectorySync,
-    /// Space is not zeroed before it is used again.
+    /// Space is not zeroed before it is reused.
     NoZeroing,
-    /// The file is never cut.
+    /// Files are not truncated.
     NoCutting,
-    /// Nothing is written to the first sector of a file that is there already: a VHD's copy of the
+    /// Nothing is written to the first sector of an existing file, which holds a VHD's copy of the
     /// footer.
     NoFirstSector,
 }
 
 impl Mutation {
-    /// Whether this sync is left out, and if so whether it is made up for at the end of the phase.
+    /// Whether this sync is left out, and if so, whether it is made up for at the end of the phase.
     pub(crate) fn leaves_out(self, in_phase: Phase, number: u32, file: FileId) -> Option<bool> {
         match self {
             Self::Unordered(phase, which) if phase == in_phase && which == number => Some(true),

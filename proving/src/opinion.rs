@@ -1,8 +1,8 @@
-//! What programs that others wrote make of a state that a power cut has left.
+//! What other programs read from a state that a power cut has left.
 //!
-//! qemu-img replays a dirty VHDX log by itself (`check -r all`) and then reads the disk. libvhdi
-//! knows no log, so it reads what we have opened and closed once. Where a program is not installed
-//! the opinion is absent, and whoever asked says so by name.
+//! qemu-img replays a dirty VHDX log itself (`check -r all`) and then reads the disk. libvhdi does
+//! not replay logs, so it reads the disk after we have opened and closed it once. If a program is
+//! not installed, its opinion is `Absent`, and the caller prints that it is skipped.
 
 use crate::{contents::SECTOR_BYTES, history::Snapshot, ledger::Window};
 use diskwright_image::Format;
@@ -14,19 +14,19 @@ use std::{
     process::Command,
 };
 
-/// What others say.
+/// The result of another program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Opinion {
-    /// The same as we do.
+    /// It reads the same contents.
     Agrees,
-    /// Something else.
+    /// It reads other contents, or fails. The text says what differs.
     Disagrees(String),
-    /// The program, by name, is not installed.
+    /// The program with this name is not installed.
     Absent(&'static str),
 }
 
-/// Reads a whole chain with libvhdi: where to put the bytes, then the files from the base to the
-/// top.
+/// A script that reads a whole chain with libvhdi. Arguments: the output file, then the images from
+/// the base to the top.
 const LIBVHDI: &str = include_str!("chain_by_libvhdi.py");
 
 enum Ran {
@@ -65,8 +65,8 @@ fn read_windows(raw: &Path, windows: &[Window]) -> io::Result<Vec<Vec<u8>>> {
         .collect()
 }
 
-/// Saves the files, runs programs on them until one has made a raw file, and has its windows
-/// judged.
+/// Saves the files, runs `programs` on them to make a raw file, and judges the windows of that
+/// file.
 fn of(
     left: &Snapshot,
     who: &'static str,
@@ -81,7 +81,7 @@ fn of(
     })();
     let folder = match made {
         Ok(folder) => folder,
-        Err(error) => return Opinion::Disagrees(format!("the state could not be saved: {error}")),
+        Err(error) => return Opinion::Disagrees(format!("cannot save the state: {error}")),
     };
     let raw = folder.path().join("opinion.raw");
     match programs(folder.path(), &raw.to_string_lossy()) {
@@ -91,11 +91,11 @@ fn of(
     }
     match read_windows(&raw, windows) {
         Ok(shown) => judge(&shown, who),
-        Err(error) => Opinion::Disagrees(format!("what {who} wrote cannot be read: {error}")),
+        Err(error) => Opinion::Disagrees(format!("cannot read the output of {who}: {error}")),
     }
 }
 
-/// qemu-img's, after its own repair.
+/// What qemu-img reads, after its own repair.
 pub fn of_qemu(
     left: &Snapshot,
     path: &Path,
@@ -117,7 +117,7 @@ pub fn of_qemu(
     })
 }
 
-/// libvhdi's, of a chain from the base to the top.
+/// What libvhdi reads from a chain, given from the base to the top.
 pub fn of_libvhdi(
     left: &Snapshot,
     chain: &[PathBuf],

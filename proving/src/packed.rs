@@ -1,20 +1,20 @@
-//! An image of a format that does not exist, for what no format of ours has yet: blocks in a second
-//! file, packed blocks, and no record of which sectors of a block are the image's own.
+//! An image format made up for tests, with features that no real format here has yet: blocks in a
+//! second file, packed blocks, and no sector bitmaps.
 //!
 //! ```text
-//!   table file    8 bytes a block: absent (a parent shows), packed, zeros, or an offset in the file of blocks
-//!   block file    blocks, one behind the other; space is not used again while the image is open
+//!   table file    8 bytes a block: absent (the parent shows), packed, zeros, or an offset in the
+//!                 block file
+//!   block file    blocks, one after the other; space is not reused while the image is open
 //! ```
 //!
-//! So a write of a part of a block that is absent over a parent, or packed, has to wait until the
-//! block is filled. A packed block decodes to what a parent of the other kinds holds
-//! ([`packed_version`]).
+//! A write of part of a block that is packed, or absent over a parent, must wait until the block is
+//! filled from below. A packed block decodes to the contents that other kinds of disks have in
+//! their parent ([`packed_version`]).
 //!
-//! What must hold, so that power cuts can be tried on it: a flush takes the table as it is, makes
-//! the blocks durable, then the table (an entry never crosses a sector). Before the first write of
-//! a session the table is durable, and slack behind the last block is cut off, durably: the space
-//! may have been another block's. One mutex guards table and space; nothing waits for the store
-//! under it.
+//! What must hold for power cuts: a flush copies the table, syncs the blocks, writes the table and
+//! syncs it. (An entry never crosses a sector.) Before the first write of a session the table is
+//! synced, and slack after the last block is cut off and that is synced, because the slack may hold
+//! another block's stale data. One mutex guards table and space. No I/O is done under it.
 
 use crate::{
     contents::SECTOR_BYTES,
@@ -42,10 +42,10 @@ const ENTRY_BYTES: u64 = 8;
 const ABSENT: u64 = 0;
 const PACKED: u64 = 1;
 const ZERO: u64 = 2;
-/// With an offset, which is a multiple of the block.
+/// Low bits of an entry whose other bits are an offset, a multiple of the block size.
 const DATA: u64 = 3;
 
-/// What a packed block decodes to, sector by sector.
+/// The version that a packed block decodes to, by sector.
 pub fn packed_version(sector: u64) -> Version {
     if (sector / 8).is_multiple_of(2) { PARENT } else { 0 }
 }
@@ -55,23 +55,23 @@ struct Space {
     table: Vec<u64>,
     /// Sectors of the table that are not durable.
     dirty: BTreeSet<u64>,
-    /// A flush carries some of them.
+    /// Whether a flush in progress has taken dirty sectors.
     is_flushing: bool,
     reserved: HashMap<u64, u64>,
-    /// Blocks with room in the file.
+    /// Blocks for which the file has room.
     ready: HashSet<u64>,
-    /// Behind the last block that is used or reserved.
+    /// End of the last block that is used or reserved.
     end_bytes: u64,
-    /// Behind the room in the file: as much as there is for the blocks that are ready.
+    /// End of the room in the file, including that for the blocks in `ready`.
     held_bytes: u64,
 }
 
-/// See the module.
+/// An open image.
 #[derive(Debug)]
 pub struct PackedImage {
     info: ImageInfo,
     stores: Vec<Arc<dyn Store>>,
-    /// Of the table, of the blocks.
+    /// Barriers of the table and of the blocks.
     barriers: [Barrier; 2],
     space: Mutex<Space>,
     has_begun: AtomicBool,
@@ -83,10 +83,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a table in which every other block is packed and the others are absent.
+/// Creates a table in which every second block is packed and the others are absent.
 ///
 /// # Errors
-/// The store's.
+/// The error of the store.
 pub fn create(table: &dyn Store, blocks: u64) -> io::Result<()> {
     let entries = (0..blocks).flat_map(|block| if block % 2 == 1 { PACKED } else { ABSENT }.to_le_bytes());
     table.write_at(&entries.collect::<Vec<u8>>(), 0)?;
@@ -94,10 +94,10 @@ pub fn create(table: &dyn Store, blocks: u64) -> io::Result<()> {
 }
 
 impl PackedImage {
-    /// Opens what [`create`] made: a disk of `size_bytes` in blocks of `block_bytes`.
+    /// Opens an image that [`create`] has made, with `size_bytes` in blocks of `block_bytes`.
     ///
     /// # Errors
-    /// What the stores say; `Corrupt` for an entry that cannot be right.
+    /// The errors of the stores; `Corrupt` for an invalid entry.
     pub fn open(stores: [Arc<dyn Store>; 2], size_bytes: u64, block_bytes: u64, writable: bool) -> Result<Self> {
         let [table, blocks] = &stores;
         let io = |error| ImageError::io("read the table", &**table, 0, error);
@@ -164,7 +164,7 @@ impl PackedImage {
         ImageError::io(doing, &*self.stores[0], 0, error)
     }
 
-    /// One flush: see the module.
+    /// One flush, see the module.
     fn pass(&self) -> Result<()> {
         self.check_syncs()?;
         let sectors: Vec<(u64, Vec<u8>)> = {
@@ -288,11 +288,11 @@ impl ImageWriter for PackedImage {
         let mut space = lock(&self.space);
         let entry = match change {
             Commit::Zero | Commit::Discard => {
-                // A write that failed may have left something there.
+                // A failed write may have left bytes there.
                 space.reserved.remove(&block);
                 ZERO
             }
-            // It has no record of sectors: whoever commits some vouches for the block.
+            // There are no sector bitmaps: the caller has filled the rest of the block.
             Commit::Whole | Commit::Sectors { .. } => match space.reserved.remove(&block) {
                 Some(offset_bytes) => offset_bytes | DATA,
                 None => space.table[block as usize],

@@ -1,14 +1,15 @@
-//! A player: one queue of any block device, with several requests in flight, and a ledger of what
-//! its user may count on.
+//! A player: one queue of a block device with several requests in flight, and a ledger of what its
+//! user may rely on.
 //!
-//! Where [`crate::disk`] plays one request after the other so that a seed repeats, a player goes as
-//! fast as the device lets it, beside other players, until it is told to stop or the device is
-//! taken from under it: by `kill -9`, by a fault, by a power cut. Players of one disk have windows
-//! of their own, so that each knows what its sectors may show, but share the blocks.
+//! [`crate::disk`] runs one request after the other, so that a seed reproduces a run. A player runs
+//! as fast as the device allows, concurrently with other players, until it is told to stop or the
+//! device fails: by `kill -9`, by a fault, by a power cut. The players of one disk have windows of
+//! their own, so each knows what its sectors may show, but they share blocks.
 //!
 //! ```text
-//!   batch of disjoint writes, zeroes, discards ─▶ all announced ─▶ pushed ─▶ reaped: each acknowledged, or not
-//!   flush, alone ─▶ what was acknowledged before it is durable
+//!   batch of disjoint writes, zeroes, discards ─▶ all announced ─▶ pushed ─▶ reaped: each is
+//!     acknowledged or failed
+//!   flush, alone ─▶ everything acknowledged before it is durable
 //! ```
 
 use crate::{
@@ -20,21 +21,21 @@ use crate::{
 use diskwright_store::{BlockDevice, BlockQueue, Blocking, EngineKind, IoBuf, Operation, QueueOptions, Request};
 use std::io;
 
-/// Most requests of a batch.
+/// Most requests in a batch.
 pub const DEPTH: usize = 8;
-/// Most sectors of one request, but for those that cover a window.
+/// Most sectors of one request, except requests for a whole window.
 const SECTORS_MAX: u64 = 64;
 
-/// What a player is about to do, or has done, when it tells its ledger.
+/// What a player reports together with its ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Told {
-    /// Requests will be pushed.
+    /// Requests are about to be pushed.
     Before,
-    /// So many have ended well.
+    /// This many requests have succeeded.
     After(u64),
 }
 
-/// See the module.
+/// A player, see the module.
 #[derive(Debug)]
 pub struct Player {
     windows: Vec<Window>,
@@ -43,7 +44,7 @@ pub struct Player {
     version: Version,
 }
 
-/// A request that is planned, and its place in the ledger.
+/// A planned request and its entry in the ledger.
 struct Planned {
     operation: Operation,
     first: u64,
@@ -54,35 +55,36 @@ struct Planned {
 }
 
 impl Player {
-    /// A player of these windows, which show `base` when it begins.
+    /// A player with these windows, whose sectors show `base` at the start.
     pub fn new(windows: &[Window], base: impl Fn(u64) -> Version, seed: u64) -> Self {
         let ledger = Ledger::new(windows, base);
         Self { windows: windows.to_vec(), ledger, dice: Dice::new(seed, 0x91a7), version: 0 }
     }
 
-    /// A player that goes on where a ledger says: no write of it may still be open to doubt.
+    /// A player that continues with a ledger. All writes of the ledger must be durable.
     pub fn with(ledger: Ledger, seed: u64) -> Self {
         let windows = ledger.windows().to_vec();
-        // Far from what others may have written before.
+        // Far from the versions that other players have written.
         let version = (seed as Version | 1) << 12;
         Self { windows, ledger, dice: Dice::new(seed, 0x91a8), version }
     }
 
-    /// Its ledger, when it has played.
+    /// Its ledger, after it has played.
     pub fn into_ledger(self) -> Ledger {
         self.ledger
     }
 
-    /// What its user may count on.
+    /// What its user may rely on.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// Plays until `goes_on`, which hears of every change of the ledger, says `false`, or the
-    /// device fails.
+    /// Plays until `goes_on` returns `false` or the device fails. `goes_on` is called before and
+    /// after each change of the ledger.
     ///
     /// # Errors
-    /// The first failure of the device. What had not been acknowledged by then may be there or not.
+    /// The first failure of the device. Writes that were not acknowledged by then may be visible or
+    /// not.
     pub fn play(
         &mut self,
         device: &dyn BlockDevice,
@@ -115,7 +117,7 @@ impl Player {
         Ok(())
     }
 
-    /// Requests that do not touch each other, announced.
+    /// Random requests that do not overlap, announced in the ledger.
     fn batch(&mut self) -> Vec<Planned> {
         let wanted = 1 + self.dice.below(DEPTH as u64);
         let mut batch: Vec<Planned> = Vec::new();
@@ -145,7 +147,8 @@ impl Player {
         batch
     }
 
-    /// Pushes all, waits for all, and acknowledges what ended well: so many.
+    /// Pushes all requests, waits for all, and acknowledges those that succeeded. Returns their
+    /// number.
     fn carry_out(&mut self, queue: &mut dyn BlockQueue, batch: Vec<Planned>) -> io::Result<u64> {
         let mut outcome = Ok(());
         for (tag, planned) in (0..).zip(&batch) {
@@ -184,25 +187,25 @@ impl Player {
         outcome.map(|()| acknowledged)
     }
 
-    /// Reads every window.
+    /// Reads all windows.
     ///
     /// # Errors
-    /// What the device says.
+    /// The error of the device.
     pub fn read_windows(&self, device: &dyn BlockDevice, engine: EngineKind) -> Outcome<Vec<Vec<u8>>> {
         let mut queue = Blocking::open(device, engine).map_err(|error| error.to_string())?;
         let window = |window: &Window| {
             let mut bytes = vec![0; (window.count * SECTOR_BYTES) as usize];
             let read = queue.read(window.first * SECTOR_BYTES, &mut bytes);
-            read.map(|()| bytes).map_err(|error| format!("sector {} does not read: {error}", window.first))
+            read.map(|()| bytes).map_err(|error| format!("cannot read sector {}: {error}", window.first))
         };
         self.windows.iter().map(window).collect()
     }
 
-    /// Holds what the device shows against the ledger, and goes on from there: what is seen now
-    /// stays.
+    /// Compares the device's contents with the ledger. The contents found become the new durable
+    /// state of the ledger.
     ///
     /// # Errors
-    /// The first sector that shows what it must not.
+    /// The first sector with contents that are not allowed.
     pub fn look(&mut self, device: &dyn BlockDevice, engine: EngineKind, after_cut: bool) -> Outcome {
         let shown = self.read_windows(device, engine)?;
         let versions = self.ledger.judge(&shown, after_cut)?;
@@ -211,8 +214,9 @@ impl Player {
     }
 }
 
-/// Windows for `players` players in blocks of `block_sectors`, all of whose `shared` blocks they
-/// divide among themselves, and each has one of its own from `own_from` on.
+/// Windows for `players` players in blocks of `block_sectors` sectors. They divide each of the
+/// `shared` blocks among themselves, and each player has a whole block of its own from `own_from`
+/// on.
 pub fn share_out(players: u64, block_sectors: u64, shared: &[u64], own_from: u64) -> Vec<Vec<Window>> {
     let part = block_sectors / players;
     let windows = |player: u64| {
@@ -230,7 +234,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn what_it_wrote_is_there_and_a_lost_sector_is_missed() {
+    fn written_data_is_accepted_and_a_lost_sector_is_detected() {
         let windows = &share_out(2, 256, &[0, 2], 4)[1];
         assert_eq!(windows[1], Window { first: 2 * 256 + 128, count: 128 });
         let device = RawDevice::new(Arc::new(MemoryStore::with_bytes("m", vec![0; 1 << 20])), true, 512).unwrap();

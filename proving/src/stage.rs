@@ -1,23 +1,22 @@
-//! A case: something that is put through power cuts, faults and broken rules; and the stage on
-//! which it plays.
+//! A case: something that is tested with power cuts, faults and broken rules; and the stage on
+//! which it runs.
 //!
-//! A new format, server or command joins by implementing [`Case`]; the machinery is the same for
-//! all.
+//! A new format, server or command is tested by implementing [`Case`].
 //!
 //! ```text
-//!   prepare ─▶ (all durable) ─▶ run, telling at each step what the user may count on ─▶ history with truths in it
-//!                                                                                        │ cut, many times
-//!   judge(what is left, the truth that held there) ◀──────────────────────────────────────┘
+//!   prepare ─▶ (all durable) ─▶ run, which records what the user may rely on, step by step
+//!     ─▶ a history that contains these truths ─▶ cut, many times
+//!     ─▶ judge(the state left, the truth that held at the cut)
 //! ```
 
 use crate::{history::Snapshot, mutation::Mutation, opinion::Opinion, world::World};
 use diskwright_store::sync::Mutex;
 use std::sync::PoisonError;
 
-/// `Err` says what is wrong.
+/// `Err` is a message that says what is wrong.
 pub type Outcome<T = ()> = Result<T, String>;
 
-/// Where a case plays: a world, and the truths that were told.
+/// Where a case runs: a world, and the truths that were recorded.
 #[derive(Debug)]
 pub struct Stage<T> {
     /// The files.
@@ -26,60 +25,60 @@ pub struct Stage<T> {
 }
 
 impl<T: Clone> Stage<T> {
-    /// On a world.
+    /// A stage without truths.
     pub fn new(world: World) -> Self {
         Self { world, truths: Mutex::default() }
     }
 
-    /// From here on this is what the user may count on.
-    pub fn tell(&self, truth: T) {
+    /// Records what the user may rely on from now on.
+    pub fn record(&self, truth: T) {
         let mut truths = self.truths.lock().unwrap_or_else(PoisonError::into_inner);
         truths.push(truth);
-        self.world.note(truths.len() - 1);
+        self.world.record_truth(truths.len() - 1);
     }
 
-    /// Everything that was told, by number.
+    /// All recorded truths, by index.
     pub fn truths(&self) -> Vec<T> {
         self.truths.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// How closely to look at what a cut has left.
+/// How thoroughly to judge a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Depth {
-    /// Whether to go on working with it.
-    pub go_on: bool,
-    /// Into how many states to cut that work again.
+    /// Whether to use the disk for another session.
+    pub resume: bool,
+    /// Number of power cuts during that session.
     pub cut_again: u64,
 }
 
-/// See the module.
+/// Something that is tested.
 pub trait Case: Sync {
-    /// What the user may count on.
+    /// What the user may rely on at one moment.
     type Truth: Clone + Send;
 
-    /// Its name, for messages and to choose it by.
+    /// Name for messages and for `DISKWRIGHT_PROVE_CASE`.
     fn name(&self) -> String;
 
-    /// Makes what is there before; it becomes durable.
+    /// Makes the files that exist before the run. They become durable.
     ///
     /// # Errors
-    /// What went wrong; so for all of these.
+    /// What went wrong, as a message. The other methods do the same.
     fn prepare(&self, world: &World, seed: u64) -> Outcome;
 
-    /// Plays, telling the truth at every step; the first before anything is done.
+    /// Runs the case and records each truth. The first truth is recorded before anything is done.
     fn run(&self, stage: &Stage<Self::Truth>, seed: u64) -> Outcome;
 
-    /// Judges what a cut has left, and goes on working with it where that is asked for. Returns how
-    /// many more states it judged.
+    /// Judges the state that a cut has left, and runs another session on it if `depth` asks for
+    /// one. Returns the number of further states that it judged.
     fn judge(&self, world: &World, truth: &Self::Truth, seed: u64, depth: Depth) -> Outcome<u64>;
 
-    /// Asks programs that others wrote; `None` where none can tell.
+    /// Asks other programs; `None` if no program can read this case.
     fn ask_others(&self, _left: &Snapshot, _truth: &Self::Truth) -> Option<Opinion> {
         None
     }
 
-    /// Whether a mutation of the world can make a difference here.
+    /// Whether a mutation of the files can make a difference for this case.
     fn is_touched_by(&self, _mutation: Mutation) -> bool {
         true
     }

@@ -1,9 +1,9 @@
-//! What hangs is told by name, and ended: a request that rests for ever would otherwise stop a test
-//! without a word.
+//! Ends a test that hangs, with a message that names it. Without it, a request that is never woken
+//! would stop a test without any output.
 //!
-//! A guard is held while something runs. When its time is over before it is dropped, the alarm says
-//! what was under way and ends the process, for threads that wait cannot be ended one by one. Under
-//! a scheduler of tests nothing needs it: the scheduler tells when all threads wait.
+//! A guard is held while something runs. If the guard is not dropped within the time limit, the
+//! alarm prints what was running and aborts the process, because single threads cannot be ended.
+//! Tests under shuttle do not need it: the scheduler reports when all threads wait.
 
 use std::{
     sync::mpsc::{RecvTimeoutError, Sender, channel},
@@ -11,31 +11,31 @@ use std::{
     time::Duration,
 };
 
-/// How long anything may take that ends within a second when nothing is wrong.
+/// Time limit for anything that normally takes less than a second.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
-/// See the module.
+/// The guard.
 #[derive(Debug)]
-#[must_use = "the watch ends when it is dropped"]
+#[must_use = "the watchdog ends when it is dropped"]
 pub struct Watchdog {
-    /// Dropped with the guard, which the thread hears.
+    /// The thread ends when this sender is dropped.
     _alive: Sender<()>,
 }
 
 impl Watchdog {
-    /// Watches until it is dropped, [`LIMIT`] at most.
+    /// Watches with the limit [`LIMIT`] until the guard is dropped.
     pub fn over(what: impl Into<String>) -> Self {
         Self::with_alarm(what, LIMIT, |what| {
             eprintln!(
-                "HANG: {what} has not ended within {} s: a request rests and is not woken, or a block stays taken",
+                "HANG: {what} has not ended within {} s: a waiting request was not woken, or a block was not released",
                 LIMIT.as_secs()
             );
             std::process::abort();
         })
     }
 
-    /// As [`Watchdog::over`], with another limit and another alarm, which is told what was under
-    /// way.
+    /// As [`Watchdog::over`], with another limit and another alarm. The alarm gets the name of what
+    /// was running.
     pub fn with_alarm(what: impl Into<String>, limit: Duration, alarm: impl FnOnce(&str) + Send + 'static) -> Self {
         let (alive, gone) = channel();
         let what = what.into();
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_too_long_is_told_by_name_and_what_ends_in_time_is_not() {
+    fn only_a_guard_that_exceeds_its_limit_raises_the_alarm() {
         let (sender, told) = channel();
         let watch = |limit| {
             let sender = sender.clone();

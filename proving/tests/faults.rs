@@ -1,67 +1,68 @@
-//! Every operation below fails, one after the other, in every way that it can: see `faulty`.
+//! Every operation on the files below the disk fails, one after the other, with every kind of
+//! fault: see `faulty`.
 
 use diskwright_proving::{command, disk, disk::silence, faulty::at_every_operation};
 
-fn of_kinds(names: &[&str]) {
+fn fail_every_operation(names: &[&str]) {
     for name in names {
         let case = disk::named(name);
         match case.missing() {
             None => drop(at_every_operation(&case)),
-            Some(what) => println!("skipped: faults below {name}: {what}"),
+            Some(what) => println!("skipped: faults of {name}: {what}"),
         }
     }
 }
 
 #[test]
 fn raw_and_fixed() {
-    of_kinds(&["raw", "raw, ending in a sector", "vhd fixed", "vhdx fixed 1M"]);
+    fail_every_operation(&["raw", "raw, ending in a sector", "vhd fixed", "vhdx fixed 1M"]);
 }
 
 #[test]
 fn vhd() {
-    of_kinds(&["vhd dynamic 16K", "vhd dynamic 16K, copy of footer lost", "vhd differencing 16K"]);
+    fail_every_operation(&["vhd dynamic 16K", "vhd dynamic 16K, copy of footer lost", "vhd differencing 16K"]);
 }
 
 #[test]
 fn vhdx() {
-    of_kinds(&["vhdx dynamic 1M", "vhdx differencing 1M", "vhdx differencing 2M, 4K sectors"]);
+    fail_every_operation(&["vhdx dynamic 1M", "vhdx differencing 1M", "vhdx differencing 2M, 4K sectors"]);
 }
 
 #[test]
 fn over_nbd() {
-    of_kinds(&["raw, over NBD", "vhd differencing 16K, over NBD", "vhdx dynamic 1M, over NBD"]);
+    fail_every_operation(&["raw, over NBD", "vhd differencing 16K, over NBD", "vhdx dynamic 1M, over NBD"]);
 }
 
 #[test]
 fn two_stores() {
-    of_kinds(&["raw in three parts", "packed 16K, over a parent"]);
+    fail_every_operation(&["raw in three parts", "packed 16K, over a parent"]);
 }
 
 #[test]
-fn a_disk_that_changes() {
-    of_kinds(&["raw, growing", "vhd dynamic 16K, with snapshots", "vhdx dynamic 1M, with snapshots"]);
+fn disks_that_change_while_in_use() {
+    fail_every_operation(&["raw, growing", "vhd dynamic 16K, with snapshots", "vhdx dynamic 1M, with snapshots"]);
 }
 
 #[test]
 fn a_store_that_answers_late() {
-    of_kinds(&["raw, late", "vhd dynamic 16K, late", "vhdx differencing 1M, late"]);
+    fail_every_operation(&["raw, late", "vhd dynamic 16K, late", "vhdx differencing 1M, late"]);
 }
 
-/// Every operation of a lane stays without an answer: alone, and with all that follow.
+/// Every operation of a lane gets no answer: alone, and together with all later ones.
 #[test]
 fn a_store_that_never_answers() {
     for name in ["raw, late", "vhd dynamic 16K, late", "vhdx differencing 1M, late"] {
         let case = disk::named(name);
         match case.missing() {
             None => {
-                let tally = case.hunt_in_silence().unwrap_or_else(|error| panic!("{name}: {error}"));
+                let tally = case.hunt_silent().unwrap_or_else(|error| panic!("{name}: {error}"));
                 let silence::Tally { operations, runs, late } = tally;
                 assert!(runs > operations && late > operations, "{tally:?}");
                 println!(
-                    "faults: {name}, without an answer: {runs} runs, each of {operations} operations of lanes, {late} answers that came when the queue was gone"
+                    "faults: {name}, no answer: {runs} runs over {operations} operations of lanes, {late} operations ended after the queue was dropped"
                 );
             }
-            Some(what) => println!("skipped: silence below {name}: {what}"),
+            Some(what) => println!("skipped: stores that never answer, {name}: {what}"),
         }
     }
 }

@@ -1,21 +1,22 @@
-//! Threads under a scheduler that chooses at every lock, atomic, channel and store operation who
-//! goes on, by a seed: the map's look-ups without a lock, allocation, space that rests until nobody
-//! can reach it, the VHDX log, and flushes that are answered together. What the threads saw must be
-//! what a linearizable disk may show them, and a power cut anywhere in what they did must keep what
-//! was flushed. Then rules are broken on purpose, and the scheduler must find each.
+//! Threads under the scheduler shuttle. At every lock, atomic, channel and store operation it
+//! chooses by a seed which thread continues. Tested are the map's lock-free look-ups, allocation,
+//! the grace period of freed space, the VHDX log, and shared flushes. The threads' reads must be
+//! possible on a linearizable disk, and a power cut at any point must keep flushed data. Then rules
+//! are broken on purpose, and the scheduler must find each.
 //!
-//! Only with `--features shuttle` (`./test` does it): the product's locks are then shuttle's, see
-//! `store/src/sync.rs`. `DISKWRIGHT_SHUTTLE_RUNS` says how many schedules each test tries (or its
-//! share of them), `DISKWRIGHT_SHUTTLE_SEED` the first seed. Shuttle's memory is sequentially
-//! consistent: what weaker orderings would allow is the thread sanitizer's business.
+//! Only with `--features shuttle` (as in `./test`): the locks of the code under test are then
+//! shuttle's, see `store/src/sync.rs`. `DISKWRIGHT_SHUTTLE_RUNS` is the number of schedules of each
+//! test (some run only a share), `DISKWRIGHT_SHUTTLE_SEED` the first seed. Shuttle simulates
+//! sequentially consistent memory. Weaker memory orderings are tested with the thread sanitizer
+//! (`.ci/tsan`).
 #![cfg(feature = "shuttle")]
 
 use diskwright_disk::Disk;
 use diskwright_image::{BlockState, Commit, ImageWriter};
 use diskwright_proving::{
-    campaign::{Closeness, Tally, cut_one, words_of},
+    campaign::{Tally, Thoroughness, cut_one, panic_message},
     crowd::{Crowd, crowds},
-    cut::{Cutter, Way},
+    cut::{CutMode, Cutter},
     dice::Dice,
     disk::{DiskCase, named},
     history::Snapshot,
@@ -41,9 +42,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// Scenes within which a broken rule must be found.
+/// Number of scenes within which a broken rule must be found.
 const PATIENCE: u64 = 1_000;
-/// Schedules of each scene.
+/// Number of schedules of each scene.
 const BATCH: usize = 6;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -53,15 +54,15 @@ fn number(name: &str, default: u64) -> u64 {
 fn run_under(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'static) {
     let mut config = Config::new();
     config.max_steps = MaxSteps::None;
-    // Whole parsers and writers run on a thread's stack.
+    // Complete parsers and writers run on the stack of a thread.
     config.stack_size = 1 << 20;
     config.failure_persistence = shuttle::FailurePersistence::None;
     Runner::new(scheduler, config).run(body);
 }
 
-/// Schedules of one scene: every third seed has them at random, the others by one or two changes of
-/// priority, which find what only a long stretch of one thread brings about. (The first of those
-/// teaches the scheduler how long the scene is.)
+/// Runs one scene under several schedules. Every third seed uses random schedules. The others use
+/// thread priorities that change once or twice (PCT), which find defects that occur only if one
+/// thread runs for long. (PCT learns the length of the scene from its first schedule.)
 fn schedule(seed: u64, body: impl Fn() -> Outcome<u64> + Send + Sync + 'static) -> Outcome<u64> {
     let outcome = Arc::new(Mutex::new(Ok(0)));
     let told = Arc::clone(&outcome);
@@ -75,16 +76,16 @@ fn schedule(seed: u64, body: impl Fn() -> Outcome<u64> + Send + Sync + 'static) 
         1 => run_under(PctScheduler::new_from_seed(seed, 3, BATCH), body),
         _ => run_under(RandomScheduler::new_from_seed(seed, BATCH), body),
     }));
-    ran.map_err(|panic| format!("panic: {}", words_of(&*panic)))?;
+    ran.map_err(|panic| format!("panic: {}", panic_message(&*panic)))?;
     let outcome = outcome.lock().unwrap();
     outcome.clone()
 }
 
-/// Something to schedule: what a seed makes of it, and how much was judged.
+/// Something to schedule: it gets a seed and returns how many units it has judged.
 trait Scene: Fn(u64) -> Outcome<u64> + Clone + Send + Sync + 'static {}
 impl<F: Fn(u64) -> Outcome<u64> + Clone + Send + Sync + 'static> Scene for F {}
 
-/// Tries scenes until one is wrong: how much was judged, the seed, and what was wrong.
+/// Runs scenes until one fails. Returns the number of units judged, the seed, and the error.
 fn hunt(seeds: Range<u64>, scene: &impl Scene) -> (u64, Option<(u64, String)>) {
     let mut judged = 0;
     for seed in seeds {
@@ -97,8 +98,8 @@ fn hunt(seeds: Range<u64>, scene: &impl Scene) -> (u64, Option<(u64, String)>) {
     (judged, None)
 }
 
-/// `share`: one schedule of so many that are asked for, because these take longer; at least one
-/// batch.
+/// `share` divides the number of schedules, for scenes that take longer; at least one batch is
+/// run.
 fn all_schedules_are_right(what: &str, share: u64, units: &str, scene: impl Scene) {
     let (first, runs) =
         (number("DISKWRIGHT_SHUTTLE_SEED", 1), number("DISKWRIGHT_SHUTTLE_RUNS", 120).div_ceil(BATCH as u64 * share));
@@ -121,7 +122,7 @@ fn must_be_found(rule: Rule, what: &str, scene: impl Scene) {
     let (_, wrong) = hunt(1..PATIENCE, &scene);
     break_rule(None);
     let (seed, how) =
-        wrong.unwrap_or_else(|| panic!("{rule:?}: broken in {what}, and {PATIENCE} scenes did not find it"));
+        wrong.unwrap_or_else(|| panic!("{rule:?} is broken in {what}, and {PATIENCE} scenes did not find it"));
     println!("schedules: caught: {rule:?} ({what}, seed {seed}): {}", how.lines().next().unwrap_or_default());
 }
 
@@ -138,7 +139,7 @@ const PLAN: Plan = Plan {
     seed: 1,
 };
 
-/// A disk of a few blocks, all of it in use.
+/// A disk of a few blocks, all of them watched.
 fn small(name: &str, blocks: u64) -> DiskCase {
     let kind = named(name);
     let block_sectors = u64::from(kind.block_bytes.unwrap_or(64 << 10)) / 512;
@@ -146,7 +147,7 @@ fn small(name: &str, blocks: u64) -> DiskCase {
     DiskCase { size_bytes: blocks * block_sectors * 512, windows, ..kind }
 }
 
-/// What the threads of a plan did to a disk and saw.
+/// Runs the threads of a plan. Returns their writes and reads.
 fn driven(disk: &Arc<Disk>, plan: Plan, clock: &Arc<Clock>) -> Outcome<Vec<Event>> {
     let threads: Vec<_> = (0..plan.threads)
         .map(|me| {
@@ -156,13 +157,14 @@ fn driven(disk: &Arc<Disk>, plan: Plan, clock: &Arc<Clock>) -> Outcome<Vec<Event
         .collect();
     let mut events = Vec::new();
     for thread in threads {
-        events.extend(thread.join().map_err(|panic| words_of(&*panic))??);
+        events.extend(thread.join().map_err(|panic| panic_message(&*panic))??);
     }
     Ok(events)
 }
 
-/// Threads that do everything to the same sectors; what they saw is judged, sector by sector.
-fn everything_at_once(case: DiskCase) -> impl Scene {
+/// Threads issue all kinds of requests to the same sectors. Their reads are judged, sector by
+/// sector.
+fn all_kinds_of_requests(case: DiskCase) -> impl Scene {
     move |seed| {
         let world = World::default();
         case.make(&world)?;
@@ -192,7 +194,7 @@ fn everything_at_once(case: DiskCase) -> impl Scene {
     }
 }
 
-/// The same scene, in which every other queue hands what must wait to the disk's loader, and rests.
+/// The same scene, in which every second queue passes work that must wait to the disk's loader.
 fn with_loaders(scene: impl Scene) -> impl Scene {
     move |seed| {
         use_loaders(true);
@@ -202,9 +204,9 @@ fn with_loaders(scene: impl Scene) -> impl Scene {
     }
 }
 
-/// Images join on top while threads do everything to the same sectors. What they saw is judged; a
-/// former top is not written any more, and the chain opens again.
-fn images_join(case: DiskCase) -> impl Scene {
+/// Images are added on top while threads issue all kinds of requests to the same sectors. Their
+/// reads are judged. A former top must not be written any more, and the chain must open again.
+fn images_are_added(case: DiskCase) -> impl Scene {
     move |seed| {
         let world = World::default();
         case.make(&world)?;
@@ -228,12 +230,12 @@ fn images_join(case: DiskCase) -> impl Scene {
         };
         let joined = thread::spawn(joins);
         let mut events = driven(&disk, plan, &clock)?;
-        let formers = joined.join().map_err(|panic| words_of(&*panic))??;
+        let formers = joined.join().map_err(|panic| panic_message(&*panic))??;
         disk.close().map_err(|error| error.to_string())?;
         drop(disk);
         for (then, path) in formers {
             if world.snapshot().file(&path) != then.as_ref() {
-                return Err(format!("{} was the top, and was written when it was not any more", path.display()));
+                return Err(format!("{} was written after another image had become the top", path.display()));
             }
         }
         (0..=2).try_for_each(|number| case.check(&world, &case.path_of(number)))?;
@@ -248,8 +250,8 @@ fn images_join(case: DiskCase) -> impl Scene {
     }
 }
 
-/// One thread has blocks come and go through the same space; others read and write in them.
-fn space_comes_and_goes(case: DiskCase) -> impl Scene {
+/// One thread allocates and frees blocks, which reuse the same space; others read and write them.
+fn space_is_reused(case: DiskCase) -> impl Scene {
     move |seed| {
         let world = World::default();
         case.make(&world)?;
@@ -273,7 +275,7 @@ fn space_comes_and_goes(case: DiskCase) -> impl Scene {
             };
             act.map(|act| Event { act, first, count, begin, end: clock.tick() }).map_err(text)
         };
-        let comes_and_goes = {
+        let allocates_and_frees = {
             let (disk, clock) = (Arc::clone(&disk), Arc::clone(&clock));
             move || -> Outcome<Vec<Event>> {
                 let mut queue = Blocking::open(&*disk, EngineKind::Sync).map_err(text)?;
@@ -299,10 +301,10 @@ fn space_comes_and_goes(case: DiskCase) -> impl Scene {
                 (0..8).map(&mut visit).collect()
             }
         };
-        let threads = [thread::spawn(comes_and_goes), thread::spawn(visits(1)), thread::spawn(visits(2))];
+        let threads = [thread::spawn(allocates_and_frees), thread::spawn(visits(1)), thread::spawn(visits(2))];
         let mut events = Vec::new();
         for thread in threads {
-            events.extend(thread.join().map_err(|panic| words_of(&*panic))??);
+            events.extend(thread.join().map_err(|panic| panic_message(&*panic))??);
         }
         let mut queue = Blocking::open(&*disk, EngineKind::Sync).map_err(text)?;
         events.push(act(&mut queue, &clock, None, 0, case.size_bytes / block_bytes * block_sectors)?);
@@ -310,27 +312,27 @@ fn space_comes_and_goes(case: DiskCase) -> impl Scene {
     }
 }
 
-/// Several queues, and power cuts anywhere in what they did.
-fn power_cuts(crowd: Crowd, ways: usize, go_on: bool) -> impl Scene {
+/// Several queues, and power cuts at all points of their history.
+fn power_cuts(crowd: Crowd, modes: usize, resume: bool) -> impl Scene {
     move |seed| {
         let mut tally = Tally::default();
-        cut_one(&crowd, seed, None, &mut tally, Closeness { ways, go_on, opinions: 0 })?;
+        cut_one(&crowd, seed, None, &mut tally, Thoroughness { modes, resume, opinions: 0 })?;
         Ok(tally.states)
     }
 }
 
-/// What a power cut leaves that loses all that it may.
+/// The state after a power cut that loses everything that is not durable.
 fn what_is_durable(world: &World) -> Snapshot {
     let (start, history) = world.history();
     let mut cutter = Cutter::new(start, &history, 1);
     while cutter.next().is_some() {
         cutter.step();
     }
-    cutter.ruin(Way::Nothing, &mut Dice::new(1, 1))
+    cutter.state_after_cut(CutMode::Nothing, &mut Dice::new(1, 1))
 }
 
-/// Threads that allocate in an image and flush it themselves, without a flusher that takes turns
-/// for them. When a flush has ended, the power fails: what its thread has committed is there.
+/// Threads that allocate in an image and flush it themselves, without a flusher thread that
+/// serializes them. After each flush the power fails: what its thread has committed must be there.
 fn flushes_of_an_image(case: DiskCase) -> impl Scene {
     move |seed| {
         let world = World::default();
@@ -340,13 +342,13 @@ fn flushes_of_an_image(case: DiskCase) -> impl Scene {
         let block_bytes = disk.layers()[0].image.info().block_bytes;
         let text = |error: diskwright_image::ImageError| error.to_string();
         let writing = |disk: &diskwright_disk::Disk| disk.layers()[0].image.writer().map(ImageWriter::begin_writing);
-        writing(&disk).ok_or("it cannot be written")?.map_err(text)?;
+        writing(&disk).ok_or("the image is not writable")?.map_err(text)?;
         let threads: Vec<_> = (0..3_u64)
             .map(|me| {
                 let (disk, world) = (Arc::clone(&disk), world.clone());
                 thread::spawn(move || -> Outcome<Vec<_>> {
                     let image = &disk.layers()[0].image;
-                    let writer = image.writer().ok_or("it cannot be written")?;
+                    let writer = image.writer().ok_or("the image is not writable")?;
                     let mut after = Vec::new();
                     for block in [me, me + 3] {
                         let reservation = writer.reserve_waiting(block).map_err(text)?;
@@ -368,7 +370,7 @@ fn flushes_of_an_image(case: DiskCase) -> impl Scene {
             .collect();
         let mut judged = 0;
         for thread in threads {
-            for (block, left) in thread.join().map_err(|panic| words_of(&*panic))?? {
+            for (block, left) in thread.join().map_err(|panic| panic_message(&*panic))?? {
                 let world = World::of(left);
                 let disk = case.open_disk(&world, false)?;
                 let mut first = [0; 512];
@@ -378,7 +380,7 @@ fn flushes_of_an_image(case: DiskCase) -> impl Scene {
                 disk.layers()[0].image.block_states(block, &mut state).map_err(text)?;
                 if first != [(block % 3) as u8 + 1; 512] {
                     return Err(format!(
-                        "schedule {seed}: block {block} was flushed, and shows {:#04x} ({:?}) after a power cut",
+                        "seed {seed}: block {block} was flushed, but shows {:#04x} ({:?}) after a power cut",
                         first[0], state[0]
                     ));
                 }
@@ -391,62 +393,72 @@ fn flushes_of_an_image(case: DiskCase) -> impl Scene {
 
 #[test]
 fn vhd_dynamic() {
-    all_schedules_are_right("vhd dynamic 16K", 1, "sectors", everything_at_once(small("vhd dynamic 16K", 4)));
+    all_schedules_are_right("vhd dynamic 16K", 1, "sectors", all_kinds_of_requests(small("vhd dynamic 16K", 4)));
 }
 
 #[test]
 fn vhd_differencing() {
-    all_schedules_are_right("vhd differencing 16K", 1, "sectors", everything_at_once(small("vhd differencing 16K", 4)));
+    all_schedules_are_right(
+        "vhd differencing 16K",
+        1,
+        "sectors",
+        all_kinds_of_requests(small("vhd differencing 16K", 4)),
+    );
 }
 
 #[test]
 fn vhdx_dynamic() {
-    all_schedules_are_right("vhdx dynamic 1M", 4, "sectors", everything_at_once(small("vhdx dynamic 1M", 3)));
+    all_schedules_are_right("vhdx dynamic 1M", 4, "sectors", all_kinds_of_requests(small("vhdx dynamic 1M", 3)));
 }
 
 #[test]
 fn vhdx_differencing() {
-    all_schedules_are_right("vhdx differencing 1M", 4, "sectors", everything_at_once(small("vhdx differencing 1M", 3)));
+    all_schedules_are_right(
+        "vhdx differencing 1M",
+        4,
+        "sectors",
+        all_kinds_of_requests(small("vhdx differencing 1M", 3)),
+    );
 }
 
 #[test]
-fn requests_that_rest() {
+fn requests_that_wait() {
     let packed = "packed 16K, over a parent";
-    all_schedules_are_right("packed 16K", 1, "sectors", everything_at_once(small(packed, 4)));
-    all_schedules_are_right("packed 16K, loaders", 1, "sectors", with_loaders(everything_at_once(small(packed, 4))));
+    all_schedules_are_right("packed 16K", 1, "sectors", all_kinds_of_requests(small(packed, 4)));
+    all_schedules_are_right("packed 16K, loaders", 1, "sectors", with_loaders(all_kinds_of_requests(small(packed, 4))));
     for name in ["vhd dynamic 16K", "vhd differencing 16K"] {
-        let scene = with_loaders(everything_at_once(small(name, 4)));
+        let scene = with_loaders(all_kinds_of_requests(small(name, 4)));
         all_schedules_are_right(&format!("{name}, loaders"), 2, "sectors", scene);
     }
 }
 
 #[test]
-fn images_that_join_on_top() {
-    let scene = images_join(small("vhd dynamic 16K, with snapshots", 4));
+fn images_added_on_top() {
+    let scene = images_are_added(small("vhd dynamic 16K, with snapshots", 4));
     all_schedules_are_right("vhd dynamic 16K, with snapshots", 1, "sectors", scene);
-    let scene = with_loaders(images_join(small("vhdx dynamic 1M, with snapshots", 2)));
+    let scene = with_loaders(images_are_added(small("vhdx dynamic 1M, with snapshots", 2)));
     all_schedules_are_right("vhdx dynamic 1M, with snapshots, loaders", 6, "sectors", scene);
 }
 
 #[test]
-fn broken_rules_of_requests_that_rest_are_found() {
-    let scene = || with_loaders(everything_at_once(small("packed 16K, over a parent", 4)));
+fn broken_rules_of_waiting_requests_are_found() {
+    let scene = || with_loaders(all_kinds_of_requests(small("packed 16K, over a parent", 4)));
     for rule in [Rule::WaitersAreWoken, Rule::EveryJobIsDone, Rule::ExclusionEnds] {
         must_be_found(rule, "packed 16K, loaders", scene());
     }
 }
 
 #[test]
-fn broken_rules_of_a_chain_that_changes_are_found() {
+fn broken_rules_of_chain_changes_are_found() {
     for rule in [Rule::ChainIsFetchedAnew, Rule::FormerTopIsAtRest, Rule::MapMayBeAhead] {
-        let scene = images_join(small("vhd dynamic 16K, with snapshots", 4));
+        let scene = images_are_added(small("vhd dynamic 16K, with snapshots", 4));
         must_be_found(rule, "vhd dynamic 16K, with snapshots", scene);
     }
 }
 
 #[test]
 fn power_cuts_in_every_schedule() {
-    // A scheduled thread has no ring, without which no store answers late.
+    // Stores that answer late need a ring, which a scheduled thread does not have.
     for crowd in crowds().into_iter().filter(|crowd| crowd.disk.engine() == EngineKind::Sync) {
         let what = format!("power cuts of {}", crowd.disk.name);
         all_schedules_are_right(&what, 20, "states", power_cuts(crowd, 3, true));
@@ -454,7 +466,7 @@ fn power_cuts_in_every_schedule() {
 }
 
 #[test]
-fn flushes_that_are_shared() {
+fn shared_flushes() {
     for (name, blocks) in [("vhd dynamic 16K", 6), ("vhdx dynamic 1M", 6)] {
         let scene = flushes_of_an_image(small(name, blocks));
         all_schedules_are_right(&format!("flushes of {name}"), 2, "flushed blocks", scene);
@@ -462,19 +474,19 @@ fn flushes_that_are_shared() {
 }
 
 #[test]
-fn space_that_others_still_reach_rests() {
+fn space_in_use_is_not_reused() {
     for (name, share) in [("vhd dynamic 16K", 1), ("vhdx dynamic 1M", 4)] {
-        all_schedules_are_right(&format!("space of {name}"), share, "sectors", space_comes_and_goes(small(name, 3)));
+        all_schedules_are_right(&format!("space of {name}"), share, "sectors", space_is_reused(small(name, 3)));
     }
 }
 
 #[test]
-fn broken_rules_of_what_needs_no_lock_are_found() {
-    must_be_found(Rule::GraceIsWaitedFor, "vhd dynamic 16K", space_comes_and_goes(small("vhd dynamic 16K", 3)));
+fn broken_rules_of_lock_free_lookups_are_found() {
+    must_be_found(Rule::GraceIsWaitedFor, "vhd dynamic 16K", space_is_reused(small("vhd dynamic 16K", 3)));
     must_be_found(
         Rule::MappedAfterPayload,
         "vhd differencing 16K",
-        everything_at_once(small("vhd differencing 16K", 4)),
+        all_kinds_of_requests(small("vhd differencing 16K", 4)),
     );
 }
 

@@ -1,9 +1,9 @@
-//! Many threads, the same sectors, everything at once, on real files: each read shows what a
-//! linearizable disk may show. See `proving/src/linear`.
+//! Many threads issue all kinds of requests to the same sectors, on real files: each read must show
+//! what a linearizable disk may show. See `proving/src/linear`.
 //!
-//! `DISKWRIGHT_SOAK_ROUNDS` says how many rounds each kind of disk gets (`./test --nightly` asks
-//! for many), `DISKWRIGHT_SOAK_SEED` the first seed, and `DISKWRIGHT_SOAK_ENGINE=pread` that no
-//! ring is used, for a sanitizer that cannot see what the kernel does (`.ci/tsan`).
+//! `DISKWRIGHT_SOAK_ROUNDS` is the number of rounds of each kind of disk (`./test --nightly` sets
+//! it high), `DISKWRIGHT_SOAK_SEED` the first seed. `DISKWRIGHT_SOAK_ENGINE=pread` uses no
+//! io_uring, for the thread sanitizer, which cannot see what the kernel does (`.ci/tsan`).
 
 use diskwright_disk::{CreateRequest, Disk, Layer, OpenOptions, create};
 use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
@@ -91,7 +91,7 @@ fn soak(name: &str, kind: &Kind) {
     let mut tally = Tally::default();
     let mut disk = Disk::open(&top, &options).unwrap();
     for seed in first..first + rounds {
-        // Few large requests at one time, many small ones at another.
+        // Large requests in even rounds, small ones in odd rounds.
         let sectors_max = if seed % 2 == 0 { 600 } else { 24 };
         let block_sectors = u64::from(kind.block_bytes) / 512;
         let plan = Plan { engine, block_sectors, sectors_max, seed, ..PLAN };
@@ -152,14 +152,14 @@ fn vhdx_differencing_without_a_ring() {
     soak("vhdx differencing, pread", &Kind { engine, ..kind(Format::Vhdx, DiskType::Differencing, 1 << 20, 3 << 20) });
 }
 
-/// Rounds on a disk that is open, every other queue handing what must wait to the disk's loader;
+/// Rounds on an open disk. Every second queue passes work that must wait to the disk's loader.
 /// `beside` changes the disk meanwhile.
 fn soak_on(name: &str, disk: &Disk, plan: Plan, beside: &mut dyn FnMut(&Disk) -> Result<(), String>) {
     let without_ring = std::env::var("DISKWRIGHT_SOAK_ENGINE").is_ok_and(|engine| engine == "pread");
     let engine = if without_ring { EngineKind::Sync } else { plan.engine };
     let shared_rings = !without_ring && SharedRing::new(8, None).is_ok();
     if !shared_rings {
-        println!("soak: {name}: no ring, so no queue shares one, and the loader is not tried");
+        println!("soak: {name}: no ring, so no queue shares one, and the loader is not tested");
     }
     let (first, rounds) = (number("DISKWRIGHT_SOAK_SEED", 1), number("DISKWRIGHT_SOAK_ROUNDS", 3));
     let mut base = vec![0; disk.geometry().size_bytes as usize];
@@ -193,8 +193,8 @@ fn made(path: &Path, request: &CreateRequest) -> Arc<Disk> {
     Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap()
 }
 
-/// Images join while the disk is used: with the same blocks, and with smaller ones, for which the
-/// map is made anew.
+/// Images are added while the disk is in use: with the same block size, and with a smaller one, for
+/// which the map is rebuilt.
 fn soak_with_snapshots(format: Format, size_bytes: u64, block_bytes: [u32; 2]) {
     let dir = tempfile::tempdir().unwrap();
     let request =
@@ -262,7 +262,7 @@ fn raw_growing() {
     soak_on("raw, growing", &disk, PLAN, &mut beside);
 }
 
-/// Blocks that must be filled before a part of them is written: some packed, some a parent's.
+/// Blocks that must be filled before a part of them is written: some are packed, some in a parent.
 #[test]
 fn blocks_that_are_filled_first() {
     let size_bytes = 1_u64 << 20;
@@ -283,10 +283,10 @@ fn blocks_that_are_filled_first() {
     }
 }
 
-/// More blocks than are zeroed under one hold of the lock, discarded in stages while others write
-/// them.
+/// Discards more blocks than are zeroed without releasing the lock, so in stages, while others
+/// write to them.
 #[test]
-fn large_discards_that_meet_writes() {
+fn large_discards_during_writes() {
     let dir = tempfile::tempdir().unwrap();
     let request = CreateRequest { size_bytes: Some(1100 * 4096), block_bytes: Some(4096), ..CreateRequest::default() };
     let disk = made(&dir.path().join("disk.vhd"), &request);
@@ -295,7 +295,7 @@ fn large_discards_that_meet_writes() {
 }
 
 #[test]
-fn the_loader_works_beside_queues_of_their_own() {
+fn the_loader_and_private_rings_on_one_disk() {
     let dir = tempfile::tempdir().unwrap();
     for (format, size_bytes, block_bytes) in [(Format::Vhd, 1 << 20, 32 << 10), (Format::Vhdx, 3 << 20, 1 << 20)] {
         let base = dir.path().join(format!("base.{format}"));
@@ -318,61 +318,61 @@ fn the_loader_works_beside_queues_of_their_own() {
     }
 }
 
-/// How a disk breaks its word, seldom.
+/// A defect of a disk, which occurs in one of 41 requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lie {
-    /// It does not.
+enum Defect {
+    /// No defect.
     None,
-    /// A write is acknowledged, and made some requests later.
+    /// A write is acknowledged, and carried out some requests later.
     LateWrite,
-    /// A write is acknowledged and never made.
+    /// A write is acknowledged and never carried out.
     LostWrite,
     /// A write covers one sector more than it should.
     LongWrite,
     /// Zeroes stop one sector early.
     ShortZeroes,
-    /// A read shows what the queue's last read showed.
+    /// A read returns the data of the queue's last read.
     StaleRead,
-    /// A read comes from the neighbouring sector.
+    /// A read returns the data of the previous sector.
     WrongPlace,
-    /// A write is made twice, the second time after it has been acknowledged: it brings back what
-    /// was overwritten meanwhile.
+    /// A write is carried out twice, the second time after it was acknowledged, so it may overwrite
+    /// newer data.
     Echo,
 }
 
-/// A disk that lies.
+/// A disk with a defect.
 #[derive(Debug)]
-struct Liar {
+struct FaultyDisk {
     below: RawDevice,
-    lie: Lie,
+    defect: Defect,
     requests: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
-struct LiarQueue {
+struct FaultyQueue {
     below: Box<dyn BlockQueue>,
-    lie: Lie,
+    defect: Defect,
     requests: Arc<AtomicU64>,
     size_bytes: u64,
     pushes: u64,
-    /// Made before this number of pushes: offset, bytes.
+    /// Writes to be carried out later: at which push, offset, bytes.
     owed: Vec<(u64, u64, Vec<u8>)>,
-    /// Completions that nothing below knows.
+    /// Completions of requests that were not passed on.
     invented: Vec<Completion>,
     last_read: Vec<u8>,
-    /// Reads that are to be made stale, by tag.
+    /// Tags of reads that will return stale data.
     stale: Vec<u64>,
 }
 
-impl BlockDevice for Liar {
+impl BlockDevice for FaultyDisk {
     fn geometry(&self) -> Geometry {
         self.below.geometry()
     }
 
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
-        Ok(Box::new(LiarQueue {
+        Ok(Box::new(FaultyQueue {
             below: self.below.open_queue(options)?,
-            lie: self.lie,
+            defect: self.defect,
             requests: Arc::clone(&self.requests),
             size_bytes: self.geometry().size_bytes,
             pushes: 0,
@@ -384,8 +384,8 @@ impl BlockDevice for Liar {
     }
 }
 
-impl LiarQueue {
-    /// Makes a write of its own, and waits for it.
+impl FaultyQueue {
+    /// Carries out an additional write.
     fn write_now(&mut self, offset_bytes: u64, bytes: &[u8]) {
         let mut buf = diskwright_store::IoBuf::new(bytes.len());
         buf.copy_from_slice(bytes);
@@ -399,7 +399,7 @@ impl LiarQueue {
     }
 }
 
-impl BlockQueue for LiarQueue {
+impl BlockQueue for FaultyQueue {
     fn depth(&self) -> usize {
         self.below.depth()
     }
@@ -414,9 +414,9 @@ impl BlockQueue for LiarQueue {
             let (_, offset_bytes, bytes) = self.owed.remove(0);
             self.write_now(offset_bytes, &bytes);
         }
-        // When more requests than may be in flight have been pushed, its end has been told.
+        // After this many pushes the completion has been returned, as not so many can be in flight.
         let due = self.pushes + PLAN.depth as u64 + 4;
-        let lies = self.requests.fetch_add(1, Ordering::Relaxed) % 41 == 40;
+        let is_due = self.requests.fetch_add(1, Ordering::Relaxed) % 41 == 40;
         let bytes = |request: &Request| request.buf.as_ref().unwrap()[..request.len_bytes as usize].to_vec();
         let invent = |request: Request| Completion {
             tag: request.tag,
@@ -424,27 +424,27 @@ impl BlockQueue for LiarQueue {
             segments: request.segments,
             result: Ok(()),
         };
-        match (request.operation, if lies { self.lie } else { Lie::None }) {
-            (Operation::Write, Lie::LateWrite) => {
+        match (request.operation, if is_due { self.defect } else { Defect::None }) {
+            (Operation::Write, Defect::LateWrite) => {
                 self.owed.push((due, request.offset_bytes, bytes(&request)));
                 self.invented.push(invent(request));
                 return Ok(());
             }
-            (Operation::Write, Lie::LostWrite) => {
+            (Operation::Write, Defect::LostWrite) => {
                 self.invented.push(invent(request));
                 return Ok(());
             }
-            (Operation::Write, Lie::Echo) => self.owed.push((due, request.offset_bytes, bytes(&request))),
-            (Operation::Write, Lie::LongWrite) if request.offset_bytes + request.len_bytes < self.size_bytes => {
+            (Operation::Write, Defect::Echo) => self.owed.push((due, request.offset_bytes, bytes(&request))),
+            (Operation::Write, Defect::LongWrite) if request.offset_bytes + request.len_bytes < self.size_bytes => {
                 let mut longer = bytes(&request);
                 longer.resize(longer.len() + 512, 0x77);
                 self.write_now(request.offset_bytes, &longer);
             }
-            (Operation::WriteZeroes | Operation::Discard, Lie::ShortZeroes) if request.len_bytes > 512 => {
+            (Operation::WriteZeroes | Operation::Discard, Defect::ShortZeroes) if request.len_bytes > 512 => {
                 request.len_bytes -= 512;
             }
-            (Operation::Read, Lie::StaleRead) => self.stale.push(request.tag),
-            (Operation::Read, Lie::WrongPlace) if request.offset_bytes > 0 => request.offset_bytes -= 512,
+            (Operation::Read, Defect::StaleRead) => self.stale.push(request.tag),
+            (Operation::Read, Defect::WrongPlace) if request.offset_bytes > 0 => request.offset_bytes -= 512,
             _ => {}
         }
         self.below.push(request)
@@ -468,22 +468,29 @@ impl BlockQueue for LiarQueue {
 }
 
 #[test]
-fn a_disk_that_lies_is_caught() {
-    let lies =
-        [Lie::LateWrite, Lie::LostWrite, Lie::LongWrite, Lie::ShortZeroes, Lie::StaleRead, Lie::WrongPlace, Lie::Echo];
-    let try_one = |lie: Lie, seed: u64| {
+fn every_defect_is_detected() {
+    let defects = [
+        Defect::LateWrite,
+        Defect::LostWrite,
+        Defect::LongWrite,
+        Defect::ShortZeroes,
+        Defect::StaleRead,
+        Defect::WrongPlace,
+        Defect::Echo,
+    ];
+    let try_one = |defect: Defect, seed: u64| {
         let store = Arc::new(MemoryStore::with_bytes("memory", vec![0; 256 << 10]));
         let below = RawDevice::new(store, true, 512).unwrap();
-        let device = Liar { below, lie, requests: Arc::default() };
+        let device = FaultyDisk { below, defect, requests: Arc::default() };
         let plan = Plan { steps: 200, engine: EngineKind::Sync, seed, ..PLAN };
         round(&device, &plan, &mut vec![0; 256 << 10])
     };
     for seed in 1..=8 {
-        assert_eq!(try_one(Lie::None, seed).map(|tally| tally.requests > 500), Ok(true));
+        assert_eq!(try_one(Defect::None, seed).map(|tally| tally.requests > 500), Ok(true));
     }
-    for lie in lies {
-        let caught = (1..=16).find_map(|seed| Some((seed, try_one(lie, seed).err()?)));
-        let (seed, how) = caught.unwrap_or_else(|| panic!("{lie:?} is not noticed"));
-        println!("soak: caught: {lie:?} (seed {seed}): {how}");
+    for defect in defects {
+        let caught = (1..=16).find_map(|seed| Some((seed, try_one(defect, seed).err()?)));
+        let (seed, how) = caught.unwrap_or_else(|| panic!("{defect:?} was not detected"));
+        println!("soak: caught: {defect:?} (seed {seed}): {how}");
     }
 }

@@ -1,20 +1,20 @@
-//! Does the machinery bite? Each rule by which nothing is lost is broken on purpose, and must be
-//! caught within a few seeds. The rules are those of ARCHITECTURE.md, "What must hold at every
-//! instant", and of the formats' own modules.
+//! Tests of the tests: each rule that prevents data loss is broken on purpose, and the machinery
+//! must catch it within a few seeds. The rules are those of ARCHITECTURE.md, "What must hold at
+//! every instant", and of the formats' own modules.
 
 use diskwright_proving::{
     campaign::hunt,
     command,
     crowd::Crowd,
     disk, faulty,
-    meddler::Meddling,
     mutation::{Mutation, Phase},
+    rule_breaker::BrokenRule,
     stage::Case,
 };
 
-/// Seeds within which a broken rule must be caught.
+/// Number of seeds within which a broken rule must be caught.
 const SEEDS: u64 = 16;
-/// Steps of a run: long sessions with several flushes.
+/// Steps of a run: enough for several flushes in a session.
 const STEPS: u64 = 50;
 
 fn must_be_caught<C: Case>(rule: &str, case: &C, mutation: Option<Mutation>) {
@@ -23,7 +23,7 @@ fn must_be_caught<C: Case>(rule: &str, case: &C, mutation: Option<Mutation>) {
         Some((seed, how)) => {
             println!("mutations: caught: {rule} ({name}, seed {seed}): {}", how.lines().next().unwrap_or_default());
         }
-        None => panic!("{rule}: broken in {name}, and {SEEDS} seeds did not notice"),
+        None => panic!("the rule \"{rule}\" is broken in {name}, and {SEEDS} seeds did not catch it"),
     }
 }
 
@@ -31,8 +31,8 @@ fn broken_below(rule: &str, case: &str, mutation: Mutation) {
     must_be_caught(rule, &disk::DiskCase { steps: STEPS, ..disk::named(case) }, Some(mutation));
 }
 
-fn broken_above(rule: &str, case: &str, meddling: Meddling) {
-    must_be_caught(rule, &disk::DiskCase { steps: STEPS, meddling: Some(meddling), ..disk::named(case) }, None);
+fn broken_above(rule: &str, case: &str, broken_rule: BrokenRule) {
+    must_be_caught(rule, &disk::DiskCase { steps: STEPS, broken_rule: Some(broken_rule), ..disk::named(case) }, None);
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn without_a_broken_rule_nothing_is_caught() {
 }
 
 #[test]
-fn what_was_flushed_is_durable() {
+fn flushed_data_is_durable() {
     for case in
         ["raw", "vhd fixed", "vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M"]
     {
@@ -54,30 +54,30 @@ fn what_was_flushed_is_durable() {
         broken_below("a write with FUA is durable when it ends", case, Mutation::NotDurable(Phase::DurableWrite));
     }
     for case in ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M"] {
-        broken_above("a flush makes tables durable", case, Meddling::FlushesPayloadOnly);
+        broken_above("a flush makes tables durable", case, BrokenRule::FlushesPayloadOnly);
     }
 }
 
 #[test]
-fn what_was_flushed_is_durable_whoever_else_is_writing() {
+fn flushed_data_is_durable_with_several_queues() {
     for (case, block_bytes) in [("vhd dynamic 16K", 64 << 10), ("vhdx differencing 1M", 1 << 20)] {
-        let kind = disk::DiskCase { meddling: Some(Meddling::FlushesPayloadOnly), ..disk::named(case) };
-        must_be_caught("a flush makes tables durable, in a crowd", &Crowd::on(kind, block_bytes, 24), None);
+        let kind = disk::DiskCase { broken_rule: Some(BrokenRule::FlushesPayloadOnly), ..disk::named(case) };
+        must_be_caught("a flush makes tables durable, with several queues", &Crowd::on(kind, block_bytes, 24), None);
     }
 }
 
 #[test]
-fn a_sync_that_failed_is_not_tried_again_into_a_success() {
+fn a_failed_sync_is_not_retried() {
     for case in ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M"] {
-        let meddled = disk::DiskCase { meddling: Some(Meddling::FailedSyncForgotten), ..disk::named(case) };
-        match faulty::hunt(&meddled) {
+        let broken = disk::DiskCase { broken_rule: Some(BrokenRule::FailedSyncForgotten), ..disk::named(case) };
+        match faulty::hunt(&broken) {
             Err(how) => println!("mutations: caught: after a failed sync nothing is durable ({case}): {how}"),
-            Ok(tally) => panic!("a failed sync is forgotten in {case}, and {tally:?} did not notice"),
+            Ok(tally) => panic!("a failed sync is retried in {case}, and {tally:?} did not catch it"),
         }
     }
 }
 
-/// Or says by name that it cannot.
+/// Prints that the case is skipped if this machine lacks something that it needs.
 fn can_play(case: &disk::DiskCase) -> bool {
     let missing = case.missing();
     if let Some(what) = &missing {
@@ -87,32 +87,32 @@ fn can_play(case: &disk::DiskCase) -> bool {
 }
 
 #[test]
-fn a_server_passes_on_what_it_promises() {
+fn a_server_passes_flushes_and_fua_on() {
     for case in ["raw, over NBD", "vhdx dynamic 1M, over NBD"] {
         if can_play(&disk::named(case)) {
             broken_below("a flush over NBD makes durable", case, Mutation::NotDurable(Phase::Flush));
-            broken_above("a server passes flushes on", case, Meddling::ServerForgetsFlush);
-            broken_above("a server passes FUA on", case, Meddling::ServerForgetsFua);
+            broken_above("a server passes flushes on", case, BrokenRule::ServerForgetsFlush);
+            broken_above("a server passes FUA on", case, BrokenRule::ServerForgetsFua);
         }
     }
 }
 
 #[test]
-fn payload_before_the_mapping_that_shows_it() {
-    // In a VHDX without a parent only space that was used before can show it: fresh space reads as
-    // the block did.
+fn payload_is_durable_before_its_mapping() {
+    // In a VHDX without a parent only reused space shows the difference: fresh space reads as
+    // zeros, as the block did before.
     for case in ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M, churning", "vhdx differencing 1M"] {
         broken_below("payload before mapping", case, Mutation::Unordered(Phase::Flush, 1));
     }
 }
 
 #[test]
-fn the_bitmap_before_the_table_of_a_dynamic_vhd() {
-    broken_above("a new block has its bitmap", "vhd dynamic 16K", Meddling::NoFirstBitmap);
+fn the_bitmap_is_durable_before_the_bat_of_a_dynamic_vhd() {
+    broken_above("a new block has its bitmap", "vhd dynamic 16K", BrokenRule::NoFirstBitmap);
 }
 
 #[test]
-fn a_log_entry_before_the_pages_that_it_protects() {
+fn a_log_entry_is_durable_before_its_pages() {
     for case in ["vhdx dynamic 1M, 2 GiB", "vhdx differencing 1M"] {
         broken_below(
             "log entry before page, and before the header names it",
@@ -123,7 +123,7 @@ fn a_log_entry_before_the_pages_that_it_protects() {
 }
 
 #[test]
-fn replayed_pages_before_the_log_is_emptied() {
+fn pages_are_durable_before_the_log_is_emptied() {
     for case in ["vhdx dynamic 1M", "vhdx differencing 1M"] {
         broken_below("replay is durable before the log is emptied", case, Mutation::Disordered(Phase::Open));
         broken_below("pages are durable before the log is emptied", case, Mutation::Disordered(Phase::Close));
@@ -131,16 +131,16 @@ fn replayed_pages_before_the_log_is_emptied() {
 }
 
 #[test]
-fn freed_space_rests_until_its_removal_is_durable() {
+fn freed_space_is_not_reused_before_its_removal_is_durable() {
     for case in ["vhd dynamic 16K, churning", "vhdx dynamic 1M, churning", "vhdx differencing 1M, churning"] {
-        broken_above("freed space rests", case, Meddling::RecycleAtOnce);
+        broken_above("freed space is not reused at once", case, BrokenRule::RecycleAtOnce);
     }
 }
 
 #[test]
-fn space_is_handed_out_reading_as_zeros() {
+fn allocated_space_reads_as_zeros() {
     for case in ["vhd dynamic 16K", "vhdx dynamic 1M"] {
-        broken_below("space is zeroed before it is used again", case, Mutation::NoZeroing);
+        broken_below("space is zeroed before it is reused", case, Mutation::NoZeroing);
     }
     broken_below("slack of an earlier crash is cut off first", "vhdx dynamic 1M", Mutation::NoCutting);
 }
@@ -149,23 +149,23 @@ fn space_is_handed_out_reading_as_zeros() {
 fn identities_change_before_bytes_do() {
     for case in ["vhdx dynamic 1M", "vhdx fixed 1M", "vhdx differencing 1M"] {
         broken_below("FileWriteGuid before the first write", case, Mutation::Disordered(Phase::FirstWrite));
-        broken_above("DataWriteGuid before the first visible write", case, Meddling::NoBeginWriting);
+        broken_above("DataWriteGuid before the first visible write", case, BrokenRule::NoBeginWriting);
     }
 }
 
 #[test]
-fn the_copy_of_the_footer_stands_before_the_tail_moves() {
+fn the_copy_of_the_footer_is_durable_before_the_tail_moves() {
     let case = "vhd dynamic 16K, copy of footer lost";
-    broken_below("the copy is put right", case, Mutation::NoFirstSector);
+    broken_below("the copy is repaired", case, Mutation::NoFirstSector);
     broken_below("the copy is durable before the tail moves", case, Mutation::Unordered(Phase::FirstWrite, 1));
 }
 
 #[test]
-fn what_a_child_records_is_recorded() {
-    broken_above("zeros hide the parent", "vhdx differencing 1M", Meddling::ZeroesForgotten);
+fn a_child_records_zeros_and_sectors() {
+    broken_above("zeros hide the parent", "vhdx differencing 1M", BrokenRule::ZeroesForgotten);
     for case in ["vhd differencing 16K", "vhdx differencing 1M"] {
-        broken_above("written sectors hide the parent", case, Meddling::SectorsForgotten);
-        broken_above("other sectors show the parent", case, Meddling::SectorsMadeWhole);
+        broken_above("written sectors hide the parent", case, BrokenRule::SectorsForgotten);
+        broken_above("other sectors show the parent", case, BrokenRule::SectorsMadeWhole);
     }
 }
 
@@ -192,35 +192,40 @@ fn a_disk_of_several_files_is_durable_in_all_of_them() {
 }
 
 #[test]
-fn a_disk_that_changes_keeps_what_it_has() {
+fn snapshots_and_growth_are_durable() {
     for case in ["vhd dynamic 16K, with snapshots", "vhdx dynamic 1M, with snapshots"] {
-        broken_below("a former top is durable when another has joined", case, Mutation::NotDurable(Phase::Snapshot));
-        broken_below("the image that joins has its name", case, Mutation::NoDirectorySync);
+        broken_below(
+            "a former top is durable when another image was added",
+            case,
+            Mutation::NotDurable(Phase::Snapshot),
+        );
+        broken_below("the name of an added image is durable", case, Mutation::NoDirectorySync);
     }
-    broken_below("a disk that has grown stays so", "raw, growing", Mutation::NotDurable(Phase::Grow));
+    broken_below("a new size is durable", "raw, growing", Mutation::NotDurable(Phase::Grow));
 }
 
 #[test]
-fn blocks_that_are_filled_before_a_part_is_written() {
+fn blocks_are_filled_before_a_part_is_written() {
     let case = "packed 16K, over a parent";
-    broken_above("a block that is written in part is filled first", case, Meddling::NeverFills);
-    broken_above("zeros hide a packed block and a parent", case, Meddling::ZeroesForgotten);
-    broken_below("a filled block before the entry that names it", case, Mutation::Unordered(Phase::Flush, 1));
-    let crowd = Crowd::on(disk::DiskCase { meddling: Some(Meddling::NeverFills), ..disk::named(case) }, 64 << 10, 24);
-    must_be_caught("a block that is written in part is filled first, in a crowd", &crowd, None);
+    broken_above("a block that is written in part is filled first", case, BrokenRule::NeverFills);
+    broken_above("zeros hide a packed block and a parent", case, BrokenRule::ZeroesForgotten);
+    broken_below("a filled block is durable before its entry", case, Mutation::Unordered(Phase::Flush, 1));
+    let crowd =
+        Crowd::on(disk::DiskCase { broken_rule: Some(BrokenRule::NeverFills), ..disk::named(case) }, 64 << 10, 24);
+    must_be_caught("a block that is written in part is filled first, with several queues", &crowd, None);
 }
 
 #[test]
-fn every_stage_of_a_large_discard_counts() {
-    broken_above("zeros are recorded in every stage", "vhd dynamic 4K, swept", Meddling::ZeroesForgotten);
+fn every_stage_of_a_large_discard_is_recorded() {
+    broken_above("zeros are recorded in every stage", "vhd dynamic 4K, swept", BrokenRule::ZeroesForgotten);
 }
 
 #[test]
-fn a_store_that_answers_late_has_done_what_it_answers() {
+fn late_answers_come_after_the_operation() {
     for case in ["raw, late", "vhd dynamic 16K, late", "vhdx differencing 1M, late"] {
         if can_play(&disk::named(case)) {
             broken_below("a late answer to a flush makes durable", case, Mutation::NotDurable(Phase::Flush));
-            broken_below("an answer comes when the write was carried out", case, Mutation::AnsweredTooEarly);
+            broken_below("an answer comes after the write was carried out", case, Mutation::AnsweredTooEarly);
         }
     }
 }

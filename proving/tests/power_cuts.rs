@@ -1,10 +1,10 @@
-//! The power fails, in every flush interval, in many ways: what was flushed is there, nothing else
-//! is but old or new, and the disk goes on. How many states are tried is said in `campaign`; each
-//! test prints what it did.
+//! Power cuts in every flush interval: flushed data is there, every other sector shows old or new
+//! data, and the disk can be used again. The number of states is set in `campaign`. Each test
+//! prints what it has done.
 
 use diskwright_proving::{campaign::power_cuts, command, crowd, disk};
 
-/// Shares into which the states are divided: each kind of disk one, all creations one, all
+/// Number of shares of the states: each kind of disk has one, all creations together one, all
 /// conversions one, all crowds eight.
 fn shares() -> u64 {
     disk::all().len() as u64 + 10

@@ -1,17 +1,19 @@
-//! A disk's queue whose panics are errors of its own requests.
+//! A wrapper around a disk's queue: a panic in the queue becomes an error of that disk's requests.
 //!
 //! ```text
 //!   worker ─▶ Contained ─▶ the disk's queue
-//!                 └─ a panic: the queue is dropped, what was in flight fails, and so does all that is pushed later
+//!                 └─ on a panic: drop the queue, fail the requests in flight and all later ones
 //! ```
 //!
-//! A worker of a server has many disks on one thread and one ring. A panic on the way through one
-//! of them must not end the thread. The disk's own queue contains what it can
-//! (`disk/src/guard.rs`); this is for the rest, and for other devices. A queue that has panicked is
-//! dropped, since a queue that nobody looks at would keep a shared ring from sleeping.
+//! A worker serves many disks on one thread and one ring, so a panic in one disk's code must not
+//! end the thread. `disk/src/guard.rs` already catches the panics inside a `Disk`. This wrapper
+//! catches all others, and the panics of other block devices.
 //!
-//! Tags of requests are small numbers, none of them in flight twice, so one bit for each says what
-//! is in flight.
+//! A queue that has panicked is dropped at once. If it stayed, nobody would reap its completions,
+//! and unread completions keep a shared ring from sleeping.
+//!
+//! Tags are small numbers and unique among the requests in flight, so a bitmap records which are
+//! in flight.
 
 use diskwright_store::{BlockQueue, Completion, PushError, Request};
 use std::{
@@ -19,10 +21,10 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// Runs what belongs to a disk. A panic becomes an error.
+/// Runs code of a disk and turns a panic into an error.
 ///
 /// # Errors
-/// Those of `run`; `Other` when it panicked.
+/// The error of `run`; `Other` when it panicked.
 pub(crate) fn contained<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(panicked()))
 }
@@ -30,24 +32,23 @@ pub(crate) fn contained<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T>
 #[cold]
 fn panicked() -> io::Error {
     io::Error::other(
-        "internal error: the disk's queue was given up; stop the server, run `diskwright check`, and report what stands on standard error",
+        "internal error: the disk's queue panicked and was closed; stop the server, run `diskwright check` on the image, and report the message on standard error",
     )
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Contained {
-    /// `None` when it has panicked.
+    /// `None` after a panic.
     inner: Option<Box<dyn BlockQueue>>,
     depth: usize,
-    /// A bit for each tag.
+    /// Bitmap, indexed by tag.
     in_flight: Vec<u64>,
-    /// Of requests that failed with the queue, and were not handed out.
+    /// Tags of requests that failed because the queue panicked. The next reap returns them.
     failed: Vec<u64>,
 }
 
 impl Contained {
-    /// Over a queue that is given tags below a few million.
+    /// Tags index a bitmap, so they must stay below a few million.
     pub(crate) fn over(inner: Box<dyn BlockQueue>) -> Self {
         let depth = inner.depth();
         Self { inner: Some(inner), depth, in_flight: Vec::new(), failed: Vec::new() }
@@ -66,12 +67,12 @@ impl Contained {
         }
     }
 
-    /// The queue has panicked.
+    /// Drops the queue after a panic and marks all requests in flight as failed.
     #[cold]
     fn give_up(&mut self) {
         tracing::error!("a disk's queue panicked: its requests fail");
         let inner = self.inner.take();
-        // Waits for what is in flight. Should that panic too, what is left of the queue is leaked.
+        // The drop waits for I/O in flight. If it panics too, the rest of the queue is leaked.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(inner)));
         for (word, bits) in (0..).zip(&mut self.in_flight) {
             let bits = std::mem::take(bits);
@@ -102,7 +103,8 @@ impl BlockQueue for Contained {
             Ok(Ok(())) => self.mark(tag, true),
             Ok(Err(refused)) => return Err(refused),
             Err(_) => {
-                // The request is gone with the panic, so it ends in the next reap.
+                // The panic has lost the request, so it is completed with an error by the next
+                // reap.
                 self.mark(tag, true);
                 self.give_up();
             }
@@ -133,7 +135,7 @@ impl BlockQueue for Contained {
 mod tests {
     use super::*;
 
-    /// Ends a request at each reap, and panics where it is told to.
+    /// Completes one request a reap. Panics at the given push, or in every reap.
     #[derive(Debug, Default)]
     struct Fragile {
         waiting: Vec<Request>,
@@ -149,14 +151,14 @@ mod tests {
             self.waiting.len()
         }
         fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
-            assert!(self.panics_at_push_of != Some(request.tag), "a test has push panic");
+            assert!(self.panics_at_push_of != Some(request.tag), "push panics on purpose");
             self.waiting.push(request);
             Ok(())
         }
         fn reap(&mut self, _at_least: usize, out: &mut Vec<Completion>) -> io::Result<()> {
             let Some(Request { tag, buf, .. }) = self.waiting.pop() else { return Ok(()) };
             out.push(Completion { tag, buf, segments: None, result: Ok(()) });
-            assert!(!self.panics_at_reap, "a test has reap panic");
+            assert!(!self.panics_at_reap, "reap panics on purpose");
             Ok(())
         }
     }
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_push_that_panics_fails_what_is_in_flight_and_what_comes_later() {
+    fn a_push_that_panics_fails_requests_in_flight_and_later_ones() {
         let fragile = Fragile { panics_at_push_of: Some(70), ..Fragile::default() };
         let mut queue = Contained::over(Box::new(fragile));
         for tag in [3, 64, 5] {
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reap_that_panics_keeps_what_it_has_handed_out() {
+    fn a_reap_that_panics_keeps_the_completions_it_has_returned() {
         let mut queue = Contained::over(Box::new(Fragile { panics_at_reap: true, ..Fragile::default() }));
         queue.push(Request::flush(1)).unwrap();
         queue.push(Request::flush(2)).unwrap();

@@ -1,13 +1,13 @@
-//! A disk whose writes are dropped at the end: a temporary child that nobody can name.
+//! An ephemeral disk: writes go to a temporary child image that is deleted when the disk is closed.
 //!
 //! ```text
-//!   writes ─▶ child: a differencing VHDX in a file that is unlinked as soon as it is open
-//!   reads  ─▶ child, or what lies beneath: any disk, of any format, opened read-only
+//!   writes ─▶ child: a differencing VHDX; its file is unlinked right after it was created
+//!   reads  ─▶ child, or the base: a disk of any format, opened read-only
 //! ```
 //!
-//! The child is bound to what lies beneath by being put on top of it here, not by ids in files, so
-//! the parent may be a raw disk or a VHD as well. However the program ends, the kernel gives the
-//! child's space back.
+//! The layers are joined here in memory. The parent ids that a differencing VHDX stores are not
+//! used, so the base may be a raw disk or a VHD. The file has no name: the kernel frees its space
+//! even if the process is killed.
 
 use diskwright_disk::{Disk, DiskError, Layer};
 use diskwright_image::{CreateOptions, DiskType, Format, ImageError, ParentLink, probe, vhdx};
@@ -19,39 +19,40 @@ use std::{
 };
 use uuid::Uuid;
 
-/// Why there is no ephemeral disk.
+/// Why an ephemeral disk could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum EphemeralError {
-    /// The file for the writes.
-    #[error("{}: cannot make the temporary file for writes in this folder; choose another one: {source}", dir.display())]
+    /// The temporary file could not be created.
+    #[error("{}: cannot create the temporary file for writes in this folder; choose another folder: {source}", dir.display())]
     File {
         /// The folder.
         dir: PathBuf,
-        /// Why.
+        /// The cause.
         source: OpenError,
     },
-    /// Its name could not be removed.
+    /// The temporary file could not be unlinked.
     #[error("{}: cannot unlink the temporary file for writes: {source}", path.display())]
     Unlink {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The child image.
-    #[error("cannot make the temporary child: {0}")]
+    /// The temporary child image could not be created or opened.
+    #[error("cannot create the temporary child image: {0}")]
     Image(#[from] ImageError),
-    /// The chain.
+    /// The child and the base could not be joined into one disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// The folder for temporary files that may become large: `TMPDIR`, or `/var/tmp`.
+/// The folder for temporary files that may become large: `TMPDIR` if set, else `/var/tmp`.
 pub fn usual_dir() -> PathBuf {
     std::env::var_os("TMPDIR").filter(|dir| !dir.is_empty()).map_or_else(|| "/var/tmp".into(), PathBuf::from)
 }
 
-/// Puts a temporary child on `base`, which was opened read-only, its file in `dir`.
+/// Puts a temporary child on `base`, which must be open read-only. The child's file is made in
+/// `dir`.
 ///
 /// # Errors
 /// [`EphemeralError`].
@@ -88,7 +89,7 @@ mod tests {
     use diskwright_store::{Blocking, EngineKind};
 
     #[test]
-    fn writes_are_seen_and_dropped_whatever_lies_beneath() {
+    fn writes_are_read_back_and_dropped_on_every_format() {
         let directory = tempfile::tempdir().unwrap();
         let scratch = tempfile::tempdir().unwrap();
         for name in ["a.vhdx", "b.vhd", "c.raw"] {
@@ -116,7 +117,7 @@ mod tests {
             drop(io);
             disk.close().unwrap();
             drop(disk);
-            assert!(std::fs::read(&path).unwrap() == before, "{name} is as it was");
+            assert!(std::fs::read(&path).unwrap() == before, "{name} is unchanged");
         }
         let base = Disk::open(directory.path().join("c.raw"), &diskwright_disk::OpenOptions::default()).unwrap();
         let error = on_top_of(&base, Path::new("/nowhere"), CacheMode::PageCache).unwrap_err().to_string();

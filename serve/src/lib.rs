@@ -1,33 +1,33 @@
-//! A disk to the outside: programs and the kernel reach it as if it were theirs.
+//! Servers: they make a disk reachable for other programs and for the kernel.
 //!
 //! ```text
 //!   nbd/           the NBD server: exports, connections, workers
-//!   ephemeral.rs   a disk whose writes are dropped at the end
-//!   metrics.rs     what a server counts        scrape.rs   telling it to Prometheus
+//!   attach/        the disk as a block device of this machine, mounted on request
 //!   ublk/          the disk as a block device, by the kernel's ublk driver
 //!   fuse/          the disk as a file, by the FUSE protocol on the block queue
-//!   turn.rs        how much a worker answers at once
-//!   reserve.rs     a few requests held back from a disk that ends them in batches
-//!   contained.rs   a panic of one disk fails that disk's requests
-//!   walk.rs        how much of a disk is looked at to find its extents
-//!   attach/        the disk as a block device of this machine by one of these, mounted if wanted
+//!   ephemeral.rs   a disk whose writes are dropped when it is closed
+//!   metrics.rs     counters and latency histograms   scrape.rs   the Prometheus endpoint
+//!   turn.rs        how many requests a worker answers in one turn
+//!   reserve.rs     holds back a few reads from a disk that completes requests in batches
+//!   contained.rs   a panic in one disk's queue fails only that disk's requests
+//!   walk.rs        finds extents in windows that grow
 //! ```
 //!
-//! Every server is a translation of requests on a wire to requests on the block queue. A worker is
-//! one thread with one ring, on which both the wire and the disk are.
-
+//! Every server translates requests of a wire protocol into requests of a block queue. A worker is
+//! one thread with one io_uring ring. The ring carries both the protocol's sockets (or device
+//! files) and the disk's I/O.
 #![forbid(unsafe_code)]
 
 pub mod attach;
 mod contained;
 pub mod ephemeral;
-pub mod fuse;
+mod fuse;
 pub mod metrics;
 pub mod nbd;
 mod reserve;
 pub mod scrape;
 mod turn;
-pub mod ublk;
+mod ublk;
 mod walk;
 
 #[cfg(doctest)]

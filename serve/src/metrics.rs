@@ -1,9 +1,9 @@
-//! What a server does, counted: for people (the live line), and for Prometheus (`--metrics`).
+//! Counters of a server: for the live line of `serve`, and for Prometheus (`--metrics`).
 //!
-//! Each worker has counters of its own, which only it writes: adding is a load and a store of a
-//! line that no other processor has, without a lock. Whoever asks adds them up. Latencies go into
-//! buckets that double from 8 us, of the time from when a request was understood to when its reply
-//! was put down.
+//! Each worker has counters of its own and is their only writer. An increment is one load and one
+//! store to a cache line that no other processor writes, without a lock. [`Metrics::totals`] adds
+//! the workers up. A request's latency runs from when its header was decoded to when its reply was
+//! put into the outbox; it is counted in buckets whose bounds double from 8 us.
 
 use diskwright_nbd::wire::{Command, ErrorCode};
 use std::{
@@ -18,7 +18,7 @@ use std::{
 pub const BUCKETS_US: [u64; 18] =
     [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576];
 
-/// Commands that are counted apart.
+/// Commands that have counters of their own.
 pub const COMMANDS: [(&str, Command); 7] = [
     ("read", Command::READ),
     ("write", Command::WRITE),
@@ -49,7 +49,7 @@ impl Counter {
     }
 }
 
-/// What is counted of one command.
+/// Counters of one command.
 #[derive(Debug, Default)]
 struct CommandMetrics {
     requests: Counter,
@@ -59,27 +59,27 @@ struct CommandMetrics {
     buckets: [Counter; BUCKETS_US.len() + 1],
 }
 
-/// What one worker counts.
+/// Counters of one worker. Aligned so that two workers never share a cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct WorkerMetrics {
     commands: [CommandMetrics; COMMANDS.len()],
-    /// Connections that it has. The front adds, the worker takes away.
+    /// Open connections of this worker. The front thread increments, the worker decrements.
     pub(crate) connections: AtomicI64,
-    /// Requests taken from clients and not answered on the wire.
+    /// Requests taken from clients and not yet completed by the disks.
     pub(crate) in_flight: AtomicI64,
-    /// Connections that were ended because of what the client did.
+    /// Connections that the server closed because of a protocol error or a time-out.
     pub(crate) broken: Counter,
     /// Calls of io_uring_enter.
     pub(crate) enters: Counter,
-    /// Reads that were held back (`reserve`).
+    /// Reads that were held back (see `reserve`).
     pub(crate) held: Arc<Counter>,
-    /// Bytes of payload that were copied out of receive windows.
+    /// Bytes of write payload that were copied out of receive windows.
     pub(crate) copied_bytes: Counter,
 }
 
 impl WorkerMetrics {
-    /// A request was answered.
+    /// Counts a request that was answered. `bytes` count only if it succeeded.
     #[inline]
     pub(crate) fn answered(&self, command: Command, bytes: u64, latency_ns: u64, error: Option<ErrorCode>) {
         let index = match command {
@@ -103,52 +103,52 @@ impl WorkerMetrics {
     }
 }
 
-/// The bucket of a latency: the first whose bound is not below it.
+/// The bucket of a latency: the first whose bound is at least the latency.
 fn bucket_of(latency_ns: u64) -> usize {
     let eights = latency_ns.div_ceil(1000).div_ceil(BUCKETS_US[0]).max(1);
     (eights.next_power_of_two().trailing_zeros() as usize).min(BUCKETS_US.len())
 }
 
-/// Sums over the workers, at one moment.
+/// Counters summed over all workers, at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Totals {
     /// In the order of [`COMMANDS`].
     pub commands: [CommandTotals; COMMANDS.len()],
-    /// Connections at this moment.
+    /// Open connections.
     pub connections: u64,
-    /// Requests in flight at this moment.
+    /// Requests in flight.
     pub in_flight: u64,
     /// Connections accepted so far.
     pub accepted: u64,
-    /// Connections refused: more than allowed, or from where none may come.
+    /// Connections refused: over the limit, or from an address that is not allowed.
     pub refused: u64,
-    /// Connections ended because of what the client did.
+    /// Connections that the server closed because of a protocol error or a time-out.
     pub broken: u64,
     /// Calls of io_uring_enter.
     pub enters: u64,
-    /// Reads that waited in the server until a batch of the disk's had ended.
+    /// Reads that were held back until the disk had completed a batch.
     pub held: u64,
-    /// Bytes of payload that the server copied, because they could not be written from where they
-    /// were received.
+    /// Bytes of write payload that were copied because they could not be written from the receive
+    /// window.
     pub copied_bytes: u64,
 }
 
-/// Of one command.
+/// Counters of one command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CommandTotals {
     /// Requests answered.
     pub requests: u64,
-    /// Bytes of those that succeeded.
+    /// Bytes of the requests that succeeded.
     pub bytes: u64,
-    /// Of the requests, those that failed.
+    /// Requests that failed.
     pub errors: u64,
-    /// Sum of latencies.
+    /// Sum of the latencies of all requests, in nanoseconds.
     pub latency_ns: u64,
-    /// Requests in each bucket, not cumulated.
+    /// Requests in each bucket of [`BUCKETS_US`], not cumulative. The last bucket has no bound.
     pub buckets: [u64; BUCKETS_US.len() + 1],
 }
 
-/// What a server counts. Shared by its workers, its front, and whoever asks.
+/// The counters of a server, shared by its workers, its front thread and the readers.
 #[derive(Debug, Default)]
 pub struct Metrics {
     workers: Vec<Arc<WorkerMetrics>>,
@@ -165,7 +165,7 @@ impl Metrics {
         &self.workers[index]
     }
 
-    /// Adds up.
+    /// Sums the counters of all workers.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals { accepted: self.accepted.get(), refused: self.refused.get(), ..Totals::default() };
         let (mut connections, mut in_flight) = (0, 0);
@@ -189,7 +189,7 @@ impl Metrics {
         totals
     }
 
-    /// All of it in the text format of Prometheus, 0.0.4.
+    /// The counters in the Prometheus text format 0.0.4.
     pub fn prometheus(&self) -> String {
         let totals = self.totals();
         let mut out = String::with_capacity(8 << 10);
@@ -236,7 +236,7 @@ impl Metrics {
     }
 }
 
-/// The lines before the values of a metric.
+/// Writes the `# HELP` and `# TYPE` lines of a metric.
 pub(crate) fn family(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_latency_falls_below_its_bound() {
+    fn each_latency_is_in_the_first_bucket_that_holds_it() {
         for latency_ns in [0, 1, 7_999, 8_000, 8_001, 16_000, 16_001, 1_000_000, 1_048_576_000, 1_048_576_001, u64::MAX]
         {
             let bucket = bucket_of(latency_ns);

@@ -1,9 +1,9 @@
-//! Metrics over HTTP: as much of it as Prometheus, curl and a browser need, for GET of one page.
+//! The Prometheus endpoint: just enough HTTP for Prometheus, curl and a browser to GET one page.
 //!
-//! One thread, one request at a time, each with a limit of time and of size: whoever scrapes is a
-//! program of the same operator. The limit of time is one deadline for the request and its answer
-//! together, and no wait goes beyond it: a limit for each wait alone would let in nobody else for
-//! as long as a client says a byte, or takes one, now and then.
+//! One thread serves one request at a time, because the clients are the operator's own programs.
+//! A request has a limit of size and one deadline for the request and its answer together. Every
+//! read and write waits at most until that deadline. With a limit for each wait instead, a client
+//! that sends or takes one byte now and then would block all others for ever.
 
 use crate::nbd::{Address, ListenError, Listener};
 use std::{
@@ -18,20 +18,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longest request that is read.
+/// The longest request that is read.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 
-/// Time for a request and its answer together.
+/// Time for one request and its answer together.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Most bytes that one call writes. Of more, a unix socket makes several messages, and waits for
-/// the room of each as long as for that of the first.
+/// Most bytes that one call writes. A unix socket splits a longer write into several messages, and
+/// the time-out applies to each of them anew.
 const WRITE_BYTES_MAX: usize = 4 << 10;
 
-/// What the page shows.
+/// Makes the text of the page.
 pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// A page that is served until this is dropped.
+/// A running endpoint. It stops when this is dropped.
 #[derive(Debug)]
 pub struct Scrape {
     address: Address,
@@ -39,9 +39,9 @@ pub struct Scrape {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A stream whose waits can be limited.
+/// A stream whose reads and writes can be given a time-out.
 trait Conversation: Read + Write + Send {
-    /// The next read or write waits no longer than this, which is above 0.
+    /// The next read or write waits no longer than `time`, which must not be 0.
     fn wait_at_most(&mut self, time: Duration) -> io::Result<()>;
 }
 
@@ -59,7 +59,7 @@ impl Conversation for UnixStream {
     }
 }
 
-/// A stream on which nothing waits beyond the deadline.
+/// A stream whose reads and writes fail once the deadline has passed.
 struct Until<'a> {
     stream: &'a mut dyn Conversation,
     deadline: Instant,
@@ -93,7 +93,7 @@ impl Write for Until<'_> {
 }
 
 impl Scrape {
-    /// Serves `page` at `/metrics` (and `/`) of an address.
+    /// Serves `page` at `/metrics` and `/` of an address.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -117,7 +117,7 @@ impl Scrape {
                     Ok(()) => {}
                     Err(error) => {
                         tracing::debug!(%error, "a request for metrics failed");
-                        // Something may have run out; it is not asked for again at once.
+                        // The process may be out of descriptors or memory: do not retry at once.
                         thread::sleep(Duration::from_millis(10));
                     }
                 }
@@ -130,7 +130,7 @@ impl Scrape {
         Ok(Self { address, stop, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The address that it listens on, with the port that it got.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -139,7 +139,7 @@ impl Scrape {
 impl Drop for Scrape {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // A visit, so that the thread looks up.
+        // Connects once, so that the thread returns from `accept` and sees `stop`.
         let visited = match &self.address {
             Address::Tcp(host, port) => {
                 let host = if host == "0.0.0.0" || host == "::" { "localhost" } else { host };
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_is_told_and_nothing_else() {
+    fn the_page_is_served_and_nothing_else() {
         let scrape = Scrape::start(&Address::Tcp("127.0.0.1".into(), 0), Arc::new(|| "a 1\n".to_owned())).unwrap();
         let text = ask(scrape.address(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.ends_with("\r\n\r\na 1\n"), "{text}");
@@ -203,13 +203,13 @@ mod tests {
         assert_eq!(ask(scrape.address(), &"x".repeat(9000)), "");
         let address = scrape.address().clone();
         drop(scrape);
-        assert!(Listener::bind(&address).is_ok(), "it has let go");
+        assert!(Listener::bind(&address).is_ok(), "the port is free again");
     }
 
     const SHORT: Duration = Duration::from_millis(50);
     const DRIP: Duration = Duration::from_millis(5);
 
-    /// Both ends of a TCP connection, and both of a unix one: the server's, and the client's.
+    /// Two connections, one TCP and one unix: the server's end and the client's end.
     fn pairs() -> [(Box<dyn Conversation>, Box<dyn Conversation>); 2] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -223,23 +223,23 @@ mod tests {
     }
 
     #[test]
-    fn who_drips_a_request_is_sent_away() {
+    fn a_client_that_sends_byte_by_byte_is_cut_off() {
         for (mut server, mut client) in pairs() {
-            // It ends when nobody listens any more.
+            // The thread ends when the server's end is closed.
             let dripping = thread::spawn(move || {
                 while client.write_all(b"x").is_ok() {
                     thread::sleep(DRIP);
                 }
             });
             let result = answer(server.as_mut(), SHORT, &(Arc::new(String::new) as Page));
-            assert!(is_late(result), "every byte has made it wait anew");
+            assert!(is_late(result), "every byte has extended the deadline");
             drop(server);
             dripping.join().unwrap();
         }
     }
 
     #[test]
-    fn who_takes_the_answer_in_drips_is_sent_away() {
+    fn a_client_that_takes_the_answer_slowly_is_cut_off() {
         for (mut server, mut client) in pairs() {
             client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
             let dripping = thread::spawn(move || {
@@ -248,16 +248,16 @@ mod tests {
                     thread::sleep(DRIP);
                 }
             });
-            // Far more than all buffers between the two.
+            // Far more than all socket buffers hold.
             let page: Page = Arc::new(|| "x".repeat(32 << 20));
             let result = answer(server.as_mut(), SHORT, &page);
-            assert!(is_late(result), "every byte that was taken has made it wait anew");
+            assert!(is_late(result), "every read of the client has extended the deadline");
             drop(server);
             dripping.join().unwrap();
         }
     }
 
-    /// Says and takes one byte at a time, and keeps how long each may take.
+    /// Sends and takes one byte at a time, and records the time-out of each call.
     struct Slow {
         request: io::Cursor<&'static [u8]>,
         answer: Vec<u8>,
@@ -289,12 +289,12 @@ mod tests {
     }
 
     #[test]
-    fn no_wait_is_longer_than_what_is_left() {
+    fn no_wait_is_longer_than_the_time_left() {
         let request = io::Cursor::new(&b"GET /metrics HTTP/1.1\r\n\r\n"[..]);
         let mut slow = Slow { request, answer: Vec::new(), limits: Vec::new() };
         answer(&mut slow, PATIENCE * 100, &(Arc::new(|| "a 1\n".to_owned()) as Page)).unwrap();
         assert!(slow.answer.ends_with(b"\r\n\r\na 1\n"));
-        assert_eq!(slow.limits.len(), slow.request.get_ref().len() + slow.answer.len(), "each has its limit");
+        assert_eq!(slow.limits.len(), slow.request.get_ref().len() + slow.answer.len(), "each call had its time-out");
         assert!(slow.limits[0] <= PATIENCE * 100);
         let shorter = |pair: &[Duration]| pair[1] + Duration::from_millis(1) <= pair[0];
         assert!(slow.limits.windows(2).all(shorter), "{:?}", slow.limits);

@@ -1,28 +1,28 @@
-//! A walk over the extents of a device, in windows that grow.
+//! Walks over the extents of a device in windows that grow.
 //!
-//! Whoever looks for the next hole, or for as many extents as fit an answer, does not know how far
-//! away that is, and a device that is asked for a range finds all of its extents. So it is asked
-//! for a little at first, and, while little is in it, for twice as much the next time.
+//! A caller that looks for the next hole, or for as many extents as fit a reply, does not know how
+//! far it must look, and a device finds all extents of the range that it is asked for. So the first
+//! window is small. While a window has few extents, the next is twice as large.
 //!
 //! ```text
-//!   1 MiB │ 2 MiB │ 4 MiB   │ ...            few extents in each: what is far away is soon reached
-//!   1 MiB │ 1 MiB │ 1 MiB   │ ...            many: none is found in vain
+//!   1 MiB │ 2 MiB │ 4 MiB   │ ...      few extents in each window: a far extent is soon reached
+//!   1 MiB │ 1 MiB │ 1 MiB   │ ...      many extents: none is found for nothing
 //! ```
 //!
-//! What was asked for is never more than twice what had to be seen, and a first window. That
-//! matters to those who come again and again: on a disk of many small extents, windows of a fixed
-//! GiB make the way from one to the next a square of their number.
+//! The bytes asked for are at most twice the bytes needed, plus one first window. Callers come
+//! again and again, so this matters: with fixed windows of 1 GiB, a walk over a disk of many small
+//! extents would take time in the square of their number.
 
 use diskwright_store::{BlockDevice, Extent};
 use std::{io, ops::Range};
 
-/// Bytes of a window, at first and at most.
+/// Bytes of the first window, and of the largest.
 const WINDOW_BYTES: (u64, u64) = (1 << 20, 1 << 30);
 
-/// Extents in a window up to which the next one is twice as large.
+/// If a window has at most this many extents, the next is twice as large.
 const FEW_EXTENTS: usize = 64;
 
-/// See the module.
+/// A walk that is under way.
 #[derive(Debug)]
 pub(crate) struct Walk<'a> {
     device: &'a dyn BlockDevice,
@@ -32,15 +32,15 @@ pub(crate) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Over a range of whole sectors that lies on the device.
+    /// `range` must consist of whole sectors of the device.
     pub(crate) fn over(device: &'a dyn BlockDevice, range: Range<u64>) -> Self {
         Self { device, left: range, window_bytes: WINDOW_BYTES.0, extents: Vec::new() }
     }
 
-    /// The extents of the next window, or `None` where the range has ended.
+    /// The extents of the next window, or `None` at the end of the range.
     ///
     /// # Errors
-    /// What the device says.
+    /// The error of the device.
     pub(crate) fn next_window(&mut self) -> io::Result<Option<&[Extent]>> {
         if self.left.is_empty() {
             return Ok(None);
@@ -62,8 +62,8 @@ pub(crate) mod tests {
     use diskwright_store::{BlockQueue, ExtentKind, Geometry, QueueOptions};
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// A disk of 16 TiB: stripes of data and nothing by turns in its first half, nothing at all in
-    /// its second. It counts what it is asked for.
+    /// A disk of 16 TiB that counts what it is asked for. In its first half, stripes of data and of
+    /// holes alternate; its second half is a hole.
     #[derive(Debug)]
     pub(crate) struct Scattered {
         pub(crate) stripe_bytes: u64,
@@ -79,7 +79,7 @@ pub(crate) mod tests {
             Self { stripe_bytes, asked_bytes: AtomicU64::new(0), asked_times: AtomicU64::new(0) }
         }
 
-        /// For how many bytes it was asked since this was called last, and how often.
+        /// Bytes asked for, and number of calls, since the last call of this function.
         pub(crate) fn asked(&self) -> (u64, u64) {
             (self.asked_bytes.swap(0, Ordering::Relaxed), self.asked_times.swap(0, Ordering::Relaxed))
         }
@@ -116,7 +116,7 @@ pub(crate) mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Extents of the first windows, and the bytes of each.
+    /// For each of the first windows: the number of extents and their bytes.
     fn windows(disk: &Scattered, range: Range<u64>) -> Vec<(usize, u64)> {
         let mut walk = Walk::over(disk, range);
         let mut found = Vec::new();
@@ -129,19 +129,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn windows_grow_over_what_holds_little() {
+    fn windows_grow_where_extents_are_few() {
         let disk = Scattered::new(4096);
         let half = Scattered::HALF_BYTES;
         let found = windows(&disk, half..Scattered::SIZE_BYTES);
         let expected: Vec<_> = (0..14).map(|window: u32| (1, MIB << window.min(10))).collect();
         assert_eq!(found, expected);
-        // The end of the range is the end of the last window.
+        // The end of the range cuts the last window.
         assert_eq!(windows(&disk, half..half + 2 * MIB), [(1, MIB), (1, MIB)]);
         assert_eq!(windows(&disk, half..half), []);
     }
 
     #[test]
-    fn windows_stay_small_where_much_is() {
+    fn windows_stay_small_where_extents_are_many() {
         assert_eq!(windows(&Scattered::new(4096), 0..3 * MIB + 512), [(256, MIB), (256, MIB), (256, MIB), (1, 512)]);
     }
 }

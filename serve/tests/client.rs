@@ -43,7 +43,7 @@ fn lengths_beyond_four_gigabytes() {
 }
 
 #[test]
-fn payloads_in_pieces_go_through_a_client() {
+fn segmented_payloads_pass_through_the_client() {
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), MIB, CacheMode::PageCache);
     let Some(served) = serve(vec![("disk", device)], Options::default()) else { return };
@@ -55,14 +55,14 @@ fn payloads_in_pieces_go_through_a_client() {
         queue.reap(1, &mut done).unwrap();
         let done = done.remove(0);
         done.result.unwrap();
-        let segments = done.segments.expect("the pieces come back");
+        let segments = done.segments.expect("the segments come back");
         let mut bytes = vec![0; segments.len()];
         segments.copy_out(0, &mut bytes).unwrap();
         bytes
     };
     let bytes: Vec<u8> = (0..200_704_u32).map(|n| (n % 251) as u8).collect();
-    // Sectors in each piece, which are sent from where they lie; and pieces that must be put
-    // together.
+    // First whole sectors in each segment, which are sent without a copy; then segments that must
+    // be gathered.
     for (turn, lengths) in [[4096, 512, 131_072, 65_024], [1, 4095, 511, 196_097]].into_iter().enumerate() {
         let pieces = |is_shared: bool, bytes: &[u8]| {
             let (mut segments, mut at) = (Segments::new(), 0);
@@ -88,7 +88,7 @@ fn payloads_in_pieces_go_through_a_client() {
 }
 
 #[test]
-fn the_layers_of_a_chain_come_through() {
+fn allocation_depth_reports_the_layers_of_a_chain() {
     let dir = tempfile::tempdir().unwrap();
     let (base, top) = (dir.path().join("base.vhdx"), dir.path().join("top.vhdx"));
     let request = CreateRequest { size_bytes: Some(64 * MIB), ..CreateRequest::default() };
@@ -170,15 +170,15 @@ fn a_shared_ring_is_refused() {
 }
 
 #[test]
-fn both_together_are_a_disk() {
+fn client_and_server_behave_as_a_disk() {
     let dir = tempfile::tempdir().unwrap();
     behaves_as_a_disk(raw_file(&dir.path().join("disk"), 4 * MIB, CacheMode::PageCache));
 }
 
-/// A flush of such a disk is answered by the flusher's thread, not by the ring: it must wake the
-/// worker that sleeps on it.
+/// A flush of a dynamic disk is completed by the flusher thread and not by the ring, so the flusher
+/// must wake the worker that sleeps in the ring.
 #[test]
-fn both_together_are_a_disk_that_grows() {
+fn client_and_server_behave_as_a_dynamic_disk() {
     for name in ["disk.vhdx", "disk.vhd"] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(name);

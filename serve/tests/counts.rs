@@ -1,6 +1,6 @@
-//! What a request costs, in counts that are the same each time: calls of io_uring_enter, reads held
-//! back, calls of the store that block, syncs. A server that loses speed by another call, copy or
-//! wake-up for each request shows it here; times would not.
+//! What a request costs, in counts that are the same in each run: calls of io_uring_enter, reads
+//! held back, blocking calls of the store, syncs. An additional call, copy or wake-up for each
+//! request fails these tests; measured times would not show it.
 
 mod common;
 mod steps;
@@ -28,10 +28,10 @@ const NONE: CommandFlags = CommandFlags::empty();
 /// Calls of a store, after its disk was opened.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Calls {
-    /// Reads that block the caller; payload goes through the ring and is not among them.
+    /// Blocking reads. Payload goes through the ring and is not counted.
     reads: u64,
     writes: u64,
-    /// By the store, and by the ring.
+    /// Syncs by the store and by the ring.
     syncs: u64,
 }
 
@@ -43,14 +43,14 @@ struct Counts {
 }
 
 impl Counts {
-    /// What was counted since the last time.
+    /// The calls since the last call of this function.
     fn take(&self) -> Calls {
         let take = |count: &AtomicU64| count.swap(0, Relaxed);
         Calls { reads: take(&self.reads), writes: take(&self.writes), syncs: take(&self.syncs) }
     }
 }
 
-/// The machine's files, whose calls are counted.
+/// Local files whose calls are counted.
 #[derive(Debug)]
 struct CountedFiles(Arc<Counts>);
 
@@ -99,7 +99,7 @@ fn one_worker() -> Options {
     Options { workers: 1, ..Options::default() }
 }
 
-/// Asks for 32 reads in one message, and takes all answers.
+/// Sends 32 reads in one message, and receives all replies.
 fn round(client: &mut Client, offsets: impl Iterator<Item = u64>) {
     let mut bytes = Vec::new();
     for offset_bytes in offsets.take(DEPTH as usize) {
@@ -111,7 +111,7 @@ fn round(client: &mut Client, offsets: impl Iterator<Item = u64>) {
     }
 }
 
-/// Runs `rounds`, and gives the calls of io_uring_enter and the reads that were held back.
+/// Runs `rounds`. Returns the calls of io_uring_enter and the reads that were held back.
 fn counted(served: &Served, rounds: impl FnOnce()) -> (u64, u64) {
     let before = served.server().metrics().totals();
     rounds();
@@ -120,21 +120,21 @@ fn counted(served: &Served, rounds: impl FnOnce()) -> (u64, u64) {
 }
 
 #[test]
-fn of_each_batch_a_few_reads_are_held_back() {
+fn a_few_reads_of_each_batch_are_held_back() {
     const ROUNDS: u64 = 8;
     let Some(served) = serve(vec![("m", Arc::new(Steps))], one_worker()) else { return };
     let mut client = served.client().go("m", Framing::Structured, &[]);
     let offsets = || (0..DEPTH).map(|n| n * 4096);
     let (_, held) = counted(&served, || round(&mut client, offsets()));
-    assert_eq!(held, 0, "nothing is known of the disk yet");
+    assert_eq!(held, 0, "the batch size is not known yet");
     let (enters, held) = counted(&served, || (0..ROUNDS).for_each(|_| round(&mut client, offsets())));
     assert_eq!(held, ROUNDS * HELD);
-    // A turn answers four: eight turns, one that lets go what was held, and what it takes to hear
-    // of the next round.
+    // A turn answers four: eight turns for 32 replies, one call that submits the held reads, and
+    // two to receive the next round.
     assert!(enters <= ROUNDS * 11, "{enters} calls for {ROUNDS} rounds");
 }
 
-/// A VHDX whose first half is written, its calls counted, and a server for it.
+/// A server for a VHDX whose first half is written, and the counts of its store's calls.
 fn populated(dir: &Path) -> (Arc<Counts>, Option<Served>) {
     let counts = Arc::new(Counts::default());
     let files = Files::new(Arc::new(CountedFiles(Arc::clone(&counts))));
@@ -155,12 +155,12 @@ fn populated(dir: &Path) -> (Arc<Counts>, Option<Served>) {
 }
 
 #[test]
-fn reads_of_a_populated_vhdx_never_block_and_cost_less_than_a_call_each() {
+fn reads_of_a_populated_vhdx_never_block_and_share_calls() {
     const ROUNDS: u64 = 64;
     let dir = tempfile::tempdir().unwrap();
     let (counts, Some(served)) = populated(dir.path()) else { return };
     let mut client = served.client().go("disk", Framing::Structured, &[]);
-    // Each page of the map is folded once.
+    // Fills every page of the map.
     round(&mut client, (0..DEPTH).map(|n| n << 20));
     counts.take();
     let mut at = 1_u64;
@@ -175,20 +175,20 @@ fn reads_of_a_populated_vhdx_never_block_and_cost_less_than_a_call_each() {
             );
         }
     });
-    assert_eq!(counts.take(), Calls::default(), "a read of payload reached the store's blocking calls");
-    // A turn answers four, or all at once; what lies in the page cache has ended when it was
-    // submitted.
+    assert_eq!(counts.take(), Calls::default(), "a read of payload made a blocking call of the store");
+    // A turn answers four requests, or all at once. Reads from the page cache complete when they
+    // are submitted.
     assert!(enters <= ROUNDS * DEPTH / 2, "{enters} calls for {} reads", ROUNDS * DEPTH);
 }
 
 #[test]
-fn flushes_and_durable_writes_sync_as_often_as_they_must() {
+fn flushes_and_fua_writes_make_no_needless_syncs() {
     const TIMES: u64 = 20;
     let dir = tempfile::tempdir().unwrap();
     let (counts, Some(served)) = populated(dir.path()) else { return };
     let mut client = served.client().go("disk", Framing::Structured, &[]);
     let data = [7; 4096];
-    // What the first flush left to be made durable (tables in place) is behind.
+    // This flush makes durable the tables that the first flush has written in place.
     client.ask(Command::FLUSH, NONE, 0, 0).unwrap();
     counts.take();
     for turn in 0..TIMES {
@@ -204,7 +204,7 @@ fn flushes_and_durable_writes_sync_as_often_as_they_must() {
         client.write((32 + turn) << 20, &data, NONE).unwrap();
         client.ask(Command::FLUSH, NONE, 0, 0).unwrap();
     }
-    // Payload, then the log. The page of the table stays in memory; it goes into the log and is
-    // written in place.
+    // One sync for the payload, one for the log. The page of the table is cached, so it is not
+    // read; it is written to the log and in place.
     assert_eq!(counts.take(), Calls { reads: 0, writes: 2 * TIMES, syncs: 2 * TIMES }, "a new block each");
 }

@@ -1,6 +1,5 @@
-//! Clients that send without end, or stop in the middle, and never read: what the server takes from
-//! each is bounded, and so is how long it puts up with one that has not even begun. (What it
-//! answers to nonsense is in `hostile.rs`.)
+//! Clients that send without end, or stop halfway, and never read: the server limits what it takes
+//! from each client, and the time for the handshake. (Invalid requests are tested in `hostile.rs`.)
 
 mod common;
 
@@ -22,14 +21,14 @@ use std::{
 
 const NONE: CommandFlags = CommandFlags::empty();
 
-fn somebody_is_served(served: &Served) {
+fn another_client_is_served(served: &Served) {
     let mut client = served.client().go("m", Framing::Structured, &[]);
     assert_eq!(client.read(4096, 512).unwrap().len(), 512);
     assert!(served.server().is_well());
 }
 
-/// Says `message` again and again and never reads, until nothing is taken for a while, or the
-/// server hangs up, or far too much has been taken. How much was.
+/// Sends `message` repeatedly and never reads, until the server takes nothing more, closes the
+/// connection, or has taken `too_much`. Returns the number of bytes that were taken.
 fn flood(stream: &mut UnixStream, message: &[u8], too_much: usize) -> usize {
     stream.set_nonblocking(true).unwrap();
     let (mut taken, mut at, mut last) = (0, 0, Instant::now());
@@ -47,14 +46,14 @@ fn flood(stream: &mut UnixStream, message: &[u8], too_much: usize) -> usize {
     taken
 }
 
-/// Far more than all buffers between two processes and the server's share for one client together.
+/// Far more than all socket buffers and one client's share together.
 const TOO_MUCH: usize = 64 << 20;
-/// Those buffers, and that share. An answer of some bytes takes some hundred of a socket, so a few
-/// hundred options of 60 KiB find room for theirs.
+/// An upper bound of those buffers and that share. A short reply uses some hundred bytes of a
+/// socket's buffer, so the replies to a few hundred options of 60 KiB fit.
 const ENOUGH: usize = 48 << 20;
 
 #[test]
-fn options_without_end_are_not_taken_without_end() {
+fn endless_options_are_limited() {
     let options = Options { handshake_time: Duration::from_secs(3), workers: 1, ..Options::default() };
     let Some(served) = serve(vec![("m", memory(1 << 20, true))], options) else { return };
     let mut list = Vec::new();
@@ -64,14 +63,16 @@ fn options_without_end_are_not_taken_without_end() {
     for message in [list, long] {
         let mut client = served.client();
         let taken = flood(&mut client.stream, &message, TOO_MUCH);
-        assert!(taken < ENOUGH, "{taken} bytes of options were taken of one who reads no answer");
-        somebody_is_served(&served);
+        assert!(taken < ENOUGH, "{taken} bytes of options were taken from a client that reads no reply");
+        another_client_is_served(&served);
     }
-    eventually("they are sent away when their time is up", || served.server().metrics().totals().connections == 0);
+    eventually("the clients are disconnected at their time limit", || {
+        served.server().metrics().totals().connections == 0
+    });
 }
 
 #[test]
-fn requests_without_end_are_not_taken_without_end() {
+fn endless_requests_are_limited() {
     let options = Options { workers: 1, requests_max: 32, request_bytes_max: 4 << 20, ..Options::default() };
     let Some(served) = serve(vec![("m", memory(1 << 20, true))], options) else { return };
     for framing in [Framing::Simple, Framing::Structured, Framing::Extended] {
@@ -82,24 +83,24 @@ fn requests_without_end_are_not_taken_without_end() {
                 served.client().go("m", framing, &["base:allocation"][..usize::from(framing != Framing::Simple)]);
             let request = client.request(command, NONE, 0, len);
             let taken = flood(&mut client.stream, &request, TOO_MUCH);
-            assert!(taken < ENOUGH, "{taken} bytes of {command:?} were taken of one who reads no answer");
+            assert!(taken < ENOUGH, "{taken} bytes of {command:?} were taken from a client that reads no reply");
             let totals = served.server().metrics().totals();
             assert!(totals.in_flight <= 32, "{} requests are in flight for one client", totals.in_flight);
-            somebody_is_served(&served);
+            another_client_is_served(&served);
         }
         let mut client = served.client().go("m", framing, &[]);
         let mut write = client.request(Command::WRITE, NONE, 0, 65536);
         write.resize(write.len() + 65536, 7);
         let taken = flood(&mut client.stream, &write, TOO_MUCH);
-        // Their answers are small, so many fit between; but not for ever.
+        // The replies are small, so many of them fit into the buffers, but not without end.
         assert!(taken <= TOO_MUCH + (1 << 20));
-        somebody_is_served(&served);
+        another_client_is_served(&served);
     }
-    eventually("they are gone", || served.server().metrics().totals().connections == 0);
+    eventually("the connections are closed", || served.server().metrics().totals().connections == 0);
 }
 
 #[test]
-fn endless_holes_hold_up_nobody() {
+fn requests_on_a_huge_hole_do_not_block_other_clients() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("hole.vhdx");
     let request = CreateRequest { size_bytes: Some(64 << 40), ..CreateRequest::default() };
@@ -108,37 +109,36 @@ fn endless_holes_hold_up_nobody() {
     let options = Options { workers: 1, ..Options::default() };
     let Some(mut served) = serve(vec![("m", memory(1 << 20, true)), ("hole", hole)], options) else { return };
     let mut client = served.client().go("hole", Framing::Extended, &["base:allocation"]);
-    // All of it would take minutes.
+    // To search all of it would take minutes.
     for command in [Command::BLOCK_STATUS, Command::TRIM] {
         for _ in 0..100 {
             let asked = client.request(command, NONE, 0, 64 << 40);
             client.say(&asked);
         }
         let began = Instant::now();
-        somebody_is_served(&served);
+        another_client_is_served(&served);
         assert!(began.elapsed() < Duration::from_secs(10), "{command:?}: {:?}", began.elapsed());
     }
     drop(client);
-    eventually("what it asked for has ended", || served.server().metrics().totals().connections == 0);
+    eventually("the client's requests have ended", || served.server().metrics().totals().connections == 0);
     let began = Instant::now();
     served.stop().unwrap();
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
-/// Requests for block status that one client sends in one go.
+/// Block status requests that one client sends in one message.
 const STATUS_REQUESTS: usize = 100;
 
-/// A disk that takes its time to find its extents, and may fail then. While the first are looked
-/// for, another client asks for something; and before the last are found, he has his answer, if
-/// that comes at all.
+/// A disk whose `extents` is slow and may fail. The first call waits until another client has sent
+/// a request, the last call until that client has its reply.
 #[derive(Debug)]
 struct Slow {
     disk: Arc<dyn BlockDevice>,
     fails: bool,
-    /// How often it began to look for extents, and how often that has ended.
+    /// Number of calls of `extents` that have begun, and that have ended.
     begun: AtomicUsize,
     ended: AtomicUsize,
-    /// How far the other client is: 1 when he has asked, 2 when he has his answer.
+    /// Progress of the other client: 1 after its request, 2 after its reply.
     other: AtomicUsize,
 }
 
@@ -155,7 +155,8 @@ impl BlockDevice for Slow {
             STATUS_REQUESTS => 2,
             _ => 0,
         };
-        // Not for ever: a server that does not give way is to fail, not to hang.
+        // With a limit, so that a server that does not switch clients fails the test instead of
+        // hanging.
         for _ in 0..5000 {
             thread::sleep(Duration::from_millis(1));
             if self.other.load(Ordering::SeqCst) >= until {
@@ -179,14 +180,17 @@ fn slow_block_status_gives_way_to_other_connections() {
         let requests: Vec<_> =
             (0..STATUS_REQUESTS).flat_map(|_| client.request(Command::BLOCK_STATUS, NONE, 0, 4096)).collect();
         client.say(&requests);
-        eventually("the first extents are looked for", || slow.begun.load(Ordering::SeqCst) > 0);
+        eventually("the first call of `extents` has begun", || slow.begun.load(Ordering::SeqCst) > 0);
         other.send(Command::READ, 0, 512);
         slow.other.store(1, Ordering::SeqCst);
         assert_eq!(other.reply(512).unwrap().len(), 512);
         let ended = slow.ended.load(Ordering::SeqCst);
         slow.other.store(2, Ordering::SeqCst);
-        assert!(ended < STATUS_REQUESTS, "all of one client's requests came before the other's (fails: {fails})");
-        // Who gives way gets his answers too.
+        assert!(
+            ended < STATUS_REQUESTS,
+            "all requests of one client were answered before the other's (fails: {fails})"
+        );
+        // The client that gave up its turn gets its replies too.
         for _ in 0..STATUS_REQUESTS {
             assert_eq!(client.reply(0).is_err(), fails);
         }
@@ -194,10 +198,10 @@ fn slow_block_status_gives_way_to_other_connections() {
 }
 
 #[test]
-fn whoever_stops_in_the_middle_holds_up_nobody() {
+fn clients_that_stop_halfway_do_not_block_others() {
     let options = Options { workers: 1, handshake_time: Duration::from_millis(400), ..Options::default() };
     let Some(mut served) = serve(vec![("m", memory(4 << 20, true))], options) else { return };
-    // In the handshake: after every byte of it.
+    // In the handshake: after every third byte.
     let mut hello = Vec::new();
     option::encode_contexts(OptionCode::SET_META_CONTEXT, "m", &["base:allocation"], &mut hello);
     option::encode_export(OptionCode::GO, "m", &[1, 3], &mut hello);
@@ -209,10 +213,12 @@ fn whoever_stops_in_the_middle_holds_up_nobody() {
             client
         })
         .collect();
-    somebody_is_served(&served);
-    eventually("their time is up", || served.server().metrics().totals().connections == 0);
+    another_client_is_served(&served);
+    eventually("the clients are disconnected at their time limit", || {
+        served.server().metrics().totals().connections == 0
+    });
     drop(stopped);
-    // In a payload: each holds what it has announced, and no more are served than fit.
+    // In a payload, some bytes of which have been sent.
     let holders: Vec<_> = (0..20)
         .map(|number| {
             let mut client = served.client().go("m", Framing::Simple, &[]);
@@ -222,32 +228,32 @@ fn whoever_stops_in_the_middle_holds_up_nobody() {
             client
         })
         .collect();
-    somebody_is_served(&served);
-    // A stop does not wait for them.
+    another_client_is_served(&served);
+    // The stop does not wait for these clients.
     let start = Instant::now();
     served.stop().unwrap();
-    assert!(start.elapsed() < common::PATIENCE, "the server waits for payloads that never come");
+    assert!(start.elapsed() < common::PATIENCE, "the server waits for payloads that are never sent");
     drop(holders);
 }
 
 #[test]
-fn a_crowd_that_comes_and_goes() {
+fn many_clients_that_disconnect_early() {
     let options = Options { connections_max: 16, ..Options::default() };
     let Some(served) = serve(vec![("m", memory(1 << 20, true))], options) else { return };
-    let lies = OptionHeader { option: OptionCode::GO, data_bytes: 60_000 }.encode();
+    let unfinished = OptionHeader { option: OptionCode::GO, data_bytes: 60_000 }.encode();
     for round in 0..300_u32 {
         let Ok(mut stream) = UnixStream::connect(served.socket()) else { continue };
-        // At every stage: before a word, in the flags, in a header, in the data of an option.
+        // At every stage: before the first byte, in the flags, in the header of an option.
         let _ = stream.write_all(&3_u32.to_be_bytes()[..(round % 5) as usize]);
         if round % 5 == 4 {
-            let _ = stream.write_all(&lies[..(round % 17) as usize]);
+            let _ = stream.write_all(&unfinished[..(round % 17) as usize]);
         }
     }
-    // They are taken in the order in which they came: who is greeted was behind all of them.
-    eventually("all were taken", || {
+    // Connections are accepted in order, so the one that is greeted came after all others.
+    eventually("all connections were accepted", || {
         let greeted = |mut stream: UnixStream| stream.read_exact(&mut [0; 18]);
         UnixStream::connect(served.socket()).and_then(greeted).is_ok()
     });
-    eventually("they are gone", || served.server().metrics().totals().connections == 0);
-    somebody_is_served(&served);
+    eventually("the connections are closed", || served.server().metrics().totals().connections == 0);
+    another_client_is_served(&served);
 }

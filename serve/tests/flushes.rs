@@ -1,9 +1,10 @@
-//! Flushes that another thread carries out, again and again, on a server that has nothing else to
-//! do: it must go on listening.
+//! Repeated flushes that the flusher thread carries out, on a server that is otherwise idle: the
+//! server must still accept new clients.
 //!
-//! Once it did not: the end of such a flush can be seen on the list of tickets before its bell
-//! comes through the ring. When the bell came, the disk's queue had nothing in flight, the worker
-//! did not look at it, and a ring with unheard mail neither sleeps nor takes in anything new.
+//! A worker once did not. The end of such a flush can be seen in the list of tickets before its
+//! wake-up arrives through the ring. When the wake-up arrived, the disk's queue had nothing in
+//! flight, so the worker did not reap it. A ring with unread completions neither sleeps nor polls
+//! for new ones.
 
 mod common;
 
@@ -15,7 +16,7 @@ use diskwright_serve::nbd::Options;
 const NONE: CommandFlags = CommandFlags::empty();
 
 #[test]
-fn a_server_that_has_flushed_goes_on_listening() {
+fn a_server_still_accepts_clients_after_flushes() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.vhdx");
     let block_bytes = Some(1 << 20);
@@ -24,7 +25,7 @@ fn a_server_that_has_flushed_goes_on_listening() {
     let Some(served) = serve(vec![("m", disk)], Options { workers: 1, ..Options::default() }) else { return };
     let mut client = served.client().go("m", Framing::Structured, &[]);
     for turn in 0..600_u64 {
-        // Something that changes the tables, so that the flush has more to do than one fdatasync.
+        // Changes the tables, so that the flush has more to do than one fdatasync.
         let block = (turn / 2 % 60) << 20;
         if turn % 2 == 0 {
             client.write(block, &[turn as u8 | 1; 4096], NONE).unwrap();
@@ -32,7 +33,7 @@ fn a_server_that_has_flushed_goes_on_listening() {
             client.ask(Command::WRITE_ZEROES, NONE, block, 1 << 20).unwrap();
         }
         client.ask(Command::FLUSH, NONE, 0, 0).unwrap();
-        // Heard only by one who listens.
+        // Only a worker that still polls its ring accepts this client.
         let mut other = served.client().go("m", Framing::Simple, &[]);
         assert_eq!(other.read(block, 512).unwrap().len(), 512);
     }

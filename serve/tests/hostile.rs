@@ -1,5 +1,5 @@
-//! Clients that lie, vanish, dawdle, and come in crowds: each is dealt with, and the others notice
-//! nothing.
+//! Clients that send invalid bytes, disconnect, stop reading, or are too many: the server handles
+//! each of them, and other clients are served as before.
 
 mod common;
 
@@ -22,7 +22,7 @@ use std::{
 
 const NONE: CommandFlags = CommandFlags::empty();
 
-/// That somebody else is served as if nothing were.
+/// Asserts that another client is served.
 fn is_well(served: &Served) {
     let mut client = served.client().go("m", Framing::Structured, &[]);
     assert_eq!(client.read(4096, 512).unwrap().len(), 512);
@@ -30,7 +30,7 @@ fn is_well(served: &Served) {
 }
 
 #[test]
-fn nonsense_ends_the_connection_and_nothing_else() {
+fn invalid_bytes_end_only_their_connection() {
     let Some(served) = serve(vec![("m", memory(1 << 20, true))], Options::default()) else { return };
     let says = |bytes: &[u8]| {
         let mut client = served.client();
@@ -42,7 +42,7 @@ fn nonsense_ends_the_connection_and_nothing_else() {
     assert!(says(&huge.encode()), "the length of an option");
     let mut unknown = Vec::new();
     option::encode_plain(OptionCode::EXPORT_NAME, b"nobody", &mut unknown);
-    assert!(says(&unknown), "an export by the old way");
+    assert!(says(&unknown), "EXPORT_NAME of an unknown export");
     // Without the flags that a client must have.
     let mut client = UnixStream::connect(served.socket()).unwrap();
     client.write_all(&[0, 0, 0, 0]).unwrap();
@@ -52,7 +52,7 @@ fn nonsense_ends_the_connection_and_nothing_else() {
         let mut client = served.client().go("m", framing, &[]);
         client.say(&[0x55; 32]);
         assert!(client.is_hung_up(), "the magic of a request");
-        // A payload of nearly 4 GiB is not waited for.
+        // The server does not wait for a payload of nearly 4 GiB.
         let mut client = served.client().go("m", framing, &[]);
         let write = client.request(Command::WRITE, NONE, 0, u64::from(u32::MAX) - 511);
         client.say(&write);
@@ -63,7 +63,7 @@ fn nonsense_ends_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn an_unknown_export_or_option_is_refused_politely() {
+fn an_unknown_export_or_option_gets_an_error_reply() {
     let Some(served) = serve(vec![("m", memory(1 << 20, true))], Options::default()) else { return };
     let mut client = served.client();
     let go = client.option(|out| option::encode_export(OptionCode::GO, "nobody", &[], out));
@@ -75,7 +75,7 @@ fn an_unknown_export_or_option_is_refused_politely() {
 }
 
 #[test]
-fn clients_vanish_with_everything_in_flight() {
+fn clients_disconnect_with_requests_in_flight() {
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), 64 << 20, CacheMode::Direct);
     let Some(served) = serve(vec![("m", device)], Options::default()) else { return };
@@ -88,7 +88,7 @@ fn clients_vanish_with_everything_in_flight() {
         client.stream.set_nonblocking(true).unwrap();
         let _ = client.stream.write(&batch);
         if round % 3 == 0 {
-            // In the middle of a payload, one that comes in pieces.
+            // In the middle of a payload that needs several buffers.
             let write = client.request(Command::WRITE, NONE, 0, 3 << 20);
             let _ = client.stream.write(&write);
             let _ = client.stream.write(&vec![round as u8; (1 << 20) + 77]);
@@ -97,7 +97,7 @@ fn clients_vanish_with_everything_in_flight() {
             std::thread::sleep(Duration::from_micros(round * 50));
         }
     }
-    eventually("all of them are gone", || {
+    eventually("all connections are closed", || {
         let totals = served.server().metrics().totals();
         totals.connections == 0 && totals.in_flight == 0
     });
@@ -105,10 +105,10 @@ fn clients_vanish_with_everything_in_flight() {
 }
 
 #[test]
-fn one_who_does_not_read_gets_his_share_and_holds_up_nobody() {
+fn a_client_that_does_not_read_is_limited_and_does_not_block_others() {
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), 64 << 20, CacheMode::PageCache);
-    // One worker, so that he and the others share it.
+    // One worker, so that all clients share it.
     let options = Options { workers: 1, request_bytes_max: 4 << 20, ..Options::default() };
     let Some(served) = serve(vec![("m", device)], options) else { return };
     let mut deaf = served.client().go("m", Framing::Simple, &[]);
@@ -122,19 +122,19 @@ fn one_who_does_not_read_gets_his_share_and_holds_up_nobody() {
         is_well(&served);
     }
     let read = served.server().metrics().totals().commands[0].bytes;
-    assert!(read <= 20 << 20, "{read} bytes were read for one who takes none");
-    // When he reads after all, he gets what he asked for.
+    assert!(read <= 20 << 20, "{read} bytes were read for a client that reads no replies");
+    // When the client reads after all, it gets its replies.
     deaf.stream.set_nonblocking(false).unwrap();
     deaf.stream.set_read_timeout(Some(PATIENCE)).unwrap();
     for _ in 0..40 {
         assert_eq!(deaf.reply(1 << 20).unwrap().len(), 1 << 20);
     }
     drop(deaf);
-    eventually("he is gone", || served.server().metrics().totals().connections == 0);
+    eventually("the connection is closed", || served.server().metrics().totals().connections == 0);
 }
 
 #[test]
-fn no_more_connections_than_allowed_and_none_that_says_nothing() {
+fn connections_are_limited_in_number_and_in_handshake_time() {
     let options = Options { connections_max: 3, handshake_time: Duration::from_millis(300), ..Options::default() };
     let Some(served) = serve(vec![("m", memory(1 << 20, true))], options) else { return };
     let mut three: Vec<Client> = (0..3).map(|_| served.client().go("m", Framing::Simple, &[])).collect();
@@ -144,9 +144,9 @@ fn no_more_connections_than_allowed_and_none_that_says_nothing() {
     assert_eq!(served.server().metrics().totals().refused, 1);
     three[1].read(0, 512).unwrap();
     three.pop();
-    eventually("there is room again", || served.server().metrics().totals().connections == 2);
+    eventually("one connection is closed", || served.server().metrics().totals().connections == 2);
     let silent = UnixStream::connect(served.socket()).unwrap();
-    eventually("the silent one is sent away", || {
+    eventually("the silent client is disconnected", || {
         let totals = served.server().metrics().totals();
         totals.accepted == 4 && totals.connections == 2
     });
@@ -155,7 +155,7 @@ fn no_more_connections_than_allowed_and_none_that_says_nothing() {
 }
 
 #[test]
-fn nobody_writes_over_tcp_without_tls_unless_told() {
+fn writable_exports_on_tcp_need_tls_or_insecure_writes() {
     let export =
         |writable| vec![Export { name: "m".into(), description: String::new(), device: memory(1 << 20, writable) }];
     let tcp = || vec![Listener::bind(&Address::Tcp("127.0.0.1".into(), 0)).unwrap()];
@@ -186,7 +186,7 @@ fn nobody_writes_over_tcp_without_tls_unless_told() {
     assert!(TcpListener::bind("127.0.0.1:0").is_ok());
 }
 
-/// A disk whose writes find no space, while that is set, and whose flushes take their time.
+/// A disk whose writes fail with "no space" while `is_full` is set.
 #[derive(Debug)]
 struct Full {
     below: Arc<dyn BlockDevice>,
@@ -229,7 +229,7 @@ impl diskwright_store::BlockQueue for FullQueue {
 }
 
 #[test]
-fn a_full_disk_is_told_to_the_client_and_is_sound_afterwards() {
+fn a_full_disk_gives_enospc_and_works_again_afterwards() {
     let is_full = Arc::new(AtomicBool::new(true));
     let device = Arc::new(Full { below: memory(4 << 20, true), is_full: Arc::clone(&is_full) });
     let Some(served) = serve(vec![("m", device)], Options::default()) else { return };
@@ -237,7 +237,7 @@ fn a_full_disk_is_told_to_the_client_and_is_sound_afterwards() {
         let mut client = served.client().go("m", framing, &[]);
         is_full.store(true, Ordering::SeqCst);
         assert_eq!(client.write(0, &[1; 4096], NONE).unwrap_err(), ErrorCode::ENOSPC);
-        // In pieces, of which each fails.
+        // A payload in segments.
         assert_eq!(client.write(0, &vec![1; 3 << 20], NONE).unwrap_err(), ErrorCode::ENOSPC);
         is_full.store(false, Ordering::SeqCst);
         client.write(8192, &[2; 4096], NONE).unwrap();
@@ -246,7 +246,7 @@ fn a_full_disk_is_told_to_the_client_and_is_sound_afterwards() {
 }
 
 #[test]
-fn a_stop_under_load_answers_what_was_taken_and_keeps_what_was_flushed() {
+fn a_stop_under_load_keeps_all_acknowledged_writes() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     let device = raw_file(&path, 64 << 20, CacheMode::Direct);
@@ -281,7 +281,7 @@ fn a_stop_under_load_answers_what_was_taken_and_keeps_what_was_flushed() {
         .collect();
     let idle = Client::connect(&socket).go("m", Framing::Simple, &[]);
     let greeting_only = Client::connect(&socket);
-    eventually("they write", || served.server().metrics().totals().commands[1].requests > 100);
+    eventually("the clients write", || served.server().metrics().totals().commands[1].requests > 100);
     served.stop().unwrap();
     assert!(!socket.exists(), "the socket is removed");
     let bytes = std::fs::read(&path).unwrap();
@@ -290,14 +290,14 @@ fn a_stop_under_load_answers_what_was_taken_and_keeps_what_was_flushed() {
         assert!(acknowledged > 0);
         let at = (n << 20) as usize + (acknowledged % 64) as usize * 4096;
         let found = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-        // One more may have been written and not have been answered on the wire.
+        // One more write may be on the disk without a reply that the client has received.
         assert!(found == acknowledged || found == acknowledged + 64, "{found} after {acknowledged}");
     }
     drop((idle, greeting_only));
 }
 
 #[test]
-fn headers_may_come_byte_by_byte() {
+fn headers_may_arrive_byte_by_byte() {
     let Some(served) = serve(vec![("m", memory(1 << 20, true))], Options::default()) else { return };
     for framing in [Framing::Simple, Framing::Extended] {
         let mut client = served.client().go("m", framing, &[]);

@@ -1,5 +1,5 @@
-//! An image inside an export of an NBD server: a VHDX in a file that nbdkit, or our own server,
-//! exports as it is.
+//! An image inside an NBD export: a VHDX in a file that nbdkit or our own server exports
+//! unchanged.
 
 mod common;
 #[path = "../../nbd/tests/common/mod.rs"]
@@ -62,7 +62,7 @@ fn expect(disk: &dyn BlockDevice, model: &[u8]) {
     assert!(differs.is_none(), "the contents differ, first at {differs:?}");
 }
 
-/// Writes, reads, flushes, closes, opens again, and lets qemu-img read the file.
+/// Writes, reads, flushes, closes, reopens, and compares the file with what qemu-img reads.
 fn exercise(uri: &NbdUri, file: &Path) {
     let mut model = vec![0; 64 << 20];
     {
@@ -89,7 +89,7 @@ fn exercise(uri: &NbdUri, file: &Path) {
     match copied {
         Ok(output) => {
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            assert!(fs::read(raw).unwrap() == model, "qemu-img reads something else");
+            assert!(fs::read(raw).unwrap() == model, "qemu-img reads other contents");
         }
         Err(_) => println!("skipped: qemu-img is not installed"),
     }
@@ -102,10 +102,10 @@ fn a_vhdx_inside_an_export_of_nbdkit() {
     exercise(&server.uri(), &server.dir.path().join("export.bin"));
 }
 
-/// A server that takes blocks of 4 KiB only, and one that knows neither zeroes, nor FUA, nor block
+/// A server that accepts only blocks of 4 KiB, and one without zeroes, FUA and block
 /// status.
 #[test]
-fn servers_that_can_do_less() {
+fn servers_with_fewer_features() {
     let coarse = [
         "--filter=blocksize-policy",
         "file",
@@ -129,7 +129,7 @@ fn servers_that_can_do_less() {
 }
 
 #[test]
-fn a_vhdx_inside_an_export_of_our_own_is_served_onward() {
+fn a_vhdx_inside_our_own_export_is_served_again() {
     let dir = folder(128 * MIB);
     let path = dir.path().join("export.bin");
     let raw = Arc::new(RawDevice::open(&path, true, CacheMode::PageCache).unwrap());
@@ -151,7 +151,7 @@ fn a_vhdx_inside_an_export_of_our_own_is_served_onward() {
     expect(&*disk(&uri, false), &model);
 }
 
-/// Several workers, each with its own ring, on one connection.
+/// Several threads, each with its own ring, use one connection.
 #[test]
 fn workers_share_the_connection() {
     let Some(server) = servers::nbdkit_in(folder(128 * MIB), &["file", "DIR/export.bin"]) else { return };
@@ -204,8 +204,8 @@ fn workers_share_the_connection() {
 }
 
 #[test]
-fn a_server_that_dies_fails_requests_and_hangs_nobody() {
-    // It answers reads after a while, so that they are in flight when it dies.
+fn requests_fail_when_the_server_dies() {
+    // The server delays reads, so that they are in flight when it dies.
     let arguments = ["--filter=delay", "file", "DIR/export.bin", "delay-read=50ms"];
     let Some(mut server) = servers::nbdkit_in(folder(128 * MIB), &arguments) else { return };
     let disk = disk(&server.uri(), true);
@@ -235,10 +235,10 @@ fn a_server_that_dies_fails_requests_and_hangs_nobody() {
     assert!(started.elapsed() < Duration::from_secs(20));
 }
 
-/// A server that takes requests and answers none: the URI's timeout ends them, on a ring as in a
+/// A server that takes requests and never replies: the URI's timeout ends them, on a ring as in a
 /// blocking call.
 #[test]
-fn a_server_that_falls_silent_is_given_up_after_the_timeout() {
+fn requests_to_a_silent_server_end_with_the_timeout() {
     let arguments = ["--filter=delay", "file", "DIR/export.bin", "delay-write=1000", "delay-close=0"];
     let Some(server) = servers::nbdkit_in(folder(128 * MIB), &arguments) else { return };
     let uri = NbdUri { timeout: Some(Duration::from_millis(300)), ..server.uri() };
@@ -252,11 +252,11 @@ fn a_server_that_falls_silent_is_given_up_after_the_timeout() {
     assert_eq!(done[0].result.as_ref().unwrap_err().kind(), ErrorKind::TimedOut);
     assert!((Duration::from_millis(300)..Duration::from_secs(20)).contains(&started.elapsed()));
     assert_eq!((engine.stats().lane_parts, engine.stats().pool_parts), (1, 0));
-    assert!(store.read_at(&mut [0; 512], 0).is_err(), "the connection is gone for good");
+    assert!(store.read_at(&mut [0; 512], 0).is_err(), "the connection stays closed");
 }
 
 #[test]
-fn an_image_does_not_outgrow_its_export() {
+fn an_image_cannot_grow_beyond_its_export() {
     let Some(server) = servers::nbdkit_in(folder(12 * MIB), &["file", "DIR/export.bin"]) else { return };
     let disk = disk(&server.uri(), true);
     let mut queue = Blocking::open(&*disk, EngineKind::Auto).unwrap();
@@ -296,7 +296,7 @@ fn a_store_keeps_the_size_of_its_export() {
     store.allocate(FileRange { offset_bytes: 1000, len_bytes: 9000 }).unwrap();
     store.read_at(&mut found, 100).unwrap();
     assert!(found[..100] == [7; 100] && found[100..200] == [0; 100] && found[200..900] == [7; 700]);
-    assert!(found[900..] == [0; 4102], "what was cut off comes back as zeros");
+    assert!(found[900..] == [0; 4102], "the range that was cut off reads as zeros");
     store.sync_data().unwrap();
     let refused = NbdStore::open(&NbdUri { reconnect: Some(Duration::from_secs(1)), ..server.uri() }, false);
     assert!(refused.unwrap_err().to_string().contains("leave it out"));

@@ -1,4 +1,4 @@
-//! The NBD server and clients that say what they mean.
+//! The NBD server and well-behaved clients.
 
 mod common;
 
@@ -18,14 +18,14 @@ fn pattern(start: usize, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read_in_every_framing() {
+fn writes_are_read_back_in_every_framing() {
     let dir = tempfile::tempdir().unwrap();
     for cache in [CacheMode::PageCache, CacheMode::Direct] {
         let device = raw_file(&dir.path().join("disk"), 64 << 20, cache);
         let Some(served) = serve(vec![("disk", device)], Options::default()) else { return };
         for (n, framing) in FRAMINGS.into_iter().enumerate() {
             let mut client = served.client().go("disk", framing, &[]);
-            // From one sector to more than a piece, and to the most that may be.
+            // From one sector to more than one buffer, and to the protocol's maximum.
             for len in [512, 4096, 100 << 10, 1 << 20, (1 << 20) + 512, (3 << 20) + 4096, 32 << 20] {
                 let offset = (n as u64) << 12;
                 let data: Vec<u8> = (0..len).map(|at| (at * 7 + n + len) as u8 ^ (at >> 9) as u8).collect();
@@ -48,7 +48,7 @@ fn what_is_written_is_read_in_every_framing() {
 }
 
 #[test]
-fn hundreds_of_requests_in_one_breath_are_all_answered() {
+fn hundreds_of_requests_in_one_message_are_all_answered() {
     let Some(served) = serve(vec![("m", memory(4 << 20, true))], Options::default()) else { return };
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), 4 << 20, CacheMode::Direct);
@@ -90,7 +90,7 @@ fn hundreds_of_requests_in_one_breath_are_all_answered() {
 }
 
 #[test]
-fn a_disk_of_large_sectors_serves_whole_ones_to_clients_that_have_not_asked() {
+fn clients_that_did_not_ask_for_block_sizes_must_use_whole_sectors() {
     let store = Arc::new(MemoryStore::with_bytes("memory", vec![7; 1 << 20]));
     let device = Arc::new(RawDevice::new(store, true, 4096).unwrap());
     let Some(served) = serve(vec![("large", device)], Options::default()) else { return };
@@ -105,14 +105,14 @@ fn a_disk_of_large_sectors_serves_whole_ones_to_clients_that_have_not_asked() {
             assert_eq!(client.write(offset, &vec![9; len as usize], NONE).unwrap_err(), ErrorCode::EINVAL);
             assert_eq!(client.ask(Command::WRITE_ZEROES, NONE, offset, len).unwrap_err(), ErrorCode::EINVAL);
         }
-        assert!(client.read(0, 16 << 10).unwrap().iter().all(|&byte| byte == 7), "nothing has changed");
+        assert!(client.read(0, 16 << 10).unwrap().iter().all(|&byte| byte == 7), "the disk is unchanged");
         client.write(16 << 10, &[9; 4096], NONE).unwrap();
         assert_eq!(client.read(16 << 10, 4096).unwrap(), [9; 4096]);
     }
 }
 
 #[test]
-fn requests_that_cannot_be_are_refused_and_the_session_goes_on() {
+fn invalid_requests_are_refused_and_the_session_continues() {
     let devices = vec![("rw", memory(1 << 20, true)), ("ro", memory(1 << 20, false))];
     let Some(served) = serve(devices, Options::default()) else { return };
     let size = 1u64 << 20;
@@ -130,7 +130,7 @@ fn requests_that_cannot_be_are_refused_and_the_session_goes_on() {
                 assert_eq!(client.ask(command, NONE, offset, len).unwrap_err(), expected);
             }
         }
-        // 4 GiB, or as near as 32 bits come.
+        // 4 GiB, or the most that 32 bits hold.
         let huge = if framing == Framing::Extended { 4 << 30 } else { u64::from(u32::MAX) - 511 };
         assert_eq!(client.read(0, huge).unwrap_err(), ErrorCode::EINVAL);
         assert_eq!(client.ask(Command::WRITE_ZEROES, NONE, 0, huge).unwrap_err(), ErrorCode::ENOSPC);
@@ -139,10 +139,10 @@ fn requests_that_cannot_be_are_refused_and_the_session_goes_on() {
         let odd = CommandFlags::from_bits_retain(0x100);
         assert_eq!(client.ask(Command::FLUSH, odd, 0, 0).unwrap_err(), ErrorCode::EINVAL);
         assert_eq!(client.ask(Command::READ, CommandFlags::NO_HOLE, 0, 512).unwrap_err(), ErrorCode::EINVAL);
-        // More than may be written at once, but not more than is skipped.
+        // Longer than the maximum payload, but short enough to be skipped.
         let much = vec![1; (33 << 20) + 512];
         assert_eq!(client.write(0, &much, NONE).unwrap_err(), ErrorCode::ENOSPC);
-        assert_eq!(client.read(512, 512).unwrap(), pattern(512, 512), "nothing has changed");
+        assert_eq!(client.read(512, 512).unwrap(), pattern(512, 512), "the disk is unchanged");
 
         let mut client = served.client().go("ro", framing, &[]);
         assert_eq!(client.write(0, &[1; 512], NONE).unwrap_err(), ErrorCode::EPERM);
@@ -153,7 +153,7 @@ fn requests_that_cannot_be_are_refused_and_the_session_goes_on() {
 }
 
 #[test]
-fn block_status_tells_holes_and_data() {
+fn block_status_reports_holes_and_data() {
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), 8 << 20, CacheMode::PageCache);
     let Some(served) = serve(vec![("disk", device)], Options::default()) else { return };
@@ -167,7 +167,7 @@ fn block_status_tells_holes_and_data() {
             told[4..].chunks(4).map(|four| u32::from_be_bytes(four.try_into().unwrap()).into()).collect()
         };
         assert_eq!(words, [1 << 20, 3, 65536, 0, (3 << 20) - 65536, 3], "{framing:?}");
-        // One descriptor for each, of two contexts: two chunks.
+        // Two contexts with one descriptor each: two chunks.
         let mut client = served.client().go("disk", framing, &[CONTEXT_ALLOCATION, CONTEXT_DEPTH]);
         let bytes = client.request(Command::BLOCK_STATUS, CommandFlags::REQ_ONE, 0, 4 << 20);
         client.say(&bytes);
@@ -190,11 +190,11 @@ fn several_connections_see_one_disk() {
     }
     assert_eq!(served.server().metrics().totals().connections, 6);
     drop(clients);
-    eventually("the connections are gone", || served.server().metrics().totals().connections == 0);
+    eventually("the connections are closed", || served.server().metrics().totals().connections == 0);
 }
 
 #[test]
-fn large_ranges_are_cleared_step_by_step() {
+fn large_ranges_are_cleared_in_steps() {
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), 5 << 30, CacheMode::PageCache);
     let Some(served) = serve(vec![("disk", device)], Options::default()) else { return };
@@ -211,7 +211,7 @@ fn large_ranges_are_cleared_step_by_step() {
 }
 
 #[test]
-fn a_damaged_block_fails_alone_and_counts_as_data() {
+fn only_the_damaged_block_fails_and_it_counts_as_data() {
     use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
     use diskwright_store::{BlockDevice, Blocking, EngineKind};
     use std::os::unix::fs::FileExt;

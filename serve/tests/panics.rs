@@ -1,4 +1,4 @@
-//! A disk that panics on a server's worker: its requests fail, and everybody else on that worker is
+//! A disk that panics on a server's worker: its requests fail, and the worker's other clients are
 //! served.
 
 mod common;
@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// The call that panics next.
+/// The method that panics at its next call.
 type Next = Arc<Mutex<Option<&'static str>>>;
 
 fn called(next: &Next, method: &'static str) {
@@ -20,7 +20,7 @@ fn called(next: &Next, method: &'static str) {
     if *next == Some(method) {
         *next = None;
         drop(next);
-        panic!("a test has {method} panic");
+        panic!("{method} panics on purpose");
     }
 }
 
@@ -67,7 +67,7 @@ impl BlockQueue for FragileQueue {
     }
 }
 
-/// A server of one worker with a fragile disk and a sound one.
+/// A server with one worker, one disk that panics, and one that does not.
 fn served() -> Option<(Served, Next)> {
     let next = Next::default();
     let fragile = Arc::new(Fragile { inner: memory(1 << 20, true), next: Arc::clone(&next) });
@@ -76,21 +76,21 @@ fn served() -> Option<(Served, Next)> {
 }
 
 #[test]
-fn a_disk_that_panics_fails_its_requests_and_nobody_elses() {
+fn a_panic_fails_only_the_requests_of_its_disk() {
     for method in ["push", "reap"] {
         let Some((mut served, next)) = served() else { return };
         let mut good = served.client().go("good", Framing::Structured, &[]);
         let mut bad = served.client().go("bad", Framing::Structured, &[]);
         bad.read(0, 4096).unwrap();
         *next.lock().unwrap() = Some(method);
-        // Several at once: a read in pieces, a write and one without payload.
+        // Several requests in flight.
         bad.send(Command::READ, 0, 512 << 10);
         bad.send(Command::FLUSH, 0, 0);
         assert!(bad.reply(512 << 10).is_err(), "{method}");
         let _ = bad.reply(0);
         good.write(4096, &[7; 4096], CommandFlags::FUA).unwrap();
         assert_eq!(good.read(4096, 4096).unwrap(), [7; 4096]);
-        // The connection lives, and so do others to the same disk; each request is answered.
+        // The connection stays open, and new ones are accepted. Each request gets an error reply.
         assert!(bad.read(0, 4096).is_err(), "{method}");
         assert!(served.client().go("bad", Framing::Simple, &[]).write(0, &[1; 512], CommandFlags::empty()).is_err());
         assert!(served.server().is_well());
@@ -99,7 +99,7 @@ fn a_disk_that_panics_fails_its_requests_and_nobody_elses() {
 }
 
 #[test]
-fn a_panic_in_finding_extents_costs_one_request() {
+fn a_panic_in_extents_fails_one_request() {
     let Some((served, next)) = served() else { return };
     let mut bad = served.client().go("bad", Framing::Structured, &[CONTEXT_ALLOCATION]);
     *next.lock().unwrap() = Some("extents");
@@ -109,7 +109,7 @@ fn a_panic_in_finding_extents_costs_one_request() {
 }
 
 #[test]
-fn a_queue_that_panics_while_it_is_opened_costs_one_connection() {
+fn a_panic_in_open_queue_ends_one_connection() {
     let Some((served, next)) = served() else { return };
     let mut good = served.client().go("good", Framing::Structured, &[]);
     *next.lock().unwrap() = Some("open_queue");

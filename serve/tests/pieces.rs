@@ -1,5 +1,5 @@
-//! Payloads go to the disk in the memory in which they were received, and a large one in one
-//! request: counted, and bounded.
+//! Payloads are written from the memory into which they were received, and a large one is a single
+//! disk request. Copies, calls and memory are counted.
 
 mod common;
 mod seen;
@@ -34,8 +34,8 @@ fn serve_file(path: &Path, cache: CacheMode, alignment_bytes: Option<usize>) -> 
     (disk, served)
 }
 
-/// Sends a message while the server is stopped, so that as much as the socket takes is there when
-/// it goes on. Before it, a write of 512 bytes, by which the server is stopped.
+/// Sends a message while the worker is blocked, so that the worker then receives as much at once as
+/// the socket holds. The worker is blocked by a write of 512 bytes that is sent before.
 fn say_at_once(disk: &Watched, client: &mut Client, message: &[u8]) {
     disk.stop(true);
     let mut first = client.request(Command::WRITE, NONE, 15 << 20, 512);
@@ -58,7 +58,7 @@ fn say_at_once(disk: &Watched, client: &mut Client, message: &[u8]) {
     assert!(client.reply(0).is_ok());
 }
 
-/// 32 writes of 4 KiB in one message, and what the file holds then.
+/// 32 writes of 4 KiB in one message, and the file's contents after them.
 fn small_writes(client: &mut Client, seed: u8) -> (Vec<u8>, Vec<u8>) {
     let payload = pattern(32 * 4096, seed);
     let mut message = Vec::new();
@@ -72,11 +72,11 @@ fn small_writes(client: &mut Client, seed: u8) -> (Vec<u8>, Vec<u8>) {
 }
 
 #[test]
-fn small_writes_are_not_copied_and_cost_no_more_calls_than_with_a_copy() {
+fn small_writes_are_not_copied_and_need_no_more_calls() {
     const ROUNDS: u64 = 8;
     let dir = tempfile::tempdir().unwrap();
     let mut enters = Vec::new();
-    // As it is; as if the disk wanted aligned memory; and one that does.
+    // Buffered; a disk that claims to need aligned memory; a disk that needs it (O_DIRECT).
     let ways = [(CacheMode::PageCache, None), (CacheMode::PageCache, Some(4096)), (CacheMode::Direct, None)];
     for (cache, alignment_bytes) in ways {
         let path = dir.path().join("disk");
@@ -111,7 +111,7 @@ fn small_writes_are_not_copied_and_cost_no_more_calls_than_with_a_copy() {
 }
 
 #[test]
-fn a_large_request_is_one_request_of_the_disk_and_nothing_of_it_is_copied() {
+fn a_large_request_is_one_disk_request_without_a_copy() {
     let dir = tempfile::tempdir().unwrap();
     for (cache, framing) in [(CacheMode::PageCache, Framing::Simple), (CacheMode::Direct, Framing::Extended)] {
         let path = dir.path().join("disk");
@@ -133,9 +133,13 @@ fn a_large_request_is_one_request_of_the_disk_and_nothing_of_it_is_copied() {
             assert!(large.len() == 1 && large[0].len_bytes == len as u64, "{large:?}");
             let copied = served.server().metrics().totals().copied_bytes - before;
             if cache == CacheMode::PageCache {
-                assert_eq!((copied, large[0].shared.len()), (512, 1), "what came with the header lies in the window");
+                assert_eq!(
+                    (copied, large[0].shared.len()),
+                    (512, 1),
+                    "the payload received with the header is written from the window"
+                );
             } else {
-                // What came with the header is copied to where it is aligned.
+                // The payload received with the header is copied to an aligned buffer.
                 assert!(copied <= 132 << 10 && large[0].shared.is_empty() && large[0].is_aligned, "{copied}");
             }
             assert!(client.read(offset, len as u64).unwrap() == data);
@@ -149,7 +153,7 @@ fn a_large_request_is_one_request_of_the_disk_and_nothing_of_it_is_copied() {
 }
 
 #[test]
-fn windows_that_are_being_written_count_as_the_clients() {
+fn retired_windows_count_for_the_clients_share() {
     const LIMIT: usize = 2 * MIB;
     let dir = tempfile::tempdir().unwrap();
     let disk = Watched::new(raw_file(&dir.path().join("disk"), 16 << 20, CacheMode::PageCache), None);
@@ -157,7 +161,7 @@ fn windows_that_are_being_written_count_as_the_clients() {
     let Some(served) = serve(vec![("disk", Arc::new(disk.clone()) as Arc<dyn BlockDevice>)], options) else { return };
     let mut client = served.client().go("disk", Framing::Structured, &[]);
     disk.hold(true);
-    // One payload that is worth its window, and many that are copied.
+    // One payload that is written from the window, and many that are copied.
     let mut message = Vec::new();
     for n in 0..110 {
         let len = if n == 0 { 4096 } else { 512 };
@@ -177,18 +181,18 @@ fn windows_that_are_being_written_count_as_the_clients() {
     let windows: HashMap<usize, usize> = seen.iter().flat_map(|request| request.shared.clone()).collect();
     let copied: u64 = seen.iter().filter(|request| request.shared.is_empty()).map(|request| request.len_bytes).sum();
     let held = windows.values().sum::<usize>() + copied as usize;
-    // Before anything can fail: a server that stops waits for its disks.
+    // Before the assertions: a server that is dropped waits for its disks.
     disk.hold(false);
     assert!(windows.len() > 4, "only {} windows were shared", windows.len());
-    // The last request may be taken just below the limit, and one window is being worked off.
+    // The last request may be taken just below the limit, and one window is still being decoded.
     assert!(held <= LIMIT + (256 << 10), "{held} bytes are held for one client, in {} windows", windows.len());
     drop(client);
     let mut other = served.client().go("disk", Framing::Structured, &[]);
-    eventually("the disk goes on, and the first client's requests end", || {
+    eventually("the first client's requests have ended", || {
         other.read(0, 512).unwrap();
         served.server().metrics().totals().connections == 1
     });
-    // All windows have come back, so another client finds room.
+    // All windows were given back, so another client can be served.
     let (message, expected) = small_writes(&mut other, 9);
     say_at_once(&disk, &mut other, &message);
     (0..32).for_each(|_| assert!(other.reply(0).is_ok()));

@@ -1,5 +1,5 @@
-//! A disk that grows while it is served by NBD: a connection keeps its size, a new one has the new
-//! size.
+//! A disk that grows while an NBD server exports it: a connection keeps its size, a new one gets
+//! the new size.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 
-/// What the server says of the export's size (NBD_INFO_EXPORT).
+/// The export's size in the server's NBD_INFO_EXPORT.
 fn told_bytes(client: &mut Client) -> u64 {
     let replies = client.option(|out| option::encode_export(OptionCode::INFO, "disk", &[], out));
     let told = replies.iter().find(|(code, data)| *code == ReplyCode::INFO && data[..2] == [0, 0]);
@@ -35,7 +35,7 @@ fn a_new_connection_has_the_new_size() {
         assert_eq!(early.write(8 * MIB, &[2; 4096], CommandFlags::empty()), Err(ErrorCode::ENOSPC));
 
         disk.grow(20 * MIB).unwrap();
-        // It knows of no more than it was told, and goes on with that.
+        // The client keeps the size that it was told, and the session continues.
         early.write(4 * MIB, &[3; 4096], CommandFlags::FUA).unwrap();
         let mut late = served.client();
         assert_eq!(told_bytes(&mut late), 20 * MIB, "{name}");

@@ -1,5 +1,5 @@
-//! Clients that others wrote: libnbd's programs, qemu's, fio. Each is skipped by name where it is
-//! not installed.
+//! Other projects' clients: libnbd's programs, qemu's, fio. A program that is not installed is
+//! skipped by name.
 
 mod common;
 
@@ -15,9 +15,9 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
-/// Runs a program; `None`, and a skip by name, where it is not installed.
+/// Runs a program. Prints that it is skipped and returns `None` if it is not installed.
 fn program(name: &str, args: &[&str]) -> Option<Output> {
-    // Not in this folder: its name is that of a module of Python.
+    // Not in this folder: it has a file that Python would import as a module.
     match Command::new(name).args(args).current_dir("/").output() {
         Ok(output) => Some(output),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -28,7 +28,7 @@ fn program(name: &str, args: &[&str]) -> Option<Output> {
     }
 }
 
-/// What a program says that must succeed.
+/// The output of a program, which must succeed.
 fn said(name: &str, args: &[&str]) -> Option<String> {
     let output = program(name, args)?;
     let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -63,7 +63,7 @@ fn contents(disk: &Disk) -> Vec<u8> {
 }
 
 #[test]
-fn nbdinfo_sees_what_there_is() {
+fn nbdinfo_lists_the_export_and_its_features() {
     let dir = tempfile::tempdir().unwrap();
     let Some((_, _, served)) = served(dir.path()) else { return };
     let Some(list) = said("nbdinfo", &["--list", &served.uri("")]) else { return };
@@ -101,7 +101,7 @@ fn nbdcopy_copies_out_and_in() {
 }
 
 #[test]
-fn nbdsh_does_what_few_others_do() {
+fn nbdsh_uses_rare_commands_and_flags() {
     let dir = tempfile::tempdir().unwrap();
     let Some((_, disk, served)) = served(dir.path()) else { return };
     let script = r#"
@@ -138,7 +138,7 @@ for structured in (True, False):
     for wrong in (lambda: h.pread(512, 64 << 20), lambda: h.pread(513, 0), lambda: h.pwrite(b"x" * 512, 64 << 20)):
         try:
             wrong()
-            sys.exit("it was not refused")
+            sys.exit("an invalid request was not refused")
         except nbd.Error as error:
             assert error.errno in ("EINVAL", "ENOSPC"), error.errno
     assert h.pread(512, 0) == bytes(512)
@@ -151,11 +151,11 @@ print("done")
         return println!("{}", text.trim());
     }
     assert!(text.ends_with("done\n"), "{text}");
-    assert!(contents(&disk) == before, "all of it was zero before");
+    assert!(contents(&disk) == before, "the script leaves the disk as it was");
 }
 
 #[test]
-fn qemu_reads_writes_maps_and_serves_it_on() {
+fn qemu_reads_writes_and_maps() {
     let dir = tempfile::tempdir().unwrap();
     let Some((path, disk, mut served)) = served(dir.path()) else { return };
     let uri = served.uri("disk");
@@ -204,7 +204,7 @@ fn qemu_reads_writes_maps_and_serves_it_on() {
 }
 
 #[test]
-fn fio_finds_what_it_wrote() {
+fn fio_verifies_what_it_wrote() {
     let dir = tempfile::tempdir().unwrap();
     let Some((_, _, served)) = served(dir.path()) else { return };
     let uri = format!("--uri={}", served.uri("disk"));

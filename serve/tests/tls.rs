@@ -1,4 +1,5 @@
-//! TLS with certificates of both sides: libnbd's and qemu's clients, and those who may not come in.
+//! TLS with certificates on both sides: libnbd's programs with a valid certificate, with one of an
+//! unknown authority, and without TLS.
 
 #[path = "../../nbd/tests/certificates/mod.rs"]
 mod certificates;
@@ -30,7 +31,7 @@ fn start(dir: &Path) -> Option<(NbdServer, u16)> {
     }
 }
 
-/// Runs a program; `None`, and a skip by name, where it is not installed.
+/// Runs a program. Prints that it is skipped and returns `None` if it is not installed.
 fn program(name: &str, args: &[&str]) -> Option<Output> {
     match Command::new(name).args(args).output() {
         Ok(output) => Some(output),
@@ -43,7 +44,7 @@ fn program(name: &str, args: &[&str]) -> Option<Output> {
 }
 
 #[test]
-fn libnbd_comes_in_with_its_certificate_and_not_without() {
+fn libnbd_connects_only_with_a_valid_certificate() {
     let (dir, strangers) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     certificates::write(dir.path());
     certificates::write(strangers.path());
@@ -58,7 +59,7 @@ fn libnbd_comes_in_with_its_certificate_and_not_without() {
     fs::write(&zeros, vec![0x5a; 8 << 20]).unwrap();
     let copied = program("nbdcopy", &["--flush", zeros.to_str().unwrap(), &uri("nbds", dir.path())]).unwrap();
     assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
-    // Plain, and with a certificate that nobody here vouches for.
+    // Without TLS, and with a certificate of an unknown authority.
     let plain = program("nbdinfo", &[&uri("nbd", dir.path())]).unwrap();
     assert!(!plain.status.success());
     let mixed = tempfile::tempdir().unwrap();
@@ -68,7 +69,7 @@ fn libnbd_comes_in_with_its_certificate_and_not_without() {
     fs::copy(dir.path().join("ca-cert.pem"), mixed.path().join("ca-cert.pem")).unwrap();
     let stranger = program("nbdinfo", &["--size", &uri("nbds", mixed.path())]).unwrap();
     assert!(!stranger.status.success(), "{}", String::from_utf8_lossy(&stranger.stdout));
-    // New certificates, for those who come from now on.
+    // New certificates apply to connections from now on.
     server.set_tls(tls::server(strangers.path(), true).unwrap());
     let old = program("nbdinfo", &["--size", &uri("nbds", dir.path())]).unwrap();
     assert!(!old.status.success());

@@ -1,14 +1,15 @@
-//! A disk that changes while it is in use: an image that joins on top of its chain, and a size that
+//! Disks that change while they are in use: an image is added on top of the chain, or the disk
 //! grows.
 //!
 //! ```text
-//!   snapshot   new image, durable ─▶ told ─▶ Disk::push_top ─▶ all that was written before is durable
-//!   grow       told ─▶ Disk::grow ─▶ the size is durable
+//!   snapshot   new image, durable ─▶ truth recorded ─▶ Disk::push_top ─▶ all earlier writes are
+//!              durable
+//!   grow       truth recorded ─▶ Disk::grow ─▶ the new size is durable
 //! ```
 //!
-//! Which chain counts after a cut, the files say: the image with the highest number is the top.
-//! Before it is told that the image will join, nothing was written to it, so where it opens, both
-//! chains show what the user may count on; where it does not open, or is not there, the old chain
+//! After a cut, the files decide which chain counts: the image with the highest number is the top.
+//! Until the truth says that an image joins, nothing is written to it. So if the image opens, both
+//! chains show what the user may rely on. If it does not open or does not exist, the old chain
 //! counts.
 
 use super::{DiskCase, DiskTruth, session::Session};
@@ -27,40 +28,40 @@ use std::path::{Path, PathBuf};
 /// How a disk changes while it is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Changes {
-    /// Not at all.
+    /// The disk does not change.
     None,
-    /// Images join on top.
+    /// Images are added on top.
     Snapshots,
-    /// It grows, from this size to that of its kind.
+    /// The disk grows from this size to its `size_bytes`.
     Grows {
-        /// Virtual size at first, in bytes.
+        /// Virtual size at the start, in bytes.
         from_bytes: u64,
     },
 }
 
-/// Most images that join in all, so that chains stay short.
+/// Most images that are added, so that chains stay short.
 const JOIN_MAX: u32 = 6;
-/// Sizes are multiples of this, so that a window is within the disk or behind it.
+/// Sizes are multiples of this, so that a window is completely within the disk or beyond its end.
 const GROWTH_BYTES: u64 = 64 << 10;
-/// The time of every file of a [`World`], in a VHD's seconds. A child remembers when its parent was
-/// last changed.
+/// Modification time of every file of a [`World`], in a VHD's seconds. A child stores the
+/// modification time of its parent.
 const PARENT_MODIFIED_SECONDS: u32 = 1_700_000_000 - 946_684_800;
 
-/// What is known of how a disk has changed.
+/// How a disk has changed so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Changed {
-    /// The image that is the top, for sure: how many have joined.
+    /// Number of the image that is certainly the top: the number of images that were added.
     pub top: u32,
-    /// The image that may be there already, empty.
+    /// Number of an image that may exist already, without contents.
     pub next_top: u32,
-    /// The size that is durable, in bytes.
+    /// The durable size in bytes.
     pub size_bytes: u64,
-    /// The size that it may have already.
+    /// The size that the disk may have already, in bytes.
     pub next_size_bytes: u64,
 }
 
 impl Changed {
-    /// Of a disk that was just made.
+    /// State of a new disk.
     pub fn not_yet(case: &DiskCase) -> Self {
         let size_bytes = case.size_at_first();
         Self { top: 0, next_top: 0, size_bytes, next_size_bytes: size_bytes }
@@ -68,7 +69,7 @@ impl Changed {
 }
 
 impl DiskCase {
-    /// The file of the image that joined as number `number`; 0 is the one that was made first.
+    /// The file of the image that was added as number `number`; 0 is the first image.
     pub fn path_of(&self, number: u32) -> PathBuf {
         match number {
             0 => self.path(),
@@ -76,7 +77,7 @@ impl DiskCase {
         }
     }
 
-    /// The image that the files call the top.
+    /// Number of the image that is the top according to the files.
     pub fn top_of(&self, world: &World) -> u32 {
         if self.changes != Changes::Snapshots {
             return 0;
@@ -84,25 +85,25 @@ impl DiskCase {
         (1..).take_while(|&number| world.facts(&self.path_of(number)).is_ok()).last().unwrap_or(0)
     }
 
-    /// Sectors of the disk as large as it is now.
+    /// Present number of sectors of the disk.
     pub(super) fn sectors_now(disk: &Disk) -> u64 {
         disk.geometry().size_bytes / SECTOR_BYTES
     }
 
-    /// What is known of a disk that has been looked at.
+    /// State of a disk, read from its files.
     pub(super) fn changed_now(&self, world: &World) -> Outcome<Changed> {
         let top = self.top_of(world);
         let size_bytes = self.open_disk(world, false)?.geometry().size_bytes;
         Ok(Changed { top, next_top: top, size_bytes, next_size_bytes: size_bytes })
     }
 
-    /// Decides which chain counts, and removes an image that is not whole and that nobody has
-    /// counted on. Where both chains are there, the shorter one is judged here.
+    /// Decides which chain counts after a cut. Judges the shorter chain if both exist. Removes an
+    /// incomplete image that is not in the truth.
     pub(super) fn judge_tops(&self, world: &World, truth: &DiskTruth) -> Outcome<u32> {
         let Changed { top, next_top, .. } = truth.changed;
         let found = self.top_of(world);
         if found < top || found > next_top {
-            return Err(format!("image {found} is the top, where {top} should be (or {next_top})"));
+            return Err(format!("image {found} is the top, expected {top} or {next_top}"));
         }
         if found == top {
             return Ok(top);
@@ -118,24 +119,24 @@ impl DiskCase {
         Ok(top)
     }
 
-    /// Whether the disk is as large as was promised.
+    /// Judges the size of the disk.
     pub(super) fn judge_size(&self, disk: &Disk, truth: &DiskTruth) -> Outcome {
         let (found, Changed { size_bytes, next_size_bytes, .. }) = (disk.geometry().size_bytes, truth.changed);
         if (size_bytes..=next_size_bytes).contains(&found) {
             return Ok(());
         }
-        Err(format!("the disk has {found} bytes, where it should have {size_bytes} (or up to {next_size_bytes})"))
+        Err(format!("the disk has {found} bytes, expected {size_bytes} to {next_size_bytes}"))
     }
 
-    /// Makes an empty image over the present top of a disk that is in use.
+    /// Makes an empty image that can be added on top of a disk in use.
     ///
     /// # Errors
     /// What went wrong.
     pub fn make_next_top(&self, world: &World, disk: &Disk, number: u32) -> Outcome<Layer> {
         let layers = disk.layers();
         let below = self.path_of(number - 1);
-        // Its identity changes with the first write, and the new image must name the one that
-        // stays.
+        // The top's identity changes at the first write, so that must happen before the new image
+        // stores it.
         let writer = layers[0].image.writer().ok_or("the disk is not writable")?;
         writer.begin_writing().map_err(|error| error.to_string())?;
         let text = |error: diskwright_image::ImageError| error.to_string();
@@ -162,7 +163,7 @@ impl DiskCase {
             disk_id: info.disk_id,
         };
         let path = self.path_of(number);
-        // What an attempt that failed has left.
+        // Removes the file of an attempt that has failed.
         if world.facts(&path).is_ok() {
             world.remove(&path).map_err(|error| error.to_string())?;
         }
@@ -178,8 +179,7 @@ impl DiskCase {
         Ok(Layer { path, image })
     }
 
-    /// Changes the disk of a session: an image joins, or it grows. Both promise that something is
-    /// durable when they return.
+    /// Changes the disk of a session: adds an image, or grows. Both are durable when they return.
     pub(super) fn play_change(
         &self,
         stage: &Stage<DiskTruth>,
@@ -207,18 +207,18 @@ impl DiskCase {
     ) -> Outcome {
         let number = truth.changed.top + 1;
         truth.changed.next_top = number;
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         session.enter_phase(stage, false);
         let layer = self.make_next_top(&stage.world, &session.disk, number)?;
         truth.changed.top = number;
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         let mark = truth.ledger.mark();
         stage.world.phase(Some(Phase::Snapshot));
-        session.disk.push_top(layer).map_err(|error| format!("an image does not join: {error}"))?;
+        session.disk.push_top(layer).map_err(|error| format!("push_top failed: {error}"))?;
         stage.world.phase(None);
-        // As after a flush: what the former top was given is durable.
+        // As after a flush: all writes to the former top are durable.
         truth.ledger.flushed(mark);
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         Ok(())
     }
 
@@ -230,12 +230,12 @@ impl DiskCase {
         size_bytes: u64,
     ) -> Outcome {
         truth.changed.next_size_bytes = size_bytes;
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         stage.world.phase(Some(Phase::Grow));
-        session.disk.grow(size_bytes).map_err(|error| format!("it does not grow: {error}"))?;
+        session.disk.grow(size_bytes).map_err(|error| format!("grow failed: {error}"))?;
         stage.world.phase(None);
         truth.changed.size_bytes = size_bytes;
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         Ok(())
     }
 }

@@ -1,10 +1,10 @@
-//! A short session that does something of everything, in which each operation below fails once.
+//! A short session that uses every kind of request. Each of its operations on files fails once.
 
-use super::{Beneath, Changes, DiskCase, DiskTruth, Front, session::Session};
+use super::{Backing, Changes, DiskCase, DiskTruth, Front, session::Session};
 use crate::{
     contents::SECTOR_BYTES,
     fault::FaultKind,
-    faulty::{FaultyCase, Told},
+    faulty::{FaultyCase, Reported},
     ledger::Window,
     mutation::Phase,
     stage::{Outcome, Stage},
@@ -12,12 +12,12 @@ use crate::{
 use diskwright_image::Format;
 
 impl FaultyCase for DiskCase {
-    fn run_on(&self, stage: &Stage<DiskTruth>, told: &mut Told) -> Outcome {
+    fn run_on(&self, stage: &Stage<DiskTruth>, reported: &mut Reported) -> Outcome {
         let world = &stage.world;
-        // Nothing that the user does fails yet: this looks at the disk as it is found.
+        // Nothing fails yet: this reads the disk as it was made.
         let fault = world.suspend();
         let mut truth = self.new_truth(world)?;
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         world.resume(fault);
         world.phase(Some(Phase::Open));
         let opened = self.open(world, true);
@@ -25,13 +25,13 @@ impl FaultyCase for DiskCase {
         let mut session = match opened {
             Ok(session) => session,
             Err(error) => {
-                told.errors.push(error);
+                reported.errors.push(error);
                 return Ok(());
             }
         };
         let mut there = self.windows.iter().filter(|window| window.first * SECTOR_BYTES < self.size_at_first());
         let (first, last) = (self.windows[0], *there.next_back().unwrap_or(&self.windows[0]));
-        let unit = (u64::from(self.sector_bytes) / SECTOR_BYTES).max(if self.gentle { 8 } else { 1 });
+        let unit = (u64::from(self.sector_bytes) / SECTOR_BYTES).max(if self.libvhdi_safe { 8 } else { 1 });
         let small = |window: Window, at: u64| (window.first + at * unit, unit);
         let whole = |window: Window| (window.first, window.count);
         let mut steps: Vec<FaultyStep> = vec![
@@ -52,19 +52,19 @@ impl FaultyCase for DiskCase {
             FaultyStep::Flush,
         ];
         if self.changes != Changes::None {
-            // What failed is tried again. (Of a VHDX that takes long, and its snapshots are those
-            // of a VHD.)
+            // After the first failure, the change is tried again. (A VHDX is slow here, and the
+            // code of its snapshots is the same as a VHD's.)
             let times = if self.format == Format::Vhdx { 1 } else { 3 };
             [7, 7, 4][3 - times..].iter().for_each(|&at| steps.insert(at, FaultyStep::Change));
         }
-        if let Some(both) = self.windows.get(1).filter(|_| matches!(self.beneath, Beneath::Parts(_))) {
+        if let Some(both) = self.windows.get(1).filter(|_| matches!(self.backing, Backing::Parts(_))) {
             steps.splice(
                 7..7,
                 [FaultyStep::Write(whole(*both), false), FaultyStep::Flush, FaultyStep::Write(whole(*both), true)],
             );
         }
         for (version, step) in (1..).zip(steps) {
-            if self.gentle && matches!(step, FaultyStep::Zero(..)) {
+            if self.libvhdi_safe && matches!(step, FaultyStep::Zero(..)) {
                 continue;
             }
             let mark = truth.ledger.mark();
@@ -73,7 +73,7 @@ impl FaultyCase for DiskCase {
                 FaultyStep::Zero((first, count), _) => Some(truth.ledger.announce(first, count, 0)),
                 FaultyStep::Flush | FaultyStep::Read | FaultyStep::Change => None,
             };
-            stage.tell(truth.clone());
+            stage.record(truth.clone());
             let (durable, outcome) = match step {
                 FaultyStep::Write((first, count), durable) => (durable, session.write(first, count, version, durable)),
                 FaultyStep::Zero((first, count), discard) => (false, session.zero(first, count, discard, false)),
@@ -82,32 +82,32 @@ impl FaultyCase for DiskCase {
                 FaultyStep::Read => {
                     let shown = session.read_windows();
                     if let Ok(shown) = &shown {
-                        truth.ledger.judge(shown, false).map_err(|error| format!("without any cut, {error}"))?;
+                        truth.ledger.judge(shown, false).map_err(|error| format!("without a cut, {error}"))?;
                     }
                     (false, shown.map(drop))
                 }
             };
             match (outcome, announced) {
                 (Err(error), _) => {
-                    if told.errors.is_empty() {
+                    if reported.errors.is_empty() {
                         self.judge_errno(stage, &error)?;
                     }
-                    told.errors.push(error);
+                    reported.errors.push(error);
                 }
                 (Ok(()), Some(write)) => truth.ledger.acknowledge(write, durable),
                 (Ok(()), None) if matches!(step, FaultyStep::Flush) => truth.ledger.flushed(mark),
                 (Ok(()), None) => {}
             }
-            stage.tell(truth.clone());
+            stage.record(truth.clone());
         }
         let mark = truth.ledger.mark();
         world.phase(Some(Phase::Close));
         match session.close() {
             Ok(()) => truth.ledger.flushed(mark),
-            Err(error) => told.errors.push(error),
+            Err(error) => reported.errors.push(error),
         }
         world.phase(None);
-        stage.tell(truth);
+        stage.record(truth);
         Ok(())
     }
 
@@ -125,15 +125,19 @@ impl DiskCase {
         }
     }
 
-    /// Over a wire, the first error says what went wrong below. (Later ones say that the disk is
-    /// closed to flushes, or what is still wrong.)
+    /// Over NBD, the first error has the errno of the failed operation. (Later errors say that the
+    /// disk is poisoned, or report the next failure.)
     fn judge_errno(&self, stage: &Stage<DiskTruth>, error: &str) -> Outcome {
         let (Front::Nbd, (_, Some((kind, ..)))) = (self.front, stage.world.strikes()) else { return Ok(()) };
         let name = match kind {
             FaultKind::Io | FaultKind::Slow | FaultKind::Silent => "EIO",
             FaultKind::Full | FaultKind::Short => "ENOSPC",
         };
-        if error.contains(name) { Ok(()) } else { Err(format!("{kind:?} came over the wire without {name}: {error}")) }
+        if error.contains(name) {
+            Ok(())
+        } else {
+            Err(format!("{kind:?} was not reported as {name} over NBD: {error}"))
+        }
     }
 }
 
@@ -143,6 +147,6 @@ enum FaultyStep {
     Zero((u64, u64), bool),
     Flush,
     Read,
-    /// An image joins, or the disk grows.
+    /// An image is added, or the disk grows.
     Change,
 }

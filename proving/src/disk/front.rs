@@ -1,16 +1,16 @@
-//! Through what a disk is driven: its own block queue, or a server and its client.
+//! The interface through which a disk is used: its own block queue, or a server and its client.
 //!
 //! ```text
 //!   session ─▶ BlockQueue of the Disk
-//!   session ─▶ BlockQueue of an NbdDevice ─▶ unix socket ─▶ NbdServer ─▶ BlockQueue of the Disk ─▶ World
+//!   session ─▶ BlockQueue of an NbdDevice ─▶ unix socket ─▶ NbdServer ─▶ BlockQueue of the Disk
 //! ```
 //!
-//! One request is under way at a time and a server does nothing by itself, so a seed repeats here
-//! too. The next server joins by an arm of [`Front`] and of [`Served::start`]: something that is
-//! given a disk, and gives a block device that reaches it over its wire.
+//! One request is in flight at a time, and a server does nothing by itself, so a seed reproduces
+//! the run here too. To test another server, add a variant to [`Front`] and a case to
+//! [`Served::start`], which takes a disk and returns a block device that reaches it over the wire.
 
 use super::DiskCase;
-use crate::{meddler::Meddling, stage::Outcome};
+use crate::{rule_breaker::BrokenRule, stage::Outcome};
 use diskwright_disk::Disk;
 use diskwright_nbd::{NbdDevice, NbdUri};
 use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, Options, ServeError};
@@ -21,17 +21,17 @@ use diskwright_store::{
 use std::{io, sync::Arc};
 use tempfile::TempDir;
 
-/// See the module.
+/// The interface through which a disk is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Front {
     /// The disk's own queue.
     Queue,
-    /// An NBD server of one worker, and our client.
+    /// An NBD server with one worker, and our own client.
     Nbd,
 }
 
 impl Front {
-    /// What keeps it from working here, if anything: for a skip by name.
+    /// What this machine lacks, for a skip by name. `None` if it can be used.
     pub fn missing(self) -> Option<String> {
         match self {
             Self::Queue => None,
@@ -44,17 +44,17 @@ impl Front {
     }
 }
 
-/// A disk that is served, and its only client.
+/// A served disk and its only client.
 #[derive(Debug)]
 pub(super) struct Served {
     client: NbdDevice,
     server: NbdServer,
-    /// The socket's.
+    /// The folder of the socket.
     _dir: TempDir,
 }
 
 impl Served {
-    /// Serves a disk, and connects to it.
+    /// Starts a server for a disk, and connects to it.
     pub(super) fn start(device: Arc<dyn BlockDevice>) -> Outcome<Self> {
         let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
         let socket = dir.path().join("socket");
@@ -63,7 +63,7 @@ impl Served {
         let export = Export { name: "disk".into(), description: String::new(), device };
         let options = Options { workers: 1, ..Options::default() };
         let server = NbdServer::start(vec![export], vec![listener], options).map_err(|error| match error {
-            ServeError::Ring { source } => format!("io_uring for the NBD server: {source}"),
+            ServeError::Ring { source } => format!("the NBD server needs io_uring: {source}"),
             other => other.to_string(),
         })?;
         let client = NbdDevice::open(&NbdUri::unix(&socket, "disk"), writable).map_err(|error| error.to_string())?;
@@ -74,29 +74,29 @@ impl Served {
         &self.client
     }
 
-    /// Disconnects, and ends the server, which flushes.
+    /// Disconnects and stops the server, which flushes.
     pub(super) fn stop(self) -> Outcome {
         drop(self.client);
         self.server.stop().map_err(|error| error.to_string())
     }
 }
 
-/// What a case's front serves: the disk, or a disk behind a server that forgets.
+/// The device that the server exports: the disk, or a wrapper that drops flushes or FUA.
 pub(super) fn device_of(case: &DiskCase, disk: &Arc<Disk>) -> Arc<dyn BlockDevice> {
-    match case.meddling {
-        Some(Meddling::ServerForgetsFua | Meddling::ServerForgetsFlush) => Arc::new(Forgetful {
+    match case.broken_rule {
+        Some(BrokenRule::ServerForgetsFua | BrokenRule::ServerForgetsFlush) => Arc::new(Forgetful {
             below: Arc::clone(disk),
-            flushes: case.meddling == Some(Meddling::ServerForgetsFlush),
+            flushes: case.broken_rule == Some(BrokenRule::ServerForgetsFlush),
         }),
         _ => Arc::clone(disk) as Arc<dyn BlockDevice>,
     }
 }
 
-/// Stands where a server's desk would: what it forgets never reaches the disk.
+/// Drops flushes or FUA before they reach the disk, as a defective server would.
 #[derive(Debug)]
 struct Forgetful {
     below: Arc<Disk>,
-    /// Flushes, or else FUA.
+    /// Drops flushes if true, else FUA.
     flushes: bool,
 }
 
@@ -133,8 +133,8 @@ impl BlockQueue for ForgetfulQueue {
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
         match request.operation {
             Operation::Flush if self.flushes => {
-                // As if it were done: something small is read instead, so that the answer comes the
-                // same way.
+                // Answers as if it were flushed. A small read takes the flush's place, so that the
+                // answer takes the same path.
                 self.below.push(Request::read(0, 4096, IoBuf::new(4096), request.tag))
             }
             _ => self.below.push(Request { fua: request.fua && self.flushes, ..request }),

@@ -1,10 +1,10 @@
-//! The kinds of disks that are tried.
+//! The kinds of disks that are tested.
 
-use super::{Beneath, Changes, Damage, DiskCase, Front};
+use super::{Backing, Changes, Damage, DiskCase, Front};
 use crate::{contents::SECTOR_BYTES, ledger::Window};
 use diskwright_image::{DiskType, Format};
 
-/// All kinds of disks that are put through power cuts.
+/// All kinds of disks that are tested with power cuts.
 pub fn all() -> Vec<DiskCase> {
     let kind = |name, format, disk_type, block_bytes: u32, size_bytes: u64, blocks: &[u64]| {
         let has_blocks = block_bytes > 0;
@@ -21,15 +21,15 @@ pub fn all() -> Vec<DiskCase> {
             sector_bytes: 512,
             size_bytes,
             windows: blocks.iter().map(window).collect(),
-            gentle: false,
+            libvhdi_safe: false,
             churns: false,
             damage: None,
-            beneath: Beneath::File,
+            backing: Backing::File,
             changes: Changes::None,
             sweeps: false,
             front: Front::Queue,
             steps: 24,
-            meddling: None,
+            broken_rule: None,
         }
     };
     let (kib, mib, gib) = (1_u32 << 10, 1_u32 << 20, 1_u64 << 30);
@@ -37,11 +37,11 @@ pub fn all() -> Vec<DiskCase> {
     vec![
         kind("raw", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31]),
         DiskCase {
-            damage: Some(Damage::Ragged),
+            damage: Some(Damage::PartialSector),
             ..kind("raw, ending in a sector", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 31])
         },
         kind("vhd fixed", Format::Vhd, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31]),
-        // Entries in several sectors of the table.
+        // The table has several sectors.
         kind("vhd dynamic 16K", Format::Vhd, DiskType::Dynamic, 16 * kib, 8 * m, &[0, 1, 2, 127, 128, 300, 301, 511]),
         DiskCase {
             churns: true,
@@ -70,7 +70,7 @@ pub fn all() -> Vec<DiskCase> {
         ),
         kind("vhd differencing 2M", Format::Vhd, DiskType::Differencing, 2 * mib, 16 * m, &[0, 1, 7]),
         DiskCase {
-            gentle: true,
+            libvhdi_safe: true,
             ..kind(
                 "vhd differencing 512K, for libvhdi",
                 Format::Vhd,
@@ -86,14 +86,14 @@ pub fn all() -> Vec<DiskCase> {
             churns: true,
             ..kind("vhdx dynamic 1M, churning", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 3, 40])
         },
-        // More than a page of the table, so that pages can be torn apart.
+        // The table has more than a page, so pages can be lost independently.
         kind("vhdx dynamic 1M, 2 GiB", Format::Vhdx, DiskType::Dynamic, mib, 2 * gib, &[0, 1, 600, 1500, 2047]),
         DiskCase {
             sector_bytes: 4096,
             ..kind("vhdx dynamic 2M, 4K sectors", Format::Vhdx, DiskType::Dynamic, 2 * mib, 32 * m, &[0, 1, 15])
         },
         kind("vhdx dynamic 32M", Format::Vhdx, DiskType::Dynamic, 32 * mib, gib, &[]),
-        // Three chunks, so that an entry and that of its bitmap are in pages far apart.
+        // Three chunks, so that the entries of a block and of its bitmap are in different pages.
         kind("vhdx differencing 1M", Format::Vhdx, DiskType::Differencing, mib, 10 * gib, &[0, 1, 4095, 4096, 9000]),
         DiskCase {
             churns: true,
@@ -118,7 +118,7 @@ pub fn all() -> Vec<DiskCase> {
             )
         },
         DiskCase {
-            gentle: true,
+            libvhdi_safe: true,
             ..kind("vhdx differencing 1M, for libvhdi", Format::Vhdx, DiskType::Differencing, mib, 8 * m, &[0, 1, 7])
         },
         served(kind("raw, over NBD", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
@@ -132,9 +132,9 @@ pub fn all() -> Vec<DiskCase> {
         )),
         served(kind("vhdx dynamic 1M, over NBD", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 30, 63])),
         served(kind("vhdx differencing 1M, over NBD", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])),
-        // Windows that lie in two files each, so that a write has a part in both.
+        // Each window lies in two files, so that a write has a part in both.
         DiskCase {
-            beneath: Beneath::Parts(&[640 << 10, 192 << 10, 1216 << 10]),
+            backing: Backing::Parts(&[640 << 10, 192 << 10, 1216 << 10]),
             windows: [0, 1280 - 64, 1664 - 64, 4096 - 128].map(|first| Window { first, count: 128 }).into(),
             ..kind("raw in three parts", Format::Raw, DiskType::Fixed, 0, 2 * m, &[])
         },
@@ -174,7 +174,7 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vhdx dynamic 1M, with snapshots", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 40])
         },
         DiskCase {
-            beneath: Beneath::Packed,
+            backing: Backing::Packed,
             ..kind(
                 "packed 16K, over a parent",
                 Format::Raw,
@@ -184,7 +184,7 @@ pub fn all() -> Vec<DiskCase> {
                 &[0, 1, 2, 3, 64, 65, 511],
             )
         },
-        // More blocks than are zeroed under one hold of a lock.
+        // More blocks than are zeroed without releasing the lock.
         DiskCase {
             sweeps: true,
             ..kind(
@@ -202,7 +202,7 @@ pub fn all() -> Vec<DiskCase> {
     ]
     .into_iter()
     .map(|case| {
-        // Blocks so large that only their edges are watched.
+        // The blocks are so large that only their edges are watched.
         if case.windows.is_empty() {
             let windows = [0, 65_536 - 64, 65_536, 65_536 * 5].map(|first| Window { first, count: 128 });
             return DiskCase { windows: windows.into(), ..case };
@@ -212,26 +212,27 @@ pub fn all() -> Vec<DiskCase> {
     .collect()
 }
 
-/// The same behind an NBD server.
+/// The same case behind an NBD server.
 fn served(case: DiskCase) -> DiskCase {
     DiskCase { front: Front::Nbd, ..case }
 }
 
-/// The same in a store that answers late.
+/// The same case in a store that answers late.
 fn late(case: DiskCase) -> DiskCase {
-    DiskCase { beneath: Beneath::Late, ..case }
+    DiskCase { backing: Backing::Late, ..case }
 }
 
-/// The kind of this name.
+/// The kind with this name.
 ///
 /// # Panics
-/// When there is none.
+/// There is no such kind.
 pub fn named(name: &str) -> DiskCase {
     let found = all().into_iter().find(|case| case.name == name);
     found.unwrap_or_else(|| panic!("there is no kind of disk named {name}"))
 }
 
-/// Windows that a disk whose size is a multiple of 64 KiB has whole, or not at all.
+/// Windows of 64 KiB, so that a disk whose size is a multiple of that contains each completely or
+/// not at all.
 fn windows_of_64k(numbers: &[u64]) -> Vec<Window> {
     const SECTORS: u64 = (64 << 10) / SECTOR_BYTES;
     numbers.iter().map(|number| Window { first: number * SECTORS, count: SECTORS }).collect()

@@ -1,28 +1,26 @@
-//! Virtual disks as a case: every format and type, under random reads, writes, zeroes, discards,
-//! flushes, reopenings and kills.
+//! Virtual disks as cases: every format and type, with random reads, writes, zeroes, discards,
+//! flushes, reopens and kills.
 //!
-//! A run drives the disk through its block queue, as a server would, by one thread, so that a seed
-//! repeats; what other threads would do is done inside the syncs of a flush, where the disk holds
-//! no lock: writes that arrive in the middle of it, and a `kill -9`.
+//! A run uses the disk through its block queue, as a server would. One thread does everything, so a
+//! seed reproduces the run. Concurrent writes and a `kill -9` are simulated inside the syncs of a
+//! flush, where the disk holds no lock.
 //!
-//! Judging a state that a cut has left:
+//! A state that a power cut has left is judged in these steps:
 //!
-//! 1. `check` finds nothing corrupt (leaks are allowed);
-//! 2. it opens, and every watched sector shows what was flushed, or something that was written to
-//!    it since;
-//! 3. the identities of a VHDX have changed if its bytes have (MS-VHDX 2.2.2.1);
-//! 4. it goes on: another session writes, flushes and closes, and finds again what it wrote and
-//!    what it saw;
-//! 5. where asked for, that session's power is cut too.
+//! 1. `check` finds no corruption (leaks are allowed).
+//! 2. The disk opens, and every watched sector shows what was flushed, or a later write.
+//! 3. If the bytes of a VHDX have changed, its identities have changed (MS-VHDX 2.2.2.1).
+//! 4. Another session writes, flushes and closes, and reads back what it wrote and what it saw.
+//! 5. If asked for, the power is cut during that session too.
 //!
-//! What lies under a disk is a file, several, a store that answers late, or an image of no format
-//! ([`Beneath`]); and some change while they are in use (`changes.rs`).
+//! A disk lies on one file, several files, a store that answers late, or an image of the made-up
+//! format ([`Backing`]). Some disks change while they are in use (`changes.rs`).
 //!
-//! `kinds.rs` lists what is tried; `front.rs` puts a server between; `session.rs` drives one open
-//! disk; `play.rs` makes the random sessions; `faults.rs` the short one in which every operation
-//! fails once.
+//! `kinds.rs` lists the kinds; `front.rs` puts a server in between; `session.rs` uses one open
+//! disk; `play.rs` runs random sessions; `faults.rs` runs the short session for faults;
+//! `silence.rs` runs the one for stores that never answer.
 
-mod beneath;
+mod backing;
 mod changes;
 mod faults;
 mod front;
@@ -31,19 +29,19 @@ mod play;
 mod session;
 pub mod silence;
 
-pub use beneath::Beneath;
+pub use backing::Backing;
 pub use changes::{Changed, Changes};
 pub use front::Front;
 pub use kinds::{all, named};
 
 use crate::{
     contents::Contents,
-    cut::{Cutter, WAYS, points},
+    cut::{CUT_MODES, Cutter, points},
     dice::Dice,
     history::{self, Snapshot},
     ledger::{Ledger, PARENT, Version, Window},
-    meddler::{Meddler, Meddling},
     opinion::{self, Opinion},
+    rule_breaker::{BrokenRule, RuleBreaker},
     stage::{Case, Depth, Outcome, Stage},
     world::World,
 };
@@ -57,62 +55,62 @@ use std::{
 };
 use uuid::Uuid;
 
-/// The headers of a VHDX, which change when the identities do.
+/// The headers of a VHDX, which change together with the identities.
 const VHDX_HEADERS: std::ops::Range<u64> = 64 << 10..192 << 10;
 
-/// By which stores answer late.
+/// Seed of the stores that answer late.
 const LATE_SEED: u64 = 7;
 
-/// Damage that is there before a run.
+/// Damage that exists before a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Damage {
-    /// A VHD's copy of the footer is gone.
+    /// A VHD's copy of the footer is overwritten.
     FooterCopy,
-    /// A raw file ends within a sector.
-    Ragged,
+    /// The length of a raw file is not a multiple of a sector.
+    PartialSector,
 }
 
-/// A kind of disk.
+/// A kind of disk, and how it is tested.
 #[derive(Debug, Clone)]
 pub struct DiskCase {
-    /// For messages.
+    /// Name for messages.
     pub name: &'static str,
     /// Its format.
     pub format: Format,
     /// Its type.
     pub disk_type: DiskType,
-    /// Payload block, where it has some.
+    /// Size of a payload block; `None` if the format has no blocks.
     pub block_bytes: Option<u32>,
-    /// Logical sector.
+    /// Logical sector size.
     pub sector_bytes: u32,
-    /// Virtual size.
+    /// Virtual size. A disk that grows is smaller at first.
     pub size_bytes: u64,
-    /// What is written and looked at: whole blocks, best.
+    /// The watched ranges. Whole blocks are best.
     pub windows: Vec<Window>,
-    /// Only what libvhdi is known to read rightly: writes in eights of sectors.
-    pub gentle: bool,
-    /// Long sessions in which blocks are given up and used again.
+    /// Use only writes in multiples of 8 sectors, which libvhdi reads correctly.
+    pub libvhdi_safe: bool,
+    /// Long sessions in which blocks are freed and reused.
     pub churns: bool,
-    /// What is wrong from the start.
+    /// Damage that exists before a run.
     pub damage: Option<Damage>,
-    /// What lies under it.
-    pub beneath: Beneath,
-    /// How it changes while it is in use.
+    /// What the disk lies on.
+    pub backing: Backing,
+    /// How the disk changes while it is in use.
     pub changes: Changes,
-    /// Whether all of it is discarded now and then, in several stages.
+    /// Whether the whole disk is discarded now and then, which the disk does in stages.
     pub sweeps: bool,
-    /// Through what it is driven when it is written to.
+    /// The interface for writing sessions: the disk's queue or a server.
     pub front: Front,
     /// Steps of a run.
     pub steps: u64,
-    /// Rules that are broken between the disk and its image.
-    pub meddling: Option<Meddling>,
+    /// The rule that is broken between the disk and its image.
+    pub broken_rule: Option<BrokenRule>,
 }
 
-/// What is known of a file when a session begins.
+/// State of the files when a session begins.
 #[derive(Debug)]
 pub struct SessionStart {
-    /// The image that was the top: see [`DiskCase::path_of`].
+    /// Number of the top image, see [`DiskCase::path_of`].
     top: u32,
     file: Contents,
     file_write_id: Option<Uuid>,
@@ -121,14 +119,14 @@ pub struct SessionStart {
 }
 
 impl SessionStart {
-    /// Where not everything that is seen is durable, a cut may leave an earlier state, of which
-    /// nothing is known here.
+    /// Without the identities: if not all visible data is durable, a cut may leave an earlier state
+    /// whose identities are not known here.
     fn without_identities(self) -> Self {
         Self { file_write_id: None, linkage_id: None, ..self }
     }
 }
 
-/// What the user of a disk may count on.
+/// What the user of a disk may rely on.
 #[derive(Debug, Clone)]
 pub struct DiskTruth {
     ledger: Ledger,
@@ -137,12 +135,12 @@ pub struct DiskTruth {
 }
 
 impl DiskCase {
-    /// The file of the disk, as it is made.
+    /// The first file of the disk.
     pub fn path(&self) -> PathBuf {
-        match self.beneath {
-            Beneath::File | Beneath::Late => format!("/d/disk.{}", self.format).into(),
-            Beneath::Parts(_) => "/d/disk.001".into(),
-            Beneath::Packed => "/d/disk.table".into(),
+        match self.backing {
+            Backing::File | Backing::Late => format!("/d/disk.{}", self.format).into(),
+            Backing::Parts(_) => "/d/disk.001".into(),
+            Backing::Packed => "/d/disk.table".into(),
         }
     }
 
@@ -154,18 +152,18 @@ impl DiskCase {
         self.disk_type == DiskType::Differencing
     }
 
-    /// What an untouched sector shows. A parent holds something in every other 4 KiB.
+    /// The version that an unwritten sector shows. A parent has data in every second 4 KiB.
     pub fn untouched(&self, sector: u64) -> Version {
-        let has_parent = self.is_child() || self.beneath == Beneath::Packed;
+        let has_parent = self.is_child() || self.backing == Backing::Packed;
         if has_parent && (sector / 8).is_multiple_of(2) { PARENT } else { 0 }
     }
 
-    /// What a new disk shows.
+    /// The ledger of a new disk.
     pub fn fresh_ledger(&self) -> Ledger {
         Ledger::new(&self.windows, |sector| self.untouched(sector))
     }
 
-    /// How to open it on a world.
+    /// Options that open the disk in a world.
     pub fn open_options(&self, world: &World, writable: bool) -> OpenOptions {
         OpenOptions {
             writable,
@@ -176,7 +174,7 @@ impl DiskCase {
         }
     }
 
-    /// Makes the disk, its parent included.
+    /// Makes the disk and its parent.
     ///
     /// # Errors
     /// What went wrong.
@@ -209,21 +207,21 @@ impl DiskCase {
         }
     }
 
-    /// Makes the disk, where its parent is already.
+    /// Makes the disk. Its parent must exist.
     ///
     /// # Errors
     /// What went wrong.
     pub fn make_again(&self, world: &World) -> Outcome {
-        match self.beneath {
-            Beneath::File | Beneath::Late => {}
-            Beneath::Parts(_) | Beneath::Packed => return self.make_beneath(world),
+        match self.backing {
+            Backing::File | Backing::Late => {}
+            Backing::Parts(_) | Backing::Packed => return self.make_backing(world),
         }
         let parent = self.is_child().then(|| self.parent_path());
         let request = CreateRequest { parent, ..self.request(world) };
         create(self.path(), &request).map(drop).map_err(|error| error.to_string())
     }
 
-    /// Writes versions to ranges of sectors, in a session of its own.
+    /// Writes versions to ranges of sectors (version, first, count), in a session of its own.
     ///
     /// # Errors
     /// What went wrong.
@@ -235,7 +233,7 @@ impl DiskCase {
         session.close()
     }
 
-    /// What the windows of a disk at `path` show.
+    /// Reads the windows of the disk at `path`.
     ///
     /// # Errors
     /// What went wrong.
@@ -243,16 +241,16 @@ impl DiskCase {
         Session::of(self, self.open_at(world, path)?)?.read_windows()
     }
 
-    /// Opens the disk whose top is at `path`, for reading.
+    /// Opens the disk whose top is at `path` for reading.
     fn open_at(&self, world: &World, path: &Path) -> Outcome<Arc<Disk>> {
         world.answer_late(None);
-        if self.beneath == Beneath::Packed {
+        if self.backing == Backing::Packed {
             return self.open_packed(world, false);
         }
         Disk::open(path, &self.open_options(world, false)).map_err(|error| error.to_string())
     }
 
-    /// What the user of a disk may count on that has just been made.
+    /// The truth for a disk that was just made.
     ///
     /// # Errors
     /// What went wrong.
@@ -269,7 +267,7 @@ impl DiskCase {
         let store = world.open(&self.path(), &options).map_err(|error| error.to_string())?;
         let done = match damage {
             Damage::FooterCopy => store.write_at(&[0xaa; 512], 0),
-            Damage::Ragged => store.set_len(self.size_bytes - 300),
+            Damage::PartialSector => store.set_len(self.size_bytes - 300),
         };
         done.map_err(|error| error.to_string())
     }
@@ -279,24 +277,24 @@ impl DiskCase {
         Session::through(if writable { self.front } else { Front::Queue }, self, disk)
     }
 
-    /// Opens the disk; for writing, with the rules broken that are to be.
+    /// Opens the disk. If it is opened for writing, the case's rule is broken.
     ///
     /// # Errors
-    /// Why it does not open.
+    /// Why the disk cannot be opened.
     pub fn open_disk(&self, world: &World, writable: bool) -> Outcome<Arc<Disk>> {
         let path = self.path_of(self.top_of(world));
-        world.answer_late((writable && self.beneath == Beneath::Late).then_some(LATE_SEED));
-        if self.beneath == Beneath::Packed {
-            return self.open_packed(world, writable).map_err(|error| format!("it does not open: {error}"));
+        world.answer_late((writable && self.backing == Backing::Late).then_some(LATE_SEED));
+        if self.backing == Backing::Packed {
+            return self.open_packed(world, writable).map_err(|error| format!("open failed: {error}"));
         }
-        let opened = match self.meddling.filter(|meddling| writable && !meddling.is_of_server()) {
+        let opened = match self.broken_rule.filter(|broken_rule| writable && !broken_rule.is_in_server()) {
             None => Disk::open(&path, &self.open_options(world, writable)),
-            Some(meddling) => self.open_meddled(world, meddling)?,
+            Some(broken_rule) => self.open_broken(world, broken_rule)?,
         };
-        opened.map_err(|error| format!("it does not open: {error}"))
+        opened.map_err(|error| format!("open failed: {error}"))
     }
 
-    fn open_meddled(&self, world: &World, meddling: Meddling) -> Outcome<diskwright_disk::Result<Arc<Disk>>> {
+    fn open_broken(&self, world: &World, broken_rule: BrokenRule) -> Outcome<diskwright_disk::Result<Arc<Disk>>> {
         let image = |path: &Path, writable: bool| {
             let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
             let options = diskwright_store::OpenOptions { writable, lock, ..diskwright_store::OpenOptions::default() };
@@ -304,7 +302,7 @@ impl DiskCase {
             probe::open(store, Some(self.format), writable, self.sector_bytes).map_err(|error| error.to_string())
         };
         let top = self.top_of(world);
-        let above = Arc::new(Meddler::new(image(&self.path_of(top), true)?, meddling));
+        let above = Arc::new(RuleBreaker::new(image(&self.path_of(top), true)?, broken_rule));
         let mut layers = vec![Layer { path: self.path_of(top), image: above }];
         for below in (0..top).rev() {
             layers.push(Layer { path: self.path_of(below), image: image(&self.path_of(below), false)? });
@@ -315,23 +313,23 @@ impl DiskCase {
         Ok(Disk::from_layers(layers, Vec::new()).map(Arc::new))
     }
 
-    /// Nothing corrupt, by our own check.
+    /// Runs our own check.
     ///
     /// # Errors
-    /// What it found.
+    /// The first corruption.
     pub fn check(&self, world: &World, path: &Path) -> Outcome {
-        let report = match self.beneath {
-            // It is checked when it is opened.
-            Beneath::Packed => return Ok(()),
-            Beneath::Parts(_) => self.check_parts(world)?,
-            Beneath::File | Beneath::Late => {
+        let report = match self.backing {
+            // The image is checked when it is opened.
+            Backing::Packed => return Ok(()),
+            Backing::Parts(_) => self.check_parts(world)?,
+            Backing::File | Backing::Late => {
                 let options = diskwright_store::OpenOptions::default();
                 let store = world.open(path, &options).map_err(|error| error.to_string())?;
                 let checked = probe::check(store, Some(self.format));
-                checked.map_err(|error| format!("it cannot be checked: {error}"))?.1
+                checked.map_err(|error| format!("check failed: {error}"))?.1
             }
         };
-        // A dynamic VHD's bitmap does not matter to us, but to libvhdi.
+        // We ignore a dynamic VHD's bitmaps, but libvhdi does not.
         let is_known = |message: &str| {
             self.damage == Some(Damage::FooterCopy)
                 && message.starts_with("The copy of the footer at offset 0 is damaged")
@@ -341,7 +339,7 @@ impl DiskCase {
         };
         match report.findings.iter().find(|finding| is_bad(finding.severity, &finding.message)) {
             None => Ok(()),
-            Some(finding) => Err(format!("check finds at {}: {}", finding.offset_bytes, finding.message)),
+            Some(finding) => Err(format!("check reports at offset {}: {}", finding.offset_bytes, finding.message)),
         }
     }
 
@@ -354,13 +352,13 @@ impl DiskCase {
         Ok(SessionStart { top, file, file_write_id: info.file_write_id, linkage_id: info.linkage_id, visible })
     }
 
-    /// The identities of a VHDX tell of every change.
+    /// Judges whether the identities of a VHDX have changed with its contents.
     fn judge_identities(&self, world: &World, disk: &Disk, truth: &DiskTruth, shown: &[Version]) -> Outcome {
         if self.format != Format::Vhdx {
             return Ok(());
         }
         let start = &truth.session;
-        // An image that has joined since is not the one that was the top.
+        // The top at the start of the session may have other images above it now.
         let joined = self.top_of(world).saturating_sub(start.top);
         let layers = disk.layers();
         let Some(layer) = layers.get(joined as usize) else { return Ok(()) };
@@ -378,8 +376,8 @@ impl DiskCase {
         Ok(())
     }
 
-    /// What the disk shows, and whether that may be.
-    fn look(&self, world: &World, truth: &DiskTruth) -> Outcome<Vec<Version>> {
+    /// Reads the disk and judges what it shows.
+    fn judge_contents(&self, world: &World, truth: &DiskTruth) -> Outcome<Vec<Version>> {
         let top = self.judge_tops(world, truth)?;
         (0..=top).try_for_each(|number| self.check(world, &self.path_of(number)))?;
         let mut session = self.open(world, false)?;
@@ -409,11 +407,11 @@ impl Case for DiskCase {
     }
 
     fn judge(&self, world: &World, truth: &DiskTruth, seed: u64, depth: Depth) -> Outcome<u64> {
-        let shown = self.look(world, truth)?;
-        if !depth.go_on {
+        let shown = self.judge_contents(world, truth)?;
+        if !depth.resume {
             return Ok(0);
         }
-        // It goes on from here, and nothing that is seen now is lost.
+        // Another session begins here. What is visible now must not be lost.
         world.settle();
         let stage = Stage::new(world.clone());
         let mut dice = Dice::new(seed, 0x600d);
@@ -421,11 +419,11 @@ impl Case for DiskCase {
         let mut next = DiskTruth { ledger: truth.ledger.settled(shown), session, changed: self.changed_now(world)? };
         // A server takes longer to start than most sessions last.
         let front = if depth.cut_again == 0 { Front::Queue } else { self.front };
-        let unmeddled = Self { meddling: None, front, ..self.clone() };
-        unmeddled
+        let unbroken = Self { broken_rule: None, front, ..self.clone() };
+        unbroken
             .play(&stage, &mut dice, &mut next, 6, &mut 500_000)
-            .map_err(|error| format!("going on after the cut: {error}"))?;
-        unmeddled.look(world, &next).map_err(|error| format!("after going on and closing: {error}"))?;
+            .map_err(|error| format!("in the session after the cut: {error}"))?;
+        unbroken.judge_contents(world, &next).map_err(|error| format!("after that session was closed: {error}"))?;
         if depth.cut_again == 0 {
             return Ok(0);
         }
@@ -441,12 +439,12 @@ impl Case for DiskCase {
                 cutter.step();
             }
             let Some(truth) = cutter.truth.and_then(|number| truths.get(number)) else { continue };
-            let way = *dice.pick(&WAYS);
-            let left = cutter.ruin(way, &mut dice);
-            let shallow = Depth { go_on: false, cut_again: 0 };
+            let mode = *dice.pick(&CUT_MODES);
+            let left = cutter.state_after_cut(mode, &mut dice);
+            let shallow = Depth { resume: false, cut_again: 0 };
             self.judge(&World::of(left), truth, seed, shallow).map_err(|error| {
                 let tail = history::tail(&history, point);
-                format!("cut a second time, at event {point} ({way:?}) of going on: {error}{tail}\n  first cut:")
+                format!("second cut, at event {point} of the session ({mode:?}): {error}{tail}\n  first cut:")
             })?;
             again += 1;
         }
@@ -454,35 +452,34 @@ impl Case for DiskCase {
     }
 
     fn ask_others(&self, left: &Snapshot, truth: &DiskTruth) -> Option<Opinion> {
-        // libvhdi knows no log, and needs the tail of a VHD: so it is asked when we have opened and
-        // closed the disk once.
+        // libvhdi does not replay logs and needs the tail of a VHD, so it reads the disk after we
+        // have opened and closed it once.
         let world = World::of(left.clone());
-        let ours = match self.look(&world, truth) {
+        let ours = match self.judge_contents(&world, truth) {
             Ok(ours) => ours,
             Err(error) => return Some(Opinion::Disagrees(error)),
         };
         let judged = |shown: &[Vec<u8>], who: &str| match truth.ledger.judge(shown, true) {
             Ok(theirs) if theirs == ours => Opinion::Agrees,
-            Ok(_) => Opinion::Disagrees(format!("{who} reads something else than we do")),
+            Ok(_) => Opinion::Disagrees(format!("{who} reads other contents than we do")),
             Err(error) => Opinion::Disagrees(format!("as {who} reads it, {error}")),
         };
-        // Their programs are asked about one image, and about a child and its parent.
-        if self.top_of(&world) > 0 || self.beneath == Beneath::Packed {
+        // The other programs can read one image, or a child and its parent.
+        if self.top_of(&world) > 0 || self.backing == Backing::Packed {
             return None;
         }
-        // qemu-img knows no sectors of 4096 bytes, and no VHD without the copy of its footer.
+        // qemu-img supports no sectors of 4096 bytes, and no VHD without the copy of its footer.
         if self.sector_bytes != 512 || self.damage.is_some() {
             return None;
         }
         if !self.is_child() && self.format != Format::Raw {
             return Some(opinion::of_qemu(left, &self.path(), self.format, &self.windows, judged));
         }
-        if !self.gentle {
+        if !self.libvhdi_safe {
             return None;
         }
         let repaired = self.open(&world, true).and_then(|mut session| {
-            // Something new in the last window, so that the file is written to and its tail put
-            // right.
+            // Writes to the last window, so that the file is written to and its tail is repaired.
             let window = self.windows[self.windows.len() - 1];
             session.write(window.first, 8, 900_000, false)?;
             session.close()

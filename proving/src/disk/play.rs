@@ -1,4 +1,4 @@
-//! Random sessions of a disk, and what its user may count on at each step.
+//! Random sessions on a disk, and what its user may rely on at each step.
 
 use super::{
     Changes, DiskCase, DiskTruth,
@@ -16,7 +16,7 @@ use diskwright_store::sync::Mutex;
 use std::sync::{Arc, PoisonError};
 
 impl DiskCase {
-    /// Random steps. The truth is told before each that changes something.
+    /// Runs random steps. Before each change, the new truth is recorded.
     pub(super) fn play(
         &self,
         stage: &Stage<DiskTruth>,
@@ -26,7 +26,7 @@ impl DiskCase {
         version: &mut Version,
     ) -> Outcome {
         let world = &stage.world;
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         world.phase(Some(Phase::Open));
         let mut session = self.open(world, true)?;
         world.phase(None);
@@ -46,12 +46,12 @@ impl DiskCase {
                     let (first, count) = self.some_range(dice, &session.disk, 40);
                     self.play_write(stage, &mut session, truth, (first, count), *version, dice.percent(12))?;
                 }
-                46..54 if !self.gentle => {
+                46..54 if !self.libvhdi_safe => {
                     let (first, count) = self.some_range(dice, &session.disk, 3000);
                     self.play_zero(stage, &mut session, truth, (first, count), dice.percent(50), dice.percent(12))?;
                 }
-                54..60 if !self.gentle => {
-                    // A whole window: whole blocks, mostly.
+                54..60 if !self.libvhdi_safe => {
+                    // A whole window, which is mostly whole blocks.
                     let Window { first, count } = self.some_window(dice, &session.disk);
                     self.play_zero(stage, &mut session, truth, (first, count), dice.percent(50), false)?;
                 }
@@ -62,7 +62,7 @@ impl DiskCase {
                 64..78 => self.play_flush(stage, &mut session, truth, dice, version)?,
                 78..86 => {
                     let shown = session.read_windows()?;
-                    truth.ledger.judge(&shown, false).map_err(|error| format!("without any cut, {error}"))?;
+                    truth.ledger.judge(&shown, false).map_err(|error| format!("without a cut, {error}"))?;
                 }
                 86..92 => {
                     self.play_close(stage, session, truth)?;
@@ -80,7 +80,7 @@ impl DiskCase {
             }
         }
         let shown = session.read_windows()?;
-        truth.ledger.judge(&shown, false).map_err(|error| format!("without any cut, {error}"))?;
+        truth.ledger.judge(&shown, false).map_err(|error| format!("without a cut, {error}"))?;
         self.play_close(stage, session, truth)
     }
 
@@ -88,15 +88,15 @@ impl DiskCase {
         let visible = {
             let mut reader = self.open(&stage.world, false)?;
             let shown = reader.read_windows()?;
-            truth.ledger.judge(&shown, false).map_err(|error| format!("opened again, {error}"))?
+            truth.ledger.judge(&shown, false).map_err(|error| format!("after reopening, {error}"))?
         };
         let start = self.session_start(&stage.world, visible)?;
         truth.session = Arc::new(if truth.ledger.is_durable() { start } else { start.without_identities() });
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         Ok(())
     }
 
-    /// Opens again after a kill, and finds out what is there.
+    /// Opens the disk after a kill, and records what it shows.
     fn after_kill<'a>(&'a self, stage: &Stage<DiskTruth>, truth: &mut DiskTruth) -> Outcome<Session<'a>> {
         let world = &stage.world;
         world.phase(None);
@@ -106,30 +106,30 @@ impl DiskCase {
             truth.ledger.judge(&shown, true).map_err(|error| format!("after a kill, {error}"))?
         };
         truth.ledger.reread(&visible);
-        // What the killed session did to the file may yet be lost, its new identities included:
-        // they are judged from here on.
+        // What the killed session did to the file may still be lost, including its new identities.
+        // Identities are judged from here on.
         truth.session = Arc::new(self.session_start(world, visible)?.without_identities());
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         world.phase(Some(Phase::Open));
         let session = self.open(world, true)?;
         world.phase(None);
         Ok(session)
     }
 
-    /// A window to which the disk has grown.
+    /// A random window within the present size of the disk.
     fn some_window(&self, dice: &mut Dice, disk: &Disk) -> Window {
         let end = Self::sectors_now(disk);
         let there = self.windows.iter().filter(|window| window.first < end).count();
         self.windows[dice.below(there as u64) as usize]
     }
 
-    /// A range of the disk's sectors within one window.
+    /// A random range of sectors within one window.
     fn some_range(&self, dice: &mut Dice, disk: &Disk, most: u64) -> (u64, u64) {
-        let unit = if self.gentle { 8 } else { u64::from(self.sector_bytes) / SECTOR_BYTES };
+        let unit = if self.libvhdi_safe { 8 } else { u64::from(self.sector_bytes) / SECTOR_BYTES };
         let window = self.some_window(dice, disk);
         let units = window.count / unit;
         let first = dice.below(units);
-        // Small, mostly.
+        // Mostly small ranges.
         let most = if dice.percent(70) { (most / 8).max(1) } else { most };
         let count = (1 + dice.below(most.div_ceil(unit))).min(units - first);
         (window.first + first * unit, count * unit)
@@ -145,13 +145,13 @@ impl DiskCase {
         durable: bool,
     ) -> Outcome {
         let write = truth.ledger.announce(first, count, version);
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         session.enter_phase(stage, durable);
         session.write(first, count, version, durable).map_err(|error| format!("a write failed: {error}"))?;
         stage.world.phase(None);
         truth.ledger.acknowledge(write, durable);
         if durable {
-            stage.tell(truth.clone());
+            stage.record(truth.clone());
         }
         Ok(())
     }
@@ -166,19 +166,19 @@ impl DiskCase {
         durable: bool,
     ) -> Outcome {
         let write = truth.ledger.announce(first, count, 0);
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         session.enter_phase(stage, durable);
         session.zero(first, count, discard, durable).map_err(|error| format!("zeroing failed: {error}"))?;
         stage.world.phase(None);
         truth.ledger.acknowledge(write, durable);
         if durable {
-            stage.tell(truth.clone());
+            stage.record(truth.clone());
         }
         Ok(())
     }
 
-    /// A flush; sometimes others write in the middle of it, and sometimes the program is killed
-    /// there.
+    /// Flushes. Sometimes another queue writes during the flush, and sometimes the program is
+    /// killed during it.
     fn play_flush<'a>(
         &'a self,
         stage: &Stage<DiskTruth>,
@@ -208,12 +208,12 @@ impl DiskCase {
                 let ranges: Vec<(u64, u64)> = (0..3).map(|_| self.some_range(dice, &session.disk, 40)).collect();
                 let first_version = *version + 1;
                 *version += ranges.len() as Version;
-                // Whether it is done or not: it may be there from now on.
+                // The writes may be visible from now on, whether they are acknowledged or not.
                 let writes: Vec<_> = (first_version..)
                     .zip(&ranges)
                     .map(|(version, &(first, count))| truth.ledger.announce(first, count, version))
                     .collect();
-                stage.tell(truth.clone());
+                stage.record(truth.clone());
                 let (disk, mut syncs) = (Arc::downgrade(&session.disk), 0);
                 let results = Arc::new(Mutex::new(Vec::new()));
                 shared = Some((writes, Arc::clone(&results)));
@@ -235,7 +235,7 @@ impl DiskCase {
         world.phase(None);
         if *killed.lock().unwrap_or_else(PoisonError::into_inner) {
             if flushed.is_ok() {
-                return Err("a flush succeeded whose program had been killed".into());
+                return Err("a flush succeeded after its program had been killed".into());
             }
             let fresh = self.after_kill(stage, truth)?;
             *session = fresh;
@@ -245,38 +245,38 @@ impl DiskCase {
         let mut done_by_another = false;
         if let Some((writes, results)) = shared {
             for result in results.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-                result.map_err(|error| format!("a write in the middle of a flush failed: {error}"))?;
+                result.map_err(|error| format!("a write during a flush failed: {error}"))?;
                 writes.iter().for_each(|&write| truth.ledger.acknowledge(write, false));
                 done_by_another = true;
             }
         }
-        // A write that was never made is a hole in the list that must not be taken for one that
-        // failed.
+        // Writes that were never sent must be removed from the ledger, so that they do not count as
+        // failed writes.
         truth.ledger.flushed(mark);
         if !done_by_another {
             truth.ledger.forget_unacknowledged();
         }
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         Ok(())
     }
 
     fn play_close(&self, stage: &Stage<DiskTruth>, session: Session<'_>, truth: &mut DiskTruth) -> Outcome {
         stage.world.phase(Some(Phase::Close));
-        // A session that changed nothing does nothing: what a killed one left in the page cache
+        // A session without changes flushes nothing: what a killed session left in the page cache
         // stays there.
         let has_written = session.has_written;
-        session.close().map_err(|error| format!("it does not close: {error}"))?;
+        session.close().map_err(|error| format!("close failed: {error}"))?;
         stage.world.phase(None);
         if has_written {
             truth.ledger.flushed(truth.ledger.mark());
         }
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         Ok(())
     }
 }
 
-/// A step's number when blocks are to come and go: fewer small steps, and hardly any that ends the
-/// session.
+/// The number of a step for sessions in which blocks are freed and reused: fewer small steps, and
+/// few that end the session.
 fn churning(dice: &mut Dice) -> u64 {
     match dice.below(100) {
         0..35 => 0,

@@ -1,4 +1,4 @@
-//! One open disk, driven by one queue, one request after the other.
+//! One open disk, used through one queue, one request after the other.
 
 use super::{
     DiskCase, DiskTruth,
@@ -14,19 +14,19 @@ use diskwright_disk::Disk;
 use diskwright_store::{BlockDevice, BlockQueue, Completion, EngineKind, IoBuf, Operation, QueueOptions, Request};
 use std::sync::Arc;
 
-/// A disk that is driven.
+/// An open disk and its queue.
 pub(super) struct Session<'a> {
     case: &'a DiskCase,
     pub(super) disk: Arc<Disk>,
     queue: Option<Box<dyn BlockQueue>>,
-    /// Ends when the queue has, and before the disk is closed.
+    /// Dropped after the queue and before the disk is closed.
     served: Option<Served>,
     buf: Option<IoBuf>,
     done: Vec<Completion>,
     pub(super) has_written: bool,
 }
 
-/// Runs one request to its end.
+/// Runs one request to its completion.
 fn carry_out(queue: &mut dyn BlockQueue, done: &mut Vec<Completion>, request: Request) -> (Option<IoBuf>, Outcome) {
     if let Err(refused) = queue.push(request) {
         return (refused.request.buf, Err(refused.reason.to_string()));
@@ -36,17 +36,17 @@ fn carry_out(queue: &mut dyn BlockQueue, done: &mut Vec<Completion>, request: Re
     }
     match done.pop() {
         Some(completion) => (completion.buf, completion.result.map_err(|error| error.to_string())),
-        None => (None, Err("the queue ended no request".into())),
+        None => (None, Err("the queue completed no request".into())),
     }
 }
 
 impl<'a> Session<'a> {
-    /// Drives a disk by its own queue.
+    /// Uses the disk's own queue.
     pub(super) fn of(case: &'a DiskCase, disk: Arc<Disk>) -> Outcome<Self> {
         Self::through(Front::Queue, case, disk)
     }
 
-    /// Drives a disk through a front.
+    /// Uses the disk through a front.
     pub(super) fn through(front: Front, case: &'a DiskCase, disk: Arc<Disk>) -> Outcome<Self> {
         let options = QueueOptions { depth: 1, engine: case.engine(), slab: None, ring: None };
         let served = match front {
@@ -106,13 +106,13 @@ impl<'a> Session<'a> {
         for window in self.case.windows.clone() {
             let len = (window.count * SECTOR_BYTES) as usize;
             if window.first >= end {
-                // The disk has not grown to there.
+                // The disk is not large enough yet.
                 shown.push(vec![0; len]);
                 continue;
             }
             let buf = self.buf.take().ok_or("the buffer was lost")?;
             self.run(Request::read(window.first * SECTOR_BYTES, len, buf, 0))
-                .map_err(|error| format!("it does not read: {error}"))?;
+                .map_err(|error| format!("a read failed: {error}"))?;
             shown.push(self.buf.as_ref().map_or_else(Vec::new, |buf| buf[..len].to_vec()));
         }
         Ok(shown)
@@ -126,7 +126,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Writes from a queue of its own.
+/// Writes through a queue of its own.
 pub(super) fn write_by_another(disk: &Disk, first_version: Version, ranges: &[(u64, u64)]) -> Outcome {
     let options = QueueOptions { depth: 1, engine: EngineKind::Sync, slab: None, ring: None };
     let mut queue = disk.open_queue(&options).map_err(|error| error.to_string())?;

@@ -1,22 +1,23 @@
-//! A store that never answers: a session in which one operation of a lane, or all from one on,
-//! stays without an answer.
+//! Stores that never answer: sessions in which one operation of a lane, or all from one on, gets no
+//! answer.
 //!
 //! ```text
-//!   requests, one after the other ─▶ one does not end ─▶ the queue is dropped: it gives up
-//!     ─▶ others read on; no flush and no close succeeds any more
-//!     ─▶ the answer comes after all: carried out, with an error, or dropped
-//!     ─▶ the files are judged, after a power cut too
+//!   requests, one after the other ─▶ one does not complete ─▶ the queue is dropped and gives up
+//!     ─▶ other queues still read; no flush and no close succeeds
+//!     ─▶ the operation is then carried out, fails, or is dropped
+//!     ─▶ the files are judged, also after a power cut
 //! ```
 //!
-//! What must hold: a queue can be dropped; memory that the lane still has is used for nothing else;
-//! nothing is called durable afterwards; what was durable is there, and the disk opens again.
+//! What must hold: the queue can be dropped. Memory that the lane still uses is not reused. Nothing
+//! counts as durable afterwards. Data that was durable before is still there, and the disk opens
+//! again.
 
 use super::{DiskCase, DiskTruth, session::Session};
 use crate::{
     contents::SECTOR_BYTES,
-    cut::{Cutter, Way},
+    cut::{CutMode, Cutter},
     dice::Dice,
-    fault::{Fault, FaultKind, Lasts},
+    fault::{Fault, FaultKind, Persistence},
     ledger::{Version, stamp},
     stage::{Case, Depth, Outcome, Stage},
     watchdog::Watchdog,
@@ -26,27 +27,27 @@ use diskwright_disk::Disk;
 use diskwright_store::{BlockDevice, BlockQueue, EngineKind, IoBuf, QueueOptions, Request, SharedRing};
 use std::{sync::Arc, thread, time::Duration};
 
-/// How often a queue is asked, with a pause, before an operation that was not answered counts as
-/// the reason why a request does not end.
+/// How often a queue is reaped, with a pause, after an operation got no answer, before the request
+/// counts as stuck.
 const LOOKS: u32 = 4;
 const PAUSE: Duration = Duration::from_micros(300);
 
-/// Buffers that are made when a queue has given up: they would lie where memory lies that was given
-/// back too early.
+/// Number of buffers that are allocated after a queue has given up. They would overlap memory that
+/// was freed too early.
 const BUFFERS: usize = 64;
 
-/// What was tried.
+/// What was tested.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Operations of lanes in the session.
+    /// Operations of lanes in one session.
     pub operations: u64,
-    /// Runs in which one was not answered.
+    /// Runs in which an operation got no answer.
     pub runs: u64,
-    /// Late answers that were carried out into, or from, memory that was lent.
+    /// Operations that were carried out, failed or dropped after the queue was dropped.
     pub late: u64,
 }
 
-/// One request of the session, and the sectors that it changes: first, how many, into what.
+/// One request of the session, and its change: first sector, number of sectors, version.
 struct Step {
     request: Request,
     changes: Option<(u64, u64, Version)>,
@@ -83,7 +84,7 @@ impl DiskCase {
         steps
     }
 
-    /// Plays until a request does not end. Says whether one did not.
+    /// Runs the session until a request does not complete. Returns whether that happened.
     fn play_until_silent(
         &self,
         stage: &Stage<DiskTruth>,
@@ -95,7 +96,7 @@ impl DiskCase {
         for Step { request, changes } in self.silent_steps() {
             let mark = truth.ledger.mark();
             let announced = changes.map(|(first, count, version)| truth.ledger.announce(first, count, version));
-            stage.tell(truth.clone());
+            stage.record(truth.clone());
             let is_flush = request.buf.is_none() && request.len_bytes == 0;
             let fua = request.fua;
             queue.push(request).map_err(|refused| refused.reason.to_string())?;
@@ -120,13 +121,13 @@ impl DiskCase {
             if is_flush {
                 truth.ledger.flushed(mark);
             }
-            stage.tell(truth.clone());
+            stage.record(truth.clone());
         }
         Ok(false)
     }
 
-    /// A session in which operation `at` of lanes is not answered. Returns whether it came to that,
-    /// and how many answers came late.
+    /// One session with `fault`. Returns whether a request got stuck, the number of operations
+    /// without an answer, and the number of lane operations.
     fn silent_once(&self, fault: Fault, afterwards: Afterwards, shares_ring: bool) -> Outcome<(bool, u64, u64)> {
         let _watch = Watchdog::over(format!("{}, {fault:?} ({afterwards:?})", self.name));
         let world = World::default();
@@ -134,7 +135,7 @@ impl DiskCase {
         world.settle();
         let stage = Stage::new(world);
         let mut truth = self.new_truth(&stage.world)?;
-        stage.tell(truth.clone());
+        stage.record(truth.clone());
         let disk = self.open_disk(&stage.world, true)?;
         stage.world.plan(Some(fault));
         let ring = shares_ring.then(|| SharedRing::new(64, None)).transpose().map_err(|error| error.to_string())?;
@@ -146,7 +147,7 @@ impl DiskCase {
         let late = if silent { self.after_silence(&stage, &disk, &truth, afterwards)? } else { 0 };
         let closed = disk.close();
         if closed.is_ok() == silent {
-            return Err(format!("the disk was closed with {closed:?}, though {late} answers were late"));
+            return Err(format!("close returned {closed:?}, although {late} operations got no answer"));
         }
         drop(disk);
         stage.world.plan(None);
@@ -154,7 +155,7 @@ impl DiskCase {
         Ok((silent, late, operations))
     }
 
-    /// A queue has given up. The disk is still open.
+    /// Checks the disk after a queue has given up. The disk is still open.
     fn after_silence(
         &self,
         stage: &Stage<DiskTruth>,
@@ -178,15 +179,15 @@ impl DiskCase {
             lent.iter().any(|lent| lent.start < new.end && new.start < lent.end)
         };
         if buffers.iter().any(overlaps) {
-            return Err("memory that a lane still has was given out again".into());
+            return Err("memory that a lane still uses was allocated again".into());
         }
-        // Others see what was acknowledged before, or what was not.
+        // Other queues must read the acknowledged data.
         let by_calls = QueueOptions { depth: 1, engine: EngineKind::Sync, slab: None, ring: None };
         let shown = Session::of(self, Arc::clone(disk))?.read_windows()?;
-        truth.ledger.judge(&shown, false).map_err(|error| format!("while an answer is out, {error}"))?;
+        truth.ledger.judge(&shown, false).map_err(|error| format!("while an operation has no answer, {error}"))?;
         let late = world.end_silence(afterwards) as u64;
         if buffers.iter().any(|buf| buf.iter().any(|&byte| byte != 0xa5)) {
-            return Err("a late answer wrote into memory that another uses".into());
+            return Err("a late operation wrote into memory of another buffer".into());
         }
         let mut queue = disk.open_queue(&by_calls).map_err(|error| error.to_string())?;
         queue.push(Request::flush(0)).map_err(|refused| refused.reason.to_string())?;
@@ -206,40 +207,40 @@ impl DiskCase {
             cutter.step();
         }
         let Some(truth) = cutter.truth.and_then(|number| truths.get(number)) else { return Ok(()) };
-        let depth = Depth { go_on: true, cut_again: 0 };
+        let depth = Depth { resume: true, cut_again: 0 };
         let now = World::of(stage.world.snapshot());
         self.judge(&now, truth, seed, depth).map_err(|error| format!("afterwards, {error}"))?;
         let mut dice = Dice::new(seed, 0x51e);
-        for way in [Way::Nothing, Way::Whole(50), Way::Sectors(50)] {
-            let left = cutter.ruin(way, &mut dice);
+        for mode in [CutMode::Nothing, CutMode::Whole(50), CutMode::Sectors(50)] {
+            let left = cutter.state_after_cut(mode, &mut dice);
             self.judge(&World::of(left), truth, seed, depth)
-                .map_err(|error| format!("after a power cut that followed ({way:?}), {error}"))?;
+                .map_err(|error| format!("after a power cut that followed ({mode:?}), {error}"))?;
         }
         Ok(())
     }
 
-    /// Leaves every operation of a lane without an answer, one after the other: alone, and with all
-    /// that follow.
+    /// Leaves each operation of the lanes without an answer, in turn: alone, and together with all
+    /// later ones.
     ///
     /// # Errors
-    /// The first promise that is broken.
-    pub fn hunt_in_silence(&self) -> Outcome<Tally> {
-        let fault = |at, lasts| Fault { kind: FaultKind::Silent, at, lasts };
-        let never = fault(u64::MAX, Lasts::Once);
+    /// The first broken promise.
+    pub fn hunt_silent(&self) -> Outcome<Tally> {
+        let fault = |at, persistence| Fault { kind: FaultKind::Silent, at, persistence };
+        let never = fault(u64::MAX, Persistence::Once);
         let (silent, _, operations) = self.silent_once(never, Afterwards::Failed, false)?;
         if silent {
-            return Err("a request did not end although all was answered".into());
+            return Err("a request did not complete although all operations were answered".into());
         }
         let mut tally = Tally { operations, ..Tally::default() };
         for at in 1..=operations {
             let all = [
-                (Lasts::Once, Afterwards::CarriedOut, false),
-                (Lasts::Once, Afterwards::Forgotten, true),
-                (Lasts::ForEver, Afterwards::CarriedOut, true),
-                (Lasts::ForEver, Afterwards::Failed, false),
+                (Persistence::Once, Afterwards::CarriedOut, false),
+                (Persistence::Once, Afterwards::Forgotten, true),
+                (Persistence::ForEver, Afterwards::CarriedOut, true),
+                (Persistence::ForEver, Afterwards::Failed, false),
             ];
-            for (lasts, afterwards, shares_ring) in all {
-                let fault = fault(at, lasts);
+            for (persistence, afterwards, shares_ring) in all {
+                let fault = fault(at, persistence);
                 let (silent, late, _) = self
                     .silent_once(fault, afterwards, shares_ring)
                     .map_err(|error| format!("{fault:?} of {operations}, {afterwards:?}: {error}"))?;

@@ -1,4 +1,5 @@
-//! Threads that do everything to the same sectors at the same time, and write down when.
+//! Threads that issue all kinds of requests to the same sectors at the same time, and record the
+//! times.
 
 use super::{Act, Event, judge};
 use crate::{
@@ -17,12 +18,12 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// Tells moments apart, the same for all threads.
+/// A logical clock, shared by all threads.
 #[derive(Debug, Default)]
 pub struct Clock(AtomicU64);
 
 impl Clock {
-    /// The next moment, from 1 on.
+    /// The next time, from 1 on.
     pub fn tick(&self) -> u64 {
         self.0.fetch_add(1, Ordering::SeqCst) + 1
     }
@@ -31,38 +32,38 @@ impl Clock {
 /// What the threads do.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// How many.
+    /// Number of threads.
     pub threads: u64,
-    /// Requests of each.
+    /// Requests of each thread.
     pub steps: u64,
-    /// Requests in flight of each.
+    /// Requests in flight of each thread.
     pub depth: usize,
-    /// What moves the bytes.
+    /// The I/O engine.
     pub engine: EngineKind,
-    /// Sectors of a block: whole ones come and go.
+    /// Sectors of a block. Some requests discard or zero whole blocks.
     pub block_sectors: u64,
     /// Most sectors of a request that is not for whole blocks.
     pub sectors_max: u64,
-    /// Whether every other queue is on a ring that it would share, so that the disk's loader does
-    /// what must wait.
+    /// Whether every second queue is on a shared ring. Work that must wait is then done by the
+    /// disk's loader.
     pub shared_rings: bool,
-    /// Whether some discards are of the whole disk.
+    /// Whether some discards cover the whole disk.
     pub sweeps: bool,
-    /// What they ask for.
+    /// How many requests of each kind.
     pub mix: Mix,
-    /// Chooses. Rounds of one disk have seeds that follow each other.
+    /// Seed of the random choices. Rounds on one disk must have consecutive seeds.
     pub seed: u64,
 }
 
 impl Plan {
-    /// What a step writes: no two of a round, nor of rounds that follow each other, write the same.
+    /// The version that a step writes. It is unique within a round and within consecutive rounds.
     fn version(&self, me: u64, step: u64) -> Version {
         let number = self.seed.wrapping_mul(self.threads).wrapping_add(me).wrapping_mul(self.steps).wrapping_add(step);
         (number as Version).max(1)
     }
 }
 
-/// How many of 64 requests are of each kind; the others write.
+/// Out of 64 requests, the number of each kind. The others are writes.
 #[derive(Debug, Clone, Copy)]
 pub struct Mix {
     /// Flushes.
@@ -78,14 +79,14 @@ pub struct Mix {
 impl Mix {
     /// Mostly reads and writes.
     pub const USUAL: Self = Self { flushes: 1, discards: 5, zeroes: 4, reads: 24 };
-    /// Blocks come and go.
+    /// Blocks are often freed and allocated.
     pub const CHURNING: Self = Self { flushes: 12, discards: 14, zeroes: 4, reads: 12 };
 }
 
-/// What was done.
+/// What was tested.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Requests that ended.
+    /// Completed requests.
     pub requests: u64,
     /// Sectors that were read and judged.
     pub sectors: u64,
@@ -104,10 +105,10 @@ impl fmt::Display for Tally {
     }
 }
 
-/// What one thread does: `me` counts from 0. Returns what it wrote and read.
+/// Runs one thread; `me` is its number, from 0. Returns its writes and reads.
 ///
 /// # Errors
-/// What the device refused or failed.
+/// A request that the device has refused or failed.
 pub fn drive(device: &dyn BlockDevice, plan: &Plan, me: u64, clock: &Clock) -> Outcome<Vec<Event>> {
     let text = |error: std::io::Error| error.to_string();
     let mut dice = Dice::new(plan.seed, 0x11fe + me);
@@ -141,7 +142,7 @@ pub fn drive(device: &dyn BlockDevice, plan: &Plan, me: u64, clock: &Clock) -> O
         let version = plan.version(me, step);
         let (operation, first, count) = choose(&mut dice, plan, all, unit);
         let (offset_bytes, len_bytes) = (first * SECTOR_BYTES, count * SECTOR_BYTES);
-        // A flush has none, which no buffer can be.
+        // A flush has no payload, but a buffer cannot be empty.
         let mut buf = IoBuf::new((len_bytes as usize).max(1));
         let (act, request) = match operation {
             Operation::Flush => (None, Request::flush(step)),
@@ -192,8 +193,8 @@ fn choose(dice: &mut Dice, plan: &Plan, all: u64, unit: u64) -> (Operation, u64,
     (operation, first, count.min(all - first))
 }
 
-/// Every block is written in part, and every second one given up whole, when nobody else is there:
-/// no block has stayed taken.
+/// Writes a part of every second block and discards the others, after all threads have ended. This
+/// hangs if a block was not released.
 fn sweep(device: &dyn BlockDevice, plan: &Plan, clock: &Clock, events: &mut Vec<Event>) -> Outcome {
     let text = |error: std::io::Error| error.to_string();
     let mut queue = Blocking::open(device, plan.engine).map_err(text)?;
@@ -202,7 +203,7 @@ fn sweep(device: &dyn BlockDevice, plan: &Plan, clock: &Clock, events: &mut Vec<
     let all = geometry.size_bytes / SECTOR_BYTES;
     for (step, first) in (0..all).step_by(plan.block_sectors as usize).enumerate() {
         let (act, count) = match step % 2 {
-            // Far from what any thread writes.
+            // Far from the versions of the threads.
             0 => (1 << 31 | (plan.seed as Version).wrapping_mul(4096).wrapping_add(step as Version) >> 1, unit),
             _ => (0, plan.block_sectors.min(all - first)),
         };
@@ -219,20 +220,20 @@ fn sweep(device: &dyn BlockDevice, plan: &Plan, clock: &Clock, events: &mut Vec<
     Ok(())
 }
 
-/// One round: all threads, and then a look at everything, which becomes what the next round begins
-/// with.
+/// One round: runs all threads, then reads the whole disk. The contents read become the `base` of
+/// the next round.
 ///
 /// # Errors
-/// A result that no linearizable disk gives, or a request that failed.
+/// A result that a linearizable disk cannot give, or a failed request.
 pub fn round(device: &dyn BlockDevice, plan: &Plan, base: &mut Vec<u8>) -> Outcome<Tally> {
     round_beside(device, plan, base, || Ok(()))
 }
 
-/// As [`round`], while `beside` does something else to the device, in this thread. The device may
-/// have grown by it.
+/// As [`round`], while `beside` does something else to the device in the calling thread. It may
+/// grow the device.
 ///
 /// # Errors
-/// As [`round`], and those of `beside`.
+/// As [`round`], and the error of `beside`.
 pub fn round_beside(
     device: &dyn BlockDevice,
     plan: &Plan,
@@ -254,7 +255,7 @@ pub fn round_beside(
     }
     sweep(device, plan, &clock, &mut events)?;
     let begin = clock.tick();
-    // What was added reads as zeros.
+    // The added space reads as zeros.
     base.resize(device.geometry().size_bytes as usize, 0);
     let mut shown = vec![0; base.len()];
     let mut queue = Blocking::open(device, plan.engine).map_err(|error| error.to_string())?;

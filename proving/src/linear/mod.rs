@@ -1,24 +1,26 @@
-//! Which results a linearizable disk may give to many threads that read, write, zero and discard
-//! the same sectors at the same time.
+//! Which results a linearizable disk may give to threads that read, write, zero and discard the
+//! same sectors at the same time.
 //!
-//! Each sector is a register. An operation takes effect at one moment between its beginning and its
-//! end, so of two that do not overlap in time the order is known, and of two that do it is not:
+//! Each sector is a register. An operation takes effect at one moment between its begin and its
+//! end. So the order of two operations is known if they do not overlap in time, and unknown if they
+//! do:
 //!
 //! ```text
-//!    W1 ├────┤                          W1 is overwritten before the read begins: it must not be seen
-//!             W2 ├─────┤                W2 may be seen, and where nothing else may, it must be
-//!                    W3 ├──────────┤    W3 may be seen or not
+//!    W1 ├────┤                          W1 is overwritten before the read begins: not allowed
+//!             W2 ├─────┤                W2 is allowed, and required if no other write is allowed
+//!                    W3 ├──────────┤    W3 is allowed
 //!                         R ├────┤
 //! ```
 //!
-//! A read that shows W3 tells that W3 has happened, so later reads must not show W2 again.
+//! A read that shows W3 proves that W3 has taken effect, so later reads must not show W2.
 //!
-//! No order is promised within a sector while somebody writes to it: a read may see a part of a
-//! write that overlaps it, and two writes that overlap may each leave a part (POSIX promises more
-//! than Linux keeps). So each *byte* must be one that an allowed write left there; and where only
-//! one write is allowed, that is the sector as a whole.
+//! Within a sector no order is promised while it is being written: a read may see part of a
+//! concurrent write, and of two concurrent writes each may leave a part. (POSIX promises more than
+//! Linux keeps.) So each *byte* must come from an allowed write. If only one write is allowed, the
+//! whole sector must come from it.
 //!
-//! `judge` is handed what all threads did ([`Event`]), afterwards; `drive.rs` makes them do it.
+//! `judge` gets the operations of all threads ([`Event`]) after they have ended. `drive.rs` runs
+//! the threads.
 
 mod drive;
 
@@ -31,45 +33,45 @@ use crate::{
 };
 use std::collections::HashMap;
 
-/// What an operation did to its sectors.
+/// The effect of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
     /// It wrote this version (0: zeros).
     Write(Version),
-    /// It read these contents.
+    /// It read these bytes.
     Read(Vec<u8>),
 }
 
-/// An operation that ended well.
+/// An operation that succeeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// What it did.
+    /// The effect.
     pub act: Act,
     /// First sector.
     pub first: u64,
-    /// How many.
+    /// Number of sectors.
     pub count: u64,
-    /// When it began, by a [`Clock`].
+    /// When it began, on a [`Clock`].
     pub begin: u64,
-    /// When it had ended.
+    /// When its completion was seen.
     pub end: u64,
 }
 
-/// A write of one sector. The contents from before have neither beginning nor end.
+/// A write of one sector, or the contents from before all writes.
 #[derive(Debug, Clone, Copy)]
 struct Wrote {
-    /// `None`: what was there before.
+    /// `None` means the contents from before.
     version: Option<Version>,
     begin: u64,
-    /// When it must have happened: when it had ended, or when a read had shown it.
+    /// The latest time at which the write took effect: its end, or the end of a read that has shown
+    /// it.
     by: u64,
 }
 
-/// Holds what was read against what may have been. `base` is what the disk showed before, from
-/// sector 0 on.
+/// Judges all reads. `base` is the contents of the disk before all operations, from sector 0 on.
 ///
 /// # Errors
-/// The first read that shows what it must not.
+/// The first read with contents that are not allowed.
 pub fn judge(base: &[u8], mut events: Vec<Event>) -> Outcome<u64> {
     events.sort_by_key(|event| event.end);
     let mut sectors: HashMap<u64, Vec<Wrote>> = HashMap::new();
@@ -82,8 +84,8 @@ pub fn judge(base: &[u8], mut events: Vec<Event>) -> Outcome<u64> {
         }
     }
     let mut judged = 0;
-    // In the order in which they ended, so that what a read told is known to all that began after
-    // it.
+    // In the order of their ends, so that what a read has proved is known to all reads that began
+    // after it.
     for event in &events {
         let Act::Read(shown) = &event.act else { continue };
         for (sector, bytes) in (event.first..).zip(shown.chunks(SECTOR_BYTES as usize)) {
@@ -100,11 +102,11 @@ fn before() -> Wrote {
 }
 
 fn judge_sector(base: &[u8], wrote: &mut [Wrote], sector: u64, bytes: &[u8], read: &Event) -> Outcome {
-    // Whatever had happened before this began has been overwritten by the time that the read began.
+    // Writes that took effect before this time were overwritten when the read began.
     let overwritten = wrote.iter().filter(|other| other.by < read.begin).map(|other| other.begin).max().unwrap_or(0);
     let may_be_seen = |wrote: &Wrote| wrote.begin < read.end && wrote.by >= overwritten;
     let found = version_of(bytes, sector);
-    // Nearly always: a whole sector of one write. (Zeros do not say whose they are.)
+    // The common case: the whole sector comes from one write. (Zeros do not tell from which.)
     if let Some(version) = found
         && let Some(seen) = wrote.iter_mut().find(|wrote| wrote.version == Some(version) && may_be_seen(wrote))
     {
@@ -123,11 +125,11 @@ fn judge_sector(base: &[u8], wrote: &mut [Wrote], sector: u64, bytes: &[u8], rea
         Some(version) => {
             let when = wrote.iter().find(|wrote| wrote.version == Some(version));
             format!(
-                "a read from {begin} to {end} shows version {version} in sector {sector} ({when:?}), where only {versions:?} can be"
+                "a read from {begin} to {end} shows version {version} in sector {sector} ({when:?}), allowed are {versions:?}"
             )
         }
         None => format!(
-            "a read from {begin} to {end} shows {byte:#04x} at byte {at} of sector {sector}, which none of {versions:?} left there"
+            "a read from {begin} to {end} shows {byte:#04x} at byte {at} of sector {sector}, which no allowed version has there ({versions:?})"
         ),
     })
 }
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_before_is_seen_and_what_it_hid_is_not() {
+    fn a_write_that_ended_is_visible_and_older_ones_are_not() {
         assert!(fits(vec![write(1, 1, 2), read(1, 3, 4)]));
         assert!(!fits(vec![write(1, 1, 2), read(0, 3, 4)]));
         assert!(!fits(vec![write(1, 1, 2), write(2, 3, 4), read(1, 5, 6)]));
@@ -177,20 +179,20 @@ mod tests {
     }
 
     #[test]
-    fn what_overlaps_may_be_seen_or_not_but_not_unseen() {
+    fn a_concurrent_write_may_be_visible_and_then_stays_visible() {
         for seen in [0, 1] {
             assert!(fits(vec![write(1, 1, 5), read(seen, 2, 3)]));
         }
         assert!(fits(vec![write(1, 1, 9), read(0, 2, 3), read(1, 4, 5)]));
         assert!(!fits(vec![write(1, 1, 9), read(1, 2, 3), read(0, 4, 5)]));
-        // Of two that overlap either may be the last, also when neither was seen meanwhile.
+        // Of two concurrent writes either may be the last, even if no read has seen them.
         for seen in [1, 2] {
             assert!(fits(vec![write(1, 1, 4), write(2, 2, 3), read(seen, 5, 6)]));
         }
     }
 
     #[test]
-    fn a_sector_is_torn_only_between_what_may_be_seen() {
+    fn a_torn_sector_consists_of_allowed_writes() {
         let mut torn = bytes_of(&[], Some(1), 0);
         torn[256..].copy_from_slice(&bytes_of(&[], Some(2), 0)[256..]);
         assert!(fits(vec![write(1, 1, 2), write(2, 3, 6), read_bytes(torn.clone(), 4, 5)]));

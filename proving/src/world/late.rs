@@ -1,18 +1,17 @@
 //! A lane of a [`World`]: a store that answers late, out of order, or never.
 //!
 //! ```text
-//!   Engine ─▶ start ─▶ waiting ─┬─▶ carried out when it comes, or when it is answered (by a seed)
+//!   Engine ─▶ start ─▶ waiting ─┬─▶ carried out at once or when answered (chosen by the seed)
 //!                               ├─▶ drive: some are answered, in any order; the others next time
-//!                               └─▶ silent: never answered, until a test lets them go on (World::end_silence)
+//!                               └─▶ silent: never answered, until World::end_silence
 //! ```
 //!
-//! What is carried out passes through the store's own methods, so that history, faults and broken
-//! rules are those of every other store. A sync that is carried out when it comes covers nothing
-//! that came later, though it is answered later. One mutex guards what waits; nothing is carried
-//! out under it, since a sync may call back ([`super::SyncHook`]).
+//! Operations are carried out by the store's own methods, so history, faults and broken rules work
+//! as for every other store. A sync that is carried out at once does not cover later writes, even
+//! if it is answered after them. One mutex guards the waiting operations. No operation is carried
+//! out under it, because a sync may call back ([`super::SyncHook`]).
 //!
-//! Tried and rejected: a thread that answers after a pause. Its order would be the machine's, which
-//! no seed repeats.
+//! Tried and rejected: a thread that answers after a pause. A seed would not reproduce its order.
 
 use super::{World, WorldStore};
 use crate::{dice::Dice, mutation::Mutation};
@@ -28,38 +27,37 @@ use std::{
     time::Duration,
 };
 
-/// How long an engine that closes waits for what is never answered.
+/// How long an engine that closes waits for an operation that is never answered.
 pub(super) const PATIENCE: Duration = Duration::from_millis(30);
 
-/// What lanes ask offsets and lengths to be multiples of. Bytes that are not go to a thread of the
+/// Alignment of offsets and lengths that lanes require. Unaligned operations go to a thread of the
 /// pool.
 const ALIGNMENT_BYTES: u32 = 512;
 
-/// A loan that waits for its answer, and how its operation ended if it was carried out already.
+/// An operation that waits for its answer, and its result if it was carried out already.
 struct Waiting {
     op: LaneOp,
     loan: Loan,
     ended: Option<io::Result<()>>,
 }
 
-/// What waits, and a choice of what is next.
+/// The waiting operations, and the random generator that chooses the next one.
 struct Queue {
     waiting: Vec<Waiting>,
-    /// Writes that were answered too early, when that rule is broken.
+    /// Writes that were answered too early, if that rule is broken: offset and bytes.
     owed: Vec<(u64, Vec<u8>)>,
     dice: Dice,
 }
 
-/// See the module.
 pub(super) struct LateLane {
     below: WorldStore,
     queue: Mutex<Queue>,
-    /// One end is polled. A byte is in it while something waits.
+    /// The end that the engine polls. It has a byte to read while operations wait.
     polled: UnixStream,
     bell: UnixStream,
 }
 
-/// A loan that is not answered, and who would carry it out.
+/// An operation that is never answered, with its memory.
 pub(super) struct Silent {
     below: WorldStore,
     op: LaneOp,
@@ -73,7 +71,7 @@ impl fmt::Debug for LateLane {
 }
 
 impl LateLane {
-    /// A lane of the file that `below` is, which must hold no lock.
+    /// A lane for the file of `below`, which must hold no lock.
     pub(super) fn new(below: WorldStore, seed: u64) -> io::Result<Self> {
         let (polled, bell) = UnixStream::pair()?;
         polled.set_nonblocking(true)?;
@@ -88,12 +86,12 @@ impl LateLane {
     }
 
     fn ring(&self) {
-        // Full is loud enough.
+        // If the socket is full, it is readable, which is enough.
         let _ = (&self.bell).write(&[1]);
     }
 }
 
-/// Carries an operation out by the store's own methods.
+/// Carries out an operation by the store's own methods.
 fn carry_out(below: &WorldStore, op: LaneOp, loan: &mut Loan) -> io::Result<()> {
     match op {
         LaneOp::Read { offset_bytes } => below.read_at(loan.bytes_mut(), offset_bytes),
@@ -142,7 +140,7 @@ impl Lane for LateLane {
         }
         let owed = std::mem::take(&mut self.queue().owed);
         for (offset_bytes, bytes) in owed {
-            // Nobody is left to be told.
+            // The operation was answered already, so the error cannot be reported.
             let _ = self.below.write_at(&bytes, offset_bytes);
         }
         if left > 0 {
@@ -163,10 +161,10 @@ impl Lane for LateLane {
     }
 }
 
-/// What becomes of operations that were never answered, when they are let go on.
+/// What happens to operations without an answer when the silence ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Afterwards {
-    /// They are carried out after all, and answered.
+    /// They are carried out and answered.
     CarriedOut,
     /// They are answered with an error.
     Failed,
@@ -175,17 +173,17 @@ pub enum Afterwards {
 }
 
 impl World {
-    /// Stores that are opened from now on have a lane that answers late, if there is a seed for it.
+    /// If a seed is given, stores that are opened from now on have a lane that answers late.
     pub fn answer_late(&self, seed: Option<u64>) {
         self.state().late = seed;
     }
 
-    /// Operations that lanes were given since the last [`World::plan`].
+    /// Operations of lanes since the last [`World::plan`].
     pub fn lane_operations(&self) -> u64 {
         self.state().lane_operations
     }
 
-    /// Counts an operation of a lane, and says whether it is never answered.
+    /// Counts an operation of a lane. Returns whether it is never answered.
     fn falls_silent(&self) -> bool {
         let mut state = self.state();
         state.lane_operations += 1;
@@ -195,12 +193,12 @@ impl World {
         falls
     }
 
-    /// Where the memory of the operations lies that were never answered: address and length.
+    /// The memory of the operations without an answer.
     pub fn silent_memory(&self) -> Vec<std::ops::Range<*const u8>> {
         self.state().silent.iter().map(|silent| silent.loan.bytes().as_ptr_range()).collect()
     }
 
-    /// Lets those go on that were never answered. Returns how many there were.
+    /// Ends the silence. Returns the number of operations that had no answer.
     pub fn end_silence(&self, afterwards: Afterwards) -> usize {
         let silent = std::mem::take(&mut self.state().silent);
         let count = silent.len();

@@ -1,17 +1,16 @@
-//! A file system in memory that remembers everything that was done to it, and can be told to fail.
+//! A file system in memory that records all operations and can be told to fail.
 //!
 //! ```text
-//!   the code under test ─▶ Files, Store ─▶ World ─┬─ what the code sees            (all that it did)
-//!                                                 ├─ history                       (every change and sync, in order ─▶ cut)
-//!                                                 ├─ faults, at the n-th operation (an error, a short write, a sync that loses)
-//!                                                 └─ broken rules                  (a sync that does nothing, ...; see `mutation`)
+//!   code under test ─▶ Files, Store ─▶ World ─┬─ what the code sees    all of its changes
+//!                                             ├─ history               all changes, syncs ─▶ cut
+//!                                             ├─ faults                at the n-th operation
+//!                                             └─ broken rules          see `mutation`
 //! ```
 //!
-//! There is no data file, so the engine moves payload through the store's own methods, and it is
-//! recorded like the rest. A world can be told to answer late ([`World::answer_late`]): then
-//! payload goes through lanes (`late.rs`), which carry the same methods out in another order, or
-//! never. One mutex guards it all. Paths are names in a flat space: directories are there when
-//! something is in them.
+//! There is no data file, so the engine writes payload through the store's methods, and it is
+//! recorded too. With [`World::answer_late`], payload goes through lanes (`late.rs`), which call
+//! the same methods in another order, or never. One mutex guards everything. There are no real
+//! directories: a directory exists if a path in it exists.
 
 mod late;
 mod store;
@@ -20,7 +19,7 @@ pub use late::Afterwards;
 
 use crate::{
     contents::{Change, Contents},
-    fault::{Fault, FaultKind, Moment},
+    fault::{Fault, FaultKind, OpKind},
     history::{Event, FileId, NameChange, Snapshot},
     mutation::{Mutation, Phase},
 };
@@ -38,13 +37,13 @@ use std::{
 };
 use store::WorldStore;
 
-/// The one device that all files are on.
+/// The device number of all files.
 const DEVICE: u64 = 77;
 
-/// Called before a sync takes effect, in the thread that syncs, with nothing locked.
+/// Called on the syncing thread before a sync takes effect, with no lock held.
 pub type SyncHook = Box<dyn FnMut() + Send>;
 
-/// See the module.
+/// The file system. Clones share their state.
 #[derive(Clone, Default)]
 pub struct World(Arc<Inner>);
 
@@ -58,38 +57,38 @@ struct Inner {
 struct State {
     now: Snapshot,
     locks: BTreeMap<FileId, Holders>,
-    /// Handles of an earlier life do nothing any more.
+    /// Number of kills. Handles from before a kill fail.
     life: u64,
-    /// As it was, durably, when recording began.
+    /// What was durable when the recording began.
     start: Snapshot,
     history: Vec<Event>,
     phase: Option<Phase>,
-    /// Syncs in this phase so far.
+    /// Syncs so far in this phase.
     syncs_in_phase: u32,
-    /// The most syncs that any phase of a kind had.
+    /// The most syncs in any phase of each kind.
     syncs_seen: BTreeMap<Phase, u32>,
-    /// A sync was left out: it is made up for when the phase ends.
+    /// Files whose syncs were left out and are made up for when the phase ends.
     owes: Vec<FileId>,
     mutation: Option<Mutation>,
-    /// How often the mutation changed something.
+    /// How often the mutation has changed the outcome of an operation.
     mutated: u64,
     fault: Option<Fault>,
     /// Operations since a fault was planned.
     operations: u64,
-    /// How often it struck.
+    /// How often the fault has occurred.
     struck: u64,
-    last_strike: Option<(FaultKind, Moment, Option<Phase>)>,
-    /// The file that it struck first.
+    last_strike: Option<(FaultKind, OpKind, Option<Phase>)>,
+    /// The first file in which the fault occurred.
     struck_file: Option<FileId>,
-    /// Stores have lanes that answer late, by this seed.
+    /// Seed of the lanes that answer late; `None` for stores without lanes.
     late: Option<u64>,
     /// Operations of lanes since a fault was planned.
     lane_operations: u64,
-    /// What lanes never answered.
+    /// Operations that are never answered.
     silent: Vec<Silent>,
 }
 
-/// A fault that waits. See [`World::suspend`].
+/// A suspended fault, see [`World::suspend`].
 #[derive(Debug, Clone, Copy)]
 pub struct Suspended(Option<Fault>, u64);
 
@@ -106,7 +105,7 @@ impl fmt::Debug for World {
 }
 
 impl World {
-    /// A world that holds these files, durably.
+    /// A world with these files, which are durable.
     pub fn of(snapshot: Snapshot) -> Self {
         let world = Self::default();
         world.state().now = snapshot;
@@ -118,53 +117,53 @@ impl World {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its files, for options that take [`Files`].
+    /// The world as [`Files`].
     pub fn files(&self) -> Files {
         Files::new(Arc::new(self.clone()))
     }
 
-    /// Everything is durable, and the history begins anew.
+    /// Makes everything durable, and starts a new history.
     pub fn settle(&self) {
         let mut state = self.state();
         state.start = state.now.clone();
         state.history.clear();
     }
 
-    /// All files as the code under test sees them now.
+    /// All files as the code under test sees them.
     pub fn snapshot(&self) -> Snapshot {
         self.state().now.clone()
     }
 
-    /// What was durable when the history began, and the history.
+    /// The files that were durable when the history began, and the history.
     pub fn history(&self) -> (Snapshot, Vec<Event>) {
         let state = self.state();
         (state.start.clone(), state.history.clone())
     }
 
-    /// Records that the user knows something new from here on.
-    pub fn note(&self, truth: usize) {
+    /// Records in the history that truth number `truth` holds from now on.
+    pub fn record_truth(&self, truth: usize) {
         self.state().history.push(Event::Truth(truth));
     }
 
-    /// The process that had files open is killed: nothing that it still does reaches them, and its
-    /// locks are gone. What it did is in the page cache, and lives on.
+    /// Kills the process that has files open: its handles fail from now on, and its locks are
+    /// released. Its writes stay in the page cache.
     pub fn kill(&self) {
         let mut state = self.state();
         state.life += 1;
         state.locks.clear();
     }
 
-    /// Sets what is called before each sync takes effect.
+    /// Sets a function that is called before each sync takes effect.
     pub fn set_hook(&self, hook: Option<SyncHook>) {
         *self.0.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
     }
 
-    /// Breaks a rule from now on.
+    /// Breaks a rule from now on; `None` ends that.
     pub fn mutate(&self, mutation: Option<Mutation>) {
         self.state().mutation = mutation;
     }
 
-    /// Whether this rule is broken: then it makes a difference now.
+    /// Whether this rule is broken. If so, counts that it has changed an outcome.
     fn breaks(&self, mutation: Mutation) -> bool {
         let mut state = self.state();
         let breaks = state.mutation == Some(mutation);
@@ -172,12 +171,12 @@ impl World {
         breaks
     }
 
-    /// How often the broken rule made a difference to what was done.
+    /// How often the broken rule has changed the outcome of an operation.
     pub fn mutated(&self) -> u64 {
         self.state().mutated
     }
 
-    /// A phase begins, and the one before ends.
+    /// Begins a phase, and ends the previous one.
     pub fn phase(&self, phase: Option<Phase>) {
         let mut state = self.state();
         for file in std::mem::take(&mut state.owes) {
@@ -187,25 +186,25 @@ impl World {
         state.syncs_in_phase = 0;
     }
 
-    /// How many syncs the longest phase of each kind had.
+    /// The most syncs in any phase of each kind.
     pub fn syncs_seen(&self) -> BTreeMap<Phase, u32> {
         self.state().syncs_seen.clone()
     }
 
-    /// Plans a fault; operations are counted from now on.
+    /// Plans a fault, and starts to count operations.
     pub fn plan(&self, fault: Option<Fault>) {
         let mut state = self.state();
         (state.fault, state.operations, state.struck, state.last_strike) = (fault, 0, 0, None);
         (state.struck_file, state.lane_operations) = (None, 0);
     }
 
-    /// Nothing fails until [`World::resume`], and nothing is counted.
+    /// Disables the fault and the counting until [`World::resume`].
     pub fn suspend(&self) -> Suspended {
         let mut state = self.state();
         Suspended(state.fault.take(), state.operations)
     }
 
-    /// See [`World::suspend`].
+    /// Enables the fault again.
     pub fn resume(&self, suspended: Suspended) {
         let mut state = self.state();
         (state.fault, state.operations) = (suspended.0, suspended.1);
@@ -216,28 +215,28 @@ impl World {
         self.state().operations
     }
 
-    /// How often the planned fault struck, and where it did last.
-    pub fn strikes(&self) -> (u64, Option<(FaultKind, Moment, Option<Phase>)>) {
+    /// How often the planned fault has occurred, and its last occurrence.
+    pub fn strikes(&self) -> (u64, Option<(FaultKind, OpKind, Option<Phase>)>) {
         let state = self.state();
         (state.struck, state.last_strike)
     }
 
-    /// Whether anybody has a file open.
+    /// Whether any file is open.
     pub fn is_open(&self) -> bool {
         self.state().locks.values().any(|holders| holders.writer || holders.readers > 0)
     }
 
-    /// Counts an operation on a file, or on a name, and says how it is to fail.
-    fn meet_fault(&self, moment: Moment, file: Option<FileId>) -> Option<FaultKind> {
+    /// Counts an operation. Returns how it must fail.
+    fn meet_fault(&self, op_kind: OpKind, file: Option<FileId>) -> Option<FaultKind> {
         let kind = {
             let mut state = self.state();
             state.operations += 1;
             let number = state.operations;
             let same_file = file.is_some() && file == state.struck_file;
-            let kind = state.fault.as_ref().and_then(|fault| fault.strikes(number, moment, same_file))?;
+            let kind = state.fault.as_ref().and_then(|fault| fault.strikes(number, op_kind, same_file))?;
             state.struck += 1;
             state.struck_file = state.struck_file.or(file);
-            state.last_strike = Some((kind, moment, state.phase));
+            state.last_strike = Some((kind, op_kind, state.phase));
             kind
         };
         if kind == FaultKind::Slow {
@@ -254,7 +253,7 @@ impl World {
             self.0.hook.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(hook);
         }
         self.check_alive(life)?;
-        if let Some(kind) = self.meet_fault(Moment::Sync, Some(file)) {
+        if let Some(kind) = self.meet_fault(OpKind::Sync, Some(file)) {
             self.state().history.push(Event::SyncFailed(file));
             return Err(kind.error());
         }
@@ -301,7 +300,7 @@ impl World {
     }
 }
 
-/// The path without `.` and `..`.
+/// The path without `.` and `..` components.
 fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -326,7 +325,7 @@ impl FileSystem for World {
         let file = match (known, options.create_new) {
             (Some(file), false) => file,
             (None, true) => {
-                if let Some(kind) = self.meet_fault(Moment::Name, None) {
+                if let Some(kind) = self.meet_fault(OpKind::Name, None) {
                     return Err(failed(kind.error()));
                 }
                 let file = {
@@ -369,7 +368,7 @@ impl FileSystem for World {
 
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
         let (from, to) = (plain(from), plain(to));
-        if let Some(kind) = self.meet_fault(Moment::Name, None) {
+        if let Some(kind) = self.meet_fault(OpKind::Name, None) {
             return Err(kind.error());
         }
         let file = {
@@ -385,7 +384,7 @@ impl FileSystem for World {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         let path = plain(path);
-        if let Some(kind) = self.meet_fault(Moment::Name, None) {
+        if let Some(kind) = self.meet_fault(OpKind::Name, None) {
             return Err(kind.error());
         }
         if !self.state().now.names.contains_key(&path) {
@@ -397,7 +396,7 @@ impl FileSystem for World {
 
     fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
         let path = plain(path);
-        if let Some(kind) = self.meet_fault(Moment::Name, None) {
+        if let Some(kind) = self.meet_fault(OpKind::Name, None) {
             return Err(kind.error());
         }
         let mut state = self.state();
@@ -418,7 +417,7 @@ impl FileSystem for World {
 
     fn facts(&self, path: &Path) -> io::Result<FileFacts> {
         let file = self.state().now.names.get(&plain(path)).copied().ok_or_else(not_found)?;
-        // Always the same: a child remembers when its parent was last changed.
+        // Always the same, because a child stores the modification time of its parent.
         let modified = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
         Ok(FileFacts { identity: (DEVICE, file as u64 + 1), modified: Some(modified) })
     }

@@ -3,7 +3,7 @@
 use super::{DEVICE, World, late::LateLane};
 use crate::{
     contents::{Change, Contents},
-    fault::{FaultKind, Moment},
+    fault::{FaultKind, OpKind},
     history::FileId,
 };
 use diskwright_store::{DataFile, FileRange, LockMode, Store, Zeroing, lane::Lane};
@@ -21,7 +21,7 @@ pub(super) struct WorldStore {
     pub(super) writable: bool,
     pub(super) lock: LockMode,
     pub(super) life: u64,
-    /// Of a world that answers late.
+    /// Present in a world that answers late.
     pub(super) lane: Option<Arc<LateLane>>,
 }
 
@@ -51,7 +51,7 @@ fn end_of(range: FileRange) -> io::Result<u64> {
 }
 
 impl WorldStore {
-    /// The same open file once more, without the lock and without a lane.
+    /// The same open file without the lock and without a lane.
     pub(super) fn unlocked(&self) -> Self {
         let (world, name) = (self.world.clone(), self.name.clone());
         let (file, writable, life) = (self.file, self.writable, self.life);
@@ -83,7 +83,7 @@ impl Store for WorldStore {
 
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         self.world.check_alive(self.life)?;
-        if let Some(kind) = self.world.meet_fault(Moment::Read, Some(self.file)) {
+        if let Some(kind) = self.world.meet_fault(OpKind::Read, Some(self.file)) {
             return Err(kind.error());
         }
         let end = end_of(FileRange { offset_bytes, len_bytes: buf.len() as u64 })?;
@@ -99,10 +99,10 @@ impl Store for WorldStore {
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
         self.check_writable()?;
         end_of(FileRange { offset_bytes, len_bytes: buf.len() as u64 })?;
-        match self.world.meet_fault(Moment::Write, Some(self.file)) {
+        match self.world.meet_fault(OpKind::Write, Some(self.file)) {
             None => self.world.change(self.file, Change::Write(offset_bytes, buf.into())),
             Some(kind) => {
-                // A part of it may have gone through before the error: never the last sector.
+                // A short write keeps some sectors, but never the last one.
                 let done = if kind == FaultKind::Short { buf.len().saturating_sub(1) / 1024 * 512 } else { 0 };
                 if done > 0 {
                     self.world.change(self.file, Change::Write(offset_bytes, buf[..done].into()));
@@ -115,7 +115,7 @@ impl Store for WorldStore {
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
         self.check_writable()?;
-        if let Some(kind) = self.world.meet_fault(Moment::Length, Some(self.file)) {
+        if let Some(kind) = self.world.meet_fault(OpKind::Length, Some(self.file)) {
             return Err(kind.error());
         }
         self.world.change(self.file, Change::Length(len_bytes));
@@ -126,11 +126,11 @@ impl Store for WorldStore {
         self.check_writable()?;
         let end = end_of(range)?;
         let held = self.len_bytes()?;
-        match self.world.meet_fault(Moment::Length, Some(self.file)) {
+        match self.world.meet_fault(OpKind::Length, Some(self.file)) {
             None if end > held => self.world.change(self.file, Change::Length(end)),
             None => {}
             Some(kind) => {
-                // Some file systems grow the file before they find that it is full.
+                // Some file systems grow the file before they find that they are full.
                 let part = range.offset_bytes.max(held).midpoint(end) & !511;
                 if kind == FaultKind::Short && part > held {
                     self.world.change(self.file, Change::Length(part));
@@ -146,8 +146,8 @@ impl Store for WorldStore {
         if end_of(range)? > self.len_bytes()? {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let moment = if how == Zeroing::Deallocate { Moment::Punch } else { Moment::Write };
-        if let Some(kind) = self.world.meet_fault(moment, Some(self.file)) {
+        let op_kind = if how == Zeroing::Deallocate { OpKind::Punch } else { OpKind::Write };
+        if let Some(kind) = self.world.meet_fault(op_kind, Some(self.file)) {
             return Err(kind.error());
         }
         self.world.change(self.file, Change::Zero(range));
@@ -174,12 +174,12 @@ impl Store for WorldStore {
         Ok(self.with(|contents| contents.next_data(offset_bytes)))
     }
 
-    /// By copying, which nobody can tell from sharing.
+    /// Copies the bytes; a caller cannot tell that from sharing.
     fn clone_range(&self, source: &dyn Store, range: FileRange, offset_bytes: u64) -> io::Result<()> {
         let mut bytes = vec![0; usize::try_from(range.len_bytes).map_err(io::Error::other)?];
         source.read_at(&mut bytes, range.offset_bytes)?;
         self.check_writable()?;
-        if let Some(kind) = self.world.meet_fault(Moment::Share, Some(self.file)) {
+        if let Some(kind) = self.world.meet_fault(OpKind::Share, Some(self.file)) {
             return Err(kind.error());
         }
         self.world.change(self.file, Change::Write(offset_bytes, bytes.into()));

@@ -1,18 +1,17 @@
-//! What a disk or a partition holds, told by the marks that file systems leave at fixed places (as
-//! `blkid` does).
+//! Detects what a disk or a partition holds, by the signatures that file systems have at fixed
+//! offsets (as `blkid` does).
 //!
-//! Only the first [`PROBE_BYTES`] are looked at, and nothing of what they say is believed but the
-//! mark itself.
+//! Only the first [`PROBE_BYTES`] are read, and only the signature itself is used.
 
-/// How much of a disk or partition is needed to tell.
+/// Bytes that are needed for the detection.
 pub const PROBE_BYTES: usize = 68 << 10;
 
-/// What was found.
+/// A detected file system or other content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Content {
-    /// As `blkid` calls it.
+    /// The type's name in `blkid`.
     pub name: &'static str,
-    /// What the kernel calls the file system; `None` for what cannot be mounted.
+    /// The kernel's name of the file system; `None` if it cannot be mounted.
     pub file_system: Option<&'static str>,
 }
 
@@ -27,8 +26,8 @@ const fn mark(offset: usize, bytes: &'static [u8], name: &'static str, file_syst
     Mark { offset, bytes, name, file_system }
 }
 
-/// Encrypted and composed volumes come first: they may begin with the remains of what was there
-/// before.
+/// Encrypted and composed volumes come first, because signatures of an older file system may still
+/// be on the disk.
 const MARKS: [Mark; 22] = [
     mark(0, b"LUKS\xba\xbe", "crypto_LUKS", None),
     mark(3, b"-FVE-FS-", "BitLocker", None),
@@ -54,14 +53,14 @@ const MARKS: [Mark; 22] = [
     mark(0x20, b"NXSB", "apfs", None),
 ];
 
-/// The ext family by its features: a journal makes ext3, extents and the like ext4.
+/// Feature bits of the ext family: a journal means ext3; extents and similar features mean ext4.
 const EXT_COMPATIBLE: usize = 0x45c;
 const EXT_INCOMPATIBLE: usize = 0x460;
 const EXT_HAS_JOURNAL: u8 = 0x04;
 const EXT4_FEATURES: u8 = 0xc0;
 
-/// Looks at the beginning of a disk or partition. Fewer than [`PROBE_BYTES`] are what a smaller one
-/// has.
+/// Detects the content from the beginning of a disk or partition. Pass fewer than [`PROBE_BYTES`]
+/// only if the device is smaller.
 pub fn content(start: &[u8]) -> Option<Content> {
     let found = MARKS.iter().find(|mark| start.get(mark.offset..).is_some_and(|rest| rest.starts_with(mark.bytes)))?;
     let mut name = found.name;
@@ -79,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_found_where_they_stand() {
+    fn signatures_are_found_at_their_offsets() {
         for mark in &MARKS {
             let mut start = vec![0; PROBE_BYTES];
             start[mark.offset..][..mark.bytes.len()].copy_from_slice(mark.bytes);

@@ -1,7 +1,7 @@
-//! How `detach` speaks with the supervisor of a disk: one line of JSON there, one back, over a
-//! socket that only its owner can reach.
+//! How `detach` talks to the supervisor of a disk: a request and an answer, one line of JSON each,
+//! over a unix socket that only its owner can reach.
 
-use crate::attach::{error::AttachError, record::Home, release::Detach};
+use crate::attach::{error::AttachError, record::RecordDir, release::Detach};
 use serde::{Deserialize, Serialize};
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -9,33 +9,33 @@ use std::{
     time::Duration,
 };
 
-/// Longest line that is read.
+/// The longest line that is read.
 const LINE_BYTES: u64 = 64 << 10;
 
-/// How long the supervisor waits for a line. The one who asks waits as long as it takes: a flush
-/// may be slow.
+/// How long the supervisor waits for a request. `detach` itself waits for the answer without a
+/// limit, because a flush may be slow.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the supervisor answers.
+/// The supervisor's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Answer {
-    /// The disk is detached.
+    /// The disk was detached.
     Detached,
-    /// It is detached, but something was lost: a sentence.
+    /// The disk was detached, but data was lost. The text is a sentence.
     Lost(String),
-    /// It is still attached: a sentence.
+    /// The disk is still attached. The text is a sentence.
     Refused(String),
 }
 
-/// Asks the supervisor to detach, and waits until it has.
+/// Asks the supervisor to detach the disk, and waits for the answer.
 ///
 /// # Errors
-/// Its sentence; or that it is not there.
-pub(crate) fn ask(home: &Home, detach: Detach) -> Result<(), AttachError> {
+/// The supervisor's error, or that it cannot be reached.
+pub(crate) fn ask(home: &RecordDir, detach: Detach) -> Result<(), AttachError> {
     let path = home.control();
     let failed = |source: io::Error| AttachError::State {
-        doing: "speak with the supervisor by",
+        doing: "talk to the supervisor over",
         path: path.clone(),
         source,
         hint: "; try again",
@@ -48,13 +48,13 @@ pub(crate) fn ask(home: &Home, detach: Detach) -> Result<(), AttachError> {
     }
 }
 
-/// The question of somebody who has connected.
+/// Reads the request of a client that has connected.
 pub(crate) fn question(stream: &UnixStream) -> io::Result<Detach> {
     stream.set_read_timeout(Some(PATIENCE))?;
     receive(stream)
 }
 
-/// The answer.
+/// Sends the answer.
 pub(crate) fn answer(stream: &mut UnixStream, answer: &Answer) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     send(stream, answer)
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_and_its_answer() {
+    fn a_request_and_its_answer() {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         let detach = Detach { unmount: true, force: false };
         send(&mut ours, &detach).unwrap();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_question() {
+    fn invalid_requests_are_errors() {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         ours.write_all(b"detach!\n").unwrap();
         assert!(question(&theirs).is_err());

@@ -1,4 +1,4 @@
-//! What can go wrong with attaching and detaching.
+//! Errors of attaching and detaching.
 
 use crate::{attach::usage::Use, fuse::FuseError, ublk::UblkError};
 use std::{io, path::PathBuf};
@@ -6,21 +6,21 @@ use std::{io, path::PathBuf};
 /// Why a disk was not attached, or not detached.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// FUSE failed.
+    /// The FUSE mount failed.
     #[error(transparent)]
     Fuse(#[from] FuseError),
-    /// ublk failed.
+    /// The ublk device failed.
     #[error(transparent)]
     Ublk(#[from] UblkError),
-    /// Neither kind of block device can be had.
-    #[error("{other}; nor is there ublk, which does without ({})", ublk.briefly())]
+    /// Neither ublk nor a loop device is available.
+    #[error("{other}; and ublk, which needs no loop device, is not available ({})", ublk.briefly())]
     NoDevice {
         /// Why there is no ublk device.
         ublk: UblkError,
         /// Why there is no loop device.
         other: Box<AttachError>,
     },
-    /// Options that cannot be.
+    /// Options that contradict each other or that this user may not use.
     #[error("{what}; {hint}")]
     BadOptions {
         /// What is wrong.
@@ -28,55 +28,55 @@ pub enum AttachError {
         /// What to do.
         hint: &'static str,
     },
-    /// The place where attached disks are recorded cannot be used.
+    /// The folder with the records of attached disks cannot be used.
     #[error("cannot {doing} {}: {source}{hint}", path.display())]
     State {
-        /// As in "create".
+        /// The operation, as in "create".
         doing: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The cause.
         source: io::Error,
-        /// Begins with "; ", or is empty.
+        /// A hint that begins with "; ", or empty.
         hint: &'static str,
     },
-    /// The same file is attached.
-    #[error("{}: it is already attached as {}; detach that first", file.display(), place.display())]
+    /// The same image is already attached.
+    #[error("{}: already attached as {}; detach it first", file.display(), place.display())]
     AlreadyAttached {
         /// The image.
         file: PathBuf,
-        /// Device or file by which it is reached.
+        /// The device, or the file, by which it is reached.
         place: PathBuf,
     },
-    /// Nothing of that name is attached.
-    #[error("{}: it is not attached; `diskwright attached` lists what is", target.display())]
+    /// No attached disk has this name.
+    #[error("{}: not attached; `diskwright attached` lists the attached disks", target.display())]
     NotAttached {
-        /// As given.
+        /// The name that the user gave.
         target: PathBuf,
     },
-    /// It is in use.
-    #[error("{} is {}; end that first{hint}, or insist with --force", place.display(), sentence_of(uses))]
+    /// The disk is in use.
+    #[error("{} is {}; end this use first{hint}, or detach with --force", place.display(), sentence_of(uses))]
     InUse {
         /// The device.
         place: PathBuf,
-        /// By what. At least one.
+        /// The uses, at least one.
         uses: Vec<Use>,
-        /// Begins with " (", or is empty.
+        /// A hint that begins with " (", or empty.
         hint: &'static str,
     },
-    /// No loop device.
+    /// A loop device could not be set up.
     #[error("cannot {doing} a loop device ({}): {source}{hint}", path.display())]
     Loop {
-        /// As in "set up".
+        /// The operation, as in "set up".
         doing: &'static str,
         /// The device.
         path: PathBuf,
-        /// What the system said.
+        /// The cause.
         source: io::Error,
-        /// Begins with "; ", or is empty.
+        /// A hint that begins with "; ", or empty.
         hint: &'static str,
     },
-    /// What is to be mounted is not there, or cannot be mounted.
+    /// The file system to mount does not exist or cannot be mounted.
     #[error("{}: {what}", file.display())]
     Content {
         /// The image.
@@ -84,28 +84,28 @@ pub enum AttachError {
         /// What was found, what was expected, what to do.
         what: String,
     },
-    /// The process that serves the disk failed.
+    /// The server process failed.
     #[error("{0}")]
     Server(String),
-    /// It cannot serve anything on this machine.
+    /// This machine lacks something that the server needs.
     #[error("{0}")]
     Machine(String),
-    /// What was written last did not reach the disk.
+    /// Data that was written last did not reach the disk.
     #[error("{}: {what}", place.display())]
     Flush {
         /// The device.
         place: PathBuf,
-        /// What happened, and what that means.
+        /// What happened and what it means.
         what: String,
     },
-    /// The process that watches over the disk did not do what it was asked for.
+    /// The supervisor did not do what it was asked to do.
     #[error("{0}")]
     Supervisor(String),
 }
 
 /// "mounted at /mnt, and open in dd (process 12, /dev/loop0)".
 fn sentence_of(uses: &[Use]) -> String {
-    /// More than anybody reads.
+    /// Further uses are only counted.
     const SHOWN: usize = 4;
     let mut words: Vec<String> = uses.iter().take(SHOWN).map(ToString::to_string).collect();
     if uses.len() > SHOWN {

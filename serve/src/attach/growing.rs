@@ -1,5 +1,5 @@
-//! A disk that grows while it is attached: the server in a thread of this process, a real FUSE
-//! mount and a real loop device.
+//! Test: a disk grows while it is attached. The server runs in a thread of this process, with a
+//! real FUSE mount and a real loop device.
 
 use super::{
     loop_device::{self, LoopOptions},
@@ -21,7 +21,7 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
-/// The server's output: each line is a message.
+/// The server's output: each line becomes a message.
 struct Lines(Sender<ServerSays>);
 
 impl Write for Lines {
@@ -35,8 +35,8 @@ impl Write for Lines {
     }
 }
 
-fn hear(said: &Receiver<ServerSays>) -> ServerSays {
-    said.recv_timeout(Duration::from_secs(60)).expect("the server says something")
+fn next_message(said: &Receiver<ServerSays>) -> ServerSays {
+    said.recv_timeout(Duration::from_secs(60)).expect("the server sends a message")
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn the_loop_device_of_a_disk_that_grows_has_the_new_size() {
             let (disk, at) = (Arc::clone(&disk), At::Mount(point.clone()));
             thread::spawn(move || serve_disk(disk, &at, EngineKind::Auto, &mut Lines(say)))
         };
-        match hear(&said) {
+        match next_message(&said) {
             ServerSays::Ready { size, .. } => assert_eq!(size, 8 * MIB),
             ServerSays::Failed { error, machine: true } => return println!("skipped: {error}"),
             other => panic!("{other:?}"),
@@ -85,7 +85,7 @@ fn the_loop_device_of_a_disk_that_grows_has_the_new_size() {
         file.write_all_at(&[1; 4096], 8 * MIB - 4096).unwrap();
 
         disk.grow(20 * MIB).unwrap();
-        assert_eq!(hear(&said), ServerSays::Resized { size: 20 * MIB });
+        assert_eq!(next_message(&said), ServerSays::Resized { size: 20 * MIB });
         assert_eq!(fs::metadata(&point).unwrap().len(), 20 * MIB, "{name}: the FUSE file has grown");
         loop_device::follow_size(&device, &point).unwrap();
         assert_eq!(shown_bytes(), 20 * MIB, "{name}: the loop device has grown");
@@ -101,10 +101,10 @@ fn the_loop_device_of_a_disk_that_grows_has_the_new_size() {
             assert_eq!(found, [byte; 4096], "{name}: written through the loop device");
         }
         drop(io);
-        assert!(loop_device::let_go(&device).unwrap());
+        assert!(loop_device::free(&device).unwrap());
         fuse::unmount(&point, false).unwrap();
-        assert_eq!(hear(&said), ServerSays::Closing);
-        assert_eq!(hear(&said), ServerSays::Closed { error: None });
+        assert_eq!(next_message(&said), ServerSays::Closing);
+        assert_eq!(next_message(&said), ServerSays::Closed { error: None });
         server.join().unwrap().unwrap();
         drop(disk);
         assert_eq!(Disk::open(&path, &OpenOptions::default()).unwrap().geometry().size_bytes, 20 * MIB);

@@ -1,13 +1,13 @@
-//! Loop devices over the FUSE file: getting one, its partitions, letting it go.
+//! Loop devices over the FUSE file: setting them up, their partitions, and freeing them.
 //!
 //! ```text
-//!   loop-control ─▶ a free number ─▶ /dev/loopN ─▶ LOOP_CONFIGURE (file, sector, direct I/O, partition scan), in one step
-//!                                         │
-//!                                         └─▶ the kernel found no partitions though the table has some? it is told of them (BLKPG)
+//!   loop-control ─▶ a free number ─▶ /dev/loopN
+//!     ─▶ LOOP_CONFIGURE (file, sector size, direct I/O, partition scan), in one step
+//!     ─▶ partitions in the table that the kernel did not find are added (BLKPG)
 //! ```
 //!
-//! Nodes in `/dev` are made by the kernel (devtmpfs) or udev, and never here: where they do not
-//! come, the caller is told.
+//! The nodes in `/dev` are made by the kernel (devtmpfs) or by udev, never here. If a node does not
+//! appear, the caller gets an error.
 
 use crate::attach::{
     contents::{self, Content, PROBE_BYTES},
@@ -33,34 +33,34 @@ use std::{
 
 const CONTROL: &str = "/dev/loop-control";
 
-/// How often another program may take the free device before us.
+/// How often another program may take the free loop device before us.
 const RACES: u32 = 64;
 
-/// How long a node may take to appear.
+/// How long a device node may take to appear.
 pub const NODE_PATIENCE: Duration = Duration::from_secs(2);
 
 const POLL_PAUSE: Duration = Duration::from_millis(5);
 
-/// What a loop device is to show.
+/// What a loop device shows.
 #[derive(Debug, Clone, Copy)]
 pub struct LoopOptions<'a> {
-    /// The file.
+    /// The backing file.
     pub file: &'a Path,
-    /// The image, for those who list loop devices.
+    /// The image's name, for programs that list loop devices.
     pub name: &'a Path,
-    /// First byte.
+    /// First byte of the backing file that is shown.
     pub offset_bytes: u64,
-    /// Length; 0 is all that follows.
+    /// Length in bytes; 0 means up to the end of the file.
     pub len_bytes: u64,
-    /// Logical sector.
+    /// Logical sector size.
     pub sector_bytes: u32,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// Whether it may have partitions.
+    /// Whether the kernel scans for partitions.
     pub partitions: bool,
 }
 
-/// Gets a free loop device and gives it the file.
+/// Sets up a free loop device on the file. Returns its path.
 ///
 /// # Errors
 /// [`AttachError::Loop`].
@@ -91,7 +91,7 @@ pub fn set_up(options: &LoopOptions<'_>) -> Result<PathBuf, AttachError> {
         let number = loop_device::free_number(control.as_fd())
             .map_err(|errno| failed("find", control_path, errno, hint_of(errno)))?;
         let path = PathBuf::from(format!("/dev/loop{number}"));
-        let hint = "; no device node came for it: where /dev is not kept by the kernel (a container), let it have loop devices";
+        let hint = "; the device node did not appear; in a container, pass loop devices through to /dev";
         if !wait_for_node(&path) {
             return Err(failed("find", &path, Errno::NOENT, hint));
         }
@@ -99,21 +99,21 @@ pub fn set_up(options: &LoopOptions<'_>) -> Result<PathBuf, AttachError> {
             .map_err(|errno| failed("open", &path, errno, hint_of(errno)))?;
         match loop_device::configure(device.as_fd(), &config) {
             Ok(()) => return Ok(path),
-            // Somebody else was faster.
+            // Another program took the device first.
             Err(Errno::BUSY) => continue,
             Err(errno) => return Err(failed("set up", &path, errno, "; it needs Linux 5.8")),
         }
     }
-    Err(failed("find", control_path, Errno::BUSY, "; other programs take every free one; try again"))
+    Err(failed("find", control_path, Errno::BUSY, "; other programs took every free device first; try again"))
 }
 
 fn hint_of(errno: Errno) -> &'static str {
     match errno {
         Errno::ACCESS | Errno::PERM => {
-            "; only root has block devices: be root, or take --fuse DIR, which gives the disk as a file"
+            "; block devices need root: run as root, or use --fuse DIR, which shows the disk as a file"
         }
         Errno::NOENT | Errno::NODEV | Errno::NXIO | Errno::NOTTY => {
-            "; there is no loop driver here: load it (modprobe loop), in a container let it have the devices, or take --fuse DIR"
+            "; there is no loop driver: load it (modprobe loop), pass its devices through to the container, or use --fuse DIR"
         }
         Errno::NOSPC | Errno::NOMEM => "; all loop devices are in use (see losetup --list)",
         _ => "",
@@ -124,7 +124,7 @@ fn wait_for_node(path: &Path) -> bool {
     wait_until(NODE_PATIENCE, || path.exists())
 }
 
-/// Looks again and again, for at most `patience`.
+/// Polls until `is_so` returns true, for at most `patience`. Returns whether it did.
 pub fn wait_until(patience: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let until = Instant::now() + patience;
     loop {
@@ -138,23 +138,23 @@ pub fn wait_until(patience: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Gives a loop device the length that its file has now.
+/// Updates a loop device to the present length of its file.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn follow_size(path: &Path, file: &Path) -> io::Result<()> {
-    // The kernel learns the length of a FUSE file when somebody asks for it.
+    // The kernel updates its length of a FUSE file when the file is stat'ed.
     rustix::fs::stat(file)?;
     let device = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(loop_device::set_capacity(device.as_fd())?)
 }
 
-/// Takes the file from a loop device. `Ok(false)`: another process has the device open, and the
+/// Detaches the file from a loop device. `Ok(false)`: another process has the device open, and the
 /// kernel frees it when that process closes it.
 ///
 /// # Errors
-/// What the system says. That it has no file, or is not there, is no error.
-pub fn let_go(path: &Path) -> io::Result<bool> {
+/// The error of the system. No error if the device has no file or does not exist.
+pub fn free(path: &Path) -> io::Result<bool> {
     match rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
         Ok(device) => match loop_device::clear(device.as_fd()) {
             Ok(()) | Err(Errno::NXIO) => {}
@@ -163,20 +163,20 @@ pub fn let_go(path: &Path) -> io::Result<bool> {
         Err(Errno::NOENT | Errno::NXIO) => return Ok(true),
         Err(errno) => return Err(errno.into()),
     }
-    Ok(wait_until(NODE_PATIENCE, || !shows_anything(path)))
+    Ok(wait_until(NODE_PATIENCE, || !has_backing_file(path)))
 }
 
-/// Whether a loop device shows `file`. The kernel is asked for the name only, so a file whose
-/// server is gone does no harm.
-pub fn shows(path: &Path, file: &Path) -> bool {
+/// Whether a loop device is backed by `file`. Only names are compared, so this works even if the
+/// FUSE server of the file is gone.
+pub fn is_backed_by(path: &Path, file: &Path) -> bool {
     match fs::read(backing_file_of(path)) {
         Ok(text) => text.strip_suffix(b"\n").unwrap_or(&text) == file.as_os_str().as_bytes(),
-        // Without /sys nobody can tell, and the record is believed.
+        // Without /sys this cannot be checked; the record is trusted.
         Err(_) => !Path::new("/sys/block").exists(),
     }
 }
 
-fn shows_anything(path: &Path) -> bool {
+fn has_backing_file(path: &Path) -> bool {
     backing_file_of(path).exists()
 }
 
@@ -184,19 +184,19 @@ fn backing_file_of(path: &Path) -> PathBuf {
     Path::new("/sys/block").join(path.file_name().unwrap_or_default()).join("loop/backing_file")
 }
 
-/// A partition as this machine shows it.
+/// A partition of an attached disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Number, place.
+    /// Number and range.
     pub partition: Partition,
-    /// Its node, if there is one.
+    /// Its device node, if there is one.
     pub device: Option<PathBuf>,
-    /// What is in it.
+    /// Its content, if it was recognized.
     pub content: Option<Content>,
 }
 
-/// The partitions of a device: those that the table names, of which the kernel is told where it did
-/// not find them itself.
+/// The partitions in the partition table of a device. Adds those to the kernel that it has not
+/// found itself.
 ///
 /// # Errors
 /// The device cannot be read.
@@ -207,7 +207,7 @@ pub fn find_partitions(device: &Path, size_bytes: u64, sector_bytes: u32) -> io:
     let mut found = Vec::new();
     for partition in table {
         let Partition { number, start_bytes, len_bytes } = partition;
-        // EBUSY: the kernel has found it. Any other failure leaves it without a node.
+        // EBUSY means that the kernel knows the partition. After any other error it has no node.
         let known = match loop_device::add_partition(file.as_fd(), number, start_bytes, len_bytes) {
             Ok(()) => true,
             Err(errno) => errno == Errno::BUSY,
@@ -227,17 +227,18 @@ fn node_of_partition(device: &Path, number: u32) -> PathBuf {
     node.into()
 }
 
-/// Waits for a node only where nodes come by themselves: where `/dev` is a devtmpfs, or udev runs.
+/// Whether a device node exists. Waits for it only if `/dev` is a devtmpfs or udev runs, because
+/// otherwise no node will appear.
 fn has_node(node: &Path) -> bool {
     let dev = usage::mounts().ok().and_then(|mounts| mounts.into_iter().rfind(|mount| mount.dir == Path::new("/dev")));
     let comes = Path::new("/run/udev/control").exists() || dev.is_some_and(|mount| mount.file_system == "devtmpfs");
     if comes { wait_for_node(node) } else { node.exists() }
 }
 
-/// What a device, or a range of it, holds.
+/// Detects the content of a device, or of a range of it.
 ///
 /// # Errors
-/// It cannot be read.
+/// The device cannot be read.
 pub fn probe(device: &File, start_bytes: u64, len_bytes: u64) -> io::Result<Option<Content>> {
     let mut start = vec![0; PROBE_BYTES.min(usize::try_from(len_bytes).unwrap_or(PROBE_BYTES))];
     device.read_exact_at(&mut start, start_bytes)?;

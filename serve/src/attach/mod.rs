@@ -1,40 +1,42 @@
-//! Attaching: a disk becomes a block device of this machine, its partitions included, or, for those
-//! who are not root, a file.
+//! Attaching: a disk becomes a block device of this machine with its partitions, or a file for
+//! users other than root.
 //!
 //! ```text
 //!   image file ─▶ Disk ─▶ ublk device ─────────────┬─▶ partitions ─▶ mounted file system
 //!                      └▶ FUSE file ─▶ loop device ─┘
 //!                 \_ server process _/ \__________ supervisor process _______________/
 //!
-//!   record.rs       what is attached, on disk for every command to see     run_dir.rs   in which folder
-//!   supervisor.rs   the process that puts it together, answers `detach`, and outlives the server
-//!   server.rs       the process that moves the bytes
-//!   release.rs      taking it apart, in order
-//!   control.rs      a question to the supervisor
-//!   loop_device.rs  loop devices and partition nodes        partitions.rs   partition tables, pure
-//!   mounting.rs     which file system, and where            contents.rs     what a partition holds, pure
-//!   usage.rs        who uses a device                       process.rs      who is alive
+//!   record.rs       records of attached disks, in files         run_dir.rs    their folder
+//!   supervisor.rs   the process that sets up, answers `detach`, and outlives the server
+//!   server.rs       the process that does the I/O
+//!   release.rs      detaching: taking everything apart, in order
+//!   control.rs      requests to the supervisor
+//!   loop_device.rs  loop devices and partition nodes            partitions.rs  tables, pure
+//!   mounting.rs     what to mount, and mounting it              contents.rs    signatures, pure
+//!   usage.rs        who uses a device                           process.rs     pid and start time
 //! ```
 //!
-//! A ublk device is taken where the kernel has the driver, for a request then passes one queue
-//! instead of two and a file system; else a loop device over a FUSE file.
+//! A ublk device is used if the kernel has the driver, because a request then passes one queue
+//! instead of two queues and a file system. Otherwise a loop device over a FUSE file is used.
 //!
-//! Every layer has an owner whose end takes down what lies above: without its server the FUSE file,
-//! or the ublk device, answers with errors, so nothing hangs; the supervisor then unmounts and
-//! frees the device; without a supervisor, the next command does.
+//! If a process dies, nothing hangs, and the layers above it are taken down:
 //!
-//! A disk inside an attached disk is an image file on a mounted file system, and attaches as any
-//! other. Discards pass through all layers: file system, ublk (or loop device and FUSE, as
-//! `FALLOC_FL_PUNCH_HOLE`), and the disk gives the space back.
+//! - The server dies: the kernel answers all requests with errors. The supervisor unmounts and
+//!   frees the device.
+//! - The supervisor dies too: the next command clears up ([`clear_stale`]).
+//!
+//! An image on a file system of an attached disk attaches as any other image. Discards pass through
+//! all layers: file system, ublk (or loop device and FUSE, as `FALLOC_FL_PUNCH_HOLE`), and the disk
+//! frees the space.
 
-pub mod contents;
+mod contents;
 mod control;
-pub mod error;
+mod error;
 mod loop_device;
 mod mounting;
-pub mod partitions;
+mod partitions;
 mod process;
-pub mod record;
+mod record;
 mod release;
 mod run_dir;
 mod server;
@@ -43,7 +45,7 @@ mod usage;
 
 pub use error::AttachError;
 pub use process::Process;
-pub use record::{Held, Home, MountRecord, PartitionRecord, Record, Registry, ShownBy};
+pub use record::{MountRecord, PartitionRecord, Record, RecordDir, Registry, RegistryLock, ShownBy};
 pub use release::Detach;
 pub use server::{At, ServerSays, serve_disk};
 pub use supervisor::{Attached, attach};
@@ -60,20 +62,20 @@ use std::{
 pub struct AttachOptions {
     /// The image.
     pub file: PathBuf,
-    /// Mount it there as a file, and make no block device. A directory gets the file `disk`; a file
-    /// is covered.
+    /// Show the disk as a file here, without a block device. In a directory the file is called
+    /// `disk`; a file is covered by the mount.
     pub fuse_dir: Option<PathBuf>,
-    /// By which kind of block device; none is the best that this machine has.
+    /// The kind of block device; `None` means ublk if available, else loop.
     pub by: Option<DeviceKind>,
-    /// Mount what is inside there.
+    /// Mount the disk's file system at this directory.
     pub mount: Option<PathBuf>,
-    /// Which partition to mount.
+    /// The partition to mount; `None` means the only one with a file system, or the whole disk.
     pub partition: Option<u32>,
-    /// Whether the server drops all writes at the end; for the record only.
+    /// Whether the server drops all writes on detach. Only copied into the record.
     pub ephemeral: bool,
 }
 
-/// The kinds of block device that a disk can be made.
+/// Kinds of block devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     /// By the kernel's ublk driver.
@@ -82,14 +84,14 @@ pub enum DeviceKind {
     Loop,
 }
 
-/// How long a server may take to close its disk, where nobody listens to how far it is, or where it
-/// is ended by force.
+/// How long a server may take to close its disk if it is ended by force or if no supervisor waits
+/// for it.
 pub(super) const END_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Detaches what `target` names: an image, a device, a mount.
+/// Detaches a disk, given its image, device or mount point.
 ///
 /// # Errors
-/// [`AttachError`]; for most of them it is still attached.
+/// [`AttachError`]. After most of them the disk is still attached.
 pub fn detach(registry: &Registry, target: &Path, how: Detach) -> Result<Record, AttachError> {
     let (home, record) = registry.find(target)?;
     if record.is_supervised() {
@@ -97,7 +99,7 @@ pub fn detach(registry: &Registry, target: &Path, how: Detach) -> Result<Record,
         return Ok(record);
     }
     let lock = registry.lock()?;
-    // Whoever had the lock may have cleared it away meanwhile, and attached the disk anew.
+    // The previous holder of the lock may have cleared the record and attached the disk again.
     let (home, mut record) = registry.find(target)?;
     if record.is_supervised() {
         drop(lock);
@@ -118,7 +120,7 @@ pub fn detach(registry: &Registry, target: &Path, how: Detach) -> Result<Record,
         && !(how.force && release::end_server(&record))
     {
         return Err(AttachError::Server(format!(
-            "process {} has not closed the disk yet; see {}",
+            "the server process {} has not closed the disk yet; see its log {}",
             server.pid,
             home.log().display()
         )));
@@ -127,14 +129,14 @@ pub fn detach(registry: &Registry, target: &Path, how: Detach) -> Result<Record,
     Ok(record)
 }
 
-/// Everything that is mounted from an attached disk, whoever did it.
+/// All directories on which a file system of the disk is mounted, by attach or by others.
 pub fn mounted_from(record: &Record) -> Vec<PathBuf> {
     let devices = usage::Devices::of(record.device.iter().chain(&record.more_devices));
     let mounts = usage::mounts().unwrap_or_default();
     mounts.into_iter().filter(|mount| devices.carry(mount)).map(|mount| mount.dir).collect()
 }
 
-/// Clears away what is recorded but no longer there, and says of each a sentence.
+/// Clears up disks whose processes have died. Returns a sentence about each.
 ///
 /// # Errors
 /// The records cannot be read.
@@ -142,21 +144,22 @@ pub fn clear_stale(registry: &Registry) -> Result<Vec<String>, AttachError> {
     clear_all_stale(registry, &registry.lock()?)
 }
 
-fn clear_all_stale(registry: &Registry, lock: &Held) -> Result<Vec<String>, AttachError> {
+fn clear_all_stale(registry: &Registry, lock: &RegistryLock) -> Result<Vec<String>, AttachError> {
     let mut said = Vec::new();
     for (home, record) in registry.all()? {
         let (file, lost) = (record.file.display().to_string(), record.lost.clone());
         if clear_if_stale(&home, record, lock).is_ok_and(|was_there| was_there) {
-            let why = lost
-                .unwrap_or_else(|| "the processes that served it are gone; what was left of it is cleared away".into());
+            let why =
+                lost.unwrap_or_else(|| "the processes that served it have died; its leftovers were cleared up".into());
             said.push(format!("{file}: {why}"));
         }
     }
     Ok(said)
 }
 
-/// Clears away a record without processes. `Err` gives back one that is alive.
-fn clear_if_stale(home: &Home, mut record: Record, lock: &Held) -> Result<bool, Box<Record>> {
+/// Clears up a record if its processes have died. `Err` returns a record that is alive or could not
+/// be cleared.
+fn clear_if_stale(home: &RecordDir, mut record: Record, lock: &RegistryLock) -> Result<bool, Box<Record>> {
     if record.is_supervised() || record.server.is_some_and(Process::is_alive) {
         return Err(Box::new(record));
     }

@@ -1,13 +1,14 @@
-//! Mounting what is inside an attached disk.
+//! Mounts a file system of an attached disk.
 //!
 //! ```text
-//!   --partition N ─▶ that one
-//!   no partitions ─▶ the whole disk             ─▶ its device; a partition without a node gets a loop device of its own ─▶ mount(2)
+//!   --partition N ─▶ that partition
+//!   no partitions ─▶ the whole disk                      ─▶ its device ─▶ mount(2)
 //!   partitions    ─▶ the only one with a file system
+//!
+//!   A partition without a device node gets a loop device of its own.
 //! ```
 //!
-//! What is inside comes from elsewhere, so it is mounted without devices and without set-user-id
-//! programs.
+//! The file system is untrusted, so it is mounted with nodev and nosuid.
 
 use crate::attach::{
     error::AttachError,
@@ -20,11 +21,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Mounts at `dir` and notes it in the record. Warnings are sentences for the user.
+/// Mounts at `dir` and adds the mount to the record. `warnings` receives sentences for the user.
 ///
 /// # Errors
-/// [`AttachError`]; nothing stays mounted then, but a further loop device may be noted in the
-/// record.
+/// [`AttachError`]. Nothing stays mounted then, but the record may have gained a loop device.
 pub fn mount(
     record: &mut Record,
     file_systems: &[Option<&'static str>],
@@ -34,7 +34,7 @@ pub fn mount(
     warnings: &mut Vec<String>,
 ) -> Result<(), AttachError> {
     let bad = |what: String| AttachError::Content { file: record.file.clone(), what };
-    let dir = dir.canonicalize().map_err(|source| bad(format!("cannot mount it at {}: {source}", dir.display())))?;
+    let dir = dir.canonicalize().map_err(|source| bad(format!("cannot mount at {}: {source}", dir.display())))?;
     let (device, file_system) = match choose(record, file_systems, whole, partition).map_err(bad)? {
         Chosen::Whole(file_system) => (record.place().to_owned(), file_system),
         Chosen::Partition(index, file_system) => (node(record, index, warnings)?, file_system),
@@ -46,18 +46,18 @@ pub fn mount(
     rustix::mount::mount(&device, &dir, file_system, flags, None).map_err(|errno| {
         let source = io::Error::from(errno);
         let hint = match errno {
-            Errno::NODEV => format!("this kernel cannot mount {file_system}; look at the disk with another system"),
+            Errno::NODEV => format!("this kernel does not support {file_system}; mount the disk on a system that does"),
             Errno::ROFS | Errno::ACCESS if record.read_only => {
-                "it was not unmounted cleanly and would have to be repaired first; attach it with --ephemeral instead of --read-only".into()
+                "the file system was not unmounted cleanly, and its journal must be replayed; attach with --ephemeral instead of --read-only".into()
             }
             Errno::INVAL if file_system == "xfs" => {
-                "if another XFS with the same UUID is mounted (a copy, or another child of the same disk), attach without --mount and mount the device with `-o nouuid`; else it may be damaged: the kernel's log (dmesg) says more".into()
+                "if another XFS with the same UUID is mounted (a copy, or another child of the same disk), attach without --mount and mount the device with `-o nouuid`; otherwise it may be damaged: see the kernel's log (dmesg)".into()
             }
             Errno::INVAL | Errno::UCLEAN | Errno::IO => {
-                "it may be damaged; the kernel's log (dmesg) says more, and a check (fsck) may repair it".into()
+                "the file system may be damaged; see the kernel's log (dmesg), and try to repair it (fsck)".into()
             }
-            Errno::BUSY => "something is mounted there already, or it is in use; choose another folder".into(),
-            _ => "the kernel's log (dmesg) may say more".into(),
+            Errno::BUSY => "the folder is a mount point already, or it is in use; choose another folder".into(),
+            _ => "see the kernel's log (dmesg)".into(),
         };
         AttachError::Content {
             file: record.file.clone(),
@@ -75,11 +75,11 @@ pub fn mount(
 #[derive(Debug, PartialEq, Eq)]
 enum Chosen {
     Whole(&'static str),
-    /// By its place in the record.
+    /// The partition's index in the record, and its file system.
     Partition(usize, &'static str),
 }
 
-/// What to mount, or a sentence that says why that cannot be told.
+/// Chooses what to mount. The error is a sentence.
 fn choose(
     record: &Record,
     file_systems: &[Option<&'static str>],
@@ -89,26 +89,28 @@ fn choose(
     let partitions = &record.partitions;
     if let Some(number) = wanted {
         let Some(index) = partitions.iter().position(|partition| partition.number == number) else {
-            return Err(format!("it has no partition {number}; it has {}", inventory(record)));
+            return Err(format!("there is no partition {number}; the disk has {}", inventory(record)));
         };
         let file_system = file_systems.get(index).copied().flatten();
         return file_system.map(|file_system| Chosen::Partition(index, file_system)).ok_or_else(|| {
-            let found = partitions[index].content.as_deref().unwrap_or("nothing that is known");
-            format!("partition {number} has no file system to mount; it holds {found}")
+            let found = partitions[index].content.as_deref().unwrap_or("no known content");
+            format!("partition {number} has no file system that can be mounted; it holds {found}")
         });
     }
     if partitions.is_empty() {
         return whole
             .map(Chosen::Whole)
-            .ok_or_else(|| format!("it has no file system to mount; it has {}", inventory(record)));
+            .ok_or_else(|| format!("the disk has no file system that can be mounted; it has {}", inventory(record)));
     }
     let mut mountable =
         file_systems.iter().enumerate().filter_map(|(index, found)| found.map(|name| Chosen::Partition(index, name)));
     match (mountable.next(), mountable.next()) {
         (Some(only), None) => Ok(only),
-        (None, _) => Err(format!("none of its partitions has a file system to mount; it has {}", inventory(record))),
+        (None, _) => {
+            Err(format!("no partition has a file system that can be mounted; the disk has {}", inventory(record)))
+        }
         (Some(_), Some(_)) => Err(format!(
-            "several of its partitions have a file system: say which by --partition; it has {}",
+            "several partitions have a file system; choose one with --partition; the disk has {}",
             inventory(record)
         )),
     }
@@ -119,16 +121,16 @@ fn inventory(record: &Record) -> String {
     if record.partitions.is_empty() {
         return match &record.content {
             Some(content) => format!("no partitions, but {content} on the whole disk"),
-            None => "no partitions, and nothing that is known on the whole disk".into(),
+            None => "no partitions, and no known content on the whole disk".into(),
         };
     }
     let words = record.partitions.iter().map(|PartitionRecord { number, content, .. }| {
-        format!("partition {number} ({})", content.as_deref().unwrap_or("nothing that is known"))
+        format!("partition {number} ({})", content.as_deref().unwrap_or("no known content"))
     });
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// The device of a partition.
+/// The device node of a partition. Sets up a loop device if it has none.
 fn node(record: &mut Record, index: usize, warnings: &mut Vec<String>) -> Result<PathBuf, AttachError> {
     let PartitionRecord { number, start, length, device, .. } = &record.partitions[index];
     if let Some(device) = device {
@@ -144,7 +146,7 @@ fn node(record: &mut Record, index: usize, warnings: &mut Vec<String>) -> Result
         partitions: false,
     })?;
     warnings.push(format!(
-        "partition {number} has no node in /dev; it is mounted by a loop device of its own, {}",
+        "partition {number} has no device node; it is mounted through a loop device of its own, {}",
         device.display()
     ));
     record.more_devices.push(device.clone());
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_only_one_is_chosen() {
+    fn the_only_file_system_is_chosen() {
         assert_eq!(choose(&record(&[]), &[], Some("xfs"), None), Ok(Chosen::Whole("xfs")));
         let two = record(&[Some("swap"), Some("ext4")]);
         assert_eq!(choose(&two, &[None, Some("ext4")], None, None), Ok(Chosen::Partition(1, "ext4")));
@@ -179,16 +181,16 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_chosen_says_what_there_is() {
+    fn a_refused_choice_lists_the_partitions() {
         let several = choose(&record(&[Some("xfs"), Some("ext4")]), &[Some("xfs"), Some("ext4")], None, None);
         assert_eq!(
             several.unwrap_err(),
-            "several of its partitions have a file system: say which by --partition; it has partition 1 (xfs), partition 2 (ext4)"
+            "several partitions have a file system; choose one with --partition; the disk has partition 1 (xfs), partition 2 (ext4)"
         );
         let none = choose(&record(&[]), &[], None, None).unwrap_err();
-        assert!(none.contains("no partitions, and nothing that is known"), "{none}");
+        assert!(none.contains("no partitions, and no known content"), "{none}");
         let other = choose(&record(&[Some("swap")]), &[None], None, Some(3)).unwrap_err();
-        assert_eq!(other, "it has no partition 3; it has partition 1 (swap)");
+        assert_eq!(other, "there is no partition 3; the disk has partition 1 (swap)");
         let swap = choose(&record(&[Some("swap")]), &[None], None, Some(1)).unwrap_err();
         assert!(swap.contains("holds swap"), "{swap}");
     }

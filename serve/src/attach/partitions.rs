@@ -1,19 +1,18 @@
-//! Partition tables: MBR with its chain of logical partitions, and GPT with its backup.
+//! Partition tables: MBR with logical partitions, and GPT with its backup.
 //!
-//! The kernel looks for partitions by itself, if it was built to: many kernels of small virtual
-//! machines were not, and a container may see no nodes for them. So the tables are read here too.
-//! They are the guest's, and hostile: every number is checked, a chain ends after [`LOGICAL_MAX`]
-//! steps, and a GPT is believed only with its checksums right.
+//! The kernel scans for partitions only if it was built to. Kernels of small virtual machines often
+//! were not, and containers may have no nodes for partitions. So the tables are parsed here too.
+//! They are written by the guest and not trusted: every number is checked, a chain of logical
+//! partitions ends after [`LOGICAL_MAX`] steps, and a GPT is used only if its checksums are right.
 //!
-//! Pure but for the reader that is passed in. References: UEFI 2.10, chapter 5; the MBR is older
-//! than its descriptions.
+//! Pure except for the reader that is passed in. Reference: UEFI 2.10, chapter 5.
 
 use std::{io, ops::Range};
 
 /// A partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Partition {
-    /// As the kernel counts: MBR 1 to 4, logical ones from 5; GPT by entry.
+    /// The kernel's number: MBR 1 to 4, logical partitions from 5, GPT by entry.
     pub number: u32,
     /// First byte on the disk.
     pub start_bytes: u64,
@@ -21,7 +20,7 @@ pub struct Partition {
     pub len_bytes: u64,
 }
 
-/// Fills a buffer from an offset of the disk.
+/// Reads from an offset of the disk until the buffer is full.
 pub type Reader<'a> = dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'a;
 
 const LOGICAL_MAX: u32 = 128;
@@ -31,15 +30,15 @@ const ENTRY_BYTES_MAX: u32 = 4096;
 const TYPE_PROTECTIVE: u8 = 0xee;
 const TYPES_EXTENDED: [u8; 3] = [0x05, 0x0f, 0x85];
 
-/// What sector 0 of a file system without partitions says, and where; such a sector ends like a
-/// partition table.
+/// Signatures of file systems in sector 0, and their offsets. Their boot sector ends with the same
+/// 55 AA as an MBR.
 const VOLUMES: [(usize, &[u8]); 5] =
     [(3, b"NTFS    "), (3, b"EXFAT   "), (3, b"-FVE-FS-"), (0x36, b"FAT1"), (0x52, b"FAT32")];
 
-/// The partitions of a disk, in the order of their numbers; none where there is no table.
+/// The partitions of a disk, ordered by number. Empty if there is no valid table.
 ///
 /// # Errors
-/// What the reader says.
+/// The error of the reader.
 pub fn partitions(size_bytes: u64, sector_bytes: u32, read: &mut Reader<'_>) -> io::Result<Vec<Partition>> {
     let sector_bytes = u64::from(sector_bytes);
     if size_bytes < 2 * sector_bytes {
@@ -78,7 +77,8 @@ struct Disk {
 }
 
 impl Disk {
-    /// A range of sectors in bytes, if it is one and lies on the disk.
+    /// Converts a range of sectors to bytes. `None` if it is empty, begins at 0, or ends beyond the
+    /// disk.
     fn range(self, start_sectors: u64, len_sectors: u64) -> Option<Range<u64>> {
         let start = start_sectors.checked_mul(self.sector_bytes)?;
         let end = start.checked_add(len_sectors.checked_mul(self.sector_bytes)?)?;
@@ -97,8 +97,8 @@ struct Record {
     len_sectors: u64,
 }
 
-/// The four records of an MBR, or of a link in the chain of logical partitions; `None` when it is
-/// neither.
+/// The four records of an MBR, or of a link of the chain of logical partitions. `None` if the
+/// sector is neither.
 fn records(sector: &[u8; 512]) -> Option<[Record; 4]> {
     let is_volume = VOLUMES.iter().any(|&(at, name)| sector[at..].starts_with(name));
     if sector[510..] != [0x55, 0xaa] || is_volume {
@@ -106,7 +106,8 @@ fn records(sector: &[u8; 512]) -> Option<[Record; 4]> {
     }
     let mut records = [Record { kind: 0, start_sectors: 0, len_sectors: 0 }; 4];
     for (record, bytes) in records.iter_mut().zip(sector[446..510].chunks_exact(16)) {
-        // Anything but "bootable" and "not" says that these bytes are something else.
+        // Valid values are 0x80 (bootable) and 0x00. Any other means that this is not a partition
+        // table.
         if bytes[0] & 0x7f != 0 {
             return None;
         }
@@ -121,8 +122,8 @@ fn records(sector: &[u8; 512]) -> Option<[Record; 4]> {
     Some(records)
 }
 
-/// Each link holds one partition, counted from the link itself, and the next link, counted from the
-/// first.
+/// Follows the chain of logical partitions. A link holds one partition, whose start is relative to
+/// the link, and the next link, whose start is relative to the first link.
 fn logical(disk: Disk, first_sectors: u64, read: &mut Reader<'_>, found: &mut Vec<Partition>) -> io::Result<()> {
     let mut link_sectors = first_sectors;
     for number in 5..5 + LOGICAL_MAX {
@@ -138,7 +139,7 @@ fn logical(disk: Disk, first_sectors: u64, read: &mut Reader<'_>, found: &mut Ve
             found.push(partition(number, range));
         }
         match records.iter().find(|record| TYPES_EXTENDED.contains(&record.kind)) {
-            // Backwards would be a loop.
+            // A link that points backwards would make a loop.
             Some(next) if first_sectors + next.start_sectors > link_sectors => {
                 link_sectors = first_sectors + next.start_sectors;
             }
@@ -148,8 +149,8 @@ fn logical(disk: Disk, first_sectors: u64, read: &mut Reader<'_>, found: &mut Ve
     Ok(())
 }
 
-/// The partitions of the GPT whose header is at `place`, or `None` when none that is sound is
-/// there.
+/// The partitions of the GPT whose header is at the byte offset `place`. `None` if there is no
+/// valid header and table.
 fn gpt(disk: Disk, place: u64, read: &mut Reader<'_>) -> io::Result<Option<Vec<Partition>>> {
     let mut header = [0; 512];
     read(place, &mut header)?;
@@ -172,7 +173,7 @@ fn gpt(disk: Disk, place: u64, read: &mut Reader<'_>) -> io::Result<Option<Vec<P
     let table_bytes = u64::from(entries) * u64::from(entry_bytes);
     let table_sectors = table_bytes.div_ceil(disk.sector_bytes);
     let Some(range) = disk.range(entries_sectors, table_sectors) else { return Ok(None) };
-    // The last sector is read whole, as a device wants it.
+    // Reads whole sectors, as a block device requires.
     let mut table = vec![0; (range.end - range.start) as usize];
     read(range.start, &mut table)?;
     table.truncate(table_bytes as usize);

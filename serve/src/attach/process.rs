@@ -1,20 +1,19 @@
-//! Processes by number and birth, so that a number that was given out again is not taken for the
-//! process that had it before.
+//! Identifies a process by its pid and its start time, because the kernel reuses pids.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// A process of this machine, alive or not.
+/// A process of this machine, which may have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// Its number.
     pub pid: u32,
-    /// When it began, in clock ticks since the machine started.
+    /// When it started, in clock ticks since the machine's boot.
     pub start_ticks: u64,
 }
 
 impl Process {
-    /// The process with that number now.
+    /// The process that has this pid now.
     pub fn of(pid: u32) -> Option<Self> {
         Some(Self { pid, start_ticks: start_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)? })
     }
@@ -25,14 +24,14 @@ impl Process {
         Self::of(pid).unwrap_or(Self { pid, start_ticks: 0 })
     }
 
-    /// Whether it still runs. One that has ended and was not waited for does not.
+    /// Whether the process is running. A zombie is not.
     pub fn is_alive(self) -> bool {
         Self::of(self.pid) == Some(self)
     }
 }
 
-/// Field 22 of `/proc/PID/stat`; `None` for a zombie. The name in field 2 may hold anything, so the
-/// fields are counted from its last `)`.
+/// Field 22 of `/proc/PID/stat`; `None` for a zombie. The process name in field 2 may contain
+/// spaces and `)`, so fields are counted from the last `)`.
 fn start_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X") {
@@ -41,7 +40,7 @@ fn start_ticks(stat: &str) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// The name of a process, for messages. It names itself, so control characters are replaced.
+/// The process name for messages. A process chooses its name, so control characters are replaced.
 pub fn name_of(pid: u32) -> String {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let name: String = name.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
@@ -53,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn births_are_read_behind_strange_names() {
+    fn start_times_are_parsed_after_odd_names() {
         let rest = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
         assert_eq!(start_ticks(&format!("12 (a) b (c)) {rest}")), Some(4711));
         assert_eq!(start_ticks(&format!("12 (x) {}", rest.replacen('S', "Z", 1))), None);
@@ -61,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_alive_and_its_predecessor_is_not() {
+    fn this_process_is_alive_and_another_start_time_is_not() {
         let this = Process::this();
         assert!(this.is_alive());
         assert!(!Process { start_ticks: this.start_ticks + 1, ..this }.is_alive());

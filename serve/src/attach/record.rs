@@ -1,23 +1,23 @@
-//! What is attached on this machine: one folder for each disk, with one JSON file, kept by the
-//! process that watches over it.
+//! Records of the disks that are attached on this machine: one folder for each disk, with a JSON
+//! file that the disk's supervisor writes.
 //!
 //! ```text
 //!   /run/diskwright (root), $XDG_RUNTIME_DIR/diskwright (users); see `run_dir`
-//!     lock                       held while a folder is claimed or cleared
-//!     fe01-1a2b3c/               device and inode number of the image: a file is attached once
-//!       record.json              below
-//!       control                  the socket of the supervisor
-//!       disk                     where the FUSE file is, under a loop device (not for ublk)
-//!       log                      what supervisor and server have to say
+//!     lock                       held while a folder is made or removed
+//!     fe01-1a2b3c/               device and inode number of the image: attached only once
+//!       record.json              `Record`
+//!       control                  the supervisor's socket
+//!       disk                     mount point of the FUSE file under a loop device (not for ublk)
+//!       log                      log of supervisor and server
 //! ```
 //!
-//! A folder belongs to the supervisor whose process the record names. When that process is gone,
-//! whoever looks next clears what is left. The record is replaced as a whole (written beside, then
-//! renamed), so a reader sees the old one or the new one.
+//! A folder belongs to the supervisor that its record names. When that process is gone, the next
+//! command clears up. The record is replaced atomically (written to a new file, then renamed), so a
+//! reader sees the old or the new one.
 //!
-//! A folder is made and removed under the lock only ([`Held`]): it goes name by name, and whoever
-//! claimed it meanwhile for the same disk would be left with a part. Who acts on a record of
-//! somebody else reads it under the lock.
+//! A folder is made and removed only under the lock ([`RegistryLock`]). It is removed file by file,
+//! so without the lock, a new attachment of the same disk could lose some of its files. A process
+//! that acts on another supervisor's record must read it under the lock.
 
 use crate::attach::{
     error::AttachError,
@@ -41,19 +41,19 @@ const SCHEMA: &str = "diskwright.attachment/1";
 /// A partition of an attached disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionRecord {
-    /// As the kernel counts.
+    /// The kernel's partition number.
     pub number: u32,
     /// First byte on the disk.
     pub start: u64,
     /// Length in bytes.
     pub length: u64,
-    /// Its node, if it has one.
+    /// Its device node, if there is one.
     pub device: Option<PathBuf>,
-    /// What is in it.
+    /// Its content, as `blkid` calls it.
     pub content: Option<String>,
 }
 
-/// By what a disk is shown.
+/// How a disk is made available.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShownBy {
@@ -62,72 +62,72 @@ pub enum ShownBy {
     /// A loop device over a FUSE file.
     #[default]
     Loop,
-    /// A FUSE file, and no block device.
+    /// A FUSE file without a block device.
     Fuse,
 }
 
-/// A mount that was made by attaching.
+/// A mount that attach has made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountRecord {
-    /// Where.
+    /// The mount point.
     pub directory: PathBuf,
-    /// What is mounted.
+    /// The mounted device.
     pub device: PathBuf,
-    /// As the kernel calls it.
+    /// The kernel's name of the file system.
     pub file_system: String,
 }
 
-/// An attached disk.
+/// An attached disk, as stored in `record.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// [`SCHEMA`].
+    /// The schema of this document, `diskwright.attachment/1`.
     pub schema: String,
-    /// The image, whole path.
+    /// The canonical path of the image.
     pub file: PathBuf,
-    /// The process that watches over it.
+    /// The supervisor process.
     pub supervisor: Process,
-    /// The process that serves it, once it runs.
+    /// The server process, once it runs.
     pub server: Option<Process>,
-    /// Nobody can write.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// Writes are dropped when it is detached.
+    /// Whether writes are dropped on detach.
     pub ephemeral: bool,
     /// Size of the disk in bytes.
     pub size: u64,
-    /// Logical sector in bytes.
+    /// Logical sector size in bytes.
     pub sector_size: u32,
-    /// By what it is shown.
+    /// How the disk is made available.
     #[serde(default)]
     pub by: ShownBy,
-    /// The mark of its ublk device.
+    /// Mark of its ublk device; `None` for other kinds.
     #[serde(default)]
     pub ublk_mark: Option<u64>,
     /// The FUSE mount point; empty for a ublk device.
     pub fuse_mount: PathBuf,
-    /// The disk as a file; empty for a ublk device.
+    /// The FUSE file; empty for a ublk device.
     pub fuse_file: PathBuf,
-    /// The FUSE mount is unmounted, but its server has not ended: somebody elsewhere holds it. What
-    /// is mounted there now is another's.
+    /// The FUSE mount was unmounted, but its server has not ended because another process still
+    /// holds the mount. A mount that is at this path now belongs to another disk or program.
     #[serde(default)]
     pub out_of_sight: bool,
-    /// The disk as a block device.
+    /// The block device, once it exists.
     pub device: Option<PathBuf>,
-    /// Further loop devices, for partitions without a node.
+    /// Further loop devices, for partitions without a device node.
     pub more_devices: Vec<PathBuf>,
-    /// What the disk holds, where it has no partitions.
+    /// Content of the whole disk, if it has no partitions.
     pub content: Option<String>,
-    /// Its partitions.
+    /// Partitions of the disk.
     pub partitions: Vec<PartitionRecord>,
-    /// Its mounts, by attaching.
+    /// Mounts that attach has made.
     pub mounts: Vec<MountRecord>,
-    /// Seconds since 1970.
+    /// Time of the attachment, in seconds since 1970.
     pub attached_at: u64,
-    /// Why it is attached no longer, if it ended by itself.
+    /// Why the disk is no longer attached, if its server ended unexpectedly.
     pub lost: Option<String>,
 }
 
 impl Record {
-    /// Of a disk of which nothing is known yet but its file.
+    /// A record that holds only the image and the time so far.
     pub fn new(file: PathBuf, attached_at: u64) -> Self {
         Self {
             schema: SCHEMA.into(),
@@ -153,12 +153,13 @@ impl Record {
         }
     }
 
-    /// The name by which a user reaches it: the device, else the file.
+    /// The name by which users reach the disk: the block device, else the FUSE file.
     pub fn place(&self) -> &Path {
         self.device.as_deref().unwrap_or(&self.fuse_file)
     }
 
-    /// What shows the whole disk, whether that is a device or a file: for devices of parts of it.
+    /// The device or file that shows the whole disk. Loop devices for partitions use it as their
+    /// backing file.
     pub fn backing(&self) -> &Path {
         match self.by {
             ShownBy::Ublk => self.place(),
@@ -166,33 +167,33 @@ impl Record {
         }
     }
 
-    /// Whether the process that watches over it is there. One that has lost its server has written
-    /// that down as its last act.
+    /// Whether a live supervisor manages the disk. A supervisor whose server has died records that
+    /// in `lost` as its last act.
     pub fn is_supervised(&self) -> bool {
         self.lost.is_none() && self.supervisor.is_alive()
     }
 }
 
-/// The folder of all records.
+/// The folder of all records of a user.
 #[derive(Debug, Clone)]
 pub struct Registry {
     dir: PathBuf,
 }
 
-/// The folder of one disk.
+/// The folder of one disk's record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Home {
+pub struct RecordDir {
     dir: PathBuf,
 }
 
-/// The lock of a registry. While it lives nobody else claims or clears a folder.
+/// The lock of a registry. While it is held, no other process makes or removes a folder.
 #[derive(Debug)]
-pub struct Held {
+pub struct RegistryLock {
     _file: OwnedFd,
 }
 
 impl Registry {
-    /// The one of this user, made if need be.
+    /// The registry of this user. Makes its folder if it does not exist.
     ///
     /// # Errors
     /// [`AttachError::State`].
@@ -202,15 +203,15 @@ impl Registry {
         Ok(Self { dir: dir.path().to_owned() })
     }
 
-    /// The one of this user, where there is one and nobody else has a say in it: for those who only
-    /// look, and make nothing.
+    /// The registry of this user if its folder exists and no other user can write to it. For
+    /// commands that only read.
     pub fn existing() -> Option<Self> {
         let dir = RunDir::usual();
         dir.check().ok()?;
         Some(Self { dir: dir.path().to_owned() })
     }
 
-    /// The one in `dir`.
+    /// The registry in the folder `dir`.
     ///
     /// # Errors
     /// [`AttachError::State`].
@@ -219,58 +220,58 @@ impl Registry {
         Ok(Self { dir: dir.to_owned() })
     }
 
-    /// Keeps the folder of all records from being cleaned away as unused, as long as the result
-    /// lives.
+    /// Keeps the folder from being deleted by programs that clean temporary folders, until the
+    /// result is dropped.
     pub fn keep(&self) -> Option<Kept> {
         RunDir::named(self.dir.clone()).keep()
     }
 
-    /// Waits until nobody else claims or clears, and keeps others from it while the result lives.
+    /// Waits for the lock. It is held until the result is dropped.
     ///
     /// # Errors
     /// [`AttachError::State`].
-    pub fn lock(&self) -> Result<Held, AttachError> {
+    pub fn lock(&self) -> Result<RegistryLock, AttachError> {
         let path = self.dir.join("lock");
         let failed = |errno: rustix::io::Errno| state_error("lock", &path, errno.into());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let fd = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         rustix::io::retry_on_intr(|| rustix::fs::flock(&fd, FlockOperation::LockExclusive)).map_err(failed)?;
-        Ok(Held { _file: fd })
+        Ok(RegistryLock { _file: fd })
     }
 
-    /// Removes the folder of a disk that is attached no longer, as [`Home::remove`]. The caller
-    /// does not hold the lock.
+    /// Removes the folder of a disk that is no longer attached. Takes the lock, so the caller must
+    /// not hold it.
     ///
     /// # Errors
     /// [`AttachError::State`].
-    pub fn clear(&self, home: &Home) -> Result<(), AttachError> {
-        // Somebody has removed everything by hand; then there is no place for the lock either.
+    pub fn clear(&self, home: &RecordDir) -> Result<(), AttachError> {
+        // If the user has removed the registry, there is no folder for the lock either.
         if !self.dir.exists() {
             return Ok(());
         }
         home.remove(&self.lock()?)
     }
 
-    /// The folder of an image.
+    /// The folder for the record of an image.
     ///
     /// # Errors
-    /// The image cannot be looked at.
-    pub fn home_of(&self, file: &Path) -> Result<Home, AttachError> {
+    /// The image cannot be read.
+    pub fn dir_of(&self, file: &Path) -> Result<RecordDir, AttachError> {
         let found = fs::metadata(file).map_err(|source| state_error("open", file, source))?;
         let (first, second) =
             if found.file_type().is_block_device() { (found.rdev(), 0) } else { (found.dev(), found.ino()) };
-        Ok(Home { dir: self.dir.join(format!("{first:x}-{second:x}")) })
+        Ok(RecordDir { dir: self.dir.join(format!("{first:x}-{second:x}")) })
     }
 
-    /// All that is recorded.
+    /// All records, oldest first.
     ///
     /// # Errors
     /// [`AttachError::State`].
-    pub fn all(&self) -> Result<Vec<(Home, Record)>, AttachError> {
+    pub fn all(&self) -> Result<Vec<(RecordDir, Record)>, AttachError> {
         let failed = |source| state_error("read", &self.dir, source);
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(failed)? {
-            let home = Home { dir: entry.map_err(failed)?.path() };
+            let home = RecordDir { dir: entry.map_err(failed)?.path() };
             if home.dir.is_dir()
                 && let Some(record) = home.read()?
             {
@@ -281,12 +282,12 @@ impl Registry {
         Ok(found)
     }
 
-    /// The disk that a user means: by its image, its device, a partition's device, its FUSE file or
-    /// mount point, or a directory that attaching has mounted.
+    /// Finds a disk by its image, its block device, a partition's device, its FUSE file or mount
+    /// point, or a directory on which attach has mounted it.
     ///
     /// # Errors
     /// [`AttachError::NotAttached`], [`AttachError::State`].
-    pub fn find(&self, target: &Path) -> Result<(Home, Record), AttachError> {
+    pub fn find(&self, target: &Path) -> Result<(RecordDir, Record), AttachError> {
         // A path on a mount whose server is gone cannot be resolved, but it can be compared.
         let whole =
             fs::canonicalize(target).or_else(|_| std::path::absolute(target)).unwrap_or_else(|_| target.to_owned());
@@ -302,12 +303,12 @@ impl Registry {
                 .any(|path| *path == whole)
         };
         let found = self.all()?.into_iter().filter(|(_, record)| means(record));
-        // Where one was out of sight another may have taken its place.
+        // A disk in `out_of_sight` may share its path with a newer one; the newer one is meant.
         if let Some(found) = found.min_by_key(|(_, record)| record.out_of_sight) {
             return Ok(found);
         }
-        // Another name of the same file.
-        if let Ok(home) = self.home_of(&whole)
+        // Another hard link of the same image.
+        if let Ok(home) = self.dir_of(&whole)
             && let Some(record) = home.read()?
         {
             return Ok((home, record));
@@ -316,16 +317,16 @@ impl Registry {
     }
 }
 
-impl Home {
-    /// Makes the folder. The caller has seen, under the lock, that there is none in use.
+impl RecordDir {
+    /// Makes the folder. The caller has checked, under the lock, that the disk has no record.
     ///
     /// # Errors
     /// [`AttachError::State`].
-    pub fn make(&self, _: &Held) -> Result<(), AttachError> {
+    pub fn make(&self, _: &RegistryLock) -> Result<(), AttachError> {
         run_dir::make_private(&self.dir)
     }
 
-    /// The mount point for the FUSE file under a loop device, made if need be.
+    /// Makes the mount point for the FUSE file under a loop device, if it does not exist.
     ///
     /// # Errors
     /// [`AttachError::State`].
@@ -335,32 +336,32 @@ impl Home {
         Ok(path)
     }
 
-    /// The socket of the supervisor.
+    /// Path of the supervisor's socket.
     pub fn control(&self) -> PathBuf {
         self.dir.join("control")
     }
 
-    /// The log.
+    /// Path of the log.
     pub fn log(&self) -> PathBuf {
         self.dir.join("log")
     }
 
-    /// The record, if there is one.
+    /// Reads the record; `None` if there is none.
     ///
     /// # Errors
-    /// [`AttachError::State`]; also for one that is not understood.
+    /// [`AttachError::State`], also if the record cannot be parsed.
     pub fn read(&self) -> Result<Option<Record>, AttachError> {
         let path = self.dir.join("record.json");
         match fs::read(&path) {
             Ok(text) => {
-                serde_json::from_slice(&text).map(Some).map_err(|error| state_error("understand", &path, error.into()))
+                serde_json::from_slice(&text).map(Some).map_err(|error| state_error("parse", &path, error.into()))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(state_error("read", &path, error)),
         }
     }
 
-    /// Replaces the record.
+    /// Replaces the record atomically.
     ///
     /// # Errors
     /// [`AttachError::State`].
@@ -374,12 +375,12 @@ impl Home {
         fs::rename(&beside, &path).map_err(failed)
     }
 
-    /// Removes the folder and what is in it. What is still mounted in it stays.
+    /// Removes the folder and its files. Fails if a file is still a mount point.
     ///
     /// # Errors
     /// [`AttachError::State`].
-    pub fn remove(&self, _: &Held) -> Result<(), AttachError> {
-        // Name by name: nothing that somebody mounted or put there is walked into.
+    pub fn remove(&self, _: &RegistryLock) -> Result<(), AttachError> {
+        // File by file, so that a mount or a file of another program is never deleted recursively.
         for name in ["record.json.new", "control", "disk", "log", "record.json"] {
             let path = self.dir.join(name);
             match fs::remove_file(&path) {

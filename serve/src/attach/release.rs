@@ -1,23 +1,25 @@
-//! Taking an attached disk apart, in the order in which it can be refused, and in which nothing is
-//! lost.
+//! Detaching: takes an attached disk apart in an order in which no data is lost.
 //!
 //! ```text
-//!   unmount (if asked to) ─▶ anybody left? refuse, say who ─▶ flush ─▶ devices ─▶ FUSE ─▶ the server flushes, closes, ends
-//!   \______ refused: everything is as it was ______________________/   \_ refused: noted in the record, try again _/
+//!   unmount (if asked) ─▶ still in use? refuse, and name the users ─▶ flush
+//!   \______ if this fails, nothing has changed ____________________________/
+//!     ─▶ free the devices ─▶ unmount FUSE ─▶ the server flushes, closes the disk and ends
+//!        \_ if this fails, the record says how far it got; detach again _/
 //! ```
 //!
-//! The same way is gone when a server has died, by force: file systems are taken out of sight
-//! though somebody is in them, and what they still ask for fails, but nothing hangs. By force, and
-//! only then, a server that does not answer is killed, for everything else would wait for it; and
-//! so is one that does not end (`supervisor`), since somebody within, or in another mount
-//! namespace, holds a file system that is out of sight.
+//! After a server has died, the same steps are done by force: file systems in use are detached
+//! lazily, and what programs still ask of them fails, but nothing hangs.
+//!
+//! Force also kills a server that does not answer or does not end (`supervisor`); everything else
+//! would wait for it. A server does not end while a program inside a lazily unmounted file system,
+//! or another mount namespace, holds the FUSE file. Servers are killed only by force.
 
 use crate::{
     attach::{
         error::AttachError,
         loop_device,
         process::Process,
-        record::{Home, Record, ShownBy},
+        record::{Record, RecordDir, ShownBy},
         usage::{self, Devices, Mount, Use},
     },
     fuse::{self, FuseError},
@@ -41,35 +43,35 @@ use std::{
     time::Duration,
 };
 
-/// How long the kernel may take to close a file after its loop device has let it go.
+/// How long the kernel may take to close a file after its loop device was freed.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a device may take to flush that is detached by force.
+/// How long a device may take to flush when it is detached by force.
 const FORCE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How to detach.
+/// Options of detach.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Detach {
-    /// Unmount what is mounted from it, if nobody is in there.
+    /// Unmount the disk's file systems, if they are not in use.
     pub unmount: bool,
-    /// Detach although it is in use, and although it cannot be flushed.
+    /// Detach even if the disk is in use or cannot be flushed.
     pub force: bool,
 }
 
-/// Takes everything apart but the server, which ends by itself when its mount or its device is
-/// gone. `ours` are processes that do not count as users.
+/// Takes everything apart except the server, which ends by itself when its mount or device is gone.
+/// Processes in `ours` do not count as users of the disk.
 ///
 /// # Errors
-/// [`AttachError::InUse`] and [`AttachError::Flush`] without force; what the system refuses.
-pub fn release(home: &Home, record: &mut Record, how: Detach, ours: &[u32]) -> Result<(), AttachError> {
+/// [`AttachError::InUse`] and [`AttachError::Flush`] unless forced; errors of the system.
+pub fn release(home: &RecordDir, record: &mut Record, how: Detach, ours: &[u32]) -> Result<(), AttachError> {
     let mut ublk = Ublk::of(record)?;
     let is_loop = record.by == ShownBy::Loop;
     let loops: Vec<PathBuf> = record
         .more_devices
         .iter()
         .chain(record.device.iter().filter(|_| is_loop))
-        // A number that was given to somebody else meanwhile is none of ours.
-        .filter(|device| loop_device::shows(device, record.backing()))
+        // Skips a loop device that now has another backing file: the kernel has reused its number.
+        .filter(|device| loop_device::is_backed_by(device, record.backing()))
         .cloned()
         .collect();
     let device = ublk.as_ref().map(|ublk| ublk.found.device.clone());
@@ -80,13 +82,13 @@ pub fn release(home: &Home, record: &mut Record, how: Detach, ours: &[u32]) -> R
             Some(device) if !how.force => claim(device)?,
             _ => None,
         };
-        loops.iter().try_for_each(|device| let_go(device, how))?;
+        loops.iter().try_for_each(|device| free(device, how))?;
         if let Some(ublk) = &mut ublk {
             ublk.found.stop(&mut ublk.control)?;
         }
         drop(claim);
     }
-    // Its server deletes it, if that is there.
+    // The server deletes the device if it is alive.
     if let Some(Ublk { mut control, found }) = ublk
         && !record.server.is_some_and(Process::is_alive)
     {
@@ -102,14 +104,13 @@ pub fn release(home: &Home, record: &mut Record, how: Detach, ours: &[u32]) -> R
     if !record.out_of_sight {
         release_fuse(record, how, ours)?;
         record.out_of_sight = true;
-        // For whoever comes a second time. Should it not be written, this time goes on all the
-        // same.
+        // For a second detach. If the record cannot be written, this detach continues anyway.
         let _ = home.write(record);
     }
     Ok(())
 }
 
-/// The ublk device of a record, as long as it is there.
+/// The ublk device of a record, if it exists.
 struct Ublk {
     control: UblkControl,
     found: Found,
@@ -120,7 +121,7 @@ impl Ublk {
         let Some(mark) = record.ublk_mark else { return Ok(None) };
         let mut control = match ublk::control() {
             Ok(control) => control,
-            // The driver has been unloaded, and its devices with it.
+            // The driver was unloaded, so the device is gone too.
             Err(UblkError::NoDriver { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
@@ -128,12 +129,12 @@ impl Ublk {
     }
 }
 
-/// Sees that nobody uses the devices, and that what was written last has reached the disk.
+/// Makes sure that the devices are unused and that all written data is on the disk.
 fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]) -> Result<(), AttachError> {
     let place = record.place().to_owned();
     let numbers = Devices::of(devices);
     if how.force {
-        // What can be saved is saved.
+        // Flushes what can be flushed.
         if !devices.iter().all(|device| answers(device)) {
             end_server(record);
         }
@@ -155,15 +156,16 @@ fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]
         File::open(device).and_then(|device| device.sync_all()).map_err(|error| AttachError::Flush {
             place: place.clone(),
             what: format!(
-                "what was written last cannot be flushed: {error}; it stays attached: see to the cause and try again, or give the data up with --force"
+                "what was written last cannot be flushed: {error}; the disk stays attached: remove the cause and try again, or lose the data with --force"
             ),
         })?;
     }
     Ok(())
 }
 
-/// Whether some work on a path comes to its end in the time that force grants, well or badly. Where
-/// it does not, its thread waits in the kernel until the server is gone.
+/// Runs `work` on a thread. Returns whether it ended, with or without an error, within the time
+/// that force allows. If it did not, the thread stays blocked in the kernel until the server is
+/// gone.
 fn ends_in_time(path: &Path, work: impl FnOnce(&Path) + Send + 'static) -> bool {
     let (sender, ended) = mpsc::channel();
     let path = path.to_owned();
@@ -174,12 +176,12 @@ fn ends_in_time(path: &Path, work: impl FnOnce(&Path) + Send + 'static) -> bool 
     ended.recv_timeout(FORCE_PATIENCE).is_ok()
 }
 
-/// Whether a device comes to the end of a flush.
+/// Whether a flush of the device ends in time.
 fn answers(device: &Path) -> bool {
     ends_in_time(device, |device| drop(File::open(device).map(|device| device.sync_all())))
 }
 
-/// Kills a server that hangs, and says whether it is gone. What it has been asked for fails then.
+/// Kills a server that hangs. Returns whether it has ended. All its outstanding requests fail.
 pub(super) fn end_server(record: &Record) -> bool {
     let Some(server) = record.server.filter(|server| server.is_alive()) else { return true };
     let Some(pid) = server.pid.try_into().ok().and_then(Pid::from_raw) else { return false };
@@ -187,24 +189,26 @@ pub(super) fn end_server(record: &Record) -> bool {
     loop_device::wait_until(CLOSE_PATIENCE, || !server.is_alive())
 }
 
-/// Keeps others from mounting a device that is about to go: unlike a loop device, a ublk device
-/// goes under those who use it.
+/// Opens a device exclusively, so that no program can mount it from now on. A ublk device, unlike a
+/// loop device, disappears even while a program uses it.
 fn claim(device: &Path) -> Result<Option<OwnedFd>, AttachError> {
     match rustix::fs::open(device, OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
         Ok(claim) => Ok(Some(claim)),
         Err(Errno::BUSY) => {
-            let what =
-                format!("{}: another program has just mounted or claimed the device; try again", device.display());
+            let what = format!(
+                "{}: device or resource busy: another program has just mounted or opened it exclusively; try again",
+                device.display()
+            );
             Err(AttachError::Supervisor(what))
         }
-        // It was never started, or its server is gone.
+        // The device was never started, or its server is gone.
         Err(_) => Ok(None),
     }
 }
 
-fn let_go(device: &Path, how: Detach) -> Result<(), AttachError> {
-    let gone = loop_device::let_go(device).map_err(|source| AttachError::Loop {
-        doing: "let go of",
+fn free(device: &Path, how: Detach) -> Result<(), AttachError> {
+    let gone = loop_device::free(device).map_err(|source| AttachError::Loop {
+        doing: "free",
         path: device.to_owned(),
         source,
         hint: "",
@@ -219,9 +223,9 @@ fn let_go(device: &Path, how: Detach) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Unmounts everything that is mounted from these devices, the youngest first. What is busy stays,
-/// unless by force. A device that is gone has no number any more, but its name is in the table of
-/// mounts.
+/// Unmounts all file systems of these devices, the newest mount first. A busy one stays mounted,
+/// unless forced. A device that no longer exists has no device number, so its mounts are found by
+/// its name.
 fn unmount_all(devices: &[PathBuf], numbers: &Devices, force: bool) -> Result<(), AttachError> {
     let failed = |source| AttachError::State { doing: "read", path: "/proc".into(), source, hint: "" };
     let is_ours =
@@ -229,7 +233,7 @@ fn unmount_all(devices: &[PathBuf], numbers: &Devices, force: bool) -> Result<()
     for mount in usage::mounts().map_err(failed)?.into_iter().rev().filter(is_ours) {
         let plain = rustix::mount::unmount(&mount.dir, UnmountFlags::NOFOLLOW);
         if plain == Err(Errno::BUSY) && force {
-            // What was written is durable after that, if it can be.
+            // Flushes the file system first, if that ends in time.
             ends_in_time(&mount.dir, |dir| drop(File::open(dir).map(rustix::fs::syncfs)));
             let _ = rustix::mount::unmount(&mount.dir, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH);
         }
@@ -242,7 +246,7 @@ fn release_fuse(record: &Record, how: Detach, ours: &[u32]) -> Result<(), Attach
         return Ok(());
     }
     let mut result = Ok(());
-    // The kernel closes the file of a loop device a moment after it has let it go.
+    // The kernel closes the backing file shortly after the loop device was freed.
     loop_device::wait_until(CLOSE_PATIENCE, || {
         result = fuse::unmount(&record.fuse_mount, false);
         result.is_ok() || !loop_was_there(record)
@@ -261,13 +265,13 @@ fn release_fuse(record: &Record, how: Detach, ours: &[u32]) -> Result<(), Attach
     }
 }
 
-/// Whether the FUSE file lay under a loop device: then it is in a place of ours and nobody else has
-/// it open.
+/// Whether the FUSE file was under a loop device. Its mount point is then private, and no other
+/// program has it open.
 fn loop_was_there(record: &Record) -> bool {
     record.fuse_file == record.fuse_mount
 }
 
-/// Whether the FUSE mount of a record is still there.
+/// Whether the FUSE mount of a record still exists.
 pub(crate) fn is_mounted(record: &Record) -> io::Result<bool> {
     let at = |dir: &Path| dir == record.fuse_mount;
     Ok(usage::mounts()?.iter().any(|mount| at(&mount.dir) && mount.file_system.starts_with("fuse")))

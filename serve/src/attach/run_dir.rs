@@ -1,4 +1,4 @@
-//! Where a user's records of attached disks lie.
+//! The folder of a user's records of attached disks.
 //!
 //! ```text
 //!   $DISKWRIGHT_RUN_DIR                 if set
@@ -8,12 +8,13 @@
 //!   /tmp/diskwright-UID                 otherwise (su, cron, containers)
 //! ```
 //!
-//! What is recorded here is unmounted and removed later, so no other user may be able to change it:
-//! the folder must belong to this user, and nobody else may write to it. `/tmp` is writable for
-//! everybody, so there the folder must not be a symbolic link, and `/tmp` must be sticky (else
-//! another user could rename the folder and put one of his own in its place).
+//! Mounts and files named in the records are unmounted and removed later, so no other user may be
+//! able to change a record. The folder must belong to this user, and no other user may write to it.
+//! In `/tmp`, every user can make files. So there the folder must not be a symbolic link, and
+//! `/tmp` must be sticky; otherwise another user could rename the folder and put one of his own in
+//! place.
 //!
-//! `XDG_RUNTIME_DIR` is passed over when it belongs to another user: `su` leaves it as it was.
+//! `XDG_RUNTIME_DIR` is ignored if it belongs to another user, because `su` does not change it.
 
 use crate::attach::{error::AttachError, record::state_error};
 use rustix::fs::FlockOperation;
@@ -24,29 +25,29 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Names another folder for the records; for tests, and for machines without the usual ones.
+/// Environment variable with another folder for the records.
 const RUN_DIR_VARIABLE: &str = "DISKWRIGHT_RUN_DIR";
 
 const OTHERS_MAY_WRITE: u32 = 0o022;
 const EVERYBODY_MAY_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// A folder for records, which may not exist yet.
+/// The folder for the records, which may not exist yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunDir {
     path: PathBuf,
-    /// It lies directly in a folder to which everybody may write.
+    /// Whether the folder's parent is writable for all users.
     in_public: bool,
 }
 
-/// While it lives, programs that clean `/tmp` (systemd-tmpfiles) pass over the folder.
+/// Until this is dropped, programs that clean `/tmp` (systemd-tmpfiles) skip the folder.
 #[derive(Debug)]
 pub struct Kept {
     _locked: File,
 }
 
 impl RunDir {
-    /// The one of this user.
+    /// The folder of this user.
     pub fn usual() -> Self {
         let user = rustix::process::geteuid();
         match std::env::var_os(RUN_DIR_VARIABLE) {
@@ -59,7 +60,7 @@ impl RunDir {
         }
     }
 
-    /// The folder that somebody has named.
+    /// A folder that was chosen explicitly.
     pub fn named(path: PathBuf) -> Self {
         Self { path, in_public: false }
     }
@@ -74,26 +75,25 @@ impl RunDir {
         }
     }
 
-    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes the folder, if need be, and checks it.
+    /// Makes the folder if it does not exist, and checks it.
     ///
     /// # Errors
     /// [`AttachError::State`].
     pub fn make(&self) -> Result<(), AttachError> {
-        make_private(&self.path).map_err(|error| self.with_way_out(error))?;
+        make_private(&self.path).map_err(|error| self.with_hint(error))?;
         self.check()
     }
 
-    /// Checks that the folder is there and that no other user can change what is in it.
+    /// Checks that the folder exists and that no other user can change its contents.
     ///
     /// # Errors
     /// [`AttachError::State`].
     pub fn check(&self) -> Result<(), AttachError> {
-        check_private(&self.path).and_then(|()| self.check_public()).map_err(|error| self.with_way_out(error))
+        check_private(&self.path).and_then(|()| self.check_public()).map_err(|error| self.with_hint(error))
     }
 
     fn check_public(&self) -> Result<(), AttachError> {
@@ -103,26 +103,26 @@ impl RunDir {
             .is_ok_and(|found| found.mode() & (STICKY | EVERYBODY_MAY_WRITE) == EVERYBODY_MAY_WRITE);
         let what = match (is_link, is_open) {
             (true, _) => "it is a symbolic link",
-            (false, true) => "the folder around it is writable for everybody and not sticky",
+            (false, true) => "its parent folder is writable for all users and not sticky",
             (false, false) => return Ok(()),
         };
         Err(state_error("use", &self.path, io::Error::new(io::ErrorKind::PermissionDenied, what)))
     }
 
-    /// In a folder that nobody has named, the user must be told how to name another.
-    fn with_way_out(&self, error: AttachError) -> AttachError {
+    /// Adds a hint to errors of a folder that the user did not choose.
+    fn with_hint(&self, error: AttachError) -> AttachError {
         match error {
             AttachError::State { doing, path, source, .. } if self.in_public => AttachError::State {
                 doing,
                 path,
                 source,
-                hint: "; set DISKWRIGHT_RUN_DIR to a folder of your own (chmod 700), with the same value for attach, attached and detach",
+                hint: "; set DISKWRIGHT_RUN_DIR to a folder of your own (chmod 700), the same for attach, attached and detach",
             },
             other => other,
         }
     }
 
-    /// Keeps the folder from being cleaned away as unused. `None` where it cannot be locked.
+    /// Keeps the folder from being deleted as unused. `None` if it cannot be locked.
     pub fn keep(&self) -> Option<Kept> {
         let folder = File::open(&self.path).ok()?;
         rustix::fs::flock(&folder, FlockOperation::NonBlockingLockShared).ok()?;
@@ -130,7 +130,7 @@ impl RunDir {
     }
 }
 
-/// Makes a folder for this user alone, if need be.
+/// Makes a folder that only this user can access, if it does not exist.
 ///
 /// # Errors
 /// [`AttachError::State`].
@@ -147,11 +147,11 @@ fn check_private(dir: &Path) -> Result<(), AttachError> {
     let found = fs::metadata(dir).map_err(|source| state_error("read", dir, source))?;
     let what = match () {
         () if found.uid() != rustix::process::geteuid().as_raw() => "it belongs to another user",
-        () if found.mode() & OTHERS_MAY_WRITE != 0 => "others can write to it",
+        () if found.mode() & OTHERS_MAY_WRITE != 0 => "other users can write to it",
         () => return Ok(()),
     };
     let source = io::Error::new(io::ErrorKind::PermissionDenied, what);
-    let hint = "; it must be a folder of your own (chmod 700)";
+    let hint = "; use a folder of your own (chmod 700)";
     Err(AttachError::State { doing: "use", path: dir.to_owned(), source, hint })
 }
 
@@ -182,7 +182,7 @@ mod tests {
         };
         let fallback = tmp.path().join(format!("diskwright-{}", user()));
         assert_eq!(of(Some(own.path()), run_user.path()), own.path().join("diskwright"));
-        // Of another user, not there, not absolute, not set.
+        // Belongs to another user, does not exist, is not absolute, is not set.
         for named in [Some("/proc/1/nonexistent"), Some("relative"), Some(""), None] {
             assert_eq!(of(named.map(Path::new), run_user.path()), fallback);
         }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_in_tmp_that_others_may_change_is_refused() {
+    fn a_folder_in_tmp_that_other_users_can_change_is_refused() {
         let refused = |dir: &RunDir, word: &str| {
             let error = dir.make().unwrap_err().to_string();
             assert!(error.contains(word) && error.contains("DISKWRIGHT_RUN_DIR"), "{error}");
@@ -216,7 +216,7 @@ mod tests {
         fs::remove_file(dir.path()).unwrap();
         fs::create_dir(dir.path()).unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-        refused(&dir, "others can write");
+        refused(&dir, "other users can write");
         let open = tmp(0o777);
         refused(&in_tmp(open.path()), "not sticky");
         if rustix::process::geteuid().is_root() {

@@ -1,11 +1,11 @@
-//! The process that serves one attached disk: it has the disk open, makes it a ublk device or
-//! mounts it as a FUSE file, and moves its bytes until the device is stopped or the file unmounted.
+//! The process that serves one attached disk. It has the disk open, makes it a ublk device or
+//! mounts it as a FUSE file, and does its I/O until the device is stopped or the file is unmounted.
 //!
-//! What it has to say it says on its standard output, a line of JSON each ([`ServerSays`]), to the
-//! supervisor that started it: first that the disk is there (or why not), then each new size that
-//! the disk gets, at the end that it is closed (or what was lost). Stopping and unmounting are how
-//! it is told to end. It does nothing else, so nothing else can take it down with it, and when it
-//! dies all the same, the supervisor sees that its output has ended.
+//! It reports to the supervisor on its standard output, one line of JSON for each message
+//! ([`ServerSays`]): first that the disk is available (or why not), then each new size of the disk,
+//! and at the end that the disk is closed (or what was lost). It ends when its device is stopped or
+//! its file is unmounted. It does nothing else, so nothing else can crash it. If it dies anyway,
+//! the supervisor sees the end of its output.
 
 use crate::{
     attach::error::AttachError,
@@ -23,68 +23,67 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Where the server is to show the disk.
+/// How the server makes the disk available.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum At {
     /// As a FUSE file, at this mount point.
     Mount(PathBuf),
-    /// As a ublk device, with this mark.
+    /// As a ublk device with this mark.
     Ublk(u64),
 }
 
-/// Where the server has the disk.
+/// Where the disk is available.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Shown {
-    /// As a file.
+    /// As this file.
     File(PathBuf),
-    /// As the ublk device of this number, which can be started.
+    /// As the ublk device with this number, which can now be started.
     Ublk(u32),
 }
 
-/// A line from the server.
+/// A message of the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServerSays {
-    /// The disk is there.
+    /// The disk is available.
     Ready {
-        /// As what.
+        /// Where.
         shown: Shown,
         /// Size in bytes.
         size: u64,
-        /// Logical sector in bytes.
+        /// Logical sector size in bytes.
         sector_size: u32,
-        /// Nobody can write.
+        /// Whether writes are refused.
         read_only: bool,
-        /// What the user should know, a sentence each.
+        /// Sentences for the user.
         warnings: Vec<String>,
     },
-    /// It could not be opened or mounted.
+    /// The disk could not be opened or made available.
     Failed {
-        /// Why, as a sentence.
+        /// The error, as a sentence.
         error: String,
-        /// It is the machine that lacks something, and not the disk.
+        /// Whether the machine lacks something, rather than the disk being at fault.
         #[serde(default)]
         machine: bool,
     },
-    /// The disk has another size.
+    /// The disk has a new size.
     Resized {
         /// Size in bytes.
         size: u64,
     },
-    /// It was unmounted, or its device stopped: nobody can ask for anything any more, and it is
+    /// The file was unmounted or the device stopped. No more requests can arrive, and the disk is
     /// being closed.
     Closing,
-    /// It was unmounted, or its device stopped, and closed. With an error, what was written and not
-    /// flushed may be lost.
+    /// The disk is closed. With an error, data that was written and not flushed may be lost.
     Closed {
-        /// What went wrong.
+        /// Why the close failed.
         error: Option<String>,
     },
 }
 
 impl ServerSays {
-    /// Writes the line. That nobody listens any more is for nobody to hear.
+    /// Writes the message. Errors are ignored: there is no one left to report them to.
     pub fn say(&self, out: &mut dyn Write) {
         if let Ok(mut line) = serde_json::to_vec(self) {
             line.push(b'\n');
@@ -93,24 +92,25 @@ impl ServerSays {
     }
 }
 
-/// Seconds since 1970.
+/// The time, in seconds since 1970.
 pub(crate) fn now_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Shows `disk` at a place, serves it until it is taken from there, and closes it. Everything it
-/// has to say goes to `out`.
+/// Makes `disk` available, serves it until it is unmounted or stopped, and closes it. All messages
+/// go to `out`.
 ///
 /// # Errors
-/// What it has said already.
+/// The error that the last message has already reported.
 pub fn serve_disk(
     disk: Arc<Disk>,
     at: &At,
     engine: EngineKind,
     out: &mut (dyn Write + Send),
 ) -> Result<(), AttachError> {
-    // Memory that the kernel frees by writing to this disk must not be waited for here. Without the
-    // right to ask for that it is a risk that every user-space disk has.
+    // Memory reclaim must not wait for this process, because reclaim may write to this very disk.
+    // Without the privilege (PR_SET_IO_FLUSHER), that deadlock remains possible, as for any disk in
+    // user space.
     let _ = rustix::process::configure_io_flusher_behavior(true);
     let out = Mutex::new(out);
     let say = |says: ServerSays| says.say(&mut **out.lock().unwrap_or_else(PoisonError::into_inner));
@@ -122,7 +122,7 @@ pub fn serve_disk(
     thread::scope(|scope| {
         scope.spawn(|| told.into_iter().for_each(|size| say(ServerSays::Resized { size })));
         let result = serve_and_close(&disk, at, engine, &say);
-        // With it goes the sender of the channel, and the thread ends.
+        // This drops the sender of the channel, so the thread ends.
         drop(watcher);
         result
     })

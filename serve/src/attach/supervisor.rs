@@ -1,17 +1,18 @@
-//! The process that watches over one attached disk: it starts the server, then the ublk device of
-//! that, or puts a loop device on the file that it shows, mounts, answers `detach`, and, when the
-//! server dies, takes apart what would otherwise be left without it.
+//! The supervisor: the process that manages one attached disk.
+//!
+//! It starts the server, then starts the server's ublk device or sets up a loop device on the
+//! server's file, mounts, and answers `detach`. If the server dies, it takes everything apart.
 //!
 //! ```text
-//!   attach: claim a folder ─▶ server (own process) ─▶ Ready ─▶ block device ─▶ partitions ─▶ mount ─▶ record ─▶ watch
-//!                                     │                                                                     │
-//!   events:   its output, its end ────┘        a connection to `control`        a signal of the user ───────┘
+//!   attach: make the folder ─▶ server process ─▶ Ready ─▶ block device ─▶ partitions ─▶ mount
+//!           ─▶ record ─▶ watch
+//!
+//!   events of watch: messages of the server, its end, a connection to `control`, a signal
 //! ```
 //!
-//! Server and supervisor are two processes, so that the one which moves the bytes can be killed
-//! (out of memory, a bug, an impatient administrator) and the other one is there to unwind. When
-//! both are killed the kernel answers every request with an error, and whoever uses the command
-//! next clears what is left ([`clear_stale`](super::clear_stale)).
+//! Server and supervisor are two processes, so that the supervisor can clean up when the server is
+//! killed (out of memory, a bug, an administrator). If both are killed, the kernel answers all
+//! requests with errors, and the next command clears up ([`clear_stale`](super::clear_stale)).
 
 use crate::attach::{
     AttachOptions, DeviceKind,
@@ -20,7 +21,7 @@ use crate::attach::{
     loop_device::{self, Found, LoopOptions},
     mounting,
     process::Process,
-    record::{Home, PartitionRecord, Record, Registry, ShownBy, state_error},
+    record::{PartitionRecord, Record, RecordDir, Registry, ShownBy, state_error},
     release::{self, Detach},
     run_dir::Kept,
     server::{At, ServerSays, Shown, now_seconds},
@@ -40,44 +41,44 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long those may take who hold what was unmounted.
+/// How long programs may keep a lazily unmounted file system in use.
 const HOLD_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between two looks at whether the user wants it to end.
+/// Interval of the checks whether the user wants to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 enum Event {
     Server(ServerSays),
-    /// Its output has ended.
+    /// The server's output has ended.
     ServerGone,
     Asked(UnixStream),
 }
 
-/// A disk that is attached, watched over by this process.
+/// An attached disk that this process manages.
 #[derive(Debug)]
 pub struct Attached {
     registry: Registry,
-    home: Home,
+    home: RecordDir,
     record: Record,
     child: Child,
     events: Receiver<Event>,
-    /// Whether the server has said that nobody can reach it any more.
+    /// Whether the server has said that no more requests can reach the disk.
     closing: bool,
-    /// What the server has said of its end.
+    /// The server's last message: `Some(None)` if the disk was closed without an error.
     closed: Option<Option<String>>,
-    /// Those who asked for force while it was being detached already; they hear how that has ended.
-    impatient: Vec<UnixStream>,
-    /// Keeps the folder of the records from being cleaned away as unused.
+    /// Clients that asked for force while a detach was running. They get its result.
+    force_waiters: Vec<UnixStream>,
+    /// Keeps the folder of the records from being deleted as unused.
     _kept: Option<Kept>,
     /// Sentences for the user.
     warnings: Vec<String>,
 }
 
-/// Attaches. `server` makes the command that will [`serve_disk`](super::serve_disk) at the place
-/// that it is given, with what it has to say on its standard output.
+/// Attaches a disk. `server` makes the command of the server process, which must run
+/// [`serve_disk`](super::serve_disk) with its standard output as `out`.
 ///
 /// # Errors
-/// [`AttachError`]; nothing is left attached then.
+/// [`AttachError`]. Nothing is left attached then.
 pub fn attach(
     registry: &Registry,
     options: &AttachOptions,
@@ -86,22 +87,22 @@ pub fn attach(
     let file = options.file.canonicalize().map_err(|source| state_error("open", &options.file, source))?;
     if options.fuse_dir.is_none() && !rustix::process::geteuid().is_root() {
         return Err(AttachError::BadOptions {
-            what: format!("{}: only root can make it a block device", options.file.display()),
-            hint: "be root, or take --fuse DIR, which shows the disk as a file",
+            what: format!("{}: block devices need root", options.file.display()),
+            hint: "run as root, or use --fuse DIR, which shows the disk as a file",
         });
     }
-    let home = registry.home_of(&file)?;
+    let home = registry.dir_of(&file)?;
     let (by, no_ublk) = choose(options)?;
     let mut record = Record { by, ..Record::new(file, now_seconds()) };
     let warnings;
     {
         let lock = registry.lock()?;
-        // What killed processes have left, of this disk or of another, may be in the way.
+        // Leftovers of killed processes, of this disk or of others, may be in the way.
         warnings = super::clear_all_stale(registry, &lock)?;
         if let Some(other) = home.read()? {
             return Err(AttachError::AlreadyAttached { file: options.file.clone(), place: other.place().to_owned() });
         }
-        refuse_taken(options)?;
+        refuse_mounted(options)?;
         home.make(&lock)?;
         match (by, &options.fuse_dir) {
             (ShownBy::Ublk, _) => record.ublk_mark = Some(ublk::new_mark()),
@@ -132,13 +133,13 @@ pub fn attach(
         events,
         closing: false,
         closed: None,
-        impatient: Vec::new(),
+        force_waiters: Vec::new(),
         warnings,
     };
     match attached.complete(options) {
         Ok(()) => Ok(attached),
         Err(error) => {
-            attached.take_apart();
+            attached.roll_back();
             match (error, no_ublk) {
                 (error @ (AttachError::Loop { .. } | AttachError::Machine(_)), Some(ublk)) => {
                     Err(AttachError::NoDevice { ublk, other: Box::new(error) })
@@ -149,16 +150,16 @@ pub fn attach(
     }
 }
 
-/// What is unmounted is the topmost at a place: so nothing is put over the mount of somebody else,
-/// nor of another disk.
-fn refuse_taken(options: &AttachOptions) -> Result<(), AttachError> {
+/// Refuses mount points that are in use. Only the topmost mount of a directory can be unmounted, so
+/// a mount over another one would block that one.
+fn refuse_mounted(options: &AttachOptions) -> Result<(), AttachError> {
     let mounts = usage::mounts().map_err(|source| state_error("read", "/proc/self/mountinfo".as_ref(), source))?;
     for dir in options.fuse_dir.iter().chain(&options.mount) {
         let place = dir.canonicalize().map_err(|source| state_error("mount on", dir, source))?;
         if let Some(there) = mounts.iter().rfind(|mount| mount.dir == place) {
             return Err(AttachError::BadOptions {
                 what: format!(
-                    "{} from {} is mounted at {} already",
+                    "{} from {} is already mounted at {}",
                     there.file_system,
                     there.source.display(),
                     dir.display()
@@ -170,7 +171,7 @@ fn refuse_taken(options: &AttachOptions) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// By what the disk is to be shown, and, where that is not ublk for want of it, why.
+/// How to make the disk available and, if ublk was preferred but is not available, why not.
 fn choose(options: &AttachOptions) -> Result<(ShownBy, Option<UblkError>), AttachError> {
     if options.fuse_dir.is_some() {
         return Ok((ShownBy::Fuse, None));
@@ -188,9 +189,9 @@ fn choose(options: &AttachOptions) -> Result<(ShownBy, Option<UblkError>), Attac
     }
 }
 
-/// Starts the server, and the threads that listen to it and to `control`.
+/// Starts the server, and the threads that read its messages and accept clients on `control`.
 fn start(
-    home: &Home,
+    home: &RecordDir,
     record: &Record,
     server: &dyn Fn(&At) -> Command,
 ) -> Result<(Child, Receiver<Event>), AttachError> {
@@ -205,10 +206,10 @@ fn start(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)
-        // Signals of the terminal are for the supervisor.
+        // Signals of the terminal go to the supervisor only.
         .process_group(0)
         .spawn()
-        .map_err(|error| AttachError::Server(format!("cannot start the process that serves the disk: {error}")))?;
+        .map_err(|error| AttachError::Server(format!("cannot start the server process of the disk: {error}")))?;
     let (sender, events) = channel();
     let asked = Sender::clone(&sender);
     if let Some(output) = child.stdout.take() {
@@ -235,12 +236,12 @@ fn start(
 }
 
 impl Attached {
-    /// What there is.
+    /// The record of the disk.
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// What the user should know, a sentence each.
+    /// Sentences for the user.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -248,21 +249,21 @@ impl Attached {
     fn complete(&mut self, options: &AttachOptions) -> Result<(), AttachError> {
         self.record.server = Process::of(self.child.id());
         let shown = self.wait_for_server()?;
-        // From here on there is something to clear away, should this process not live to do it.
+        // From here on, a later command can clear up if this process dies.
         self.home.write(&self.record)?;
         if options.fuse_dir.is_none() {
             match shown {
                 Shown::Ublk(number) => self.start_ublk_device(number)?,
-                Shown::File(_) => self.put_loop_device()?,
+                Shown::File(_) => self.set_up_loop_device()?,
             }
             self.home.write(&self.record)?;
             if let Some(dir) = &options.mount {
-                let (partitions, whole) = self.look_inside()?;
+                let (partitions, whole) = self.detect_content()?;
                 let file_systems: Vec<_> =
                     partitions.iter().map(|found| found.content.and_then(|it| it.file_system)).collect();
                 mounting::mount(&mut self.record, &file_systems, whole, dir, options.partition, &mut self.warnings)?;
             } else {
-                self.look_inside()?;
+                self.detect_content()?;
             }
         }
         self.home.write(&self.record)
@@ -285,24 +286,24 @@ impl Attached {
                     return Err(AttachError::Machine(error));
                 }
                 Ok(Event::Server(ServerSays::Failed { error, .. })) => return Err(AttachError::Server(error)),
-                // A size that it gets before it is there is in `Ready`.
+                // A size change before `Ready` is included in `Ready`.
                 Ok(Event::Server(ServerSays::Resized { .. } | ServerSays::Closing | ServerSays::Closed { .. })) => {}
                 Ok(Event::Asked(mut stream)) => {
-                    let refused = Answer::Refused("it is just being attached; try again in a moment".into());
+                    let refused = Answer::Refused("the disk is being attached; try again in a moment".into());
                     let _ = control::answer(&mut stream, &refused);
                 }
                 Ok(Event::ServerGone) | Err(_) => {
                     return Err(AttachError::Server(format!(
-                        "the process that was to serve the disk {} before the disk was there",
-                        self.how_it_ended()
+                        "the server process {} before the disk was available",
+                        self.exit_of_server()
                     )));
                 }
             }
         }
     }
 
-    /// The kernel reads the partitions of a device that it starts, and the server answers
-    /// meanwhile.
+    /// The kernel reads the partition table while it starts the device. The server answers those
+    /// reads.
     fn start_ublk_device(&mut self, number: u32) -> Result<(), AttachError> {
         let mut control = ublk::control()?;
         let started = control.start(number, self.child.id());
@@ -315,7 +316,7 @@ impl Attached {
         self.home.write(&self.record)
     }
 
-    fn put_loop_device(&mut self) -> Result<(), AttachError> {
+    fn set_up_loop_device(&mut self) -> Result<(), AttachError> {
         let record = &mut self.record;
         record.device = Some(loop_device::set_up(&LoopOptions {
             file: &record.fuse_file,
@@ -329,8 +330,8 @@ impl Attached {
         Ok(())
     }
 
-    /// Finds out what the disk holds, and records it.
-    fn look_inside(&mut self) -> Result<(Vec<Found>, Option<&'static str>), AttachError> {
+    /// Detects partitions and content of the disk, and records them.
+    fn detect_content(&mut self) -> Result<(Vec<Found>, Option<&'static str>), AttachError> {
         let record = &mut self.record;
         let Some(device) = &record.device else { return Ok((Vec::new(), None)) };
         let failed = |source| state_error("read", device, source);
@@ -353,23 +354,22 @@ impl Attached {
         Ok((partitions, whole.and_then(|content| content.file_system)))
     }
 
-    /// Watches until the disk is detached. `should_stop` is asked now and then, and once it says
-    /// yes the disk is detached, if it is not in use; `say` is told what the user should know
-    /// meanwhile.
+    /// Runs until the disk is detached. `should_stop` is polled. When it returns true, the disk is
+    /// detached unless it is in use. `say` receives sentences for the user.
     ///
     /// # Errors
-    /// The disk is attached no longer, but not because somebody wanted that, or something was lost.
+    /// The server ended unexpectedly, or data was lost.
     pub fn watch(mut self, should_stop: &dyn Fn() -> bool, say: &dyn Fn(&str)) -> Result<(), AttachError> {
         let mut stopped = false;
         loop {
             match self.events.recv_timeout(LOOK_EVERY) {
-                Ok(Event::Server(says)) => self.hear(says),
-                Ok(Event::ServerGone) | Err(RecvTimeoutError::Disconnected) => return self.server_is_gone(),
+                Ok(Event::Server(says)) => self.handle(says),
+                Ok(Event::ServerGone) | Err(RecvTimeoutError::Disconnected) => return self.server_died(),
                 Ok(Event::Asked(mut stream)) => {
                     let Ok(detach) = control::question(&stream) else { continue };
                     match self.detach(detach) {
                         Ok(result) => {
-                            self.impatient.push(stream);
+                            self.force_waiters.push(stream);
                             return self.tell(result);
                         }
                         Err(error) => {
@@ -389,18 +389,18 @@ impl Attached {
         }
     }
 
-    /// Tells how it has ended to whoever waits for that.
+    /// Sends the result to the clients that wait for it.
     fn tell(&mut self, result: Result<(), AttachError>) -> Result<(), AttachError> {
         let lost = result.as_ref().err().map(ToString::to_string);
         let said = lost.map_or(Answer::Detached, Answer::Lost);
-        for mut stream in self.impatient.drain(..) {
+        for mut stream in self.force_waiters.drain(..) {
             let _ = control::answer(&mut stream, &said);
         }
         result
     }
 
-    /// Detaches. `Err` says that the disk is still attached, `Ok(Err)` that it is not, but that
-    /// something was lost.
+    /// Detaches. `Err`: the disk is still attached. `Ok(Err)`: the disk is detached, but data was
+    /// lost.
     fn detach(&mut self, how: Detach) -> Result<Result<(), AttachError>, AttachError> {
         let ours = [std::process::id(), self.child.id()];
         release::release(&self.home, &mut self.record, how, &ours)?;
@@ -409,13 +409,13 @@ impl Attached {
             Some(None) => Ok(()),
             Some(Some(error)) => Err(AttachError::Flush {
                 place: self.record.file.clone(),
-                what: format!("it is detached, but what was written last may be lost: {error}"),
+                what: format!("the disk was detached, but what was written last may be lost: {error}"),
             }),
             None => Err(AttachError::Flush {
                 place: self.record.file.clone(),
                 what: format!(
-                    "it is detached, but the process that served it {} before it had closed the disk; what was written last may be lost",
-                    self.how_it_ended()
+                    "the disk was detached, but the server process {} before it had closed the disk; what was written last may be lost",
+                    self.exit_of_server()
                 ),
             }),
         };
@@ -423,8 +423,7 @@ impl Attached {
         Ok(ended)
     }
 
-    /// The disk has another size: so has its loop device now. (The server of a ublk device sees to
-    /// that itself.)
+    /// Updates a loop device to the disk's new size. The server of a ublk device does that itself.
     fn follow_size(&mut self, size: u64) {
         self.record.size = size;
         if let (ShownBy::Loop, Some(device)) = (self.record.by, &self.record.device)
@@ -432,15 +431,15 @@ impl Attached {
         {
             let (file, device) = (self.record.file.display(), device.display());
             tracing::warn!(
-                "{file} has {size} bytes now, and {device} keeps its size until the disk is attached anew: {error}"
+                "{file} now has {size} bytes, but {device} keeps its old size until the disk is attached again: {error}"
             );
         }
         if let Err(error) = self.home.write(&self.record) {
-            tracing::warn!("the disk's new size of {size} bytes is not recorded: {error}");
+            tracing::warn!("the disk's new size of {size} bytes could not be recorded: {error}");
         }
     }
 
-    fn hear(&mut self, says: ServerSays) {
+    fn handle(&mut self, says: ServerSays) {
         match says {
             ServerSays::Resized { size } => self.follow_size(size),
             ServerSays::Closing => self.closing = true,
@@ -449,9 +448,10 @@ impl Attached {
         }
     }
 
-    /// Hears the server out. It takes the time that it needs to close the disk; but it does not
-    /// begin with that as long as somebody holds a file system that is out of sight: from another
-    /// mount namespace, or, after force, from within. By force it is ended in its turn.
+    /// Waits for the server to close the disk and end. Closing may take as long as it needs. But
+    /// the server does not begin to close while a program holds the unmounted file system: one in
+    /// another mount namespace or, after force, one inside it. With force the server is killed
+    /// after a time limit.
     fn wait_for_end(&mut self, how: Detach) -> Result<(), AttachError> {
         let mut deadline = Instant::now() + HOLD_PATIENCE;
         let (mut force, mut is_ended) = (how.force, false);
@@ -464,32 +464,33 @@ impl Attached {
             match event {
                 Ok(Event::Server(says)) => {
                     let was_closing = self.closing;
-                    self.hear(says);
+                    self.handle(says);
                     if self.closing && !was_closing {
                         deadline = Instant::now() + super::END_PATIENCE;
                     }
                 }
                 Ok(Event::Asked(mut stream)) => match control::question(&stream) {
                     Ok(Detach { force: true, .. }) => {
-                        self.impatient.push(stream);
+                        self.force_waiters.push(stream);
                         if !force {
                             (force, deadline) = (true, Instant::now() + HOLD_PATIENCE);
                         }
                     }
                     Ok(_) => {
-                        let refused = Answer::Refused("it is just being detached; --force would end it".into());
+                        let refused =
+                            Answer::Refused("the disk is being detached; detach with --force to end it now".into());
                         let _ = control::answer(&mut stream, &refused);
                     }
                     Err(_) => {}
                 },
-                // What was held could be synced by then. Whatever is still asked for fails.
+                // Everything that could be flushed was flushed before. Outstanding requests fail.
                 Err(RecvTimeoutError::Timeout) if force => {
                     let _ = self.child.kill();
                     is_ended = true;
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(AttachError::Supervisor(format!(
-                        "{}: it is unmounted here, but still in use elsewhere: a container or another mount namespace has it mounted (lsns -t mnt lists them), or its server waits for a slow disk; it will be detached when that ends, or at once with detach --force, whose users then get I/O errors",
+                        "{}: unmounted here, but still in use: a container or another mount namespace has it mounted (lsns -t mnt lists them), or the server waits for a slow disk; it will be detached when that ends, or at once with detach --force, which gives its users I/O errors",
                         self.record.file.display()
                     )));
                 }
@@ -500,28 +501,28 @@ impl Attached {
         Ok(())
     }
 
-    fn how_it_ended(&mut self) -> String {
+    fn exit_of_server(&mut self) -> String {
         match self.child.wait() {
-            Ok(status) => words_of(status),
-            Err(error) => format!("was lost ({error})"),
+            Ok(status) => describe_exit(status),
+            Err(error) => format!("could not be waited for ({error})"),
         }
     }
 
-    /// The server has ended though nobody had asked for it.
-    fn server_is_gone(mut self) -> Result<(), AttachError> {
-        let how = self.how_it_ended();
-        // Somebody has unmounted it by hand.
+    /// The server has ended without a detach.
+    fn server_died(mut self) -> Result<(), AttachError> {
+        let how = self.exit_of_server();
+        // The user has unmounted the FUSE file.
         if self.closed == Some(None) && self.record.device.is_none() {
             return self.registry.clear(&self.home);
         }
         let why = match self.closed.take().flatten() {
             Some(error) => error,
-            None => format!("the process that served it {how}"),
+            None => format!("the server process {how}"),
         };
         let place = self.record.place().to_owned();
         let force = Detach { unmount: true, force: true };
         let released = release::release(&self.home, &mut self.record, force, &[std::process::id()]);
-        let mut what = format!("{why}; it was detached, and what was written and not flushed may be lost");
+        let mut what = format!("{why}; the disk was detached, and writes that were not flushed may be lost");
         if let Err(error) = released {
             what.push_str(&format!(" ({error})"));
         }
@@ -530,12 +531,12 @@ impl Attached {
         Err(AttachError::Flush { place, what })
     }
 
-    /// Attaching has failed half-way.
-    fn take_apart(&mut self) {
+    /// Undoes an attach that has failed half-way.
+    fn roll_back(&mut self) {
         let force = Detach { unmount: true, force: true };
         let _ = release::release(&self.home, &mut self.record, force, &[std::process::id()]);
-        // It has unmounted nothing where nothing was mounted, so the server may not know yet that
-        // it is over.
+        // If nothing was mounted yet, no unmount has told the server to end. Collects its exit
+        // status if it has ended.
         if !release::is_mounted(&self.record).unwrap_or(false) && self.closed.is_none() {
             let _ = self.child.try_wait();
         }
@@ -544,7 +545,7 @@ impl Attached {
     }
 }
 
-fn words_of(status: ExitStatus) -> String {
+fn describe_exit(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(0), _) => "ended".into(),
         (Some(code), _) => format!("ended with code {code}"),

@@ -1,20 +1,20 @@
 //! Who uses a block device: mounts, swap, devices stacked on it, programs that have it open.
 //!
 //! ```text
-//!   /proc/self/mountinfo        mounted at DIR
+//!   /proc/self/mountinfo        mounts
 //!   /sys/fs/btrfs/*/devices     the other devices of a btrfs file system
 //!   /proc/swaps                 swap
-//!   /sys/dev/block/M:m/holders  device-mapper, md, and the like
-//!   /sys/block/loop*/loop       loop devices over it
-//!   /proc/*/fd                  programs (all of them for root, one's own for users)
+//!   /sys/dev/block/M:m/holders  device-mapper, md and others
+//!   /sys/block/loop*/loop       loop devices on the device
+//!   /proc/*/fd                  programs (all programs for root, else the user's own)
 //! ```
 //!
-//! A mount is compared by its device number, or, where the kernel shows an anonymous number (major
-//! 0, as for btrfs), by the device that the mount's source names. A btrfs on several devices names
-//! only one of them; sysfs lists the others.
+//! A mount is compared by its device number. btrfs shows an anonymous number (major 0), so there
+//! the device that the mount's source names is compared. A btrfs on several devices names only one
+//! of them; sysfs lists the others.
 //!
-//! `detach` looks here first, so that a refusal can say what to end. A program may open the device
-//! after that look; a loop device then goes away when that program closes it.
+//! `detach` checks for users first, so that a refusal can name them. If a program opens the device
+//! after the check, a loop device disappears when that program closes it.
 
 use crate::attach::process;
 use rustix::fs::{major, makedev, minor};
@@ -27,32 +27,30 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A mount of this machine (of the mount namespace that this process is in).
+/// A mount in the mount namespace of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Device number.
     pub device: u64,
-    /// Where.
     pub dir: PathBuf,
-    /// What, as in "ext4".
+    /// Type of the file system, as in "ext4".
     pub file_system: String,
-    /// From what, as in "/dev/sda1": the name that was used.
+    /// The source that was mounted, as in "/dev/sda1".
     pub source: PathBuf,
 }
 
 impl Mount {
-    /// The number of the block device below: the mount's own number, or, where that is anonymous
+    /// The number of the block device below: the mount's own number or, if that is anonymous
     /// (btrfs), the number of its source.
     fn block_device(&self) -> Option<u64> {
         if major(self.device) != 0 {
             return Some(self.device);
         }
-        // Paths outside /dev are not looked at: a file system whose server hangs would never
-        // answer.
+        // Only paths in /dev are looked up: stat would never return on a file system whose server
+        // hangs.
         if self.source.starts_with("/dev") { number_of(&self.source).ok() } else { None }
     }
 
-    /// Whether it is mounted from a device of this name, or from a partition of it.
+    /// Whether the mount's source is this device or a partition of it, by name.
     pub fn is_from(&self, device: &Path) -> bool {
         let (source, device) = (self.source.as_os_str().as_bytes(), device.as_os_str().as_bytes());
         let is_partition = |rest: &[u8]| {
@@ -63,7 +61,7 @@ impl Mount {
     }
 }
 
-/// All mounts, the oldest first.
+/// All mounts, oldest first.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -93,7 +91,8 @@ fn parse_mount(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Blanks, tabs, line feeds and backslashes are written as `\040`.
+/// Decodes `\040` and other octal escapes, which stand for blanks, tabs, line feeds and
+/// backslashes.
 fn unescape(word: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -113,22 +112,20 @@ fn unescape(word: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A use that keeps a device from being detached.
+/// A use of a device that prevents its detaching.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Use {
-    /// It is mounted.
+    /// A file system on the device is mounted.
     Mounted(PathBuf),
-    /// The system swaps to it.
+    /// The device is used as swap.
     Swap(PathBuf),
-    /// Another block device lies on it.
+    /// Another block device uses the device.
     Stacked(String),
-    /// A program has it open.
+    /// A program has the device open.
     Open {
-        /// Which.
         pid: u32,
-        /// Its name.
         name: String,
-        /// The device.
+        /// The path that was opened.
         path: PathBuf,
     },
 }
@@ -138,7 +135,7 @@ impl fmt::Display for Use {
         match self {
             Self::Mounted(dir) => write!(f, "mounted at {}", dir.display()),
             Self::Swap(path) => write!(f, "in use as swap ({})", path.display()),
-            Self::Stacked(name) => write!(f, "beneath /dev/{name}"),
+            Self::Stacked(name) => write!(f, "used by /dev/{name}"),
             Self::Open { pid, name, path } => write!(f, "open in {name} (process {pid}, {})", path.display()),
         }
     }
@@ -147,7 +144,7 @@ impl fmt::Display for Use {
 /// The device numbers of a block device and of its partitions.
 ///
 /// # Errors
-/// It cannot be looked at, or is no block device.
+/// The path cannot be read or is not a block device.
 pub fn with_partitions(device: &Path) -> io::Result<Vec<u64>> {
     let whole = number_of(device)?;
     let mut numbers = vec![whole];
@@ -165,17 +162,17 @@ pub fn with_partitions(device: &Path) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Block devices with their partitions, to compare with what is mounted.
+/// Block devices with their partitions, to be compared with mounts.
 #[derive(Debug)]
 pub struct Devices {
-    /// Numbers of the devices and their partitions.
+    /// Device numbers of the devices and their partitions.
     numbers: Vec<u64>,
-    /// Numbers of all devices of the btrfs file systems that lie on one of `numbers`.
+    /// Device numbers of all members of btrfs file systems that have a member in `numbers`.
     btrfs: Vec<u64>,
 }
 
 impl Devices {
-    /// These devices and their partitions. A device that cannot be looked at has no number.
+    /// Looks up these devices and their partitions. A device that cannot be read is skipped.
     pub fn of<'a>(devices: impl IntoIterator<Item = &'a PathBuf>) -> Self {
         let numbers: Vec<u64> =
             devices.into_iter().flat_map(|device| with_partitions(device).unwrap_or_default()).collect();
@@ -183,14 +180,14 @@ impl Devices {
         Self { numbers, btrfs }
     }
 
-    /// Whether `mount` lies on one of the devices.
+    /// Whether `mount` is on one of the devices.
     pub fn carry(&self, mount: &Mount) -> bool {
         let has = |number| self.numbers.contains(&number) || self.btrfs.contains(&number);
         mount.block_device().is_some_and(has)
     }
 }
 
-/// The devices of every btrfs file system that has one of `devices`. `list` holds a folder
+/// The members of all btrfs file systems that have a member in `devices`. `list` has a folder
 /// `UUID/devices/NAME` for each file system.
 fn btrfs_beside(list: &Path, devices: &[u64]) -> Vec<u64> {
     let mut beside = Vec::new();
@@ -206,25 +203,25 @@ fn btrfs_beside(list: &Path, devices: &[u64]) -> Vec<u64> {
     beside
 }
 
-/// `259:1`, as in sysfs.
+/// Parses `259:1`, as in sysfs.
 fn parse_number(text: &str) -> Option<u64> {
     let (major, minor) = text.trim_end().split_once(':')?;
     Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The number of a block device.
+/// The device number of a block device.
 ///
 /// # Errors
-/// It cannot be looked at, or is no block device.
+/// The path cannot be read or is not a block device.
 pub fn number_of(device: &Path) -> io::Result<u64> {
     let found = fs::metadata(device)?;
     if !found.file_type().is_block_device() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no block device"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a block device"));
     }
     Ok(found.rdev())
 }
 
-/// Everything that uses one of these devices, but for the processes in `ours`.
+/// All users of these devices, except the processes in `ours`.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -244,29 +241,29 @@ pub fn uses(devices: &Devices, ours: &[u32]) -> io::Result<Vec<Use>> {
         found.extend(names_in(&holders).map(Use::Stacked));
     }
     found.extend(loops_over(Path::new("/sys/block"), devices).into_iter().map(Use::Stacked));
-    // Nothing but what lies in /dev is asked for what it is: an answer from a file system that
-    // hangs would never come.
+    // Only paths in /dev are looked up: stat would never return on a file system that hangs.
     found.extend(openers(ours, |path, link| {
         path.starts_with("/dev") && number_of(link).is_ok_and(|number| devices.contains(&number))
     }));
     Ok(found)
 }
 
-/// The loop devices, listed in `list`, that show one of these devices, and are none of them.
+/// The loop devices in `list` whose backing file is one of these devices, except these devices
+/// themselves.
 fn loops_over(list: &Path, devices: &[u64]) -> Vec<String> {
     let is = |path: &Path| number_of(path).is_ok_and(|number| devices.contains(&number));
     let shows_one = |name: &String| {
         let backing = fs::read(list.join(name).join("loop/backing_file")).unwrap_or_default();
         let backing = PathBuf::from(std::ffi::OsString::from_vec(backing.trim_ascii_end().to_owned()));
-        // Nothing but what lies in /dev is looked at: see below.
+        // Only paths in /dev are looked up; see above.
         backing.starts_with("/dev") && is(&backing) && !is(&Path::new("/dev").join(name))
     };
     let folder = list.to_string_lossy();
     names_in(&folder).filter(|name| name.starts_with("loop")).filter(shows_one).collect()
 }
 
-/// The programs that have something open of which `wanted` is true, each once. It is given the path
-/// that was opened, as that program sees it, and the link in `/proc` that leads there.
+/// The programs that have an open file for which `wanted` is true, each program once. `wanted` gets
+/// the path of the file as the program sees it, and the link in `/proc` to the file.
 pub fn openers(ours: &[u32], wanted: impl Fn(&Path, &Path) -> bool) -> Vec<Use> {
     let mut found = Vec::new();
     for pid in names_in("/proc").filter_map(|name| name.parse::<u32>().ok()).filter(|pid| !ours.contains(pid)) {
@@ -291,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mountinfo_is_read() {
+    fn mountinfo_is_parsed() {
         let text = b"36 35 98:0 /mnt1 /mnt/a\\040b\\134c rw,noatime master:1 shared:2 - ext3 /dev/root rw\n\
             22 27 0:5 / /proc rw - proc proc rw\nnonsense\n";
         let found = parse_mounts(text);
@@ -307,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_btrfs_is_known_by_its_source_and_by_its_other_devices() {
+    fn a_btrfs_mount_is_found_by_its_source_and_by_its_other_devices() {
         let Ok(mut nodes) = fs::read_dir("/dev") else { return };
         let device = nodes.find_map(|node| Some(node.ok()?.path()).filter(|path| number_of(path).is_ok()));
         let Some(device) = device else { return println!("skipped: there is no block device here") };
@@ -333,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_is_found() {
+    fn open_files_are_found() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let wanted = |path: &Path, _: &Path| path == file.path();
         let found = openers(&[], wanted);
@@ -342,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_device_over_a_device_is_found() {
+    fn a_loop_device_on_a_device_is_found() {
         let Ok(mut nodes) = fs::read_dir("/dev") else { return };
         let device = nodes.find_map(|node| Some(node.ok()?.path()).filter(|path| number_of(path).is_ok()));
         let Some(device) = device else { return println!("skipped: there is no block device here") };
@@ -358,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_no_device() {
+    fn a_file_is_not_a_block_device() {
         assert!(number_of(Path::new("/proc/self/stat")).is_err());
     }
 }

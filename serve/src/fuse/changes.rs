@@ -1,54 +1,53 @@
-//! Changes that are no whole number of sectors, and what must wait for them.
+//! Changes that do not cover whole sectors, and what must wait for them.
 //!
-//! A disk moves whole sectors. A write of part of a sector is a read, a patch in memory, and a
-//! write; were another write of that sector to come in between, it would be undone. So there is one
-//! such *patching* change at a time, it starts when nothing in flight touches its sectors, and
-//! until it has ended nothing that touches them starts:
+//! A disk moves whole sectors. A write of part of a sector is a read-modify-write. If another write
+//! of that sector ran in between, it would be lost. So only one such *patching* change runs at a
+//! time. It starts when nothing in flight touches its sectors, and until it has ended nothing that
+//! touches them starts:
 //!
 //! ```text
-//!   change ─▶ whole sectors, and nobody waits or patches? ── yes ─▶ starts at once             every request of a loop device
-//!                  │ no
+//!   change ─▶ whole sectors, and none waits or patches? ── yes ─▶ starts at once
+//!                  │ no                                    (all requests of a loop device)
 //!                  ▼
-//!            queue (first in, first out) ─▶ starts when what it would meet has ended
+//!            queue (first in, first out) ─▶ starts when overlapping changes have ended
 //! ```
 //!
-//! First in, first out, so nothing starves. Speed is nothing here: the programs that write parts of
-//! sectors do it by hand.
+//! The order is first in, first out, so no change starves. Speed does not matter here: only
+//! programs that write the file directly write parts of sectors.
 
 use std::{collections::VecDeque, ops::Range};
 
-/// What a change puts in place of what is there.
+/// What a change writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     /// The payload of the message.
     Payload,
-    /// Zeros.
     Zeroes,
-    /// Zeros, and the space is given back.
+    /// Zeros, and the space may be freed.
     Discard,
 }
 
-/// One piece of a patching change.
+/// One step of a patching change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// Read these sectors, put bytes over `bytes`, and write them.
+    /// Read these sectors, replace `bytes` in memory, and write the sectors back.
     Patch { sectors: Range<u64>, bytes: Range<u64> },
-    /// Whole sectors.
+    /// Write whole sectors.
     Whole { sectors: Range<u64> },
 }
 
-/// Whether two ranges share a byte.
+/// Whether the ranges share a byte.
 pub(crate) fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The whole sectors that hold `bytes`.
+/// The smallest range of whole sectors that holds `bytes`.
 pub(crate) fn sectors_of(bytes: &Range<u64>, sector_bytes: u64) -> Range<u64> {
     bytes.start - bytes.start % sector_bytes..bytes.end.next_multiple_of(sector_bytes)
 }
 
-/// The pieces of a change. Payload is patched in one piece, as it fits into one buffer; zeros may
-/// be long, so their ends are patched and what is between is zeroed whole.
+/// The steps of a change. Payload fits one buffer, so it is patched in one step. Zeros may cover a
+/// long range: its two ends are patched, and the sectors between are zeroed whole.
 pub(crate) fn pieces(change: Change, bytes: &Range<u64>, sector_bytes: u64) -> VecDeque<Piece> {
     let sectors = sectors_of(bytes, sector_bytes);
     if &sectors == bytes {

@@ -1,77 +1,66 @@
-//! What can go wrong with a FUSE mount.
+//! Errors of FUSE mounts.
 
 use crate::fuse::wire::WireError;
 use std::{io, path::PathBuf};
 
-/// Why a disk could not be mounted, or why it is served no longer.
+/// Why a disk could not be mounted, or why its mount ended.
 #[derive(Debug, thiserror::Error)]
 pub enum FuseError {
-    /// There is no FUSE here.
+    /// `/dev/fuse` cannot be opened.
     #[error(
-        "cannot open {}: {source}; FUSE is what attaching needs: load it (modprobe fuse), or, in a container, let it have that device", path.display()
+        "cannot open {}: {source}; attaching needs FUSE: load it (modprobe fuse), or pass the device through to the container", path.display()
     )]
     NoDevice {
         /// `/dev/fuse`.
         path: PathBuf,
-        /// What the system said.
         source: io::Error,
     },
-    /// The system did not mount.
+    /// mount(2) failed.
     #[error("cannot mount on {}: {source}{hint}", point.display())]
     Mount {
-        /// The mount point.
         point: PathBuf,
-        /// What the system said.
         source: io::Error,
         /// Begins with "; ", or is empty.
         hint: &'static str,
     },
-    /// The mount point is of no use.
+    /// The mount point cannot be used.
     #[error("cannot mount on {}: {what}", point.display())]
     BadMountPoint {
-        /// The mount point.
         point: PathBuf,
-        /// What it is, and what to do.
+        /// What is wrong, and what to do.
         what: &'static str,
     },
-    /// The program that mounts for users failed.
+    /// The helper `fusermount3` failed.
     #[error("cannot mount on {}: {what}", point.display())]
     Helper {
-        /// The mount point.
         point: PathBuf,
-        /// What it said, or why it did not run.
+        /// The helper's error text, or why it did not run.
         what: String,
     },
-    /// It cannot be unmounted.
+    /// The unmount failed.
     #[error("cannot unmount {}: {what}", point.display())]
-    Unmount {
-        /// The mount point.
-        point: PathBuf,
-        /// Why.
-        what: String,
-    },
-    /// The kernel's protocol is older than what is spoken here.
+    Unmount { point: PathBuf, what: String },
+    /// The kernel's FUSE protocol version is not supported.
     #[error(
-        "this kernel speaks FUSE {major}.{minor}, and 7.31 (Linux 5.4) is the oldest that is understood; use a younger kernel"
+        "the kernel's FUSE protocol is {major}.{minor}; the oldest supported is 7.31 (Linux 5.4): use a newer kernel"
     )]
     TooOld {
-        /// Of the kernel.
+        /// Major version of the kernel.
         major: u32,
-        /// Of the kernel.
+        /// Minor version of the kernel.
         minor: u32,
     },
-    /// A message that makes no sense.
+    /// A message has a length that does not fit its operation.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// Reading from the kernel or answering it failed.
-    #[error("cannot {doing} the kernel's FUSE: {source}; the disk is attached no longer")]
+    /// A read from or write to `/dev/fuse` failed.
+    #[error("cannot {doing} /dev/fuse: {source}; the disk is no longer attached")]
     Kernel {
-        /// "read from", "answer".
+        /// "read from", "write to" or "poll".
         doing: &'static str,
-        /// What the system said.
         source: io::Error,
     },
     /// The disk's queue failed.
-    #[error("the disk's queue failed: {0}; the disk is attached no longer")]
+    #[error("the disk's queue failed: {0}; the disk is no longer attached")]
     Queue(io::Error),
 }

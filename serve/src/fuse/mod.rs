@@ -1,32 +1,32 @@
-//! A disk as a file, by the FUSE protocol of the kernel, spoken by hand on the block queue.
+//! A disk as a file: the kernel's FUSE protocol, implemented here on the block queue.
 //!
 //! ```text
 //!   program, loop device ─▶ kernel ─▶ /dev/fuse ─▶ pump ─▶ session ─▶ the disk's queue
 //!                                                    \____ one ring ____/
 //!
 //!   wire.rs        messages <-> values                        pure
-//!   negotiate.rs   which version, which features              pure
-//!   view.rs        what is to be seen at the mount point      pure
+//!   negotiate.rs   protocol version and features              pure
+//!   view.rs        files and attributes at the mount point    pure
 //!   changes.rs     changes of parts of sectors                pure
-//!   buffers.rs     memory: headers directly before payload on a page
+//!   buffers.rs     buffers: header directly before the page-aligned payload
 //!   session.rs     messages -> requests -> replies            no I/O with the kernel
 //!   pump.rs        the loop on the ring
-//!   mount.rs       mount(2), or the helper for users
+//!   mount.rs       mount(2), or fusermount3 for users
 //! ```
 //!
-//! No page cache lies between: files are opened for direct I/O, so a program's read is a read of
-//! the disk, and a loop device above keeps its own cache only. The protocol is spoken by hand, and
-//! not by a library, because the payload must land aligned in buffers that the disk's queue takes
-//! as they are, on the ring that the disk's queue is on.
+//! There is no page cache in between: files are opened for direct I/O, so a program's read is a
+//! read of the disk, and a loop device above has only its own cache. No FUSE library is used,
+//! because the payload must be received aligned, in buffers that the disk's queue takes without a
+//! copy, on the same ring as the disk's queue.
 
 mod buffers;
 mod changes;
-pub mod error;
-pub mod mount;
+mod error;
+mod mount;
 mod negotiate;
 mod pump;
 mod session;
-pub mod view;
+mod view;
 mod wire;
 
 pub use error::FuseError;

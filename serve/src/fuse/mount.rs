@@ -1,13 +1,14 @@
-//! Mounting and unmounting: mount(2) for root, the setuid helper `fusermount3` for everybody else.
+//! Mounting and unmounting: mount(2) for root, the setuid helper `fusermount3` for other users.
 //!
 //! ```text
 //!   root    open /dev/fuse ─▶ mount(2) with fd=N
-//!   user    fusermount3, whose standard input is a socket; it opens, mounts, and sends the descriptor back through the socket
+//!   user    fusermount3 with a socket as its standard input: it opens /dev/fuse, mounts, and
+//!           sends the descriptor back through the socket
 //! ```
 //!
-//! The descriptor is the mount: when its last copy is closed, however the process ends, the kernel
-//! answers every request with an error, and nobody hangs. So it is closed on exec, and given to
-//! nobody.
+//! The descriptor holds the mount. When its last copy is closed, even by a crash, the kernel
+//! answers every request with an error, so no program hangs. The descriptor is therefore
+//! close-on-exec and passed to no other process.
 
 use crate::fuse::{error::FuseError, view::Shape};
 use rustix::{
@@ -24,14 +25,13 @@ use std::{
         fd::{AsRawFd, OwnedFd},
         unix::net::UnixStream,
     },
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
 };
 
-/// The device through which the kernel is served.
 const DEVICE: &str = "/dev/fuse";
 
-/// The helpers, the present one first.
+/// The helper programs, the current one first.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 
 /// How to mount.
@@ -39,14 +39,14 @@ const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 pub struct MountOptions {
     /// Whether the mount point is a file or a directory.
     pub shape: Shape,
-    /// Writes are refused by the kernel too.
+    /// Mount read-only.
     pub read_only: bool,
 }
 
-/// What a path is good for as a mount point.
+/// Whether a path can be mounted on as a file or as a directory.
 ///
 /// # Errors
-/// When it is neither a directory nor a regular file, or cannot be looked at.
+/// The path is neither a directory nor a regular file, or cannot be read.
 pub fn shape_of(point: &Path) -> Result<Shape, FuseError> {
     let found = rustix::fs::stat(point).map_err(|errno| FuseError::Mount {
         point: point.to_owned(),
@@ -63,17 +63,16 @@ pub fn shape_of(point: &Path) -> Result<Shape, FuseError> {
     }
 }
 
-/// Mounts, and gives the descriptor by which the mount is served.
+/// Mounts, and returns the `/dev/fuse` descriptor that serves the mount.
 ///
 /// # Errors
 /// See [`FuseError`].
 pub fn mount(point: &Path, options: &MountOptions) -> Result<OwnedFd, FuseError> {
     if rustix::process::geteuid().is_root() {
         match mount_directly(point, options) {
-            // Root without the right to mount, as in some containers; the helper would fare no
-            // better.
+            // Root without CAP_SYS_ADMIN, as in some containers. The helper would fail too.
             Err(FuseError::Mount { point, source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
-                let hint = "; mounting is forbidden here, as in a container without CAP_SYS_ADMIN";
+                let hint = "; this process may not mount (a container without CAP_SYS_ADMIN?)";
                 Err(FuseError::Mount { point, source, hint })
             }
             result => result,
@@ -114,9 +113,10 @@ fn mount_by_helper(point: &Path, options: &MountOptions) -> Result<OwnedFd, Fuse
     let words = format!("{access},nosuid,nodev,noatime,default_permissions,fsname=diskwright,subtype=diskwright");
     let mut missing = None;
     for helper in HELPERS {
-        let (ours, theirs) = UnixStream::pair().map_err(|error| failed(format!("no socket: {error}")))?;
-        // The standard input is the one descriptor that a child is given without a race for its
-        // number.
+        let (ours, theirs) =
+            UnixStream::pair().map_err(|error| failed(format!("cannot create a socket pair: {error}")))?;
+        // The helper gets the socket as standard input, the only descriptor that std passes to a
+        // child at a known number.
         let started = Command::new(helper)
             .args(["-o", &words, "--"])
             .arg(point)
@@ -133,24 +133,24 @@ fn mount_by_helper(point: &Path, options: &MountOptions) -> Result<OwnedFd, Fuse
             }
         };
         let received = receive_descriptor(&ours);
-        let ended = child.wait_with_output().map_err(|error| failed(format!("{helper} was lost: {error}")))?;
+        let ended = child.wait_with_output().map_err(|error| failed(format!("cannot wait for {helper}: {error}")))?;
         return match received {
             Ok(Some(fd)) => Ok(fd),
             _ => {
                 let said = String::from_utf8_lossy(&ended.stderr);
                 let said = said.trim();
-                Err(failed(if said.is_empty() { format!("{helper} gave no descriptor") } else { said.to_owned() }))
+                Err(failed(if said.is_empty() { format!("{helper} returned no descriptor") } else { said.to_owned() }))
             }
         };
     }
     let why = missing.map_or_else(String::new, |error| format!(" ({error})"));
     Err(failed(format!(
-        "only root mounts without help, and {} is not here{why}; install the package fuse3, or be root",
+        "users other than root need {} to mount, and it was not found{why}; install the package fuse3, or run as root",
         HELPERS[0]
     )))
 }
 
-/// One byte and a descriptor, or `None` when the other side closed without.
+/// Receives one byte and a descriptor. `None` if the other end was closed without sending one.
 fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -167,21 +167,21 @@ fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     }))
 }
 
-/// Unmounts. `lazily` takes the mount out of sight at once, even while files in it are open.
+/// Unmounts. `lazily` detaches the mount at once (MNT_DETACH), even while files in it are open.
 ///
 /// # Errors
-/// [`FuseError::Unmount`]; that nothing is mounted there is no error.
+/// [`FuseError::Unmount`]. No error if nothing is mounted there.
 pub fn unmount(point: &Path, lazily: bool) -> Result<(), FuseError> {
     if !rustix::process::geteuid().is_root() {
         return unmount_by_helper(point, lazily);
     }
     let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() } | UnmountFlags::NOFOLLOW;
     match rustix::mount::unmount(point, flags) {
-        // EINVAL: no mount point. ENOENT: not even there.
+        // EINVAL: not a mount point. ENOENT: the path does not exist.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(errno) => {
             let what = match errno {
-                Errno::BUSY => "it is in use; close what is open in it".to_owned(),
+                Errno::BUSY => "device or resource busy; close the files that are open in it".to_owned(),
                 other => io::Error::from(other).to_string(),
             };
             Err(FuseError::Unmount { point: point.to_owned(), what })
@@ -198,18 +198,12 @@ fn unmount_by_helper(point: &Path, lazily: bool) -> Result<(), FuseError> {
             Ok(ended) if ended.status.success() => return Ok(()),
             Ok(ended) => {
                 let said = String::from_utf8_lossy(&ended.stderr).trim().to_owned();
-                // Its words for "nothing is mounted there".
+                // The helper's text for "nothing is mounted there".
                 return if said.contains("not found in") { Ok(()) } else { Err(failed(said)) };
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(failed(format!("{helper} did not run: {error}"))),
+            Err(error) => return Err(failed(format!("cannot run {helper}: {error}"))),
         }
     }
-    Err(failed(format!("{} is not here; install the package fuse3", HELPERS[0])))
-}
-
-/// Where a helper is, for those who would rather know before.
-pub fn helper() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).flat_map(|dir| HELPERS.map(|helper| dir.join(helper))).find(|found| found.is_file())
+    Err(failed(format!("{} was not found; install the package fuse3", HELPERS[0])))
 }

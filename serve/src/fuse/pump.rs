@@ -1,18 +1,20 @@
-//! The loop of a mount: messages in, replies out, until the kernel says that it is unmounted.
+//! The loop of a mount: it receives messages and sends replies until the file is unmounted.
 //!
 //! ```text
-//!   one ring:   receives on /dev/fuse ─▶ session.take ─▶ the disk's queue ─▶ session.reap ─▶ sends on /dev/fuse
-//!               \______________________ one io_uring_enter a turn submits and waits for all of it _______________/
+//!   one ring:   receives on /dev/fuse ─▶ session.take ─▶ the disk's queue ─▶ session.reap
+//!               ─▶ sends on /dev/fuse
+//!               one io_uring_enter a turn submits and waits for all of it
 //! ```
 //!
-//! A poll waits for the first message. Then several receives are tried at once, as many as lately
-//! brought something, so that under load a turn takes many messages and no poll, and an idle mount
-//! takes one of each. What finds no buffer waits in the kernel. Where there is no io_uring the same
-//! session is driven by read(2) and write(2), one message after the other.
+//! A poll waits for the first message. Then several receives are submitted at once; their number
+//! follows how many brought a message lately. Under load a turn takes many messages without a poll,
+//! and an idle mount uses one poll and one receive for each message. A message that finds no free
+//! buffer waits in the kernel. Without io_uring, the same session is driven with read(2) and
+//! write(2), one message at a time.
 //!
-//! The loop ends with `Ok` when the mount is gone (ENODEV, or DESTROY and then nothing more) and
-//! everything in flight has ended. What was answered and not flushed is the caller's to make
-//! durable, by closing the disk.
+//! The loop ends with `Ok` when the mount is gone (ENODEV, after DESTROY or without it) and nothing
+//! is in flight. Writes that were answered but not flushed become durable when the caller closes
+//! the disk.
 
 use crate::{
     fuse::{
@@ -28,26 +30,27 @@ use diskwright_store::{BlockDevice, EngineKind, IoBuf, QueueOptions, SharedRing,
 use rustix::io::Errno;
 use std::{io, os::fd::OwnedFd, sync::Arc};
 
-/// Most receives that are tried at once. The others of the large buffers are for what was received.
+/// Most receives at once. The other large buffers hold messages that were received.
 const RECEIVES_MAX: usize = 8;
 
-/// Receives at once from which on another try follows without a poll between.
+/// If a batch of at least this many receives all brought messages, the next batch is submitted
+/// without a poll.
 const BUSY: usize = 4;
 
-/// Room in the ring for receives and sends besides the disk's requests.
+/// Room in the ring for receives and sends, besides the disk's requests.
 const RING_DEPTH: usize = DEPTH + Buffers::count();
 
 const RECEIVE: u64 = 0;
 const SEND: u64 = 1;
 const POLL: u64 = 2;
 
-/// Of poll(2).
+/// From poll(2).
 const POLLERR: usize = 8;
 
-/// Serves `device` by `connection` until it is unmounted.
+/// Serves `device` on the descriptor `connection` until the file is unmounted.
 ///
 /// # Errors
-/// See [`FuseError`]. The connection is closed then, and the kernel answers every request with an
+/// See [`FuseError`]. The connection is then closed, and the kernel answers every request with an
 /// error.
 pub fn serve(
     connection: OwnedFd,
@@ -74,7 +77,7 @@ pub fn serve(
 
 fn serve_on_ring(ring: &SharedRing, connection: OwnedFd, session: Session) -> Result<(), FuseError> {
     let mut streams = Streams::new(ring);
-    let kernel = streams.add(connection).map_err(|source| FuseError::Kernel { doing: "listen to", source })?;
+    let kernel = streams.add(connection).map_err(|source| FuseError::Kernel { doing: "poll", source })?;
     let mut pump = Pump {
         streams,
         kernel,
@@ -110,14 +113,14 @@ struct Pump {
     streams: Streams,
     kernel: StreamId,
     session: Session,
-    /// In flight.
+    /// Receives in flight.
     receives: usize,
-    /// In flight.
+    /// Sends in flight.
     sends: usize,
     polling: bool,
-    /// How many receives of the present try have brought a message.
+    /// Receives of the present batch that have brought a message.
     brought: usize,
-    /// How many are tried at once.
+    /// Receives that are submitted at once.
     batch: usize,
     unmounted: bool,
 }
@@ -128,8 +131,8 @@ impl Pump {
         self.unmounted && idle && self.session.in_flight() == 0 && !self.session.has_reply()
     }
 
-    /// Polls, when nothing is under way by which a message could come, and there is room for one.
-    /// (There will be: without a free buffer something is in flight.)
+    /// Polls if no poll and no receive is in flight and there is a free buffer. If there is no free
+    /// buffer, requests are in flight whose completions bring one back.
     fn listen(&mut self) {
         if !self.polling && self.receives == 0 && !self.unmounted && self.session.buffers().has_message() {
             self.streams.poll(self.kernel, POLL);
@@ -162,12 +165,12 @@ impl Pump {
 
     fn polled(&mut self, events: io::Result<usize>) -> Result<(), FuseError> {
         self.polling = false;
-        let events = events.map_err(|source| FuseError::Kernel { doing: "listen to", source })?;
+        let events = events.map_err(|source| FuseError::Kernel { doing: "poll", source })?;
         if events & POLLERR == 0 {
             self.receive();
         } else if let (Some(kernel), Some(mut buf)) = (self.streams.fd(self.kernel), self.session.buffers().message()) {
-            // A ring reads only what is readable, which a mount that is gone never is. So it is
-            // asked directly.
+            // A ring reads only when the descriptor is readable, and a mount that is gone never is.
+            // So read(2) is called directly.
             let result = rustix::io::read(kernel, &mut buf[Buffers::message_range()]).map_err(io::Error::from);
             self.receives += 1;
             self.received(buf, result)?;
@@ -202,7 +205,9 @@ impl Pump {
 fn serve_in_turn(connection: &OwnedFd, mut session: Session) -> Result<(), FuseError> {
     loop {
         let Some(mut buf) = session.buffers().message() else {
-            return Err(FuseError::Queue(io::Error::other("all buffers are in use though nothing is in flight")));
+            return Err(FuseError::Queue(io::Error::other(
+                "internal error: all buffers are in use and no request is in flight",
+            )));
         };
         match rustix::io::read(connection, &mut buf[Buffers::message_range()]) {
             Ok(len_bytes) => session.take(buf, len_bytes)?,
@@ -229,22 +234,22 @@ fn serve_in_turn(connection: &OwnedFd, mut session: Session) -> Result<(), FuseE
     }
 }
 
-/// Whether a receive that failed says that the mount is gone.
+/// Whether a failed receive means that the mount is gone.
 fn judge_receive(error: io::Error) -> Result<bool, FuseError> {
     match Errno::from_io_error(&error) {
         Some(Errno::NODEV) => Ok(true),
-        // ENOENT: the request was taken back while it was read.
+        // ENOENT: the request was interrupted while it was read.
         Some(Errno::INTR | Errno::AGAIN | Errno::NOENT) => Ok(false),
         _ => Err(FuseError::Kernel { doing: "read from", source: error }),
     }
 }
 
-/// Nobody waits for the answer any more (ENOENT), or nobody is there (ENODEV; to a ring such a
-/// mount is one that it cannot write to now, EAGAIN): no failure of ours.
+/// Ignores errors that mean that the program no longer waits for the reply (ENOENT) or that the
+/// mount is gone (ENODEV; on a ring EAGAIN, because the descriptor is never writable again).
 fn judge_answer(error: io::Error) -> Result<(), FuseError> {
     match Errno::from_io_error(&error) {
         Some(Errno::NOENT | Errno::NODEV | Errno::AGAIN) => Ok(()),
-        _ => Err(FuseError::Kernel { doing: "answer", source: error }),
+        _ => Err(FuseError::Kernel { doing: "write to", source: error }),
     }
 }
 
@@ -267,9 +272,9 @@ mod tests {
 
     const READ_BYTES: u32 = 4096;
 
-    /// Serves the disk of `steps` on a socket that keeps messages apart, as `/dev/fuse` does, until
-    /// the other end is closed; gives the reads that were held back and the calls of
-    /// io_uring_enter.
+    /// Serves the disk of `steps` until the other end of the socket is closed. The socket keeps
+    /// message boundaries, as `/dev/fuse` does. Returns the number of reads held back and of
+    /// io_uring_enter calls.
     fn counted(connection: OwnedFd) -> Option<(u64, u64)> {
         let buffers = Buffers::new();
         let ring = SharedRing::new(RING_DEPTH, Some(buffers.slab())).ok()?;
@@ -280,13 +285,13 @@ mod tests {
         let size_bytes = device.geometry().size_bytes;
         let view =
             View { shape: Shape::File, size_bytes, unit_bytes: 4096, read_only: true, uid: 0, gid: 0, time_seconds: 0 };
-        // An empty message is how the end of the socket shows; a mount ends by ENODEV.
+        // A closed socket shows as an empty message, which is an error. A mount ends with ENODEV.
         assert!(serve_on_ring(&ring, connection, Session::new(view, device, queue, buffers)).is_err());
         Some((held.get(), ring.enters()))
     }
 
-    /// Has `rounds` of reads answered, each sent when the last was answered, the first before the
-    /// server begins.
+    /// Sends `rounds` of reads, each when the last was answered. The first is sent before the
+    /// server starts.
     fn rounds(rounds: u64) -> Option<(u64, u64)> {
         let flags = SocketFlags::CLOEXEC;
         let (kernel, ours) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -314,17 +319,17 @@ mod tests {
     }
 
     #[test]
-    fn of_each_batch_a_few_reads_are_held_back() {
+    fn a_few_reads_of_each_batch_are_held_back() {
         const ROUNDS: u64 = 8;
         let Some((held, _)) = rounds(ROUNDS) else { return };
-        assert_eq!(held, (ROUNDS - 1) * HELD, "nothing is known of the disk in the first round");
+        assert_eq!(held, (ROUNDS - 1) * HELD, "the batch size is not known in the first round");
     }
 
     #[test]
-    fn many_messages_are_taken_and_answered_by_few_calls() {
+    fn many_messages_take_few_io_uring_enter_calls() {
         let Some((_, enters)) = rounds(1) else { return };
-        // Three polls while the tries grow from one message to eight; then eight messages a turn,
-        // and four answers.
+        // Three polls while the batch grows from one message to eight; then eight messages and four
+        // replies a turn.
         assert!(enters <= READS / 2 + 8, "{enters} calls for {READS} reads");
     }
 }

@@ -1,25 +1,25 @@
-//! One mount: messages of the kernel become requests of the disk's queue, their completions become
-//! replies.
+//! One mount: messages of the kernel become requests of the disk's queue, and their completions
+//! become replies.
 //!
 //! ```text
-//!   take(message) ─┬─ about names and attributes ─▶ view ───────────────────────────▶ reply
-//!                  ├─ READ ──▶ sectors ─▶ queue ─▶ reap ─▶ header before the bytes ──▶ reply
-//!                  ├─ WRITE, FALLOCATE ─▶ whole sectors ─▶ queue ─▶ reap ────────────▶ reply
+//!   take(message) ─┬─ names and attributes ─▶ view ────────────────────────────────▶ reply
+//!                  ├─ READ ──▶ sectors ─▶ queue ─▶ reap ─▶ header before the data ──▶ reply
+//!                  ├─ WRITE, FALLOCATE ─▶ whole sectors ─▶ queue ─▶ reap ───────────▶ reply
 //!                  │        └ parts of sectors ─▶ waiting ─▶ patching ─▶ queue ...
-//!                  └─ FSYNC ─▶ queue (flush) ─▶ reap ────────────────────────────────▶ reply
+//!                  └─ FSYNC ─▶ queue (flush) ─▶ reap ───────────────────────────────▶ reply
 //! ```
 //!
-//! Changes are carried out in `patching`, holes are found in `seek`.
+//! `patching` carries out changes, `seek` finds holes.
 //!
-//! It does no I/O with the kernel: a loop around it (`pump`) receives messages into buffers that it
-//! asks for here, and sends the replies that it finds here. So one thread owns it all, and there is
+//! The session does no I/O with the kernel: the loop around it (`pump`) receives messages into
+//! buffers of the session and sends the session's replies. One thread owns the session, so it has
 //! no lock.
 //!
 //! Invariants:
-//! - Every message that wants an answer gets exactly one.
-//! - A buffer is at one place: free, at the kernel, in the queue, or in a reply.
-//! - A change is answered when it is visible; it is durable after an FSYNC that is answered, as
-//!   with any disk.
+//! - Every message that expects a reply gets exactly one.
+//! - A buffer is in one place: free, at the kernel, in the queue, or in a reply.
+//! - A change is visible when it is answered. It is durable once a later FSYNC was answered,
+//!   as with any disk.
 
 mod patching;
 mod seek;
@@ -36,10 +36,10 @@ use diskwright_store::{BlockDevice, BlockQueue, Completion, IoBuf, Request};
 use rustix::io::Errno;
 use std::{collections::VecDeque, io, ops::Range, sync::Arc};
 
-/// Most requests in flight: one for each buffer, and the patch.
+/// Most requests in flight: one for each buffer, and one patch.
 pub(crate) const DEPTH: usize = Buffers::count() + 1;
 
-/// The tag of the patching change. Slots have smaller numbers.
+/// Tag of the step of a patching change. The tags of slots are smaller.
 const PATCH: u64 = u64::MAX;
 
 /// Modes of fallocate(2).
@@ -49,27 +49,27 @@ mod mode {
     pub const ZERO_RANGE: u32 = 0x10;
 }
 
-/// Of open(2).
+/// Bits of the access mode in the flags of open(2).
 const ACCESS_MODE: u32 = 3;
 
-/// A finished message for the kernel.
+/// A reply that is ready to be sent.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) buf: IoBuf,
-    /// Which of its bytes.
+    /// The part of the buffer to send.
     pub(crate) range: Range<usize>,
 }
 
-/// What the queue is doing for a message.
+/// What the queue does for a message.
 #[derive(Debug)]
 enum Doing {
-    /// Its bytes begin at `start` of the buffer.
+    /// A read. Its data begin at `start` of the buffer.
     Read { start: usize, len: usize },
-    /// The buffer is the queue's.
+    /// A write. The queue has the buffer.
     Write { bytes: Range<u64> },
-    /// Zeroes or a discard. The buffer waits for the reply.
+    /// Zeroes or a discard. The buffer is kept for the reply.
     Zero { bytes: Range<u64>, buf: IoBuf },
-    /// The buffer waits for the reply.
+    /// A flush. The buffer is kept for the reply.
     Flush { buf: IoBuf },
 }
 
@@ -79,13 +79,13 @@ struct Slot {
     doing: Doing,
 }
 
-/// A change that waits, or is patching.
+/// A change that waits or is being patched.
 #[derive(Debug)]
 struct Waiting {
     unique: u64,
     change: Change,
     bytes: Range<u64>,
-    /// Holds the payload at [`LEAD_BYTES`].
+    /// Holds the payload, from [`LEAD_BYTES`] on.
     buf: IoBuf,
 }
 
@@ -94,11 +94,10 @@ struct Patching {
     of: Waiting,
     sectors: Range<u64>,
     pieces: VecDeque<Piece>,
-    /// The patch whose sectors are being read.
+    /// The patch whose sectors are being read at the moment.
     reading: Option<Piece>,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Session {
     view: View,
@@ -111,16 +110,15 @@ pub(crate) struct Session {
     busy_slots: usize,
     waiting: VecDeque<Waiting>,
     patching: Option<Patching>,
-    /// The sectors that are being patched pass through it; with the queue while a patch is in
-    /// flight.
+    /// Buffer for the sectors that are being patched. `None` while the queue has it.
     scratch: Option<IoBuf>,
     replies: VecDeque<Reply>,
     completions: Vec<Completion>,
 }
 
 impl Session {
-    /// A session on a queue of `device` with at least [`DEPTH`]; `buffers` may be registered with
-    /// its ring.
+    /// `queue` must be a queue of `device` with a depth of at least [`DEPTH`]. `buffers` may be
+    /// registered with its ring.
     pub(crate) fn new(view: View, device: Arc<dyn BlockDevice>, queue: Box<dyn BlockQueue>, buffers: Buffers) -> Self {
         let sector_bytes = u64::from(device.geometry().logical_sector_bytes);
         Self {
@@ -140,17 +138,17 @@ impl Session {
         }
     }
 
-    /// The free buffers: where messages are received, and where the buffers of sent replies go.
+    /// The free buffers: messages are received into them, and buffers of sent replies go back to
+    /// them.
     pub(crate) fn buffers(&mut self) -> &mut Buffers {
         &mut self.buffers
     }
 
-    /// The next reply to send.
+    /// The oldest reply to send.
     pub(crate) fn next_reply(&mut self) -> Option<Reply> {
         self.replies.pop_front()
     }
 
-    /// Whether there is one.
     pub(crate) fn has_reply(&self) -> bool {
         !self.replies.is_empty()
     }
@@ -160,13 +158,13 @@ impl Session {
         self.busy_slots + self.waiting.len() + usize::from(self.patching.is_some())
     }
 
-    /// Asks the disk for its size. Done where the size is told, and where a request reaches beyond
-    /// it: not on the way of every read and write.
+    /// Reads the disk's size from the device. Called for messages that report the size and for
+    /// requests beyond the known end, and not for every read and write.
     fn learn_size(&mut self) {
         self.view.size_bytes = self.device.geometry().size_bytes;
     }
 
-    /// Takes a message of `len_bytes`, which lies at [`MESSAGE_START`] of `buf`.
+    /// Handles a message of `len_bytes`, which is at [`MESSAGE_START`] of `buf`.
     pub(crate) fn take(&mut self, buf: IoBuf, len_bytes: usize) -> Result<(), FuseError> {
         let (Header { unique, node, .. }, message) = wire::parse(&buf[MESSAGE_START..][..len_bytes])?;
         let on_disk = self.view.is_disk(node);
@@ -228,7 +226,7 @@ impl Session {
                 let View { size_bytes, unit_bytes, .. } = self.view;
                 self.answer(buf, unique, Ok(()), |answer, ()| answer.statfs_out(size_bytes, unit_bytes));
             }
-            // After a farewell comes ENODEV.
+            // After DESTROY the next receive fails with ENODEV.
             Message::Release | Message::Destroy => self.answer(buf, unique, Ok(()), |_, ()| {}),
             Message::Forget | Message::Interrupt => self.buffers.give_back(buf),
             Message::Init { major, minor, max_readahead_bytes, flags } => {
@@ -256,7 +254,8 @@ impl Session {
         Ok(())
     }
 
-    /// Starts what was pushed, and turns what has ended into replies; waits for `at_least` of them.
+    /// Submits the requests pushed, and turns completions into replies. Waits for `at_least` of
+    /// them.
     pub(crate) fn reap(&mut self, at_least: usize) -> Result<(), FuseError> {
         let mut completions = std::mem::take(&mut self.completions);
         let reaped = self.queue.reap(at_least, &mut completions);
@@ -290,7 +289,7 @@ impl Session {
         self.replies.push_back(Reply { buf, range: 0..OUT_HEADER_BYTES });
     }
 
-    /// The tag of a new slot.
+    /// Stores the state of a request. Returns its tag.
     fn occupy(&mut self, slot: Slot) -> u64 {
         self.busy_slots += 1;
         match self.free_slots.pop() {
@@ -312,7 +311,7 @@ impl Session {
         Some(slot)
     }
 
-    /// Gives a request to the queue; one that it refuses ends at once.
+    /// Pushes a request to the queue. A request that the queue refuses is completed with the error.
     fn push(&mut self, request: Request) {
         if let Err(refused) = self.queue.push(request) {
             let Request { tag, buf, .. } = refused.request;
@@ -361,8 +360,8 @@ impl Session {
         self.change(Waiting { unique, change: Change::Payload, bytes, buf });
     }
 
-    /// The part of a change that lies on the disk, or `None` when nothing does and something
-    /// should.
+    /// Cuts a range off at the end of the disk. `None` if the whole range lies beyond the end. An
+    /// empty range stays empty.
     fn clip(&mut self, offset_bytes: u64, len_bytes: u64) -> Option<Range<u64>> {
         if offset_bytes.saturating_add(len_bytes) > self.view.size_bytes {
             self.learn_size();
@@ -378,7 +377,7 @@ impl Session {
         let change = match mode & !mode::KEEP_SIZE {
             mode::PUNCH_HOLE => Change::Discard,
             mode::ZERO_RANGE => Change::Zeroes,
-            // To reserve space is nothing that a disk knows.
+            // Reserving space is not supported.
             _ => return self.refuse(buf, unique, Errno::OPNOTSUPP),
         };
         let clipped = self.clip(offset_bytes, len_bytes);
@@ -393,14 +392,14 @@ impl Session {
     }
 
     fn flush(&mut self, buf: IoBuf, unique: u64) {
-        // Nothing of this session is durable that waits, and nothing that waits was answered, so no
-        // flush needs to wait for it.
+        // Changes that wait have not been answered, so the flush need not include them.
         let buf = self.smaller(buf);
         let tag = self.occupy(Slot { unique, doing: Doing::Flush { buf } });
         self.push(Request::flush(tag));
     }
 
-    /// A small buffer in place of a message's own, where one is free: large ones are for receiving.
+    /// Exchanges a large buffer for a small one if one is free, because only large buffers can
+    /// receive messages.
     fn smaller(&mut self, buf: IoBuf) -> IoBuf {
         match self.buffers.small(0) {
             Some(small) => {
@@ -439,7 +438,7 @@ impl Session {
                 self.answer(buf, unique, result.map_err(|error| errno_of(&error)), |_, ()| {});
             }
             (Doing::Read { .. } | Doing::Write { .. }, None) => {
-                unreachable!("the queue gives the buffer of every request back")
+                unreachable!("the queue returns the buffer of every request")
             }
         }
         if !self.waiting.is_empty() {
@@ -448,7 +447,7 @@ impl Session {
     }
 }
 
-/// The number by which the kernel tells a program what was wrong.
+/// The errno for a failed request.
 pub(crate) fn errno_of(error: &io::Error) -> Errno {
     if let Some(errno) = Errno::from_io_error(error) {
         return errno;

@@ -1,33 +1,33 @@
-//! What is to be seen at the mount point: the disk as a file, or a directory with the disk in it.
+//! What the kernel sees at the mount point: the disk as a file, or a directory that holds the disk.
 //!
 //! ```text
-//!   Shape::File         node 1: the disk               a file mount point; what a loop device is put on
+//!   Shape::File         node 1: the disk               a file mount point, used by a loop device
 //!   Shape::Directory    node 1: .    node 2: ./disk    `attach --fuse DIR`
 //! ```
 //!
-//! Nothing here changes but the size of the disk, so the kernel may keep every name for good. The
-//! permissions are checked by the kernel (`default_permissions`). Pure: no I/O.
+//! Only the size of the disk ever changes, so the kernel may cache names for ever. The kernel
+//! checks permissions (`default_permissions`). Pure: no I/O.
 
 use crate::fuse::wire::{Answer, Attributes, ROOT, attribute};
 use rustix::io::Errno;
 
-/// The disk's name in a directory.
+/// Name of the disk in the directory.
 pub const DISK_NAME: &str = "disk";
 
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 
-/// See the module.
+/// Whether the mount point is a file or a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// The mount point is the disk.
+    /// The mount point is the disk itself.
     File,
-    /// The mount point holds the disk.
+    /// The mount point is a directory that holds the disk.
     Directory,
 }
 
 impl Shape {
-    /// Kind of the mount point, as in `st_mode`.
+    /// File type of the mount point, as in `st_mode`.
     pub fn root_mode(self) -> u32 {
         match self {
             Self::File => REGULAR,
@@ -36,22 +36,22 @@ impl Shape {
     }
 }
 
-/// See the module.
+/// What is needed to answer questions about names and attributes.
 #[derive(Debug, Clone, Copy)]
 pub struct View {
     /// File or directory.
     pub shape: Shape,
-    /// Size of the disk, as of when it was last asked for.
+    /// Size of the disk when it was last read from the device.
     pub size_bytes: u64,
-    /// The unit that is good to transfer: the disk's physical sector.
+    /// Preferred transfer unit: the disk's physical sector, at least 4096.
     pub unit_bytes: u32,
-    /// Nobody may write.
+    /// Writes are refused.
     pub read_only: bool,
-    /// Owner.
+    /// Owner of the files, a user id.
     pub uid: u32,
-    /// Group.
+    /// Group of the files.
     pub gid: u32,
-    /// When it was attached, in seconds since 1970.
+    /// Time stamp of the files: when the disk was attached, in seconds since 1970.
     pub time_seconds: u64,
 }
 
@@ -68,7 +68,7 @@ impl View {
         }
     }
 
-    /// Attributes of a node, `ENOENT` for one that is not there.
+    /// Attributes of a node. `ENOENT` if it does not exist.
     pub fn attributes(&self, node: u64) -> Result<Attributes, Errno> {
         let (mode, links, size_bytes) = if self.is_disk(node) {
             (REGULAR | if self.read_only { 0o400 } else { 0o600 }, 1, self.size_bytes)
@@ -89,7 +89,7 @@ impl View {
         })
     }
 
-    /// A name in a directory.
+    /// Looks up a name in a directory.
     pub fn lookup(&self, node: u64, name: &[u8]) -> Result<Attributes, Errno> {
         match self.shape {
             Shape::File => Err(Errno::NOTDIR),
@@ -98,7 +98,7 @@ impl View {
         }
     }
 
-    /// What follows `cookie` in the directory, as much as fits.
+    /// Appends the entries after `cookie` to the reply, as many as fit.
     pub fn list(&self, node: u64, cookie: u64, limit_bytes: u32, answer: &mut Answer<'_>) -> Result<(), Errno> {
         if self.shape != Shape::Directory || node != ROOT {
             return Err(Errno::NOTDIR);
@@ -112,9 +112,9 @@ impl View {
         Ok(())
     }
 
-    /// What becomes of a wish to change attributes. Times are taken and forgotten. A disk keeps its
-    /// length: to open it with `O_TRUNC` changes nothing, as with a block device, and to cut or
-    /// lengthen it is an error, as there.
+    /// Answers a change of attributes. Times are accepted and ignored. The length cannot be
+    /// changed, as with a block device: `O_TRUNC` in open is ignored, ftruncate to another length
+    /// fails.
     pub fn set_attributes(&self, node: u64, valid: u32, size_bytes: u64) -> Result<Attributes, Errno> {
         let attributes = self.attributes(node)?;
         if valid & (attribute::MODE | attribute::UID | attribute::GID) != 0 {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn listings_go_on_where_they_stopped() {
+    fn listings_continue_at_their_cookie() {
         let view = view(Shape::Directory, false);
         let list = |cookie, limit_bytes| {
             let mut buf = [0; 4096];

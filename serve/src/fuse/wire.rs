@@ -1,21 +1,20 @@
-//! The messages of the FUSE kernel protocol (`linux/fuse.h`, version 7): bytes to values, values to
-//! bytes, and nothing else.
+//! The messages of the FUSE kernel protocol (`linux/fuse.h`, version 7): decoding and encoding.
 //!
 //! ```text
 //!   from the kernel   | header 40 | arguments of the operation | payload of a write, or a name |
-//!   to the kernel     | header 16 | arguments of the answer    | payload of a read             |
+//!   to the kernel     | header 16 | arguments of the reply     | payload of a read             |
 //! ```
 //!
-//! All integers are in the byte order of the machine. Structures may grow at their end with later
-//! minor versions, so a reader takes what it knows and leaves the rest. The kernel is not an enemy,
-//! but what it passes on came from any program, so nothing here trusts a length: what does not fit
-//! is [`WireError`], and no value leads to an allocation.
+//! Integers have the byte order of the machine. Later minor versions append fields to structures,
+//! so the decoder reads the fields that it knows and ignores the rest. The kernel passes on what
+//! any program has asked for, so no length is trusted: a message that does not fit is a
+//! [`WireError`], and no field leads to an allocation.
 
 use rustix::io::Errno;
 
-/// The version of the protocol that is spoken.
+/// Major version of the protocol.
 pub const MAJOR: u32 = 7;
-/// The youngest minor version whose structures are known here.
+/// The newest minor version whose structures are known here.
 pub const MINOR: u32 = 39;
 
 /// `struct fuse_in_header`.
@@ -25,157 +24,144 @@ pub const OUT_HEADER_BYTES: usize = 16;
 /// `struct fuse_write_in`.
 pub const WRITE_IN_BYTES: usize = 40;
 
-/// The node of the mount point.
+/// The node id of the mount point.
 pub const ROOT: u64 = 1;
 
-/// Flags of INIT (`FUSE_*`), those above bit 31 travel in `flags2`.
+/// Flags of INIT (`FUSE_*`). Those above bit 31 are sent in `flags2`.
 pub mod init {
-    /// Several reads of one file at the same time.
+    /// Several reads of one file may run at the same time.
     pub const ASYNC_READ: u64 = 1 << 0;
-    /// Writes of more than a page.
+    /// Writes may be longer than a page.
     pub const BIG_WRITES: u64 = 1 << 5;
-    /// Direct reads and writes need not wait for each other.
+    /// Direct reads and writes may run at the same time.
     pub const ASYNC_DIO: u64 = 1 << 15;
-    /// Look-ups and listings of one directory at the same time.
+    /// Look-ups and listings of one directory may run at the same time.
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
-    /// `max_pages` of the answer counts.
+    /// `max_pages` of the reply is valid.
     pub const MAX_PAGES: u64 = 1 << 22;
-    /// OPENDIR may be answered by ENOSYS once, and is not asked for again.
+    /// OPENDIR may be refused with ENOSYS once; the kernel then no longer sends it.
     pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
-    /// `flags2` counts.
+    /// `flags2` is valid.
     pub const INIT_EXT: u64 = 1 << 30;
-    /// A file open for direct I/O may be mapped as shared memory.
+    /// Files opened for direct I/O may be mapped shared.
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
 }
 
-/// Flags of the answer to OPEN (`FOPEN_*`).
+/// Flags of the reply to OPEN (`FOPEN_*`).
 pub mod opened {
-    /// Past the page cache.
+    /// Bypass the page cache.
     pub const DIRECT_IO: u32 = 1 << 0;
-    /// Direct writes of one file at the same time.
+    /// Direct writes of one file may run at the same time.
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
-/// Flags of SETATTR (`FATTR_*`): which of the attributes it sets.
+/// Flags of SETATTR (`FATTR_*`): the attributes to set.
 pub mod attribute {
-    /// Permissions.
     pub const MODE: u32 = 1 << 0;
-    /// Owner.
     pub const UID: u32 = 1 << 1;
-    /// Group.
     pub const GID: u32 = 1 << 2;
-    /// Length.
     pub const SIZE: u32 = 1 << 3;
-    /// It comes from an open file (`ftruncate`), not from a path or from `O_TRUNC`.
+    /// The request comes from an open file (`ftruncate`), not from a path or from `O_TRUNC`.
     pub const FH: u32 = 1 << 6;
 }
 
-/// A message that is not as the protocol says.
+/// A message whose length does not fit its operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the kernel's message of {len_bytes} bytes (operation {opcode}) is too short or says another length; this kernel's FUSE is not understood"
+    "the kernel sent a FUSE message of {len_bytes} bytes (operation {opcode}) whose length field or arguments do not fit that length; this kernel is not supported"
 )]
 pub struct WireError {
-    /// Bytes received.
     pub len_bytes: usize,
-    /// The operation, or 0 when not even the header is there.
+    /// The operation code; 0 if the header is incomplete.
     pub opcode: u32,
 }
 
-/// `struct fuse_in_header`: who asks what of which node.
+/// `struct fuse_in_header`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// The operation.
+    /// The operation code.
     pub opcode: u32,
-    /// Names the request in its answer.
+    /// Id of the request, repeated in its reply.
     pub unique: u64,
-    /// The node.
+    /// The node id.
     pub node: u64,
 }
 
-/// What the kernel asks for.
+/// A decoded message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// The first message: which version and which features.
+    /// The first message: the kernel's version and features.
     Init {
-        /// Of the kernel.
+        /// Major version of the kernel.
         major: u32,
-        /// Of the kernel.
+        /// Minor version of the kernel.
         minor: u32,
-        /// Bytes that it would read ahead.
+        /// The kernel's read-ahead.
         max_readahead_bytes: u32,
         /// See [`init`].
         flags: u64,
     },
-    /// A name in a directory.
+    /// Look up a name in a directory.
     Lookup {
         /// Without the final zero.
         name: &'a [u8],
     },
-    /// The kernel has forgotten a node, or many; not answered.
+    /// The kernel dropped one or more nodes from its cache. No reply.
     Forget,
-    /// Attributes of a node.
+    /// Read the attributes of a node.
     GetAttr,
     /// Change attributes.
     SetAttr {
-        /// See [`attribute`].
+        /// Which attributes to set, see [`attribute`].
         valid: u32,
         /// The new length.
         size_bytes: u64,
     },
     /// Open a file.
     Open {
-        /// Those of open(2).
+        /// Flags of open(2).
         flags: u32,
     },
     /// List a directory.
     ReadDir {
-        /// Where the last listing stopped.
+        /// Position after the last entry of the last listing.
         cookie: u64,
-        /// Most bytes of the answer.
+        /// Most bytes of the reply.
         size_bytes: u32,
     },
-    /// Bytes of a file.
-    Read {
-        /// First byte.
-        offset_bytes: u64,
-        /// How many.
-        size_bytes: u32,
-    },
-    /// Bytes into a file; they follow the arguments.
+    /// Read from a file.
+    Read { offset_bytes: u64, size_bytes: u32 },
+    /// Write to a file. The payload follows the arguments.
     Write {
-        /// First byte.
         offset_bytes: u64,
-        /// How many. The message holds as many.
+        /// Length of the payload.
         size_bytes: u32,
     },
-    /// Make durable.
+    /// Make all completed writes durable.
     Fsync,
-    /// Punch a hole, zero, reserve: fallocate(2).
+    /// Punch a hole or zero a range: fallocate(2).
     Fallocate {
-        /// First byte.
         offset_bytes: u64,
-        /// How many.
         len_bytes: u64,
-        /// Those of fallocate(2).
+        /// Flags of fallocate(2).
         mode: u32,
     },
-    /// The next data or hole.
+    /// Find the next data or hole.
     Lseek {
-        /// From where.
+        /// Where the search starts.
         offset_bytes: u64,
-        /// Those of lseek(2).
+        /// SEEK_DATA or SEEK_HOLE of lseek(2).
         whence: u32,
     },
     /// Sizes of the file system.
     StatFs,
     /// The last descriptor of an open file is closed.
     Release,
-    /// Somebody no longer waits for a request; not answered.
+    /// A program was interrupted and no longer waits for a request. No reply.
     Interrupt,
-    /// Unmounted.
+    /// The file system was unmounted.
     Destroy,
-    /// Anything else.
+    /// Any other operation.
     Other,
 }
 
@@ -199,7 +185,7 @@ mod opcode {
     pub const LSEEK: u32 = 46;
 }
 
-/// What is left of a message.
+/// The bytes of a message that are not decoded yet.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -217,18 +203,18 @@ impl<'a> Fields<'a> {
         self.take().map(u64::from_ne_bytes)
     }
 
-    /// Up to the final zero, which must be there.
+    /// A string, without its final zero. `None` if there is no final zero.
     fn name(&mut self) -> Option<&'a [u8]> {
         let end = self.0.iter().position(|&byte| byte == 0)?;
         Some(&self.0[..end])
     }
 }
 
-/// Reads a message. A write's payload is what follows the first [`IN_HEADER_BYTES`] +
+/// Decodes a message. The payload of a write follows the first [`IN_HEADER_BYTES`] +
 /// [`WRITE_IN_BYTES`].
 ///
 /// # Errors
-/// When it is shorter than its operation needs, or than it says itself.
+/// The message is shorter than its operation needs, or its length field is wrong.
 pub fn parse(bytes: &[u8]) -> Result<(Header, Message<'_>), WireError> {
     let bad = |opcode| WireError { len_bytes: bytes.len(), opcode };
     let mut fields = Fields(bytes);
@@ -236,8 +222,8 @@ pub fn parse(bytes: &[u8]) -> Result<(Header, Message<'_>), WireError> {
     if len_bytes as usize != bytes.len() {
         return Err(bad(header.opcode));
     }
-    // The rest of the header: uid, gid, pid, and the length of extensions that nobody has asked
-    // for.
+    // The rest of the header: uid, gid, pid, and the length of extensions, which are not
+    // negotiated.
     fields.take::<16>().ok_or(bad(header.opcode))?;
     let message = arguments(header.opcode, fields).ok_or(bad(header.opcode))?;
     Ok((header, message))
@@ -300,34 +286,30 @@ fn arguments(opcode: u32, mut fields: Fields<'_>) -> Option<Message<'_>> {
     })
 }
 
-/// `struct fuse_attr`: what stat(2) tells.
+/// `struct fuse_attr`: the attributes of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
     /// Node and inode number.
     pub node: u64,
-    /// Length.
     pub size_bytes: u64,
-    /// Kind and permissions, as in `st_mode`.
+    /// File type and permissions, as in `st_mode`.
     pub mode: u32,
-    /// Names of it.
     pub links: u32,
-    /// Owner.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
-    /// All its times, in seconds since 1970.
+    /// All time stamps, in seconds since 1970.
     pub time_seconds: u64,
-    /// Unit that is good to transfer.
+    /// Preferred transfer unit.
     pub unit_bytes: u32,
 }
 
-/// How long the kernel may keep names: for good, as they never change. Attributes it may not keep:
-/// the disk may grow. They are asked for when a file is opened or looked at, and not when it is
-/// read or written.
+/// How long the kernel may cache names: practically for ever, because they never change. It may not
+/// cache attributes, because the disk may grow: it asks for them when a file is opened or stat'ed,
+/// not when it is read or written.
 const VALID_SECONDS: u64 = 365 * 24 * 3600;
 
-/// An answer under construction, at the front of a buffer. What does not fit is left out, and the
-/// header then tells a shorter length, so the buffer is at least a page.
+/// A reply that is being encoded at the front of a buffer. Fields that do not fit are dropped, so
+/// the buffer must have at least a page.
 #[derive(Debug)]
 pub struct Answer<'a> {
     buf: &'a mut [u8],
@@ -335,12 +317,12 @@ pub struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// Begins behind the room for the header.
+    /// Begins after the room for the header.
     pub fn new(buf: &'a mut [u8]) -> Self {
         Self { buf, len: OUT_HEADER_BYTES }
     }
 
-    /// Writes the header, and says how long the whole is.
+    /// Writes the header. Returns the length of the reply.
     pub fn end(self, unique: u64) -> usize {
         put_header(self.buf, self.len - OUT_HEADER_BYTES, Ok(()), unique);
         self.len
@@ -413,8 +395,8 @@ impl<'a> Answer<'a> {
         self.u64(offset_bytes);
     }
 
-    /// `struct fuse_statfs_out`: `size_bytes` in units of `unit_bytes`, none of them free, one
-    /// file.
+    /// `struct fuse_statfs_out`: a file system of `size_bytes` with one file and no free space.
+    /// `unit_bytes` is the block size.
     pub fn statfs_out(&mut self, size_bytes: u64, unit_bytes: u32) {
         for value in [size_bytes / u64::from(unit_bytes), 0, 0, 1, 0] {
             self.u64(value);
@@ -442,8 +424,8 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// One `struct fuse_dirent`. `false` when there is no room for it within `limit_bytes` of
-    /// answer behind the header.
+    /// Appends one `struct fuse_dirent`. Returns `false` if it does not fit into the buffer or into
+    /// `limit_bytes` after the header.
     pub fn entry(&mut self, limit_bytes: u32, node: u64, next_cookie: u64, mode: u32, name: &[u8]) -> bool {
         let padded_bytes = (24 + name.len()).next_multiple_of(8);
         let end = self.len + padded_bytes;
@@ -460,30 +442,30 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// What the answer to INIT says.
+/// Parameters of the reply to INIT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accepted {
-    /// Of the protocol.
+    /// Minor version that is used.
     pub minor: u32,
-    /// As the kernel offered.
+    /// Read-ahead as offered by the kernel.
     pub max_readahead_bytes: u32,
     /// See [`init`].
     pub flags: u64,
-    /// Requests in flight on whose completion nobody waits.
+    /// Most background requests in flight.
     pub max_background: u16,
-    /// Of these, how many make the kernel hold back.
+    /// Number of background requests from which on the kernel throttles.
     pub congestion_threshold: u16,
-    /// Largest write.
+    /// Largest write in bytes.
     pub max_write_bytes: u32,
     /// Largest request, in pages of 4096 bytes.
     pub max_pages: u16,
 }
 
-/// Writes `struct fuse_out_header` at the front of `buf`, for an answer with `body_bytes` behind
-/// it.
+/// Writes `struct fuse_out_header` at the front of `buf`, for a reply with `body_bytes` after the
+/// header.
 ///
 /// # Panics
-/// When `buf` is shorter than the header.
+/// `buf` is shorter than the header.
 pub fn put_header(buf: &mut [u8], body_bytes: usize, result: Result<(), Errno>, unique: u64) {
     let error = result.err().map_or(0, |errno| -errno.raw_os_error());
     buf[..4].copy_from_slice(&((OUT_HEADER_BYTES + body_bytes) as u32).to_ne_bytes());

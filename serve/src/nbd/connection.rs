@@ -1,24 +1,23 @@
-//! One client: where it is in the protocol, what it has sent and what it has yet to be told. The
-//! worker moves it (`worker`, `requests`).
+//! The state of one client: its phase of the protocol, the bytes received, the replies to send.
+//! The worker drives it (`worker`, `dispatch`).
 //!
 //! ```text
-//!   stream ─▶ window ─┬─▶ handshake ─▶ answers ─────────────────────┐
+//!   stream ─▶ window ─┬─▶ handshake ─▶ replies ─────────────────────┐
 //!     (TLS between)   └─▶ requests ─▶ disk ─▶ replies ─▶ outbox ─▶ stream
-//!                           └─ payload of a write ─▶ written from the window, or received into its own buffer
+//!                           └─ a write's payload ─▶ from the window, or received into a buffer
 //! ```
 //!
-//! The *window* holds bytes that were received and not yet understood. One receive brings as many
-//! requests as the client had sent. What of a write's payload is there already is written from the
-//! window, or copied (`window` says when), and what is missing is received in place.
+//! The *window* holds bytes that were received and not yet decoded. One receive brings as many
+//! requests as the client has sent. The bytes of a write's payload that are in the window are
+//! written from there or copied (see `window`). The rest is received directly into its buffer.
 //!
-//! Bounds: a client's requests in flight, and the bytes of their payloads, count from the moment
-//! they are taken until their replies have been sent ([`Connection::share`]); at the limit nothing
-//! more is received from it. A window that is *retired*, because writes of its bytes are in flight
-//! when the next receive needs one, counts with its other bytes until the last of these writes has
-//! ended.
+//! Limits: a request and its payload count from when the request is taken until its reply has been
+//! sent ([`Connection::share`]). At the limit nothing more is received from the client. A window
+//! is *retired* when a receive needs a window while writes of its bytes are in flight. The bytes of
+//! a retired window that are not payload count too, until the last of these writes has ended.
 
 use super::{
-    flights::{Asked, Contents},
+    flights::{ClientRequest, Contents},
     handshake::{Handshake, Session},
     outbox::{Outbox, Share},
     pool::{HEADER_ROOM_BYTES, PIECE_BYTES, Pool},
@@ -28,11 +27,11 @@ use super::{
 use diskwright_store::{IoBuf, Piece, Segments, StreamId};
 use std::{collections::VecDeque, fmt, io, sync::Arc};
 
-/// Who is at the other end.
+/// The client's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Peer {
     Tcp(std::net::SocketAddr),
-    /// Process and user, where the kernel tells.
+    /// Process id and user id of the client, if the kernel knows them.
     Unix(Option<(i32, u32)>),
 }
 
@@ -46,62 +45,59 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Where it is in the protocol.
 #[derive(Debug)]
 pub(crate) enum Phase {
     Handshake(Handshake),
     Transmission(Session),
 }
 
-/// The payload of a write, while it comes in.
+/// A write whose payload is being received.
 #[derive(Debug)]
 pub(crate) struct Incoming {
-    pub(crate) asked: Asked,
+    pub(crate) asked: ClientRequest,
     pub(crate) fua: bool,
-    /// What is there, of a payload that is not in one buffer.
+    /// Payload already received, unless the whole payload fits one buffer.
     pub(crate) segments: Option<Box<Segments>>,
-    /// Bytes for which there is no memory yet: behind the segments and the buffers.
+    /// Payload bytes that have no buffer yet. They come after the segments and the buffers.
     pub(crate) left_bytes: usize,
-    /// Where the next bytes are put, unless it is on its way to the kernel.
+    /// The buffer for the next payload bytes; `None` while the kernel has it.
     pub(crate) buf: Option<IoBuf>,
-    /// Bytes in the buffer.
+    /// Bytes received into the buffer.
     pub(crate) filled_bytes: usize,
-    /// Bytes that the buffer will hold.
+    /// Bytes of payload that the buffer is for.
     pub(crate) piece_bytes: usize,
-    /// A buffer for what follows, so that a receive is not cut where the first is full: its bytes
-    /// that were filled, and those that it will hold.
+    /// A second buffer, so that a receive need not end where the first is full: the buffer (`None`
+    /// while the kernel has it), the bytes received into it, the bytes that it is for.
     pub(crate) next: Option<(Option<IoBuf>, usize, usize)>,
 }
 
 impl Incoming {
-    pub(crate) fn new(asked: Asked, fua: bool) -> Self {
+    pub(crate) fn new(asked: ClientRequest, fua: bool) -> Self {
         let left_bytes = asked.len_bytes as usize;
         Self { asked, fua, segments: None, left_bytes, buf: None, filled_bytes: 0, piece_bytes: 0, next: None }
     }
 }
 
-/// What the next bytes are.
+/// What the next bytes from the client are.
 #[derive(Debug)]
 pub(crate) enum Input {
     /// A header.
     Header,
     /// The payload of a write.
     Payload(Incoming),
-    /// The payload of a write that was refused; so many bytes are left.
+    /// The payload of a write that was refused: this many bytes are left.
     Skip(u64),
 }
 
-/// Whether it goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     Open,
-    /// Nothing more is taken; what was taken is answered.
+    /// No more requests are taken; those in flight are answered.
     Draining,
     /// The stream is being closed.
     Closing,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) stream: StreamId,
@@ -110,28 +106,27 @@ pub(crate) struct Connection {
     pub(crate) state: State,
     pub(crate) secure: Option<Box<Secure>>,
     pub(crate) window: Window,
-    /// Windows of which bytes are being written, oldest first.
+    /// Retired windows, oldest first.
     retired: VecDeque<Retired>,
     pub(crate) input: Input,
     pub(crate) outbox: Outbox,
-    /// A receive is in flight.
+    /// Whether a receive is in flight.
     pub(crate) receiving: bool,
-    /// Whether it waits for its requests to be answered before more are taken, and is on the
-    /// worker's list for that.
+    /// Whether the client is at its limit. It is then on the worker's list `stalled`.
     pub(crate) stalled: bool,
-    /// Whether it has had its turn, and goes on in the next one.
-    pub(crate) gives_way: bool,
-    /// TLS begins when everything has been sent.
+    /// Whether the client has used up its turn. It goes on in the next turn.
+    pub(crate) turn_is_over: bool,
+    /// Whether TLS begins once all replies have been sent.
     pub(crate) starts_tls: bool,
-    /// Whether it is on the worker's list of those who have something to send.
+    /// Whether the connection is on the worker's list `to_send`.
     pub(crate) to_send: bool,
-    /// Requests taken and not answered.
+    /// Requests that are taken and whose replies have not been sent.
     pub(crate) share: Share,
-    /// Since when, by the worker's clock, it is in its phase or draining.
+    /// When the phase or the draining began, by the worker's clock.
     pub(crate) since_ns: u64,
-    /// Requests taken in all, for the log.
+    /// Requests taken since the start, for the log.
     pub(crate) requests: u64,
-    /// A list to be used again.
+    /// An empty list for reuse.
     spare: Vec<Piece>,
 }
 
@@ -149,7 +144,7 @@ impl Connection {
             outbox: Outbox::default(),
             receiving: false,
             stalled: false,
-            gives_way: false,
+            turn_is_over: false,
             starts_tls: false,
             to_send: false,
             share: Share::default(),
@@ -164,12 +159,12 @@ impl Connection {
         !self.outbox.is_empty() || self.secure.as_ref().is_some_and(|secure| secure.has_output())
     }
 
-    /// Whether nothing of it is in flight any more.
+    /// Whether the connection is closing and has no I/O and no request in flight.
     pub(crate) fn has_ended(&self) -> bool {
         self.state == State::Closing && !self.receiving && !self.outbox.is_sending() && self.share.requests == 0
     }
 
-    /// Gives up everything that is not in flight.
+    /// Gives back all buffers that are not in flight.
     pub(crate) fn release(&mut self, pool: &mut Pool) {
         let dropped = self.outbox.clear(pool);
         self.share.sub(dropped);
@@ -182,7 +177,7 @@ impl Connection {
         }
     }
 
-    /// Takes nothing more.
+    /// Ignores all further input.
     pub(crate) fn abandon_input(&mut self, pool: &mut Pool) {
         if let Input::Payload(mut incoming) = std::mem::replace(&mut self.input, Input::Skip(u64::MAX)) {
             let next = incoming.next.and_then(|(buf, ..)| buf);
@@ -197,8 +192,8 @@ impl Connection {
         self.retired.push_back(retired);
     }
 
-    /// Writes have ended: takes back the windows of which no byte is being written any more. One
-    /// that is still in use keeps those behind it.
+    /// Takes back retired windows whose writes have ended. They are taken back in order, so a
+    /// window that is still in use delays those after it.
     pub(crate) fn reclaim(&mut self, pool: &mut Pool) {
         while let Some(Retired { window, other_bytes }) = self.retired.pop_front() {
             match Arc::try_unwrap(window) {
@@ -211,10 +206,10 @@ impl Connection {
         }
     }
 
-    /// A receive has ended: takes the buffers back.
+    /// Takes back the buffers of a receive that has ended.
     pub(crate) fn take_back(&mut self, buf: Option<IoBuf>, mut pieces: Vec<Piece>, pool: &mut Pool) {
         self.receiving = false;
-        // The window was lent last, the payload's buffers, if there were any, before it.
+        // `lend` appends the window last, after the buffers for the payload.
         let has_window = self.secure.is_some() || self.window.is_lent();
         let window = if has_window { buf.or_else(|| pieces.pop().map(|(buf, _)| buf)) } else { None };
         let next = if pieces.len() > 1 { pieces.pop().map(|(buf, _)| buf) } else { None };
@@ -238,13 +233,13 @@ impl Connection {
         }
     }
 
-    /// Keeps an empty list for later.
+    /// Keeps an empty list for reuse.
     pub(crate) fn keep(&mut self, list: Vec<Piece>) {
         self.spare = list;
     }
 
-    /// What is lent for the next receive: the rooms for the payload that is coming in, if one is,
-    /// and, unless more of it will follow, the window.
+    /// Lends buffers for the next receive: the buffers for the payload that is being received, if
+    /// any, and the window unless more payload comes after these buffers.
     pub(crate) fn lend(&mut self, pool: &mut Pool) -> Vec<Piece> {
         self.receiving = true;
         let mut pieces = std::mem::take(&mut self.spare);
@@ -252,7 +247,7 @@ impl Connection {
             self.retire(retired);
         }
         if let Some(secure) = &mut self.secure {
-            // What is plain is no more than what is raw.
+            // TLS never yields more plain bytes than raw bytes.
             let room_bytes = self.window.room().len().min(RAW_BYTES);
             let raw = secure.raw.take().unwrap_or_else(|| pool.take(RAW_BYTES));
             pieces.push((raw, HEADER_ROOM_BYTES..HEADER_ROOM_BYTES + room_bytes));
@@ -277,11 +272,11 @@ impl Connection {
         pieces
     }
 
-    /// So many bytes were received into what [`Connection::lend`] gave and
-    /// [`Connection::take_back`] took.
+    /// Records that `bytes` were received into the buffers that [`Connection::lend`] gave. Call it
+    /// after [`Connection::take_back`].
     ///
     /// # Errors
-    /// What is wrong with them in TLS.
+    /// The bytes are not valid TLS.
     pub(crate) fn received(&mut self, bytes: usize) -> io::Result<()> {
         if let Some(secure) = &mut self.secure {
             let Some(raw) = secure.raw.take() else { return Ok(()) };
@@ -306,16 +301,16 @@ impl Connection {
     }
 }
 
-/// Where in its buffer the payload of a write is received.
+/// The range of a payload's buffer for the payload bytes `from_bytes..to_bytes`.
 pub(crate) fn payload_range(from_bytes: usize, to_bytes: usize) -> std::ops::Range<usize> {
     HEADER_ROOM_BYTES + from_bytes..HEADER_ROOM_BYTES + to_bytes
 }
 
-/// Why a client is lost whose stream failed, for the log.
+/// The log's text for a failed stream.
 pub(crate) fn loss(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-            "the client left before it had taken its last replies".to_owned()
+            "the client disconnected before it had received its last replies".to_owned()
         }
         _ => error.to_string(),
     }

@@ -1,21 +1,21 @@
-//! Exports: disks under names, and what clients are told about them.
+//! Exports: disks with names, and what the server tells clients about them.
 
 use super::connection::Peer;
 use diskwright_nbd::wire::{BlockSizes, PAYLOAD_BYTES_DEFAULT, STRING_BYTES_MAX, TransmissionFlags};
 use diskwright_store::{BlockDevice, Geometry};
 use std::sync::Arc;
 
-/// Bytes that clients are asked to keep to where a disk has no wish of its own.
+/// The least preferred block size that is announced.
 const PREFERRED_BYTES: u32 = 4096;
 
 /// A disk and its name.
 #[derive(Debug, Clone)]
 pub struct Export {
-    /// The name by which clients ask for it.
+    /// The name that clients ask for.
     pub name: String,
-    /// A sentence for people, of at most 4096 bytes.
+    /// A sentence for people, at most 4096 bytes.
     pub description: String,
-    /// The disk. It is written where its geometry allows that.
+    /// The disk. Clients may write to it if its geometry is not read-only.
     pub device: Arc<dyn BlockDevice>,
 }
 
@@ -25,8 +25,8 @@ impl Export {
         !self.device.geometry().read_only
     }
 
-    /// What clients are told that the export can do. `chunks`: whether replies come in chunks,
-    /// which the client has agreed on.
+    /// The transmission flags of the export. `chunks`: whether the client has negotiated replies in
+    /// chunks (structured replies or extended headers).
     pub(crate) fn flags(&self, chunks: bool) -> TransmissionFlags {
         let mut flags = TransmissionFlags::HAS_FLAGS
             | TransmissionFlags::SEND_FLUSH
@@ -44,59 +44,59 @@ impl Export {
         flags
     }
 
-    /// The sizes that clients must keep to.
+    /// The block size constraints that are announced to clients.
     pub(crate) fn block_sizes(&self) -> BlockSizes {
         let Geometry { logical_sector_bytes: minimum, physical_sector_bytes, .. } = self.device.geometry();
         let preferred = physical_sector_bytes.max(minimum).max(PREFERRED_BYTES);
         BlockSizes { minimum, preferred, maximum: PAYLOAD_BYTES_DEFAULT }
     }
 
-    /// Says in the log what a client may run into that has not asked for the block sizes.
-    pub(crate) fn tell_of_strays(&self, peer: &Peer) {
+    /// Warns in the log that a client which did not ask for the block sizes may send unaligned
+    /// requests.
+    pub(crate) fn warn_of_unaligned(&self, peer: &Peer) {
         let block_bytes = self.block_sizes().minimum;
         tracing::warn!(
             %peer, export = %self.name,
-            "the client has not asked for the block sizes, and this disk is read and written in whole blocks of {block_bytes} bytes: \
-             requests for parts of them are refused (EINVAL); tell the client how large they are (nbd-client: -b {block_bytes})"
+            "the client did not ask for the block sizes, and this disk has sectors of {block_bytes} bytes: \
+             unaligned requests will fail with EINVAL; set the client's block size (nbd-client: -b {block_bytes})"
         );
     }
 }
 
-/// The exports of a server.
 #[derive(Debug)]
 pub(crate) struct Exports(Vec<Export>);
 
-/// Why a list of exports cannot be served.
+/// Why the exports cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// None.
-    #[error("there is nothing to serve; name at least one disk")]
+    /// The list of exports is empty.
+    #[error("there is no disk to serve; name at least one")]
     Nothing,
-    /// Two of one name.
-    #[error("two exports are called {name:?}; give one of them another name with NAME=FILE")]
+    /// Two exports have the same name.
+    #[error("two exports have the name {name:?}; give one of them another name with NAME=FILE")]
     Twice {
         /// The name.
         name: String,
     },
-    /// A name that the protocol cannot carry.
+    /// The protocol does not allow this name.
     #[error(
-        "{name:?} cannot be the name of an export; it must be text without NUL, of at most {STRING_BYTES_MAX} bytes"
+        "{name:?} is not a valid export name: a name has at most {STRING_BYTES_MAX} bytes and no NUL; choose another name"
     )]
     Name {
         /// The name.
         name: String,
     },
-    /// A description that the protocol cannot carry.
+    /// The protocol does not allow this description.
     #[error(
-        "the description has {len_bytes} bytes; it must be text without NUL, of at most {STRING_BYTES_MAX} bytes: give a shorter one"
+        "the description has {len_bytes} bytes; it must have at most {STRING_BYTES_MAX} bytes and no NUL: give a shorter one"
     )]
     Description {
-        /// Its length.
+        /// Its length in bytes.
         len_bytes: usize,
     },
 }
 
-/// Whether the protocol can carry the name.
+/// Checks that the protocol allows the export name.
 ///
 /// # Errors
 /// [`ExportError::Name`].
@@ -104,7 +104,7 @@ pub fn check_name(name: &str) -> Result<(), ExportError> {
     if is_carried(name) { Ok(()) } else { Err(ExportError::Name { name: name.to_owned() }) }
 }
 
-/// Whether the protocol can carry the description.
+/// Checks that the protocol allows the description.
 ///
 /// # Errors
 /// [`ExportError::Description`].
@@ -131,8 +131,8 @@ impl Exports {
         Ok(Self(exports))
     }
 
-    /// The export of a name. The empty name is the default export: the one so called, or the only
-    /// one.
+    /// The index of the export with this name. The empty name means the export with the empty name
+    /// or, if there is none, the only export.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
         match self.0.iter().position(|export| export.name == name) {
             None if name.is_empty() && self.0.len() == 1 => Some(0),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_found_and_the_only_one_is_the_default() {
+    fn names_are_found_and_a_single_export_is_the_default() {
         let one = Exports::new(vec![export("a", true)]).unwrap();
         assert_eq!((one.find("a"), one.find(""), one.find("b")), (Some(0), Some(0), None));
         let two = Exports::new(vec![export("a", true), export("b", true)]).unwrap();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_served_is_told() {
+    fn invalid_lists_of_exports_are_refused() {
         assert!(matches!(Exports::new(Vec::new()), Err(ExportError::Nothing)));
         assert!(matches!(Exports::new(vec![export("a", true), export("a", true)]), Err(ExportError::Twice { .. })));
         assert!(matches!(Exports::new(vec![export(&"a".repeat(4097), true)]), Err(ExportError::Name { .. })));

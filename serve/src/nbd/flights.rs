@@ -1,18 +1,17 @@
-//! What a worker's disks are working on, and for whom.
+//! Requests in flight: which requests the disks work on, and for which client.
 //!
-//! A request of a client becomes one request of a block queue, a *flight*, whose number is the tag;
-//! or several, one after the other, where its range is cleared step by step: these are a *group*,
-//! which ends when nothing is left to clear and the last flight has landed.
+//! A client's request usually becomes one request of a block queue, a *flight*; the flight's number
+//! is the tag. A long range is cleared in steps, one flight after the other. Such a request is a
+//! *group*. A group ends when nothing is left to clear and its last flight has ended.
 
 use super::handshake::Session;
 use diskwright_nbd::wire::{Answering, Command, Framing, PAYLOAD_BYTES_DEFAULT};
 use diskwright_store::{IoBuf, Operation, SegmentMemory, Segments};
 use std::io;
 
-/// A request of a client.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked {
-    /// The connection, by its number at the worker.
+pub(crate) struct ClientRequest {
+    /// The connection's number in its worker.
     pub(crate) connection: u32,
     pub(crate) export: u32,
     pub(crate) framing: Framing,
@@ -20,11 +19,11 @@ pub(crate) struct Asked {
     pub(crate) cookie: u64,
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u64,
-    /// When it was taken, by the worker's clock.
+    /// When the request was taken, by the worker's clock.
     pub(crate) taken_ns: u64,
 }
 
-impl Asked {
+impl ClientRequest {
     pub(crate) fn of(session: &Session, connection: u32, taken_ns: u64) -> Self {
         Self {
             connection,
@@ -38,12 +37,12 @@ impl Asked {
         }
     }
 
-    /// For replies in chunks.
+    /// What replies in chunks need to know of the request.
     pub(crate) fn answering(&self) -> Answering {
         Answering { framing: self.framing, cookie: self.cookie, offset_bytes: self.offset_bytes }
     }
 
-    /// Bytes of payload that it keeps in memory until it is answered.
+    /// Bytes of payload held in memory until the reply has been sent.
     pub(crate) fn held_bytes(&self) -> usize {
         match self.command {
             Command::READ | Command::WRITE | Command::CACHE => {
@@ -54,7 +53,7 @@ impl Asked {
     }
 }
 
-/// What was read: the first buffer, and the others, so that one alone needs no list.
+/// The buffers of a request. The first is kept apart, so that a single buffer needs no list.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
     pub(crate) first: Option<IoBuf>,
@@ -62,7 +61,7 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
-    /// The buffers of a request: the one, or those of its segments, which are left empty.
+    /// The buffers of a request: `buf`, or those of its segments, which are left empty.
     pub(crate) fn of(buf: Option<IoBuf>, segments: Option<&mut Segments>) -> Self {
         let own = |memory| match memory {
             SegmentMemory::Own(buf) => Some(buf),
@@ -79,24 +78,24 @@ impl Contents {
     }
 }
 
-/// How a request of a client has ended.
+/// A client's request that has ended.
 #[derive(Debug)]
-pub(crate) struct Landed {
-    pub(crate) asked: Asked,
+pub(crate) struct Completed {
+    pub(crate) asked: ClientRequest,
     pub(crate) result: io::Result<()>,
-    /// What was read, or buffers to be given back.
+    /// After a successful read, the data that was read. Otherwise buffers to give back to the pool.
     pub(crate) contents: Contents,
 }
 
-/// One request of a block queue.
+/// One request in flight on a block queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flight {
-    pub(crate) asked: Asked,
-    /// The group, if it is one step of several.
+    pub(crate) asked: ClientRequest,
+    /// The group, if this is one of several steps.
     pub(crate) group: Option<u32>,
 }
 
-/// The rest of a range that is cleared step by step.
+/// The rest of a range that is cleared in steps.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Steps {
     pub(crate) operation: Operation,
@@ -105,18 +104,18 @@ pub(crate) struct Steps {
     pub(crate) fua: bool,
 }
 
-/// See the module.
+/// A client's request that is carried out in steps.
 #[derive(Debug)]
 pub(crate) struct Group {
-    pub(crate) asked: Asked,
-    /// Flights, and one more until all have been given.
+    pub(crate) asked: ClientRequest,
+    /// Steps in flight, plus one while the first step is being started.
     pub(crate) pending: u32,
-    /// The first error.
+    /// The first error of any step.
     pub(crate) error: Option<io::Error>,
     pub(crate) steps: Steps,
 }
 
-/// A table with a free list.
+/// A table whose indexes are stable and are reused after removal.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
     places: Vec<Option<T>>,
@@ -139,7 +138,7 @@ impl<T> Table<T> {
             }
             None => {
                 self.places.push(Some(value));
-                u32::try_from(self.places.len() - 1).expect("more of them than memory could hold")
+                u32::try_from(self.places.len() - 1).expect("memory holds fewer than 2^32 entries")
             }
         }
     }
@@ -162,7 +161,7 @@ impl<T> Table<T> {
         self.places.len() - self.free.len()
     }
 
-    /// The numbers that are taken.
+    /// The indexes in use.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         (0u32..).zip(&self.places).filter(|(_, place)| place.is_some()).map(|(index, _)| index)
     }
@@ -173,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_used_again_and_not_twice() {
+    fn indexes_are_reused_and_never_shared() {
         let mut table = Table::default();
         let (a, b) = (table.insert('a'), table.insert('b'));
         assert_eq!((table.remove(a), table.remove(a), table.len()), (Some('a'), None, 1));

@@ -1,19 +1,19 @@
 //! The server's side of the handshake: options in, replies out. No I/O.
 //!
 //! ```text
-//!   greeting ─▶ client flags ─▶ option, option, ... ─┬─ STARTTLS ─▶ (TLS) ─▶ options from the start
+//!   greeting ─▶ client flags ─▶ option, option, ... ─┬─ STARTTLS ─▶ (TLS) ─▶ options start anew
 //!                                                    ├─ EXPORT_NAME, GO ─▶ Session
 //!                                                    └─ ABORT ─▶ the end
 //! ```
 //!
-//! Where TLS is required, nothing but STARTTLS and ABORT is answered before it, and what was agreed
-//! on before it is forgotten. Bytes that a client sends behind STARTTLS without waiting for the
-//! answer could come from somebody in between, so they end the session.
+//! If TLS is required, only STARTTLS and ABORT are accepted before it. Everything that was
+//! negotiated before TLS is forgotten. If a client sends bytes after STARTTLS without waiting for
+//! the reply, the session ends: a man in the middle could have injected those bytes.
 //!
-//! A client that does not ask for the block sizes gets a disk of large sectors all the same, though
-//! ERR_BLOCK_SIZE_REQD would be allowed: it may know them from elsewhere. nbd-client never asks
-//! (3.24), and works with `-b 4096`. Requests for parts of sectors are refused one by one (`desk`),
-//! and the log says from the start why.
+//! A client that does not ask for the block sizes is served even if the disk has large sectors. The
+//! protocol would allow ERR_BLOCK_SIZE_REQD, but the client may know the size from elsewhere:
+//! nbd-client (3.24) never asks, and works with `-b 4096`. Unaligned requests are refused one by
+//! one (`dispatch`), and a warning in the log explains why.
 
 use super::export::{Export, Exports};
 use diskwright_nbd::wire::{
@@ -23,85 +23,84 @@ use diskwright_nbd::wire::{
 };
 use std::sync::Arc;
 
-/// The number of `base:allocation` in replies.
+/// The context id of `base:allocation` in replies.
 pub(crate) const ALLOCATION_ID: u32 = 1;
-/// The number of `qemu:allocation-depth` in replies.
+/// The context id of `qemu:allocation-depth` in replies.
 pub(crate) const DEPTH_ID: u32 = 2;
 
-/// Bytes of the blocks that a client keeps to which was told nothing and wants to get along with
-/// everybody. Section "Block size constraints".
+/// The block size that a client assumes if it did not ask ("Block size constraints" in the
+/// protocol).
 const USUAL_BLOCK_BYTES: u32 = 512;
 
-/// Contexts, each or not.
+/// Which metadata contexts are selected.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Contexts {
     pub(crate) allocation: bool,
     pub(crate) depth: bool,
 }
 
-/// What the handshake led to.
+/// The result of a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Session {
-    /// Its number among the exports.
+    /// Index of the export.
     pub(crate) export: usize,
     pub(crate) framing: Framing,
     pub(crate) contexts: Contexts,
-    /// Its client has not asked for the block sizes, and those are larger than what every client
-    /// keeps to.
-    pub(crate) may_stray: bool,
+    /// Whether the client may send unaligned requests: it did not ask for the block sizes, and the
+    /// disk's minimum is larger than what clients assume.
+    pub(crate) may_be_unaligned: bool,
 }
 
-/// Whether connections are encrypted.
+/// Whether connections are encrypted with TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TlsNeed {
-    /// There are no certificates.
+    /// The server has no certificates.
     No,
-    /// Who wants may.
+    /// The client decides.
     May,
-    /// Who does not gets nothing.
+    /// Clients without TLS are refused.
     Must,
 }
 
-/// What follows.
+/// What follows after [`Handshake::step`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// More bytes are needed.
     More,
-    /// The answers are to be sent, and TLS begins.
+    /// The replies must be sent first, then TLS begins.
     StartTls,
     /// The transmission phase begins.
     Transmit(Session),
-    /// The client has said goodbye.
+    /// The client has sent ABORT.
     Bye,
 }
 
-/// Why a handshake ends the session.
+/// Errors that end the session.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HandshakeError {
     #[error(transparent)]
     Wire(#[from] WireError),
-    #[error("the client flags are {0:#x}, expected bits 0 and 1 only, and bit 0 set (fixed newstyle)")]
+    #[error("the client flags are {0:#x}; expected bit 0 (fixed newstyle) set and no bits but 0 and 1")]
     ClientFlags(u32),
-    #[error("there is no export {name:?}, and the client asked by EXPORT_NAME, which has no answer for that")]
+    #[error("there is no export {name:?}, and EXPORT_NAME has no error reply")]
     UnknownExport { name: String },
-    #[error("the client asked for an export by EXPORT_NAME without TLS, which is required here")]
+    #[error("the client sent EXPORT_NAME without TLS, which this server requires")]
     TlsRequired,
-    #[error("{0} bytes came behind STARTTLS before it was answered")]
+    #[error("the client sent {0} bytes after STARTTLS without waiting for the reply")]
     Injected(usize),
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Handshake {
     exports: Arc<Exports>,
     tls: TlsNeed,
     encrypted: bool,
-    /// `None` until the client flags have come.
+    /// Whether the client has asked for no padding; `None` until its flags have been received.
     no_zeroes: Option<bool>,
     framing: Framing,
-    /// Contexts that were set, and for which export.
+    /// The selected contexts, and the index of the export they were selected for.
     contexts: Option<(usize, Contexts)>,
-    /// The export whose block sizes were asked for last.
+    /// Index of the export whose block sizes were asked for last.
     sizes_asked: Option<usize>,
 }
 
@@ -118,13 +117,12 @@ impl Handshake {
         }
     }
 
-    /// The server's first words.
     pub(crate) fn greeting() -> [u8; Greeting::NEWSTYLE_BYTES] {
         Greeting::encode_newstyle(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES)
     }
 
-    /// Works off `bytes`, appends answers to `out`, and says how many bytes it took and what
-    /// follows.
+    /// Decodes options from `bytes` and appends the replies to `out`. Returns how many bytes were
+    /// used and what follows.
     pub(crate) fn step(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, Next), HandshakeError> {
         let mut taken = 0;
         loop {
@@ -169,11 +167,11 @@ impl Handshake {
         let parsed = match ClientOption::parse(option, data) {
             _ if locked && option == OptionCode::EXPORT_NAME => return Err(HandshakeError::TlsRequired),
             _ if locked && option != OptionCode::STARTTLS && option != OptionCode::ABORT => {
-                refuse(ReplyCode::ERR_TLS_REQD, "this server speaks with nobody but in TLS");
+                refuse(ReplyCode::ERR_TLS_REQD, "this server requires TLS; send STARTTLS first");
                 return Ok(Next::More);
             }
             Ok(parsed) => parsed,
-            // It has no answer.
+            // EXPORT_NAME has no error reply.
             Err(error) if option == OptionCode::EXPORT_NAME => return Err(error.into()),
             Err(error) => {
                 refuse(ReplyCode::ERR_INVALID, &error.to_string());
@@ -192,9 +190,9 @@ impl Handshake {
                 }
                 option_reply::encode_ack(option, out);
             }
-            ClientOption::StartTls if self.encrypted => refuse(ReplyCode::ERR_INVALID, "TLS was started already"),
+            ClientOption::StartTls if self.encrypted => refuse(ReplyCode::ERR_INVALID, "TLS has already been started"),
             ClientOption::StartTls if self.tls == TlsNeed::No => {
-                refuse(ReplyCode::ERR_POLICY, "this server has no certificates");
+                refuse(ReplyCode::ERR_POLICY, "this server has no certificates, so it does not support TLS");
             }
             ClientOption::StartTls => {
                 option_reply::encode_ack(option, out);
@@ -210,7 +208,10 @@ impl Handshake {
             }
             ClientOption::StructuredReply => {
                 if self.framing == Framing::Extended {
-                    refuse(ReplyCode::ERR_INVALID, "extended headers were agreed on, which go further");
+                    refuse(
+                        ReplyCode::ERR_INVALID,
+                        "extended headers were negotiated already; they replace structured replies",
+                    );
                 } else {
                     self.framing = Framing::Structured;
                     option_reply::encode_ack(option, out);
@@ -222,7 +223,7 @@ impl Handshake {
             }
             ClientOption::ListContexts(query) => self.contexts(option, &query, out),
             ClientOption::SetContexts(query) => self.contexts(option, &query, out),
-            ClientOption::Unknown(_) => refuse(ReplyCode::ERR_UNSUP, "this server does not know the option"),
+            ClientOption::Unknown(_) => refuse(ReplyCode::ERR_UNSUP, "this server does not know this option"),
         }
         Ok(Next::More)
     }
@@ -237,16 +238,16 @@ impl Handshake {
 
     fn session(&self, export: usize) -> Session {
         let contexts = self.contexts.filter(|&(of, _)| of == export).map_or(Contexts::default(), |(_, set)| set);
-        let may_stray =
+        let may_be_unaligned =
             self.sizes_asked != Some(export) && self.exports.get(export).block_sizes().minimum > USUAL_BLOCK_BYTES;
-        Session { export, framing: self.framing, contexts, may_stray }
+        Session { export, framing: self.framing, contexts, may_be_unaligned }
     }
 
     fn flags(&self, export: &Export) -> diskwright_nbd::wire::TransmissionFlags {
         export.flags(self.framing != Framing::Simple)
     }
 
-    /// Answers INFO or GO, and gives the export if there is one.
+    /// Replies to INFO or GO. Returns the index of the export, if it exists.
     fn describe(&mut self, option: OptionCode, query: &ExportQuery<'_>, out: &mut Vec<u8>) -> Option<usize> {
         let index = self.find(option, query.name, out)?;
         if query.infos().any(|info| info == INFO_BLOCK_SIZE) {
@@ -271,7 +272,7 @@ impl Handshake {
         let found = self.exports.find(name);
         if found.is_none() {
             let message = if name.is_empty() {
-                "there is no default export; ask for one by its name".to_owned()
+                "there is no default export; ask for an export by name".to_owned()
             } else {
                 format!("there is no export {:?}", name.chars().take(200).collect::<String>())
             };
@@ -280,15 +281,15 @@ impl Handshake {
         found
     }
 
-    /// Answers LIST_META_CONTEXT and SET_META_CONTEXT.
+    /// Replies to LIST_META_CONTEXT and SET_META_CONTEXT.
     fn contexts(&mut self, option: OptionCode, query: &ContextQuery<'_>, out: &mut Vec<u8>) {
         let sets = option == OptionCode::SET_META_CONTEXT;
         if sets {
-            // Also a set that fails takes back the last one.
+            // A SET that fails also cancels the last selection.
             self.contexts = None;
         }
         if self.framing == Framing::Simple {
-            let message = "contexts need structured replies or extended headers first";
+            let message = "contexts need structured replies or extended headers; negotiate one of them first";
             return option_reply::encode_refusal(option, ReplyCode::ERR_INVALID, message, out);
         }
         let Some(export) = self.find(option, query.name, out) else { return };
@@ -298,7 +299,7 @@ impl Handshake {
             found = Contexts { allocation: true, depth: true };
         }
         for wanted in queries {
-            // To list, a namespace alone asks for all that is in it.
+            // In a LIST, a namespace alone selects all contexts of the namespace.
             found.allocation |= wanted == CONTEXT_ALLOCATION || !sets && wanted == "base:";
             found.depth |= wanted == CONTEXT_DEPTH || !sets && wanted == "qemu:";
         }

@@ -1,12 +1,12 @@
-//! Where a server listens: unix sockets, TCP, sockets that systemd hands over.
+//! Where a server listens: unix sockets, TCP, and sockets passed by systemd.
 //!
-//! Nothing listens beyond loopback unless the address says so: a port alone means 127.0.0.1. A unix
-//! socket can be reached by its owner alone. One that a dead server left behind is replaced;
-//! anything else that lies at its path is an error.
+//! The server never listens beyond loopback unless the address says so: a port alone means
+//! 127.0.0.1. Only its owner can connect to a unix socket. A unix socket that a dead server left
+//! behind is replaced; any other file at its path is an error.
 //!
-//! The sockets of a server that was killed go on listening until the kernel has taken its rings
-//! apart. So one that nobody alive listens on, and a port, whose holder cannot be seen, are tried
-//! again for a moment before they count as taken.
+//! The sockets of a killed server stay open until the kernel has torn down its rings. So a bind
+//! that fails is retried for a moment: for TCP ports, whose owner is unknown, and for unix sockets
+//! whose owner is dead.
 
 use crate::attach::Process;
 use diskwright_nbd::wire::DEFAULT_PORT;
@@ -25,66 +25,66 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the sockets of a killed server may take to be gone.
+/// How long the kernel may take to close the sockets of a killed server.
 const TEARDOWN_PATIENCE: Duration = Duration::from_secs(1);
-/// How long one that can be seen to live may: it may be about to end.
+/// How long a bind waits for a live owner of a unix socket, which may be about to exit.
 const LIVING_PATIENCE: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// An address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// A socket in the file system.
+    /// Path of a unix socket.
     Unix(PathBuf),
-    /// Host and port; port 0 is any that is free.
+    /// Host and port. Port 0 means any free port.
     Tcp(String, u16),
 }
 
-/// Why an address cannot be listened on.
+/// Why the server cannot listen on an address.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// It is none.
-    #[error("{text:?} is no address; write a path, unix:PATH, PORT, or HOST:PORT")]
+    /// The text is not an address.
+    #[error("{text:?} is not an address; write a path, unix:PATH, PORT, or HOST:PORT")]
     Syntax {
-        /// What was written.
+        /// The text.
         text: String,
     },
-    /// A server is there.
+    /// Another server listens on this unix socket.
     #[error("{}: another server listens on this socket; stop it or choose another path", path.display())]
     Taken {
         /// The socket.
         path: PathBuf,
     },
-    /// Something that is no socket is there.
-    #[error("{}: there is a {what} at this path, which is no socket; choose another path", path.display())]
+    /// The path exists and is not a socket.
+    #[error("{}: file exists and is not a socket but a {what}; choose another path", path.display())]
     Occupied {
         /// The path.
         path: PathBuf,
-        /// What is there.
+        /// The kind of file, as in "folder".
         what: &'static str,
     },
-    /// The system refuses.
+    /// The system refused to bind.
     #[error("cannot listen on {address}: {source}{}", hint_of(source))]
     Refused {
         /// The address.
         address: Address,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// What systemd handed over cannot be used.
-    #[error("socket {number} that was handed over by LISTEN_FDS cannot be used: {source}")]
+    /// A socket passed in LISTEN_FDS cannot be used.
+    #[error("cannot use socket {number} that was passed in LISTEN_FDS: {source}")]
     Handed {
-        /// Its number, from 0.
+        /// Index of the socket, from 0.
         number: usize,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
 fn hint_of(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "; stop who uses it, or choose another port",
-        io::ErrorKind::PermissionDenied => "; choose a place where you may, or a port above 1023",
+        io::ErrorKind::AddrInUse => "; stop the program that uses it, or choose another port",
+        io::ErrorKind::PermissionDenied => "; choose a folder that you may write to, or a port above 1023",
         _ => "",
     }
 }
@@ -101,7 +101,7 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// Reads an address: a path (anything with a slash, or behind `unix:`), a port (on 127.0.0.1),
+    /// Parses an address: a path (any text with a slash, or after `unix:`), a port (on 127.0.0.1),
     /// or a host with or without a port.
     ///
     /// # Errors
@@ -138,7 +138,7 @@ impl Address {
     }
 }
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug)]
 pub struct Listener {
     pub(crate) fd: OwnedFd,
@@ -147,7 +147,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on an address; for a host with several, on the first that works.
+    /// Listens on an address. If the host has several addresses, takes the first that works.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -175,10 +175,10 @@ impl Listener {
         }
     }
 
-    /// The sockets that systemd (or another in its manner) has handed over, if any.
+    /// The sockets passed by systemd (LISTEN_FDS); empty if there are none.
     ///
     /// # Errors
-    /// [`ListenError::Handed`] for one that is no listening stream socket.
+    /// [`ListenError::Handed`] if one is not a listening stream socket.
     pub fn handed_over() -> Result<Vec<Self>, ListenError> {
         let mut handed = listenfd::ListenFd::from_env();
         let mut listeners = Vec::new();
@@ -191,7 +191,7 @@ impl Listener {
                 continue;
             }
             let tcp = handed.take_tcp_listener(number).map_err(failed)?;
-            let tcp = tcp.ok_or_else(|| failed(io::Error::other("it is no listening socket")))?;
+            let tcp = tcp.ok_or_else(|| failed(io::Error::other("it is not a listening socket")))?;
             let bound = tcp.local_addr().map_err(failed)?;
             let address = Address::Tcp(bound.ip().to_string(), bound.port());
             listeners.push(Self { fd: tcp.into(), address, leftover: Leftover(None) });
@@ -199,7 +199,7 @@ impl Listener {
         Ok(listeners)
     }
 
-    /// Where it listens, with the port that it got.
+    /// The address, with the actual port.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -208,13 +208,13 @@ impl Listener {
         matches!(self.address, Address::Tcp(..))
     }
 
-    /// Gives the descriptor away, and what is to be removed in the end.
+    /// Splits off the descriptor and the file to remove at the end.
     pub(crate) fn into_parts(self) -> (OwnedFd, Leftover) {
         (self.fd, self.leftover)
     }
 }
 
-/// The file of a socket, which is removed when this is dropped, if it is still the same.
+/// The file of a unix socket. Dropping this removes the file if it is still the same inode.
 #[derive(Debug)]
 pub(crate) struct Leftover(Option<(PathBuf, (u64, u64))>);
 
@@ -243,7 +243,7 @@ fn bind_unix(path: &Path, address: &Address) -> Result<Listener, ListenError> {
         loop {
             match UnixStream::connect(path) {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    tracing::info!(path = %path.display(), "a socket that nobody listens on was replaced");
+                    tracing::info!(path = %path.display(), "replaced a socket that no process listened on");
                     std::fs::remove_file(path).map_err(refused)?;
                     break;
                 }
@@ -258,8 +258,8 @@ fn bind_unix(path: &Path, address: &Address) -> Result<Listener, ListenError> {
             }
         }
     }
-    // The socket appears with the rights that the mask leaves, so that nobody else can be quicker
-    // than a change of its mode.
+    // The umask sets the socket's mode at its creation. A chmod afterwards would leave a moment in
+    // which other users could connect.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let bound = UnixListener::bind(path);
     rustix::process::umask(before);
@@ -272,7 +272,7 @@ fn bind_unix(path: &Path, address: &Address) -> Result<Listener, ListenError> {
     })
 }
 
-/// Whether the process that made a socket listen is there, as far as can be told.
+/// Whether the process that called `listen` is alive. If that cannot be known, `true`.
 fn is_alive(stream: &UnixStream) -> bool {
     let peer = rustix::net::sockopt::socket_peercred(stream);
     peer.map_or(true, |peer| Process::of(peer.pid.as_raw_nonzero().get().cast_unsigned()).is_some())
@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read() {
+    fn addresses_are_parsed() {
         let tcp = |host: &str, port| Address::Tcp(host.into(), port);
         for (text, expected) in [
             ("/run/x.sock", Address::Unix("/run/x.sock".into())),
@@ -322,13 +322,13 @@ mod tests {
         let path = directory.path().join("s");
         let address = Address::Unix(path.clone());
         drop(UnixListener::bind(&path).unwrap());
-        assert!(path.exists(), "std leaves it behind");
+        assert!(path.exists(), "std leaves the file behind");
         let live = Listener::bind(&address).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let error = Listener::bind(&address).unwrap_err();
         assert!(matches!(error, ListenError::Taken { .. }), "{error}");
         drop(live);
-        assert!(!path.exists(), "what was made is removed");
+        assert!(!path.exists(), "the file is removed on drop");
         std::fs::write(&path, "precious").unwrap();
         let error = Listener::bind(&address).unwrap_err();
         assert!(matches!(error, ListenError::Occupied { what: "file", .. }), "{error}");
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_in_use_is_told() {
+    fn a_port_in_use_is_an_error_with_a_hint() {
         let first = Listener::bind(&Address::Tcp("127.0.0.1".into(), 0)).unwrap();
         let error = Listener::bind(first.address()).unwrap_err().to_string();
         assert!(error.contains("in use") && error.contains("another port"), "{error}");

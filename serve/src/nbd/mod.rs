@@ -1,37 +1,37 @@
 //! The NBD server.
 //!
 //! ```text
-//!   listen.rs ─▶ server.rs (the front: accepts) ─▶ worker.rs (a thread, a ring, some of the clients)
+//!   listen.rs ─▶ server.rs (front thread: accepts) ─▶ worker.rs (thread, ring, some clients)
 //!                                                    │
-//!     connection.rs   where a client is              ├─ handshake.rs   options ─▶ answers, the session
-//!     secure.rs       TLS between                    ├─ desk.rs        requests ─▶ block queue ─▶ replies.rs
-//!     outbox.rs       what it is owed                └─ status.rs      extents ─▶ block status
-//!     pool.rs         buffers, registered            flights.rs        what the disks work on
-//!     export.rs       disks under names              settings.rs       what can be chosen
-//!     post.rs         news from thread to thread
+//!     connection.rs   state of one client            ├─ handshake.rs   options ─▶ replies, session
+//!     secure.rs       TLS                            ├─ dispatch.rs    requests ─▶ block queue
+//!     outbox.rs       replies to be sent             │                   ─▶ replies.rs
+//!     pool.rs         registered buffers             └─ status.rs      extents ─▶ block status
+//!     export.rs       disks with names               flights.rs        requests in flight
+//!     inbox.rs        messages to a thread           settings.rs       options of the server
+//!     window.rs       received bytes
 //! ```
 //!
-//! The wire itself is `diskwright_nbd::wire`. There is no way of serving without io_uring: a server
-//! whose sockets and files are on one ring is what this is; where the system has none,
-//! [`ServeError::Ring`] says so.
+//! The wire format is in `diskwright_nbd::wire`. The server needs io_uring, because its sockets and
+//! its files share one ring. Without io_uring it fails with [`ServeError::Ring`].
 //!
-//! What is promised to clients: a completed write is seen on every connection (so several may be
-//! used, CAN_MULTI_CONN), and it is durable after a flush on any of them. FAST_ZERO is always
-//! granted: zeroing is metadata of the image or of the file system.
+//! Guarantees to clients: a completed write is visible on every connection, so a client may use
+//! several (CAN_MULTI_CONN). The write is durable after a flush on any of them. FAST_ZERO is always
+//! granted: zeroing changes only metadata of the image or of the file system.
 
 mod connection;
-mod desk;
+mod dispatch;
 pub mod export;
 mod flights;
 mod handshake;
-pub mod listen;
+mod inbox;
+mod listen;
 mod outbox;
 mod pool;
-mod post;
 mod replies;
 mod secure;
-pub mod server;
-pub mod settings;
+mod server;
+mod settings;
 mod status;
 mod window;
 mod worker;

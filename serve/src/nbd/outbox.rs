@@ -1,14 +1,15 @@
-//! What a connection has to say and has not said yet.
+//! The replies that a connection has to send.
 //!
-//! Replies gather here during a turn, and go out together at its end: headers without contents one
-//! behind the other in one small buffer, contents in the buffers into which they were read, their
-//! headers directly before them. One send is in flight at a time. What waits and what is in flight
-//! still counts as the client's, so that one who does not read gets no more than his share.
+//! Replies gather here during a turn and are sent together at its end. Headers without payload are
+//! packed into one small buffer. The payload of a read stays in the buffers it was read into, with
+//! its header directly before it. One send is in flight at a time. Replies that wait or are being
+//! sent still count for the client's share, so a client that does not read its replies cannot use
+//! more than its share.
 
 use super::pool::{HEADER_ROOM_BYTES, Pool};
 use diskwright_store::{IoBuf, Piece};
 
-/// Requests, and bytes of their payloads.
+/// A number of requests, and the bytes of their payloads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Share {
     pub(crate) requests: u32,
@@ -31,22 +32,21 @@ impl Share {
     }
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     pieces: Vec<Piece>,
-    /// Headers without contents, and how many bytes they are. They go out last.
+    /// Packed headers, and their length in bytes. They are sent last.
     small: Option<(IoBuf, usize)>,
-    /// Of the replies that wait.
+    /// Share of the replies that wait.
     waiting: Share,
-    /// Of the replies that are being sent.
+    /// Share of the replies that are being sent.
     sending: Option<Share>,
-    /// A list to be used again.
+    /// An empty list for reuse.
     spare: Vec<Piece>,
 }
 
 impl Outbox {
-    /// Appends bytes by copying them.
+    /// Appends a copy of `bytes`.
     pub(crate) fn put(&mut self, bytes: &[u8], pool: &mut Pool) {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -61,27 +61,27 @@ impl Outbox {
         }
     }
 
-    /// What was put goes out before what follows.
+    /// Ends the packed buffer, so that it is sent before what follows.
     pub(crate) fn seal(&mut self) {
         if let Some((buf, len)) = self.small.take() {
             self.pieces.push((buf, 0..len));
         }
     }
 
-    /// Appends a reply with contents: `header` is put directly before the payload, of
-    /// `payload_bytes`, of the first buffer.
+    /// Appends a reply with payload. `header` is written directly before the `payload_bytes` of the
+    /// first buffer.
     pub(crate) fn put_contents(&mut self, header: &[u8], mut buf: IoBuf, payload_bytes: usize) {
         let start = HEADER_ROOM_BYTES - header.len();
         buf[start..HEADER_ROOM_BYTES].copy_from_slice(header);
         self.pieces.push((buf, start..HEADER_ROOM_BYTES + payload_bytes));
     }
 
-    /// Appends the next buffer of a reply with contents.
+    /// Appends the next buffer of a reply with payload.
     pub(crate) fn put_more(&mut self, buf: IoBuf, payload_bytes: usize) {
         self.pieces.push((buf, HEADER_ROOM_BYTES..HEADER_ROOM_BYTES + payload_bytes));
     }
 
-    /// Counts a reply that was put.
+    /// Counts one appended reply.
     pub(crate) fn count(&mut self, share: Share) {
         self.waiting.add(share);
     }
@@ -94,28 +94,28 @@ impl Outbox {
         self.sending.is_some()
     }
 
-    /// Takes what is to be sent now, which then counts as being sent until [`Outbox::sent`].
+    /// Takes all pieces to send them. They count as being sent until [`Outbox::sent`].
     pub(crate) fn take(&mut self) -> Vec<Piece> {
         self.seal();
         self.sending = Some(std::mem::take(&mut self.waiting));
         std::mem::replace(&mut self.pieces, std::mem::take(&mut self.spare))
     }
 
-    /// The send has ended: gives the buffers back, and whose they were.
+    /// The send has ended: gives the buffers back to the pool and returns the share of the replies.
     pub(crate) fn sent(&mut self, buf: Option<IoBuf>, mut pieces: Vec<Piece>, pool: &mut Pool) -> Share {
         buf.into_iter().chain(pieces.drain(..).map(|(buf, _)| buf)).for_each(|buf| pool.give(buf));
         self.keep(pieces);
         self.sending.take().unwrap_or_default()
     }
 
-    /// Keeps an empty list for later.
+    /// Keeps an empty list for reuse.
     pub(crate) fn keep(&mut self, list: Vec<Piece>) {
         if list.capacity() > self.spare.capacity() {
             self.spare = list;
         }
     }
 
-    /// Drops what waits, and says whose it was.
+    /// Drops all waiting replies and returns their share.
     pub(crate) fn clear(&mut self, pool: &mut Pool) -> Share {
         self.seal();
         self.pieces.drain(..).for_each(|(buf, _)| pool.give(buf));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_come_out_whole() {
+    fn replies_are_complete_and_counted() {
         let mut pool = Pool::new();
         let mut outbox = Outbox::default();
         assert!(outbox.is_empty());
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn much_that_is_copied_is_in_order() {
+    fn many_copied_bytes_stay_in_order() {
         let mut pool = Pool::new();
         let mut outbox = Outbox::default();
         let bytes: Vec<u8> = (0..100_000u32).map(|n| (n % 251) as u8).collect();

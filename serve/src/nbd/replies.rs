@@ -1,19 +1,25 @@
-//! Replies: how the end of a request is told in each framing.
+//! Replies: how the result of a request is sent in each framing.
 
 use super::{
     connection::{Connection, State},
-    desk::Desk,
-    flights::{Asked, Contents},
+    dispatch::Dispatcher,
+    flights::{ClientRequest, Contents},
     outbox::Share,
     pool::PIECE_BYTES,
 };
 use diskwright_nbd::wire::{ChunkFlags, Command, EncodedHeader, ErrorCode, Framing, reply::simple};
 use std::io;
 
-impl Desk {
-    /// Tells the client how its request has ended. The contents are sent after a read, and given
-    /// back after anything else.
-    pub(crate) fn reply(&mut self, conn: &mut Connection, asked: &Asked, result: io::Result<()>, contents: Contents) {
+impl Dispatcher {
+    /// Puts the reply to a request into the outbox. The contents are sent after a successful read
+    /// and given back to the pool otherwise.
+    pub(crate) fn reply(
+        &mut self,
+        conn: &mut Connection,
+        asked: &ClientRequest,
+        result: io::Result<()>,
+        contents: Contents,
+    ) {
         if conn.state == State::Closing {
             conn.share.sub(Share::of(asked.held_bytes()));
             return contents.into_bufs().for_each(|buf| self.pool.give(buf));
@@ -45,10 +51,10 @@ impl Desk {
         }
     }
 
-    fn put_error(&mut self, conn: &mut Connection, asked: &Asked, error: &io::Error) {
+    fn put_error(&mut self, conn: &mut Connection, asked: &ClientRequest, error: &io::Error) {
         let code = ErrorCode::from_io(error);
         let name = &self.exports.get(asked.export as usize).name;
-        let Asked { command, offset_bytes, len_bytes, framing, .. } = *asked;
+        let ClientRequest { command, offset_bytes, len_bytes, framing, .. } = *asked;
         if code == ErrorCode::EIO || code == ErrorCode::ENOSPC && command != Command::READ {
             tracing::warn!(export = %name, peer = %conn.peer, %command, offset_bytes, len_bytes, %error, "a request failed");
         } else {
@@ -70,8 +76,8 @@ impl Desk {
     }
 }
 
-/// What stands before the contents of a read.
-fn contents_header(asked: &Asked) -> EncodedHeader {
+/// The header before the data of a read.
+fn contents_header(asked: &ClientRequest) -> EncodedHeader {
     match asked.framing {
         Framing::Simple => simple(asked.cookie, ErrorCode::NONE),
         Framing::Structured | Framing::Extended => {
@@ -80,8 +86,8 @@ fn contents_header(asked: &Asked) -> EncodedHeader {
     }
 }
 
-/// The answer to a request that has no contents.
-fn done_header(asked: &Asked) -> EncodedHeader {
+/// The reply to a request without data.
+fn done_header(asked: &ClientRequest) -> EncodedHeader {
     match asked.framing {
         Framing::Simple | Framing::Structured => simple(asked.cookie, ErrorCode::NONE),
         Framing::Extended => asked.answering().done(),

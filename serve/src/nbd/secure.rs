@@ -1,12 +1,12 @@
-//! TLS between the stream and the protocol.
+//! TLS between a connection's stream and the protocol.
 //!
 //! ```text
 //!   stream ─▶ raw bytes ─▶ feed ─▶ plain bytes in the connection's window
 //!   outbox ─▶ seal (encrypt) ─▶ raw pieces ─▶ stream
 //! ```
 //!
-//! rustls holds keys and records; this gives it bytes and takes bytes. It keeps no more than the
-//! records of one feed.
+//! rustls does no I/O here: it is given bytes and returns bytes. It buffers at most the records of
+//! one `feed`.
 
 use super::pool::{HEADER_ROOM_BYTES, Pool};
 use diskwright_store::{IoBuf, Piece};
@@ -16,35 +16,34 @@ use std::{
     sync::Arc,
 };
 
-/// Raw bytes that are received at once; there is room for the plain bytes in the window.
+/// Raw bytes that one receive takes. The window has room for as many plain bytes.
 pub(crate) const RAW_BYTES: usize = 64 << 10;
 
-/// Plain bytes that are encrypted at once, and the size of the buffers for what comes out.
+/// Plain bytes that are encrypted at once, and the size of the buffers for the result.
 const SEALED_BYTES: usize = 128 << 10;
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Secure {
     session: ServerConnection,
     closed: bool,
-    /// For raw bytes, unless it is on its way to the kernel.
+    /// The buffer for raw bytes; `None` while the kernel has it.
     pub(crate) raw: Option<IoBuf>,
 }
 
 impl Secure {
     pub(crate) fn new(config: &Arc<ServerConfig>) -> Result<Self, rustls::Error> {
         let mut session = ServerConnection::new(Arc::clone(config))?;
-        // What is given is sent before more is given, so there is nothing for rustls to limit.
+        // All that is given to rustls is sent before more is given, so rustls needs no limit.
         session.set_buffer_limit(None);
         Ok(Self { session, closed: false, raw: None })
     }
 
-    /// Takes raw bytes, puts the plain ones into `plain`, which has room for as many, and says how
-    /// many those are.
+    /// Decrypts raw bytes into `plain`, which must have room for as many. Returns the number of
+    /// plain bytes.
     ///
     /// # Errors
-    /// The peer does not keep to TLS, or its certificate is refused; an alert for it may wait to be
-    /// sent.
+    /// The bytes are not valid TLS, or the client's certificate is refused. An alert to the client
+    /// may then wait to be sent.
     pub(crate) fn feed(&mut self, mut raw: &[u8], plain: &mut [u8]) -> io::Result<usize> {
         let mut len = 0;
         while !raw.is_empty() {
@@ -64,8 +63,7 @@ impl Secure {
         Ok(len)
     }
 
-    /// Says goodbye in the manner of TLS, the first time that it is called, and says whether there
-    /// is something to be sent for it.
+    /// Queues the TLS close_notify on the first call. Returns whether there is anything to send.
     pub(crate) fn close(&mut self) -> bool {
         if std::mem::replace(&mut self.closed, true) {
             return false;
@@ -74,13 +72,13 @@ impl Secure {
         self.session.wants_write()
     }
 
-    /// Whether there is something of TLS itself to be sent.
+    /// Whether rustls has bytes to send.
     pub(crate) fn has_output(&self) -> bool {
         self.session.wants_write()
     }
 
-    /// Encrypts `pieces`, whose buffers go back to the pool, and appends what is to be sent to
-    /// `out`.
+    /// Encrypts `pieces` and appends the result to `out`. The buffers of `pieces` go back to the
+    /// pool.
     pub(crate) fn seal(&mut self, pieces: &mut Vec<Piece>, pool: &mut Pool, out: &mut Vec<Piece>) -> io::Result<()> {
         for (buf, range) in pieces.drain(..) {
             for chunk in buf[range].chunks(SEALED_BYTES) {

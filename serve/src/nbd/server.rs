@@ -1,18 +1,20 @@
-//! A running server: its front, its workers, its end.
+//! A running NBD server: start, accept, stop.
 //!
 //! ```text
-//!   start ─▶ front: accept, who is it, may he, ─▶ the worker with the fewest connections
-//!   stop  ─▶ front closes the listeners ─▶ workers finish what is in flight ─▶ every writable disk is flushed
+//!   start ─▶ front thread: accept, check the address and the limit ─▶ the worker with the fewest
+//!                                                                     connections
+//!   stop  ─▶ the front closes the listeners ─▶ workers finish the requests in flight
+//!         ─▶ every writable disk is flushed
 //! ```
 //!
-//! The front has a ring of its own and touches no disk.
+//! The front thread has a ring of its own and does no disk I/O.
 
 use super::{
     Export, ExportError, Listener, Options,
     connection::Peer,
     export::Exports,
+    inbox::{Inbox, Message},
     listen::{Address, Leftover},
-    post::{Letter, Post},
     settings::Settings,
     worker::Worker,
 };
@@ -28,28 +30,28 @@ use std::{
     time::Duration,
 };
 
-/// Most workers that are started without being asked for.
+/// Most workers that are started by default.
 const WORKERS_MAX: usize = 8;
 
-/// After an accept that failed because something has run out.
+/// Pause after a failed accept, when descriptors or memory have probably run out.
 const PAUSE: Duration = Duration::from_millis(200);
 
-const BELL: u64 = u64::MAX;
-/// The timer of a listener that pauses: its number and this.
+const WAKEUP: u64 = u64::MAX;
+/// Bit of the tag of the timer of a listener that pauses; the other bits are the listener's index.
 const PAUSED: u64 = 1 << 32;
 
-/// Why a server cannot start, or did not end well.
+/// Why a server could not start, or did not stop cleanly.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The exports.
+    /// The list of exports is invalid.
     #[error(transparent)]
     Exports(#[from] ExportError),
-    /// Nowhere.
-    #[error("there is nowhere to listen; name an address with --nbd")]
+    /// There are no listeners.
+    #[error("there is no address to listen on; name one with --nbd")]
     NoListener,
-    /// A door that is too wide.
+    /// Writable exports on TCP need TLS, unless [`Options::insecure_writes`] is set.
     #[error(
-        "export {export:?} can be written, and {address} is TCP without TLS: anybody who can reach it could change the disk; use --read-only, --ephemeral, a unix socket, --tls-certificates, or, if you mean it, --insecure-writes"
+        "export {export:?} is writable, and {address} is TCP without TLS: every program that can reach the address could change the disk; use --read-only, --ephemeral, a unix socket or --tls-certificates, or allow it with --insecure-writes"
     )]
     Insecure {
         /// The export.
@@ -57,51 +59,52 @@ pub enum ServeError {
         /// The address.
         address: Address,
     },
-    /// No io_uring.
+    /// io_uring is not available.
     #[error(
-        "cannot set up the server's io_uring: {source}; the server needs one: see that io_uring is not switched off (sysctl kernel.io_uring_disabled, seccomp) and that the kernel is 5.11 or newer"
+        "cannot set up the server's io_uring: {source}; the server needs Linux 5.11 or newer with io_uring enabled (check sysctl kernel.io_uring_disabled and seccomp filters)"
     )]
     Ring {
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A thread.
+    /// A thread could not be started.
     #[error("cannot start a thread of the server: {source}")]
     Thread {
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A thread has come to a bad end.
+    /// A thread ended with an error or a panic.
     #[error("a thread of the server ended early: {what}; its clients were cut off")]
     Died {
-        /// Why.
+        /// The error, or that it panicked.
         what: String,
     },
-    /// The last flush.
+    /// The flush at the end failed.
     #[error(
-        "export {export:?} could not be flushed at the end: {source}; what clients wrote since their last flush may be lost"
+        "export {export:?} could not be flushed when the server stopped: {source}; writes since the clients' last flush may be lost"
     )]
     Flush {
         /// The export.
         export: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// See the module.
+/// A running NBD server. Dropping it stops its threads without the last flush; see
+/// [`NbdServer::stop`].
 #[derive(Debug)]
 pub struct NbdServer {
     addresses: Vec<Address>,
     settings: Arc<Settings>,
     metrics: Arc<Metrics>,
-    front: Option<(Arc<Post>, JoinHandle<io::Result<()>>)>,
-    workers: Vec<(Arc<Post>, JoinHandle<io::Result<()>>)>,
+    front: Option<(Arc<Inbox>, JoinHandle<io::Result<()>>)>,
+    workers: Vec<(Arc<Inbox>, JoinHandle<io::Result<()>>)>,
 }
 
 impl NbdServer {
-    /// Starts to serve `exports` on `listeners`. The disks' own opening and closing are the
-    /// caller's.
+    /// Starts to serve `exports` on `listeners`. The caller opens the disks before and closes them
+    /// after.
     ///
     /// # Errors
     /// [`ServeError`].
@@ -134,40 +137,41 @@ impl NbdServer {
         };
         for index in 0..count {
             let (settings, metrics) = (Arc::clone(&settings), Arc::clone(metrics.worker(index)));
-            let make = move |post| Worker::new(settings, post, metrics);
+            let make = move |inbox| Worker::new(settings, inbox, metrics);
             server.workers.push(spawn(&format!("nbd-{index}"), make, Worker::run)?);
         }
-        let posts = server.workers.iter().map(|(post, _)| Arc::clone(post)).collect();
-        let make = move |post| Front::new(listeners, post, posts, settings, metrics);
+        let inboxes = server.workers.iter().map(|(inbox, _)| Arc::clone(inbox)).collect();
+        let make = move |inbox| Front::new(listeners, inbox, inboxes, settings, metrics);
         server.front = Some(spawn("nbd-front", make, Front::run)?);
         Ok(server)
     }
 
-    /// Where it listens.
+    /// The addresses that the server listens on, with the actual ports.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// What it counts.
+    /// The server's counters.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// Uses these certificates for connections that come from now on.
+    /// Uses these certificates for all connections accepted from now on.
     pub fn set_tls(&self, config: Arc<rustls::ServerConfig>) {
         self.settings.set_tls(config);
     }
 
-    /// Whether all its threads are alive.
+    /// Whether all threads of the server are running.
     pub fn is_well(&self) -> bool {
         self.front.iter().chain(&self.workers).all(|(_, thread)| !thread.is_finished())
     }
 
-    /// Accepts nothing more, finishes what is in flight, flushes, and ends.
+    /// Stops accepting, finishes the requests in flight, flushes all writable exports, and ends the
+    /// threads.
     ///
     /// # Errors
-    /// [`ServeError::Died`] and [`ServeError::Flush`], the first of them; everything is tried all
-    /// the same.
+    /// [`ServeError::Died`] or [`ServeError::Flush`]: the first error. All steps are done even
+    /// after an error.
     pub fn stop(mut self) -> Result<(), ServeError> {
         let ended = self.end_threads();
         let mut flushed = Ok(());
@@ -182,13 +186,13 @@ impl NbdServer {
 
     fn end_threads(&mut self) -> Result<(), ServeError> {
         let mut outcome = Ok(());
-        // The front first, so that no client comes to a worker that has gone.
-        if let Some((post, thread)) = self.front.take() {
-            outcome = outcome.and(join(&post, thread));
+        // The front ends first, so that no client is passed to a worker that has ended.
+        if let Some((inbox, thread)) = self.front.take() {
+            outcome = outcome.and(join(&inbox, thread));
         }
-        self.workers.iter().for_each(|(post, _)| post.put(Letter::Stop));
-        for (post, thread) in self.workers.drain(..) {
-            outcome = outcome.and(join(&post, thread));
+        self.workers.iter().for_each(|(inbox, _)| inbox.put(Message::Stop));
+        for (inbox, thread) in self.workers.drain(..) {
+            outcome = outcome.and(join(&inbox, thread));
         }
         outcome
     }
@@ -196,13 +200,13 @@ impl NbdServer {
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
-        // Whoever must know how it ended calls `stop`.
+        // Callers that need the result call `stop`.
         let _ = self.end_threads();
     }
 }
 
-fn join(post: &Post, thread: JoinHandle<io::Result<()>>) -> Result<(), ServeError> {
-    post.put(Letter::Stop);
+fn join(inbox: &Inbox, thread: JoinHandle<io::Result<()>>) -> Result<(), ServeError> {
+    inbox.put(Message::Stop);
     let what = match thread.join() {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) => error.to_string(),
@@ -211,16 +215,16 @@ fn join(post: &Post, thread: JoinHandle<io::Result<()>>) -> Result<(), ServeErro
     Err(ServeError::Died { what })
 }
 
-/// Starts a thread, and waits until it has made what it will run: rings belong to the thread that
-/// made them.
+/// Starts a thread and waits until it has built what it will run, because a ring belongs to the
+/// thread that made it.
 fn spawn<T>(
     name: &str,
-    make: impl FnOnce(Arc<Post>) -> io::Result<T> + Send + 'static,
+    make: impl FnOnce(Arc<Inbox>) -> io::Result<T> + Send + 'static,
     run: impl FnOnce(T) -> io::Result<()> + Send + 'static,
-) -> Result<(Arc<Post>, JoinHandle<io::Result<()>>), ServeError> {
-    let post = Arc::new(Post::new().map_err(|source| ServeError::Thread { source })?);
+) -> Result<(Arc<Inbox>, JoinHandle<io::Result<()>>), ServeError> {
+    let inbox = Arc::new(Inbox::new().map_err(|source| ServeError::Thread { source })?);
     let (tell, told) = mpsc::sync_channel(1);
-    let theirs = Arc::clone(&post);
+    let theirs = Arc::clone(&inbox);
     let thread = thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || {
@@ -236,17 +240,17 @@ fn spawn<T>(
         })
         .map_err(|source| ServeError::Thread { source })?;
     match told.recv() {
-        Ok(Ok(())) => Ok((post, thread)),
+        Ok(Ok(())) => Ok((inbox, thread)),
         Ok(Err(source)) => Err(ServeError::Ring { source }),
         Err(_) => Err(ServeError::Died { what: "it panicked while it was starting".into() }),
     }
 }
 
 #[derive(Debug)]
-struct Door {
+struct Acceptor {
     stream: StreamId,
     is_tcp: bool,
-    /// Removed when the door is.
+    /// Removes the socket's file when dropped.
     _leftover: Leftover,
 }
 
@@ -254,9 +258,9 @@ struct Door {
 struct Front {
     streams: Streams,
     ring: SharedRing,
-    doors: Vec<Door>,
-    post: Arc<Post>,
-    workers: Vec<Arc<Post>>,
+    acceptors: Vec<Acceptor>,
+    inbox: Arc<Inbox>,
+    workers: Vec<Arc<Inbox>>,
     settings: Arc<Settings>,
     metrics: Arc<Metrics>,
 }
@@ -264,24 +268,24 @@ struct Front {
 impl Front {
     fn new(
         listeners: Vec<Listener>,
-        post: Arc<Post>,
-        workers: Vec<Arc<Post>>,
+        inbox: Arc<Inbox>,
+        workers: Vec<Arc<Inbox>>,
         settings: Arc<Settings>,
         metrics: Arc<Metrics>,
     ) -> io::Result<Self> {
         let ring = SharedRing::new(16, None)?;
         let mut streams = Streams::new(&ring);
-        let bell = streams.add(post.bell()?)?;
-        streams.receive(bell, IoBuf::new(8), 0..8, false, BELL);
-        let mut doors = Vec::new();
+        let wakeup = streams.add(inbox.wakeup()?)?;
+        streams.receive(wakeup, IoBuf::new(8), 0..8, false, WAKEUP);
+        let mut acceptors = Vec::new();
         for listener in listeners {
             let is_tcp = listener.is_tcp();
             let (fd, leftover) = listener.into_parts();
             let stream = streams.add(fd)?;
-            streams.accept(stream, doors.len() as u64);
-            doors.push(Door { stream, is_tcp, _leftover: leftover });
+            streams.accept(stream, acceptors.len() as u64);
+            acceptors.push(Acceptor { stream, is_tcp, _leftover: leftover });
         }
-        Ok(Self { streams, ring, doors, post, workers, settings, metrics })
+        Ok(Self { streams, ring, acceptors, inbox, workers, settings, metrics })
     }
 
     fn run(mut self) -> io::Result<()> {
@@ -294,42 +298,42 @@ impl Front {
             }
             for end in ends.drain(..) {
                 match end.tag {
-                    BELL => {
-                        if self.post.take().iter().any(|letter| matches!(letter, Letter::Stop)) {
+                    WAKEUP => {
+                        if self.inbox.take().iter().any(|message| matches!(message, Message::Stop)) {
                             return Ok(());
                         }
                     }
                     tag if tag & PAUSED != 0 => {
                         let number = tag & !PAUSED;
-                        self.streams.accept(self.doors[number as usize].stream, number);
+                        self.streams.accept(self.acceptors[number as usize].stream, number);
                     }
-                    tag => self.knocked(tag, end),
+                    tag => self.accept_ended(tag, end),
                 }
             }
         }
     }
 
-    fn knocked(&mut self, number: u64, end: StreamEnd) {
-        let door = &self.doors[number as usize];
+    fn accept_ended(&mut self, number: u64, end: StreamEnd) {
+        let acceptor = &self.acceptors[number as usize];
         match (end.accepted, end.result) {
-            (Some(fd), _) => self.admit(fd, door.is_tcp),
+            (Some(fd), _) => self.admit(fd, acceptor.is_tcp),
             (None, result) => {
-                let error = result.err().unwrap_or_else(|| io::Error::other("no descriptor came with it"));
-                tracing::warn!(%error, "a connection could not be accepted");
+                let error = result.err().unwrap_or_else(|| io::Error::other("the accept returned no descriptor"));
+                tracing::warn!(%error, "cannot accept a connection");
                 if error.kind() != io::ErrorKind::ConnectionAborted {
                     return self.streams.timer(PAUSE, PAUSED | number);
                 }
             }
         }
-        let stream = self.doors[number as usize].stream;
+        let stream = self.acceptors[number as usize].stream;
         self.streams.accept(stream, number);
     }
 
     fn admit(&self, fd: OwnedFd, on_tcp: bool) {
         let peer = match peer_of(&fd, on_tcp) {
             Ok(peer) => peer,
-            // It has gone again.
-            Err(error) => return tracing::debug!(%error, "a connection ended before it began"),
+            // The client has disconnected already.
+            Err(error) => return tracing::debug!(%error, "a client disconnected before its connection was accepted"),
         };
         if let Peer::Tcp(address) = &peer
             && !self.settings.allows(address.ip())
@@ -343,11 +347,11 @@ impl Front {
         if there >= self.settings.connections_max as i64 {
             self.metrics.refused.add(1);
             let limit = self.settings.connections_max;
-            return tracing::warn!(%peer, limit, "refused: there are as many connections as may be");
+            return tracing::warn!(%peer, limit, "refused: the maximum number of connections is reached");
         }
         self.metrics.accepted.add(1);
         self.metrics.worker(index).connections.fetch_add(1, Ordering::Relaxed);
-        self.workers[index].put(Letter::Client(fd, peer, self.settings.tls_need(on_tcp)));
+        self.workers[index].put(Message::Client(fd, peer, self.settings.tls_need(on_tcp)));
     }
 }
 
@@ -356,9 +360,9 @@ fn peer_of(fd: &OwnedFd, on_tcp: bool) -> io::Result<Peer> {
         let found = sockopt::socket_peercred(fd.as_fd()).ok();
         return Ok(Peer::Unix(found.map(|found| (found.pid.as_raw_nonzero().get(), found.uid.as_raw()))));
     }
-    // Small replies go out at once; a client whose machine has died is noticed some day.
+    // TCP_NODELAY sends small replies at once. Keep-alive detects a client whose machine has died.
     sockopt::set_tcp_nodelay(fd, true)?;
     sockopt::set_socket_keepalive(fd, true)?;
-    let address = rustix::net::getpeername(fd)?.ok_or_else(|| io::Error::other("it has no address"))?;
+    let address = rustix::net::getpeername(fd)?.ok_or_else(|| io::Error::other("the socket has no peer address"))?;
     Ok(Peer::Tcp(SocketAddr::try_from(address)?))
 }

@@ -1,6 +1,6 @@
-//! What a server is told to do, and how its workers share it.
+//! Options of a server, and the settings that its threads share.
 
-use super::{desk::ShareLimit, export::Exports, handshake::TlsNeed};
+use super::{dispatch::ShareLimit, export::Exports, handshake::TlsNeed};
 use ipnet::IpNet;
 use rustls::ServerConfig;
 use std::{
@@ -10,29 +10,29 @@ use std::{
     time::Duration,
 };
 
-/// What of a server can be chosen.
+/// Options of an [`NbdServer`](super::NbdServer).
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Threads that serve; 0 is one for each processor, at most 8.
+    /// Number of worker threads; 0 means one for each processor, at most 8.
     pub workers: usize,
-    /// Connections at a time; more are closed at once.
+    /// Most connections at a time. Further ones are closed at once.
     pub connections_max: usize,
-    /// Requests in flight for each connection.
+    /// Most requests in flight for each connection.
     pub requests_max: u32,
-    /// Bytes of payload in flight for each connection. One request goes whatever its size.
+    /// Most payload bytes in flight for each connection. A single request is allowed whatever its
+    /// size.
     pub request_bytes_max: usize,
-    /// Certificates, if there are any.
+    /// The TLS certificates; `None` serves without TLS.
     pub tls: Option<Arc<ServerConfig>>,
-    /// Speak with clients on unix sockets, too, in TLS only. (On TCP that is so whenever there are
-    /// certificates.)
+    /// Require TLS on unix sockets too. On TCP it is required whenever there are certificates.
     pub tls_on_unix: bool,
-    /// Networks from which clients on TCP may come. Empty: from everywhere.
+    /// Networks from which TCP clients may connect. Empty means all.
     pub allowed: Vec<IpNet>,
-    /// Serve writable exports on TCP without TLS.
+    /// Allow writable exports on TCP without TLS.
     pub insecure_writes: bool,
-    /// Time for the handshake.
+    /// Time limit for the handshake of a client.
     pub handshake_time: Duration,
-    /// Time for clients to take their last replies when the server stops.
+    /// How long a stopping server waits for clients to receive their last replies.
     pub drain_time: Duration,
 }
 
@@ -53,7 +53,7 @@ impl Default for Options {
     }
 }
 
-/// What the threads of a server share.
+/// Settings shared by the threads of a server.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) exports: Arc<Exports>,
@@ -61,7 +61,7 @@ pub(crate) struct Settings {
     pub(crate) ring_depth: usize,
     pub(crate) connections_max: usize,
     allowed: Vec<IpNet>,
-    /// Exchanged when certificates are read anew; the lock is held for a clone.
+    /// Replaced when the certificates are reloaded. The lock is held only to clone the `Arc`.
     tls: Mutex<Option<Arc<ServerConfig>>>,
     tls_on_unix: bool,
     pub(crate) handshake_time: Duration,
@@ -88,10 +88,10 @@ impl Settings {
     }
 
     pub(crate) fn tls_session(&self) -> io::Result<Arc<ServerConfig>> {
-        self.tls().ok_or_else(|| io::Error::other("there are no certificates"))
+        self.tls().ok_or_else(|| io::Error::other("the server has no TLS certificates"))
     }
 
-    /// Connections that come from now on are served with these certificates.
+    /// Uses these certificates for all connections accepted from now on.
     pub(crate) fn set_tls(&self, config: Arc<ServerConfig>) {
         *self.tls.lock().unwrap_or_else(PoisonError::into_inner) = Some(config);
     }
@@ -104,7 +104,7 @@ impl Settings {
         }
     }
 
-    /// Whether a client may come from there.
+    /// Whether a client may connect from this address.
     pub(crate) fn allows(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.allowed.is_empty() || self.allowed.iter().any(|net| net.contains(&address))

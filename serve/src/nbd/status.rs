@@ -1,8 +1,9 @@
-//! Block status: the extents of a device, as the contexts of the protocol tell them.
+//! Replies to block status requests: the extents of a device in the protocol's metadata contexts.
 //!
-//! A range is asked for in windows that grow while little is in them (`walk`), and the answer ends
-//! early when it has enough descriptors or has taken its time, as the protocol allows: a hostile or
-//! a very scattered disk, or an endless hole, costs a request no more than that.
+//! The extents are found in windows that grow while they contain few extents (`walk`). As the
+//! protocol allows, a reply is shorter than the request once it has enough descriptors or its time
+//! is up. So a hostile image, a very fragmented one or a huge hole costs a request no more than
+//! that.
 
 use super::handshake::{ALLOCATION_ID, Contexts, DEPTH_ID};
 use crate::walk::Walk;
@@ -13,10 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Time after which an answer ends with what was found, for a server that has others to serve.
+/// Time after which a reply ends with what was found, because the worker has other clients.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(2);
 
-/// Descriptors, for each context, after which the answer ends.
+/// Number of descriptors for each context after which a reply ends.
 const DESCRIPTORS_ENOUGH: usize = 4096;
 
 /// A request for block status.
@@ -24,16 +25,16 @@ const DESCRIPTORS_ENOUGH: usize = 4096;
 pub(crate) struct StatusRequest {
     pub(crate) answering: Answering,
     pub(crate) offset_bytes: u64,
-    /// Above 0; the range lies on the device.
+    /// More than 0; the range lies on the device.
     pub(crate) len_bytes: u64,
-    /// One descriptor for each context.
+    /// Whether the client wants a single descriptor for each context (REQ_ONE).
     pub(crate) only_one: bool,
 }
 
-/// Appends the answer to `out`.
+/// Appends the reply to `out`.
 ///
 /// # Errors
-/// What the device says; nothing was appended then.
+/// The error of the device; nothing was appended then.
 pub(crate) fn answer(
     device: &dyn BlockDevice,
     contexts: Contexts,
@@ -62,7 +63,7 @@ pub(crate) fn answer(
             let flags = if Some(index) == last { ChunkFlags::DONE } else { ChunkFlags::empty() };
             let count = runs.0.len().min(if request.only_one { 1 } else { DESCRIPTORS_ENOUGH });
             if count == 0 {
-                return Err(io::Error::other("the disk tells nothing of the range"));
+                return Err(io::Error::other("the disk returned no extents for the range"));
             }
             request.answering.block_status(flags, id, &runs.0[..count], out);
         }
@@ -70,7 +71,7 @@ pub(crate) fn answer(
     Ok(())
 }
 
-/// Runs, neighbours that are alike joined.
+/// Descriptors; neighbours with the same status are merged.
 #[derive(Debug, Default)]
 struct Runs(Vec<Descriptor>);
 
@@ -91,7 +92,8 @@ fn allocation_of(extent: &Extent) -> u64 {
     }
 }
 
-/// 0: no layer knows the range; 1: the top does; 2: its parent; and so on.
+/// `qemu:allocation-depth`: 0 if no layer has the range, 1 for the top layer, 2 for its parent, and
+/// so on.
 fn depth_of(extent: &Extent) -> u64 {
     match extent.kind {
         ExtentKind::Unallocated => 0,
@@ -105,8 +107,8 @@ mod tests {
     use diskwright_nbd::wire::{Chunk, Decoded, Framing, ReplyHeader};
     use diskwright_store::{BlockQueue, Geometry, QueueOptions};
 
-    /// A disk of `size` that alternates between data and holes every MiB, the holes unallocated
-    /// beyond 8 MiB.
+    /// A disk of the given size on which each second MiB is a hole: a zero extent below 8 MiB,
+    /// unallocated above.
     #[derive(Debug)]
     struct Striped(u64);
 
@@ -158,7 +160,7 @@ mod tests {
         while !rest.is_empty() {
             let Decoded::Value(header, used) = ReplyHeader::decode(rest, framing).unwrap() else { panic!("cut") };
             let ReplyHeader::Chunk { flags, kind, cookie: 7, payload_bytes, .. } = header else { panic!("{header:?}") };
-            assert!(!done, "the last is the last");
+            assert!(!done, "no chunk follows the last one");
             done = flags.contains(ChunkFlags::DONE);
             let end = used + payload_bytes as usize;
             let Chunk::BlockStatus(status) = Chunk::parse(kind, &rest[used..end]).unwrap() else { panic!("{kind:?}") };
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_takes_its_time_is_short_and_goes_on_where_it_ended() {
+    fn a_reply_ends_when_its_time_is_up() {
         let request = StatusRequest {
             answering: Answering { framing: Framing::Extended, cookie: 7, offset_bytes: 0 },
             offset_bytes: 0,
@@ -187,11 +189,11 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn both_contexts_tell_the_range_in_both_framings() {
+    fn both_contexts_describe_the_range_in_both_framings() {
         for framing in [Framing::Structured, Framing::Extended] {
             let told = ask(16 * MIB, framing, BOTH, MIB / 2, 2 * MIB, false);
             assert_eq!(told[0], (ALLOCATION_ID, vec![(MIB / 2, 0), (MIB, 3), (MIB / 2, 0)]));
-            // A zero block of the layer is its own; so all of it is at one depth.
+            // A zero extent belongs to the layer, so the whole range has one depth.
             assert_eq!(told[1], (DEPTH_ID, vec![(2 * MIB, 2)]));
             let told = ask(16 * MIB, framing, BOTH, 8 * MIB, 2 * MIB, false);
             assert_eq!(told[1], (DEPTH_ID, vec![(MIB, 2), (MIB, 0)]));
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scattered_disk_gets_an_answer_of_bounded_size() {
+    fn the_reply_for_a_fragmented_disk_is_bounded() {
         let contexts = Contexts { allocation: true, depth: false };
         let told = ask(64 << 30, Framing::Extended, contexts, 0, 64 << 30, false);
         assert_eq!((told.len(), told[0].1.len()), (1, DESCRIPTORS_ENOUGH));

@@ -1,49 +1,35 @@
-//! What can go wrong with a ublk device.
+//! Errors of ublk devices.
 
 use std::{io, path::PathBuf};
 
-/// Why a disk could not be made a ublk device, or why it is one no longer.
+/// Why a disk could not be made a ublk device, or why its ublk device ended.
 #[derive(Debug, thiserror::Error)]
 pub enum UblkError {
-    /// There is no driver, or one that cannot be used.
+    /// The control device cannot be opened: there is no ublk driver, or no permission.
     #[error("cannot use {}: {source}{}", path.display(), hint_of(source))]
-    NoDriver {
-        /// The control device.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The driver refused.
-    #[error(
-        "cannot {doing} a ublk device: {source}; the kernel's log (dmesg) may say more, and --by loop does without"
-    )]
+    NoDriver { path: PathBuf, source: io::Error },
+    /// The driver refused a control command.
+    #[error("cannot {doing} a ublk device: {source}; see the kernel's log (dmesg), or attach with --by loop")]
     Device {
-        /// As in "add".
+        /// The command, as in "add".
         doing: &'static str,
-        /// What the system said.
         source: io::Error,
     },
-    /// A node did not come.
+    /// The device node did not appear.
     #[error(
-        "{}: no device node came for it; where /dev is not kept by the kernel (a container), let it have ublk devices, or use --by loop", path.display()
+        "{}: the device node did not appear; in a container, pass ublk devices through to /dev, or attach with --by loop", path.display()
     )]
-    NoNode {
-        /// The node.
-        path: PathBuf,
-    },
-    /// Requests cannot be fetched or committed any more.
-    #[error("cannot fetch the kernel's requests: {source}; the disk is attached no longer")]
-    Fetch {
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The ring, or the disk's queue.
-    #[error("the disk's queue failed: {0}; the disk is attached no longer")]
+    NoNode { path: PathBuf },
+    /// Requests can no longer be fetched from the kernel.
+    #[error("cannot fetch requests from the ublk driver: {source}; the disk is no longer attached")]
+    Fetch { source: io::Error },
+    /// The ring or the disk's queue failed.
+    #[error("the disk's queue failed: {0}; the disk is no longer attached")]
     Queue(io::Error),
 }
 
 impl UblkError {
-    /// As in "/dev/ublk-control: Permission denied".
+    /// A short form for another error's text, as in "/dev/ublk-control: Permission denied".
     pub(crate) fn briefly(&self) -> String {
         match self {
             Self::NoDriver { path, source } => format!("{}: {source}", path.display()),
@@ -55,9 +41,9 @@ impl UblkError {
 fn hint_of(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => {
-            "; this kernel has no ublk driver, or it is not loaded (modprobe ublk_drv); --by loop does without"
+            "; the kernel has no ublk driver, or it is not loaded (modprobe ublk_drv); or attach with --by loop"
         }
-        io::ErrorKind::PermissionDenied => "; only root may; --fuse DIR shows the disk as a file",
-        _ => "; --by loop does without",
+        io::ErrorKind::PermissionDenied => "; ublk devices need root; --fuse DIR shows the disk as a file without root",
+        _ => "; or attach with --by loop",
     }
 }

@@ -1,4 +1,4 @@
-//! Devices of ours, found by the mark with which they were added.
+//! Finds ublk devices that Diskwright has added, by their mark.
 
 use crate::ublk::{UblkError, block_device};
 use diskwright_store::ublk::UblkControl;
@@ -6,30 +6,31 @@ use rustix::io::Errno;
 use std::{fs, io, path::PathBuf};
 use uuid::Uuid;
 
-/// Where the kernel lists the devices that were added.
+/// The kernel's list of ublk character devices.
 const LIST: &str = "/sys/class/ublk-char";
 
-/// What every mark of ours begins with, so that other programs' use of that word is told from it.
+/// The upper bits of every mark. They tell our devices from those of other programs that use the
+/// field.
 const OURS: u64 = 0xd15c << 36;
 
-/// A mark that no device has. It fits a number of JSON.
+/// A new random mark. It has 53 bits at most, so JSON stores it exactly.
 pub fn new_mark() -> u64 {
     OURS | (Uuid::new_v4().as_u128() as u64 & ((1 << 36) - 1))
 }
 
-/// A device that was found.
+/// A ublk device that was found by its mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Its number.
+    /// The device number N of `/dev/ublkcN`.
     pub number: u32,
-    /// Its block device, whether that is there or not.
+    /// Path of the block device, which exists only while the device is started.
     pub device: PathBuf,
-    /// Whether the block device is there.
+    /// Whether the device is started.
     pub is_started: bool,
 }
 
 impl Found {
-    /// The device with a mark, if there is one.
+    /// The device with this mark, if there is one.
     ///
     /// # Errors
     /// The driver does not answer.
@@ -47,7 +48,8 @@ impl Found {
                     return Ok(Some(Self { number, device: block_device(number), is_started: facts.is_started }));
                 }
                 Ok(_) => {}
-                // Deleted meanwhile; somebody else's; or nothing that is understood.
+                // The device was deleted meanwhile, belongs to another user, or is of an unknown
+                // version.
                 Err(error)
                     if matches!(Errno::from_io_error(&error), Some(Errno::NODEV | Errno::PERM | Errno::ACCESS)) => {}
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
@@ -57,19 +59,19 @@ impl Found {
         Ok(None)
     }
 
-    /// Stops it: what was written goes out first, where its server is there, and the block device
-    /// goes.
+    /// Stops the device. The kernel writes back what was written if the server is alive, and
+    /// removes the block device.
     ///
     /// # Errors
-    /// What the driver says. That it is gone is no error.
+    /// The error of the driver. No error if the device no longer exists.
     pub fn stop(&self, control: &mut UblkControl) -> Result<(), UblkError> {
         unless_gone(control.stop(self.number)).map_err(|source| UblkError::Device { doing: "stop", source })
     }
 
-    /// Deletes it. Its server must be gone.
+    /// Deletes the device. Its server must have ended.
     ///
     /// # Errors
-    /// What the driver says. That it is gone is no error.
+    /// The error of the driver. No error if the device no longer exists.
     pub fn delete(&self, control: &mut UblkControl) -> Result<(), UblkError> {
         unless_gone(control.delete(self.number)).map_err(|source| UblkError::Device { doing: "delete", source })
     }

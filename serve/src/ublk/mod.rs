@@ -1,27 +1,27 @@
 //! A disk as a block device of this machine, by the kernel's ublk driver (Linux 6.5 and later),
-//! without a file system between.
+//! without a file system in between.
 //!
 //! ```text
 //!   program ─▶ /dev/ublkbN ─▶ kernel ─▶ pump ─▶ session ─▶ the disk's queue
 //!                                         \____ one ring ____/
 //!
-//!   error.rs     what can go wrong
-//!   session.rs   requests -> the disk's requests -> answers      no I/O with the kernel
-//!   pump.rs      a device added, served, deleted
-//!   find.rs      devices of ours by their mark
+//!   error.rs     errors
+//!   session.rs   kernel requests -> disk requests -> answers     no I/O with the kernel
+//!   pump.rs      adds, serves and deletes a device
+//!   find.rs      finds our devices by their mark
 //! ```
 //!
-//! Two processes have a part in a device. The *server* adds it, serves its queue, and, when it was
-//! stopped, deletes it. Somebody else (the supervisor of `attach`) starts and stops it, for both
-//! wait until the server has done its share.
+//! Two processes work on a device. The *server* adds it, serves its queue, and deletes it after it
+//! was stopped. The supervisor of `attach` starts and stops it: both commands block until the
+//! server has done its part, so the server cannot call them itself.
 //!
-//! A device carries a *mark* from the moment it is added until it is deleted, which whoever starts
-//! a server chooses and notes before. So a device whose server was killed in any moment is found
-//! again, and no device of others is taken for it. When a server is killed the kernel fails all
-//! that is asked of the device and takes `/dev/ublkbN` away; what stays is `/dev/ublkcN`, until
-//! somebody deletes the device.
+//! A device carries a *mark* from its addition to its deletion. The supervisor chooses the mark and
+//! records it before it starts the server. So a device is found again no matter when its server was
+//! killed, and a device of another program is never taken for ours. When a server is killed, the
+//! kernel fails all requests of the device and removes `/dev/ublkbN`. `/dev/ublkcN` stays until the
+//! device is deleted.
 
-pub mod error;
+mod error;
 mod find;
 mod pump;
 mod session;
@@ -33,12 +33,12 @@ pub use pump::serve;
 use diskwright_store::ublk::{UBLK_CONTROL, UblkControl};
 use std::path::PathBuf;
 
-/// The block device with this number.
+/// Path of the block device with this number.
 pub fn block_device(number: u32) -> PathBuf {
     format!("/dev/ublkb{number}").into()
 }
 
-/// The control device; where there is none that can be used, the error says why.
+/// Opens the control device of the ublk driver.
 ///
 /// # Errors
 /// [`UblkError::NoDriver`].

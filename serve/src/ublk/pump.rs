@@ -1,14 +1,14 @@
-//! A device from its adding to its deletion, and the loop between: requests in, results out, until
-//! the kernel says that it was stopped.
+//! Adds a ublk device, serves it until the kernel says that it was stopped, and deletes it.
 //!
 //! ```text
-//!   add ─▶ describe ─▶ /dev/ublkcN ─▶ fetch for every tag ─▶ "it is ready" ─▶ loop ─▶ all tags have ended with ENODEV ─▶ delete
-//!                                                                 │
-//!                                        somebody else: start ────┘ ... stop
+//!   add ─▶ describe ─▶ /dev/ublkcN ─▶ fetch for every tag ─▶ ready ─▶ loop
+//!     ─▶ all tags have ended with ENODEV ─▶ delete
+//!
+//!   the supervisor, after "ready": start ... stop
 //! ```
 //!
-//! One turn of the loop is one `io_uring_enter`, which submits the disk's transfers and the commits
-//! of some of what has ended (`turn` says why not of all), and waits for either.
+//! One turn of the loop is one `io_uring_enter`. It submits the disk's I/O and the commits of some
+//! of the requests that have ended (`turn` explains why not of all), and waits for either.
 
 use crate::{
     attach::wait_until,
@@ -27,19 +27,19 @@ use diskwright_store::{
 use rustix::io::Errno;
 use std::{path::Path, sync::Arc, time::Duration};
 
-/// Requests in flight. With the longest transfer, this is how much memory a device has: 32 MiB.
+/// Requests in flight. Each has a buffer of `TRANSFER_BYTES`, so a device uses 32 MiB of memory.
 const DEPTH: u16 = 128;
 const TRANSFER_BYTES: u32 = 256 << 10;
 
-/// How long the node of a device that was added may take to come.
+/// How long the device node of a new device may take to appear.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Makes `device` a ublk device with this mark, tells `ready` its number when it can be started,
-/// and serves it until it is stopped.
+/// Makes `device` a ublk device with this mark, and serves it until it is stopped. `ready` is
+/// called with the device number once the device can be started.
 ///
 /// # Errors
-/// See [`UblkError`]. The device is deleted then, or, where the kernel does not do that while this
-/// process lives, stays without a server.
+/// See [`UblkError`]. The device is then deleted. If the kernel cannot delete it while this process
+/// lives, it stays, without a server.
 pub fn serve(
     device: Arc<dyn BlockDevice>,
     mark: u64,
@@ -50,8 +50,8 @@ pub fn serve(
     let add = UblkDevice { queue_depth: DEPTH, transfer_bytes: TRANSFER_BYTES, mark };
     let number = control.add(&add).map_err(|source| UblkError::Device { doing: "add", source })?;
     let served = serve_added(device, &mut control, number, engine, ready);
-    // A fetch that is under way keeps the device open until this process ends, and a deletion would
-    // wait for that.
+    // A fetch in flight keeps the device open until this process ends, and a deletion would wait
+    // for that.
     let is_open = matches!(served, Err(UblkError::Fetch { .. } | UblkError::Queue(_)));
     if is_open {
         return served;
@@ -74,7 +74,7 @@ fn serve_added(
         return Err(UblkError::NoNode { path: node.into() });
     }
     let slab = Slab::new(usize::from(DEPTH), TRANSFER_BYTES as usize);
-    // For the disk's requests, and for a commit of each.
+    // Room for each disk request and for its commit.
     let ring = SharedRing::new(2 * usize::from(DEPTH), Some(&slab)).map_err(refused("serve"))?;
     let mut kernel = UblkQueue::open(&ring, control, number, &node).map_err(refused("open"))?;
     let depth = kernel.depth();
@@ -88,13 +88,13 @@ fn serve_added(
     let watcher = follow_size(number);
     device.watch_size(&watcher);
     ready(number);
-    // Without a ring the disk's requests end only where they are waited for.
+    // Without a ring, the disk's requests make progress only in a reap that waits.
     let waits_for_disk = engine == EngineKind::Sync;
     Pump { kernel, session, live: depth }.run(&ring, waits_for_disk)
 }
 
-/// Tells the kernel each new size of the disk, in the thread that changes it: the queue's own may
-/// be needed meanwhile.
+/// Tells the kernel each new size of the disk. This runs on the thread that changes the size,
+/// because the driver may need the queue's thread meanwhile.
 fn follow_size(number: u32) -> Arc<SizeWatcher> {
     Arc::new(move |size_bytes| {
         let updated = control()
@@ -102,7 +102,7 @@ fn follow_size(number: u32) -> Arc<SizeWatcher> {
             .and_then(|mut control| control.update_size(number, size_bytes).map_err(|error| error.to_string()));
         if let Err(error) = updated {
             tracing::warn!(
-                "the disk has {size_bytes} bytes now, and /dev/ublkb{number} keeps its size until the disk is attached anew: {error}"
+                "the disk now has {size_bytes} bytes, but /dev/ublkb{number} keeps its old size until the disk is attached again: {error}"
             );
         }
     })
@@ -111,14 +111,14 @@ fn follow_size(number: u32) -> Arc<SizeWatcher> {
 struct Pump {
     kernel: UblkQueue,
     session: Session,
-    /// Tags for which requests can still come.
+    /// Tags that still have a fetch or a request.
     live: u16,
 }
 
 impl Pump {
     fn run(mut self, ring: &SharedRing, waits_for_disk: bool) -> Result<(), UblkError> {
         let (mut ends, mut pace) = (Vec::new(), Pace::default());
-        // A tag that has an answer is live.
+        // A tag whose answer waits is still live.
         while self.live > 0 {
             pace.end_turn(ring, self.session.has_answer()).map_err(UblkError::Queue)?;
             self.kernel.reap(&mut ends);

@@ -1,40 +1,39 @@
-//! One device: requests of the kernel become requests of the disk's queue, their completions become
-//! answers.
+//! One ublk device: requests of the kernel become requests of the disk's queue, and their
+//! completions become answers.
 //!
-//! It does no I/O with the kernel: a loop around it (`pump`) gives it the requests with their
-//! buffers, and commits the answers that it finds here.
+//! The session does no I/O with the kernel. The loop around it (`pump`) passes it the requests with
+//! their buffers and commits its answers.
 //!
-//! Invariants: every tag that was taken gets exactly one answer, with a buffer. A tag has at most
-//! one request, so the tag of the kernel is the tag of the disk's request.
+//! Invariants: every request that was taken gets exactly one answer, with its buffer. A tag has at
+//! most one request, so the kernel's tag is also the tag of the disk's request.
 
 use crate::fuse::errno_of;
 use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, ublk::UblkOperation};
 use rustix::io::Errno;
 use std::{collections::VecDeque, io};
 
-/// The end of a request.
+/// The result of a request.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) tag: u16,
-    /// Bytes moved, or why not.
+    /// Bytes moved, or the error.
     pub(crate) result: Result<u32, Errno>,
     pub(crate) buf: IoBuf,
 }
 
-/// What is remembered of a request while the disk carries it out.
+/// State of a request while the disk carries it out.
 #[derive(Debug)]
 enum Held {
-    /// The queue has the buffer.
+    /// A read or write: the queue has the buffer.
     Transfer { len_bytes: u32 },
-    /// The buffer waits here.
+    /// Any other request: the buffer stays here.
     Other { buf: IoBuf },
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Session {
     queue: Box<dyn BlockQueue>,
-    /// By tag.
+    /// Indexed by tag.
     held: Vec<Option<Held>>,
     in_flight: usize,
     completions: Vec<Completion>,
@@ -42,7 +41,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// For a device with `depth` tags, on a queue of at least that depth.
+    /// `queue` must have at least the given depth, which is the number of tags.
     pub(crate) fn new(queue: Box<dyn BlockQueue>, depth: u16) -> Self {
         let held = (0..depth).map(|_| None).collect();
         Self { queue, held, in_flight: 0, completions: Vec::new(), answers: VecDeque::new() }
@@ -53,17 +52,17 @@ impl Session {
         self.in_flight
     }
 
-    /// Whether an answer is ready.
     pub(crate) fn has_answer(&self) -> bool {
         !self.answers.is_empty()
     }
 
-    /// The answer that has been ready for longest.
+    /// The oldest answer that is ready.
     pub(crate) fn next_answer(&mut self) -> Option<Answer> {
         self.answers.pop_front()
     }
 
-    /// Takes a request; `None` is one that nobody understands.
+    /// Takes a request with its buffer. `None` is an operation that is not known here; it is
+    /// refused.
     pub(crate) fn take(&mut self, tag: u16, buf: IoBuf, asked: Option<UblkOperation>) {
         let Some(UblkOperation { operation, offset_bytes, len_bytes, fua }) = asked else {
             return self.answers.push_back(Answer { tag, result: Err(Errno::OPNOTSUPP), buf });
@@ -87,7 +86,8 @@ impl Session {
         }
     }
 
-    /// Starts what was taken, and turns what has ended into answers; waits for `at_least` of them.
+    /// Submits the requests taken, and turns completions into answers. Waits for `at_least`
+    /// completions.
     pub(crate) fn reap(&mut self, at_least: usize) -> io::Result<()> {
         let mut completions = std::mem::take(&mut self.completions);
         let reaped = self.queue.reap(at_least, &mut completions);
@@ -104,8 +104,8 @@ impl Session {
         let (moved_bytes, buf) = match (self.held[usize::from(tag)].take(), buf) {
             (Some(Held::Transfer { len_bytes }), Some(buf)) => (len_bytes, buf),
             (Some(Held::Other { buf }), _) => (0, buf),
-            (Some(Held::Transfer { .. }), None) => unreachable!("the queue gives the buffer of every request back"),
-            (None, _) => unreachable!("the queue ends a request once"),
+            (Some(Held::Transfer { .. }), None) => unreachable!("the queue returns the buffer of every request"),
+            (None, _) => unreachable!("the queue completes a request once"),
         };
         self.in_flight -= 1;
         let result = result.map(|()| moved_bytes).map_err(|error| errno_of(&error));
@@ -134,7 +134,7 @@ mod tests {
         Some(UblkOperation { operation, offset_bytes, len_bytes, fua: false })
     }
 
-    /// The one answer.
+    /// Runs one request and returns its answer.
     fn asked(session: &mut Session, buf: IoBuf, asked: Option<UblkOperation>) -> Answer {
         session.take(3, buf, asked);
         session.reap(session.in_flight()).unwrap();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_answered_with_the_buffer_all_the_same() {
+    fn refused_requests_are_answered_with_their_buffer() {
         let mut writable = session(true);
         let mut refused = |wanted| asked(&mut writable, IoBuf::new(TRANSFER), wanted).result;
         assert_eq!(refused(None), Err(Errno::OPNOTSUPP));
@@ -160,7 +160,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
         #[test]
-        fn a_disk_by_ublk_is_like_memory(
+        fn a_ublk_disk_behaves_like_memory(
             steps in prop::collection::vec((0u8..5, 0u64..SIZE / 512, 1u64..=32, any::<u8>()), 1..60)
         ) {
             let mut session = session(true);

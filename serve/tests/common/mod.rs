@@ -1,5 +1,5 @@
-//! A server in this process, and a client that says whatever a test wants it to.
-#![allow(dead_code, reason = "each test file uses a part of it")]
+//! A server in this process, and a client that sends whatever bytes a test wants.
+#![allow(dead_code, reason = "each test file uses only some of these")]
 
 use diskwright_nbd::wire::{
     Chunk, ChunkFlags, ClientFlags, Command, CommandFlags, Decoded, ErrorCode, Framing, Greeting, OptionCode,
@@ -16,7 +16,7 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// How long a test waits for what must come.
+/// How long a test waits for an event before it fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server on a unix socket.
@@ -39,15 +39,15 @@ impl Served {
     }
 
     pub fn stop(&mut self) -> Result<(), ServeError> {
-        self.server.take().expect("it runs").stop()
+        self.server.take().expect("the server runs").stop()
     }
 
     pub fn server(&self) -> &NbdServer {
-        self.server.as_ref().expect("it runs")
+        self.server.as_ref().expect("the server runs")
     }
 }
 
-/// Serves devices under names. `None`, told by name, where there is no io_uring.
+/// Serves devices under names. Prints that the test is skipped and returns `None` without io_uring.
 pub fn serve(devices: Vec<(&str, Arc<dyn BlockDevice>)>, options: Options) -> Option<Served> {
     let dir = tempfile::tempdir().unwrap();
     let exports = devices
@@ -82,7 +82,7 @@ pub struct Client {
     next_cookie: u64,
 }
 
-/// A reply put together: its error, or the contents.
+/// A complete reply: its data, or the error.
 pub type Reply = Result<Vec<u8>, ErrorCode>;
 
 impl Client {
@@ -102,7 +102,7 @@ impl Client {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// Asks for an option, and gives the codes of its replies with their data.
+    /// Sends an option. Returns the codes of its replies with their data.
     pub fn option(&mut self, build: impl FnOnce(&mut Vec<u8>)) -> Vec<(ReplyCode, Vec<u8>)> {
         let mut out = Vec::new();
         build(&mut out);
@@ -121,7 +121,7 @@ impl Client {
         }
     }
 
-    /// Negotiates, and enters the transmission phase.
+    /// Negotiates and enters the transmission phase.
     pub fn go(mut self, export: &str, framing: Framing, contexts: &[&str]) -> Self {
         let plain = |option| move |out: &mut Vec<u8>| option::encode_plain(option, &[], out);
         match framing {
@@ -153,7 +153,7 @@ impl Client {
         self.next_cookie - 1
     }
 
-    /// Reads one reply: its cookie, and what it says. `read_bytes`: contents of a successful simple
+    /// Reads one reply with its cookie. `read_bytes`: length of the data of a successful simple
     /// reply.
     pub fn try_reply(&mut self, read_bytes: usize) -> io::Result<(u64, Reply)> {
         let mut header = vec![
@@ -219,7 +219,7 @@ impl Client {
         self.reply(0)
     }
 
-    /// Whether the server has hung up.
+    /// Reads until the server closes the connection. `false` if that takes longer than `PATIENCE`.
     pub fn is_hung_up(&mut self) -> bool {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {
@@ -229,11 +229,11 @@ impl Client {
     }
 }
 
-/// Waits until it is so.
+/// Waits until `so` returns true. Panics after `PATIENCE`.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !so() {
-        assert!(start.elapsed() < PATIENCE, "never: {what}");
+        assert!(start.elapsed() < PATIENCE, "timed out: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -1,7 +1,7 @@
-//! A disk that writes down which memory its requests come with, and can be stopped: in the middle
-//! of a push, or by ending nothing.
+//! A disk that records the memory of its requests and can be stopped: in a push, or by holding back
+//! all completions.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(dead_code, reason = "each test file uses only some of these")]
 
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, Geometry, Operation, PushError, QueueOptions, Request, SegmentMemory,
@@ -11,16 +11,16 @@ use std::{
     sync::{Arc, Condvar, Mutex},
 };
 
-/// What a request came with.
+/// A request that was pushed, and the kind of memory that it came with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     pub operation: Operation,
     pub len_bytes: u64,
     /// 0 for a request with one buffer.
     pub segments: usize,
-    /// Address and length of each shared buffer that it uses a part of.
+    /// Address and length of each shared buffer that the request uses.
     pub shared: Vec<(usize, usize)>,
-    /// Whether its payload lies on a page.
+    /// Whether the payload begins on a page.
     pub is_aligned: bool,
 }
 
@@ -52,20 +52,20 @@ impl Seen {
 #[derive(Debug, Default)]
 struct State {
     seen: Vec<Seen>,
-    /// A push waits until this is false.
+    /// While true, every push blocks.
     stopped: bool,
-    /// Threads that wait in a push.
+    /// Threads that are blocked in a push.
     waiting: usize,
-    /// Nothing that is pushed goes on.
+    /// While true, pushed requests are held back.
     holds: bool,
 }
 
-/// See the module. Clones are the same.
+/// The disk. Clones share their state.
 #[derive(Debug, Clone)]
 pub struct Watched {
     inner: Arc<dyn BlockDevice>,
     state: Arc<(Mutex<State>, Condvar)>,
-    /// What the queues say of themselves, if not what is true.
+    /// The memory alignment that the queues claim; `None` for the true one.
     alignment_bytes: Option<usize>,
 }
 
@@ -74,23 +74,23 @@ impl Watched {
         Self { inner, state: Arc::default(), alignment_bytes }
     }
 
-    /// Stops pushes, or lets them go on.
+    /// Blocks all pushes, or lets them continue.
     pub fn stop(&self, stopped: bool) {
         self.state.0.lock().unwrap().stopped = stopped;
         self.state.1.notify_all();
     }
 
-    /// Waits until a push waits.
+    /// Waits until a push is blocked.
     pub fn wait_for_push(&self) {
         drop(self.state.1.wait_while(self.state.0.lock().unwrap(), |state| state.waiting == 0).unwrap());
     }
 
-    /// Ends no request, or lets them all end.
+    /// Holds back all requests, or lets them complete.
     pub fn hold(&self, holds: bool) {
         self.state.0.lock().unwrap().holds = holds;
     }
 
-    /// What was pushed since the last time.
+    /// The requests pushed since the last call.
     pub fn take(&self) -> Vec<Seen> {
         std::mem::take(&mut self.state.0.lock().unwrap().seen)
     }

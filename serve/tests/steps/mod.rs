@@ -1,11 +1,10 @@
-//! A disk that ends its requests in batches of told sizes, whatever the time and the order in which
-//! they come.
+//! A disk that completes its requests in batches of fixed sizes, independent of time.
 //!
-//! The first batch ends when as many requests as its size wait, then the next, and so on; the last
-//! size stands for all that follow in turn with the one before it. So what a server does with
-//! batches can be counted, and is the same each time.
+//! A batch completes when as many requests wait as the batch has. The first batch has [`DEPTH`]
+//! requests. After it, batches of `DEPTH - HELD` and of [`HELD`] alternate. So what a server does
+//! with batches can be counted, and the counts are the same in each run.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(dead_code, reason = "each test file uses only some of these")]
 
 use diskwright_store::{BlockDevice, BlockQueue, Completion, Geometry, PushError, QueueOptions, Request};
 use std::io;
@@ -13,11 +12,11 @@ use std::io;
 /// Requests that a client has in flight.
 pub const DEPTH: u64 = 32;
 
-/// Of a batch of 32 a server holds back as many reads.
+/// Reads that a server holds back from a batch of 32.
 pub const HELD: u64 = 8;
 
-/// A disk whose first batch is all that a client has in flight; of each later round, what is not
-/// held back, and then the rest.
+/// The first batch is a client's first round of requests. Of each later round, the requests that
+/// are not held back complete first, then the held ones.
 #[derive(Debug)]
 pub struct Steps;
 
@@ -34,7 +33,7 @@ impl BlockDevice for Steps {
 #[derive(Debug)]
 struct StepQueue {
     waiting: Vec<Request>,
-    /// How many must wait for the next batch to end.
+    /// Number of requests that must wait before the next batch completes.
     batch: usize,
 }
 

@@ -55,7 +55,7 @@ fn an_mbr_with_logical_partitions() {
 }
 
 #[test]
-fn a_chain_that_bites_its_tail_ends() {
+fn a_circular_chain_of_logical_partitions_ends() {
     let mut disk = vec![0; 4 * MIB as usize];
     put_record(&mut disk, 0, 0, 0x05, 4096, 4096);
     put_record(&mut disk, 4096, 0, 0x83, 1, 99);
@@ -79,24 +79,24 @@ fn a_gpt_and_its_backup() {
         ];
         assert_eq!(read_all(&disk, sector_bytes as u32), expected);
         disk[sector_bytes + 80] ^= 1;
-        assert_eq!(read_all(&disk, sector_bytes as u32), expected, "from the backup");
+        assert_eq!(read_all(&disk, sector_bytes as u32), expected, "from the backup table");
         let at = disk.len() - sector_bytes + 80;
         disk[at] ^= 1;
-        assert_eq!(read_all(&disk, sector_bytes as u32), [], "neither is sound");
+        assert_eq!(read_all(&disk, sector_bytes as u32), [], "both tables are damaged");
     }
 }
 
 #[test]
-fn what_is_no_table() {
+fn sectors_that_are_not_a_partition_table() {
     assert_eq!(read_all(&[0; 2 * 512], 512), []);
     assert_eq!(read_all(&[0; 512], 512), []);
-    // A FAT file system on the whole disk ends its first sector in the same way.
+    // A FAT file system on the whole disk has the same signature at the end of its first sector.
     let mut disk = vec![0; MIB as usize];
     put_record(&mut disk, 0, 0, 0x83, 8, 8);
     assert_eq!(read_all(&disk, 512).len(), 1);
     disk[0x36..0x3b].copy_from_slice(b"FAT16");
     assert_eq!(read_all(&disk, 512), []);
-    // Boot code where a partition's flag should be.
+    // Boot code in place of a partition's boot flag.
     disk[0x36..0x3b].fill(0);
     disk[446] = 0x33;
     assert_eq!(read_all(&disk, 512), []);
@@ -114,7 +114,7 @@ fn partitions_lie_on_the_disk() {
 
 proptest! {
     #[test]
-    fn nothing_on_a_disk_leads_astray(
+    fn random_tables_give_only_valid_partitions(
         start in prop::collection::vec(any::<u8>(), 2048),
         kinds in prop::collection::vec(prop::sample::select(vec![0u8, 5, 0x83, 0xee]), 4),
     ) {

@@ -12,7 +12,7 @@ fn a_record_is_found_by_every_name_of_its_disk() {
     let dir = dir.path().canonicalize().unwrap();
     let image = dir.join("a.vhdx");
     fs::write(&image, b"").unwrap();
-    let home = registry.home_of(&image).unwrap();
+    let home = registry.dir_of(&image).unwrap();
     home.make(&registry.lock().unwrap()).unwrap();
     let mut record = Record::new(image.clone(), 5);
     record.device = Some("/dev/loop77".into());
@@ -48,22 +48,22 @@ fn a_record_is_found_by_every_name_of_its_disk() {
 }
 
 #[test]
-fn a_folder_that_others_can_write_to_is_refused() {
+fn a_folder_that_other_users_can_write_to_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let error = Registry::at(dir.path()).unwrap_err().to_string();
-    assert!(error.contains("others can write to it"), "{error}");
+    assert!(error.contains("other users can write to it"), "{error}");
 }
 
 #[test]
-fn a_record_that_is_not_understood_is_an_error() {
+fn a_record_that_cannot_be_parsed_is_an_error() {
     let (dir, registry) = registry();
     let image = dir.path().join("a.vhdx");
     fs::write(&image, b"").unwrap();
-    let home = registry.home_of(&image).unwrap();
+    let home = registry.dir_of(&image).unwrap();
     assert_eq!(home.read().unwrap(), None);
     home.make(&registry.lock().unwrap()).unwrap();
     fs::write(dir.path().join("run").join(home.dir.file_name().unwrap()).join("record.json"), b"{").unwrap();
-    assert!(home.read().unwrap_err().to_string().contains("cannot understand"));
+    assert!(home.read().unwrap_err().to_string().contains("cannot parse"));
 }

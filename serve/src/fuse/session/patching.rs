@@ -1,9 +1,10 @@
-//! Changes on their way to the disk: at once where they are whole sectors, one patch at a time
-//! where they are not (see `changes`).
+//! Carries out changes: whole sectors at once, parts of sectors one patch at a time (see
+//! `changes`).
 //!
 //! ```text
-//!   change ─▶ start ─▶ queue ─────────────────────────▶ changed ─▶ reply
-//!         └▶ waiting ─▶ start_waiting ─▶ patch_on: read, put the bytes over, write, piece by piece ─▶ changed
+//!   change ─▶ start ─▶ queue ─────────────────────────────────────────▶ changed ─▶ reply
+//!         └▶ waiting ─▶ start_waiting ─▶ patch_on, step by step:
+//!                                        read, modify, write ─────────▶ changed ─▶ reply
 //! ```
 
 use super::{Doing, PATCH, Patching, Session, Slot, Waiting, errno_of};
@@ -49,7 +50,7 @@ impl Session {
         }
     }
 
-    /// Starts of those that wait, from the front, all that nothing stands in the way of.
+    /// Starts waiting changes, in order, until one must wait for a change in flight.
     pub(super) fn start_waiting(&mut self) {
         while let Some(next) = self.waiting.front() {
             let sectors = changes::sectors_of(&next.bytes, self.sector_bytes);
@@ -79,8 +80,8 @@ impl Session {
         })
     }
 
-    /// Goes on with the patching change after a step of it has ended with `result`; the scratch
-    /// buffer is here.
+    /// Continues the patching change after one of its steps has ended with `result`. The scratch
+    /// buffer must have been returned by the queue.
     pub(super) fn patch_on(&mut self, result: io::Result<()>) {
         let Some(mut patching) = self.patching.take() else { return };
         let finished = result.is_err() || (patching.reading.is_none() && patching.pieces.is_empty());
@@ -112,14 +113,14 @@ impl Session {
                     patching.reading = Some(Piece::Patch { sectors, bytes });
                     request
                 }
-                None => unreachable!("with nothing left it was finished"),
+                None => unreachable!("a change without steps left has finished"),
             }
         };
         self.patching = Some(patching);
         self.push(Request { buf_offset_bytes: LEAD_BYTES, ..request });
     }
 
-    /// Answers a change.
+    /// Replies to a change.
     pub(super) fn changed(&mut self, change: Waiting, result: io::Result<()>) {
         let len = (change.bytes.end - change.bytes.start) as u32;
         let is_write = change.change == Change::Payload;

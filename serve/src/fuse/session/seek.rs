@@ -1,20 +1,20 @@
-//! SEEK_DATA and SEEK_HOLE, by which programs find out what they need not read.
+//! SEEK_DATA and SEEK_HOLE: programs use them to skip holes.
 
 use super::{Session, errno_of};
 use crate::walk::Walk;
 use rustix::io::Errno;
 
-/// How much of the disk is searched for data or a hole before the answer is the one that is always
-/// right.
+/// How far a search goes. Beyond this, the answer that is always correct is given.
 const SEARCH_BYTES: u64 = 64 << 30;
 
-/// Of lseek(2).
+/// Values of lseek(2).
 pub(super) const SEEK_DATA: u32 = 3;
 pub(super) const SEEK_HOLE: u32 = 4;
 
 impl Session {
-    /// SEEK_DATA and SEEK_HOLE. A search that takes too long ends with what is always right: data
-    /// is here, the hole is at the end.
+    /// Answers SEEK_DATA and SEEK_HOLE. If nothing is found within [`SEARCH_BYTES`], the answer is
+    /// one that is always correct: data begins where the search stopped, or the next hole is at the
+    /// end.
     pub(super) fn seek(&self, offset_bytes: u64, whence: u32) -> Result<u64, Errno> {
         if whence != SEEK_DATA && whence != SEEK_HOLE {
             return Err(Errno::INVAL);

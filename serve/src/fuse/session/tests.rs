@@ -1,4 +1,4 @@
-//! Messages in, replies out, on a disk in memory: what the kernel would see, without a kernel.
+//! The session on a disk in memory: messages in, replies out, without a kernel.
 
 use super::{
     seek::{SEEK_DATA, SEEK_HOLE},
@@ -29,15 +29,15 @@ struct Mounted {
     next_unique: u64,
 }
 
-/// A disk whose requests are carried out late, and in any order, as those of a real one may be.
+/// A disk that completes its requests late and in random order, as a real disk may.
 #[derive(Debug)]
-struct Unruly {
+struct Shuffled {
     bytes: Vec<u8>,
     waiting: Vec<Request>,
     random: Xoshiro256PlusPlus,
 }
 
-impl Unruly {
+impl Shuffled {
     fn mounted(seed: u64) -> Mounted {
         let store = Arc::new(MemoryStore::with_bytes("unused", vec![0; SIZE as usize]));
         let device = Arc::new(RawDevice::new(store, true, 512).unwrap());
@@ -50,7 +50,7 @@ impl Unruly {
     }
 }
 
-impl BlockQueue for Unruly {
+impl BlockQueue for Shuffled {
     fn depth(&self) -> usize {
         DEPTH
     }
@@ -82,7 +82,7 @@ impl BlockQueue for Unruly {
     }
 }
 
-/// An answer: error number, and what follows the header.
+/// A reply: the bytes after the header, or the errno.
 type Answered = Result<Vec<u8>, Errno>;
 
 impl Mounted {
@@ -113,7 +113,7 @@ impl Mounted {
         self.session.take(buf, bytes.len()).unwrap();
     }
 
-    /// All answers, by the number of what they answer.
+    /// All replies, by the `unique` of their message.
     fn answers(&mut self) -> HashMap<u64, Answered> {
         let mut found = HashMap::new();
         loop {
@@ -141,7 +141,7 @@ impl Mounted {
         self.send(&make(unique));
         let mut answers = self.answers();
         assert_eq!(answers.len(), 1);
-        answers.remove(&unique).expect("what was asked is answered")
+        answers.remove(&unique).expect("every message is answered")
     }
 
     fn read(&mut self, offset: u64, size: u32) -> Answered {
@@ -173,7 +173,7 @@ fn parts_of_sectors_are_read_and_written() {
 }
 
 #[test]
-fn the_end_of_the_disk_is_an_end() {
+fn requests_beyond_the_end_are_cut_or_refused() {
     let mut disk = Mounted::new(512, false);
     assert_eq!(disk.read(SIZE - 10, 4096).unwrap().len(), 10);
     assert_eq!(disk.read(SIZE, 4096).unwrap().len(), 0);
@@ -217,7 +217,7 @@ fn holes_and_zeros() {
 }
 
 #[test]
-fn a_read_only_disk_stays_as_it_is() {
+fn a_read_only_disk_refuses_changes() {
     let mut disk = Mounted::new(512, true);
     assert_eq!(disk.write(0, &[1; 512]), Err(Errno::ROFS));
     assert_eq!(disk.ask(|unique| fallocate(unique, 0, 512, PUNCH)), Err(Errno::ROFS));
@@ -228,9 +228,9 @@ fn a_read_only_disk_stays_as_it_is() {
 }
 
 #[test]
-fn what_is_not_known_is_said_to_be_so() {
+fn unknown_operations_get_enosys() {
     let mut disk = Mounted::new(512, false);
-    // FLUSH, ACCESS, GETXATTR, IOCTL, COPY_FILE_RANGE: the kernel then does without.
+    // FLUSH, ACCESS, GETXATTR, IOCTL, COPY_FILE_RANGE: the kernel works without them.
     for opcode in [25, 34, 22, 39, 47, 4711] {
         assert_eq!(disk.ask(|unique| message(opcode, unique, 1, &[0; 64])), Err(Errno::NOSYS));
     }
@@ -245,9 +245,9 @@ fn what_is_not_known_is_said_to_be_so() {
 }
 
 #[test]
-fn seeking_finds_what_is_there() {
+fn seek_finds_data_and_holes() {
     let mut disk = Mounted::new(512, false);
-    // A store in memory cannot tell, and so everything is data.
+    // A store in memory reports no holes, so everything is data.
     assert_eq!(disk.seek(100, SEEK_DATA), Ok(100));
     assert_eq!(disk.seek(100, SEEK_HOLE), Ok(SIZE));
     assert_eq!(disk.seek(SIZE, SEEK_DATA), Err(Errno::NXIO));
@@ -255,12 +255,12 @@ fn seeking_finds_what_is_there() {
 }
 
 #[test]
-fn seeking_looks_at_no_more_than_it_must() {
+fn seek_asks_for_few_extents() {
     const STRIPE: u64 = 64 << 10;
     const FIRST_WINDOW: u64 = 1 << 20;
     let scattered = Arc::new(Scattered::new(STRIPE));
-    let mut disk = Mounted::on(scattered.clone(), Box::new(Unruly::new(0)));
-    // From extent to extent, as programs go that copy.
+    let mut disk = Mounted::on(scattered.clone(), Box::new(Shuffled::new(0)));
+    // From extent to extent, as copying programs do.
     for stripe in 0..2000 {
         let (whence, other) = if stripe % 2 == 0 { (SEEK_HOLE, SEEK_DATA) } else { (SEEK_DATA, SEEK_HOLE) };
         let inside = stripe * STRIPE + 77;
@@ -269,13 +269,13 @@ fn seeking_looks_at_no_more_than_it_must() {
         let (bytes, times) = scattered.asked();
         assert!((bytes, times) == (2 * FIRST_WINDOW, 2), "stripe {stripe}: {bytes} bytes in {times} looks");
     }
-    // What is far away is found in few looks, and not much is seen behind it.
+    // A far hole is found with few calls, and few bytes beyond it are asked for.
     let wide = Arc::new(Scattered::new(10 << 30));
-    let mut disk = Mounted::on(wide.clone(), Box::new(Unruly::new(0)));
+    let mut disk = Mounted::on(wide.clone(), Box::new(Shuffled::new(0)));
     assert_eq!(disk.seek(0, SEEK_HOLE), Ok(10 << 30));
     let (bytes, times) = wide.asked();
     assert!(bytes <= (20 << 30) + FIRST_WINDOW && times <= 20, "{bytes} bytes in {times} looks");
-    // And the search for what is not there ends some day.
+    // A search that finds nothing ends at its limit.
     let half = Scattered::HALF_BYTES;
     assert_eq!(disk.seek(half + 5, SEEK_DATA), Ok(half + (64 << 30)));
     assert_eq!(disk.seek(Scattered::SIZE_BYTES - 5, SEEK_DATA), Err(Errno::NXIO));
@@ -283,10 +283,10 @@ fn seeking_looks_at_no_more_than_it_must() {
 }
 
 #[test]
-fn no_buffer_is_ever_lost() {
+fn no_buffer_is_lost() {
     let mut disk = Mounted::new(512, false);
     for round in 0..50u64 {
-        // More than there are small buffers, unaligned ones between.
+        // More messages than there are small buffers, some of them unaligned.
         for index in 0..12u64 {
             let unique = disk.unique();
             match (round + index) % 4 {
@@ -316,7 +316,7 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Ranges on and off sector boundaries, close together so that they meet.
+    // Aligned and unaligned ranges, close together so that they overlap.
     let offset = prop_oneof![0u64..20_000, (0u64..40).prop_map(|sector| sector * 512)];
     let len = prop_oneof![1u64..6000, (1u64..10).prop_map(|sectors| sectors * 512)];
     (offset, len, any::<u8>(), 0..4).prop_map(|(offset, len, byte, kind)| match kind {
@@ -328,9 +328,9 @@ fn op() -> impl Strategy<Value = Op> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Changes one after the other are those of an array of bytes, whatever their boundaries.
+/// Changes made one after the other have the same result as on an array of bytes.
     #[test]
-    fn one_after_the_other(ops in prop::collection::vec(op(), 1..40), large: bool) {
+fn sequential_changes_match_an_array(ops in prop::collection::vec(op(), 1..40), large: bool) {
         let mut disk = Mounted::new(if large { 4096 } else { 512 }, false);
         let mut model = vec![0u8; SIZE as usize];
         for op in ops {
@@ -353,11 +353,11 @@ proptest! {
         prop_assert_eq!(disk.read(0, SIZE as u32).unwrap(), model);
     }
 
-    /// Changes of different bytes that are in flight at the same time do not undo each other,
-    /// though they share sectors.
+/// Concurrent changes of different bytes do not undo each other, even if they share
+/// sectors.
     #[test]
-    fn at_the_same_time(cuts in prop::collection::btree_set(1u64..8000, 2..12), order in any::<u64>()) {
-        let mut disk = Unruly::mounted(order);
+fn concurrent_changes_keep_all_bytes(cuts in prop::collection::btree_set(1u64..8000, 2..12), order in any::<u64>()) {
+        let mut disk = Shuffled::mounted(order);
         let cuts: Vec<u64> = cuts.into_iter().collect();
         let mut pieces: Vec<(usize, u64, u64)> =
             cuts.windows(2).enumerate().map(|(index, pair)| (index, pair[0], pair[1])).collect();

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// A message as the kernel would write it.
+/// A message as the kernel sends it.
 pub(crate) fn message(opcode: u32, unique: u64, node: u64, arguments: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend(((IN_HEADER_BYTES + arguments.len()) as u32).to_ne_bytes());
@@ -50,7 +50,7 @@ pub(crate) fn lseek(unique: u64, offset_bytes: u64, whence: u32) -> Vec<u8> {
 }
 
 #[test]
-fn what_the_kernel_writes_is_read() {
+fn messages_of_the_kernel_are_parsed() {
     let bytes = write(5, 4096, b"abc");
     let (header, message) = parse(&bytes).unwrap();
     assert_eq!(header, Header { opcode: 16, unique: 5, node: 1 });
@@ -71,28 +71,28 @@ fn init_of_old_and_new_kernels() {
         other => panic!("{other:?}"),
     };
     assert_eq!(parsed(&words(&[7, 31, 0, 1])), (31, 1));
-    assert_eq!(parsed(&words(&[7, 31, 0, 1, 16])), (31, 1), "flags2 counts only when it is said to");
+    assert_eq!(parsed(&words(&[7, 31, 0, 1, 16])), (31, 1), "flags2 counts only with INIT_EXT");
     let extended = 1 << 30 | 1;
     assert_eq!(parsed(&words(&[7, 45, 0, extended, 16])), (45, 16 << 32 | u64::from(extended)));
     assert_eq!(parsed(&words(&[8, 0])), (0, 0));
 }
 
 #[test]
-fn a_message_says_its_own_length() {
+fn a_message_of_the_wrong_length_is_refused() {
     let mut bytes = write(5, 0, &[1; 512]);
     bytes.pop();
     assert_eq!(parse(&bytes), Err(WireError { len_bytes: bytes.len(), opcode: 16 }));
-    // A write whose payload is not as long as it says.
+    // A write whose payload is not as long as its size field says.
     let mut bytes = write(5, 0, &[1; 512]);
     bytes[IN_HEADER_BYTES + 16..][..4].copy_from_slice(&513u32.to_ne_bytes());
     assert!(parse(&bytes).is_err());
     assert_eq!(parse(&[]), Err(WireError { len_bytes: 0, opcode: 0 }));
-    // A name without an end.
+    // A name without its final zero.
     assert!(parse(&message(opcode::LOOKUP, 1, 1, b"disk")).is_err());
 }
 
 #[test]
-fn answers_are_as_long_as_the_structures() {
+fn replies_have_the_size_of_the_kernels_structures() {
     let mut buf = [0xaa; 4096];
     let of = Attributes {
         node: 1,
@@ -133,7 +133,7 @@ fn answers_are_as_long_as_the_structures() {
 }
 
 #[test]
-fn errors_are_below_zero() {
+fn errors_are_negative() {
     let mut buf = [0; 16];
     put_header(&mut buf, 0, Err(Errno::NOSPC), 3);
     assert_eq!(buf[4..8], (-28i32).to_ne_bytes());
@@ -141,7 +141,7 @@ fn errors_are_below_zero() {
 
 proptest! {
     #[test]
-    fn no_bytes_are_too_strange(bytes in prop::collection::vec(any::<u8>(), 0..200), opcode in 0u32..60, honest: bool) {
+    fn random_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), opcode in 0u32..60, honest: bool) {
         let mut bytes = bytes;
         if honest && bytes.len() >= 8 {
             let len = bytes.len() as u32;

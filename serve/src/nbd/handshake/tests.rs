@@ -19,14 +19,14 @@ fn handshake(tls: TlsNeed) -> Handshake {
 
 const FLAGS: [u8; 4] = [0, 0, 0, 3];
 
-/// The client's flags, and what `build` appends.
+/// The client's flags, followed by what `build` appends.
 fn bytes(build: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut out = FLAGS.to_vec();
     build(&mut out);
     out
 }
 
-/// Runs all of `bytes`; the replies as text, and what follows.
+/// Runs the handshake over all of `bytes`. Returns the replies as text, and what follows.
 fn run(handshake: &mut Handshake, bytes: &[u8]) -> (Vec<String>, Next) {
     let mut out = Vec::new();
     let (taken, next) = handshake.step(bytes, &mut out).unwrap();
@@ -47,7 +47,7 @@ fn told(mut rest: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn a_usual_client_gets_its_session() {
+fn a_typical_client_gets_its_session() {
     let mut handshake = handshake(TlsNeed::No);
     let asked = bytes(|out| {
         option::encode_plain(OptionCode::STRUCTURED_REPLY, &[], out);
@@ -56,7 +56,7 @@ fn a_usual_client_gets_its_session() {
     });
     let (told, next) = run(&mut handshake, &asked);
     let contexts = Contexts { allocation: true, depth: true };
-    let expected = Session { export: 1, framing: Framing::Structured, contexts, may_stray: false };
+    let expected = Session { export: 1, framing: Framing::Structured, contexts, may_be_unaligned: false };
     assert_eq!(next, Next::Transmit(expected));
     assert_eq!(told.len(), 9, "{told:#?}");
     assert!(told[1].contains("base:allocation") && told[2].contains("qemu:allocation-depth"), "{told:#?}");
@@ -65,7 +65,7 @@ fn a_usual_client_gets_its_session() {
 }
 
 #[test]
-fn it_does_not_matter_how_the_bytes_are_cut() {
+fn replies_do_not_depend_on_how_the_bytes_are_split() {
     let asked = bytes(|out| {
         option::encode_plain(OptionCode::LIST, &[], out);
         option::encode_plain(OptionCode(77), b"whatever", out);
@@ -81,7 +81,7 @@ fn it_does_not_matter_how_the_bytes_are_cut() {
     assert!(told[3].contains("does not know") && told[4].contains("no export \\\"nobody\\\""), "{told:#?}");
     assert!(told[6].contains("Refused"), "structured replies after extended headers: {told:#?}");
     let contexts = Contexts::default();
-    let expected = Session { export: 0, framing: Framing::Extended, contexts, may_stray: false };
+    let expected = Session { export: 0, framing: Framing::Extended, contexts, may_be_unaligned: false };
     assert_eq!(next, Next::Transmit(expected));
     for cut in 0..asked.len() {
         let (mut handshake, mut out) = (handshake(TlsNeed::No), Vec::new());
@@ -93,7 +93,7 @@ fn it_does_not_matter_how_the_bytes_are_cut() {
 }
 
 #[test]
-fn the_old_way_in_knows_no_politeness() {
+fn export_name_starts_a_session_or_ends_the_connection() {
     let asked = bytes(|out| option::encode_plain(OptionCode::EXPORT_NAME, b"one", out));
     let mut out = Vec::new();
     let (_, next) = handshake(TlsNeed::No).step(&asked, &mut out).unwrap();
@@ -104,41 +104,45 @@ fn the_old_way_in_knows_no_politeness() {
     let mut padded = Vec::new();
     let old = [&[0, 0, 0, 1][..], &asked[4..]].concat();
     handshake(TlsNeed::No).step(&old, &mut padded).unwrap();
-    assert_eq!(padded.len(), 134, "without NO_ZEROES there are 124 of them");
+    assert_eq!(padded.len(), 134, "without NO_ZEROES there are 124 bytes of padding");
     let asked = bytes(|out| option::encode_plain(OptionCode::EXPORT_NAME, b"three", out));
     let error = handshake(TlsNeed::No).step(&asked, &mut out).unwrap_err();
     assert!(matches!(error, HandshakeError::UnknownExport { .. }), "{error}");
 }
 
 #[test]
-fn who_has_not_asked_for_large_blocks_is_let_in_and_known() {
+fn a_client_that_did_not_ask_for_large_blocks_is_served_and_marked() {
     let exports = Arc::new(Exports::new(vec![export("small", true, 512), export("large", true, 4096)]).unwrap());
-    let strays = |build: &dyn Fn(&mut Vec<u8>)| {
+    let may_be_unaligned = |build: &dyn Fn(&mut Vec<u8>)| {
         let asked = bytes(build);
         let next = Handshake::new(Arc::clone(&exports), TlsNeed::No).step(&asked, &mut Vec::new()).unwrap().1;
         let Next::Transmit(session) = next else { panic!("{next:?}") };
-        session.may_stray
+        session.may_be_unaligned
     };
     let go =
         |name, infos: &'static [u16]| move |out: &mut Vec<u8>| option::encode_export(OptionCode::GO, name, infos, out);
     let export_name = |name: &'static str| {
         move |out: &mut Vec<u8>| option::encode_plain(OptionCode::EXPORT_NAME, name.as_bytes(), out)
     };
-    assert!(strays(&go("large", &[])) && strays(&go("large", &[INFO_NAME])) && strays(&export_name("large")));
-    assert!(!strays(&go("large", &[INFO_NAME, INFO_BLOCK_SIZE])));
-    assert!(!strays(&go("small", &[])) && !strays(&export_name("small")));
-    // Whoever has asked before knows; but of one export nothing is known of another.
+    assert!(
+        may_be_unaligned(&go("large", &[]))
+            && may_be_unaligned(&go("large", &[INFO_NAME]))
+            && may_be_unaligned(&export_name("large"))
+    );
+    assert!(!may_be_unaligned(&go("large", &[INFO_NAME, INFO_BLOCK_SIZE])));
+    assert!(!may_be_unaligned(&go("small", &[])) && !may_be_unaligned(&export_name("small")));
+    // An INFO for the same export counts; one for another export does not.
     for (first, expected) in [("large", false), ("small", true)] {
-        let found = strays(&|out| {
+        let found = may_be_unaligned(&|out| {
             option::encode_export(OptionCode::INFO, first, &[INFO_BLOCK_SIZE], out);
             option::encode_plain(OptionCode::EXPORT_NAME, b"large", out);
         });
-        assert_eq!(found, expected, "after the sizes of {first}");
+        assert_eq!(found, expected, "after INFO for {first}");
     }
 }
 
 #[test]
-fn contexts_are_for_the_export_they_were_set_for() {
+fn contexts_apply_only_to_the_export_they_were_set_for() {
     let mut handshake = handshake(TlsNeed::No);
     let asked = bytes(|out| {
         option::encode_contexts(OptionCode::SET_META_CONTEXT, "one", &[CONTEXT_ALLOCATION], out);
@@ -156,7 +160,7 @@ fn contexts_are_for_the_export_they_were_set_for() {
 }
 
 #[test]
-fn without_tls_nothing_is_told_where_it_must_be() {
+fn without_required_tls_all_options_are_refused() {
     let mut within = handshake(TlsNeed::Must);
     let asked = bytes(|out| {
         option::encode_plain(OptionCode::LIST, &[], out);
@@ -189,7 +193,7 @@ fn without_tls_nothing_is_told_where_it_must_be() {
 }
 
 #[test]
-fn what_makes_no_sense_ends_it() {
+fn invalid_bytes_end_the_session() {
     let mut out = Vec::new();
     for flags in [[0, 0, 0, 0], [0, 0, 0, 7], [0xff; 4]] {
         assert!(matches!(handshake(TlsNeed::No).step(&flags, &mut out), Err(HandshakeError::ClientFlags(_))));
@@ -210,7 +214,7 @@ fn what_makes_no_sense_ends_it() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic_or_answer_without_end(
+    fn random_bytes_cause_no_panic_and_no_endless_replies(
         tail in prop::collection::vec(any::<u8>(), 0..300),
         options in prop::collection::vec((0u32..14, prop::collection::vec(any::<u8>(), 0..40)), 0..6),
     ) {

@@ -1,27 +1,28 @@
-//! Where requests of clients become requests of disks, and their ends become replies.
+//! Turns clients' requests into requests of block queues, and their completions into replies.
 //!
 //! ```text
-//!   window ─▶ take_requests ─┬─ refused ────────────────────────▶ reply
-//!                            ├─ READ, FLUSH, TRIM, ... ─▶ launch ─▶ queue ─▶ landed ─▶ reply ─▶ outbox
-//!                            └─ WRITE ─▶ payload, piece by piece ─▶ launch ─┘
+//!   window ─▶ take_requests ─┬─ invalid ────────────────────────▶ error reply
+//!                            ├─ READ, FLUSH, TRIM, ... ─▶ launch ─▶ queue ─▶ completed ─▶ reply
+//!                            └─ WRITE ─▶ payload, piece by piece ─▶ launch ─▶ ...     ─▶ outbox
 //! ```
 //!
-//! A request of a client is one request of a queue, however long it is: a payload above
-//! [`PIECE_BYTES`] is in segments. What of a write has come with its header is written from where
-//! it was received, if the queue takes memory at any address and the window is worth it (`window`).
+//! A client's request of any length becomes one request of a queue: a payload above
+//! [`PIECE_BYTES`] is passed as segments. The part of a write's payload that was received together
+//! with its header is written from the receive window, if the queue takes memory at any address and
+//! the window is full enough (see `window`).
 //!
-//! The desk has everything that a worker has but its connections, so that it can work on one of
-//! those.
+//! The dispatcher owns everything of a worker except the connections, so that it can work on one
+//! connection that is borrowed mutably.
 //!
-//! Everything that a client says is checked here: its range against the disk, its flags against the
-//! command, its length against what was agreed on. A request that cannot be is answered with an
-//! error; the session ends only where it is not known any more what the next bytes are, or where
-//! they are more than anybody may send.
+//! Every request is checked here: its range against the disk, its flags against the command, its
+//! length against the protocol's limits. An invalid request is answered with an error. The session
+//! ends only if the position of the next header is unknown, or if a payload is longer than
+//! [`SKIP_BYTES_MAX`].
 
 use super::{
     connection::{Connection, Incoming, Input, State, payload_range},
     export::Exports,
-    flights::{Asked, Contents, Flight, Group, Landed, Steps, Table},
+    flights::{ClientRequest, Completed, Contents, Flight, Group, Steps, Table},
     handshake::{HandshakeError, Session},
     outbox::Share,
     pool::{HEADER_ROOM_BYTES, PIECE_BYTES, Pool},
@@ -38,47 +39,47 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Most requests of one queue in flight. A queue has many clients.
+/// Most requests in flight on one queue, for all clients of its export together.
 pub(crate) const QUEUE_DEPTH: usize = 8192;
 
-/// Lists of segments that are kept for the next payloads.
+/// Most empty segment lists that are kept for reuse.
 const SPARE_LISTS: usize = 256;
 
-/// Bytes that are cleared at once; more are cleared step by step, so that others get their turn.
+/// Most bytes that one request of a queue clears. A longer range is cleared step by step, so that
+/// other clients get their turn.
 const STEP_BYTES: u64 = 256 << 20;
 
-/// A write's payload that is longer than it may be is skipped up to this length; what is longer
+/// A payload that is longer than the protocol allows is skipped up to this length. A longer one
 /// ends the session.
 const SKIP_BYTES_MAX: u64 = 2 * PAYLOAD_BYTES_DEFAULT as u64;
 
-/// Block status is found at once, by the worker. Who made it look for longer than this waits for
-/// the others before his next request.
+/// The worker computes block status itself. A client whose reply took longer than this waits for
+/// the other clients before its next request.
 const STATUS_TURN: Duration = Duration::from_micros(200);
 
-/// What a client may have in flight.
+/// What one client may have in flight.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ShareLimit {
     pub(crate) requests: u32,
-    /// Of payload. One request goes whatever its size.
+    /// Bytes of payload. A single request is allowed whatever its size.
     pub(crate) bytes: usize,
 }
 
-/// Why a session ends.
+/// Why a client's session ends.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Departure {
-    #[error("the client has said goodbye")]
-    Goodbye,
+pub(crate) enum SessionEnd {
+    #[error("the client has disconnected")]
+    Disconnected,
     #[error(transparent)]
     Wire(#[from] WireError),
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
-    #[error("the disk gives no queue: {0}")]
+    #[error("the disk could not open a queue: {0}")]
     Queue(io::Error),
 }
 
-/// See the module.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct Dispatcher {
     pub(crate) pool: Pool,
     pub(crate) exports: Arc<Exports>,
     pub(crate) queues: Vec<Option<Box<dyn BlockQueue>>>,
@@ -86,23 +87,22 @@ pub(crate) struct Desk {
     pub(crate) groups: Table<Group>,
     pub(crate) limit: ShareLimit,
     pub(crate) metrics: Arc<WorkerMetrics>,
-    /// The worker's clock at the beginning of the turn.
+    /// The worker's clock at the beginning of the turn, in nanoseconds.
     pub(crate) now_ns: u64,
-    /// Whether a queue was pushed to since it was last reaped.
+    /// Whether a request was pushed to any queue since the queues were last reaped.
     pub(crate) pushed: bool,
-    /// For answers that are put together before they are sent.
+    /// For replies that are built before they are put into an outbox.
     pub(crate) scratch: Vec<u8>,
-    /// Empty lists of segments, boxed as requests have them.
-    #[expect(clippy::vec_box, reason = "the boxes are what is spared")]
+    /// Empty segment lists, boxed because requests take them boxed.
+    #[expect(clippy::vec_box, reason = "the boxes are reused")]
     spare_lists: Vec<Box<Segments>>,
 }
 
-/// A request that cannot be done.
 fn refusal(kind: io::ErrorKind, what: &str) -> io::Error {
     io::Error::new(kind, what.to_owned())
 }
 
-impl Desk {
+impl Dispatcher {
     pub(crate) fn new(exports: Arc<Exports>, limit: ShareLimit, metrics: Arc<WorkerMetrics>) -> Self {
         Self {
             pool: Pool::new(),
@@ -119,13 +119,14 @@ impl Desk {
         }
     }
 
-    /// Works off what the connection's window holds, as far as it goes.
+    /// Handles the requests in the connection's window, until the bytes, the client's share or its
+    /// turn are used up.
     pub(crate) fn take_requests(
         &mut self,
         conn: &mut Connection,
         number: u32,
         session: &Session,
-    ) -> Result<(), Departure> {
+    ) -> Result<(), SessionEnd> {
         while conn.state == State::Open {
             match &mut conn.input {
                 Input::Skip(left) => {
@@ -150,7 +151,7 @@ impl Desk {
                     if incoming.filled_bytes < incoming.piece_bytes {
                         return Ok(());
                     }
-                    self.piece_has_come(conn);
+                    self.buffer_is_full(conn);
                 }
                 Input::Header => {
                     if conn.window.bytes().is_empty() {
@@ -166,7 +167,7 @@ impl Desk {
                     };
                     conn.window.consume(used);
                     self.take(conn, number, session, &header)?;
-                    if conn.gives_way {
+                    if conn.turn_is_over {
                         return Ok(());
                     }
                 }
@@ -182,20 +183,26 @@ impl Desk {
             && (share.requests == 0 || share.requests < self.limit.requests && share.bytes < self.limit.bytes)
     }
 
-    /// Takes one request.
+    /// Handles one request whose header was decoded.
     fn take(
         &mut self,
         conn: &mut Connection,
         number: u32,
         session: &Session,
         header: &RequestHeader,
-    ) -> Result<(), Departure> {
+    ) -> Result<(), SessionEnd> {
         let RequestHeader { flags, command, cookie, offset_bytes, len_bytes } = *header;
         if command == Command::DISCONNECT {
-            return Err(Departure::Goodbye);
+            return Err(SessionEnd::Disconnected);
         }
         conn.requests += 1;
-        let asked = Asked { command, cookie, offset_bytes, len_bytes, ..Asked::of(session, number, self.now_ns) };
+        let asked = ClientRequest {
+            command,
+            cookie,
+            offset_bytes,
+            len_bytes,
+            ..ClientRequest::of(session, number, self.now_ns)
+        };
         let payload_bytes = header.payload_bytes(session.framing);
         if payload_bytes > SKIP_BYTES_MAX {
             let what = "the payload of a request";
@@ -213,28 +220,28 @@ impl Desk {
         match command {
             Command::READ => self.read(conn, &asked),
             Command::WRITE => {
-                self.go_on_with_payload(conn, Incoming::new(asked, fua));
+                self.continue_payload(conn, Incoming::new(asked, fua));
             }
             Command::FLUSH => self.launch_single(conn, &asked, Request::flush(0)),
             Command::TRIM => self.clear(conn, &asked, Operation::Discard, fua),
             Command::WRITE_ZEROES if flags.contains(CommandFlags::NO_HOLE) => {
                 self.clear(conn, &asked, Operation::WriteZeroes, fua);
             }
-            // A discard makes zeros of the range as well, and gives the space back, which without
-            // NO_HOLE is liked.
+            // A discard also makes the range read as zeros, and it frees the space. Without NO_HOLE
+            // the client allows that.
             Command::WRITE_ZEROES => self.clear(conn, &asked, Operation::Discard, fua),
             Command::CACHE if len_bytes > u64::from(PAYLOAD_BYTES_DEFAULT) => {
-                // A hint, and more than is worth to be read ahead.
+                // Only a hint, and too long to be worth reading ahead.
                 self.reply(conn, &asked, Ok(()), Contents::default());
             }
             Command::CACHE => self.read(conn, &asked),
-            _ => self.tell_status(conn, &asked, session, flags.contains(CommandFlags::REQ_ONE)),
+            _ => self.reply_status(conn, &asked, session, flags.contains(CommandFlags::REQ_ONE)),
         }
         Ok(())
     }
 
-    /// Whether the request can be.
-    fn check(&self, asked: &Asked, flags: CommandFlags) -> io::Result<()> {
+    /// Checks a request against the command, the negotiated framing and the disk.
+    fn check(&self, asked: &ClientRequest, flags: CommandFlags) -> io::Result<()> {
         use io::ErrorKind::{InvalidInput, ReadOnlyFilesystem, StorageFull};
         let command = asked.command;
         let chunks = asked.framing != Framing::Simple;
@@ -244,26 +251,29 @@ impl Desk {
             Command::WRITE if asked.framing == Framing::Extended => {
                 known |= CommandFlags::PAYLOAD_LEN;
                 if !flags.contains(CommandFlags::PAYLOAD_LEN) {
-                    return Err(refusal(InvalidInput, "a write with extended headers needs the flag PAYLOAD_LEN"));
+                    return Err(refusal(InvalidInput, "a write with extended headers must have the flag PAYLOAD_LEN"));
                 }
             }
             Command::WRITE_ZEROES => known |= CommandFlags::NO_HOLE | CommandFlags::FAST_ZERO,
             Command::BLOCK_STATUS if chunks => known |= CommandFlags::REQ_ONE,
             Command::BLOCK_STATUS => {
-                return Err(refusal(InvalidInput, "block status needs structured replies or extended headers"));
+                return Err(refusal(
+                    InvalidInput,
+                    "block status needs structured replies or extended headers, and neither was negotiated",
+                ));
             }
             Command::READ | Command::WRITE | Command::TRIM | Command::CACHE => {}
             Command::FLUSH => {
                 return if known.contains(flags) {
                     Ok(())
                 } else {
-                    Err(refusal(InvalidInput, "the request has a flag that does not belong to it"))
+                    Err(refusal(InvalidInput, "the request has a flag that its command does not allow"))
                 };
             }
-            other => return Err(refusal(InvalidInput, &format!("this server does not know {other}"))),
+            other => return Err(refusal(InvalidInput, &format!("this server does not support the command {other}"))),
         }
         if !known.contains(flags) {
-            return Err(refusal(InvalidInput, "the request has a flag that does not belong to it"));
+            return Err(refusal(InvalidInput, "the request has a flag that its command does not allow"));
         }
         let geometry = self.exports.get(asked.export as usize).device.geometry();
         let writes = matches!(command, Command::WRITE | Command::TRIM | Command::WRITE_ZEROES);
@@ -271,26 +281,29 @@ impl Desk {
             return Err(refusal(ReadOnlyFilesystem, "the export is read-only"));
         }
         if asked.len_bytes == 0 {
-            return Err(refusal(InvalidInput, "a request of length 0"));
+            return Err(refusal(InvalidInput, "the length is 0; it must be at least one sector"));
         }
         let end_bytes = asked.offset_bytes.checked_add(asked.len_bytes);
         if end_bytes.is_none_or(|end_bytes| end_bytes > geometry.size_bytes) {
             let kind = if writes { StorageFull } else { InvalidInput };
             let (offset, len, size) = (asked.offset_bytes, asked.len_bytes, geometry.size_bytes);
-            return Err(refusal(kind, &format!("offset {offset} plus length {len} reach beyond the end at {size}")));
+            return Err(refusal(
+                kind,
+                &format!("the range at offset {offset} of {len} bytes ends beyond the export's {size} bytes"),
+            ));
         }
         if (asked.offset_bytes | asked.len_bytes) & (u64::from(geometry.logical_sector_bytes) - 1) != 0 {
             let what = format!("offset and length must be multiples of {} bytes", geometry.logical_sector_bytes);
             return Err(refusal(InvalidInput, &what));
         }
         if matches!(command, Command::READ | Command::WRITE) && asked.len_bytes > u64::from(PAYLOAD_BYTES_DEFAULT) {
-            let what = format!("{} bytes at once; at most {PAYLOAD_BYTES_DEFAULT} can be moved", asked.len_bytes);
+            let what = format!("the length is {} bytes; the maximum is {PAYLOAD_BYTES_DEFAULT}", asked.len_bytes);
             return Err(refusal(InvalidInput, &what));
         }
         Ok(())
     }
 
-    /// Hands a request to the export's queue. It comes back where that refuses.
+    /// Pushes a request to the export's queue. Gives the request back if the queue refuses it.
     fn launch(&mut self, flight: Flight, request: Request) -> Result<(), (Request, io::Error)> {
         let Some(queue) = &mut self.queues[flight.asked.export as usize] else {
             return Err((request, io::Error::other("the export has no queue")));
@@ -303,8 +316,9 @@ impl Desk {
         })
     }
 
-    /// A request of a client that is one of the queue.
-    fn launch_single(&mut self, conn: &mut Connection, asked: &Asked, request: Request) {
+    /// Launches a client's request that is a single request of the queue. Replies with an error if
+    /// the queue refuses it.
+    fn launch_single(&mut self, conn: &mut Connection, asked: &ClientRequest, request: Request) {
         if let Err((Request { buf, segments, .. }, error)) = self.launch(Flight { asked: *asked, group: None }, request)
         {
             let contents = self.contents(buf, segments);
@@ -312,7 +326,7 @@ impl Desk {
         }
     }
 
-    /// The buffers of a request that has ended. Its list of segments is kept.
+    /// Collects the buffers of a request that has ended, and keeps its segment list for reuse.
     pub(crate) fn contents(&mut self, buf: Option<IoBuf>, segments: Option<Box<Segments>>) -> Contents {
         let Some(mut segments) = segments else { return Contents::of(buf, None) };
         let contents = Contents::of(buf, Some(&mut segments));
@@ -322,7 +336,7 @@ impl Desk {
         contents
     }
 
-    fn read(&mut self, conn: &mut Connection, asked: &Asked) {
+    fn read(&mut self, conn: &mut Connection, asked: &ClientRequest) {
         if asked.len_bytes <= PIECE_BYTES as u64 {
             let buf = self.pool.take(asked.len_bytes as usize);
             let read = Request::read(asked.offset_bytes, asked.len_bytes as usize, buf, 0);
@@ -341,15 +355,15 @@ impl Desk {
         self.launch_single(conn, asked, Request::read_segments(asked.offset_bytes, segments, 0));
     }
 
-    /// The buffer of the payload that is coming in is full.
-    fn piece_has_come(&mut self, conn: &mut Connection) {
+    /// Called when the buffer for the incoming payload is full.
+    fn buffer_is_full(&mut self, conn: &mut Connection) {
         let Input::Payload(mut incoming) = std::mem::replace(&mut conn.input, Input::Header) else { return };
         if incoming.segments.is_none()
             && incoming.left_bytes == 0
             && incoming.next.is_none()
             && let Some(buf) = incoming.buf.take()
         {
-            // All of it in one buffer.
+            // The whole payload is in one buffer.
             let Incoming { asked, fua, piece_bytes, .. } = incoming;
             let write = Request::write(asked.offset_bytes, piece_bytes, buf, 0);
             return self.launch_single(conn, &asked, Request { buf_offset_bytes: HEADER_ROOM_BYTES, fua, ..write });
@@ -357,7 +371,7 @@ impl Desk {
         if let Some(buf) = incoming.buf.take() {
             let segments = incoming.segments.get_or_insert_with(|| self.spare_lists.pop().unwrap_or_default());
             if let Err(error) = segments.push(buf, payload_range(0, incoming.piece_bytes)) {
-                return self.give_up_payload(conn, incoming, error);
+                return self.fail_payload(conn, incoming, error);
             }
         }
         if let Some((buf, filled_bytes, piece_bytes)) = incoming.next.take() {
@@ -365,12 +379,12 @@ impl Desk {
             conn.input = Input::Payload(incoming);
             return;
         }
-        self.go_on_with_payload(conn, incoming);
+        self.continue_payload(conn, incoming);
     }
 
-    /// Takes what there is of a payload where it lies, if that is worth it, and finds memory for
-    /// what is to come; or launches the write when there is nothing more to come.
-    fn go_on_with_payload(&mut self, conn: &mut Connection, mut incoming: Incoming) {
+    /// Takes the payload bytes in the window without a copy if `Window::share` allows it, and takes
+    /// a buffer for the bytes to come. Launches the write if no more bytes are to come.
+    fn continue_payload(&mut self, conn: &mut Connection, mut incoming: Incoming) {
         let takes_any_address = self.queues[incoming.asked.export as usize]
             .as_ref()
             .is_some_and(|queue| queue.memory_alignment_bytes() == 1);
@@ -378,7 +392,7 @@ impl Desk {
             incoming.left_bytes -= range.len();
             let segments = incoming.segments.get_or_insert_with(|| self.spare_lists.pop().unwrap_or_default());
             if let Err(error) = segments.push(window, range) {
-                return self.give_up_payload(conn, incoming, error);
+                return self.fail_payload(conn, incoming, error);
             }
         }
         if incoming.left_bytes > 0 {
@@ -392,8 +406,9 @@ impl Desk {
         }
     }
 
-    /// A payload whose memory could not be put together.
-    fn give_up_payload(&mut self, conn: &mut Connection, incoming: Incoming, error: io::Error) {
+    /// Replies with an error to a write whose segments could not be put together, and skips the
+    /// rest of its payload.
+    fn fail_payload(&mut self, conn: &mut Connection, incoming: Incoming, error: io::Error) {
         let (next, next_left) = match incoming.next {
             Some((buf, filled_bytes, piece_bytes)) => (buf, piece_bytes - filled_bytes),
             None => (None, 0),
@@ -404,7 +419,7 @@ impl Desk {
         self.reply(conn, &incoming.asked, Err(error), contents);
     }
 
-    fn clear(&mut self, conn: &mut Connection, asked: &Asked, operation: Operation, fua: bool) {
+    fn clear(&mut self, conn: &mut Connection, asked: &ClientRequest, operation: Operation, fua: bool) {
         if asked.len_bytes <= STEP_BYTES {
             let request = Request::discard(asked.offset_bytes, asked.len_bytes, 0);
             return self.launch_single(conn, asked, Request { operation, fua, ..request });
@@ -413,12 +428,12 @@ impl Desk {
         let steps = Steps { operation, next_bytes: asked.offset_bytes, end_bytes, fua };
         let group = self.groups.insert(Group { asked: *asked, pending: 1, error: None, steps });
         self.step(group);
-        if let Some(Landed { asked, result, contents }) = self.let_go(group) {
+        if let Some(Completed { asked, result, contents }) = self.step_ended(group) {
             self.reply(conn, &asked, result, contents);
         }
     }
 
-    /// Begins nothing more for a connection that is closed.
+    /// Starts no further steps for a connection that is closed.
     pub(crate) fn abandon(&mut self, connection: u32) {
         for number in self.groups.numbers().collect::<Vec<_>>() {
             if let Some(of) = self.groups.get(number)
@@ -429,7 +444,8 @@ impl Desk {
         }
     }
 
-    /// Starts the next step of a range that is cleared, if there is one and nothing has failed.
+    /// Starts the next step of a range that is cleared, unless the range is done or a step has
+    /// failed.
     fn step(&mut self, group: u32) {
         let Some(of) = self.groups.get(group) else { return };
         let Steps { operation, next_bytes, end_bytes, fua } = of.steps;
@@ -449,39 +465,39 @@ impl Desk {
         }
     }
 
-    /// One thing fewer that a group waits for. Its end, if that was the last.
-    fn let_go(&mut self, group: u32) -> Option<Landed> {
+    /// One step of a group has ended. Returns the group's result if that was the last.
+    fn step_ended(&mut self, group: u32) -> Option<Completed> {
         let of = self.groups.get(group)?;
         of.pending -= 1;
         if of.pending > 0 {
             return None;
         }
         let of = self.groups.remove(group)?;
-        Some(Landed { asked: of.asked, result: of.error.map_or(Ok(()), Err), contents: Contents::default() })
+        Some(Completed { asked: of.asked, result: of.error.map_or(Ok(()), Err), contents: Contents::default() })
     }
 
-    /// A request of a queue has ended. What that means for a client's request, if it has ended with
-    /// it.
-    pub(crate) fn landed(&mut self, completion: Completion) -> Option<Landed> {
+    /// Handles a completion of a queue. Returns the result for the client if its request has ended
+    /// with it.
+    pub(crate) fn completed(&mut self, completion: Completion) -> Option<Completed> {
         let Completion { tag, buf, segments, result } = completion;
         let flight = self.flights.remove(tag as u32)?;
         let Some(group) = flight.group else {
             let contents = self.contents(buf, segments);
-            return Some(Landed { asked: flight.asked, result, contents });
+            return Some(Completed { asked: flight.asked, result, contents });
         };
         let of = self.groups.get(group)?;
         if let Err(error) = result {
             of.error.get_or_insert(error);
         }
         self.step(group);
-        self.let_go(group)
+        self.step_ended(group)
     }
 
-    fn tell_status(&mut self, conn: &mut Connection, asked: &Asked, session: &Session, only_one: bool) {
-        let Asked { offset_bytes, len_bytes, .. } = *asked;
+    fn reply_status(&mut self, conn: &mut Connection, asked: &ClientRequest, session: &Session, only_one: bool) {
+        let ClientRequest { offset_bytes, len_bytes, .. } = *asked;
         let contexts = session.contexts;
         if !contexts.allocation && !contexts.depth {
-            let error = refusal(io::ErrorKind::InvalidInput, "no context was agreed on for this export");
+            let error = refusal(io::ErrorKind::InvalidInput, "no metadata context was negotiated for this export");
             return self.reply(conn, asked, Err(error), Contents::default());
         }
         let request = StatusRequest { answering: asked.answering(), offset_bytes, len_bytes, only_one };
@@ -490,8 +506,8 @@ impl Desk {
         let device = &self.exports.get(session.export).device;
         let began = Instant::now();
         let found = contained(|| status::answer(device.as_ref(), contexts, &request, status::PATIENCE, &mut answer));
-        // However it ended: to fail slowly holds up the others no less.
-        conn.gives_way |= began.elapsed() > STATUS_TURN;
+        // Errors count too: a slow failure delays the other clients just as much.
+        conn.turn_is_over |= began.elapsed() > STATUS_TURN;
         match found {
             Ok(()) => {
                 conn.outbox.put(&answer, &mut self.pool);
@@ -502,8 +518,8 @@ impl Desk {
         self.scratch = answer;
     }
 
-    /// Counts a request that was answered.
-    pub(crate) fn count(&self, conn: &mut Connection, asked: &Asked, error: Option<ErrorCode>) {
+    /// Counts a request that was answered, in the client's share and in the metrics.
+    pub(crate) fn count(&self, conn: &mut Connection, asked: &ClientRequest, error: Option<ErrorCode>) {
         conn.outbox.count(Share::of(asked.held_bytes()));
         self.metrics.answered(asked.command, asked.len_bytes, self.now_ns.saturating_sub(asked.taken_ns), error);
     }

@@ -1,5 +1,5 @@
-//! An image that breaks a rule between the disk and the image it wraps: for rules that no store can
-//! break from below.
+//! A wrapper around an image that breaks one rule between the disk and the image. It is for rules
+//! that the files below cannot break.
 
 use diskwright_image::{BlockState, Commit, Image, ImageInfo, ImageWriter, Reservation, Result, SectorBitmap};
 use diskwright_store::Store;
@@ -7,52 +7,52 @@ use std::sync::Arc;
 
 /// A rule to break.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Meddling {
-    /// Space that was given up is used again at once, before its removal is durable.
+pub enum BrokenRule {
+    /// Freed space is reused at once, before its removal is durable.
     RecycleAtOnce,
-    /// The image is not told that guest-visible writes begin: its identities stay.
+    /// The image is not told that guest-visible writes begin, so its identities do not change.
     NoBeginWriting,
-    /// A new block's first bitmap is said to be written, and is not.
+    /// The sector bitmap of a new block is reported as written, but is not.
     NoFirstBitmap,
-    /// A block of zeros is said to be recorded, and is not.
+    /// A zeroed block is reported as recorded, but is not.
     ZeroesForgotten,
-    /// Sectors that were written are said to be recorded, and are not.
+    /// Written sectors are reported as recorded, but are not.
     SectorsForgotten,
-    /// All of a block is called written when some of its sectors are.
+    /// If some sectors of a block are written, the whole block is recorded as written.
     SectorsMadeWhole,
-    /// An image without a record of sectors says that it has one, so that no block is filled before
-    /// a part of it is written.
+    /// An image without sector bitmaps claims to have them, so blocks are not filled from below
+    /// before a part of them is written.
     NeverFills,
-    /// Tables stay in memory: a flush only makes payload durable.
+    /// A flush makes only payload durable, no tables.
     FlushesPayloadOnly,
-    /// A flush whose sync failed is tried once more, and passed for a success when the second one
-    /// fails no more.
+    /// A flush whose sync failed is tried again, and counts as a success if the second sync
+    /// succeeds.
     FailedSyncForgotten,
-    /// A server passes writes on without their FUA.
+    /// A server drops the FUA flag of writes.
     ServerForgetsFua,
-    /// A server answers a flush by itself.
+    /// A server answers a flush without passing it on.
     ServerForgetsFlush,
 }
 
-impl Meddling {
-    /// Whether it is broken above the disk (see `disk/front.rs`), not between the disk and its
-    /// image.
-    pub fn is_of_server(self) -> bool {
+impl BrokenRule {
+    /// Whether the rule is broken above the disk (see `disk/front.rs`), not between the disk and
+    /// its image.
+    pub fn is_in_server(self) -> bool {
         matches!(self, Self::ServerForgetsFua | Self::ServerForgetsFlush)
     }
 }
 
-/// See the module.
+/// The wrapper.
 #[derive(Debug)]
-pub struct Meddler {
+pub struct RuleBreaker {
     inner: Arc<dyn Image>,
-    meddling: Meddling,
+    broken_rule: BrokenRule,
 }
 
-impl Meddler {
-    /// Around an image that is open for writing.
-    pub fn new(inner: Arc<dyn Image>, meddling: Meddling) -> Self {
-        Self { inner, meddling }
+impl RuleBreaker {
+    /// `inner` must be open for writing.
+    pub fn new(inner: Arc<dyn Image>, broken_rule: BrokenRule) -> Self {
+        Self { inner, broken_rule }
     }
 
     fn writing(&self) -> Result<&dyn ImageWriter> {
@@ -69,7 +69,7 @@ impl Meddler {
     }
 }
 
-impl Image for Meddler {
+impl Image for RuleBreaker {
     fn info(&self) -> &ImageInfo {
         self.inner.info()
     }
@@ -103,9 +103,9 @@ impl Image for Meddler {
     }
 }
 
-impl ImageWriter for Meddler {
+impl ImageWriter for RuleBreaker {
     fn begin_writing(&self) -> Result<()> {
-        if self.meddling == Meddling::NoBeginWriting { Ok(()) } else { self.writing()?.begin_writing() }
+        if self.broken_rule == BrokenRule::NoBeginWriting { Ok(()) } else { self.writing()?.begin_writing() }
     }
 
     fn prepare(&self, blocks: std::ops::Range<u64>) -> Result<()> {
@@ -113,12 +113,12 @@ impl ImageWriter for Meddler {
     }
 
     fn tracks_sectors(&self) -> bool {
-        self.meddling == Meddling::NeverFills || self.inner.writer().is_some_and(ImageWriter::tracks_sectors)
+        self.broken_rule == BrokenRule::NeverFills || self.inner.writer().is_some_and(ImageWriter::tracks_sectors)
     }
 
     fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
         let Some(reservation) = self.writing()?.reserve(block)? else { return Ok(None) };
-        if self.meddling == Meddling::NoFirstBitmap && reservation.init.is_some() {
+        if self.broken_rule == BrokenRule::NoFirstBitmap && reservation.init.is_some() {
             self.writing()?.initialised(block);
             return Ok(Some(Reservation { init: None, ..reservation }));
         }
@@ -133,11 +133,11 @@ impl ImageWriter for Meddler {
 
     fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
         let writer = self.writing()?;
-        match (self.meddling, change) {
-            (Meddling::ZeroesForgotten, Commit::Zero | Commit::Discard) => Ok(Some(BlockState::Zero)),
-            (Meddling::SectorsForgotten, Commit::Sectors { .. }) => self.state(block).map(Some),
-            (Meddling::SectorsMadeWhole, Commit::Sectors { .. }) => writer.commit(block, Commit::Whole),
-            (Meddling::RecycleAtOnce, _) => {
+        match (self.broken_rule, change) {
+            (BrokenRule::ZeroesForgotten, Commit::Zero | Commit::Discard) => Ok(Some(BlockState::Zero)),
+            (BrokenRule::SectorsForgotten, Commit::Sectors { .. }) => self.state(block).map(Some),
+            (BrokenRule::SectorsMadeWhole, Commit::Sectors { .. }) => writer.commit(block, Commit::Whole),
+            (BrokenRule::RecycleAtOnce, _) => {
                 let state = writer.commit(block, change)?;
                 writer.recycle(writer.freed_generation());
                 Ok(state)
@@ -165,9 +165,9 @@ impl ImageWriter for Meddler {
             let synced = store.sync_data();
             synced.map_err(|error| diskwright_image::ImageError::io("make durable", &**store, 0, error))
         };
-        match self.meddling {
-            Meddling::FlushesPayloadOnly => only_synced(),
-            Meddling::FailedSyncForgotten => flushed().or_else(|_| only_synced()),
+        match self.broken_rule {
+            BrokenRule::FlushesPayloadOnly => only_synced(),
+            BrokenRule::FailedSyncForgotten => flushed().or_else(|_| only_synced()),
             _ => flushed(),
         }
     }

@@ -1,18 +1,18 @@
-//! What lies under a disk.
+//! What a disk lies on.
 //!
 //! ```text
 //!   File     one file of a format, perhaps with a parent
-//!   Late     the same, in a store whose answers come late and out of order (`world/late.rs`)
+//!   Late     the same, in a store that answers late and out of order (`world/late.rs`)
 //!   Parts    a raw disk in several files, each of which loses its own unsynced writes
-//!   Packed   two files of a format that does not exist (`packed.rs`), over a parent in a raw file
+//!   Packed   two files of the made-up format (`packed.rs`), over a parent in a raw file
 //! ```
 
 use super::{Changes, DiskCase};
 use crate::{
     contents::SECTOR_BYTES,
     ledger::{PARENT, stamp},
-    meddler::Meddler,
     packed::{self, PackedImage, packed_version},
+    rule_breaker::RuleBreaker,
     stage::Outcome,
     world::World,
 };
@@ -21,16 +21,16 @@ use diskwright_image::{CheckReport, Format, Image, probe};
 use diskwright_store::{Engine, EngineKind, FileSystem, LockMode, OpenOptions, Store};
 use std::{path::Path, sync::Arc};
 
-/// See the module.
+/// What a disk lies on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beneath {
-    /// One file.
+pub enum Backing {
+    /// One file, and perhaps a parent.
     File,
-    /// A store that answers late. Needs a ring.
+    /// A store that answers late. It needs io_uring.
     Late,
-    /// Several files of these lengths, in bytes.
+    /// Several files with these lengths in bytes.
     Parts(&'static [u64]),
-    /// A format that does not exist.
+    /// The made-up format.
     Packed,
 }
 
@@ -38,30 +38,30 @@ const PARENT_OF_PACKED: &str = "/d/parent.raw";
 const BLOCKS_OF_PACKED: &str = "/d/disk.blocks";
 
 impl DiskCase {
-    /// What moves the payload. By blocking calls a store answers at once.
+    /// The I/O engine. With blocking calls a store cannot answer late.
     pub fn engine(&self) -> EngineKind {
-        if self.beneath == Beneath::Late { EngineKind::Uring } else { EngineKind::Sync }
+        if self.backing == Backing::Late { EngineKind::Uring } else { EngineKind::Sync }
     }
 
-    /// What keeps the case from being tried here, if anything: for a skip by name.
+    /// What the case needs and this machine lacks, for a skip by name. `None` if the case can run.
     pub fn missing(&self) -> Option<String> {
         let ring = match self.engine() {
             EngineKind::Uring => Engine::new(EngineKind::Uring, 1, None).err(),
             EngineKind::Auto | EngineKind::Sync => None,
         };
-        ring.map(|error| format!("io_uring for a store that answers late: {error}")).or_else(|| self.front.missing())
+        ring.map(|error| format!("a store that answers late needs io_uring: {error}")).or_else(|| self.front.missing())
     }
 
-    /// Files that are written.
+    /// Number of files that are written.
     pub(super) fn files_written(&self) -> usize {
-        match self.beneath {
-            Beneath::File | Beneath::Late => 1,
-            Beneath::Parts(lens_bytes) => lens_bytes.len(),
-            Beneath::Packed => 2,
+        match self.backing {
+            Backing::File | Backing::Late => 1,
+            Backing::Parts(lens_bytes) => lens_bytes.len(),
+            Backing::Packed => 2,
         }
     }
 
-    /// The virtual size of a disk that was just made.
+    /// The virtual size of a new disk.
     pub(super) fn size_at_first(&self) -> u64 {
         match self.changes {
             Changes::Grows { from_bytes } => from_bytes,
@@ -69,22 +69,22 @@ impl DiskCase {
         }
     }
 
-    /// Makes the files of a disk that no command makes.
-    pub(super) fn make_beneath(&self, world: &World) -> Outcome {
+    /// Makes the files that no command makes.
+    pub(super) fn make_backing(&self, world: &World) -> Outcome {
         let text = |error: std::io::Error| error.to_string();
         let make = |path: &Path| -> Outcome<Arc<dyn Store>> {
             let options = OpenOptions { writable: true, create_new: true, ..OpenOptions::default() };
             world.open(path, &options).map_err(|error| error.to_string())
         };
-        match self.beneath {
-            Beneath::File | Beneath::Late => {}
-            Beneath::Parts(lens_bytes) => {
+        match self.backing {
+            Backing::File | Backing::Late => {}
+            Backing::Parts(lens_bytes) => {
                 for (number, &len_bytes) in (1..).zip(lens_bytes) {
                     let part = make(format!("/d/disk.{number:03}").as_ref())?;
                     part.set_len(len_bytes).map_err(text)?;
                 }
             }
-            Beneath::Packed => {
+            Backing::Packed => {
                 let block_bytes = u64::from(self.block_bytes.unwrap_or(16 << 10));
                 packed::create(&*make(&self.path())?, self.size_bytes / block_bytes).map_err(text)?;
                 make(BLOCKS_OF_PACKED.as_ref())?;
@@ -97,14 +97,14 @@ impl DiskCase {
                     }
                 }
                 parent.set_len(self.size_bytes).map_err(text)?;
-                debug_assert!(packed_version(0) == PARENT && packed_version(8) == 0, "as the parent");
+                debug_assert!(packed_version(0) == PARENT && packed_version(8) == 0, "as in a parent");
             }
         }
         Ok(())
     }
 
-    /// Opens the format that does not exist, over its parent; for writing, with the rules broken
-    /// that are to be.
+    /// Opens the made-up format over its parent. If it is opened for writing, the case's rule is
+    /// broken.
     pub(super) fn open_packed(&self, world: &World, writable: bool) -> Outcome<Arc<Disk>> {
         let open = |path: &Path, writable: bool| {
             let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
@@ -116,9 +116,9 @@ impl DiskCase {
         let stores = [open(&self.path(), writable)?, open(BLOCKS_OF_PACKED.as_ref(), writable)?];
         let image =
             PackedImage::open(stores, self.size_bytes, block_bytes, writable).map_err(|error| error.to_string())?;
-        let image: Arc<dyn Image> = match self.meddling.filter(|_| writable) {
+        let image: Arc<dyn Image> = match self.broken_rule.filter(|_| writable) {
             None => Arc::new(image),
-            Some(meddling) => Arc::new(Meddler::new(Arc::new(image), meddling)),
+            Some(broken_rule) => Arc::new(RuleBreaker::new(Arc::new(image), broken_rule)),
         };
         let parent = probe::open(open(PARENT_OF_PACKED.as_ref(), false)?, Some(Format::Raw), false, self.sector_bytes);
         let parent = Layer { path: PARENT_OF_PACKED.into(), image: parent.map_err(|error| error.to_string())? };
@@ -133,7 +133,7 @@ impl DiskCase {
             Named::First(parts) => {
                 check_parts(&files, first, &parts, LockMode::Shared).map_err(|error| error.to_string())
             }
-            other => Err(format!("the disk in several files is taken for {other:?}")),
+            other => Err(format!("the disk in several files is recognized as {other:?}")),
         }
     }
 }
