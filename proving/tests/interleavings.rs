@@ -341,7 +341,7 @@ fn flushes_of_an_image(case: DiskCase) -> impl Scene {
         let disk = case.open_disk(&world, true)?;
         let block_bytes = disk.layers()[0].image.info().block_bytes;
         let text = |error: diskwright_image::ImageError| error.to_string();
-        let writing = |disk: &diskwright_disk::Disk| disk.layers()[0].image.writer().map(ImageWriter::begin_writing);
+        let writing = |disk: &Disk| disk.layers()[0].image.writer().map(ImageWriter::begin_writing);
         writing(&disk).ok_or("the image is not writable")?.map_err(text)?;
         let threads: Vec<_> = (0..3_u64)
             .map(|me| {
