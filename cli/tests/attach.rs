@@ -388,6 +388,21 @@ fn a_folder_that_another_has_taken_meanwhile_stays_his() {
     assert_eq!(place.attached(), 0);
 }
 
+/// A process that was killed dies when the kernel gets to it.
+fn wait_for_death(pid: i32) {
+    let is_dead = || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.is_empty() || status.contains("State:\tZ") || status.contains("State:\tX")
+    };
+    for _ in 0..1000 {
+        if is_dead() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("process {pid} still runs 10 s after SIGKILL");
+}
+
 #[test]
 fn what_killed_processes_left_is_in_nobodys_way() {
     let Some(place) = Place::as_root(&[]) else { return };
@@ -399,9 +414,9 @@ fn what_killed_processes_left_is_in_nobodys_way() {
         let twice = place.fails(&format!("attach a.vhd --fuse {dir}"));
         assert!(twice.contains("already attached"), "{twice}");
         let record = place.record("a.vhd");
-        for role in ["supervisor", "server"] {
-            kill(Pid::from_raw(record[role]["pid"].as_i64().unwrap() as i32), Signal::SIGKILL).unwrap();
-        }
+        let pids = ["supervisor", "server"].map(|role| record[role]["pid"].as_i64().unwrap() as i32);
+        pids.iter().for_each(|pid| kill(Pid::from_raw(*pid), Signal::SIGKILL).unwrap());
+        pids.into_iter().for_each(wait_for_death);
         place.ok(&format!("attach {next} --fuse {dir}"));
         place.ok(&format!("detach {next}"));
         assert_eq!(place.attached(), 0);

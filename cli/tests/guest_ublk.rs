@@ -52,7 +52,7 @@ grep -q 'open in' /tmp/said
 exec 4<&-
 loop=$(losetup -f); losetup $loop ${dev}p2
 if $dw detach $dev 2>/tmp/said; then echo detached beneath a loop device; false; fi
-grep -q "beneath $loop" /tmp/said
+grep -q "used by $loop" /tmp/said
 losetup -d $loop
 $dw detach $dev
 gone

@@ -167,8 +167,8 @@ fn every_command_that_measures_takes_an_export() {
         "lab sweep {uri} --vary queue-depth=1,2 --rounds 1 --warm-up 0 --duration 50ms --output s.json"
     ));
     assert_eq!(sweep["cells"].as_array().unwrap().len(), 2);
-    let contest = shop.json(&format!("lab compare --live {uri} null:16M --rounds 2 --warm-up 0 --duration 50ms"));
-    assert_eq!(contest["sides"][0]["circumstances"]["cache"], "the server's", "{contest:#}");
+    let comparison = shop.json(&format!("lab compare --live {uri} null:16M --rounds 2 --warm-up 0 --duration 50ms"));
+    assert_eq!(comparison["sides"][0]["circumstances"]["cache"], "the server's", "{comparison:#}");
     let report = shop.ok(&format!("diskspd -b4K -r -d1 -W0 -o2 -t2 {uri}"));
     assert!(report.contains("Total IO") && report.contains("disk.vhdx"), "{report}");
 }

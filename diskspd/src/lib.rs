@@ -36,3 +36,7 @@ pub use switches::{SwitchError, parse};
 pub use text::report;
 pub use xml::{profile as profile_xml, results as results_xml};
 pub use xml_profile::{read as read_xml_profile, text_of as xml_profile_text};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

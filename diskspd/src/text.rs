@@ -310,7 +310,7 @@ fn table(text: &mut String, section: Section, span: &TimeSpan, phase: &PhaseReco
         match (latency, direction.service.count) {
             (false, _) => Ok(()),
             (true, 0) => write!(text, " |       N/A"),
-            (true, _) => write!(text, " |  {:8.3}", direction.service.deviation_ns() / 1e6),
+            (true, _) => write!(text, " |  {:8.3}", direction.service.std_dev_ns() / 1e6),
         }
     };
     let place = |thread: &ThreadRecord| {

@@ -252,7 +252,7 @@ fn latency(xml: &mut Xml, total: &Total) {
         for (name, direction) in sampled(total) {
             xml.ms(&format!("Average{name}Milliseconds"), direction.service.mean_ns());
             let deviation = if name == "Total" { "LatencyStdev".to_owned() } else { format!("{name}LatencyStdev") };
-            xml.ms(&deviation, direction.service.deviation_ns());
+            xml.ms(&deviation, direction.service.std_dev_ns());
         }
         let mut bucket = |percentile: &str, ns: &dyn Fn(&DirectionRecord) -> Option<u64>| {
             if sampled(total).all(|(_, direction)| ns(direction).is_none()) {
@@ -320,7 +320,7 @@ fn target(xml: &mut Xml, span: &TimeSpan, total: &Total, target: u32, run: &Run)
                 name => (format!("Average{name}LatencyMilliseconds"), format!("{name}LatencyStdev")),
             };
             xml.ms(&average, direction.service.mean_ns());
-            xml.ms(&deviation, direction.service.deviation_ns());
+            xml.ms(&deviation, direction.service.std_dev_ns());
         }
     }
 }

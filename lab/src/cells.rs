@@ -2,14 +2,14 @@
 //! with the figures of each round.
 //!
 //! ```text
-//!   Run, SweepRecord, studies, ContestRecord ──▶ Vec<Cell> ──▶ summary: medians, for `--json`
+//!   Run, SweepRecord, studies, ComparisonRecord ──▶ Vec<Cell> ──▶ summary: medians, for `--json`
 //!                                                          └─▶ rows: one a round, for CSV
 //! ```
 //!
 //! A script that wants the IOPS of a run reads `summary[0].iops`, whatever was run.
 
 use crate::{
-    contest::ContestRecord,
+    comparison::ComparisonRecord,
     document::Document,
     measure::WorkloadResult,
     result::ContainersResult,
@@ -263,9 +263,9 @@ impl Cells for AccessPathsResult {
     }
 }
 
-impl Cells for ContestRecord {
+impl Cells for ComparisonRecord {
     fn cells(&self) -> Vec<Cell> {
-        let of = |side: &crate::contest::Side| -> Vec<Cell> {
+        let of = |side: &crate::comparison::Side| -> Vec<Cell> {
             side.groups
                 .iter()
                 .map(|group| Cell::new(&group.name, group.workload.clone(), &side.name, &group.rounds))
@@ -284,7 +284,7 @@ impl Cells for Document {
             Self::QueueDepth(result) => result.cells(),
             Self::RawAndFile(result) => result.cells(),
             Self::ZeroPayload(result) => result.cells(),
-            Self::Contest(record) => record.cells(),
+            Self::Comparison(record) => record.cells(),
             Self::AccessPaths(result) => result.cells(),
             // It judges figures of many units and has no cells.
             Self::Bench(_) => Vec::new(),

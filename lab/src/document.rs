@@ -12,7 +12,7 @@
 
 use crate::{
     bench::{self, BenchReport},
-    contest::{CONTEST_SCHEMA, ContestRecord},
+    comparison::{COMPARISON_SCHEMA, ComparisonRecord},
     result::{CONTAINERS_SCHEMA, ContainersResult},
     study::{
         access_paths::{self, AccessPathsResult},
@@ -60,7 +60,7 @@ pub enum Document {
     /// Of `lab study zero-payload`.
     ZeroPayload(Box<ZeroPayloadResult>),
     /// Of `lab compare`.
-    Contest(Box<ContestRecord>),
+    Comparison(Box<ComparisonRecord>),
     /// Of `lab study access-paths`.
     AccessPaths(Box<AccessPathsResult>),
     /// Of `bench`.
@@ -77,7 +77,7 @@ impl Document {
             Self::QueueDepth(result) => Some(&result.started_utc),
             Self::RawAndFile(result) => Some(&result.started_utc),
             Self::ZeroPayload(result) => Some(&result.started_utc),
-            Self::Contest(_) => None,
+            Self::Comparison(_) => None,
             Self::AccessPaths(result) => Some(&result.started_utc),
             Self::Bench(report) => Some(&report.started_utc),
         }
@@ -92,7 +92,7 @@ impl Document {
             Self::QueueDepth(_) => "a study of queue depth",
             Self::RawAndFile(_) => "a study of device and file",
             Self::ZeroPayload(_) => "a study of zero payload",
-            Self::Contest(_) => "a comparison",
+            Self::Comparison(_) => "a comparison",
             Self::AccessPaths(_) => "a study of access paths",
             Self::Bench(_) => "a bench",
         }
@@ -330,14 +330,14 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
         queue_depth::SCHEMA => Document::QueueDepth(Box::new(fields(path, schema, bytes)?)),
         raw_and_file::SCHEMA => Document::RawAndFile(Box::new(fields(path, schema, bytes)?)),
         zero_payload::SCHEMA => Document::ZeroPayload(Box::new(fields(path, schema, bytes)?)),
-        CONTEST_SCHEMA => {
-            let contest: ContestRecord = fields(path, schema, bytes)?;
-            check_contest(&contest).map_err(|what| ReadError::Damaged {
+        COMPARISON_SCHEMA => {
+            let comparison: ComparisonRecord = fields(path, schema, bytes)?;
+            check_comparison(&comparison).map_err(|what| ReadError::Damaged {
                 path: path.to_owned(),
                 schema: schema.into(),
                 what,
             })?;
-            Document::Contest(Box::new(contest))
+            Document::Comparison(Box::new(comparison))
         }
         access_paths::SCHEMA => Document::AccessPaths(Box::new(fields(path, schema, bytes)?)),
         _ => Document::Bench(Box::new(fields(path, schema, bytes)?)),
@@ -353,7 +353,7 @@ const KINDS: [&str; 10] = [
     queue_depth::SCHEMA,
     raw_and_file::SCHEMA,
     zero_payload::SCHEMA,
-    CONTEST_SCHEMA,
+    COMPARISON_SCHEMA,
     access_paths::SCHEMA,
     bench::SCHEMA,
     BUNDLE_SCHEMA,
@@ -389,9 +389,9 @@ fn fields<T: DeserializeOwned>(path: &Path, schema: &str, bytes: &[u8]) -> Resul
 }
 
 /// Comparisons are of sides that are there.
-fn check_contest(contest: &ContestRecord) -> Result<(), String> {
-    let all = contest.overall.iter().chain(&contest.comparisons);
-    match all.into_iter().find(|comparison| comparison.side == 0 || comparison.side >= contest.sides.len()) {
+fn check_comparison(record: &ComparisonRecord) -> Result<(), String> {
+    let all = record.overall.iter().chain(&record.comparisons);
+    match all.into_iter().find(|comparison| comparison.side == 0 || comparison.side >= record.sides.len()) {
         Some(comparison) => Err(format!("a comparison is of side {}, which is not in the list", comparison.side)),
         None => Ok(()),
     }
@@ -474,7 +474,7 @@ mod tests {
             Document::QueueDepth(Box::new(queue_depth::tests::result())),
             Document::RawAndFile(Box::new(raw_and_file::tests::result())),
             Document::ZeroPayload(Box::new(example::zero_payload())),
-            Document::Contest(Box::new(example::contest())),
+            Document::Comparison(Box::new(example::comparison())),
             Document::AccessPaths(Box::new(access_paths::example::result())),
         ] {
             let json = serde_json::to_vec(&document).unwrap();

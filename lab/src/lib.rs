@@ -4,7 +4,7 @@
 //!   targets: open, inspect, fill        diskwright_load: job ──▶ run ──▶ record, figures
 //!            │                                    ▲
 //!            ▼                                    │ a window
-//!   measure.rs, sweep/, contest/, study/, bench/ ─┘ rounds in turns; conclusions by diskwright_stats
+//!   measure.rs, sweep/, comparison/, study/, bench/ ─┘ rounds in turns; conclusions by diskwright_stats
 //!            │
 //!            ▼
 //!   results: document.rs, cells.rs ──▶ report/ (chapters) ──▶ diskwright_outline: terminal, page, Markdown
@@ -18,7 +18,7 @@
 //! | `targets.rs`, `chain.rs`, `child.rs` | the containers under comparison; chains; opening in a fresh process |
 //! | `server.rs` | servers as children, and what they cost |
 //! | `measure.rs` | targets in turns, ratios within rounds |
-//! | `sweep/`, `contest/` | a workload over a range of loads; A against B |
+//! | `sweep/`, `comparison/` | a workload over a range of loads; A against B |
 //! | `study/`, `paper.rs` | the papers' experiments; the papers' own figures |
 //! | `bench/` | the engine's promises against its peers |
 //! | `result.rs`, `document.rs`, `cells.rs` | results as files; the cells of any result |
@@ -75,7 +75,7 @@ pub mod bench;
 pub mod cells;
 pub mod chain;
 pub mod child;
-pub mod contest;
+pub mod comparison;
 pub mod document;
 pub mod error;
 pub mod export;
@@ -101,3 +101,7 @@ pub use child::{ChildLauncher, child_main};
 pub use error::{LabError, Result};
 pub use progress::{Progress, Step};
 pub use study::{ContainersOptions, StudyOptions, StudyReport};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -162,7 +162,7 @@ pub const CHAIN_4K_RANDOM_READ: [ChainPoint; 7] = [
     chain(64, 0.521876, 10.486612),
 ];
 
-/// "Fixed VHD Creation Speed Comparison (VHD Size: 2040GB)", MB/s: Windows Server 2008.
+/// "Fixed VHD Creation Speed FigureChange (VHD Size: 2040GB)", MB/s: Windows Server 2008.
 pub const FIXED_CREATION_WS2008_MB_PER_S: f64 = 49.0;
 /// The same: Windows Server 2008 R2.
 pub const FIXED_CREATION_R2_MB_PER_S: f64 = 419.0;

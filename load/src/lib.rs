@@ -64,3 +64,7 @@ pub use null::NullDevice;
 pub use record::Run;
 pub use target::{Close, OpenTarget};
 pub use workload::Workload;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

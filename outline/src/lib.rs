@@ -52,3 +52,7 @@ pub use markdown::markdown;
 pub use maud::Markup;
 pub use text::{TextOptions, paint, text, wrap};
 pub use text_table::table_text;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

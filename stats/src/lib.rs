@@ -32,3 +32,7 @@ pub mod knee;
 pub mod numbers;
 pub mod summary;
 pub mod units;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -50,14 +50,14 @@ pub(crate) fn copied(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<F
     let size_bytes: u64 = bench.pick(1 << 30, 4 << 30);
     bench.scratch.need("the copies", 3 * size_bytes + (1 << 30))?;
     let dir = bench.scratch.folder("convert")?;
-    let contest = Contest { bench, dir, qemu_img, size_bytes, rounds: bench.rounds(bench.pick(3, 5)) };
-    let mut found = contest.run(&[true, false], COPY_BAR, progress)?;
+    let comparison = Contest { bench, dir, qemu_img, size_bytes, rounds: bench.rounds(bench.pick(3, 5)) };
+    let mut found = comparison.run(&[true, false], COPY_BAR, progress)?;
     found.notes.insert(
         0,
         format!(
             "{} of incompressible data; {} rounds in turns, both with their defaults",
             bytes(size_bytes),
-            contest.rounds
+            comparison.rounds
         ),
     );
     Ok(found)
@@ -76,15 +76,15 @@ pub(crate) fn shared(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<F
         Ok(xfs) => xfs,
         Err(why) => return Ok(Found::skipped("converting on XFS", why)),
     };
-    let contest = Contest {
+    let comparison = Contest {
         bench,
         dir: xfs.mount_point().to_owned(),
         qemu_img,
         size_bytes,
         rounds: bench.rounds(bench.pick(3, 5)),
     };
-    let outcome = contest.run(&[true], SHARE_BAR, progress);
-    drop(contest);
+    let outcome = comparison.run(&[true], SHARE_BAR, progress);
+    drop(comparison);
     xfs.unmount()?;
     let mut found = outcome?;
     found.notes.insert(0, format!("{} of incompressible data on an XFS in a loop device", bytes(size_bytes)));

@@ -52,7 +52,7 @@ pub fn csv(results: &[Named<'_>], table: CsvTable) -> Result<String> {
             (Document::Run(run), CsvTable::Figures) => runs::figures(&mut csv, name, run),
             (Document::Run(run), CsvTable::Series) => runs::series(&mut csv, name, run),
             (Document::Run(run), CsvTable::Latencies) => runs::latencies(&mut csv, name, run),
-            (Document::Contest(record), CsvTable::Figures) => judged::contest(&mut csv, name, record),
+            (Document::Comparison(record), CsvTable::Figures) => judged::comparison(&mut csv, name, record),
             (Document::Bench(report), CsvTable::Figures) => judged::bench(&mut csv, name, report),
             (document, CsvTable::Figures) => {
                 cells::rows(&mut csv, name, document.started_utc().unwrap_or_default(), &document.cells())

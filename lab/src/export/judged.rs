@@ -2,14 +2,14 @@
 
 use crate::{
     bench::{Bar, BenchReport},
-    contest::{Comparison, ContestRecord},
+    comparison::{ComparisonRecord, FigureChange},
 };
 use diskwright_outline::Csv;
 use std::io;
 
-pub(super) fn contest(csv: &mut Csv, name: &str, record: &ContestRecord) -> io::Result<()> {
+pub(super) fn comparison(csv: &mut Csv, name: &str, record: &ComparisonRecord) -> io::Result<()> {
     let side = |index: usize| record.sides.get(index).map_or_else(String::new, |side| side.name.clone());
-    let row = |scope: &str, comparison: &Comparison| {
+    let row = |scope: &str, comparison: &FigureChange| {
         let change = &comparison.change;
         // There are no IOPS of all measurements together.
         let known = |value: f64| if scope == "overall" { String::new() } else { value.to_string() };

@@ -122,7 +122,7 @@ fn direction_row(row: &mut Vec<String>, phase: &PhaseRecord, direction: &Directi
     let when = |known: bool, value: String| if known { value } else { String::new() };
     row.extend([
         when(any, latency.mean_ns().to_string()),
-        when(any, latency.deviation_ns().to_string()),
+        when(any, latency.std_dev_ns().to_string()),
         when(any, latency.min_ns.to_string()),
     ]);
     row.extend(quantiles(latency));

@@ -3,7 +3,7 @@
 
 use crate::{
     bench::BenchReport,
-    contest::ContestRecord,
+    comparison::ComparisonRecord,
     document::Document,
     result::ContainersResult,
     study::zero_payload::ZeroPayloadResult,
@@ -29,7 +29,7 @@ pub fn all() -> Vec<(&'static str, Document)> {
         ("queue-depth.json", Document::QueueDepth(Box::new(crate::study::queue_depth::tests::result()))),
         ("raw-and-file.json", Document::RawAndFile(Box::new(crate::study::raw_and_file::tests::result()))),
         ("zero-payload.json", Document::ZeroPayload(Box::new(zero_payload()))),
-        ("compare.json", Document::Contest(Box::new(contest()))),
+        ("compare.json", Document::Comparison(Box::new(comparison()))),
     ]
 }
 
@@ -54,7 +54,7 @@ pub fn zero_payload() -> ZeroPayloadResult {
 }
 
 /// Two depths against each other, in turns.
-pub fn contest() -> ContestRecord {
+pub fn comparison() -> ComparisonRecord {
     serde_json::from_str(include_str!("../../tests/results/compare.json")).expect("an example of a comparison")
 }
 

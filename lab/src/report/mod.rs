@@ -7,7 +7,7 @@
 //!
 //! | file | room |
 //! |---|---|
-//! | `run.rs`, `overlay.rs`, `sweep.rs`, `contest.rs`, `bench.rs` | one kind of result each; several runs side by side |
+//! | `run.rs`, `overlay.rs`, `sweep.rs`, `comparison.rs`, `bench.rs` | one kind of result each; several runs side by side |
 //! | `containers.rs`, `queue_depth.rs`, `raw_and_file.rs`, `zero_payload.rs`, `access_paths.rs` | a study each |
 //! | `parts.rs` | what all chapters have in common |
 //!
@@ -16,8 +16,8 @@
 
 mod access_paths;
 mod bench;
+mod comparison;
 mod containers;
-mod contest;
 #[cfg(test)]
 pub(crate) mod example;
 mod overlay;
@@ -118,7 +118,7 @@ impl Told for Document {
             Self::QueueDepth(result) => result.chapter(id, name),
             Self::RawAndFile(result) => result.chapter(id, name),
             Self::ZeroPayload(result) => result.chapter(id, name),
-            Self::Contest(record) => record.chapter(id, name),
+            Self::Comparison(record) => record.chapter(id, name),
             Self::AccessPaths(result) => result.chapter(id, name),
             Self::Bench(report) => report.chapter(id, name),
         }

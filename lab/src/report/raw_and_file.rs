@@ -9,7 +9,7 @@ use crate::study::raw_and_file::{
     Figure, Part, RawAndFileResult,
     conclude::{self, find, is_file},
     paper,
-    told::{ground, mhz_per_iops, said},
+    told::{mhz_per_iops, said, test_bed},
 };
 use diskwright_outline::{
     Block, Cell, Chapter, Table, Tile, Tone,
@@ -48,7 +48,7 @@ fn chapter(result: &RawAndFileResult, id: &str, name: &str) -> Chapter {
     blocks.push(Block::Heading("Each workload".into()));
     blocks.push(Block::Table(workloads(result)));
     let mut facts = Vec::new();
-    facts.push(("Device".into(), ground(result)));
+    facts.push(("Device".into(), test_bed(result)));
     facts.push(("Each disk".into(), format!("{}, full of data, driven past the page cache", bytes(result.size_bytes))));
     facts.push(("Rounds".into(), result.rounds.to_string()));
     facts.push(("Busy while nothing was measured".into(), format!("{:.2} processors", result.idle_cpus)));
@@ -100,7 +100,7 @@ fn tiles(result: &RawAndFileResult, subject: usize) -> Vec<Tile> {
 
 fn bars(result: &RawAndFileResult, subject: usize, figure: Figure, id: &str) -> Option<Markup> {
     let name = name_of(result, subject);
-    let in_paper = is_file(name, result.ground.file_system);
+    let in_paper = is_file(name, result.test_bed.file_system);
     let bars: Vec<Bar> = result
         .workloads
         .iter()
@@ -171,7 +171,7 @@ fn overall(result: &RawAndFileResult) -> Table {
     for one in &result.overall {
         let name = name_of(result, one.subject);
         let papers = conclude::papers(&result.workloads, one.part, one.figure)
-            .filter(|_| is_file(name, result.ground.file_system));
+            .filter(|_| is_file(name, result.test_bed.file_system));
         let word = said(result, one);
         let tone = match word {
             "yes, worse" => Tone::Bad,
@@ -185,8 +185,8 @@ fn overall(result: &RawAndFileResult) -> Table {
             Cell::text(one.figure.name()),
             Cell::figure(one.ratio, ratio),
             Cell::text(format!("{}..{}", ratio(one.interval.low), ratio(one.interval.high))),
-            Cell::figure(one.least, ratio),
-            Cell::figure(one.most, ratio),
+            Cell::figure(one.min, ratio),
+            Cell::figure(one.max, ratio),
             Cell::maybe(one.p_corrected, |p| if p < 0.0005 { "< 0.001".into() } else { format!("{p:.3}") }),
             Cell::text(word).toned(tone),
             Cell::maybe(papers, ratio).toned(Tone::Faint),
@@ -219,7 +219,7 @@ fn workloads(result: &RawAndFileResult) -> Table {
     for workload in &result.workloads {
         for (index, side) in workload.sides.iter().enumerate() {
             let name = name_of(result, index);
-            let in_paper = is_file(name, result.ground.file_system);
+            let in_paper = is_file(name, result.test_bed.file_system);
             let of = |figure: Figure| {
                 let found = figure.of(side).map(crate::measure::Ratio::median);
                 if index == 0 { Cell::figure(1.0, ratio).toned(Tone::Faint) } else { Cell::maybe(found, ratio) }

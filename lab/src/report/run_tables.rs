@@ -14,7 +14,7 @@ fn latency_cells(latency: &LatencyRecord, with_std_dev: bool) -> Vec<Cell> {
         Cell::maybe(value.map(|ns| ns as f64), time)
     };
     let mut cells = vec![Cell::maybe(any.then(|| latency.mean_ns()), time)];
-    cells.extend(with_std_dev.then(|| Cell::maybe(any.then(|| latency.deviation_ns()), time)));
+    cells.extend(with_std_dev.then(|| Cell::maybe(any.then(|| latency.std_dev_ns()), time)));
     cells.extend([quantile(0.5, 20), quantile(0.99, 1000), Cell::maybe(any.then_some(latency.max_ns as f64), time)]);
     cells
 }

@@ -371,7 +371,7 @@ pub fn marked_points(sweep: &SweepRecord) -> Table {
                     Cell::figure(point.p99_ns, time),
                     Cell::text(if point.open_above { "may lie beyond the last load" } else { "" }),
                 ]),
-                Mark::Untold { why } => {
+                Mark::Undetermined { why } => {
                     let mut cells = vec![Cell::text(name), Cell::text(line)];
                     cells.extend((0..5).map(|_| Cell::maybe(None, short)));
                     cells.push(Cell::text(why.to_string()).toned(Tone::Faint));

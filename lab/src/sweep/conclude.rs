@@ -149,24 +149,24 @@ fn sentence_of_row(row: &KneeRow) -> String {
         )
     };
     // What is true of every point is said once.
-    if let (Mark::Untold { why }, Mark::Untold { why: other }) = (&knee.efficient, &knee.saturation)
+    if let (Mark::Undetermined { why }, Mark::Undetermined { why: other }) = (&knee.efficient, &knee.saturation)
         && why == other
     {
         return format!("{lead}the knee cannot be told: {why}.");
     }
     let mut parts = vec![match &knee.efficient {
         Mark::Found(point) => format!("most efficient at {}", at(point)),
-        Mark::Untold { why } => format!("the efficient point cannot be told: {why}"),
+        Mark::Undetermined { why } => format!("the efficient point cannot be told: {why}"),
     }];
     parts.push(match &knee.saturation {
         Mark::Found(point) => format!("saturated from {}", at(point)),
-        Mark::Untold { why } => format!("saturation cannot be told: {why}"),
+        Mark::Undetermined { why } => format!("saturation cannot be told: {why}"),
     });
     match &knee.limit {
         Some(Mark::Found(point)) => {
             parts.push(format!("most within the limit at {}, p99 {}", at(point), duration(point.p99_ns)));
         }
-        Some(Mark::Untold { why }) => parts.push(format!("no load keeps the limit: {why}")),
+        Some(Mark::Undetermined { why }) => parts.push(format!("no load keeps the limit: {why}")),
         None => {}
     }
     if let Mark::Found(point) = &knee.paper {

@@ -47,7 +47,7 @@ impl LatencyRecord {
     }
 
     /// Standard deviation; 0 of none.
-    pub fn deviation_ns(&self) -> f64 {
+    pub fn std_dev_ns(&self) -> f64 {
         if self.count == 0 {
             return 0.0;
         }

@@ -77,7 +77,7 @@ pub enum Mark {
     /// There.
     Found(MarkedPoint),
     /// Cannot be told.
-    Untold {
+    Undetermined {
         /// The reason.
         why: Doubt,
     },
@@ -88,7 +88,7 @@ impl Mark {
     pub fn found(&self) -> Option<&MarkedPoint> {
         match self {
             Self::Found(point) => Some(point),
-            Self::Untold { .. } => None,
+            Self::Undetermined { .. } => None,
         }
     }
 }
@@ -162,11 +162,11 @@ pub fn best(cells: &[Vec<f64>]) -> Option<(usize, Option<Vec<usize>>)> {
 /// Finds the points. `line` is in ascending load; `max_p99_ns` is the user's limit.
 pub fn knee(line: &[LoadRounds], max_p99_ns: Option<f64>) -> Knee {
     if line.len() < FEWEST_LOADS {
-        return Knee::untold(Doubt::FewLoads { loads: line.len(), fewest: FEWEST_LOADS }, max_p99_ns.is_some());
+        return Knee::undetermined(Doubt::FewLoads { loads: line.len(), fewest: FEWEST_LOADS }, max_p99_ns.is_some());
     }
     let measured = match noise::lines(line) {
         Ok(measured) => measured,
-        Err(why) => return Knee::untold(why, max_p99_ns.is_some()),
+        Err(why) => return Knee::undetermined(why, max_p99_ns.is_some()),
     };
     let median = |cell: &LoadRounds, figure: fn(&Sample) -> f64| {
         crate::summary::median(&cell.rounds.iter().map(figure).collect::<Vec<_>>()).unwrap_or(0.0)
@@ -189,8 +189,8 @@ pub fn knee(line: &[LoadRounds], max_p99_ns: Option<f64>) -> Knee {
 }
 
 impl Knee {
-    fn untold(why: Doubt, limited: bool) -> Self {
-        let mark = || Mark::Untold { why: why.clone() };
+    fn undetermined(why: Doubt, limited: bool) -> Self {
+        let mark = || Mark::Undetermined { why: why.clone() };
         Self { efficient: mark(), saturation: mark(), limit: limited.then(mark), paper: mark(), falls: None }
     }
 }
@@ -206,7 +206,7 @@ struct Finder {
 impl Finder {
     fn efficient(&self) -> Mark {
         if let Some(why) = self.two_peaks() {
-            return Mark::Untold { why };
+            return Mark::Undetermined { why };
         }
         self.unless_at_an_end(self.mark(|line| Some(picks::efficient(line)), true))
     }
@@ -217,15 +217,15 @@ impl Finder {
 
     fn saturation(&self) -> Mark {
         if let Some(gain) = self.still_rising() {
-            return Mark::Untold { why: Doubt::StillRising { gain, last: self.last() } };
+            return Mark::Undetermined { why: Doubt::StillRising { gain, last: self.last() } };
         }
         if let Some(why) = self.dips() {
-            return Mark::Untold { why };
+            return Mark::Undetermined { why };
         }
         match self.mark(|line| Some(picks::saturation(line)), true) {
             // What is reached at the last load only may not be the peak.
             Mark::Found(point) if point.cell + 1 == self.loads.len() => {
-                Mark::Untold { why: Doubt::Beyond { last: point.load } }
+                Mark::Undetermined { why: Doubt::Beyond { last: point.load } }
             }
             mark => mark,
         }
@@ -236,7 +236,7 @@ impl Finder {
             let least = |line: &Line| (0..line.len()).min_by(|a, b| line.p99(*a).total_cmp(&line.p99(*b)));
             let at = least(&self.measured.seen).unwrap_or(0);
             let (least_p99_ns, load) = (self.measured.seen.p99(at).exp(), self.loads[at]);
-            return Mark::Untold { why: Doubt::NothingUnder { limit_ns, least_p99_ns, load } };
+            return Mark::Undetermined { why: Doubt::NothingUnder { limit_ns, least_p99_ns, load } };
         }
         // A wide interval is an answer here: on a plateau it does not matter which of its loads one
         // takes.
@@ -315,7 +315,7 @@ impl Finder {
 
     fn mark(&self, pick: impl Fn(&Line) -> Option<usize>, must_be_narrow: bool) -> Mark {
         let seen = &self.measured.seen;
-        let Some(cell) = pick(seen) else { return Mark::Untold { why: Doubt::Flat } };
+        let Some(cell) = pick(seen) else { return Mark::Undetermined { why: Doubt::Flat } };
         let mut picked: Vec<usize> = self.measured.drawn.iter().filter_map(&pick).collect();
         picked.sort_unstable();
         let at = |share: f64| picked[((picked.len() - 1) as f64 * share).round() as usize];
@@ -326,7 +326,7 @@ impl Finder {
             && (high - low + 1) as f64 > TOO_WIDE * self.loads.len() as f64
         {
             let why = Doubt::Noise { low: self.loads[low], high: self.loads[high], scatter: self.measured.scatter };
-            return Mark::Untold { why };
+            return Mark::Undetermined { why };
         }
         Mark::Found(MarkedPoint {
             cell,
@@ -344,10 +344,10 @@ impl Finder {
     fn unless_at_an_end(&self, mark: Mark) -> Mark {
         match &mark {
             Mark::Found(point) if point.cell + 1 == self.loads.len() => {
-                Mark::Untold { why: Doubt::Beyond { last: point.load } }
+                Mark::Undetermined { why: Doubt::Beyond { last: point.load } }
             }
             Mark::Found(point) if point.cell == 0 && point.load > 1.0 => {
-                Mark::Untold { why: Doubt::Before { first: point.load } }
+                Mark::Undetermined { why: Doubt::Before { first: point.load } }
             }
             _ => mark,
         }

@@ -95,7 +95,7 @@ fn a_slow_minute_of_the_machine_moves_nothing() {
 fn what_cannot_be_told_is_not_told() {
     let device = Queueing { servers: 8, service_s: 1e-4, way_s: 0.0 };
     let why = |mark: &Mark| match mark {
-        Mark::Untold { why } => why.clone(),
+        Mark::Undetermined { why } => why.clone(),
         Mark::Found(point) => panic!("{point:?}"),
     };
     // Too short a sweep: everything still rises.
@@ -114,8 +114,9 @@ fn what_cannot_be_told_is_not_told() {
     assert_eq!(why(&find(&device, &[4.0], 5, USUAL, 1).efficient), Doubt::FewLoads { loads: 1, fewest: 4 });
     // Noise as large as what is looked for.
     let wild = Scatter { window: 0.9, ..QUIET };
-    let untold = (0..20).filter(|seed| find(&device, &each(24), 3, wild, *seed).efficient.found().is_none()).count();
-    assert!(untold >= 15, "told {} of 20 times", 20 - untold);
+    let undetermined =
+        (0..20).filter(|seed| find(&device, &each(24), 3, wild, *seed).efficient.found().is_none()).count();
+    assert!(undetermined >= 15, "told {} of 20 times", 20 - undetermined);
     // A round in which nothing completed.
     let mut cells = sweep(&device, &each(8), 3, QUIET, 1);
     cells[2][1].iops = 0.0;
@@ -133,7 +134,7 @@ fn a_flat_line_has_its_knee_at_one_and_no_paper_rule() {
     let device = Clockwork { servers: 1.0, service_s: 1e-4, way_s: 0.0 };
     let found = find(&device, &each(16), 3, QUIET, 1);
     assert_eq!((load_of(&found.efficient), load_of(&found.saturation)), (1.0, 1.0));
-    assert_eq!(found.paper, Mark::Untold { why: Doubt::Flat });
+    assert_eq!(found.paper, Mark::Undetermined { why: Doubt::Flat });
 }
 
 struct Humps(fn(f64) -> f64);
@@ -154,14 +155,14 @@ fn two_peaks_are_told_as_two() {
         (load * (-0.5 * distance).exp() * 1e6).sqrt()
     });
     let found = find(&valley, &each(32), 5, Scatter { window: 0.02, ..QUIET }, 1);
-    let Mark::Untold { why: Doubt::TwoPeaks { first, between, second } } = &found.efficient else {
+    let Mark::Undetermined { why: Doubt::TwoPeaks { first, between, second } } = &found.efficient else {
         panic!("{:?}", found.efficient)
     };
     assert!((3.0..=5.0).contains(first) && (6.0..=11.0).contains(between) && (14.0..=18.0).contains(second));
     // IOPS that come near the peak, fall and come back.
     let dip = Humps(|load| if (10.0..14.0).contains(&load) { 700.0 } else { (load * 125.0).min(1000.0) });
     let found = find(&dip, &each(24), 5, Scatter { window: 0.01, ..QUIET }, 1);
-    assert!(matches!(&found.saturation, Mark::Untold { why: Doubt::TwoPeaks { .. } }), "{:?}", found.saturation);
+    assert!(matches!(&found.saturation, Mark::Undetermined { why: Doubt::TwoPeaks { .. } }), "{:?}", found.saturation);
 }
 
 #[test]
@@ -195,5 +196,5 @@ fn the_papers_rule_gives_the_papers_answer() {
     let found = knee(&rounds(&loads, &cells), None);
     assert_eq!(load_of(&found.paper), 15.0);
     // With four in flight this space was past its most efficient point already.
-    assert_eq!(found.efficient, Mark::Untold { why: Doubt::Before { first: 4.0 } });
+    assert_eq!(found.efficient, Mark::Undetermined { why: Doubt::Before { first: 4.0 } });
 }

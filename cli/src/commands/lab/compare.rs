@@ -10,14 +10,16 @@ use crate::{
 };
 use clap::{Args, ValueEnum};
 use diskwright_lab::{
-    contest::{self, Certainty, ContestRecord, FailIf, JudgeOptions, LiveOptions, Side},
+    comparison::{self, Certainty, ComparisonRecord, FailIf, JudgeOptions, LiveOptions, Side},
     output::{Kind, Output},
 };
 use diskwright_load::{
+    Job,
     figures::Metric,
     run::{self, RunOptions},
     warning::Warning,
 };
+use diskwright_stats::inference::Design;
 use std::path::PathBuf;
 
 /// Arguments of `lab compare`.
@@ -99,7 +101,7 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     };
     let output = args.output.as_deref().map(|path| Output::check(path, Kind::Result)).transpose()?;
     let sides = if args.live { live(context, args)? } else { saved(&args.sides)? };
-    let record = contest::judge(sides, &options);
+    let record = comparison::judge(sides, &options);
     // What was found is shown though it cannot be saved.
     let saved = output.map_or(Ok(()), |output| output.save(&record));
     print(context, &record)?;
@@ -129,13 +131,30 @@ fn saved(sides: &[String]) -> Outcome<Vec<Side>> {
         } else {
             files.split(',').map(PathBuf::from).collect()
         };
-        read.push(contest::read_side(name, &files)?);
+        read.push(comparison::read_side(name, &files)?);
     }
     Ok(read)
 }
 
+/// What is compared where the user names no figures: IOPS, three latencies, CPU time.
+const USUAL_FIGURES: usize = 5;
+
+/// Says before anything is measured that no outcome of so few rounds can show a difference.
+fn warn_of_few_rounds(context: &mut Context, args: &CompareArgs, job: &Job) {
+    let figures = if args.figures.is_empty() { USUAL_FIGURES } else { args.figures.len() };
+    let comparisons = figures * job.phases.len() * (args.sides.len() - 1);
+    let fewest = Design::Paired.fewest(comparisons);
+    if args.rounds < fewest {
+        context.warn(&format!(
+            "{} rounds cannot show a difference in {comparisons} comparisons, whatever they measure; use --rounds {fewest}, or fewer figures (--figures iops)",
+            args.rounds
+        ));
+    }
+}
+
 fn live(context: &mut Context, args: &CompareArgs) -> Outcome<Vec<Side>> {
     let job = args.workload.job(&context.global)?;
+    warn_of_few_rounds(context, args, &job);
     let mut prepared = Vec::with_capacity(args.sides.len());
     for name in &args.sides {
         prepared.push(args.prepare.prepare(context, &job, std::slice::from_ref(name))?);
@@ -144,7 +163,8 @@ fn live(context: &mut Context, args: &CompareArgs) -> Outcome<Vec<Side>> {
     let cells = steps.cells();
     let mut measure =
         |index: usize, job: &_| Ok(run::run(job, &prepared[index].targets, &RunOptions::default(), &*cells)?);
-    let mut sides = contest::live(&args.sides, &job, &LiveOptions { rounds: args.rounds }, &mut measure, &mut steps)?;
+    let mut sides =
+        comparison::live(&args.sides, &job, &LiveOptions { rounds: args.rounds }, &mut measure, &mut steps)?;
     drop(steps);
     for prepared in &prepared {
         targets::close(context, &prepared.targets)?;
@@ -156,7 +176,7 @@ fn live(context: &mut Context, args: &CompareArgs) -> Outcome<Vec<Side>> {
     Ok(sides)
 }
 
-fn print(context: &mut Context, record: &ContestRecord) -> Result<(), Failure> {
+fn print(context: &mut Context, record: &ComparisonRecord) -> Result<(), Failure> {
     if context.global.json {
         context.print_measured(record)?;
     } else {

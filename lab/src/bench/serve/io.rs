@@ -58,7 +58,7 @@ struct Contest<'a> {
 }
 
 /// What every row here needs; the inner error says what is missing.
-fn contest<'a>(bench: &'a Bench<'a>, who: &[Who]) -> Result<std::result::Result<Contest<'a>, String>> {
+fn comparison<'a>(bench: &'a Bench<'a>, who: &[Who]) -> Result<std::result::Result<Contest<'a>, String>> {
     let found = fio::find_with_nbd().and_then(|fio| {
         who.iter().try_for_each(|who| who.program(bench).map(|_| ()))?;
         Ok(fio)
@@ -172,27 +172,27 @@ fn against_qemu(
     (ours, theirs): (Container, Container),
     bars: &[(&'static str, f64, Option<f64>)],
 ) -> Result<Found> {
-    let contest = match contest(bench, &[Who::Ours, Who::QemuNbd])? {
-        Ok(contest) => contest,
+    let comparison = match comparison(bench, &[Who::Ours, Who::QemuNbd])? {
+        Ok(comparison) => comparison,
         Err(missing) => return Ok(Found::skipped("serving", missing)),
     };
     let size_bytes = bench.pick(512 << 20, 2 << 30);
     bench.scratch.need("these disks", 2 * size_bytes + (1 << 30))?;
     let (mut served, mut files) = (Vec::new(), Vec::new());
     for (who, container) in [(Who::Ours, ours), (Who::QemuNbd, theirs)] {
-        let path = contest.filled(container, size_bytes, CacheMode::Direct, progress)?;
-        let own = contest.dir.join(format!("{}-{}", who.name(), container.file_name()));
+        let path = comparison.filled(container, size_bytes, CacheMode::Direct, progress)?;
+        let own = comparison.dir.join(format!("{}-{}", who.name(), container.file_name()));
         std::fs::rename(&path, &own).map_err(LabError::file("rename", &path))?;
         let exported = Exported::of(container, &own, CacheMode::Direct);
-        served.push((who, serve(bench, who, &exported, &contest.dir)?));
+        served.push((who, serve(bench, who, &exported, &comparison.dir)?));
         files.push(own);
     }
-    contest.prove(&served[0].1, progress)?;
+    comparison.prove(&served[0].1, progress)?;
     bench.scratch.settle()?;
     let mut found = Found::default();
     for &(rw, iops_bar, cpu_bar) in bars {
         let bare = (rw == BARE_LOAD.rw && theirs == Container::Raw).then(|| files[1].as_path());
-        let sides = contest.compare(&served, bare, &contest.load(rw, 1), progress)?;
+        let sides = comparison.compare(&served, bare, &comparison.load(rw, 1), progress)?;
         let name = format!("{} served, {} QD {QUEUE_DEPTH}", ours.name(), words(rw));
         let [ours, theirs, bare @ ..] = &sides[..] else { continue };
         let mut check = Check::ratio(format!("{name}: IOPS"), "IOPS", &ours.iops, &theirs.iops, Bar::AtLeast(iops_bar));
@@ -206,7 +206,7 @@ fn against_qemu(
         }
     }
     stop(served)?;
-    contest.note_conditions(
+    comparison.note_conditions(
         &mut found,
         &format!(
             "disks of {}, filled, read back and compared; qemu-nbd serves a {} with --cache=none --aio=io_uring",
@@ -219,8 +219,8 @@ fn against_qemu(
 
 /// New disks each round: an empty dynamic VHDX against an empty qcow2.
 pub(crate) fn empty(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
-    let contest = match contest(bench, &[Who::Ours, Who::QemuNbd])? {
-        Ok(contest) => contest,
+    let comparison = match comparison(bench, &[Who::Ours, Who::QemuNbd])? {
+        Ok(comparison) => comparison,
         Err(missing) => return Ok(Found::skipped("serving an empty disk", missing)),
     };
     let Some(qemu_img) = peer::find("qemu-img") else {
@@ -229,12 +229,12 @@ pub(crate) fn empty(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fo
     let size_bytes: u64 = bench.pick(2 << 30, 16 << 30);
     let count = bench.pick(20_000, 100_000);
     bench.scratch.need("these disks", size_bytes + (2 << 30))?;
-    let load = NbdLoad { until: FioUntil::Count(count), ..contest.load("randwrite", 1) };
+    let load = NbdLoad { until: FioUntil::Count(count), ..comparison.load("randwrite", 1) };
     let mut sides = [Side::default(), Side::default()];
-    for round in 0..contest.rounds {
+    for round in 0..comparison.rounds {
         for index in round_order(2, round, 6) {
             let who = [Who::Ours, Who::QemuNbd][index];
-            report(progress, "measure", round as u64, contest.rounds as u64, &format!("empty, {}", who.name()))?;
+            report(progress, "measure", round as u64, comparison.rounds as u64, &format!("empty, {}", who.name()))?;
             let dir = bench.scratch.folder("fresh")?;
             let path = match who {
                 Who::Ours => create_empty(Container::VhdxDynamic, &dir, size_bytes)?,
@@ -244,7 +244,7 @@ pub(crate) fn empty(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fo
             let format = if who == Who::Ours { "vhdx" } else { "qcow2" };
             let exported = Exported { format, ..Exported::of(Container::VhdxDynamic, &path, CacheMode::Direct) };
             let served = serve(bench, who, &exported, &dir)?;
-            contest.measure(&served, &load, round, &mut sides[index])?;
+            comparison.measure(&served, &load, round, &mut sides[index])?;
             served.server.stop()?;
             scratch::simplify_before_removal(&path);
             std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
@@ -260,7 +260,7 @@ pub(crate) fn empty(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fo
                 "new disks of {} each round, {} writes, fio's nbd engine; {} rounds in turns",
                 bytes(size_bytes),
                 grouped(count as f64),
-                contest.rounds
+                comparison.rounds
             ),
             ours.note("diskwright"),
             theirs.note("qemu-nbd"),
@@ -277,8 +277,8 @@ fn empty_qcow2(qemu_img: &Path, dir: &Path, size_bytes: u64) -> Result<PathBuf> 
 
 /// Everything in the page cache, four connections.
 pub(crate) fn page_cache(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Found> {
-    let contest = match contest(bench, &[Who::Ours])? {
-        Ok(contest) => contest,
+    let comparison = match comparison(bench, &[Who::Ours])? {
+        Ok(comparison) => comparison,
         Err(missing) => return Ok(Found::skipped("serving from the page cache", missing)),
     };
     let mut found = Found::default();
@@ -295,8 +295,8 @@ pub(crate) fn page_cache(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resu
     let size_bytes = bench.pick(256 << 20, 512 << 20);
     bench.scratch.need("these disks", 2 * size_bytes + (1 << 30))?;
     // Read back, and so in the page cache from then on.
-    let vhdx = contest.filled(Container::VhdxDynamic, size_bytes, CacheMode::PageCache, progress)?;
-    let raw = contest.filled(Container::Raw, size_bytes, CacheMode::PageCache, progress)?;
+    let vhdx = comparison.filled(Container::VhdxDynamic, size_bytes, CacheMode::PageCache, progress)?;
+    let raw = comparison.filled(Container::Raw, size_bytes, CacheMode::PageCache, progress)?;
     bench.scratch.settle()?;
     let mut served = Vec::new();
     for who in [Who::Ours].into_iter().chain(peers) {
@@ -304,18 +304,19 @@ pub(crate) fn page_cache(bench: &Bench<'_>, progress: &mut dyn Progress) -> Resu
         // Two servers read one raw file.
         let exported =
             Exported { clients: CONNECTIONS, writable: false, ..Exported::of(container, path, CacheMode::PageCache) };
-        served.push((who, serve(bench, who, &exported, &contest.dir)?));
+        served.push((who, serve(bench, who, &exported, &comparison.dir)?));
     }
-    let sides = contest.compare(&served, None, &contest.load("randread", CONNECTIONS), progress)?;
-    let better: Vec<f64> =
-        (0..contest.rounds).map(|round| sides[1..].iter().map(|side| side.iops[round]).fold(0.0, f64::max)).collect();
+    let sides = comparison.compare(&served, None, &comparison.load("randread", CONNECTIONS), progress)?;
+    let better: Vec<f64> = (0..comparison.rounds)
+        .map(|round| sides[1..].iter().map(|side| side.iops[round]).fold(0.0, f64::max))
+        .collect();
     let name = format!(
         "VHDX dynamic served from the page cache, 4K random read, {CONNECTIONS} connections of QD {QUEUE_DEPTH}, against the better peer: IOPS"
     );
     found.checks.push(Check::ratio(name, "IOPS", &sides[0].iops, &better, Bar::AtLeast(1.2)));
     found.notes.extend(served.iter().zip(&sides).map(|((who, _), side)| side.note(who.name())));
     stop(served)?;
-    contest.note_conditions(
+    comparison.note_conditions(
         &mut found,
         &format!("disks of {}, read once; nbdkit's file plugin and qemu-nbd serve a raw file", bytes(size_bytes)),
     );

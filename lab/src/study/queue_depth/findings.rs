@@ -146,7 +146,7 @@ pub(super) fn chosen(stage: Stage, knee: &Knee) -> Result<(Rule, MarkedPoint), D
     };
     let found = marks.iter().find_map(|(rule, mark)| Some((*rule, *mark.found()?)));
     found.ok_or_else(|| match marks[0].1 {
-        Mark::Untold { why } => why.clone(),
+        Mark::Undetermined { why } => why.clone(),
         Mark::Found(_) => Doubt::Flat,
     })
 }

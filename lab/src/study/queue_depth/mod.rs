@@ -49,7 +49,7 @@ use diskwright_load::{
     run::{self, RunOptions, Watch},
     warning::Warning,
 };
-use plan::Ground;
+use plan::TestBed;
 use std::{
     path::Path,
     time::{Duration, Instant},
@@ -208,27 +208,27 @@ impl Study<'_> {
             return Ok(());
         }
         let budget = budget(&settings, self.start);
-        let mut ground = Ground {
+        let mut test_bed = TestBed {
             files: u32::try_from(made.targets.len()).unwrap_or(u32::MAX),
             volume_bytes: made.volume_bytes,
             depth: settings.target_depth.unwrap_or(0),
         };
         for stage in Stage::ALL {
-            if stage == Stage::Files && ground.files == 1 {
+            if stage == Stage::Files && test_bed.files == 1 {
                 continue;
             }
             let cell = budget.cell(Instant::now(), windows_left(&settings, stage));
-            if !self.sweep(stage, &settings, ground, cell, &made.targets, progress)? {
+            if !self.sweep(stage, &settings, test_bed, cell, &made.targets, progress)? {
                 return Ok(());
             }
             let record = self.result.complete(stage);
             match (stage, record) {
                 (Stage::Files, Some(sweep)) => {
-                    ground.files = findings::files(sweep);
-                    made.keep(ground.files as usize);
+                    test_bed.files = findings::files(sweep);
+                    made.keep(test_bed.files as usize);
                 }
                 (Stage::Depths, Some(sweep)) if settings.target_depth.is_none() => {
-                    ground.depth = findings::target_depth(sweep, settings.threads);
+                    test_bed.depth = findings::target_depth(sweep, settings.threads);
                 }
                 _ => {}
             }
@@ -261,7 +261,7 @@ impl Study<'_> {
         &mut self,
         stage: Stage,
         settings: &Settings,
-        ground: Ground,
+        test_bed: TestBed,
         cell: Duration,
         targets: &[OpenTarget],
         progress: &mut dyn Progress,
@@ -278,7 +278,7 @@ impl Study<'_> {
                 sweep::resume(saved.clone(), options, &records)?
             }
             None => {
-                let options = plan::sweep(stage, settings, ground, cell, &names)?;
+                let options = plan::sweep(stage, settings, test_bed, cell, &names)?;
                 let records = records(options.targets.len());
                 let record = sweep::begin(options, records, Vec::new())?;
                 self.result.stages.push(StageRecord { stage, sweep: record.clone() });

@@ -30,7 +30,7 @@ const WARM_UP_OF_CELL: u32 = 3;
 
 /// What a stage takes from those before it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ground {
+pub(super) struct TestBed {
     /// Files that take part; of the stage that varies them, how many there are.
     pub files: u32,
     /// Bytes under test, over all of them.
@@ -46,16 +46,16 @@ pub(super) struct Ground {
 pub(super) fn sweep(
     stage: Stage,
     settings: &Settings,
-    ground: Ground,
+    test_bed: TestBed,
     cell: Duration,
     targets: &[String],
 ) -> Result<SweepOptions> {
     let mut job = job(stage, settings, cell)?;
     // Sequential tests have one thread on one file.
-    let files = if matches!(stage, Stage::Reads | Stage::Writes) { 1 } else { ground.files };
+    let files = if matches!(stage, Stage::Reads | Stage::Writes) { 1 } else { test_bed.files };
     let load = &mut job.phases[0].loads[0];
     let sharing = if stage == Stage::Files { 1 } else { files };
-    load.working_set = Bytes(((ground.volume_bytes / u64::from(sharing)) & !4095).max(4096));
+    load.working_set = Bytes(((test_bed.volume_bytes / u64::from(sharing)) & !4095).max(4096));
     if matches!(stage, Stage::Files | Stage::Depths | Stage::Combinations) {
         load.threads = (settings.threads / sharing).max(1);
         load.queue_depth = paper::PRE_TEST_DEPTH;
@@ -63,7 +63,7 @@ pub(super) fn sweep(
     let (knob, total_depth) = match stage {
         Stage::Files => (Knob::Files, Some(settings.threads * paper::PRE_TEST_DEPTH)),
         Stage::Depths | Stage::Reads | Stage::Writes => (Knob::QueueDepth, None),
-        Stage::Combinations => (Knob::Threads, Some(ground.depth)),
+        Stage::Combinations => (Knob::Threads, Some(test_bed.depth)),
     };
     let mut values = values(stage, settings.quick);
     values.retain(|value| stage != Stage::Files || *value <= u64::from(files));
@@ -146,8 +146,8 @@ mod tests {
         (1..=4).map(|number| format!("test{number}.dat")).collect()
     }
 
-    fn cells(stage: Stage, ground: Ground, settings: &Settings) -> Vec<(u32, u32, u32, u64)> {
-        let options = sweep(stage, settings, ground, Duration::from_secs(3), &names()).unwrap();
+    fn cells(stage: Stage, test_bed: TestBed, settings: &Settings) -> Vec<(u32, u32, u32, u64)> {
+        let options = sweep(stage, settings, test_bed, Duration::from_secs(3), &names()).unwrap();
         sweep::plan::cells(&options)
             .unwrap()
             .iter()
@@ -158,27 +158,27 @@ mod tests {
     #[test]
     fn the_cells_are_those_of_the_papers_tables() {
         let settings = Settings::example();
-        let ground = |files| Ground { files, volume_bytes: 64 << 30, depth: 120 };
-        assert_eq!(cells(Stage::Files, ground(4), &settings), [(1, 8, 12, 96), (2, 4, 12, 96), (4, 2, 12, 96)]);
+        let test_bed = |files| TestBed { files, volume_bytes: 64 << 30, depth: 120 };
+        assert_eq!(cells(Stage::Files, test_bed(4), &settings), [(1, 8, 12, 96), (2, 4, 12, 96), (4, 2, 12, 96)]);
         let depths: Vec<_> = (1..=24).map(|depth| (1, 8, depth, u64::from(depth) * 8)).collect();
-        assert_eq!(cells(Stage::Depths, ground(1), &settings), depths);
+        assert_eq!(cells(Stage::Depths, test_bed(1), &settings), depths);
         let combinations: Vec<_> = paper::table(Stage::Combinations)
             .iter()
             .map(|point| (1, point.at as u32, 120 / point.at as u32, 120))
             .collect();
-        assert_eq!(cells(Stage::Combinations, ground(1), &settings), combinations);
-        assert_eq!(cells(Stage::Reads, ground(2), &settings).len(), 36);
-        assert_eq!(cells(Stage::Writes, ground(2), &settings).last(), Some(&(1, 1, 32, 32)));
+        assert_eq!(cells(Stage::Combinations, test_bed(1), &settings), combinations);
+        assert_eq!(cells(Stage::Reads, test_bed(2), &settings).len(), 36);
+        assert_eq!(cells(Stage::Writes, test_bed(2), &settings).last(), Some(&(1, 1, 32, 32)));
     }
 
     #[test]
     fn more_files_share_threads_and_data() {
         let settings = Settings::example();
-        let ground = Ground { files: 2, volume_bytes: 64 << 30, depth: 120 };
-        let options = sweep(Stage::Depths, &settings, ground, Duration::from_secs(3), &names()).unwrap();
+        let test_bed = TestBed { files: 2, volume_bytes: 64 << 30, depth: 120 };
+        let options = sweep(Stage::Depths, &settings, test_bed, Duration::from_secs(3), &names()).unwrap();
         let load = &options.job.phases[0].loads[0];
         assert_eq!((load.threads, load.working_set.0 >> 30, options.targets.len()), (4, 32, 2));
-        assert_eq!(cells(Stage::Depths, ground, &settings)[2], (2, 4, 3, 24));
+        assert_eq!(cells(Stage::Depths, test_bed, &settings)[2], (2, 4, 3, 24));
         // A third of a cell is warm-up, and the loads are the paper's.
         let phase = &options.job.phases[0];
         assert_eq!((phase.warm_up, phase.duration), (Span::from_secs(1), Span::from_secs(2)));

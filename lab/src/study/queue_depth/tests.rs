@@ -21,9 +21,9 @@ fn device(job: &diskwright_load::Job, files: usize) -> diskwright_load::Run {
     simulated_by(servers, job, files)
 }
 
-fn measured(stage: Stage, settings: &Settings, ground: Ground) -> StageRecord {
+fn measured(stage: Stage, settings: &Settings, test_bed: TestBed) -> StageRecord {
     let names: Vec<String> = (1..=4).map(|number| format!("test{number}.dat")).collect();
-    let options = plan::sweep(stage, settings, ground, Duration::from_secs(3), &names).unwrap();
+    let options = plan::sweep(stage, settings, test_bed, Duration::from_secs(3), &names).unwrap();
     let targets = options.targets.iter().map(|name| target(name)).collect();
     let mut sweep = sweep::begin(options, targets, Vec::new()).unwrap();
     sweep::carry_out(&mut sweep, &mut |job, files| Ok(device(job, files)), &mut |_| Ok(()), &mut Silent).unwrap();
@@ -40,14 +40,14 @@ pub(crate) fn result() -> QueueDepthResult {
         cell: Some(Span::from_secs(3)),
         ..Settings::example()
     };
-    let mut ground = Ground { files: 4, volume_bytes: 64 << 30, depth: 0 };
-    let files = measured(Stage::Files, &settings, ground);
-    ground.files = findings::files(&files.sweep);
-    let depths = measured(Stage::Depths, &settings, ground);
-    ground.depth = findings::target_depth(&depths.sweep, settings.threads);
+    let mut test_bed = TestBed { files: 4, volume_bytes: 64 << 30, depth: 0 };
+    let files = measured(Stage::Files, &settings, test_bed);
+    test_bed.files = findings::files(&files.sweep);
+    let depths = measured(Stage::Depths, &settings, test_bed);
+    test_bed.depth = findings::target_depth(&depths.sweep, settings.threads);
     let mut stages = vec![files, depths];
     for stage in [Stage::Combinations, Stage::Reads, Stage::Writes] {
-        stages.push(measured(stage, &settings, ground));
+        stages.push(measured(stage, &settings, test_bed));
     }
     let mut result = QueueDepthResult {
         started_utc: "20261121T120000Z".into(),

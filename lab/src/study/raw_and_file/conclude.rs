@@ -104,9 +104,9 @@ pub struct Overall {
     /// 95 % interval, or of as much confidence as so few workloads allow.
     pub interval: Interval,
     /// Lowest of the workloads' ratios.
-    pub least: f64,
+    pub min: f64,
     /// Highest.
-    pub most: f64,
+    pub max: f64,
     /// How many workloads.
     pub workloads: usize,
     /// Of the rank test, corrected; only of all workloads, for random and sequential ones alone are
@@ -161,8 +161,8 @@ fn one(workloads: &[WorkloadRecord], subject: usize, part: Part, figure: Figure)
         figure,
         ratio: shift.estimate.exp(),
         interval: Interval { low: shift.interval.low.exp(), high: shift.interval.high.exp() },
-        least: logarithms.iter().copied().fold(f64::INFINITY, f64::min).exp(),
-        most: logarithms.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp(),
+        min: logarithms.iter().copied().fold(f64::INFINITY, f64::min).exp(),
+        max: logarithms.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp(),
         workloads: logarithms.len(),
         p_corrected: (part == Part::All)
             .then(|| inference::wilcoxon_signed_rank(&logarithms))
@@ -227,7 +227,7 @@ pub(super) fn verdict(result: &RawAndFileResult) -> String {
         .filter_map(|subject| {
             let throughput = find(result, subject, Part::All, Figure::Throughput)?;
             let cost = find(result, subject, Part::All, cpu)?;
-            let name = the(&result.subjects[subject].name, result.ground.file_system);
+            let name = the(&result.subjects[subject].name, result.test_bed.file_system);
             let verb = if subject == 1 { " gives" } else { "" };
             Some(format!("{name}{verb} {:.2} at {:.2}", throughput.ratio, cost.ratio))
         })
@@ -259,7 +259,7 @@ fn surely(result: &RawAndFileResult) -> String {
         .filter(|one| one.differs() && (one.ratio - 1.0).abs() >= ALIKE)
         .filter_map(|one| {
             let word = if one.ratio < 1.0 { "slower" } else { "faster" };
-            Some(format!("{} is {word}", the(&result.subjects.get(one.subject)?.name, result.ground.file_system)))
+            Some(format!("{} is {word}", the(&result.subjects.get(one.subject)?.name, result.test_bed.file_system)))
         })
         .collect();
     if slow.is_empty() {

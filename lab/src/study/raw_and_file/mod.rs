@@ -6,7 +6,7 @@
 //! the paper's five sizes and five patterns, 64 outstanding:
 //!
 //! ```text
-//!   halve     one block device: bare in the one half, a file system in the other                     (ground.rs)
+//!   halve     one block device: bare in the one half, a file system in the other                     (test_bed.rs)
 //!   prepare   the bare half; a file; a fixed and a dynamic VHDX: alike in size, full of data of the same kind
 //!   measure   each workload in rounds in which everything is measured once, in changing order
 //!   conclude  throughput and CPU cost as ratios to the device in the same round, the paper's beside   (conclude.rs, paper.rs)
@@ -18,16 +18,16 @@
 //! before and after, when the study itself does nothing.
 
 pub mod conclude;
-mod ground;
 pub mod paper;
 mod record;
+mod test_bed;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod told;
 
 pub use conclude::{Figure, Overall, Part};
-pub use ground::{GroundRecord, Halves};
 pub use record::{RawAndFileResult, SideRecord, WorkloadRecord};
+pub use test_bed::{Halves, TestBedRecord};
 
 use crate::{
     LabError, Result, fill, inspect,
@@ -53,7 +53,6 @@ use diskwright_load::{
 };
 use diskwright_stats::summary;
 use diskwright_store::EngineKind;
-use ground::{Ground, Wanted};
 use serde::{Deserialize, Serialize};
 use std::{
     fmt,
@@ -61,6 +60,7 @@ use std::{
     slice, thread,
     time::{Duration, Instant},
 };
+use test_bed::{TestBed, Wanted};
 
 /// Schema of [`RawAndFileResult`].
 pub const SCHEMA: &str = "diskwright.study.raw-and-file/1";
@@ -255,9 +255,9 @@ pub fn run(
     if options.device.is_none() {
         scratch.need("the study", wanted.bare_bytes + wanted.file_system_bytes + (64 << 20))?;
     }
-    let ground = Ground::make(&scratch, &wanted, progress)?;
-    let (subjects, mut warnings) = prepare(&ground, &settings, progress)?;
-    crate::scratch::settle(&ground.folder)?;
+    let test_bed = TestBed::make(&scratch, &wanted, progress)?;
+    let (subjects, mut warnings) = prepare(&test_bed, &settings, progress)?;
+    crate::scratch::settle(&test_bed.folder)?;
     scratch.settle()?;
     let idle_before = idle_cpus();
     let measured = measure(&subjects, &settings, watch, progress)?;
@@ -267,7 +267,7 @@ pub fn run(
     if idle_cpus > BUSY_CPUS {
         warnings.push(Warning::OtherLoad { cpus: idle_cpus });
     }
-    if ground.record.loop_direct == Some(false) {
+    if test_bed.record.loop_direct == Some(false) {
         warnings.push(Warning::DirectNotHonoured { targets: vec!["the loop devices".into()] });
     }
     let names: Vec<&str> = subjects.iter().map(|subject| subject.target.name.as_str()).collect();
@@ -285,7 +285,7 @@ pub fn run(
         quick: settings.quick,
         size_bytes: settings.size_bytes,
         rounds: settings.rounds,
-        ground: ground.record.clone(),
+        test_bed: test_bed.record.clone(),
         subjects: subjects.iter().map(|subject| subject.record.clone()).collect(),
         tsc_hz: measured.tsc_hz,
         idle_cpus,
@@ -295,7 +295,7 @@ pub fn run(
         end: measured.end,
     };
     drop(subjects);
-    ground.end()?;
+    test_bed.end()?;
     result.verdict = conclude::verdict(&result);
     result.took_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let stopped = result.end == End::Stopped;
@@ -304,11 +304,15 @@ pub fn run(
 
 /// Opens the device, makes the file and the disks, fills all of them, proves that they are full,
 /// and looks at them.
-fn prepare(ground: &Ground, settings: &Settings, progress: &mut dyn Progress) -> Result<(Vec<Subject>, Vec<Warning>)> {
-    let file_system = ground.record.file_system;
-    let of_container = |container| targets::create_empty(container, &ground.folder, settings.size_bytes);
+fn prepare(
+    test_bed: &TestBed,
+    settings: &Settings,
+    progress: &mut dyn Progress,
+) -> Result<(Vec<Subject>, Vec<Warning>)> {
+    let file_system = test_bed.record.file_system;
+    let of_container = |container| targets::create_empty(container, &test_bed.folder, settings.size_bytes);
     let things: [(String, PathBuf, Format); 4] = [
-        ("block device".into(), ground.bare.clone(), Format::Raw),
+        ("block device".into(), test_bed.bare.clone(), Format::Raw),
         (format!("{file_system} file"), of_container(Container::Raw)?, Format::Raw),
         ("VHDX fixed".into(), of_container(Container::VhdxFixed)?, Format::Vhdx),
         ("VHDX dynamic".into(), of_container(Container::VhdxDynamic)?, Format::Vhdx),

@@ -1,6 +1,6 @@
 //! What the study found: the form that is saved, printed and drawn.
 
-use super::{GroundRecord, Overall, Pattern};
+use super::{Overall, Pattern, TestBedRecord};
 use crate::measure::Ratio;
 use diskwright_load::{
     figures::Figures,
@@ -36,7 +36,7 @@ pub struct RawAndFileResult {
     /// Rounds.
     pub rounds: usize,
     /// The device and its halves.
-    pub ground: GroundRecord,
+    pub test_bed: TestBedRecord,
     /// What was compared, as it was found before measuring; the device is the first.
     pub subjects: Vec<TargetRecord>,
     /// Cycles of the time-stamp counter in a second, by which CPU time becomes MHz; 0 where there

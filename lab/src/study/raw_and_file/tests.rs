@@ -60,7 +60,7 @@ pub(crate) fn result() -> RawAndFileResult {
         quick: true,
         size_bytes: 1 << 30,
         rounds: 3,
-        ground: GroundRecord {
+        test_bed: TestBedRecord {
             of: "a file in the scratch folder".into(),
             halves: Halves::LoopsOverFile,
             file_system: FileSystem::Ext4,

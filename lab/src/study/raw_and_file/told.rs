@@ -7,21 +7,23 @@ use super::{
 use diskwright_stats::numbers::bytes;
 
 /// What the device was.
-pub(crate) fn ground(result: &RawAndFileResult) -> String {
-    let ground = &result.ground;
-    let halves = match ground.halves {
+pub(crate) fn test_bed(result: &RawAndFileResult) -> String {
+    let test_bed = &result.test_bed;
+    let halves = match test_bed.halves {
         Halves::LoopsOverFile => format!(
             "loop devices over the halves of {} ({} on {})",
-            ground.of, result.place.file_system, result.place.device
+            test_bed.of, result.place.file_system, result.place.device
         ),
-        Halves::Partitions => format!("partitions of {}", ground.of),
-        Halves::LoopsOverDevice => format!("loop devices over the halves of {}, which takes no partitions", ground.of),
+        Halves::Partitions => format!("partitions of {}", test_bed.of),
+        Halves::LoopsOverDevice => {
+            format!("loop devices over the halves of {}, which takes no partitions", test_bed.of)
+        }
     };
     format!(
         "{halves}: {} bare, {} with {}",
-        bytes(ground.bare_bytes),
-        bytes(ground.file_system_bytes),
-        ground.file_system
+        bytes(test_bed.bare_bytes),
+        bytes(test_bed.file_system_bytes),
+        test_bed.file_system
     )
 }
 

@@ -1,4 +1,4 @@
-//! The ground under the study: one block device in two halves, bare in the one, with a file system
+//! The test bed under the study: one block device in two halves, bare in the one, with a file system
 //! in the other.
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //! Both halves are reached the same way, so what differs between them is the file system. No table
 //! of partitions is written.
 //!
-//! Whatever was begun is undone in the opposite order when [`Ground`] is dropped: on success, on an
+//! Whatever was begun is undone in the opposite order when [`TestBed`] is dropped: on success, on an
 //! error, when the user stops it. Mounting and loop devices are left to the programs of util-linux,
 //! as `mkfs` is needed in any case.
 
@@ -40,9 +40,9 @@ const NODE_PATIENCE: Duration = Duration::from_secs(5);
 const ALIGN_BYTES: u64 = 1 << 20;
 const SECTOR_BYTES: u64 = 512;
 
-/// What the ground was made of.
+/// What the test bed was made of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct GroundRecord {
+pub struct TestBedRecord {
     /// Which device, or the file below.
     pub of: String,
     /// How it was halved.
@@ -57,7 +57,7 @@ pub struct GroundRecord {
     pub loop_direct: Option<bool>,
 }
 
-/// See [`GroundRecord`].
+/// See [`TestBedRecord`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Halves {
@@ -84,8 +84,8 @@ pub(super) struct Wanted<'a> {
 
 /// The two halves, as long as they are there.
 #[derive(Debug)]
-pub(super) struct Ground {
-    pub record: GroundRecord,
+pub(super) struct TestBed {
+    pub record: TestBedRecord,
     /// The node of the bare half.
     pub bare: PathBuf,
     /// Where the file system is mounted.
@@ -102,7 +102,7 @@ enum Undo {
     Mount(PathBuf),
 }
 
-impl Ground {
+impl TestBed {
     /// Makes it.
     ///
     /// # Errors
@@ -118,8 +118,8 @@ impl Ground {
         for (name, package) in needed(wanted.file_system) {
             program(name, package)?;
         }
-        let mut ground = Self {
-            record: GroundRecord {
+        let mut test_bed = Self {
+            record: TestBedRecord {
                 of: String::new(),
                 halves: Halves::LoopsOverFile,
                 file_system: wanted.file_system,
@@ -133,16 +133,16 @@ impl Ground {
         };
         report(progress, "prepare", 0, 1, "block device and file system")?;
         let second = match wanted.device {
-            None => ground.halve_file(scratch, wanted)?,
+            None => test_bed.halve_file(scratch, wanted)?,
             Some(device) => {
-                ground.record.of = device.display().to_string();
+                test_bed.record.of = device.display().to_string();
                 let size_bytes = allowed(device, wanted, progress)?;
-                ground.halve_device(device, size_bytes, wanted)?
+                test_bed.halve_device(device, size_bytes, wanted)?
             }
         };
         report(progress, "prepare", 0, 1, &format!("{} on {}", wanted.file_system, second.display()))?;
-        ground.mount(&second)?;
-        Ok(ground)
+        test_bed.mount(&second)?;
+        Ok(test_bed)
     }
 
     /// Undoes everything, and tells the first thing that could not be undone.
@@ -277,7 +277,7 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for TestBed {
     fn drop(&mut self) {
         // There is an error to tell already, or everything has been undone.
         let _ = self.undo_all();
@@ -394,14 +394,14 @@ mod tests {
         }
         let home = tempfile::tempdir().unwrap();
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
-        let ground = Ground::make(&scratch, &wanted(None), &mut Silent).unwrap();
-        let bare = RawDevice::open(&ground.bare, true, CacheMode::Direct).unwrap();
+        let test_bed = TestBed::make(&scratch, &wanted(None), &mut Silent).unwrap();
+        let bare = RawDevice::open(&test_bed.bare, true, CacheMode::Direct).unwrap();
         assert_eq!(bare.geometry().size_bytes, 16 << 20);
         drop(bare);
-        fs::write(ground.folder.join("file"), vec![7; 1 << 20]).unwrap();
+        fs::write(test_bed.folder.join("file"), vec![7; 1 << 20]).unwrap();
         assert!(shown_by_loops(scratch.path()));
-        let folder = ground.folder.clone();
-        ground.end().unwrap();
+        let folder = test_bed.folder.clone();
+        test_bed.end().unwrap();
         assert!(!folder.join("file").exists());
         // Whoever looks at all loop devices in that moment (other tests do) puts the end off until
         // it has looked.
@@ -414,7 +414,7 @@ mod tests {
         // sector.
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
         let small = Wanted { file_system_bytes: 4096, ..wanted(None) };
-        let error = Ground::make(&scratch, &small, &mut Silent).unwrap_err();
+        let error = TestBed::make(&scratch, &small, &mut Silent).unwrap_err();
         assert!(matches!(error, LabError::Program { .. }), "{error}");
         assert!(!shown_by_loops(scratch.path()));
     }
@@ -432,11 +432,11 @@ mod tests {
         let said = capture("losetup", &["--find", "--show", "--partscan", &below_text]).unwrap();
         let device = PathBuf::from(said.trim());
         let outcome = (|| {
-            let ground = Ground::make(&scratch, &wanted(Some(&device)), &mut Silent)?;
-            let halves = ground.record.halves;
-            ground.end()?;
+            let test_bed = TestBed::make(&scratch, &wanted(Some(&device)), &mut Silent)?;
+            let halves = test_bed.record.halves;
+            test_bed.end()?;
             // It has a file system now, in the second half.
-            Ok::<_, LabError>((halves, Ground::make(&scratch, &wanted(Some(&device)), &mut Silent).map(drop)))
+            Ok::<_, LabError>((halves, TestBed::make(&scratch, &wanted(Some(&device)), &mut Silent).map(drop)))
         })();
         let _ = capture("losetup", &["--detach", said.trim()]);
         let (halves, again) = outcome.unwrap();
@@ -453,7 +453,7 @@ mod tests {
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
         let file = home.path().join("file");
         fs::write(&file, b"").unwrap();
-        let error = Ground::make(&scratch, &wanted(Some(&file)), &mut Silent).unwrap_err().to_string();
+        let error = TestBed::make(&scratch, &wanted(Some(&file)), &mut Silent).unwrap_err().to_string();
         assert!(error.contains("is no block device"), "{error}");
     }
 }

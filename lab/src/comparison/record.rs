@@ -7,13 +7,13 @@ use diskwright_load::{
 use diskwright_stats::inference::{Design, Shift};
 use serde::{Deserialize, Serialize};
 
-/// Schema of [`ContestRecord`].
-pub const CONTEST_SCHEMA: &str = "diskwright.lab.compare/1";
+/// Schema of [`ComparisonRecord`].
+pub const COMPARISON_SCHEMA: &str = "diskwright.lab.compare/1";
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ContestRecord {
-    /// [`CONTEST_SCHEMA`].
+pub struct ComparisonRecord {
+    /// [`COMPARISON_SCHEMA`].
     pub schema: String,
     /// The conclusion.
     pub verdict: String,
@@ -22,9 +22,9 @@ pub struct ContestRecord {
     /// Whether round for round was compared.
     pub paired: bool,
     /// Over all groups together, where there are enough of them; corrected among themselves.
-    pub overall: Vec<Comparison>,
+    pub overall: Vec<FigureChange>,
     /// Group by group; corrected among themselves.
-    pub comparisons: Vec<Comparison>,
+    pub comparisons: Vec<FigureChange>,
     /// Conditions of `--fail-if` that hold, in words.
     pub failed: Vec<String>,
     /// Conditions of `--fail-if` that could not be judged, or not of everything, and why.
@@ -82,7 +82,7 @@ pub struct Group {
 
 /// One figure of one group of one side, against the base.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Comparison {
+pub struct FigureChange {
     /// Number of the side, from 1: 0 is the base.
     pub side: usize,
     /// Name of the group; empty for all together.
@@ -119,7 +119,7 @@ pub enum Said {
     TooFewRounds,
 }
 
-impl ContestRecord {
+impl ComparisonRecord {
     /// How the rounds of two sides belong together.
     pub fn design(&self) -> Design {
         if self.paired { Design::Paired } else { Design::Unpaired }
@@ -127,14 +127,14 @@ impl ContestRecord {
 
     /// Rounds of each side (groups, of all together) with which a comparison like this one can show
     /// a difference.
-    pub fn fewest_rounds(&self, comparison: &Comparison) -> usize {
+    pub fn fewest_rounds(&self, comparison: &FigureChange) -> usize {
         let together = comparison.group.is_empty() && !self.overall.is_empty();
         let design = if together { Design::Paired } else { self.design() };
         design.fewest(self.family(comparison))
     }
 
     /// How many comparisons the correction of `comparison` reckoned with.
-    pub fn family(&self, comparison: &Comparison) -> usize {
+    pub fn family(&self, comparison: &FigureChange) -> usize {
         if comparison.group.is_empty() && !self.overall.is_empty() {
             self.overall.len()
         } else {

@@ -2,7 +2,7 @@
 
 use super::Told;
 use super::parts::doubts;
-use crate::contest::{Comparison, ContestRecord, Said};
+use crate::comparison::{ComparisonRecord, FigureChange, Said};
 use diskwright_load::figures::Metric;
 use diskwright_outline::{
     Block, Cell, Chapter, Table, Tone,
@@ -14,13 +14,13 @@ use maud::Markup;
 /// More bars than this in one plot cannot be read.
 const BARS_MOST: usize = 40;
 
-impl Told for ContestRecord {
+impl Told for ComparisonRecord {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
         chapter(self, id, name)
     }
 }
 
-fn chapter(record: &ContestRecord, id: &str, name: &str) -> Chapter {
+fn chapter(record: &ComparisonRecord, id: &str, name: &str) -> Chapter {
     let mut blocks = Vec::new();
     let plots: Vec<Markup> = (1..record.sides.len())
         .flat_map(|side| Metric::ALL.map(|metric| bars(record, side, metric, id)))
@@ -40,7 +40,7 @@ fn chapter(record: &ContestRecord, id: &str, name: &str) -> Chapter {
     let names: Vec<String> = record.sides.iter().map(|side| side.name.clone()).collect();
     Chapter {
         id: id.to_owned(),
-        title: format!("Comparison of {}", list(&names)),
+        title: format!("FigureChange of {}", list(&names)),
         source: name.to_owned(),
         subtitle: String::new(),
         verdict: record.verdict.clone(),
@@ -50,7 +50,7 @@ fn chapter(record: &ContestRecord, id: &str, name: &str) -> Chapter {
     }
 }
 
-fn badges(record: &ContestRecord) -> Vec<(Tone, String)> {
+fn badges(record: &ComparisonRecord) -> Vec<(Tone, String)> {
     let mut badges = Vec::new();
     if !record.failed.is_empty() {
         badges.push((Tone::Bad, "failed".to_owned()));
@@ -66,14 +66,14 @@ fn badges(record: &ContestRecord) -> Vec<(Tone, String)> {
     badges
 }
 
-fn base_name(record: &ContestRecord) -> &str {
+fn base_name(record: &ComparisonRecord) -> &str {
     record.sides.first().map_or("the base", |side| side.name.as_str())
 }
 
 /// One figure of one side: each measurement as a ratio to the base.
-fn bars(record: &ContestRecord, side: usize, metric: Metric, id: &str) -> Option<Markup> {
+fn bars(record: &ComparisonRecord, side: usize, metric: Metric, id: &str) -> Option<Markup> {
     let side_name = &record.sides.get(side)?.name;
-    let found: Vec<&Comparison> = record
+    let found: Vec<&FigureChange> = record
         .comparisons
         .iter()
         .filter(|comparison| comparison.side == side && comparison.metric == metric)
@@ -137,7 +137,7 @@ fn percent(share: f64) -> String {
     format!("{:+.1} %", share * 100.0)
 }
 
-fn table(record: &ContestRecord, comparisons: &[Comparison]) -> Table {
+fn table(record: &ComparisonRecord, comparisons: &[FigureChange]) -> Table {
     let table = Table::new(
         format!(
             "Changes are median ratios to the base ({}). p: {} test, corrected by Holm for {} comparisons.",
@@ -198,7 +198,7 @@ fn table(record: &ContestRecord, comparisons: &[Comparison]) -> Table {
     table
 }
 
-fn sides(record: &ContestRecord) -> Table {
+fn sides(record: &ComparisonRecord) -> Table {
     let mut table = Table::new(
         "The first is the base. Rounds: the fewest of any measurement",
         &["side", "measurements", "rounds", "from", "cache", "machine", "version"],
@@ -227,8 +227,8 @@ mod tests {
     /// The example has one round a side: whatever it measured, no change is shown.
     #[test]
     fn a_change_that_so_few_rounds_cannot_show_is_not_in_the_page() {
-        let mut record = example::contest();
-        let of = |record: &ContestRecord| {
+        let mut record = example::comparison();
+        let of = |record: &ComparisonRecord| {
             let blocks = chapter(record, "c", "c").blocks;
             let plot = blocks.iter().find_map(|block| match block {
                 Block::Plots(plots) => Some(plots[0].0.clone()),

@@ -8,7 +8,9 @@
 //! MB/s is left out where all requests are alike in size: it says what IOPS say, and each question
 //! asked makes every answer dearer.
 
-use super::{Comparison, ContestRecord, FailIf, Group, Said, Side, fail::Unjudged, record::CONTEST_SCHEMA, verdict};
+use super::{
+    ComparisonRecord, FailIf, FigureChange, Group, Said, Side, fail::Unjudged, record::COMPARISON_SCHEMA, verdict,
+};
 use diskwright_load::{
     figures::{Figures, Metric},
     warning::Warning,
@@ -38,9 +40,9 @@ impl Default for JudgeOptions {
 }
 
 /// Compares each side with the first.
-pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ContestRecord {
-    let mut record = ContestRecord {
-        schema: CONTEST_SCHEMA.into(),
+pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ComparisonRecord {
+    let mut record = ComparisonRecord {
+        schema: COMPARISON_SCHEMA.into(),
         verdict: String::new(),
         paired: options.paired,
         overall: Vec::new(),
@@ -206,10 +208,10 @@ fn comparison(
     test: RankTest,
     change: Shift,
     options: &JudgeOptions,
-) -> Comparison {
+) -> FigureChange {
     let middle = |values: &[f64]| median(values).map_or(0.0, f64::exp);
     let pairs = base.len().min(ours.len());
-    Comparison {
+    FigureChange {
         side,
         group: group.to_owned(),
         metric,
@@ -226,8 +228,8 @@ fn comparison(
 /// All groups together, for each side and figure: whether their ratios lie on one side of 1. Each
 /// group is one value, so a group that scatters counts no more than another. Only sides and figures
 /// that have groups enough for the corrected test to reject.
-fn overall(comparisons: &[Comparison], options: &JudgeOptions) -> Vec<Comparison> {
-    let mut families: Vec<(usize, Metric, Vec<&Comparison>)> = Vec::new();
+fn overall(comparisons: &[FigureChange], options: &JudgeOptions) -> Vec<FigureChange> {
+    let mut families: Vec<(usize, Metric, Vec<&FigureChange>)> = Vec::new();
     for one in comparisons {
         match families.iter_mut().find(|(side, metric, _)| (*side, *metric) == (one.side, one.metric)) {
             Some((_, _, groups)) => groups.push(one),
@@ -239,7 +241,7 @@ fn overall(comparisons: &[Comparison], options: &JudgeOptions) -> Vec<Comparison
     families.iter().filter_map(|(side, metric, groups)| together(*side, *metric, groups, options)).collect()
 }
 
-fn together(side: usize, metric: Metric, groups: &[&Comparison], options: &JudgeOptions) -> Option<Comparison> {
+fn together(side: usize, metric: Metric, groups: &[&FigureChange], options: &JudgeOptions) -> Option<FigureChange> {
     let options = JudgeOptions { paired: true, ..options.clone() };
     let ours: Vec<f64> = groups.iter().map(|comparison| (1.0 + comparison.change.estimate).ln()).collect();
     let base = vec![0.0; ours.len()];
@@ -250,7 +252,7 @@ fn together(side: usize, metric: Metric, groups: &[&Comparison], options: &Judge
     Some(comparison)
 }
 
-fn correct(comparisons: &mut [Comparison], design: Design) {
+fn correct(comparisons: &mut [FigureChange], design: Design) {
     let family = comparisons.len();
     let corrected = inference::holm(&comparisons.iter().map(|comparison| comparison.p).collect::<Vec<_>>());
     for (comparison, p) in comparisons.iter_mut().zip(corrected) {

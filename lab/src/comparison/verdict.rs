@@ -1,6 +1,6 @@
 //! The conclusion of a comparison, in sentences.
 
-use super::{Comparison, ContestRecord, Said};
+use super::{ComparisonRecord, FigureChange, Said};
 use diskwright_load::figures::Metric;
 use diskwright_stats::numbers::figure;
 use std::fmt::Write as _;
@@ -9,8 +9,8 @@ use std::fmt::Write as _;
 const TOLD_IN_VERDICT: usize = 4;
 
 /// The conclusion, in sentences.
-pub fn verdict(record: &ContestRecord) -> String {
-    let told: Vec<&Comparison> =
+pub fn verdict(record: &ComparisonRecord) -> String {
+    let told: Vec<&FigureChange> =
         if record.overall.is_empty() { record.comparisons.iter().collect() } else { record.overall.iter().collect() };
     let mut sentences: Vec<String> = record.failed.iter().map(|failed| format!("FAILED: {failed}.")).collect();
     for side in 1..record.sides.len() {
@@ -27,7 +27,7 @@ pub fn verdict(record: &ContestRecord) -> String {
             ));
         }
         for group in groups.iter().take(TOLD_IN_VERDICT) {
-            let of: Vec<&Comparison> = told
+            let of: Vec<&FigureChange> = told
                 .iter()
                 .filter(|comparison| comparison.side == side && comparison.group == *group)
                 .copied()
@@ -42,7 +42,7 @@ pub fn verdict(record: &ContestRecord) -> String {
     sentences.join(" ")
 }
 
-fn sentence(record: &ContestRecord, side: usize, of: &[&Comparison]) -> String {
+fn sentence(record: &ComparisonRecord, side: usize, of: &[&FigureChange]) -> String {
     let (base, ours) = (&record.sides[0].name, &record.sides[side].name);
     let Some(first) = of.first() else { return String::new() };
     let mut text = match first.said {
@@ -89,7 +89,7 @@ fn sentence(record: &ContestRecord, side: usize, of: &[&Comparison]) -> String {
 }
 
 /// `+5.2 % (95 % interval +4.1 % to +6.3 %)`.
-pub fn change(comparison: &Comparison) -> String {
+pub fn change(comparison: &FigureChange) -> String {
     let shift = &comparison.change;
     if shift.confidence == 0.0 {
         return format!("{} (one round has no interval)", percent(shift.estimate));
@@ -103,7 +103,7 @@ pub fn change(comparison: &Comparison) -> String {
     )
 }
 
-fn estimate(comparison: &Comparison) -> String {
+fn estimate(comparison: &FigureChange) -> String {
     percent(comparison.change.estimate)
 }
 

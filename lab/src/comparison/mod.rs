@@ -25,4 +25,4 @@ pub use fail::{Certainty, FailIf};
 pub use judge::{JudgeOptions, judge};
 pub use live::{LiveOptions, live};
 pub use read::read_side;
-pub use record::{CONTEST_SCHEMA, Circumstances, Comparison, ContestRecord, Group, Said, Side};
+pub use record::{COMPARISON_SCHEMA, Circumstances, ComparisonRecord, FigureChange, Group, Said, Side};

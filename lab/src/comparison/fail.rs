@@ -7,7 +7,7 @@
 //! it would let everything through. Such a condition is undecided ([`FailIf::unjudged`]), and the
 //! command does not end as one that has passed.
 
-use super::{Comparison, ContestRecord, Said};
+use super::{ComparisonRecord, FigureChange, Said};
 use diskwright_load::figures::Metric;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -84,10 +84,10 @@ impl fmt::Display for FailIf {
 
 impl FailIf {
     /// Why, and of what, it could not be judged; `None` where it was judged of everything.
-    pub fn unjudged(&self, record: &ContestRecord) -> Option<Unjudged> {
-        let of_metric = |comparison: &&Comparison| comparison.metric == self.metric;
-        let blind = |comparison: &&Comparison| comparison.said == Said::TooFewRounds;
-        let each: Vec<&Comparison> = record.comparisons.iter().filter(of_metric).collect();
+    pub fn unjudged(&self, record: &ComparisonRecord) -> Option<Unjudged> {
+        let of_metric = |comparison: &&FigureChange| comparison.metric == self.metric;
+        let blind = |comparison: &&FigureChange| comparison.said == Said::TooFewRounds;
+        let each: Vec<&FigureChange> = record.comparisons.iter().filter(of_metric).collect();
         if each.is_empty() {
             let why = format!(
                 "--fail-if '{self}' could not be judged: the {} was not compared, for not both sides have it, or --figures leaves it out",
@@ -115,7 +115,7 @@ impl FailIf {
     }
 
     /// Where it holds, in words; one sentence for each side and group.
-    pub fn holding(&self, record: &ContestRecord) -> Vec<String> {
+    pub fn holding(&self, record: &ComparisonRecord) -> Vec<String> {
         let all = record.overall.iter().chain(&record.comparisons);
         all.filter(|comparison| comparison.metric == self.metric && self.holds(comparison))
             .map(|comparison| {
@@ -131,7 +131,7 @@ impl FailIf {
             .collect()
     }
 
-    fn holds(&self, comparison: &Comparison) -> bool {
+    fn holds(&self, comparison: &FigureChange) -> bool {
         // How much worse each end is; the first is the better end.
         let change = &comparison.change;
         let worse = |share: f64| if self.metric.more_is_better() { -share } else { share };
