@@ -174,14 +174,10 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_comes_back_from_its_json_and_from_that_of_the_first_version() {
+    fn a_workload_comes_back_from_its_json() {
         let workload = Workload { read_percent: 95.0, ..Workload::new(Pattern::Random, Direction::Read, 8192, 4) };
         let json = serde_json::to_string(&workload).unwrap();
         assert_eq!(serde_json::from_str::<Workload>(&json).unwrap(), workload);
-        let first = r#"{"name": "64K sequential write", "pattern": "sequential", "direction": "write",
-            "block_bytes": 65536, "queue_depth": 32, "working_set_bytes": 0}"#;
-        let wanted = Workload::new(Pattern::Sequential, Direction::Write, 65536, 32);
-        assert_eq!(serde_json::from_str::<Workload>(first).unwrap(), wanted);
     }
 
     #[test]
