@@ -74,11 +74,14 @@ fn small_writes(client: &mut Client, seed: u8) -> (Vec<u8>, Vec<u8>) {
 #[test]
 fn small_writes_are_not_copied_and_need_no_more_calls() {
     const ROUNDS: u64 = 8;
+    /// How often each way is tried. The kernel decides how many completions arrive at once, so the
+    /// fewest calls are compared.
+    const TRIES: usize = 6;
     let dir = tempfile::tempdir().unwrap();
-    let mut enters = Vec::new();
+    let mut enters = [u64::MAX; 3];
     // Buffered; a disk that claims to need aligned memory; a disk that needs it (O_DIRECT).
     let ways = [(CacheMode::PageCache, None), (CacheMode::PageCache, Some(4096)), (CacheMode::Direct, None)];
-    for (cache, alignment_bytes) in ways {
+    for (way, (cache, alignment_bytes)) in (0..TRIES).flat_map(|_| ways.into_iter().enumerate()) {
         let path = dir.path().join("disk");
         let (disk, Some(served)) = serve_file(&path, cache, alignment_bytes) else { return };
         let copies = cache == CacheMode::Direct || alignment_bytes.is_some();
@@ -103,7 +106,7 @@ fn small_writes_are_not_copied_and_need_no_more_calls() {
         let after = served.server().metrics().totals();
         let payload_bytes = if copies { 512 + 32 * 4096 } else { 512 };
         assert_eq!(after.copied_bytes - before.copied_bytes, ROUNDS * payload_bytes, "{cache:?} {alignment_bytes:?}");
-        enters.push(after.enters - before.enters);
+        enters[way] = enters[way].min(after.enters - before.enters);
         drop(served);
         fs::remove_file(&path).unwrap();
     }
