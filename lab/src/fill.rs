@@ -36,7 +36,7 @@ pub type Make<'a> = dyn FnMut(u64, &mut [u8]) + 'a;
 /// Writes the contents of `seed` all over `device`, and flushes.
 ///
 /// # Errors
-/// [`LabError::Queue`] and [`LabError::Request`] when the device fails; whatever `tick` returns.
+/// [`LoadError::Queue`] and [`LabError::Request`] when the device fails; whatever `tick` returns.
 pub fn fill(name: &str, device: &dyn BlockDevice, seed: u64, engine: EngineKind, tick: &mut Tick<'_>) -> Result<()> {
     fill_front(name, device, u64::MAX, seed, engine, tick)
 }
@@ -104,7 +104,7 @@ pub fn find_data(
 /// Checks that every byte of `device` is data of its top layer, or of any layer with `any_layer`.
 ///
 /// # Errors
-/// [`LabError::NotPopulated`]; [`LabError::Queue`] when the device cannot tell.
+/// [`LabError::NotPopulated`]; [`LoadError::Queue`] when the device cannot tell.
 pub fn check_populated(name: &str, device: &dyn BlockDevice, any_layer: bool) -> Result<()> {
     let all = 0..device.geometry().size_bytes;
     check_populated_ranges(name, device, slice::from_ref(&all), any_layer)
@@ -137,7 +137,7 @@ pub fn check_populated_ranges(
 /// Tells `each` the extents of `ranges`.
 ///
 /// # Errors
-/// [`LabError::Queue`] when the device cannot tell.
+/// [`LoadError::Queue`] when the device cannot tell.
 pub fn for_extents(
     name: &str,
     device: &dyn BlockDevice,

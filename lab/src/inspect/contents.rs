@@ -32,7 +32,7 @@ pub const SAMPLE_BYTES: u64 = 4096;
 /// Looks at `ranges` of a device.
 ///
 /// # Errors
-/// [`LabError::Queue`] when it cannot tell its extents, [`LabError::Request`] when a sample cannot
+/// [`LoadError::Queue`] when it cannot tell its extents, [`LabError::Request`] when a sample cannot
 /// be read.
 pub fn look(
     name: &str,

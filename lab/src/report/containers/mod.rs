@@ -257,7 +257,9 @@ fn overview(workloads: &[&ComparedWorkload], depth: u32) -> Table {
         ),
         &["workload", "raw file IOPS"],
     );
-    table.heads.extend(workloads.first().into_iter().flat_map(|first| targets(first).skip(1)));
+    // As short as a table of seven columns on a terminal needs.
+    let short = |name: String| name.replace("differencing", "diff.");
+    table.heads.extend(workloads.first().into_iter().flat_map(|first| targets(first).skip(1)).map(short));
     for compared in workloads {
         let cells = &compared.result.cells;
         let mut row = vec![Cell::text(&compared.result.workload.name)];
@@ -375,9 +377,6 @@ fn facts(result: &ContainersResult) -> Vec<(String, String)> {
     add("Disks", format!("{size} each{}, blocks of {block}", rounded(options)));
     add("Queue depths", list(&options.queue_depths.iter().map(u32::to_string).collect::<Vec<_>>()));
     add("Cache", if options.cache == "direct" { "O_DIRECT".into() } else { "page cache".into() });
-    if !result.left_out.is_empty() {
-        add("Left out by --quick", result.left_out.join("; "));
-    }
     add("Engine", options.engine.clone());
     add("The generator itself", format!("{} for each request, on `null:`", time(result.generator_ns_per_io)));
     add("Seed", options.seed.to_string());
