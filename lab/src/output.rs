@@ -52,7 +52,8 @@ const TABLES: [&str; 4] = [
 /// How the schemas of results begin.
 const SCHEMAS: [&str; 3] = ["diskwright.lab.", "diskwright.study.", "diskwright.bench/"];
 
-/// How every report says which program made it, before the version. Reports are known again by this.
+/// How every report says which program made it, before the version. Reports are known again by
+/// this.
 pub(crate) const MADE_BY: &str = "Made by diskwright ";
 
 /// Which program made a report.

@@ -1,4 +1,5 @@
-//! CSV of what was judged: comparisons and the bench. A row is one figure of one side, or one check.
+//! CSV of what was judged: comparisons and the bench. A row is one figure of one side, or one
+//! check.
 
 use crate::{
     bench::{Bar, BenchReport},

@@ -133,7 +133,8 @@ fn margins(row: &RowResult, id: &str) -> Markup {
     .render()
 }
 
-/// The checks that were not kept and the closest ones; all of them folded away where there are more.
+/// The checks that were not kept and the closest ones; all of them folded away where there are
+/// more.
 fn checks(row: &RowResult) -> Vec<Block> {
     let mut order: Vec<&Check> = row.checks.iter().collect();
     let all = order.len();

@@ -1,8 +1,8 @@
 //! Carrying a sweep out: rounds interleaved over the cells, each measured window kept at once.
 //!
-//! In every round each cell is measured once, in an order that changes ([`summary::round_order`]), so
-//! that a drift of the machine falls on all loads alike. After each window the record is handed to
-//! `keep`, which saves it; whoever begins with such a record goes on where it ended, in the same
+//! In every round each cell is measured once, in an order that changes ([`summary::round_order`]),
+//! so that a drift of the machine falls on all loads alike. After each window the record is handed
+//! to `keep`, which saves it; whoever begins with such a record goes on where it ended, in the same
 //! order.
 
 use super::{

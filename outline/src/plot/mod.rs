@@ -92,9 +92,9 @@ impl Frame<'_> {
     }
 }
 
-/// The first drawing of a figure that [`LineChart`], [`BarChart`] or [`HeatMap`] rendered, as an SVG
-/// file of its own, with its title above it and the page's colours. `made_by` becomes a comment.
-/// `None` where there is no drawing in it.
+/// The first drawing of a figure that [`LineChart`], [`BarChart`] or [`HeatMap`] rendered, as an
+/// SVG file of its own, with its title above it and the page's colours. `made_by` becomes a
+/// comment. `None` where there is no drawing in it.
 pub fn standalone(figure: &Markup, made_by: &str) -> Option<String> {
     let text = &figure.0;
     let (start, end) = (text.find("<svg")?, text.find("</svg>")?);

@@ -282,7 +282,8 @@ fn cpu_of_paper(result: &RawAndFileResult) -> String {
     }
 }
 
-/// Whether a subject is the file of the file system, which the paper has, and no virtual disk on it.
+/// Whether a subject is the file of the file system, which the paper has, and no virtual disk on
+/// it.
 pub(crate) fn is_file(name: &str, file_system: FileSystem) -> bool {
     name.strip_prefix(file_system.name()).is_some_and(|rest| rest == " file")
 }

@@ -1,5 +1,5 @@
-//! The test bed under the study: one block device in two halves, bare in the one, with a file system
-//! in the other.
+//! The test bed under the study: one block device in two halves, bare in the one, with a file
+//! system in the other.
 //!
 //! ```text
 //!   a file of the scratch folder ──▶ two loop devices over its halves, O_DIRECT ─┬─▶ the bare half
@@ -10,9 +10,9 @@
 //! Both halves are reached the same way, so what differs between them is the file system. No table
 //! of partitions is written.
 //!
-//! Whatever was begun is undone in the opposite order when [`TestBed`] is dropped: on success, on an
-//! error, when the user stops it. Mounting and loop devices are left to the programs of util-linux,
-//! as `mkfs` is needed in any case.
+//! Whatever was begun is undone in the opposite order when [`TestBed`] is dropped: on success, on
+//! an error, when the user stops it. Mounting and loop devices are left to the programs of
+//! util-linux, as `mkfs` is needed in any case.
 
 use super::FileSystem;
 use crate::{
