@@ -31,7 +31,11 @@ pub fn verdict(run: &Run) -> String {
     };
     let total = phase.total();
     let titles: Vec<String> = load_titles(run, phase);
-    let targets: Vec<String> = used_targets(run, phase).into_iter().map(|target| target.name.clone()).collect();
+    let targets: Vec<String> = used_targets(run, phase)
+        .into_iter()
+        // A colon follows it.
+        .map(|target| target.name.trim_end_matches(':').to_owned())
+        .collect();
     let latency = total.both.latency();
     text.push_str(&format!(
         "{} on {}: {} IOPS and {} MB/s at {} on average",

@@ -1,7 +1,7 @@
 //! The tables of a run: by direction, by percentile, by target and thread; what a request cost;
 //! what it was measured on.
 
-use diskwright_load::record::{LatencyRecord, PhaseRecord, Run, Total};
+use diskwright_load::record::{DirectionRecord, LatencyRecord, PhaseRecord, Run, Total};
 use diskwright_outline::{Cell, Table, Tone};
 use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count};
 
@@ -33,7 +33,10 @@ pub(super) fn direction_table(phase: &PhaseRecord) -> Table {
     let seconds = phase.window_s().max(1e-9);
     let Total { reads, writes, both, flushes, .. } = &total;
     for (name, direction) in [("reads", reads), ("writes", writes), ("both", both), ("flushes", flushes)] {
-        if direction.ios == 0 && direction.errors == 0 && name != "both" {
+        let is_made = |direction: &DirectionRecord| direction.ios + direction.errors > 0;
+        // Both are told where there are both, or neither.
+        let is_shown = if name == "both" { is_made(reads) == is_made(writes) } else { is_made(direction) };
+        if !is_shown {
             continue;
         }
         let mut cells = vec![
