@@ -72,7 +72,7 @@ pub enum Command {
     /// Print the manual page, or write those of all commands into a folder.
     Man(commands::man::ManArgs),
     /// Open a disk in a process that does nothing else, for the lab to measure.
-    #[command(hide = true, name = commands::lab::CHILD_COMMAND)]
+    #[command(hide = true, name = commands::experiment::CHILD_COMMAND)]
     MeasuringChild(commands::lab::ChildArgs),
 }
 

@@ -47,9 +47,8 @@ impl Checked {
 /// no format that is known. Damage is no error, but a finding.
 pub fn check(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Checked> {
     let path = path.as_ref();
-    let lock = if options.force_share { LockMode::None } else { LockMode::Shared };
     let warnings = options.force_share.then(|| read_without_lock(path)).into_iter().collect();
-    let (format, report) = check_image(path, options, lock)?;
+    let (format, report) = check_image(path, options)?;
     let reading = OpenOptions { writable: false, reach: Reach::Found, ..options.clone() };
     let broken_link = match open_chain(path, &reading) {
         Ok(chain) => chain.broken,
@@ -60,7 +59,13 @@ pub fn check(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Checked> {
     Ok(Checked { format, report, broken_link, warnings })
 }
 
-fn check_image(path: &Path, options: &OpenOptions, lock: LockMode) -> Result<(Format, CheckReport)> {
+/// Checks the image at `path` alone: neither its parents nor the links to them. Damage that ends the
+/// check is a finding. Of the options `writable` and `reach` are ignored.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_image(path: &Path, options: &OpenOptions) -> Result<(Format, CheckReport)> {
+    let lock = if options.force_share { LockMode::None } else { LockMode::Shared };
     let reading = StoreOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock };
     let store = options.files.open(path, &reading)?;
     // A raw disk in several files is checked as one.
@@ -72,11 +77,10 @@ fn check_image(path: &Path, options: &OpenOptions, lock: LockMode) -> Result<(Fo
     }
     let format = options.format.map_or_else(|| probe::probe(&*store, false).map(|verdict| verdict.format), Ok)?;
     if store.len_bytes().is_ok_and(|bytes| bytes == 0) {
-        return Err(DiskError::Image(ImageError::NotAnImage {
-            path: path.to_owned(),
-            found: "found 0 bytes".into(),
-            expected: "a disk".into(),
-        }));
+        return Err(DiskError::BadOptions {
+            what: format!("{}: found 0 bytes, expected a disk", path.display()),
+            hint: "if this is the right file, get it anew from where it came from".into(),
+        });
     }
     match probe::check(store, Some(format)) {
         Err(ImageError::Corrupt { structure, offset_bytes, found, expected, .. }) => {

@@ -61,7 +61,7 @@ mod shared;
 mod work;
 
 pub use chain::Layer;
-pub use check::{Checked, check};
+pub use check::{Checked, check, check_image};
 pub use compare::{CompareOutcome, compare};
 pub use convert::{ConvertOptions, ConvertOutcome, Lost, LostRange, convert, size_note};
 pub use create::{CreateRequest, create};

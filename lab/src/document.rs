@@ -16,7 +16,7 @@ use crate::{
     result::{CONTAINERS_SCHEMA, ContainersResult},
     study::{
         access_paths::{self, AccessPathsResult},
-        queue_depth::{self, QueueDepthResult},
+        queue_depth::record::{QueueDepthResult, SCHEMA as QUEUE_DEPTH_SCHEMA},
         raw_and_file::{self, RawAndFileResult},
         zero_payload::{self, ZeroPayloadResult},
     },
@@ -327,7 +327,7 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
         }
         SWEEP_SCHEMA => Document::Sweep(Box::new(fields(path, schema, bytes)?)),
         CONTAINERS_SCHEMA => Document::Containers(Box::new(fields(path, schema, bytes)?)),
-        queue_depth::SCHEMA => Document::QueueDepth(Box::new(fields(path, schema, bytes)?)),
+        QUEUE_DEPTH_SCHEMA => Document::QueueDepth(Box::new(fields(path, schema, bytes)?)),
         raw_and_file::SCHEMA => Document::RawAndFile(Box::new(fields(path, schema, bytes)?)),
         zero_payload::SCHEMA => Document::ZeroPayload(Box::new(fields(path, schema, bytes)?)),
         COMPARISON_SCHEMA => {
@@ -350,7 +350,7 @@ const KINDS: [&str; 10] = [
     RUN_SCHEMA,
     SWEEP_SCHEMA,
     CONTAINERS_SCHEMA,
-    queue_depth::SCHEMA,
+    QUEUE_DEPTH_SCHEMA,
     raw_and_file::SCHEMA,
     zero_payload::SCHEMA,
     COMPARISON_SCHEMA,
@@ -471,7 +471,7 @@ mod tests {
             Document::Run(Box::new(example::run())),
             Document::Sweep(Box::new(example::sweep())),
             Document::Containers(Box::new(example::containers())),
-            Document::QueueDepth(Box::new(queue_depth::tests::result())),
+            Document::QueueDepth(Box::new(crate::study::queue_depth::tests::result())),
             Document::RawAndFile(Box::new(raw_and_file::tests::result())),
             Document::ZeroPayload(Box::new(example::zero_payload())),
             Document::Comparison(Box::new(example::comparison())),

@@ -40,6 +40,7 @@ mod chapter;
 mod csv;
 mod html;
 pub mod json;
+mod lines;
 mod markdown;
 pub mod plot;
 mod text;
@@ -48,9 +49,10 @@ mod text_table;
 pub use chapter::{Block, Cell, Chapter, Doubt, Row, Table, Tile, Tone};
 pub use csv::Csv;
 pub use html::page;
+pub use lines::{paint, wrap};
 pub use markdown::markdown;
 pub use maud::Markup;
-pub use text::{TextOptions, paint, text, wrap};
+pub use text::{TextOptions, text};
 pub use text_table::table_text;
 
 #[cfg(doctest)]

@@ -12,6 +12,7 @@
 
 use crate::{
     chapter::{Block, Chapter, Tone},
+    lines::{paint, wrap},
     text_table::table_text,
 };
 
@@ -152,43 +153,6 @@ impl Page {
     }
 }
 
-/// Breaks `text` at spaces into lines of at most `width` columns. A word that is longer, such as a
-/// path, has a line of its own and is not broken. Line feeds begin a new line.
-pub fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines = Vec::new();
-    for paragraph in text.split('\n') {
-        let mut line = String::new();
-        let mut columns = 0;
-        for word in paragraph.split(' ').filter(|word| !word.is_empty()) {
-            let long = word.chars().count();
-            if columns > 0 && columns + 1 + long > width {
-                lines.push(std::mem::take(&mut line));
-                columns = 0;
-            }
-            if columns > 0 {
-                line.push(' ');
-                columns += 1;
-            }
-            line.push_str(word);
-            columns += long;
-        }
-        lines.push(line);
-    }
-    lines
-}
-
-/// Text in the colour of its meaning, or as it is.
-pub fn paint(text: &str, tone: Tone, colour: bool) -> String {
-    let code = match tone {
-        Tone::Good => "32",
-        Tone::Bad => "31",
-        Tone::Doubt => "33",
-        Tone::Faint => "2",
-        Tone::Plain => "",
-    };
-    if !colour || code.is_empty() || text.is_empty() { text.to_owned() } else { format!("\x1b[{code}m{text}\x1b[0m") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,9 +209,6 @@ mod tests {
 
     #[test]
     fn lines_are_no_wider_than_the_terminal_unless_a_word_is() {
-        assert_eq!(wrap("a bb ccc dddd", 6), ["a bb", "ccc", "dddd"]);
-        assert_eq!(wrap("/a/long/path it is", 6), ["/a/long/path", "it is"]);
-        assert_eq!(wrap("", 6), [""]);
         for width in [40, 60, 80, 200] {
             let shown = text(&chapter(), &TextOptions { width, ..TextOptions::default() });
             assert!(shown.lines().all(|line| line.chars().count() <= width), "{width}: {shown}");

@@ -10,7 +10,7 @@
 
 use crate::{
     chapter::{Row, Table, Tone},
-    text::{paint, wrap},
+    lines::{paint, wrap},
 };
 use std::ops::Range;
 

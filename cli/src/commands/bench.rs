@@ -59,7 +59,7 @@ pub fn run(context: &mut Context, args: &BenchArgs) -> exit::Outcome {
         rounds: args.experiment.rounds,
         cell: args.experiment.cell,
         engine: context.global.engine(),
-        launcher: Some(ChildLauncher::current_exe([super::lab::CHILD_COMMAND])?),
+        launcher: Some(ChildLauncher::current_exe([super::experiment::CHILD_COMMAND])?),
         keep: args.experiment.keep,
     };
     let output = args.experiment.place()?;

@@ -17,16 +17,14 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{
-    Disk, DiskError, Layer, Named, OpenOptions as DiskOptions, Reach, check_parts, in_a_file, parent_time_doubt,
-    parts_of, read_without_lock,
+    Disk, DiskError, Layer, OpenOptions, Reach, check_image, in_a_file, parent_time_doubt, read_without_lock,
 };
-use diskwright_image::{CheckReport, Finding, Format, ImageError, Severity, probe};
-use diskwright_store::{CacheMode, FileStore, Files, LockMode, OpenOptions, Store};
+use diskwright_image::{CheckReport, Finding, Format, Severity};
+use diskwright_store::Files;
 use serde::Serialize;
 use std::{
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 /// Arguments of `check`.
@@ -93,15 +91,13 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
             args.file.display()
         )));
     }
-    let format = context.global.format.map(crate::options::FormatArg::format);
-    let lock = if args.share.force_share { LockMode::None } else { LockMode::Shared };
-    let mut checked: Vec<Checked> = vec![(args.file.clone(), Ok(check_one(&args.file, format, lock)?))];
+    // As far as it can be followed: what is damaged in a parent is told though the next is missing.
+    let options =
+        OpenOptions { reach: Reach::Found, force_share: args.share.force_share, ..context.global.open_options(false) };
+    let mut checked: Vec<Checked> = vec![(args.file.clone(), Ok(check_image(&args.file, &options)?))];
     let mut chain_error = None;
     let warnings: Vec<String> = args.share.force_share.then(|| read_without_lock(&args.file)).into_iter().collect();
     warnings.iter().for_each(|warning| context.warn(warning));
-    // As far as it can be followed: what is damaged in a parent is told though the next is missing.
-    let options =
-        DiskOptions { reach: Reach::Found, force_share: args.share.force_share, ..context.global.open_options(false) };
     match Disk::open(&args.file, &options) {
         Ok(disk) => {
             chain_error = disk.broken_link().map(ToString::to_string);
@@ -116,8 +112,8 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
                     report.findings.insert(after, finding);
                 }
                 if args.chain {
-                    let format = parent.image.info().format;
-                    checked.push((parent.path.clone(), check_one(&parent.path, Some(format), lock)));
+                    let options = OpenOptions { format: Some(parent.image.info().format), ..options.clone() };
+                    checked.push((parent.path.clone(), check_image(&parent.path, &options)));
                 }
             }
         }
@@ -159,36 +155,6 @@ fn doubt_of(child: &Layer, parent: &Layer) -> Option<Finding> {
     let told = parent_time_doubt(&Files::default(), link, &parent.path)?;
     let message = format!("The parent's time stamp: {told}.");
     Some(Finding { severity: Severity::Note, offset_bytes: link.modified_offset_bytes.unwrap_or(0), message })
-}
-
-fn check_one(path: &Path, format: Option<Format>, lock: LockMode) -> Result<(Format, CheckReport), DiskError> {
-    let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock };
-    let store = FileStore::open(path, &options)?;
-    let store: Arc<dyn Store> = Arc::new(store);
-    // A raw disk in several files is checked as one.
-    if !store.is_block_device()
-        && format.is_none_or(|format| format == Format::Raw)
-        && let files = Files::default()
-        && let Named::First(parts) = parts_of(&files, path)?
-    {
-        return Ok((Format::Raw, check_parts(&files, store, &parts, lock)?));
-    }
-    let format = format.map_or_else(|| probe::probe(&*store, false).map(|verdict| verdict.format), Ok)?;
-    if store.len_bytes().is_ok_and(|bytes| bytes == 0) {
-        return Err(DiskError::BadOptions {
-            what: format!("{}: found 0 bytes, expected a disk", path.display()),
-            hint: "if this is the right file, get it anew from where it came from".into(),
-        });
-    }
-    match probe::check(store, Some(format)) {
-        // Damage that ends a check is a finding like any other, and not "could not check".
-        Err(ImageError::Corrupt { structure, offset_bytes, found, expected, .. }) => {
-            let message = format!("{structure}: found {found}, expected {expected}; the check could not go on");
-            let findings = vec![Finding { severity: Severity::Corrupt, offset_bytes, message }];
-            Ok((format, CheckReport { findings, ..CheckReport::default() }))
-        }
-        other => Ok(other?),
-    }
 }
 
 // The worst of what was found; "could not check" counts for more than leaks and for less than

@@ -21,6 +21,9 @@ use diskwright_lab::{
 use serde::Serialize;
 use std::{io::Write, path::PathBuf, time::Duration};
 
+/// The name under which the program starts itself again to measure what opening a disk costs.
+pub const CHILD_COMMAND: &str = "measuring-child";
+
 /// See the module.
 #[derive(Debug, Clone, Args)]
 pub struct ExperimentArgs {

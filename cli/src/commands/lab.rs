@@ -18,9 +18,6 @@ use crate::{
 use clap::{Args, Subcommand};
 use std::{ffi::OsString, io::Write};
 
-/// The name under which the program starts itself again to measure what opening a disk costs.
-pub const CHILD_COMMAND: &str = "measuring-child";
-
 /// Arguments of `lab`.
 #[derive(Debug, Args)]
 pub struct LabArgs {

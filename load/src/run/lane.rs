@@ -21,7 +21,7 @@
 use crate::run::{
     contents::Contents,
     pace::{Overdue, Pacer},
-    plan::LanePlan,
+    plan::{LanePlan, LaneRules},
     requests::{IoRequest, Requests},
     shared::{Failure, NEVER, Shared},
     tally::{DirectionTally, Late, Tally},
@@ -75,24 +75,6 @@ impl Flight {
     }
 }
 
-/// How a lane is to behave.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LaneRules {
-    pub(crate) queue_depth: u32,
-    /// Completions to wait for.
-    pub(crate) batch: u32,
-    /// Requests made anew before they are submitted, where more are to be made.
-    pub(crate) submit_every: u32,
-    /// 0: never.
-    pub(crate) flush_every: u64,
-    /// Writes are durable when they complete.
-    pub(crate) durable: bool,
-    pub(crate) reads: bool,
-    pub(crate) writes: bool,
-    /// Of the requests, from 0 to 1.
-    pub(crate) read_share: f64,
-}
-
 /// What a lane leaves undone at the end of the load.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Undone {
@@ -104,13 +86,6 @@ pub(crate) struct Undone {
     pub(crate) read_share: f64,
     /// When they were given up; none where no latency is taken.
     pub(crate) waited_until_ns: Option<u64>,
-}
-
-impl LaneRules {
-    /// Buffers that it needs.
-    pub(crate) fn buffers(&self) -> usize {
-        self.queue_depth as usize * (usize::from(self.reads) + usize::from(self.writes))
-    }
 }
 
 /// See the module.

@@ -13,7 +13,6 @@ use crate::{
     job::{Caching, Job, Load},
     run::{
         affinity,
-        lane::LaneRules,
         pace::Pacer,
         requests::{Place, Requests, WorkingSet},
         verify::Generations,
@@ -47,6 +46,31 @@ pub(crate) struct LanePlan {
     pub(crate) pacer: Option<Pacer>,
     /// Of the target, where contents are verified.
     pub(crate) generations: Option<Arc<Generations>>,
+}
+
+/// How a lane is to behave.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LaneRules {
+    pub(crate) queue_depth: u32,
+    /// Completions to wait for.
+    pub(crate) batch: u32,
+    /// Requests made anew before they are submitted, where more are to be made.
+    pub(crate) submit_every: u32,
+    /// 0: never.
+    pub(crate) flush_every: u64,
+    /// Writes are durable when they complete.
+    pub(crate) durable: bool,
+    pub(crate) reads: bool,
+    pub(crate) writes: bool,
+    /// Of the requests, from 0 to 1.
+    pub(crate) read_share: f64,
+}
+
+impl LaneRules {
+    /// Buffers that it needs.
+    pub(crate) fn buffers(&self) -> usize {
+        self.queue_depth as usize * (usize::from(self.reads) + usize::from(self.writes))
+    }
 }
 
 /// The threads of phase number `phase`. `generations` has one for each target where contents are

@@ -1,7 +1,10 @@
 //! `diskwright lab selftest`: what the generator itself costs.
 
 use crate::{
-    commands::{self, experiment::ExperimentArgs},
+    commands::{
+        self,
+        experiment::{CHILD_COMMAND, ExperimentArgs},
+    },
     context::Context,
     exit::Outcome,
 };
@@ -49,7 +52,7 @@ pub fn run(context: &mut Context, args: &SelftestArgs) -> Outcome {
         cell: args.experiment.cell,
         engine: context.global.engine(),
         keep: args.experiment.keep,
-        launcher: Some(ChildLauncher::current_exe([super::CHILD_COMMAND])?),
+        launcher: Some(ChildLauncher::current_exe([CHILD_COMMAND])?),
     };
     let output = args.experiment.place()?;
     let mut steps = context.steps();

@@ -21,7 +21,7 @@ mod files;
 pub mod findings;
 pub mod paper;
 mod plan;
-mod record;
+pub(crate) mod record;
 mod settings;
 #[cfg(test)]
 pub(crate) mod tests;

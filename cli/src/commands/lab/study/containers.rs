@@ -1,10 +1,7 @@
 //! `diskwright lab study containers`: the README's first command.
 
 use crate::{
-    commands::{
-        experiment::{self, ExperimentArgs},
-        lab::CHILD_COMMAND,
-    },
+    commands::experiment::{self, CHILD_COMMAND, ExperimentArgs},
     context::Context,
     exit::Outcome,
     options::CacheArg,
