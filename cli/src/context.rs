@@ -6,8 +6,14 @@
 //! a line.
 
 use crate::{
-    describe::printable_lines, exit::Outcome, json, options::GlobalOptions, progress::ProgressDisplay,
-    signals::Signals, steps::StepDisplay, style::Style,
+    describe::printable_lines,
+    exit::Outcome,
+    json::{self, Document},
+    options::GlobalOptions,
+    progress::ProgressDisplay,
+    signals::Signals,
+    steps::StepDisplay,
+    style::Style,
 };
 use diskwright_disk::{OpenOptions, Opened};
 use diskwright_lab::{
@@ -70,8 +76,8 @@ impl Context {
     }
 
     /// Prints the document of this command.
-    pub fn print_json(&mut self, schema: &'static str, body: impl Serialize) -> Outcome<()> {
-        Ok(json::write(&mut self.out, schema, body)?)
+    pub fn print_json(&mut self, body: &impl Document) -> Outcome<()> {
+        Ok(json::write(&mut self.out, body)?)
     }
 
     /// Prints a result of the lab, which says of itself what it is.

@@ -9,12 +9,13 @@ use crate::{
 use diskwright_disk::Layer;
 use diskwright_image::{ImageInfo, LogState, ParentLink};
 use diskwright_store::Store;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
 use uuid::Uuid;
 
 /// One image, for JSON. Sizes are bytes; ids have no braces.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Description {
     /// Path as opened.
     pub file: String,
@@ -59,29 +60,41 @@ pub struct Description {
 }
 
 /// One of several files of an image, for JSON.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct FileDescription {
+    /// Its path.
     file: String,
+    /// Its length in bytes.
     file_size: Option<u64>,
+    /// What it occupies, in bytes.
     size_on_disk: Option<u64>,
 }
 
 /// A parent as stored in its child.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct ParentDescription {
+    /// Path relative to the child.
     relative_path: Option<String>,
+    /// Path that begins with the GUID of a Windows volume.
     volume_path: Option<String>,
+    /// Absolute path, as the system that wrote it names files.
     absolute_path: Option<String>,
+    /// File name (VHD).
     name: Option<String>,
+    /// The id that the parent must have.
     linkage: Uuid,
+    /// A second id that the parent may have instead (`parent_linkage2` of VHDX).
     linkage2: Option<Uuid>,
+    /// When the parent was last changed (VHD).
     modified: Option<String>,
 }
 
 /// State of the log.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct LogDescription {
+    /// `none` (the format has no log), `clean` or `replayed`.
     state: &'static str,
+    /// Log entries that this open has replayed.
     replayed_entries: u32,
 }
 

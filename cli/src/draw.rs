@@ -12,6 +12,7 @@
 
 use crate::style::{FAINT, RED, Style};
 use diskwright_store::{Extent, ExtentKind};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Nothing has been written here in any layer.
@@ -53,7 +54,7 @@ enum Owner {
 }
 
 /// What one layer contributes to the disk as it reads now.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, JsonSchema)]
 pub struct LayerTally {
     /// Bytes of the disk that are read from it.
     pub data_bytes: u64,

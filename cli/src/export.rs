@@ -2,6 +2,7 @@
 
 use crate::{
     describe::printable,
+    json::Document,
     sizes::{Exact, Human},
     table::Fields,
 };
@@ -10,34 +11,62 @@ use diskwright_nbd::{
     wire::{Framing, TransmissionFlags},
 };
 use diskwright_store::BlockDevice;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// One export, for JSON. Sizes are bytes.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct ExportReport {
+    /// Its URI.
     uri: String,
+    /// The address of the server.
     server: String,
+    /// The export name that was asked for.
     export: String,
+    /// The name that the server gives it.
     canonical_name: Option<String>,
+    /// The description that the server gives it.
     description: Option<String>,
+    /// Size of the disk in bytes: that of the export, in whole sectors.
     virtual_size: u64,
+    /// Size of the export in bytes.
     export_size: u64,
+    /// Logical sector in bytes.
     logical_sector_size: u32,
+    /// Physical sector in bytes.
     physical_sector_size: u32,
+    /// Whether the server refuses writes.
     read_only: bool,
+    /// Offsets and lengths of requests are multiples of this, in bytes.
     minimum_block_size: u32,
+    /// The size of request that suits the server, in bytes.
     preferred_block_size: u32,
+    /// The longest payload of a request, in bytes; `null` where the server has no limit.
     maximum_payload: Option<u32>,
+    /// Whether it takes FLUSH.
     can_flush: bool,
+    /// Whether it takes durable writes (FUA).
     can_fua: bool,
+    /// Whether it takes TRIM.
     can_trim: bool,
+    /// Whether it takes WRITE_ZEROES.
     can_zero: bool,
+    /// Whether it refuses a WRITE_ZEROES that is not faster than a write, when asked to.
     can_fast_zero: bool,
+    /// Whether a flush on one connection covers the writes of others.
     can_multi_conn: bool,
+    /// The kind of replies: `simple`, `structured` or `extended`.
     replies: &'static str,
+    /// Whether it tells which ranges are zeros (`base:allocation`).
     tells_zeros: bool,
+    /// Whether it tells which layer stores a range (`qemu:allocation-depth`).
     tells_layers: bool,
+    /// The version of TLS; `null` without encryption.
     tls: Option<String>,
+}
+
+impl Document for ExportReport {
+    const SCHEMA: &'static str = "diskwright.info-export/1";
 }
 
 impl From<&NbdDevice> for ExportReport {

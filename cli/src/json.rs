@@ -6,25 +6,30 @@
 //! bytes. Errors are not JSON: they go to standard error as text, and standard output stays empty,
 //! so a reader that gets no document knows that the exit code says why.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// A document: its schema, then the fields of `body`, which must be a struct or a map.
+/// What a command prints with `--json`. Its JSON schema lies in `docs/schemas/`.
+pub trait Document: Serialize + JsonSchema {
+    /// `diskwright.COMMAND/VERSION`, the value of the field `schema`.
+    const SCHEMA: &'static str;
+}
+
+/// A document with its schema in front, as it is printed.
 #[derive(Debug, Serialize)]
-pub struct Document<T> {
-    /// `diskwright.info/1`.
-    pub schema: &'static str,
-    /// The rest.
+struct Envelope<'a, T> {
+    schema: &'static str,
     #[serde(flatten)]
-    pub body: T,
+    body: &'a T,
 }
 
 /// Writes one document, indented, and a line feed.
 ///
 /// # Errors
 /// What the system says of `out`.
-pub fn write(out: &mut dyn Write, schema: &'static str, body: impl Serialize) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, &Document { schema, body })?;
+pub fn write<T: Document>(out: &mut dyn Write, body: &T) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, &Envelope { schema: T::SCHEMA, body })?;
     writeln!(out)
 }
 
@@ -39,12 +44,15 @@ mod tests {
 
     #[test]
     fn the_schema_comes_first() {
-        #[derive(Serialize)]
+        #[derive(Serialize, JsonSchema)]
         struct Body {
             offset: u64,
         }
+        impl Document for Body {
+            const SCHEMA: &'static str = "diskwright.test/1";
+        }
         let mut out = Vec::new();
-        write(&mut out, "diskwright.test/1", Body { offset: 7 }).unwrap();
+        write(&mut out, &Body { offset: 7 }).unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "{\n  \"schema\": \"diskwright.test/1\",\n  \"offset\": 7\n}\n");
     }
 }

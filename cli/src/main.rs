@@ -32,6 +32,8 @@ mod live;
 mod ntfs;
 mod options;
 mod progress;
+#[cfg(test)]
+mod schemas;
 mod signals;
 mod sizes;
 mod steps;

@@ -12,6 +12,7 @@
 use crate::{
     context::{Context, say},
     exit::{self, Failure, Outcome},
+    json::Document,
 };
 use clap::{Args, ValueEnum};
 use diskwright_disk::{Disk, OpenOptions, in_a_file};
@@ -22,6 +23,7 @@ use diskwright_serve::{
     },
     ephemeral,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::{
     env,
@@ -105,17 +107,29 @@ enum Role {
     Server,
 }
 
-/// What is printed with `--json`.
-#[derive(Debug, Serialize, Deserialize)]
-struct Report {
+/// What `attach --json` prints.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Report {
+    /// The image.
     file: PathBuf,
+    /// The block device; `null` for a disk that is shown as a file.
     device: Option<PathBuf>,
+    /// How the disk is made available.
     by: ShownBy,
+    /// The FUSE file, which is the disk as a file; `null` for a ublk device.
     fuse_file: Option<PathBuf>,
+    /// Whether writes are refused.
     read_only: bool,
+    /// Size of the disk in bytes.
     size: u64,
+    /// Its partitions.
     partitions: Vec<PartitionRecord>,
+    /// The mounts that attach has made.
     mounts: Vec<MountRecord>,
+}
+
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.attach/1";
 }
 
 impl From<&Record> for Report {
@@ -184,7 +198,7 @@ fn start_supervisor(context: &mut Context) -> Outcome {
 
 fn print(context: &mut Context, report: Report) -> Outcome {
     if context.global.json {
-        context.print_json("diskwright.attach/1", report)?;
+        context.print_json(&report)?;
     } else {
         if let Some(place) = report.device.as_ref().or(report.fuse_file.as_ref()) {
             // Scripts take the name as it is.

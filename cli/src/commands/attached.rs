@@ -4,12 +4,13 @@ use crate::{
     context::Context,
     describe::printable,
     exit::{self, Outcome},
-    json,
+    json::{self, Document},
     sizes::Human,
     table::{Align, Columns},
 };
 use clap::Args;
 use diskwright_serve::attach::{self, Record, Registry};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
 
@@ -23,19 +24,28 @@ EXAMPLES
   diskwright attached --json | jq -r '.disks[].device'")]
 pub struct AttachedArgs {}
 
-#[derive(Debug, Serialize)]
-struct Report {
+/// What `attached --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// The disks that are attached on this machine.
     disks: Vec<Entry>,
+    /// What was left of disks whose processes are gone and was cleared up now, a sentence each.
     cleared: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct Entry {
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.attached/1";
+}
+
+/// An attached disk.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Entry {
     #[serde(flatten)]
     record: Record,
-    /// Whether its supervisor is there. Without, it works all the same, and `detach` does the work.
+    /// Whether its supervisor process runs. The disk works without it, and `detach` then does what
+    /// the supervisor would.
     supervised: bool,
-    /// Everything mounted from it, whoever did it.
+    /// The directories where the disk is mounted, also those that other programs have mounted.
     mounted: Vec<PathBuf>,
 }
 
@@ -49,7 +59,7 @@ pub fn run(context: &mut Context, _args: &AttachedArgs) -> Outcome {
         disks.push(Entry { supervised: record.is_supervised(), mounted, record });
     }
     if context.global.json {
-        context.print_json("diskwright.attached/1", Report { disks, cleared })?;
+        context.print_json(&Report { disks, cleared })?;
         return Ok(exit::OK);
     }
     cleared.iter().for_each(|sentence| context.warn(sentence));

@@ -10,7 +10,7 @@ use crate::{
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
-    json,
+    json::{self, Document},
     options::ShareArgs,
     sizes::Human,
     style::{GREEN, RED, YELLOW},
@@ -21,6 +21,7 @@ use diskwright_disk::{
 };
 use diskwright_image::{CheckReport, Finding, Format, Severity};
 use diskwright_store::Files;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
     io::{self, Write},
@@ -52,30 +53,52 @@ pub struct CheckArgs {
     share: ShareArgs,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
+/// What `check --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// The worst of all files: `sound`, `leaked`, `corrupt` or `not checked`.
     verdict: &'static str,
+    /// The image that was named, and with `--chain` its parents.
     files: Vec<FileReport>,
+    /// Why the chain cannot be followed to its end.
     chain_error: Option<String>,
+    /// Warnings, a sentence each.
     warnings: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct FileReport {
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.check/1";
+}
+
+/// What was found in one image.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct FileReport {
+    /// The image.
     file: String,
+    /// Its format; `null` where it could not be opened.
     format: Option<String>,
+    /// `sound`, `leaked`, `corrupt` or `not checked`.
     verdict: &'static str,
+    /// Why it could not be checked.
     error: Option<String>,
+    /// Payload blocks with data of this image.
     allocated_blocks: u64,
+    /// Payload blocks of the disk.
     total_blocks: u64,
+    /// Bytes of the file that nothing refers to.
     leaked_bytes: u64,
+    /// Everything that is not as the format demands.
     findings: Vec<FindingReport>,
 }
 
-#[derive(Debug, Serialize)]
-struct FindingReport {
+/// One finding.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct FindingReport {
+    /// `note`, `leak` or `corrupt`.
     severity: &'static str,
+    /// Where in the file, in bytes.
     offset: u64,
+    /// What was found and what was expected.
     message: String,
 }
 
@@ -127,10 +150,7 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         chain_error.is_some(),
     );
     if context.global.json {
-        context.print_json(
-            "diskwright.check/1",
-            Report { verdict: verdict(code), files: reports, chain_error, warnings },
-        )?;
+        context.print_json(&Report { verdict: verdict(code), files: reports, chain_error, warnings })?;
         return Ok(code);
     }
     for report in &reports {

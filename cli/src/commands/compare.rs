@@ -3,12 +3,13 @@
 use crate::{
     context::Context,
     exit::{self, Outcome},
-    json,
+    json::{self, Document},
     options::{FormatArg, ShareArgs},
     sizes::Exact,
 };
 use clap::Args;
 use diskwright_disk::{CompareOutcome, OpenOptions};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
 
@@ -38,15 +39,27 @@ pub struct CompareArgs {
     share: ShareArgs,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
+/// What `compare --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// The first disk.
     first: String,
+    /// The second disk.
     second: String,
+    /// Whether the contents are the same. Beyond the end of the shorter disk, zeros are the same.
     same: bool,
+    /// Offset of the first byte that differs.
     first_difference: Option<u64>,
+    /// Size of the first disk in bytes.
     first_size: u64,
+    /// Size of the second disk in bytes.
     second_size: u64,
+    /// Warnings, a sentence each.
     warnings: Vec<String>,
+}
+
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.compare/1";
 }
 
 /// Compares.
@@ -73,7 +86,7 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
         let (first, second) = (json::path(&args.first), json::path(&args.second));
         let same = first_difference.is_none();
         let report = Report { first, second, same, first_difference, first_size, second_size, warnings };
-        context.print_json("diskwright.compare/1", report)?;
+        context.print_json(&report)?;
     } else if !context.global.quiet {
         // The words of qemu-img, for scripts that read them.
         match first_difference {

@@ -7,7 +7,8 @@ use crate::{
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
-    json, ntfs,
+    json::{self, Document},
+    ntfs,
     options::{CacheArg, FormatArg, ShareArgs},
     progress, sizes,
     sizes::{Exact, Human},
@@ -15,6 +16,7 @@ use crate::{
 use clap::{Args, ValueEnum};
 use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest, Lost, LostRange};
 use diskwright_image::DiskType;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
     io::Write,
@@ -91,28 +93,49 @@ enum StandaloneType {
     Dynamic,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
+/// What `convert --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// The disk that was copied.
     source: String,
+    /// The new disk.
     dest: String,
+    /// Size of the disk in bytes.
     virtual_size: u64,
+    /// Bytes that were copied.
     copied_bytes: u64,
+    /// Bytes that the file system shares between both files (reflinks).
     cloned_bytes: u64,
+    /// Bytes that read as zeros and take no space in the new disk.
     zero_bytes: u64,
+    /// Whether the new disk was read back and compared (`--verify`).
     verified: bool,
-    /// What the user should know of the copy, a sentence each.
+    /// Warnings, a sentence each.
     warnings: Vec<String>,
+    /// Bytes that could not be read and are zeros in the new disk (`--skip-damaged`).
     lost_bytes: u64,
+    /// The ranges that could not be read.
     lost: Vec<LostReport>,
+    /// Lost bytes in further ranges, which are too many to list.
     lost_unlisted_bytes: u64,
+    /// Time of the copy without the verification.
     copy_seconds: f64,
+    /// Time of the whole command.
     seconds: f64,
 }
 
-#[derive(Debug, Serialize)]
-struct LostReport {
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.convert/1";
+}
+
+/// A range that could not be read.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct LostReport {
+    /// Offset on the disk in bytes.
     start: u64,
+    /// Length in bytes.
     length: u64,
+    /// Why it could not be read.
     reason: String,
 }
 
@@ -173,7 +196,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             copy_seconds: copying.as_secs_f64(),
             seconds: elapsed.as_secs_f64(),
         };
-        context.print_json("diskwright.convert/1", report)?;
+        context.print_json(&report)?;
     } else if !context.global.quiet {
         let line = summary(&done, args.verify);
         let rate = Human(progress::rate(done.copied_bytes + done.cloned_bytes, copying));

@@ -4,12 +4,14 @@ use crate::{
     context::Context,
     describe::{Description, printable},
     exit::{self, Outcome},
-    json, ntfs,
+    json::{self, Document},
+    ntfs,
     options::{FormatArg, TypeArg},
     sizes::{self, Human},
 };
 use clap::Args;
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, Reach, in_a_file, size_note};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
 
@@ -56,11 +58,17 @@ pub struct CreateArgs {
     preallocate: bool,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
+/// What `create --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
     #[serde(flatten)]
     made: Description,
+    /// Warnings, a sentence each.
     warnings: Vec<String>,
+}
+
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.create/1";
 }
 
 /// Creates.
@@ -96,7 +104,7 @@ pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
         made.remarks.push(note);
     }
     if context.global.json {
-        context.print_json("diskwright.create/1", Report { made, warnings })?;
+        context.print_json(&Report { made, warnings })?;
     } else {
         let blocks = made.block_size.map(|bytes| format!(", blocks of {}", Human(bytes))).unwrap_or_default();
         let file = printable(&json::path(&args.file));

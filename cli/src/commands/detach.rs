@@ -3,10 +3,11 @@
 use crate::{
     context::Context,
     exit::{self, Outcome},
-    json,
+    json::{self, Document},
 };
 use clap::Args;
 use diskwright_serve::attach::{self, Detach, Registry};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -31,10 +32,17 @@ pub struct DetachArgs {
     force: bool,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
+/// What `detach --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// The image.
     file: String,
+    /// The block device that it had; none where it was attached as a file.
     device: Option<String>,
+}
+
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.detach/1";
 }
 
 /// Detaches.
@@ -43,7 +51,7 @@ pub fn run(context: &mut Context, args: &DetachArgs) -> Outcome {
     let record = attach::detach(&Registry::open()?, &args.target, how)?;
     if context.global.json {
         let device = record.device.as_deref().map(json::path);
-        context.print_json("diskwright.detach/1", Report { file: json::path(&record.file), device })?;
+        context.print_json(&Report { file: json::path(&record.file), device })?;
     }
     Ok(exit::OK)
 }

@@ -8,6 +8,7 @@ use crate::{
     describe::{Description, printable},
     exit::{self, Outcome},
     export::ExportReport,
+    json::Document,
     options::ShareArgs,
     style::{FAINT, GREEN, RED, YELLOW},
     table::Fields,
@@ -15,6 +16,7 @@ use crate::{
 use clap::Args;
 use diskwright_disk::{DiskError, Layer, OpenOptions, Opened, Reach, parent_time_doubt};
 use diskwright_store::Files;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::{io::Write, iter, path::PathBuf};
 
@@ -42,28 +44,42 @@ pub struct InfoArgs {
 /// How far the tree of a chain is indented; what is deeper stays in that column.
 const DEEPEST_INDENT: usize = 8;
 
-#[derive(Debug, Serialize)]
-struct Report {
+/// What `info --json` prints of an image.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
     #[serde(flatten)]
     top: Description,
+    /// `ok`, `missing`, `changed`, `not allowed`, `in use` or `unusable`; `null` for a disk without a
+    /// parent.
     parent_state: Option<&'static str>,
+    /// Why the parent cannot be opened.
     parent_error: Option<String>,
-    /// Why the chain cannot be followed to its end, be it at the parent or further down.
+    /// Why the chain cannot be followed to its end: at the parent or further down.
     chain_error: Option<String>,
+    /// Images in the chain, this one included; `null` where it cannot be followed to its end.
     chain_length: Option<usize>,
+    /// Warnings, a sentence each.
     warnings: Vec<String>,
+    /// With `--chain`: every image from this one down.
     #[serde(skip_serializing_if = "Option::is_none")]
     chain: Option<Vec<Link>>,
 }
 
-#[derive(Debug, Serialize)]
-struct Link {
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.info/1";
+}
+
+/// An image of the chain.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Link {
+    /// 0 for the image that was named, 1 for its parent, and so on.
     depth: usize,
     #[serde(flatten)]
     image: Description,
-    // Of the link to the layer above; the top has none.
+    /// Whether its id is the one that the layer above has recorded; `null` for the top.
     identity_ok: Option<bool>,
-    // Whether it was last changed when the layer above says, where that is recorded (VHD).
+    /// Whether it was last changed at the time that the layer above has recorded; `null` where no
+    /// time is recorded (VHD records one).
     timestamp_ok: Option<bool>,
 }
 
@@ -99,7 +115,7 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
             warnings: disk.warnings().to_vec(),
             chain,
         };
-        context.print_json("diskwright.info/1", report)?;
+        context.print_json(&report)?;
         return Ok(exit::OK);
     }
     for warning in disk.warnings() {
@@ -137,7 +153,7 @@ fn timestamps(layers: &[Layer], ignored: bool) -> Vec<Option<bool>> {
 
 fn describe_export(context: &mut Context, report: &ExportReport) -> Outcome {
     if context.global.json {
-        context.print_json("diskwright.info-export/1", report)?;
+        context.print_json(report)?;
     } else {
         let mut fields = Fields::default();
         report.add_to(&mut fields);

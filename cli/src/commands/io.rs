@@ -16,10 +16,11 @@ mod words;
 use crate::{
     context::{Context, say},
     exit::{self, Failure, Outcome},
-    json,
+    json::{self, Document},
 };
 use clap::Args;
 use diskwright_store::Blocking;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
     io::{self, BufRead, IsTerminal, Write},
@@ -58,22 +59,37 @@ pub struct IoArgs {
 }
 
 /// How a command ended, for JSON.
-#[derive(Debug, Serialize)]
-struct Done {
+/// The result of one command.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Done {
+    /// The command as it was given.
     command: String,
+    /// Whether it succeeded.
     ok: bool,
-    /// As asked for, whatever became of it; none for a flush, and for what is no command.
+    /// The offset that was asked for, in bytes, also where the command failed; `null` for a flush
+    /// and for a text that is no command.
     offset: Option<u64>,
+    /// The length that was asked for, in bytes.
     length: Option<u64>,
+    /// Where a `read -P` found the first byte that differs from the pattern.
     first_difference: Option<u64>,
+    /// Why it failed.
     error: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
+/// What `io --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// The image.
     file: String,
+    /// One for each command, in their order.
     results: Vec<Done>,
+    /// Warnings, a sentence each.
     warnings: Vec<String>,
+}
+
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.io/1";
 }
 
 /// Between two looks at whether a signal came while waiting for a line.
@@ -168,7 +184,7 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
     ended?;
     let code = if results.iter().all(|done| done.ok) { exit::OK } else { exit::FAILED };
     if context.global.json {
-        context.print_json("diskwright.io/1", Report { file: json::path(&args.file), results, warnings })?;
+        context.print_json(&Report { file: json::path(&args.file), results, warnings })?;
     }
     Ok(code)
 }

@@ -1,8 +1,8 @@
 //! `diskwright lab`: the laboratory.
 
 mod compare;
-mod profiles;
-mod report;
+pub mod profiles;
+pub mod report;
 mod run;
 mod selftest;
 mod study;

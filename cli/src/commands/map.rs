@@ -11,7 +11,7 @@ use crate::{
     draw::{self, DAMAGED, Drawing, LayerTally, SPARSE, UNALLOCATED, ZERO},
     exit::{self, Failure, Outcome},
     extents::Extents,
-    json,
+    json::{self, Document},
     options::ShareArgs,
     signals::Patience,
     sizes::{Exact, Human},
@@ -21,6 +21,7 @@ use crate::{
 use clap::Args;
 use diskwright_disk::{Layer, OpenOptions, Opened};
 use diskwright_store::{BlockDevice, Extent, ExtentKind};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
     io::Write,
@@ -48,43 +49,94 @@ pub struct MapArgs {
     share: ShareArgs,
 }
 
-#[derive(Debug, Serialize)]
-struct ExtentReport<'a> {
+/// What `map --json` prints. It is written piece by piece while the extents are found.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report<'a> {
+    /// The image.
+    file: String,
+    /// Size of the disk in bytes.
+    virtual_size: u64,
+    /// Warnings, a sentence each.
+    warnings: Vec<String>,
+    /// The extents in ascending order, without gaps.
+    extents: Vec<ExtentReport<'a>>,
+    /// Why the list ends early.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl Document for Report<'_> {
+    const SCHEMA: &'static str = "diskwright.map/1";
+}
+
+/// A range of the disk that is stored, or not stored, in one way.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ExtentReport<'a> {
+    /// Offset on the disk in bytes.
     start: u64,
+    /// Length in bytes.
     length: u64,
+    /// 0 for the image that was named, 1 for its parent, and so on.
     depth: u32,
+    /// Whether an image of the chain stores it, as data or as zeros.
     present: bool,
+    /// Whether it reads as zeros.
     zero: bool,
+    /// Whether it holds data.
     data: bool,
+    /// Whether it cannot be read because the image is damaged; left out where it is not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(default)]
     damaged: bool,
+    /// Offset of the data in `file`, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     offset: Option<u64>,
+    /// The file that stores it.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<&'a str>,
 }
 
-#[derive(Debug, Serialize)]
-struct DrawingReport<'a> {
+/// What `map --draw --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct DrawingReport<'a> {
+    /// The image.
     file: String,
+    /// Size of the disk in bytes.
     virtual_size: u64,
+    /// Bytes of the disk that one character of `rows` stands for.
     cell_size: u64,
+    /// Bytes that hold data.
     data_bytes: u64,
+    /// Bytes that an image of the chain stores as zeros.
     zero_bytes: u64,
+    /// Bytes that no image of the chain stores.
     unallocated_bytes: u64,
+    /// Warnings, a sentence each.
     warnings: &'a [String],
+    /// Bytes that cannot be read because an image is damaged.
     damaged_bytes: u64,
+    /// The drawing, from the beginning of the disk to its end.
     rows: Vec<String>,
+    /// The images of the chain.
     layers: Vec<LayerReport<'a>>,
 }
 
-#[derive(Debug, Serialize)]
-struct LayerReport<'a> {
+impl Document for DrawingReport<'_> {
+    const SCHEMA: &'static str = "diskwright.map-drawing/1";
+}
+
+/// An image of the chain in the drawing.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct LayerReport<'a> {
+    /// 0 for the image that was named, 1 for its parent, and so on.
     depth: usize,
+    /// The image.
     file: &'a str,
+    /// The character that stands for its data in `rows`.
     glyph: char,
     #[serde(flatten)]
     tally: &'a LayerTally,
+    /// Where in its file the tenths of the disk lie.
     file_positions: String,
 }
 
@@ -198,7 +250,8 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &Names, p
     let warnings = serde_json::to_string(disk.warnings()).map_err(|error| Failure::new(error.to_string()))?;
     write!(
         context.out,
-        "{{\n  \"schema\": \"diskwright.map/1\",\n  \"file\": {file},\n  \"virtual_size\": {size_bytes},\n  \"warnings\": {warnings},\n  \"extents\": ["
+        "{{\n  \"schema\": \"{}\",\n  \"file\": {file},\n  \"virtual_size\": {size_bytes},\n  \"warnings\": {warnings},\n  \"extents\": [",
+        Report::SCHEMA
     )?;
     let mut separator = "\n    ";
     let listed = each_extent(disk.device(), patience, |extent| {
@@ -409,5 +462,5 @@ fn print_drawing_json(
             })
             .collect(),
     };
-    context.print_json("diskwright.map-drawing/1", report)
+    context.print_json(&report)
 }

@@ -19,7 +19,8 @@ use crate::{
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
-    json, options,
+    json::{self, Document},
+    options,
     sizes::Human,
 };
 use clap::Args;
@@ -33,6 +34,7 @@ use diskwright_serve::{
 use diskwright_store::BlockDevice;
 use ipnet::IpNet;
 use live::LiveLine;
+use schemars::JsonSchema;
 use sd_notify::NotifyState;
 use serde::Serialize;
 use std::{
@@ -151,22 +153,38 @@ struct Served {
     disk: Arc<Disk>,
 }
 
-#[derive(Debug, Serialize)]
-struct ExportReport {
+/// A disk that is served.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ExportReport {
+    /// The export name.
     name: String,
+    /// The image.
     file: String,
+    /// Size of the disk in bytes.
     virtual_size: u64,
+    /// Whether writes are refused.
     read_only: bool,
+    /// Whether writes are dropped when the server ends.
     ephemeral: bool,
+    /// Where clients find it, one for each address.
     uris: Vec<String>,
+    /// Warnings, a sentence each.
     warnings: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
+/// What `serve --json` prints once clients can connect.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// The addresses on which the server listens.
     addresses: Vec<String>,
+    /// The address of the metrics page.
     metrics: Option<String>,
+    /// The disks.
     exports: Vec<ExportReport>,
+}
+
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.serve/1";
 }
 
 /// Serves.
@@ -378,7 +396,7 @@ fn announce(
     let metrics = scrape.map(|scrape| scrape.address().to_string());
     if context.global.json {
         let addresses = server.addresses().iter().map(ToString::to_string).collect();
-        context.print_json("diskwright.serve/1", Report { addresses, metrics, exports })?;
+        context.print_json(&Report { addresses, metrics, exports })?;
     } else if !context.global.quiet {
         for export in &exports {
             let how = match export {

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod schemas;
+
 use std::{
     io::{self, Write},
     ops::{Deref, DerefMut},
@@ -94,7 +96,11 @@ impl Workshop {
             .expect("diskwright starts");
         // A command that does not read its input closes it early.
         let _ = child.stdin.take().expect("a pipe").write_all(stdin.as_bytes());
-        Ended::from(child.wait_with_output().expect("diskwright ends"), self.dir.path())
+        let ended = Ended::from(child.wait_with_output().expect("diskwright ends"), self.dir.path());
+        if words.contains(&"--json") && !ended.stdout.is_empty() {
+            schemas::validate(&ended.stdout);
+        }
+        ended
     }
 
     /// Runs a command that must succeed, and gives what it printed.

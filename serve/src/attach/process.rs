@@ -5,6 +5,7 @@ use std::fs;
 
 /// A process of this machine, which may have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Process {
     /// Its number.
     pub pid: u32,

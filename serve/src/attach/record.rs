@@ -40,6 +40,7 @@ const SCHEMA: &str = "diskwright.attachment/1";
 
 /// A partition of an attached disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct PartitionRecord {
     /// The kernel's partition number.
     pub number: u32,
@@ -55,6 +56,7 @@ pub struct PartitionRecord {
 
 /// How a disk is made available.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum ShownBy {
     /// A ublk device.
@@ -68,6 +70,7 @@ pub enum ShownBy {
 
 /// A mount that attach has made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct MountRecord {
     /// The mount point.
     pub directory: PathBuf,
@@ -79,6 +82,7 @@ pub struct MountRecord {
 
 /// An attached disk, as stored in `record.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Record {
     /// The schema of this document, `diskwright.attachment/1`.
     pub schema: String,

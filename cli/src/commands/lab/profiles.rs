@@ -3,10 +3,12 @@
 use crate::{
     context::Context,
     exit::{self, Outcome},
+    json::Document,
     table::{Align, Columns},
 };
 use clap::Args;
 use diskwright_load::profiles::{self, BUILT_IN, Profile};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::io::Write;
 
@@ -27,11 +29,38 @@ pub struct ProfilesArgs {
     name: Option<String>,
 }
 
-#[derive(Serialize)]
-struct Listed {
+/// What `lab profiles --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Listing {
+    /// The built-in profiles.
+    profiles: Vec<Listed>,
+}
+
+impl Document for Listing {
+    const SCHEMA: &'static str = "diskwright.lab.profiles/1";
+}
+
+/// A built-in profile.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Listed {
+    /// Its name.
     name: &'static str,
+    /// What it imitates.
     description: String,
+    /// The names of its phases.
     phases: Vec<String>,
+}
+
+/// What `lab profiles NAME --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct OneProfile {
+    /// The profile, as `lab run --profile` takes it from a file.
+    #[schemars(with = "serde_json::Value")]
+    profile: diskwright_load::job::Job,
+}
+
+impl Document for OneProfile {
+    const SCHEMA: &'static str = "diskwright.lab.profile/1";
 }
 
 /// Lists them, or prints one.
@@ -46,7 +75,7 @@ pub fn run(context: &mut Context, args: &ProfilesArgs) -> Outcome {
 fn print_one(context: &mut Context, name: &str) -> Outcome<()> {
     let job = profiles::load(name)?;
     if context.global.json {
-        return context.print_json("diskwright.lab.profile/1", serde_json::json!({ "profile": job }));
+        return context.print_json(&OneProfile { profile: job });
     }
     // The text as it was written has remarks, which tell where its figures come from.
     let text = Profile::find(name).map_or_else(|| job.to_toml(), |profile| profile.toml.to_owned());
@@ -63,7 +92,7 @@ fn list(context: &mut Context) -> Outcome<()> {
         })
         .collect();
     if context.global.json {
-        return context.print_json("diskwright.lab.profiles/1", serde_json::json!({ "profiles": all }));
+        return context.print_json(&Listing { profiles: all });
     }
     let mut table = Columns::new(&[("profile", Align::Left), ("phases", Align::Right), ("what it is", Align::Left)]);
     for one in all {

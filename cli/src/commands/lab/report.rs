@@ -4,6 +4,7 @@ use crate::{
     context::Context,
     describe::{printable, printable_lines},
     exit::{self, Failure, Outcome},
+    json,
 };
 use clap::{Args, ValueEnum};
 use diskwright_lab::{
@@ -12,6 +13,7 @@ use diskwright_lab::{
     output::{Kind, Output},
     report,
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
     io::Write,
@@ -54,9 +56,10 @@ pub struct ReportArgs {
     plot: Option<usize>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+/// The form of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-enum Form {
+pub enum Form {
     /// What the command that measured has printed.
     Text,
     /// One self-contained page with plots.
@@ -91,17 +94,29 @@ impl Table {
     }
 }
 
-#[derive(Serialize)]
-struct Written<'a> {
+/// What `lab report --json -o FILE` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Written<'a> {
+    /// The report.
     written: &'a Path,
+    /// Its form.
     form: Form,
+    /// Its length in bytes.
     bytes: usize,
+    /// The results in it.
     results: Vec<Told<'a>>,
 }
 
-#[derive(Serialize)]
-struct Told<'a> {
+impl json::Document for Written<'_> {
+    const SCHEMA: &'static str = "diskwright.report/1";
+}
+
+/// A result in a report.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Told<'a> {
+    /// The file from which it was read.
     file: &'a Path,
+    /// Its conclusion.
     verdict: String,
 }
 
@@ -157,13 +172,12 @@ pub fn run(context: &mut Context, args: &ReportArgs) -> Outcome {
             if named.iter().filter(|(_, document)| matches!(document, Document::Run(_))).count() > 1 { 1 } else { 0 };
         let results =
             documents.iter().zip(told.skip(skipped)).map(|((file, _), verdict)| Told { file, verdict }).collect();
-        context
-            .print_json("diskwright.report/1", Written { written: output.path(), form, bytes: text.len(), results })?;
+        context.print_json(&Written { written: output.path(), form, bytes: text.len(), results })?;
     } else {
         for verdict in told.take(1) {
             writeln!(context.out, "{}", printable_lines(&verdict))?;
         }
-        writeln!(context.out, "written to {}", printable(&crate::json::path(output.path())))?;
+        writeln!(context.out, "written to {}", printable(&json::path(output.path())))?;
     }
     Ok(exit::OK)
 }

@@ -1,0 +1,127 @@
+//! The JSON schemas of everything that is printed with `--json`, as files in `docs/schemas/`.
+//!
+//! ```text
+//!   a document's type ──▶ schema_for ──▶ docs/schemas/info-1.json ──▶ cli/tests: each document that a test prints
+//! ```
+//!
+//! The files are made from the types that are printed, so they cannot differ from them: a test
+//! compares. `DISKWRIGHT_WRITE_SCHEMAS=1 cargo test -p diskwright schemas` writes them anew.
+
+use crate::{
+    commands::{attach, attached, check, compare, convert, create, detach, info, io, lab, map, serve},
+    export::ExportReport,
+    json::Document,
+};
+use schemars::{JsonSchema, Schema, generate::SchemaSettings};
+use serde_json::{Value, json};
+use std::{fs, path::PathBuf};
+
+/// A schema by the name that its documents have in their field `schema`.
+type Named = (&'static str, Schema);
+
+/// The schema of what a command prints: the body with the field `schema` in front.
+fn of<T: Document>() -> Named {
+    (T::SCHEMA, complete::<T>(T::SCHEMA, true))
+}
+
+/// `enveloped`: whether the field `schema` is not one of the type's own.
+fn complete<T: JsonSchema>(name: &str, enveloped: bool) -> Schema {
+    let mut schema = SchemaSettings::draft2020_12().for_serialize().into_generator().into_root_schema_for::<T>();
+    schema.insert("title".into(), name.into());
+    let fields = schema.ensure_object();
+    let properties = fields.entry("properties").or_insert_with(|| json!({}));
+    if let Value::Object(properties) = properties {
+        let field = properties.entry("schema").or_insert_with(|| json!({}));
+        *field = json!({ "const": name, "description": "The name and the version of this schema." });
+    }
+    if enveloped && let Value::Array(required) = fields.entry("required").or_insert_with(|| json!([])) {
+        required.insert(0, "schema".into());
+    }
+    schema
+}
+
+fn all() -> Vec<Named> {
+    vec![
+        of::<attach::Report>(),
+        of::<attached::Report>(),
+        of::<check::Report>(),
+        of::<compare::Report>(),
+        of::<convert::Report>(),
+        of::<create::Report>(),
+        of::<detach::Report>(),
+        of::<ExportReport>(),
+        of::<info::Report>(),
+        of::<io::Report>(),
+        of::<lab::profiles::Listing>(),
+        of::<lab::profiles::OneProfile>(),
+        of::<lab::report::Written<'_>>(),
+        of::<map::DrawingReport<'_>>(),
+        of::<map::Report<'_>>(),
+        of::<serve::Report>(),
+    ]
+}
+
+fn folder() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/schemas"))
+}
+
+/// `diskwright.lab.run/2` lies in `lab.run-2.json`.
+fn file_name(schema: &str) -> String {
+    format!("{}.json", schema.trim_start_matches("diskwright.").replace('/', "-"))
+}
+
+#[test]
+fn the_files_are_those_of_the_types() {
+    let write = std::env::var_os("DISKWRIGHT_WRITE_SCHEMAS").is_some();
+    let mut expected = Vec::new();
+    for (name, schema) in all() {
+        let path = folder().join(file_name(name));
+        let text = format!("{}\n", serde_json::to_string_pretty(&schema).unwrap());
+        if write {
+            fs::write(&path, &text).unwrap();
+        }
+        let found = fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            found == text,
+            "{} differs from the type that is printed. If that is meant (a field was added), write it anew with \
+             DISKWRIGHT_WRITE_SCHEMAS=1 cargo test -p diskwright schemas; a field that changed its meaning or is gone \
+             needs a new version of {name}",
+            path.display()
+        );
+        expected.push(file_name(name));
+    }
+    let mut found: Vec<String> =
+        fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    found.retain(|name| name != "README.md");
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected, "each schema has one file in docs/schemas, and each file a schema");
+}
+
+/// Who writes a script reads the schema to learn what a field means.
+#[test]
+fn every_field_says_what_it_means() {
+    fn look(value: &Value, place: &str, silent: &mut Vec<String>) {
+        match value {
+            Value::Object(map) => {
+                if let Some(Value::Object(properties)) = map.get("properties") {
+                    for (name, property) in properties {
+                        // The tag of a variant is described by its variant.
+                        let is_tag = property.get("const").is_some();
+                        if property.get("description").is_none() && !is_tag {
+                            silent.push(format!("{place}.{name}"));
+                        }
+                    }
+                }
+                map.iter().for_each(|(key, value)| look(value, &format!("{place}/{key}"), silent));
+            }
+            Value::Array(list) => list.iter().for_each(|value| look(value, place, silent)),
+            _ => {}
+        }
+    }
+    let mut silent = Vec::new();
+    for (name, schema) in all() {
+        look(schema.as_value(), name, &mut silent);
+    }
+    assert!(silent.is_empty(), "without a description: {silent:#?}");
+}
